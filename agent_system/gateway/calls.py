@@ -16,6 +16,7 @@ from agent_system.gateway.chat import Chat
 from agent_system.gateway.errors import Refusal
 from agent_system.gateway.reply import Completion
 from agent_system.gateway.request import COUNTS, OVER, Request
+from agent_system.gateway.responses import RESPONSE
 from agent_system.gateway.wire import Ask
 from agent_system.rollout.call import Call
 from agent_system.rollout.runner import EpisodeRunner
@@ -114,14 +115,13 @@ class EpisodeCalls:
             asked = blake2b(content, digest_size=16).hexdigest()
             seed = ("prompt", asked, self._asked[agent_id, asked])
             self._asked[agent_id, asked] += 1
-        async with self._slots:
-            try:
-                replies = await self._episode.reply_to(agent_id, built.prompt, sampling, n=ask.n, seed=seed, also=ask.seed)
-            except TurnOver as error:
-                raise Refusal(OVER, code="episode_over") from error
-            except Exception as error:  # of the engine, of an agent's projection, or of the environment's act
-                self._fail(error)
-                raise Refusal(f"{type(error).__name__}: {error}", 503, "generation_failed") from error
+        try:
+            replies = await self._episode.reply_to(agent_id, built.prompt, sampling, self._slots, n=ask.n, seed=seed, also=ask.seed)
+        except TurnOver as error:
+            raise Refusal(OVER, code="episode_over") from error
+        except Exception as error:  # of the engine, of an agent's projection, or of the environment's act
+            self._fail(error)
+            raise Refusal(f"{type(error).__name__}: {error}", 503, "generation_failed") from error
         request.replies = replies
         first = replies[0][0]
         name = f"chatcmpl-{self.key[3:11]}-{first.turn}-{first.number}"
@@ -142,14 +142,14 @@ class EpisodeCalls:
         """Do nothing: a client that has left may fetch the reply by a marked retry."""
 
     def local(self, rewards: Mapping[int | str, float]) -> dict[int | str, float]:
-        """Return local rewards by call number or agent: ids of answers stand for their calls.
+        """Return local rewards by call number or agent: ids of answers, of either kind, stand for their calls.
 
         Raises AgentSystemError for an answer of an earlier turn.
         """
         found: dict[int | str, float] = {}
         turn = self._episode.turn
         for name, reward in rewards.items():
-            calls = self._calls.get(name, ()) if isinstance(name, str) else ()
+            calls = self._calls.get(name.removeprefix(RESPONSE), ()) if isinstance(name, str) else ()
             if any(turn is None or call.turn != turn.step for call in calls):
                 raise AgentSystemError(f"Outcome.local names the answer {name}, which is of an earlier turn")
             found.update({call.number: reward for call in calls} if calls else {name: reward})
@@ -163,8 +163,8 @@ class EpisodeCalls:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks, timeout=CLOSE_TIMEOUT_S)
-        undelivered = sum(not request.delivered for same in self._requests.values() for request in same)
-        self.counts["gateway/undelivered"] += undelivered
+        asked = [request for same in self._requests.values() for request in same]
+        self.counts["gateway/undelivered"] += sum(len(request.replies) for request in asked if not request.delivered)
 
     def _fail(self, error: Exception) -> None:
         if not self.failed.done():

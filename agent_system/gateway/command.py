@@ -12,7 +12,7 @@ import os
 import shutil
 import signal
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Any
 
 from agent_system.environment import Outcome, Task
@@ -22,6 +22,7 @@ from agent_system.record import plain
 
 KEPT_BYTES = 1 << 20  # of the end of each output
 SHOWN_CHARS = 500
+REST_S = 1.0  # within which the outputs of a command that has ended are read to their end
 FIELDS = ("task_id", "prompt", "data_source", "extra", "messages")
 
 
@@ -40,18 +41,23 @@ def command_team(command: Sequence[str]) -> Callable[[Task, Session], Awaitable[
     async def team(task: Task, session: Session) -> Any:
         """Run the command and return its result. Raises AgentSystemError when it fails or prints none."""
         own = {"OPENAI_BASE_URL": session.base_url, "OPENAI_API_KEY": session.key}
-        process = await asyncio.create_subprocess_exec(
-            *command, env={**os.environ, **own}, start_new_session=True,
-            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-        )  # fmt: skip
-        assert process.stdin is not None and process.stdout is not None and process.stderr is not None
         given = json.dumps({name: plain(getattr(task, name)) for name in FIELDS}).encode()
-        try:
-            _, printed, errors = await asyncio.gather(_give(process.stdin, given), _end_of(process.stdout), _end_of(process.stderr))
-            status = await process.wait()
-        finally:  # its children are in its process group
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+        transport, process = await asyncio.get_running_loop().subprocess_exec(
+            _Process, *command, env={**os.environ, **own}, start_new_session=True
+        )
+        with closing(transport):
+            try:
+                stdin = transport.get_pipe_transport(0)
+                assert isinstance(stdin, asyncio.WriteTransport)
+                stdin.write(given)
+                stdin.write_eof()
+                await process.ended.wait()
+            finally:  # its children are in its process group
+                with suppress(ProcessLookupError):
+                    os.killpg(transport.get_pid(), signal.SIGKILL)
+            with suppress(TimeoutError):  # a child that left the group keeps the outputs open
+                await asyncio.wait_for(process.closed.wait(), REST_S)
+        status, printed, errors = transport.get_returncode(), process.outputs[1], process.outputs[2]
         if status != 0:
             said = errors.decode("utf-8", "replace").strip()[-SHOWN_CHARS:]
             raise AgentSystemError(f"the command {command[0]!r} ended with status {status}: {said or 'it printed no error'}")
@@ -64,7 +70,12 @@ def _result(printed: bytes, name: str) -> Any:
     line = (printed.decode("utf-8", "replace").strip().splitlines() or [""])[-1]
     try:
         found = json.loads(line)
-        return Outcome(**found) if isinstance(found, dict) else found
+        if not isinstance(found, dict):
+            return found
+        local = found.get("local")
+        if isinstance(local, dict):  # JSON has no numbers as names
+            found["local"] = {int(name) if name.isdecimal() else name: reward for name, reward in local.items()}
+        return Outcome(**found)
     except (ValueError, TypeError, RecursionError) as error:
         raise AgentSystemError(
             f"the last line that the command {name!r} printed is no result ({error}): expected JSON, an answer as text, a reward, or an "
@@ -72,15 +83,27 @@ def _result(printed: bytes, name: str) -> Any:
         ) from error
 
 
-async def _give(stream: asyncio.StreamWriter, content: bytes) -> None:
-    with suppress(ConnectionError):  # it may not read its task
-        stream.write(content)
-        await stream.drain()
-    stream.close()
+class _Process(asyncio.SubprocessProtocol):
+    """Keeps the end of what a process prints.
 
+    Attributes:
+        outputs: the end of each output, by its descriptor.
+        ended: the process has ended; a child may still hold its outputs.
+        closed: the outputs have been read to their end as well.
+    """
 
-async def _end_of(stream: asyncio.StreamReader) -> bytes:
-    kept = b""
-    while chunk := await stream.read(1 << 16):
-        kept = (kept + chunk)[-KEPT_BYTES:]
-    return kept
+    def __init__(self) -> None:
+        self.outputs = {1: b"", 2: b""}
+        self.ended, self.closed = asyncio.Event(), asyncio.Event()
+
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        """Keep the end of an output."""
+        self.outputs[fd] = (self.outputs[fd] + data)[-KEPT_BYTES:]
+
+    def process_exited(self) -> None:
+        """Note that the process has ended."""
+        self.ended.set()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Note that all pipes are closed too."""
+        self.closed.set()

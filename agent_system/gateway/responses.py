@@ -9,6 +9,7 @@ from agent_system.gateway.errors import Refusal
 from agent_system.gateway.reply import Completion
 
 Messages = list[Any]
+RESPONSE = "resp_"  # an answer has this before the id of its chat completion
 _SAME = ("model", "temperature", "top_p", "tool_choice", "seed")
 _TEXTS = ("input_text", "output_text", "text", "refusal")
 
@@ -54,7 +55,7 @@ def response_body(completion: Completion, body: Mapping[str, Any]) -> dict[str, 
         output.append(item)
     usage = completion.usage
     return {
-        "id": f"resp_{completion.id}",
+        "id": f"{RESPONSE}{completion.id}",
         "object": "response",
         "created_at": completion.created,
         "status": status,

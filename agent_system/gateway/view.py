@@ -85,7 +85,7 @@ class Viewer:
         calls = self._calls(message.get("tool_calls"), where, seen) if role == "assistant" else []
         if role == "tool":
             view["tool_call_id"] = seen.numbers.get(str(message.get("tool_call_id")), "")
-        key = json.dumps([view, calls], sort_keys=True)
+        key = json.dumps([view, _as_in_javascript(calls)], sort_keys=True)
         return View(view | self.shown_calls(view["content"], calls), key, len(calls))
 
     def reply(self, content: str, thought: str, calls: Sequence[Mapping[str, Any]], before: int) -> tuple[View, dict[str, Any]]:
@@ -100,7 +100,7 @@ class Viewer:
         cleaned = self.clean_json(list(calls))
         numbered = [_call(call_number(before + i), call["name"], call["arguments"]) for i, call in enumerate(cleaned)]
         view = {"role": "assistant", "content": strip_thinking(self.clean(content))}
-        key = json.dumps([view, numbered], sort_keys=True)
+        key = json.dumps([view, _as_in_javascript(numbered)], sort_keys=True)
         whole = self.clean(thought)
         return View(view | self.shown_calls(view["content"], numbered), key, len(numbered)), view | self.shown_calls(whole, numbered)
 
@@ -140,6 +140,15 @@ def call_number(place: int) -> str:
 
 def _call(number: str, name: str, arguments: Any) -> dict[str, Any]:
     return {"id": number, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _as_in_javascript(value: Any) -> Any:
+    """Return JSON with whole numbers as integers: JavaScript writes 2.0 as 2."""
+    if isinstance(value, dict):
+        return {name: _as_in_javascript(content) for name, content in value.items()}
+    if isinstance(value, list):
+        return [_as_in_javascript(item) for item in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _arguments(text: Any) -> Any:

@@ -21,7 +21,7 @@ from verl.protocol.generate import Generation
 EPISODES, TOKENS = "episodes.jsonl", "tokens.safetensors"
 CLASSES = {cls.__name__: cls for cls in (EpisodeRecord, Sample, Generation, RemoteGeneration, Task, ToolUse)}
 # Fields that hold records themselves; the content of all others is data, whatever it looks like.
-RECORDS = ("samples", "generation", "tools", "task", "rounds")
+RECORDS = ("samples", "unheard", "generation", "tools", "task", "rounds")
 # Long fields, stored together as tensors; JSON has their lengths.
 TENSORS = {
     "prompt_ids": torch.int64, "token_ids": torch.int64, "response_mask": torch.int64, "log_probs": torch.float64,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -43,6 +43,11 @@ class Ledger:
         for _, reward in sorted([*self.acts.items(), *steps.items()]):
             total += reward
         return total
+
+    def turn_rewards(self, unheard: Sequence[Sample]) -> tuple[float, ...]:
+        """Return `turns`, to which the rewards of `act` belong that followed replies that nobody heard."""
+        lost = [(s.turn, self.acts.get((s.turn, s.call), 0.0)) for s in unheard]
+        return tuple(reward + sum(act for of, act in lost if of == turn) for turn, reward in enumerate(self.turns, start=1))
 
     def local(self, turn: int, call: int) -> float:
         """Return the sum of a call's local rewards, added in a fixed order like `team_reward`; 0 for a call without any."""

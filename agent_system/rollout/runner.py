@@ -108,14 +108,15 @@ class EpisodeRunner:
     def record(self, failure: str | None = None) -> EpisodeRecord:
         """Return the record of the episode, every reward where it arrived; `assign_rewards` computes the samples' rewards from it."""
         ledger, task = self._ledger, self.spec.task
-        samples = [self._heard(s) if s.order == NEVER else s for s in self._samples]
-        samples = [ledger.credit(s) for s in sorted(samples, key=lambda s: (s.turn, s.call, s.candidate))]
+        found = sorted(map(self._heard, self._samples), key=lambda s: (s.turn, s.call, s.candidate))
+        samples = [ledger.credit(s) for s in found if s.order != NEVER]
+        unheard = tuple(replace(s, committed=False, trained=False) for s in found if s.order == NEVER)
         if self._settings.tool_sequences:
             samples = join_generations(samples, self._settings.tool_sequences, self._text_of)
         return EpisodeRecord(
             self.spec.uid, self.spec.traj_uid, task.task_id, task.data_source, self.spec.index,
-            tuple(samples), ledger.team_reward, len(ledger.turns), dict(self._info), failure, tuple(ledger.turns),
-            self.left_out.total(), self._answer, task,
+            tuple(samples), ledger.team_reward, len(ledger.turns), dict(self._info), failure, ledger.turn_rewards(unheard),
+            self.left_out.total(), self._answer, task, unheard=unheard,
         )  # fmt: skip
 
     @property
@@ -181,7 +182,7 @@ class EpisodeRunner:
         self._turn = Turn(observation, step, memory, self._branch if self._tree else self._sample)
 
     def _ending(self) -> Turn:
-        if self._turn is None:
+        if self._turn is None or self._over:
             raise TurnOver("the episode is over: the environment has ended it, or env.max_steps turns are played")
         return self._turn
 
@@ -190,6 +191,7 @@ class EpisodeRunner:
         agent_id: str,
         prompt: Prompt,
         sampling: SamplingParams,
+        slots: asyncio.Semaphore,
         *,
         n: int = 1,
         seed: Sequence[int | str] = (),
@@ -203,6 +205,7 @@ class EpisodeRunner:
             agent_id: an agent of the run.
             prompt: its prompt.
             sampling: parameters of the request.
+            slots: requests that may be generated at the same time; the others wait, in the turn in which they came.
             n: number of calls.
             seed: parts of the seed besides those of episode and agent; empty: turn and number of the call, as of an orchestra's calls.
             also: a number that the seed depends on as well.
@@ -225,7 +228,11 @@ class EpisodeRunner:
             for number, place in zip(numbers, places, strict=True)
         ]
         self.waiting_for = f"the reply of {agent_id} (turn {turn.step}, call {numbers[0]})"
-        generations = await calls[0].generate(n, self._settings.call_timeout_s)
+        async with slots:
+            self._ending()
+            if turn.done:
+                raise TurnOver(f"the environment ended the episode in turn {turn.step}, while a call of {agent_id} waited")
+            generations = await calls[0].generate(n, self._settings.call_timeout_s)
         replies = []
         for call, generation in zip(calls, generations, strict=True):
             if generation is None:
@@ -398,11 +405,8 @@ class EpisodeRunner:
         return call
 
     def _heard(self, sample: Sample) -> Sample:
-        """Return a sample of `reply_to` with its place in the order of replies; one that nobody heard is not trained."""
-        order = self._delivered.get((sample.turn, sample.call))
-        if order is None:
-            return replace(sample, order=self._replies, committed=False, trained=False)
-        return replace(sample, order=order)
+        """Return a sample of `reply_to` with its place in the order of replies, if somebody heard it; others as they are."""
+        return sample if sample.order != NEVER else replace(sample, order=self._delivered.get((sample.turn, sample.call), NEVER))
 
     def _number(self, agent_id: str) -> int:
         """Return a new number of the turn, for a generation of an agent."""

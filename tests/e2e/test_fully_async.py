@@ -222,6 +222,9 @@ def test_a_step_that_waits_too_long_trains_on_fewer_tasks(train: Run, tmp_path: 
     assert len(sizes) == 6 and 1 in sizes and set(sizes) <= {1, 2}
     uids = trained_episodes(tmp_path / "run")
     assert len(uids) == len(set(uids)) == 3 * trained[-1]
+    saved = json.loads((tmp_path / "run" / "checkpoints" / "global_step_6" / "groups" / "queue.json").read_text())
+    drawn, left = 12 * saved["loader"]["epoch"] + saved["loader"]["position"], sum(len(draw["left"]) for _, draw in saved["draws"])
+    assert drawn == saved["queue"]["dispatched"] + left, "a task that was drawn was never dispatched"
 
 
 def test_what_cannot_be_is_said_before_a_worker_starts(refused: Callable[[dict[str, Any]], str]) -> None:

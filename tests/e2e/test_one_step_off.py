@@ -73,6 +73,8 @@ def test_it_equals_the_schedule_written_by_hand_to_the_last_bit(
     assert policies(tmp_path / "ours", 3) and policies(tmp_path / "ours", 3) == policies(tmp_path / "hand", 3)
     learning = [line for line in read_metrics(tmp_path / "ours") if "actor/lr" in line]
     assert [line["agent/asker/staleness/max"] for line in learning] == [0, 1, 1]
+    idle = [line["rollouter/idle_ratio"] for line in learning]
+    assert max(idle[:2]) < 1 and idle[2] > 0.99, "no episode is in progress in the last step"
 
 
 @pytest.fixture

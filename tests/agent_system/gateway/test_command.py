@@ -31,13 +31,19 @@ open(sys.argv[1], "w").write(str(child.pid))
 time.sleep(60)
 """
 
+LEAVES = """
+import subprocess, sys
+subprocess.Popen(["sleep", "12"], start_new_session=sys.argv[1] == "leaves the group")
+print(0.5)
+"""
+
 
 @pytest.mark.parametrize(
     ("end", "reward", "failure"),
     [
         ("print(json.dumps(text))", 1.0, None),
         ("print(0.25)", 0.25, None),
-        ('print(json.dumps({"team": 0.5, "local": {"Writer": 0.125}}))', 0.5, None),
+        ('print(json.dumps({"team": 0.5, "local": {"Writer": 0.0625, "0": 0.0625}}))', 0.5, None),
         ("print('done')", 0.0, "the last line that the command .* printed is no result .*expected JSON.*found 'done'"),
         ('print(json.dumps({"reward": 1}))', 0.0, "is no result .*unexpected keyword argument 'reward'"),
         ("print(text); raise SystemExit('no\\nluck')", 0.0, "ended with status 1: no\nluck"),
@@ -48,6 +54,7 @@ async def test_the_last_line_of_a_command_is_its_result(play: Any, end: str, rew
     assert len(engine.requests) == 1 and episode.samples[0].agent_id == "Writer"
     if failure is None:
         assert (episode.failure, episode.team_reward, episode.samples[0].trained) == (None, reward, True)
+        assert episode.samples[0].local_reward == (0.125 if "local" in end else 0.0)
     else:
         with pytest.raises(AgentSystemError, match=failure):
             raise AgentSystemError(episode.failure)
@@ -59,6 +66,12 @@ async def test_a_command_ends_with_its_episode_and_so_do_its_children(play: Any,
     assert "episode took longer than rollout.episode_timeout_s=5 s, waiting for the team" in episode.failure
     _, alive = psutil.wait_procs([psutil.Process(int(found.read_text()))] if psutil.pid_exists(int(found.read_text())) else [], 5)
     assert alive == []
+
+
+async def test_a_child_that_keeps_the_outputs_open_does_not_hold_the_episode(play: Any) -> None:
+    for child in ("stays in the group", "leaves the group"):
+        episode, _, _ = await play(None, team_command=(sys.executable, "-c", LEAVES, child), episode_timeout_s=8.0)
+        assert (episode.failure, episode.team_reward) == (None, 0.5), child
 
 
 def test_a_team_is_a_function_or_a_command() -> None:

@@ -40,7 +40,8 @@ def echoed(message: dict[str, Any], number: int) -> dict[str, Any]:
 
 
 def again(arguments: str) -> str:
-    return json.dumps(json.loads(arguments), indent=1, sort_keys=True)
+    as_in_javascript = json.loads(arguments, parse_float=lambda text: int(float(text)) if float(text).is_integer() else float(text))
+    return json.dumps(as_in_javascript, indent=1, sort_keys=True)
 
 
 def continues(samples: Any) -> list[bool]:
@@ -56,7 +57,7 @@ def rewritten(metrics: dict[str, float]) -> dict[str, float]:
 @pytest.mark.parametrize("name", ["tiny", "qwen2.5", "qwen3", "llama3"])
 async def test_tool_results_continue_the_sampled_tokens(play: Any, name: str) -> None:
     thinking = "<think>\nhm\n</think>\n\n" if name == "qwen3" else ""
-    replies = [thinking + call("find", {"x": True, "b": [1, None]}, name), call("now", {}, name), "it is 4"]
+    replies = [thinking + call("find", {"x": True, "b": [2.0, None]}, name), call("now", {}, name), "it is 4"]
 
     async def team(task: Task, session: Session) -> str:
         messages: list[Any] = [{"role": "system", "content": "s"}, *USER]
@@ -66,7 +67,7 @@ async def test_tool_results_continue_the_sampled_tokens(play: Any, name: str) ->
             messages.append(message)
             found = answer.message.get("tool_calls", [])
             assert answer.body["choices"][0]["finish_reason"] == ("tool_calls" if found else "stop")
-            assert [json.loads(c["function"]["arguments"]) for c in found] == [[{"x": True, "b": [1, None]}], [{}], []][number]
+            assert [json.loads(c["function"]["arguments"]) for c in found] == [[{"x": True, "b": [2.0, None]}], [{}], []][number]
             content = [{"type": "text", "text": "r<|im_end|>"}]
             results = [{"role": "tool", "tool_call_id": c["id"], "content": content} for c in message.get("tool_calls", ())]
             messages += results

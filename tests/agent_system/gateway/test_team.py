@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
+from dataclasses import replace
 from typing import Any
 from urllib.request import Request, urlopen
 
@@ -13,7 +15,9 @@ from agent_system import AgentSystemError, BaseEnv, BaseOrchestra, Outcome, Task
 from agent_system.gateway.session import Session
 from agent_system.gateway.team import GatewayOptions, GatewayOrchestra
 from agent_system.registry import OrchestraRegistry
+from agent_system.turn import TurnOver
 from verl.protocol.generate import RolloutError
+from verl.trainer.config.reward import PropagationConfig, RewardConfig
 from verl.trainer.config.run import TreeConfig
 
 from .conftest import TASK, USER, Graded, posted, say, send
@@ -66,10 +70,11 @@ async def test_a_team_returns_its_answer_a_reward_or_an_outcome(play: Any, name:
 async def test_a_local_reward_may_name_the_answer_that_it_is_for(play: Any) -> None:
     async def team(task: Task, session: Session) -> Outcome:
         answers = [await say(session, "Writer") for _ in range(2)]
-        return Outcome(1.0, {answers[1].body["id"]: 0.5})
+        response = await send(session, {"model": "Writer", "input": "2+2?"}, path="/v1/responses")
+        return Outcome(1.0, {answers[1].body["id"]: 0.5, response.body["id"]: 0.25})
 
     episode, _, _ = await play(team)
-    assert [s.local_reward for s in episode.samples] == [0.0, 0.5]
+    assert (episode.failure, [s.local_reward for s in episode.samples]) == (None, [0.0, 0.5, 0.25])
 
 
 async def test_a_program_steps_through_the_turns_of_the_environment(play: Any) -> None:
@@ -188,6 +193,29 @@ async def test_a_program_that_hangs_ends_with_the_time_limit_and_so_do_its_calls
     assert started.is_set() and sorted(ended) == ["call", "team"]
 
 
+async def test_a_function_that_goes_on_after_its_episode_cannot_reach_the_environment(play: Any) -> None:
+    stepped: list[str] = []
+    refused: list[Exception] = []
+
+    class Counted(Graded):
+        def step(self, action: str) -> Outcome:
+            stepped.append(action)
+            return super().step(action)
+
+    def team(task: Task, session: Session) -> str:
+        time.sleep(0.4)
+        try:
+            session.step_in_thread("4")
+        except TurnOver as error:
+            refused.append(error)
+        return "4"
+
+    episode, _, _ = await play(team, env=Counted, episode_timeout_s=0.1)
+    assert "episode took longer" in episode.failure
+    await asyncio.sleep(0.5)
+    assert stepped == [] and len(refused) == 1
+
+
 async def test_calls_that_the_program_leaves_behind_are_ended_before_its_answer_is_scored(play: Any) -> None:
     async def first_only(request: Any) -> None:
         await asyncio.sleep(0 if len(engine) else 60)
@@ -205,7 +233,7 @@ async def test_calls_that_the_program_leaves_behind_are_ended_before_its_answer_
 
     episode, metrics, _ = await play(team, delay=first_only)
     assert episode.failure is None and [s.agent_id for s in episode.samples] == ["Writer"]
-    assert metrics["gateway/undelivered"] == 1
+    assert metrics["gateway/undelivered"] == 0, "there is no reply"
     await asyncio.wait(kept)
     assert "the episode is over" in str(kept[0].exception())
 
@@ -217,7 +245,20 @@ async def test_at_most_max_open_calls_are_generated_at_a_time(play: Any) -> None
 
     episode, _, engine = await play(team, delay=lambda request: asyncio.sleep(0.02), max_open_calls=3)
     assert episode.failure is None and engine.most_open == 3 and len(engine.sampled) == 12
-    assert {s.prior_replies for s in episode.samples[:3]} == {0}, "calls that overlap do not hear each other"
+    assert {s.prior_replies for s in episode.samples} == {0}, "calls that overlap do not hear each other, nor those that wait"
+
+
+async def test_a_call_belongs_to_the_turn_in_which_it_came(play: Any) -> None:
+    async def team(task: Task, session: Session) -> str:
+        calls = [asyncio.create_task(say(session, agent)) for agent in ("Writer", "Editor")]
+        await asyncio.sleep(0.1)
+        await session.step("4")
+        return (await asyncio.gather(*calls))[1].text
+
+    task = Task("a", "2+2?", "sums", "4", {"turns": 2})
+    episode, _, _ = await play(team, delay=lambda request: asyncio.sleep(0.2), max_open_calls=1, task=task, max_steps=2)
+    assert (episode.failure, episode.turns) == (None, 2)
+    assert [(s.agent_id, s.turn, s.call) for s in episode.samples] == [("Writer", 1, 0), ("Editor", 1, 1)]
 
 
 async def test_the_environment_acts_on_every_reply_and_may_end_the_episode(play: Any) -> None:
@@ -242,7 +283,7 @@ async def test_a_reply_that_nobody_got_is_not_trained_and_a_marked_retry_gets_it
     fetch = [True]
 
     async def team(task: Task, session: Session) -> str:
-        body = {"model": "Writer", "messages": USER}
+        body = {"model": "Writer", "messages": USER, "n": 2}
 
         async def leaves() -> None:
             async with posted(session, body):
@@ -263,10 +304,58 @@ async def test_a_reply_that_nobody_got_is_not_trained_and_a_marked_retry_gets_it
         fetch[0] = fetched
         release.clear()
         episode, metrics, engine = await play(team, delay=lambda request: release.wait())
-        (sample,) = episode.samples
         assert episode.failure is None and len(engine.requests) == 1
-        assert (sample.trained, sample.committed) == (fetched, fetched)
-        assert (metrics["gateway/retried"], metrics["gateway/undelivered"]) == (float(fetched), float(not fetched))
+        assert (len(episode.samples), len(episode.unheard)) == ((2, 0) if fetched else (0, 2))
+        assert all(s.trained == s.committed == fetched for s in (*episode.samples, *episode.unheard))
+        assert (metrics["gateway/retried"], metrics["gateway/undelivered"]) == (float(fetched), 2.0 * (not fetched))
+
+
+REWARDS = [
+    RewardConfig(shaping="hop_discount"),
+    RewardConfig(propagation=PropagationConfig(mode="discounted", gamma=0.5)),
+    RewardConfig(team_scope="turn"),
+    RewardConfig(team_scope="call"),
+]
+
+
+async def test_replies_that_nobody_got_change_no_reward_of_others(make_team: Any) -> None:
+    class Acting(Graded):
+        def act(self, agent_id: str, action: str) -> Outcome:
+            return Outcome(0.25 * (self.left > 1))
+
+    async def team(task: Task, session: Session) -> str:
+        await say(session, "Writer")
+        await say(session, "Editor")
+        for agent in ("Writer", "Editor") if leaves else ():
+            release.clear()
+            arrived.clear()
+            client = asyncio.create_task(say(session, agent, [{"role": "user", "content": "more"}]))
+            await arrived.wait()
+            client.cancel()
+            await asyncio.sleep(0.05)
+            release.set()
+        await asyncio.sleep(0.05 * leaves)
+        return "4"
+
+    async def delay(request: Any) -> None:
+        arrived.set()
+        await release.wait()
+
+    arrived, release = asyncio.Event(), asyncio.Event()
+    release.set()
+
+    for reward in REWARDS:
+        found = []
+        for leaves in (False, True):
+            collector, _ = make_team(team, delay=delay, env=Acting, reward=reward)
+            result = await collector.collect([TASK], 1, step=1)
+            (episode,) = result.episodes
+            assert episode.failure is None and len(episode.unheard) == 2 * leaves
+            assert len(result.batch) == len(episode.samples) == 2
+            found.append([(s.team_reward, s.step_reward, s.reward) for s in episode.samples])
+        assert found[0] == found[1], reward
+    (episode,) = (await collector.collect([replace(TASK, extra={"turns": 2})], 1, step=1)).episodes
+    assert sum(s.act_reward for s in episode.samples) == 0.5 and episode.turn_rewards == (1.5,), "nor is a reward lost"
 
 
 async def test_an_unmarked_repeat_is_a_new_call(play: Any) -> None:
@@ -344,6 +433,4 @@ class Forkable(Graded):
 
 
 def _by_call() -> Any:
-    from verl.trainer.config.reward import RewardConfig
-
     return RewardConfig(team_scope="call")

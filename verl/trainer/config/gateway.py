@@ -25,4 +25,4 @@ class GatewayConfig:
         "temperature, top_p and the like in a request: override (by those of the run, with one warning) | refuse",
         choices=("override", "refuse"),
     )
-    max_open_calls: int = key(64, "calls of an episode that are generated at a time; further ones wait", ge=1)
+    max_open_calls: int = key(64, "requests of an episode that are generated at a time; further ones wait", ge=1)

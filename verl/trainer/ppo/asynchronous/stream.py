@@ -296,12 +296,18 @@ class GroupStream:
         attempt, count = len(draw.places) // batch, batch if whole else 1
         if len(draw.places) % batch == 0:
             draw.seen = {}
-        places = self.loader.take(count, draw.places)
+        places = [] if draw.places else self._left_over()
+        places += self.loader.take(count - len(places), [*draw.places, *places]) if len(places) < count else []
         for place in places:
             task = self.collector.task_id(self.loader.source[place])
             draw.left.append((place, attempt, draw.seen.get(task, 0)))
             draw.seen[task] = draw.left[-1][2] + 1
         draw.places += places
+
+    def _left_over(self) -> list[int]:
+        """Return, and forget, the tasks of earlier steps that were drawn but not dispatched, because these steps trained on fewer."""
+        past = [step for step in self._draws if step <= self.queue.taken]
+        return [place for step in past for place, _, _ in self._draws.pop(step).left]
 
     def _start(self, group: Group, player: GroupPlayer) -> None:
         self._count_busy()
@@ -350,7 +356,8 @@ class GroupStream:
             self._left_out = left_out + self._left_out
             raise
         late, self.queue.late = [played for _, played in self.queue.late], []
-        self._draws = {of: draw for of, draw in self._draws.items() if of > self.queue.taken}
+        fresh = self.config.async_training.fresh  # tasks that dynamic sampling did not need then count as drawn, as in synchronous training
+        self._draws = {of: draw for of, draw in self._draws.items() if of > self.queue.taken or (draw.left and not fresh)}
         self._notify()
         return _with_dropped(samples, late)
 

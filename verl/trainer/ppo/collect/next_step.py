@@ -34,12 +34,15 @@ class NextStep(StepCollection):
         super().__init__(*args)
         self._samples: StepSamples | None = None  # complete, and taken by no step yet
         self._running: Running[StepSamples] | None = None
-        self._since = self._seconds = 0.0
+        self._since = self._busy_s = 0.0
 
     def take(self, step: int, stop: StopRequest) -> StepSamples:
         """Return the samples that were collected during the last step, or collect those of the first one."""
         samples, self._samples = self._samples, None
-        return samples or super().take(step, stop)
+        start = time.perf_counter()
+        samples = samples or super().take(step, stop)
+        self._busy_s = time.perf_counter() - start
+        return samples
 
     def update_begins(self, step: int, last: bool) -> None:
         """Start to collect the next step's samples, if there is a next step."""
@@ -61,7 +64,7 @@ class NextStep(StepCollection):
 
     def metrics(self, step_s: float) -> dict[str, float]:
         """Return the share of the step in which no episode was in progress."""
-        return {"rollouter/idle_ratio": max(1 - self._seconds / step_s, 0.0)} if self._samples is not None else {}
+        return {"rollouter/idle_ratio": max(1 - self._busy_s / step_s, 0.0)}
 
     def save(self, folder: Path) -> None:
         """Write the next step's samples."""
@@ -72,7 +75,7 @@ class NextStep(StepCollection):
         self._samples = load_samples(folder)
 
     def _ended(self) -> None:
-        self._seconds = time.perf_counter() - self._since
+        self._busy_s += time.perf_counter() - self._since
 
 
 def save_samples(samples: StepSamples | None, folder: Path) -> None:
