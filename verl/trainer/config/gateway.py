@@ -28,9 +28,9 @@ class GatewayConfig:
     )
     structured: str = key(
         "refuse",
-        "a JSON schema or a forced tool call in a request: refuse | mask (agents whose engine can: tokens are sampled from pi / Z, with the "
-        "mass Z of the policy pi on the tokens that the form allows, and trained as samples of pi; "
-        "algorithm.rollout_correction.rollout_is=token weighs them by Z, see docs/frameworks.md)",
+        "a JSON schema or a forced tool call in a request: refuse | mask (of agents whose engine can; a token is sampled from pi / Z, with "
+        "the mass Z of the policy pi on the tokens that the form allows, and trained as a sample of pi, unless "
+        "algorithm.rollout_correction.rollout_is weighs it by Z, see docs/frameworks.md)",
         choices=("refuse", "mask"),
         effect=STRUCTURED,
     )
