@@ -112,8 +112,8 @@ def test_any_json_is_read_or_refused(body: dict[str, Any], messages: list[Any], 
 
 
 async def test_a_form_is_for_agents_whose_engine_can_and_marks_what_it_masks(play: Any) -> None:
-    form = {"type": "json_schema", "json_schema": {"schema": {"type": "object"}}}
-    no_form = {"type": "json_schema", "json_schema": {"schema": {"type": "objekt"}}}
+    form: dict[str, Any] = {"type": "json_schema", "json_schema": {"schema": {"type": "object"}}}
+    no_form: dict[str, Any] = {"type": "json_schema", "json_schema": {"schema": {"type": "objekt"}}}
     wrong: list[tuple[dict[str, Any], str, str]] = [
         ({"model": "Editor", "response_format": form}, "response_format", "set actor_rollout_ref.rollout.name=vllm"),
         ({"response_format": no_form}, "response_format", "no reply can follow this form: objekt"),
@@ -143,7 +143,7 @@ async def test_a_form_is_for_agents_whose_engine_can_and_marks_what_it_masks(pla
     batch = build_batch([episode])
     assert batch is not None and batch.non_tensor_batch["masked"].tolist() == [False, True, True, False]
     forms = [json.loads(r.sampling.structure)["format"]["json_schema"] for r in engine.requests if r.sampling.structure]
-    assert forms == [no_form["json_schema"]["schema"], form["json_schema"]["schema"]]  # type: ignore[index]
+    assert forms == [no_form["json_schema"]["schema"], form["json_schema"]["schema"]]
 
 
 async def test_sampling_of_a_program_is_overridden_once_told_or_refused(play: Any, caplog: pytest.LogCaptureFixture) -> None:
