@@ -86,6 +86,7 @@ class Sample:
         summary: it is a summary that the agent wrote for its memory.
         rounds: the generations that are joined in this sample (`tool_samples=sequence`), without rewards of their own; empty for one.
         response_mask: 1 for the sampled tokens of `generation`, 0 for those of tool messages between them; empty: all are sampled.
+        masked: its tokens were sampled under a mask (`SamplingParams.structure`).
     """
 
     agent_id: str
@@ -131,6 +132,7 @@ class Sample:
     messages: tuple[Message, ...] = ()
     rounds: tuple[Sample, ...] = ()
     response_mask: tuple[int, ...] = ()
+    masked: bool = False
 
     @property
     def generations(self) -> tuple[Sample, ...]:
@@ -192,6 +194,7 @@ class Sample:
             **({"token_rewards": list(self.token_rewards)} if self.token_rewards else {}),
             **({} if self.tools is None else {"tools": asdict(self.tools)}),
             **({"summary": True} if self.summary else {}),
+            **({"masked": True} if self.masked else {}),
             **({"rounds": [s._round() for s in self.rounds]} if self.rounds else {}),
         }
 

@@ -7,8 +7,9 @@ import secrets
 from array import array
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from hashlib import blake2b
-from typing import Any, ClassVar
+from typing import Any
 
 from agent_system.errors import AgentSystemError
 from agent_system.gateway.bridge import Built
@@ -17,15 +18,17 @@ from agent_system.gateway.errors import Refusal
 from agent_system.gateway.reply import Completion
 from agent_system.gateway.request import COUNTS, OVER, Request
 from agent_system.gateway.responses import RESPONSE
+from agent_system.gateway.sampling import impossible
 from agent_system.gateway.wire import Ask
 from agent_system.rollout.call import Call
 from agent_system.rollout.runner import EpisodeRunner
 from agent_system.turn import TurnOver
-from verl.protocol.generate import SamplingParams
+from verl.protocol.generate import SamplingParams, StructureError
 from verl.trainer.config.gateway import GatewayConfig
 from verl.utils.names import did_you_mean, slug
 
 CLOSE_TIMEOUT_S = 10.0
+ABLE = "set actor_rollout_ref.rollout.name=vllm and .structured_outputs=true for it"
 
 
 class EpisodeCalls:
@@ -37,10 +40,8 @@ class EpisodeCalls:
         counts: see `COUNTS`.
         conversations: messages by the ids of answers of `/v1/responses`.
         failed: fails with the error of an engine, an agent or the environment, which ends the episode.
-        masks: requests may not ask for a reply of a certain form: what is sampled is trained.
+        masks: requests may ask for a reply of a certain form (`gateway.structured=mask`).
     """
-
-    masks: ClassVar[bool] = False
 
     def __init__(self, episode: EpisodeRunner, keys: GatewayConfig, chat: Callable[[str], Chat], overridden: Callable[[str], None]) -> None:
         """Begin.
@@ -57,6 +58,7 @@ class EpisodeCalls:
         self.conversations: dict[str, list[Any]] = {}
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.failed.add_done_callback(lambda future: future.cancelled() or future.exception())
+        self.masks = keys.structured == "mask"
         self._episode, self._keys, self._overridden = episode, keys, overridden
         self._names = {slug(name): name for name in self.agents} | {name: name for name in self.agents}
         self._new_chat = chat
@@ -96,6 +98,7 @@ class EpisodeCalls:
         sampling, other = chat.sampling(ask, own)
         if other and self._keys.client_sampling == "refuse":
             raise Refusal(f"{', '.join(other)} differs from the run's and gateway.client_sampling=refuse; leave it out", param=other[0])
+        sampling = replace(sampling, structure=chat.structure(ask, ABLE))
         built = chat.read(ask)
         if other:
             self.counts["gateway/overridden"] += 1
@@ -119,6 +122,8 @@ class EpisodeCalls:
             replies = await self._episode.reply_to(agent_id, built.prompt, sampling, self._slots, n=ask.n, seed=seed, also=ask.seed)
         except TurnOver as error:
             raise Refusal(OVER, code="episode_over") from error
+        except StructureError as error:
+            raise impossible(ask, error) from error
         except Exception as error:  # of the engine, of an agent's projection, or of the environment's act
             self._fail(error)
             raise Refusal(f"{type(error).__name__}: {error}", 503, "generation_failed") from error

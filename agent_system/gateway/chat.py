@@ -8,8 +8,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from agent_system.gateway.bridge import Bridge, Built
+from agent_system.gateway.errors import Refusal
 from agent_system.gateway.history import History, Node
 from agent_system.gateway.reply import Choice, Completion
+from agent_system.gateway.sampling import structure_of
 from agent_system.gateway.template import too_long
 from agent_system.gateway.wire import Ask
 from agent_system.projection import strip_thinking, thoughts
@@ -26,11 +28,6 @@ class Chat:
         """Start without any; the last `most` are kept, or all."""
         self._template, self._bridge, self._history = bridge.template, bridge, History(most)
 
-    @property
-    def tool_format(self) -> str:
-        """How the agent's model writes tool calls."""
-        return self._template.tool_format
-
     def read(self, ask: Ask) -> Built:
         """Return the prompt of a request. Raise Refusal when it cannot be built or is too long."""
         viewer, binding = self._template.viewer, self._template.binding
@@ -45,6 +42,18 @@ class Chat:
         other = tuple(name for name, value in ask.sampling.items() if getattr(own, name, None) != value)
         longest = own.max_tokens if ask.max_tokens is None else min(ask.max_tokens, own.max_tokens)
         return replace(own, max_tokens=longest, stop=(*own.stop, *ask.stop)), other
+
+    def structure(self, ask: Ask, fix: str) -> str:
+        """Return the form of the reply that a request asks for, as `SamplingParams.structure`.
+
+        Raises Refusal, with the `fix`, if the agent's engine cannot make a reply follow one.
+        """
+        binding, structure = self._template.binding, structure_of(ask, self._template.tool_format)
+        if structure and not binding.structured:
+            here = f"has an engine that cannot make a reply follow a schema; {fix}, or"
+            why = here if isinstance(binding, AgentBinding) else "is behind an API, through which the form of a reply is not passed on;"
+            raise Refusal(f"{binding.agent_id!r} {why} describe the form in a message", param=ask.form_field)
+        return structure
 
     def answer(self, ask: Ask, built: Built, replies: Sequence[tuple[Call, Reply]], name: str) -> Completion:
         """Return the answer made of sampled replies, and remember them as conversations that may go on.

@@ -14,10 +14,11 @@ from agent_system.errors import AgentSystemError
 class Clients:
     """The clients of one episode, and the connections that they share."""
 
-    def __init__(self, base_url: str, key: str) -> None:
-        """Make clients of the address `base_url` with the key of an episode."""
+    def __init__(self, base_url: str, key: str, forms: bool) -> None:
+        """Make clients of the address `base_url` with the key of an episode; with `forms` they may ask for a reply of a certain form."""
         self._arguments: dict[str, Any] = {"base_url": base_url, "api_key": key, "max_retries": 0, "timeout": None}
         self._open: list[Any] = []
+        self._forms = forms
 
     def openai(self) -> Any:
         """Return an `openai.AsyncOpenAI`."""
@@ -37,7 +38,8 @@ class Clients:
     def autogen(self, agent_id: str) -> Any:
         """Return an `autogen_ext.models.openai.OpenAIChatCompletionClient` that calls functions."""
         kind = _load("autogen_ext.models.openai", "autogen-ext[openai]").OpenAIChatCompletionClient
-        able = {"function_calling": True, "vision": False, "json_output": False, "structured_output": False, "family": "unknown"}
+        able = {"function_calling": True, "vision": False, "family": "unknown"}
+        able |= {"json_output": self._forms, "structured_output": self._forms}
         client = kind(model=agent_id, model_info=able, **self._arguments, http_client=self._connections())
         self._open.append(client)
         return client

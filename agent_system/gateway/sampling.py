@@ -9,7 +9,7 @@ from typing import Any
 
 from agent_system.gateway.errors import Refusal
 from agent_system.gateway.wire import Ask
-from verl.protocol.generate import SamplingParams
+from verl.protocol.generate import SamplingParams, StructureError
 
 HONOURED = ("temperature", "top_p", "top_k")
 
@@ -50,6 +50,11 @@ def structure_of(ask: Ask, tool_format: str) -> str:
     else:
         return ""
     return json.dumps({"type": "structural_tag", "format": form})
+
+
+def impossible(ask: Ask, error: StructureError) -> Refusal:
+    """Return the refusal of a form that the engine cannot compile."""
+    return Refusal(f"no reply can follow this form: {error}", param=ask.form_field)
 
 
 def _call(function: Mapping[str, Any], tool_format: str) -> Mapping[str, Any]:

@@ -7,7 +7,7 @@ import hmac
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any, ClassVar
@@ -20,14 +20,14 @@ from agent_system.gateway.chat import Chat
 from agent_system.gateway.errors import Refusal
 from agent_system.gateway.reply import Choice, Completion
 from agent_system.gateway.request import Request
-from agent_system.gateway.sampling import client_sampling, structure_of
+from agent_system.gateway.sampling import client_sampling, impossible
 from agent_system.gateway.server import Server
 from agent_system.gateway.view import Viewer
 from agent_system.gateway.wire import Ask
 from agent_system.projection import raw_text
 from agent_system.record import EpisodeRecord
 from agent_system.rollout.call import AgentRuntime, Call, EpisodeSpec, Reply
-from verl.protocol.generate import EngineGoneError, Generation, RolloutError
+from verl.protocol.generate import EngineGoneError, Generation, RolloutError, StructureError
 from verl.trainer.config.gateway import GatewayConfig
 from verl.utils.names import did_you_mean, slug
 
@@ -67,7 +67,6 @@ class ServedTeam:
         keys: GatewayConfig,
         spec: EpisodeSpec,
         *,
-        structured: Collection[str],
         limit_s: float,
         team: TeamModel | None,
     ) -> None:
@@ -77,14 +76,13 @@ class ServedTeam:
             runtimes: the agents.
             keys: the keys under `gateway` of the run.
             spec: how they are sampled where a request says nothing.
-            structured: agents whose engine can make a reply follow a schema.
             limit_s: time limit of a reply.
             team: the whole team; None if its environment takes no questions.
         """
         self.agents = (*runtimes, *([team.name] if team is not None else []))
         self.conversations: dict[str, list[Any]] = _Recent()
         self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._runtimes, self._spec, self._structured, self._limit_s, self._team = runtimes, spec, structured, limit_s, team
+        self._runtimes, self._spec, self._limit_s, self._team = runtimes, spec, limit_s, team
         self._names = {slug(name): name for name in self.agents} | {name: name for name in self.agents}
         self._chats = {name: Chat(bridge_of(runtime.binding, keys), KEPT_CONVERSATIONS) for name, runtime in runtimes.items()}
         self._numbers, self._run = count(), secrets.token_hex(4)
@@ -128,13 +126,7 @@ class ServedTeam:
     def _generated(self, agent_id: str, ask: Ask) -> Awaitable[Completion]:
         runtime, chat = self._runtimes[agent_id], self._chats[agent_id]
         sampling, _ = chat.sampling(ask, client_sampling(ask, self._spec.sampling_of(runtime.binding)))
-        structure, param = structure_of(ask, chat.tool_format), "tool_choice" if ask.forced else "response_format"
-        if structure and agent_id not in self._structured:
-            raise Refusal(
-                f"{agent_id!r} has an engine that cannot make a reply follow a schema; serve the team with --engine vllm, or describe the "
-                "form in a message",
-                param=param,
-            )
+        structure = chat.structure(ask, "serve the team with --engine vllm")
         built, number = chat.read(ask), next(self._numbers)
         seed = secrets.randbits(63) if ask.seed is None else ask.seed
         sampling, seen = replace(sampling, structure=structure), Observation("")
@@ -148,9 +140,9 @@ class ServedTeam:
                 generations = await calls[0].generate(ask.n, self._limit_s)
             except EngineGoneError:
                 raise
+            except StructureError as error:
+                raise impossible(ask, error) from error
             except RolloutError as error:
-                if structure:  # the engine compiles it
-                    raise Refusal(f"no reply can follow this form: {error}", param=param) from error
                 raise Refusal(str(error), 503, "generation_failed") from error
             replies = [(call, _whole(call, reply)) for call, reply in zip(calls, generations, strict=True) if reply is not None]
             return chat.answer(ask, built, replies, f"chatcmpl-{self._run}-{number}")

@@ -32,7 +32,7 @@ class Session:
         self.key = calls.key
         self.base_url = f"{url}/v1"
         self.agents = tuple(episode.runtimes)
-        self.clients = Clients(self.base_url, self.key)
+        self.clients = Clients(self.base_url, self.key, calls.masks)
         self._url, self._episode, self._loop = url, episode, asyncio.get_running_loop()
 
     @property

@@ -15,7 +15,10 @@ SAMPLING: Mapping[str, Any] = {
     "temperature": None, "top_p": None, "top_k": None, "min_p": 0, "presence_penalty": 0, "frequency_penalty": 0,
     "repetition_penalty": 1, "logit_bias": {},
 }  # fmt: skip
-_MASKS = "masks tokens, so that what is sampled is not what is trained; describe the form in a message and check the reply"
+_MASKS = (
+    "masks tokens, so that what is sampled is not what is trained; describe the form in a message and check the reply, or set "
+    "gateway.structured=mask"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,11 @@ class Ask:
     sampling: Mapping[str, Any] = field(default_factory=dict)
     schema: Mapping[str, Any] | None = None
     forced: tuple[str, ...] = ()
+
+    @property
+    def form_field(self) -> str:
+        """The field that asks for a certain form of the reply."""
+        return "tool_choice" if self.forced else "response_format"
 
 
 def read_body(data: bytes) -> dict[str, Any]:

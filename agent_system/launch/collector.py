@@ -249,6 +249,7 @@ def build_collector(
 ) -> TaskCollector:
     """Bind every agent to the client of its policy, or to its server, and build the team's collector; environments run in `workers`."""
     found: dict[str, AgentBinding | RemoteBinding] = dict(remote_bindings(config, placement))
+    structured = {group.wg_id for group in placement.groups if group.config.rollout.structured_outputs}
     for agent_id, row in policy_rows(config, placement).items():
         tokenizer = tokenizers[row.wg_id]
         stop = stop_token_ids(str(row.config.model.path), tokenizer)
@@ -264,6 +265,7 @@ def build_collector(
             max_prompt_length=row.config.rollout.prompt_length or config.data.max_prompt_length,
             template_kwargs=config.data.apply_chat_template_kwargs,
             trained=not row.frozen,
+            structured=row.wg_id in structured,
         )
     bindings = {agent_id: found[agent_id] for agent_id in config.agent.agent_ids}
     joint = config.critic.view == "joint" and bool(critic_agents(config, placement))

@@ -77,7 +77,6 @@ async def _serve(team: LoadedTeam, address: Address, key: str, greedy: bool, say
             team.collector.runtimes,
             team.config.gateway,
             spec,
-            structured={agent.agent_id for agent in team.placement.agents if _engine_of(team, agent.wg_id) == "vllm"},
             limit_s=team.config.rollout.call_timeout_s,
             team=_team_model(team, greedy),
         )
@@ -111,10 +110,6 @@ def _team_model(team: LoadedTeam, greedy: bool) -> TeamModel | None:
         logger.warning("only the agents are served, not the team: %s", error)
         return None
     return TeamModel(f"{name}-team" if name in team.collector.runtimes else name, questions.ask)
-
-
-def _engine_of(team: LoadedTeam, wg_id: str) -> str:
-    return next(group.config.rollout.name for group in team.placement.groups if group.wg_id == wg_id)
 
 
 def _is_loopback(host: str) -> bool:

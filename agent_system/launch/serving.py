@@ -19,7 +19,6 @@ from verl.trainer.config import RunConfig
 from verl.trainer.config.cross_checks import check_untrained
 from verl.trainer.derived import load_group_tokenizer, max_model_len, resolve_defaults
 from verl.trainer.model_checks import check_vllm
-from verl.trainer.placement.table import Placement
 from verl.trainer.ppo.controller import build_controller, resolve_device
 from verl.trainer.serving import Engines, for_serving, serve_weights, serving_placement, serving_team
 
@@ -30,13 +29,11 @@ class LoadedTeam:
 
     Attributes:
         config: of the run, for serving.
-        placement: of the engines.
         collector: plays episodes of the team.
         env: class of its environment.
     """
 
     config: RunConfig
-    placement: Placement
     collector: Collector
     env: type[BaseEnv]
 
@@ -79,7 +76,7 @@ def loaded_team(
         team.init_model(1)
         serve_weights(saved, team)
         clients = {wg_id: client.serving for wg_id, client in team.engines.clients.items()}  # a restarted one lacks trained weights
-        yield LoadedTeam(config, served, build_collector(config, placement, tokenizers, clients).collector, env)
+        yield LoadedTeam(config, build_collector(config, served, tokenizers, clients).collector, env)
 
 
 @contextmanager

@@ -29,6 +29,7 @@ class AgentBinding:
         adapter: LoRA adapter of the policy, or None.
         template_kwargs: more arguments of the chat template, such as `enable_thinking`.
         trained: its samples are rows of training batches; off for a frozen agent.
+        structured: the engine can make a reply follow a form (`SamplingParams.structure`).
     """
 
     agent_id: str
@@ -42,6 +43,7 @@ class AgentBinding:
     adapter: str | None = None
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     trained: bool = True
+    structured: bool = False
 
     @cached_property
     def pad_token_id(self) -> int:

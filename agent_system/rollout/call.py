@@ -171,6 +171,7 @@ class Call:
             order=order,
             trained=binding.trained,
             messages=self.prompt.messages,
+            masked=bool(self.sampling.structure),
         )
 
     async def greedy_reply(self, limit: float) -> Generation | None:

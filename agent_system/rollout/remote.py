@@ -51,6 +51,7 @@ class RemoteBinding:
     wg_id: str = "api"
     trained: bool = False
     pad_token_id: int = 0
+    structured: bool = False
 
     async def replies(self, prompt: Prompt, sampling: SamplingParams, n: int, seed: int, request_id: str) -> Sequence[Generation]:
         """Request `n` replies, each with its own request and seed; failed ones are replies with stop reason `abort`.

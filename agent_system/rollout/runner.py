@@ -36,7 +36,7 @@ from agent_system.rollout.tool_loop import play_rounds
 from agent_system.rollout.tree import Tree
 from agent_system.tools.agent import ToolAgent, ToolUse
 from agent_system.turn import Turn, TurnOver
-from verl.protocol.generate import Generation, RolloutError, SamplingParams
+from verl.protocol.generate import Generation, RolloutError, SamplingParams, StructureError
 from verl.utils.names import did_you_mean
 
 T = TypeVar("T")
@@ -210,7 +210,8 @@ class EpisodeRunner:
             seed: parts of the seed besides those of episode and agent; empty: turn and number of the call, as of an orchestra's calls.
             also: a number that the seed depends on as well.
 
-        Raises TurnOver when the episode is over, and the errors of `Call.generate`, also for one aborted reply among several.
+        Raises TurnOver when the episode is over, and the errors of `Call.generate`, also for one aborted reply among several. After a
+        StructureError the calls do not exist.
         """
         self._tasks.enter()
         turn = self._ending()
@@ -232,7 +233,12 @@ class EpisodeRunner:
             self._ending()
             if turn.done:
                 raise TurnOver(f"the environment ended the episode in turn {turn.step}, while a call of {agent_id} waited")
-            generations = await calls[0].generate(n, self._settings.call_timeout_s)
+            try:
+                generations = await calls[0].generate(n, self._settings.call_timeout_s)
+            except StructureError:
+                for number in numbers:
+                    del callers[number]
+                raise
         replies = []
         for call, generation in zip(calls, generations, strict=True):
             if generation is None:
@@ -410,7 +416,7 @@ class EpisodeRunner:
 
     def _number(self, agent_id: str) -> int:
         """Return a new number of the turn, for a generation of an agent."""
-        number = len(self._callers)
+        number = max(self._callers, default=-1) + 1
         self._callers[number] = agent_id
         return number
 

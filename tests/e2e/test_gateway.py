@@ -84,3 +84,4 @@ def test_a_tree_and_a_missing_program_are_refused_before_a_worker_starts(refused
     assert "a program cannot be forked" in refused(gateway | tree)
     assert "needs the program of the team as module:function" in refused({"agent.orchestra_type": "gateway"})
     assert "gateway.seed_by=order" in refused({"gateway.seed_by": "order"})
+    assert "it needs an agent with actor_rollout_ref.rollout.structured_outputs=true" in refused(gateway | {"gateway.structured": "mask"})

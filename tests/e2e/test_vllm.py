@@ -1,11 +1,13 @@
 """Whole runs that sample with vLLM: both controllers, a shared model and adapters, an engine over two ranks, one that dies in a step."""
 
+import json
 import math
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 import torch
@@ -17,7 +19,10 @@ from tests.e2e.conftest import Run, read_metrics
 from tests.e2e.teams import load_exported
 from tests.e2e.test_levels import ADAPTER, policies
 from tests.workers.rollout.conftest import engine_processes
+from verl.models.loader import load_tokenizer
+from verl.protocol import DataProto
 from verl.protocol.generate import EngineGoneError
+from verl.trainer.ppo.credit.step_credit import CreditAssigner
 
 pytestmark = [pytest.mark.e2e, pytest.mark.spread, pytest.mark.timeout(1500)]
 VLLM = {
@@ -81,11 +86,15 @@ def vllm(train: Run, wide_heads_model_dir: Path) -> Iterator[Callable[[dict[str,
     assert not psutil.wait_procs(engine_processes(), timeout=20)[1]
 
 
-def check_steps(run_dir: Path, moved: set[str]) -> list[dict[str, Any]]:
-    """Two steps with finite numbers, engine and trainer of one mind, and exactly these policies changed; returns the steps."""
+def check_steps(run_dir: Path, moved: set[str], same: str = "") -> list[dict[str, Any]]:
+    """Two steps with finite numbers, engine and trainer of one mind, and exactly these policies changed; returns the steps.
+
+    `same` is the prefix of the metrics of the policies that are sampled as they are.
+    """
     steps = [line for line in read_metrics(run_dir) if "actor/lr" in line]
     assert len(steps) == 2 and all(math.isfinite(value) for line in steps for value in line.values())
-    assert all(line["training/rollout_probs_diff_max"] < 1e-5 and line["rollout_corr/log_prob_diff_max"] < 1e-5 for line in steps)
+    gaps = ("training/rollout_probs_diff_max", "rollout_corr/log_prob_diff_max")
+    assert all(line[same + gap] < 1e-5 for line in steps for gap in gaps)
     first, second = policies(run_dir, 1), policies(run_dir, 2)
     assert set(second) == moved and all(first[policy] != second[policy] for policy in second)
     return steps
@@ -122,10 +131,79 @@ def deadly(user_package: Path) -> dict[str, Any]:
     }
 
 
+WORDS = ["yes", "no", "maybe", "never", "always"]
+JUDGES = f'''
+"""A program whose Verifier replies with a word of a schema."""
+
+import openai
+
+def form(schema):
+    return {{"type": "json_schema", "json_schema": {{"name": "verdict", "schema": schema}}}}
+
+
+async def team(task, session):
+    async def say(agent, text, **more):
+        messages = [{{"role": "user", "content": text}}]
+        return (await create(model=agent, messages=messages, **more)).choices[0].message.content
+
+    create = session.openai().chat.completions.create
+    asked = await say("Asker", f"Ask: {{task.prompt}}")
+    try:
+        await say("Verifier Agent", f"Judge: {{asked}}", response_format=form({{"type": "objekt"}}))
+    except openai.BadRequestError as error:
+        assert error.param == "response_format" and "no reply can follow this form" in str(error), error
+        return await say("Verifier Agent", f"Judge: {{asked}}", response_format=form({{"enum": {WORDS}}}))
+'''
+
+
+@pytest.fixture
+def scored(monkeypatch: pytest.MonkeyPatch) -> list[DataProto]:
+    """The batches of a run with old log-probs."""
+    score, found = CreditAssigner.score, list[DataProto]()
+
+    def kept(self: CreditAssigner, *args: Any) -> Any:
+        batch, metrics = score(self, *args)
+        found.append(batch)
+        return batch, metrics
+
+    monkeypatch.setattr(CreditAssigner, "score", kept)
+    return found
+
+
 @pytest.mark.ray
-def test_adapters_on_ray(vllm: Callable[..., Any], tmp_path: Path) -> None:
-    vllm({"agent.specialization": "lora", "trainer.controller": "ray"} | ADAPTER)
-    check_steps(tmp_path / "run", {"asker", "verifier_agent"})
+def test_adapters_on_ray_where_replies_of_one_agent_follow_a_schema(
+    vllm: Callable[..., Any], tmp_path: Path, user_package: Path, wide_heads_model_dir: Path, scored: list[DataProto]
+) -> None:
+    pytest.importorskip("openai")
+    (user_package / "judges.py").write_text(JUDGES)
+    changes = {"agent.orchestra_type": "gateway", "agent.team": "judges:team", "gateway.structured": "mask"}
+    changes |= {"actor_rollout_ref.rollout.structured_outputs": True, "data.max_prompt_length": 200, "data.max_response_length": 16}
+    vllm({"agent.specialization": "lora", "trainer.controller": "ray"} | ADAPTER | changes)
+    steps = check_steps(tmp_path / "run", {"asker", "verifier_agent"}, "wg/asker/")
+    assert [(line["gateway/asker/masked_calls"], line["gateway/verifier_agent/masked_calls"]) for line in steps] == [(0, 6)] * 2
+    assert all(0 < line["gateway/verifier_agent/mass_cut_off_mean"] <= 1 for line in steps)
+    columns, tensors = scored[0].non_tensor_batch, scored[0].batch
+    assert (columns["masked"] == (columns["agent_id"] == "Verifier Agent")).all()
+    tokenizer, model = load_tokenizer(str(wide_heads_model_dir)), load_exported(wide_heads_model_dir)  # adapters begin as 0
+    cut_off = list[float]()
+    for row in np.flatnonzero(columns["masked"]):
+        ids, count = tensors["input_ids"][row][tensors["attention_mask"][row].bool()], int(tensors["response_mask"][row].sum())
+        reply, sampler = ids[-count:], tensors["rollout_log_probs"][row, :count]
+        assert json.loads(tokenizer.decode(reply, skip_special_tokens=True)) in WORDS
+        with torch.no_grad():
+            log_probs = model(ids[None]).logits[0, -count - 1 : -1].log_softmax(dim=-1)
+        masses = [float(log_probs[place, allowed(tokenizer, reply[:place])].exp().sum()) for place in range(count)]
+        sampled = log_probs.gather(1, reply[:, None])[:, 0]
+        assert torch.allclose((sampled - sampler).exp(), torch.tensor(masses), atol=1e-5)
+        cut_off += [1 - mass for mass in masses]
+    assert steps[0]["gateway/verifier_agent/mass_cut_off_mean"] == pytest.approx(sum(cut_off) / len(cut_off), abs=1e-5)
+
+
+def allowed(tokenizer: Any, before: torch.Tensor) -> list[int]:
+    """The tokens that may follow the beginning of a word in quotes, each a byte; after the word the one that ends a reply."""
+    text, words = tokenizer.decode(before), [f'"{word}"' for word in WORDS]
+    following = {word[len(text)] for word in words if word.startswith(text) and word != text}
+    return tokenizer.convert_tokens_to_ids(sorted(following)) or [tokenizer.eos_token_id]
 
 
 @pytest.mark.ray

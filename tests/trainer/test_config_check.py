@@ -42,6 +42,25 @@ def test_an_empty_text_ends_no_reply(config: RunConfig) -> None:
         check_settings(config)
 
 
+def test_masks_need_a_gateway_an_engine_that_can_and_a_pass_that_measures_them(config: RunConfig) -> None:
+    config.gateway.structured = "mask"
+    rollout, said = config.actor_rollout_ref.rollout, r"gateway\.structured=mask has no effect; it needs "
+    with pytest.raises(ConfigError, match=said + r"agent\.orchestra_type=gateway"):
+        check_settings(config)
+    config.agent.orchestra_type = "gateway"
+    for rollout.name in ("hf", "vllm"):
+        with pytest.raises(ConfigError, match=said + r"an agent with actor_rollout_ref\.rollout\.structured_outputs=true"):
+            check_settings(config)
+    rollout.structured_outputs = True
+    check_settings(config)
+    config.algorithm.rollout_correction.bypass_mode = True
+    with pytest.raises(ConfigError, match=r"gateway\.structured=mask needs the pass for old log-probs.*set bypass_mode=false"):
+        check_settings(config)
+    config.gateway.structured = "masks"
+    with pytest.raises(ConfigError, match=r"gateway\.structured='masks': expected one of refuse, mask"):
+        check_settings(config)
+
+
 NUMBERS = [name for name, key in keys(RunConfig).items() if key.type in (float, Optional[float])]
 
 

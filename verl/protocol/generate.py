@@ -23,8 +23,8 @@ class SamplingParams:
         stop_token_ids: a reply ends with the first of these, which belongs to the reply.
         stop: a reply ends with the token that completes one of these texts, special tokens included. Engines have no tokenizer: the agent
             side, which has it, cuts the reply.
-        structure: form of the reply as a structural tag in JSON, for which tokens are masked; empty for any reply. Only `vllm` can, with
-            `rollout.structured_outputs`.
+        structure: form of the reply as a structural tag in JSON; empty for any reply. The logits of tokens that it does not allow after
+            those before them are -inf. Only `vllm` can, with `rollout.structured_outputs`.
     """
 
     max_tokens: int
@@ -64,7 +64,8 @@ class Generation:
     Attributes:
         token_ids: sampled ids, the stop token included.
         log_probs: log-probability of every sampled token under softmax(logits / temperature), before any
-            top-p or top-k truncation (temperature 1 when greedy); same length as `token_ids`.
+            top-p or top-k truncation (temperature 1 when greedy); same length as `token_ids`. With `SamplingParams.structure` after
+            its mask: log pi - log Z of the policy pi and its mass Z on the tokens that are allowed.
         stop_reason: `stop` (a stop token or text), `length` (max_tokens or the model's limit) or `abort`.
         version: weight version that the reply was sampled with (the last one, if weights changed during generation).
         earlier: (version, number of tokens) of the weights that sampled the beginning, oldest first; empty if there was one version.
@@ -120,6 +121,10 @@ class RolloutClient(Protocol):
 
 class RolloutError(RuntimeError):
     """An engine could not serve a request (too long, aborted, engine gone)."""
+
+
+class StructureError(RolloutError):
+    """No reply can follow the `structure` of a request; other requests are not affected."""
 
 
 class EngineSetupError(RolloutError):

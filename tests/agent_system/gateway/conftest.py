@@ -119,13 +119,14 @@ def build(
     delay: Any = None,
     template_kwargs: Any = None,
     team_command: Sequence[str] = (),
+    able: Sequence[str] = (),
     **settings: Any,
 ) -> tuple[Collector, Recorder]:
-    """A collector of a program, and the engine of its agents; `limits` are those of prompt and reply."""
+    """A collector of a program, and the engine of its agents; `limits` are those of prompt and reply, `able` agents can follow a form."""
     keys = GatewayConfig(**{name: settings.pop(name) for name in list(settings) if name in vars(GatewayConfig())})
     engine, sampling = Recorder(tokenizer, replies, delay=delay), SamplingParams(limits[1])
     more = (tokenizer, sampling, sampling, limits[0], None, template_kwargs or {})
-    bindings = {name: AgentBinding(name, name.lower(), name.lower(), engine, *more) for name in agents}
+    bindings = {name: AgentBinding(name, name.lower(), name.lower(), engine, *more, structured=name in able) for name in agents}
     OrchestraRegistry.get("gateway")
     roles = {name: AgentRegistry.get(name, orchestra="gateway")(name) for name in agents}
     orchestra = GatewayOrchestra(GatewayOptions(team, team_command, keys))

@@ -13,13 +13,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_system import Task
+from agent_system import Outcome, Task
 from agent_system.gateway import server
 from agent_system.gateway.errors import Refusal
 from agent_system.gateway.responses import chat_body
 from agent_system.gateway.session import Session
 from agent_system.gateway.view import Viewer
 from agent_system.gateway.wire import Ask, read_ask
+from agent_system.rollout.batch import build_batch
+from verl.protocol.generate import StructureError
 
 from .conftest import USER, Answer, posted, say, send
 
@@ -107,6 +109,41 @@ def test_any_json_is_read_or_refused(body: dict[str, Any], messages: list[Any], 
         ask = read_ask(body if name == "messages" else chat_body(body, {}))
         json.dumps([view.message for view in viewer.views(ask.messages)]).encode()
         json.dumps(viewer.clean_json(list(ask.tools))).encode()
+
+
+async def test_a_form_is_for_agents_whose_engine_can_and_marks_what_it_masks(play: Any) -> None:
+    form: dict[str, Any] = {"type": "json_schema", "json_schema": {"schema": {"type": "object"}}}
+    no_form: dict[str, Any] = {"type": "json_schema", "json_schema": {"schema": {"type": "objekt"}}}
+    wrong: list[tuple[dict[str, Any], str, str]] = [
+        ({"model": "Editor", "response_format": form}, "response_format", "set actor_rollout_ref.rollout.name=vllm"),
+        ({"response_format": no_form}, "response_format", "no reply can follow this form: objekt"),
+        ({"response_format": {"type": "json_schema"}}, "response_format", "with an object as the schema"),
+        ({"tools": [TOOL], "tool_choice": {"function": {"name": "g"}}}, "tool_choice", "name one of the tools (f)"),
+    ]
+
+    async def compiled(request: Any) -> None:
+        if "objekt" in request.sampling.structure:
+            raise StructureError("objekt")
+
+    async def team(task: Task, session: Session) -> Outcome:
+        for body, param, said in wrong:
+            answer = await send(session, {**ROLE, **body})
+            error = answer.body["error"]
+            assert (answer.status, error["param"]) == (400, param) and said in error["message"], error
+        await say(session, "Editor")
+        await say(session, "Writer", response_format=form, n=2)
+        await say(session, "Writer")
+        return Outcome(1.0, {"Writer": 0.5})
+
+    episode, metrics, engine = await play(team, delay=compiled, structured="mask", able=["Writer"])
+    assert episode.failure is None and metrics["gateway/undelivered"] == 0, "what was refused is neither a call nor a reply"
+    masked = [("Editor", 0, False, 0.0), ("Writer", 1, True, 0.5), ("Writer", 2, True, 0.5), ("Writer", 3, False, 0.5)]
+    assert [(s.agent_id, s.call, s.masked, s.local_reward) for s in episode.samples] == masked
+    assert [call.get("masked") for call in episode.to_json()["calls"]] == [None, True, True, None]
+    batch = build_batch([episode])
+    assert batch is not None and batch.non_tensor_batch["masked"].tolist() == [False, True, True, False]
+    forms = [json.loads(r.sampling.structure)["format"]["json_schema"] for r in engine.requests if r.sampling.structure]
+    assert forms == [no_form["json_schema"]["schema"], form["json_schema"]["schema"]]
 
 
 async def test_sampling_of_a_program_is_overridden_once_told_or_refused(play: Any, caplog: pytest.LogCaptureFixture) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +16,7 @@ from agent_system.conversation import Conversation
 from agent_system.gateway import served
 from agent_system.gateway.served import ServedServer, ServedTeam, TeamModel
 from agent_system.rollout.call import EpisodeSpec
-from verl.protocol.generate import EngineGoneError, RolloutError
+from verl.protocol.generate import EngineGoneError, RolloutError, StructureError
 from verl.trainer.config import GatewayConfig
 
 from .conftest import TASK, USER, Graded, Recorder, build, posted, say, send
@@ -42,7 +42,7 @@ async def program(task: Task, session: Any) -> str:
 
 @asynccontextmanager
 async def serving(
-    replies: Any = lambda prompt, request: "4", chat: str = "qwen2.5", structured: Sequence[str] = (), key: str = "", **options: Any
+    replies: Any = lambda prompt, request: "4", chat: str = "qwen2.5", key: str = "", **options: Any
 ) -> AsyncIterator[tuple[Any, Recorder, ServedTeam]]:
     """A served team, its engine, and a client's address."""
     keys = GatewayConfig(history=options.pop("history", "rendered"))
@@ -50,7 +50,7 @@ async def serving(
     async with collector.playing(1):
         spec = EpisodeSpec(TASK, "served", 0, 0, validate=True)
         team = TeamModel("gateway", Conversation(collector, Asked).ask)
-        answering = ServedTeam(collector.runtimes, keys, spec, structured=structured, limit_s=10.0, team=team)
+        answering = ServedTeam(collector.runtimes, keys, spec, limit_s=10.0, team=team)
         server = ServedServer(answering, "127.0.0.1", 0, key)
         url = await server.start()
         try:
@@ -103,7 +103,7 @@ async def test_the_form_of_a_reply_is_for_engines_that_can_mask_tokens() -> None
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice"),
     ]
-    async with serving(structured=["Writer"]) as (client, engine, _):
+    async with serving(able=["Writer"]) as (client, engine, _):
         await say(client, "Writer", response_format=SCHEMA)
         await say(client, "Writer", tools=[TOOL], tool_choice="required")
         flat = {"type": "json_schema", **SCHEMA["json_schema"]}
@@ -138,13 +138,15 @@ async def test_the_whole_team_answers_the_last_message_of_the_user() -> None:
 
 async def test_errors_of_engines_and_episodes_are_answers_that_no_client_repeats() -> None:
     async def fail(request: Any) -> None:
+        if request.sampling.structure:
+            raise StructureError("objekt")
         raise RolloutError("no luck") if request.sampling.max_tokens > 1 else EngineGoneError("killed")
 
-    async with serving(delay=fail, structured=["Writer"], key="sk-1") as (client, _, team):
+    async with serving(delay=fail, able=["Writer"], key="sk-1") as (client, _, team):
         cases: list[tuple[dict[str, Any], int, str]] = [
             ({}, 503, "no luck"),
             ({"model": "gateway"}, 503, "the episode failed: .*no luck"),
-            ({"response_format": SCHEMA}, 400, "no reply can follow this form"),
+            ({"response_format": SCHEMA}, 400, "no reply can follow this form: objekt"),
             ({"model": "Wirter"}, 404, "did you mean 'Writer'"),
             ({"max_tokens": 1}, 503, "killed"),
         ]

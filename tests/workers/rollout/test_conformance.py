@@ -170,6 +170,7 @@ async def test_a_request_that_cannot_be_served_says_why(engine: RolloutEngine) -
         (GenerateRequest((1, VOCAB), SamplingParams(5)), "outside"),
         (GenerateRequest((1,), SamplingParams(5), n=0), "n=0"),
         (GenerateRequest((1,), SamplingParams(5, top_p=0.0)), "top_p"),
+        (request(4, 5, structure='{"format": {"type": "any_text"}}'), "cannot make a reply follow a schema|requires a tokenizer"),
         (ask("planner"), r"request planner-0: there is no adapter 'planner'.*\['a', 'b', 'c'\]"),
     ):
         with pytest.raises(RolloutError, match=match):

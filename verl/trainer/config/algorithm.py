@@ -18,6 +18,7 @@ BATCH_FIELDS = ("policy_id", "wg_id", "agent_id")
 REWARD_FIELDS = (
     "team_reward", "local_reward", "step_reward", "mixed_reward", "candidate_reward", "invalid_penalty", "overlong_penalty", "reward",
     "valid", "turn", "call", "candidate", "committed", "version", "oldest_version", "mean_version", "response_clipped", "prompt_clipped",
+    "masked",
 )  # fmt: skip
 READ = "an estimator that reads it"
 IN_REWARD = "algorithm.use_kl_in_reward=true (the KL of the loss is actor_rollout_ref.actor.use_kl_loss)"

@@ -293,6 +293,11 @@ def check_rollout_correction(config: RunConfig, placement: Placement) -> None:
                 f"algorithm.rollout_correction.{name}={band.lower:g}_{band.upper:g} excludes 1, the ratio of a token with equal "
                 "log-probs in sampler and trainer, so no token is left; choose a lower bound of at most 1 and an upper bound of at least 1"
             )
+    if correction.bypass_mode and config.gateway.structured == "mask":
+        raise ConfigError(
+            "gateway.structured=mask needs the pass for old log-probs, which measures the probability that masks cut off, but "
+            "algorithm.rollout_correction.bypass_mode=true skips it and clips the ratio to the masked policy; set bypass_mode=false"
+        )
     for agent in placement.trained:
         _check_loss(config, agent)
     _warn_of_truncation(placement)

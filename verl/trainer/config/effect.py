@@ -19,6 +19,7 @@ from typing import Any
 from verl.trainer.config import ActorRolloutRefConfig, RunConfig
 from verl.trainer.config.algorithm import READ as ESTIMATED
 from verl.trainer.config.critic import CRITIC
+from verl.trainer.config.gateway import STRUCTURED
 from verl.trainer.config.model import ADAPTER, AGGREGATES, OLD_LOG_PROBS
 from verl.trainer.config.model import READ as IN_THE_LOSS
 from verl.trainer.config.run import follows_committed
@@ -83,6 +84,7 @@ FACTS: Mapping[str, Callable[[str, Scope], bool]] = {
     CRITIC: lambda key, scope: need_critic(scope.config),
     OLD_LOG_PROBS: lambda key, scope: computes_old_log_probs(scope.config, scope.placement),
     ADAPTER: _adapter_reads,
+    STRUCTURED: lambda key, scope: any(row.config.rollout.structured_outputs for row in scope.placement.agents),
 }
 
 

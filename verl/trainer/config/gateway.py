@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from verl.trainer.config.spec import key
 
 GATEWAY = "agent.orchestra_type=gateway"
+STRUCTURED = "an agent with actor_rollout_ref.rollout.structured_outputs=true (rollout.name=vllm)"
 
 
 @dataclass
@@ -24,5 +25,13 @@ class GatewayConfig:
         "override",
         "temperature, top_p and the like in a request: override (by those of the run, with one warning) | refuse",
         choices=("override", "refuse"),
+    )
+    structured: str = key(
+        "refuse",
+        "a JSON schema or a forced tool call in a request: refuse | mask (of agents whose engine can; a token is sampled from pi / Z, with "
+        "the mass Z of the policy pi on the tokens that the form allows, and trained as a sample of pi, unless "
+        "algorithm.rollout_correction.rollout_is weighs it by Z, see docs/frameworks.md)",
+        choices=("refuse", "mask"),
+        effect=STRUCTURED,
     )
     max_open_calls: int = key(64, "requests of an episode that are generated at a time; further ones wait", ge=1)

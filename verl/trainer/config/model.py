@@ -22,8 +22,8 @@ CLIPS = (
 )
 REFERENCE = f"a reference: {ACTOR}.use_kl_loss=true or algorithm.use_kl_in_reward=true"
 OLD_LOG_PROBS = (
-    "a pass for old log-probs: several updates per step, algorithm.use_kl_in_reward=true, a correction, trainer.critic_warmup or an "
-    "estimator that reads them (and algorithm.rollout_correction.bypass_mode=false)"
+    "a pass for old log-probs: several updates per step, algorithm.use_kl_in_reward=true, a correction, gateway.structured=mask, "
+    "trainer.critic_warmup or an estimator that reads them (and algorithm.rollout_correction.bypass_mode=false)"
 )
 BY_TASKS, BY_UPDATES = "use_adaptive_ppo_mini_batch_size=false", "use_adaptive_ppo_mini_batch_size=true"
 ADAPTIVE = "set the number of optimizer steps (ppo_mini_update_num) instead of the tasks of one (ppo_mini_batch_size)"
@@ -257,7 +257,8 @@ class RolloutConfig:
     )
     structured_outputs: bool = key(
         False,
-        "the engine reads the tokenizer, so that requests may ask for replies that follow a JSON schema; `serve --openai` sets it",
+        "the engine reads the tokenizer, so that requests may ask for replies that follow a JSON schema: with gateway.structured=mask, and "
+        "of `serve --openai`, which sets it",
         effect=VLLM,
     )
     num_threads: int = key(0, "CPU threads of the engine process; 0: trainer.num_threads", ge=0, le=1024)

@@ -49,8 +49,8 @@ class WorkerGroupClient:
     async def generate(self, request: GenerateRequest) -> list[Generation]:
         """Sample `request.n` replies.
 
-        Raises `RolloutError` when the engine refuses the request or does not answer within the time limit, `EngineGoneError` when its
-        process has ended.
+        Raises `RolloutError` when the engine refuses the request or does not answer within the time limit, and its subclasses as the
+        engine does: `EngineGoneError` when its process has ended.
         """
         loop = asyncio.get_running_loop()
         number = next(self._numbers)
@@ -94,7 +94,7 @@ class WorkerGroupClient:
                     if future is None or future.done():
                         continue
                     if served.generations is None:
-                        future.set_exception((EngineGoneError if served.gone else RolloutError)(served.error))
+                        future.set_exception(served.kind(served.error))
                     else:
                         future.set_result(served.generations)
                 await asyncio.sleep(0)

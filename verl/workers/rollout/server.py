@@ -14,7 +14,7 @@ import torch
 
 from verl.models.loader import load_causal_lm, resolve_dtype
 from verl.models.lora import lora_spec
-from verl.protocol.generate import EngineGoneError, GenerateRequest, Generation, RolloutError
+from verl.protocol.generate import GenerateRequest, Generation, RolloutError
 from verl.single_controller.dispatch import Dispatch, register
 from verl.single_controller.worker import Worker
 from verl.trainer.config import ActorRolloutRefConfig
@@ -27,12 +27,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Served:
-    """Result of request `number` of a session: its replies or an error; `gone` when the engine cannot serve later requests either."""
+    """Result of request `number` of a session: its replies, or an error of class `kind`."""
 
     number: int
     generations: list[Generation] | None
     error: str = ""
-    gone: bool = False
+    kind: type[RolloutError] = RolloutError
 
 
 @dataclass
@@ -261,7 +261,7 @@ class RolloutWorker(Worker):
         try:
             served = Served(number, await self._ready().generate(request))
         except RolloutError as error:
-            served = Served(number, None, str(error), isinstance(error, EngineGoneError))
+            served = Served(number, None, str(error), type(error))
         except Exception as error:  # the client must get an answer, whatever the error
             served = Served(number, None, f"{type(error).__name__}: {error}")
         entry = self._sessions[session]

@@ -39,7 +39,7 @@ class ScriptedTeam:
 def make_batch(**changes: list) -> DataProto:
     columns = {
         "uid": ["t"] * 4, "traj_uid": list("abcd"), "agent_id": ["Solver Agent"] * 4, "policy_id": ["p"] * 4, "wg_id": ["p"] * 4,
-        "reward": REWARDS, "version": [3, 3, 2, 1],
+        "reward": REWARDS, "version": [3, 3, 2, 1], "masked": [False] * 4,
     } | changes  # fmt: skip
     tensors = {
         "response_mask": MASK.clone(), "responses": torch.zeros(4, 3).long(), "attention_mask": torch.ones(4, 5).long(),
@@ -53,11 +53,12 @@ def score(
     team: ScriptedTeam | None = None,
     algorithm: AlgorithmConfig | None = None,
     warmup: int = 0,
+    structured: str = "refuse",
     columns: dict[str, list] | None = None,
     **correction: object,
 ) -> tuple[DataProto, dict[str, float]]:
     config = RunConfig()
-    config.trainer.critic_warmup = warmup
+    config.trainer.critic_warmup, config.gateway.structured = warmup, structured
     config.algorithm = algorithm or AlgorithmConfig(norm_adv_by_std_in_grpo=False)
     config.algorithm.rollout_correction = RolloutCorrectionConfig(**correction)  # type: ignore[arg-type]
     assigner = CreditAssigner(config, team or ScriptedTeam(), on_policy)  # type: ignore[arg-type]
@@ -116,12 +117,13 @@ def test_old_log_probs_are_computed_only_when_something_needs_them() -> None:
         (True, {"on_policy": False}),
         (True, {"rollout_is": "token"}),
         (True, {"m2po_tau": 0.04}),
+        (True, {"structured": "mask"}),
         (False, {"bypass_mode": True}),
         (False, {"bypass_mode": True, "on_policy": False, "rollout_rs": "token_k1", "rollout_rs_threshold": 2.0}),
     ]:
         team = ScriptedTeam()
-        score(team=team, **arguments)  # type: ignore[arg-type]
-        assert team.passes == ["old"] * wanted
+        _, metrics = score(team=team, **arguments)  # type: ignore[arg-type]
+        assert team.passes == ["old"] * wanted and ("gateway/solver_agent/masked_calls" in metrics) == ("structured" in arguments)
 
 
 def test_bypass_makes_the_sampler_the_old_policy_and_leaves_rejection_to_the_loss() -> None:

@@ -17,16 +17,18 @@ def needs_sum_pi_squared(config: RunConfig) -> bool:
 
 
 def needs_old_log_probs(config: RunConfig, on_policy: bool) -> bool:
-    """Return whether old log-probs of the trainer are needed: for several updates per step, KL in the reward, a correction or an estimator.
+    """Return whether old log-probs of the trainer are needed.
+
+    They are for several updates per step, KL in the reward, a correction, an estimator, and the probability that masks cut off.
 
     Args:
         config: configuration of the run.
         on_policy: see `is_on_policy`.
     """
-    algorithm = config.algorithm
+    algorithm, masks = config.algorithm, config.gateway.structured == "mask"
     correction = algorithm.rollout_correction
     return not correction.bypass_mode and (
-        not on_policy or algorithm.use_kl_in_reward or correction.corrects_batch or needs_sum_pi_squared(config)
+        not on_policy or algorithm.use_kl_in_reward or correction.corrects_batch or masks or needs_sum_pi_squared(config)
     )
 
 

@@ -16,6 +16,7 @@ from verl.trainer.ppo.core_algos.rollout_correction import (
     apply_bypass_mode,
     apply_m2po_mask,
     compute_rollout_correction_and_add_to_batch,
+    mask_metrics,
     sampler_gap_metrics,
     staleness_metrics,
 )
@@ -90,6 +91,7 @@ class CreditAssigner:
             with timer("old_log_prob"):
                 batch = batch.union(self.team.compute_log_prob(batch, needs_sum_pi_squared(self.config)))
             metrics |= sampler_gap_metrics(batch, correction.rollout_is_threshold)
+            metrics |= mask_metrics(batch) if self.config.gateway.structured == "mask" else {}
         if correction.bypass_mode:
             apply_bypass_mode(batch, correction)
         if self.team.uses_reference:

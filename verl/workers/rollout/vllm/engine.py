@@ -24,7 +24,7 @@ import torch
 
 from verl.models.loader import build_causal_lm
 from verl.models.lora import LoraSpec
-from verl.protocol.generate import EngineGoneError, GenerateRequest, Generation, RolloutError, SamplingParams, StopReason
+from verl.protocol.generate import EngineGoneError, GenerateRequest, Generation, RolloutError, SamplingParams, StopReason, StructureError
 from verl.trainer.config import ActorRolloutRefConfig
 from verl.workers.rollout.base import EngineStats
 from verl.workers.rollout.requests import check_request
@@ -149,7 +149,7 @@ class VLLMEngine:
         """Sample `request.n` replies.
 
         `max_tokens` is limited by `max_model_len`. Raises `RolloutError` when the request is invalid, the prompt alone is too long, or
-        the model returns non-finite log-probs, `EngineGoneError` when the engine's process has ended.
+        the model returns non-finite log-probs, `StructureError` for an impossible `structure`, `EngineGoneError` without a process.
         """
         limit = check_request(request, self._vocab_size, self._max_model_len, self.version_of)
         self.wake()
@@ -305,7 +305,7 @@ class VLLMEngine:
     async def _generate(self, request: GenerateRequest, limit: int, ticket: int, entry: _Open) -> list[Generation]:
         tasks = [asyncio.ensure_future(self._reply(request, limit, index, entry, f"{ticket}-{index}")) for index in range(request.n)]
         try:
-            with self._own_errors():
+            with self._own_errors(StructureError if request.sampling.structure else RolloutError):
                 return list(await self._while_alive(asyncio.gather(*tasks)))
         except RolloutError:
             self._stats.failed += request.n
@@ -318,9 +318,8 @@ class VLLMEngine:
             self._open.pop(ticket, None)
 
     async def _reply(self, request: GenerateRequest, limit: int, index: int, entry: _Open, name: str) -> Generation:
-        prompt = {"type": "token", "prompt_token_ids": list(request.prompt_ids)}
+        prompt, lora = {"type": "token", "prompt_token_ids": list(request.prompt_ids)}, self._adapters.request(request.adapter)
         params = sampling_params(request.sampling, limit, reply_seed(request.seed, index))
-        lora = self._adapters.request(request.adapter)
         entry.replies.add(name)
         output: Any = None
         try:
@@ -334,12 +333,13 @@ class VLLMEngine:
         reply = output.outputs[0]
         tokens = tuple(int(token) for token in reply.token_ids)
         log_probs = tuple(float(entry[token].logprob) for token, entry in zip(tokens, reply.logprobs or (), strict=True))
-        if not all(math.isfinite(value) for value in log_probs) or reply.finish_reason not in ("stop", "length", "abort"):
-            what = "non-finite logits" if reply.finish_reason in ("stop", "length", "abort") else f"the end {reply.finish_reason!r}"
-            raise RolloutError(f"the model gave {what} for request {request.request_id or '(no id)'}")
+        ended = reply.finish_reason in ("stop", "length", "abort")
+        if not ended or not all(math.isfinite(value) for value in log_probs):
+            kind = StructureError if request.sampling.structure and not ended else RolloutError  # vLLM could not compile it
+            what = "non-finite logits" if ended else f"the end {reply.finish_reason!r}"
+            raise kind(f"the model gave {what} for request {request.request_id or '(no id)'}")
         reason: StopReason = reply.finish_reason
-        cached = output.num_cached_tokens or 0
-        self._stats.prompt_tokens_copied += cached
+        self._stats.prompt_tokens_copied += (cached := output.num_cached_tokens or 0)
         self._stats.prompt_tokens_computed += len(request.prompt_ids) - cached if tokens else 0
         self._stats.replies += 1
         self._stats.tokens += len(tokens)
@@ -378,8 +378,9 @@ class VLLMEngine:
             task.cancel()
 
     @contextmanager
-    def _own_errors(self) -> Iterator[None]:
-        """Raise vLLM's errors as `EngineGoneError` or `RolloutError`."""
+    def _own_errors(self, refused: type[RolloutError] = RolloutError) -> Iterator[None]:
+        """Raise vLLM's errors as `EngineGoneError` or `RolloutError`, and that of a request which it does not accept as `refused`."""
+        from vllm.exceptions import VLLMClientError
         from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
         try:
@@ -390,8 +391,8 @@ class VLLMEngine:
             raise EngineGoneError(f"vLLM's process is gone: {self._cause}") from error
         except EngineGenerateError as error:
             raise RolloutError(f"vLLM could not serve the request: {error.__cause__ or error}") from error
-        except ValueError as error:
-            raise RolloutError(f"vLLM refused: {error}") from error
+        except (ValueError, VLLMClientError) as error:
+            raise refused(f"vLLM refused: {error}") from error
 
 
 def reply_seed(seed: int, index: int) -> int:

@@ -18,6 +18,7 @@ from verl.trainer.ppo.core_algos.rollout_correction import (
     compute_m2po_mask,
     compute_rollout_correction_and_add_to_batch,
     compute_rollout_correction_and_rejection_mask,
+    mask_metrics,
     sampler_gap_metrics,
     staleness_metrics,
 )
@@ -142,6 +143,17 @@ def test_staleness_counts_versions_of_rows_that_have_a_token() -> None:
         "agent/solver_agent/staleness/mean": 2.0, "agent/solver_agent/staleness/max": 3.0,
         "agent/critic/staleness/mean": 0.0, "agent/critic/staleness/max": 0.0,
     }  # fmt: skip
+
+
+def test_masks_cut_off_what_the_policy_would_have_sampled() -> None:
+    allowed = torch.tensor([[0.5, 0.25], [0.1, 0.1], [0.9, 0.1], [1.0, 1.0]])  # mass of the tokens that may follow
+    agents = ["Solver Agent", "Solver Agent", "Solver Agent", "Critic"]
+    metrics = mask_metrics(make_batch(allowed.log(), agent_id=agents, masked=[True, False, True, False]))
+    assert metrics == {
+        "gateway/solver_agent/masked_calls": 2.0,
+        "gateway/solver_agent/mass_cut_off_mean": pytest.approx((0.5 + 0.75 + 0.1) / 3),
+        "gateway/critic/masked_calls": 0.0,
+    }
 
 
 @pytest.mark.parametrize(

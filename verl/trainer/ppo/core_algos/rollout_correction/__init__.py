@@ -10,8 +10,9 @@ remaining token, and a completely rejected one keeps its index and reward in the
 are the sampler's (`old := mu`) and the loss computes the correction, see [`bypass_mode`](#bypass_mode).
 
 Use it if the engine is quantised or differs from the trainer in precision or framework (`rollout_corr/log_prob_diff_mean`), or if
-samples are older than the weights (`agent/<agent>/staleness/mean`). It cannot correct sampling truncated by `top_p` or `top_k`: the
-engine's log-probs are those before truncation, so that ratios do not contain it.
+samples are older than the weights (`agent/<agent>/staleness/mean`), or sampled under a mask (`gateway.structured=mask`, where `exp(x)` is
+the probability of the allowed tokens). It cannot correct sampling truncated by `top_p` or `top_k`: the engine's log-probs are those before
+truncation, so that ratios do not contain it.
 
 TIS
 ---
@@ -71,6 +72,7 @@ from verl.trainer.ppo.core_algos.rollout_correction.batch import (
     apply_m2po_mask,
     compute_rollout_correction_and_add_to_batch,
     compute_rollout_correction_and_rejection_mask,
+    mask_metrics,
     policies,
     sampler_gap_metrics,
     staleness_metrics,
@@ -113,6 +115,7 @@ __all__ = [
     "compute_rollout_correction_weights",
     "compute_rollout_rejection_mask",
     "compute_rs_metrics",
+    "mask_metrics",
     "parse_bounds",
     "parse_modes",
     "policies",

@@ -151,6 +151,28 @@ def staleness_metrics(batch: DataProto, version: int) -> dict[str, float]:
     return out
 
 
+def mask_metrics(batch: DataProto) -> dict[str, float]:
+    """Return `gateway/<agent>/masked_calls` (replies sampled under a mask) and `gateway/<agent>/mass_cut_off_mean` (over their tokens).
+
+    The sampler's log-prob of such a token is `log pi - log Z`, with the mass Z that the policy pi gives to the tokens that the mask allows:
+    `exp(old - sampler)` is Z, and `1 - Z` the mass cut off. For replies of older weights the mean is an unbiased estimate of the mass that
+    the mask would cut off from the current policy.
+
+    Args:
+        batch: `old_log_probs`, `rollout_log_probs`, `response_mask`, and the columns `agent_id` and `masked`; rows without an unmasked
+            token do not count.
+    """
+    columns, tensors, out = batch.non_tensor_batch, _log_probs(batch), dict[str, float]()
+    cut_off = -torch.expm1((tensors["old_log_probs"] - tensors["rollout_log_probs"]).double())
+    real = tensors["response_mask"].any(dim=-1).cpu().numpy()
+    for agent_id in dict.fromkeys(columns["agent_id"][real]):
+        rows = np.flatnonzero(real & (columns["agent_id"] == agent_id) & columns["masked"].astype(bool))
+        out[f"gateway/{slug(agent_id)}/masked_calls"] = float(len(rows))
+        if len(rows):
+            out[f"gateway/{slug(agent_id)}/mass_cut_off_mean"] = cut_off[rows][tensors["response_mask"][rows].bool()].mean().item()
+    return out
+
+
 def apply_bypass_mode(batch: DataProto, rollout_corr_config: RolloutCorrectionConfig | None = None, policy_loss_config: Any = None) -> None:
     """Use the sampler's log-probs as `old_log_probs`, which saves a pass over the batch.
 
