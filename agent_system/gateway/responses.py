@@ -24,6 +24,9 @@ def chat_body(body: Mapping[str, Any], before: Mapping[str, Messages]) -> dict[s
     """
     if body.get("stream"):
         raise Refusal("stream is not supported by /v1/responses; leave it out, or use /v1/chat/completions", param="stream")
+    for name in ("background", "conversation", "prompt"):
+        if body.get(name):
+            raise Refusal(f"{name} is not supported", param=name)
     shape = body.get("text")
     chat = {name: body[name] for name in _SAME if body.get(name) is not None}
     if isinstance(shape, dict) and shape.get("format"):
@@ -98,7 +101,7 @@ def _earlier(body: Mapping[str, Any], before: Mapping[str, Messages]) -> Message
     if name is None:
         return []
     if not isinstance(name, str) or name not in before:
-        raise Refusal(f"previous_response_id={name!r} is no answer of this episode", 404, param="previous_response_id")
+        raise Refusal(f"previous_response_id={name!r} is no answer that is known", 404, param="previous_response_id")
     return before[name]
 
 

@@ -76,13 +76,15 @@ class Server:
         async with self._starting:
             if self._runner is None:
                 if self._socket is None:
-                    self._socket = socket.create_server((self._host, self._port), backlog=BACKLOG)
+                    family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
+                    self._socket = socket.create_server((self._host, self._port), family=family, backlog=BACKLOG)
                 runner = web.AppRunner(self._app(), access_log=None, shutdown_timeout=1.0, handler_cancellation=self._ends_left)
                 await runner.setup()
                 await web.SockSite(runner, self._socket.dup(), backlog=BACKLOG).start()
                 self._runner = runner
         assert self._socket is not None
-        return f"http://{self._host}:{self._socket.getsockname()[1]}"
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        return f"http://{host}:{self._socket.getsockname()[1]}"
 
     async def stop(self) -> None:
         """Stop listening in this event loop; the port stays bound."""
@@ -109,6 +111,7 @@ class Server:
             app.router.add_post(f"{root}/chat/completions", self._chat)
             app.router.add_post(f"{root}/responses", self._responses)
             app.router.add_get(f"{root}/models", self._models)
+            app.router.add_get(f"{root}/models/{{model}}", self._model)
         return app
 
     def _calls(self, request: web.Request) -> Answering:
@@ -120,9 +123,10 @@ class Server:
         return self._open[key]
 
     async def _models(self, request: web.Request) -> web.StreamResponse:
-        names = self._calls(request).agents
-        models = [{"id": name, "object": "model", "created": 0, "owned_by": "verl-mas"} for name in names]
-        return web.json_response({"object": "list", "data": models})
+        return web.json_response({"object": "list", "data": [_described(name) for name in self._calls(request).agents]})
+
+    async def _model(self, request: web.Request) -> web.StreamResponse:
+        return web.json_response(_described(self._calls(request).agent(request.match_info["model"])))
 
     async def _chat(self, http: web.Request) -> web.StreamResponse:
         calls = self._calls(http)
@@ -148,6 +152,10 @@ class Server:
         answer = response_body(completion, body)
         calls.conversations[answer["id"]] = conversation(chat, body, completion)
         return web.json_response(answer)
+
+
+def _described(model: str) -> dict[str, Any]:
+    return {"id": model, "object": "model", "created": 0, "owned_by": "verl-mas"}
 
 
 @contextmanager
@@ -176,8 +184,8 @@ async def _streamed(http: web.Request, calls: Answering, request: Request, ask: 
     else:
         try:
             completion = await request.answer()
-        except Refusal as error:
-            await response.write(event(error.body))
+        except Exception as error:  # the status has been sent
+            await response.write(event(_refusal(error, http).body))
             return response
     if not _connected(http):
         return response
@@ -206,14 +214,24 @@ def _connected(http: web.Request) -> bool:
 async def _as_openai_errors(request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> web.StreamResponse:
     try:
         return await handler(request)
-    except Refusal as error:
-        return error.response()
-    except web.HTTPRequestEntityTooLarge:
-        return Refusal(f"the body has more than {MAX_BODY_BYTES >> 20} MiB", 413, "request_too_large").response()
-    except web.HTTPException as error:
-        return Refusal(f"{request.method} {request.path}: {error.reason}; answered are: {KNOWN}", 404).response()
     except ConnectionError:
         raise
     except Exception as error:
-        logger.exception("the gateway failed to answer %s", request.path)
-        return Refusal(f"the gateway failed: {type(error).__name__}: {error}", 503, "gateway_failed").response()
+        return _refusal(error, request).response()
+
+
+def _refusal(error: Exception, request: web.Request) -> Refusal:
+    """Return what the client is told of an error."""
+    match error:
+        case Refusal():
+            return error
+        case web.HTTPRequestEntityTooLarge():
+            return Refusal(f"the body has more than {MAX_BODY_BYTES >> 20} MiB", 413, "request_too_large")
+        case web.HTTPException():
+            return Refusal(f"{request.method} {request.path}: {error.reason}; answered are: {KNOWN}", 404)
+        case web.RequestPayloadError():
+            return Refusal(f"the body cannot be read: {error}")
+        case RecursionError():
+            return Refusal("the body is nested too deep")
+    logger.error("the gateway failed to answer %s", request.path, exc_info=error)
+    return Refusal(f"the gateway failed: {type(error).__name__}: {error}", 503, "gateway_failed")

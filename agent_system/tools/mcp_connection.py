@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, TypeVar
 
-from agent_system.errors import AgentSystemError
+from agent_system.errors import AgentSystemError, masked, password
 from agent_system.tools.tool import ToolError
 
 T = TypeVar("T")
-MOST_TOOLS = 128
+MOST_LISTED = 10_000  # tools of a server
 LONGEST_RESULT = 1 << 20  # characters; agents cut it further
 KEPT_ERRORS = 500  # characters of the end of a server's standard error
 
@@ -34,13 +34,13 @@ class Endpoint:
 
     command: Sequence[str] = ()
     url: str = ""
-    env: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)
     start_timeout_s: float = 30.0
 
     @property
     def name(self) -> str:
-        """Its command or address."""
-        return self.url or " ".join(self.command)
+        """Its command or address, without a password."""
+        return masked(self.url, password(self.url)) or " ".join(self.command)
 
     @property
     def key(self) -> str:
@@ -194,38 +194,51 @@ _listed: dict[str, list[dict[str, Any]]] = {}
 
 
 def tools_of(server: Endpoint) -> list[dict[str, Any]]:
-    """Return the OpenAI-style schemas of a server's tools. Raise AgentSystemError when it cannot be reached or has too many."""
+    """Return the OpenAI-style schemas of a server's tools. Raise AgentSystemError when it cannot be reached or lists what is no tool."""
     if server.key not in _listed:
-        limit = 3 * server.start_timeout_s
         try:
-            _listed[server.key] = asyncio.run_coroutine_threadsafe(_list(server), _loop()).result(limit)
+            _listed[server.key] = asyncio.run_coroutine_threadsafe(_list(server), _loop()).result()
         except ServerError as error:
             raise AgentSystemError(f"the MCP server {server.name!r} {error}") from error
-        except TimeoutError as error:
-            raise AgentSystemError(f"the MCP server {server.name!r} did not list its tools within {limit:g} s") from error
     return _listed[server.key]
 
 
 async def _list(server: Endpoint) -> list[dict[str, Any]]:
-    connection = Connection(server)
+    connection, limit = Connection(server), 3 * server.start_timeout_s
     found: list[dict[str, Any]] = []
     try:
-        client, cursor = await connection.ready(), None
-        while len(found) <= MOST_TOOLS:
-            page = await client.list_tools(cursor=cursor)
-            for tool in page.tools:
-                function = {"name": tool.name, "description": tool.description or "", "parameters": dict(tool.input_schema)}
-                found.append({"type": "function", "function": function})
-            cursor = page.next_cursor
-            if cursor is None:
-                return found
+        async with asyncio.timeout(limit):
+            client, cursor = await connection.ready(), None
+            while len(found) <= MOST_LISTED:
+                page = await client.list_tools(cursor=cursor)
+                found += [_schema(tool) for tool in page.tools]
+                cursor = page.next_cursor
+                if cursor is None:
+                    return found
     except ServerError:
         raise
+    except TimeoutError as error:
+        raise ServerError(f"did not list its tools within {limit:g} s") from error
     except Exception as error:  # of `mcp` and its transports
         raise ServerError(f"did not list its tools: {_innermost(error)}") from error
     finally:
         await connection.close()
-    raise AgentSystemError(f"the MCP server {server.name!r} has more than {MOST_TOOLS} tools; choose some with McpServer.only")
+    raise ServerError(f"has more than {MOST_LISTED} tools")
+
+
+def _schema(tool: Any) -> dict[str, Any]:
+    """Return the OpenAI-style schema of a tool in valid Unicode. Raise ServerError for one that describes its arguments in another way."""
+    parameters = dict(tool.input_schema)
+    properties, required = parameters.get("properties") or {}, parameters.get("required") or []
+    if not isinstance(properties, dict) or not isinstance(required, list) or not all(isinstance(name, str) for name in required):
+        raise ServerError(f"has a tool {tool.name!r} whose schema has no object `properties` or no list of names `required`")
+    function = {"name": tool.name, "description": tool.description or "", "parameters": parameters}
+    return dict(valid_json({"type": "function", "function": function}))
+
+
+def valid_json(value: Any) -> Any:
+    """Return JSON with its texts in valid Unicode. Raise RecursionError for one that is nested too deep."""
+    return json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
 
 
 def _innermost(error: BaseException) -> str:
