@@ -9,7 +9,7 @@ from agent_system.gateway.errors import Refusal
 from agent_system.gateway.reply import Completion
 
 Messages = list[Any]
-_SAME = ("model", "temperature", "top_p", "tool_choice", "seed")
+_SAME = ("model", "temperature", "top_p", "tool_choice", "seed", "stream")
 _TEXTS = ("input_text", "output_text", "text", "refusal")
 
 
@@ -22,8 +22,6 @@ def chat_body(body: Mapping[str, Any], before: Mapping[str, Messages]) -> dict[s
 
     Raises Refusal for items that are not supported.
     """
-    if body.get("stream"):
-        raise Refusal("stream is not supported by /v1/responses; leave it out, or use /v1/chat/completions", param="stream")
     for name in ("background", "conversation", "prompt"):
         if body.get(name):
             raise Refusal(f"{name} is not supported", param=name)

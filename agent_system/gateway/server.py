@@ -14,9 +14,10 @@ from aiohttp import web
 
 from agent_system.gateway.calls import EpisodeCalls
 from agent_system.gateway.errors import HEADERS, Refusal
+from agent_system.gateway.reply import Completion
 from agent_system.gateway.request import OVER, Request
 from agent_system.gateway.responses import chat_body, conversation, response_body
-from agent_system.gateway.stream import COMMENT, KEEP_ALIVE_S, event, events
+from agent_system.gateway.stream import COMMENT, KEEP_ALIVE_S, event, events, response_events
 from agent_system.gateway.wire import Ask, read_ask, read_body
 
 logger = logging.getLogger(__name__)
@@ -134,7 +135,7 @@ class Server:
         ask = read_ask(read_body(data), calls.masks)
         with _started(http, calls, ask, data) as request:
             if ask.stream:
-                return await _streamed(http, calls, request, ask)
+                return await _streamed(http, calls, request, lambda completion: events(completion, ask.usage))
             completion = await request.answer()
             if _connected(http):
                 calls.deliver(request)
@@ -145,13 +146,20 @@ class Server:
         data = await http.read()
         body = read_body(data)
         chat = chat_body(body, calls.conversations)
-        with _started(http, calls, read_ask(chat, calls.masks), data) as request:
+        ask = read_ask(chat, calls.masks)
+
+        def answered(completion: Completion) -> dict[str, Any]:
+            answer = response_body(completion, body)
+            calls.conversations[answer["id"]] = conversation(chat, body, completion)
+            return answer
+
+        with _started(http, calls, ask, data) as request:
+            if ask.stream:
+                return await _streamed(http, calls, request, lambda completion: response_events(answered(completion)))
             completion = await request.answer()
             if _connected(http):
                 calls.deliver(request)
-        answer = response_body(completion, body)
-        calls.conversations[answer["id"]] = conversation(chat, body, completion)
-        return web.json_response(answer)
+            return web.json_response(answered(completion))
 
 
 def _described(model: str) -> dict[str, Any]:
@@ -170,8 +178,10 @@ def _started(http: web.Request, calls: Answering, ask: Ask, data: bytes) -> Iter
         calls.leave(request)
 
 
-async def _streamed(http: web.Request, calls: Answering, request: Request, ask: Ask) -> web.StreamResponse:
-    """Answer with events once the reply is whole, and with comments until then."""
+async def _streamed(
+    http: web.Request, calls: Answering, request: Request, made: Callable[[Completion], Iterator[bytes]]
+) -> web.StreamResponse:
+    """Answer with the events `made` of the reply once it is whole, and with comments until then."""
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache", **HEADERS})
     while not request.task.done():
         await asyncio.wait([request.task], timeout=KEEP_ALIVE_S)
@@ -192,7 +202,7 @@ async def _streamed(http: web.Request, calls: Answering, request: Request, ask: 
     calls.deliver(request)
     sent = False
     try:
-        for chunk in events(completion, ask.usage):
+        for chunk in made(completion):
             await response.write(chunk)
             sent = True
     except ConnectionError:

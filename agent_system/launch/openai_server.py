@@ -7,8 +7,8 @@ import ipaddress
 import logging
 import os
 import signal
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
 from agent_system.conversation import Conversation
@@ -71,6 +71,27 @@ def serve_openai(
 
 
 async def _serve(team: LoadedTeam, address: Address, key: str, greedy: bool, say: Callable[[str], object]) -> None:
+    async with listening(team, address, key, greedy) as (url, served):
+        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, _end, ended)
+        say(f"{url}/v1 answers for: {', '.join(served.agents)}")
+        await asyncio.wait([ended, served.gone], return_when=asyncio.FIRST_COMPLETED)
+        if served.gone.done():
+            served.gone.result()
+
+
+@asynccontextmanager
+async def listening(team: LoadedTeam, address: Address, key: str, greedy: bool) -> AsyncIterator[tuple[str, ServedTeam]]:
+    """Answer requests to a team, in this event loop; yield the URL, without /v1, and what answers.
+
+    Args:
+        team: the team.
+        address: where.
+        key: what requests must have; empty: any.
+        greedy: decode greedily where a request says nothing.
+
+    Raises ConfigError for an address that cannot be used.
+    """
     spec = EpisodeSpec(Task("served", ""), "served", 0, 0, validate=True, greedy=greedy)
     async with team.collector.playing(1):  # keeps connections to servers between questions
         served = ServedTeam(
@@ -86,13 +107,8 @@ async def _serve(team: LoadedTeam, address: Address, key: str, greedy: bool, say
             url = await server.start()
         except (OSError, OverflowError) as error:
             raise ConfigError(f"--host {address.host} --port {address.port}: {error}; 0 is a free port") from error
-        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, _end, ended)
         try:
-            say(f"{url}/v1 answers for: {', '.join(served.agents)}")
-            await asyncio.wait([ended, served.gone], return_when=asyncio.FIRST_COMPLETED)
-            if served.gone.done():
-                served.gone.result()
+            yield url, served
         finally:
             await server.stop()
 

@@ -25,6 +25,7 @@ from verl.protocol.generate import SamplingParams
 pytest.importorskip("mcp")
 SCRIPT = str(Path(__file__).with_name("mcp_server.py"))
 COMMAND = (sys.executable, SCRIPT)
+HOSTILE = str(Path(__file__).with_name("hostile_mcp_server.py"))
 
 
 class World(BaseEnv):
@@ -75,7 +76,7 @@ def children() -> set[int]:
     found = set()
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):
-            if SCRIPT in process.cmdline():
+            if {SCRIPT, HOSTILE} & set(process.cmdline()):
                 found.add(process.pid)
     return found
 
@@ -139,6 +140,38 @@ def test_a_server_gets_no_environment_but_its_own(monkeypatch: pytest.MonkeyPatc
 def test_a_server_that_cannot_be_used_is_an_error_before_a_model_loads(server: Callable[[], McpServer], said: str) -> None:
     with pytest.raises(AgentSystemError, match=said):
         type("Agent", (ToolAgent,), {"tools": (server(),)})("A")
+
+
+def hostile(way: str, *more: str, **options: Any) -> McpServer:
+    """A server that misbehaves in a way."""
+    return McpServer((sys.executable, HOSTILE, way, *more), **options)
+
+
+def test_a_server_that_lists_what_no_agent_can_have_is_an_error() -> None:
+    before = children()
+    wrong = {
+        "has 200 tools, more than 128; choose some with McpServer.only": hostile("many"),
+        "has two tools of the name 't0'": hostile("twice"),
+        "has a tool 't0' whose schema has no object `properties`": hostile("schema"),
+        r"did not list its tools within 1\.5 s": hostile("pages", start_timeout_s=0.5),
+        r"did not list its tools within 1\.2 s": hostile("silent", start_timeout_s=0.4),
+        "'http://me:\\*\\*\\*@127.0.0.1:9/mcp'": McpServer(url="http://me:secret@127.0.0.1:9/mcp"),
+    }
+    for said, server in wrong.items():
+        with pytest.raises(AgentSystemError, match=said):
+            server.tools()
+    assert [tool.name for tool in hostile("many", only=["t7", "t199"]).tools()] == ["t7", "t199"]
+    assert "secret" not in repr(McpServer(COMMAND, env={"TOKEN": "secret"}))
+    assert children() <= before
+
+
+def test_what_a_server_prints_and_describes_and_a_model_writes_harms_no_prompt() -> None:
+    for way in ("garbage", "special", "open"):
+        (episode,) = play(hostile(way), lambda asked: call("t0", text="a\ud800"), "a")
+        first, second = episode.samples
+        assert (episode.failure, json.loads(episode.answer)) == (None, {"text": "a?"}), way
+        assert "Help." in first.prompt_text if way == "special" else True
+        assert first.prompt_text.count("<|im_end|>") == 2 and second.prompt_text.count("<|im_end|>") == 4, second.prompt_text
 
 
 @pytest.fixture
