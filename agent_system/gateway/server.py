@@ -243,5 +243,5 @@ def _refusal(error: Exception, request: web.Request) -> Refusal:
             return Refusal(f"the body cannot be read: {error}")
         case RecursionError():
             return Refusal("the body is nested too deep")
-    logger.error("the gateway failed to answer %s", request.path, exc_info=error)
+    logger.error("the gateway failed to answer %r", request.path, exc_info=error)
     return Refusal(f"the gateway failed: {type(error).__name__}: {error}", 503, "gateway_failed")

@@ -19,6 +19,7 @@ from agent_system.launch.serving import LoadedTeam, loaded_team
 from agent_system.rollout.call import EpisodeSpec
 from verl.trainer.config.spec import ConfigError
 from verl.trainer.serving import Engines
+from verl.utils.names import slug
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +40,7 @@ class Address:
 
     def key(self) -> str:
         """Return the key. Raise ConfigError if the variable is empty, and for other interfaces than loopback without a key."""
-        key = os.environ.get(self.key_env, "") if self.key_env else ""
+        key = os.environ.get(self.key_env, "").strip() if self.key_env else ""
         if self.key_env and not key:
             raise ConfigError(f"--api-key-env {self.key_env}: the environment variable is not set")
         if not key and not _is_loopback(self.host):
@@ -126,7 +127,8 @@ def _team_model(team: LoadedTeam, greedy: bool) -> TeamModel | None:
     except AgentSystemError as error:
         logger.warning("only the agents are served, not the team: %s", error)
         return None
-    return TeamModel(f"{name}-team" if name in team.collector.runtimes else name, questions.ask)
+    taken = slug(name) in map(slug, team.collector.runtimes)
+    return TeamModel(f"{name}-team" if taken else name, questions.ask)
 
 
 def _engine_of(team: LoadedTeam, wg_id: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
 import json
 import os
 import threading
@@ -18,6 +19,7 @@ from agent_system.tools.tool import ToolError
 T = TypeVar("T")
 MOST_LISTED = 10_000  # tools of a server
 LONGEST_RESULT = 1 << 20  # characters; agents cut it further
+LONGEST_LINE = 16 << 20  # bytes that a server writes to its standard output as one message
 KEPT_ERRORS = 500  # characters of the end of a server's standard error
 
 
@@ -75,7 +77,7 @@ class Connection:
         self.ended = False
         self._server = server
         self._task: asyncio.Task[None] | None = None
-        self._errors = _Tail()
+        self._errors, self._cause = _Tail(), ""
 
     async def ready(self) -> Any:
         """Connect, unless that is done, and return the client of `mcp`. Raise ServerError if it is not possible."""
@@ -123,7 +125,7 @@ class Connection:
     async def _end(self, error: Exception) -> ServerError:
         self.ended = True
         self._closing.set()
-        return ServerError(f"has ended: {await self._errors.last() or error or type(error).__name__}")
+        return ServerError(f"has ended: {await self._errors.last() or self._cause or error or type(error).__name__}")
 
     async def _hold(self) -> None:
         """Keep the connection open: `mcp` wants to close it in the task that has opened it."""
@@ -134,10 +136,10 @@ class Connection:
                 self._opened.set_result(client)
                 await self._closing.wait()
         except Exception as error:  # of the transport, in groups
-            self.ended = True
+            self.ended, self._cause = True, _innermost(error)
             if not self._opened.done():
                 limit = f" within {self._server.start_timeout_s:g} s" if isinstance(error, TimeoutError) else ""
-                self._opened.set_exception(ServerError(f"gave no connection{limit}: {await self._errors.last() or _innermost(error)}"))
+                self._opened.set_exception(ServerError(f"gave no connection{limit}: {await self._errors.last() or self._cause}"))
                 self._opened.exception()  # the caller may have gone
 
 
@@ -154,10 +156,37 @@ async def _client(server: Endpoint, errors: _Tail) -> AsyncIterator[Any]:
             yield client
         return
     first, *others = server.command
-    parameters = StdioServerParameters(command=first, args=others, env=dict(server.env))
+    parameters = StdioServerParameters(command=first, args=others, env=dict(server.env), encoding=_LINES)
     with errors.file() as file:
         async with Client(stdio_client(parameters, errlog=file)) as client:
             yield client
+
+
+class _Lines(codecs.IncrementalDecoder):
+    """UTF-8 in which a line has at most `LONGEST_LINE` bytes, as an encoding: `mcp` keeps all of a line, however long it is."""
+
+    def __init__(self, errors: str = "strict") -> None:
+        super().__init__(errors)
+        self._text, self._length = codecs.getincrementaldecoder("utf-8")("replace"), 0
+
+    def decode(self, data: Any, final: bool = False) -> str:
+        """Return the next text. Raise ValueError within a line that is too long."""
+        _, ended, rest = bytes(data).rpartition(b"\n")
+        self._length = len(rest) if ended else self._length + len(data)
+        if self._length > LONGEST_LINE:
+            raise ValueError(f"it wrote a line of more than {LONGEST_LINE >> 20} MiB")
+        return self._text.decode(data, final)
+
+
+_LINES = "mcp_lines"
+
+
+def _codec(name: str) -> codecs.CodecInfo | None:
+    own = codecs.CodecInfo(codecs.utf_8_encode, codecs.utf_8_decode, incrementaldecoder=_Lines, name=_LINES)
+    return own if name == _LINES else None
+
+
+codecs.register(_codec)
 
 
 class _Tail:

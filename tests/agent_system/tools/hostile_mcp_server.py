@@ -38,6 +38,7 @@ for line in sys.stdin:
     result = answer(asked["method"], asked.get("params"))
     said = {"error": {"code": -32601, "message": "no such method"}} if result is None else {"result": result}
     if WAY == "garbage":
-        sys.stdout.write("Listening ...\n{}\n[1]\n\n")
+        sys.stdout.buffer.write(b"Listening ...\n{}\n[1]\n\n\xff\n")
+        sys.stdout.buffer.flush()
     sys.stdout.write(json.dumps({"jsonrpc": "2.0", "id": asked["id"], **said}) + "\n")
     sys.stdout.flush()

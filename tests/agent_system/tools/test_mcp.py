@@ -19,7 +19,7 @@ import pytest
 from agent_system import AgentSystemError, BaseEnv, BaseOrchestra, Observation, Outcome, Task, Turn
 from agent_system.rollout import AgentBinding, Collector, CollectorSettings, EnvFactory
 from agent_system.testing import ScriptedEngine, make_tokenizer
-from agent_system.tools import McpServer, ToolAgent
+from agent_system.tools import McpServer, ToolAgent, mcp_connection
 from verl.protocol.generate import SamplingParams
 
 pytest.importorskip("mcp")
@@ -172,6 +172,16 @@ def test_what_a_server_prints_and_describes_and_a_model_writes_harms_no_prompt()
         assert (episode.failure, json.loads(episode.answer)) == (None, {"text": "a?"}), way
         assert "Help." in first.prompt_text if way == "special" else True
         assert first.prompt_text.count("<|im_end|>") == 2 and second.prompt_text.count("<|im_end|>") == 4, second.prompt_text
+
+
+def test_a_message_that_is_too_long_ends_its_connection_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    (episode,) = play(hostile("huge", "1"), lambda asked: call("t0"), "a")
+    assert episode.failure is None and "more characters)" in episode.samples[-1].prompt_text
+    monkeypatch.setattr(mcp_connection, "LONGEST_LINE", 1 << 20)
+    before = children()
+    (episode,) = play(hostile("huge", "8"), lambda asked: call("t0"), "a")
+    assert "has ended: ValueError: it wrote a line of more than 1 MiB" in episode.failure
+    assert children() <= before
 
 
 @pytest.fixture
