@@ -163,19 +163,27 @@ async def _client(server: Endpoint, errors: _Tail) -> AsyncIterator[Any]:
 
 
 class _Lines(codecs.IncrementalDecoder):
-    """UTF-8 in which a line has at most `LONGEST_LINE` bytes, as an encoding: `mcp` keeps all of a line, however long it is."""
+    """UTF-8 without the rest of a line of more than `LONGEST_LINE` bytes, as an encoding: `mcp` keeps a line, however long, until its end.
+
+    Such a line is no message, so its call gets no result; others go on.
+    """
 
     def __init__(self, errors: str = "strict") -> None:
         super().__init__(errors)
         self._text, self._length = codecs.getincrementaldecoder("utf-8")("replace"), 0
 
     def decode(self, data: Any, final: bool = False) -> str:
-        """Return the next text. Raise ValueError within a line that is too long."""
-        _, ended, rest = bytes(data).rpartition(b"\n")
-        self._length = len(rest) if ended else self._length + len(data)
-        if self._length > LONGEST_LINE:
-            raise ValueError(f"it wrote a line of more than {LONGEST_LINE >> 20} MiB")
-        return self._text.decode(data, final)
+        """Return the next text."""
+        line, end, rest = bytes(data).partition(b"\n")
+        left_out = self._length > LONGEST_LINE
+        self._length += len(line)
+        if (excess := self._length - LONGEST_LINE) > 0:
+            line, kept_end = (b"" if left_out else line[:-excess] + b"\n"), b""
+        else:
+            kept_end = end
+        if end:
+            self._length = len(rest) - 1 - rest.rfind(b"\n")
+        return self._text.decode(line + kept_end + rest, final)
 
 
 _LINES = "mcp_lines"
@@ -256,13 +264,9 @@ async def _list(server: Endpoint) -> list[dict[str, Any]]:
 
 
 def _schema(tool: Any) -> dict[str, Any]:
-    """Return the OpenAI-style schema of a tool in valid Unicode. Raise ServerError for one that describes its arguments in another way."""
-    parameters = dict(tool.input_schema)
-    properties, required = parameters.get("properties") or {}, parameters.get("required") or []
-    if not isinstance(properties, dict) or not isinstance(required, list) or not all(isinstance(name, str) for name in required):
-        raise ServerError(f"has a tool {tool.name!r} whose schema has no object `properties` or no list of names `required`")
-    function = {"name": tool.name, "description": tool.description or "", "parameters": parameters}
-    return dict(valid_json({"type": "function", "function": function}))
+    """Return the OpenAI-style schema of a tool."""
+    function = {"name": tool.name, "description": tool.description or "", "parameters": dict(tool.input_schema)}
+    return {"type": "function", "function": function}
 
 
 def valid_json(value: Any) -> Any:

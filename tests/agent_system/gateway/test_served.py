@@ -244,7 +244,7 @@ async def test_a_body_that_cannot_be_read_is_the_clients_mistake(caplog: pytest.
             answer = await send(client, body, **headers)
             assert answer.status == 400 and said in answer.body["error"]["message"], answer.body
         assert (await say(client, "Writer")).text == "4"
-    assert caplog.messages == []
+    assert "the gateway failed" not in caplog.text
 
 
 async def test_a_web_page_needs_a_key_and_no_client_can_guess_anothers_conversation() -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -142,9 +143,9 @@ def test_a_server_that_cannot_be_used_is_an_error_before_a_model_loads(server: C
         type("Agent", (ToolAgent,), {"tools": (server(),)})("A")
 
 
-def hostile(way: str, *more: str, **options: Any) -> McpServer:
+def hostile(way: str, **options: Any) -> McpServer:
     """A server that misbehaves in a way."""
-    return McpServer((sys.executable, HOSTILE, way, *more), **options)
+    return McpServer((sys.executable, HOSTILE, way), **options)
 
 
 def test_a_server_that_lists_what_no_agent_can_have_is_an_error() -> None:
@@ -152,14 +153,15 @@ def test_a_server_that_lists_what_no_agent_can_have_is_an_error() -> None:
     wrong = {
         "has 200 tools, more than 128; choose some with McpServer.only": hostile("many"),
         "has two tools of the name 't0'": hostile("twice"),
-        "has a tool 't0' whose schema has no object `properties`": hostile("schema"),
-        r"did not list its tools within 1\.5 s": hostile("pages", start_timeout_s=0.5),
-        r"did not list its tools within 1\.2 s": hostile("silent", start_timeout_s=0.4),
+        "did not list its tools: ValidationError": hostile("schema"),
+        "' did not list its tools within 3 s": hostile("pages", start_timeout_s=1.0),
+        "did not list its tools within 3.3 s": hostile("silent", start_timeout_s=1.1),
         "'http://me:\\*\\*\\*@127.0.0.1:9/mcp'": McpServer(url="http://me:secret@127.0.0.1:9/mcp"),
     }
-    for said, server in wrong.items():
-        with pytest.raises(AgentSystemError, match=said):
-            server.tools()
+    with ThreadPoolExecutor() as pool:
+        for said, listed in {said: pool.submit(server.tools) for said, server in wrong.items()}.items():
+            with pytest.raises(AgentSystemError, match=said):
+                listed.result()
     assert [tool.name for tool in hostile("many", only=["t7", "t199"]).tools()] == ["t7", "t199"]
     assert "secret" not in repr(McpServer(COMMAND, env={"TOKEN": "secret"}))
     assert children() <= before
@@ -174,14 +176,12 @@ def test_what_a_server_prints_and_describes_and_a_model_writes_harms_no_prompt()
         assert first.prompt_text.count("<|im_end|>") == 2 and second.prompt_text.count("<|im_end|>") == 4, second.prompt_text
 
 
-def test_a_message_that_is_too_long_ends_its_connection_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    (episode,) = play(hostile("huge", "1"), lambda asked: call("t0"), "a")
-    assert episode.failure is None and "more characters)" in episode.samples[-1].prompt_text
-    monkeypatch.setattr(mcp_connection, "LONGEST_LINE", 1 << 20)
-    before = children()
-    (episode,) = play(hostile("huge", "8"), lambda asked: call("t0"), "a")
-    assert "has ended: ValueError: it wrote a line of more than 1 MiB" in episode.failure
-    assert children() <= before
+def test_a_message_that_is_too_long_is_a_call_without_a_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mcp_connection, "LONGEST_LINE", 2 << 20)
+    calls = "".join(call("t0", mib=mib) for mib in (1, 8, 0))
+    (episode,) = play(hostile("huge"), lambda asked: calls, "a", timeout_s=2.0)
+    long, none, empty = episode.samples[-1].prompt_text.split("<tool_response>\n")[1:]
+    assert episode.failure is None and "more characters)" in long and "no result within 2 s" in none and empty.startswith("\n")
 
 
 @pytest.fixture
