@@ -8,9 +8,6 @@ SCHEMAS = {
     "schema": {"type": "object", "properties": ["text"]},
     "open": {"type": "object", "anyOf": [{"type": "object"}], "required": None},
 }
-    "schema": {"type": "object", "properties": ["text"]},
-    "open": {"type": "object", "anyOf": [{"type": "object"}], "required": None},
-}
 COUNTS = {"many": 200, "pages": 0}
 
 
