@@ -127,7 +127,8 @@ class Server:
         return web.json_response({"object": "list", "data": [_described(name) for name in self._calls(request).agents]})
 
     async def _model(self, request: web.Request) -> web.StreamResponse:
-        return web.json_response(_described(self._calls(request).agent(request.match_info["model"])))
+        named = request.match_info
+        return web.json_response(_described(self._calls(request).agent(named.get("agent") or named["model"])))
 
     async def _chat(self, http: web.Request) -> web.StreamResponse:
         calls = self._calls(http)

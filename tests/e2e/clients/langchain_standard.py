@@ -27,4 +27,4 @@ class TestServedAgent(ChatModelIntegrationTests):
     has_structured_output = FORMS
     supports_json_mode = ABLE
     supports_model_override = True
-    model_override_value = "verifier_agent"
+    model_override_value = "Verifier Agent"
