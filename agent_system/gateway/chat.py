@@ -31,6 +31,8 @@ class Chat:
     def read(self, ask: Ask) -> Built:
         """Return the prompt of a request. Raise Refusal when it cannot be built or is too long."""
         viewer, binding = self._template.viewer, self._template.binding
+        if ask.logprobs and not isinstance(binding, AgentBinding):
+            raise Refusal(f"{binding.agent_id!r} is behind an API, which gives no log-probabilities", param="logprobs")
         tools = viewer.clean_json(list(ask.tools))
         built = self._bridge.build(viewer.views(ask.messages), tools, self._history)
         if isinstance(binding, AgentBinding) and len(built.prompt.ids) > binding.max_prompt_length:
@@ -68,7 +70,7 @@ class Chat:
             id=name,
             model=self._template.binding.agent_id,
             created=int(time.time()),
-            prompt_tokens=len(built.prompt.ids),
+            prompt_tokens=getattr(replies[0][1].generation, "prompt_tokens", len(built.prompt.ids)),  # as a server has counted them
             choices=[self._choice(ask, built, call, reply) for call, reply in replies],
         )
 
@@ -78,7 +80,7 @@ class Chat:
             text = text[: min(ends)]
         content, requests = split_calls(text, self._template.tool_format) if ask.tools else (strip_thinking(text), [])
         found = thoughts(text)
-        calls = [{"name": request.name, "arguments": request.arguments} for request in requests]
+        calls: list[dict[str, Any]] = [{"name": request.name, "arguments": request.arguments or {}} for request in requests]
         whole = f"<think>\n{chr(10).join(found)}\n</think>\n\n{content}" if found and calls else content if calls else text
         before = sum(view.calls for view in built.views)
         viewer = self._template.viewer
@@ -93,6 +95,6 @@ class Chat:
             [(f"call_{call.turn}_{call.number}_{i}", c["name"], json.dumps(c["arguments"])) for i, c in enumerate(calls)],
             "\n\n".join(found),
             "tool_calls" if calls else "length" if generation.stop_reason == "length" else "stop",
-            len(generation.token_ids),
+            getattr(generation, "reply_tokens", len(generation.token_ids)),
             scored if scored is None else [(self._template.decode([token]), log_prob) for token, log_prob in scored],
         )

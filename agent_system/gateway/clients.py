@@ -1,4 +1,4 @@
-"""Clients of an episode for OpenAI's library, LangChain and AutoGen, each imported when a program asks for it.
+"""Clients of a session for OpenAI's library, LangChain and AutoGen, each imported when a program asks for it.
 
 Time limits and repetitions are those of the run (`rollout.call_timeout_s`), so the clients have none of their own.
 """
@@ -12,10 +12,11 @@ from agent_system.errors import AgentSystemError
 
 
 class Clients:
-    """The clients of one episode, and the connections that they share."""
+    """The clients of one session, and the connections that they share."""
 
     def __init__(self, base_url: str, key: str, forms: bool) -> None:
         """Make clients of the address `base_url` with the key of an episode; with `forms` they may ask for a reply of a certain form."""
+        self._certificates = base_url.startswith("https:")  # http has none, and they take 20 ms to load
         self._arguments: dict[str, Any] = {"base_url": base_url, "api_key": key, "max_retries": 0, "timeout": None}
         self._open: list[Any] = []
         self._forms = forms
@@ -28,7 +29,8 @@ class Clients:
 
     def openai_in_thread(self) -> Any:
         """Return an `openai.OpenAI`, which blocks."""
-        return _load("openai", "openai").OpenAI(**self._arguments, http_client=_load("openai", "openai").DefaultHttpxClient(verify=False))
+        library = _load("openai", "openai")
+        return library.OpenAI(**self._arguments, http_client=library.DefaultHttpxClient(verify=self._certificates))
 
     def chat_model(self, agent_id: str) -> Any:
         """Return a `langchain_openai.ChatOpenAI`."""
@@ -50,8 +52,7 @@ class Clients:
             await client.close()
 
     def _connections(self) -> Any:
-        """Return connections without certificates, which the loopback interface does not need and which take 20 ms to load."""
-        client = _load("openai", "openai").DefaultAsyncHttpxClient(verify=False)
+        client = _load("openai", "openai").DefaultAsyncHttpxClient(verify=self._certificates)
         self._open.append(_Closing(client))
         return client
 

@@ -43,8 +43,13 @@ class Choice:
         """The field `logprobs`."""
         if self.logprobs is None:
             return None
-        tokens = [{"token": t, "logprob": p, "bytes": list(t.encode("utf-8", "replace")), "top_logprobs": []} for t, p in self.logprobs]
+        tokens = [{"token": t, "logprob": p, "bytes": _bytes(t), "top_logprobs": []} for t, p in self.logprobs]
         return {"content": tokens, "refusal": None}
+
+
+def _bytes(token: str) -> list[int] | None:
+    """Return the bytes of a token; None for one that is a part of a character, whose text does not say which."""
+    return None if "\ufffd" in token else list(token.encode("utf-8", "replace"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from agent_system.gateway.reply import Completion
 
 Messages = list[Any]
 RESPONSE = "resp_"  # an answer has this before the id of its chat completion
-_SAME = ("model", "temperature", "top_p", "tool_choice", "seed")
+_SAME = ("model", "temperature", "top_p", "tool_choice", "seed", "stream")
 _TEXTS = ("input_text", "output_text", "text", "refusal")
 
 
@@ -23,8 +23,9 @@ def chat_body(body: Mapping[str, Any], before: Mapping[str, Messages]) -> dict[s
 
     Raises Refusal for items that are not supported.
     """
-    if body.get("stream"):
-        raise Refusal("stream is not supported by /v1/responses; leave it out, or use /v1/chat/completions", param="stream")
+    for name in ("background", "conversation", "prompt"):
+        if body.get(name):
+            raise Refusal(f"{name} is not supported", param=name)
     shape = body.get("text")
     chat = {name: body[name] for name in _SAME if body.get(name) is not None}
     if isinstance(shape, dict) and shape.get("format"):
@@ -99,7 +100,7 @@ def _earlier(body: Mapping[str, Any], before: Mapping[str, Messages]) -> Message
     if name is None:
         return []
     if not isinstance(name, str) or name not in before:
-        raise Refusal(f"previous_response_id={name!r} is no answer of this episode", 404, param="previous_response_id")
+        raise Refusal(f"previous_response_id={name!r} is no answer that is known", 404, param="previous_response_id")
     return before[name]
 
 

@@ -12,6 +12,8 @@ from agent_system.gateway.wire import Ask
 from verl.protocol.generate import SamplingParams, StructureError
 
 HONOURED = ("temperature", "top_p", "top_k")
+LARGEST_TOP_K = 2**31 - 1
+COLDEST = 1e-6  # logits divided by less are not finite; a reply under a lower temperature is greedy
 
 
 def client_sampling(ask: Ask, own: SamplingParams) -> SamplingParams:
@@ -23,16 +25,17 @@ def client_sampling(ask: Ask, own: SamplingParams) -> SamplingParams:
         wanted = {
             "temperature": number and 0 <= value <= 100,
             "top_p": number and 0 < value <= 1,
-            "top_k": number and (value >= 1 or value == -1),
+            "top_k": number and (1 <= value <= LARGEST_TOP_K or value == -1),
         }
         if not wanted[name]:
             expected = {
                 "temperature": "a number from 0 to 100",
                 "top_p": "a number above 0, at most 1",
-                "top_k": "an integer from 1, or -1",
+                "top_k": f"an integer from 1 to {LARGEST_TOP_K}, or -1",
             }
             raise Refusal(f"{name} must be {expected[name]}, found {json.dumps(value)[:80]}", param=name)
-    return replace(own, **ask.sampling)
+    changed = replace(own, **ask.sampling)
+    return changed if changed.temperature >= COLDEST else replace(changed, temperature=0.0)
 
 
 def structure_of(ask: Ask, tool_format: str) -> str:

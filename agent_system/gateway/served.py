@@ -85,7 +85,7 @@ class ServedTeam:
         self._runtimes, self._spec, self._limit_s, self._team = runtimes, spec, limit_s, team
         self._names = {slug(name): name for name in self.agents} | {name: name for name in self.agents}
         self._chats = {name: Chat(bridge_of(runtime.binding, keys), KEPT_CONVERSATIONS) for name, runtime in runtimes.items()}
-        self._numbers, self._run = count(), secrets.token_hex(4)
+        self._numbers = count()
 
     def agent(self, name: str) -> str:
         """Return the model of a name or a slug. Raise Refusal naming the models."""
@@ -145,7 +145,7 @@ class ServedTeam:
             except RolloutError as error:
                 raise Refusal(str(error), 503, "generation_failed") from error
             replies = [(call, _whole(call, reply)) for call, reply in zip(calls, generations, strict=True) if reply is not None]
-            return chat.answer(ask, built, replies, f"chatcmpl-{self._run}-{number}")
+            return chat.answer(ask, built, replies, _new_id())
 
         return work()
 
@@ -167,10 +167,10 @@ class ServedTeam:
         async def work() -> Completion:
             records = await asyncio.gather(*(team.ask(question) for _ in range(ask.n)))
             return Completion(
-                id=f"chatcmpl-{self._run}-{next(self._numbers)}",
+                id=_new_id(),
                 model=team.name,
                 created=int(time.time()),
-                prompt_tokens=sum(len(sample.prompt_ids) for record in records for sample in record.samples),
+                prompt_tokens=sum(sample.prompt_tokens for record in records for sample in record.samples),
                 choices=[_choice(record) for record in records],
             )
 
@@ -187,8 +187,10 @@ class ServedServer(Server):
 
     def _calls(self, request: web.Request) -> ServedTeam:
         given = request.headers.get("Authorization", "").removeprefix("Bearer ").strip()
-        if self._key and not hmac.compare_digest(given.encode(), self._key.encode()):
+        if self._key and not hmac.compare_digest(given.encode("utf-8", "surrogateescape"), self._key.encode("utf-8", "surrogateescape")):
             raise Refusal("wrong API key", 401, "invalid_api_key")
+        if not self._key and "Origin" in request.headers:  # any page in a browser of this machine can reach the loopback interface
+            raise Refusal("a web page asks; serve the team with --api-key-env to answer those that know the key", 403, "no_api_key")
         return self._team
 
 
@@ -199,6 +201,11 @@ class _Recent(OrderedDict[str, Any]):
         super().__setitem__(name, value)
         if len(self) > KEPT_CONVERSATIONS:
             self.popitem(last=False)
+
+
+def _new_id() -> str:
+    """Return the id of an answer, by which only its client can continue it."""
+    return f"chatcmpl-{secrets.token_hex(12)}"
 
 
 def _whole(call: Call, generation: Generation) -> Reply:
@@ -212,4 +219,4 @@ def _choice(record: EpisodeRecord) -> Choice:
     if record.failure is not None:
         raise Refusal(f"the episode failed: {record.failure}", 503, "episode_failed")
     said: Sequence[str] = [f"{sample.agent_id}: {sample.text}" for sample in record.committed]
-    return Choice(record.answer, (), "\n\n".join(said), "stop", sum(len(sample.generation.token_ids) for sample in record.samples))
+    return Choice(record.answer, (), "\n\n".join(said), "stop", sum(sample.response_tokens for sample in record.samples))

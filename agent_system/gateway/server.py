@@ -14,9 +14,10 @@ from aiohttp import web
 
 from agent_system.gateway.calls import EpisodeCalls
 from agent_system.gateway.errors import HEADERS, Refusal
+from agent_system.gateway.reply import Completion
 from agent_system.gateway.request import OVER, Request
 from agent_system.gateway.responses import chat_body, conversation, response_body
-from agent_system.gateway.stream import COMMENT, KEEP_ALIVE_S, event, events
+from agent_system.gateway.stream import COMMENT, KEEP_ALIVE_S, event, events, response_events
 from agent_system.gateway.wire import Ask, read_ask, read_body
 
 logger = logging.getLogger(__name__)
@@ -76,13 +77,15 @@ class Server:
         async with self._starting:
             if self._runner is None:
                 if self._socket is None:
-                    self._socket = socket.create_server((self._host, self._port), backlog=BACKLOG)
+                    family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
+                    self._socket = socket.create_server((self._host, self._port), family=family, backlog=BACKLOG)
                 runner = web.AppRunner(self._app(), access_log=None, shutdown_timeout=1.0, handler_cancellation=self._ends_left)
                 await runner.setup()
                 await web.SockSite(runner, self._socket.dup(), backlog=BACKLOG).start()
                 self._runner = runner
         assert self._socket is not None
-        return f"http://{self._host}:{self._socket.getsockname()[1]}"
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        return f"http://{host}:{self._socket.getsockname()[1]}"
 
     async def stop(self) -> None:
         """Stop listening in this event loop; the port stays bound."""
@@ -109,6 +112,7 @@ class Server:
             app.router.add_post(f"{root}/chat/completions", self._chat)
             app.router.add_post(f"{root}/responses", self._responses)
             app.router.add_get(f"{root}/models", self._models)
+            app.router.add_get(f"{root}/models/{{model}}", self._model)
         return app
 
     def _calls(self, request: web.Request) -> Answering:
@@ -120,9 +124,11 @@ class Server:
         return self._open[key]
 
     async def _models(self, request: web.Request) -> web.StreamResponse:
-        names = self._calls(request).agents
-        models = [{"id": name, "object": "model", "created": 0, "owned_by": "verl-mas"} for name in names]
-        return web.json_response({"object": "list", "data": models})
+        return web.json_response({"object": "list", "data": [_described(name) for name in self._calls(request).agents]})
+
+    async def _model(self, request: web.Request) -> web.StreamResponse:
+        named = request.match_info
+        return web.json_response(_described(self._calls(request).agent(named.get("agent") or named["model"])))
 
     async def _chat(self, http: web.Request) -> web.StreamResponse:
         calls = self._calls(http)
@@ -130,7 +136,7 @@ class Server:
         ask = read_ask(read_body(data), calls.masks)
         with _started(http, calls, ask, data) as request:
             if ask.stream:
-                return await _streamed(http, calls, request, ask)
+                return await _streamed(http, calls, request, lambda completion: events(completion, ask.usage))
             completion = await request.answer()
             if _connected(http):
                 calls.deliver(request)
@@ -141,13 +147,24 @@ class Server:
         data = await http.read()
         body = read_body(data)
         chat = chat_body(body, calls.conversations)
-        with _started(http, calls, read_ask(chat, calls.masks), data) as request:
+        ask = read_ask(chat, calls.masks)
+
+        def answered(completion: Completion) -> dict[str, Any]:
+            answer = response_body(completion, body)
+            calls.conversations[answer["id"]] = conversation(chat, body, completion)
+            return answer
+
+        with _started(http, calls, ask, data) as request:
+            if ask.stream:
+                return await _streamed(http, calls, request, lambda completion: response_events(answered(completion)))
             completion = await request.answer()
             if _connected(http):
                 calls.deliver(request)
-        answer = response_body(completion, body)
-        calls.conversations[answer["id"]] = conversation(chat, body, completion)
-        return web.json_response(answer)
+            return web.json_response(answered(completion))
+
+
+def _described(model: str) -> dict[str, Any]:
+    return {"id": model, "object": "model", "created": 0, "owned_by": "verl-mas"}
 
 
 @contextmanager
@@ -162,8 +179,10 @@ def _started(http: web.Request, calls: Answering, ask: Ask, data: bytes) -> Iter
         calls.leave(request)
 
 
-async def _streamed(http: web.Request, calls: Answering, request: Request, ask: Ask) -> web.StreamResponse:
-    """Answer with events once the reply is whole, and with comments until then."""
+async def _streamed(
+    http: web.Request, calls: Answering, request: Request, made: Callable[[Completion], Iterator[bytes]]
+) -> web.StreamResponse:
+    """Answer with the events `made` of the reply once it is whole, and with comments until then."""
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache", **HEADERS})
     while not request.task.done():
         await asyncio.wait([request.task], timeout=KEEP_ALIVE_S)
@@ -176,15 +195,15 @@ async def _streamed(http: web.Request, calls: Answering, request: Request, ask: 
     else:
         try:
             completion = await request.answer()
-        except Refusal as error:
-            await response.write(event(error.body))
+        except Exception as error:  # the status has been sent
+            await response.write(event(_refusal(error, http).body))
             return response
     if not _connected(http):
         return response
     calls.deliver(request)
     sent = False
     try:
-        for chunk in events(completion, ask.usage):
+        for chunk in made(completion):
             await response.write(chunk)
             sent = True
     except ConnectionError:
@@ -206,14 +225,24 @@ def _connected(http: web.Request) -> bool:
 async def _as_openai_errors(request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> web.StreamResponse:
     try:
         return await handler(request)
-    except Refusal as error:
-        return error.response()
-    except web.HTTPRequestEntityTooLarge:
-        return Refusal(f"the body has more than {MAX_BODY_BYTES >> 20} MiB", 413, "request_too_large").response()
-    except web.HTTPException as error:
-        return Refusal(f"{request.method} {request.path}: {error.reason}; answered are: {KNOWN}", 404).response()
     except ConnectionError:
         raise
     except Exception as error:
-        logger.exception("the gateway failed to answer %s", request.path)
-        return Refusal(f"the gateway failed: {type(error).__name__}: {error}", 503, "gateway_failed").response()
+        return _refusal(error, request).response()
+
+
+def _refusal(error: Exception, request: web.Request) -> Refusal:
+    """Return what the client is told of an error."""
+    match error:
+        case Refusal():
+            return error
+        case web.HTTPRequestEntityTooLarge():
+            return Refusal(f"the body has more than {MAX_BODY_BYTES >> 20} MiB", 413, "request_too_large")
+        case web.HTTPException():
+            return Refusal(f"{request.method} {request.path}: {error.reason}; answered are: {KNOWN}", 404)
+        case web.RequestPayloadError():
+            return Refusal(f"the body cannot be read: {error}")
+        case RecursionError():
+            return Refusal("the body is nested too deep")
+    logger.error("the gateway failed to answer %r", request.path, exc_info=error)
+    return Refusal(f"the gateway failed: {type(error).__name__}: {error}", 503, "gateway_failed")

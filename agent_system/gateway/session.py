@@ -8,32 +8,24 @@ from typing import Any
 
 from agent_system.environment import Observation, Outcome, Task
 from agent_system.errors import AgentSystemError
+from agent_system.gateway.access import Access
 from agent_system.gateway.calls import EpisodeCalls
-from agent_system.gateway.clients import Clients
 from agent_system.gateway.request import OVER
 from agent_system.rollout.runner import EpisodeRunner
-from verl.utils.names import slug
 
 
-class Session:
-    """An episode.
+class Session(Access):
+    """An episode. Its key is valid until it ends, and its clients end with it.
 
     Attributes:
         task: the task, without its ground truth.
-        key: API key of the episode; it is valid until the episode ends.
-        base_url: for an OpenAI client that names the agent as the model.
-        agents: names of the agents.
-        clients: clients of this episode, which end with it.
     """
 
     def __init__(self, episode: EpisodeRunner, url: str, calls: EpisodeCalls) -> None:
         """Show an episode whose requests `calls` answers at the address `url`."""
+        super().__init__(f"{url}/v1", calls.key, tuple(episode.runtimes), calls.masks)
         self.task: Task = replace(episode.spec.task, ground_truth=None)
-        self.key = calls.key
-        self.base_url = f"{url}/v1"
-        self.agents = tuple(episode.runtimes)
-        self.clients = Clients(self.base_url, self.key, calls.masks)
-        self._url, self._episode, self._loop = url, episode, asyncio.get_running_loop()
+        self._episode, self._loop = episode, asyncio.get_running_loop()
 
     @property
     def observation(self) -> Observation:
@@ -41,22 +33,6 @@ class Session:
         if self._episode.turn is None:
             raise AgentSystemError(f"session.observation: {OVER}")
         return self._episode.turn.observation
-
-    def url_of(self, agent_id: str) -> str:
-        """Return the base URL at which one agent answers, whatever model a request names."""
-        return f"{self._url}/agents/{slug(agent_id)}/v1"
-
-    def openai(self) -> Any:
-        """Return an `openai.AsyncOpenAI` of this episode; a plain function calls `session.clients.openai_in_thread()`."""
-        return self.clients.openai()
-
-    def chat_model(self, agent_id: str) -> Any:
-        """Return an agent as LangChain's chat model."""
-        return self.clients.chat_model(agent_id)
-
-    def autogen(self, agent_id: str) -> Any:
-        """Return an agent as AutoGen's model client."""
-        return self.clients.autogen(agent_id)
 
     async def step(self, action: Any) -> Outcome:
         """End the turn with the team's action and return the environment's outcome; the next turn begins unless it is `done`.

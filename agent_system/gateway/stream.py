@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from itertools import count
 from typing import Any
 
 from agent_system.gateway.reply import Completion
@@ -33,3 +34,30 @@ def events(completion: Completion, usage: bool) -> Iterator[bytes]:
     if usage:
         yield event({**head, "choices": [], "usage": completion.usage})
     yield b"data: [DONE]\n\n"
+
+
+def response_events(answer: Mapping[str, Any]) -> Iterator[bytes]:
+    """Yield the events of a stream of `/v1/responses` for the object `response`."""
+    number = count()
+
+    def told(kind: str, **fields: Any) -> bytes:
+        return f"event: {kind}\n".encode() + event({"type": kind, "sequence_number": next(number), **fields})
+
+    begun = {**answer, "status": "in_progress", "output": [], "usage": None, "incomplete_details": None}
+    yield told("response.created", response=begun)
+    yield told("response.in_progress", response=begun)
+    for index, item in enumerate(answer["output"]):
+        at = {"output_index": index, "item_id": item["id"]}
+        empty: dict[str, Any] = {"content": []} if item["type"] == "message" else {"arguments": ""}
+        yield told("response.output_item.added", output_index=index, item={**item, "status": "in_progress", **empty})
+        for place, part in enumerate(item.get("content", ())):
+            here, text = {**at, "content_index": place}, part["text"]
+            yield told("response.content_part.added", **here, part={**part, "text": ""})
+            yield told("response.output_text.delta", **here, delta=text, logprobs=[])
+            yield told("response.output_text.done", **here, text=text, logprobs=[])
+            yield told("response.content_part.done", **here, part=part)
+        if item["type"] == "function_call":
+            yield told("response.function_call_arguments.delta", **at, delta=item["arguments"])
+            yield told("response.function_call_arguments.done", **at, name=item["name"], arguments=item["arguments"])
+        yield told("response.output_item.done", output_index=index, item=item)
+    yield told(f"response.{answer['status']}", response=answer)

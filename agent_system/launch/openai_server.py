@@ -7,8 +7,8 @@ import ipaddress
 import logging
 import os
 import signal
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
 from agent_system.conversation import Conversation
@@ -19,6 +19,7 @@ from agent_system.launch.serving import LoadedTeam, loaded_team
 from agent_system.rollout.call import EpisodeSpec
 from verl.trainer.config.spec import ConfigError
 from verl.trainer.serving import Engines
+from verl.utils.names import slug
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +40,7 @@ class Address:
 
     def key(self) -> str:
         """Return the key. Raise ConfigError if the variable is empty, and for other interfaces than loopback without a key."""
-        key = os.environ.get(self.key_env, "") if self.key_env else ""
+        key = os.environ.get(self.key_env, "").strip() if self.key_env else ""
         if self.key_env and not key:
             raise ConfigError(f"--api-key-env {self.key_env}: the environment variable is not set")
         if not key and not _is_loopback(self.host):
@@ -71,6 +72,27 @@ def serve_openai(
 
 
 async def _serve(team: LoadedTeam, address: Address, key: str, greedy: bool, say: Callable[[str], object]) -> None:
+    async with listening(team, address, key, greedy) as (url, served):
+        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, _end, ended)
+        say(f"{url}/v1 answers for: {', '.join(served.agents)}")
+        await asyncio.wait([ended, served.gone], return_when=asyncio.FIRST_COMPLETED)
+        if served.gone.done():
+            served.gone.result()
+
+
+@asynccontextmanager
+async def listening(team: LoadedTeam, address: Address, key: str, greedy: bool) -> AsyncIterator[tuple[str, ServedTeam]]:
+    """Answer requests to a team, in this event loop; yield the URL, without /v1, and what answers.
+
+    Args:
+        team: the team.
+        address: where.
+        key: what requests must have; empty: any.
+        greedy: decode greedily where a request says nothing.
+
+    Raises ConfigError for an address that cannot be used.
+    """
     spec = EpisodeSpec(Task("served", ""), "served", 0, 0, validate=True, greedy=greedy)
     async with team.collector.playing(1):  # keeps connections to servers between questions
         served = ServedTeam(
@@ -85,13 +107,8 @@ async def _serve(team: LoadedTeam, address: Address, key: str, greedy: bool, say
             url = await server.start()
         except (OSError, OverflowError) as error:
             raise ConfigError(f"--host {address.host} --port {address.port}: {error}; 0 is a free port") from error
-        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, _end, ended)
         try:
-            say(f"{url}/v1 answers for: {', '.join(served.agents)}")
-            await asyncio.wait([ended, served.gone], return_when=asyncio.FIRST_COMPLETED)
-            if served.gone.done():
-                served.gone.result()
+            yield url, served
         finally:
             await server.stop()
 
@@ -109,7 +126,8 @@ def _team_model(team: LoadedTeam, greedy: bool) -> TeamModel | None:
     except AgentSystemError as error:
         logger.warning("only the agents are served, not the team: %s", error)
         return None
-    return TeamModel(f"{name}-team" if name in team.collector.runtimes else name, questions.ask)
+    taken = slug(name) in map(slug, team.collector.runtimes)
+    return TeamModel(f"{name}-team" if taken else name, questions.ask)
 
 
 def _is_loopback(host: str) -> bool:

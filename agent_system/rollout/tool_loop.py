@@ -87,15 +87,14 @@ class ToolPromptBuilder(PromptBuilder):
         if not self._native:
             messages = self._described(messages)
             return super()._template(messages)
+        tools = json.loads(self._special.cleaned(json.dumps(self.agent.schemas, ensure_ascii=False)))  # a server of others may write them
         return str(
-            self.tokenizer.apply_chat_template(
-                messages, tools=self.agent.schemas, tokenize=False, add_generation_prompt=True, **self.template_kwargs
-            )
+            self.tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=True, **self.template_kwargs)
         )
 
     def _described(self, messages: list[Message]) -> list[Message]:
         """Return the messages for a template that knows no tools: their description in the system message, results in a user message."""
-        text, rest = self.agent.describe_tools(), messages
+        text, rest = self._special.cleaned(self.agent.describe_tools()), messages
         if messages and messages[0]["role"] == "system":
             text, rest = f"{text}\n\n{messages[0]['content']}", messages[1:]
         shown: list[Message] = [{"role": "system", "content": text}]

@@ -71,6 +71,7 @@ def read_calls(text: str, tool_format: str) -> list[ToolRequest]:
 def split_calls(text: str, tool_format: str) -> tuple[str, list[ToolRequest]]:
     """Return a reply without its thinking and its tool calls, and these calls. Malformed calls stay in the text.
 
+    So do calls that client libraries cannot read: their arguments are no object, or have numbers or characters that JSON has not.
     Arguments are those of `read_calls`.
     """
     visible = strip_thinking(text)
@@ -78,15 +79,24 @@ def split_calls(text: str, tool_format: str) -> tuple[str, list[ToolRequest]]:
         kept, calls, end = [], [], 0
         for found in _HERMES.finditer(visible):
             request = _request(found.group(1))
-            kept.append(visible[end : found.end() if request.error else found.start()])
-            calls, end = calls if request.error else [*calls, request], found.end()
+            good = _readable(request)
+            kept.append(visible[end : found.start() if good else found.end()])
+            calls, end = [*calls, request] if good else calls, found.end()
         return "".join([*kept, visible[end:]]).strip(), calls
     requests = read_calls(text, tool_format)
-    if not requests or any(request.error for request in requests):
+    if not requests or not all(map(_readable, requests)):
         return visible, []
     return (
         _FENCE.sub("", _close_fences(visible)).strip() if tool_format == "json" and not visible.startswith(("{", "[")) else ""
     ), requests
+
+
+def _readable(request: ToolRequest) -> bool:
+    try:
+        json.dumps([request.name, request.arguments], ensure_ascii=False, allow_nan=False).encode()
+    except ValueError:
+        return False
+    return not request.error and isinstance(request.arguments, dict | None)
 
 
 def _close_fences(text: str) -> str:

@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from agent_system.errors import AgentSystemError
 from agent_system.resources import of_episode
-from agent_system.tools.mcp_connection import Connection, Endpoint, ServerError, on_loop, tools_of
+from agent_system.tools.mcp_connection import Connection, Endpoint, ServerError, on_loop, tools_of, valid_json
 from agent_system.tools.tool import ToolError, ToolInputError, cut
 from verl.utils.names import did_you_mean
 
 SCOPES = ("episode", "run")
+MOST_TOOLS = 128
 LONGEST_ARGUMENTS = 1 << 20  # characters of JSON
 
 
@@ -44,15 +46,23 @@ class McpServer(Endpoint):
     def tools(self) -> list[McpTool]:
         """Return its tools, with a connection for this purpose the first time.
 
-        Raises AgentSystemError when it cannot be reached, has too many tools, or lacks one of `only`.
+        Raises AgentSystemError when it cannot be reached, has too many tools or two of one name, or lacks one of `only`.
         """
-        found = {tool["function"]["name"]: tool for tool in tools_of(self)}
-        if missing := [name for name in self.only if name not in found]:
-            known = ", ".join(found) or "none"
+        found = [McpTool(self, tool) for tool in tools_of(self)]
+        names = [tool.name for tool in found]
+        if missing := [name for name in self.only if name not in names]:
+            known = ", ".join(names[:MOST_TOOLS]) or "none"
             raise AgentSystemError(
-                f"the MCP server {self.name!r} has no tool {missing[0]!r}{did_you_mean(missing[0], found)}; its tools: {known}"
+                f"the MCP server {self.name!r} has no tool {missing[0]!r}{did_you_mean(missing[0], names)}; its tools: {known}"
             )
-        return [McpTool(self, schema) for name, schema in found.items() if not self.only or name in self.only]
+        if twice := [name for name, count in Counter(names).items() if count > 1]:
+            raise AgentSystemError(f"the MCP server {self.name!r} has two tools of the name {twice[0]!r}")
+        chosen = [tool for tool in found if not self.only or tool.name in self.only]
+        if len(chosen) > MOST_TOOLS:
+            raise AgentSystemError(
+                f"the MCP server {self.name!r} has {len(chosen)} tools, more than {MOST_TOOLS}; choose some with McpServer.only"
+            )
+        return chosen
 
     def connection(self) -> Connection:
         """Return the connection for the running task: that of its episode, or of the run."""
@@ -106,14 +116,16 @@ class McpTool:
         known = parameters.get("properties") or {}
         if not isinstance(arguments, dict):
             raise ToolInputError(f"the arguments of {self.name} must be a JSON object with {', '.join(known) or 'no keys'}")
-        unknown = [key for key in arguments if key not in known and not parameters.get("additionalProperties")]
+        arguments = valid_json(arguments)
+        takes_more = parameters.get("additionalProperties") or parameters.get("properties") is None
+        unknown = [key for key in arguments if key not in known and not takes_more]
         missing = [key for key in parameters.get("required") or () if key not in arguments]
         for key in unknown[:1] or missing[:1]:
             problem = f"{self.name} has no argument {key!r}" if unknown else f"{self.name} needs the argument {key!r}"
             raise ToolInputError(cut(f"{problem}; its arguments: {', '.join(known) or 'none'}"))
         if len(json.dumps(arguments)) > LONGEST_ARGUMENTS:
             raise ToolInputError(f"the arguments of {self.name} have more than {LONGEST_ARGUMENTS} characters")
-        return arguments
+        return dict(arguments)
 
     async def call(self, arguments: Mapping[str, Any], limit_s: float) -> str:
         """Let the server run the tool and return the text of its result.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
 import json
 import os
 import threading
@@ -12,12 +13,13 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, TypeVar
 
-from agent_system.errors import AgentSystemError
+from agent_system.errors import AgentSystemError, masked, password
 from agent_system.tools.tool import ToolError
 
 T = TypeVar("T")
-MOST_TOOLS = 128
+MOST_LISTED = 10_000  # tools of a server
 LONGEST_RESULT = 1 << 20  # characters; agents cut it further
+LONGEST_LINE = 16 << 20  # bytes that a server writes to its standard output as one message
 KEPT_ERRORS = 500  # characters of the end of a server's standard error
 
 
@@ -34,13 +36,13 @@ class Endpoint:
 
     command: Sequence[str] = ()
     url: str = ""
-    env: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)
     start_timeout_s: float = 30.0
 
     @property
     def name(self) -> str:
-        """Its command or address."""
-        return self.url or " ".join(self.command)
+        """Its command or address, without a password."""
+        return masked(self.url, password(self.url)) or " ".join(self.command)
 
     @property
     def key(self) -> str:
@@ -75,7 +77,7 @@ class Connection:
         self.ended = False
         self._server = server
         self._task: asyncio.Task[None] | None = None
-        self._errors = _Tail()
+        self._errors, self._cause = _Tail(), ""
 
     async def ready(self) -> Any:
         """Connect, unless that is done, and return the client of `mcp`. Raise ServerError if it is not possible."""
@@ -123,7 +125,7 @@ class Connection:
     async def _end(self, error: Exception) -> ServerError:
         self.ended = True
         self._closing.set()
-        return ServerError(f"has ended: {await self._errors.last() or error or type(error).__name__}")
+        return ServerError(f"has ended: {await self._errors.last() or self._cause or error or type(error).__name__}")
 
     async def _hold(self) -> None:
         """Keep the connection open: `mcp` wants to close it in the task that has opened it."""
@@ -134,10 +136,10 @@ class Connection:
                 self._opened.set_result(client)
                 await self._closing.wait()
         except Exception as error:  # of the transport, in groups
-            self.ended = True
+            self.ended, self._cause = True, _innermost(error)
             if not self._opened.done():
                 limit = f" within {self._server.start_timeout_s:g} s" if isinstance(error, TimeoutError) else ""
-                self._opened.set_exception(ServerError(f"gave no connection{limit}: {await self._errors.last() or _innermost(error)}"))
+                self._opened.set_exception(ServerError(f"gave no connection{limit}: {await self._errors.last() or self._cause}"))
                 self._opened.exception()  # the caller may have gone
 
 
@@ -154,10 +156,45 @@ async def _client(server: Endpoint, errors: _Tail) -> AsyncIterator[Any]:
             yield client
         return
     first, *others = server.command
-    parameters = StdioServerParameters(command=first, args=others, env=dict(server.env))
+    parameters = StdioServerParameters(command=first, args=others, env=dict(server.env), encoding=_LINES)
     with errors.file() as file:
         async with Client(stdio_client(parameters, errlog=file)) as client:
             yield client
+
+
+class _Lines(codecs.IncrementalDecoder):
+    """UTF-8 without the rest of a line of more than `LONGEST_LINE` bytes, as an encoding: `mcp` keeps a line, however long, until its end.
+
+    Such a line is no message, so its call gets no result; others go on.
+    """
+
+    def __init__(self, errors: str = "strict") -> None:
+        super().__init__(errors)
+        self._text, self._length = codecs.getincrementaldecoder("utf-8")("replace"), 0
+
+    def decode(self, data: Any, final: bool = False) -> str:
+        """Return the next text."""
+        line, end, rest = bytes(data).partition(b"\n")
+        left_out = self._length > LONGEST_LINE
+        self._length += len(line)
+        if (excess := self._length - LONGEST_LINE) > 0:
+            line, kept_end = (b"" if left_out else line[:-excess] + b"\n"), b""
+        else:
+            kept_end = end
+        if end:
+            self._length = len(rest) - 1 - rest.rfind(b"\n")
+        return self._text.decode(line + kept_end + rest, final)
+
+
+_LINES = "mcp_lines"
+
+
+def _codec(name: str) -> codecs.CodecInfo | None:
+    own = codecs.CodecInfo(codecs.utf_8_encode, codecs.utf_8_decode, incrementaldecoder=_Lines, name=_LINES)
+    return own if name == _LINES else None
+
+
+codecs.register(_codec)
 
 
 class _Tail:
@@ -194,38 +231,47 @@ _listed: dict[str, list[dict[str, Any]]] = {}
 
 
 def tools_of(server: Endpoint) -> list[dict[str, Any]]:
-    """Return the OpenAI-style schemas of a server's tools. Raise AgentSystemError when it cannot be reached or has too many."""
+    """Return the OpenAI-style schemas of a server's tools. Raise AgentSystemError when it cannot be reached or lists what is no tool."""
     if server.key not in _listed:
-        limit = 3 * server.start_timeout_s
         try:
-            _listed[server.key] = asyncio.run_coroutine_threadsafe(_list(server), _loop()).result(limit)
+            _listed[server.key] = asyncio.run_coroutine_threadsafe(_list(server), _loop()).result()
         except ServerError as error:
             raise AgentSystemError(f"the MCP server {server.name!r} {error}") from error
-        except TimeoutError as error:
-            raise AgentSystemError(f"the MCP server {server.name!r} did not list its tools within {limit:g} s") from error
     return _listed[server.key]
 
 
 async def _list(server: Endpoint) -> list[dict[str, Any]]:
-    connection = Connection(server)
+    connection, limit = Connection(server), 3 * server.start_timeout_s
     found: list[dict[str, Any]] = []
     try:
-        client, cursor = await connection.ready(), None
-        while len(found) <= MOST_TOOLS:
-            page = await client.list_tools(cursor=cursor)
-            for tool in page.tools:
-                function = {"name": tool.name, "description": tool.description or "", "parameters": dict(tool.input_schema)}
-                found.append({"type": "function", "function": function})
-            cursor = page.next_cursor
-            if cursor is None:
-                return found
+        async with asyncio.timeout(limit):
+            client, cursor = await connection.ready(), None
+            while len(found) <= MOST_LISTED:
+                page = await client.list_tools(cursor=cursor)
+                found += [_schema(tool) for tool in page.tools]
+                cursor = page.next_cursor
+                if cursor is None:
+                    return found
     except ServerError:
         raise
+    except TimeoutError as error:
+        raise ServerError(f"did not list its tools within {limit:g} s") from error
     except Exception as error:  # of `mcp` and its transports
         raise ServerError(f"did not list its tools: {_innermost(error)}") from error
     finally:
         await connection.close()
-    raise AgentSystemError(f"the MCP server {server.name!r} has more than {MOST_TOOLS} tools; choose some with McpServer.only")
+    raise ServerError(f"has more than {MOST_LISTED} tools")
+
+
+def _schema(tool: Any) -> dict[str, Any]:
+    """Return the OpenAI-style schema of a tool."""
+    function = {"name": tool.name, "description": tool.description or "", "parameters": dict(tool.input_schema)}
+    return {"type": "function", "function": function}
+
+
+def valid_json(value: Any) -> Any:
+    """Return JSON with its texts in valid Unicode. Raise RecursionError for one that is nested too deep."""
+    return json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
 
 
 def _innermost(error: BaseException) -> str:

@@ -16,8 +16,8 @@ from benchmarks.asynchronous.calibration import EngineCosts, played
 from benchmarks.asynchronous.simulator import Costs, Schedule, run_steps
 from benchmarks.asynchronous.team import CALLS, MeasuredRun, Mode, PlayedEpisode, Workload
 
-COSTS = Costs(decode_s=0.004, row_s=0.00005, cache_s=5e-7, call_s=0.001, update_s=0.1, update_token_s=1e-4, log_prob_token_s=3e-5, sync_s=0.05, rest_s=0.2,
-              engine_speed=0.7, update_speed=0.6, prompt_tokens=40)  # fmt: skip
+COSTS = Costs(decode_s=0.004, row_s=0.00005, cache_s=5e-7, call_s=0.001, update_s=0.1, update_token_s=1e-4, log_prob_token_s=3e-5,
+              sync_s=0.05, rest_s=0.2, engine_speed=0.7, update_speed=0.6, prompt_tokens=40)  # fmt: skip
 
 
 def simulated_run(mode: Mode, workload: Workload, folder: Path, run_dir: Path, args: argparse.Namespace) -> MeasuredRun:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import shutil
 import subprocess
 from pathlib import Path
@@ -9,10 +11,17 @@ from typing import Any
 
 import pytest
 
+from agent_system.environment import Task
+from agent_system.gateway import ServedSession
+from agent_system.gateway.chat import Chat
+from agent_system.gateway.team import load_team
+from agent_system.launch.openai_server import Address, listening
+from agent_system.launch.serving import LoadedTeam, loaded_team
 from agent_system.registry import AgentRegistry
 from tests.agent_system.gateway.templates import TEMPLATES
 from tests.e2e.conftest import Run, read_metrics, weights
 from tests.house.source import ROOT
+from verl.trainer.serving import Engines
 
 from .test_gateway import calls
 
@@ -61,6 +70,34 @@ for orchestra in ("gateway", "my_math"):
 '''
 
 
+def check_served(run_dir: Path, team: str) -> None:
+    """The program, as it is, gets from a server what it gets in an episode."""
+    said: list[Any] = []
+    answer = Chat.answer
+
+    def heard(chat: Chat, ask: Any, built: Any, replies: Any, name: str) -> Any:
+        said.extend((built.prompt.ids, reply.generation.token_ids) for _, reply in replies)
+        return answer(chat, ask, built, replies, name)
+
+    async def compare(loaded: LoadedTeam) -> None:
+        task, program = Task("t", "3 + 4?"), load_team(team)
+        (record,) = (await loaded.collector.collect([task], 1, step=1, validate=True, greedy=True)).episodes
+        in_episode, said[:] = list(said), []
+        async with listening(loaded, Address(port=0), "", True) as (url, _), ServedSession(f"{url}/v1") as session:
+            plain = not inspect.iscoroutinefunction(program)
+            try:
+                found = await (asyncio.to_thread(program, task, session) if plain else program(task, session))
+            except Exception as error:  # of a framework that takes no empty reply
+                assert str(error) in str(record.failure)
+            else:
+                assert (record.failure, record.answer) == (None, found)
+        assert said == in_episode != []
+
+    with pytest.MonkeyPatch.context() as patch, loaded_team(str(run_dir), "cpu", Engines("", None)) as loaded:
+        patch.setattr(Chat, "answer", heard)
+        asyncio.run(compare(loaded))
+
+
 def check_both_learn(run_dir: Path) -> None:
     steps = [line for line in read_metrics(run_dir) if "actor/lr" in line]
     assert len(steps) == 2
@@ -77,6 +114,7 @@ def test_a_team_of_a_framework_trains_two_policies(train: Run, tmp_path: Path, t
     own = {"agent.team": f"examples.frameworks.{team}", "actor_rollout_ref.model.path": model, "data.max_prompt_length": 16384}
     train({**BASE, **own, "agent.orchestra_type": "gateway"})
     check_both_learn(tmp_path / "run")
+    check_served(tmp_path / "run", str(own["agent.team"]))
 
 
 def test_a_team_in_node_trains_two_policies(train: Run, tmp_path: Path) -> None:

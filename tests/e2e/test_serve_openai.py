@@ -49,6 +49,10 @@ def check_answers(client: Any) -> None:
     create, messages = client.chat.completions.create, [{"role": "user", "content": "3 + 4?"}]
     same = [create(model="Solver Agent", messages=messages, seed=1, temperature=0.5).choices[0].message.content for _ in range(2)]
     assert same[0] == same[1]
+    several = [
+        [c.message.content for c in create(model="Solver Agent", messages=messages, seed=1, temperature=0.5, n=2).choices] for _ in same
+    ]
+    assert several[0] == several[1] and several[0][0] == same[0]
     pieces = list(create(model="solver_agent", messages=messages, seed=1, temperature=0.5, stream=True))
     assert "".join(piece.choices[0].delta.content or "" for piece in pieces) == same[0]
     answer = client.responses.create(model="Verifier Agent", input="3 + 4?", max_output_tokens=3)

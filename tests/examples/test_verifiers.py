@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 import re
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +16,7 @@ from agent_system.task import task_from_row
 from agent_system.tools import calculator
 from tests.agent_system.gateway.conftest import build
 from tests.agent_system.gateway.templates import tokenizer_of
+from tests.environments import python_with
 from tests.house.source import ROOT
 
 SCRIPT = str(ROOT / "examples" / "verifiers" / "play.py")
@@ -101,22 +99,6 @@ class Duo(vf.Env[Seats]):
             await chat.turn("sure?")
         await agents.editor.run(task)
 '''
-
-
-def python_with(*packages: str) -> str:
-    """The Python of an environment with packages, which is built once on a machine."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "verl_mas" / f"{packages[0]}-{sys.version_info.minor}"
-    cache.mkdir(parents=True, exist_ok=True)
-    made, folder = cache / "made", cache / "venv"
-    with (cache / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not made.exists():
-            subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True, capture_output=True)
-            done = subprocess.run([folder / "bin" / "pip", "install", "-q", *packages], capture_output=True, text=True)
-            if done.returncode:
-                pytest.skip(f"{packages[0]} cannot be installed: {done.stderr.strip()[-300:]}")
-            made.touch()
-    return str(folder / "bin" / "python")
 
 
 @pytest.fixture(scope="module", autouse=True)

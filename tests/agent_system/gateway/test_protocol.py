@@ -271,7 +271,7 @@ async def test_responses_are_chat_completions_in_another_form(play: Any) -> None
     tool = {"type": "function", "name": "f", "parameters": {"type": "object", "properties": {}}, "strict": False}
     replies = [f"<think>hm</think>I look. <tool_call>{json.dumps({'name': 'f', 'arguments': {}})}</tool_call>", "4", "5"]
     refused: list[tuple[Any, str | None]] = [
-        ({"stream": True}, "stream"),
+        ({"stream": 1}, "stream"),
         ({"text": {"format": {"type": "json_object"}}}, "response_format"),
         ({"previous_response_id": "resp_x"}, "previous_response_id"),
         ({"tools": [{"type": "web_search"}]}, "tools"),
@@ -282,12 +282,18 @@ async def test_responses_are_chat_completions_in_another_form(play: Any) -> None
     async def team(task: Task, session: Session) -> str:
         async with openai.AsyncOpenAI(base_url=session.base_url, api_key=session.key) as client:
             create = client.responses.create
-            first = await create(model="Writer", instructions="s", input="2+2?", tools=[tool])
+            events = [event async for event in await create(model="Writer", instructions="s", input="2+2?", tools=[tool], stream=True)]
+            for event in events:
+                type(event).model_validate(event.model_dump(), strict=True)
+            assert [event.sequence_number for event in events] == list(range(len(events)))
+            assert "".join(event.delta for event in events if event.type.endswith(".delta")) == "I look.{}"
+            first = events[-1].response
             assert first.output_text == "I look." and first.status == "completed"
             called = first.output[1]
             result = {"type": "function_call_output", "call_id": called.call_id, "output": "r"}
             items = [{"role": "user", "content": "2+2?"}, *(item.model_dump() for item in first.output), result]
-            second = await create(model="Writer", instructions="s", input=items, tools=[tool])
+            async with client.responses.stream(model="Writer", instructions="s", input=items, tools=[tool]) as stream:
+                second = await stream.get_final_response()
             more = {"model": "Writer", "instructions": "s", "tools": [tool], "max_output_tokens": 1}
             third = await create(**more, input="sure?", previous_response_id=second.id)
             assert (third.status, third.incomplete_details.reason) == ("incomplete", "max_output_tokens")

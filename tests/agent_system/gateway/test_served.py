@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
-from agent_system import Task
+from agent_system import AgentRegistry, AgentSystemError, Task
 from agent_system.conversation import Conversation
-from agent_system.gateway import served
+from agent_system.gateway import ServedSession, served, server
 from agent_system.gateway.served import ServedServer, ServedTeam, TeamModel
-from agent_system.rollout.call import EpisodeSpec
-from verl.protocol.generate import EngineGoneError, RolloutError, StructureError
-from verl.trainer.config import GatewayConfig
+from agent_system.rollout.call import AgentRuntime, EpisodeSpec
+from agent_system.rollout.endpoint import Endpoint
+from agent_system.rollout.remote import MessageBuilder, RemoteBinding
+from tests.chat_server import ChatServer
+from verl.protocol.generate import EngineGoneError, RolloutError, SamplingParams, StructureError
+from verl.trainer.config import ApiConfig, GatewayConfig
 
 from .conftest import TASK, USER, Graded, Recorder, build, posted, say, send
 from .templates import tokenizer_of
@@ -25,6 +30,7 @@ from .templates import tokenizer_of
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {"x": {"type": "integer"}}}}}
 SCHEMA = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object", "properties": {"a": {"type": "integer"}}}}}
 ROLE = {"model": "Writer", "messages": USER}
+SPEC = EpisodeSpec(TASK, "served", 0, 0, validate=True)
 
 
 class Asked(Graded):
@@ -42,21 +48,31 @@ async def program(task: Task, session: Any) -> str:
 
 @asynccontextmanager
 async def serving(
-    replies: Any = lambda prompt, request: "4", chat: str = "qwen2.5", key: str = "", **options: Any
+    replies: Any = lambda prompt, request: "4",
+    chat: str = "qwen2.5",
+    key: str = "",
+    host: str = "127.0.0.1",
+    **options: Any,
 ) -> AsyncIterator[tuple[Any, Recorder, ServedTeam]]:
     """A served team, its engine, and a client's address."""
     keys = GatewayConfig(history=options.pop("history", "rendered"))
     collector, engine = build(tokenizer_of(chat), program, replies, env=Asked, max_failure_rate=1.0, **options)
     async with collector.playing(1):
-        spec = EpisodeSpec(TASK, "served", 0, 0, validate=True)
         team = TeamModel("gateway", Conversation(collector, Asked).ask)
-        answering = ServedTeam(collector.runtimes, keys, spec, limit_s=10.0, team=team)
-        server = ServedServer(answering, "127.0.0.1", 0, key)
-        url = await server.start()
-        try:
-            yield SimpleNamespace(base_url=f"{url}/v1", key=key or "any"), engine, answering
-        finally:
-            await server.stop()
+        answering = ServedTeam(collector.runtimes, keys, SPEC, limit_s=10.0, team=team)
+        async with listening(answering, key, host) as client:
+            yield client, engine, answering
+
+
+@asynccontextmanager
+async def listening(answering: ServedTeam, key: str = "", host: str = "127.0.0.1") -> AsyncIterator[Any]:
+    """A client's address of a team."""
+    server = ServedServer(answering, host, 0, key)
+    url = await server.start()
+    try:
+        yield SimpleNamespace(base_url=f"{url}/v1", key=key or "any")
+    finally:
+        await server.stop()
 
 
 @pytest.mark.parametrize("history", ["rendered", "sampled"])
@@ -87,13 +103,17 @@ async def test_the_client_chooses_how_an_agent_samples() -> None:
     async with serving() as (client, engine, _):
         await say(client, "Writer", temperature=0.3, top_p=0.9, top_k=5, max_tokens=7, seed=3, n=2)
         await say(client, "writer", seed=3)
-        for name, value in (("temperature", -1), ("temperature", "hot"), ("top_p", 0), ("top_k", 1.5), ("presence_penalty", 1)):
+        for name, value in (
+            ("temperature", -1), ("temperature", "hot"), ("top_p", 0), ("top_k", 1.5), ("top_k", 2**63), ("presence_penalty", 1),
+        ):  # fmt: skip
             answer = await send(client, {**ROLE, name: value})
             assert (answer.status, answer.body["error"]["param"]) == (400, name), answer.body
-    first, second = engine.requests
+        await say(client, "Writer", temperature=1e-40)
+    first, second, cold = engine.requests
     chosen = first.sampling
     assert (chosen.temperature, chosen.top_p, chosen.top_k, chosen.max_tokens, first.n) == (0.3, 0.9, 5, 7, 2)
     assert (second.sampling.temperature, second.seed) == (1.0, 3)
+    assert cold.sampling.temperature == 0, "logits divided by it are not finite"
 
 
 async def test_the_form_of_a_reply_is_for_engines_that_can_mask_tokens() -> None:
@@ -138,6 +158,10 @@ async def test_the_whole_team_answers_the_last_message_of_the_user() -> None:
 
 async def test_errors_of_engines_and_episodes_are_answers_that_no_client_repeats() -> None:
     async def fail(request: Any) -> None:
+        if request.sampling.max_tokens == 2:
+            raise RolloutError("too slow") from TimeoutError()
+        if request.sampling.max_tokens == 3:
+            raise KeyError("a bug")
         if request.sampling.structure:
             raise StructureError("objekt")
         raise RolloutError("no luck") if request.sampling.max_tokens > 1 else EngineGoneError("killed")
@@ -147,6 +171,8 @@ async def test_errors_of_engines_and_episodes_are_answers_that_no_client_repeats
             ({}, 503, "no luck"),
             ({"model": "gateway"}, 503, "the episode failed: .*no luck"),
             ({"response_format": SCHEMA}, 400, "no reply can follow this form: objekt"),
+            ({"response_format": SCHEMA, "max_tokens": 2}, 503, "too slow"),
+            ({"max_tokens": 3}, 503, "the gateway failed: KeyError"),
             ({"model": "Wirter"}, 404, "did you mean 'Writer'"),
             ({"max_tokens": 1}, 503, "killed"),
         ]
@@ -158,6 +184,10 @@ async def test_errors_of_engines_and_episodes_are_answers_that_no_client_repeats
         with pytest.raises(EngineGoneError):
             team.gone.result()
         assert (await send(client, ROLE, key="sk-2")).status == 401
+        reader, writer = await asyncio.open_connection("127.0.0.1", urlsplit(client.base_url).port)
+        writer.write(b"GET /v1/models HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer \xff\r\n\r\n")
+        assert b" 401 " in await reader.readline()
+        writer.close()
 
 
 async def test_a_client_that_leaves_ends_the_generation() -> None:
@@ -189,6 +219,96 @@ async def test_only_the_last_conversations_are_kept(monkeypatch: pytest.MonkeyPa
             answer = await send(client, {"model": "Writer", "input": str(number)}, path="/v1/responses")
         assert len(team.conversations) == 2 and answer.body["id"] in team.conversations
         assert len(team._chats["Writer"]._history._nodes) == 2
+
+
+async def test_what_goes_wrong_within_a_stream_is_its_last_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "KEEP_ALIVE_S", 0.02)
+
+    async def fail(request: Any) -> None:
+        await asyncio.sleep(0.1)
+        raise KeyError("a bug")
+
+    async with serving(delay=fail) as (client, _, _):
+        text = (await _read(client, {**ROLE, "stream": True})).decode()
+    assert text.startswith(": ") and json.loads(text.rpartition("data: ")[2])["error"]["code"] == "gateway_failed"
+
+
+async def test_a_body_that_cannot_be_read_is_the_clients_mistake(caplog: pytest.LogCaptureFixture) -> None:
+    deep = b'[{"a":' * 300 + b"1" + b"}]" * 300
+    bodies = [
+        (b"no gzip", {"Content-Encoding": "gzip"}, "cannot be read"),
+        (b'{"model": "Writer", "messages": [{"role": "user", "content": "?"}], "tools": [{"type": "function", "function": {"name": "f", '
+         b'"parameters": {"x": ' + deep + b"}}}]}", {}, "nested too deep"),
+    ]  # fmt: skip
+    async with serving() as (client, _, _):
+        for body, headers, said in bodies:
+            answer = await send(client, body, **headers)
+            assert answer.status == 400 and said in answer.body["error"]["message"], answer.body
+        assert (await say(client, "Writer")).text == "4"
+    assert "the gateway failed" not in caplog.text
+
+
+async def test_a_web_page_needs_a_key_and_no_client_can_guess_anothers_conversation() -> None:
+    body = {"model": "Writer", "input": "a"}
+    async with serving() as (client, _, _):
+        refused = await send(client, ROLE, Origin="http://page.example")
+        assert (refused.status, refused.body["error"]["code"]) == (403, "no_api_key")
+        ids = [(await send(client, body, path="/v1/responses")).body["id"] for _ in range(2)]
+        assert len({name[:-8] for name in ids}) == 2, "not numbered"
+        for more in ({"background": True}, {"conversation": "c"}, {"prompt": {"id": "p"}}):
+            answer = await send(client, body | more, path="/v1/responses")
+            assert (answer.status, answer.body["error"]["param"]) == (400, *more), answer.body
+    async with serving(key="sk-1") as (client, _, _):
+        assert (await send(client, ROLE, Origin="http://page.example")).status == 200
+
+
+async def test_a_tool_call_that_no_client_can_read_stays_in_the_text() -> None:
+    given = {
+        "[1]": False, '"no json"': False, "1": False, '{"a": 1e999}': False, '{"a": "\\ud800"}': False,
+        '{"a": 1}': True, "null": True, '"{}"': True,
+    }  # fmt: skip
+    for arguments, good in given.items():
+        reply = f'<tool_call>{{"name": "f", "arguments": {arguments}}}</tool_call>'
+        async with serving(lambda prompt, request, reply=reply: reply) as (client, _, _):
+            message = (await say(client, "Writer", tools=[TOOL])).message
+        calls = message.get("tool_calls", [])
+        assert (len(calls) == 1, message["content"] is None) == (good, good), (arguments, message)
+        assert all(isinstance(json.loads(call["function"]["arguments"]), dict) for call in calls)
+
+
+async def test_an_agent_behind_an_api_has_the_counts_of_its_server() -> None:
+    """And no log-probabilities, which the server does not give."""
+    upstream, role = ChatServer(), AgentRegistry.get("Writer", orchestra="gateway")("Writer")
+    endpoint = Endpoint("Writer", ApiConfig(base_url=upstream.url, model="m"))
+    binding = RemoteBinding("Writer", "api:m", endpoint, SamplingParams(8), SamplingParams(8))
+    runtimes = {"Writer": AgentRuntime(role, binding, MessageBuilder(role))}
+    async with listening(ServedTeam(runtimes, GatewayConfig(), SPEC, limit_s=10.0, team=None)) as client:
+        answer = await say(client, "Writer")
+        assert answer.body["usage"] == {"prompt_tokens": 11, "completion_tokens": 3, "total_tokens": 14}
+        assert (await send(client, {**ROLE, "logprobs": True})).body["error"]["param"] == "logprobs"
+    await endpoint.close()
+    upstream.stop()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+async def test_the_program_of_an_episode_runs_against_a_served_team(host: str) -> None:
+    if ":" in host and not socket.has_dualstack_ipv6():
+        pytest.skip("no IPv6")
+    async with serving(key="sk-1", host=host) as (client, engine, _), ServedSession(f"{client.base_url}/", "sk-1") as session:
+        assert await program(TASK, session) == "4"
+        assert "Solve 2+2?" in engine.tokenizer.decode(engine.requests[0].prompt_ids)
+        openai = pytest.importorskip("openai")
+        model = await session.openai().models.retrieve("Writer")
+        assert model.id == "Writer"
+        with pytest.raises(openai.NotFoundError):
+            await session.openai().models.retrieve("Nobody")
+        url = session.url_of("Editor").removesuffix("/v1")
+        answer = await send(SimpleNamespace(base_url=f"{url}/v1", key="sk-1"), {**ROLE, "model": "gpt-4o"})
+        assert answer.body["model"] == "Editor"
+        with pytest.raises(AgentSystemError, match="has no environment"):
+            await session.step("4")
+        with pytest.raises(AgentSystemError, match="has no environment"):
+            _ = session.observation
 
 
 async def _read(client: Any, body: Any) -> bytes:

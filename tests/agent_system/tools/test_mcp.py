@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -19,12 +20,13 @@ import pytest
 from agent_system import AgentSystemError, BaseEnv, BaseOrchestra, Observation, Outcome, Task, Turn
 from agent_system.rollout import AgentBinding, Collector, CollectorSettings, EnvFactory
 from agent_system.testing import ScriptedEngine, make_tokenizer
-from agent_system.tools import McpServer, ToolAgent
+from agent_system.tools import McpServer, ToolAgent, mcp_connection
 from verl.protocol.generate import SamplingParams
 
 pytest.importorskip("mcp")
 SCRIPT = str(Path(__file__).with_name("mcp_server.py"))
 COMMAND = (sys.executable, SCRIPT)
+HOSTILE = str(Path(__file__).with_name("hostile_mcp_server.py"))
 
 
 class World(BaseEnv):
@@ -75,7 +77,7 @@ def children() -> set[int]:
     found = set()
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):
-            if SCRIPT in process.cmdline():
+            if {SCRIPT, HOSTILE} & set(process.cmdline()):
                 found.add(process.pid)
     return found
 
@@ -104,12 +106,12 @@ def test_errors_are_results_and_the_death_of_a_server_costs_its_episode() -> Non
         "missing": (call("note"), "error: note needs the argument 'text'"),
         "type": (call("note", text="a", times="often"), "error: note failed"),
         "fails": (call("fail"), "error: fail failed"),
-        "slow": (call("sleep"), "error: sleep gave no result within 2 s"),
+        "slow": (call("sleep"), "error: sleep gave no result within 4 s"),
         "long": (call("environment"), "more characters)"),
         "dies": (call("die"), ""),
     }
     before = children()
-    episodes = play(McpServer(COMMAND), lambda asked: replies[asked][0], *replies, timeout_s=2.0)
+    episodes = play(McpServer(COMMAND), lambda asked: replies[asked][0], *replies, timeout_s=4.0)
     for episode, (name, (_, said)) in zip(episodes, replies.items(), strict=True):
         if name == "dies":
             assert "out of memory" in episode.failure.partition("has ended: ")[2]
@@ -139,6 +141,47 @@ def test_a_server_gets_no_environment_but_its_own(monkeypatch: pytest.MonkeyPatc
 def test_a_server_that_cannot_be_used_is_an_error_before_a_model_loads(server: Callable[[], McpServer], said: str) -> None:
     with pytest.raises(AgentSystemError, match=said):
         type("Agent", (ToolAgent,), {"tools": (server(),)})("A")
+
+
+def hostile(way: str, **options: Any) -> McpServer:
+    """A server that misbehaves in a way."""
+    return McpServer((sys.executable, HOSTILE, way), **options)
+
+
+def test_a_server_that_lists_what_no_agent_can_have_is_an_error() -> None:
+    before = children()
+    wrong = {
+        "has 200 tools, more than 128; choose some with McpServer.only": hostile("many"),
+        "has two tools of the name 't0'": hostile("twice"),
+        "did not list its tools: ValidationError": hostile("schema"),
+        "' did not list its tools within 3 s": hostile("pages", start_timeout_s=1.0),
+        "did not list its tools within 3.3 s": hostile("silent", start_timeout_s=1.1),
+        "'http://me:\\*\\*\\*@127.0.0.1:9/mcp'": McpServer(url="http://me:secret@127.0.0.1:9/mcp"),
+    }
+    with ThreadPoolExecutor() as pool:
+        for said, listed in {said: pool.submit(server.tools) for said, server in wrong.items()}.items():
+            with pytest.raises(AgentSystemError, match=said):
+                listed.result()
+    assert [tool.name for tool in hostile("many", only=["t7", "t199"]).tools()] == ["t7", "t199"]
+    assert "secret" not in repr(McpServer(COMMAND, env={"TOKEN": "secret"}))
+    assert children() <= before
+
+
+def test_what_a_server_prints_and_describes_and_a_model_writes_harms_no_prompt() -> None:
+    for way in ("garbage", "special", "open"):
+        (episode,) = play(hostile(way), lambda asked: call("t0", text="a\ud800"), "a")
+        first, second = episode.samples
+        assert (episode.failure, json.loads(episode.answer)) == (None, {"text": "a?"}), way
+        assert "Help." in first.prompt_text if way == "special" else True
+        assert first.prompt_text.count("<|im_end|>") == 2 and second.prompt_text.count("<|im_end|>") == 4, second.prompt_text
+
+
+def test_a_message_that_is_too_long_is_a_call_without_a_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mcp_connection, "LONGEST_LINE", 2 << 20)
+    calls = "".join(call("t0", mib=mib) for mib in (1, 8, 0))
+    (episode,) = play(hostile("huge"), lambda asked: calls, "a", timeout_s=2.0)
+    long, none, empty = episode.samples[-1].prompt_text.split("<tool_response>\n")[1:]
+    assert episode.failure is None and "more characters)" in long and "no result within 2 s" in none and empty.startswith("\n")
 
 
 @pytest.fixture

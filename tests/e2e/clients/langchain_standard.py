@@ -1,0 +1,30 @@
+"""The standard tests of LangChain for `ChatOpenAI` with an agent of a served team, at OPENAI_BASE_URL."""
+
+import os
+from typing import Any, ClassVar
+
+from langchain_openai import ChatOpenAI
+from langchain_tests.integration_tests import ChatModelIntegrationTests
+
+FORMS = os.environ["FORMS"] == "1"  # the engine makes replies follow a form
+ABLE = os.environ["ABLE"] == "1"  # the model does what it is asked to do
+
+
+class TestServedAgent(ChatModelIntegrationTests):
+    """With what agents never do left out: pictures, sound, documents."""
+
+    chat_model_class: ClassVar[Any] = ChatOpenAI
+    chat_model_params: ClassVar[Any] = {
+        "model": "Solver Agent",
+        "base_url": os.environ["OPENAI_BASE_URL"],
+        "temperature": 1.0,
+        "seed": 1,
+        "max_tokens": 3000,
+        "max_retries": 0,
+        "stream_usage": True,
+    }
+    has_tool_choice = FORMS
+    has_structured_output = FORMS
+    supports_json_mode = ABLE
+    supports_model_override = True
+    model_override_value = "Verifier Agent"
