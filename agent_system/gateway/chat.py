@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from agent_system.gateway.bridge import Bridge, Built
 from agent_system.gateway.errors import Refusal
