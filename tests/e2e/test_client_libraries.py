@@ -35,6 +35,10 @@ FOR_AN_ABLE_MODEL = ("tool_calling", "agent_loop", "bind_runnables", "unicode_to
 FORCES = "structured_few_shot"
 # Of the tests of OpenAI's client, those of what is served; `all_params` ask for sound, `functions` and a reply of no token.
 SERVED = "(Completions and create and not all_params) or (Models and not delete)"
+EXAMPLES = (
+    "demo", "async_demo", "streaming", "parsing", "parsing_stream", "parsing_tools", "parsing_tools_stream", "responses/streaming",
+    "responses/streaming_tools", "responses/structured_outputs", "responses/structured_outputs_tools",
+)  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -102,9 +106,11 @@ async def check_all(url: str, forms: bool, left_out: str) -> None:
     plain = ("-p", "no:cacheprovider", "-q", "-rfEsx", "--tb=short", *options)
     chosen = ("-k", f"not ({left_out})") if left_out else ()
     await call(python, "-m", "pytest", CLIENTS / "langchain_standard.py", "--confcutdir", CLIENTS, *plain, *chosen, **env)
+    agent = f"{url.removesuffix('/v1')}/agents/solver_agent/v1"  # whatever model a request names
+    for name in () if left_out else EXAMPLES:
+        await call(python, source(python) / "examples" / f"{name}.py", OPENAI_BASE_URL=agent)
     tests = [f"tests/api_resources/{name}.py" for name in ("chat/test_completions", "test_models")]
-    own = {**env, "TEST_API_BASE_URL": f"{url.removesuffix('/v1')}/agents/solver_agent/v1"}
-    await call(python, "-m", "pytest", *tests, "-o", "addopts=", *plain, "-k", SERVED, cwd=source(python), **own)
+    await call(python, "-m", "pytest", *tests, "-o", "addopts=", *plain, "-k", SERVED, cwd=source(python), TEST_API_BASE_URL=agent)
 
 
 def source(python: str) -> Path:
@@ -133,6 +139,8 @@ async def test_libraries_and_tests_pass_with_an_engine(
     for file in model.iterdir():
         (own / file.name).write_bytes(file.read_bytes())
     (own / "chat_template.jinja").write_text(TEMPLATES["qwen2.5"])  # with tools
+    config = json.loads((own / "config.json").read_text())
+    (own / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 8192}))
     lengths = {"data.max_prompt_length": 4096, "data.max_response_length": 3000 if engine == "vllm" else 8, "data.train_batch_size": 1}
     train(MATH | lengths | {"actor_rollout_ref.model.path": own, "trainer.save_freq": 1, "env.rollout.n": 1})
     with served(sys.executable, tmp_path / "run", "--engine", engine) as client:
