@@ -6,7 +6,7 @@ import json
 import re
 from collections import OrderedDict
 from collections.abc import Sequence
-from itertools import chain, groupby
+from itertools import chain
 from typing import Any
 
 CACHED_TOKENS = 2_000_000  # about 80 MB
@@ -74,12 +74,14 @@ class Encoder:
         added, piece = self._pieces
         parts = added.split(text)  # every second one is an added token
         pieces = [found for i, part in enumerate(parts) for found in ([part] if i % 2 else _cut(part, piece))]
-        if len(self._piece_ids) > CACHED_PIECES:
-            self._piece_ids.clear()
         known = self._piece_ids
-        missing = [found for found in dict.fromkeys(pieces) if found not in known]
-        if missing:
-            known.update(zip(missing, encode_all(self._tokenizer, missing), strict=True))
+        if len(known) > CACHED_PIECES:
+            known.clear()
+        try:
+            return tuple(chain.from_iterable(map(known.__getitem__, pieces)))
+        except KeyError:
+            missing = [found for found in dict.fromkeys(pieces) if found not in known]
+        known.update(zip(missing, encode_all(self._tokenizer, missing), strict=True))
         ids = tuple(chain.from_iterable(map(known.__getitem__, pieces)))
         for found in missing:
             if len(found) > LONGEST_PIECE:
@@ -91,12 +93,7 @@ def _cut(text: str, piece: re.Pattern[str]) -> list[str]:
     """Return the pieces of a text without added tokens; some are several words, if they are not printable ASCII."""
     if _PRINTABLE.fullmatch(text):
         return piece.findall(text)
-    found: list[str] = []
-    for ascii_only, group in groupby(_CUT.split(text), str.isascii):
-        words = list(group)
-        run = "".join(words)
-        found += piece.findall(run) if ascii_only and _PRINTABLE.fullmatch(run) else words
-    return found
+    return [found for word in _CUT.split(text) for found in (piece.findall(word) if _PRINTABLE.fullmatch(word) else [word])]
 
 
 def _pieces(tokenizer: Any) -> tuple[re.Pattern[str], re.Pattern[str]] | None:
