@@ -25,6 +25,7 @@ BARS: dict[tuple[str, str], tuple[Callable[[float, float], bool], float]] = {
     ("async_training", "speedup_tail"): (operator.ge, 1.15),
     ("async_training", "speedup_compute"): (operator.ge, 1.0),
     ("async_training", "step_over_bound"): (operator.le, 1.4),
+    ("async_simulation", "error"): (operator.le, 0.15),
     ("gateway", "server_ms_p50"): (operator.le, 3.0),
     ("gateway", "server_ms_p99"): (operator.le, 15.0),
     ("gateway", "cpu_ms_per_call"): (operator.le, 2.0),
