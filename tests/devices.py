@@ -1,4 +1,4 @@
-"""Devices of tests: the CPU, and CUDA GPUs where there are enough."""
+"""Devices of tests: the CPU, and CUDA GPUs where there are enough; and keys of runs there."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+
+GPU = {"trainer.device": "cuda", "trainer.num_threads": 0, "actor_rollout_ref.rollout.num_threads": 0}
+FP32 = {"actor_rollout_ref.actor.fsdp_config.dtype": "fp32", "actor_rollout_ref.rollout.dtype": "fp32"}
 
 
 def needs_gpus(count: int) -> pytest.MarkDecorator:

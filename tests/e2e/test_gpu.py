@@ -12,12 +12,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from patches import is_installed
-from tests.devices import needs_gpus
+from tests.devices import FP32, GPU, needs_gpus
 from tests.e2e.conftest import Run, read_metrics
+from tests.e2e.test_fully_async import ASYNC, FRESH
 from tests.workers.rollout.conftest import SPECS, all_of, peft_model, request, tensors_of, tiny_model
 from verl.models.lora import select_adapter
 from verl.protocol.generate import GenerateRequest, Generation
@@ -26,8 +28,6 @@ from verl.workers.rollout.server import build_engine
 
 pytestmark = pytest.mark.timeout(1200)
 HEAD_DIM = 64
-FP32 = {"actor_rollout_ref.actor.fsdp_config.dtype": "fp32", "actor_rollout_ref.rollout.dtype": "fp32"}
-GPU = {"trainer.device": "cuda", "trainer.num_threads": 0, "actor_rollout_ref.rollout.num_threads": 0}
 
 
 def log_probs(model: torch.nn.Module, requests: list[GenerateRequest], replies: list[Generation]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -45,6 +45,12 @@ def log_probs(model: torch.nn.Module, requests: list[GenerateRequest], replies: 
 def rounded(model: torch.nn.Module, dtype: str) -> torch.nn.Module:
     """The model with weights as an engine of this dtype holds them."""
     return copy.deepcopy(model).bfloat16().float() if dtype == "bf16" else model
+
+
+def training_of(run_dir: Path) -> np.ndarray:
+    """Of each step what the replies and the weights decide."""
+    names = ("actor/grad_norm", "actor/pg_loss", "critic/score/mean", "response_length/mean")
+    return np.array([[line[name] for name in names] for line in read_metrics(run_dir) if line["step"]])
 
 
 def without_vllm_for_gpus() -> bool:
@@ -103,6 +109,48 @@ def largest_gap(run_dir: Path) -> float:
 def test_two_steps_on_a_gpu_without_ray(train: Run, tmp_path: Path, changes: dict[str, Any], far: float, level: str) -> None:
     train({"agent.specialization": level} | GPU | changes)
     assert largest_gap(tmp_path / "run") < far
+
+
+@needs_gpus(1)
+@pytest.mark.ray
+@pytest.mark.parametrize("way", ["object_store", "cuda_ipc"])
+@pytest.mark.parametrize("level", ["full", "lora"])
+def test_policies_and_engines_of_two_agents_share_one_gpu(train: Run, tmp_path: Path, way: str, level: str) -> None:
+    train({"trainer.controller": "ray", "actor_rollout_ref.rollout.weight_transfer": way, "agent.specialization": level} | GPU | FP32)
+    assert largest_gap(tmp_path / "run") < 1e-4
+
+
+@needs_gpus(1)
+def test_offloaded_state_trains_the_same(train: Run, tmp_path: Path) -> None:
+    fsdp = "actor_rollout_ref.actor.fsdp_config"
+    train(GPU | FP32)
+    train(GPU | FP32 | {f"{fsdp}.param_offload": True, f"{fsdp}.optimizer_offload": True, "trainer.default_local_dir": tmp_path / "off"})
+    np.testing.assert_allclose(training_of(tmp_path / "off"), training_of(tmp_path / "run"), rtol=1e-4, atol=1e-5)
+
+
+@needs_gpus(1)
+@pytest.mark.ray
+@pytest.mark.parametrize("controller", ["local", "ray"])
+def test_a_run_that_resumes_and_one_that_never_waits_equal_a_synchronous_one(train: Run, tmp_path: Path, controller: str) -> None:
+    keys = GPU | FP32 | {"trainer.controller": controller, "trainer.total_training_steps": 4, "trainer.save_freq": 2}
+    train(keys)
+    train(keys | FRESH | {"algorithm.rollout_correction.rollout_is": "null", "trainer.default_local_dir": tmp_path / "async"})
+    train(keys | {"trainer.total_training_steps": 2, "trainer.default_local_dir": tmp_path / "resumed"})
+    train(keys | {"trainer.default_local_dir": tmp_path / "resumed"})
+    assert len(training_of(tmp_path / "run")) == 4
+    for other in ("async", "resumed"):
+        np.testing.assert_allclose(training_of(tmp_path / other), training_of(tmp_path / "run"), rtol=1e-4, atol=1e-5)
+
+
+@needs_gpus(1)
+@pytest.mark.ray
+def test_episodes_are_collected_while_the_policy_is_updated(train: Run, tmp_path: Path) -> None:
+    """Log-probs of the trainer and the sampler are those of different versions, which the correction links."""
+    keys = {"trainer.controller": "ray", "async_training.staleness_threshold": 1, "trainer.total_training_steps": 6}
+    train(ASYNC | keys | GPU)
+    steps = [line for line in read_metrics(tmp_path / "run") if line["step"]]
+    assert len(steps) == 6 and all(line["actor/grad_norm"] > 0 for line in steps)
+    assert 0 < max(line["agent/asker/staleness/max"] for line in steps) <= 1
 
 
 @needs_gpus(2)

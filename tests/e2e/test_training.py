@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from tests.devices import on
+from tests.devices import FP32, GPU, on
 from tests.e2e.conftest import Run, read_metrics, weights
 from tests.e2e.teams import KL
-from tests.e2e.test_gpu import FP32, GPU
 from verl.workers.policy_worker import PolicyWorker
 
 # What worker groups do that each has in every step.

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.devices import needs_gpus
 from verl.protocol.generate import RolloutError
 from verl.workers.weight_transfer import cuda_ipc
 from verl.workers.weight_transfer.base import merged, send_bucket
@@ -119,3 +120,38 @@ def test_memory_of_expandable_segments_is_refused(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     with pytest.raises(RolloutError, match=r"expandable segments; unset PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, or use"):
         GpuMemory(16, torch.device("cuda"))
+
+
+def _sums_of_blocks(pipe: Connection) -> None:
+    """Answers with the sum of what it received; at None it maps the next block and dies."""
+    transfer = CudaIpc()
+    while (handle := pipe.recv()) is not None:
+        pipe.send(transfer.receive(handle)["weight"].sum().item())
+    (sent,) = pipe.recv().values()
+    mapped = GpuMemory.map(sent["export"], sent["size"])
+    os.kill(os.getpid(), signal.SIGKILL)
+    assert mapped is None, "not reached"
+
+
+@needs_gpus(1)
+def test_memory_of_a_gpu_is_free_again_after_many_updates_and_after_receivers_were_killed() -> None:
+    size = 1 << 22
+    weight = torch.ones(size, device="cuda")
+    context, sender, before = multiprocessing.get_context("spawn"), CudaIpc(), torch.cuda.memory_allocated()
+    for _ in range(2):
+        here, there = context.Pipe()
+        process = context.Process(target=_sums_of_blocks, args=(there,), daemon=True)
+        process.start()
+        for number in range(20):
+            handle = sender.send({"weight": weight * number}, 1)
+            here.send(handle)
+            assert here.poll(60) and here.recv() == number * size
+            sender.release(handle)
+        handle = sender.send({"weight": weight}, 1)
+        here.send(None)
+        here.send(handle)
+        process.join(60)
+        assert process.exitcode == -signal.SIGKILL
+        sender.release(handle)
+    torch.cuda.ipc_collect()
+    assert torch.cuda.memory_allocated() - before < 1 << 20
