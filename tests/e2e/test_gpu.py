@@ -146,7 +146,7 @@ def test_a_run_that_resumes_and_one_that_never_waits_equal_a_synchronous_one(tra
 @pytest.mark.ray
 def test_episodes_are_collected_while_the_policy_is_updated(train: Run, tmp_path: Path) -> None:
     """Log-probs of the trainer and the sampler are those of different versions, which the correction links."""
-    keys = {"trainer.controller": "ray", "async_training.staleness_threshold": 1, "trainer.total_training_steps": 6}
+    keys = {"trainer.controller": "ray", "async_training.max_off_policy_threshold": 1, "trainer.total_training_steps": 6}
     train(ASYNC | keys | GPU)
     steps = [line for line in read_metrics(tmp_path / "run") if line["step"]]
     assert len(steps) == 6 and all(line["actor/grad_norm"] > 0 for line in steps)
