@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import threading
 import time
 from pathlib import Path
@@ -20,6 +21,9 @@ from agent_system.threads import DaemonExecutor
 MEMORY_CHECK_S = 0.2
 # A worker above its limit whose event loop does not answer in this time ends itself.
 LEAVE_S = 5.0
+# Python's 5 ms cost steps that compute a third of their time on a machine whose cores are all busy: every waiting thread wakes at each
+# interval, and the one that gets the lock of the interpreter waits for a core.
+SWITCH_INTERVAL_S = 0.05
 
 
 class EnvHost:
@@ -111,7 +115,11 @@ def _watch(limit: int, sizes: list[int], loop: asyncio.AbstractEventLoop, found:
 
 
 def start_host(payload: bytes) -> tuple[EnvHost | None, bytes]:
-    """Return the host of a pickled `EnvSource` and the answer to the driver: a pickled None, or a `Failure` without a host."""
+    """Return the host of a pickled `EnvSource` and the answer to the driver: a pickled None, or a `Failure` without a host.
+
+    Threads of this process switch every `SWITCH_INTERVAL_S` from then on.
+    """
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
         return EnvHost(unpickled(payload, "the settings of the worker")), pickled(None, "nothing")
     except BaseException as error:  # an import or a sandbox may fail in any way
