@@ -9,6 +9,7 @@ from typing import Any
 
 from agent_system.gateway.errors import Refusal
 from agent_system.projection import strip_thinking
+from agent_system.tools.formats import with_calls
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 MOST_MESSAGES = 10_000
@@ -108,8 +109,7 @@ class Viewer:
         """Return the content and the tool calls of a message, for this template."""
         if self._reads_calls or not calls:
             return {"content": content, **({"tool_calls": list(calls)} if calls else {})}
-        texts = [f"<tool_call>\n{json.dumps(call['function'], ensure_ascii=False)}\n</tool_call>" for call in calls]
-        return {"content": "\n".join([*([content] if content else []), *texts])}
+        return {"content": with_calls(content, calls)}
 
     def _calls(self, found: Any, where: str, seen: _Calls) -> list[dict[str, Any]]:
         calls = []

@@ -10,13 +10,14 @@ from collections.abc import Collection, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from typing import Protocol
+from typing import Any, Protocol
 
 from agent_system.agent import Message
 from agent_system.environment import Task
 from agent_system.errors import AgentSystemError
 from agent_system.projection import strip_thinking
 from agent_system.record import EpisodeRecord, Sample, finite
+from agent_system.tools.formats import with_calls
 from verl.trainer.config.reward_model import TERM, RewardModelConfig
 from verl.utils.names import slug
 
@@ -207,8 +208,10 @@ def with_call_scores(record: EpisodeRecord, scores: Mapping[int, float]) -> Epis
 
 
 def _readable(message: Message) -> Message:
-    """Return a message with a role that every chat template knows: results of tools are shown as the user's."""
-    return {"role": "user", "content": message["content"]} if message["role"] == "tool" else message
+    """Return a message that every chat template shows: results of tools are the user's, calls of tools are in the text."""
+    calls: Any = message.get("tool_calls", ())
+    role = "user" if message["role"] == "tool" else message["role"]
+    return {"role": role, "content": with_calls(message["content"], calls)}
 
 
 async def _all(scores: Sequence[object]) -> list[float]:

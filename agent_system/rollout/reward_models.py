@@ -18,7 +18,7 @@ from agent_system.memory import Memory
 from agent_system.projection import strip_thinking
 from agent_system.reward.model import Conversation
 from agent_system.rollout.binding import AgentBinding
-from agent_system.rollout.prompt import PromptBuilder, SpecialTokens
+from agent_system.rollout.prompt import PromptBuilder, PromptTooLongError, SpecialTokens
 from agent_system.rollout.remote import MessageBuilder, RemoteBinding
 from agent_system.rollout.seeds import stable_seed
 from agent_system.rollout.tokens import encode_all
@@ -84,11 +84,15 @@ class Judge:
             RolloutError: the engine or the server gives no reply.
         """
         digest, settings = conversation.digest, self._settings
-        prompt = self._prompts.build(*_parts(conversation, f"{stable_seed(self._seed, 'mark', digest):016x}"), Memory(0))
-        if prompt.dropped and not settings.truncate:
+        try:
+            prompt = self._prompts.build(*_parts(conversation, f"{stable_seed(self._seed, 'mark', digest):016x}"), Memory(0))
+        except PromptTooLongError:
+            prompt = None
+        if prompt is None or (prompt.dropped and not settings.truncate):
             raise AgentSystemError(
-                f"the judge's question is longer than reward.model.max_length={settings.max_length} tokens; raise it, or set "
-                "reward.model.truncate=true to leave out the oldest part of the conversation"
+                f"the judge's question{' without the conversation' if prompt is None else ''} is longer than "
+                f"reward.model.max_length={settings.max_length} tokens; raise it"
+                + (", or set reward.model.truncate=true to leave out the oldest part of the conversation" if prompt else "")
             )
         counts["truncated"] += prompt.dropped > 0
         text = ""

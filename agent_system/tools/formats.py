@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,6 +90,12 @@ def split_calls(text: str, tool_format: str) -> tuple[str, list[ToolRequest]]:
     return (
         _FENCE.sub("", _close_fences(visible)).strip() if tool_format == "json" and not visible.startswith(("{", "[")) else ""
     ), requests
+
+
+def with_calls(content: str, calls: Sequence[Mapping[str, Any]]) -> str:
+    """Return the content of a chat message with its `tool_calls` as text."""
+    texts = [f"<tool_call>\n{json.dumps(call['function'], ensure_ascii=False)}\n</tool_call>" for call in calls]
+    return "\n".join([*([content] if content else []), *texts])
 
 
 def _readable(request: ToolRequest) -> bool:

@@ -17,6 +17,7 @@ from agent_system import Outcome, Task
 from agent_system.gateway import server
 from agent_system.gateway.errors import Refusal
 from agent_system.gateway.responses import chat_body
+from agent_system.gateway.sampling import structure_of
 from agent_system.gateway.session import Session
 from agent_system.gateway.view import Viewer
 from agent_system.gateway.wire import Ask, read_ask
@@ -28,6 +29,7 @@ from .conftest import USER, Answer, posted, say, send
 ROLE = {"model": "Writer", "messages": USER}
 LONG = [{"role": "user", "content": "x" * 5000}]
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
+OBJECT = {"type": "object", "additionalProperties": {"type": "integer"}}
 # Body -> status, the field at fault, the code, part of the message.
 REFUSED: list[tuple[Any, int, str | None, str | None, str]] = [
     (b"{", 400, None, None, "the body is not valid JSON"),
@@ -311,3 +313,31 @@ async def test_responses_are_chat_completions_in_another_form(play: Any) -> None
     texts = [sample.prompt_ids + sample.generation.token_ids for sample in episode.samples]
     assert all(after[: len(before)] == before for before, after in pairwise(texts))
     assert not any(count for name, count in metrics.items() if name.startswith("gateway/rewritten"))
+
+
+@pytest.mark.parametrize(
+    ("schema", "reply"),
+    [
+        ({"type": "string", "not": {"const": "a"}}, '"a"'),
+        (OBJECT | {"if": {"required": ["a"]}, "then": {"required": ["b"]}}, '{"a": 1}'),
+        (OBJECT | {"dependentRequired": {"a": ["b"]}}, '{"a": 1}'),
+        (OBJECT | {"dependentSchemas": {"a": {"required": ["b"]}}}, '{"a": 1}'),
+        ({"type": "array", "items": {"type": "integer"}, "uniqueItems": True}, "[1, 1]"),
+        ({"type": "string", "format": "idn-email"}, '"a"'),
+        ({"type": "string", "pattern": "^a+$", "maxLength": 2}, '"aaa"'),
+        ({"minimum": 5}, "3"),
+        ({"$defs": {"x": {"type": "integer"}}, "$ref": "#/$defs/x", "minimum": 5}, "3"),
+        ({"type": "string", "enum": ["a"], "minLength": 2}, '"a"'),
+        (OBJECT | {"anyOf": [{"required": ["a"]}]}, '{"b": 1}'),
+        ({"allOf": [{"type": "string"}, {"enum": ["yes"]}]}, '"no"'),
+        ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "3"),
+    ],
+)
+def test_keywords_of_a_schema_that_docs_frameworks_says_have_no_effect(schema: dict[str, Any], reply: str) -> None:
+    xgrammar = pytest.importorskip("xgrammar")
+    vocabulary = [chr(code) for code in range(32, 127)]
+    compiler = xgrammar.GrammarCompiler(xgrammar.TokenizerInfo(vocabulary, stop_token_ids=[]))
+    asked = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    form = structure_of(read_ask({**ROLE, "response_format": asked}, True), "hermes")
+    matcher = xgrammar.GrammarMatcher(compiler.compile_structural_tag(form), terminate_without_stop_token=True)
+    assert matcher.accept_string(reply) and matcher.is_terminated()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from agent_system import AgentSystemError, BaseEnv, Observation, Outcome, Task
-from agent_system.reward.model import Conversation
+from agent_system.reward.model import Conversation, ReplyScorer
 from agent_system.rollout import AgentBinding, TooManyFailuresError
 from agent_system.rollout.endpoint import Endpoint
 from agent_system.rollout.remote import RemoteBinding
@@ -73,6 +73,14 @@ def test_equal_conversations_are_scored_once(play: Any) -> None:
     result = play(rewards(), model, n=5)
     assert len(model.asked) == 2
     assert (result.metrics["reward/model/requests"], result.metrics["reward/model/cache_hits"]) == (10, 8)
+
+
+async def test_tool_calls_of_the_conversation_are_in_its_text() -> None:
+    model, call = Length(), {"type": "function", "function": {"name": "add", "arguments": {"a": 2}}}
+    messages: list[Any] = [{"role": "assistant", "content": "", "tool_calls": [call]}, {"role": "tool", "content": "4"}]
+    await ReplyScorer(rewards().model, model, ["Solver"]).of_reply(messages, "4", TASK)
+    text = '<tool_call>\n{"name": "add", "arguments": {"a": 2}}\n</tool_call>'
+    assert model.asked[0].messages == ({"role": "assistant", "content": text}, {"role": "user", "content": "4"})
 
 
 def test_only_the_agents_of_the_pattern_are_scored(play: Any) -> None:
@@ -248,6 +256,8 @@ def test_a_long_conversation_is_an_error_or_loses_its_beginning_never_the_reply(
     prompt = tokenizer.decode(engine.requests[-1].prompt_ids)
     assert score == 0.5 and counts["truncated"] == 1
     assert "my reply" in prompt and "late" in prompt and prompt.count("early") < 600
+    with pytest.raises(AgentSystemError, match=r"without the conversation is longer than reward.model.max_length=1200 tokens; raise it$"):
+        ask(judge_of(tokenizer, engine, max_length=1200, truncate=True), "my reply " * 600, long)
 
 
 @pytest.mark.parametrize(("template", "message"), [("Grade it.", "does not contain {reply}"), ("{reply} {repli}", "repli")])
