@@ -246,11 +246,7 @@ class EpisodeRunner:
             reply = call.read(generation)
             self._keep(call, reply, NEVER)
             self._agents.finish(call, reply)
-            if self._env.has_act:
-                outcome = await self._act(call, reply)
-                self._info.update(outcome.info)
-                self._ledger.act(outcome, callers, call.number, turn.step)
-                turn.done = turn.done or outcome.done
+            await self._act(call, reply, turn, callers)
             replies.append((call, reply))
         return replies
 
@@ -283,11 +279,7 @@ class EpisodeRunner:
             self._add_summary(call, summary)
         self._agents.finish(call, reply)
         turn.record(call.place, Entry(agent_id, reply.visible_text, reply.projection.action))
-        if self._env.has_act:
-            outcome = await self._act(call, reply)
-            self._info.update(outcome.info)
-            self._ledger.act(outcome, callers, call.number, turn.step)
-            turn.done = turn.done or outcome.done
+        await self._act(call, reply, turn, callers)
         return reply.projection
 
     async def _reply_to(self, call: Call) -> tuple[Reply, int]:
@@ -349,12 +341,11 @@ class EpisodeRunner:
         if len(chosen) == 1:
             winner = chosen[0].winner
             self._env = self._forks.adopt(winner.env, self._env)
-            self._record_act(chosen[0].call, winner.outcome, calls.turn)
+            self._record_act(chosen[0].call, winner.outcome, calls.turn, self._callers)
         await self._forks.prune()
-        for candidate_set in chosen if len(chosen) > 1 and self._env.has_act else ():
+        for candidate_set in chosen if len(chosen) > 1 else ():
             if not calls.turn.done:
-                outcome = await self._act(candidate_set.call, candidate_set.winner.reply)
-                self._record_act(candidate_set.call, outcome, calls.turn)
+                await self._act(candidate_set.call, candidate_set.winner.reply, calls.turn, self._callers)
 
     def _add_samples(self, candidate_set: CandidateSet, turn: Turn) -> None:
         call, chosen = candidate_set.call, candidate_set.winner
@@ -377,15 +368,16 @@ class EpisodeRunner:
         self._samples.append(summary)
         self._ledger.rounds[(call.turn, summary.call)] = call.number
 
-    def _record_act(self, call: Call, outcome: Outcome, turn: Turn) -> None:
+    async def _act(self, call: Call, reply: Reply, turn: Turn, callers: Mapping[int, str]) -> None:
+        if self._env.has_act:
+            self.waiting_for = f"the environment's reaction to {call.agent_id} (turn {call.turn}, call {call.number})"
+            self._record_act(call, await self._env.outcome("act", call.agent_id, reply.projection.action), turn, callers)
+
+    def _record_act(self, call: Call, outcome: Outcome, turn: Turn, callers: Mapping[int, str]) -> None:
         if self._env.has_act:
             self._info.update(outcome.info)
-            self._ledger.act(outcome, self._callers, call.number, turn.step)
+            self._ledger.act(outcome, callers, call.number, turn.step)
             turn.done = turn.done or outcome.done
-
-    async def _act(self, call: Call, reply: Reply) -> Outcome:
-        self.waiting_for = f"the environment's reaction to {call.agent_id} (turn {call.turn}, call {call.number})"
-        return await self._env.outcome("act", call.agent_id, reply.projection.action)
 
     async def _ask(self, turn: Turn, agent_id: str, variables: Mapping[str, Any]) -> Call:
         """Number a call and build its prompt; if the agent's memory is due, it first writes a summary, which has the number before."""

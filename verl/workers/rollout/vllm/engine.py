@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-import psutil
 import torch
 
 from verl.models.loader import build_causal_lm
@@ -31,7 +30,15 @@ from verl.workers.rollout.requests import check_request
 from verl.workers.rollout.vllm.adapters import AdapterFolders
 from verl.workers.rollout.vllm.arguments import engine_arguments, visible_gpus
 from verl.workers.rollout.vllm.loop import LoopThread
-from verl.workers.rollout.vllm.process import EngineLog, engine_environment, environment, named_shared_memory
+from verl.workers.rollout.vllm.process import (
+    EngineLog,
+    children_of,
+    ended,
+    engine_environment,
+    environment,
+    named_shared_memory,
+    processes_of,
+)
 from verl.workers.rollout.weights import WeightNames, shapes_of
 from verl.workers.weight_transfer.base import ReceivedWeights, transfer_name
 from verl.workers.weight_transfer.shared_memory import SharedMemory, Spool
@@ -43,7 +50,6 @@ START_TIMEOUT_S = 1200.0
 CONTROL_TIMEOUT_S = 600.0
 LIVENESS_S = 1.0
 STOP_TIMEOUT_S = 1.0
-EXIT_TIMEOUT_S = 20.0
 LABELS = 1000  # kept labels: no reply is older than so many updates
 UNLABELLED = "default"  # vLLM's label of weights before the first one is set
 
@@ -118,7 +124,7 @@ class VLLMEngine:
                     why = self._log.exit_cause(None, f"{type(error).__name__}: {error}")
                     raise EngineGoneError(f"vLLM could not be started for {config.model.path}: {why}") from error
                 raise
-        self._processes = _processes(self._llm)
+        self._processes = processes_of(self._llm)
         self._shared: list[Path] = []
         self._end = weakref.finalize(self, _close, self._llm, self._processes, self._thread, self._spool, self._log, self._shared)
         self._max_model_len = max_model_len
@@ -134,7 +140,7 @@ class VLLMEngine:
         self._stats = EngineStats()
         self._control(self._llm.collective_rpc("verl_prepare"))
         own = [process.pid for process in self._processes]
-        self._shared += named_shared_memory([*own, *(child.pid for pid in own for child in _children(pid))])
+        self._shared += named_shared_memory([*own, *(child.pid for child in children_of(own))])
 
     @property
     def version(self) -> int:
@@ -426,27 +432,11 @@ async def _start(arguments: Mapping[str, Any]) -> Any:
     return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
 
 
-def _processes(llm: Any) -> list[Any]:
-    """Return the engine's own process as a `multiprocessing` object; none if the model is in this process."""
-    manager = getattr(getattr(llm.engine_core, "resources", None), "engine_manager", None)
-    return list(getattr(manager, "processes", ()))
-
-
 def _close(llm: Any, processes: Sequence[Any], thread: LoopThread, spool: Spool, log: EngineLog, shared: Sequence[Path]) -> None:
-    below = [child for process in processes for child in _children(process.pid)]
-    llm.shutdown(timeout=STOP_TIMEOUT_S)
-    for process in processes:  # a killed process takes a moment to end on a busy machine
-        process.join(EXIT_TIMEOUT_S)
-    psutil.wait_procs(below, EXIT_TIMEOUT_S)
+    with ended(processes):
+        llm.shutdown(timeout=STOP_TIMEOUT_S)
     for file in shared:  # a killed process does not remove its files
         file.unlink(missing_ok=True)
     thread.stop()
     spool.close()
     log.close()
-
-
-def _children(pid: int) -> list[psutil.Process]:
-    try:
-        return psutil.Process(pid).children(recursive=True)
-    except psutil.NoSuchProcess:
-        return []

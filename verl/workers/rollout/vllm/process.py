@@ -13,14 +13,18 @@ import signal
 import sys
 import tempfile
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
+
+import psutil
 
 PARENT, LOG = "VERL_MAS_ENGINE_PARENT", "VERL_MAS_ENGINE_LOG"
 # Length of the name that vLLM appends to a folder for a socket, and the longest socket path of Linux.
 SOCKET_NAME, LONGEST_SOCKET = len("/") + len(str(uuid.UUID(int=0))), 107
 LOG_TAIL_BYTES = 1 << 20
+EXIT_TIMEOUT_S = 20.0
 _ERROR = re.compile(r"(?:^|\] )((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt): .*)$", re.MULTILINE)
 _PR_SET_PDEATHSIG = 1
 # The engine has ranks of its own, independent of those of the worker group.
@@ -202,3 +206,28 @@ def _vllm_stream() -> io.TextIOBase:
 
 # Set as VLLM_LOGGING_STREAM: each process of vLLM imports this module before anything else.
 VLLM_STREAM = _vllm_stream()
+
+
+def processes_of(llm: Any) -> list[Any]:
+    """Return an engine's own process as a `multiprocessing` object; none if the model is in this process."""
+    manager = getattr(getattr(llm.engine_core, "resources", None), "engine_manager", None)
+    return list(getattr(manager, "processes", ()))
+
+
+def children_of(pids: Iterable[int]) -> list[psutil.Process]:
+    """Return the processes below processes that may have ended."""
+    found = []
+    for pid in pids:
+        with suppress(psutil.NoSuchProcess):
+            found += psutil.Process(pid).children(recursive=True)
+    return found
+
+
+@contextmanager
+def ended(processes: Sequence[Any]) -> Iterator[None]:
+    """Wait after the block, which ends processes, until they and those below them are gone, `EXIT_TIMEOUT_S` seconds each at most."""
+    below = children_of(process.pid for process in processes)
+    yield
+    for process in processes:  # a killed process takes a moment to end on a busy machine
+        process.join(EXIT_TIMEOUT_S)
+    psutil.wait_procs(below, EXIT_TIMEOUT_S)
