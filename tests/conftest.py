@@ -251,13 +251,13 @@ def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     The weights come from seed 0, so every session sees the same model. Copy the folder before changing it.
     """
-    return save_tiny_model(tmp_path_factory.mktemp("tiny_qwen3"))
+    return save_tiny_model(tmp_path_factory.mktemp("tiny_qwen3", numbered=False))
 
 
 @pytest.fixture(scope="session")
 def wide_heads_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """As `tiny_model_dir`, with attention heads as wide as vLLM needs them on a CPU."""
-    return save_tiny_model(tmp_path_factory.mktemp("tiny_qwen3"), head_dim=32)
+    return save_tiny_model(tmp_path_factory.mktemp("wide_heads_qwen3", numbered=False), head_dim=32)
 
 
 def tiny_config(vocab_size: int, **changes: Any) -> Any:

@@ -47,7 +47,7 @@ class Level:
 OWN = {ASKER: "asker", VERIFIER: "verifier_agent"}
 LEVELS: dict[str, Level] = {
     "L0": Level({"agent.orchestra_type": "alone", "agent.agent_ids": "[Asker]"}, {ASKER: "asker"}),
-    "L1": Level({"agent.specialization": "prompt"}, {ASKER: "tiny_qwen30", VERIFIER: "tiny_qwen30"}),
+    "L1": Level({"agent.specialization": "prompt"}, {ASKER: "tiny_qwen3", VERIFIER: "tiny_qwen3"}),
     "L2": Level({"agent.specialization": "lora"} | ADAPTER, OWN),
     "L2_shared": Level({"agent.specialization": "lora", "agent.adapter_ids": "[Both,Both]"} | ADAPTER, {ASKER: "both", VERIFIER: "both"}),
     "L2_critic": Level({"agent.specialization": "lora", "algorithm.adv_estimator": "gae"} | ADAPTER, OWN),
@@ -56,8 +56,8 @@ LEVELS: dict[str, Level] = {
     "frozen": Level({"agent.frozen": "[Verifier Agent]"}, OWN, frozen=("verifier_agent",)),
     "frozen_base": Level(
         {"agent.specialization": "lora", "agent.frozen": "[verifier_agent]"} | ADAPTER,
-        {ASKER: "asker", VERIFIER: "tiny_qwen30_lora"},
-        ("tiny_qwen30_lora",),
+        {ASKER: "asker", VERIFIER: "tiny_qwen3_lora"},
+        ("tiny_qwen3_lora",),
     ),
     "heterogeneous": Level({"agent.model_ids": "[{qwen},{llama}]"}, OWN),
     "heterogeneous_lora": Level({"agent.model_ids": "[{qwen},{llama}]", "agent.specialization": "lora"} | ADAPTER, OWN),

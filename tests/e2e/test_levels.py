@@ -46,7 +46,7 @@ def models(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[str], tu
     def choose(engine: str) -> tuple[Path, Path]:
         if engine == "hf":
             return request.getfixturevalue("tiny_model_dir"), request.getfixturevalue("tiny_llama_dir")
-        qwen = tmp_path / "tiny_qwen30"  # as policies are called after it
+        qwen = tmp_path / "tiny_qwen3"  # as policies are called after it
         shutil.copytree(request.getfixturevalue("wide_heads_model_dir"), qwen)
         return qwen, request.getfixturevalue("wide_heads_llama_dir")
 
@@ -264,6 +264,6 @@ def test_the_table_says_what_each_agent_has(train: Run, caplog: pytest.LogCaptur
     with caplog.at_level("INFO"):
         train({"agent.specialization": "[lora,full]", "trainer.val_only": True, "trainer.resume_mode": "disable"} | ADAPTER)
     lines = [record.getMessage() for record in caplog.records if record.getMessage().startswith("agent ")]
-    assert lines[0].startswith("agent Asker -> policy asker -> worker group tiny_qwen30_lora (")
+    assert lines[0].startswith("agent Asker -> policy asker -> worker group tiny_qwen3_lora (")
     assert lines[0].endswith("adapter of rank 4 with 4,096 parameters)")
     assert lines[1].startswith("agent Verifier Agent -> policy verifier_agent -> worker group verifier_agent (") and "rank" not in lines[1]

@@ -195,7 +195,7 @@ def test_a_command_with_an_adapter_to_start_from_samples_from_it_and_a_resumed_o
         changes = path | {"trainer.total_training_steps": total}
         run(compose_config(command("tuning/lora/run_qwen3_8b_from_adapter_fsdp.sh", **changes)))
     assert steps(tmp_path / "run") == [1, 2]
-    exported = tmp_path / "run/checkpoints/global_step_1/actor/tiny_qwen30_lora/huggingface/single_agent"
+    exported = tmp_path / "run/checkpoints/global_step_1/actor/tiny_qwen3_lora/huggingface/single_agent"
     for batch, folder in zip(batches, (given, exported), strict=True):
         assert sampled(batch, "rollout_log_probs") == pytest.approx(scored(load_exported(folder), batch), abs=1e-5)
         base = AutoModelForCausalLM.from_pretrained(tiny_model_dir, dtype=torch.float32)
@@ -205,7 +205,7 @@ def test_a_command_with_an_adapter_to_start_from_samples_from_it_and_a_resumed_o
     assert json.loads((exported / "adapter_config.json").read_text())["lora_alpha"] == 12
     shutil.rmtree(given)
     export(tmp_path / "run", tmp_path / "out")  # needs the shape in the checkpoint alone
-    saved = tmp_path / "run/checkpoints/global_step_2/actor/tiny_qwen30_lora/huggingface/single_agent/adapter_model.safetensors"
+    saved = tmp_path / "run/checkpoints/global_step_2/actor/tiny_qwen3_lora/huggingface/single_agent/adapter_model.safetensors"
     assert (tmp_path / "out/single_agent/adapter_model.safetensors").read_bytes() == saved.read_bytes()
 
 

@@ -109,9 +109,9 @@ def test_a_shared_model_without_ray_and_an_engine_that_dies_once_a_step_and_then
     """
     with pytest.raises(EngineGoneError, match="engine"):
         vllm(deadly)
-    steps = check_steps(tmp_path / "run", {"tiny_qwen31"})
+    steps = check_steps(tmp_path / "run", {"wide_heads_qwen3"})
     assert [line["training/engine_restarts"] for line in steps] == [1, 2]
-    first, second = (line["wg/tiny_qwen31/perf/sync_mb"] for line in steps)
+    first, second = (line["wg/wide_heads_qwen3/perf/sync_mb"] for line in steps)
     assert second == 2 * first > 0, "weights go to the engine that replaces a dead one as well"
     checkpoints = tmp_path / "run" / "checkpoints"
     assert (checkpoints / "latest_checkpointed_iteration.txt").read_text() == "2"
@@ -210,7 +210,7 @@ def allowed(tokenizer: Any, before: torch.Tensor) -> list[int]:
 def test_an_engine_over_the_devices_of_two_ranks(vllm: Callable[..., Any], tmp_path: Path, titles: set[str]) -> None:
     two = {"trainer.n_gpus_per_node": 2, "actor_rollout_ref.rollout.tensor_model_parallel_size": 2}
     vllm({"agent.specialization": "prompt", "trainer.controller": "ray"} | two)
-    check_steps(tmp_path / "run", {"tiny_qwen31"})
+    check_steps(tmp_path / "run", {"wide_heads_qwen3"})
     assert titles >= {"VLLM::Worker_TP0", "VLLM::Worker_TP1"}, "one process of the model for each rank's device"
 
 
