@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shlex
 import shutil
 import signal
 from collections.abc import Awaitable, Callable, Sequence
@@ -26,10 +27,14 @@ REST_S = 1.0  # within which the outputs of a command that has ended are read to
 FIELDS = ("task_id", "prompt", "data_source", "extra", "messages")
 
 
-def load_command(command: Sequence[str], team: Any) -> Callable[..., Any]:
+def load_command(command: str | Sequence[str], team: Any) -> Callable[..., Any]:
     """Return the program that is a command. Raise AgentSystemError if there is a function as well, or no such command."""
     if team is not None:
         raise AgentSystemError("agent.team and agent.team_command are both set; the team is one of them")
+    try:
+        command = shlex.split(command) if isinstance(command, str) else command
+    except ValueError as error:
+        raise AgentSystemError(f"agent.team_command={command}: {error}; expected a command line or a list of its parts") from error
     if shutil.which(command[0]) is None:
         raise AgentSystemError(f"agent.team_command: no program {command[0]!r} is found; expected its path, or a name on PATH")
     return command_team(command)

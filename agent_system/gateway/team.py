@@ -39,12 +39,12 @@ class GatewayOptions:
 
     Attributes:
         team: `agent.team`: the program as `module:function`, or the function.
-        command: `agent.team_command`: the program as a command; empty for a function.
+        command: `agent.team_command`: the program as a command, in one text as in a shell or in parts; empty for a function.
         keys: the keys under `gateway`.
     """
 
     team: Any = None
-    command: Sequence[str] = ()
+    command: str | Sequence[str] = ()
     keys: GatewayConfig = field(default_factory=GatewayConfig)
 
 

@@ -189,7 +189,7 @@ def orchestra_options(config: RunConfig) -> dict[str, Any]:
     options = dict(config.agent.orchestra.get(config.agent.orchestra_type) or {})
     if config.agent.orchestra_type != "gateway":
         return options
-    return options | {"team": config.agent.team, "command": tuple(config.agent.team_command), "keys": config.gateway}
+    return options | {"team": config.agent.team, "command": config.agent.team_command, "keys": config.gateway}
 
 
 def build_reward_model(

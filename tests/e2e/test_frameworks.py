@@ -125,7 +125,7 @@ def test_a_team_in_node_trains_two_policies(train: Run, tmp_path: Path) -> None:
     install = ["npm", "--prefix", folder, "install", "--silent", "--no-audit", "--no-fund"]
     if subprocess.run(install, check=False, timeout=120).returncode:
         pytest.skip("npm cannot install the package openai")
-    train({**BASE, "agent.orchestra_type": "gateway", "agent.team_command": f"[node,{folder / 'team.js'}]"})
+    train({**BASE, "agent.orchestra_type": "gateway", "agent.team_command": f"node {folder / 'team.js'}"})
     check_both_learn(tmp_path / "run")
 
 

@@ -82,3 +82,5 @@ def test_a_team_is_a_function_or_a_command() -> None:
         GatewayOrchestra(GatewayOptions(team, ("true",)))
     with pytest.raises(AgentSystemError, match=r"agent\.team_command: no program 'no_such_program' is found"):
         GatewayOrchestra(GatewayOptions(None, ("no_such_program",)))
+    with pytest.raises(AgentSystemError, match=r"agent\.team_command=node 'team\.js: No closing quotation; expected a command line"):
+        GatewayOrchestra(GatewayOptions(None, "node 'team.js"))

@@ -83,9 +83,10 @@ class AgentConfig:
     team: Optional[str] = key(
         None, "with orchestra_type=gateway: the team as module:function, see docs/frameworks.md", check=texts, effect=GATEWAY
     )
-    team_command: list[str] = key(
+    team_command: Any = key(
         [],
-        "with orchestra_type=gateway, instead of team: a command that is run in each episode, such as [python,my_team.py]",
+        'with orchestra_type=gateway, instead of team: a command that each episode runs, such as [python,my_team.py] or "node team.js"',
+        type=Union[str, list[str]],
         check=texts,
         effect=GATEWAY,
     )
