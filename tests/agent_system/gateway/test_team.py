@@ -111,6 +111,20 @@ async def test_a_program_may_be_a_plain_function(play: Any) -> None:
     assert (episode.failure, episode.turns, episode.team_reward) == (None, 2, 2.0)
 
 
+async def test_a_plain_function_may_run_an_event_loop_of_its_own(make_team: Any) -> None:
+    pytest.importorskip("openai")
+
+    def team(task: Task, session: Session) -> Any:
+        async def ask() -> Any:
+            return (await session.openai().chat.completions.create(model="Writer", messages=USER)).choices[0].message.content
+
+        return asyncio.run(ask())
+
+    collector, _ = make_team(team)
+    (episode,) = (await collector.collect([TASK], 1, step=1)).episodes
+    assert (episode.failure, episode.answer) == (None, "4") and not collector.orchestra._server._open
+
+
 @pytest.mark.parametrize(
     ("result", "said"), [(None, "the team returned NoneType; expected its answer as text"), (True, "the team returned bool")]
 )
