@@ -7,6 +7,7 @@ what the engine got.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,7 @@ from agent_system.rollout.remote import RemoteBinding
 from verl.trainer.config.gateway import GatewayConfig
 
 _OTHER = "Zq"  # contents of new messages when it is checked what depends on them
+_THINKING = re.compile(r"<think>(?:(?!<think>).)*?</think>\s*", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,16 +96,21 @@ class Bridge:
     def _parts(
         self, so_far: Sequence[Mapping[str, Any]], added: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
     ) -> tuple[str, str] | None:
-        """Return the text up to the end of the last reply, and the rest. Messages hold no special tokens, so their ends can be counted."""
+        """Return the text up to the end of the last reply, and the rest; None if the new messages change more of the text than thinking.
+
+        Messages hold no special tokens, so their ends can be counted.
+        """
         if self.template.end is None:
             return None
         mark = self.template.end[0]
         try:
-            count = self.template.render(so_far, tools, prompt=False).count(mark)
-            pieces = self.template.render([*so_far, *added], tools).split(mark, count)
+            *before, _ = self.template.render(so_far, tools, prompt=False).split(mark)
+            pieces = self.template.render([*so_far, *added], tools).split(mark, len(before))
         except Refusal:  # the whole conversation may still be shown as the program sent it
             return None
-        return (mark.join(pieces[:count]), pieces[count]) if count and len(pieces) > count else None
+        head = mark.join(pieces[: len(before)])
+        same = before and len(pieces) > len(before) and _THINKING.sub("", head) == _THINKING.sub("", mark.join(before))
+        return (head, pieces[-1]) if same else None
 
 
 def bridge_of(binding: AgentBinding | RemoteBinding, keys: GatewayConfig) -> Bridge:

@@ -48,6 +48,14 @@ THINKING = """
     ~ message.content.split('</think>')[-1].lstrip('\n')
 """
 
+# Mistral shows the system message, and the tools, with the last message of the user.
+MISTRAL = (
+    CHATML.replace("SHOWN", "message.content")
+    .replace("'You help.'", "''")
+    .replace("begin('system') ~ first", "begin('system')")
+    .replace("begin('user') ~ ", "begin('user') ~ (first if asked.count == ns.last else '') ~ ")
+)
+
 LLAMA = """\
 {{- bos_token }}
 {%- macro say(role, text) %}{{ '<|start_header_id|>' ~ role ~ '<|end_header_id|>\n\n' ~ text ~ '<|eot_id|>' }}{% endmacro %}
@@ -72,6 +80,7 @@ TEMPLATES = {
     "qwen2.5": CHATML.replace("SHOWN", "message.content"),
     "qwen3": CHATML.replace("SHOWN", THINKING),
     "llama3": LLAMA,
+    "mistral": MISTRAL,
 }
 LLAMA_TOKENS = ["<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|begin_of_text|>"]
 

@@ -129,6 +129,16 @@ async def test_thinking_that_the_template_drops_begins_a_new_sequence(play: Any,
     assert ("hm" in episode.samples[1].prompt_text) == ("hm" in thinking and goes_on)
 
 
+async def test_a_template_that_moves_the_system_message_begins_a_new_sequence(play: Any) -> None:
+    async def team(task: Task, session: Session) -> str:
+        messages = [{"role": "system", "content": "Obey."}, *USER]
+        answer = await say(session, "Writer", messages)
+        return (await say(session, "Writer", [*messages, echoed(answer.message, 0), {"role": "user", "content": "b"}])).text
+
+    episode, metrics, _ = await play(team, chat=get_tokenizer("mistral"))
+    assert episode.samples[1].prompt_text.count("Obey.") == 1 and rewritten(metrics) == {"template": 1}
+
+
 REPLY = {"role": "assistant", "content": "a"}
 OTHER = [{"role": "user", "content": "b"}]
 EDITS = {
