@@ -97,12 +97,12 @@ async def test_a_conversation_goes_on_after_a_reply_that_was_cut(play: Any, name
         return (await say(session, "Writer", more, max_completion_tokens=5, max_tokens=50)).text
 
     tokenizer = get_tokenizer(name)
-    episode, metrics, _ = await play(team, ["a reply of many tokens", "4"], chat=tokenizer)
+    episode, metrics, engine = await play(team, ["a reply of many tokens", "4"], chat=tokenizer)
     first, second = episode.samples
     assert continues(episode.samples) == [True] and rewritten(metrics) == {}
     after = second.prompt_ids[len(first.prompt_ids) + 5 :]
     assert after[0] == tokenizer.eos_token_id and second.prompt_ids.count(after[0]) == second.prompt_text.count(tokenizer.eos_token)
-    assert (first.max_tokens, second.max_tokens) == (5, 5)
+    assert [request.sampling.max_tokens for request in engine.requests] == [5, 5]
 
 
 CASES = {

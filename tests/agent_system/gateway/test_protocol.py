@@ -181,7 +181,7 @@ async def test_lengths_stops_seeds_log_probs_and_several_replies(play: Any) -> N
     assert episode.failure is None and episode.answer == "4"
     assert [s.call for s in episode.samples] == [0, 1, 2] and len(engine.requests) == 2 and engine.requests[0].n == 2
     first, _, last = episode.samples
-    assert (first.max_tokens, last.max_tokens, first.generation.stop_reason) == (30, 400, "stop")
+    assert [request.sampling.max_tokens for request in engine.requests] == [30, 400] and first.generation.stop_reason == "stop"
     assert first.prompt_ids == last.prompt_ids and first.seed != last.seed and first.text == "4 END"
     assert metrics["agent/writer/calls"] == 3
 

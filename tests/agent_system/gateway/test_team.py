@@ -17,7 +17,7 @@ from agent_system.gateway.team import GatewayOptions, GatewayOrchestra
 from agent_system.registry import OrchestraRegistry
 from agent_system.turn import TurnOver
 from verl.protocol.generate import RolloutError
-from verl.trainer.config.reward import PropagationConfig, RewardConfig
+from verl.trainer.config.reward import OverlongBufferConfig, PropagationConfig, RewardConfig
 from verl.trainer.config.run import TreeConfig
 
 from .conftest import TASK, USER, Graded, posted, say, send
@@ -370,6 +370,15 @@ async def test_replies_that_nobody_got_change_no_reward_of_others(make_team: Any
         assert found[0] == found[1], reward
     (episode,) = (await collector.collect([replace(TASK, extra={"turns": 2})], 1, step=1)).episodes
     assert sum(s.act_reward for s in episode.samples) == 0.5 and episode.turn_rewards == (1.5,), "nor is a reward lost"
+
+
+async def test_a_limit_of_the_program_does_not_move_the_penalty_of_long_replies(make_team: Any) -> None:
+    async def team(task: Task, session: Session) -> str:
+        return (await say(session, "Writer", max_tokens=3)).text
+
+    collector, _ = make_team(team, reward=RewardConfig(overlong_buffer=OverlongBufferConfig(True, 100, 1.0)))
+    (episode,) = (await collector.collect([TASK], 1, step=1)).episodes
+    assert (episode.samples[0].overlong_penalty, episode.samples[0].reward) == (0.0, 1.0)
 
 
 async def test_an_unmarked_repeat_is_a_new_call(play: Any) -> None:
