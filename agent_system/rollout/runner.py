@@ -219,6 +219,7 @@ class EpisodeRunner:
             raise TurnOver(f"{agent_id} was called after the environment ended the episode in turn {turn.step}")
         callers, spec, heard, runtime = self._callers, self.spec, self._replies, self._agents.now(agent_id)
         numbers = [self._number(agent_id) for _ in range(n)]
+        self._ledger.unheard.update((turn.step, number) for number in numbers)
         places = [turn.reserve() for _ in numbers]
         parts = seed or (turn.step, numbers[0], 0)
         drawn = stable_seed(self._settings.seed, spec.step, spec.validate, spec.uid, spec.index, agent_id, *parts)
@@ -257,6 +258,7 @@ class EpisodeRunner:
     def deliver(self, replies: Sequence[tuple[Call, Reply]]) -> None:
         """Count replies of `reply_to` as heard from now on, and train them."""
         for call, reply in replies:
+            self._ledger.unheard.discard((call.turn, call.number))
             if (call.turn, call.number) not in self._delivered:
                 self._delivered[call.turn, call.number] = self._replies
                 self._replies += 1
@@ -268,6 +270,7 @@ class EpisodeRunner:
         """Undo `deliver`: the client has gone before the first byte."""
         for call, _ in replies:
             self._delivered.pop((call.turn, call.number), None)
+            self._ledger.unheard.add((call.turn, call.number))
 
     async def _sample(self, turn: Turn, agent_id: str, variables: Mapping[str, Any]) -> Projection:
         """Sample one reply and apply it (parallel sampling: n episodes of a task, one reply per call)."""

@@ -372,6 +372,31 @@ async def test_replies_that_nobody_got_change_no_reward_of_others(make_team: Any
     assert sum(s.act_reward for s in episode.samples) == 0.5 and episode.turn_rewards == (1.5,), "nor is a reward lost"
 
 
+async def test_a_local_reward_goes_to_a_reply_that_was_heard(play: Any) -> None:
+    class ForTheWriter(Graded):
+        def step(self, action: str) -> Outcome:
+            done = super().step(action).done
+            return Outcome(local={"Writer": 1.0} if done else {}, done=done)
+
+    async def team(task: Task, session: Session) -> None:
+        await say(session, "Writer")
+        await session.step("4")
+        release.clear()
+        client = asyncio.create_task(say(session, "Writer"))
+        await asyncio.sleep(0.05)
+        client.cancel()
+        await asyncio.sleep(0.05)
+        release.set()
+        await asyncio.sleep(0.05)
+        await session.step("4")
+
+    release = asyncio.Event()
+    release.set()
+    task = replace(TASK, extra={"turns": 2})
+    episode, _, _ = await play(team, env=ForTheWriter, task=task, max_steps=2, delay=lambda request: release.wait())
+    assert [(s.turn, s.local_reward) for s in episode.samples] == [(1, 1.0)] and len(episode.unheard) == 1
+
+
 async def test_a_limit_of_the_program_does_not_move_the_penalty_of_long_replies(make_team: Any) -> None:
     async def team(task: Task, session: Session) -> str:
         return (await say(session, "Writer", max_tokens=3)).text
