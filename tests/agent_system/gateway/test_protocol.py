@@ -272,7 +272,10 @@ async def test_responses_are_chat_completions_in_another_form(play: Any) -> None
     replies = [f"<think>hm</think>I look. <tool_call>{json.dumps({'name': 'f', 'arguments': {}})}</tool_call>", "4", "5"]
     refused: list[tuple[Any, str | None]] = [
         ({"stream": 1}, "stream"),
-        ({"text": {"format": {"type": "json_object"}}}, "response_format"),
+        ({"text": {"format": {"type": "json_object"}}}, "text.format"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"input": []}, "input"),
         ({"previous_response_id": "resp_x"}, "previous_response_id"),
         ({"tools": [{"type": "web_search"}]}, "tools"),
         ({"input": [{"type": "image"}]}, "input"),
