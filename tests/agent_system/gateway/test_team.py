@@ -14,10 +14,12 @@ import pytest
 from agent_system import AgentSystemError, BaseEnv, BaseOrchestra, Outcome, Task, Turn
 from agent_system.gateway.session import Session
 from agent_system.gateway.team import GatewayOptions, GatewayOrchestra
-from agent_system.registry import OrchestraRegistry
+from agent_system.registry import AgentRegistry, OrchestraRegistry
+from agent_system.rollout import Collector, CollectorSettings
+from agent_system.tools import ToolAgent, calculator
 from agent_system.turn import TurnOver
 from verl.protocol.generate import RolloutError
-from verl.trainer.config.reward import OverlongBufferConfig, PropagationConfig, RewardConfig
+from verl.trainer.config.reward import PropagationConfig, RewardConfig
 from verl.trainer.config.run import TreeConfig
 
 from .conftest import TASK, USER, Graded, posted, say, send
@@ -109,20 +111,6 @@ async def test_a_program_may_be_a_plain_function(play: Any) -> None:
 
     episode, _, _ = await play(team, task=Task("a", "2+2?", "sums", "4", {"turns": 2}), max_steps=3)
     assert (episode.failure, episode.turns, episode.team_reward) == (None, 2, 2.0)
-
-
-async def test_a_plain_function_may_run_an_event_loop_of_its_own(make_team: Any) -> None:
-    pytest.importorskip("openai")
-
-    def team(task: Task, session: Session) -> Any:
-        async def ask() -> Any:
-            return (await session.openai().chat.completions.create(model="Writer", messages=USER)).choices[0].message.content
-
-        return asyncio.run(ask())
-
-    collector, _ = make_team(team)
-    (episode,) = (await collector.collect([TASK], 1, step=1)).episodes
-    assert (episode.failure, episode.answer) == (None, "4") and not collector.orchestra._server._open
 
 
 @pytest.mark.parametrize(
@@ -372,40 +360,6 @@ async def test_replies_that_nobody_got_change_no_reward_of_others(make_team: Any
     assert sum(s.act_reward for s in episode.samples) == 0.5 and episode.turn_rewards == (1.5,), "nor is a reward lost"
 
 
-async def test_a_local_reward_goes_to_a_reply_that_was_heard(play: Any) -> None:
-    class ForTheWriter(Graded):
-        def step(self, action: str) -> Outcome:
-            done = super().step(action).done
-            return Outcome(local={"Writer": 1.0} if done else {}, done=done)
-
-    async def team(task: Task, session: Session) -> None:
-        await say(session, "Writer")
-        await session.step("4")
-        release.clear()
-        client = asyncio.create_task(say(session, "Writer"))
-        await asyncio.sleep(0.05)
-        client.cancel()
-        await asyncio.sleep(0.05)
-        release.set()
-        await asyncio.sleep(0.05)
-        await session.step("4")
-
-    release = asyncio.Event()
-    release.set()
-    task = replace(TASK, extra={"turns": 2})
-    episode, _, _ = await play(team, env=ForTheWriter, task=task, max_steps=2, delay=lambda request: release.wait())
-    assert [(s.turn, s.local_reward) for s in episode.samples] == [(1, 1.0)] and len(episode.unheard) == 1
-
-
-async def test_a_limit_of_the_program_does_not_move_the_penalty_of_long_replies(make_team: Any) -> None:
-    async def team(task: Task, session: Session) -> str:
-        return (await say(session, "Writer", max_tokens=3)).text
-
-    collector, _ = make_team(team, reward=RewardConfig(overlong_buffer=OverlongBufferConfig(True, 100, 1.0)))
-    (episode,) = (await collector.collect([TASK], 1, step=1)).episodes
-    assert (episode.samples[0].overlong_penalty, episode.samples[0].reward) == (0.0, 1.0)
-
-
 async def test_an_unmarked_repeat_is_a_new_call(play: Any) -> None:
     async def team(task: Task, session: Session) -> str:
         await say(session, "Writer")
@@ -468,8 +422,17 @@ def test_what_cannot_run_is_refused_before_a_model_loads(make_team: Any) -> None
     ):
         with pytest.raises(AgentSystemError, match=said):
             GatewayOrchestra(GatewayOptions(team))
+    AgentRegistry.register("Adder", orchestra="gateway", env="gateway")(WithTools)
+    names: Any = {"orchestra_type": "gateway", "env_name": "gateway", "orchestra_options": {"team": draft_and_edit}}
+    bindings = {"Adder": make_team(draft_and_edit)[0].runtimes["Writer"].binding}
+    with pytest.raises(AgentSystemError, match="with WithTools for 'Adder': its tools and its memory would not be used"):
+        Collector.from_names(**names, bindings=bindings, settings=CollectorSettings())
     with pytest.raises(AgentSystemError, match=r"agent\.orchestra\.gateway\.rounds is not an option"):
         OrchestraRegistry.get("gateway").from_options({"rounds": 3}, "gateway")
+
+
+class WithTools(ToolAgent):
+    tools = (calculator,)
 
 
 class Forkable(Graded):
