@@ -71,6 +71,7 @@ class EpisodeRunner:
         self._replies = 0  # calls replied to so far
         self._delivered: dict[tuple[int, int], int] = {}  # calls of `reply_to` -> place in the order of replies
         self._turn: Turn | None = None
+        self._acting = asyncio.Lock()  # one reply of `reply_to` at a time: its action may end the episode
         self._forks = Forks()
         self._tree: Tree | None = None
         if settings.tree is not None and not (spec.validate or spec.greedy):
@@ -247,11 +248,12 @@ class EpisodeRunner:
             reply = call.read(generation)
             self._keep(call, reply, NEVER)
             self._agents.finish(call, reply)
-            if self._env.has_act:
-                outcome = await self._act(call, reply)
-                self._info.update(outcome.info)
-                self._ledger.act(outcome, callers, call.number, turn.step)
-                turn.done = turn.done or outcome.done
+            async with self._acting:
+                if self._env.has_act and not turn.done:
+                    outcome = await self._act(call, reply)
+                    self._info.update(outcome.info)
+                    self._ledger.act(outcome, callers, call.number, turn.step)
+                    turn.done = outcome.done
             replies.append((call, reply))
         return replies
 

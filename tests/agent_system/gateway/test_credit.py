@@ -45,3 +45,18 @@ async def test_a_limit_of_the_program_does_not_move_the_penalty_of_long_replies(
     collector, _ = make_team(team, reward=RewardConfig(overlong_buffer=OverlongBufferConfig(True, 100, 1.0)))
     (episode,) = (await collector.collect([TASK], 1, step=1)).episodes
     assert (episode.samples[0].overlong_penalty, episode.samples[0].reward) == (0.0, 1.0)
+
+
+async def test_a_reply_after_the_end_of_the_episode_is_no_act(play: Any) -> None:
+    class EndsWithAnAct(Graded):
+        blocking = True
+
+        def act(self, agent_id: str, action: str) -> Outcome:
+            return Outcome(1.0, done=True)
+
+    async def team(task: Task, session: Session) -> None:
+        await asyncio.gather(say(session, "Writer", n=2), say(session, "Editor"))
+
+    episode, _, _ = await play(team, env=EndsWithAnAct)
+    assert episode.failure is None and episode.team_reward == 1.0
+    assert sorted(s.act_reward or 0.0 for s in episode.samples) == [0.0, 0.0, 1.0]
