@@ -129,6 +129,16 @@ async def test_thinking_that_the_template_drops_begins_a_new_sequence(play: Any,
     assert ("hm" in episode.samples[1].prompt_text) == ("hm" in thinking and goes_on)
 
 
+async def test_results_of_tools_as_messages_of_the_user_keep_the_thinking_before_them(play: Any) -> None:
+    async def team(task: Task, session: Session) -> str:
+        answer = await say(session, "Writer")
+        more = [*USER, echoed(answer.message, 0), {"role": "user", "content": "<tool_response>4</tool_response>"}]
+        return (await say(session, "Writer", more)).text
+
+    episode, metrics, _ = await play(team, ["<think>\nhm\n</think>\n\na", "4"], chat=get_tokenizer("qwen3"))
+    assert continues(episode.samples) == [True] and rewritten(metrics) == {}
+
+
 async def test_a_template_that_moves_the_system_message_begins_a_new_sequence(play: Any) -> None:
     async def team(task: Task, session: Session) -> str:
         messages = [{"role": "system", "content": "Obey."}, *USER]
