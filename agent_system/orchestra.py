@@ -14,9 +14,10 @@ Branches, loops and `asyncio.gather` are ordinary Python: an agent that is not n
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Protocol
 
+from agent_system.agent import BaseAgent
 from agent_system.environment import BaseEnv, Outcome
 from agent_system.memory import Memory, SimpleMemory
 from agent_system.options import NoOptions, build_options
@@ -63,11 +64,11 @@ class BaseOrchestra(ABC):
         """Build the orchestra registered as `name` from the dict under `agent.orchestra.<name>`."""
         return cls(build_options(cls.config_class, options, f"agent.orchestra.{name}"))
 
-    def check(self, agent_ids: Sequence[str], make_env: Callable[[int], BaseEnv], *, forks: bool) -> None:  # noqa: B027 - nothing to refuse
+    def check(self, agents: Mapping[str, BaseAgent], make_env: Callable[[int], BaseEnv], *, forks: bool) -> None:  # noqa: B027 - nothing to refuse
         """Reject a team or an environment that this workflow does not support, before a model loads.
 
         Args:
-            agent_ids: the team.
+            agents: the team.
             make_env: makes the run's environment for a seed.
             forks: candidates will be tried on forks of it (`rollout.sampling=tree`).
 

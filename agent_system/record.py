@@ -55,7 +55,7 @@ class Sample:
         dropped_context: entries of the team context or memory left out, or cut, so that the prompt fits.
         pad_token_id: padding token of the row in a batch.
         seed: seed of the request.
-        max_tokens: longest reply of the agent, in tokens.
+        max_tokens: longest reply of the agent, in tokens, also where a program asked for a shorter one.
         anchor: the state that the call acted on: `Observation.info["anchor"]`, else the text of this agent's observation; for a later round
             of a `ToolAgent` with the tool calls and results before it, for a summary with that word.
         act_reward: `Outcome.team` of the `act` that followed this call; None when the environment has no `act`, and for a candidate that

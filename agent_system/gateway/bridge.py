@@ -7,6 +7,7 @@ what the engine got.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +22,7 @@ from agent_system.rollout.prompt import Prompt
 from agent_system.rollout.remote import RemoteBinding
 from verl.trainer.config.gateway import GatewayConfig
 
-_OTHER = "Zq"  # contents of new messages when it is checked what depends on them
+_THINKING = re.compile(r"<think>(?:(?!<think>).)*?</think>\s*", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,6 @@ class Bridge:
     def __init__(self, template: Template | NoTemplate, keep_thinking: bool) -> None:
         """Set the template; `keep_thinking` continues tokens with thinking that the template would leave out."""
         self.template, self._keep_thinking = template, keep_thinking
-        self._stable: dict[tuple[str, ...], bool] = {}
 
     def build(self, views: Sequence[View], tools: Sequence[Mapping[str, Any]], history: History) -> Built:
         """Return the prompt of a request. Raise Refusal when the template cannot show its messages."""
@@ -76,34 +76,22 @@ class Bridge:
         return Prompt(text, (*node.prompt.ids, *between, *self.template.encode(tail)), messages=_plain(shown))
 
     def _tail(self, node: Node, added: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> str | None:
-        """Return the text that the template puts after a conversation; None if it shows the conversation in another way now."""
-        parts = self._parts(node.messages, added, tools)
-        if parts is None:
-            return None
-        head, tail = parts
-        if not self._keep_thinking and any(thought not in head for thought in node.thoughts):
-            return None
-        shape = tuple(str(message["role"]) for message in added)
-        if shape not in self._stable:
-            others = self._parts(node.messages, [{**message, "content": _OTHER} for message in added], tools)
-            if others is None:
-                return None
-            self._stable[shape] = others[0] == head
-        return tail if self._stable[shape] else None
+        """Return the text that the template puts after a conversation; None if it shows the conversation in another way now.
 
-    def _parts(
-        self, so_far: Sequence[Mapping[str, Any]], added: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
-    ) -> tuple[str, str] | None:
-        """Return the text up to the end of the last reply, and the rest. Messages hold no special tokens, so their ends can be counted."""
+        Messages hold no special tokens, so their ends can be counted. A template may show empty thinking in the last reply alone.
+        """
         if self.template.end is None:
             return None
         mark = self.template.end[0]
         try:
-            count = self.template.render(so_far, tools, prompt=False).count(mark)
-            pieces = self.template.render([*so_far, *added], tools).split(mark, count)
+            *before, _ = self.template.render(node.messages, tools, prompt=False).split(mark)
+            *after, tail = self.template.render([*node.messages, *added], tools).split(mark, len(before))
         except Refusal:  # the whole conversation may still be shown as the program sent it
             return None
-        return (mark.join(pieces[:count]), pieces[count]) if count and len(pieces) > count else None
+        head, shown = mark.join(after), mark.join(before)
+        if not before or (head != shown and _THINKING.sub("", head) != _THINKING.sub("", shown)):
+            return None
+        return tail if self._keep_thinking or all(thought in head for thought in node.thoughts) else None
 
 
 def bridge_of(binding: AgentBinding | RemoteBinding, keys: GatewayConfig) -> Bridge:

@@ -74,7 +74,7 @@ class EpisodeCalls:
         if name not in self._names:
             known = ", ".join(self.agents)
             raise Refusal(
-                f"no agent {name!r}{did_you_mean(name, self._names)}; the model is one of: {known}", 404, "model_not_found", "model"
+                f"no agent {name!r:.80}{did_you_mean(name, self._names)}; the model is one of: {known}", 404, "model_not_found", "model"
             )
         return self._names[name]
 

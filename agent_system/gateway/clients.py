@@ -6,6 +6,7 @@ Time limits and repetitions are those of the run (`rollout.call_timeout_s`), so 
 from __future__ import annotations
 
 import importlib
+from contextlib import suppress
 from typing import Any
 
 from agent_system.errors import AgentSystemError
@@ -49,7 +50,8 @@ class Clients:
     async def close(self) -> None:
         """Close all connections."""
         for client in self._open:
-            await client.close()
+            with suppress(Exception):  # connections of an event loop that a plain function ran for itself have ended with it
+                await client.close()
 
     def _connections(self) -> Any:
         client = _load("openai", "openai").DefaultAsyncHttpxClient(verify=self._certificates)

@@ -10,7 +10,8 @@ from agent_system.gateway.reply import Completion
 
 Messages = list[Any]
 RESPONSE = "resp_"  # an answer has this before the id of its chat completion
-_SAME = ("model", "temperature", "top_p", "tool_choice", "seed", "stream")
+_SAME = ("model", "temperature", "top_p", "top_logprobs", "tool_choice", "seed", "stream")
+_NAMES = {"messages": "input", "max_tokens": "max_output_tokens", "response_format": "text.format"}  # of fields of chat completions
 _TEXTS = ("input_text", "output_text", "text", "refusal")
 
 
@@ -78,6 +79,12 @@ def response_body(completion: Completion, body: Mapping[str, Any]) -> dict[str, 
             "total_tokens": usage["total_tokens"],
         },
     }
+
+
+def with_own_names(error: Refusal) -> Refusal:
+    """Return the refusal of a request to chat completions with the names of the fields in `/v1/responses`."""
+    field = _NAMES.get(error.param or "")
+    return error if field is None else Refusal(str(error).replace(str(error.param), field, 1), error.status, error.code, field)
 
 
 def conversation(chat: Mapping[str, Any], body: Mapping[str, Any], completion: Completion) -> Messages:

@@ -92,7 +92,7 @@ class ServedTeam:
         if name not in self._names:
             known = ", ".join(self.agents)
             hint = did_you_mean(name, self._names)
-            raise Refusal(f"no model {name!r}{hint}; the model is one of: {known}", 404, "model_not_found", "model")
+            raise Refusal(f"no model {name!r:.80}{hint}; the model is one of: {known}", 404, "model_not_found", "model")
         return self._names[name]
 
     def start(self, agent_id: str, ask: Ask, body: bytes, retried: bool, connected: Callable[[], bool]) -> Request:

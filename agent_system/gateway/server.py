@@ -16,7 +16,7 @@ from agent_system.gateway.calls import EpisodeCalls
 from agent_system.gateway.errors import HEADERS, Refusal
 from agent_system.gateway.reply import Completion
 from agent_system.gateway.request import OVER, Request
-from agent_system.gateway.responses import chat_body, conversation, response_body
+from agent_system.gateway.responses import chat_body, conversation, response_body, with_own_names
 from agent_system.gateway.stream import COMMENT, KEEP_ALIVE_S, event, events, response_events
 from agent_system.gateway.wire import Ask, read_ask, read_body
 
@@ -235,7 +235,7 @@ def _refusal(error: Exception, request: web.Request) -> Refusal:
     """Return what the client is told of an error."""
     match error:
         case Refusal():
-            return error
+            return with_own_names(error) if request.path.endswith("/responses") else error
         case web.HTTPRequestEntityTooLarge():
             return Refusal(f"the body has more than {MAX_BODY_BYTES >> 20} MiB", 413, "request_too_large")
         case web.HTTPException():

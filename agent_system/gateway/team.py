@@ -6,10 +6,11 @@ import asyncio
 import importlib
 import inspect
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from agent_system.agent import BaseAgent
 from agent_system.environment import BaseEnv, Outcome
 from agent_system.errors import AgentSystemError
 from agent_system.gateway.bridge import Bridge, bridge_of
@@ -19,7 +20,6 @@ from agent_system.gateway.command import load_command
 from agent_system.gateway.server import Server
 from agent_system.gateway.session import Session
 from agent_system.orchestra import BaseOrchestra, Episode
-from agent_system.registry import AgentRegistry
 from agent_system.rollout.runner import EpisodeRunner
 from agent_system.threads import DaemonExecutor, run_plain
 from agent_system.tools.agent import ToolAgent
@@ -62,19 +62,18 @@ class GatewayOrchestra(BaseOrchestra):
         self._bridges: dict[str, Bridge] = {}
         self._told = False
 
-    def check(self, agent_ids: Sequence[str], make_env: Callable[[int], BaseEnv], *, forks: bool) -> None:
+    def check(self, agents: Mapping[str, BaseAgent], make_env: Callable[[int], BaseEnv], *, forks: bool) -> None:
         """Reject tree sampling, and agents that do more than the program asks of them."""
         if forks:
             raise AgentSystemError(
                 "agent.orchestra_type=gateway with rollout.sampling=tree: a program cannot be forked in the middle of its run, so its "
                 "calls have no candidates; use rollout.sampling=parallel"
             )
-        for name in agent_ids:
-            agent = AgentRegistry.get(name, orchestra=GATEWAY)
-            if issubclass(agent, ToolAgent) or agent.memory_class is not None:
+        for name, agent in agents.items():
+            if isinstance(agent, ToolAgent) or agent.memory_class is not None:
                 raise AgentSystemError(
-                    f"agent.orchestra_type=gateway with {agent.__name__} for {name!r}: its tools and its memory would not be used, because "
-                    "the program sends the messages and calls the tools; register a BaseAgent without a memory, or none"
+                    f"agent.orchestra_type=gateway with {type(agent).__name__} for {name!r}: its tools and its memory would not be used, "
+                    "because the program sends the messages and calls the tools; register a BaseAgent without a memory, or none"
                 )
 
     async def run(self, turn: Turn) -> Any:

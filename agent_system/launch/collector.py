@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agent_system.env_workers import EnvWorkers
+from agent_system.errors import AgentSystemError
 from agent_system.record import EpisodeRecord
 from agent_system.reward.model import RewardModel
 from agent_system.rollout.binding import AgentBinding
@@ -185,11 +186,19 @@ def _reward_terms(config: RunConfig, placement: Placement) -> dict[str, list[str
 
 
 def orchestra_options(config: RunConfig) -> dict[str, Any]:
-    """Return the options of the orchestra; those of a gateway are the team and the keys under `gateway`."""
+    """Return the options of the orchestra; those of a gateway are the team and the keys under `gateway`.
+
+    Raises AgentSystemError for others of a gateway.
+    """
     options = dict(config.agent.orchestra.get(config.agent.orchestra_type) or {})
     if config.agent.orchestra_type != "gateway":
         return options
-    return options | {"team": config.agent.team, "command": config.agent.team_command, "keys": config.gateway}
+    if options:
+        raise AgentSystemError(
+            f"agent.orchestra.gateway.{next(iter(options))} has no effect; the team is agent.team or agent.team_command, and its options "
+            "are the keys under gateway"
+        )
+    return {"team": config.agent.team, "command": config.agent.team_command, "keys": config.gateway}
 
 
 def build_reward_model(

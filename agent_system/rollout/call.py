@@ -165,7 +165,7 @@ class Call:
             self.prompt.dropped,
             binding.pad_token_id,
             self.seed,
-            self.sampling.max_tokens,
+            self.spec.sampling_of(binding).max_tokens,
             "\n".join((str(self.seen.info.get("anchor", self.seen.text)), *self.so_far)),
             prior_replies=self.prior_replies,
             order=order,

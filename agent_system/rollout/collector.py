@@ -130,7 +130,7 @@ class Collector:
                 f"{type(orchestra).__name__} needs the agents {missing}, which no policy serves; "
                 f"agent.agent_ids lists: {', '.join(bindings) or 'none'}"
             )
-        orchestra.check(tuple(bindings), env.make, forks=settings.tree is not None)
+        orchestra.check(agents, env.make, forks=settings.tree is not None)
         if issubclass(orchestra.memory_class, SummaryMemory):
             raise AgentSystemError(
                 f"{type(orchestra).__name__}.memory_class is {orchestra.memory_class.__name__}, which an agent writes; make it the "

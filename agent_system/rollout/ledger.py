@@ -19,6 +19,7 @@ class Ledger:
         turns: `Outcome.team` of `step`, one per turn.
         acts: `Outcome.team` of `act` by (turn, call).
         rounds: number of the last generation of a call, by (turn, call) of the earlier ones: rounds of a `ToolAgent`, a summary.
+        unheard: (turn, call) of replies to a program that no client has got.
     """
 
     def __init__(self, env_name: str, known: Callable[[str], object]) -> None:
@@ -31,6 +32,7 @@ class Ledger:
         self.turns: list[float] = []
         self.acts: dict[tuple[int, int], float] = {}
         self.rounds: dict[tuple[int, int], int] = {}
+        self.unheard: set[tuple[int, int]] = set()
         self._local: dict[tuple[int, int], dict[tuple[int, float], float]] = {}
         self._callers: list[Mapping[int, str]] = []
         self._env_name, self._known = env_name, known
@@ -104,7 +106,8 @@ class Ledger:
         for key, value in local.items():
             if isinstance(key, str):
                 self._known(key)
-                places = [(turn, call) for call, agent_id in callers.items() if agent_id == key] or self._latest(key, turn)
+                made = [(turn, call) for call, agent_id in callers.items() if agent_id == key]
+                places = made if source in made else self._heard(made) or self._latest(key, turn) or made
             elif key in callers:
                 places = [(turn, self.rounds.get((turn, key), key))]
             else:
@@ -113,12 +116,15 @@ class Ledger:
                 self._add(place, source, value, where, f" for {self._callers[place[0] - 1][place[1]]}")
 
     def _latest(self, agent_id: str, turn: int) -> list[tuple[int, int]]:
-        """Return the (turn, call) of an agent's last call before a turn, in a list; empty when there is none."""
+        """Return the (turn, call) of an agent's last call before a turn whose reply was heard, in a list; empty when there is none."""
         for earlier in range(turn - 1, 0, -1):
-            calls = [call for call, caller in self._callers[earlier - 1].items() if caller == agent_id]
+            calls = self._heard([(earlier, call) for call, caller in self._callers[earlier - 1].items() if caller == agent_id])
             if calls:
-                return [(earlier, max(calls))]
+                return [max(calls)]
         return []
+
+    def _heard(self, calls: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+        return [call for call in calls if call not in self.unheard]
 
     def _add(self, place: tuple[int, int], source: tuple[int, float], value: Any, where: str, whose: str = "") -> None:
         rewards = self._local.setdefault(place, {})

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from agent_system.agent import BaseAgent, Entry
+from agent_system.agent import BaseAgent, Entry, Message
 from agent_system.memory import Memory
 from agent_system.rollout.prompt import Prompt
 from verl.protocol.generate import Generation, RolloutError, SamplingParams
@@ -56,9 +56,11 @@ class RemoteBinding:
     async def replies(self, prompt: Prompt, sampling: SamplingParams, n: int, seed: int, request_id: str) -> Sequence[Generation]:
         """Request `n` replies, each with its own request and seed; failed ones are replies with stop reason `abort`.
 
+        Results of tools are sent as the user's: without the calls, which a program's other agents made, servers refuse them.
         Raises RolloutError when all fail.
         """
-        asked = [self.endpoint.ask(prompt.messages, sampling, seed=seed + i) for i in range(n)]
+        messages: list[Message] = [{**m, "role": "user"} if m["role"] == "tool" else m for m in prompt.messages]
+        asked = [self.endpoint.ask(messages, sampling, seed=seed + i) for i in range(n)]
         found: list[Answer | BaseException] = await asyncio.gather(*asked, return_exceptions=True)
         errors = [answer for answer in found if isinstance(answer, BaseException)]
         if errors and (len(errors) == n or not all(isinstance(error, RolloutError) for error in errors)):

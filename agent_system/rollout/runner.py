@@ -71,6 +71,7 @@ class EpisodeRunner:
         self._replies = 0  # calls replied to so far
         self._delivered: dict[tuple[int, int], int] = {}  # calls of `reply_to` -> place in the order of replies
         self._turn: Turn | None = None
+        self._acting = asyncio.Lock()  # one reply of `reply_to` at a time: its action may end the episode
         self._forks = Forks()
         self._tree: Tree | None = None
         if settings.tree is not None and not (spec.validate or spec.greedy):
@@ -219,6 +220,7 @@ class EpisodeRunner:
             raise TurnOver(f"{agent_id} was called after the environment ended the episode in turn {turn.step}")
         callers, spec, heard, runtime = self._callers, self.spec, self._replies, self._agents.now(agent_id)
         numbers = [self._number(agent_id) for _ in range(n)]
+        self._ledger.unheard.update((turn.step, number) for number in numbers)
         places = [turn.reserve() for _ in numbers]
         parts = seed or (turn.step, numbers[0], 0)
         drawn = stable_seed(self._settings.seed, spec.step, spec.validate, spec.uid, spec.index, agent_id, *parts)
@@ -246,13 +248,16 @@ class EpisodeRunner:
             reply = call.read(generation)
             self._keep(call, reply, NEVER)
             self._agents.finish(call, reply)
-            await self._act(call, reply, turn, callers)
+            async with self._acting:
+                if not turn.done:
+                    await self._act(call, reply, turn, callers)
             replies.append((call, reply))
         return replies
 
     def deliver(self, replies: Sequence[tuple[Call, Reply]]) -> None:
         """Count replies of `reply_to` as heard from now on, and train them."""
         for call, reply in replies:
+            self._ledger.unheard.discard((call.turn, call.number))
             if (call.turn, call.number) not in self._delivered:
                 self._delivered[call.turn, call.number] = self._replies
                 self._replies += 1
@@ -264,6 +269,7 @@ class EpisodeRunner:
         """Undo `deliver`: the client has gone before the first byte."""
         for call, _ in replies:
             self._delivered.pop((call.turn, call.number), None)
+            self._ledger.unheard.add((call.turn, call.number))
 
     async def _sample(self, turn: Turn, agent_id: str, variables: Mapping[str, Any]) -> Projection:
         """Sample one reply and apply it (parallel sampling: n episodes of a task, one reply per call)."""

@@ -83,5 +83,6 @@ def test_a_tree_and_a_missing_program_are_refused_before_a_worker_starts(refused
     tree = {"rollout.sampling": "tree", "env.env_name": "my_forkable_world", "reward.team_scope": "call"}
     assert "a program cannot be forked" in refused(gateway | tree)
     assert "needs the program of the team as module:function" in refused({"agent.orchestra_type": "gateway"})
+    assert "agent.orchestra.gateway.command has no effect" in refused(gateway | {"agent.orchestra.gateway.command": "[python,x.py]"})
     assert "gateway.seed_by=order" in refused({"gateway.seed_by": "order"})
     assert "it needs an agent with actor_rollout_ref.rollout.structured_outputs=true" in refused(gateway | {"gateway.structured": "mask"})

@@ -77,6 +77,15 @@ def test_a_trained_team_answers_with_the_weights_of_its_checkpoint(
     assert capsys.readouterr().out == printed
 
 
+def test_a_team_answers_without_the_reward_function_of_its_training(train: Run, tmp_path: Path) -> None:
+    function = tmp_path / "grader.py"
+    function.write_text("def compute_score(data_source, solution_str, ground_truth, extra_info):\n    return len(ground_truth)\n")
+    train(MATH | {"reward.custom_reward_function.path": function, "trainer.default_local_dir": tmp_path / "run"})
+    function.unlink()
+    with conversation(str(tmp_path / "run")) as team:
+        assert asyncio.run(team.ask("3 + 4?")).failure is None
+
+
 def test_a_team_that_cannot_answer_is_one_line(train: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         serve([str(tmp_path), "3?"])

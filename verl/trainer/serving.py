@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from verl.models.loader import resolve_dtype
 from verl.trainer.checkpoint.saved_run import SavedRun
 from verl.trainer.config import RunConfig
-from verl.trainer.config.reward_model import RewardModelConfig
+from verl.trainer.config.reward import RewardConfig
 from verl.trainer.placement.table import Placement
 from verl.trainer.ppo.controller import Controller
 from verl.trainer.ppo.team import TeamWorkers
@@ -40,7 +40,8 @@ def for_serving(config: RunConfig, device: str) -> RunConfig:
     own.trainer.controller, own.trainer.device, own.trainer.nnodes, own.trainer.n_gpus_per_node = "local", device, 1, 1
     own.trainer.resource_pool, own.trainer.pool_sizes = "shared", {}
     own.rollout.nnodes, own.rollout.n_gpus_per_node, own.rollout.pool_sizes = 1, 0, {}
-    own.reward.model = RewardModelConfig()
+    unscored = {name: getattr(RewardConfig(), name) for name in ("custom_reward_function", "reward_manager", "agent_functions", "model")}
+    own.reward = replace(own.reward, **unscored)  # questions have no ground truth
     own.trainer.val_only, own.rollout.max_failure_rate, own.agent.role_policies = True, 1.0, {}
     return own
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -84,7 +84,7 @@ class FaramaOrchestra(BaseOrchestra):
         decisions = await asyncio.gather(*(turn.act(seat) for seat in seats))
         return ", ".join(decision.action for decision in decisions)
 
-    def check(self, agent_ids: Sequence[str], make_env: Callable[[int], BaseEnv], *, forks: bool) -> None:
+    def check(self, agents: Mapping[str, BaseAgent], make_env: Callable[[int], BaseEnv], *, forks: bool) -> None:
         """Start a game and check that the team is its players and the advisers, and that copies behave like their original."""
         env = make_env(0)
         if not isinstance(env, FaramaEnv):
@@ -93,7 +93,7 @@ class FaramaOrchestra(BaseOrchestra):
             )
         try:
             env.reset(Task("check", ""))
-            self._check_names(agent_ids, env)
+            self._check_names(list(agents), env)
             if forks:
                 check_forks(env)
         finally:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from agent_system.agent import BaseAgent
 from agent_system.environment import BaseEnv
 from agent_system.memory import Memory, Recollection, SearchMemory
 from agent_system.options import check_choice
@@ -202,9 +203,9 @@ class SearchingOrchestra(BaseOrchestra):
         if self.config.prompt_style == "short":
             self.memory_class = FoundMemory
 
-    def check(self, agent_ids: Sequence[str], make_env: Callable[[int], BaseEnv], *, forks: bool) -> None:
+    def check(self, agents: Mapping[str, BaseAgent], make_env: Callable[[int], BaseEnv], *, forks: bool) -> None:
         """Search once, so that an unusable server is an error before a model loads."""
-        del agent_ids, forks
+        del agents, forks
         env = make_env(0)
         if isinstance(env, SearchEnv):
             env.probe()

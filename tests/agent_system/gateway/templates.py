@@ -10,7 +10,8 @@ from typing import Any
 from agent_system.testing import CHAT_TEMPLATE, make_tokenizer
 from verl.models.tiny import CHAT_TEMPLATE as TINY
 
-# Shows the tools in the system message, calls as objects in tags, results together in a message of the user.
+# Shows the tools in the system message, calls as objects in tags, results together in a message of the user. A user's message with their
+# tag counts as one.
 CHATML = """\
 {%- macro begin(role) %}{{ '<|im_start|>' ~ role ~ '\n' }}{% endmacro %}
 {%- set first = messages[0].content if messages[0].role == 'system' else 'You help.' %}
@@ -18,11 +19,12 @@ CHATML = """\
 {%- for tool in tools or [] %}{{ '\n' ~ tool | tojson }}{% endfor %}
 {{- '<|im_end|>\n' }}
 {%- set ns = namespace(last=-1) %}
-{%- for message in messages if message.role == 'user' %}{% set ns.last = ns.last + 1 %}{% endfor %}
+{%- for message in messages if message.role == 'user' and not message.content.startswith('<tool_response>') %}
+    {%- set ns.last = ns.last + 1 %}{% endfor %}
 {%- set asked = namespace(count=-1) %}
 {%- for message in messages if message.role != 'system' %}
     {%- if message.role == 'user' %}
-        {%- set asked.count = asked.count + 1 %}
+        {%- set asked.count = asked.count + (not message.content.startswith('<tool_response>')) %}
         {{- begin('user') ~ message.content ~ '<|im_end|>\n' }}
     {%- elif message.role == 'assistant' %}
         {{- begin('assistant') ~ (SHOWN) }}
@@ -48,6 +50,14 @@ THINKING = """
     ~ message.content.split('</think>')[-1].lstrip('\n')
 """
 
+# Mistral shows the system message, and the tools, with the last message of the user.
+MISTRAL = (
+    CHATML.replace("SHOWN", "message.content")
+    .replace("'You help.'", "''")
+    .replace("begin('system') ~ first", "begin('system')")
+    .replace("begin('user') ~ ", "begin('user') ~ (first if asked.count == ns.last else '') ~ ")
+)
+
 LLAMA = """\
 {{- bos_token }}
 {%- macro say(role, text) %}{{ '<|start_header_id|>' ~ role ~ '<|end_header_id|>\n\n' ~ text ~ '<|eot_id|>' }}{% endmacro %}
@@ -72,6 +82,7 @@ TEMPLATES = {
     "qwen2.5": CHATML.replace("SHOWN", "message.content"),
     "qwen3": CHATML.replace("SHOWN", THINKING),
     "llama3": LLAMA,
+    "mistral": MISTRAL,
 }
 LLAMA_TOKENS = ["<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|begin_of_text|>"]
 

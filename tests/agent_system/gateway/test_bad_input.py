@@ -61,6 +61,8 @@ async def test_a_body_of_100_mb_is_refused_while_it_arrives(make_team: Any) -> N
             assert answer.headers["x-should-retry"] == "false"
         long = await send(session, {**ROLE, "messages": [{"role": "user", "content": "x " * (7 << 20)}]})
         assert long.status == 400 and "characters, more than max_prompt_length=4000 tokens" in long.body["error"]["message"]
+        unknown = await send(session, {**ROLE, "model": "W" * (7 << 20)})
+        assert unknown.status == 404 and len(unknown.body["error"]["message"]) < 300
         return (await say(session, "Writer")).text
 
     episode, _ = await beside(make_team, bad)

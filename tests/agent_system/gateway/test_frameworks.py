@@ -6,6 +6,7 @@ whatever form the framework sends the conversation.
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 from agent_system import Task
 from agent_system.gateway.session import Session
 
+from .conftest import TASK, USER
 from .templates import tokenizer_of
 
 CALL = f"I add. <tool_call>\n{json.dumps({'name': 'add', 'arguments': {'b': 3, 'a': 1}})}\n</tool_call>"
@@ -132,3 +134,17 @@ async def test_a_team_of_a_framework_is_played_with_exact_tokens(play: Any, team
         whole = first.prompt_ids + first.generation.token_ids
         assert second.prompt_ids[: len(whole)] == whole, second.prompt_text
     assert not any(count for name, count in metrics.items() if name.startswith("gateway/rewritten"))
+
+
+async def test_a_plain_function_may_run_an_event_loop_of_its_own(make_team: Any) -> None:
+    pytest.importorskip("openai")
+
+    def team(task: Task, session: Session) -> Any:
+        async def ask() -> Any:
+            return (await session.openai().chat.completions.create(model="Writer", messages=USER)).choices[0].message.content
+
+        return asyncio.run(ask())
+
+    collector, _ = make_team(team)
+    (episode,) = (await collector.collect([TASK], 1, step=1)).episodes
+    assert (episode.failure, episode.answer) == (None, "4") and not collector.orchestra._server._open

@@ -97,12 +97,12 @@ async def test_a_conversation_goes_on_after_a_reply_that_was_cut(play: Any, name
         return (await say(session, "Writer", more, max_completion_tokens=5, max_tokens=50)).text
 
     tokenizer = get_tokenizer(name)
-    episode, metrics, _ = await play(team, ["a reply of many tokens", "4"], chat=tokenizer)
+    episode, metrics, engine = await play(team, ["a reply of many tokens", "4"], chat=tokenizer)
     first, second = episode.samples
     assert continues(episode.samples) == [True] and rewritten(metrics) == {}
     after = second.prompt_ids[len(first.prompt_ids) + 5 :]
     assert after[0] == tokenizer.eos_token_id and second.prompt_ids.count(after[0]) == second.prompt_text.count(tokenizer.eos_token)
-    assert (first.max_tokens, second.max_tokens) == (5, 5)
+    assert [request.sampling.max_tokens for request in engine.requests] == [5, 5]
 
 
 CASES = {
@@ -127,6 +127,26 @@ async def test_thinking_that_the_template_drops_begins_a_new_sequence(play: Any,
     assert episode.failure is None and continues(episode.samples) == [goes_on]
     assert rewritten(metrics) == ({} if goes_on else {"template": 1})
     assert ("hm" in episode.samples[1].prompt_text) == ("hm" in thinking and goes_on)
+
+
+async def test_results_of_tools_as_messages_of_the_user_keep_the_thinking_before_them(play: Any) -> None:
+    async def team(task: Task, session: Session) -> str:
+        answer = await say(session, "Writer")
+        more = [*USER, echoed(answer.message, 0), {"role": "user", "content": "<tool_response>4</tool_response>"}]
+        return (await say(session, "Writer", more)).text
+
+    episode, metrics, _ = await play(team, ["<think>\nhm\n</think>\n\na", "4"], chat=get_tokenizer("qwen3"))
+    assert continues(episode.samples) == [True] and rewritten(metrics) == {}
+
+
+async def test_a_template_that_moves_the_system_message_begins_a_new_sequence(play: Any) -> None:
+    async def team(task: Task, session: Session) -> str:
+        messages = [{"role": "system", "content": "Obey."}, *USER]
+        answer = await say(session, "Writer", messages)
+        return (await say(session, "Writer", [*messages, echoed(answer.message, 0), {"role": "user", "content": "b"}])).text
+
+    episode, metrics, _ = await play(team, chat=get_tokenizer("mistral"))
+    assert episode.samples[1].prompt_text.count("Obey.") == 1 and rewritten(metrics) == {"template": 1}
 
 
 REPLY = {"role": "assistant", "content": "a"}

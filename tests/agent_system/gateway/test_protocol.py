@@ -183,7 +183,7 @@ async def test_lengths_stops_seeds_log_probs_and_several_replies(play: Any) -> N
     assert episode.failure is None and episode.answer == "4"
     assert [s.call for s in episode.samples] == [0, 1, 2] and len(engine.requests) == 2 and engine.requests[0].n == 2
     first, _, last = episode.samples
-    assert (first.max_tokens, last.max_tokens, first.generation.stop_reason) == (30, 400, "stop")
+    assert [request.sampling.max_tokens for request in engine.requests] == [30, 400] and first.generation.stop_reason == "stop"
     assert first.prompt_ids == last.prompt_ids and first.seed != last.seed and first.text == "4 END"
     assert metrics["agent/writer/calls"] == 3
 
@@ -274,7 +274,10 @@ async def test_responses_are_chat_completions_in_another_form(play: Any) -> None
     replies = [f"<think>hm</think>I look. <tool_call>{json.dumps({'name': 'f', 'arguments': {}})}</tool_call>", "4", "5"]
     refused: list[tuple[Any, str | None]] = [
         ({"stream": 1}, "stream"),
-        ({"text": {"format": {"type": "json_object"}}}, "response_format"),
+        ({"text": {"format": {"type": "json_object"}}}, "text.format"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"input": []}, "input"),
         ({"previous_response_id": "resp_x"}, "previous_response_id"),
         ({"tools": [{"type": "web_search"}]}, "tools"),
         ({"input": [{"type": "image"}]}, "input"),

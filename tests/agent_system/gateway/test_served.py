@@ -286,6 +286,10 @@ async def test_an_agent_behind_an_api_has_the_counts_of_its_server() -> None:
         answer = await say(client, "Writer")
         assert answer.body["usage"] == {"prompt_tokens": 11, "completion_tokens": 3, "total_tokens": 14}
         assert (await send(client, {**ROLE, "logprobs": True})).body["error"]["param"] == "logprobs"
+        called = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+        of_another = [{"role": "assistant", "content": None, "tool_calls": [called]}, {"role": "tool", "tool_call_id": "1", "content": "r"}]
+        await say(client, "Writer", [*USER, *of_another])
+        assert [message["role"] for message in upstream.bodies[-1]["messages"]] == ["user", "assistant", "user"]
     await endpoint.close()
     upstream.stop()
 

@@ -14,7 +14,9 @@ import pytest
 from agent_system import AgentSystemError, BaseEnv, BaseOrchestra, Outcome, Task, Turn
 from agent_system.gateway.session import Session
 from agent_system.gateway.team import GatewayOptions, GatewayOrchestra
-from agent_system.registry import OrchestraRegistry
+from agent_system.registry import AgentRegistry, OrchestraRegistry
+from agent_system.rollout import Collector, CollectorSettings
+from agent_system.tools import ToolAgent, calculator
 from agent_system.turn import TurnOver
 from verl.protocol.generate import RolloutError
 from verl.trainer.config.reward import PropagationConfig, RewardConfig
@@ -420,8 +422,17 @@ def test_what_cannot_run_is_refused_before_a_model_loads(make_team: Any) -> None
     ):
         with pytest.raises(AgentSystemError, match=said):
             GatewayOrchestra(GatewayOptions(team))
+    AgentRegistry.register("Adder", orchestra="gateway", env="gateway")(WithTools)
+    names: Any = {"orchestra_type": "gateway", "env_name": "gateway", "orchestra_options": {"team": draft_and_edit}}
+    bindings = {"Adder": make_team(draft_and_edit)[0].runtimes["Writer"].binding}
+    with pytest.raises(AgentSystemError, match="with WithTools for 'Adder': its tools and its memory would not be used"):
+        Collector.from_names(**names, bindings=bindings, settings=CollectorSettings())
     with pytest.raises(AgentSystemError, match=r"agent\.orchestra\.gateway\.rounds is not an option"):
         OrchestraRegistry.get("gateway").from_options({"rounds": 3}, "gateway")
+
+
+class WithTools(ToolAgent):
+    tools = (calculator,)
 
 
 class Forkable(Graded):

@@ -50,8 +50,8 @@ def test_an_orchestra_sees_team_and_world_before_anything_is_played(make_collect
     seen = []
 
     class Watches(Pair):
-        def check(self, agent_ids: Any, make_env: Any, *, forks: bool) -> None:
-            seen.append((agent_ids, type(make_env(3)), make_env(3).seed, forks))
+        def check(self, agents: Any, make_env: Any, *, forks: bool) -> None:
+            seen.append((tuple(agents), type(make_env(3)), make_env(3).seed, forks))
 
     class Forks(OneTurn):
         def fork(self) -> Forks:
