@@ -234,6 +234,26 @@ async def test_a_client_that_is_killed_within_a_stream_leaves_a_reply_that_is_no
     assert episode.failure is None and not episode.samples and metrics["gateway/undelivered"] == len(episode.unheard) == 1
 
 
+async def test_a_stream_that_breaks_has_been_heard_if_anything_of_the_reply_was_sent(play: Any, monkeypatch: Any) -> None:
+    async def team(task: Task, session: Session) -> str:
+        with suppress(aiohttp.ClientError):
+            async with posted(session, {**ROLE, "stream": True}) as answer:
+                await answer.read()
+        await say(session, "Editor")
+        return "4"
+
+    for before in ([], [b": the first chunk"]):
+
+        def broken(*_: Any, sent: list[bytes] = before) -> Any:
+            yield from sent
+            raise ConnectionResetError
+
+        monkeypatch.setattr(server, "events", broken)
+        episode, metrics, _ = await play(team)
+        assert episode.failure is None and metrics["gateway/undelivered"] == len(episode.unheard) == 1 - len(before)
+        assert [(sample.agent_id, sample.trained) for sample in episode.samples] == [("Writer", True)] * len(before) + [("Editor", True)]
+
+
 async def test_the_openai_library_reads_every_answer(play: Any) -> None:
     openai = pytest.importorskip("openai")
     arguments = {"x": True}
