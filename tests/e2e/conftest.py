@@ -237,3 +237,19 @@ def titles() -> Iterator[set[str]]:
     yield seen
     over.set()
     thread.join(10)
+
+
+@pytest.fixture
+def scored(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The batches (`DataProto`) of the runs of a test, with old log-probs."""
+    from verl.trainer.ppo.credit.step_credit import CreditAssigner
+
+    score, found = CreditAssigner.score, list[Any]()
+
+    def kept(self: CreditAssigner, *args: Any) -> Any:
+        batch, metrics = score(self, *args)
+        found.append(batch)
+        return batch, metrics
+
+    monkeypatch.setattr(CreditAssigner, "score", kept)
+    return found

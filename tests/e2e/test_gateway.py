@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.e2e.conftest import Run, read_metrics, weights
 from tests.e2e.teams import LEVELS
@@ -57,11 +58,16 @@ def calls(run_dir: Path) -> list[list[dict[str, Any]]]:
     return [[{name: call[name] for name in COMPARED} for call in json.loads(line)["calls"]] for line in lines]
 
 
-def test_a_program_trains_two_policies_to_the_same_bits_as_an_orchestra(train: Run, gateway: dict[str, Any], tmp_path: Path) -> None:
+def test_a_program_trains_two_policies_to_the_same_bits_as_an_orchestra(
+    train: Run, gateway: dict[str, Any], tmp_path: Path, scored: list[Any]
+) -> None:
     runs = {"gateway": gateway, "orchestra": {}}
     for name, changes in runs.items():
         train({**changes, "trainer.default_local_dir": tmp_path / name, "data.max_prompt_length": 200})
     assert calls(tmp_path / "gateway") == calls(tmp_path / "orchestra") != []
+    for ours, orchestras in zip(scored[:2], scored[2:], strict=True):
+        for name in ("input_ids", "response_mask", "rollout_log_probs", "advantages"):
+            assert torch.equal(ours.batch[name], orchestras.batch[name]), name
     trained = weights(tmp_path / "gateway", 2)
     assert sorted(trained) == ["asker", "verifier_agent"] and trained == weights(tmp_path / "orchestra", 2)
     lines = read_metrics(tmp_path / "gateway")

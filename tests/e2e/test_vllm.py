@@ -22,7 +22,6 @@ from tests.workers.rollout.conftest import engine_processes
 from verl.models.loader import load_tokenizer
 from verl.protocol import DataProto
 from verl.protocol.generate import EngineGoneError
-from verl.trainer.ppo.credit.step_credit import CreditAssigner
 
 pytestmark = [pytest.mark.e2e, pytest.mark.spread, pytest.mark.timeout(1500)]
 VLLM = {
@@ -154,20 +153,6 @@ async def team(task, session):
         assert error.param == "response_format" and "no reply can follow this form" in str(error), error
         return await say("Verifier Agent", f"Judge: {{asked}}", response_format=form({{"enum": {WORDS}}}))
 '''
-
-
-@pytest.fixture
-def scored(monkeypatch: pytest.MonkeyPatch) -> list[DataProto]:
-    """The batches of a run with old log-probs."""
-    score, found = CreditAssigner.score, list[DataProto]()
-
-    def kept(self: CreditAssigner, *args: Any) -> Any:
-        batch, metrics = score(self, *args)
-        found.append(batch)
-        return batch, metrics
-
-    monkeypatch.setattr(CreditAssigner, "score", kept)
-    return found
 
 
 @pytest.mark.ray
