@@ -157,7 +157,9 @@ class EpisodeCalls:
             calls = self._calls.get(name.removeprefix(RESPONSE), ()) if isinstance(name, str) else ()
             if any(turn is None or call.turn != turn.step for call in calls):
                 raise AgentSystemError(f"Outcome.local names the answer {name}, which is of an earlier turn")
-            found.update({call.number: reward for call in calls} if calls else {name: reward})
+            places: list[int | str] = [call.number for call in calls] or [name]
+            for place in places:  # a call may be named by its answer and by its number
+                found[place] = found[place] + reward if place in found else reward
         return found
 
     async def close(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import resource
 import socket
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -25,6 +26,7 @@ logger = logging.getLogger(__name__)
 MAX_BODY_BYTES = 16 << 20
 BACKLOG = 1024
 REMEMBERED_KEYS = 4096
+SOCKETS = 65536  # both ends of a program's connection are in this process; systems allow 1024 unless they are asked for more
 KNOWN = "POST /v1/chat/completions, POST /v1/responses, GET /v1/models"
 ROUTES = ("/v1", "/agents/{agent}/v1")
 
@@ -77,6 +79,7 @@ class Server:
         async with self._starting:
             if self._runner is None:
                 if self._socket is None:
+                    _allow_sockets()
                     family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
                     self._socket = socket.create_server((self._host, self._port), family=family, backlog=BACKLOG)
                 runner = web.AppRunner(self._app(), access_log=None, shutdown_timeout=1.0, handler_cancellation=self._ends_left)
@@ -161,6 +164,12 @@ class Server:
             if _connected(http):
                 calls.deliver(request)
             return web.json_response(answered(completion))
+
+
+def _allow_sockets() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if 0 <= soft < SOCKETS:  # negative: no limit
+        resource.setrlimit(resource.RLIMIT_NOFILE, (SOCKETS if hard < 0 else min(hard, SOCKETS), hard))
 
 
 def _described(model: str) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from agent_system import Task
+from agent_system.gateway import server
 from agent_system.gateway.session import Session
 
 from .conftest import USER, posted, say, send
@@ -99,6 +100,16 @@ async def test_a_thousand_connections_and_cut_requests_leave_the_server_as_it_is
 
     episode, _ = await beside(make_team, bad)
     assert (episode.failure, episode.answer, len(episode.samples)) == (None, "44", 2)
+
+
+async def test_the_server_asks_for_the_sockets_of_a_thousand_episodes(make_team: Any) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 1000), hard))
+    try:
+        await beside(make_team, lambda session: asyncio.sleep(0, "4"))
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (min(hard, server.SOCKETS), hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 async def test_no_refusal_makes_the_openai_library_repeat_a_request(make_team: Any) -> None:

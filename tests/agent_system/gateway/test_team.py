@@ -73,10 +73,10 @@ async def test_a_local_reward_may_name_the_answer_that_it_is_for(play: Any) -> N
     async def team(task: Task, session: Session) -> Outcome:
         answers = [await say(session, "Writer") for _ in range(2)]
         response = await send(session, {"model": "Writer", "input": "2+2?"}, path="/v1/responses")
-        return Outcome(1.0, {answers[1].body["id"]: 0.5, response.body["id"]: 0.25})
+        return Outcome(1.0, {1: 1.0, answers[1].body["id"]: 0.5, response.body["id"]: 0.25})
 
     episode, _, _ = await play(team)
-    assert (episode.failure, [s.local_reward for s in episode.samples]) == (None, [0.0, 0.5, 0.25])
+    assert (episode.failure, [s.local_reward for s in episode.samples]) == (None, [0.0, 1.5, 0.25])
 
 
 async def test_a_program_steps_through_the_turns_of_the_environment(play: Any) -> None:
