@@ -1,9 +1,10 @@
 """Policy update of the training engine against a plain torch loop on the same tokens, in one run.
 
-    python benchmarks/policy_update.py [--rows 256] [--tokens 120] [--threads 1] [--rounds 3]
+    python benchmarks/policy_update.py [--device cpu] [--rows 256] [--tokens 120] [--hidden 128] [--layers 4] [--rounds 3]
 
-Prints one JSON object: seconds of both and `ratio` (engine / bare) for rows of equal and of mixed length. The plain loop pads
-every micro-batch to its longest row; both use the same number of micro-batches. `conversation_ratio` compares the engine with itself, on
+The last line is one JSON object: seconds of both and `ratio` (engine / bare) for `--rows` rows of `--tokens` tokens, and of mixed length.
+The plain loop pads every micro-batch to its longest row; both use the same number of micro-batches, and on a GPU bf16 with fp32 master
+weights. Weights are random. `conversation_ratio` compares the engine with itself, on
 conversations of 6 turns: with merged rows / with single rows.
 """
 
@@ -11,22 +12,26 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
+import sys
 import tempfile
-import time
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from benchmarks.shared.device import add_device, add_model_sizes, check_device, now, random_model
 from verl.trainer.config import ActorConfig, FSDPConfig, ModelConfig, OptimConfig
 from verl.workers.engine import FSDPEngine, MicroBatchRule, UpdatePlan, init_mesh, update_policy
 
-VOCAB = 512
-MICRO_BATCHES = 4
 TURNS = 6
 
 
-def make_rows(count: int, tokens: int, mixed: bool) -> dict[str, torch.Tensor]:
+def make_rows(count: int, tokens: int, vocab: int, mixed: bool) -> dict[str, torch.Tensor]:
     """Return random rows, half prompt and half response; `mixed` draws both lengths from a quarter of the maximum up to the maximum."""
     generator = torch.Generator().manual_seed(0)
     half = tokens // 2
@@ -35,7 +40,7 @@ def make_rows(count: int, tokens: int, mixed: bool) -> dict[str, torch.Tensor]:
     response = torch.randint(low, half + 1, (count, 1), generator=generator)
     columns = torch.arange(2 * half)[None]
     attention = ((columns >= half - prompt) & (columns < half + response)).long()
-    ids = torch.randint(3, VOCAB, (count, 2 * half), generator=generator) * attention
+    ids = torch.randint(3, vocab, (count, 2 * half), generator=generator) * attention
     return {
         "input_ids": ids,
         "attention_mask": attention,
@@ -43,15 +48,15 @@ def make_rows(count: int, tokens: int, mixed: bool) -> dict[str, torch.Tensor]:
         "responses": ids[:, half:].clone(),
         "response_mask": attention[:, half:].clone(),
         "advantages": torch.randn(count, half, generator=generator),
-        "old_log_probs": torch.full((count, half), -6.2),
+        "old_log_probs": torch.full((count, half), -math.log(vocab)),
     }
 
 
-def make_conversations(count: int, tokens: int) -> dict[str, torch.Tensor]:
+def make_conversations(count: int, tokens: int, vocab: int) -> dict[str, torch.Tensor]:
     """Return `TURNS` rows for each of `count` conversations; a turn adds `tokens` random tokens, half message and half reply."""
     generator = torch.Generator().manual_seed(0)
     half = tokens // 2
-    ids = torch.randint(3, VOCAB, (count, TURNS * 2 * half), generator=generator)
+    ids = torch.randint(3, vocab, (count, TURNS * 2 * half), generator=generator)
     rows = torch.cat([ids.roll((TURNS - 1 - turn) * 2 * half, dims=1) for turn in range(TURNS)])
     left = torch.arange(TURNS - 1, -1, -1).repeat_interleave(count)[:, None] * 2 * half
     attention = (torch.arange(rows.shape[1])[None] >= left).long()
@@ -63,27 +68,23 @@ def make_conversations(count: int, tokens: int) -> dict[str, torch.Tensor]:
         "responses": rows[:, -half:].clone(),
         "response_mask": replies,
         "advantages": torch.randn(replies.shape, generator=generator),
-        "old_log_probs": torch.full(replies.shape, -6.2),
+        "old_log_probs": torch.full(replies.shape, -math.log(vocab)),
     }
 
 
-def bare_update(model: Qwen3ForCausalLM, optimizer: torch.optim.AdamW, rows: dict[str, torch.Tensor]) -> None:
+def bare_update(model: Any, optimizer: torch.optim.AdamW, rows: dict[str, torch.Tensor], micro_batches: int) -> None:
     """Make one plain update: padded micro-batches, log-softmax, clipped loss, AdamW."""
     count, total = len(rows["input_ids"]), rows["response_mask"].sum()
     half = rows["responses"].shape[1]
-    for index in torch.arange(count).chunk(MICRO_BATCHES):
-        part = {name: value[index] for name, value in rows.items()}
-        logits = model(
-            input_ids=part["input_ids"],
-            attention_mask=part["attention_mask"],
-            position_ids=part["position_ids"],
-            use_cache=False,
-            logits_to_keep=half + 1,
-        ).logits[:, :-1]
+    for index in torch.arange(count).chunk(micro_batches):
+        part = {name: value[index].to(model.device) for name, value in rows.items()}
+        inputs = {name: part[name] for name in ("input_ids", "attention_mask", "position_ids")}
+        with torch.autocast(model.device.type, torch.bfloat16, enabled=model.device.type != "cpu"):
+            logits = model(**inputs, use_cache=False, logits_to_keep=half + 1).logits[:, :-1]
         log_probs = torch.log_softmax(logits.float(), -1).gather(-1, part["responses"][..., None]).squeeze(-1)
         ratio = torch.exp((log_probs - part["old_log_probs"]).clamp(-20, 20))
         losses = torch.maximum(-part["advantages"] * ratio, -part["advantages"] * ratio.clamp(0.8, 1.2))
-        ((losses * part["response_mask"]).sum() / total).backward()
+        ((losses * part["response_mask"]).sum() / float(total)).backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
     optimizer.zero_grad()
@@ -94,59 +95,55 @@ def fastest(rounds: int, *runs: Callable[[], object]) -> list[float]:
     best = [float("inf")] * len(runs)
     for turn in range(rounds + 1):
         for i, run in enumerate(runs):
-            start = time.perf_counter()
+            start = now()
             run()
             if turn:
-                best[i] = min(best[i], time.perf_counter() - start)
+                best[i] = min(best[i], now() - start)
     return best
 
 
+def build(args: argparse.Namespace) -> tuple[Any, FSDPEngine]:
+    """Return a model on the device and an engine with the same weights."""
+    bare = random_model(args, "fp32").train()
+    if args.gradient_checkpointing:
+        bare.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    with tempfile.TemporaryDirectory() as folder:
+        bare.save_pretrained(folder)
+        model = ModelConfig(path=folder, enable_gradient_checkpointing=args.gradient_checkpointing)
+        return bare, FSDPEngine(model, FSDPConfig(), OptimConfig(), init_mesh(args.device, 0, 1))
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_device(parser)
+    add_model_sizes(parser, vocab=512)
+    parser.add_argument("--gradient-checkpointing", action="store_true", help="in both")
     parser.add_argument("--rows", type=int, default=256)
-    parser.add_argument("--tokens", type=int, default=120)
+    parser.add_argument("--tokens", type=int, default=120, help="of a row, half prompt and half response")
+    parser.add_argument("--micro-batches", type=int, default=4, help="of an update; more need less memory")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()
+    check_device(args.device)
     torch.set_num_threads(args.threads)
-    config = Qwen3Config(
-        vocab_size=VOCAB,
-        hidden_size=128,
-        intermediate_size=384,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        tie_word_embeddings=True,
-    )
-    torch.manual_seed(0)
-    bare = Qwen3ForCausalLM(config).train()
+    bare, engine = build(args)
     optimizer = torch.optim.AdamW(bare.parameters(), lr=1e-6, fused=True)
-    with tempfile.TemporaryDirectory() as folder:
-        bare.save_pretrained(folder)
-        engine = FSDPEngine(ModelConfig(path=folder), FSDPConfig(), OptimConfig(), init_mesh("cpu", 0, 1))
     result: dict[str, float] = {"rows": args.rows, "tokens": args.tokens}
-    for name, mixed in (("equal", False), ("mixed", True)):
-        rows = make_rows(args.rows, args.tokens, mixed)
-        budget = -(-int(rows["attention_mask"].sum()) // MICRO_BATCHES) + args.tokens
-        rule = MicroBatchRule(token_budget=budget, rows=1, packed=True)
 
-        def engine_update(rows: dict[str, torch.Tensor] = rows, rule: MicroBatchRule = rule) -> None:
-            update_policy(engine, ActorConfig(), rows, UpdatePlan(temperature=1.0), rule)
-
-        def plain_update(rows: dict[str, torch.Tensor] = rows) -> None:
-            bare_update(bare, optimizer, rows)
-
-        ours, theirs = fastest(args.rounds, engine_update, plain_update)
-        result |= {f"{name}_engine_s": round(ours, 4), f"{name}_bare_s": round(theirs, 4), f"{name}_ratio": round(ours / theirs, 3)}
-    rows = make_conversations(max(1, args.rows // TURNS), args.tokens)
-    rule = MicroBatchRule(token_budget=args.tokens * TURNS * 8, rows=1, packed=True)
-
-    def update(merge_rows: bool) -> None:
+    def update(rows: dict[str, torch.Tensor], token_budget: int, merge_rows: bool = False) -> None:
         engine.merge_rows = merge_rows
+        rule = MicroBatchRule(token_budget=token_budget, rows=1, packed=True)
         update_policy(engine, ActorConfig(), rows, UpdatePlan(temperature=1.0), rule)
 
-    single, merged = fastest(args.rounds, lambda: update(False), lambda: update(True))
+    for name, mixed in (("equal", False), ("mixed", True)):
+        rows = make_rows(args.rows, args.tokens, args.vocab, mixed)
+        budget = -(-int(rows["attention_mask"].sum()) // args.micro_batches) + args.tokens
+        plain = partial(bare_update, bare, optimizer, rows, args.micro_batches)
+        ours, theirs = fastest(args.rounds, partial(update, rows, budget), plain)
+        result |= {f"{name}_engine_s": round(ours, 4), f"{name}_bare_s": round(theirs, 4), f"{name}_ratio": round(ours / theirs, 3)}
+    rows = make_conversations(max(1, args.rows // TURNS), args.tokens, args.vocab)
+    budget = max(1, 32 // args.micro_batches) * args.tokens * TURNS
+    single, merged = fastest(args.rounds, partial(update, rows, budget, False), partial(update, rows, budget, True))
     result |= {"single_rows_s": round(single, 4), "merged_rows_s": round(merged, 4), "conversation_ratio": round(merged / single, 3)}
     print(json.dumps(result))
 

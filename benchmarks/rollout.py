@@ -1,10 +1,11 @@
 """Tokens per second of the `hf` engine against `transformers` static-cache `generate`, same model, same slots, same run.
 
-    PYTHONPATH=. python benchmarks/rollout.py
+    python benchmarks/rollout.py [--device cpu] [--hidden 128] [--layers 4] [--slots 64] [--equal-tokens 128] [--repeats 3]
 
-equal: as many requests as slots, all of the same length, at once. staggered: reply lengths uniform in 8..256, a slot gets its next request
-when one ends (the peer runs batches of `slots` until their longest reply ends). End-of-text is disabled on both sides, and only requested
-tokens count. Rounds alternate; the last line is the median ratio of each.
+equal: as many requests as slots, all of the same length, at once. staggered: reply lengths uniform in 8..`--longest`, a slot gets its
+next request when one ends (the peer runs batches of `slots` until their longest reply ends). End-of-text is disabled on both sides, and
+only requested tokens count. Rounds alternate; the last line is the median ratio of each, and with `--device cuda` the engine's median
+tokens per second too. Weights are random, in bf16 on a GPU, where neither side compiles the model.
 """
 
 from __future__ import annotations
@@ -18,32 +19,23 @@ import sys
 import time
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-import torch
-from transformers import AutoModelForCausalLM, GenerationConfig, Qwen3Config
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+import torch
+from transformers import GenerationConfig
+
+from benchmarks.shared.device import add_device, add_model_sizes, check_device, now, random_model
 from verl.protocol.generate import GenerateRequest, SamplingParams
 from verl.workers.rollout.hf_engine import HFEngine
 
-PROMPT = 32
-VOCAB = 1024
 
-
-def make_model(hidden: int) -> Any:
-    """Return a randomly initialised Qwen3 model with four layers."""
-    config = Qwen3Config(
-        vocab_size=VOCAB, hidden_size=hidden, intermediate_size=3 * hidden, num_hidden_layers=4, num_attention_heads=hidden // 32,
-        num_key_value_heads=hidden // 64, head_dim=32, max_position_embeddings=1024, tie_word_embeddings=True,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    return AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval()
-
-
-def make_requests(lengths: Sequence[int], seed: int) -> list[GenerateRequest]:
+def make_requests(lengths: Sequence[int], seed: int, args: argparse.Namespace) -> list[GenerateRequest]:
     """Return requests with different random prompts."""
     rng = random.Random(seed)
-    prompts = [tuple(rng.randrange(VOCAB) for _ in range(PROMPT)) for _ in lengths]
+    prompts = [tuple(rng.randrange(args.vocab) for _ in range(args.prompt)) for _ in lengths]
     return [GenerateRequest(p, SamplingParams(n), seed=seed * 10_000 + i) for i, (p, n) in enumerate(zip(prompts, lengths, strict=True))]
 
 
@@ -61,30 +53,33 @@ def run_engine(engine: HFEngine, requests: Sequence[GenerateRequest], concurrent
 
         await asyncio.gather(*(client() for _ in range(concurrent)))
 
-    started, cpu = time.perf_counter(), time.process_time()
+    started, cpu = now(), time.process_time()
     asyncio.run(main())
-    return time.perf_counter() - started, time.process_time() - cpu
+    return now() - started, time.process_time() - cpu
 
 
 def run_peer(model: Any, requests: Sequence[GenerateRequest], slots: int) -> tuple[float, float]:
     """Return the seconds and CPU seconds of all requests in batches of `slots`, each batch as long as its longest reply."""
-    started, cpu = time.perf_counter(), time.process_time()
+    started, cpu = now(), time.process_time()
     for begin in range(0, len(requests), slots):
         batch = requests[begin : begin + slots]
         longest = max(request.sampling.max_tokens for request in batch)
         settings = GenerationConfig(
             do_sample=True, temperature=1.0, top_k=0, top_p=1.0, max_new_tokens=longest, eos_token_id=None, pad_token_id=0,
-            cache_implementation="static",
+            cache_implementation="static", disable_compile=True,
         )  # fmt: skip
-        ids = torch.tensor([request.prompt_ids for request in batch])
+        ids = torch.tensor([request.prompt_ids for request in batch], device=model.device)
         out = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=settings)
-        assert out.shape[1] == PROMPT + longest
-    return time.perf_counter() - started, time.process_time() - cpu
+        assert out.shape[1] == ids.shape[1] + longest
+    return now() - started, time.process_time() - cpu
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--hidden", type=int, default=128)
+    add_device(parser)
+    add_model_sizes(parser, vocab=1024)
+    parser.add_argument("--prompt", type=int, default=32, help="tokens of a prompt")
+    parser.add_argument("--longest", type=int, default=256, help="longest reply of a staggered round, at least 8")
     parser.add_argument("--slots", type=int, default=64)
     parser.add_argument("--requests", type=int, default=256, help="requests of a staggered round")
     parser.add_argument("--equal-tokens", type=int, default=128, help="reply length of an equal round")
@@ -93,24 +88,31 @@ def main() -> None:
     args = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(args.threads)
-    peer, engine = make_model(args.hidden), HFEngine(make_model(args.hidden), max_num_seqs=args.slots, max_model_len=PROMPT + 256)
-    warm_up = make_requests([8] * args.slots, seed=99)
+    check_device(args.device)
+    limit = args.prompt + max(args.longest, args.equal_tokens)
+    peer, engine = random_model(args).eval(), HFEngine(random_model(args), max_num_seqs=args.slots, max_model_len=limit)
+    warm_up = make_requests([8] * args.slots, 99, args)
     run_engine(engine, warm_up, args.slots), run_peer(peer, warm_up, args.slots)
     ratios: dict[str, list[float]] = {"equal": [], "staggered": []}
+    rates: dict[str, list[float]] = {"equal": [], "staggered": []}
     for repeat in range(args.repeats):
         rng = random.Random(repeat)
-        lengths = {"equal": [args.equal_tokens] * args.slots, "staggered": [rng.randint(8, 256) for _ in range(args.requests)]}
+        lengths = {"equal": [args.equal_tokens] * args.slots, "staggered": [rng.randint(8, args.longest) for _ in range(args.requests)]}
         for name, wanted in lengths.items():
-            requests = make_requests(wanted, seed=repeat)
+            requests = make_requests(wanted, repeat, args)
             mine, my_cpu = run_engine(engine, requests, args.slots)
             theirs, their_cpu = run_peer(peer, requests, args.slots)
             ratios[name].append(theirs / mine)
-            rates = f"engine {sum(wanted) / mine:.0f} tokens/s, peer {sum(wanted) / theirs:.0f}"
-            sys.stdout.write(f"{name} seed {repeat}: {rates}, ratio {theirs / mine:.2f} (CPU time {their_cpu / my_cpu:.2f})\n")
+            rates[name].append(sum(wanted) / mine)
+            shown = f"engine {sum(wanted) / mine:.0f} tokens/s, peer {sum(wanted) / theirs:.0f}"
+            sys.stdout.write(f"{name} seed {repeat}: {shown}, ratio {theirs / mine:.2f} (CPU time {their_cpu / my_cpu:.2f})\n")
             sys.stdout.flush()
     for name, values in ratios.items():
         sys.stdout.write(f"{name}: min {min(values):.2f} median {statistics.median(values):.2f} max {max(values):.2f}\n")
-    sys.stdout.write(json.dumps({name: round(statistics.median(values), 3) for name, values in ratios.items()}) + "\n")
+    result = {name: round(statistics.median(values), 3) for name, values in ratios.items()}
+    if args.device != "cpu":
+        result |= {f"{name}_tokens_per_s": round(statistics.median(values)) for name, values in rates.items()}
+    sys.stdout.write(json.dumps(result) + "\n")
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.agent_system.workflows.code.rows_of_sets import HUMAN_EVAL
+from tests.devices import on
 
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 240
@@ -25,15 +26,20 @@ def run(name: str, *args: str, python: str = sys.executable) -> tuple[dict, str]
     return json.loads(done.stdout.splitlines()[-1]), done.stdout + done.stderr
 
 
-def test_rollout(forked_python: str) -> None:
-    sizes = ("--hidden", "64", "--slots", "8", "--requests", "8", "--equal-tokens", "4", "--repeats", "1")
-    result, _ = run("rollout.py", *sizes, python=forked_python)
-    assert result["equal"] > 0
-    assert result["staggered"] > 0
+@pytest.mark.parametrize("device", on(1))
+def test_rollout(forked_python: str, device: str) -> None:
+    sizes = ("--hidden", "128", "--layers", "2", "--head-dim", "64", "--vocab", "300", "--prompt", "9", "--longest", "12")
+    work = ("--slots", "8", "--requests", "8", "--equal-tokens", "4", "--repeats", "1", "--device", device)
+    result, console = run("rollout.py", *sizes, *work, python=sys.executable if device == "cuda" else forked_python)
+    keys = ["equal", "staggered"] + ["equal_tokens_per_s", "staggered_tokens_per_s"] * (device == "cuda")
+    assert list(result) == keys and min(result.values()) > 0
+    assert f"{300 * 128 + 2 * (12 * 128 * 128 + 2 * 64 + 2 * 128) + 128:,} parameters" in console
 
 
-def test_policy_update(forked_python: str) -> None:
-    result, _ = run("policy_update.py", "--rows", "12", "--tokens", "64", "--rounds", "1", python=forked_python)
+@pytest.mark.parametrize("device", on(1))
+def test_policy_update(forked_python: str, device: str) -> None:
+    sizes = ("--rows", "12", "--tokens", "64", "--rounds", "1", "--device", device, "--micro-batches", "3", "--gradient-checkpointing")
+    result, _ = run("policy_update.py", *sizes, python=sys.executable if device == "cuda" else forked_python)
     assert result["equal_ratio"] > 0
     assert result["mixed_ratio"] > 0
     assert result["conversation_ratio"] < 1
@@ -70,9 +76,11 @@ def test_async_simulation_predicts_every_mode_where_training_takes_as_long_as_si
 
 
 @pytest.mark.ray
-def test_weight_sync_measures_every_way_in_the_same_run() -> None:
-    result, _ = run("weight_sync.py", "--mib", "4", "--bucket-mb", "2", "--rounds", "1")
-    ways = ("object_store", "collective", "shared_memory")
+@pytest.mark.parametrize("device", on(1))
+def test_weight_sync_measures_every_way_in_the_same_run(device: str) -> None:
+    ways = ("object_store", "collective", "shared_memory", "cuda_ipc")
+    sizes = ("--mib", "4", "--bucket-mb", "2", "--rounds", "1", "--device", device)
+    result, _ = run("weight_sync.py", *sizes, "--ways", *ways)
     assert min(result[f"{way}{unit}"] for way in ways for unit in ("_s", "_adapter_ms")) > 0
     ratio = result["collective_s"] / result["object_store_s"]
     assert result["collective_over_object_store"] == pytest.approx(ratio, rel=0.2)

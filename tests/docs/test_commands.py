@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from agent_system.launch.checks import check_team
 from tests.docs.pages import blocks, code_spans, commands, first_column, pages
@@ -54,6 +55,7 @@ WORKFLOW_OF = {"async": "search"}  # of a script with another name
 GSM8K = "python examples/data_preprocess/gsm8k.py"
 PPO = "python -m verl.trainer.main_ppo"
 SFT = "python -m verl.trainer.sft_trainer"
+BENCHMARK = "python benchmarks/"
 ALL_LEVELS = "bash scripts/test.sh tests/e2e/test_levels.py"
 # Stands for the Python of `.venv`: prepares nothing, trains nothing, writes down what it was asked to train.
 STAND_IN = """#!/usr/bin/env bash
@@ -68,7 +70,7 @@ def having(text: str) -> list[str]:
 
 
 def test_every_command_is_run_by_some_test() -> None:
-    cheap = [*having(SCRIPT), *having(GSM8K), *having(SFT), *having(PPO), *having(ALL_LEVELS)]
+    cheap = [*having(SCRIPT), *having(GSM8K), *having(SFT), *having(PPO), *having(ALL_LEVELS), *having(BENCHMARK)]
     homeless = [(page, command) for page, command in commands() if command not in cheap and command not in ELSEWHERE]
     assert homeless == [], "run it in this file, or say in ELSEWHERE what does"
     assert [place for place in ELSEWHERE.values() if not (ROOT / place).is_file()] == []
@@ -193,6 +195,17 @@ def test_all_levels_are_each_with_every_engine_on_every_controller(command: str,
     said = subprocess.run(listing, cwd=ROOT, capture_output=True, text=True, check=True, timeout=120).stdout
     cases = re.findall(r"export_as_they_are\[(\w+)-(hf|vllm)-(local|ray)\]", said)
     assert sorted(cases) == sorted(itertools.product(LEVELS, ("hf", "vllm"), ("local", "ray")))
+
+
+def test_benchmarks_on_a_gpu_take_their_options_and_without_one_say_so_in_a_line(forked_python: str) -> None:
+    assert len(having(BENCHMARK)) == 3
+    for command in having(BENCHMARK):
+        said = subprocess.run(
+            [forked_python, *shlex.split(command)[1:]], cwd=ROOT, env=environment(forked_python, CUDA_VISIBLE_DEVICES=""), text=True,
+            capture_output=True, check=False, timeout=120,
+        )  # fmt: skip
+        found = f"--device cuda needs 1 CUDA GPU, but torch {torch.__version__} sees 0; use --device cpu, or"
+        assert (said.returncode, said.stdout) == (1, "") and said.stderr.startswith(found) and said.stderr.count("\n") == 1, said.stderr
 
 
 def test_the_variables_of_the_scripts_are_those_they_read() -> None:

@@ -104,7 +104,7 @@ def observed(engine: FSDPEngine, update: Callable[[], dict[str, float]]) -> tupl
     take_step = engine.step
 
     def step(grad_clip: float) -> tuple[float, bool]:
-        seen.update({name: p.grad.full_tensor().clone() for name, p in engine.model.named_parameters()})
+        seen.update({name: p.grad.full_tensor().clone() for name, p in engine.trainable.parameters.items()})
         return take_step(grad_clip)
 
     engine.step = step  # type: ignore[method-assign]
@@ -163,14 +163,18 @@ def make_adapter_engine(
     *,
     rank: int = 0,
     ranks: int = 1,
+    lr: float | None = None,
     fsdp: FSDPConfig | None = None,
     start: Path | None = None,
     **options: object,
 ) -> FSDPEngine:
-    """As `make_engine`, with some of `ADAPTERS` on the model; the solver starts from the adapter in the folder `start`, if given."""
+    """As `make_engine`, with some of `ADAPTERS` on the model, all with the learning rate `lr` if given; the solver starts from the adapter
+    in the folder `start`, if given."""
     torch.set_num_threads(1)
     config = ModelConfig(path=str(model), **options)  # type: ignore[arg-type]
     plans = {name: ADAPTERS[name] for name in names}
+    if lr is not None:
+        plans = {name: replace(plan, optim=replace(plan.optim, lr=lr)) for name, plan in plans.items()}
     if start is not None:
         plans["solver"] = replace(plans["solver"], spec=replace(plans["solver"].spec, path=str(start)))
     engine = FSDPEngine(config, fsdp or FSDPConfig(), None, init_mesh("cpu", rank, ranks), adapters=plans)

@@ -1,6 +1,7 @@
 """Rows that are read in longer rows have the scores and gradients of rows that are run alone, for every loss and aggregation mode."""
 
 from collections.abc import Sequence
+from itertools import cycle, product
 from pathlib import Path
 
 import pytest
@@ -9,11 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.workers.engine.builders import (
+    ADAPTERS,
     ONE_PIECE,
     full_loss,
     gradients,
     largest_difference,
     loss_settings,
+    make_adapter_engine,
     make_engine,
     make_value_engine,
     save_value_model,
@@ -24,6 +27,7 @@ from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 from verl.trainer.ppo.core_algos.aggregation import LOSS_AGG_MODES
 from verl.workers.engine import FSDPEngine, MicroBatchRule
 from verl.workers.engine.merging import longest_rows
+from verl.workers.engine.sharding import local
 
 BUILT_IN = sorted(name for name, fn in POLICY_LOSS_REGISTRY.items() if fn.__module__.startswith("verl."))
 RULES = [
@@ -111,9 +115,22 @@ def check(engine: FSDPEngine, rows: dict[str, torch.Tensor], rule: MicroBatchRul
     return metrics
 
 
+def fill(engine: FSDPEngine, agent: str) -> None:
+    """Give an adapter weights with which both parts of every layer have a gradient."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in engine.adapters[agent].parameters.values():
+            local(parameter).normal_(std=0.1, generator=generator)
+
+
 def test_merged_rows_have_the_gradient_of_single_rows_in_every_aggregation_mode(tiny_model_dir: Path) -> None:
-    """With the entropy bonus, the KL loss, correction weights and weights of rows, for any conversations."""
+    """With the entropy bonus, the KL loss, correction weights and weights of rows, for any conversations; of a model, and of the adapter
+    of each agent."""
     engines = {packed: make_engine(tiny_model_dir, lr=0.0, use_remove_padding=packed) for packed in (True, False)}
+    on_adapters = {packed: make_adapter_engine(tiny_model_dir, lr=0.0, use_remove_padding=packed) for packed in (True, False)}
+    for engine in on_adapters.values():
+        for agent in ADAPTERS:
+            fill(engine, agent)
 
     @settings(max_examples=30, deadline=None)
     @given(calls=CALLS, seed=st.integers(0, 1000), mode=st.sampled_from(LOSS_AGG_MODES), rule=st.sampled_from(RULES))
@@ -121,6 +138,10 @@ def test_merged_rows_have_the_gradient_of_single_rows_in_every_aggregation_mode(
         check(engines[rule.packed], make_calls(calls, seed), rule, full_loss(mode))
 
     same()
+    for (mode, agent), rule in zip(product(LOSS_AGG_MODES, ADAPTERS), cycle(RULES), strict=False):
+        with on_adapters[rule.packed].using(agent):
+            metrics = check(on_adapters[rule.packed], make_calls(TREE), rule, full_loss(mode))
+        assert metrics["actor/merged_rows"] > 0.3 and metrics["actor/grad_norm"] > 0.01
 
 
 def test_merged_rows_have_the_gradient_of_single_rows_for_every_loss(tiny_model_dir: Path) -> None:
