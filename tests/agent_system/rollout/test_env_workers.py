@@ -235,6 +235,7 @@ def test_ray_actors_play_the_same_episodes_and_are_replaced(play: Play, ray_clus
         assert play(prompts, started, n=2, tree=tree).episodes == play(prompts, None, n=2, tree=tree).episodes
         killed, _ = play(["step:kill", "fine"], started).episodes
         assert killed.failure is not None and "Dice.step() was lost with its environment worker: its Ray actor died" in killed.failure
+        ray.kill(started._workers[0]._transport._actor)
         assert [episode.failure for episode in play(["fine"] * 4, started).episodes] == [None] * 4
     with pytest.raises(EnvWorkerError, match=r"env.params.faces is not an option"), workers(1, start=actor, params={"faces": 6}):
         pass
