@@ -88,14 +88,16 @@ class EnvHost:
         return shared_failures()
 
     async def outgrown(self, handle: int) -> str:
-        """Wait until this process is above its memory limit, and return what was found. Return at once without a limit."""
-        if self._memory_bytes is None:
-            return ""
+        """Wait until this process is above its memory limit, and return what was found.
+
+        Without a limit the request stays open as well: the driver learns from it that an idle worker has died.
+        """
         loop, found = asyncio.get_running_loop(), asyncio.Event()
         sizes: list[int] = []
-        threading.Thread(target=_watch, args=(self._memory_bytes, sizes, loop, found), daemon=True).start()
+        if self._memory_bytes is not None:
+            threading.Thread(target=_watch, args=(self._memory_bytes, sizes, loop, found), daemon=True).start()
         await found.wait()
-        return f"it used {sizes[0] / 2**30:.2f} GiB, more than env.workers.memory_gib={self._memory_bytes / 2**30:g}"
+        return f"it used {sizes[0] / 2**30:.2f} GiB, more than env.workers.memory_gib={(self._memory_bytes or 0) / 2**30:g}"
 
 
 def _called(request: Request) -> str:

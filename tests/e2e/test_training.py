@@ -4,15 +4,19 @@ import itertools
 import json
 import math
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from agent_system.env_workers.ray_actor import RayWorker
+from agent_system.launch.env_workers import env_workers
 from tests.devices import FP32, GPU, on
 from tests.e2e.conftest import Run, read_metrics, weights
 from tests.e2e.teams import KL
+from verl.trainer.config import RunConfig
+from verl.trainer.config.spec import ConfigError
 from verl.workers.policy_worker import PolicyWorker
 
 # What worker groups do that each has in every step.
@@ -107,11 +111,30 @@ def test_a_budget_of_generated_tokens_ends_the_run_and_survives_a_resume(train: 
 
 
 @pytest.mark.ray
-def test_the_local_backend_equals_the_ray_backend(train: Run, once: Callable[..., Path], tmp_path: Path) -> None:
-    local = once(EVERY_STEP)
-    train(EVERY_STEP | {"trainer.controller": "ray", "trainer.default_local_dir": tmp_path / "ray"})
+def test_the_local_backend_equals_the_ray_backend(
+    train: Run, once: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On Ray the environments are in actors, too."""
+    local, whole, cpus = once(EVERY_STEP), RayWorker.__init__, []
+
+    def noted(worker: RayWorker, source: bytes, reserved: float, environment: Mapping[str, str]) -> None:
+        cpus.append(reserved)
+        whole(worker, source, reserved, environment)
+
+    monkeypatch.setattr(RayWorker, "__init__", noted)
+    workers = {"env.workers.num": 2, "env.workers.cpus": 0.25}
+    train(EVERY_STEP | workers | {"trainer.controller": "ray", "trainer.default_local_dir": tmp_path / "ray"})
+    assert cpus == [0.25, 0.25]
     assert weights(tmp_path / "ray", 2) == weights(local, 2)
     assert without_clock(read_metrics(tmp_path / "ray")) == without_clock(read_metrics(local))
+
+
+@pytest.mark.ray
+def test_environment_workers_without_free_cpus_are_refused(compose: Callable[..., RunConfig], ray_cluster: None) -> None:
+    config = compose({"trainer.controller": "ray", "env.env_name": "math", "env.workers.num": 3, "env.workers.cpus": 1.5})
+    refusal = r"env.workers.num=3 and env.workers.cpus=1.5 reserve 4.5 CPUs, but the Ray cluster has \d.* free; lower one of them"
+    with pytest.raises(ConfigError, match=refusal), env_workers(config):
+        pass
 
 
 def test_weights_that_travel_one_by_one_are_those_that_travel_together(

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import pickle
+import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from agent_system.env_workers import EnvSource, EnvWorkerError, EnvWorkers, Proc
 from agent_system.env_workers.messages import Transport
 from agent_system.projection import Projection
 from agent_system.rollout import Collector, CollectResult, TreeConfig
+from agent_system.rollout.player import TooManyFailuresError
 from tests.agent_system.rollout.conftest import Solver, Verifier
 from tests.agent_system.rollout.worlds import Dice
 from verl.trainer.config.reward import RewardConfig
@@ -58,8 +60,9 @@ def play(make_collector: Callable[..., Collector], scripted: Callable[..., Any])
         env = Dice if started is None else started.env_class
         if settings.get("tree"):
             settings["reward"] = RewardConfig(team_scope="call")
+        engine = scripted(*settings.pop("script", []))
         options = {"max_steps": 3, "max_failure_rate": 1.0, **settings}
-        collector = make_collector(scripted(), orchestra=Roller(), env=env, workers=started, **options)
+        collector = make_collector(engine, orchestra=Roller(), env=env, workers=started, **options)
         return asyncio.run(collector.collect([Task(f"{i}", p) for i, p in enumerate(prompts)], n, step=1))
 
     return run
@@ -77,24 +80,72 @@ def test_the_same_seed_gives_the_same_episodes_with_0_1_and_4_workers(play: Play
         assert away.metrics == at_home.metrics
 
 
-@pytest.mark.parametrize("method", ["reset", "step", "fork"])
+@pytest.mark.parametrize("method", ["reset", "observe", "step", "fork", "score"])
 def test_an_episode_that_kills_two_workers_fails_and_both_are_replaced(play: Play, pair: EnvWorkers, method: str) -> None:
-    tree = TreeConfig(k=2) if method == "fork" else None
+    tree = TreeConfig(k=2) if method in ("fork", "score") else None
     failures = [episode.failure for episode in play(["fine", f"{method}:kill"], pair, tree=tree).episodes]
     assert failures[0] is None and failures[1] is not None
     assert f"Dice.{method}() was lost with its environment worker: it died (SIGKILL)" in failures[1]
     assert [episode.failure for episode in play(["fine"] * 4, pair).episodes] == [None] * 4
 
 
-@pytest.mark.parametrize("method", ["reset", "act", "step", "fork"])
+@pytest.mark.parametrize("method", ["reset", "observe", "act", "step", "close", "fork", "score", "close of a fork"])
 def test_episodes_of_a_killed_worker_are_played_again_to_the_bit(play: Play, pair: EnvWorkers, method: str, tmp_path: Path) -> None:
-    tree = TreeConfig(k=2) if method == "fork" else None
+    tree = TreeConfig(k=2) if "fork" in method or method == "score" else None
+    method = method.partition(" ")[0]
     prompts = ["fine", f"{method}:kill once {tmp_path / 'killed'}", "fine", "fine"]
     away = play(prompts, pair, n=2, tree=tree, max_failure_rate=0.0)
     assert (tmp_path / "killed").exists()
     at_home = play(prompts, None, n=2, tree=tree)
     assert away.episodes == at_home.episodes and away.metrics == at_home.metrics
     assert away.metrics["episode/failed"] == 0
+
+
+def kill(workers: EnvWorkers) -> None:
+    """Kill the processes of all workers, and wait until the driver has seen their end."""
+    for worker in workers._workers:
+        os.kill(worker._transport.pid, signal.SIGKILL)
+    limit = time.monotonic() + 5.0
+    while any(worker.dead is None for worker in workers._workers):
+        assert time.monotonic() < limit, "nobody noticed"
+        time.sleep(0.01)
+
+
+def test_workers_that_die_while_nobody_asks_them_are_replaced(play: Play, pair: EnvWorkers) -> None:
+    at_home, left = play(["fine"] * 2, None, n=2), [3]
+
+    def reply(prompt: str, _request: Any) -> str:
+        left[0] -= 1
+        if left[0] == 0:
+            kill(pair)
+        return "<verify>approve</verify>" if "Check:" in prompt else "so \\boxed{4}"
+
+    kill(pair)  # between two collections; then while replies are generated
+    assert play(["fine"] * 2, pair, n=2, script=[reply], max_failure_rate=0.0).episodes == at_home.episodes
+    assert left[0] < 0
+
+
+def test_starts_that_fail_use_up_the_tries_of_episodes_and_then_the_rate_of_failures(
+    play: Play, pair: EnvWorkers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, fatal, starts = pair._start, range(2), 0
+
+    def dying() -> Transport:
+        nonlocal starts
+        worker, starts = start(), starts + 1
+        if starts - 1 in fatal:
+            worker.kill()
+        return worker
+
+    monkeypatch.setattr(pair, "_start", dying)
+    kill(pair)
+    assert [episode.failure for episode in play(["fine"] * 4, pair, max_failure_rate=0.0).episodes] == [None] * 4
+    assert starts == 4
+    kill(pair)
+    fatal = range(10**6)
+    with pytest.raises(TooManyFailuresError, match=r"Dice.reset\(\) was lost with its environment worker: it could not start: it died"):
+        play(["fine"] * 20, pair, max_failure_rate=0.5)
+    assert starts <= 4 + 2 * 20, "an episode asks for a worker twice"
 
 
 @pytest.mark.parametrize(
@@ -184,6 +235,7 @@ def test_ray_actors_play_the_same_episodes_and_are_replaced(play: Play, ray_clus
         assert play(prompts, started, n=2, tree=tree).episodes == play(prompts, None, n=2, tree=tree).episodes
         killed, _ = play(["step:kill", "fine"], started).episodes
         assert killed.failure is not None and "Dice.step() was lost with its environment worker: its Ray actor died" in killed.failure
+        ray.kill(started._workers[0]._transport._actor)
         assert [episode.failure for episode in play(["fine"] * 4, started).episodes] == [None] * 4
     with pytest.raises(EnvWorkerError, match=r"env.params.faces is not an option"), workers(1, start=actor, params={"faces": 6}):
         pass

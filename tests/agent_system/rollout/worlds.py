@@ -24,11 +24,16 @@ class Dice(BaseEnv):
         self._fail("reset")
         return Observation(f"roll {self.random.random()}", {"turns": self.turns})
 
+    def observe(self, agent_id: str) -> Observation:
+        self._fail("observe")
+        return Observation(f"{agent_id} sees {self.random.random()}", {"turns": self.turns})
+
     def act(self, agent_id: str, action: str) -> Outcome:
         self._fail("act")
         return Outcome(local=self.random.random() + len(action) / 10)
 
     def score(self, agent_id: str, action: str) -> Outcome:
+        self._fail("score")
         return Outcome(local=self.random.random())
 
     def step(self, action: str) -> Any:
@@ -43,6 +48,9 @@ class Dice(BaseEnv):
         twin = copy.copy(self)
         twin.random = copy.deepcopy(self.random)
         return twin
+
+    def close(self) -> None:
+        self._fail("close")
 
     def _fail(self, method: str) -> Any:
         """Do the harm that the prompt `<method>:<harm>` asks for."""

@@ -30,7 +30,13 @@ class ScriptedTeam:
 
     def compute_log_prob(self, batch: DataProto, sum_pi_squared: bool = False) -> DataProto:
         self.passes.append("old")
-        return DataProto.from_dict(tensors={"old_log_probs": torch.full(MASK.shape, -1.0) * batch.batch["response_mask"]})
+        tensors = {"old_log_probs": torch.full(MASK.shape, -1.0) * batch.batch["response_mask"]}
+        if sum_pi_squared:  # 1 - 2 pi + sum of pi^2 is 1 at every token
+            tensors["sum_pi_squared"] = 2 * tensors["old_log_probs"].exp()
+        return DataProto.from_dict(tensors=tensors)
+
+    def compute_values(self, batch: DataProto) -> DataProto:
+        return DataProto.from_dict(tensors={"values": torch.ones(MASK.shape)})
 
     def compute_ref_log_prob(self, batch: DataProto) -> DataProto:
         return DataProto.from_dict(tensors={"ref_log_prob": torch.full(MASK.shape, -3.0)})
@@ -166,14 +172,15 @@ def test_the_kl_of_rejected_tokens_is_in_no_reward() -> None:
     assert metrics["actor/reward_kl_penalty"] == metrics["wg/p/actor/reward_kl_penalty"] == 2.0
 
 
-def token_scores(estimator: str, **correction: object) -> DataProto:
+def token_scores(estimator: str, algorithm: AlgorithmConfig | None = None, **correction: object) -> DataProto:
     """A batch of four calls with rewards on tokens, scored."""
     config = RunConfig()
-    config.algorithm = AlgorithmConfig(adv_estimator=estimator, gamma=0.5)
+    config.algorithm = algorithm or AlgorithmConfig(adv_estimator=estimator, gamma=0.5)
     config.algorithm.rollout_correction = RolloutCorrectionConfig(**correction)  # type: ignore[arg-type]
     batch = make_batch()
     batch.batch["token_rewards"] = torch.tensor([[0.5, 0.0, 0.25], [4.0, -1.0, 0.0], [0.0] * 3, [0.0, 8.0, 0.0]], dtype=torch.float64)
-    batch, _ = CreditAssigner(config, ScriptedTeam(), True).score(batch, Timer(), version=3)  # type: ignore[arg-type]
+    team = ScriptedTeam(uses_critic=estimator == "gae")
+    batch, _ = CreditAssigner(config, team, True).score(batch, Timer(), version=3)  # type: ignore[arg-type]
     return batch
 
 
@@ -188,3 +195,25 @@ def test_rewards_of_tokens_stay_where_they_are_and_the_last_token_gets_the_rest(
 def test_the_reward_of_a_rejected_token_goes_to_the_last_one_that_is_kept() -> None:
     batch = token_scores("reinforce_plus_plus", rollout_rs="token_k1", rollout_rs_threshold="0.1_10.0")
     assert batch.batch["token_level_scores"].tolist() == [[0.5, 0.5, 0.0], [4.0, -2.0, 0.0], [0.0, 0.0, 30.0], [0.0, 8.0, -2.0]]
+
+
+def test_gae_bootstraps_from_the_token_that_got_the_reward() -> None:
+    # gamma = lam = 1/2, all values 1: A_t = r_t + V_(t+1) / 2 - 1 + A_(t+1) / 4, with V = A = 0 after the last token
+    batch = token_scores("gae", AlgorithmConfig(adv_estimator="gae", gamma=0.5, lam=0.5))
+    raw = torch.tensor([[-0.15625, -0.625, -0.5], [2.75, -3.0, 0.0], [1.1875, 6.75, 29.0], [1.1875, 6.75, -3.0]])
+    assert torch.equal(batch.batch["returns"], (raw + 1.0) * MASK)
+    tokens = raw[MASK.bool()]
+    assert torch.allclose(batch.batch["advantages"], (raw - tokens.mean()) / tokens.std() * MASK)
+
+
+@pytest.mark.parametrize("estimator", ["optimal_token_baseline", "tir_optimal_token_baseline"])
+def test_token_baselines_are_means_of_the_rewards_to_go_of_tokens(estimator: str) -> None:
+    """All gradients are equally large, so a baseline is the mean of a column: of 1, 2, 30 and 6 in the first."""
+    batch = token_scores(estimator)
+    assert batch.batch["returns"].tolist() == [[1.0, 0.5, 0.5], [2.0, -2.0, 0.0], [30.0] * 3, [6.0, 6.0, -2.0]]
+    means = torch.tensor([9.75, 8.625, 9.5])
+    assert torch.allclose(batch.batch["advantages"], (batch.batch["returns"] - means) * MASK)
+    kept = token_scores(estimator, rollout_rs="token_k1", rollout_rs_threshold="0.1_10.0")
+    # without the third reply and the last token of the first one; the last token of the fourth, the only one left, has no baseline
+    expected = torch.tensor([[1.0 - 3.0, 0.5 - 1.5, 0.0], [2.0 - 3.0, -2.0 - 1.5, 0.0], [0.0] * 3, [6.0 - 3.0, 6.0 - 1.5, -2.0]])
+    assert torch.allclose(kept.batch["advantages"], expected)
