@@ -180,7 +180,7 @@ async def gateway(length: int, seed: int, args: argparse.Namespace, tokenizer: A
     collector = Collector(orchestra, agents, EnvFactory(Nothing), bindings, settings)
     played = asyncio.create_task(collector.collect([Task(f"task-{i}", "") for i in range(EPISODES)], 1, step=seed))
     sessions = [await ready.get() for _ in range(EPISODES)]
-    found = await load(sessions[0].base_url, [session.key for session in sessions], length, seed, args, clock)
+    found = await load(sessions[0].base_url, [session.api_key for session in sessions], length, seed, args, clock)
     over.set()
     result = await played
     prompts = [len(sample.prompt_ids) for episode in result.episodes for sample in episode.samples]

@@ -3,7 +3,7 @@
 agent.orchestra_type=gateway agent.team=my_module:team agent.agent_ids='[Writer,Editor]'
 
 async def team(task, session):
-    client = AsyncOpenAI(base_url=session.base_url, api_key=session.key)
+    client = AsyncOpenAI(base_url=session.base_url, api_key=session.api_key)
     reply = await client.chat.completions.create(model="Writer", messages=[{"role": "user", "content": task.prompt}])
     return reply.choices[0].message.content
 

@@ -15,16 +15,16 @@ class Access:
     """The agents of a team at an address, with clients that a program asks for.
 
     Attributes:
-        key: API key.
         base_url: for an OpenAI client that names the agent as the model.
+        api_key: for it.
         agents: names of the agents.
         clients: clients that were made so far.
     """
 
     def __init__(self, base_url: str, key: str, agents: Sequence[str], forms: bool) -> None:
         """Set the address, which ends with /v1, and the key; with `forms` requests may ask for a reply of a certain form."""
-        self.base_url, self.key, self.agents = base_url.rstrip("/"), key, tuple(agents)
-        self.clients = Clients(self.base_url, self.key, forms)
+        self.base_url, self.api_key, self.agents = base_url.rstrip("/"), key, tuple(agents)
+        self.clients = Clients(self.base_url, self.api_key, forms)
 
     def url_of(self, agent_id: str) -> str:
         """Return the base URL at which one agent answers, whatever model a request names."""

@@ -45,7 +45,7 @@ def command_team(command: Sequence[str]) -> Callable[[Task, Session], Awaitable[
 
     async def team(task: Task, session: Session) -> Any:
         """Run the command and return its result. Raises AgentSystemError when it fails or prints none."""
-        own = {"OPENAI_BASE_URL": session.base_url, "OPENAI_API_KEY": session.key}
+        own = {"OPENAI_BASE_URL": session.base_url, "OPENAI_API_KEY": session.api_key}
         given = json.dumps({name: plain(getattr(task, name)) for name in FIELDS}).encode()
         transport, process = await asyncio.get_running_loop().subprocess_exec(
             _Process, *command, env={**os.environ, **own}, start_new_session=True

@@ -123,7 +123,7 @@ class Server:
         if key in self._ended:
             raise Refusal(OVER, code="episode_over")
         if key not in self._open:
-            raise Refusal("no episode has this API key; use session.key", 401, "invalid_api_key")
+            raise Refusal("no episode has this API key; use session.api_key", 401, "invalid_api_key")
         return self._open[key]
 
     async def _models(self, request: web.Request) -> web.StreamResponse:

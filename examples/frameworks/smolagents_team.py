@@ -19,7 +19,7 @@ def multiply(a: float, b: float) -> float:
 def team(task, session):
     def model(name):
         # A required tool call would mask tokens, which training refuses.
-        return OpenAIModel(name, api_base=session.base_url, api_key=session.key, tool_choice="auto")
+        return OpenAIModel(name, api_base=session.base_url, api_key=session.api_key, tool_choice="auto")
 
     solver = ToolCallingAgent([multiply], model("Solver Agent"), max_steps=2, verbosity_level=-1)
     solution = str(solver.run(f"{task.prompt}\nEnd with the final answer alone in \\boxed{{}}."))

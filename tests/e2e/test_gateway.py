@@ -26,13 +26,13 @@ for name, role in (("Asker", Asker), ("Verifier Agent", Verifier)):
 
 
 async def alone(task, session):
-    async with AsyncOpenAI(base_url=session.base_url, api_key=session.key) as client:
+    async with AsyncOpenAI(base_url=session.base_url, api_key=session.api_key) as client:
         messages = [{"role": "user", "content": task.prompt}]
         return (await client.chat.completions.create(model="Asker", messages=messages)).choices[0].message.content
 
 
 async def team(task, session):
-    async with AsyncOpenAI(base_url=session.base_url, api_key=session.key) as client:
+    async with AsyncOpenAI(base_url=session.base_url, api_key=session.api_key) as client:
 
         async def say(agent, text):
             messages = [{"role": "user", "content": text}]

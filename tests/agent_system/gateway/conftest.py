@@ -83,7 +83,7 @@ async def posted(
 ) -> AsyncIterator[Any]:
     """An answer that is being read."""
     url = session.base_url.removesuffix("/v1") + path
-    given = {"Authorization": f"Bearer {session.key if key is None else key}"} | headers
+    given = {"Authorization": f"Bearer {session.api_key if key is None else key}"} | headers
     async with aiohttp.ClientSession(headers=given) as http:
         sent = {"data": body} if isinstance(body, bytes) else {"json": body}
         async with http.post(url, **sent) as answer:

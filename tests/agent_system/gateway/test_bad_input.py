@@ -78,7 +78,7 @@ def _posted_chunks(session: Session, chunks: AsyncIterator[bytes]) -> Any:
 
     @asynccontextmanager
     async def post() -> AsyncIterator[Any]:
-        headers = {"Authorization": f"Bearer {session.key}"}
+        headers = {"Authorization": f"Bearer {session.api_key}"}
         async with aiohttp.ClientSession(headers=headers) as http, http.post(f"{session.base_url}/chat/completions", data=chunks) as answer:
             yield answer
 
@@ -131,7 +131,7 @@ async def test_no_refusal_makes_the_openai_library_repeat_a_request(make_team: A
 
         async with (
             httpx.AsyncClient(event_hooks={"request": [count]}) as http,
-            openai.AsyncOpenAI(base_url=session.base_url, api_key=session.key, max_retries=2, http_client=http) as client,
+            openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key, max_retries=2, http_client=http) as client,
         ):
             for more, error in wrong:
                 with pytest.raises(error):

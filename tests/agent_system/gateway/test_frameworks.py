@@ -42,7 +42,7 @@ async def langgraph(task: Task, session: Session) -> str:
     from langgraph.prebuilt import ToolNode, tools_condition
 
     def model(name: str) -> Any:
-        return ChatOpenAI(model=name, base_url=session.base_url, api_key=session.key)
+        return ChatOpenAI(model=name, base_url=session.base_url, api_key=session.api_key)
 
     tools = [tool(add)]
     writer = model("Writer").bind_tools(tools)
@@ -74,7 +74,7 @@ async def autogen(task: Task, session: Session) -> str:
     info = ModelInfo(vision=False, function_calling=True, json_output=False, family=ModelFamily.UNKNOWN, structured_output=False)
 
     def model(name: str) -> Any:
-        return OpenAIChatCompletionClient(model=name, base_url=session.base_url, api_key=session.key, model_info=info)
+        return OpenAIChatCompletionClient(model=name, base_url=session.base_url, api_key=session.api_key, model_info=info)
 
     writer = AssistantAgent("writer", model("Writer"), tools=[add], max_tool_iterations=2, system_message="You add.")
     editor = AssistantAgent("editor", model("Editor"), system_message="Judge the sum.")
@@ -87,7 +87,7 @@ async def agents(task: Task, session: Session, responses: bool = False) -> str:
     from openai import AsyncOpenAI
 
     set_tracing_disabled(True)
-    client = AsyncOpenAI(base_url=session.base_url, api_key=session.key)
+    client = AsyncOpenAI(base_url=session.base_url, api_key=session.api_key)
     kind = OpenAIResponsesModel if responses else OpenAIChatCompletionsModel
     writer = Agent("writer", model=kind("Writer", client), tools=[function_tool(add)])
     editor = Agent("editor", model=kind("Editor", client), instructions="Judge the sum.")
@@ -104,7 +104,7 @@ def smolagents(task: Task, session: Session) -> str:
     from smolagents.models import ChatMessage, MessageRole
 
     def model(name: str) -> Any:
-        return OpenAIModel(name, api_base=session.base_url, api_key=session.key)
+        return OpenAIModel(name, api_base=session.base_url, api_key=session.api_key)
 
     messages = [ChatMessage(MessageRole.USER, [{"type": "text", "text": f"Judge: {task.prompt}"}])]
     first = model("Writer").generate(messages)

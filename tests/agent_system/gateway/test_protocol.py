@@ -78,7 +78,7 @@ async def test_what_cannot_be_answered_is_refused_for_good_and_says_why(play: An
 
     episode, _, engine = await play(team)
     assert episode.failure is None and len(episode.samples) == len(engine.requests) == 1, "nothing that was refused is a call"
-    expected = [*(case[1:] for case in REFUSED), *[(401, None, "invalid_api_key", "use session.key")] * 2]
+    expected = [*(case[1:] for case in REFUSED), *[(401, None, "invalid_api_key", "use session.api_key")] * 2]
     expected += [
         (404, None, None, "POST /v1/chat/completions, POST /v1/responses, GET /v1/models"),
         (404, "model", "model_not_found", "no agent 'nobody'"),
@@ -193,7 +193,7 @@ async def test_an_agent_may_be_named_by_the_address_and_models_are_listed(play: 
         path = session.url_of("Editor").partition("127.0.0.1")[2].partition("/")[2]
         answer = await send(session, {**ROLE, "model": "gpt-4o"}, path=f"/{path}/chat/completions")
         assert answer.body["model"] == "Editor"
-        headers = {"Authorization": f"Bearer {session.key}"}
+        headers = {"Authorization": f"Bearer {session.api_key}"}
         async with aiohttp.ClientSession() as http, http.get(f"{session.base_url}/models", headers=headers) as listed:
             assert [model["id"] for model in (await listed.json())["data"]] == ["Writer", "Editor"]
         return answer.text
@@ -260,7 +260,7 @@ async def test_the_openai_library_reads_every_answer(play: Any) -> None:
     reply = f"I look. <tool_call>{json.dumps({'name': 'f', 'arguments': arguments})}</tool_call>"
 
     async def team(task: Task, session: Session) -> str:
-        async with openai.AsyncOpenAI(base_url=session.base_url, api_key=session.key) as client:
+        async with openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key) as client:
             create = client.chat.completions.create
             messages: list[Any] = list(USER)
             answer = await create(model="Writer", messages=messages, tools=[TOOL], logprobs=True, seed=1)
@@ -305,7 +305,7 @@ async def test_responses_are_chat_completions_in_another_form(play: Any) -> None
     ]
 
     async def team(task: Task, session: Session) -> str:
-        async with openai.AsyncOpenAI(base_url=session.base_url, api_key=session.key) as client:
+        async with openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key) as client:
             create = client.responses.create
             events = [event async for event in await create(model="Writer", instructions="s", input="2+2?", tools=[tool], stream=True)]
             for event in events:

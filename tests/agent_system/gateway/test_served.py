@@ -70,7 +70,7 @@ async def listening(answering: ServedTeam, key: str = "", host: str = "127.0.0.1
     server = ServedServer(answering, host, 0, key)
     url = await server.start()
     try:
-        yield SimpleNamespace(base_url=f"{url}/v1", key=key or "any")
+        yield SimpleNamespace(base_url=f"{url}/v1", api_key=key or "any")
     finally:
         await server.stop()
 
@@ -307,7 +307,7 @@ async def test_the_program_of_an_episode_runs_against_a_served_team(host: str) -
         with pytest.raises(openai.NotFoundError):
             await session.openai().models.retrieve("Nobody")
         url = session.url_of("Editor").removesuffix("/v1")
-        answer = await send(SimpleNamespace(base_url=f"{url}/v1", key="sk-1"), {**ROLE, "model": "gpt-4o"})
+        answer = await send(SimpleNamespace(base_url=f"{url}/v1", api_key="sk-1"), {**ROLE, "model": "gpt-4o"})
         assert answer.body["model"] == "Editor"
         with pytest.raises(AgentSystemError, match="has no environment"):
             await session.step("4")

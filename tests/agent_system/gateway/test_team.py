@@ -102,7 +102,7 @@ async def test_a_program_may_be_a_plain_function(play: Any) -> None:
     def team(task: Task, session: Session) -> str:
         def ask() -> str:
             body = json.dumps({"model": "Writer", "messages": USER}).encode()
-            headers = {"Authorization": f"Bearer {session.key}"}
+            headers = {"Authorization": f"Bearer {session.api_key}"}
             with urlopen(Request(f"{session.base_url}/chat/completions", body, headers)) as answer:
                 return str(json.load(answer)["choices"][0]["message"]["content"])
 
@@ -132,7 +132,7 @@ async def test_a_key_is_that_of_one_episode_and_does_not_outlive_it(make_team: A
         if keys:
             late = await send(session, {"model": "Writer", "messages": USER}, key=keys[0])
             assert (late.status, late.body["error"]["code"]) == (400, "episode_over")
-        keys.append(session.key)
+        keys.append(session.api_key)
         return (await say(session, "Writer")).text
 
     collector, _ = make_team(team)
