@@ -17,7 +17,12 @@ is_supported() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/de
 
 find_python() {
     local candidate
-    for candidate in ${PYTHON:+"$PYTHON"} python3.11 python3.12 python3.13 python3; do
+    if [[ -n ${PYTHON:-} ]]; then
+        is_supported "$PYTHON" || fail "PYTHON=$PYTHON cannot be run, or is older than Python 3.11"
+        echo "$PYTHON"
+        return
+    fi
+    for candidate in python3.11 python3.12 python3.13 python3; do
         if is_supported "$candidate"; then
             echo "$candidate"
             return
@@ -78,7 +83,8 @@ extras="$(IFS=,; echo "${missing[*]}")"
 echo "setup: installing verl-mas[$extras] and its dependencies into .venv (the first time takes minutes)" >&2
 # --no-compile: modules are compiled at their first import, and most are never imported. pip's progress goes to stderr, because stdout belongs
 # to the calling script.
-"$venv_python" -m pip install --disable-pip-version-check --no-compile -e ".[$extras]" ${constraint[@]+"${constraint[@]}"} >&2
+"$venv_python" -m pip install --disable-pip-version-check --no-compile -e ".[$extras]" ${constraint[@]+"${constraint[@]}"} >&2 ||
+    fail "pip could not install verl-mas[$extras], see above; with another Python: remove .venv and set PYTHON=/path/to/python"
 if [[ " ${missing[*]} " == *" cpu-vllm "* ]]; then
     # It requires libraries for images and sound that are incompatible with the CPU build of torch and not needed here.
     "$venv_python" -m pip uninstall -qq --disable-pip-version-check -y torchvision torchaudio torchcodec

@@ -106,7 +106,7 @@ async def listening(team: LoadedTeam, address: Address, key: str, greedy: bool) 
         try:
             url = await server.start()
         except (OSError, OverflowError) as error:
-            raise ConfigError(f"--host {address.host} --port {address.port}: {error}; 0 is a free port") from error
+            raise ConfigError(f"--host {address.host} --port {address.port}: {error}; use 0 for a free port") from error
         try:
             yield url, served
         finally:

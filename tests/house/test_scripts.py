@@ -89,7 +89,7 @@ def test_a_failed_install_is_tried_again(tmp_path: Path) -> None:
     for _ in range(2):
         result = set_up(tmp_path)
         assert result.returncode != 0
-        assert "is installed" not in result.stderr
+        assert "is installed" not in result.stderr and "setup: pip could not install verl-mas[dev]" in result.stderr
     assert len(log.read_text().splitlines()) == 2
 
 
@@ -105,6 +105,9 @@ def test_without_a_python_setup_says_what_to_install(tmp_path: Path) -> None:
     )
     assert result.returncode != 0
     assert "no Python 3.11 or newer found" in result.stderr
+    chosen = {"PATH": str(tools), "PYTHON": "/no/python"}
+    result = subprocess.run(["bash", "scripts/setup.sh"], cwd=tmp_path, env=chosen, capture_output=True, text=True, timeout=60)
+    assert "PYTHON=/no/python cannot be run" in result.stderr and result.returncode != 0
     assert not (tmp_path / ".venv").exists()
 
 
