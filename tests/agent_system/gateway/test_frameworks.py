@@ -7,6 +7,8 @@ whatever form the framework sends the conversation.
 from __future__ import annotations
 
 import json
+import runpy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -132,3 +134,48 @@ async def test_a_team_of_a_framework_is_played_with_exact_tokens(play: Any, team
         whole = first.prompt_ids + first.generation.token_ids
         assert second.prompt_ids[: len(whole)] == whole, second.prompt_text
     assert not any(count for name, count in metrics.items() if name.startswith("gateway/rewritten"))
+
+
+def calling(name: str, **arguments: Any) -> str:
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+def hands_over(prompt: str, request: Any) -> str:
+    return "<verify>approve</verify>" if "Check the solution" in prompt else "\\boxed{4} " + calling("transfer_to_verifier")
+
+
+def multiplies(prompt: str, request: Any) -> str:
+    if "<verify>" in prompt:
+        return "<verify>approve</verify>"
+    return calling("final_answer", answer="\\boxed{4}") if "Observation:\n4" in prompt else calling("multiply", a=2, b=2)
+
+
+SOLVER, VERIFIER = "Solver Agent", "Verifier Agent"
+EXAMPLES = {"agents_team": ("agents.models", hands_over, 1), "smolagents_team": ("smolagents", multiplies, 2)}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+async def test_an_example_hands_over_and_uses_its_tool(play: Any, name: str) -> None:
+    module, script, solved = EXAMPLES[name]
+    pytest.importorskip(module)
+    team = runpy.run_path(str(Path(__file__).parents[3] / "examples" / "frameworks" / f"{name}.py"))["team"]
+    options = {"agents": (SOLVER, VERIFIER), "limits": (40000, 400)}
+    episode, _, engine = await play(team, script, chat=tokenizer_of("qwen2.5"), **options)
+    assert (episode.failure, episode.answer) == (None, "4")
+    assert [s.agent_id for s in episode.samples] == [SOLVER] * solved + [VERIFIER]
+    assert [(s.prompt_ids, s.generation.token_ids) for s in episode.samples] == engine.sampled
+    if name == "agents_team":  # the handoff's result is in the verifier's prompt, so no second run asked it
+        assert '{"assistant": "Verifier"}' in episode.samples[-1].prompt_text
+
+
+def openai_in_thread(task: Task, session: Session) -> str:
+    with session.clients.openai_in_thread() as client:
+        messages: Any = [{"role": "user", "content": task.prompt}]
+        return str(client.chat.completions.create(model="Writer", messages=messages).choices[0].message.content)
+
+
+async def test_a_plain_function_asks_by_a_blocking_client(play: Any) -> None:
+    pytest.importorskip("openai")
+    episode, _, engine = await play(openai_in_thread)
+    assert (episode.failure, episode.answer) == (None, "4")
+    assert [(s.prompt_ids, s.generation.token_ids) for s in episode.samples] == engine.sampled
