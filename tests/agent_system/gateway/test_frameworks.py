@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import runpy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -148,3 +150,85 @@ async def test_a_plain_function_may_run_an_event_loop_of_its_own(make_team: Any)
     collector, _ = make_team(team)
     (episode,) = (await collector.collect([TASK], 1, step=1)).episodes
     assert (episode.failure, episode.answer) == (None, "4") and not collector.orchestra._server._open
+
+
+def calling(name: str, **arguments: Any) -> str:
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+def hands_over(prompt: str, request: Any) -> str:
+    return "<verify>approve</verify>" if "Check the solution" in prompt else "\\boxed{4} " + calling("transfer_to_verifier")
+
+
+def multiplies(prompt: str, request: Any) -> str:
+    if "<verify>" in prompt:
+        return "<verify>approve</verify>"
+    return calling("final_answer", answer="\\boxed{4}") if "Observation:\n4" in prompt else calling("multiply", a=2, b=2)
+
+
+SOLVER, VERIFIER = "Solver Agent", "Verifier Agent"
+EXAMPLES = {"agents_team": ("agents.models", hands_over, 1), "smolagents_team": ("smolagents", multiplies, 2)}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+async def test_an_example_hands_over_and_uses_its_tool(play: Any, name: str) -> None:
+    module, script, solved = EXAMPLES[name]
+    pytest.importorskip(module)
+    team = runpy.run_path(str(Path(__file__).parents[3] / "examples" / "frameworks" / f"{name}.py"))["team"]
+    options = {"agents": (SOLVER, VERIFIER), "limits": (40000, 400)}
+    episode, _, engine = await play(team, script, chat=tokenizer_of("qwen2.5"), **options)
+    assert (episode.failure, episode.answer) == (None, "4")
+    assert [s.agent_id for s in episode.samples] == [SOLVER] * solved + [VERIFIER]
+    assert [(s.prompt_ids, s.generation.token_ids) for s in episode.samples] == engine.sampled
+    if name == "agents_team":  # the handoff's result is in the verifier's prompt, so no second run asked it
+        assert '{"assistant": "Verifier"}' in episode.samples[-1].prompt_text
+
+
+def openai_in_thread(task: Task, session: Session) -> str:
+    with session.clients.openai_in_thread() as client:
+        messages: Any = [{"role": "user", "content": task.prompt}]
+        return str(client.chat.completions.create(model="Writer", messages=messages).choices[0].message.content)
+
+
+def langgraph_in_thread(task: Task, session: Session) -> str:
+    from langgraph.graph import START, MessagesState, StateGraph
+
+    model = session.chat_model("Writer")
+    graph = StateGraph(MessagesState)
+    graph.add_node("write", lambda state: {"messages": [model.invoke(state["messages"])]})
+    graph.add_edge(START, "write")
+    return str(graph.compile().invoke({"messages": [("user", task.prompt)]})["messages"][-1].content)
+
+
+@pytest.mark.parametrize("team", [openai_in_thread, langgraph_in_thread])
+async def test_a_plain_function_asks_by_a_blocking_client(play: Any, team: Any) -> None:
+    for module in ("openai",) if team is openai_in_thread else NEEDS[langgraph]:
+        pytest.importorskip(module)
+    episode, _, engine = await play(team)
+    assert (episode.failure, episode.answer) == (None, "4")
+    assert [(s.prompt_ids, s.generation.token_ids) for s in episode.samples] == engine.sampled
+
+
+async def test_a_model_selects_the_next_speaker_of_autogen(play: Any) -> None:
+    """The choice is a call of an agent of the team too."""
+    for module in NEEDS[autogen]:
+        pytest.importorskip(module)
+
+    async def team(task: Task, session: Session) -> str:
+        from autogen_agentchat.agents import AssistantAgent
+        from autogen_agentchat.conditions import MaxMessageTermination
+        from autogen_agentchat.teams import SelectorGroupChat
+
+        names = ("Writer", "Editor")
+        agents = [AssistantAgent(name, session.autogen(name), description=name) for name in names]
+        ends = MaxMessageTermination(3)  # the task, and two replies
+        chat = SelectorGroupChat(agents, session.autogen("Editor"), termination_condition=ends, allow_repeated_speaker=True)
+        return str((await chat.run(task=task.prompt)).messages[-1].to_text())
+
+    def script(prompt: str, request: Any) -> str:
+        return "Writer" if "select the next role" in prompt.lower() else "4"
+
+    episode, _, engine = await play(team, script)
+    assert (episode.failure, episode.answer) == (None, "4")
+    assert [s.agent_id for s in episode.samples] == ["Editor", "Writer"] * 2
+    assert [(s.prompt_ids, s.generation.token_ids) for s in episode.samples] == engine.sampled
