@@ -9,11 +9,14 @@ from functools import cache
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_system import Task
 from agent_system.gateway.session import Session
+from agent_system.rollout.batch import build_batch
+from verl.workers.engine.merging import READ_IN, longest_rows, merge
 
 from .conftest import TASK, USER, build, say, send
 from .templates import TEMPLATES, tokenizer_of
@@ -254,3 +257,16 @@ def test_no_token_is_trained_that_was_not_sampled_in_that_place(steps: Any, name
         assert whole or any(sample.prompt_ids[: len(before)] == before for before in told)
         assert sample.prompt_text == tokenizer.decode(sample.prompt_ids, skip_special_tokens=False)
         told.append(sample.prompt_ids + sample.generation.token_ids)
+    if (batch := build_batch([episode])) is not None:
+        check_merged(dict(batch.batch.items()))
+
+
+def check_merged(rows: dict[str, torch.Tensor]) -> None:
+    """Every trained token of a merged row was sampled in that place: after the tokens that its engine got."""
+    rows[READ_IN] = torch.tensor(longest_rows(rows))
+    tokens = [ids[real].tolist() for ids, real in zip(rows["input_ids"], rows["attention_mask"].bool(), strict=True)]
+    assert all(tokens[host][: len(own)] == own for own, host in zip(tokens, rows[READ_IN].tolist(), strict=True))
+    run, index = merge(rows)
+    sampled = rows["responses"][rows["response_mask"].bool()]
+    assert torch.equal(run["responses"][run["response_mask"].bool()][index], sampled)
+    assert int(run["response_mask"].sum()) == len(set((index if isinstance(index, torch.Tensor) else torch.arange(len(sampled))).tolist()))
