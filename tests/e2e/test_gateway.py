@@ -1,12 +1,14 @@
 """A team written with an OpenAI client trains as an orchestra does, to the last bit of its weights."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from agent_system.registry import AgentRegistry
 from tests.e2e.conftest import Run, read_metrics, weights
 from tests.e2e.teams import LEVELS
 
@@ -49,6 +51,8 @@ def gateway(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Overrides of a run with `PROGRAM` as the team."""
     (tmp_path / "my_program.py").write_text(PROGRAM)
     monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(AgentRegistry, "_entries", dict(AgentRegistry._entries))  # other tests have a Verifier Agent of their own
+    monkeypatch.delitem(sys.modules, "my_program", raising=False)
     return {"agent.orchestra_type": "gateway", "agent.team": "my_program:team", "gateway.seed_by": "order"}
 
 
