@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,13 +48,14 @@ COMPARED = ("agent_id", "turn", "call", "prompt", "reply", "act_reward", "local_
 
 
 @pytest.fixture
-def gateway(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def gateway(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
     """Overrides of a run with `PROGRAM` as the team."""
     (tmp_path / "my_program.py").write_text(PROGRAM)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(AgentRegistry, "_entries", dict(AgentRegistry._entries))  # other tests have a Verifier Agent of their own
     monkeypatch.delitem(sys.modules, "my_program", raising=False)
-    return {"agent.orchestra_type": "gateway", "agent.team": "my_program:team", "gateway.seed_by": "order"}
+    yield {"agent.orchestra_type": "gateway", "agent.team": "my_program:team", "gateway.seed_by": "order"}
+    for name in ("Asker", "Verifier Agent"):  # other tests have a Verifier Agent of their own
+        AgentRegistry.remove(name, orchestra="gateway")
 
 
 def calls(run_dir: Path) -> list[list[dict[str, Any]]]:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from agent_system.launch.checks import check_team
+from agent_system.registry import AgentRegistry
 from recipe.frameworks.measure import COMMON, HERE, TEAMS, table
 from recipe.runs import overrides_of
 from tests.docs.test_commands import asked_for
@@ -32,6 +33,8 @@ def test_the_teams_differ_in_the_team_alone(tmp_path: Path) -> None:
     assert program.agent.agent_ids == orchestra.agent.agent_ids
     for section in ("data", "actor_rollout_ref", "algorithm", "reward", "rollout", "env"):
         assert getattr(program, section) == getattr(orchestra, section), section
+    for name in program.agent.agent_ids:  # the recipe's agents of programs, which are not those of other tests
+        AgentRegistry.remove(name, orchestra="gateway")
 
 
 def test_the_table_of_the_readme_is_that_of_three_seeds() -> None:
