@@ -10,19 +10,20 @@ independent of the backend of workers (Ray actors or objects in this process) an
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from verl.protocol import DataProto
 from verl.trainer.checkpoint.given_models import fingerprints, groups_with_fixed_models
 from verl.trainer.checkpoint.store import CONFIG_FILE, CheckpointStore, find_checkpoint, read_state
 from verl.trainer.config import RunConfig
 from verl.trainer.config.entry import save_config
 from verl.trainer.derived import steps_of_run
-from verl.trainer.placement.learners import is_on_policy
 from verl.trainer.placement.table import Placement
 from verl.trainer.ppo.asynchronous.pace import paces
 from verl.trainer.ppo.asynchronous.saved_groups import check_checkpoint
@@ -33,13 +34,13 @@ from verl.trainer.ppo.collect.source import SampleSource, StepCollection
 from verl.trainer.ppo.collect.step_samples import StepSamples
 from verl.trainer.ppo.core_algos import AdvantageEstimator
 from verl.trainer.ppo.credit.advantage import compute_advantage, compute_response_mask
-from verl.trainer.ppo.credit.step_credit import CreditAssigner
-from verl.trainer.ppo.critic import critic_signature, need_critic, value_metrics
+from verl.trainer.ppo.critic import critic_signature, need_critic
 from verl.trainer.ppo.interrupt import Interrupted, StopRequest
 from verl.trainer.ppo.report import step_metrics
 from verl.trainer.ppo.reward import apply_kl_penalty
 from verl.trainer.ppo.team import TeamWorkers
 from verl.trainer.ppo.timeline import Span, append_spans
+from verl.trainer.ppo.train_step import OpenStep, StepTrainer
 from verl.trainer.ppo.utils import Role, WorkerType, need_reference_policy, refuse_verl_arguments
 from verl.trainer.ppo.validation import ValidationResult, validation_result
 from verl.utils.checkpoint import CheckpointError
@@ -105,7 +106,8 @@ class RayPPOTrainer:
         self.loader = None
         if train_dataset is not None:
             self.loader = TaskLoader(train_dataset, config.data.train_batch_size, seed=config.data.seed, shuffle=config.data.shuffle)
-        self.credit = CreditAssigner(config, team, self.on_policy)
+        self.steps = StepTrainer(config, placement, team)
+        self.credit = self.steps.credit
         self._critics = critic_signature(config, placement)
         self._models: dict[str, str] = {}
         self.global_step = 0
@@ -115,6 +117,8 @@ class RayPPOTrainer:
         self.stopped_by: int | None = None
         self.generated_tokens = 0
         self._loop = LoopThread("collector")
+        self._open, self._ended = deque[OpenStep](), 0.0
+        self._taker = ThreadPoolExecutor(1, thread_name_prefix="take")
         self._source: SampleSource | None = None
         self._saved_step = -1
 
@@ -148,12 +152,14 @@ class RayPPOTrainer:
             try:
                 self._fit(stop)
             except Interrupted:
+                self._end_steps()
                 logger.warning("stopped by a signal after step %d of %d", self.global_step, self.total_training_steps)
                 self.stopped_by = stop.number
                 if self.config.async_training.mode == "fully_async":  # groups have been completed since the last checkpoint
                     self._saved_step = -1
                 self._save_if_new()
             finally:
+                self.steps.lanes.end()
                 self._loop.close()
         if not self.config.trainer.val_only:
             self._write_timeline()  # requests in progress have ended with the loop
@@ -166,80 +172,100 @@ class RayPPOTrainer:
         if trainer.val_only or self.loader is None or self._source is None:
             return
         while not self.finished:
-            metrics = self._train_step(self.loader, self._source, stop)
-            last = self.finished
-            try:
-                if last or (trainer.save_freq > 0 and self.global_step % trainer.save_freq == 0):
-                    with self.timer("save_checkpoint"):
-                        self._save_if_new()
-                    metrics["timing_s/save_checkpoint"] = self.timer.seconds["save_checkpoint"]
-                if last or self._validates(self.global_step):
-                    with self.timer("testing"):
-                        self.after = self._validate(stop, log=False)
-                    self._adapt_theta(self.after)
-                    metrics |= self.after.metrics if self.after else {}
-                    metrics["timing_s/testing"] = self.timer.seconds["testing"]
-            finally:
-                self._log(metrics)
-            if stop.requested and not last:
-                raise Interrupted("stop requested")
-            if last:
-                self._save_validation()
+            self._open.append(self._begin_step(self.loader, self._source, stop))
+            while self._open and (len(self._open) > self.steps.lanes.lead or self._open[-1].meets):
+                self._conclude(self._end_step(self._source), stop)
         if self.after is None and self.global_step > 0:  # the run was interrupted between the last step and its validation
             self.after = self._validate(stop)
             self._save_validation()
 
-    def _train_step(self, loader: TaskLoader, source: SampleSource, stop: StopRequest) -> dict[str, float]:
-        self.timer = Timer()
-        self._write_timeline()
-        self.team.engines.take_metrics()  # discard those of a validation
+    def _conclude(self, metrics: dict[str, float], stop: StopRequest) -> None:
+        """Save and validate after a step if that is due, and log its metrics. Raises Interrupted after a signal."""
+        last = self.finished and not self._open
+        try:
+            if last or self._saves(self.global_step):
+                with self.timer("save_checkpoint"):
+                    self._save_if_new()
+                metrics["timing_s/save_checkpoint"] = self.timer.seconds["save_checkpoint"]
+            if last or self._validates(self.global_step):
+                with self.timer("testing"):
+                    self.after = self._validate(stop, log=False)
+                self._adapt_theta(self.after)
+                metrics |= self.after.metrics if self.after else {}
+                metrics["timing_s/testing"] = self.timer.seconds["testing"]
+        finally:
+            self._log(metrics)
+        if stop.requested and not last:
+            raise Interrupted("stop requested")
+        if last:
+            self._save_validation()
+
+    def _begin_step(self, loader: TaskLoader, source: SampleSource, stop: StopRequest) -> OpenStep:
+        """Take the samples of the next step, and begin to train on them."""
+        step, timer, began = self.global_step + len(self._open) + 1, Timer(), time.perf_counter()
+        if not self._open:
+            self._write_timeline()
+            self.team.engines.take_metrics()  # discard those of a validation
         self.team.engines.allow_restarts()
-        step = self.global_step + 1
-        with self.timer("step"):
-            with self.timer("gen"):
-                result = source.take(step, stop)
-            if result.batch is None:
-                self._log(result.metrics, step)
-                raise NoSamplesError(f"step {step}: {result.no_batch_reason}; the episodes are in trajectories/train_{step:06d}.jsonl")
-            last = self._is_last(result, step)
-            source.update_begins(step, last)
-            batch, metrics = self.credit.score(result.batch, self.timer, self.global_step)
-            if self.config.async_training.mode == "sync":
-                self.team.engines.free_caches()
-            everyone = last or self._validates(step)
-            published: set[str] = set()
+        with timer("gen"):
+            samples = self._take(source, step, stop)
+        idle_s = self.steps.lanes.idle_seconds(began)
+        if samples.batch is None:
+            self._end_steps()
+            self._log(samples.metrics, step)
+            raise NoSamplesError(f"step {step}: {samples.no_batch_reason}; the episodes are in trajectories/train_{step:06d}.jsonl")
+        self.generated_tokens += samples.generated_tokens
+        last = step >= self.total_training_steps or 0 < self.config.trainer.total_generated_tokens <= self.generated_tokens
+        source.update_begins(step, last)
+        everyone = last or self._validates(step)
+        rows, lanes = self.steps.start(source, step, samples.batch, everyone)
+        seconds = timer.seconds | {"idle": idle_s}
+        return OpenStep(step, samples, everyone or self._saves(step), rows, lanes, began, seconds, self.generated_tokens)
 
-            def publish(policy: str) -> None:
-                """Send a policy's weights while other policies are updated."""
-                if everyone or source.wants(step, policy):
-                    source.update_ended(step, [policy])
-                    self.team.engines.publish(policy)
-                    source.published(step, [policy])
-                    published.add(policy)
+    def _take(self, source: SampleSource, step: int, stop: StopRequest) -> StepSamples:
+        """Return the samples of a step, and end the open one as soon as it has."""
+        if not self._open:
+            return source.take(step, stop)
+        lanes = self._open[0].lanes
+        wait(lanes, return_when=FIRST_COMPLETED)
+        taking = self._taker.submit(source.take, step, stop)
+        while self._open and not taking.done():
+            waited: list[Future[Any]] = [taking, *(lane for lane in lanes if not lane.done())]
+            wait(waited, return_when=FIRST_COMPLETED)
+            if all(lane.done() for lane in lanes):
+                self._log(self._end_step(source))
+        return taking.result()
 
-            metrics |= self._update(batch, publish if self.config.async_training.mode == "fully_async" else None)
-            due = [policy for policy in self.team.learners if policy not in published and (everyone or source.wants(step, policy))]
-            if due:
-                self._publish(source, step, due)
-        self.global_step = step
+    def _end_step(self, source: SampleSource) -> dict[str, float]:
+        """Wait for the oldest open step, and return its metrics."""
+        step = self._open.popleft()
+        trained = self.steps.result(step)
+        self.global_step, self.timer, began, self._ended = step.number, Timer(), max(step.began, self._ended), time.perf_counter()
+        gen_s = trained.seconds.get("gen", 0.0)
+        seconds = trained.seconds | {"gen": step.seconds["gen"] + gen_s, "step": self._ended - began}
+        assert trained.batch is not None
         spans = self._write_timeline()
-        self.generated_tokens += result.generated_tokens
-        metrics |= step_metrics(
-            batch,
-            result,
+        metrics = trained.metrics | step_metrics(
+            trained.batch,
+            step.samples,
             self.config.algorithm,
-            seconds=self.timer.seconds,
+            seconds=seconds,
             spans=spans,
             team=self.team.engines.take_metrics(),
             n_devices=self.team.n_devices,
         )
         if self.config.async_training.mode != "sync":
-            metrics["trainer/idle_ratio"] = self.timer.seconds["gen"] / self.timer.seconds["step"]
-            metrics |= source.metrics(self.timer.seconds["step"])
+            metrics["trainer/idle_ratio"] = (step.seconds["idle"] + gen_s) / seconds["step"]
+            metrics |= source.metrics(seconds["step"])
             metrics["trainer/staleness"] = max(value for name, value in metrics.items() if name.endswith("/staleness/max"))
-        metrics["training/generated_tokens"] = float(self.generated_tokens)
+        metrics["training/generated_tokens"] = float(step.generated_tokens)
         metrics["training/engine_restarts"] = float(self.team.engines.restarts)
-        return metrics | {"training/global_step": float(step), "training/epoch": float(loader.epoch)}
+        return metrics | {"training/global_step": float(step.number), "training/epoch": float(self.loader.epoch if self.loader else 0)}
+
+    def _end_steps(self) -> None:
+        """End all open steps."""
+        while self._open and self._source is not None:
+            self._log(self._end_step(self._source))
 
     def _build_source(self, loader: TaskLoader) -> SampleSource:
         arguments = (self.config, self.collector, loader, self._loop, self._collected)
@@ -252,21 +278,12 @@ class RayPPOTrainer:
         """Write the episodes of a step."""
         self._write_trajectories(samples.episodes, f"train_{step:06d}", self.config.trainer.log_trajectories)
 
-    def _is_last(self, samples: StepSamples, step: int) -> bool:
-        """Return whether a step, with these samples, is the last one."""
-        budget = self.config.trainer.total_generated_tokens
-        return step >= self.total_training_steps or 0 < budget <= self.generated_tokens + samples.generated_tokens
-
     def _validates(self, step: int) -> bool:
         test_freq = self.config.trainer.test_freq
         return self.val_dataset is not None and test_freq > 0 and step % test_freq == 0
 
-    def _publish(self, source: SampleSource, step: int, policies: Collection[str]) -> None:
-        with self.timer("gen"):
-            source.update_ended(step, policies)
-        with self.timer("sync_weights"):
-            self.team.engines.sync_weights(step, policies)
-        source.published(step, policies)
+    def _saves(self, step: int) -> bool:
+        return self.config.trainer.save_freq > 0 and step % self.config.trainer.save_freq == 0
 
     def _write_timeline(self) -> list[Span]:
         """Append the spans of the worker groups since the last call to `timeline.jsonl`, with the current step."""
@@ -275,26 +292,6 @@ class RayPPOTrainer:
         with writing(path):
             append_spans(path, self.global_step, spans)
         return spans
-
-    def _update(self, batch: DataProto, updated: Callable[[str], None] | None = None) -> dict[str, float]:
-        """Update every critic and, after `trainer.critic_warmup` steps, every policy; `updated` is that of `TeamWorkers.update_actor`."""
-        before, warmup = self.global_step, self.config.trainer.critic_warmup
-        seed = (self.config.data.seed, before + 1)
-        metrics: dict[str, float] = {}
-        if self.team.uses_critic:
-            rows = self.credit.critic_rows(batch)
-            metrics |= value_metrics(rows, self.team.critic_agents)
-            with self.timer("update_critic"):
-                metrics |= self.team.update_critic(rows, before, seed)
-        if before >= warmup:
-            with self.timer("update_actor"):
-                metrics |= self.team.update_actor(batch, self.on_policy, before - warmup, seed, updated)
-        return metrics
-
-    @property
-    def on_policy(self) -> bool:
-        """See `is_on_policy`."""
-        return is_on_policy(self.config, self.team.learners)
 
     def _validate(self, stop: StopRequest, log: bool = True) -> ValidationResult | None:
         if self.val_dataset is None:

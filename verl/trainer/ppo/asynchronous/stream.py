@@ -121,6 +121,7 @@ class GroupStream:
         self._running: Running[None] | None = None
         self._player: GroupPlayer | None = None
         self._since, self._busy_s = time.perf_counter(), 0.0
+        self._metered = self._since  # start of the interval of `_busy_s`
         self._lag_s = 0.0  # largest since the last step
         self._failures = 0  # groups that failed in a row, in this step
         self._drained = False  # no more tasks may be drawn for the step of the next group
@@ -138,8 +139,9 @@ class GroupStream:
 
     def wants(self, step: int, policy: str) -> bool:
         """As `SampleSource.wants`, by `async_training.parameter_sync`."""
-        way, version, ahead = self.config.async_training.parameter_sync, self.queue.versions[policy], len(self.queue.complete)
-        return self.queue.paces[policy].sends(way, step, version, ahead >= self.queue.batch)
+        way, version = self.config.async_training.parameter_sync, self.queue.versions[policy]
+        ahead = self.queue.taken > step or len(self.queue.complete) >= self.queue.batch
+        return self.queue.paces[policy].sends(way, step, version, ahead)
 
     def update_ended(self, step: int, policies: Collection[str]) -> None:
         """Wait for the replies in progress if they may not go on with new weights; otherwise engines take these while they sample."""
@@ -167,6 +169,7 @@ class GroupStream:
 
         async def set_it() -> None:
             self._validating = validating
+            self._take_busy()  # is no part of a step
             self._notify()
 
         self._on_loop(set_it())
@@ -175,11 +178,10 @@ class GroupStream:
         """Return the ledger of groups, the share of the step in which none was in progress, and the largest delay of the event loop."""
 
         async def measure() -> dict[str, float]:
-            self._count_busy()
-            busy, self._busy_s = self._busy_s, 0.0
+            busy, seconds = self._take_busy()
             counts = {f"fully_async/count/{name}": float(value) for name, value in self.queue.counts().items()}
             lag, self._lag_s = self._lag_s, 0.0
-            return counts | {"rollouter/idle_ratio": max(1 - busy / step_s, 0.0), "rollouter/loop_lag_s": lag}
+            return counts | {"rollouter/idle_ratio": max(1 - busy / seconds, 0.0), "rollouter/loop_lag_s": lag}
 
         return self._on_loop(measure())
 
@@ -228,6 +230,13 @@ class GroupStream:
         now = time.perf_counter()
         self._busy_s += now - self._since if self._tasks else 0.0
         self._since = now
+
+    def _take_busy(self) -> tuple[float, float]:
+        """Return the seconds since the last call in which a group was in progress, and all of them."""
+        self._count_busy()
+        busy, seconds = self._busy_s, self._since - self._metered
+        self._busy_s, self._metered = 0.0, self._since
+        return busy, seconds
 
     async def _run(self) -> None:
         """Dispatch groups for ever; an error ends the stream and is raised by `take`."""
@@ -341,8 +350,6 @@ class GroupStream:
         return rows is not None and bool(signal_rows(rows, self.config.algorithm).any())
 
     async def _take(self, step: int) -> StepSamples:
-        self._count_busy()
-        self._busy_s = 0.0
         clock, patience_s = asyncio.get_running_loop().time, self.config.async_training.batch_timeout_s or math.inf
         late_at = clock() + patience_s
         while (groups := self._next_groups(step, late_s := late_at - clock())) is None:

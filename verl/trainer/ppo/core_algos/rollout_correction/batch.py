@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -197,9 +198,17 @@ def aggregate_policies(per_policy: dict[str, dict[str, float]]) -> dict[str, flo
     return overall | {f"wg/{wg}/{name}": value for wg, metrics in per_policy.items() if wg for name, value in metrics.items()}
 
 
+def merged_metrics(parts: Sequence[Mapping[str, float]], names: Sequence[str]) -> dict[str, float]:
+    """Return metrics of several calls of `aggregate_policies`, each with some of the policies `names`, as those of one call with all."""
+    every = {name: value for metrics in parts for name, value in metrics.items()}
+    for name in {name for metrics in parts for name in metrics if not name.startswith(("wg/", "agent/", "gateway/"))}:
+        every[name] = _aggregate(name, [every[own] for policy in names if (own := f"wg/{policy}/{name}") in every])
+    return every
+
+
 def _aggregate(name: str, values: Sequence[float]) -> float:
     words = name.rsplit("/", 1)[-1].split("_")
-    return max(values) if "max" in words else min(values) if "min" in words else float(np.mean(values))
+    return max(values) if "max" in words else min(values) if "min" in words else math.fsum(values) / len(values)  # in any order
 
 
 def policies(batch: DataProto) -> Iterator[tuple[str, np.ndarray]]:

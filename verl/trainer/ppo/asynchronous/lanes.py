@@ -1,0 +1,102 @@
+"""Lanes: sets of policies whose credit, updates and transfers of weights wait for no other policy.
+
+    step s:  take groups ──► rows of lane A: log-probs, credit, update, weights ──► rows of the next step, as soon as they are taken
+                        └──► rows of lane B: log-probs, credit, update, weights ──► ...
+
+Policies are in one lane if their advantages depend on each other's samples, or if they are adapters of one worker group. A policy whose
+updates are short goes on with the next step while another one still updates, at most one step ahead of it. Lanes meet in the last step, for
+a checkpoint and for a validation.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from typing import TypeVar
+
+from verl.trainer.config import AlgorithmConfig, RunConfig
+from verl.trainer.config.run import follows_committed
+from verl.trainer.placement.table import Placement
+from verl.trainer.ppo.critic import need_critic
+from verl.trainer.ppo.per_agent import agent_config, group_fields
+from verl.trainer.ppo.registry import ESTIMATORS
+
+T = TypeVar("T")
+# Fields that samples of different agents, or policies, never share.
+OWN_FIELDS = {"agent_id", "policy_id", "wg_id"}
+# Parameters of estimators through which an advantage may depend on rows of other groups.
+WHOLE_BATCH = {"batch", "non_tensor_batch", "policy_index", "seed", "state"}
+
+
+def lanes_of(config: RunConfig, placement: Placement) -> list[list[str]]:
+    """Return the trained policies of every lane; one lane unless `async_training.mode=fully_async`, and with critics."""
+    policies = placement.policy_ids
+    if config.async_training.mode != "fully_async" or need_critic(config) or follows_committed(config):
+        return [policies]
+    key = {agent.policy_id: agent.wg_id for agent in placement.trained}
+    common = {agent.wg_id for agent in placement.trained if not compares_itself(agent_config(config.algorithm, agent.agent_id))}
+    lanes: dict[str, list[str]] = {}
+    for policy in policies:
+        lanes.setdefault("" if key[policy] in common else key[policy], []).append(policy)
+    return list(lanes.values())
+
+
+def compares_itself(own: AlgorithmConfig) -> bool:
+    """Return whether the advantages of an agent with these settings depend on its own samples alone."""
+    traits, (parameters, any_keyword) = ESTIMATORS.traits(own.adv_estimator), ESTIMATORS.parameters(own.adv_estimator)
+    by_group = traits.grouped and not (traits.whole_batch or traits.follows_calls or any_keyword or WHOLE_BATCH & set(parameters))
+    return by_group and traits.units is None and bool(OWN_FIELDS & set(group_fields(own)))
+
+
+class Lanes:
+    """Runs the jobs of every lane one after the other, those of several lanes at the same time; with one lane in the caller's thread.
+
+    After a job that raises, none begins.
+    """
+
+    def __init__(self, number: int) -> None:
+        self._threads = [ThreadPoolExecutor(1, thread_name_prefix="lane") for _ in range(number if number > 1 else 0)]
+        self._lock = threading.Lock()
+        self._running, self._failed, self._idle_since = 0, False, time.perf_counter()
+
+    @property
+    def lead(self) -> int:
+        """Steps that may begin before the oldest one has ended."""
+        return 1 if self._threads else 0
+
+    def start(self, jobs: Sequence[Callable[[], T]]) -> list[Future[T]]:
+        """Start a job of every lane."""
+        if self._threads:
+            with self._lock:
+                self._running += len(jobs)
+            return [threads.submit(self._run, job) for threads, job in zip(self._threads, jobs, strict=True)]
+        done: Future[T] = Future()
+        done.set_result(jobs[0]())
+        self._idle_since = time.perf_counter()
+        return [done]
+
+    def _run(self, job: Callable[[], T]) -> T:
+        try:
+            if self._failed:
+                raise CancelledError("another policy failed in an earlier step")
+            return job()
+        except BaseException:
+            self._failed = True
+            raise
+        finally:
+            with self._lock:
+                self._running -= 1
+                self._idle_since = time.perf_counter()
+
+    def idle_seconds(self, start: float) -> float:
+        """Return the seconds since `start`, by `time.perf_counter`, in which no job was running; 0 if one is."""
+        with self._lock:
+            return 0.0 if self._running else time.perf_counter() - max(start, self._idle_since)
+
+    def end(self) -> None:
+        """Begin no more jobs."""
+        self._failed = True
+        for threads in self._threads:
+            threads.shutdown(wait=False)
