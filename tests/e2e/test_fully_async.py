@@ -112,7 +112,7 @@ def check_ledger(run_dir: Path, steps: int, failing: bool = False) -> None:
     for line in steps_of(run_dir):
         counts = {name: line[f"fully_async/count/{name}"] for name in ("trained", "failed", "rejected", "dropped", "running", "complete")}
         assert line["fully_async/count/dispatched"] == sum(counts.values())
-        assert counts["trained"] == 2 * line["step"]
+        assert counts["trained"] in (2 * line["step"], 2 * min(line["step"] + 1, steps))  # a policy may train the next step already
 
 
 def test_samples_get_older_up_to_the_threshold_and_no_further(train: Run, tmp_path: Path) -> None:
