@@ -199,9 +199,11 @@ def test_weights_are_sent_sooner_than_at_the_trigger(train: Run, tmp_path: Path,
     check_ledger(tmp_path / "run", 6)
 
 
-@pytest.mark.parametrize("level", ["L2", "L3"])
-def test_a_policy_is_sent_to_its_engine_before_the_next_one_is_updated(train: Run, tmp_path: Path, level: str) -> None:
-    train(STALE | LEVELS[level].changes | {"trainer.test_freq": 0, "trainer.total_training_steps": 2})
+@pytest.mark.parametrize(("level", "trigger"), [("L2", 3), ("L3", 1)])
+def test_a_policy_is_sent_to_its_engine_before_the_next_one_is_updated(train: Run, tmp_path: Path, level: str, trigger: int) -> None:
+    """An adapter is sent after every step, without the other one on its base, whatever the trigger."""
+    keys = {"trainer.test_freq": 0, "trainer.total_training_steps": 2, "async_training.trigger_parameter_sync_step": trigger}
+    train(STALE | LEVELS[level].changes | keys | {"async_training.max_off_policy_threshold": 5})
     spans = [json.loads(line) for line in (tmp_path / "run" / "timeline.jsonl").read_text().splitlines()]
     for step in (1, 2):
         calls = [span["call"] for span in spans if span["step"] == step and span["call"] in ("update_actor", "sync_weights")]
@@ -243,14 +245,18 @@ def test_what_cannot_be_is_said_before_a_worker_starts(refused: Callable[[dict[s
     assert "adv_estimator=reinforce_plus_plus scales" in refused(hasty | {"algorithm.adv_estimator": "reinforce_plus_plus"})
 
 
-def test_each_policy_has_its_own_pace(train: Run, tmp_path: Path) -> None:
-    """The Verifier's adapter is sent every other step, and the Asker's every step."""
+@pytest.mark.parametrize(("level", "where"), [("L3", "async_training.per_policy.verifier_agent"), ("mixed", "async_training")])
+def test_each_policy_has_its_own_pace(train: Run, tmp_path: Path, level: str, where: str) -> None:
+    """The Verifier's model is sent every other step; the Asker's every step, as its own pace is or since it is an adapter."""
     own = {"trigger_parameter_sync_step": 2, "max_off_policy_threshold": 3}
-    pace = {f"async_training.per_policy.verifier_agent.{name}": value for name, value in own.items()}
-    adapters = LEVELS["L3"].changes | {"trainer.test_freq": 0, "trainer.total_training_steps": 4}
-    train(STALE | adapters | pace)
-    sent = {agent: [f"wg/{agent}/perf/sync_mb" in line for line in steps_of(tmp_path / "run")] for agent in ("asker", "verifier_agent")}
+    keys = LEVELS[level].changes | {"trainer.test_freq": 0, "trainer.total_training_steps": 4}
+    train(STALE | keys | {f"{where}.{name}": value for name, value in own.items()})
+    steps = steps_of(tmp_path / "run")
+    groups = {"asker": "tiny_qwen3_lora" if level == "mixed" else "asker", "verifier_agent": "verifier_agent"}
+    sent = {agent: [f"wg/{group}/perf/sync_mb" in line for line in steps] for agent, group in groups.items()}
     assert sent == {"asker": [True] * 4, "verifier_agent": [False, True, False, True]}
+    lead = {agent: [line[f"fully_async/lead/{agent}"] for line in steps] for agent in groups}
+    assert lead == {"asker": [0] * 4, "verifier_agent": [1, 0, 1, 0]}
     check_ledger(tmp_path / "run", 4)
 
 

@@ -145,3 +145,5 @@ def test_weights_are_sent_after_as_many_steps_as_the_pace_says_or_sooner() -> No
     assert sent == {"lazy": [3, 6], "eager": [1, 2, 3, 4, 5, 6], "adaptive": []}
     assert pace.sends("adaptive", 4, 3, ahead=True) and pace.sends("adaptive", 4, 1, ahead=False)
     assert not pace.sends("adaptive", 4, 2, ahead=False)
+    adapter = replace(pace, adapter=True)
+    assert all(adapter.sends(way, step, step - 1, ahead=False) for way in ("lazy", "eager", "adaptive") for step in steps)

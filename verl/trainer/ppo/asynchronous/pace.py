@@ -25,11 +25,13 @@ class Pace:
         staleness: `async_training.staleness_threshold`.
         trigger: `async_training.trigger_parameter_sync_step`.
         bound: `async_training.max_off_policy_threshold`.
+        adapter: it is an adapter, which is small: its weights are sent after every step.
     """
 
     staleness: float = 0.0
     trigger: int = 1
     bound: int = 0
+    adapter: bool = False
 
     @property
     def least_bound(self) -> int:
@@ -45,18 +47,22 @@ class Pace:
             version: step of the weights that the engines have.
             ahead: the next batch is complete, so no step waits for the engines while they load weights.
         """
-        if way == "adaptive":
-            return ahead or step - version >= self.trigger
-        return way == "eager" or step % self.trigger == 0
+        if way == "eager" or self.adapter:
+            return True
+        return ahead or step - version >= self.trigger if way == "adaptive" else step % self.trigger == 0
 
 
-def paces(settings: AsyncTrainingConfig, policies: Collection[str]) -> dict[str, Pace]:
-    """Return the pace of each policy: that of the run, overridden by its own keys. Raises ConfigError for an invalid key or value."""
+def paces(settings: AsyncTrainingConfig, policies: Collection[str], adapters: Collection[str] = ()) -> dict[str, Pace]:
+    """Return the pace of each policy, `adapters` among them: that of the run, overridden by its own keys.
+
+    Raises ConfigError for an invalid key or value.
+    """
     found: dict[str, Pace] = {}
     for policy in policies:
         own, where = settings.per_policy.get(policy) or {}, f"async_training.per_policy.{policy}"
         values = with_values(replace(settings, per_policy={}), own, where, PER_POLICY_KEYS)
-        found[policy] = Pace(values.staleness_threshold, values.trigger_parameter_sync_step, values.max_off_policy_threshold)
+        numbers = (values.staleness_threshold, values.trigger_parameter_sync_step, values.max_off_policy_threshold)
+        found[policy] = Pace(*numbers, policy in adapters)
     return found
 
 

@@ -21,6 +21,7 @@ from typing import Any, Protocol, TypeVar
 from verl.protocol import DataProto
 from verl.trainer.config import RunConfig
 from verl.trainer.ppo.asynchronous.group_queue import Group, GroupQueue
+from verl.trainer.ppo.asynchronous.metrics import length_ratio, partial_metrics
 from verl.trainer.ppo.asynchronous.pace import Pace
 from verl.trainer.ppo.asynchronous.saved_groups import FOLDER, STATE
 from verl.trainer.ppo.collect.dynamic_sampling import keep_signal, signal_rows
@@ -172,12 +173,16 @@ class GroupStream:
         self._on_loop(set_it())
 
     def metrics(self, step_s: float) -> dict[str, float]:
-        """Return the ledger of groups, the share of the step in which none was in progress, and the largest delay of the event loop."""
+        """Return the ledger of groups, the lead of policies over their engines, the share of the step without a group, and the loop's lag.
+
+        The lag is the largest delay of the event loop in the step.
+        """
 
         async def measure() -> dict[str, float]:
             self._count_busy()
             busy, self._busy_s = self._busy_s, 0.0
             counts = {f"fully_async/count/{name}": float(value) for name, value in self.queue.counts().items()}
+            counts |= {f"fully_async/lead/{policy}": float(self.queue.taken - version) for policy, version in self.queue.versions.items()}
             lag, self._lag_s = self._lag_s, 0.0
             return counts | {"rollouter/idle_ratio": max(1 - busy / step_s, 0.0), "rollouter/loop_lag_s": lag}
 
@@ -359,7 +364,7 @@ class GroupStream:
         fresh = self.config.async_training.fresh  # tasks that dynamic sampling did not need then count as drawn, as in synchronous training
         self._draws = {of: draw for of, draw in self._draws.items() if of > self.queue.taken or (draw.left and not fresh)}
         self._notify()
-        return _with_dropped(samples, late)
+        return _with_dropped(samples, late, [episode for _, played in groups for episode in played.episodes])
 
     async def _samples(self, groups: Sequence[tuple[Group, Played]], left_out: Sequence[tuple[Group, Played]], step: int) -> StepSamples:
         """Return the samples of a step from its groups and those that failed or were rejected since the last one."""
@@ -401,12 +406,14 @@ class GroupStream:
             raise TimeoutError(f"step {step} waited {limit:g} s for tasks in progress: {stuck or 'none'}") from error
 
 
-def _with_dropped(samples: StepSamples, dropped: Sequence[Played]) -> StepSamples:
-    """Return the samples with the episodes and tokens of dropped groups, which no step trains on."""
+def _with_dropped(samples: StepSamples, dropped: Sequence[Played], trained: Sequence[Episode]) -> StepSamples:
+    """Return the samples with the episodes and tokens of dropped groups, which no step trains on, and the metrics of this mode."""
     episodes = [episode for played in dropped for episode in played.episodes]
     tokens = sum(episode.reply_tokens for episode in episodes if episode.failure is None)
-    return (
-        replace(samples, episodes=[*samples.episodes, *episodes], generated_tokens=samples.generated_tokens + tokens)
-        if episodes
-        else samples
+    partial = partial_metrics(samples.batch) if samples.batch is not None else {}
+    return replace(
+        samples,
+        episodes=[*samples.episodes, *episodes],
+        generated_tokens=samples.generated_tokens + tokens,
+        metrics={**samples.metrics, **partial, "fully_async/trained_length_ratio": length_ratio(trained, episodes)},
     )
