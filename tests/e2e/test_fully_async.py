@@ -113,6 +113,11 @@ def check_ledger(run_dir: Path, steps: int, failing: bool = False) -> None:
         counts = {name: line[f"fully_async/count/{name}"] for name in ("trained", "failed", "rejected", "dropped", "running", "complete")}
         assert line["fully_async/count/dispatched"] == sum(counts.values())
         assert counts["trained"] == 2 * line["step"]
+        assert line["fully_async/trained_length_ratio"] == 1, "nothing was dropped"
+        assert line["fully_async/partial/partial_ratio"] <= line["fully_async/partial/total_partial_num"]
+        assert line["fully_async/partial/max_partial_span"] <= line["trainer/staleness"]
+        idle = [share for name, share in line.items() if name.startswith("wg/") and name.endswith("/idle")]
+        assert idle and all(0 < share < 1 for share in idle)
 
 
 def test_samples_get_older_up_to_the_threshold_and_no_further(train: Run, tmp_path: Path) -> None:
