@@ -120,10 +120,16 @@ def check_ledger(run_dir: Path, steps: int, failing: bool = False) -> None:
         assert idle and all(0 < share < 1 for share in idle)
 
 
-def test_samples_get_older_up_to_the_threshold_and_no_further(train: Run, tmp_path: Path) -> None:
-    train(STALE | {"async_training.max_off_policy_threshold": 1})
+def test_samples_get_older_up_to_the_threshold_and_no_further(train: Run, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """The line of each step says how old they are, how many groups wait, and who was idle."""
+    train(STALE | {"async_training.max_off_policy_threshold": 1, "trainer.logger": "[console,jsonl]"})
     assert len(staleness(tmp_path / "run")) == 6 and max(staleness(tmp_path / "run")) == 1
     check_ledger(tmp_path / "run", 6)
+    shown = [line for line in capsys.readouterr().out.splitlines() if line.startswith("step ")][1:]
+    for line, metrics, age in zip(shown, steps_of(tmp_path / "run"), staleness(tmp_path / "run"), strict=True):
+        trainer, rollouter = (metrics[f"{part}/idle_ratio"] for part in ("trainer", "rollouter"))
+        queue = metrics["fully_async/count/complete"]
+        assert f"  staleness {age:.1f}  queue {queue:.0f}  trainer idle {trainer:.0%}  rollouter idle {rollouter:.0%}" in line
 
 
 def test_a_resumed_run_trains_on_every_group_once(train: Run, tmp_path: Path) -> None:
