@@ -64,13 +64,22 @@ def test_dynamic_sampling_without_staleness_trains_on_the_tasks_of_synchronous_t
     import my_flow_package
 
     act = my_flow_package.MyWorld.act
-    monkeypatch.setattr(my_flow_package.MyWorld, "act", lambda *args: Outcome(local=float(act(*args).local > 0.7)))
+
+    def rarely_rewarded(*args: Any) -> Outcome:
+        """Some groups take long, so that others complete before those that were dispatched earlier."""
+        local = act(*args).local
+        time.sleep(0.2 * (local < 0.15))
+        return Outcome(local=float(local > 0.7))
+
+    monkeypatch.setattr(my_flow_package.MyWorld, "blocking", True)
+    monkeypatch.setattr(my_flow_package.MyWorld, "act", rarely_rewarded)
     keys = {"algorithm.filter_groups.enable": True, "algorithm.filter_groups.metric": "seq_reward", "trainer.total_training_steps": 3}
     keys |= {"env.rollout.n": 2, "trainer.val_before_train": False, "algorithm.filter_groups.max_num_gen_batches": limit}
     keys |= LEVELS["L0"].changes
     train(FRESH | keys | {"trainer.default_local_dir": tmp_path / "async"})
     train(keys | {"algorithm.rollout_correction.rollout_is": "token", "trainer.default_local_dir": tmp_path / "sync"})
     assert policies(tmp_path / "async", 3) and policies(tmp_path / "async", 3) == policies(tmp_path / "sync", 3)
+    assert without_ledger(tmp_path / "async") == without_ledger(tmp_path / "sync")
     drawn = [line["train/filter_groups/tasks_drawn"] for line in steps_of(tmp_path / "async")]
     assert max(drawn) > 2
     assert sum(line["fully_async/count/rejected"] > 0 for line in steps_of(tmp_path / "async")) > 0
