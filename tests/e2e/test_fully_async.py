@@ -64,13 +64,22 @@ def test_dynamic_sampling_without_staleness_trains_on_the_tasks_of_synchronous_t
     import my_flow_package
 
     act = my_flow_package.MyWorld.act
-    monkeypatch.setattr(my_flow_package.MyWorld, "act", lambda *args: Outcome(local=float(act(*args).local > 0.7)))
+
+    def rarely_rewarded(*args: Any) -> Outcome:
+        """Some groups take long, so that others complete before those that were dispatched earlier."""
+        local = act(*args).local
+        time.sleep(0.2 * (local < 0.15))
+        return Outcome(local=float(local > 0.7))
+
+    monkeypatch.setattr(my_flow_package.MyWorld, "blocking", True)
+    monkeypatch.setattr(my_flow_package.MyWorld, "act", rarely_rewarded)
     keys = {"algorithm.filter_groups.enable": True, "algorithm.filter_groups.metric": "seq_reward", "trainer.total_training_steps": 3}
     keys |= {"env.rollout.n": 2, "trainer.val_before_train": False, "algorithm.filter_groups.max_num_gen_batches": limit}
     keys |= LEVELS["L0"].changes
     train(FRESH | keys | {"trainer.default_local_dir": tmp_path / "async"})
     train(keys | {"algorithm.rollout_correction.rollout_is": "token", "trainer.default_local_dir": tmp_path / "sync"})
     assert policies(tmp_path / "async", 3) and policies(tmp_path / "async", 3) == policies(tmp_path / "sync", 3)
+    assert without_ledger(tmp_path / "async") == without_ledger(tmp_path / "sync")
     drawn = [line["train/filter_groups/tasks_drawn"] for line in steps_of(tmp_path / "async")]
     assert max(drawn) > 2
     assert sum(line["fully_async/count/rejected"] > 0 for line in steps_of(tmp_path / "async")) > 0
@@ -113,12 +122,23 @@ def check_ledger(run_dir: Path, steps: int, failing: bool = False) -> None:
         counts = {name: line[f"fully_async/count/{name}"] for name in ("trained", "failed", "rejected", "dropped", "running", "complete")}
         assert line["fully_async/count/dispatched"] == sum(counts.values())
         assert counts["trained"] in (2 * line["step"], 2 * min(line["step"] + 1, steps))  # a policy may train the next step already
+        assert line["fully_async/trained_length_ratio"] == 1, "nothing was dropped"
+        assert line["fully_async/partial/partial_ratio"] <= line["fully_async/partial/total_partial_num"]
+        assert line["fully_async/partial/max_partial_span"] <= line["trainer/staleness"]
+        idle = [share for name, share in line.items() if name.startswith("wg/") and name.endswith("/idle")]
+        assert idle and all(0 <= share < 1 for share in idle)
 
 
-def test_samples_get_older_up_to_the_threshold_and_no_further(train: Run, tmp_path: Path) -> None:
-    train(STALE | {"async_training.max_off_policy_threshold": 1})
+def test_samples_get_older_up_to_the_threshold_and_no_further(train: Run, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """The line of each step says how old they are, how many groups wait, and who was idle."""
+    train(STALE | {"async_training.max_off_policy_threshold": 1, "trainer.logger": "[console,jsonl]"})
     assert len(staleness(tmp_path / "run")) == 6 and max(staleness(tmp_path / "run")) == 1
     check_ledger(tmp_path / "run", 6)
+    shown = [line for line in capsys.readouterr().out.splitlines() if line.startswith("step ")][1:]
+    for line, metrics, age in zip(shown, steps_of(tmp_path / "run"), staleness(tmp_path / "run"), strict=True):
+        trainer, rollouter = (metrics[f"{part}/idle_ratio"] for part in ("trainer", "rollouter"))
+        queue = metrics["fully_async/count/complete"]
+        assert f"  staleness {age:.1f}  queue {queue:.0f}  trainer idle {trainer:.0%}  rollouter idle {rollouter:.0%}" in line
 
 
 def test_a_resumed_run_trains_on_every_group_once(train: Run, tmp_path: Path) -> None:
@@ -199,9 +219,11 @@ def test_weights_are_sent_sooner_than_at_the_trigger(train: Run, tmp_path: Path,
     check_ledger(tmp_path / "run", 6)
 
 
-@pytest.mark.parametrize("level", ["L2", "L3"])
-def test_a_policy_is_sent_to_its_engine_before_the_next_one_is_updated(train: Run, tmp_path: Path, level: str) -> None:
-    train(STALE | LEVELS[level].changes | {"trainer.test_freq": 0, "trainer.total_training_steps": 2})
+@pytest.mark.parametrize(("level", "trigger"), [("L2", 3), ("L3", 1)])
+def test_a_policy_is_sent_to_its_engine_before_the_next_one_is_updated(train: Run, tmp_path: Path, level: str, trigger: int) -> None:
+    """An adapter is sent after every step, without the other one on its base, whatever the trigger."""
+    keys = {"trainer.test_freq": 0, "trainer.total_training_steps": 2, "async_training.trigger_parameter_sync_step": trigger}
+    train(STALE | LEVELS[level].changes | keys | {"async_training.max_off_policy_threshold": 5})
     spans = [json.loads(line) for line in (tmp_path / "run" / "timeline.jsonl").read_text().splitlines()]
     for step in (1, 2):
         calls = [span["call"] for span in spans if span["step"] == step and span["call"] in ("update_actor", "sync_weights")]
@@ -243,14 +265,18 @@ def test_what_cannot_be_is_said_before_a_worker_starts(refused: Callable[[dict[s
     assert "adv_estimator=reinforce_plus_plus scales" in refused(hasty | {"algorithm.adv_estimator": "reinforce_plus_plus"})
 
 
-def test_each_policy_has_its_own_pace(train: Run, tmp_path: Path) -> None:
-    """The Verifier's adapter is sent every other step, and the Asker's every step."""
+@pytest.mark.parametrize(("level", "where"), [("L3", "async_training.per_policy.verifier_agent"), ("mixed", "async_training")])
+def test_each_policy_has_its_own_pace(train: Run, tmp_path: Path, level: str, where: str) -> None:
+    """The Verifier's model is sent every other step; the Asker's every step, as its own pace is or since it is an adapter."""
     own = {"trigger_parameter_sync_step": 2, "max_off_policy_threshold": 3}
-    pace = {f"async_training.per_policy.verifier_agent.{name}": value for name, value in own.items()}
-    adapters = LEVELS["L3"].changes | {"trainer.test_freq": 0, "trainer.total_training_steps": 4}
-    train(STALE | adapters | pace)
-    sent = {agent: [f"wg/{agent}/perf/sync_mb" in line for line in steps_of(tmp_path / "run")] for agent in ("asker", "verifier_agent")}
+    keys = LEVELS[level].changes | {"trainer.test_freq": 0, "trainer.total_training_steps": 4}
+    train(STALE | keys | {f"{where}.{name}": value for name, value in own.items()})
+    steps = steps_of(tmp_path / "run")
+    groups = {"asker": "tiny_qwen3_lora" if level == "mixed" else "asker", "verifier_agent": "verifier_agent"}
+    sent = {agent: [f"wg/{group}/perf/sync_mb" in line for line in steps] for agent, group in groups.items()}
     assert sent == {"asker": [True] * 4, "verifier_agent": [False, True, False, True]}
+    lead = {agent: [line[f"fully_async/lead/{agent}"] for line in steps] for agent in groups}
+    assert lead == {"asker": [0] * 4, "verifier_agent": [1, 0, 1, 0]}
     check_ledger(tmp_path / "run", 4)
 
 

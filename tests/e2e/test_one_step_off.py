@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.docs.pages import anchors, pages
 from tests.e2e.conftest import Run, read_metrics, weights
 from tests.e2e.teams import ADAPTER, LEVELS, policies
 from tests.e2e.test_training import without_clock
@@ -85,7 +86,7 @@ def whole(once: Callable[..., Path]) -> Path:
 
 def comparable(run_dir: Path, after: int = 0) -> list[dict]:
     """The metrics of a run without its clock."""
-    return [{k: v for k, v in line.items() if "idle" not in k} for line in without_clock(read_metrics(run_dir)) if line["step"] > after]
+    return [line for line in without_clock(read_metrics(run_dir)) if line["step"] > after]
 
 
 def test_a_signal_in_the_update_keeps_the_samples_in_flight_and_the_resumed_run_equals_a_whole_one_to_the_last_bit(
@@ -161,7 +162,8 @@ def test_a_checkpoint_of_another_mode_is_refused(train: Run, whole: Path) -> Non
 def test_it_needs_a_correction(refused: Callable[[dict[str, Any]], str]) -> None:
     message = refused({"async_training.mode": "one_step_off"})
     assert message.startswith("async_training.mode=one_step_off trains on samples of older weights")
-    assert "rollout_correction.rollout_is" in message
+    assert "rollout_correction.rollout_is" in message and "(docs/training.md#sampler-against-trainer)" in message
+    assert "sampler-against-trainer" in anchors(pages()["docs/training.md"])
 
 
 def test_an_engine_that_dies_during_an_update_is_replaced_by_one_with_the_updated_weights(

@@ -22,7 +22,7 @@ from verl.workers.policy_worker import PolicyWorker
 # What worker groups do that each has in every step.
 AT_THE_SAME_TIME = ("compute_log_prob", "compute_ref_log_prob", "update_actor", "sync_weights")
 EVERY_STEP = {"trainer.save_freq": 1}
-CLOCK = ("timing", "perf/time_per_step", "perf/throughput", "memory")
+CLOCK = ("timing", "perf/time_per_step", "perf/throughput", "memory", "idle")
 
 
 def without_clock(lines: list[dict]) -> list[dict]:

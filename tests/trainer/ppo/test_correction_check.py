@@ -12,6 +12,7 @@ from verl.trainer.config import RolloutCorrectionConfig, RunConfig
 from verl.trainer.config.cross_checks import check_rollout_correction, check_settings
 from verl.trainer.config.spec import ConfigError
 from verl.trainer.placement.table import build_placement
+from verl.trainer.ppo.asynchronous.pace import check_async_training
 
 
 def check(model: Path, **keys: Any) -> None:
@@ -52,6 +53,26 @@ def test_every_combination_that_verl_names_is_accepted(tiny_model_dir: Path) -> 
     assert len(names) == 19
     for name in names:
         check(tiny_model_dir, **vars(getattr(RolloutCorrectionConfig, name)()))
+
+
+@pytest.mark.parametrize(
+    ("mode", "staleness", "epochs", "mini", "steps"),
+    [("fully_async", 1.0, 2, 0, 2), ("one_step_off", 1.0, 1, 2, 4), ("fully_async", 0.0, 2, 0, 0), ("sync", 1.0, 2, 0, 0)]
+    + [("fully_async", 1.0, 1, 0, 0)],
+)
+def test_several_optimizer_steps_on_older_samples_are_warned_of_in_one_line(
+    tiny_model_dir: Path, caplog: pytest.LogCaptureFixture, mode: str, staleness: float, epochs: int, mini: int, steps: int
+) -> None:
+    config = RunConfig()
+    config.actor_rollout_ref.model.path = str(tiny_model_dir)
+    config.algorithm.rollout_correction.rollout_is = "token"
+    config.async_training.mode, config.async_training.staleness_threshold = mode, staleness
+    config.data.train_batch_size = 8
+    config.actor_rollout_ref.actor.ppo_epochs, config.actor_rollout_ref.actor.ppo_mini_batch_size = epochs, mini
+    with caplog.at_level(logging.WARNING, logger="verl"):
+        check_async_training(config, build_placement(config.agent, config.actor_rollout_ref))
+    said = [record.getMessage() for record in caplog.records]
+    assert [f"makes {steps} optimizer steps a batch" in line for line in said] == [True] * (steps > 0)
 
 
 def test_truncated_sampling_is_warned_of_once(tiny_model_dir: Path, caplog: pytest.LogCaptureFixture) -> None:

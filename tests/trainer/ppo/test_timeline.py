@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from verl.trainer.ppo.timeline import Span, Timeline, append_spans, overlap_seconds, seconds_by_group
+from verl.trainer.ppo.timeline import Span, Timeline, append_spans, idle_by_group, overlap_seconds, seconds_by_group
 
 
 def spans(*parts: tuple[str, float, float]) -> list[Span]:
@@ -25,6 +25,11 @@ def spans(*parts: tuple[str, float, float]) -> list[Span]:
 )
 def test_overlap_is_of_different_groups(parts: list[tuple[str, float, float]], seconds: float) -> None:
     assert overlap_seconds(spans(*parts)) == pytest.approx(seconds)
+
+
+def test_a_group_is_idle_when_none_of_its_calls_is_in_progress() -> None:
+    calls = spans(("a", 100, 105), ("a", 102, 104), ("a", 104, 106), ("a", 108, 109), ("b", 100, 110), ("frozen", 100, 101))
+    assert idle_by_group(calls, ["a", "b", "c"], 10.0) == {"wg/a/idle": pytest.approx(0.3), "wg/b/idle": 0, "wg/c/idle": 1}
 
 
 def test_seconds_are_of_a_group_and_a_phase_of_the_step() -> None:

@@ -292,12 +292,12 @@ class AsyncTrainingConfig:
         effect=FULLY_ASYNC,
     )
     trigger_parameter_sync_step: int = key(
-        1, "training steps between two transfers of weights to the engines, at most", ge=1, effect=FULLY_ASYNC
+        1, "training steps between two transfers of weights to the engines, at most; of adapters always 1", ge=1, effect=FULLY_ASYNC
     )
     parameter_sync: str = key(
         "lazy",
-        "when a policy's weights are sent: lazy (every trigger_parameter_sync_step steps) | eager (after every step) | adaptive (after "
-        "trigger_parameter_sync_step steps, or when the next batch is complete already)",
+        "when the weights of a whole model are sent: lazy (every trigger_parameter_sync_step steps) | eager (after every step) | adaptive "
+        "(after trigger_parameter_sync_step steps, or when the next batch is complete already); an adapter is sent alone, after every step",
         choices=("lazy", "eager", "adaptive"),
         effect=FULLY_ASYNC,
     )

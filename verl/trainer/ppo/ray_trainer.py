@@ -252,6 +252,7 @@ class RayPPOTrainer:
             seconds=seconds,
             spans=spans,
             team=self.team.engines.take_metrics(),
+            trained=self.team.trained,
             n_devices=self.team.n_devices,
         )
         if self.config.async_training.mode != "sync":
@@ -270,8 +271,10 @@ class RayPPOTrainer:
     def _build_source(self, loader: TaskLoader) -> SampleSource:
         arguments = (self.config, self.collector, loader, self._loop, self._collected)
         if self.config.async_training.mode == "fully_async":
-            engines = {policy: self.team.engines.clients[learner.wg_id] for policy, learner in self.team.learners.items()}
-            return GroupStream(*arguments, self.total_training_steps, paces(self.config.async_training, self.team.learners), engines)
+            learners = self.team.learners
+            engines = {policy: self.team.engines.clients[learner.wg_id] for policy, learner in learners.items()}
+            adapters = [policy for policy, learner in learners.items() if learner.adapter is not None]
+            return GroupStream(*arguments, self.total_training_steps, paces(self.config.async_training, learners, adapters), engines)
         return (NextStep if self.config.async_training.mode == "one_step_off" else StepCollection)(*arguments)
 
     def _collected(self, samples: StepSamples, step: int) -> None:

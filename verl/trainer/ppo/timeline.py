@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -78,6 +78,15 @@ def seconds_by_group(spans: Sequence[Span]) -> dict[str, float]:
         name = f"wg/{span.wg_id}/timing_s/{PHASES.get(span.call, span.call)}"
         out[name] = out.get(name, 0.0) + span.end - span.start
     return out
+
+
+def idle_by_group(spans: Sequence[Span], wg_ids: Collection[str], seconds: float) -> dict[str, float]:
+    """Return `wg/<id>/idle`: share of `seconds` in which no call to a worker group was in progress; calls may overlap."""
+    busy, until = dict.fromkeys(wg_ids, 0.0), dict.fromkeys(wg_ids, 0.0)
+    for span in sorted((span for span in spans if span.wg_id in busy), key=lambda span: span.start):
+        busy[span.wg_id] += max(span.end - max(span.start, until[span.wg_id]), 0.0)
+        until[span.wg_id] = max(until[span.wg_id], span.end)
+    return {f"wg/{wg_id}/idle": max(1 - own / seconds, 0.0) for wg_id, own in busy.items()}
 
 
 def append_spans(path: Path, step: int, spans: Sequence[Span]) -> None:

@@ -139,9 +139,21 @@ def test_a_batch_of_groups_has_the_seeds_of_one_step() -> None:
     ]
 
 
+def test_groups_beyond_a_batch_are_of_its_step_and_those_that_are_not_needed_are_rejected() -> None:
+    queue: GroupQueue[str] = GroupQueue(2, {"p": Pace()})
+    groups = [queue.dispatch(place, 0, 0) for place in range(4)]
+    assert [group.step for group in groups] == [1] * 4
+    for group in reversed(groups):
+        queue.end(group, str(group.place))
+    assert queue.reject_surplus() == [(groups[2], "2"), (groups[3], "3")]
+    assert queue.counts()["rejected"] == 2 and queue.take(1) == [(groups[0], "0"), (groups[1], "1")]
+
+
 def test_weights_are_sent_after_as_many_steps_as_the_pace_says_or_sooner() -> None:
     pace, steps = Pace(trigger=3), range(1, 7)
     sent = {way: [step for step in steps if pace.sends(way, step, step - 1, ahead=False)] for way in ("lazy", "eager", "adaptive")}
     assert sent == {"lazy": [3, 6], "eager": [1, 2, 3, 4, 5, 6], "adaptive": []}
     assert pace.sends("adaptive", 4, 3, ahead=True) and pace.sends("adaptive", 4, 1, ahead=False)
     assert not pace.sends("adaptive", 4, 2, ahead=False)
+    adapter = replace(pace, adapter=True)
+    assert all(adapter.sends(way, step, step - 1, ahead=False) for way in ("lazy", "eager", "adaptive") for step in steps)

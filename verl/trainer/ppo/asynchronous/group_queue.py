@@ -1,7 +1,7 @@
 """Admission of task groups to sampling, and their choice for training steps: numbers only, without clocks or threads.
 
 A group is all episodes of one task. It is *dispatched* when it begins, at the weight versions `v_p` that are published then, and ends as
-*complete*, *failed* (no episode of it succeeded) or *rejected* (dynamic sampling: it has no signal). Versions are numbers of training
+*complete*, *failed* (no episode of it succeeded) or *rejected* (dynamic sampling: it has no signal, or is one too many). Versions are numbers of training
 steps: step `s` begins with version `s - 1`. For every trained policy `p`
 
     capacity_p = floor((1 + tau_p) * M_p * B) - (s - v_p) * B - (running + complete)
@@ -112,8 +112,11 @@ class GroupQueue(Generic[T]):
 
     @property
     def next_step(self) -> int:
-        """`Group.step` of the next group: a group takes the place of one that failed, was rejected or dropped."""
-        return self.taken + 1 + self._ahead // self.batch
+        """`Group.step` of the next group: a group takes the place of one that failed, was rejected or dropped.
+
+        It is one of the steps for which there is room; more groups than that (a whole batch of dynamic sampling) belong to the last one.
+        """
+        return self.taken + 1 + min(self._ahead // self.batch, *(pace.least_bound for pace in self.paces.values()))
 
     def dispatch(self, place: int, attempt: int, number: int) -> Group:
         """Begin a group of `next_step`."""
@@ -137,6 +140,12 @@ class GroupQueue(Generic[T]):
         """End a group without a signal."""
         del self.running[group.index]
         self.rejected += 1
+
+    def reject_surplus(self) -> list[tuple[Group, T]]:
+        """Reject the complete groups beyond a batch, the last ones in the order of dispatch, and return them."""
+        surplus = [self.complete.pop(index) for index in sorted(self.complete)[self.batch :]]
+        self.rejected += len(surplus)
+        return surplus
 
     def take(self, step: int, least: int | None = None) -> list[tuple[Group, T]] | None:
         """Return the groups of a step in the order of dispatch: a batch, or at least `least`; None if it has to wait."""

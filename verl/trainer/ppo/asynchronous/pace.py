@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Collection
 from dataclasses import dataclass, replace
@@ -9,10 +10,13 @@ from dataclasses import dataclass, replace
 from verl.trainer.config.algorithm import TASK_FIELDS
 from verl.trainer.config.run import AsyncTrainingConfig, RunConfig
 from verl.trainer.config.spec import ConfigError, with_values
+from verl.trainer.placement.learners import policy_learners
 from verl.trainer.placement.table import Placement
 from verl.trainer.ppo.per_agent import agent_config, group_fields
 from verl.trainer.ppo.registry import ESTIMATORS
 from verl.utils.names import did_you_mean
+
+logger = logging.getLogger(__name__)
 
 PER_POLICY_KEYS = ("max_off_policy_threshold", "staleness_threshold", "trigger_parameter_sync_step")
 
@@ -25,11 +29,13 @@ class Pace:
         staleness: `async_training.staleness_threshold`.
         trigger: `async_training.trigger_parameter_sync_step`.
         bound: `async_training.max_off_policy_threshold`.
+        adapter: it is an adapter, which is small: its weights are sent after every step.
     """
 
     staleness: float = 0.0
     trigger: int = 1
     bound: int = 0
+    adapter: bool = False
 
     @property
     def least_bound(self) -> int:
@@ -45,26 +51,30 @@ class Pace:
             version: step of the weights that the engines have.
             ahead: the next batch is complete, so no step waits for the engines while they load weights.
         """
-        if way == "adaptive":
-            return ahead or step - version >= self.trigger
-        return way == "eager" or step % self.trigger == 0
+        if way == "eager" or self.adapter:
+            return True
+        return ahead or step - version >= self.trigger if way == "adaptive" else step % self.trigger == 0
 
 
-def paces(settings: AsyncTrainingConfig, policies: Collection[str]) -> dict[str, Pace]:
-    """Return the pace of each policy: that of the run, overridden by its own keys. Raises ConfigError for an invalid key or value."""
+def paces(settings: AsyncTrainingConfig, policies: Collection[str], adapters: Collection[str] = ()) -> dict[str, Pace]:
+    """Return the pace of each policy, `adapters` among them: that of the run, overridden by its own keys.
+
+    Raises ConfigError for an invalid key or value.
+    """
     found: dict[str, Pace] = {}
     for policy in policies:
         own, where = settings.per_policy.get(policy) or {}, f"async_training.per_policy.{policy}"
         values = with_values(replace(settings, per_policy={}), own, where, PER_POLICY_KEYS)
-        found[policy] = Pace(values.staleness_threshold, values.trigger_parameter_sync_step, values.max_off_policy_threshold)
+        numbers = (values.staleness_threshold, values.trigger_parameter_sync_step, values.max_off_policy_threshold)
+        found[policy] = Pace(*numbers, policy in adapters)
     return found
 
 
 def check_async_training(config: RunConfig, placement: Placement) -> None:
-    """Raise ConfigError for keys of `async_training` that contradict others.
+    """Raise ConfigError for keys of `async_training` that contradict others, and warn of several optimizer steps on older samples.
 
-    These are a policy that does not exist, a bound under which a group can be too old whatever a step waits for, and small batches that
-    no group could wait for, that are larger than a batch, or whose rewards or advantages depend on the whole batch.
+    Contradictions are a policy that does not exist, a bound under which a group can be too old whatever a step waits for, and small
+    batches that no group could wait for, that are larger than a batch, or whose rewards or advantages depend on the whole batch.
     """
     settings, policies = config.async_training, {agent.policy_id: None for agent in placement.trained}
     for name in settings.per_policy:
@@ -89,6 +99,20 @@ def check_async_training(config: RunConfig, placement: Placement) -> None:
             )
     if settings.batch_timeout_s:
         _check_small_batches(config)
+    _warn_of_updates(config, placement)
+
+
+def _warn_of_updates(config: RunConfig, placement: Placement) -> None:
+    """Warn of several optimizer steps on a batch of older samples, which add to their staleness."""
+    updates = {policy: learner.updates for policy, learner in policy_learners(config, placement).items() if learner.updates > 1}
+    if updates and not config.async_training.fresh:
+        logger.warning(
+            "async_training.mode=%s trains on samples of older weights, and %s: each moves the policy further from the weights that sampled "
+            "them, beyond what algorithm.rollout_correction measures before the first one; use fewer (ppo_epochs=1, larger mini-batches) or "
+            "less staleness if the gap grows (docs/async.md#what-to-watch)",
+            config.async_training.mode,
+            ", ".join(f"{policy} makes {count} optimizer steps a batch" for policy, count in updates.items()),
+        )
 
 
 def _check_small_batches(config: RunConfig) -> None:

@@ -21,6 +21,7 @@ from typing import Any, Protocol, TypeVar
 from verl.protocol import DataProto
 from verl.trainer.config import RunConfig
 from verl.trainer.ppo.asynchronous.group_queue import Group, GroupQueue
+from verl.trainer.ppo.asynchronous.metrics import length_ratio, partial_metrics
 from verl.trainer.ppo.asynchronous.pace import Pace
 from verl.trainer.ppo.asynchronous.saved_groups import FOLDER, STATE
 from verl.trainer.ppo.collect.dynamic_sampling import keep_signal, signal_rows
@@ -112,6 +113,8 @@ class GroupStream:
             steps,
         )
         self._greedy = needs_greedy_episodes(config) and not config.algorithm.filter_groups.enable
+        # Dynamic sampling plays whole batches of tasks, as in synchronous training.
+        self._whole = settings.fresh and config.algorithm.filter_groups.enable
         self._draws: dict[int, Draw] = {}  # by step
         self._left_out: list[tuple[Group, Played]] = []  # failed and rejected groups since the last step, for its metrics
         self._tasks: set[asyncio.Task[None]] = set()
@@ -175,11 +178,15 @@ class GroupStream:
         self._on_loop(set_it())
 
     def metrics(self, step_s: float) -> dict[str, float]:
-        """Return the ledger of groups, the share of the step in which none was in progress, and the largest delay of the event loop."""
+        """Return the ledger of groups, the lead of policies over their engines, the share of the step without a group, and the loop's lag.
+
+        The lag is the largest delay of the event loop in the step.
+        """
 
         async def measure() -> dict[str, float]:
             busy, seconds = self._take_busy()
             counts = {f"fully_async/count/{name}": float(value) for name, value in self.queue.counts().items()}
+            counts |= {f"fully_async/lead/{policy}": float(self.queue.taken - version) for policy, version in self.queue.versions.items()}
             lag, self._lag_s = self._lag_s, 0.0
             return counts | {"rollouter/idle_ratio": max(1 - busy / seconds, 0.0), "rollouter/loop_lag_s": lag}
 
@@ -268,13 +275,18 @@ class GroupStream:
     def _fill(self, player: GroupPlayer) -> None:
         """Begin groups while there is room and their steps may have more tasks."""
         before, self._drained = self._drained, False
-        while self.queue.capacity and not self._validating and self._error is None and not self._drained:
+        while (self.queue.capacity or self._begun) and not self._validating and self._error is None and not self._drained:
             group = self._dispatch()
             self._drained = group is None
             if group is not None:
                 self._start(group, player)
         if self._drained and not before:
             self._notify()  # a step may wait for groups that do not come
+
+    @property
+    def _begun(self) -> bool:
+        """Whether only a part of a batch of tasks that is played as a whole has begun."""
+        return self._whole and bool(self._draws.get(self.queue.taken + 1, Draw()).left)
 
     async def _change(self) -> None:
         self._changed.clear()
@@ -294,15 +306,14 @@ class GroupStream:
     def _draw_tasks(self, draw: Draw) -> None:
         """Draw the tasks of a step: a batch, then one for each group that failed or was rejected.
 
-        Without staleness dynamic sampling draws further batches, as in synchronous training, which uses the same tasks then. No task is
+        Without staleness dynamic sampling draws and plays further batches, as synchronous training does. No task is
         drawn after all tasks or `max_num_gen_batches` batches, nor after as many failures in a row as a batch has groups.
         """
         rule = self.config.algorithm.filter_groups
         if self._failures >= self.queue.batch or 0 < rule.max_num_gen_batches * self.queue.batch * rule.enable <= len(draw.places):
             return
         batch = self.queue.batch
-        whole = not draw.places or (self.config.async_training.fresh and self.config.algorithm.filter_groups.enable)
-        attempt, count = len(draw.places) // batch, batch if whole else 1
+        attempt, count = len(draw.places) // batch, batch if self._whole or not draw.places else 1
         if len(draw.places) % batch == 0:
             draw.seen = {}
         places = [] if draw.places else self._left_over()
@@ -363,10 +374,9 @@ class GroupStream:
             self._left_out = left_out + self._left_out
             raise
         late, self.queue.late = [played for _, played in self.queue.late], []
-        fresh = self.config.async_training.fresh  # tasks that dynamic sampling did not need then count as drawn, as in synchronous training
-        self._draws = {of: draw for of, draw in self._draws.items() if of > self.queue.taken or (draw.left and not fresh)}
+        self._draws = {of: draw for of, draw in self._draws.items() if of > self.queue.taken or draw.left}
         self._notify()
-        return _with_dropped(samples, late)
+        return _with_dropped(samples, late, [episode for _, played in groups for episode in played.episodes])
 
     async def _samples(self, groups: Sequence[tuple[Group, Played]], left_out: Sequence[tuple[Group, Played]], step: int) -> StepSamples:
         """Return the samples of a step from its groups and those that failed or were rejected since the last one."""
@@ -374,7 +384,8 @@ class GroupStream:
         ended = sorted([*groups, *left_out], key=lambda ended: ended[0].index)
         result = await self._player.result([e for _, played in ended for e in played.sampled])
         if self.config.algorithm.filter_groups.enable:
-            drawn, chosen = max(group.attempt + 1 for group, _ in ended), {played.sampled[0].uid for _, played in groups}
+            drawn = max(group.attempt + 1 for group, _ in ended)
+            chosen = None if self._whole else {played.sampled[0].uid for _, played in groups}
             return filtered_samples(keep_signal(self.config, result, drawn, len(ended), step, chosen))
         if result.batch is None or not self._greedy:
             return samples_of(self.config, result)
@@ -384,6 +395,10 @@ class GroupStream:
         """Return the groups of a step, or None if it has to wait; it is late in `late_s` seconds."""
         if self._error is not None:
             raise self._error
+        if self._whole:
+            if self.queue.running or self._begun:
+                return None
+            self._left_out += self.queue.reject_surplus()
         dropped, least = self.queue.dropped, self.config.async_training.least_batch_size if late_s <= 0 else None
         groups = self.queue.take(step, 0 if self._drained and not self.queue.running else least)
         if self.queue.dropped > dropped:
@@ -408,12 +423,14 @@ class GroupStream:
             raise TimeoutError(f"step {step} waited {limit:g} s for tasks in progress: {stuck or 'none'}") from error
 
 
-def _with_dropped(samples: StepSamples, dropped: Sequence[Played]) -> StepSamples:
-    """Return the samples with the episodes and tokens of dropped groups, which no step trains on."""
+def _with_dropped(samples: StepSamples, dropped: Sequence[Played], trained: Sequence[Episode]) -> StepSamples:
+    """Return the samples with the episodes and tokens of dropped groups, which no step trains on, and the metrics of this mode."""
     episodes = [episode for played in dropped for episode in played.episodes]
     tokens = sum(episode.reply_tokens for episode in episodes if episode.failure is None)
-    return (
-        replace(samples, episodes=[*samples.episodes, *episodes], generated_tokens=samples.generated_tokens + tokens)
-        if episodes
-        else samples
+    partial = partial_metrics(samples.batch) if samples.batch is not None else {}
+    return replace(
+        samples,
+        episodes=[*samples.episodes, *episodes],
+        generated_tokens=samples.generated_tokens + tokens,
+        metrics={**samples.metrics, **partial, "fully_async/trained_length_ratio": length_ratio(trained, episodes)},
     )

@@ -1,0 +1,34 @@
+"""Metrics of the samples of a step in `async_training.mode=fully_async`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from verl.protocol import DataProto
+from verl.trainer.ppo.collect.protocol import Episode
+
+
+def partial_metrics(batch: DataProto) -> dict[str, float]:
+    """Return verl's `fully_async/partial/*`, of replies whose weights changed while they were sampled.
+
+    These are their number, their share of the batch, and the largest difference of the versions of one reply.
+
+    Args:
+        batch: samples of a step, with the columns `version` and `oldest_version` of the last and the first token.
+    """
+    columns = batch.non_tensor_batch
+    spans = (columns["version"] - columns["oldest_version"]).astype(np.int64)
+    numbers = {"total_partial_num": (spans > 0).sum(), "partial_ratio": (spans > 0).mean(), "max_partial_span": spans.max()}
+    return {f"fully_async/partial/{name}": float(value) for name, value in numbers.items()}
+
+
+def length_ratio(trained: Sequence[Episode], dropped: Sequence[Episode]) -> float:
+    """Return the mean tokens of the replies of an episode over trained ones / over trained and dropped ones; failed ones do not count.
+
+    1 if nothing was dropped; below 1 if long episodes were.
+    """
+    lengths, left_out = ([e.reply_tokens for e in episodes if e.failure is None] for episodes in (trained, dropped))
+    every = sum(lengths) + sum(left_out)
+    return sum(lengths) / len(lengths) * (len(lengths) + len(left_out)) / every if lengths and every else 1.0
