@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,7 @@ from verl.trainer.ppo.core_algos import AdvantageEstimator
 from verl.trainer.ppo.credit.advantage import compute_advantage, compute_response_mask
 from verl.trainer.ppo.credit.step_credit import CreditAssigner
 from verl.trainer.ppo.critic import critic_signature, need_critic, value_metrics
+from verl.trainer.ppo.group_calls import with_group
 from verl.trainer.ppo.interrupt import Interrupted, StopRequest
 from verl.trainer.ppo.report import step_metrics
 from verl.trainer.ppo.reward import apply_kl_penalty
@@ -117,6 +119,9 @@ class RayPPOTrainer:
         self._loop = LoopThread("collector")
         self._source: SampleSource | None = None
         self._saved_step = -1
+        self._saved: Path | None = None
+        self._updating = False
+        self._begun: tuple[int, dict[str, Any]] = (-1, {})  # the last completed step when one began, and the state of credit then
 
     @property
     def total_training_steps(self) -> int:
@@ -132,7 +137,7 @@ class RayPPOTrainer:
     def fit(self) -> None:
         """Train until the total number of steps or tokens; after a signal, save a checkpoint, stop, and set `stopped_by`.
 
-        Errors of a step are raised; the last checkpoint stays intact.
+        Errors are raised, with a note about the checkpoint of the last completed step, which is saved first if its state still exists.
         """
         steps, warmup = self.total_training_steps, self.config.trainer.critic_warmup
         self.team.init_model(steps - warmup, steps)
@@ -150,9 +155,11 @@ class RayPPOTrainer:
             except Interrupted:
                 logger.warning("stopped by a signal after step %d of %d", self.global_step, self.total_training_steps)
                 self.stopped_by = stop.number
-                if self.config.async_training.mode == "fully_async":  # groups have been completed since the last checkpoint
-                    self._saved_step = -1
-                self._save_if_new()
+                self._save_last_step()
+            except Exception as error:
+                if note := self._rescue():
+                    error.add_note(note)
+                raise
             finally:
                 self._loop.close()
         if not self.config.trainer.val_only:
@@ -194,7 +201,7 @@ class RayPPOTrainer:
         self._write_timeline()
         self.team.engines.take_metrics()  # discard those of a validation
         self.team.engines.allow_restarts()
-        step = self.global_step + 1
+        step, self._begun = self.global_step + 1, (self.global_step, self.credit.state_dict())
         with self.timer("step"):
             with self.timer("gen"):
                 result = source.take(step, stop)
@@ -206,24 +213,8 @@ class RayPPOTrainer:
             batch, metrics = self.credit.score(result.batch, self.timer, self.global_step)
             if self.config.async_training.mode == "sync":
                 self.team.engines.free_caches()
-            everyone = last or self._validates(step)
-            published: set[str] = set()
-
-            def publish(policy: str) -> None:
-                """Send a policy's weights while other policies are updated."""
-                if everyone or source.wants(step, policy):
-                    source.update_ended(step, [policy])
-                    self.team.engines.publish(policy)
-                    source.published(step, [policy])
-                    published.add(policy)
-
-            metrics |= self._update(batch, publish if self.config.async_training.mode == "fully_async" else None)
-            due = [policy for policy in self.team.learners if policy not in published and (everyone or source.wants(step, policy))]
-            if due:
-                self._publish(source, step, due)
-        self.global_step = step
+            metrics |= self._update_and_publish(batch, source, result.generated_tokens, everyone=last or self._validates(step))
         spans = self._write_timeline()
-        self.generated_tokens += result.generated_tokens
         metrics |= step_metrics(
             batch,
             result,
@@ -240,6 +231,34 @@ class RayPPOTrainer:
         metrics["training/generated_tokens"] = float(self.generated_tokens)
         metrics["training/engine_restarts"] = float(self.team.engines.restarts)
         return metrics | {"training/global_step": float(step), "training/epoch": float(loader.epoch)}
+
+    def _update_and_publish(self, batch: DataProto, source: SampleSource, tokens: int, everyone: bool) -> dict[str, float]:
+        """Complete a step: update all policies, and send the weights that are due, or those of `everyone`; returns the update's metrics."""
+        step, published = self.global_step + 1, set[str]()
+        errors: list[tuple[str, Exception]] = []
+
+        def publish(policy: str) -> None:
+            """Send a policy's weights while other policies are updated, which an error must not prevent."""
+            if not (everyone or source.wants(step, policy)):
+                return
+            try:
+                source.update_ended(step, [policy])
+                self.team.engines.publish(policy)
+                source.published(step, [policy])
+                published.add(policy)
+            except Exception as error:
+                errors.append((self.team.learners[policy].wg_id, error))
+
+        self._updating = True
+        metrics = self._update(batch, publish if self.config.async_training.mode == "fully_async" else None)
+        self.global_step, self._updating = step, False
+        self.generated_tokens += tokens
+        if errors:
+            raise with_group(errors[0][1], errors[0][0]) from errors[0][1]
+        due = [policy for policy in self.team.learners if policy not in published and (everyone or source.wants(step, policy))]
+        if due:
+            self._publish(source, step, due)
+        return metrics
 
     def _build_source(self, loader: TaskLoader) -> SampleSource:
         arguments = (self.config, self.collector, loader, self._loop, self._collected)
@@ -356,8 +375,38 @@ class RayPPOTrainer:
             "credit": self.credit.state_dict(),
             "before": self.before.to_json() if self.before else None,
         }
-        self.store.write(self.global_step, fill, state, self.config.trainer.max_ckpt_to_keep)
+        self._saved = self.store.write(self.global_step, fill, state, self.config.trainer.max_ckpt_to_keep)
         self._saved_step = self.global_step
+
+    def _save_last_step(self) -> None:
+        """Save the last completed step, with the samples that no step was trained on, unless that has been done."""
+        if self._source is not None:
+            self._source.rewind(self.global_step)
+        if self._begun[0] == self.global_step:
+            self.credit.load_state_dict(self._begun[1])
+        if self.config.async_training.mode == "fully_async":  # groups have been completed since the last checkpoint
+            self._saved_step = -1
+        self._save_if_new()
+
+    def _rescue(self) -> str:
+        """Save the last completed step after an error, if its state still exists, and return where to continue; raises no error."""
+        step, why = self.global_step, ""
+        if self.loader is None or step == 0:
+            return ""
+        try:
+            if self._updating:
+                why = f"step {step + 1} was being updated, so no state is left in which all policies have completed the same step; "
+            else:
+                self._save_last_step()
+        except Exception as error:
+            why = f"step {step} could not be saved: {' '.join(str(error).split())}; "
+        if self._saved is None:
+            return f"{why}no earlier step was saved, see trainer.save_freq"
+        found = None
+        with suppress(CheckpointError, OSError):
+            found = find_checkpoint(self.config.trainer, self.store)
+        how = "the same command continues from it" if found == self._saved else "continue from it with trainer.resume_mode=auto"
+        return f"{why}{'the last checkpoint is' if why else f'step {step} is saved in'} {self._saved}; {how}"
 
     def _save_validation(self) -> None:
         """Add the validation of the last step to its checkpoint, for a finished run that is started again."""
@@ -381,6 +430,7 @@ class RayPPOTrainer:
         if self._source is not None and not val_only:
             self._source.load(folder)
         self.global_step = self._saved_step = int(state["global_step"])
+        self._saved = folder
         self.generated_tokens = int(state["generated_tokens"])
         self.credit.load_state_dict(state["credit"])
         if self.credit.theta.adapts:

@@ -30,6 +30,7 @@ from verl.trainer.ppo.collect.step_samples import StepSamples, filtered_samples,
 from verl.trainer.ppo.interrupt import StopRequest
 from verl.utils.dataset import TaskLoader
 from verl.utils.loop_thread import LoopThread, Running
+from verl.utils.names import listed
 
 T = TypeVar("T")
 # Period of the timer whose delay is the lag of the event loop, in seconds.
@@ -114,6 +115,7 @@ class GroupStream:
         self._greedy = needs_greedy_episodes(config) and not config.algorithm.filter_groups.enable
         self._draws: dict[int, Draw] = {}  # by step
         self._left_out: list[tuple[Group, Played]] = []  # failed and rejected groups since the last step, for its metrics
+        self._taken: tuple[int, Sequence[tuple[Group, Played]], Sequence[tuple[Group, Played]]] | None = None  # step, groups, left out
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
         self._validating = False
@@ -182,6 +184,20 @@ class GroupStream:
             return counts | {"rollouter/idle_ratio": max(1 - busy / step_s, 0.0), "rollouter/loop_lag_s": lag}
 
         return self._on_loop(measure())
+
+    def rewind(self, step: int) -> None:
+        """As `SampleSource.rewind`: the groups of a later step are complete, and taken by no step."""
+
+        async def undo() -> None:
+            if self._taken is not None and self._taken[0] > step:
+                (_, groups, left_out), self._taken = self._taken, None
+                self._put_back(groups, left_out)
+
+        self._on_loop(undo())
+
+    def _put_back(self, groups: Sequence[tuple[Group, Played]], left_out: Sequence[tuple[Group, Played]]) -> None:
+        self.queue.put_back(groups)
+        self._left_out = [*left_out, *self._left_out]
 
     def save(self, folder: Path) -> None:
         """Write complete groups with their episodes, and which groups are in progress: they will be played again."""
@@ -352,9 +368,9 @@ class GroupStream:
         try:
             samples = await self._samples(groups, left_out, step)
         except BaseException:  # after a signal the groups belong into the checkpoint
-            self.queue.put_back(groups)
-            self._left_out = left_out + self._left_out
+            self._put_back(groups, left_out)
             raise
+        self._taken = step, groups, left_out
         late, self.queue.late = [played for _, played in self.queue.late], []
         fresh = self.config.async_training.fresh  # tasks that dynamic sampling did not need then count as drawn, as in synchronous training
         self._draws = {of: draw for of, draw in self._draws.items() if of > self.queue.taken or (draw.left and not fresh)}
@@ -397,8 +413,13 @@ class GroupStream:
         except TimeoutError as error:
             if 0 < late_s < limit:
                 return
-            stuck = ", ".join(self.collector.task_id(self.loader.source[group.place]) for group in self.queue.running.values())
-            raise TimeoutError(f"step {step} waited {limit:g} s for tasks in progress: {stuck or 'none'}") from error
+            stuck = listed(map(self._uid, self.queue.running.values()))
+            raise TimeoutError(f"step {step} waited {limit:g} s for groups in progress: {stuck or 'none'}") from error
+
+    def _uid(self, group: Group) -> str:
+        assert self._player is not None
+        row = self.loader.source[group.place]
+        return self._player.uid(row, step=group.step, attempt=group.attempt, number=group.number)
 
 
 def _with_dropped(samples: StepSamples, dropped: Sequence[Played]) -> StepSamples:
