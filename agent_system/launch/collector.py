@@ -60,6 +60,10 @@ class TaskGroupPlayer:
         """Convert a row to a task and play its group; see `GroupPlayer.play`."""
         return await self.player.play(task_from_row(row), n, step=step, attempt=attempt, number=number, greedy=greedy)
 
+    def uid(self, row: Mapping[str, Any], *, step: int, attempt: int, number: int) -> str:
+        """See `GroupPlayer.uid`."""
+        return self.player.uid(task_from_row(row), step=step, attempt=attempt, number=number)
+
     def rows(self, episodes: Sequence[EpisodeRecord]) -> DataProto | None:
         """See `GroupPlayer.rows`."""
         return self.player.rows(episodes)

@@ -80,7 +80,8 @@ def entry(task: Callable[[RunConfig], RayPPOTrainer]) -> Callable[[DictConfig], 
         except OmegaConfBaseException as error:
             fail(explain(error, sys.argv[1:]), 1)
         except USER_ERRORS as error:
-            fail(str(error), 1)
+            parts = [str(error), *getattr(error, "__notes__", ())]
+            fail(("\n" if "\n" in parts[0] else "; ").join(parts), 1)
         except StoppedAtOnce as stop:
             fail(f"stopped at once: {stop}; the last checkpoint is unchanged", 128 + stop.number)
         if stopped_by is not None:

@@ -92,6 +92,10 @@ class GroupPlayer:
         """
         return await self._player.play(_group(task, n, _prefix(step, attempt), number, step, validate=False, greedy=greedy))
 
+    def uid(self, task: Task, *, step: int, attempt: int, number: int) -> str:
+        """Return the id of a group that `play` plays."""
+        return _uid(task, _prefix(step, attempt), number)
+
     def rows(self, episodes: Sequence[EpisodeRecord]) -> DataProto | None:
         """Return the batch of `result`, as far as it can be known without the other groups of the step."""
         return self._collector._result(episodes, self._collector.settings).batch
@@ -391,6 +395,10 @@ def _prefix(step: int, attempt: int, validate: bool = False) -> str:
     return f"{'val' if validate else 'step'}{step}{f'.{attempt}' if attempt else ''}"
 
 
+def _uid(task: Task, prefix: str, number: int) -> str:
+    return f"{prefix}/{task.task_id}/{number}"
+
+
 def _group(task: Task, n: int, prefix: str, number: int, step: int, validate: bool, greedy: bool) -> list[EpisodeSpec]:
-    uid = f"{prefix}/{task.task_id}/{number}{GREEDY_SUFFIX if greedy else ''}"
+    uid = _uid(task, prefix, number) + (GREEDY_SUFFIX if greedy else "")
     return [EpisodeSpec(task, uid, index, step, validate, greedy) for index in range(n)]

@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from agent_system.env_workers.messages import EnvWorkerError, innermost_line
 from agent_system.record import EpisodeRecord
 from agent_system.rollout.call import EpisodeSpec
 from agent_system.rollout.runner import EpisodeRunner
 from verl.protocol.generate import EngineGoneError
+from verl.utils.names import listed
 
 logger = logging.getLogger(__name__)
 
@@ -23,6 +25,13 @@ END_TIMEOUT_S = 10.0
 
 class TooManyFailuresError(RuntimeError):
     """More episodes, or candidates of trees, failed than `rollout.max_failure_rate` allows."""
+
+
+class Failure(NamedTuple):
+    """Why an episode of a group, or a candidate of its tree, failed."""
+
+    uid: str
+    cause: str
 
 
 @dataclass
@@ -42,9 +51,9 @@ class EpisodePlayer:
     slots: asyncio.Semaphore
     rate: float
     window: int
-    _ended: deque[str | None] = field(default_factory=deque, init=False)
-    _causes: Counter[str] = field(default_factory=Counter, init=False)
-    _left_out: Counter[str] = field(default_factory=Counter, init=False)
+    _ended: deque[Failure | None] = field(default_factory=deque, init=False)  # the last `window` episodes
+    _failed: int = field(default=0, init=False)  # of these
+    _left_out: list[Failure] = field(default_factory=list, init=False)  # candidates
 
     async def play(self, specs: Sequence[EpisodeSpec]) -> list[EpisodeRecord]:
         """Play episodes concurrently and return their records, failed ones included, in the order of `specs`.
@@ -53,7 +62,7 @@ class EpisodePlayer:
 
         Raises:
             EngineGoneError: an engine's process died.
-            TooManyFailuresError: more than `rate` of `window` episodes failed; the message groups the causes.
+            TooManyFailuresError: more than `rate` of `window` episodes failed; the message groups the causes and names groups.
         """
         tasks = [asyncio.create_task(self._play(spec)) for spec in specs]
         try:
@@ -65,11 +74,11 @@ class EpisodePlayer:
 
     def check_left_out(self, records: Sequence[EpisodeRecord]) -> None:
         """Raise TooManyFailuresError if more than `rate` of the candidates of these episodes, the last ones, failed."""
-        causes, self._left_out = self._left_out, Counter()
+        failures, self._left_out = self._left_out, []
         left_out = sum(r.left_out for r in records if not r.failed)
         tried = left_out + sum(len(r.samples) for r in records if not r.failed)
         if left_out > self.rate * tried:
-            raise TooManyFailuresError(_grouped(causes, tried, "candidates", self.rate, left_out))
+            raise TooManyFailuresError(_grouped(failures, left_out, tried, "candidates", self.rate))
 
     async def _play(self, spec: EpisodeSpec) -> EpisodeRecord:
         async with self.slots:
@@ -82,10 +91,10 @@ class EpisodePlayer:
         cause = _cause(task)
         if cause is not None:
             logger.warning("episode %s left out: %s", spec.traj_uid, cause)
-        self._count(cause)
+        self._count(None if cause is None else Failure(spec.uid, cause))
         if cause is not None:
             return episode.record(cause)
-        self._left_out += episode.left_out
+        self._left_out += [Failure(spec.uid, why) for why in episode.left_out.elements()]
         return task.result()
 
     async def _run(self, spec: EpisodeSpec) -> tuple[EpisodeRunner, asyncio.Task[EpisodeRecord]]:
@@ -106,14 +115,14 @@ class EpisodePlayer:
         except (KeyboardInterrupt, SystemExit) as error:  # of a user's code; it would end the event loop
             raise RuntimeError(f"{type(error).__name__}: {error}") from error
 
-    def _count(self, cause: str | None) -> None:
-        self._ended.append(cause)
-        if cause is not None:
-            self._causes[cause] += 1
-        if len(self._ended) > self.window and (old := self._ended.popleft()) is not None:
-            self._causes -= Counter([old])
-        if cause is not None and self._causes.total() > self.rate * self.window:
-            raise TooManyFailuresError(_grouped(self._causes, self.window, "episodes", self.rate))
+    def _count(self, failure: Failure | None) -> None:
+        self._ended.append(failure)
+        self._failed += failure is not None
+        if len(self._ended) > self.window:
+            self._failed -= self._ended.popleft() is not None
+        if failure is not None and self._failed > self.rate * self.window:
+            failures = [ended for ended in self._ended if ended is not None]
+            raise TooManyFailuresError(_grouped(failures, self._failed, self.window, "episodes", self.rate))
 
 
 @contextmanager
@@ -146,12 +155,13 @@ def _cause(task: asyncio.Task[EpisodeRecord]) -> str | None:
     return f"{type(error).__name__}: {error}{f' ({line})' if line else ''}"
 
 
-def _grouped(causes: Counter[str], total: int, of: str, allowed: float, failed: int | None = None) -> str:
-    lines = [f"  {count} x {cause}" for cause, count in causes.most_common(10)]
-    return (
-        f"{causes.total() if failed is None else failed} of {total} {of} failed, more than rollout.max_failure_rate={allowed:g} allows:\n"
-        + "\n".join(lines)
-    )
+def _grouped(failures: Sequence[Failure], failed: int, total: int, of: str, allowed: float) -> str:
+    uids: dict[str, list[str]] = {}
+    for failure in failures:
+        uids.setdefault(failure.cause, []).append(failure.uid)
+    most = sorted(uids.items(), key=lambda item: -len(item[1]))[:10]
+    lines = [f"  {len(own)} x {cause}, in {listed(own)}" for cause, own in most]
+    return f"{failed} of {total} {of} failed, more than rollout.max_failure_rate={allowed:g} allows:\n" + "\n".join(lines)
 
 
 async def _cancel(tasks: Sequence[asyncio.Task[EpisodeRecord]]) -> None:

@@ -19,6 +19,12 @@ def did_you_mean(name: object, known: Iterable[str]) -> str:
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
+def listed(names: Iterable[str], most: int = 8) -> str:
+    """Return `a, b and 3 more`: the first `most` of the names, each once."""
+    distinct = list(dict.fromkeys(names))
+    return ", ".join(distinct[:most]) + (f" and {len(distinct) - most} more" if len(distinct) > most else "")
+
+
 def slug(name: str) -> str:
     """Return a name of lower-case letters, digits and underscores only, for folders, metrics and adapters."""
     return re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")

@@ -56,10 +56,8 @@ class GroupCalls:
         futures = {wg: self._threads.submit(fn, wg) for wg in wg_ids}
         errors: Mapping[str, BaseException | None] = {wg: f.exception() for wg, f in futures.items()}
         for wg, error in errors.items():
-            if isinstance(error, PLAIN_ERRORS):
-                raise TeamError(f"worker group '{wg}': {as_raised(error)}") from error
             if error is not None:
-                raise RuntimeError(f"worker group '{wg}': {error}") from error
+                raise with_group(error, wg) from error
         return {wg: f.result() for wg, f in futures.items()}
 
     @contextmanager
@@ -75,6 +73,13 @@ class GroupCalls:
     def end(self) -> None:
         """Start no more calls."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def with_group(error: BaseException, wg_id: str) -> RuntimeError:
+    """Return the error of a call with the name of its worker group: TeamError if it has a complete message."""
+    if isinstance(error, PLAIN_ERRORS):
+        return TeamError(f"worker group '{wg_id}': {as_raised(error)}")
+    return RuntimeError(f"worker group '{wg_id}': {error}")
 
 
 def as_raised(error: BaseException) -> BaseException:

@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -121,6 +122,8 @@ class RayPPOTrainer:
         self._taker = ThreadPoolExecutor(1, thread_name_prefix="take")
         self._source: SampleSource | None = None
         self._saved_step = -1
+        self._saved: Path | None = None
+        self._begun: tuple[int, dict[str, Any]] = (-1, {})  # the last completed step when one began, and the state of credit then
 
     @property
     def total_training_steps(self) -> int:
@@ -136,7 +139,7 @@ class RayPPOTrainer:
     def fit(self) -> None:
         """Train until the total number of steps or tokens; after a signal, save a checkpoint, stop, and set `stopped_by`.
 
-        Errors of a step are raised; the last checkpoint stays intact.
+        Errors are raised, with a note about the checkpoint of the last completed step, which is saved first if its state still exists.
         """
         steps, warmup = self.total_training_steps, self.config.trainer.critic_warmup
         self.team.init_model(steps - warmup, steps)
@@ -150,14 +153,17 @@ class RayPPOTrainer:
             self._source.published(self.global_step, self.team.learners)
         with StopRequest() as stop:
             try:
-                self._fit(stop)
-            except Interrupted:
-                self._end_steps()
-                logger.warning("stopped by a signal after step %d of %d", self.global_step, self.total_training_steps)
-                self.stopped_by = stop.number
-                if self.config.async_training.mode == "fully_async":  # groups have been completed since the last checkpoint
-                    self._saved_step = -1
-                self._save_if_new()
+                try:
+                    self._fit(stop)
+                except Interrupted:
+                    self._end_steps()
+                    logger.warning("stopped by a signal after step %d of %d", self.global_step, self.total_training_steps)
+                    self.stopped_by = stop.number
+                    self._save_last_step()
+            except Exception as error:
+                if note := self._rescue():
+                    error.add_note(note)
+                raise
             finally:
                 self.steps.lanes.end()
                 self._loop.close()
@@ -181,7 +187,7 @@ class RayPPOTrainer:
 
     def _conclude(self, metrics: dict[str, float], stop: StopRequest) -> None:
         """Save and validate after a step if that is due, and log its metrics. Raises Interrupted after a signal."""
-        last = self.finished and not self._open
+        last = self.finished
         try:
             if last or self._saves(self.global_step):
                 with self.timer("save_checkpoint"):
@@ -206,6 +212,7 @@ class RayPPOTrainer:
         if not self._open:
             self._write_timeline()
             self.team.engines.take_metrics()  # discard those of a validation
+            self._begun = self.global_step, self.credit.state_dict()
         self.team.engines.allow_restarts()
         with timer("gen"):
             samples = self._take(source, step, stop)
@@ -214,13 +221,13 @@ class RayPPOTrainer:
             self._end_steps()
             self._log(samples.metrics, step)
             raise NoSamplesError(f"step {step}: {samples.no_batch_reason}; the episodes are in trajectories/train_{step:06d}.jsonl")
-        self.generated_tokens += samples.generated_tokens
-        last = step >= self.total_training_steps or 0 < self.config.trainer.total_generated_tokens <= self.generated_tokens
+        tokens = (self._open[-1].generated_tokens if self._open else self.generated_tokens) + samples.generated_tokens
+        last = step >= self.total_training_steps or 0 < self.config.trainer.total_generated_tokens <= tokens
         source.update_begins(step, last)
         everyone = last or self._validates(step)
         rows, lanes = self.steps.start(source, step, samples.batch, everyone)
         seconds = timer.seconds | {"idle": idle_s}
-        return OpenStep(step, samples, everyone or self._saves(step), rows, lanes, began, seconds, self.generated_tokens)
+        return OpenStep(step, samples, everyone or self._saves(step), rows, lanes, began, seconds, tokens)
 
     def _take(self, source: SampleSource, step: int, stop: StopRequest) -> StepSamples:
         """Return the samples of a step, and end the open one as soon as it has."""
@@ -238,9 +245,11 @@ class RayPPOTrainer:
 
     def _end_step(self, source: SampleSource) -> dict[str, float]:
         """Wait for the oldest open step, and return its metrics."""
-        step = self._open.popleft()
+        step = self._open[0]
         trained = self.steps.result(step)
-        self.global_step, self.timer, began, self._ended = step.number, Timer(), max(step.began, self._ended), time.perf_counter()
+        self._open.popleft()
+        self.global_step, self.generated_tokens, self.timer = step.number, step.generated_tokens, Timer()
+        began, self._ended = max(step.began, self._ended), time.perf_counter()
         gen_s = trained.seconds.get("gen", 0.0)
         seconds = trained.seconds | {"gen": step.seconds["gen"] + gen_s, "step": self._ended - began}
         assert trained.batch is not None
@@ -259,7 +268,7 @@ class RayPPOTrainer:
             metrics["trainer/idle_ratio"] = (step.seconds["idle"] + gen_s) / seconds["step"]
             metrics |= source.metrics(seconds["step"])
             metrics["trainer/staleness"] = max(value for name, value in metrics.items() if name.endswith("/staleness/max"))
-        metrics["training/generated_tokens"] = float(step.generated_tokens)
+        metrics["training/generated_tokens"] = float(self.generated_tokens)
         metrics["training/engine_restarts"] = float(self.team.engines.restarts)
         return metrics | {"training/global_step": float(step.number), "training/epoch": float(self.loader.epoch if self.loader else 0)}
 
@@ -356,8 +365,47 @@ class RayPPOTrainer:
             "credit": self.credit.state_dict(),
             "before": self.before.to_json() if self.before else None,
         }
-        self.store.write(self.global_step, fill, state, self.config.trainer.max_ckpt_to_keep)
+        self._saved = self.store.write(self.global_step, fill, state, self.config.trainer.max_ckpt_to_keep)
         self._saved_step = self.global_step
+
+    def _save_last_step(self) -> None:
+        """Save the last completed step, with the samples that no step was trained on, unless that has been done."""
+        if self._source is not None:
+            self._source.rewind(self.global_step)
+        if self._begun[0] == self.global_step:
+            self.credit.load_state_dict(self._begun[1])
+        if self.config.async_training.mode == "fully_async":  # groups have been completed since the last checkpoint
+            self._saved_step = -1
+        self._save_if_new()
+
+    def _rescue(self) -> str:
+        """Save the last completed step after an error, if its state still exists, and return where to continue; raises no error."""
+        why = ""
+        if self.loader is None:
+            return ""
+        try:
+            with suppress(Exception):
+                self._end_steps()
+            completed = self.steps.completed(self._open, self.global_step)
+            if completed is None:
+                why = f"step {self.global_step + 1} was being updated, so no state is left in which all policies have completed the same step; "
+            else:
+                self.generated_tokens = next(
+                    (step.generated_tokens for step in self._open if step.number == completed), self.generated_tokens
+                )
+                self.global_step = max(completed, self.global_step)
+                if self.global_step == 0:
+                    return ""
+                self._save_last_step()
+        except Exception as error:
+            why = f"step {self.global_step} could not be saved: {' '.join(str(error).split())}; "
+        if self._saved is None:
+            return f"{why}no earlier step was saved, see trainer.save_freq"
+        found = None
+        with suppress(CheckpointError, OSError):
+            found = find_checkpoint(self.config.trainer, self.store)
+        how = "the same command continues from it" if found == self._saved else "continue from it with trainer.resume_mode=auto"
+        return f"{why}{'the last checkpoint is' if why else f'step {self.global_step} is saved in'} {self._saved}; {how}"
 
     def _save_validation(self) -> None:
         """Add the validation of the last step to its checkpoint, for a finished run that is started again."""
@@ -381,6 +429,7 @@ class RayPPOTrainer:
         if self._source is not None and not val_only:
             self._source.load(folder)
         self.global_step = self._saved_step = int(state["global_step"])
+        self._saved = folder
         self.generated_tokens = int(state["generated_tokens"])
         self.credit.load_state_dict(state["credit"])
         if self.credit.theta.adapts:

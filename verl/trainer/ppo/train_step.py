@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, wait
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +20,7 @@ from verl.trainer.ppo.collect.step_samples import StepSamples
 from verl.trainer.ppo.core_algos.rollout_correction import merged_metrics
 from verl.trainer.ppo.credit.step_credit import CreditAssigner
 from verl.trainer.ppo.critic import value_metrics
+from verl.trainer.ppo.group_calls import with_group
 from verl.trainer.ppo.team import TeamWorkers
 from verl.utils.timer import Timer
 
@@ -78,6 +79,8 @@ class StepTrainer:
         self.credit = CreditAssigner(config, team, self.on_policy)
         self.policies, self._order = lanes_of(config, placement), placement.policy_ids
         self.lanes = Lanes(len(self.policies))
+        self._completed = [0] * len(self.policies)  # last step whose updates have ended, by lane
+        self._updating = [False] * len(self.policies)
 
     def start(self, source: SampleSource, step: int, batch: DataProto, everyone: bool) -> tuple[list[np.ndarray], list[Future[Trained]]]:
         """Train on a batch, and return the rows of each lane and its results to come.
@@ -87,7 +90,7 @@ class StepTrainer:
         policy_of = batch.non_tensor_batch["policy_id"]
         rows = [np.flatnonzero(np.isin(policy_of, own)) for own in self.policies] if len(self.policies) > 1 else [np.arange(len(batch))]
         parts = [batch.select_idxs(own) if len(own) else None for own in rows] if len(rows) > 1 else [batch]
-        jobs = [partial(self._train, source, step, own, part, everyone) for own, part in zip(self.policies, parts, strict=True)]
+        jobs = [partial(self._train, source, step, lane, part, everyone) for lane, part in enumerate(parts)]
         return rows, self.lanes.start(jobs)
 
     def result(self, step: OpenStep) -> Trained:
@@ -101,25 +104,42 @@ class StepTrainer:
         parts = {str(number): SubBatch(lane.batch, step.rows[number]) for number, lane in enumerate(lanes) if lane.batch is not None}
         return Trained(_whole(parts), merged_metrics([lane.metrics for lane in lanes], self._order), seconds)
 
-    def _train(self, source: SampleSource, step: int, policies: Sequence[str], batch: DataProto | None, everyone: bool) -> Trained:
-        """Train policies on their rows, and send their weights to the engines if `everyone` gets them or the source wants them."""
+    def completed(self, steps: Iterable[OpenStep], ended: int) -> int | None:
+        """Return the last step that all policies have completed, at least `ended`, when the lanes of `steps` have ended.
+
+        None if a policy has completed another one, or an update began and did not end.
+        """
+        wait([lane for step in steps for lane in step.lanes])
+        completed = {max(own, ended) for own in self._completed}
+        return None if len(completed) > 1 or any(self._updating) else completed.pop()
+
+    def _train(self, source: SampleSource, step: int, lane: int, batch: DataProto | None, everyone: bool) -> Trained:
+        """Train the policies of a lane on their rows, and send to the engines the weights that `everyone` gets or the source wants."""
         timer, metrics, published = Timer(), dict[str, float](), set[str]()
-        mode = self.config.async_training.mode
+        errors: list[tuple[str, Exception]] = []
 
         def publish(policy: str) -> None:
-            """Send a policy's weights while other policies are updated."""
-            if mode == "fully_async" and (everyone or source.wants(step, policy)):
+            """Send a policy's weights while other policies are updated, which an error must not prevent."""
+            if self.config.async_training.mode != "fully_async" or not (everyone or source.wants(step, policy)):
+                return
+            try:
                 source.update_ended(step, [policy])
                 self.team.engines.publish(policy)
                 source.published(step, [policy])
                 published.add(policy)
+            except Exception as error:
+                errors.append((self.team.learners[policy].wg_id, error))
 
         if batch is not None:
             batch, metrics = self.credit.score(batch, timer, step - 1)
-            if mode == "sync":
+            if self.config.async_training.mode == "sync":
                 self.team.engines.free_caches()
+            self._updating[lane] = True
             metrics |= self._update(batch, step, timer, publish)
-        due = [policy for policy in policies if policy not in published and (everyone or source.wants(step, policy))]
+        self._completed[lane], self._updating[lane] = step, False
+        if errors:
+            raise with_group(errors[0][1], errors[0][0]) from errors[0][1]
+        due = [policy for policy in self.policies[lane] if policy not in published and (everyone or source.wants(step, policy))]
         if due:
             with timer("gen"):
                 source.update_ended(step, due)

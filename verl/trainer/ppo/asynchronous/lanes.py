@@ -31,9 +31,13 @@ WHOLE_BATCH = {"batch", "non_tensor_batch", "policy_index", "seed", "state"}
 
 
 def lanes_of(config: RunConfig, placement: Placement) -> list[list[str]]:
-    """Return the trained policies of every lane; one lane unless `async_training.mode=fully_async`, and with critics."""
+    """Return the trained policies of every lane; one lane unless `async_training.mode=fully_async`.
+
+    There is one lane, too, with critics, and with a penalty in the reward whose coefficient adapts.
+    """
     policies = placement.policy_ids
-    if config.async_training.mode != "fully_async" or need_critic(config) or follows_committed(config):
+    adapts = config.algorithm.use_kl_in_reward and config.algorithm.kl_ctrl.type == "adaptive"
+    if config.async_training.mode != "fully_async" or need_critic(config) or follows_committed(config) or adapts:
         return [policies]
     key = {agent.policy_id: agent.wg_id for agent in placement.trained}
     common = {agent.wg_id for agent in placement.trained if not compares_itself(agent_config(config.algorithm, agent.agent_id))}

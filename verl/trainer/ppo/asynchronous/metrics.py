@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from verl.protocol import DataProto
 from verl.trainer.ppo.collect.protocol import Episode
+from verl.trainer.ppo.collect.step_samples import StepSamples
 
 
 def partial_metrics(batch: DataProto) -> dict[str, float]:
@@ -32,3 +34,15 @@ def length_ratio(trained: Sequence[Episode], dropped: Sequence[Episode]) -> floa
     lengths, left_out = ([e.reply_tokens for e in episodes if e.failure is None] for episodes in (trained, dropped))
     every = sum(lengths) + sum(left_out)
     return sum(lengths) / len(lengths) * (len(lengths) + len(left_out)) / every if lengths and every else 1.0
+
+
+def with_dropped(samples: StepSamples, dropped: Sequence[Episode], trained: Sequence[Episode]) -> StepSamples:
+    """Return the samples with dropped episodes, which no step trains on, and their tokens, and with the metrics of this mode."""
+    tokens = sum(episode.reply_tokens for episode in dropped if episode.failure is None)
+    partial = partial_metrics(samples.batch) if samples.batch is not None else {}
+    return replace(
+        samples,
+        episodes=[*samples.episodes, *dropped],
+        generated_tokens=samples.generated_tokens + tokens,
+        metrics={**samples.metrics, **partial, "fully_async/trained_length_ratio": length_ratio(trained, dropped)},
+    )

@@ -12,8 +12,9 @@ import asyncio
 import json
 import math
 import time
+from collections import deque
 from collections.abc import Collection, Coroutine, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -21,7 +22,7 @@ from typing import Any, Protocol, TypeVar
 from verl.protocol import DataProto
 from verl.trainer.config import RunConfig
 from verl.trainer.ppo.asynchronous.group_queue import Group, GroupQueue
-from verl.trainer.ppo.asynchronous.metrics import length_ratio, partial_metrics
+from verl.trainer.ppo.asynchronous.metrics import with_dropped
 from verl.trainer.ppo.asynchronous.pace import Pace
 from verl.trainer.ppo.asynchronous.saved_groups import FOLDER, STATE
 from verl.trainer.ppo.collect.dynamic_sampling import keep_signal, signal_rows
@@ -31,6 +32,7 @@ from verl.trainer.ppo.collect.step_samples import StepSamples, filtered_samples,
 from verl.trainer.ppo.interrupt import StopRequest
 from verl.utils.dataset import TaskLoader
 from verl.utils.loop_thread import LoopThread, Running
+from verl.utils.names import listed
 
 T = TypeVar("T")
 # Period of the timer whose delay is the lag of the event loop, in seconds.
@@ -117,6 +119,8 @@ class GroupStream:
         self._whole = settings.fresh and config.algorithm.filter_groups.enable
         self._draws: dict[int, Draw] = {}  # by step
         self._left_out: list[tuple[Group, Played]] = []  # failed and rejected groups since the last step, for its metrics
+        # Step, groups, and groups left out, of the last takes that `rewind` may undo.
+        self._taken = deque[tuple[int, Sequence[tuple[Group, Played]], Sequence[tuple[Group, Played]]]](maxlen=2)
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
         self._validating = False
@@ -191,6 +195,20 @@ class GroupStream:
             return counts | {"rollouter/idle_ratio": max(1 - busy / seconds, 0.0), "rollouter/loop_lag_s": lag}
 
         return self._on_loop(measure())
+
+    def rewind(self, step: int) -> None:
+        """As `SampleSource.rewind`: the groups of a later step are complete, and taken by no step."""
+
+        async def undo() -> None:
+            while self._taken and self._taken[-1][0] > step:
+                _, groups, left_out = self._taken.pop()
+                self._put_back(groups, left_out)
+
+        self._on_loop(undo())
+
+    def _put_back(self, groups: Sequence[tuple[Group, Played]], left_out: Sequence[tuple[Group, Played]]) -> None:
+        self.queue.put_back(groups)
+        self._left_out = [*left_out, *self._left_out]
 
     def save(self, folder: Path) -> None:
         """Write complete groups with their episodes, and which groups are in progress: they will be played again."""
@@ -370,13 +388,13 @@ class GroupStream:
         try:
             samples = await self._samples(groups, left_out, step)
         except BaseException:  # after a signal the groups belong into the checkpoint
-            self.queue.put_back(groups)
-            self._left_out = left_out + self._left_out
+            self._put_back(groups, left_out)
             raise
+        self._taken.append((step, groups, left_out))
         late, self.queue.late = [played for _, played in self.queue.late], []
         self._draws = {of: draw for of, draw in self._draws.items() if of > self.queue.taken or draw.left}
         self._notify()
-        return _with_dropped(samples, late, [episode for _, played in groups for episode in played.episodes])
+        return with_dropped(samples, [e for played in late for e in played.episodes], [e for _, played in groups for e in played.episodes])
 
     async def _samples(self, groups: Sequence[tuple[Group, Played]], left_out: Sequence[tuple[Group, Played]], step: int) -> StepSamples:
         """Return the samples of a step from its groups and those that failed or were rejected since the last one."""
@@ -419,18 +437,10 @@ class GroupStream:
         except TimeoutError as error:
             if 0 < late_s < limit:
                 return
-            stuck = ", ".join(self.collector.task_id(self.loader.source[group.place]) for group in self.queue.running.values())
-            raise TimeoutError(f"step {step} waited {limit:g} s for tasks in progress: {stuck or 'none'}") from error
+            stuck = listed(map(self._uid, self.queue.running.values()))
+            raise TimeoutError(f"step {step} waited {limit:g} s for groups in progress: {stuck or 'none'}") from error
 
-
-def _with_dropped(samples: StepSamples, dropped: Sequence[Played], trained: Sequence[Episode]) -> StepSamples:
-    """Return the samples with the episodes and tokens of dropped groups, which no step trains on, and the metrics of this mode."""
-    episodes = [episode for played in dropped for episode in played.episodes]
-    tokens = sum(episode.reply_tokens for episode in episodes if episode.failure is None)
-    partial = partial_metrics(samples.batch) if samples.batch is not None else {}
-    return replace(
-        samples,
-        episodes=[*samples.episodes, *episodes],
-        generated_tokens=samples.generated_tokens + tokens,
-        metrics={**samples.metrics, **partial, "fully_async/trained_length_ratio": length_ratio(trained, episodes)},
-    )
+    def _uid(self, group: Group) -> str:
+        assert self._player is not None
+        row = self.loader.source[group.place]
+        return self._player.uid(row, step=group.step, attempt=group.attempt, number=group.number)

@@ -12,6 +12,9 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Collection, Sequence
+from concurrent.futures import CancelledError
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +36,7 @@ class NextStep(StepCollection):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._samples: StepSamples | None = None  # complete, and taken by no step yet
+        self._taken: tuple[int, StepSamples] | None = None  # the last step, and its samples as they were taken
         self._running: Running[StepSamples] | None = None
         self._since = self._busy_s = 0.0
 
@@ -42,12 +46,14 @@ class NextStep(StepCollection):
         start = time.perf_counter()
         samples = samples or super().take(step, stop)
         self._busy_s = time.perf_counter() - start
+        self._taken = step, replace(samples, batch=_own_columns(samples.batch))
         return samples
 
     def update_begins(self, step: int, last: bool) -> None:
         """Start to collect the next step's samples, if there is a next step."""
         if not last:
             self._since = time.perf_counter()
+            self._drawn = step + 1, self.loader.state_dict()
             self._running = self.loop.start(collect_step(self.config, self.collector, self.loader, step + 1))
             self._running.when_done(self._ended)
 
@@ -66,6 +72,17 @@ class NextStep(StepCollection):
         """Return the share of the step in which no episode was in progress."""
         return {"rollouter/idle_ratio": max(1 - self._busy_s / step_s, 0.0)}
 
+    def rewind(self, step: int) -> None:
+        """As `SampleSource.rewind`: a later step keeps its samples; a collection in progress ends, and its tasks count as not drawn."""
+        running, self._running = self._running, None
+        if running is not None:
+            running.cancel()
+            with suppress(Exception, CancelledError):
+                running.result()
+        if self._taken is not None and self._taken[0] > step:
+            self._samples = self._taken[1]
+        super().rewind(step if self._samples is None else step + 1)
+
     def save(self, folder: Path) -> None:
         """Write the next step's samples."""
         save_samples(self._samples, folder)
@@ -76,6 +93,11 @@ class NextStep(StepCollection):
 
     def _ended(self) -> None:
         self._busy_s += time.perf_counter() - self._since
+
+
+def _own_columns(batch: DataProto | None) -> DataProto | None:
+    """Return a batch to which credit assignment adds no columns."""
+    return None if batch is None else batch.select(list(batch.batch.keys()), list(batch.non_tensor_batch))
 
 
 def save_samples(samples: StepSamples | None, folder: Path) -> None:

@@ -79,6 +79,10 @@ class GroupPlayer(Protocol):
         """Return the `n` episodes of a task that `Collector.collect` plays for the `number`-th appearance of the task."""
         ...
 
+    def uid(self, row: Any, *, step: int, attempt: int, number: int) -> str:
+        """Return the id of a group that `play` plays."""
+        ...
+
     def rows(self, episodes: Sequence[Any]) -> DataProto | None:
         """Return the batch of `result`, as far as it can be known without the other groups of the step."""
         ...

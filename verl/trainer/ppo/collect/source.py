@@ -9,8 +9,9 @@ from typing import Protocol
 from verl.trainer.config import RunConfig
 from verl.trainer.ppo.collect.protocol import Collector
 from verl.trainer.ppo.collect.step_samples import StepSamples, collect_step
-from verl.trainer.ppo.interrupt import Interrupted, StopRequest
+from verl.trainer.ppo.interrupt import StopRequest
 from verl.utils.dataset import TaskLoader
+from verl.utils.dataset.loader import LoaderState
 from verl.utils.loop_thread import LoopThread
 
 # Called with samples and their step as soon as they are complete.
@@ -48,6 +49,10 @@ class SampleSource(Protocol):
         """Return metrics of the step that has ended after `step_s` seconds."""
         ...
 
+    def rewind(self, step: int) -> None:
+        """Undo the take of a step after `step`, which no policy was trained on, for a checkpoint of `step`; do nothing if there is none."""
+        ...
+
     def save(self, folder: Path) -> None:
         """Write what a resumed run needs of samples that no step has taken."""
         ...
@@ -62,15 +67,12 @@ class StepCollection:
 
     def __init__(self, config: RunConfig, collector: Collector, loader: TaskLoader, loop: LoopThread, on_collected: OnCollected) -> None:
         self.config, self.collector, self.loader, self.loop, self.on_collected = config, collector, loader, loop, on_collected
+        self._drawn: tuple[int, LoaderState] | None = None  # the last step whose tasks were drawn, and the loader before
 
     def take(self, step: int, stop: StopRequest) -> StepSamples:
-        """As `SampleSource.take`; after a signal the tasks of the step count as not drawn."""
-        state = self.loader.state_dict()
-        try:
-            samples = stop.run(self.loop, collect_step(self.config, self.collector, self.loader, step))
-        except Interrupted:
-            self.loader.load_state_dict(state)
-            raise
+        """As `SampleSource.take`."""
+        self._drawn = step, self.loader.state_dict()
+        samples = stop.run(self.loop, collect_step(self.config, self.collector, self.loader, step))
         self.on_collected(samples, step)
         return samples
 
@@ -93,6 +95,11 @@ class StepCollection:
     def metrics(self, step_s: float) -> dict[str, float]:
         """Return none."""
         return {}
+
+    def rewind(self, step: int) -> None:
+        """As `SampleSource.rewind`: the tasks of a later step count as not drawn."""
+        if self._drawn is not None and self._drawn[0] > step:
+            self.loader.load_state_dict(self._drawn[1])
 
     def save(self, folder: Path) -> None:
         """Write nothing."""
