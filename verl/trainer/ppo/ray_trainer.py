@@ -388,12 +388,11 @@ class RayPPOTrainer:
                 self._end_steps()
             completed = self.steps.completed(self._open, self.global_step)
             if completed is None:
-                why = f"step {self.global_step + 1} was being updated, so no state is left in which all policies have completed the same step; "
+                why = f"step {self.global_step + 1} was being updated, so the policies have not all completed the same step; "
             else:
-                self.generated_tokens = next(
-                    (step.generated_tokens for step in self._open if step.number == completed), self.generated_tokens
-                )
-                self.global_step = max(completed, self.global_step)
+                for step in self._open:
+                    if step.number <= completed:
+                        self.global_step, self.generated_tokens = step.number, step.generated_tokens
                 if self.global_step == 0:
                     return ""
                 self._save_last_step()
