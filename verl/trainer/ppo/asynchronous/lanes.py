@@ -48,10 +48,11 @@ def lanes_of(config: RunConfig, placement: Placement) -> list[list[str]]:
 
 
 def compares_itself(own: AlgorithmConfig) -> bool:
-    """Return whether the advantages of an agent with these settings depend on its own samples alone."""
-    traits, (parameters, any_keyword) = ESTIMATORS.traits(own.adv_estimator), ESTIMATORS.parameters(own.adv_estimator)
-    by_group = traits.grouped and not (traits.whole_batch or traits.follows_calls or any_keyword or WHOLE_BATCH & set(parameters))
-    return by_group and traits.units is None and bool(OWN_FIELDS & set(group_fields(own)))
+    """Return whether the advantages of an agent with these settings depend on its own samples alone, as far as the estimator declares."""
+    traits, parameters = ESTIMATORS.traits(own.adv_estimator), ESTIMATORS.parameters(own.adv_estimator).required
+    known = traits.reads is not None and traits.units is None and not WHOLE_BATCH & set(parameters)
+    by_group = traits.grouped and not traits.whole_batch and not traits.follows_calls
+    return known and by_group and bool(OWN_FIELDS & set(group_fields(own)))
 
 
 class Lanes:

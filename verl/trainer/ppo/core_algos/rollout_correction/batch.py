@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -201,8 +201,10 @@ def aggregate_policies(per_policy: dict[str, dict[str, float]]) -> dict[str, flo
 def merged_metrics(parts: Sequence[Mapping[str, float]], names: Sequence[str]) -> dict[str, float]:
     """Return metrics of several calls of `aggregate_policies`, each with some of the policies `names`, as those of one call with all."""
     every = {name: value for metrics in parts for name, value in metrics.items()}
-    for name in {name for metrics in parts for name in metrics if not name.startswith(("wg/", "agent/", "gateway/"))}:
-        every[name] = _aggregate(name, [every[own] for policy in names if (own := f"wg/{policy}/{name}") in every])
+    counts = Counter(name for metrics in parts for name in metrics)
+    for name in (name for name, count in counts.items() if count > 1):
+        own = [every[of] for policy in names if (of := f"wg/{policy}/{name}") in every]
+        every[name] = _aggregate(name, own or [metrics[name] for metrics in parts if name in metrics])
     return every
 
 
