@@ -22,6 +22,7 @@ from tests.e2e.teams import ADAPTER, LEVELS, policies
 from tests.e2e.test_one_step_off import TREE, comparable
 from tests.house.source import ROOT
 from verl.single_controller.worker_group import WorkerDiedError
+from verl.trainer.ppo.asynchronous.lanes import Lanes
 from verl.trainer.ppo.ray_trainer import NoSamplesError
 from verl.utils.checkpoint import CheckpointError
 from verl.workers.rollout.server import RolloutWorker
@@ -47,9 +48,16 @@ def without_ledger(run_dir: Path) -> list[dict]:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_without_staleness_it_equals_synchronous_training_to_the_last_bit(train: Run, tmp_path: Path, variant: str) -> None:
+def test_without_staleness_it_equals_synchronous_training_to_the_last_bit(
+    train: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variant: str
+) -> None:
+    """Also where policies train in lanes of their own, a model per agent."""
+    lanes = set[int]()
+    start = Lanes.start
+    monkeypatch.setattr(Lanes, "start", lambda self, jobs: lanes.add(len(jobs)) or start(self, jobs))
     keys = FRESH | VARIANTS[variant] | {"trainer.total_training_steps": 3}
     train(keys | {"trainer.default_local_dir": tmp_path / "async"})
+    assert lanes == {2 if variant == "a model per agent" else 1}
     sync = {name: value for name, value in keys.items() if not name.startswith("async_training")}
     train(sync | {"trainer.default_local_dir": tmp_path / "sync"})
     assert policies(tmp_path / "async", 3) and policies(tmp_path / "async", 3) == policies(tmp_path / "sync", 3)
