@@ -21,9 +21,11 @@ from tests.e2e.conftest import Run
 from tests.e2e.teams import LEVELS
 from tests.e2e.test_fully_async import STALE, check_ledger, steps_of
 from tests.forked import ForkServer
+from verl.protocol import DataProto
 from verl.trainer.ppo import weight_sync
+from verl.trainer.ppo.asynchronous.stream import GroupStream
 from verl.trainer.ppo.group_calls import TeamError
-from verl.trainer.ppo.ray_trainer import RayPPOTrainer
+from verl.trainer.ppo.train_step import StepTrainer
 from verl.utils.checkpoint import CheckpointError
 
 QUICK = STALE | {"data.val_files": "[]", "trainer.val_before_train": False, "trainer.test_freq": 0, "trainer.save_hf_model": False}
@@ -92,8 +94,8 @@ def test_a_world_that_hangs_holds_its_own_group_alone(
     train: Run, tmp_path: Path, hanging: Callable[..., list[float]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Steps train on other groups until the time of its episodes is over; another task takes the place of its group."""
-    update, updates = RayPPOTrainer._update, list[float]()
-    monkeypatch.setattr(RayPPOTrainer, "_update", lambda *args: (updates.append(time.time()), update(*args))[1])
+    update, updates = StepTrainer._update, list[float]()
+    monkeypatch.setattr(StepTrainer, "_update", lambda *args: (updates.append(time.time()), update(*args))[1])
     began = hanging(lambda number: number == 2)
     train(QUICK | {"rollout.episode_timeout_s": 5, "rollout.max_failure_rate": 0.5, "trainer.save_freq": 6})
     failed = [record.created for record in caplog.records if "waiting for the environment's step 1" in record.getMessage()]
@@ -139,22 +141,22 @@ def kill(fork_server: ForkServer, kind: str) -> None:
 def test_a_rank_that_dies_in_an_update_ends_the_run_in_one_line_and_its_checkpoint_goes_on(
     train: Run, tmp_path: Path, fork_server: ForkServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    update, running = RayPPOTrainer._update, list[float]()
+    update, take, running, streams = StepTrainer._update, GroupStream.take, list[float](), list[GroupStream]()
 
-    def mortal(trainer: RayPPOTrainer, *args: Any) -> Any:
-        if trainer.global_step == 1:
-            assert trainer._source is not None
-            running.append(trainer._source.metrics(1.0)["fully_async/count/running"])
+    def mortal(trainer: StepTrainer, batch: DataProto, step: int, *args: Any) -> Any:
+        if step == 2:
+            running.append(len(streams[0].queue.running))
             kill(fork_server, "PolicyWorker")
-        return update(trainer, *args)
+        return update(trainer, batch, step, *args)
 
     steps = BUSY | {"trainer.total_training_steps": 3}
     with monkeypatch.context() as patch:
-        patch.setattr(RayPPOTrainer, "_update", mortal)
+        patch.setattr(StepTrainer, "_update", mortal)
+        patch.setattr(GroupStream, "take", lambda self, *args: streams.append(self) or take(self, *args))
         with pytest.raises(TeamError, match=r"^worker group 'tiny_qwen3': worker policy_tiny_qwen3.* died while it ran ") as error:
             train(steps | {"trainer.controller": "ray", "trainer.n_gpus_per_node": 2})
     assert "\n" not in str(error.value)
-    assert error.value.__notes__[0].startswith("step 2 was being updated, so no state is left")
+    assert error.value.__notes__[0].startswith("step 2 was being updated, so the policies have not all")
     assert running[0] > 0
     assert is_idle(within_s=20)
     train(steps)  # with one rank
@@ -168,7 +170,7 @@ def test_an_engine_that_is_killed_in_an_update_when_it_gets_weights_and_while_it
 ) -> None:
     import my_flow_package
 
-    update, load, act, kills = RayPPOTrainer._update, weight_sync.load_weights, my_flow_package.MyWorld.act, list[str]()
+    update, load, act, kills = StepTrainer._update, weight_sync.load_weights, my_flow_package.MyWorld.act, list[str]()
     updated = 0
 
     def once(moment: str) -> None:
@@ -176,12 +178,12 @@ def test_an_engine_that_is_killed_in_an_update_when_it_gets_weights_and_while_it
             kills.append(moment)
             kill(fork_server, "RolloutWorker")
 
-    def in_update(trainer: RayPPOTrainer, *args: Any) -> Any:
+    def in_update(trainer: StepTrainer, batch: DataProto, step: int, *args: Any) -> Any:
         nonlocal updated
-        updated = trainer.global_step
+        updated = step - 1
         if updated == 1:
             once("update")
-        return update(trainer, *args)
+        return update(trainer, batch, step, *args)
 
     def with_weights(engine: Any, buckets: Any, version: int, adapter: str | None) -> int:
         if version == 3:
@@ -193,7 +195,7 @@ def test_an_engine_that_is_killed_in_an_update_when_it_gets_weights_and_while_it
             once("sampling")
         return act(world, agent_id, action)
 
-    monkeypatch.setattr(RayPPOTrainer, "_update", in_update)
+    monkeypatch.setattr(StepTrainer, "_update", in_update)
     monkeypatch.setattr(weight_sync, "load_weights", with_weights)
     monkeypatch.setattr(my_flow_package.MyWorld, "act", sampling)
     train(BUSY | {"trainer.controller": "ray", "trainer.total_training_steps": 5, "trainer.save_freq": 5})

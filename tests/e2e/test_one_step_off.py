@@ -16,9 +16,11 @@ from tests.docs.pages import anchors, pages
 from tests.e2e.conftest import Run, read_metrics, weights
 from tests.e2e.teams import ADAPTER, LEVELS, policies
 from tests.e2e.test_training import without_clock
+from verl.protocol import DataProto
 from verl.single_controller.worker_group import WorkerDiedError
 from verl.trainer.ppo.collect.step_samples import StepSamples, collect_step
 from verl.trainer.ppo.ray_trainer import NoSamplesError, RayPPOTrainer
+from verl.trainer.ppo.train_step import StepTrainer
 from verl.utils.checkpoint import CheckpointError
 from verl.utils.timer import Timer
 from verl.workers.policy_worker import PolicyWorker
@@ -57,7 +59,7 @@ def by_hand(trainer: RayPPOTrainer, steps: int) -> None:
     for step in range(1, steps + 1):
         following = collect(step + 1) if step < steps else None
         batch, _ = trainer.credit.score(samples.batch, Timer(), step - 1)
-        trainer._update(batch)
+        trainer.steps._update(batch, step, Timer(), lambda policy: None)
         trainer.team.engines.sync_weights(step)
         trainer.global_step, samples = step, following
     trainer._save_if_new()
@@ -92,15 +94,15 @@ def comparable(run_dir: Path, after: int = 0) -> list[dict]:
 def test_a_signal_in_the_update_keeps_the_samples_in_flight_and_the_resumed_run_equals_a_whole_one_to_the_last_bit(
     train: Run, tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    update = RayPPOTrainer._update
+    update = StepTrainer._update
 
-    def signalled(trainer: RayPPOTrainer, *args: Any) -> Any:
-        if trainer.global_step == 1:
+    def signalled(trainer: StepTrainer, batch: DataProto, step: int, *args: Any) -> Any:
+        if step == 2:
             os.kill(os.getpid(), signal.SIGTERM)
-        return update(trainer, *args)
+        return update(trainer, batch, step, *args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(RayPPOTrainer, "_update", signalled)
+        patch.setattr(StepTrainer, "_update", signalled)
         stopped = train(THREE)
     assert (stopped.stopped_by, stopped.global_step) == (signal.SIGTERM, 2)
     assert train(THREE).global_step == 3
@@ -113,7 +115,7 @@ def test_episodes_are_played_while_policies_are_updated(train: Run, monkeypatch:
     import my_flow_package
 
     updated, begun = threading.Event(), threading.Event()
-    reset, update, sampled = my_flow_package.MyWorld.reset, RayPPOTrainer._update, []
+    reset, update, sampled = my_flow_package.MyWorld.reset, StepTrainer._update, []
 
     def late(world: Any, task: Any) -> Any:
         sampled.append(task)
@@ -122,15 +124,15 @@ def test_episodes_are_played_while_policies_are_updated(train: Run, monkeypatch:
             assert updated.wait(60)
         return reset(world, task)
 
-    def watched(trainer: RayPPOTrainer, *args: Any) -> Any:
-        metrics = update(trainer, *args)
+    def watched(trainer: StepTrainer, batch: DataProto, step: int, *args: Any) -> Any:
+        metrics = update(trainer, batch, step, *args)
         assert begun.wait(60), "no episode of step 2 began during the update of step 1"
         updated.set()
         return metrics
 
     monkeypatch.setattr(my_flow_package.MyWorld, "reset", late)
     monkeypatch.setattr(my_flow_package.MyWorld, "blocking", True)
-    monkeypatch.setattr(RayPPOTrainer, "_update", watched)
+    monkeypatch.setattr(StepTrainer, "_update", watched)
     train(ONE_STEP_OFF | {"data.val_files": "null", "trainer.total_training_steps": 2, "trainer.save_hf_model": False})
 
 

@@ -22,11 +22,12 @@ from tests.e2e.test_engine_death import kill
 from tests.e2e.test_fully_async import FRESH, check_ledger
 from tests.e2e.test_one_step_off import ONE_STEP_OFF
 from tests.forked import ForkServer
+from verl.protocol import DataProto
 from verl.trainer.config import RunConfig
 from verl.trainer.ppo.collect.next_step import NextStep
 from verl.trainer.ppo.credit.step_credit import CreditAssigner
 from verl.trainer.ppo.group_calls import TeamError
-from verl.trainer.ppo.ray_trainer import RayPPOTrainer
+from verl.trainer.ppo.train_step import StepTrainer
 from verl.workers.policy_worker import PolicyWorker
 from verl.workers.rollout.server import RolloutWorker
 
@@ -40,14 +41,14 @@ STALE_NEVER_SAVED = QUICK | {"trainer.save_freq": -1}
 
 def updating(patch: pytest.MonkeyPatch, step: int, do: Callable[[], None]) -> None:
     """Call `do` before the update of a step."""
-    update = RayPPOTrainer._update
+    update = StepTrainer._update
 
-    def watched(trainer: RayPPOTrainer, *args: Any) -> Any:
-        if trainer.global_step == step - 1:
+    def watched(trainer: StepTrainer, batch: DataProto, number: int, *args: Any) -> Any:
+        if number == step:
             do()
-        return update(trainer, *args)
+        return update(trainer, batch, number, *args)
 
-    patch.setattr(RayPPOTrainer, "_update", watched)
+    patch.setattr(StepTrainer, "_update", watched)
 
 
 def break_now(patch: pytest.MonkeyPatch) -> None:
@@ -199,7 +200,7 @@ def test_nothing_is_saved_in_the_middle_of_an_update(train: Run, tmp_path: Path)
         with pytest.raises(TeamError, match="update_actor met a dead process") as error:
             train(keys | {"trainer.save_freq": 1, "trainer.max_ckpt_to_keep": 1})
     (note,) = error.value.__notes__
-    assert note.startswith("step 3 was being updated, so no state is left in which all policies have completed the same step; the last")
+    assert note.startswith("step 3 was being updated, so the policies have not all completed the same step; the last")
     assert saved(run_dir) == ["global_step_2", "latest_checkpointed_iteration.txt"]
     assert train(keys).global_step == 4
 

@@ -24,7 +24,7 @@ from tests.workers.engine.builders import save_value_model
 from verl.protocol import DataProto
 from verl.trainer.checkpoint.export import export
 from verl.trainer.config.entry import compose_config
-from verl.trainer.ppo.ray_trainer import RayPPOTrainer
+from verl.trainer.ppo.train_step import StepTrainer
 from verl.workers.critic_worker import CriticWorker
 from verl.workers.policy_worker import PolicyWorker
 
@@ -118,13 +118,13 @@ def moved(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[set[str]]]:
 def batches(monkeypatch: pytest.MonkeyPatch) -> list[DataProto]:
     """The batch of each step, before its update."""
     seen: list[DataProto] = []
-    update = RayPPOTrainer._update
+    update = StepTrainer._update
 
-    def watched(trainer: RayPPOTrainer, batch: DataProto, *args: Any) -> Any:
+    def watched(trainer: StepTrainer, batch: DataProto, *args: Any) -> Any:
         seen.append(batch)
         return update(trainer, batch, *args)
 
-    monkeypatch.setattr(RayPPOTrainer, "_update", watched)
+    monkeypatch.setattr(StepTrainer, "_update", watched)
     return seen
 
 

@@ -78,7 +78,10 @@ class Lanes:
                 self._running += len(jobs)
             return [threads.submit(self._run, job) for threads, job in zip(self._threads, jobs, strict=True)]
         done: Future[T] = Future()
-        done.set_result(jobs[0]())
+        try:
+            done.set_result(jobs[0]())
+        except Exception as error:
+            done.set_exception(error)
         self._idle_since = time.perf_counter()
         return [done]
 
