@@ -337,7 +337,8 @@ def test_a_task_that_always_fails_is_named_and_replaced_by_another_one(
 
 @pytest.mark.ray
 def test_ray_trains_the_same_groups(train: Run, tmp_path: Path) -> None:
-    train(STALE | {"trainer.controller": "ray", "trainer.save_freq": 6})
+    """Two policies, each of which trains as soon as it can: a lane of calls to its own worker group."""
+    train(STALE | {"trainer.controller": "ray", "trainer.save_freq": 6, "trainer.test_freq": 6} | LEVELS["L3"].changes)
     check_ledger(tmp_path / "run", 6)
     assert max(staleness(tmp_path / "run")) == 1
 
@@ -348,7 +349,7 @@ def test_no_episode_is_lost_or_trained_twice_when_runs_are_killed_at_random_mome
     """A run that SIGTERM and SIGKILL end at moments that no test chooses, and that goes on from its last checkpoint."""
     steps = 5 * KILLS
     changes = STALE | {"trainer.total_training_steps": steps, "trainer.max_ckpt_to_keep": 1, "trainer.save_hf_model": False}
-    changes |= {"trainer.val_before_train": False, "trainer.test_freq": 0}
+    changes |= {"trainer.val_before_train": False, "trainer.test_freq": 0, "trainer.save_freq": 2} | LEVELS["L3"].changes
     command = [forked_python, "-m", "verl.trainer.main_ppo", *overrides(changes)]
     environment = os.environ | {"PYTHONPATH": f"{user_package}:{ROOT}"}
     moments, killed = random.Random(0), 0
