@@ -134,7 +134,7 @@ def check_ledger(run_dir: Path, steps: int, failing: bool = False) -> None:
         assert line["fully_async/partial/partial_ratio"] <= line["fully_async/partial/total_partial_num"]
         assert line["fully_async/partial/max_partial_span"] <= line["trainer/staleness"]
         idle = [share for name, share in line.items() if name.startswith("wg/") and name.endswith("/idle")]
-        assert idle and all(0 <= share < 1 for share in idle)
+        assert idle and all(0 <= share <= 1 for share in idle) and min(idle) < 1
 
 
 def test_samples_get_older_up_to_the_threshold_and_no_further(train: Run, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
