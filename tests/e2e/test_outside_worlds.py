@@ -52,14 +52,20 @@ TICTACTOE: dict[str, Any] = {
 
 
 @pytest.fixture
-def play(train: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
-    """Train on tictactoe; the argument changes some of `TICTACTOE`."""
+def mumbles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
+    """Overrides of a run on tictactoe."""
     (tmp_path / "mumbles.py").write_text(PACKAGE)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "mumbles", raising=False)
-    yield lambda changes=None: train(TICTACTOE | dict(changes or {}))
+    yield TICTACTOE
     for name in NAMES:
         AgentRegistry.remove(name, orchestra="farama")
+
+
+@pytest.fixture
+def play(train: Run, mumbles: dict[str, Any]) -> Run:
+    """Train on tictactoe; the argument changes some of `TICTACTOE`."""
+    return lambda changes=None: train(mumbles | dict(changes or {}))
 
 
 def calls_of(run_dir: Path, step: int) -> list[dict[str, Any]]:
