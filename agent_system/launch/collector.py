@@ -60,6 +60,10 @@ class TaskGroupPlayer:
         """Convert a row to a task and play its group; see `GroupPlayer.play`."""
         return await self.player.play(task_from_row(row), n, step=step, attempt=attempt, number=number, greedy=greedy)
 
+    def set_open(self, to_more: bool) -> None:
+        """See `GroupPlayer.set_open`."""
+        self.player.set_open(to_more)
+
     def rows(self, episodes: Sequence[EpisodeRecord]) -> DataProto | None:
         """See `GroupPlayer.rows`."""
         return self.player.rows(episodes)

@@ -22,7 +22,7 @@ from agent_system.registry import AgentRegistry
 from agent_system.workflows.farama import FaramaAgent
 
 
-NAMES = ("player_0", "player_1", "player_2")
+NAMES = ("player_0", "player_1", "player_2", "Player")
 
 
 class Mumbles(FaramaAgent):
@@ -35,7 +35,7 @@ class Mumbles(FaramaAgent):
 for name in NAMES:
     AgentRegistry.register(name, orchestra="farama")(Mumbles)
 """
-NAMES = ("player_0", "player_1", "player_2")
+NAMES = ("player_0", "player_1", "player_2", "Player")
 TICTACTOE: dict[str, Any] = {
     "agent.plugins": "[mumbles]",
     "agent.orchestra_type": "farama",

@@ -5,8 +5,10 @@ Every run is stopped by a signal in an update and goes on from its checkpoint, s
 
 import functools
 import json
+import math
 import os
 import signal
+import threading
 import zlib
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -15,18 +17,19 @@ from typing import Any
 
 import pytest
 
-from agent_system.environment import Outcome
+from agent_system.environment import Observation, Outcome
 from agent_system.rollout.runner import EpisodeRunner
 from tests.e2e import test_gateway, test_outside_worlds, test_untrained
-from tests.e2e.conftest import Run
+from tests.e2e.conftest import Run, read_metrics
 from tests.e2e.teams import ADAPTER, LEVELS, changes_of
 from tests.e2e.test_async_faults import QUICK
-from tests.e2e.test_fully_async import steps_of
 from tests.e2e.test_one_step_off import TREE
 from verl.protocol import DataProto
 from verl.protocol.generate import GREEDY_SUFFIX
 from verl.single_controller.worker_group import WorkerDiedError
-from verl.trainer.ppo.ray_trainer import RayPPOTrainer
+from verl.trainer.ppo.asynchronous.group_queue import GroupQueue
+from verl.trainer.ppo.asynchronous.stream import GroupStream
+from verl.trainer.ppo.ray_trainer import NoSamplesError, RayPPOTrainer
 from verl.workers.rollout.server import RolloutWorker
 
 pytestmark = pytest.mark.spread
@@ -36,13 +39,13 @@ STALE = QUICK | {"trainer.total_training_steps": STEPS, "trainer.save_freq": -1,
 REMAX = {"algorithm.adv_estimator": "remax"}
 GAE = {"algorithm.adv_estimator": "gae"}
 FILTER = {"algorithm.filter_groups.enable": True, "algorithm.filter_groups.metric": "seq_reward", "env.rollout.n": 2}
-COMMITTED = TREE | {"rollout.tree.returns": "committed", "algorithm.group_by_agent_id": True, "reward.team_scope": "all", "env.rollout.n": 2}
+COMMITTED = TREE | {"rollout.tree.returns": "committed", "algorithm.group_by_agent_id": True, "reward.team_scope": "episode"}
 CORRECTION = "algorithm.rollout_correction"
 OWN_PACE = {"trigger_parameter_sync_step": 2, "max_off_policy_threshold": 3}
 PACES = {f"async_training.per_policy.verifier_agent.{name}": value for name, value in OWN_PACE.items()}
 WORKERS = {"env.workers.num": 1, "env.workers.memory_gib": 4}
 LAKE = {
-    "agent.agent_ids": "[player_1]", "env.params.env_id": "FrozenLake-v1", "env.params.api": "gymnasium", "env.max_steps": 3,
+    "agent.agent_ids": "[Player]", "env.params.env_id": "FrozenLake-v1", "env.params.api": "gymnasium", "env.max_steps": 3,
     "env.params.kwargs.render_mode": "ansi",
 }  # fmt: skip
 # Overrides, and the fixtures whose overrides come with them.
@@ -69,7 +72,7 @@ OTHERS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "tree": (TREE | LEVELS["L3"].changes, ()),
     "tree, one agent": (TREE | LEVELS["L0"].changes, ()),
     "tree, failures": (TREE | LEVELS["L1"].changes | {"env.rollout.n": 2}, ("failures",)),
-    "tree, dynamic sampling": (TREE | FILTER | {"env.rollout.n": 1}, ("zero_or_one",)),
+    "tree, dynamic sampling": (TREE | FILTER | {"rollout.tree.k": 2} | LEVELS["L0"].changes, ("zero_or_one",)),
     "tree, remax": (TREE | REMAX, ()),
     "tree, committed, remax": (COMMITTED | REMAX, ("failures",)),
     "tree, committed, critics": (COMMITTED | GAE | LEVELS["L2"].changes, ()),
@@ -81,7 +84,7 @@ OTHERS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "critics": (GAE | LEVELS["L3"].changes, ()),
     "critics, warm-up": (GAE | LEVELS["L1"].changes | {"trainer.critic_warmup": 2}, ()),
     "critics, joint view": (GAE | {"critic.view": "joint", "critic.joint_prompt_length": 128}, ()),
-    "bypass": ({f"{CORRECTION}.bypass_mode": True}, ()),
+    "bypass": ({f"{CORRECTION}.bypass_mode": True, f"{CORRECTION}.rollout_is": "null"}, ()),
     "rejection": ({f"{CORRECTION}.rollout_rs": "token_k1", f"{CORRECTION}.rollout_rs_threshold": "0.5_2.0"}, ()),
     "m2po": ({f"{CORRECTION}.m2po_tau": 0.04, f"{CORRECTION}.rollout_is": "null"}, ()),
     "api, tree": (TREE | LEVELS["L3"].changes, ("api",)),
@@ -185,28 +188,48 @@ def check_batches(batches: list[DataProto], bounds: Mapping[str, int]) -> int:
     return max(ages)
 
 
-def check_groups(run_dir: Path, batches: list[DataProto], n: int, greedy: bool) -> dict[str, float]:
-    """Every group that was dispatched ends once, with all of its episodes; returns the last ledger."""
-    lines = steps_of(run_dir)
+def steps_of(run_dir: Path) -> list[dict[str, Any]]:
+    return [line for line in read_metrics(run_dir) if "fully_async/count/trained" in line]
+
+
+def check_ledger(run_dir: Path) -> dict[str, float]:
+    """All metrics are finite and groups add up in every step; returns the last ledger."""
+    lines, counts = steps_of(run_dir), dict[str, float]()
     assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
     for line in lines:
-        assert all(value == value and abs(value) != float("inf") for value in line.values()), line
+        assert all(math.isfinite(value) for value in line.values()), line
         counts = {name.rpartition("/")[2]: value for name, value in line.items() if name.startswith("fully_async/count/")}
-        assert counts.pop("dispatched") == sum(counts.values())
+        assert counts["dispatched"] == sum(counts.values()) - counts["dispatched"]
         assert counts["trained"] == 2 * line["step"]
-    assert counts["running"] == counts["complete"] == 0
-    texts = [text for file in (run_dir / "trajectories").glob("train_*.jsonl") for text in file.read_text().splitlines()]
-    played = Counter(json.loads(text)["traj_uid"].rpartition("#")[0] for text in texts)
-    assert set(played.values()) <= {n, 1} and len(texts) == len(set(json.loads(text)["traj_uid"] for text in texts))
+    return counts
+
+
+def episodes(run_dir: Path, of: str = "train_*") -> list[dict[str, Any]]:
+    """The episodes of training steps or of one validation."""
+    files = (run_dir / "trajectories").glob(f"{of}.jsonl")
+    return [json.loads(line) for file in files for line in file.read_text().splitlines()]
+
+
+def check_groups(run_dir: Path, batches: list[DataProto], n: int, greedy: bool) -> dict[str, float]:
+    """Every group that was dispatched ends once, with all of its episodes; returns the last ledger."""
+    counts, names = check_ledger(run_dir), [episode["traj_uid"] for episode in episodes(run_dir)]
+    assert counts["running"] == counts["complete"] == 0 and len(names) == len(set(names))
+    played = Counter(name.rpartition("#")[0] for name in names)
     groups = {uid for uid in played if not uid.endswith(GREEDY_SUFFIX)}
-    assert len(groups) == lines[-1]["fully_async/count/dispatched"] and all(played[uid] == n for uid in groups)
-    assert {uid + GREEDY_SUFFIX for uid in groups if greedy} == set(played) - groups
+    assert len(groups) == counts["dispatched"] and all(played[uid] == n for uid in groups)
+    assert {uid + GREEDY_SUFFIX: 1 for uid in groups if greedy} == {uid: played[uid] for uid in set(played) - groups}
     assert {uid for batch in batches for uid in batch.non_tensor_batch["uid"]} <= groups
-    return lines[-1]
+    return counts
 
 
 def test_old_samples_train_every_team_and_no_group_is_lost_or_trained_twice(
-    train: Run, tmp_path: Path, scored: list[DataProto], request: pytest.FixtureRequest, tiny_model_dir: Path, tiny_llama_dir: Path, case: str
+    train: Run,
+    tmp_path: Path,
+    scored: list[DataProto],
+    request: pytest.FixtureRequest,
+    tiny_model_dir: Path,
+    tiny_llama_dir: Path,
+    case: str,
 ) -> None:
     changes, needs = (CASES | OTHERS)[case]
     changes = {k: v.format(qwen=tiny_model_dir, llama=tiny_llama_dir) if isinstance(v, str) else v for k, v in changes.items()}
@@ -220,5 +243,107 @@ def test_old_samples_train_every_team_and_no_group_is_lost_or_trained_twice(
     tree = keys.get("rollout.sampling") == "tree" and "rollout.tree.returns" not in keys
     greedy = keys.get("algorithm.adv_estimator") == "remax" and not tree
     last = check_groups(tmp_path / "run", scored, int(keys.get("env.rollout.n", 3)), greedy)
-    assert ("zero_or_one" in needs) <= last["fully_async/count/rejected"]
+    assert ("zero_or_one" in needs) <= last["rejected"]
     assert max(line["training/engine_restarts"] for line in steps_of(tmp_path / "run")) == ("mortal" in needs)
+
+
+def test_a_step_whose_tasks_another_step_used_up_ends_the_run_in_a_line(train: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The task of step 1 has no signal, so step 1 trains on that of step 2, and no other one may be drawn."""
+    import my_flow_package
+
+    reject, act, rejected, first = GroupQueue.reject, my_flow_package.MyWorld.act, threading.Event(), list[str]()
+
+    def reset(world: Any, task: Any) -> Observation:
+        world.first = task.prompt == (first or [task.prompt])[0]
+        first.append(task.prompt)
+        return Observation(task.prompt)
+
+    def after_it(world: Any, *args: Any) -> Outcome:
+        return Outcome(local=0.0) if world.first or not rejected.wait(60) else act(world, *args)
+
+    monkeypatch.setattr(GroupQueue, "reject", lambda *args: (reject(*args), rejected.set()))
+    for name, method in {"reset": reset, "act": after_it, "blocking": True}.items():
+        monkeypatch.setattr(my_flow_package.MyWorld, name, method)
+    keys = STALE | FILTER | LEVELS["L0"].changes | {"data.train_batch_size": 1, "algorithm.filter_groups.max_num_gen_batches": 1}
+    with pytest.raises(NoSamplesError, match=r"^step 2: no more tasks may be drawn for it, .* raise algorithm.filter_groups.max_num_gen"):
+        train(keys)
+
+
+# Two episodes at a time with longer replies: updates and validations find replies in progress, and episodes that wait for their turn.
+BUSY = STALE | LEVELS["L1"].changes | {"rollout.max_concurrent_episodes": 2, "data.max_response_length": 48}
+
+
+@pytest.mark.parametrize("partial", [True, False])
+def test_replies_have_tokens_of_several_versions_only_with_partial_rollout(train: Run, scored: list[DataProto], partial: bool) -> None:
+    train(BUSY | {"async_training.partial_rollout": partial, "async_training.max_off_policy_threshold": 2})
+    columns = [batch.non_tensor_batch for batch in scored]
+    mixed = [int((column["version"] != column["oldest_version"]).sum()) for column in columns]
+    assert len(mixed) == STEPS and (sum(mixed) > 0) == partial
+    assert all((column["mean_version"] == column["version"]).all() for column in columns if not partial)
+    assert check_batches(scored, {"tiny_qwen3": 2}) >= 1
+
+
+def test_groups_that_are_too_old_are_dropped_and_the_run_goes_on(
+    train: Run, tmp_path: Path, scored: list[DataProto], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first two groups end after the update of step 2, whose deadline was step 1: no step trains on them."""
+    import my_flow_package
+
+    update, reset, late, over = RayPPOTrainer._update, my_flow_package.MyWorld.reset, set[str](), threading.Event()
+
+    def slow(world: Any, task: Any) -> Any:
+        if len(late) < 2:
+            late.add(task.prompt)
+        assert task.prompt not in late or over.wait(60)
+        return reset(world, task)
+
+    def watched(trainer: RayPPOTrainer, *args: Any) -> Any:
+        metrics = update(trainer, *args)
+        if trainer.global_step == 1:
+            over.set()
+        return metrics
+
+    monkeypatch.setattr(my_flow_package.MyWorld, "reset", slow)
+    monkeypatch.setattr(my_flow_package.MyWorld, "blocking", True)
+    monkeypatch.setattr(RayPPOTrainer, "_update", watched)
+    drop = {"async_training.max_off_policy_strategy": "drop", "async_training.max_off_policy_threshold": 0}
+    stopped(train, STALE | drop)
+    train(STALE | drop)
+    assert check_batches(scored, {"asker": 0, "verifier_agent": 0}) == 0
+    last, dropped = check_ledger(tmp_path / "run"), [line["fully_async/count/dropped"] for line in steps_of(tmp_path / "run")]
+    assert dropped[:2] == [0, 0] and dropped[2] >= 2
+    played = Counter(episode["uid"] for episode in episodes(tmp_path / "run"))
+    assert set(played.values()) == {3} and len(played) == last["trained"] + last["dropped"]
+
+
+def test_no_training_episode_begins_and_no_version_changes_during_a_validation(
+    train: Run, tmp_path: Path, tasks: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, load, validate, events = EpisodeRunner.run, RolloutWorker.update_weights, GroupStream.set_validating, list[str]()
+
+    async def begun(episode: EpisodeRunner) -> None:
+        events.append("validation episode" if episode.spec.validate else "episode")
+        await run(episode)
+
+    @functools.wraps(load)
+    async def loaded(*args: Any, **kwargs: Any) -> Any:
+        events.append("weights")
+        return await load(*args, **kwargs)
+
+    def validating(source: GroupStream, begins: bool) -> None:
+        if not begins:
+            events.append("end")
+        validate(source, begins)
+        if begins:
+            events.append("begin")
+
+    monkeypatch.setattr(EpisodeRunner, "run", begun)
+    monkeypatch.setattr(RolloutWorker, "update_weights", loaded)
+    monkeypatch.setattr(GroupStream, "set_validating", validating)
+    train(BUSY | {"data.val_files": tasks, "trainer.test_freq": 2, "data.val_max_samples": 6, "async_training.trigger_parameter_sync_step": 3,
+                  "async_training.max_off_policy_threshold": 5})  # fmt: skip
+    inside = [part.partition(",end")[0] for part in ",".join(events).split("begin,")[1:]]
+    assert len(inside) == 3 and all(set(found.split(",")) == {"validation episode"} for found in inside)
+    for step in (2, 4, 5):
+        found = episodes(tmp_path / "run", f"val_{step:06d}")
+        assert {call["version"] for episode in found for call in episode["calls"]} == {step}

@@ -125,6 +125,17 @@ def test_with_drop_groups_that_can_no_longer_be_trained_hold_no_room() -> None:
     assert slow.deadline == 1 and queue.capacity == 2
 
 
+def test_with_drop_no_group_begins_that_no_step_could_train_on() -> None:
+    """A step has taken its batch, and one policy of two has been updated: what began now would be too old for the next step."""
+    queue: GroupQueue[None] = GroupQueue(1, {"p": Pace(1.0, bound=0), "q": Pace(1.0, bound=0)}, drops=True)
+    queue.end(queue.dispatch(0, 0, 0), None)
+    assert queue.take(1) and queue.capacity == 0
+    queue.versions["p"] = 1
+    assert queue.capacity == 0
+    queue.versions["q"] = 1
+    assert queue.capacity == 2 and queue.dispatch(1, 0, 0).deadline == 2
+
+
 @pytest.mark.parametrize(("staleness", "trigger", "least"), [(0, 1, 0), (0.5, 1, 1), (1, 1, 1), (1, 2, 3), (2.5, 3, 10)])
 def test_the_least_bound(staleness: float, trigger: int, least: int) -> None:
     assert Pace(staleness, trigger).least_bound == least

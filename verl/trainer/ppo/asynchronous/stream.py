@@ -34,6 +34,10 @@ from verl.utils.loop_thread import LoopThread, Running
 T = TypeVar("T")
 # Period of the timer whose delay is the lag of the event loop, in seconds.
 TICK_S = 0.05
+NO_TASKS = (
+    "no more tasks may be drawn for it, and an earlier step trained on those that were; raise algorithm.filter_groups.max_num_gen_batches, "
+    "or use tasks of which more have a signal"
+)
 
 
 class Engine(Protocol):
@@ -163,10 +167,12 @@ class GroupStream:
         self._on_loop(publish())
 
     def set_validating(self, validating: bool) -> None:
-        """Dispatch no new groups during a validation; those in progress go on."""
+        """Begin no episodes during a validation; those in progress go on."""
 
         async def set_it() -> None:
             self._validating = validating
+            if self._player is not None:
+                self._player.set_open(not validating)
             self._notify()
 
         self._on_loop(set_it())
@@ -365,6 +371,8 @@ class GroupStream:
         """Return the samples of a step from its groups and those that failed or were rejected since the last one."""
         assert self._player is not None
         ended = sorted([*groups, *left_out], key=lambda ended: ended[0].index)
+        if not ended:
+            return StepSamples(None, (), {}, 0, NO_TASKS)
         result = await self._player.result([e for _, played in ended for e in played.sampled])
         if self.config.algorithm.filter_groups.enable:
             drawn, chosen = max(group.attempt + 1 for group, _ in ended), {played.sampled[0].uid for _, played in groups}

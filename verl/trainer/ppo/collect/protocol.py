@@ -79,6 +79,10 @@ class GroupPlayer(Protocol):
         """Return the `n` episodes of a task that `Collector.collect` plays for the `number`-th appearance of the task."""
         ...
 
+    def set_open(self, to_more: bool) -> None:
+        """Begin episodes (`to_more`), or let them wait; those in progress go on."""
+        ...
+
     def rows(self, episodes: Sequence[Any]) -> DataProto | None:
         """Return the batch of `result`, as far as it can be known without the other groups of the step."""
         ...
