@@ -21,7 +21,7 @@ from agent_system.environment import Observation, Outcome
 from agent_system.rollout.runner import EpisodeRunner
 from tests.e2e import test_gateway, test_outside_worlds, test_untrained
 from tests.e2e.conftest import Run, read_metrics
-from tests.e2e.teams import ADAPTER, LEVELS, changes_of
+from tests.e2e.teams import LEVELS, Level, changes_of
 from tests.e2e.test_async_faults import QUICK
 from tests.e2e.test_one_step_off import TREE
 from verl.protocol import DataProto
@@ -232,7 +232,7 @@ def test_old_samples_train_every_team_and_no_group_is_lost_or_trained_twice(
     case: str,
 ) -> None:
     changes, needs = (CASES | OTHERS)[case]
-    changes = {k: v.format(qwen=tiny_model_dir, llama=tiny_llama_dir) if isinstance(v, str) else v for k, v in changes.items()}
+    changes = changes_of(Level(changes, {}), tiny_model_dir, tiny_llama_dir)
     keys: dict[str, Any] = functools.reduce(lambda keys, need: keys | request.getfixturevalue(need), needs, {})
     keys = keys | STALE | changes
     stopped(train, keys)
@@ -340,8 +340,8 @@ def test_no_training_episode_begins_and_no_version_changes_during_a_validation(
     monkeypatch.setattr(EpisodeRunner, "run", begun)
     monkeypatch.setattr(RolloutWorker, "update_weights", loaded)
     monkeypatch.setattr(GroupStream, "set_validating", validating)
-    train(BUSY | {"data.val_files": tasks, "trainer.test_freq": 2, "data.val_max_samples": 6, "async_training.trigger_parameter_sync_step": 3,
-                  "async_training.max_off_policy_threshold": 5})  # fmt: skip
+    pace = {"async_training.trigger_parameter_sync_step": 3, "async_training.max_off_policy_threshold": 5}
+    train(BUSY | pace | {"data.val_files": tasks, "trainer.test_freq": 2, "data.val_max_samples": 6})
     inside = [part.partition(",end")[0] for part in ",".join(events).split("begin,")[1:]]
     assert len(inside) == 3 and all(set(found.split(",")) == {"validation episode"} for found in inside)
     for step in (2, 4, 5):
