@@ -64,6 +64,10 @@ class TaskGroupPlayer:
         """See `GroupPlayer.uid`."""
         return self.player.uid(task_from_row(row), step=step, attempt=attempt, number=number)
 
+    def set_open(self, to_more: bool) -> None:
+        """See `GroupPlayer.set_open`."""
+        self.player.set_open(to_more)
+
     def rows(self, episodes: Sequence[EpisodeRecord]) -> DataProto | None:
         """See `GroupPlayer.rows`."""
         return self.player.rows(episodes)

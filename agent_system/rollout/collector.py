@@ -96,6 +96,10 @@ class GroupPlayer:
         """Return the id of a group that `play` plays."""
         return _uid(task, _prefix(step, attempt), number)
 
+    def set_open(self, to_more: bool) -> None:
+        """See `EpisodePlayer.set_open`."""
+        self._player.set_open(to_more)
+
     def rows(self, episodes: Sequence[EpisodeRecord]) -> DataProto | None:
         """Return the batch of `result`, as far as it can be known without the other groups of the step."""
         return self._collector._result(episodes, self._collector.settings).batch

@@ -51,9 +51,17 @@ class EpisodePlayer:
     slots: asyncio.Semaphore
     rate: float
     window: int
+    _open: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     _ended: deque[Failure | None] = field(default_factory=deque, init=False)  # the last `window` episodes
     _failed: int = field(default=0, init=False)  # of these
     _left_out: list[Failure] = field(default_factory=list, init=False)  # candidates
+
+    def __post_init__(self) -> None:
+        self._open.set()
+
+    def set_open(self, to_more: bool) -> None:
+        """Begin episodes (`to_more`), or let them wait; those in progress go on."""
+        (self._open.set if to_more else self._open.clear)()
 
     async def play(self, specs: Sequence[EpisodeSpec]) -> list[EpisodeRecord]:
         """Play episodes concurrently and return their records, failed ones included, in the order of `specs`.
@@ -82,6 +90,7 @@ class EpisodePlayer:
 
     async def _play(self, spec: EpisodeSpec) -> EpisodeRecord:
         async with self.slots:
+            await self._open.wait()
             episode, task = await self._run(spec)
             if _lost_its_worker(task):  # with the same seeds it is the same episode
                 episode, task = await self._run(spec)

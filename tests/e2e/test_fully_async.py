@@ -346,22 +346,33 @@ def test_ray_trains_the_same_groups(train: Run, tmp_path: Path) -> None:
 def test_no_episode_is_lost_or_trained_twice_when_runs_are_killed_at_random_moments(
     overrides: Callable[..., list[str]], forked_python: str, user_package: Path, tmp_path: Path
 ) -> None:
-    """A run that SIGTERM and SIGKILL end at moments that no test chooses, and that goes on from its last checkpoint."""
+    """A run that SIGTERM and SIGKILL end at moments that no test chooses, and that goes on from its last checkpoint.
+
+    Two moments are counted from the start of the process, the next two from its first training step, which a slow machine begins late.
+    """
     steps = 5 * KILLS
     changes = STALE | {"trainer.total_training_steps": steps, "trainer.max_ckpt_to_keep": 1, "trainer.save_hf_model": False}
     changes |= {"trainer.val_before_train": False, "trainer.test_freq": 0, "trainer.save_freq": 2} | LEVELS["L3"].changes
     command = [forked_python, "-m", "verl.trainer.main_ppo", *overrides(changes)]
     environment = os.environ | {"PYTHONPATH": f"{user_package}:{ROOT}"}
-    moments, killed = random.Random(0), 0
+    moments, killed, reached, timeline = random.Random(0), 0, set[str](), tmp_path / "run" / "timeline.jsonl"
+
+    def written() -> int:
+        return timeline.stat().st_size if timeline.exists() else 0
+
     while True:
+        before = written()
         with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as run:
+            while killed % 4 > 1 and killed < KILLS and run.poll() is None and written() == before:
+                time.sleep(0.02)
             try:
-                _, said = run.communicate(timeout=moments.uniform(0.2, 1.5) if killed < KILLS else 120)
+                _, said = run.communicate(timeout=moments.uniform(0.0, 0.8) + 0.4 * (killed % 4 < 2) if killed < KILLS else 240)
                 break
             except subprocess.TimeoutExpired:
                 run.send_signal(signal.SIGKILL if killed % 2 else signal.SIGTERM)
                 killed += 1
+        reached |= {path.read_text() for path in tmp_path.glob("run/checkpoints/latest*")}
     assert run.returncode == 0, said
-    assert killed >= KILLS // 2, f"{killed} kills: the run is over too soon"
+    assert killed >= KILLS // 2 and len(reached) > KILLS // 4, f"{killed} kills after steps {reached}: the run is over too soon or too late"
     check_ledger(tmp_path / "run", steps)
     assert max(staleness(tmp_path / "run")) == 1

@@ -22,7 +22,7 @@ from agent_system.registry import AgentRegistry
 from agent_system.workflows.farama import FaramaAgent
 
 
-NAMES = ("player_0", "player_1", "player_2")
+NAMES = ("player_0", "player_1", "player_2", "Player")
 
 
 class Mumbles(FaramaAgent):
@@ -35,7 +35,7 @@ class Mumbles(FaramaAgent):
 for name in NAMES:
     AgentRegistry.register(name, orchestra="farama")(Mumbles)
 """
-NAMES = ("player_0", "player_1", "player_2")
+NAMES = ("player_0", "player_1", "player_2", "Player")
 TICTACTOE: dict[str, Any] = {
     "agent.plugins": "[mumbles]",
     "agent.orchestra_type": "farama",
@@ -52,14 +52,20 @@ TICTACTOE: dict[str, Any] = {
 
 
 @pytest.fixture
-def play(train: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
-    """Train on tictactoe; the argument changes some of `TICTACTOE`."""
+def mumbles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
+    """Overrides of a run on tictactoe."""
     (tmp_path / "mumbles.py").write_text(PACKAGE)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "mumbles", raising=False)
-    yield lambda changes=None: train(TICTACTOE | dict(changes or {}))
+    yield TICTACTOE
     for name in NAMES:
         AgentRegistry.remove(name, orchestra="farama")
+
+
+@pytest.fixture
+def play(train: Run, mumbles: dict[str, Any]) -> Run:
+    """Train on tictactoe; the argument changes some of `TICTACTOE`."""
+    return lambda changes=None: train(mumbles | dict(changes or {}))
 
 
 def calls_of(run_dir: Path, step: int) -> list[dict[str, Any]]:

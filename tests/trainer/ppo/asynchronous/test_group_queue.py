@@ -16,6 +16,11 @@ from verl.trainer.ppo.asynchronous.pace import Pace
 class Waiting(RuleBasedStateMachine):
     """A run with `max_off_policy_strategy=wait` and the lowest bound that is allowed."""
 
+    drops = False
+
+    def least_bound(self, pace: Pace) -> int:
+        return pace.least_bound
+
     @initialize(
         batch=st.integers(1, 4),
         staleness=st.sampled_from([0.0, 0.3, 1.0, 2.5]),
@@ -25,15 +30,17 @@ class Waiting(RuleBasedStateMachine):
     )
     def begin(self, batch: int, staleness: float, trigger: int, spare: int, least: int) -> None:
         paces = {"a": Pace(staleness, trigger), "b": Pace(0.5, 2)}
-        paces = {name: replace(pace, bound=pace.least_bound + spare) for name, pace in paces.items()}
-        self.queue: GroupQueue[int] = GroupQueue(batch, paces, steps=9)
+        paces = {name: replace(pace, bound=self.least_bound(pace) + spare) for name, pace in paces.items()}
+        self.queue: GroupQueue[int] = GroupQueue(batch, paces, self.drops, steps=9)
         self.least = min(least, batch)
         self.step, self.ended, self.trained, self.begun = 1, set[int](), set[int](), dict[int, dict[str, int]]()
 
     @rule(count=st.integers(1, 6))
     def dispatch(self, count: int) -> None:
         for _ in range(min(count, self.queue.capacity)):
-            self.begun[self.queue.dispatch(place=7, attempt=0, number=0).index] = dict(self.queue.versions)
+            group = self.queue.dispatch(place=7, attempt=0, number=0)
+            assert group.deadline > self.queue.taken
+            self.begun[group.index] = dict(self.queue.versions)
 
     @precondition(lambda self: self.queue.running)
     @rule(data=st.data(), how=st.sampled_from(["ends", "ends", "fails", "is rejected"]))
@@ -54,6 +61,7 @@ class Waiting(RuleBasedStateMachine):
         if interrupted and (groups := self.queue.take(self.step, least)) is not None:
             self.queue.put_back(groups)
         taken = self.queue.take(self.step, least)
+        self.queue.late = []
         if taken is None:
             assert self.queue.running or self.queue.capacity, "nothing would ever end this wait"
             return
@@ -71,7 +79,7 @@ class Waiting(RuleBasedStateMachine):
     def restart(self) -> None:
         state = json.loads(json.dumps(self.queue.state_dict()))
         old = self.queue
-        self.queue = GroupQueue(old.batch, old.paces, steps=old.steps)
+        self.queue = GroupQueue(old.batch, old.paces, self.drops, old.steps)
         self.queue.load_state_dict(state, [content for _, content in old.complete.values()])
         assert self.queue == old
 
@@ -81,14 +89,24 @@ class Waiting(RuleBasedStateMachine):
             return
         counts = self.queue.counts()
         assert counts.pop("dispatched") == sum(counts.values())
-        assert counts["dropped"] == 0
-        for pace in self.queue.paces.values():
+        assert self.drops or counts["dropped"] == 0
+        for pace in () if self.drops else self.queue.paces.values():
             assert counts["running"] + counts["complete"] <= math.floor((1 + pace.staleness) * pace.trigger * self.queue.batch)
         assert counts["trained"] <= self.queue.taken * self.queue.batch <= 9 * self.queue.batch
 
 
+class Dropping(Waiting):
+    """A run with `max_off_policy_strategy=drop`."""
+
+    drops = True
+
+    def least_bound(self, pace: Pace) -> int:
+        return pace.trigger - 1
+
+
 Waiting.TestCase.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
-test_waiting = Waiting.TestCase
+Dropping.TestCase.settings = settings(max_examples=100, stateful_step_count=60, deadline=None)
+test_waiting, test_dropping = Waiting.TestCase, Dropping.TestCase
 
 
 def test_a_step_waits_for_a_slow_group_whose_deadline_is_near() -> None:
@@ -123,6 +141,17 @@ def test_with_drop_groups_that_can_no_longer_be_trained_hold_no_room() -> None:
     assert queue.capacity == 0 and queue.take(1) == [(fast, "fast")]
     queue.versions["p"] = 1
     assert slow.deadline == 1 and queue.capacity == 2
+
+
+def test_with_drop_no_group_begins_that_no_step_could_train_on() -> None:
+    """A step has taken its batch, and one policy of two has been updated: what began now would be too old for the next step."""
+    queue: GroupQueue[None] = GroupQueue(1, {"p": Pace(1.0, bound=0), "q": Pace(1.0, bound=0)}, drops=True)
+    queue.end(queue.dispatch(0, 0, 0), None)
+    assert queue.take(1) and queue.capacity == 0
+    queue.versions["p"] = 1
+    assert queue.capacity == 0
+    queue.versions["q"] = 1
+    assert queue.capacity == 2 and queue.dispatch(1, 0, 0).deadline == 2
 
 
 @pytest.mark.parametrize(("staleness", "trigger", "least"), [(0, 1, 0), (0.5, 1, 1), (1, 1, 1), (1, 2, 3), (2.5, 3, 10)])

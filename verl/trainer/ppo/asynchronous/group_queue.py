@@ -19,7 +19,8 @@ for groups that are still sampled if without them more groups than fit would be 
 A group that is dispatched after `s` steps at version `v` is one of at most `(1 + tau) * M * B - (s - v) * B` that are not trained yet, and
 the steps up to `v + K + 1` have room for `(v + K + 1 - s) * B`. So none misses its deadline if `K >= ceil((1 + tau) * M) - 1`
 (`Pace.least_bound`) for every policy. A smaller K needs `max_off_policy_strategy=drop`, which leaves such groups out: those that take
-longest, so that batches get shorter episodes, and the surplus over the groups that fit.
+longest, so that batches get shorter episodes, and the surplus over the groups that fit. Between a take and the weights that it needs for
+more, no group begins: its deadline would have passed.
 
 A step that has waited for `batch_timeout_s` takes fewer groups than B, at least `least_batch_size`, if the rest fits as above; so does a
 step for which no more tasks can be sampled.
@@ -96,7 +97,9 @@ class GroupQueue(Generic[T]):
 
     @property
     def capacity(self) -> int:
-        """Number of groups that may be dispatched now."""
+        """Number of groups that may be dispatched now: none while they would be too old for the next step, until weights are published."""
+        if self._deadline <= self.taken:
+            return 0
         rooms = [
             math.floor((1 + pace.staleness) * pace.trigger * self.batch) - (self.taken - self.versions[policy]) * self.batch
             for policy, pace in self.paces.items()
@@ -104,6 +107,11 @@ class GroupQueue(Generic[T]):
         if self.steps is not None:
             rooms.append((self.steps - self.taken) * self.batch)
         return max(min(rooms) - self._ahead, 0)
+
+    @property
+    def _deadline(self) -> int:
+        """Deadline of a group that is dispatched now."""
+        return min(self.versions[policy] + pace.bound + 1 for policy, pace in self.paces.items())
 
     @property
     def _ahead(self) -> int:
@@ -120,8 +128,7 @@ class GroupQueue(Generic[T]):
 
     def dispatch(self, place: int, attempt: int, number: int) -> Group:
         """Begin a group of `next_step`."""
-        deadline = min(self.versions[policy] + pace.bound + 1 for policy, pace in self.paces.items())
-        group = Group(self.dispatched, self.next_step, attempt, place, number, deadline)
+        group = Group(self.dispatched, self.next_step, attempt, place, number, self._deadline)
         self.running[group.index] = group
         self.dispatched += 1
         return group

@@ -17,7 +17,7 @@ from collections.abc import Collection, Coroutine, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from verl.protocol import DataProto
 from verl.trainer.config import RunConfig
@@ -33,22 +33,15 @@ from verl.trainer.ppo.interrupt import StopRequest
 from verl.utils.dataset import TaskLoader
 from verl.utils.loop_thread import LoopThread, Running
 from verl.utils.names import listed
+from verl.workers.rollout.restart import RestartingClient
 
 T = TypeVar("T")
 # Period of the timer whose delay is the lag of the event loop, in seconds.
 TICK_S = 0.05
-
-
-class Engine(Protocol):
-    """Requests of one engine."""
-
-    async def drain(self) -> None:
-        """Let new requests wait until `release`, and return when none is in flight."""
-        ...
-
-    def release(self) -> None:
-        """Serve requests again."""
-        ...
+NO_TASKS = (
+    "no more tasks may be drawn for it, and an earlier step trained on those that were; raise algorithm.filter_groups.max_num_gen_batches, "
+    "or use tasks of which more have a signal"
+)
 
 
 @dataclass(frozen=True)
@@ -91,7 +84,7 @@ class GroupStream:
         on_collected: OnCollected,
         steps: int,
         paces: Mapping[str, Pace],
-        engines: Mapping[str, Engine],
+        engines: Mapping[str, RestartingClient],
     ) -> None:
         """Start with nothing in progress.
 
@@ -172,11 +165,13 @@ class GroupStream:
         self._on_loop(publish())
 
     def set_validating(self, validating: bool) -> None:
-        """Dispatch no new groups during a validation; those in progress go on."""
+        """Begin no episodes during a validation; those in progress go on."""
 
         async def set_it() -> None:
             self._validating = validating
             self._take_busy()  # is no part of a step
+            if self._player is not None:
+                self._player.set_open(not validating)
             self._notify()
 
         self._on_loop(set_it())
@@ -400,6 +395,8 @@ class GroupStream:
         """Return the samples of a step from its groups and those that failed or were rejected since the last one."""
         assert self._player is not None
         ended = sorted([*groups, *left_out], key=lambda ended: ended[0].index)
+        if not ended:
+            return StepSamples(None, (), {}, 0, NO_TASKS)
         result = await self._player.result([e for _, played in ended for e in played.sampled])
         if self.config.algorithm.filter_groups.enable:
             drawn = max(group.attempt + 1 for group, _ in ended)

@@ -83,6 +83,10 @@ class GroupPlayer(Protocol):
         """Return the id of a group that `play` plays."""
         ...
 
+    def set_open(self, to_more: bool) -> None:
+        """Begin episodes (`to_more`), or let them wait; those in progress go on."""
+        ...
+
     def rows(self, episodes: Sequence[Any]) -> DataProto | None:
         """Return the batch of `result`, as far as it can be known without the other groups of the step."""
         ...
