@@ -51,7 +51,8 @@ def benchmarks() -> Iterator[str]:
     yield f"a step with tools takes {bound} times the seconds of the simulated machine"
     yield f"{training['control_ms_per_call']:.2f} ms of CPU per call"
     yield f"within {100 * simulation['error']:.1f} % of nine measured runs"
-    yield f"{simulation['gpu_rollout_bound']:.2f} times as fast as `sync` where episodes wait, `one_step_off` {simulation['one_step_off']:.2f}"
+    ahead = f"{simulation['one_step_off']:.2f}"
+    yield f"{simulation['gpu_rollout_bound']:.2f} times as fast as `sync` where episodes wait, `one_step_off` {ahead}"
     yield f"{simulation['gpu_update_bound']:.2f} times where updates are the longer part"
 
 
