@@ -8,7 +8,8 @@ verl.trainer.main_ppo` does; a reply ends at its forced length. In every round, 
 trained in every mode, one after the other; a step lasts from the end of one update to that of the next, in the steady state.
 
 The last line is JSON. `speedup_<workload>` is the median over rounds of synchronous / asynchronous seconds, for the last of `--modes`, as
-are `step_over_bound` and `control_ms_per_call`; `modes` has the speed-ups of all, `step_s` the seconds. `step_over_bound` compares a step
+are `step_over_bound` and `control_ms_per_call`; `modes` has the speed-ups of all, `step_s` the seconds, `staleness` the age in steps of
+the oldest sample that a measured step trained on. `step_over_bound` compares a step
 of `tools` with the simulated step (`benchmarks/asynchronous/simulator.py`) of the same waits in the same mode on a machine whose engines
 need no time, and which spends on each step what the fastest mode needs on `compute`. `control_ms_per_call` is CPU time of the thread that
 plays the episodes (of the last workload).
@@ -39,7 +40,7 @@ FULLY_ASYNC = {
     "async_training.mode": "fully_async",
     "async_training.staleness_threshold": 2,
     "async_training.trigger_parameter_sync_step": 1,
-    "async_training.max_off_policy_threshold": 4,
+    "async_training.max_off_policy_threshold": 2,
 }
 MODES = {
     "sync": Mode({}),
@@ -90,6 +91,9 @@ def summarise(rounds: list[Round], modes: list[str], tasks: int) -> dict[str, An
         "step_s": {
             mode: {workload: round(statistics.median([found[workload][mode].mean_step_s for found in rounds]), 3) for workload in workloads}
             for mode in modes
+        },
+        "staleness": {
+            mode: {workload: int(max(found[workload][mode].staleness for found in rounds)) for workload in workloads} for mode in modes[1:]
         },
         "spread": {name: [round(min(found), 3), round(max(found), 3)] for name, found in values.items()},
         "load": round(os.getloadavg()[0], 1),

@@ -108,6 +108,11 @@ class MeasuredRun:
         """Mean seconds of a step."""
         return statistics.mean(self.step_s)
 
+    @property
+    def staleness(self) -> float:
+        """Age in steps of the oldest sample."""
+        return max(value for line in self.lines for name, value in line.items() if name.endswith("/staleness/max"))
+
     def busy_s(self, call: str) -> float:
         """Return the mean seconds of a step in which the worker group was in `call`."""
         return sum(span["end"] - span["start"] for span in self.spans if span["call"] == call) / len(self.step_s)

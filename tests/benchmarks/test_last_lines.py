@@ -62,6 +62,7 @@ def test_async_training_compares_steps_of_the_same_episodes(forked_python: str) 
     seconds = {mode: found["tools"] for mode, found in result["step_s"].items()}
     assert result["speedup_tools"] == pytest.approx(seconds["sync"] / seconds["one_step_off"], rel=0.05)
     assert result["control_ms_per_call"] > 0
+    assert result["staleness"] == {"one_step_off": {"tools": 1}}
 
 
 def test_async_simulation_predicts_every_mode_where_training_takes_as_long_as_simulated(forked_python: str) -> None:

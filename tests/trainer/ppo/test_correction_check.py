@@ -57,8 +57,13 @@ def test_every_combination_that_verl_names_is_accepted(tiny_model_dir: Path) -> 
 
 @pytest.mark.parametrize(
     ("mode", "staleness", "epochs", "mini", "steps"),
-    [("fully_async", 1.0, 2, 0, 2), ("one_step_off", 1.0, 1, 2, 4), ("fully_async", 0.0, 2, 0, 0), ("sync", 1.0, 2, 0, 0)]
-    + [("fully_async", 1.0, 1, 0, 0)],
+    [
+        ("fully_async", 1.0, 2, 0, 2),
+        ("one_step_off", 1.0, 1, 2, 4),
+        ("fully_async", 0.0, 2, 0, 0),
+        ("sync", 1.0, 2, 0, 0),
+        ("fully_async", 1.0, 1, 0, 0),
+    ],
 )
 def test_several_optimizer_steps_on_older_samples_are_warned_of_in_one_line(
     tiny_model_dir: Path, caplog: pytest.LogCaptureFixture, mode: str, staleness: float, epochs: int, mini: int, steps: int

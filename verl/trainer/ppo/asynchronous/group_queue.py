@@ -1,8 +1,8 @@
 """Admission of task groups to sampling, and their choice for training steps: numbers only, without clocks or threads.
 
 A group is all episodes of one task. It is *dispatched* when it begins, at the weight versions `v_p` that are published then, and ends as
-*complete*, *failed* (no episode of it succeeded) or *rejected* (dynamic sampling: it has no signal, or is one too many). Versions are numbers of training
-steps: step `s` begins with version `s - 1`. For every trained policy `p`
+*complete*, *failed* (no episode of it succeeded) or *rejected* (dynamic sampling: it has no signal, or is one too many). Versions are
+numbers of training steps: step `s` begins with version `s - 1`. For every trained policy `p`
 
     capacity_p = floor((1 + tau_p) * M_p * B) - (s - v_p) * B - (running + complete)
 

@@ -107,9 +107,9 @@ def _warn_of_updates(config: RunConfig, placement: Placement) -> None:
     updates = {policy: learner.updates for policy, learner in policy_learners(config, placement).items() if learner.updates > 1}
     if updates and not config.async_training.fresh:
         logger.warning(
-            "async_training.mode=%s trains on samples of older weights, and %s: each moves the policy further from the weights that sampled "
-            "them, beyond what algorithm.rollout_correction measures before the first one; use fewer (ppo_epochs=1, larger mini-batches) or "
-            "less staleness if the gap grows (docs/async.md#what-to-watch)",
+            "async_training.mode=%s trains on samples of older weights, and %s: each moves the policy further from the weights that "
+            "sampled, beyond what algorithm.rollout_correction measures before the first one; use fewer (ppo_epochs=1, no mini-batches) "
+            "or less staleness if the gap grows (docs/async.md#what-to-watch)",
             config.async_training.mode,
             ", ".join(f"{policy} makes {count} optimizer steps a batch" for policy, count in updates.items()),
         )
