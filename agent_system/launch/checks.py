@@ -13,6 +13,7 @@ import torch
 
 from agent_system.errors import AgentSystemError
 from agent_system.launch.collector import build_collector, check_endpoints, orchestra_options
+from agent_system.launch.env_workers import check_cpus
 from agent_system.options import build_options
 from agent_system.registry import AgentRegistry, EnvRegistry, OrchestraRegistry, load_plugins
 from agent_system.rollout import TooManyFailuresError
@@ -146,6 +147,7 @@ def check_run(config: RunConfig) -> CheckedRun:
     resolve_defaults(config)
     check_team(config)
     placement = check_settings(config)
+    check_cpus(config, placement)
     env = EnvRegistry.get(config.env.env_name)
     if config.env.workers.num and env.overrides("check_workers"):
         env(build_options(env.config_class, config.env.params, "env.params")).check_workers()
