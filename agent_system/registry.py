@@ -79,7 +79,8 @@ class Registry(Generic[T]):
         for place in ((orchestra, env, name), (orchestra, None, name), (None, None, name), (orchestra, None, ANY)):
             if place in self._entries:
                 return self._entries[place]
-        known = sorted({*self.names(orchestra=orchestra, env=env), *(built_in_workflows() if self._in_workflows and orchestra is None else ())})
+        built_in = built_in_workflows() if self._in_workflows and orchestra is None else ()
+        known = sorted({*self.names(orchestra=orchestra, env=env), *built_in})
         elsewhere = sorted({str(s) for s, _, n in self._entries if n == name and s is not None} - {orchestra})
         hint = f" (it exists in the scope of orchestra {', '.join(elsewhere)})" if elsewhere else did_you_mean(name, known)
         raise AgentSystemError(

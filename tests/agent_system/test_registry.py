@@ -76,7 +76,7 @@ def test_a_missing_plugin_module_is_named(tmp_path: Path, monkeypatch: pytest.Mo
         load_plugins(["no_such_flow.x"])
     (tmp_path / "needs_more.py").write_text("import no_such_library")
     monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(AgentSystemError, match="agent.plugins: 'needs_more' imports what is not installed: .*'no_such_library'"):
+    with pytest.raises(AgentSystemError, match=r"agent.plugins: 'needs_more' imports what is not installed: .*'no_such_library'"):
         load_plugins(["needs_more"])
 
 

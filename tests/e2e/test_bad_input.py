@@ -258,6 +258,7 @@ CROSS_KEY = [
     (["algorithm.adv_estimator=gae", "critic.view=joint", "rollout.sampling=tree"], "error: rollout.sampling=tree"),
     (["trainer.resource_pool=dedicated"], "error: trainer.resource_pool=dedicated: trainer.nnodes=1 * trainer.n_gpus_per_node=1"),
     ([f"{MODEL}.actor.policy_loss.loss_mode=sapo", f"{MODEL}.actor.clip_ratio=0.1"], f"error: {MODEL}.actor.clip_ratio=0.1 has no effect"),
+    (["data.train_batch_size"], "error: data.train_batch_size: expected key=value"),
     (["data.trian_batch_size=3"], "error: unknown key data.trian_batch_size; did you mean data.train_batch_size"),
 ]
 

@@ -46,7 +46,7 @@ class ToolFlow(BaseOrchestra):
 '''
 
 SERVER = ROOT / "tests" / "agent_system" / "tools" / "mcp_server.py"
-MCP_PACKAGE = f'''
+MCP_PACKAGE = f"""
 from agent_system import AgentRegistry
 from agent_system.tools import McpServer, ToolAgent
 
@@ -58,7 +58,7 @@ class Clerk(ToolAgent):
 
     def describe_tools(self):
         return "tools: " + ", ".join(self.by_name)
-'''
+"""
 
 
 @pytest.fixture
