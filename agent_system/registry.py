@@ -79,7 +79,8 @@ class Registry(Generic[T]):
         for place in ((orchestra, env, name), (orchestra, None, name), (None, None, name), (orchestra, None, ANY)):
             if place in self._entries:
                 return self._entries[place]
-        known = sorted({*self.names(orchestra=orchestra), *(built_in_workflows() if self._in_workflows and orchestra is None else ())})
+        built_in = built_in_workflows() if self._in_workflows and orchestra is None else ()
+        known = sorted({*self.names(orchestra=orchestra, env=env), *built_in})
         elsewhere = sorted({str(s) for s, _, n in self._entries if n == name and s is not None} - {orchestra})
         hint = f" (it exists in the scope of orchestra {', '.join(elsewhere)})" if elsewhere else did_you_mean(name, known)
         raise AgentSystemError(
@@ -87,9 +88,9 @@ class Registry(Generic[T]):
             f"known: {', '.join(known) or 'none'}. A module of your own must be imported first: agent.plugins=[your.module]"
         )
 
-    def names(self, *, orchestra: str | None = None) -> list[str]:
-        """Return the names that a lookup for `orchestra` can find, sorted."""
-        return sorted({n for s, e, n in self._entries if n != ANY and e is None and (s is None or s == orchestra)})
+    def names(self, *, orchestra: str | None = None, env: str | None = None) -> list[str]:
+        """Return the names that a lookup for `orchestra` and `env` can find, sorted."""
+        return sorted({n for s, e, n in self._entries if n != ANY and e in (None, env) and s in (None, orchestra)})
 
     def remove(self, name: str, *, orchestra: str | None = None, env: str | None = None) -> None:
         """Remove one entry, so that a notebook or a test can register the name again."""
@@ -126,7 +127,7 @@ def load_plugins(modules: Iterable[str] = ()) -> list[str]:
     """Import `modules` and every installed entry point of the group `verl_mas.plugins`; return the names of all these modules.
 
     Raises:
-        AgentSystemError: a module named in `modules` does not exist.
+        AgentSystemError: a module named in `modules`, or one that it imports, does not exist.
     """
     loaded = []
     for module in modules:
@@ -134,7 +135,7 @@ def load_plugins(modules: Iterable[str] = ()) -> list[str]:
             importlib.import_module(module)
         except ModuleNotFoundError as error:
             if error.name is None or not (module == error.name or module.startswith(error.name + ".")):
-                raise
+                raise AgentSystemError(f"agent.plugins: {module!r} imports what is not installed: {error}") from error
             raise AgentSystemError(
                 f"agent.plugins names the module {module!r}, which Python cannot find; install the package or add its folder to PYTHONPATH"
             ) from error

@@ -13,6 +13,7 @@ import torch
 
 from agent_system.errors import AgentSystemError
 from agent_system.launch.collector import build_collector, check_endpoints, orchestra_options
+from agent_system.launch.env_workers import check_cpus
 from agent_system.options import build_options
 from agent_system.registry import AgentRegistry, EnvRegistry, OrchestraRegistry, load_plugins
 from agent_system.rollout import TooManyFailuresError
@@ -30,7 +31,7 @@ from verl.trainer.config.group_checks import warn_of_warmup
 from verl.trainer.config.presets import describe_preset
 from verl.trainer.config.spec import ConfigError
 from verl.trainer.derived import load_group_tokenizer, max_model_len, resolve_defaults, run_dir_of, steps_of_run
-from verl.trainer.model_checks import adapter_sizes, check_critic, check_reward_model, check_vllm
+from verl.trainer.model_checks import adapter_sizes, check_critic, check_reward_model, check_vllm, warn_of_positions
 from verl.trainer.placement.role_policies import output_dir
 from verl.trainer.placement.table import Placement
 from verl.trainer.ppo.asynchronous.saved_groups import check_checkpoint
@@ -146,6 +147,7 @@ def check_run(config: RunConfig) -> CheckedRun:
     resolve_defaults(config)
     check_team(config)
     placement = check_settings(config)
+    check_cpus(config, placement)
     env = EnvRegistry.get(config.env.env_name)
     if config.env.workers.num and env.overrides("check_workers"):
         env(build_options(env.config_class, config.env.params, "env.params")).check_workers()
@@ -167,6 +169,7 @@ def check_run(config: RunConfig) -> CheckedRun:
     run_dir = output_dir(config, placement, trained_in, checkpoint)
     check_reward_model(config)
     tokenizers = {g.wg_id: load_group_tokenizer(g) for g in placement.groups}
+    warn_of_positions(placement, partial(max_model_len, config, placement))
     sizes = adapter_sizes(placement)
     check_critic(config, placement, tokenizers)
     collector = build_collector(config, placement, tokenizers, dict.fromkeys(tokenizers))

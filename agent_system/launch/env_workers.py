@@ -11,14 +11,32 @@ from agent_system.env_workers.messages import Transport
 from agent_system.registry import EnvRegistry
 from verl.trainer.config import RunConfig
 from verl.trainer.config.spec import ConfigError
-from verl.trainer.ppo.controller import import_path
+from verl.trainer.placement.pools import count_devices
+from verl.trainer.placement.table import Placement
+from verl.trainer.ppo.controller import BUNDLE_CPUS, free_cpus, import_path
+
+
+def check_cpus(config: RunConfig, placement: Placement) -> None:
+    """Raise ConfigError if the workers of `env.workers` reserve more CPUs than Ray has free.
+
+    Without a running Ray, the size of the private cluster to start counts; a cluster to join is only known once it is joined.
+    """
+    keys, free = config.env.workers, free_cpus(config) if config.env.workers.num else None
+    if free is None:
+        return
+    free -= BUNDLE_CPUS * count_devices(config) if placement.groups else 0.0
+    if keys.num * keys.cpus > free:
+        raise ConfigError(
+            f"env.workers.num={keys.num} and env.workers.cpus={keys.cpus:g} reserve {keys.num * keys.cpus:g} CPUs, but the Ray cluster has "
+            f"{free:g} free; lower one of them, or raise ray_init.num_cpus of a private cluster"
+        )
 
 
 @contextmanager
 def env_workers(config: RunConfig) -> Iterator[EnvWorkers | None]:
     """Start the workers of `env.workers` and end them at exit; None with `env.workers.num=0`.
 
-    Raises ConfigError when the Ray cluster has not enough free CPUs, EnvWorkerError when a worker cannot start.
+    Raises EnvWorkerError when a worker cannot start.
     """
     if config.env.workers.num == 0:
         yield None
@@ -43,14 +61,6 @@ def _starter(config: RunConfig) -> Callable[[], Transport]:
     payload, environment = pickle.dumps(source), {"PYTHONPATH": import_path()}
     if config.trainer.controller == "local":
         return lambda: ProcessWorker(payload, environment)
-    import ray
-
     from agent_system.env_workers.ray_actor import RayWorker
 
-    free = ray.available_resources().get("CPU", 0.0)
-    if keys.num * keys.cpus > free:
-        raise ConfigError(
-            f"env.workers.num={keys.num} and env.workers.cpus={keys.cpus:g} reserve {keys.num * keys.cpus:g} CPUs, but the Ray cluster has "
-            f"{free:g} free; lower one of them"
-        )
     return lambda: RayWorker(payload, keys.cpus, environment)

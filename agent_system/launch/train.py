@@ -15,7 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from agent_system.launch.checks import USER_ERRORS, check_run
 from agent_system.launch.collector import build_collector
-from agent_system.launch.env_workers import env_workers
+from agent_system.launch.env_workers import check_cpus, env_workers
 from agent_system.sandbox import close_shared
 from verl.trainer.checkpoint.store import CONFIG_FILE
 from verl.trainer.config import RunConfig
@@ -55,6 +55,7 @@ def run(config: RunConfig) -> RayPPOTrainer:
         started.callback(close_shared)
         controller = build_controller(config)
         started.callback(controller.shutdown)
+        check_cpus(config, placement)
         started.enter_context(stopping_at_once())
         team = TeamWorkers(config, placement, controller, run_dir / "logs")
         started.callback(team.shutdown)

@@ -71,9 +71,13 @@ def test_a_built_in_workflow_is_found_by_its_name_and_listed_before_it_is_import
         OrchestraRegistry.get("maths")
 
 
-def test_a_missing_plugin_module_is_named() -> None:
+def test_a_missing_plugin_module_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(AgentSystemError, match=r"agent.plugins names the module 'no_such_flow.x'"):
         load_plugins(["no_such_flow.x"])
+    (tmp_path / "needs_more.py").write_text("import no_such_library")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(AgentSystemError, match=r"agent.plugins: 'needs_more' imports what is not installed: .*'no_such_library'"):
+        load_plugins(["needs_more"])
 
 
 @dataclass

@@ -74,6 +74,11 @@ def write(path: Path, rows: list[dict]) -> str:
         ),
         ({f"{MODEL}.model.path": "/no/such/model"}, ["/no/such/model", "config.json"]),
         ({"data.train_files": "/no/such/file.jsonl"}, ["/no/such/file.jsonl", "data.train_files"]),
+        ({"data.train_files": "."}, [". is a folder; name the files in data.train_files"]),
+        ({f"{MODEL}.model.path": "~/model"}, ["write actor_rollout_ref.model.path=$HOME/model"]),
+        ({f"{MODEL}.actor.optim.lr": "1e-6,1e-5"}, ["optim.lr=1e-6,1e-5", "key=[value1,value2]"]),
+        ({"+data.seed": 3}, ["Could not append to config", "remove + prefix"]),
+        ({"agent.orchestra_type": "single", "env.env_name": "math"}, ["no agent named 'Asker'", "known: Single Agent"]),
         ({"data.train_files": 7}, ["data.train_files=7", "str or list[str]"]),
         ({"data.train_batch_size": 50}, ["12 tasks", "data.train_batch_size=50"]),
         ({"trainer.logger": "[consle]"}, ["'consle'", "console"]),
@@ -253,6 +258,7 @@ CROSS_KEY = [
     (["algorithm.adv_estimator=gae", "critic.view=joint", "rollout.sampling=tree"], "error: rollout.sampling=tree"),
     (["trainer.resource_pool=dedicated"], "error: trainer.resource_pool=dedicated: trainer.nnodes=1 * trainer.n_gpus_per_node=1"),
     ([f"{MODEL}.actor.policy_loss.loss_mode=sapo", f"{MODEL}.actor.clip_ratio=0.1"], f"error: {MODEL}.actor.clip_ratio=0.1 has no effect"),
+    (["data.train_batch_size"], "error: data.train_batch_size: expected key=value"),
     (["data.trian_batch_size=3"], "error: unknown key data.trian_batch_size; did you mean data.train_batch_size"),
 ]
 

@@ -43,6 +43,13 @@ def test_episodes_in_flight_follow_the_slots_of_the_engines(check: Check, change
     assert config.rollout.max_concurrent_episodes == episodes
 
 
+def test_lengths_beyond_the_positions_of_a_model_are_told(check: Check, caplog: pytest.LogCaptureFixture) -> None:
+    check()
+    assert "positions" not in caplog.text
+    check({"data.max_prompt_length": 1024})
+    assert "group 'asker': data.max_prompt_length" in caplog.text and "allow 1030 tokens" in caplog.text and "1024 pos" in caplog.text
+
+
 def test_arguments_of_the_chat_template_reach_every_agent(check: Check) -> None:
     config, checked = check({"data.apply_chat_template_kwargs.enable_thinking": "false"})
     collector = build_collector(config, checked.placement, checked.tokenizers, dict.fromkeys(checked.tokenizers)).collector

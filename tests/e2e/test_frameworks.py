@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import json
 import shutil
 import subprocess
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +16,20 @@ import pytest
 from agent_system.environment import Task
 from agent_system.gateway import ServedSession
 from agent_system.gateway.chat import Chat
+from agent_system.gateway.command import load_command
 from agent_system.gateway.team import load_team
 from agent_system.launch.openai_server import Address, listening
 from agent_system.launch.serving import LoadedTeam, loaded_team
+from agent_system.record import Sample
 from agent_system.registry import AgentRegistry
 from tests.agent_system.gateway.templates import TEMPLATES
 from tests.e2e.conftest import Run, read_metrics, weights
+from tests.e2e.teams import load_exported
 from tests.house.source import ROOT
 from verl.trainer.serving import Engines
 
 from .test_gateway import calls
+from .test_vllm import largest_gap
 
 FOLDER = ROOT / "examples" / "frameworks"
 NEEDS = {
@@ -42,7 +48,12 @@ BASE: dict[str, Any] = {
     "data.val_files": "null",
     "trainer.test_freq": 0,
 }
-
+VALIDATED: dict[str, Any] = {
+    "trainer.test_freq": 2,
+    "data.val_max_samples": 1,
+    "actor_rollout_ref.rollout.val_kwargs.do_sample": False,
+    "actor_rollout_ref.actor.optim.lr": 0.05,
+}
 
 ROLES = '''
 """The math team, and its roles for programs, with actions that are whole replies: my_world rewards their text."""
@@ -70,8 +81,8 @@ for orchestra in ("gateway", "my_math"):
 '''
 
 
-def check_served(run_dir: Path, team: str) -> None:
-    """The program, as it is, gets from a server what it gets in an episode."""
+def check_served(run_dir: Path, program: Callable[..., Any], engine: str = "") -> list[Sample]:
+    """The program, as it is, gets from a server what it gets in an episode; returns the calls of the episode."""
     said: list[Any] = []
     answer = Chat.answer
 
@@ -79,8 +90,8 @@ def check_served(run_dir: Path, team: str) -> None:
         said.extend((built.prompt.ids, reply.generation.token_ids) for _, reply in replies)
         return answer(chat, ask, built, replies, name)
 
-    async def compare(loaded: LoadedTeam) -> None:
-        task, program = Task("t", "3 + 4?"), load_team(team)
+    async def compare(loaded: LoadedTeam) -> list[Sample]:
+        task = Task("t", "0?")
         (record,) = (await loaded.collector.collect([task], 1, step=1, validate=True, greedy=True)).episodes
         in_episode, said[:] = list(said), []
         async with listening(loaded, Address(port=0), "", True) as (url, _), ServedSession(f"{url}/v1") as session:
@@ -92,10 +103,21 @@ def check_served(run_dir: Path, team: str) -> None:
             else:
                 assert (record.failure, record.answer) == (None, found)
         assert said == in_episode != []
+        return list(record.samples)
 
-    with pytest.MonkeyPatch.context() as patch, loaded_team(str(run_dir), "cpu", Engines("", None)) as loaded:
+    with pytest.MonkeyPatch.context() as patch, loaded_team(str(run_dir), "cpu", Engines(engine, None)) as loaded:
         patch.setattr(Chat, "answer", heard)
-        asyncio.run(compare(loaded))
+        return asyncio.run(compare(loaded))
+
+
+def check_validated(run_dir: Path, samples: Sequence[Sample]) -> None:
+    """A served team says what it said to the same task in the validation after its training, and not what it said before."""
+
+    def said(step: int) -> list[tuple[str, str, str]]:
+        line, *_ = (run_dir / "trajectories" / f"val_{step:06}.jsonl").read_text().splitlines()
+        return [(call["agent_id"], call["prompt"], call["reply"]) for call in json.loads(line)["calls"]]
+
+    assert [(sample.agent_id, sample.prompt_text, sample.text) for sample in samples] == said(2) != said(0)
 
 
 def check_both_learn(run_dir: Path) -> None:
@@ -114,10 +136,10 @@ def test_a_team_of_a_framework_trains_two_policies(train: Run, tmp_path: Path, t
     own = {"agent.team": f"examples.frameworks.{team}", "actor_rollout_ref.model.path": model, "data.max_prompt_length": 16384}
     train({**BASE, **own, "agent.orchestra_type": "gateway"})
     check_both_learn(tmp_path / "run")
-    check_served(tmp_path / "run", str(own["agent.team"]))
+    check_served(tmp_path / "run", load_team(str(own["agent.team"])))
 
 
-def test_a_team_in_node_trains_two_policies(train: Run, tmp_path: Path) -> None:
+def test_a_team_in_node_trains_two_policies_and_is_served(train: Run, tmp_path: Path, tasks: str) -> None:
     if shutil.which("npm") is None:
         pytest.skip("needs Node")
     folder = tmp_path / "node"
@@ -125,8 +147,27 @@ def test_a_team_in_node_trains_two_policies(train: Run, tmp_path: Path) -> None:
     install = ["npm", "--prefix", folder, "install", "--silent", "--no-audit", "--no-fund"]
     if subprocess.run(install, check=False, timeout=120).returncode:
         pytest.skip("npm cannot install the package openai")
-    train({**BASE, "agent.orchestra_type": "gateway", "agent.team_command": f"node {folder / 'team.js'}"})
+    command = f"node {folder / 'team.js'}"
+    train({**BASE, **VALIDATED, "data.val_files": tasks, "agent.orchestra_type": "gateway", "agent.team_command": command})
     check_both_learn(tmp_path / "run")
+    check_validated(tmp_path / "run", check_served(tmp_path / "run", load_command(command, None)))
+
+
+@pytest.mark.spread
+@pytest.mark.parametrize("engine", ["vllm"])
+def test_a_trained_team_is_served_by_another_engine(
+    train: Run, tmp_path: Path, wide_heads_model_dir: Path, request: pytest.FixtureRequest, engine: str
+) -> None:
+    """With the weights of the checkpoint: the log-probs of every token are those of plain transformers."""
+    if not request.config.getoption("--all-levels"):
+        pytest.skip("starts vLLM, which other tests do: needs --all-levels")
+    team = {"agent.orchestra_type": "gateway", "agent.team": "examples.frameworks.openai_team:team"}
+    train({**BASE, **team, "actor_rollout_ref.model.path": wide_heads_model_dir})
+    samples = check_served(tmp_path / "run", load_team(team["agent.team"]), engine)
+    for sample in samples:
+        (folder,) = (tmp_path / "run" / "checkpoints" / "global_step_2" / "actor").glob(f"{sample.policy_id}/huggingface")
+        gaps = [largest_gap([load_exported(model)] * 3, sample) for model in (folder, wide_heads_model_dir)]
+        assert gaps[0] < 1e-4 < 1e-3 < gaps[1], gaps
 
 
 def test_a_langgraph_team_trains_to_the_same_bits_as_the_orchestra(train: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,7 +36,8 @@ def served(python: str, run_dir: Path, *options: str) -> Iterator[Any]:
         assert process.stdout is not None
         line = process.stdout.readline()
         try:
-            with openai.OpenAI(base_url=line.split()[0], api_key="sk-team", max_retries=0) as client:
+            strict = {"_strict_response_validation": True}  # with which the library tests its own client
+            with openai.OpenAI(base_url=line.split()[0], api_key="sk-team", max_retries=0, **strict) as client:
                 yield client
         finally:
             process.send_signal(signal.SIGTERM)
@@ -55,6 +56,12 @@ def check_answers(client: Any) -> None:
     assert several[0] == several[1] and several[0][0] == same[0]
     pieces = list(create(model="solver_agent", messages=messages, seed=1, temperature=0.5, stream=True))
     assert "".join(piece.choices[0].delta.content or "" for piece in pieces) == same[0]
+    raw = client.chat.completions.with_raw_response.create(model="Solver Agent", messages=messages, seed=1, temperature=0.5, logprobs=True)
+    assert raw.http_request.headers.get("x-stainless-lang") == "python" and raw.parse().choices[0].message.content == same[0]
+    asked = client.chat.completions.with_streaming_response.create(model="Solver Agent", messages=messages, seed=1, temperature=0.5)
+    with asked as response:
+        assert not response.is_closed and response.parse().choices[0].message.content == same[0]
+    assert client.models.retrieve("Solver Agent").object == "model"
     answer = client.responses.create(model="Verifier Agent", input="3 + 4?", max_output_tokens=3)
     following = client.responses.create(model="Verifier Agent", input="sure?", previous_response_id=answer.id, max_output_tokens=3)
     assert following.usage.input_tokens > answer.usage.input_tokens + 3

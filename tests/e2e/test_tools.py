@@ -1,16 +1,19 @@
 """A team with tools trains, is validated, and is refused with tree sampling."""
 
 import json
+import sys
 from itertools import pairwise
 from pathlib import Path
 
+import psutil
 import pytest
 from safetensors.torch import load, load_file
 
-from agent_system import AgentSystemError
+from agent_system import AgentRegistry, AgentSystemError
 from agent_system.rollout import tool_loop
 from agent_system.tools.formats import ToolRequest
 from tests.e2e.conftest import Run, read_metrics, weights
+from tests.house.source import ROOT
 
 PACKAGE = '''
 from agent_system import AgentRegistry, BaseOrchestra, OrchestraRegistry
@@ -41,6 +44,21 @@ class ToolFlow(BaseOrchestra):
     async def run(self, turn):
         return (await turn.act("Solver")).action
 '''
+
+SERVER = ROOT / "tests" / "agent_system" / "tools" / "mcp_server.py"
+MCP_PACKAGE = f"""
+from agent_system import AgentRegistry
+from agent_system.tools import McpServer, ToolAgent
+
+
+@AgentRegistry.register("Asker", orchestra="alone", env="my_world")
+class Clerk(ToolAgent):
+    tools = (McpServer(({sys.executable!r}, {str(SERVER)!r}), only=["note", "fail"]),)
+    max_rounds = 3
+
+    def describe_tools(self):
+        return "tools: " + ", ".join(self.by_name)
+"""
 
 
 @pytest.fixture
@@ -78,6 +96,30 @@ def test_rounds_are_trained_and_validated(team: Run, tmp_path: Path) -> None:
             assert [c["tools"]["round"] for c in calls] == [c["call"] for c in calls] == list(range(len(calls)))
             prompts += [later["prompt"].removeprefix(first["prompt"]) for first, later in pairwise(calls)]
     assert prompts and all("\n8\n" in p and "\n3\n" in p and "valid integer" in p for p in prompts)
+
+
+def test_a_team_trains_with_the_tools_of_an_mcp_server(train: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every episode has a server of its own, whose results it reads, and which ends with it."""
+    pytest.importorskip("mcp")
+    asked = [ToolRequest("note", {"text": "seen"}), ToolRequest("fail", {}), ToolRequest("note", {})]
+    monkeypatch.setattr(tool_loop, "read_calls", lambda text, _format: asked)
+    monkeypatch.setattr(AgentRegistry, "_entries", dict(AgentRegistry._entries))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "mcp_package.py").write_text(MCP_PACKAGE)
+    mcp = {"agent.plugins": "[my_flow_package,mcp_package]", "agent.orchestra_type": "alone", "agent.agent_ids": "[Asker]"}
+    sizes = {"data.train_batch_size": 1, "env.rollout.n": 2, "data.max_prompt_length": 600}
+    before = {process.pid for process in psutil.Process().children(recursive=True)}
+    train(mcp | sizes | {"data.val_files": "null", "trainer.log_trajectories": -1})
+    assert {process.pid for process in psutil.Process().children(recursive=True)} <= before
+    steps = [line for line in read_metrics(tmp_path / "run") if "actor/lr" in line]
+    assert len(steps) == 2 and all(line["actor/grad_norm"] > 0 for line in steps)
+    for path in sorted((tmp_path / "run" / "trajectories").glob("train_*.jsonl")):
+        for line in path.read_text().splitlines():
+            first, *later = [call["prompt"] for call in json.loads(line)["calls"]]
+            assert "tools: note, fail" in first
+            for notes, prompt in zip(("seen", "seen seen"), later, strict=True):
+                results = prompt.split("<tool_response>\n")[-3:]
+                assert results[0].startswith(f"{notes}\n") and "fail failed" in results[1] and "argument 'text'" in results[2], prompt
 
 
 def test_merged_rounds_train_to_the_same_weights(team: Run, tmp_path: Path, tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:

