@@ -9,13 +9,16 @@ from __future__ import annotations
 import asyncio
 import json
 import runpy
-from pathlib import Path
+import sys
+import types
 from typing import Any
 
 import pytest
 
 from agent_system import Task
 from agent_system.gateway.session import Session
+from tests.docs.pages import blocks
+from tests.house.source import ROOT
 
 from .conftest import TASK, USER
 from .templates import tokenizer_of
@@ -166,6 +169,7 @@ def multiplies(prompt: str, request: Any) -> str:
     return calling("final_answer", answer="\\boxed{4}") if "Observation:\n4" in prompt else calling("multiply", a=2, b=2)
 
 
+FRAMEWORKS, ROLES = ROOT / "examples" / "frameworks", ("Solver", "Verifier")
 SOLVER, VERIFIER = "Solver Agent", "Verifier Agent"
 EXAMPLES = {"agents_team": ("agents.models", hands_over, 1), "smolagents_team": ("smolagents", multiplies, 2)}
 
@@ -174,7 +178,7 @@ EXAMPLES = {"agents_team": ("agents.models", hands_over, 1), "smolagents_team": 
 async def test_an_example_hands_over_and_uses_its_tool(play: Any, name: str) -> None:
     module, script, solved = EXAMPLES[name]
     pytest.importorskip(module)
-    team = runpy.run_path(str(Path(__file__).parents[3] / "examples" / "frameworks" / f"{name}.py"))["team"]
+    team = runpy.run_path(str(FRAMEWORKS / f"{name}.py"))["team"]
     options = {"agents": (SOLVER, VERIFIER), "limits": (40000, 400)}
     episode, _, engine = await play(team, script, chat=tokenizer_of("qwen2.5"), **options)
     assert (episode.failure, episode.answer) == (None, "4")
@@ -182,6 +186,21 @@ async def test_an_example_hands_over_and_uses_its_tool(play: Any, name: str) -> 
     assert [(s.prompt_ids, s.generation.token_ids) for s in episode.samples] == engine.sampled
     if name == "agents_team":  # the handoff's result is in the verifier's prompt, so no second run asked it
         assert '{"assistant": "Verifier"}' in episode.samples[-1].prompt_text
+
+
+async def test_the_lines_of_the_page_that_bring_a_langgraph_program(play: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in NEEDS[langgraph]:
+        pytest.importorskip(module)
+    (block,) = [block for block in blocks("python") if block.marker == "file: my_team.py"]
+    graph = runpy.run_path(str(FRAMEWORKS / "langgraph_team.py"))["build"]
+    monkeypatch.setitem(sys.modules, "my_project", types.SimpleNamespace(build_graph=graph))
+    added: dict[str, Any] = {}
+    exec(compile(block.text, block.page, "exec"), added)
+    replies = {"Solve": "\\boxed{4}", "Check": "<verify>approve</verify>"}
+    episode, _, engine = await play(added["team"], lambda prompt, _: replies["Check" if "Check" in prompt else "Solve"], agents=ROLES)
+    assert (episode.failure, episode.answer) == (None, "\nVerifier: <verify>approve</verify>")
+    assert [s.agent_id for s in episode.samples] == list(ROLES)
+    assert [(s.prompt_ids, s.generation.token_ids) for s in episode.samples] == engine.sampled
 
 
 def openai_in_thread(task: Task, session: Session) -> str:
