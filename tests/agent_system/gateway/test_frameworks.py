@@ -138,6 +138,7 @@ async def test_a_team_of_a_framework_is_played_with_exact_tokens(play: Any, team
         first, second, _ = episode.samples
         whole = first.prompt_ids + first.generation.token_ids
         assert second.prompt_ids[: len(whole)] == whole, second.prompt_text
+        assert second.messages[0] is first.messages[0], "the text of a conversation is kept once"
     assert not any(count for name, count in metrics.items() if name.startswith("gateway/rewritten"))
 
 
