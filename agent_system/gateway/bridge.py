@@ -73,7 +73,9 @@ class Bridge:
         closing = () if self.template.ends(sampled[-1]) else (end[1],)  # a reply that was cut has no end of its own
         between = (*sampled, *closing)
         text = node.prompt.text + self.template.decode(between) + tail
-        return Prompt(text, (*node.prompt.ids, *between, *self.template.encode(tail)), messages=_plain(shown))
+        earlier = node.prompt.messages  # equal to the first ones shown; prompts share them, so that their texts are kept once
+        ids = (*node.prompt.ids, *between, *self.template.encode(tail))
+        return Prompt(text, ids, messages=(*earlier, *_plain(shown[len(earlier) :])))
 
     def _tail(self, node: Node, added: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> str | None:
         """Return the text that the template puts after a conversation; None if it shows the conversation in another way now.

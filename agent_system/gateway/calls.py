@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from array import array
+import struct
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -114,7 +114,8 @@ class EpisodeCalls:
     async def _generate(self, request: Request, agent_id: str, chat: Chat, ask: Ask, built: Built, sampling: SamplingParams) -> Completion:
         seed: tuple[int | str, ...] = ()
         if self._keys.seed_by == "prompt":
-            content = array("q", built.prompt.ids).tobytes() or built.prompt.text.encode()
+            ids = built.prompt.ids
+            content = struct.pack(f"{len(ids)}q", *ids) or built.prompt.text.encode()
             asked = blake2b(content, digest_size=16).hexdigest()
             seed = ("prompt", asked, self._asked[agent_id, asked])
             self._asked[agent_id, asked] += 1

@@ -41,7 +41,7 @@ class History:
     most: int | None = None
     _nodes: dict[bytes, dict[str, Node]] = field(default_factory=dict)
     _asked: set[bytes] = field(default_factory=set)
-    _replies: set[str] = field(default_factory=set)
+    _replies: set[bytes] = field(default_factory=set)
 
     def add(self, views: Sequence[View], reply: View, tools: Sequence[Mapping[str, Any]], node: Node) -> None:
         """Keep an answered request."""
@@ -76,7 +76,7 @@ def _prefixes(views: Sequence[View]) -> list[bytes]:
     """Return a hash of every beginning of a conversation, from the empty one on."""
     found = [b""]
     for view in views:
-        found.append(blake2b(found[-1] + view.key.encode(), digest_size=16).digest())
+        found.append(blake2b(found[-1] + view.key, digest_size=16).digest())
     return found
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import Any
 
 from agent_system.gateway.errors import Refusal
@@ -21,12 +22,12 @@ class View:
 
     Attributes:
         message: what the template gets: `role`, `content`, and where there are any `tool_calls`, `tool_call_id` and `name`.
-        key: equal for messages that say the same; the thinking of an assistant's message is left aside.
+        key: a hash, equal for messages that say the same; the thinking of an assistant's message is left aside.
         calls: number of its tool calls.
     """
 
     message: Mapping[str, Any]
-    key: str
+    key: bytes
     calls: int = 0
 
     @property
@@ -86,8 +87,7 @@ class Viewer:
         calls = self._calls(message.get("tool_calls"), where, seen) if role == "assistant" else []
         if role == "tool":
             view["tool_call_id"] = seen.numbers.get(str(message.get("tool_call_id")), "")
-        key = json.dumps([view, _as_in_javascript(calls)], sort_keys=True)
-        return View(view | self.shown_calls(view["content"], calls), key, len(calls))
+        return View(view | self.shown_calls(view["content"], calls), _key(view, calls), len(calls))
 
     def reply(self, content: str, thought: str, calls: Sequence[Mapping[str, Any]], before: int) -> tuple[View, dict[str, Any]]:
         """Return the view of a reply, equal to that of the message with which a client echoes it, and the message with its thinking.
@@ -101,9 +101,8 @@ class Viewer:
         cleaned = self.clean_json(list(calls))
         numbered = [_call(call_number(before + i), call["name"], call["arguments"]) for i, call in enumerate(cleaned)]
         view = {"role": "assistant", "content": strip_thinking(self.clean(content))}
-        key = json.dumps([view, _as_in_javascript(numbered)], sort_keys=True)
-        whole = self.clean(thought)
-        return View(view | self.shown_calls(view["content"], numbered), key, len(numbered)), view | self.shown_calls(whole, numbered)
+        whole = view | self.shown_calls(self.clean(thought), numbered)
+        return View(view | self.shown_calls(view["content"], numbered), _key(view, numbered), len(numbered)), whole
 
     def shown_calls(self, content: str, calls: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Return the content and the tool calls of a message, for this template."""
@@ -136,6 +135,10 @@ class _Calls:
 def call_number(place: int) -> str:
     """Return the id of a tool call by its place in the conversation: nine letters and digits, as some templates want."""
     return f"call{place:05d}"
+
+
+def _key(view: Mapping[str, Any], calls: Sequence[Mapping[str, Any]]) -> bytes:
+    return blake2b(json.dumps([view, _as_in_javascript(calls)], sort_keys=True).encode(), digest_size=16).digest()
 
 
 def _call(number: str, name: str, arguments: Any) -> dict[str, Any]:

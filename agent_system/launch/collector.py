@@ -31,6 +31,7 @@ from verl.trainer.config.group_checks import candidates_of
 from verl.trainer.config.reward_model import CLASSIFIER
 from verl.trainer.config.run import follows_committed
 from verl.trainer.config.spec import ConfigError
+from verl.trainer.derived import prompt_length_key
 from verl.trainer.placement.role_policies import policy_rows
 from verl.trainer.placement.table import AgentPlacement, Placement
 from verl.trainer.placement.untrained import api_key
@@ -283,6 +284,7 @@ def build_collector(
             template_kwargs=config.data.apply_chat_template_kwargs,
             trained=not row.frozen,
             structured=row.wg_id in structured,
+            prompt_length_key=prompt_length_key(config, row.config.rollout),
         )
     bindings = {agent_id: found[agent_id] for agent_id in config.agent.agent_ids}
     joint = config.critic.view == "joint" and bool(critic_agents(config, placement))

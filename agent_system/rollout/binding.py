@@ -30,6 +30,7 @@ class AgentBinding:
         template_kwargs: more arguments of the chat template, such as `enable_thinking`.
         trained: its samples are rows of training batches; off for a frozen agent.
         structured: the engine can make a reply follow a form (`SamplingParams.structure`).
+        prompt_length_key: the key that set `max_prompt_length`, for errors.
     """
 
     agent_id: str
@@ -44,6 +45,7 @@ class AgentBinding:
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     trained: bool = True
     structured: bool = False
+    prompt_length_key: str = "data.max_prompt_length"
 
     @cached_property
     def pad_token_id(self) -> int:

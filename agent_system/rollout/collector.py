@@ -377,7 +377,7 @@ def _runtimes(agents: Mapping[str, BaseAgent], bindings: Mapping[str, AgentBindi
             continue
         tokenizer = binding.tokenizer
         encoder = encoders.get(id(tokenizer)) or encoders.setdefault(id(tokenizer), Encoder(tokenizer))
-        arguments = (tokenizer, binding.max_prompt_length, binding.template_kwargs, encoder)
+        arguments = (tokenizer, binding.max_prompt_length, binding.template_kwargs, encoder, binding.prompt_length_key)
         builder = ToolPromptBuilder(agent, *arguments) if isinstance(agent, ToolAgent) else PromptBuilder(agent, *arguments)
         runtimes[name] = AgentRuntime(agent, binding, builder)
     return runtimes

@@ -90,8 +90,9 @@ class PromptBuilder:
         max_prompt_length: int,
         template_kwargs: Mapping[str, Any] | None = None,
         encoder: Encoder | None = None,
+        length_key: str = "data.max_prompt_length",
     ) -> None:
-        """Set the agent and its policy's tokenizer; agents that share an `encoder` share its cache.
+        """Set the agent and its policy's tokenizer; agents that share an `encoder` share its cache, `length_key` is named in errors.
 
         Raises:
             AgentSystemError: the tokenizer has no chat template.
@@ -103,7 +104,7 @@ class PromptBuilder:
             )
         self.agent = agent
         self.tokenizer = tokenizer
-        self.max_prompt_length = max_prompt_length
+        self.max_prompt_length, self._length_key = max_prompt_length, length_key
         self.template_kwargs = dict(template_kwargs or {})
         self._special = SpecialTokens(tokenizer)
         self._encoder = encoder or Encoder(tokenizer)
@@ -142,7 +143,7 @@ class PromptBuilder:
                 return replace(cut, dropped=len(entries) + memory.parts)
         raise PromptTooLongError(
             f"the prompt of {self.agent.agent_id!r} has {shortest} tokens without any context, more than "
-            f"max_prompt_length={self.max_prompt_length}; raise data.max_prompt_length or shorten the template"
+            f"{self._length_key}={self.max_prompt_length}; raise it or shorten the template"
         )
 
     def first_lengths(self, variables: Sequence[Mapping[str, Any]], memory: Memory) -> list[int]:

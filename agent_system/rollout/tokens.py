@@ -6,7 +6,7 @@ import json
 import re
 from collections import OrderedDict
 from collections.abc import Sequence
-from itertools import chain
+from itertools import chain, groupby
 from typing import Any
 
 CACHED_TOKENS = 2_000_000  # about 80 MB
@@ -21,12 +21,11 @@ _KNOWN_SPLITS = {
 }  # Qwen 2 to 3.5, Llama 3
 
 
-# The same expressions and that of GPT-2 for texts of printable ASCII, where letters are A to Z and numbers 0 to 9.
-_PRINTABLE = re.compile(r"[\t\n\r -~]*")
+# The same expressions and that of GPT-2 for ASCII texts, where letters are A to Z and numbers 0 to 9.
 _PIECES = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\nA-Za-z0-9]?[A-Za-z]+|NUMBER| ?[^\sA-Za-z0-9]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _PIECES_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?[A-Za-z]+| ?[0-9]+| ?[^\sA-Za-z0-9]+|\s+(?!\S)|\s+"
-# A place where all of them begin a piece, whatever the rest of the text: a space between a letter or digit and a letter.
-_CUT = re.compile(r"(?<=[A-Za-z0-9])(?= [A-Za-z])")
+# A place where all of them begin a piece, whatever is before and after it: none matches a space between two other characters.
+_CUT = re.compile(r"(?= [!-~])")
 PIECED_CHARACTERS = 400  # shorter texts are tokenized as they are
 CACHED_PIECES, LONGEST_PIECE = 200_000, 40
 
@@ -34,8 +33,8 @@ CACHED_PIECES, LONGEST_PIECE = 200_000, 40
 class Encoder:
     """Token ids of prompts, with a cache of paragraphs: one that several prompts share (a task, an earlier reply) is tokenized once.
 
-    A long paragraph is put together from the ids of its pieces, most of which are words that were met before; what is not printable ASCII
-    is tokenized with the word that it is in.
+    A long paragraph is put together from the ids of its pieces, most of which are words that were met before; what is not ASCII is
+    tokenized with the words around it.
 
     The ids are exactly those of the whole text: only tokenizers whose pieces cannot cross a blank line encode by paragraph, all others
     encode the whole text.
@@ -48,7 +47,7 @@ class Encoder:
         self._known: OrderedDict[str, tuple[int, ...]] = OrderedDict()
         self._tokens = 0
         self._pieces = None if self._blank_lines is None else _pieces(tokenizer)
-        self._piece_ids: dict[str, tuple[int, ...]] = {}
+        self._piece_ids = _Pieces(tokenizer)
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Return the ids of `text` without adding special tokens, which the chat template has already inserted."""
@@ -74,30 +73,35 @@ class Encoder:
         added, piece = self._pieces
         parts = added.split(text)  # every second one is an added token
         pieces = [found for i, part in enumerate(parts) for found in ([part] if i % 2 else _cut(part, piece))]
-        known = self._piece_ids
-        if len(known) > CACHED_PIECES:
-            known.clear()
-        try:
-            return tuple(chain.from_iterable(map(known.__getitem__, pieces)))
-        except KeyError:
-            missing = [found for found in dict.fromkeys(pieces) if found not in known]
-        known.update(zip(missing, encode_all(self._tokenizer, missing), strict=True))
-        ids = tuple(chain.from_iterable(map(known.__getitem__, pieces)))
-        for found in missing:
-            if len(found) > LONGEST_PIECE:
-                del known[found]
+        return tuple(chain.from_iterable(map(self._piece_ids.__getitem__, pieces)))
+
+
+class _Pieces(dict[str, tuple[int, ...]]):
+    """Ids of pieces, tokenized when they are met first; long ones are not kept."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        super().__init__()
+        self._tokenizer = tokenizer
+
+    def __missing__(self, piece: str) -> tuple[int, ...]:
+        ids = encode_all(self._tokenizer, [piece])[0]
+        if len(piece) <= LONGEST_PIECE:
+            if len(self) >= CACHED_PIECES:
+                self.clear()
+            self[piece] = ids
         return ids
 
 
 def _cut(text: str, piece: re.Pattern[str]) -> list[str]:
-    """Return the pieces of a text without added tokens; some are several words, if they are not printable ASCII."""
-    if _PRINTABLE.fullmatch(text):
+    """Return the pieces of a text without added tokens; what is not ASCII is in one with the words around it."""
+    if text.isascii():
         return piece.findall(text)
-    return [found for word in _CUT.split(text) for found in (piece.findall(word) if _PRINTABLE.fullmatch(word) else [word])]
+    runs = groupby(_CUT.split(text), str.isascii)
+    return [found for plain, words in runs for found in (piece.findall("".join(words)) if plain else words)]
 
 
 def _pieces(tokenizer: Any) -> tuple[re.Pattern[str], re.Pattern[str]] | None:
-    """Return expressions of the added tokens and of the pieces between them, for printable ASCII, of a tokenizer of `_blank_lines`.
+    """Return expressions of the added tokens and of the pieces between them, for ASCII, of a tokenizer of `_blank_lines`.
 
     None for a tokenizer that looks for added tokens after its normalizer, or for some before others.
     """
@@ -147,7 +151,8 @@ def _blank_lines(tokenizer: Any) -> re.Pattern[str] | None:
 def encode_all(tokenizer: Any, texts: Sequence[str]) -> list[tuple[int, ...]]:
     """Return the ids of every text without adding special tokens.
 
-    Fast tokenizers are called through their backend, which skips offsets and costs a third less CPU for the same ids.
+    Fast tokenizers are called through their backend, which skips offsets and costs a third less CPU for the same ids; not for a short
+    text, which would be handed to another thread.
     """
     if not tokenizer.is_fast:
         return [tuple(tokenizer.encode(text, add_special_tokens=False)) for text in texts]
@@ -156,6 +161,8 @@ def encode_all(tokenizer: Any, texts: Sequence[str]) -> list[tuple[int, ...]]:
         backend.no_truncation()
     if backend.padding is not None:
         backend.no_padding()
+    if len(texts) == 1 and len(texts[0]) <= LONGEST_PIECE:
+        return [tuple(backend.encode(texts[0], add_special_tokens=False).ids)]
     return [tuple(encoding.ids) for encoding in backend.encode_batch_fast(list(texts), add_special_tokens=False)]
 
 

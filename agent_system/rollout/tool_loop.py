@@ -45,7 +45,7 @@ class ToolPromptBuilder(PromptBuilder):
         """Return the builder of another state of the agent, without tools for a summary."""
         if isinstance(agent, ToolAgent):
             return super().of(agent)
-        return PromptBuilder(agent, self.tokenizer, self.max_prompt_length, self.template_kwargs, self._encoder)
+        return PromptBuilder(agent, self.tokenizer, self.max_prompt_length, self.template_kwargs, self._encoder, self._length_key)
 
     @property
     def shown_tools(self) -> str:

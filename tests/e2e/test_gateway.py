@@ -12,6 +12,7 @@ import torch
 from agent_system.registry import AgentRegistry
 from tests.e2e.conftest import Run, read_metrics, weights
 from tests.e2e.teams import LEVELS
+from tests.e2e.test_one_step_off import ONE_STEP_OFF
 
 pytest.importorskip("openai")
 
@@ -64,12 +65,13 @@ def calls(run_dir: Path) -> list[list[dict[str, Any]]]:
     return [[{name: call[name] for name in COMPARED} for call in json.loads(line)["calls"]] for line in lines]
 
 
+@pytest.mark.parametrize("mode", [{}, ONE_STEP_OFF], ids=["sync", "one_step_off"])
 def test_a_program_trains_two_policies_to_the_same_bits_as_an_orchestra(
-    train: Run, gateway: dict[str, Any], tmp_path: Path, scored: list[Any]
+    train: Run, gateway: dict[str, Any], tmp_path: Path, scored: list[Any], mode: dict[str, Any]
 ) -> None:
     runs = {"gateway": gateway, "orchestra": {}}
     for name, changes in runs.items():
-        train({**changes, "trainer.default_local_dir": tmp_path / name, "data.max_prompt_length": 200})
+        train({**mode, **changes, "trainer.default_local_dir": tmp_path / name, "data.max_prompt_length": 200})
     assert calls(tmp_path / "gateway") == calls(tmp_path / "orchestra") != []
     for ours, orchestras in zip(scored[:2], scored[2:], strict=True):
         for name in ("input_ids", "response_mask", "rollout_log_probs", "advantages"):

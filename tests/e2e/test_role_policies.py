@@ -205,6 +205,9 @@ def test_a_policy_with_another_tokenizer_reads_and_writes_in_its_own_tokens(
         "Solver Agent": 512,
         "Verifier Agent": 400,
     }
+    assert [runtimes[name].binding.prompt_length_key for name in ("Solver Agent", "Verifier Agent")] == [
+        "data.max_prompt_length", "agent.agent_specific_parameters.rollout.prompt_length",
+    ]  # fmt: skip
     (result,) = results
     folders = {"Verifier Agent": tiny_model_dir, "Solver Agent": renumbered}  # who speaks with whose model
     tokenizers = {agent_id: AutoTokenizer.from_pretrained(folder) for agent_id, folder in folders.items()}

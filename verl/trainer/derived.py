@@ -52,6 +52,14 @@ def _folder(path: Any) -> Any:
     return absolute_model_path(path) if isinstance(path, str) else path
 
 
+def prompt_length_key(config: RunConfig, rollout: RolloutConfig) -> str:
+    """Return the key that set the longest prompt of an agent, whose `rollout` section is given."""
+    if rollout.prompt_length in (None, config.data.max_prompt_length):
+        return "data.max_prompt_length"
+    shared = rollout.prompt_length == config.actor_rollout_ref.rollout.prompt_length
+    return "actor_rollout_ref.rollout.prompt_length" if shared else "agent.agent_specific_parameters.rollout.prompt_length"
+
+
 def max_model_len(config: RunConfig, placement: Placement, group: WorkerGroupSpec) -> int:
     """Return the maximum length of prompt plus reply, in tokens, over the agents of a worker group and the reward model in it."""
 

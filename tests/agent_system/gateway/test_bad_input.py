@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import re
 import resource
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
+import aiohttp
 import pytest
 
 from agent_system import Task
@@ -61,7 +64,7 @@ async def test_a_body_of_100_mb_is_refused_while_it_arrives(make_team: Any) -> N
             assert answer.status == 413 and found["error"]["code"] == "request_too_large", found
             assert answer.headers["x-should-retry"] == "false"
         long = await send(session, {**ROLE, "messages": [{"role": "user", "content": "x " * (7 << 20)}]})
-        assert long.status == 400 and "characters, more than max_prompt_length=4000 tokens" in long.body["error"]["message"]
+        assert long.status == 400 and "characters, more than data.max_prompt_length=4000 tokens" in long.body["error"]["message"]
         unknown = await send(session, {**ROLE, "model": "W" * (7 << 20)})
         assert unknown.status == 404 and len(unknown.body["error"]["message"]) < 300
         return (await say(session, "Writer")).text
@@ -73,8 +76,6 @@ async def test_a_body_of_100_mb_is_refused_while_it_arrives(make_team: Any) -> N
 def _posted_chunks(session: Session, chunks: AsyncIterator[bytes]) -> Any:
     """A body without a length."""
     from contextlib import asynccontextmanager
-
-    import aiohttp
 
     @asynccontextmanager
     async def post() -> AsyncIterator[Any]:
@@ -100,6 +101,31 @@ async def test_a_thousand_connections_and_cut_requests_leave_the_server_as_it_is
 
     episode, _ = await beside(make_team, bad)
     assert (episode.failure, episode.answer, len(episode.samples)) == (None, "44", 2)
+
+
+async def test_each_of_a_thousand_requests_at_once_gets_its_own_reply(play: Any, many_files: None) -> None:
+    """The engine gives no reply before it has all requests."""
+    came, all_came = itertools.count(1), asyncio.Event()
+
+    async def wait(request: Any) -> None:
+        if next(came) == CONNECTIONS:
+            all_came.set()
+        await all_came.wait()
+
+    async def team(task: Task, session: Session) -> str:
+        async def ask(number: int) -> None:
+            body = {"model": "Writer", "messages": [{"role": "user", "content": str(number)}]}
+            async with http.post(f"{session.base_url}/chat/completions", json=body) as answer:
+                assert (await answer.json())["choices"][0]["message"]["content"] == str(number)
+
+        headers = {"Authorization": f"Bearer {session.api_key}"}
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), headers=headers) as http:
+            await asyncio.gather(*map(ask, range(CONNECTIONS)))
+        return "4"
+
+    episode, _, engine = await play(team, lambda prompt, _: re.findall(r"\d+", prompt)[-1], delay=wait, max_open_calls=CONNECTIONS)
+    assert (episode.failure, len(episode.samples), engine.most_open) == (None, CONNECTIONS, CONNECTIONS)
+    assert sorted((s.prompt_ids, s.generation.token_ids) for s in episode.samples) == sorted(engine.sampled)
 
 
 async def test_the_server_asks_for_the_sockets_of_a_thousand_episodes(make_team: Any) -> None:

@@ -9,13 +9,16 @@ from __future__ import annotations
 import asyncio
 import json
 import runpy
-from pathlib import Path
+import sys
+import types
 from typing import Any
 
 import pytest
 
 from agent_system import Task
 from agent_system.gateway.session import Session
+from tests.docs.pages import blocks
+from tests.house.source import ROOT
 
 from .conftest import TASK, USER
 from .templates import tokenizer_of
@@ -135,6 +138,7 @@ async def test_a_team_of_a_framework_is_played_with_exact_tokens(play: Any, team
         first, second, _ = episode.samples
         whole = first.prompt_ids + first.generation.token_ids
         assert second.prompt_ids[: len(whole)] == whole, second.prompt_text
+        assert second.messages[0] is first.messages[0], "the text of a conversation is kept once"
     assert not any(count for name, count in metrics.items() if name.startswith("gateway/rewritten"))
 
 
@@ -166,6 +170,7 @@ def multiplies(prompt: str, request: Any) -> str:
     return calling("final_answer", answer="\\boxed{4}") if "Observation:\n4" in prompt else calling("multiply", a=2, b=2)
 
 
+FRAMEWORKS, ROLES = ROOT / "examples" / "frameworks", ("Solver", "Verifier")
 SOLVER, VERIFIER = "Solver Agent", "Verifier Agent"
 EXAMPLES = {"agents_team": ("agents.models", hands_over, 1), "smolagents_team": ("smolagents", multiplies, 2)}
 
@@ -174,7 +179,7 @@ EXAMPLES = {"agents_team": ("agents.models", hands_over, 1), "smolagents_team": 
 async def test_an_example_hands_over_and_uses_its_tool(play: Any, name: str) -> None:
     module, script, solved = EXAMPLES[name]
     pytest.importorskip(module)
-    team = runpy.run_path(str(Path(__file__).parents[3] / "examples" / "frameworks" / f"{name}.py"))["team"]
+    team = runpy.run_path(str(FRAMEWORKS / f"{name}.py"))["team"]
     options = {"agents": (SOLVER, VERIFIER), "limits": (40000, 400)}
     episode, _, engine = await play(team, script, chat=tokenizer_of("qwen2.5"), **options)
     assert (episode.failure, episode.answer) == (None, "4")
@@ -182,6 +187,21 @@ async def test_an_example_hands_over_and_uses_its_tool(play: Any, name: str) -> 
     assert [(s.prompt_ids, s.generation.token_ids) for s in episode.samples] == engine.sampled
     if name == "agents_team":  # the handoff's result is in the verifier's prompt, so no second run asked it
         assert '{"assistant": "Verifier"}' in episode.samples[-1].prompt_text
+
+
+async def test_the_lines_of_the_page_that_bring_a_langgraph_program(play: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in NEEDS[langgraph]:
+        pytest.importorskip(module)
+    (block,) = [block for block in blocks("python") if block.marker == "file: my_team.py"]
+    graph = runpy.run_path(str(FRAMEWORKS / "langgraph_team.py"))["build"]
+    monkeypatch.setitem(sys.modules, "my_project", types.SimpleNamespace(build_graph=graph))
+    added: dict[str, Any] = {}
+    exec(compile(block.text, block.page, "exec"), added)
+    replies = {"Solve": "\\boxed{4}", "Check": "<verify>approve</verify>"}
+    episode, _, engine = await play(added["team"], lambda prompt, _: replies["Check" if "Check" in prompt else "Solve"], agents=ROLES)
+    assert (episode.failure, episode.answer) == (None, "\nVerifier: <verify>approve</verify>")
+    assert [s.agent_id for s in episode.samples] == list(ROLES)
+    assert [(s.prompt_ids, s.generation.token_ids) for s in episode.samples] == engine.sampled
 
 
 def openai_in_thread(task: Task, session: Session) -> str:

@@ -45,7 +45,7 @@ REFUSED: list[tuple[Any, int, str | None, str | None, str]] = [
     ({**ROLE, "messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "messages[0]", None, "part of type 'image_url'"),
     ({**ROLE, "messages": [{"role": "user", "content": 3}]}, 400, "messages[0]", None, "part of type 'int'"),
     ({**ROLE, "messages": [{"role": "assistant", "tool_calls": [{}]}]}, 400, "messages[0]", None, "a function call with a name"),
-    ({**ROLE, "messages": LONG}, 400, "messages", "context_length_exceeded", "more than max_prompt_length=4000"),
+    ({**ROLE, "messages": LONG}, 400, "messages", "context_length_exceeded", "more than data.max_prompt_length=4000 tokens; send less"),
     ({**ROLE, "model": "Wirter"}, 404, "model", "model_not_found", "did you mean 'Writer'?; the model is one of: Writer, Editor"),
     ({"messages": USER}, 404, "model", "model_not_found", "no agent ''"),
     ({**ROLE, "n": 0}, 400, "n", None, "n must be int from 1 to 128, found 0"),

@@ -61,7 +61,7 @@ def test_remembered_turns_go_oldest_first_after_the_team_context() -> None:
 
 
 def test_a_question_that_cannot_fit_is_an_error_and_is_not_cut() -> None:
-    with pytest.raises(PromptTooLongError, match="max_prompt_length=30"):
+    with pytest.raises(PromptTooLongError, match=r"more than data\.max_prompt_length=30; raise it"):
         builder(30).build({"env_prompt": "why" * 20}, ENTRIES, SimpleMemory(0))
 
 
