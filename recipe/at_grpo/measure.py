@@ -37,7 +37,9 @@ from recipe.runs import (
 HERE = Path(__file__).parent
 LOG = ROOT / "outputs" / "verl-mas" / "at_grpo.log"
 DEFAULT_MAPS = "plan_path_default_maps"
-TASKS = ("plan_path", "sudoku", "sokoban", DEFAULT_MAPS, "math", "code")
+PUSHES = "sokoban_pushes"
+COURSES = {DEFAULT_MAPS: ("plan_path", "default_maps"), PUSHES: ("sokoban", "pushes")}
+TASKS = ("plan_path", "sudoku", "sokoban", PUSHES, DEFAULT_MAPS, "math", "code")
 ROLES = {"math": ("solver", "verifier"), "code": ("coder", "tester")}
 COLOURS = {
     "script": "tab:gray",
@@ -74,7 +76,7 @@ def measure(task: str, variant: str, seed: int, more: list[str]) -> tuple[Row, C
 
 def script_of(task: str) -> tuple[str, str | None]:
     """Return the workflow whose script is run, and the course of its warm start (None for its own)."""
-    return ("plan_path", "default_maps") if task == DEFAULT_MAPS else (task, None)
+    return COURSES.get(task, (task, None))
 
 
 def keys_of(task: str, variant: str) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from agent_system.launch.checks import check_team
-from recipe.at_grpo.measure import COLOURS, DEFAULT_MAPS, HERE, LABELS, TASKS, keys_of, plot, script_of
+from recipe.at_grpo.measure import COLOURS, DEFAULT_MAPS, HERE, LABELS, PUSHES, TASKS, keys_of, plot, script_of
 from recipe.runs import overrides_of
 from tests.docs.test_commands import asked_for
 from tests.house.source import ROOT
@@ -22,7 +22,7 @@ from verl.trainer.derived import resolve_defaults
 from verl.trainer.placement.table import Placement
 
 WORLDS = {"plan_path": "Plan-Path", "sudoku": "Sudoku", "sokoban": "Sokoban"}
-ALL_WORLDS = WORLDS | {DEFAULT_MAPS: "Plan-Path, default maps", "math": "Mathematics", "code": "Code"}
+ALL_WORLDS = WORLDS | {PUSHES: "Sokoban, pushes", DEFAULT_MAPS: "Plan-Path, default maps", "math": "Mathematics", "code": "Code"}
 SMALL = [
     "trainer.total_training_steps=1",
     "data.train_batch_size=2",
@@ -157,7 +157,7 @@ def success(task: str, column: str, *variants: str) -> str:
 def compared(task: str) -> str:
     """A row of the table of all worlds."""
     team = ("recipe",) if task == "math" else ()
-    trees = ("script",) if task in ("sudoku", "sokoban") else ("recipe",) if task == "code" else ()
+    trees = ("script",) if task in ("sudoku", "sokoban", PUSHES) else ("recipe",) if task == "code" else ()
     cells = [success(task, column, "single") for column in ("before", "after")]
     cells += [success(task, "before", "at_grpo", "parallel", *team, *trees), success(task, "after", "parallel", *team)]
     cells += [success(task, "after", "at_grpo", *trees), success(task, "after", "shared")]

@@ -19,8 +19,10 @@ from agent_system.options import check_choice, check_floats
 from agent_system.registry import EnvRegistry
 from agent_system.workflows.moves import parse_moves
 from agent_system.workflows.proposer_executor import NO_PLAN, ProposerExecutorEnv
-from agent_system.workflows.sokoban.world.rules import Room, State, Walk, boxes_on_goals, is_solved, parse_room, render, walk
-from agent_system.workflows.sokoban.world.solver import is_lost, least_pushes, solve
+from agent_system.workflows.sokoban.team import RULES
+from agent_system.workflows.sokoban.world.pushes import ACTIONS
+from agent_system.workflows.sokoban.world.rules import Room, State, Walk, boxes_on_goals, is_solved, parse_room, render
+from agent_system.workflows.sokoban.world.solver import Solution, is_lost, least_pushes, solve
 from agent_system.workflows.sokoban.world.view import VIEWS, last_line, shown
 
 PROGRESS = ("boxes", "distance")
@@ -33,6 +35,8 @@ class SokobanEnvOptions:
     Attributes:
         view: the agents' observation: map | spaced (a space between cells, so that a tokenizer makes each cell a token) | compact (the
             offsets of box and goal and the cells around the box in a fixed layout; rooms with one box).
+        actions: what a letter of an action is: moves (a step of the player) | pushes (a push of the only box: the player walks to the cell
+            behind it first; rooms with one box). With pushes, the options and metrics about moves are about pushes.
         show_last: a last line of the observation shows the moves made in the last turn and the illegal one that stopped them.
         max_moves: maximum number of moves per turn; later ones are not made and count as cut.
         progress: measure of progress for the team's reward: boxes (highest number on goals so far) | distance (fewest pushes left so far,
@@ -50,6 +54,7 @@ class SokobanEnvOptions:
     """
 
     view: str = "map"
+    actions: str = "moves"
     show_last: bool = False
     max_moves: int = 10
     progress: str = "boxes"
@@ -66,6 +71,7 @@ class SokobanEnvOptions:
         if self.max_moves < 1:
             raise AgentSystemError(f"env.params.max_moves must be 1 or more, found {self.max_moves}")
         check_choice("env.params.view", self.view, VIEWS)
+        check_choice("env.params.actions", self.actions, tuple(ACTIONS))
         check_choice("env.params.progress", self.progress, PROGRESS)
         if not 0.0 <= self.progress_weight <= 1.0:
             raise AgentSystemError(f"env.params.progress_weight must be 0 to 1, found {self.progress_weight:g}")
@@ -165,10 +171,10 @@ class SokobanEnv(ProposerExecutorEnv):
             raise AgentSystemError(f"task {task.task_id!r}: the room is solved before the first move:\n{render(room, state)}")
         if solve(room, state).exhausted:
             raise AgentSystemError(f"task {task.task_id!r}: the room cannot be solved:\n{render(room, state)}")
-        if self.config.view == "compact" and len(state.boxes) > 1:
-            raise AgentSystemError(
-                f"task {task.task_id!r}: env.params.view=compact shows rooms with one box, found {len(state.boxes)}; use view=spaced or map"
-            )
+        if len(state.boxes) > 1 and (self.config.view == "compact" or self.config.actions == "pushes"):
+            limit = "actions=pushes is for" if self.config.actions == "pushes" else "view=compact shows"
+            others = "actions=moves and view=spaced or map" if self.config.actions == "pushes" else "view=spaced or map"
+            raise AgentSystemError(f"task {task.task_id!r}: env.params.{limit} rooms with one box, found {len(state.boxes)}; use {others}")
         begun = progress(room, state, state, self.config.progress)
         self._world = World(room, state, state, begun, self.config.progress_weight * begun)
         self._observation = self._make_observation()
@@ -246,10 +252,10 @@ class SokobanEnv(ProposerExecutorEnv):
 
     def _make_observation(self) -> Observation:
         room, state = self._world.room, self._world.state
-        text, limit = shown(room, state, self.config.view), self.config.max_moves
+        text, limit = shown(room, state, self.config.view, self.config.actions), self.config.max_moves
         if self.config.show_last:
             text = f"{text}\n{last_line(self._world.last, self._world.stopped, limit)}"
-        return Observation(text, {"anchor": render(room, state), "max_moves": limit})
+        return Observation(text, {"anchor": render(room, state), "max_moves": limit, "rules": RULES[self.config.actions]})
 
     def _info(self) -> dict[str, Any]:
         world = self._world
@@ -281,7 +287,7 @@ def judge(room: Room, start: State, state: State, best: float, moves: str | None
         stopped: the illegal move that ended the last turn; empty without.
     """
     requested = moves or ""
-    made = walk(room, state, requested[: options.max_moves])
+    made = ACTIONS[options.actions](room, state, requested[: options.max_moves])
     end = made.states[-1] if made.states else state
     solved, deadlock = is_solved(room, end), is_lost(room, end)
     cut = 0 if solved or made.illegal else max(0, len(requested) - options.max_moves)
@@ -333,6 +339,11 @@ def shortfall(room: Room, state: State, made: Walk | None, options: SokobanEnvOp
     search = solve(room, made.states[-1] if made.states else state)
     if search.solution is None:
         return 1.0 if search.exhausted else 0.5
-    most = min(options.max_moves, len(before.moves))
-    gained = len(before.moves) - len(search.solution.moves)
+    length = _length(before, options)
+    most = min(options.max_moves, length)
+    gained = length - _length(search.solution, options)
     return min(1.0, max(0.0, (most - gained) / (2 * most)))
+
+
+def _length(solution: Solution, options: SokobanEnvOptions) -> int:
+    return solution.pushes if options.actions == "pushes" else len(solution.moves)

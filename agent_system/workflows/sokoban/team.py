@@ -22,10 +22,19 @@ from agent_system.workflows.proposer_executor import (
 )
 from agent_system.workflows.single import SINGLE
 
+# What a move is, by `env.params.actions`.
+RULES = {
+    "moves": """\
+A move goes one cell up, down, left or right (U D L R). Walking into a box pushes it one cell further if that cell is free; boxes cannot \
+be pulled, and only one is pushed at a time.""",
+    "pushes": """\
+A move pushes the box one cell up, down, left or right (U D L R) if that cell is free. The player first walks to the cell behind the box, \
+which must be reachable without another push; boxes cannot be pulled.""",
+}
+
 STYLES = make_styles(
     world="""\
-Sokoban: push every box onto a goal. A move goes one cell up, down, left or right (U D L R). Walking into a box pushes it one cell \
-further if that cell is free; boxes cannot be pulled, and only one is pushed at a time. A box pushed into a corner is lost. A turn makes \
+Sokoban: push every box onto a goal. {rules} A box pushed into a corner is lost. A turn makes \
 at most {max_moves} moves, one after the other; the first one that cannot be made ends it.
 # wall, - floor, @ player, $ box, . goal, * box on a goal, + player on a goal
 

@@ -16,6 +16,12 @@ The first tokens are `box` and `<` because both also occur elsewhere. In a tiny 
 at one position only (such as `Care` and `Guess`) get nearly the same embedding, so that the model could not distinguish the text after
 them.
 
+Where actions are pushes (course `pushes`), a careful reply states for every push how many pushes it leaves, with `#` for one that cannot be
+made and `x` for one that loses the room, and makes the best:
+
+    U 1 D x L # R 3
+    <moves>U</moves>
+
 An inner wall that blocks the usual way around the box is rare in rooms of the default difficulty. Half of the rooms that are demonstrated,
 and half of the training tasks, therefore have more walls than the test tasks.
 """
@@ -35,6 +41,7 @@ from agent_system.workflows.sokoban.env import SokobanEnvOptions
 from agent_system.workflows.sokoban.team import ExecutorAgent, SokobanOptions, ToolAgent
 from agent_system.workflows.sokoban.world import generate
 from agent_system.workflows.sokoban.world.generate import Difficulty, Puzzle
+from agent_system.workflows.sokoban.world.pushes import ACTIONS, possible_pushes
 from agent_system.workflows.sokoban.world.rules import MOVES, Room, State, is_solved, move, walk
 from agent_system.workflows.sokoban.world.solver import is_lost, solve
 from agent_system.workflows.sokoban.world.view import around, last_line, shown, way
@@ -86,9 +93,9 @@ class SokobanCourse(Course):
         executor: share of demonstrations that are the Executor's.
         bad_plans: share of guesses among the plans in the prompts of a careful Executor.
         midway: share of demonstrations that begin in the middle of a room's solution.
-        wander: maximum number of random moves away from it.
+        wander: maximum number of random actions away from it.
         stopped: share of demonstrations in which the last turn ended with an illegal move.
-        env: options of the environment: view, and maximum number of moves per turn.
+        env: options of the environment: view, kind of actions, and maximum number of them per turn.
     """
 
     count: int = 30_000
@@ -124,7 +131,7 @@ def make_demos(course: SokobanCourse, seed: int, exclude: Collection[str] = ()) 
         while True:
             puzzle = rng.choice(more_walls if rng.random() < course.walled else usual)
             midway = rng.random() < course.midway
-            place = pick_place(rng, puzzle, course.wander, course.env.max_moves) if midway else Place(puzzle.room, puzzle.start)
+            place = pick_place(rng, puzzle, course.wander, course.env) if midway else Place(puzzle.room, puzzle.start)
             yield stopped(rng, place) if rng.random() < course.stopped else place
 
     def episode(place: Place, habits: Habits) -> list[Messages]:
@@ -167,15 +174,20 @@ class Demonstrators:
     def plan(self, place: Place, habits: Habits) -> tuple[str, str]:
         """Return the Tool's reply and its moves."""
         if self._rng.random() < habits.plan:
-            return careful(place.room, place.state, self._env.max_moves)
+            return self._careful(place)
         moves = guessed(self._rng, self._env.max_moves)
         return moves_reply(moves), moves
 
     def decide(self, place: Place, plan: str, habits: Habits) -> tuple[str, str]:
         """Return the Executor's reply to a plan and its moves."""
         if self._rng.random() < habits.check:
-            return careful(place.room, place.state, self._env.max_moves)
+            return self._careful(place)
         return moves_reply(plan), plan
+
+    def _careful(self, place: Place) -> tuple[str, str]:
+        if self._env.actions == "pushes":
+            return careful_push(place.room, place.state)
+        return careful(place.room, place.state, self._env.max_moves)
 
     def tool_demo(self, place: Place, habits: Habits) -> Messages:
         """Return one conversation of the Tool."""
@@ -193,29 +205,29 @@ class Demonstrators:
             if solve(place.room, place.state).solution is None:
                 return False
             moves = self.decide(place, self.plan(place, habits)[1], habits)[1]
-            states = walk(place.room, place.state, moves).states
+            states = ACTIONS[self._env.actions](place.room, place.state, moves).states
             place = replace(place, state=states[-1] if states else place.state)
             if is_solved(place.room, place.state):
                 return True
         return False
 
     def _conversation(self, agent: ToolAgent | ExecutorAgent, place: Place, entries: Sequence[Entry], reply: str) -> Messages:
-        text = shown(place.room, place.state, self._env.view)
+        text = shown(place.room, place.state, self._env.view, self._env.actions)
         if self._env.show_last:
             text = f"{text}\n{last_line(place.made, place.stopped, self._env.max_moves)}"
         return conversation(agent, text, reply, entries)
 
 
-def pick_place(rng: random.Random, puzzle: Puzzle, wander: int, max_moves: int) -> Place:
-    """Return an unsolved, solvable state after a part of the puzzle's solution and up to `wander` random moves, the last of them shown."""
+def pick_place(rng: random.Random, puzzle: Puzzle, wander: int, env: SokobanEnvOptions) -> Place:
+    """Return an unsolved, solvable state after a part of the puzzle's solution and up to `wander` random actions; the last are shown."""
     room, made = puzzle.room, puzzle.solution.moves[: rng.randrange(len(puzzle.solution.moves))]
     states = walk(room, puzzle.start, made).states
     state = states[-1] if states else puzzle.start
     for letter in rng.choices(MOVES, k=rng.randint(0, wander)):
-        after = move(room, state, letter)
-        if after is not None and not is_solved(room, after) and not is_lost(room, after):
-            state, made = after, made + letter
-    return Place(room, state, made[len(made) - min(len(made), rng.randint(1, max_moves)) :])
+        for after in ACTIONS[env.actions](room, state, letter).states:
+            if not is_solved(room, after) and not is_lost(room, after):
+                state, made = after, made + letter
+    return Place(room, state, made[len(made) - min(len(made), rng.randint(1, env.max_moves)) :])
 
 
 def stopped(rng: random.Random, place: Place) -> Place:
@@ -248,9 +260,31 @@ def careful(room: Room, state: State, limit: int) -> tuple[str, str]:
     return f"{seen}\npush {push} from {way(room, state.player, states[first].player)}\n{moves_reply(moves)}", moves
 
 
+def careful_push(room: Room, state: State) -> tuple[str, str]:
+    """Return a reply that values every push and makes the best, and the best push's direction; the first of equal ones.
+
+    Raises:
+        AgentSystemError: no push from `state` leads to a solution, or `state` is solved.
+    """
+    possible, left = possible_pushes(room, state), dict[str, int]()
+    values: list[str] = []
+    for letter in MOVES:
+        solution = solve(room, possible[letter]).solution if letter in possible else None
+        if solution is not None:
+            left[letter] = solution.pushes
+        values.append(f"{letter} {left.get(letter, 'x' if letter in possible else '#')}")
+    if not left or is_solved(room, state):
+        raise AgentSystemError("careful pushes need an unsolved state for which the solver has a solution; draw another state")
+    best = min(left, key=left.__getitem__)
+    return f"{' '.join(values)}\n{moves_reply(best)}", best
+
+
 def guessed(rng: random.Random, limit: int) -> str:
     """Return one to `limit` random moves."""
     return "".join(rng.choices(MOVES, k=rng.randint(1, limit)))
 
 
-WORLD = World(SokobanCourse(), replace(generate.TASKS, generate=generate_split), make_demos, size=UNTIED)
+PUSHES = SokobanCourse(
+    habits=Habits(plan=0.1, check=0.1), wander=3, stopped=0.0, env=SokobanEnvOptions(view="compact", actions="pushes", max_moves=1)
+)
+WORLD = World(SokobanCourse(), replace(generate.TASKS, generate=generate_split), make_demos, size=UNTIED, courses={"pushes": PUSHES})

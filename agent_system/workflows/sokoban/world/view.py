@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from agent_system.workflows.sokoban.world.rules import BOX, FLOOR, GOAL, MOVES, PLAYER, WALL, Room, State, render
+from agent_system.workflows.sokoban.world.solver import reachable
 
 VIEWS = ("map", "spaced", "compact")
 RADIUS = 2
 _ROWS = "abcde"
 
 
-def shown(room: Room, state: State, view: str) -> str:
-    """Return the state in one of `VIEWS`."""
-    return compact_text(room, state) if view == "compact" else render(room, state, spaced=view == "spaced")
+def shown(room: Room, state: State, view: str, actions: str = "moves") -> str:
+    """Return the state in one of `VIEWS`; the compact view depends on the kind of actions, moves or pushes."""
+    if view != "compact":
+        return render(room, state, spaced=view == "spaced")
+    return pushes_text(room, state) if actions == "pushes" else compact_text(room, state)
 
 
 def compact_text(room: Room, state: State) -> str:
@@ -30,12 +33,28 @@ def compact_text(room: Room, state: State) -> str:
         e # - - - -
     """
     (box,), (goal,) = state.boxes, room.goals
-    row, column = divmod(box, room.width)
-    reach = range(-RADIUS, RADIUS + 1)
     lines = [f"box {way(room, state.player, box)} goal {way(room, box, goal)}", around(room, state, state.player)]
-    for name, down in zip(_ROWS, reach, strict=True):
-        lines.append(" ".join([name, *_row(room, state, row + down, [column + right for right in reach])]))
-    return "\n".join(lines)
+    return "\n".join([*lines, *_rows_around(room, state, box)])
+
+
+def pushes_text(room: Room, state: State) -> str:
+    """Return the compact view of a room with one box whose actions are pushes.
+
+    The layout is that of `compact_text`, without the player:
+
+        goal U 1 R 0                  rows and columns from the box to the goal
+        behind U + D + L + R +        whether the player can walk (+) to the cell from which it pushes the box in this direction
+        a # # # # #                   the 5x5 cells around the box, which is in the middle
+        b # - . - -
+        c # - $ - -
+        d # - - - -
+        e # - - - -
+    """
+    (box,), (goal,) = state.boxes, room.goals
+    cells = reachable(room, state)
+    behind = (f"{letter} {'+' if box - room.step_of(letter) in cells else '-'}" for letter in MOVES)
+    lines = [f"goal {way(room, box, goal)}", f"behind {' '.join(behind)}"]
+    return "\n".join([*lines, *_rows_around(room, State(-1, state.boxes), box)])
 
 
 def around(room: Room, state: State, cell: int) -> str:
@@ -59,6 +78,13 @@ def way(room: Room, start: int, end: int) -> str:
     (row, column), (end_row, end_column) = divmod(start, room.width), divmod(end, room.width)
     down, right = end_row - row, end_column - column
     return f"{'D' if down > 0 else 'U'} {abs(down)} {'L' if right < 0 else 'R'} {abs(right)}"
+
+
+def _rows_around(room: Room, state: State, box: int) -> list[str]:
+    row, column = divmod(box, room.width)
+    reach = range(-RADIUS, RADIUS + 1)
+    columns = [column + right for right in reach]
+    return [" ".join([name, *_row(room, state, row + down, columns)]) for name, down in zip(_ROWS, reach, strict=True)]
 
 
 def _row(room: Room, state: State, row: int, columns: Iterable[int]) -> list[str]:

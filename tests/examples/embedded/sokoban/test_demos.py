@@ -11,11 +11,13 @@ from agent_system.workflows.sokoban.world.rules import MOVES, is_solved, move, p
 from agent_system.workflows.sokoban.world.solver import solve
 from examples.embedded.sokoban.demos import (
     CAREFUL,
+    PUSHES,
     Demonstrators,
     Habits,
     Place,
     SokobanCourse,
     careful,
+    careful_push,
     generate_split,
     make_demos,
     pick_place,
@@ -89,7 +91,7 @@ def test_care_is_shown_off_the_good_way_too() -> None:
     off = 0
     for puzzle in generate(30, 1, Difficulty()):
         on = {puzzle.start, *walk(puzzle.room, puzzle.start, puzzle.solution.moves).states}
-        state = pick_place(rng, puzzle, wander=8, max_moves=2).state
+        state = pick_place(rng, puzzle, wander=8, env=ENV).state
         assert not is_solved(puzzle.room, state) and solve(puzzle.room, state).solution is not None
         off += state not in on
     assert off > 8
@@ -99,7 +101,7 @@ def test_the_line_about_the_last_turn_is_true_and_the_reply_does_not_run_into_th
     rng = random.Random(0)
     ends = []
     for puzzle in generate(30, 2, Difficulty()):
-        before = pick_place(rng, puzzle, wander=8, max_moves=2)
+        before = pick_place(rng, puzzle, wander=8, env=ENV)
         place = stopped(rng, before)
         if place == before:
             assert all(move(place.room, place.state, letter) for letter in MOVES)
@@ -134,3 +136,15 @@ def test_a_share_outside_0_to_1_is_named() -> None:
         Habits(plan=1.2)
     with pytest.raises(AgentSystemError, match="midway is a share"):
         SokobanCourse(midway=-0.1)
+
+
+def test_a_careful_push_values_every_push_and_makes_the_best() -> None:
+    room, state = parse_room(UP)
+    assert careful_push(room, state) == ("U 0 D 2 L x R 2\n<moves>U</moves>", "U")
+    with pytest.raises(AgentSystemError, match="draw another"):
+        careful_push(room, walk(room, state, "U").states[-1])
+    rooms = generate(150, 5, Difficulty())
+    assert team_success(CAREFUL, PUSHES.env, 12, rooms) == 1.0
+    assert 0.2 < team_success(PUSHES.habits, PUSHES.env, 12, rooms) < 0.4
+    replies = [conversation[1]["content"] for conversation in make_demos(replace(PUSHES, count=60, rooms=20), 0)]
+    assert any(reply.startswith("U ") for reply in replies) and any(reply.startswith("<moves>") for reply in replies)
