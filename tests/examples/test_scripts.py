@@ -1,6 +1,6 @@
 """The scripts of `examples/` for real, made small: prepare, train two policies, evaluate, then evaluate the checkpoint.
 
-Math, on Ray, is the documented command as it stands, with the `.venv` of this checkout; the others are forked (tests/forked.py).
+Math trains by the documented command as it stands, on Ray and with the `.venv` of this checkout; the rest is forked (tests/forked.py).
 """
 
 import json
@@ -123,7 +123,7 @@ def test_the_script_trains_and_then_evaluates_what_it_trained(name: str, tmp_pat
     roles = {policy.replace("_", " ").title(): policy for policy in POLICIES[name]}
     swap = {} if name in ("math", "search", "async") else dict(zip(roles, [*POLICIES[name][1:], POLICIES[name][0]], strict=True))
     mapping = f"agent.role_policies={{{', '.join(f'{role}: {policy}' for role, policy in swap.items())}}}"
-    evaluated = run(folder, name, tmp_path, "eval", *small, "trainer.controller=local", mapping)
+    evaluated = run(request.getfixturevalue("checkout"), name, tmp_path, "eval", *small, "trainer.controller=local", mapping)
     assert evaluated.returncode == 0, evaluated.stderr[-2000:]
     assert f"accuracy avg@{samples}" in evaluated.stdout
     (found,) = (tmp_path / "run" / "swapped").iterdir() if swap else [tmp_path / "run"]

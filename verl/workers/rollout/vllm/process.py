@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import io
 import multiprocessing
 import multiprocessing.synchronize
@@ -27,6 +28,8 @@ LOG_TAIL_BYTES = 1 << 20
 EXIT_TIMEOUT_S = 20.0
 _ERROR = re.compile(r"(?:^|\] )((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt): .*)$", re.MULTILINE)
 _PR_SET_PDEATHSIG = 1
+# New objects before a collection. With Python's own 700, a fifth of the start of an engine's process goes to collections that free nothing.
+GC_THRESHOLD = 50_000
 # The engine has ranks of its own, independent of those of the worker group.
 _NOT_INHERITED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -191,11 +194,12 @@ class _NullStream(io.TextIOBase):
 def _vllm_stream() -> io.TextIOBase:
     """Return the stream of vLLM's log messages.
 
-    In an engine's process, all output goes to its log from now on; in others messages are discarded, since the caller reports an engine
-    that died in one line.
+    In an engine's process, all output goes to its log from now on, and modules are imported with fewer collections; in others messages are
+    discarded, since the caller reports an engine that died in one line.
     """
     if LOG not in os.environ or not _started_for_engine():
         return _NullStream()
+    gc.set_threshold(GC_THRESHOLD)
     with suppress(OSError):
         log = os.open(os.environ[LOG], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         os.dup2(log, sys.stdout.fileno())
