@@ -124,9 +124,9 @@ def test_gateway_is_measured_beside_an_echo(forked_python: str) -> None:
     assert result["open"] == 8 and 150 < result["prompt_tokens"] < 300
 
 
-def test_env_workers() -> None:
+def test_env_workers(forked_python: str) -> None:
     sizes = ("--cpu-episodes", "2", "--blocking-episodes", "4", "--steps", "20", "--repeats", "1")
-    result, _ = run("env_workers.py", *sizes)
+    result, _ = run("env_workers.py", *sizes, python=forked_python)
     assert min(result["cpu_speedup"], result["bare_speedup"]) > 0
     assert 0.5 <= result["blocking_2000_s"] < 60
     assert result["overhead_ms"] != 0
