@@ -56,6 +56,8 @@ LONGEST = ("tests/workers/rollout/test_conformance.py", "tests/e2e/test_training
 HAS_VLLM = find_spec("vllm") is not None
 
 pytest.register_assert_rewrite("tests.agent_system.sandbox.arena")
+# With Python's own 700, collections are a fifth of the time in which modules are imported and tests collected.
+gc.set_threshold(50_000)
 # Dozens of processes import torch or vLLM; compiling their modules anew in each takes longer than the imports themselves.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

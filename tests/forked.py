@@ -10,6 +10,7 @@ forked process is the environment of the server.
 from __future__ import annotations
 
 import atexit
+import gc
 import importlib
 import json
 import os
@@ -96,6 +97,11 @@ class ForkServer:
         executable = repr(str(path) if starts_itself else sys.executable)
         path.write_text(CLIENT.replace("EXECUTABLE", executable).replace("PYTHON", sys.executable).replace("ADDRESS", self.address))
         path.chmod(0o755)
+
+    @staticmethod
+    def workers(python: str) -> dict[str, str]:
+        """The environment of a command whose Ray workers are forked as well, by a program of `write_client`."""
+        return {"RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps({"runtime_env": {"py_executable": python}})}
 
     def close(self) -> None:
         """End the server, and kill what it forked and still runs."""
@@ -235,7 +241,10 @@ def leave() -> None:
 
 if __name__ == "__main__":
     atexit.register(leave)  # before all others, which makes it the last
+    gc.set_threshold(50_000)
     for name in sys.argv[2:]:
         importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # else every forked process searches all modules for what it may free, and gets a copy of them
     assert not (running := other_threads(within_s=10)), f"what is imported has started {running}: a forked process would not have them"
     run(*serve(sys.argv[1]))

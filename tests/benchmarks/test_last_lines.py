@@ -12,14 +12,15 @@ import pytest
 
 from tests.agent_system.workflows.code.rows_of_sets import HUMAN_EVAL
 from tests.devices import on
+from tests.forked import ForkServer
 
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 240
 
 
-def run(name: str, *args: str, python: str = sys.executable) -> tuple[dict, str]:
+def run(name: str, *args: str, python: str = sys.executable, **variables: str) -> tuple[dict, str]:
     """The JSON of the last line, and everything that was written."""
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)} | variables
     script = str(ROOT / "benchmarks" / name)
     done = subprocess.run([python, script, *args], env=env, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -78,10 +79,11 @@ def test_async_simulation_predicts_every_mode_where_training_takes_as_long_as_si
 
 @pytest.mark.ray
 @pytest.mark.parametrize("device", on(1))
-def test_weight_sync_measures_every_way_in_the_same_run(device: str) -> None:
+def test_weight_sync_measures_every_way_in_the_same_run(forked_python: str, device: str) -> None:
     ways = ("object_store", "collective", "shared_memory", "cuda_ipc")
     sizes = ("--mib", "4", "--bucket-mb", "2", "--rounds", "1", "--device", device)
-    result, _ = run("weight_sync.py", *sizes, "--ways", *ways)
+    forked: dict[str, str] = {} if device == "cuda" else {"python": forked_python} | ForkServer.workers(forked_python)
+    result, _ = run("weight_sync.py", *sizes, "--ways", *ways, **forked)
     assert min(result[f"{way}{unit}"] for way in ways for unit in ("_s", "_adapter_ms")) > 0
     ratio = result["collective_s"] / result["object_store_s"]
     assert result["collective_over_object_store"] == pytest.approx(ratio, rel=0.2)
@@ -95,9 +97,9 @@ def test_advantage_measures_every_group_key_beside_a_dict_filled_by_hand(forked_
 
 
 @pytest.mark.ray
-def test_train_step_counts_every_reply_of_both_teams_and_keeps_the_console_quiet() -> None:
+def test_train_step_counts_every_reply_of_both_teams_and_keeps_the_console_quiet(forked_python: str) -> None:
     sizes = ("--tasks", "2", "--group", "2", "--tokens", "4", "--hidden", "32", "--repeats", "1", "--threads", "1")
-    result, console = run("train_step.py", *sizes)
+    result, console = run("train_step.py", *sizes, python=forked_python, **ForkServer.workers(forked_python))
     assert result["ratio"] > 0
     assert result["spread"] == [result["ratio"], result["ratio"]]
     assert result["rows"] == [4, 4]
@@ -123,9 +125,9 @@ def test_gateway_is_measured_beside_an_echo(forked_python: str) -> None:
     assert result["open"] == 8 and 150 < result["prompt_tokens"] < 300
 
 
-def test_env_workers() -> None:
+def test_env_workers(forked_python: str) -> None:
     sizes = ("--cpu-episodes", "2", "--blocking-episodes", "4", "--steps", "20", "--repeats", "1")
-    result, _ = run("env_workers.py", *sizes)
+    result, _ = run("env_workers.py", *sizes, python=forked_python)
     assert min(result["cpu_speedup"], result["bare_speedup"]) > 0
     assert 0.5 <= result["blocking_2000_s"] < 60
     assert result["overhead_ms"] != 0

@@ -4,7 +4,6 @@ Faults come from a user's package: its environment and its advantage estimator r
 no test has to guess when that is.
 """
 
-import json
 import os
 import re
 import resource
@@ -360,8 +359,7 @@ def answers(cluster: subprocess.Popen[str]) -> bool:
 @pytest.fixture
 def on_cluster(command: Callable[..., Command], forked_python: str, fork_server: ForkServer, address: str) -> Callable[..., Command]:
     """As `command`, on the cluster; the command and its workers are forked."""
-    job = json.dumps({"runtime_env": {"py_executable": forked_python}})
-    variables = {"STARTS_WORKERS": str(fork_server.process.pid), "RAY_JOB_CONFIG_JSON_ENV_VAR": job}
+    variables = {"STARTS_WORKERS": str(fork_server.process.pid)} | ForkServer.workers(forked_python)
     trainer = (forked_python, *TRAINER[1:])
     return lambda fault, changes: command(fault, changes | {"ray_init.address": address}, trainer, **variables)
 
@@ -399,12 +397,13 @@ def test_ctrl_c_under_a_script_checkpoints_and_leaves_no_process(
 @pytest.mark.spread
 @pytest.mark.timeout(900)
 def test_sigterm_in_the_update_and_a_second_run_without_ray_end_as_one_uninterrupted_run(
-    command: Callable[..., Command], faults: Callable[..., Any], tmp_path: Path
+    command: Callable[..., Command], faults: Callable[..., Any], tmp_path: Path, forked_python: str, fork_server: ForkServer
 ) -> None:
     rarely = {"trainer.save_freq": -1, "trainer.save_hf_model": True}
-    run = command("update:SIGTERM", rarely)
+    run = command("update:SIGTERM", rarely, (forked_python, *TRAINER[1:]), **ForkServer.workers(forked_python))
     assert run.end() == (143, [])
     assert run.left(10) == []
+    assert our_actors(fork_server) == []
     assert saved(tmp_path / "run") == 2
     shared = rarely | {"agent.model_sharing": True}
     faults(None, shared)

@@ -1,6 +1,6 @@
 """The scripts of `examples/` for real, made small: prepare, train two policies, evaluate, then evaluate the checkpoint.
 
-Math, on Ray, is the documented command as it stands, with the `.venv` of this checkout; the others are forked (tests/forked.py).
+Math trains by the documented command as it stands, on Ray and with the `.venv` of this checkout; the rest is forked (tests/forked.py).
 """
 
 import json
@@ -54,6 +54,13 @@ def run(
     return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=within_s, check=False)
 
 
+@pytest.fixture(scope="session")
+def embedded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The variable for one folder of tasks and warm starts in all test processes: what a script has prepared, the next one finds."""
+    base = tmp_path_factory.getbasetemp()
+    return {"EMBEDDED_DIR": str((base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "embedded")}
+
+
 def arguments_of(block: str) -> list[str]:
     """What stands between `ARGS+=(` and `)`."""
     return block.split("ARGS+=(\n", 1)[1].split("\n  )\n", 1)[0].split()
@@ -99,7 +106,9 @@ def test_every_script_has_a_test() -> None:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", POLICIES)
-def test_the_script_trains_and_then_evaluates_what_it_trained(name: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_the_script_trains_and_then_evaluates_what_it_trained(
+    name: str, tmp_path: Path, request: pytest.FixtureRequest, embedded: dict[str, str]
+) -> None:
     whole = name == "math" and (ROOT / ".venv").is_dir()
     folder = ROOT if whole else request.getfixturevalue("checkout")
     # One whole run on Ray; the others are quicker without.
@@ -109,7 +118,8 @@ def test_the_script_trains_and_then_evaluates_what_it_trained(name: str, tmp_pat
         small.append("env.max_steps=2")
     if name == "async":
         small.append("env.params.latency_s=0.1")
-    trained = run(folder, name, tmp_path, *small, within_s=400 if name == "math" else 240)
+    shared = {} if name == "math" else embedded
+    trained = run(folder, name, tmp_path, *small, within_s=400 if name == "math" else 240, **shared)
     assert trained.returncode == 0, trained.stderr[-2000:]
     assert "before" in trained.stdout
     assert f"accuracy avg@{samples}" in trained.stdout
@@ -123,7 +133,7 @@ def test_the_script_trains_and_then_evaluates_what_it_trained(name: str, tmp_pat
     roles = {policy.replace("_", " ").title(): policy for policy in POLICIES[name]}
     swap = {} if name in ("math", "search", "async") else dict(zip(roles, [*POLICIES[name][1:], POLICIES[name][0]], strict=True))
     mapping = f"agent.role_policies={{{', '.join(f'{role}: {policy}' for role, policy in swap.items())}}}"
-    evaluated = run(folder, name, tmp_path, "eval", *small, "trainer.controller=local", mapping)
+    evaluated = run(request.getfixturevalue("checkout"), name, tmp_path, "eval", *small, "trainer.controller=local", mapping, **shared)
     assert evaluated.returncode == 0, evaluated.stderr[-2000:]
     assert f"accuracy avg@{samples}" in evaluated.stdout
     (found,) = (tmp_path / "run" / "swapped").iterdir() if swap else [tmp_path / "run"]
@@ -135,11 +145,11 @@ def test_the_script_trains_and_then_evaluates_what_it_trained(name: str, tmp_pat
 
 
 @pytest.mark.parametrize("framework", ["langgraph", "node"])
-def test_the_script_of_a_framework_trains_its_team(framework: str, tmp_path: Path, checkout: Path) -> None:
+def test_the_script_of_a_framework_trains_its_team(framework: str, tmp_path: Path, checkout: Path, embedded: dict[str, str]) -> None:
     if framework == "node" and shutil.which("npm") is None:
         pytest.skip("needs Node")
     pytest.importorskip("langgraph")
-    trained = run(checkout, "examples/frameworks/run.sh", tmp_path, framework, *SMALL, "trainer.controller=local")
+    trained = run(checkout, "examples/frameworks/run.sh", tmp_path, framework, *SMALL, "trainer.controller=local", **embedded)
     if "npm error" in trained.stderr:
         pytest.skip("npm cannot install the package openai")
     assert trained.returncode == 0, trained.stderr[-2000:]
@@ -166,9 +176,9 @@ def gsm8k(tmp_path: Path) -> Path:
 
 
 @pytest.mark.needs_shared
-def test_five_steps_on_gsm8k_as_it_is_published_go_through(checkout: Path, tmp_path: Path, gsm8k: Path) -> None:
+def test_five_steps_on_gsm8k_as_it_is_published_go_through(checkout: Path, tmp_path: Path, gsm8k: Path, embedded: dict[str, str]) -> None:
     steps = [*SMALL, "trainer.total_training_steps=5", "trainer.val_before_train=false", "trainer.controller=local"]
-    trained = run(checkout, "math", tmp_path, *steps, DATA=str(gsm8k))
+    trained = run(checkout, "math", tmp_path, *steps, DATA=str(gsm8k), **embedded)
     assert trained.returncode == 0, trained.stderr[-2000:]
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [1, 2, 3, 4, 5]

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import argparse
 import os
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from recipe.memory import MemoryWatch
 from recipe.runs import finished, folder
 
 
@@ -41,3 +45,16 @@ def test_the_folder_of_results_is_there_before_anything_starts(tmp_path: Path) -
     (tmp_path / "file").write_text("")
     with pytest.raises(argparse.ArgumentTypeError, match="file"):
         folder(str(tmp_path / "file"))
+
+
+def test_the_memory_of_a_process_is_that_of_all_below_it() -> None:
+    program = f"'{sys.executable}' -S -c 'kept = bytes(1) + bytearray(100 << 20); print(flush=True); input()'; true"
+    with subprocess.Popen(["bash", "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stdout.readline() == b"\n"
+        watch = MemoryWatch(process.pid, period_s=0.01)
+        watch.start()
+        while watch.peak_gib == 0:
+            time.sleep(0.01)
+        watch.stop()
+        process.communicate(b"\n")
+    assert 100 / 1024 < watch.peak_gib < 0.2

@@ -11,22 +11,22 @@ from agent_system.new.__main__ import TEMPLATE, main
 from tests.docs.test_readme import environment
 
 
-def run(folder: Path, *command: str) -> str:
-    """Run a command in a folder and return what it wrote; it must succeed."""
-    done = subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=240)
+def run(folder: Path, *command: str, python: str = sys.executable) -> str:
+    """Run a command in a folder, where `python` is this one, and return what it wrote; it must succeed."""
+    done = subprocess.run(command, cwd=folder, env=environment(python), capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
 @pytest.mark.e2e
-def test_the_folder_that_is_written_passes_its_test_and_trains(tmp_path: Path) -> None:
+def test_the_folder_that_is_written_passes_its_test_and_trains(tmp_path: Path, forked_python: str) -> None:
     assert "bash tide_pool/train.sh" in run(tmp_path, sys.executable, "-m", "agent_system.new", "tide_pool")
     flow = tmp_path / "tide_pool"
     files = {path.name: path.read_text() for path in flow.iterdir()}
     assert sorted(files) == ["README.md", "__init__.py", "env.py", "team.py", "test_tide_pool.py", "train.sh"]
     assert "class TidePool(BaseOrchestra)" in files["team.py"] and not any("my_flow" in text.lower() for text in files.values())
     assert "2 passed" in run(tmp_path, sys.executable, "-m", "pytest", "tide_pool", "-p", "no:cacheprovider")
-    run(tmp_path, "bash", "tide_pool/train.sh", "agent.orchestra.tide_pool.revisions=2")
+    run(tmp_path, "bash", "tide_pool/train.sh", "agent.orchestra.tide_pool.revisions=2", python=forked_python)
     written = tmp_path / "outputs" / "verl-mas" / "tide_pool" / "metrics.jsonl"
     metrics = [json.loads(line) for line in written.read_text().splitlines()]
     assert [line["step"] for line in metrics] == [0, 1, 2]

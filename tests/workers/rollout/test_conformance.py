@@ -91,10 +91,15 @@ def started(name: str, ports_of_others: set[tuple[int, int]], tmp_path_factory: 
 @pytest.fixture
 def engine(started: RolloutEngine) -> RolloutEngine:
     """The engine with the initial weights of the base and all adapters."""
-    started.update_weights(base_weights(), version=0)
-    for name in SPECS:
-        started.update_weights(tensors_of(peft_model(), name), adapter=name, version=1)
+    set_weights(started)
     return started
+
+
+def set_weights(engine: RolloutEngine) -> None:
+    """Give the engine the initial weights of the base and all adapters."""
+    engine.update_weights(base_weights(), version=0)
+    for name in SPECS:
+        engine.update_weights(tensors_of(peft_model(), name), adapter=name, version=1)
 
 
 def ask(adapter: str | None, seed: int = 0, max_tokens: int = 12, length: int = 140, **sampling: Any) -> GenerateRequest:
@@ -319,24 +324,25 @@ def fewest_tokens(engine: Any, replies: int) -> int:
     return min(counts) if len(counts) == replies else 0
 
 
-@pytest.mark.parametrize("adapter", [None, "a"])
-async def test_replies_in_flight_go_on_with_new_weights_whose_log_probs_they_have(engine: RolloutEngine, adapter: str | None) -> None:
-    older, newer = peft_model(), peft_model(seed=1) if adapter else peft_model(base=1)
-    current = engine.version_of(adapter)
-    others = [ask(name, max_tokens=100) for name in EVERYONE if name not in (adapter, None)]
-    asked = [ask(adapter, max_tokens=100), ask(adapter, max_tokens=90, seed=5), *others]
-    flights = [asyncio.create_task(engine.generate(one)) for one in asked]
-    while fewest_tokens(engine, len(asked)) < 3:
-        await asyncio.sleep(0.01)
-    engine.update_weights(tensors_of(newer, adapter) if adapter else base_weights(seed=1), adapter=adapter, version=7)
-    replies = [(await flight)[0] for flight in flights]
-    for one, reply in zip(asked[:2], replies[:2], strict=True):
-        (before, sampled), (now, rest) = reply.spans
-        assert (before, now, sampled + rest) == (current, 7, one.sampling.max_tokens) and sampled > 0 and rest > 0
-        assert token_gaps(older, one, reply)[:sampled].max() < 1e-5 and token_gaps(newer, one, reply)[sampled:].max() < 1e-5
-        assert token_gaps(older, one, reply)[sampled:].max() > 1e-2
-    if adapter:
-        assert all(not reply.earlier for reply in replies[2:]) and largest_gap(older, others, replies[2:]) < 1e-5
+async def test_replies_in_flight_go_on_with_new_weights_whose_log_probs_they_have(engine: RolloutEngine) -> None:
+    for adapter in ("a", None):  # a loop, not cases: pytest would start every engine again for the second
+        set_weights(engine)
+        older, newer = peft_model(), peft_model(seed=1) if adapter else peft_model(base=1)
+        current = engine.version_of(adapter)
+        others = [ask(name, max_tokens=100) for name in EVERYONE if name not in (adapter, None)]
+        asked = [ask(adapter, max_tokens=100), ask(adapter, max_tokens=90, seed=5), *others]
+        flights = [asyncio.create_task(engine.generate(one)) for one in asked]
+        while fewest_tokens(engine, len(asked)) < 3:
+            await asyncio.sleep(0.01)
+        engine.update_weights(tensors_of(newer, adapter) if adapter else base_weights(seed=1), adapter=adapter, version=7)
+        replies = [(await flight)[0] for flight in flights]
+        for one, reply in zip(asked[:2], replies[:2], strict=True):
+            (before, sampled), (now, rest) = reply.spans
+            assert (before, now, sampled + rest) == (current, 7, one.sampling.max_tokens) and sampled > 0 and rest > 0
+            assert token_gaps(older, one, reply)[:sampled].max() < 1e-5 and token_gaps(newer, one, reply)[sampled:].max() < 1e-5
+            assert token_gaps(older, one, reply)[sampled:].max() > 1e-2
+        if adapter:
+            assert all(not reply.earlier for reply in replies[2:]) and largest_gap(older, others, replies[2:]) < 1e-5
 
 
 async def test_weights_that_do_not_fit_are_refused(engine: RolloutEngine) -> None:
