@@ -40,7 +40,7 @@ FULLY_ASYNC = {
     "async_training.mode": "fully_async",
     "async_training.staleness_threshold": 2,
     "async_training.trigger_parameter_sync_step": 1,
-    "async_training.max_off_policy_threshold": 2,
+    "async_training.max_off_policy_threshold": 4,
 }
 MODES = {
     "sync": Mode({}),
