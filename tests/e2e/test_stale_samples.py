@@ -29,7 +29,8 @@ from verl.protocol.generate import GREEDY_SUFFIX
 from verl.single_controller.worker_group import WorkerDiedError
 from verl.trainer.ppo.asynchronous.group_queue import GroupQueue
 from verl.trainer.ppo.asynchronous.stream import GroupStream
-from verl.trainer.ppo.ray_trainer import NoSamplesError, RayPPOTrainer
+from verl.trainer.ppo.ray_trainer import NoSamplesError
+from verl.trainer.ppo.train_step import StepTrainer
 from verl.workers.rollout.server import RolloutWorker
 
 pytestmark = pytest.mark.spread
@@ -160,15 +161,16 @@ def mortal(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 def stopped(train: Run, keys: Mapping[str, Any]) -> None:
     """Train until a signal in the update after `STOPPED` steps."""
-    update = RayPPOTrainer._update
+    update, sent = StepTrainer._update, threading.Event()
 
-    def signalled(trainer: RayPPOTrainer, *args: Any) -> Any:
-        if trainer.global_step == STOPPED:
+    def signalled(trainer: StepTrainer, batch: DataProto, step: int, *args: Any) -> Any:
+        if step - 1 == STOPPED and not sent.is_set():  # in the lane that is first
+            sent.set()
             os.kill(os.getpid(), signal.SIGTERM)
-        return update(trainer, *args)
+        return update(trainer, batch, step, *args)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(RayPPOTrainer, "_update", signalled)
+        patch.setattr(StepTrainer, "_update", signalled)
         assert train(keys).global_step == STOPPED + 1
 
 
@@ -289,7 +291,7 @@ def test_groups_that_are_too_old_are_dropped_and_the_run_goes_on(
     """The first two groups end after the update of step 2, whose deadline was step 1: no step trains on them."""
     import my_flow_package
 
-    update, reset, late, over = RayPPOTrainer._update, my_flow_package.MyWorld.reset, set[str](), threading.Event()
+    update, reset, late, over = StepTrainer._update, my_flow_package.MyWorld.reset, set[str](), threading.Event()
 
     def slow(world: Any, task: Any) -> Any:
         if len(late) < 2:
@@ -297,15 +299,15 @@ def test_groups_that_are_too_old_are_dropped_and_the_run_goes_on(
         assert task.prompt not in late or over.wait(60)
         return reset(world, task)
 
-    def watched(trainer: RayPPOTrainer, *args: Any) -> Any:
-        metrics = update(trainer, *args)
-        if trainer.global_step == 1:
+    def watched(trainer: StepTrainer, batch: DataProto, step: int, *args: Any) -> Any:
+        metrics = update(trainer, batch, step, *args)
+        if step == 2:
             over.set()
         return metrics
 
     monkeypatch.setattr(my_flow_package.MyWorld, "reset", slow)
     monkeypatch.setattr(my_flow_package.MyWorld, "blocking", True)
-    monkeypatch.setattr(RayPPOTrainer, "_update", watched)
+    monkeypatch.setattr(StepTrainer, "_update", watched)
     drop = {"async_training.max_off_policy_strategy": "drop", "async_training.max_off_policy_threshold": 0}
     stopped(train, STALE | drop)
     train(STALE | drop)
