@@ -241,15 +241,15 @@ def titles() -> Iterator[set[str]]:
 
 @pytest.fixture
 def scored(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The batches (`DataProto`) of the runs of a test, with old log-probs."""
-    from verl.trainer.ppo.credit.step_credit import CreditAssigner
+    """The batches (`DataProto`) of the steps of a test's runs, with advantages."""
+    from verl.trainer.ppo.train_step import StepTrainer
 
-    score, found = CreditAssigner.score, list[Any]()
+    result, found = StepTrainer.result, list[Any]()
 
-    def kept(self: CreditAssigner, *args: Any) -> Any:
-        batch, metrics = score(self, *args)
-        found.append(batch)
-        return batch, metrics
+    def kept(self: StepTrainer, step: Any) -> Any:
+        trained = result(self, step)
+        found.append(trained.batch)
+        return trained
 
-    monkeypatch.setattr(CreditAssigner, "score", kept)
+    monkeypatch.setattr(StepTrainer, "result", kept)
     return found
