@@ -224,8 +224,7 @@ def run(request: dict[str, Any], streams: list[int]) -> None:
             sys.executable = request["executable"]
             runpy.run_path(first, run_name="__main__")
     except SystemExit as ended:
-        if isinstance(ended.code, int | None):
-            statuses.append(ended.code or 0)
+        statuses.append((ended.code or 0) if isinstance(ended.code, int | None) else 1)  # a message is printed before `leave`
         raise
     statuses.append(0)
 

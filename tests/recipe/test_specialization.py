@@ -25,7 +25,7 @@ def test_the_script_trains_the_levels_and_draws_them(checkout: Path, tmp_path: P
     assert kept == {"level": "L1", "seed": 7, "before": 0.3}
     assert [(row["level"], row["seed"], row["steps"]) for row in (adapters, models)] == [("L2", 7, 1), ("L3", 7, 1)]
     assert 0 < adapters["sync_mb"] < models["sync_mb"] / 2
-    assert all(row["seconds"] > 0 and row["peak_gib"] > 0 and 0 <= row["after"] <= 1 for row in (adapters, models))
+    assert all(row["seconds"] > 0 and row["peak_gib"] >= 0 and 0 <= row["after"] <= 1 for row in (adapters, models))
     assert {run: len(points) for run, points in json.loads((tmp_path / "curves.json").read_text()).items()} == {"L2/7": 2, "L3/7": 2}
     assert "<svg" in (tmp_path / "curves.svg").read_text()
 
