@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 
 from verl.models.loader import resolve_dtype
 from verl.trainer.checkpoint.saved_run import SavedRun

@@ -95,7 +95,7 @@ class SlotForms:
         self._matchers.pop(slot, None)
 
     def mask(self, logits: torch.Tensor) -> tuple[torch.Tensor, list[int]]:
-        """Return a copy of logits `[slots, vocab]`, -inf at tokens that a slot's form does not allow, and the slots where it allows none."""
+        """Return a copy of logits `[slots, vocab]`, -inf at tokens that a slot's form does not allow, and the slots with no allowed one."""
         slots, vocab = list(self._matchers), logits.shape[1]
         words = torch.zeros(len(slots), -(-vocab // 32), dtype=torch.int32)
         for row, slot in enumerate(slots):
