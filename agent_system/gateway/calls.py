@@ -28,7 +28,7 @@ from verl.trainer.config.gateway import GatewayConfig
 from verl.utils.names import did_you_mean, slug
 
 CLOSE_TIMEOUT_S = 10.0
-ABLE = "set actor_rollout_ref.rollout.name=vllm and .structured_outputs=true for it"
+ABLE = "set actor_rollout_ref.rollout.structured_outputs=true for it"
 
 
 class EpisodeCalls:

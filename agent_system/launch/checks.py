@@ -31,7 +31,7 @@ from verl.trainer.config.group_checks import warn_of_warmup
 from verl.trainer.config.presets import describe_preset
 from verl.trainer.config.spec import ConfigError
 from verl.trainer.derived import load_group_tokenizer, max_model_len, resolve_defaults, run_dir_of, steps_of_run
-from verl.trainer.model_checks import adapter_sizes, check_critic, check_reward_model, check_vllm, warn_of_positions
+from verl.trainer.model_checks import adapter_sizes, check_critic, check_forms, check_reward_model, check_vllm, warn_of_positions
 from verl.trainer.placement.role_policies import output_dir
 from verl.trainer.placement.table import Placement
 from verl.trainer.ppo.asynchronous.saved_groups import check_checkpoint
@@ -156,6 +156,7 @@ def check_run(config: RunConfig) -> CheckedRun:
         check_backends(config.trainer.logger)
     except (ValueError, ModuleNotFoundError) as error:
         raise ConfigError(str(error)) from error
+    check_forms(placement)
     check_vllm(placement, resolve_device(config.trainer.device), partial(max_model_len, config, placement))
     trained_in = run_dir_of(config)
     checkpoint = find_checkpoint(config.trainer, CheckpointStore(trained_in / "checkpoints"))

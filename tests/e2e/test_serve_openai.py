@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import pytest
 
 from agent_system.serve import conversation
 from agent_system.serve import main as serve
+from tests.agent_system.gateway.templates import TEMPLATES
 from tests.e2e.conftest import Run
 from tests.e2e.test_serve import MATH
 from tests.house.source import ROOT
@@ -69,14 +71,23 @@ def check_answers(client: Any) -> None:
         create(model="Solver", messages=messages)
 
 
+def check_forms(client: Any) -> None:
+    """What engines can do that make a reply follow a form."""
+    create, messages = client.chat.completions.create, [{"role": "user", "content": "3 + 4?"}]
+    answer = create(model="Solver Agent", messages=messages, response_format=FORMAT)
+    text = answer.choices[0].message.content
+    assert text.lstrip().startswith("{"), "which no reply of a model without training does by itself"
+    assert answer.choices[0].finish_reason == "length" or 0 <= json.loads(text)["a"] <= 9
+    with pytest.raises(openai.BadRequestError, match="no reply can follow this form"):
+        create(model="Solver Agent", messages=messages, response_format={**FORMAT, "json_schema": {"schema": {"type": "objekt"}}})
+
+
 def test_every_agent_and_the_team_are_models_of_a_server(once: Callable[..., Path], forked_python: str) -> None:
     run_dir = once(MATH)
     with served(forked_python, run_dir, "--greedy", "--api-key-env", "TEAM_KEY") as client:
         check_answers(client)
         messages: list[Any] = [{"role": "user", "content": "3 + 4?"}]
         answer = client.chat.completions.create(model="math", messages=messages)
-        with pytest.raises(openai.BadRequestError, match="--engine vllm"):
-            client.chat.completions.create(model="Solver Agent", messages=messages, response_format=FORMAT)
         with pytest.raises(openai.AuthenticationError):
             client.with_options(api_key="sk-other").models.list()
     with conversation(str(run_dir), greedy=True) as team:
@@ -91,13 +102,24 @@ def test_vllm_makes_replies_follow_a_schema(train: Run, wide_heads_model_dir: Pa
     train(MATH | {"actor_rollout_ref.model.path": wide_heads_model_dir, "data.max_response_length": 48, "trainer.save_freq": 1})
     with served(sys.executable, tmp_path / "run", "--engine", engine) as client:
         check_answers(client)
-        create, messages = client.chat.completions.create, [{"role": "user", "content": "3 + 4?"}]
-        answer = create(model="Solver Agent", messages=messages, response_format=FORMAT)
-        text = answer.choices[0].message.content
-        assert text.lstrip().startswith("{"), "which no reply of a model without training does by itself"
-        assert answer.choices[0].finish_reason == "length" or 0 <= json.loads(text)["a"] <= 9
-        with pytest.raises(openai.BadRequestError, match="no reply can follow this form"):
-            create(model="Solver Agent", messages=messages, response_format={**FORMAT, "json_schema": {"schema": {"type": "objekt"}}})
+        check_forms(client)
+
+
+def test_hf_makes_replies_and_calls_of_tools_follow_a_schema(train: Run, tiny_model_dir: Path, tmp_path: Path, forked_python: str) -> None:
+    pytest.importorskip("xgrammar")
+    shutil.copytree(tiny_model_dir, tmp_path / "model")
+    (tmp_path / "model" / "chat_template.jinja").write_text(TEMPLATES["qwen2.5"])  # with tools
+    train(MATH | {"actor_rollout_ref.model.path": tmp_path / "model", "data.max_prompt_length": 800, "data.max_response_length": 128})
+    with served(forked_python, tmp_path / "run") as client:
+        check_forms(client)
+        tools: list[Any] = [{"type": "function", "function": {"name": "add", "parameters": SCHEMA}}]
+        forced: Any = {"type": "function", "function": {"name": "add"}}
+        called = client.chat.completions.create(
+            model="Solver Agent", messages=[{"role": "user", "content": "3?"}], tools=tools, tool_choice=forced, n=8, seed=1
+        )
+        calls = [call for choice in called.choices for call in choice.message.tool_calls or ()]
+        assert all(call.function.name == "add" and 0 <= json.loads(call.function.arguments)["a"] <= 9 for call in calls)
+        assert len(calls) == sum(choice.finish_reason != "length" for choice in called.choices) > 0
 
 
 def test_what_cannot_be_served_is_one_line(once: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:

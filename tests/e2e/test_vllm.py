@@ -156,14 +156,18 @@ async def team(task, session):
 
 
 @pytest.mark.ray
-def test_adapters_on_ray_where_replies_of_one_agent_follow_a_schema(
-    vllm: Callable[..., Any], tmp_path: Path, user_package: Path, wide_heads_model_dir: Path, scored: list[DataProto]
-) -> None:
-    pytest.importorskip("openai")
+@pytest.mark.parametrize(("engine", "controller"), [("vllm", "ray"), ("hf", "local")])
+def test_adapters_where_replies_of_one_agent_follow_a_schema(
+    vllm: Callable[..., Any], tmp_path: Path, user_package: Path, wide_heads_model_dir: Path, scored: list[DataProto],
+    engine: str, controller: str,
+) -> None:  # fmt: skip
+    for package in ("openai", "xgrammar"):
+        pytest.importorskip(package)
     (user_package / "judges.py").write_text(JUDGES)
     changes = {"agent.orchestra_type": "gateway", "agent.team": "judges:team", "gateway.structured": "mask"}
     changes |= {"actor_rollout_ref.rollout.structured_outputs": True, "data.max_prompt_length": 200, "data.max_response_length": 16}
-    vllm({"agent.specialization": "lora", "trainer.controller": "ray"} | ADAPTER | changes)
+    changes |= {"actor_rollout_ref.rollout.name": engine, "trainer.controller": controller}
+    vllm({"agent.specialization": "lora"} | ADAPTER | changes)
     steps = check_steps(tmp_path / "run", {"asker", "verifier_agent"}, "wg/asker/")
     assert [(line["gateway/asker/masked_calls"], line["gateway/verifier_agent/masked_calls"]) for line in steps] == [(0, 6)] * 2
     assert all(0 < line["gateway/verifier_agent/mass_cut_off_mean"] <= 1 for line in steps)

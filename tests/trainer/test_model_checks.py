@@ -12,7 +12,7 @@ from verl.trainer import model_checks
 from verl.trainer.config import RunConfig
 from verl.trainer.config.spec import ConfigError
 from verl.trainer.derived import max_model_len
-from verl.trainer.model_checks import check_vllm
+from verl.trainer.model_checks import check_forms, check_vllm
 from verl.trainer.placement.table import build_placement
 
 
@@ -35,6 +35,21 @@ def test_a_model_that_can_be_served_is_silent(wide_heads_model_dir: Path, tiny_m
     check(wide_heads_model_dir)
     monkeypatch.setattr(model_checks, "is_installed", lambda package: False)
     check(tiny_model_dir, "cuda")
+
+
+def test_an_engine_hf_whose_replies_follow_forms_needs_xgrammar(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = RunConfig()
+    rollout = config.actor_rollout_ref.rollout
+    config.actor_rollout_ref.model.path = "m"
+
+    def missing(name: str) -> str:
+        raise patches.PackageNotFoundError(name)
+
+    monkeypatch.setattr(patches, "version", missing)
+    for rollout.name, rollout.structured_outputs in (("hf", False), ("vllm", True), ("hf", True)):
+        refused = pytest.raises(ConfigError, match=r"xgrammar>=0\.2\.8.*none is installed; pip install 'verl-mas\[structured\]'")
+        with refused if (rollout.name, rollout.structured_outputs) == ("hf", True) else nullcontext():
+            check_forms(build_placement(config.agent, config.actor_rollout_ref))
 
 
 def test_heads_and_ranks_that_vllm_has_not_are_named(wide_heads_model_dir: Path, tiny_model_dir: Path) -> None:

@@ -24,7 +24,7 @@ class SamplingParams:
         stop: a reply ends with the token that completes one of these texts, special tokens included. Engines have no tokenizer: the agent
             side, which has it, cuts the reply.
         structure: form of the reply as a structural tag in JSON; empty for any reply. The logits of tokens that it does not allow after
-            those before them are -inf. Only `vllm` can, with `rollout.structured_outputs`.
+            those before them are -inf. Engines need `rollout.structured_outputs` for it.
     """
 
     max_tokens: int

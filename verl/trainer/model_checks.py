@@ -70,6 +70,15 @@ def check_vllm(placement: Placement, device: str, max_model_len: Callable[[Worke
             raise ConfigError(f"worker group '{group.wg_id}' (model {path}): {error}") from error
 
 
+def check_forms(placement: Placement) -> None:
+    """Raise ConfigError if an engine `hf` of a worker group needs xgrammar, and it is missing or of an unsupported version."""
+    if any(group.config.rollout.name == "hf" and group.config.rollout.structured_outputs for group in placement.groups):
+        try:
+            require("actor_rollout_ref.rollout.structured_outputs=true with rollout.name=hf", ("xgrammar",), ">=0.2.8,<0.3")
+        except PatchError as error:
+            raise ConfigError(f"{error}; pip install 'verl-mas[structured]'") from error
+
+
 def warn_of_positions(placement: Placement, max_model_len: Callable[[WorkerGroupSpec], int]) -> None:
     """Warn of worker groups whose prompts and replies together may have more tokens than the positions of their model."""
     from transformers import AutoConfig

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 
 from verl.models.loader import resolve_dtype
 from verl.trainer.checkpoint.saved_run import SavedRun
@@ -54,7 +55,7 @@ def serving_placement(placement: Placement, engines: Engines) -> Placement:
         rollout = own.rollout
         rollout.name, rollout.tensor_model_parallel_size, rollout.weight_transfer = engines.name or rollout.name, 1, "object_store"
         rollout.max_num_seqs = min(rollout.max_num_seqs, engines.slots or rollout.max_num_seqs)
-        rollout.structured_outputs, rollout.free_cache_engine = rollout.name == "vllm", False
+        rollout.structured_outputs, rollout.free_cache_engine = rollout.name == "vllm" or find_spec("xgrammar") is not None, False
         groups.append(replace(spec, config=own, trained=False))
     return replace(placement, groups=tuple(groups))
 

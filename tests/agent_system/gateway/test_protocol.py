@@ -117,7 +117,7 @@ async def test_a_form_is_for_agents_whose_engine_can_and_marks_what_it_masks(pla
     form: dict[str, Any] = {"type": "json_schema", "json_schema": {"schema": {"type": "object"}}}
     no_form: dict[str, Any] = {"type": "json_schema", "json_schema": {"schema": {"type": "objekt"}}}
     wrong: list[tuple[dict[str, Any], str, str]] = [
-        ({"model": "Editor", "response_format": form}, "response_format", "set actor_rollout_ref.rollout.name=vllm"),
+        ({"model": "Editor", "response_format": form}, "response_format", "set actor_rollout_ref.rollout.structured_outputs=true"),
         ({"response_format": no_form}, "response_format", "no reply can follow this form: objekt"),
         ({"response_format": {"type": "json_schema"}}, "response_format", "with an object as the schema"),
         ({"tools": [TOOL], "tool_choice": {"function": {"name": "g"}}}, "tool_choice", "name one of the tools (f)"),

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from verl.trainer.config.spec import key
 
 GATEWAY = "agent.orchestra_type=gateway"
-STRUCTURED = "an agent with actor_rollout_ref.rollout.structured_outputs=true (rollout.name=vllm)"
+STRUCTURED = "an agent with actor_rollout_ref.rollout.structured_outputs=true"
 
 
 @dataclass

@@ -14,20 +14,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
 from verl.models.lora import LoraSpec
-from verl.protocol.generate import GenerateRequest, Generation, RolloutError, StopReason
+from verl.protocol.generate import GenerateRequest, Generation, RolloutError, StopReason, StructureError
 from verl.workers.rollout.base import EngineStats
 from verl.workers.rollout.forward import SlotModel
 from verl.workers.rollout.requests import check_request
 from verl.workers.rollout.sampling import draw_uniforms
 from verl.workers.rollout.scheduler import Copies, Prefill, Scheduler, prompt_bucket, rows_of
 from verl.workers.rollout.slots import FAILED, STOP, SlotState
+from verl.workers.rollout.structure import GrammarCompiler, SlotForms
 from verl.workers.rollout.waiting import Reply, Ticket
 from verl.workers.rollout.weights import WeightLoader
 
@@ -61,10 +63,17 @@ class HFEngine:
         max_num_seqs: number of slots.
         max_model_len: maximum number of tokens of prompt and reply together.
         adapters: that requests may name; each can be used once its weights are loaded.
+        load_tokenizer: returns the model's tokenizer, which replies with a `structure` need; None refuses them.
     """
 
     def __init__(
-        self, model: PreTrainedModel, *, max_num_seqs: int, max_model_len: int, adapters: Mapping[str, LoraSpec] | None = None
+        self,
+        model: PreTrainedModel,
+        *,
+        max_num_seqs: int,
+        max_model_len: int,
+        adapters: Mapping[str, LoraSpec] | None = None,
+        load_tokenizer: Callable[[], Any] | None = None,
     ) -> None:
         if max_num_seqs < 1 or max_model_len < 2:
             raise RolloutError(f"max_num_seqs={max_num_seqs} and max_model_len={max_model_len}: expected at least 1 and 2")
@@ -73,6 +82,8 @@ class HFEngine:
         self._slots = SlotState(self._model.slots, max_model_len, self._model.device)
         self._scheduler = Scheduler(max_num_seqs, self._model.token_budget)
         self._weights = WeightLoader(model)
+        self._compiler = None if load_tokenizer is None else GrammarCompiler(load_tokenizer, self._model.vocab_size)
+        self._forms = SlotForms()
         self._running: dict[int, Reply] = {}
         self._earlier: dict[int, list[tuple[int, int]]] = {}  # per slot, as `Generation.earlier`
         self._pending: dict[int, _Pending] = {}
@@ -93,13 +104,12 @@ class HFEngine:
     async def generate(self, request: GenerateRequest) -> list[Generation]:
         """Sample `request.n` replies.
 
-        `max_tokens` is limited by `max_model_len`. Raises `RolloutError` when the request is invalid or has a `structure`, the prompt
-        alone is too long, or the model returns non-finite logits.
+        `max_tokens` is limited by `max_model_len`. Raises `RolloutError` when the request is invalid, the prompt alone is too long, or
+        the model returns non-finite logits; `StructureError` for an impossible `structure`.
         """
         limit = check_request(request, self._model.vocab_size, self._max_model_len, self.version_of)
-        if request.sampling.structure:
-            raise RolloutError("the engine hf cannot make a reply follow a schema; use actor_rollout_ref.rollout.name=vllm")
-        ticket = Ticket(request, limit, [None] * request.n)
+        grammar = await self._grammar(request.sampling.structure) if request.sampling.structure else None
+        ticket = Ticket(request, limit, [None] * request.n, grammar)
         future: asyncio.Future[list[Generation]] = asyncio.get_running_loop().create_future()
         self._pending[id(ticket)] = _Pending(ticket, future)
         self._stats.requests += 1
@@ -110,6 +120,11 @@ class HFEngine:
         finally:
             if self._pending.pop(id(ticket), None) is not None:
                 self._drop(ticket)
+
+    async def _grammar(self, structure: str) -> Any:
+        if self._compiler is None:
+            raise RolloutError("the engine cannot make a reply follow a schema; set actor_rollout_ref.rollout.structured_outputs=true")
+        return await self._compiler.compile(structure)
 
     def abort(self, request_id: str) -> int:
         """End the request's unfinished replies with stop reason `abort` and return their number."""
@@ -213,13 +228,22 @@ class HFEngine:
             return
         self._stats.steps += 1
         self._stats.slot_steps += len(self._running)
-        for slot, end in self._slots.step(self._model.logits):
+        for slot, end in self._slots.step(self._masked_logits() if self._forms else self._model.logits):
             if slot in self._running:  # not if another reply of its request failed in this step
                 self._finish(slot, end)
+        if self._forms:
+            self._forms.accept(self._slots.tokens)
         if self._running:
             self._slots.advance()
             self._model.decode(self._slots.tokens, self._slots.positions, self._slots.longest + 1, self._slots.used)
         self._scheduler.tick()
+
+    def _masked_logits(self) -> torch.Tensor:
+        logits, stuck = self._forms.mask(self._model.logits)
+        for slot in stuck:
+            if slot in self._running:
+                self._fail(self._running[slot].ticket, "the form allows no token after the beginning of a reply", StructureError)
+        return logits
 
     def _admit(self, admission: Prefill | Copies) -> None:
         if isinstance(admission, Prefill):
@@ -244,6 +268,9 @@ class HFEngine:
             [draw_uniforms(reply.ticket.request.seed, reply.index, reply.ticket.limit) for _, reply in started],
         )
         self._running.update(started)
+        for slot, reply in started:
+            if reply.ticket.grammar is not None:
+                self._forms.start(slot, reply.ticket.grammar, reply.ticket.request.sampling.stop_token_ids)
 
     @torch.inference_mode()
     def _continue_with_new_weights(self, adapter: str | None, before: int) -> None:
@@ -295,14 +322,14 @@ class HFEngine:
             self._record(reply, slot, "abort")
         return len(ended)
 
-    def _fail(self, ticket: Ticket, error: str) -> None:
+    def _fail(self, ticket: Ticket, error: str, kind: type[RolloutError] = RolloutError) -> None:
         self._scheduler.withdraw(ticket)
         for slot in self._slots_of(ticket):
             self._release(slot)
         self._stats.failed += ticket.open
         entry = self._pending.pop(id(ticket), None)
         if entry is not None and not entry.future.done():
-            entry.future.set_exception(RolloutError(error))
+            entry.future.set_exception(kind(error))
 
     def _slots_of(self, ticket: Ticket) -> list[int]:
         return [slot for slot, reply in self._running.items() if reply.ticket is ticket]
@@ -310,5 +337,6 @@ class HFEngine:
     def _release(self, slot: int) -> None:
         reply = self._running.pop(slot)
         self._earlier.pop(slot, None)
+        self._forms.stop(slot)
         self._slots.stop([slot], [len(reply.ticket.request.prompt_ids)])
         self._scheduler.free(slot)

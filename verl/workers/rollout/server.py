@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from verl.models.loader import load_causal_lm, resolve_dtype
+from verl.models.loader import load_causal_lm, load_tokenizer, resolve_dtype
 from verl.models.lora import lora_spec
 from verl.protocol.generate import GenerateRequest, Generation, RolloutError
 from verl.single_controller.dispatch import Dispatch, register
@@ -87,7 +87,15 @@ def build_engine(
     # Imported here because the driver imports this module too and does not need transformers' models.
     from verl.workers.rollout.hf_engine import HFEngine
 
-    return HFEngine(model.to(device), max_num_seqs=rollout.max_num_seqs, max_model_len=max_model_len, adapters=specs)
+    source = config.model.tokenizer_path or str(config.model.path)
+    tokenizer = functools.partial(load_tokenizer, source, trust_remote_code=config.model.trust_remote_code)
+    return HFEngine(
+        model.to(device),
+        max_num_seqs=rollout.max_num_seqs,
+        max_model_len=max_model_len,
+        adapters=specs,
+        load_tokenizer=tokenizer if rollout.structured_outputs else None,
+    )
 
 
 def on_leader(method: Callable[..., Coroutine[Any, Any, T]]) -> Callable[..., Coroutine[Any, Any, T | None]]:

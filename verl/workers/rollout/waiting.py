@@ -6,17 +6,19 @@ from collections import deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from itertools import count
+from typing import Any
 
 from verl.protocol.generate import GenerateRequest, Generation
 
 
 @dataclass
 class Ticket:
-    """One request in progress: its replies, None while unfinished, and the number of unfinished ones."""
+    """One request in progress: its replies, None while unfinished, the grammar that they follow, and the number of unfinished ones."""
 
     request: GenerateRequest
     limit: int
     replies: list[Generation | None]
+    grammar: Any = None
     open: int = field(init=False)
 
     def __post_init__(self) -> None:
