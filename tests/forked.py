@@ -224,13 +224,15 @@ def run(request: dict[str, Any], streams: list[int]) -> None:
             sys.executable = request["executable"]
             runpy.run_path(first, run_name="__main__")
     except SystemExit as ended:
-        statuses.append((ended.code or 0) if isinstance(ended.code, int | None) else 1)  # a message is printed before `leave`
+        if isinstance(ended.code, int | None):
+            statuses.append(ended.code or 0)
         raise
     statuses.append(0)
 
 
 def leave() -> None:
     """End a forked process that has a status, after everything else that is done at the end: taking modules apart takes half a second."""
+    gc.unfreeze()  # one without a status takes its modules apart
     for status in statuses:
         with suppress(Exception):
             sys.stdout.flush()

@@ -253,14 +253,11 @@ async def _gone(pid: int) -> bool:
 
 
 ENGINE_PROCESS = """
-import gc, os, sys
+import os, sys
 sys.path[:] = os.environ["TEST_PATH"].split(os.pathsep)
-usual = gc.get_threshold()
-from verl.workers.rollout.vllm.process import VLLM_STREAM, end_start
+from verl.workers.rollout.vllm.process import VLLM_STREAM
 print("a warning of some library", file=sys.stderr)
-print("fewer collections:", gc.get_threshold() > usual, flush=True)
-end_start()
-print("as usual:", gc.get_threshold() == usual, flush=True)
+print("out")
 VLLM_STREAM.write("(EngineCore pid=7) ERROR 11-24 20:09:37 [core.py:1512] RuntimeError: CPU Generator does not use offset\\n")
 os.kill(os.getpid(), 9) if len(sys.argv) > 1 else None
 """
@@ -284,7 +281,6 @@ def test_what_an_engine_process_writes_is_in_its_log_which_says_why_it_died(tmp_
     assert (found.stdout, found.stderr) == (b"", b""), "nothing reaches the terminal"
     written = path.read_text()
     assert written.startswith("ValueError") and "a warning of some library" in written and "[core.py:1512] RuntimeError" in written
-    assert "fewer collections: True" in written and "as usual: True" in written
     assert re.search(said, log.exit_cause(found.returncode or None)) and "\n" not in log.exit_cause(1)
     log.close()
     assert path.exists(), "the log of a run is kept"

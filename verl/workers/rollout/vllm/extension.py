@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any
 
 from verl.protocol.generate import EngineGoneError
-from verl.workers.rollout.vllm.process import end_start, end_with_parent, unlink_semaphores, unlink_shared_memory
+from verl.workers.rollout.vllm.process import end_with_parent, unlink_semaphores, unlink_shared_memory
 from verl.workers.weight_transfer.base import build_transfer
 
 end_with_parent()
@@ -24,7 +24,7 @@ class EngineExtension:
     vllm_config: Any
 
     def verl_prepare(self) -> None:
-        """Patch the sampler, end what is for the start alone, and unlink shared memory and semaphores that all processes have opened.
+        """Patch the sampler, and unlink shared memory and semaphores that all processes of the model have opened.
 
         Raises `PatchError` for an unsupported version of vLLM.
         """
@@ -33,7 +33,6 @@ class EngineExtension:
         vllm_full_log_probs.apply(self.model_runner.sampler)
         unlink_shared_memory()
         unlink_semaphores()
-        end_start()
 
     def verl_start_update(self) -> None:
         """Prepare the model for new weights of all layers; it cannot be run until `verl_finish_update`."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import gc
 import io
 import multiprocessing
 import multiprocessing.synchronize
@@ -28,9 +27,6 @@ LOG_TAIL_BYTES = 1 << 20
 EXIT_TIMEOUT_S = 20.0
 _ERROR = re.compile(r"(?:^|\] )((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt): .*)$", re.MULTILINE)
 _PR_SET_PDEATHSIG = 1
-# New objects before a collection: while an engine starts, and by default. With the default, a fifth of the start goes to collections, which
-# find nothing to free among the modules.
-_GC_AT_START, _GC_DEFAULT = 50_000, gc.get_threshold()[0]
 # The engine has ranks of its own, independent of those of the worker group.
 _NOT_INHERITED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -165,11 +161,6 @@ def unlink_semaphores() -> None:
             finalizer()
 
 
-def end_start() -> None:
-    """Collect garbage by default again, in a process of an engine that has started."""
-    gc.set_threshold(_GC_DEFAULT)
-
-
 def adopt_children() -> None:
     """Make processes that this one starts from now on end with it, as it ends with its own parent (`end_with_parent`)."""
     os.environ[PARENT] = str(os.getpid())
@@ -200,12 +191,11 @@ class _NullStream(io.TextIOBase):
 def _vllm_stream() -> io.TextIOBase:
     """Return the stream of vLLM's log messages.
 
-    In an engine's process, all output goes to its log from now on, and modules are imported with fewer collections; in others messages are
-    discarded, since the caller reports an engine that died in one line.
+    In an engine's process, all output goes to its log from now on; in others messages are discarded, since the caller reports an engine
+    that died in one line.
     """
     if LOG not in os.environ or not _started_for_engine():
         return _NullStream()
-    gc.set_threshold(_GC_AT_START)
     with suppress(OSError):
         log = os.open(os.environ[LOG], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         os.dup2(log, sys.stdout.fileno())
