@@ -84,8 +84,8 @@ async def test_masked_replies_have_the_log_probs_of_the_mask_and_those_beside_th
                 assert set(value) == {"a", "b"} and value["a"] in range(10) and value["b"] in ("yes", "no")
                 ended += 1
     assert ended
-    (greedy,) = await engine.generate(follow({"enum": ["yes"]}, 10, 60, temperature=0.0))
-    assert TOKENIZER.decode(greedy.token_ids) == '"yes"' + TOKENIZER.eos_token
+    (greedy,) = await engine.generate(request(10, 60, structure=form({"enum": ["yes"]}), stop_token_ids=(7,), temperature=0.0))
+    assert TOKENIZER.decode(greedy.token_ids[:-1]) == '"yes"' and greedy.token_ids[-1] == 7, "the request's own stop token, not another"
 
 
 async def test_new_weights_and_aborts_keep_the_form() -> None:
