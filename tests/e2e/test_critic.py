@@ -15,7 +15,7 @@ TEAM = {"asker", "verifier_agent"}
 
 
 pytestmark = pytest.mark.spread
-MACHINE = ("timing", "time_per", "throughput", "memory")
+MACHINE = ("timing", "time_per", "throughput", "memory", "/idle")
 
 
 def steps_of(run_dir: Path) -> list[dict[str, Any]]:

@@ -19,7 +19,7 @@ from tests.e2e.conftest import Run, read_metrics
 from tests.e2e.teams import KL, LEVELS
 
 RECORDED = Path(__file__).with_name("fixed_seed.json")
-MACHINE = ("timing", "time_per", "throughput", "memory")
+MACHINE = ("timing", "time_per", "throughput", "memory", "/idle")
 MATH: Mapping[str, Any] = {
     "agent.orchestra_type": "math",
     "agent.orchestra.math.prompt_style": "short",

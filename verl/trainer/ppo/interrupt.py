@@ -87,8 +87,8 @@ class StopRequest:
             raise StoppedAtOnce(number, "for the second time: stopped without saving a checkpoint")
         self.number = number
         logger.warning("%s: finishing what cannot be repeated, then checkpointing; repeat to stop at once", signal.Signals(number).name)
-        if self._running is not None:
-            self._running.cancel()
+        if (running := self._running) is not None:
+            running.cancel()
 
     def run(self, loop: LoopThread, work: Coroutine[Any, Any, T]) -> T:
         """Run `work` on `loop` and wait for it; raise `Interrupted` if a signal cancelled it."""

@@ -13,7 +13,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, wait
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -56,6 +56,8 @@ if TYPE_CHECKING:
     from verl.single_controller.ray.base import RayClassWithInitArgs, RayWorkerGroup, ResourcePoolManager
 
 logger = logging.getLogger(__name__)
+# Period in which a lane that has nothing to do looks for samples, in seconds.
+READY_S = 0.02
 
 __all__ = [
     "AdvantageEstimator", "CheckpointError", "RayClassWithInitArgs", "RayPPOTrainer", "RayWorkerGroup", "ResourcePoolManager", "Role",
@@ -119,7 +121,6 @@ class RayPPOTrainer:
         self.generated_tokens = 0
         self._loop = LoopThread("collector")
         self._open, self._ended = deque[OpenStep](), 0.0
-        self._taker = ThreadPoolExecutor(1, thread_name_prefix="take")
         self._source: SampleSource | None = None
         self._saved_step = -1
         self._saved: Path | None = None
@@ -214,8 +215,9 @@ class RayPPOTrainer:
             self.team.engines.take_metrics()  # discard those of a validation
             self._begun = self.global_step, self.credit.state_dict()
         self.team.engines.allow_restarts()
+        self._await_lane(source, stop)
         with timer("gen"):
-            samples = self._take(source, step, stop)
+            samples = source.take(step, stop)
         idle_s = self.steps.lanes.idle_seconds(began)
         if samples.batch is None:
             self._end_steps()
@@ -229,19 +231,16 @@ class RayPPOTrainer:
         seconds = timer.seconds | {"idle": idle_s}
         return OpenStep(step, samples, everyone or self._saves(step), rows, lanes, began, seconds, tokens)
 
-    def _take(self, source: SampleSource, step: int, stop: StopRequest) -> StepSamples:
-        """Return the samples of a step, and end the open one as soon as it has."""
+    def _await_lane(self, source: SampleSource, stop: StopRequest) -> None:
+        """With an open step, wait until a lane has ended it and the samples of the next one are complete, or until all lanes have."""
         if not self._open:
-            return source.take(step, stop)
+            return
         lanes = self._open[0].lanes
         wait(lanes, return_when=FIRST_COMPLETED)
-        taking = self._taker.submit(source.take, step, stop)
-        while self._open and not taking.done():
-            waited: list[Future[Any]] = [taking, *(lane for lane in lanes if not lane.done())]
-            wait(waited, return_when=FIRST_COMPLETED)
-            if all(lane.done() for lane in lanes):
-                self._log(self._end_step(source))
-        return taking.result()
+        while not (stop.requested or source.ready() or all(lane.done() for lane in lanes)):
+            wait(lanes, timeout=READY_S)
+        if all(lane.done() for lane in lanes):
+            self._log(self._end_step(source))
 
     def _end_step(self, source: SampleSource) -> dict[str, float]:
         """Wait for the oldest open step, and return its metrics."""
@@ -266,7 +265,7 @@ class RayPPOTrainer:
         )
         if self.config.async_training.mode != "sync":
             metrics["trainer/idle_ratio"] = (step.seconds["idle"] + gen_s) / seconds["step"]
-            metrics |= source.metrics(seconds["step"])
+            metrics |= source.metrics(step.number, seconds["step"])
             metrics["trainer/staleness"] = max(value for name, value in metrics.items() if name.endswith("/staleness/max"))
         metrics["training/generated_tokens"] = float(self.generated_tokens)
         metrics["training/engine_restarts"] = float(self.team.engines.restarts)

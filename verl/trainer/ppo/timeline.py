@@ -29,16 +29,20 @@ class Timeline:
 
     def __init__(self) -> None:
         self._spans: list[Span] = []
+        self._open: dict[object, tuple[str, str, float]] = {}
         self._lock = threading.Lock()
 
     @contextmanager
     def span(self, wg_id: str, call: str) -> Iterator[None]:
         """Record the duration of the body, also if it raises."""
-        start = time.time()
+        key = object()
+        with self._lock:
+            self._open[key] = wg_id, call, time.time()
         try:
             yield
         finally:
-            self.add(wg_id, call, start, time.time())
+            with self._lock:
+                self._spans.append(Span(*self._open.pop(key), time.time()))
 
     def add(self, wg_id: str, call: str, start: float, end: float) -> None:
         """Record a span; times are seconds since the epoch."""
@@ -46,9 +50,12 @@ class Timeline:
             self._spans.append(Span(wg_id, call, start, end))
 
     def take(self) -> list[Span]:
-        """Return the spans since the last call, sorted by start."""
+        """Return the spans since the last call, sorted by start; a body that still runs has a span until now, and another one from now."""
         with self._lock:
-            spans, self._spans = self._spans, []
+            now, spans, self._spans = time.time(), self._spans, []
+            for key, (wg_id, call, start) in self._open.items():
+                spans.append(Span(wg_id, call, start, now))
+                self._open[key] = wg_id, call, now
         return sorted(spans, key=lambda s: (s.start, s.wg_id))
 
 

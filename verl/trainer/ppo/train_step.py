@@ -134,6 +134,7 @@ class StepTrainer:
             batch, metrics = self.credit.score(batch, timer, step - 1)
             if self.config.async_training.mode == "sync":
                 self.team.engines.free_caches()
+            self.lanes.check()
             self._updating[lane] = True
             metrics |= self._update(batch, step, timer, publish)
         self._completed[lane], self._updating[lane] = step, False

@@ -21,7 +21,7 @@ from verl.trainer.config.run import follows_committed
 from verl.trainer.placement.table import Placement
 from verl.trainer.ppo.critic import need_critic
 from verl.trainer.ppo.per_agent import agent_config, group_fields
-from verl.trainer.ppo.registry import ESTIMATORS
+from verl.trainer.ppo.registry import ESTIMATORS, plain_name
 
 T = TypeVar("T")
 # Fields that samples of different agents, or policies, never share.
@@ -50,7 +50,9 @@ def lanes_of(config: RunConfig, placement: Placement) -> list[list[str]]:
 def compares_itself(own: AlgorithmConfig) -> bool:
     """Return whether the advantages of an agent with these settings depend on its own samples alone, as far as the estimator declares."""
     traits, parameters = ESTIMATORS.traits(own.adv_estimator), ESTIMATORS.parameters(own.adv_estimator).required
-    known = traits.reads is not None and traits.units is None and not WHOLE_BATCH & set(parameters)
+    function = ESTIMATORS.functions.get(plain_name(own.adv_estimator))
+    ours = function is None or function.__module__.startswith("verl.")  # those of users may read the whole batch as keywords
+    known = ours and traits.reads is not None and traits.units is None and not WHOLE_BATCH & set(parameters)
     by_group = traits.grouped and not traits.whole_batch and not traits.follows_calls
     return known and by_group and bool(OWN_FIELDS & set(group_fields(own)))
 
@@ -87,8 +89,7 @@ class Lanes:
 
     def _run(self, job: Callable[[], T]) -> T:
         try:
-            if self._failed:
-                raise CancelledError("another policy failed in an earlier step")
+            self.check()
             return job()
         except BaseException:
             self._failed = True
@@ -97,6 +98,11 @@ class Lanes:
             with self._lock:
                 self._running -= 1
                 self._idle_since = time.perf_counter()
+
+    def check(self) -> None:
+        """Raise CancelledError if a job has failed."""
+        if self._failed:
+            raise CancelledError("another policy failed")
 
     def idle_seconds(self, start: float) -> float:
         """Return the seconds since `start`, by `time.perf_counter`, in which no job was running; 0 if one is."""

@@ -176,7 +176,11 @@ class GroupStream:
 
         self._on_loop(set_it())
 
-    def metrics(self, step_s: float) -> dict[str, float]:
+    def ready(self) -> bool:
+        """As `SampleSource.ready`."""
+        return len(self.queue.complete) >= self.queue.batch
+
+    def metrics(self, step: int, step_s: float) -> dict[str, float]:
         """Return the ledger of groups, the lead of policies over their engines, the share of the step without a group, and the loop's lag.
 
         The lag is the largest delay of the event loop in the step.
@@ -185,7 +189,7 @@ class GroupStream:
         async def measure() -> dict[str, float]:
             busy, seconds = self._take_busy()
             counts = {f"fully_async/count/{name}": float(value) for name, value in self.queue.counts().items()}
-            counts |= {f"fully_async/lead/{policy}": float(self.queue.taken - version) for policy, version in self.queue.versions.items()}
+            counts |= {f"fully_async/lead/{policy}": float(max(step - sent, 0)) for policy, sent in self.queue.versions.items()}
             lag, self._lag_s = self._lag_s, 0.0
             return counts | {"rollouter/idle_ratio": max(1 - busy / seconds, 0.0), "rollouter/loop_lag_s": lag}
 

@@ -68,7 +68,7 @@ class NextStep(StepCollection):
             self._samples = running.result()
             self.on_collected(self._samples, step + 1)
 
-    def metrics(self, step_s: float) -> dict[str, float]:
+    def metrics(self, step: int, step_s: float) -> dict[str, float]:
         """Return the share of the step in which no episode was in progress."""
         return {"rollouter/idle_ratio": max(1 - self._busy_s / step_s, 0.0)}
 

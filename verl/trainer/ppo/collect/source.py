@@ -45,8 +45,12 @@ class SampleSource(Protocol):
         """Begin no new episodes during a validation."""
         ...
 
-    def metrics(self, step_s: float) -> dict[str, float]:
-        """Return metrics of the step that has ended after `step_s` seconds."""
+    def ready(self) -> bool:
+        """Return whether the samples of the next step are complete."""
+        ...
+
+    def metrics(self, step: int, step_s: float) -> dict[str, float]:
+        """Return metrics of a step that has ended after `step_s` seconds."""
         ...
 
     def rewind(self, step: int) -> None:
@@ -92,7 +96,11 @@ class StepCollection:
     def set_validating(self, validating: bool) -> None:
         """Do nothing."""
 
-    def metrics(self, step_s: float) -> dict[str, float]:
+    def ready(self) -> bool:
+        """Return False."""
+        return False
+
+    def metrics(self, step: int, step_s: float) -> dict[str, float]:
         """Return none."""
         return {}
 
