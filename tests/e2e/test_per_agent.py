@@ -48,7 +48,7 @@ def test_agents_make_their_own_number_of_updates_a_step(train: Run, tmp_path: Pa
         "actor_rollout_ref.actor.optim.lr_scheduler_type": "linear"
     }  # fmt: skip
     trainer = train(changes)
-    assert not trainer.on_policy
+    assert not trainer.steps.on_policy
     lines = [line for line in read_metrics(tmp_path / "run") if line["step"] > 0]
     rates = [[line[f"wg/{wg}/actor/lr"] / 0.001 for wg in ("asker", "verifier_agent")] for line in lines]
     assert rates == [pytest.approx([1.0, (7 + 6 + 5 + 4) / 28]), pytest.approx([0.0, (3 + 2 + 1 + 0) / 28])]
