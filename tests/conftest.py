@@ -75,7 +75,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--all-levels",
         action="store_true",
-        help="tests/e2e/test_levels.py: every level with every engine on every controller; and what needs packages of its own",
+        help="tests/e2e/test_levels.py: every level with every engine on every controller; more runs of test_stale_samples.py; and "
+        "what needs packages of its own",
     )
     parser.addoption(
         "--timing", choices=("with", "without", "only"), default="with", help="whether tests that measure time (mark timing) run"
