@@ -240,7 +240,7 @@ def test_old_samples_train_every_team_and_no_group_is_lost_or_trained_twice(
     keys = keys | STALE | changes
     stopped(train, keys)
     saved = json.loads((tmp_path / "run" / "checkpoints" / f"global_step_{STOPPED + 1}" / "groups" / "queue.json").read_text())["queue"]
-    assert saved["running"] or saved["complete"]
+    assert saved["running"] or saved["complete"] or "failures" in needs  # after as many failures in a row as a batch has, none is drawn
     train(keys)
     assert check_batches(scored, {"verifier_agent": 3} if changes.items() >= PACES.items() else {}) >= 1
     tree = keys.get("rollout.sampling") == "tree" and "rollout.tree.returns" not in keys
