@@ -3,7 +3,10 @@
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
+
+import pytest
 
 from tests.house.source import ROOT
 
@@ -16,16 +19,17 @@ SMALL = [
 ]
 
 
-def test_the_script_trains_the_levels_and_draws_them(checkout: Path, tmp_path: Path) -> None:
+@pytest.mark.skipif(not (ROOT / ".venv").is_dir(), reason="needs the environment of scripts/setup.sh")
+def test_the_script_trains_the_levels_and_draws_them(tmp_path: Path) -> None:
     (tmp_path / "results.json").write_text(json.dumps([{"level": "L1", "seed": 7, "before": 0.3}]))
     env = os.environ | {"DEMOS": "96", "EMBEDDED_DIR": str(tmp_path / "embedded")}
-    command = [checkout / ".venv/bin/python", "recipe/specialization/measure.py", "--seeds", "7", "--levels", "L2", "L3"]
-    subprocess.run([*command, "--out", str(tmp_path), *SMALL], cwd=checkout, env=env, check=True, timeout=400)
+    command = [sys.executable, "recipe/specialization/measure.py", "--seeds", "7", "--levels", "L2", "L3", "--out", str(tmp_path), *SMALL]
+    subprocess.run(command, cwd=ROOT, env=env, check=True, timeout=800)
     kept, adapters, models = json.loads((tmp_path / "results.json").read_text())
     assert kept == {"level": "L1", "seed": 7, "before": 0.3}
     assert [(row["level"], row["seed"], row["steps"]) for row in (adapters, models)] == [("L2", 7, 1), ("L3", 7, 1)]
     assert 0 < adapters["sync_mb"] < models["sync_mb"] / 2
-    assert all(row["seconds"] > 0 and row["peak_gib"] >= 0 and 0 <= row["after"] <= 1 for row in (adapters, models))
+    assert all(row["seconds"] > 0 and row["peak_gib"] > 0.2 and 0 <= row["after"] <= 1 for row in (adapters, models))
     assert {run: len(points) for run, points in json.loads((tmp_path / "curves.json").read_text()).items()} == {"L2/7": 2, "L3/7": 2}
     assert "<svg" in (tmp_path / "curves.svg").read_text()
 

@@ -2,11 +2,13 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import CancelledError
 
 import pytest
 
+from verl.utils import loop_thread
 from verl.utils.loop_thread import LoopThread
 
 
@@ -49,3 +51,30 @@ def test_work_that_is_cancelled_later_ends_and_close_ends_what_is_left(loop: Loo
     loop.close()
     with pytest.raises(CancelledError):
         left.result()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore:coroutine .* was never awaited")
+def test_a_thread_that_waits_for_a_blocked_loop_is_released_by_close(loop: LoopThread, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As at the end of a run whose environment computes for ever: the process ends only when no thread waits."""
+    monkeypatch.setattr(loop_thread, "END_TIMEOUT_S", 0.2)
+    held, free, ended = threading.Event(), threading.Event(), list[BaseException]()
+
+    async def hold() -> None:
+        held.set()
+        free.wait(20)
+
+    def wait() -> None:
+        try:
+            loop.start(asyncio.sleep(0)).result()
+        except CancelledError as error:
+            ended.append(error)
+
+    loop.start(hold())
+    assert held.wait(5)
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    time.sleep(0.05)
+    loop.close()
+    thread.join(5)
+    free.set()
+    assert len(ended) == 1

@@ -60,13 +60,17 @@ class LoopThread:
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
+        self._waited_for = set[concurrent.futures.Future[Any]]()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self, work: Coroutine[Any, Any, T]) -> Running[T]:
         """Start `work` and return at once."""
         if not self._thread.is_alive():
             self._thread.start()
-        return Running(self._loop, work)
+        running = Running(self._loop, work)
+        self._waited_for.add(running._future)
+        running._future.add_done_callback(self._waited_for.discard)
+        return running
 
     def _run(self) -> None:
         while True:
@@ -76,12 +80,17 @@ class LoopThread:
                 logger.warning("a task on the loop %s raised %s; the loop goes on", self._thread.name, traceback.format_exc(limit=-1))
 
     def close(self) -> None:
-        """Cancel all tasks, wait for them, so that no pending task is destroyed, and end the thread."""
+        """Cancel all tasks, wait for them, so that no pending task is destroyed, and end the thread.
+
+        `Running.result` of work that has not ended then, as where a task blocks the loop, raises CancelledError: no thread waits for ever.
+        """
         if self._thread.is_alive():
             with suppress(concurrent.futures.TimeoutError):  # a task blocks the loop; the thread ends with the process
                 self.start(_cancel_all())._future.result(2 * END_TIMEOUT_S)
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(END_TIMEOUT_S)
+        for future in list(self._waited_for):
+            future.cancel()
         if not self._thread.is_alive():
             self._loop.close()
 
