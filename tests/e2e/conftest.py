@@ -1,5 +1,6 @@
 """A user's own workflow in a package of their own, and runs of it: every reply earns a reward that depends on all of its text."""
 
+import functools
 import json
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -253,3 +254,27 @@ def scored(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     monkeypatch.setattr(StepTrainer, "result", kept)
     return found
+
+
+@pytest.fixture
+def mortal(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The first engine that gets the weights of step 2 dies with them, while it samples."""
+    from verl.single_controller.worker_group import WorkerDiedError
+    from verl.workers.rollout.server import RolloutWorker
+
+    dead: list[RolloutWorker] = []
+
+    def dies(method: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(method)
+        async def call(worker: RolloutWorker, *args: Any, **kwargs: Any) -> Any:
+            if method.__name__ == "update_weights" and args[2] == 2 and not dead:
+                dead.append(worker)
+            if worker in dead:
+                raise WorkerDiedError("its process is gone")
+            return await method(worker, *args, **kwargs)
+
+        return call
+
+    for name in ("submit", "collect", "update_weights"):
+        monkeypatch.setattr(RolloutWorker, name, dies(getattr(RolloutWorker, name)))
+    return {}

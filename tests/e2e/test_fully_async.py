@@ -1,6 +1,5 @@
 """`async_training.mode=fully_async`: episodes are collected all the time; without staleness it is synchronous training to the last bit."""
 
-import functools
 import json
 import math
 import os
@@ -21,11 +20,9 @@ from tests.e2e.conftest import Run, read_metrics, weights
 from tests.e2e.teams import ADAPTER, LEVELS, policies
 from tests.e2e.test_one_step_off import TREE, comparable
 from tests.house.source import ROOT
-from verl.single_controller.worker_group import WorkerDiedError
 from verl.trainer.ppo.asynchronous.lanes import Lanes
 from verl.trainer.ppo.ray_trainer import NoSamplesError
 from verl.utils.checkpoint import CheckpointError
-from verl.workers.rollout.server import RolloutWorker
 
 KILLS = int(os.environ.get("KILLS", "6"))
 FOUR = {"trainer.total_training_steps": 4, "trainer.save_freq": 1, "trainer.max_ckpt_to_keep": 0, "trainer.test_freq": 2}
@@ -127,14 +124,14 @@ def check_ledger(run_dir: Path, steps: int, failing: bool = False) -> None:
     tasks = Counter(uid.split("/")[1] for uid in trained[::3])
     assert max(tasks.values()) <= math.ceil(steps_of(run_dir)[-1]["fully_async/count/dispatched"] / 12), "a task was drawn too often"
     for line in steps_of(run_dir):
-        counts = {name: line[f"fully_async/count/{name}"] for name in ("trained", "failed", "rejected", "dropped", "running", "complete")}
-        assert line["fully_async/count/dispatched"] == sum(counts.values())
-        assert counts["trained"] in (2 * line["step"], 2 * min(line["step"] + 1, steps))  # a policy may train the next step already
+        counts = {name.rpartition("/")[2]: value for name, value in line.items() if name.startswith("fully_async/count/")}
+        assert counts.pop("dispatched") == sum(counts.values())
+        assert counts["trained"] == 2 * line["step"] and counts["training"] in (0, 2)
         assert line["fully_async/trained_length_ratio"] == 1, "nothing was dropped"
         assert line["fully_async/partial/partial_ratio"] <= line["fully_async/partial/total_partial_num"]
         assert line["fully_async/partial/max_partial_span"] <= line["trainer/staleness"]
         idle = [share for name, share in line.items() if name.startswith("wg/") and name.endswith("/idle")]
-        assert idle and all(0 <= share <= 1 for share in idle) and min(idle) < 1
+        assert all(0 < share < 1 for share in idle) if len(idle) == 1 else all(0 <= share <= 1 for share in idle) and min(idle) < 1
 
 
 def test_samples_get_older_up_to_the_threshold_and_no_further(train: Run, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
@@ -288,25 +285,8 @@ def test_each_policy_has_its_own_pace(train: Run, tmp_path: Path, level: str, wh
     check_ledger(tmp_path / "run", 4)
 
 
-def test_an_engine_that_dies_while_it_samples_and_gets_weights_is_replaced_once(
-    train: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_engine_that_dies_while_it_samples_and_gets_weights_is_replaced_once(train: Run, tmp_path: Path, mortal: None) -> None:
     """The engine of one policy dies with the weights of step 2: nothing reaches it any more, and no group is lost."""
-    dead: list[RolloutWorker] = []
-
-    def mortal(method: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(method)
-        async def call(worker: RolloutWorker, *args: Any, **kwargs: Any) -> Any:
-            if method.__name__ == "update_weights" and args[2] == 2 and not dead:
-                dead.append(worker)
-            if worker in dead:
-                raise WorkerDiedError("its process is gone")
-            return await method(worker, *args, **kwargs)
-
-        return call
-
-    for name in ("submit", "collect", "update_weights"):
-        monkeypatch.setattr(RolloutWorker, name, mortal(getattr(RolloutWorker, name)))
     train(STALE | {"trainer.test_freq": 0, "trainer.total_training_steps": 4})
     assert [line["training/engine_restarts"] for line in steps_of(tmp_path / "run")] == [0, 1, 1, 1]
     assert steps_of(tmp_path / "run")[-1]["fully_async/count/failed"] == 0

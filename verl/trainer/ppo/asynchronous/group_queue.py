@@ -160,12 +160,23 @@ class GroupQueue(Generic[T]):
             missed = [index for index, (group, _) in self.complete.items() if group.deadline < step]
             self.late += [self.complete.pop(index) for index in missed]
             self.dropped += len(missed)
-        chosen = sorted(self.complete, key=lambda index: (self.complete[index][0].deadline, index))[: self.batch]
-        if len(chosen) < (self.batch if least is None else least) or not (self.drops or self._rest_fits(step, set(chosen))):
+        chosen = self._choice(step, self.batch if least is None else least)
+        if chosen is None:
             return None
         self.taken = step
         self.trained += len(chosen)
         return [self.complete.pop(index) for index in sorted(chosen)]
+
+    @property
+    def ready(self) -> bool:
+        """Whether the next step can take a batch."""
+        return self._choice(self.taken + 1, self.batch) is not None
+
+    def _choice(self, step: int, least: int) -> list[int] | None:
+        """Return the groups that a step would take, by index; None if it has to wait."""
+        usable = [index for index, (group, _) in self.complete.items() if not self.drops or group.deadline >= step]
+        chosen = sorted(usable, key=lambda index: (self.complete[index][0].deadline, index))[: self.batch]
+        return chosen if len(chosen) >= least and (self.drops or self._rest_fits(step, set(chosen))) else None
 
     def put_back(self, groups: Sequence[tuple[Group, T]]) -> None:
         """Undo the last `take`."""

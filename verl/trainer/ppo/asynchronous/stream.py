@@ -14,7 +14,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Collection, Coroutine, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,9 +24,10 @@ from verl.trainer.config import RunConfig
 from verl.trainer.ppo.asynchronous.group_queue import Group, GroupQueue
 from verl.trainer.ppo.asynchronous.metrics import with_dropped
 from verl.trainer.ppo.asynchronous.pace import Pace
+from verl.trainer.ppo.asynchronous.played import Draw, Played, Taken
 from verl.trainer.ppo.asynchronous.saved_groups import FOLDER, STATE
 from verl.trainer.ppo.collect.dynamic_sampling import keep_signal, signal_rows
-from verl.trainer.ppo.collect.protocol import Collector, Episode, GroupPlayer
+from verl.trainer.ppo.collect.protocol import Collector, GroupPlayer
 from verl.trainer.ppo.collect.source import OnCollected
 from verl.trainer.ppo.collect.step_samples import StepSamples, filtered_samples, needs_greedy_episodes, samples_of
 from verl.trainer.ppo.interrupt import StopRequest
@@ -42,34 +43,6 @@ NO_TASKS = (
     "no more tasks may be drawn for it, and an earlier step trained on those that were; raise algorithm.filter_groups.max_num_gen_batches, "
     "or use tasks of which more have a signal"
 )
-
-
-@dataclass(frozen=True)
-class Played:
-    """The episodes of a group: sampled ones, and the greedy one of its baseline."""
-
-    sampled: Sequence[Episode]
-    greedy: Sequence[Episode] = ()
-
-    @property
-    def episodes(self) -> list[Episode]:
-        """All episodes."""
-        return [*self.sampled, *self.greedy]
-
-
-@dataclass
-class Draw:
-    """Tasks that were drawn for one step.
-
-    Attributes:
-        places: all of them, in the data set.
-        left: those that are not dispatched yet, as (place, attempt, number), see `Group`.
-        seen: number of groups by task in the last attempt.
-    """
-
-    places: list[int] = field(default_factory=list)
-    left: list[tuple[int, int, int]] = field(default_factory=list)
-    seen: dict[str, int] = field(default_factory=dict)
 
 
 class GroupStream:
@@ -112,8 +85,7 @@ class GroupStream:
         self._whole = settings.fresh and config.algorithm.filter_groups.enable
         self._draws: dict[int, Draw] = {}  # by step
         self._left_out: list[tuple[Group, Played]] = []  # failed and rejected groups since the last step, for its metrics
-        # Step, groups, and groups left out, of the last takes that `rewind` may undo.
-        self._taken = deque[tuple[int, Sequence[tuple[Group, Played]], Sequence[tuple[Group, Played]]]](maxlen=2)
+        self._taken = deque[Taken]()  # by steps that have not ended, the last one last
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
         self._validating = False
@@ -177,8 +149,12 @@ class GroupStream:
         self._on_loop(set_it())
 
     def ready(self) -> bool:
-        """As `SampleSource.ready`."""
-        return len(self.queue.complete) >= self.queue.batch
+        """As `SampleSource.ready`; also if `take` would raise at once."""
+
+        async def look() -> bool:
+            return self._error is not None or self.queue.ready
+
+        return self._on_loop(look())
 
     def metrics(self, step: int, step_s: float) -> dict[str, float]:
         """Return the ledger of groups, the lead of policies over their engines, the share of the step without a group, and the loop's lag.
@@ -188,7 +164,11 @@ class GroupStream:
 
         async def measure() -> dict[str, float]:
             busy, seconds = self._take_busy()
-            counts = {f"fully_async/count/{name}": float(value) for name, value in self.queue.counts().items()}
+            while self._taken and self._taken[0].step <= step:
+                self._taken.popleft()
+            ledger, training = self.queue.counts(), sum(len(taken.groups) for taken in self._taken)
+            ledger |= {"trained": ledger["trained"] - training, "training": training}
+            counts = {f"fully_async/count/{name}": float(value) for name, value in ledger.items()}
             counts |= {f"fully_async/lead/{policy}": float(max(step - sent, 0)) for policy, sent in self.queue.versions.items()}
             lag, self._lag_s = self._lag_s, 0.0
             return counts | {"rollouter/idle_ratio": max(1 - busy / seconds, 0.0), "rollouter/loop_lag_s": lag}
@@ -199,15 +179,14 @@ class GroupStream:
         """As `SampleSource.rewind`: the groups of a later step are complete, and taken by no step."""
 
         async def undo() -> None:
-            while self._taken and self._taken[-1][0] > step:
-                _, groups, left_out = self._taken.pop()
-                self._put_back(groups, left_out)
+            while self._taken and self._taken[-1].step > step:
+                self._put_back(self._taken.pop())
 
         self._on_loop(undo())
 
-    def _put_back(self, groups: Sequence[tuple[Group, Played]], left_out: Sequence[tuple[Group, Played]]) -> None:
-        self.queue.put_back(groups)
-        self._left_out = [*left_out, *self._left_out]
+    def _put_back(self, taken: Taken) -> None:
+        self.queue.put_back(taken.groups)
+        self._left_out, self.queue.late = [*taken.left_out, *self._left_out], [*taken.late, *self.queue.late]
 
     def save(self, folder: Path) -> None:
         """Write complete groups with their episodes, and which groups are in progress: they will be played again."""
@@ -221,8 +200,9 @@ class GroupStream:
                 "loader": self.loader.state_dict(),
                 "draws": [[step, asdict(draw)] for step, draw in self._draws.items()],
                 "left_out": [asdict(group) for group, _ in self._left_out],
+                "late": [asdict(group) for group, _ in self.queue.late],
             }
-            return state, [played for _, played in (*self.queue.complete.values(), *self._left_out)]
+            return state, [played for _, played in (*self.queue.complete.values(), *self._left_out, *self.queue.late)]
 
         state, groups = self._on_loop(snapshot())
         (folder / FOLDER).mkdir()
@@ -237,10 +217,11 @@ class GroupStream:
         state = json.loads((folder / FOLDER / STATE).read_text())
         episodes = iter(self.collector.load_episodes(folder / FOLDER))
         contents = [Played([next(episodes) for _ in range(n)], [next(episodes) for _ in range(greedy)]) for n, greedy in state["episodes"]]
-        left_out = [Group(**group) for group in state["left_out"]]
-        complete = len(contents) - len(left_out)
+        left_out, late = ([Group(**group) for group in state[name]] for name in ("left_out", "late"))
+        complete, ended = len(contents) - len(left_out) - len(late), len(contents) - len(late)
         self.queue.load_state_dict(state["queue"], contents[:complete])
-        self._left_out = list(zip(left_out, contents[complete:], strict=True))
+        self._left_out = list(zip(left_out, contents[complete:ended], strict=True))
+        self.queue.late = list(zip(late, contents[ended:], strict=True))
         self.loader.load_state_dict(state["loader"])
         self._draws = {step: Draw(**draw) for step, draw in state["draws"]}
 
@@ -383,17 +364,18 @@ class GroupStream:
         while (groups := self._next_groups(step, late_s := late_at - clock())) is None:
             await self._wait(step, late_s)
         self._failures, self._drained = 0, False
-        left_out, self._left_out = self._left_out, []
+        taken = Taken(step, groups, self._left_out, self.queue.late)
+        self._left_out, self.queue.late = [], []
         try:
-            samples = await self._samples(groups, left_out, step)
+            samples = await self._samples(groups, taken.left_out, step)
         except BaseException:  # after a signal the groups belong into the checkpoint
-            self._put_back(groups, left_out)
+            self._put_back(taken)
             raise
-        self._taken.append((step, groups, left_out))
-        late, self.queue.late = [played for _, played in self.queue.late], []
+        self._taken.append(taken)
         self._draws = {of: draw for of, draw in self._draws.items() if of > self.queue.taken or draw.left}
         self._notify()
-        return with_dropped(samples, [e for played in late for e in played.episodes], [e for _, played in groups for e in played.episodes])
+        late, trained = ([e for _, played in ended for e in played.episodes] for ended in (taken.late, groups))
+        return with_dropped(samples, late, trained)
 
     async def _samples(self, groups: Sequence[tuple[Group, Played]], left_out: Sequence[tuple[Group, Played]], step: int) -> StepSamples:
         """Return the samples of a step from its groups and those that failed or were rejected since the last one."""
