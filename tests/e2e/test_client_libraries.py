@@ -31,8 +31,6 @@ INSTRUCTOR = ("instructor==1.17.0",)  # wants an older client of OpenAI
 CLIENTS = Path(__file__).with_name("clients")
 # Of LangChain's tests, those that no model without training passes, also where a reply has a form.
 FOR_AN_ABLE_MODEL = ("tool_calling", "agent_loop", "bind_runnables", "unicode_tool_call")
-# One that forces a call without asking whether that is possible.
-FORCES = "structured_few_shot"
 # Of the tests of OpenAI's client, those of what is served; `all_params` ask for sound, `functions` and a reply of no token.
 SERVED = "(Completions and create and not all_params) or (Models and not delete)"
 EXAMPLES = (
@@ -93,14 +91,13 @@ async def call(*command: str | Path, cwd: Path | None = None, **env: str) -> Non
     assert process.returncode == 0, said.decode()[-6000:]
 
 
-async def check_all(url: str, forms: bool, left_out: str) -> None:
+async def check_all(url: str, left_out: str) -> None:
     """Run every library against a server, and LangChain's tests but those of a name."""
     python, older = python_with(*LIBRARIES, OPENAI), python_with(*INSTRUCTOR)
-    env = {"OPENAI_BASE_URL": url, "FORMS": str(int(forms)), "ABLE": str(int(not left_out)), "LLM_LOAD_PLUGINS": ""}
+    env = {"OPENAI_BASE_URL": url, "ABLE": str(int(not left_out)), "LLM_LOAD_PLUGINS": ""}
     for name in ("litellm", "pydantic_ai", "llm"):
         await call(python, CLIENTS / f"{name}_calls.py", **env)
-    if forms:
-        await call(older, CLIENTS / "instructor_calls.py", **env)
+    await call(older, CLIENTS / "instructor_calls.py", **env)
     one_loop = [f"asyncio_default_{kind}_loop_scope=session" for kind in ("test", "fixture")]  # connections are kept between tests
     options = [word for option in ("asyncio_mode=auto", *one_loop) for word in ("-o", option)]
     plain = ("-p", "no:cacheprovider", "-q", "-rfEsx", "--tb=short", *options)
@@ -127,7 +124,7 @@ def source(python: str) -> Path:
 async def test_every_library_and_its_tests_pass_with_a_model_that_does_what_it_is_asked_to_do() -> None:
     agents = ["Solver Agent", "Verifier Agent"]
     async with serving(able, agents=agents, able=agents, limits=(16_384, 3000)) as (client, _, _):
-        await check_all(client.base_url, True, "")
+        await check_all(client.base_url, "")
 
 
 @pytest.mark.parametrize("engine", ["hf", "vllm"])
@@ -141,8 +138,7 @@ async def test_libraries_and_tests_pass_with_an_engine(
     (own / "chat_template.jinja").write_text(TEMPLATES["qwen2.5"])  # with tools
     config = json.loads((own / "config.json").read_text())
     (own / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 8192}))
-    lengths = {"data.max_prompt_length": 4096, "data.max_response_length": 3000 if engine == "vllm" else 8, "data.train_batch_size": 1}
+    lengths = {"data.max_prompt_length": 4096, "data.max_response_length": 3000, "data.train_batch_size": 1}
     train(MATH | lengths | {"actor_rollout_ref.model.path": own, "trainer.save_freq": 1, "env.rollout.n": 1})
     with served(sys.executable, tmp_path / "run", "--engine", engine) as client:
-        left_out = [*FOR_AN_ABLE_MODEL, *([FORCES] if engine == "hf" else [])]
-        await check_all(str(client.base_url).rstrip("/"), engine == "vllm", " or ".join(left_out))
+        await check_all(str(client.base_url).rstrip("/"), " or ".join(FOR_AN_ABLE_MODEL))

@@ -6,7 +6,6 @@ from typing import Any, ClassVar
 from langchain_openai import ChatOpenAI
 from langchain_tests.integration_tests import ChatModelIntegrationTests
 
-FORMS = os.environ["FORMS"] == "1"  # the engine makes replies follow a form
 ABLE = os.environ["ABLE"] == "1"  # the model does what it is asked to do
 
 
@@ -23,8 +22,8 @@ class TestServedAgent(ChatModelIntegrationTests):
         "max_retries": 0,
         "stream_usage": True,
     }
-    has_tool_choice = FORMS
-    has_structured_output = FORMS
+    has_tool_choice = True
+    has_structured_output = True
     supports_json_mode = ABLE
     supports_model_override = True
     model_override_value = "Verifier Agent"

@@ -29,5 +29,4 @@ with tempfile.TemporaryDirectory() as folder:
     seeded = ("-m", "solver", "-o", "seed", "1", "-o", "temperature", "1", "-o", "max_tokens", "8")
     assert llm("3 + 4?", *seeded, "--no-stream") == llm("3 + 4?", *seeded), "streamed or not"
     assert llm("sure?", "--continue", "-m", "solver").strip() is not None
-    if os.environ["FORMS"] == "1":
-        assert isinstance(json.loads(llm("3 + 4?", "-m", "solver", "-o", "temperature", "1", "--schema", "value int"))["value"], int)
+    assert isinstance(json.loads(llm("3 + 4?", "-m", "solver", "-o", "temperature", "1", "--schema", "value int"))["value"], int)

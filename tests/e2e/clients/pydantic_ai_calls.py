@@ -27,10 +27,9 @@ async def main() -> None:
         assert isinstance(result.output, str) and result.usage.output_tokens > 0
         async with agent.run_stream("3 + 4?") as stream:
             assert await stream.get_output() is not None
-    if os.environ["FORMS"] == "1":
-        for form in (ToolOutput(Sum), NativeOutput(Sum)):
-            formed: Any = Agent(OpenAIChatModel("Solver Agent", provider=PROVIDER), output_type=form, retries=0, model_settings=SETTINGS)
-            assert isinstance((await formed.run("3 + 4?")).output.value, int)
+    for form in (ToolOutput(Sum), NativeOutput(Sum)):
+        formed: Any = Agent(OpenAIChatModel("Solver Agent", provider=PROVIDER), output_type=form, retries=0, model_settings=SETTINGS)
+        assert isinstance((await formed.run("3 + 4?")).output.value, int)
 
 
 asyncio.run(main())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -132,7 +131,7 @@ async def test_a_form_that_no_reply_can_follow_is_an_error_of_its_request() -> N
         await HFEngine(tiny_model(), max_num_seqs=8, max_model_len=256).generate(good)
 
 
-async def test_a_form_that_the_vocabulary_cannot_spell_or_that_compiles_for_too_long_fails_its_request_alone() -> None:
+async def test_a_form_that_the_vocabulary_cannot_spell_fails_its_request_alone() -> None:
     words = Tokenizer(models.WordLevel({'"': 0, "a": 1, "!": 2}, unk_token="!"))
     few = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="!")
     engine = make_engine(load_tokenizer=lambda: few)
@@ -142,12 +141,19 @@ async def test_a_form_that_the_vocabulary_cannot_spell_or_that_compiles_for_too_
     assert isinstance(failed, StructureError) and "allows no token after the beginning" in str(failed)
     assert kept == await make_engine().generate(request(10, 60)) and engine.stats()["failed"] == 12
 
-    def slow() -> Any:
-        time.sleep(0.5)
-        return TOKENIZER
 
-    compiler = GrammarCompiler(slow, VOCAB, limit_s=0.1)
-    with pytest.raises(StructureError, match=r"was not compiled in 0\.1 s"):
+async def test_compiled_forms_are_kept_up_to_a_bound_and_one_that_takes_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled, plain = list[str](), GrammarCompiler._compiled
+    compiler = GrammarCompiler(lambda: TOKENIZER, VOCAB)
+    monkeypatch.setattr(GrammarCompiler, "_compiled", lambda own, text: compiled.append(text) or plain(own, text))
+    monkeypatch.setattr("verl.workers.rollout.structure.KEPT", 2)
+    forms = [form({"const": word}) for word in ("1", "2", "3")]
+    await compiler.compile(forms[0])
+    await asyncio.gather(compiler.compile(forms[1]), compiler.compile(forms[1]))
+    for asked in (forms[2], forms[2], forms[0]):
+        await compiler.compile(asked)
+    assert compiled == [*forms, forms[0]]
+    monkeypatch.setattr(compiler, "_limit_s", 0.1)
+    with compiler._turn, pytest.raises(StructureError, match=r"was not compiled in 0\.1 s"):
         await compiler.compile(form(DIGIT))
-    time.sleep(0.6)
-    assert await compiler.compile(form(DIGIT))
+    assert await compiler.compile(forms[0]), "kept"

@@ -37,6 +37,8 @@ class GrammarCompiler:
 
     async def compile(self, structure: str) -> Any:
         """Return the compiled grammar of a form. Raises `StructureError` if no reply can follow it, or it takes too long to compile."""
+        if self._compiler is None:
+            await asyncio.to_thread(self._load)
         future = self._known.pop(structure, None)
         if future is None:
             _check_size(structure)
@@ -51,6 +53,14 @@ class GrammarCompiler:
         except TimeoutError as error:
             raise StructureError(f"the form was not compiled in {self._limit_s:g} s; use a smaller schema") from error
 
+    def _load(self) -> None:
+        import xgrammar
+
+        with self._turn:
+            if self._compiler is None:
+                info = xgrammar.TokenizerInfo.from_huggingface(self._load_tokenizer(), vocab_size=self._vocab_size)
+                self._compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
+
     def _work(self, structure: str, future: Future[Any]) -> None:
         try:
             with self._turn:
@@ -61,9 +71,6 @@ class GrammarCompiler:
     def _compiled(self, structure: str) -> Any:
         import xgrammar
 
-        if self._compiler is None:
-            info = xgrammar.TokenizerInfo.from_huggingface(self._load_tokenizer(), vocab_size=self._vocab_size)
-            self._compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
         try:
             grammar = self._compiler.compile_structural_tag(structure)
         except (RuntimeError, ValueError) as error:
@@ -95,7 +102,7 @@ class SlotForms:
         self._matchers.pop(slot, None)
 
     def mask(self, logits: torch.Tensor) -> tuple[torch.Tensor, list[int]]:
-        """Return a copy of logits `[slots, vocab]`, -inf at tokens that a slot's form does not allow, and the slots with no allowed one."""
+        """Return a copy of logits `[slots, vocab]`, -inf where a form does not allow a token, and the slots without an allowed one."""
         slots, vocab = list(self._matchers), logits.shape[1]
         words = torch.zeros(len(slots), -(-vocab // 32), dtype=torch.int32)
         for row, slot in enumerate(slots):
