@@ -126,7 +126,7 @@ class ServedTeam:
     def _generated(self, agent_id: str, ask: Ask) -> Awaitable[Completion]:
         runtime, chat = self._runtimes[agent_id], self._chats[agent_id]
         sampling, _ = chat.sampling(ask, client_sampling(ask, self._spec.sampling_of(runtime.binding)))
-        structure = chat.structure(ask, "pip install 'verl-mas[structured]' and serve the team again")
+        structure = chat.structure(ask, "pip install 'xgrammar>=0.2.8,<0.3' and serve the team again")
         built, number = chat.read(ask), next(self._numbers)
         seed = secrets.randbits(63) if ask.seed is None else ask.seed
         sampling, seen = replace(sampling, structure=structure), Observation("")

@@ -47,7 +47,7 @@ def test_an_engine_hf_whose_replies_follow_forms_needs_xgrammar(monkeypatch: pyt
 
     monkeypatch.setattr(patches, "version", missing)
     for rollout.name, rollout.structured_outputs in (("hf", False), ("vllm", True), ("hf", True)):
-        refused = pytest.raises(ConfigError, match=r"xgrammar>=0\.2\.8.*none is installed; pip install 'verl-mas\[structured\]'")
+        refused = pytest.raises(ConfigError, match=r"xgrammar>=0\.2\.8.*none is installed; pip install 'xgrammar>=0\.2\.8,<0\.3'")
         with refused if (rollout.name, rollout.structured_outputs) == ("hf", True) else nullcontext():
             check_forms(build_placement(config.agent, config.actor_rollout_ref))
 

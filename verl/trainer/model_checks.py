@@ -76,7 +76,7 @@ def check_forms(placement: Placement) -> None:
         try:
             require("actor_rollout_ref.rollout.structured_outputs=true with rollout.name=hf", ("xgrammar",), ">=0.2.8,<0.3")
         except PatchError as error:
-            raise ConfigError(f"{error}; pip install 'verl-mas[structured]'") from error
+            raise ConfigError(f"{error}; pip install 'xgrammar>=0.2.8,<0.3'") from error
 
 
 def warn_of_positions(placement: Placement, max_model_len: Callable[[WorkerGroupSpec], int]) -> None:

@@ -133,7 +133,7 @@ async def test_the_form_of_a_reply_is_for_engines_that_can_mask_tokens() -> None
             answer = await send(client, {**ROLE, **body})
             assert (answer.status, answer.body["error"]["param"]) == (400, param), answer.body
         answer = await send(client, {**ROLE, "model": "Editor", "response_format": SCHEMA})
-        assert answer.status == 400 and "pip install 'verl-mas[structured]'" in answer.body["error"]["message"]
+        assert answer.status == 400 and "pip install 'xgrammar>=0.2.8,<0.3'" in answer.body["error"]["message"]
     forms = [json.loads(request.sampling.structure)["format"] for request in engine.requests]
     assert forms[0] == forms[2] == {"type": "json_schema", "json_schema": SCHEMA["json_schema"]["schema"]}
     assert (forms[1]["begin"], forms[1]["end"]) == ("<tool_call>\n", "\n</tool_call>")
