@@ -6,6 +6,7 @@ import asyncio
 import logging
 import resource
 import socket
+import weakref
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -181,7 +182,8 @@ def _started(http: web.Request, calls: Answering, ask: Ask, data: bytes) -> Iter
     agent_id = calls.agent(http.match_info.get("agent") or ask.model)
     count = http.headers.get("x-stainless-retry-count", "0")
     retried = count.isdecimal() and int(count[:9]) > 0
-    request = calls.start(agent_id, ask, http.path.encode() + data, retried, lambda: _connected(http))
+    waiting = weakref.ref(http)  # what is kept for retries must not keep the body
+    request = calls.start(agent_id, ask, http.path.encode() + data, retried, lambda: _connected(waiting()))
     try:
         yield request
     finally:
@@ -226,8 +228,8 @@ async def _prepared(response: web.StreamResponse, http: web.Request) -> None:
         await response.prepare(http)
 
 
-def _connected(http: web.Request) -> bool:
-    return http.transport is not None and not http.transport.is_closing()
+def _connected(http: web.Request | None) -> bool:
+    return http is not None and http.transport is not None and not http.transport.is_closing()
 
 
 @web.middleware

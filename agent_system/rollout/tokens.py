@@ -6,7 +6,7 @@ import json
 import re
 from collections import OrderedDict
 from collections.abc import Sequence
-from itertools import chain, groupby
+from itertools import chain
 from typing import Any
 
 CACHED_TOKENS = 2_000_000  # about 80 MB
@@ -25,7 +25,8 @@ _KNOWN_SPLITS = {
 _PIECES = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\nA-Za-z0-9]?[A-Za-z]+|NUMBER| ?[^\sA-Za-z0-9]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _PIECES_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?[A-Za-z]+| ?[0-9]+| ?[^\sA-Za-z0-9]+|\s+(?!\S)|\s+"
 # A place where all of them begin a piece, whatever is before and after it: none matches a space between two other characters.
-_CUT = re.compile(r"(?= [!-~])")
+_CUT, _LAST_CUT = re.compile(r"(?= [!-~])"), re.compile(r".*(?= [!-~])", re.DOTALL)
+_NOT_ASCII = re.compile(r"[^\x00-\x7f]")
 PIECED_CHARACTERS = 400  # shorter texts are tokenized as they are
 CACHED_PIECES, LONGEST_PIECE = 200_000, 40
 
@@ -94,10 +95,14 @@ class _Pieces(dict[str, tuple[int, ...]]):
 
 def _cut(text: str, piece: re.Pattern[str]) -> list[str]:
     """Return the pieces of a text without added tokens; what is not ASCII is in one with the words around it."""
-    if text.isascii():
-        return piece.findall(text)
-    runs = groupby(_CUT.split(text), str.isascii)
-    return [found for plain, words in runs for found in (piece.findall("".join(words)) if plain else words)]
+    found: list[str] = []
+    begin = 0
+    while other := _NOT_ASCII.search(text, begin):
+        before, after = _LAST_CUT.match(text, begin, other.start()), _CUT.search(text, other.end())
+        start, end = before.end() if before else begin, after.start() if after else len(text)
+        found += [*piece.findall(text, begin, start), text[start:end]]
+        begin = end
+    return found + piece.findall(text, begin)
 
 
 def _pieces(tokenizer: Any) -> tuple[re.Pattern[str], re.Pattern[str]] | None:

@@ -1,10 +1,13 @@
 """Worker groups: one class of workers behaves the same on Ray and in this process; Ray's processes, failures and clean-up."""
 
 import asyncio
+import atexit
 import gc
 import os
+import signal
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -145,6 +148,12 @@ class Server(Worker):
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def concurrency(self) -> list[int]:
         return [self.most]
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def terminate(self, note: Path) -> None:
+        atexit.register(note.touch)
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(60)
 
 
 def make_group(backend: str, cls: type, *args: Any) -> WorkerGroup:
@@ -303,6 +312,15 @@ def test_the_rank_that_died_is_named_and_not_the_one_that_lost_its_connection(ra
     with pytest.raises(WorkerDiedError, match=r"Adder_.*:1 died while it ran lose_a_peer"):
         asyncio.run(waited()) if on_a_loop else group.lose_a_peer(1.0)
     group.shutdown()
+
+
+@pytest.mark.ray
+def test_sigterm_ends_a_worker_at_once_and_a_second_one_meets_no_exit_in_progress(ray_cluster: None, tmp_path: Path) -> None:
+    group = make_group("ray", Server)
+    with pytest.raises(WorkerDiedError):
+        group.terminate(tmp_path / "exits")
+    group.shutdown()
+    assert not (tmp_path / "exits").exists()
 
 
 @pytest.mark.ray

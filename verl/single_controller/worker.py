@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
 import socket
 from collections.abc import Sequence
 
@@ -35,6 +37,8 @@ class Worker:
     def __init__(self) -> None:
         self._rank = int(os.environ.get("RANK", "0"))
         self._world_size = int(os.environ.get("WORLD_SIZE", "1"))
+        if os.environ.get("WG_BACKEND") == "ray":
+            _end_on_sigterm()
 
     @property
     def rank(self) -> int:
@@ -52,3 +56,12 @@ class Worker:
 
     def close(self) -> None:
         """End processes that the worker has started. Called by the local worker group; a Ray actor's process is killed instead."""
+
+
+def _end_on_sigterm() -> None:
+    """Let SIGTERM end this process at once, as `ray.kill` does.
+
+    Ray sends several when a run ends, and its handler raises SystemExit, which prints a traceback to the driver where a later one meets
+    an exit in progress. The system's `signal` also works outside the main thread, in which an actor with coroutines is not created.
+    """
+    ctypes.CDLL(None).signal(int(signal.SIGTERM), None)  # SIG_DFL

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import time
 from dataclasses import replace
@@ -10,6 +11,7 @@ from typing import Any
 from urllib.request import Request, urlopen
 
 import pytest
+from aiohttp import web
 
 from agent_system import AgentSystemError, BaseEnv, BaseOrchestra, Outcome, Task, Turn
 from agent_system.gateway.session import Session
@@ -310,6 +312,19 @@ async def test_a_reply_that_nobody_got_is_not_trained_and_a_marked_retry_gets_it
         assert (len(episode.samples), len(episode.unheard)) == ((2, 0) if fetched else (0, 2))
         assert all(s.trained == s.committed == fetched for s in (*episode.samples, *episode.unheard))
         assert (metrics["gateway/retried"], metrics["gateway/undelivered"]) == (float(fetched), 2.0 * (not fetched))
+
+
+async def test_an_answered_request_does_not_stay_in_memory_with_its_body(play: Any) -> None:
+    async def team(task: Task, session: Session) -> str:
+        for _ in range(3):
+            await say(session, "Writer")
+        await asyncio.sleep(0.1)
+        gc.collect()
+        kept = [found for found in gc.get_objects() if type(found) is web.Request]
+        return "4" if not kept else f"{len(kept)} are kept"
+
+    episode, *_ = await play(team)
+    assert episode.failure is None and episode.answer == "4"
 
 
 REWARDS = [
