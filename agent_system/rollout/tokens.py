@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any
 
@@ -24,17 +24,20 @@ _KNOWN_SPLITS = {
 # The same expressions and that of GPT-2 for ASCII texts, where letters are A to Z and numbers 0 to 9.
 _PIECES = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\nA-Za-z0-9]?[A-Za-z]+|NUMBER| ?[^\sA-Za-z0-9]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _PIECES_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?[A-Za-z]+| ?[0-9]+| ?[^\sA-Za-z0-9]+|\s+(?!\S)|\s+"
-# A place where all of them begin a piece, whatever is before and after it: none matches a space between two other characters.
+# Whole pieces, up to a space or the end of a line: many texts have the same ones, and they are half as many. None of the expressions above
+# matches a space or a line end between two other characters together with the second one.
+_CHUNK = r" ?[!-~]+(?:\n(?=[!-~])|(?= [!-~])|\Z)|"
+# A place where all of them begin a piece, whatever is before and after it.
 _CUT, _LAST_CUT = re.compile(r"(?= [!-~])"), re.compile(r".*(?= [!-~])", re.DOTALL)
 _NOT_ASCII = re.compile(r"[^\x00-\x7f]")
 PIECED_CHARACTERS = 400  # shorter texts are tokenized as they are
-CACHED_PIECES, LONGEST_PIECE = 200_000, 40
+CACHED_PIECES, LONGEST_PIECE = 200_000, 40  # in number, in characters
 
 
 class Encoder:
     """Token ids of prompts, with a cache of paragraphs: one that several prompts share (a task, an earlier reply) is tokenized once.
 
-    A long paragraph is put together from the ids of its pieces, most of which are words that were met before; what is not ASCII is
+    A long paragraph is put together from the ids of its words and their pieces, most of which were met before; what is not ASCII is
     tokenized with the words around it.
 
     The ids are exactly those of the whole text: only tokenizers whose pieces cannot cross a blank line encode by paragraph, all others
@@ -48,7 +51,8 @@ class Encoder:
         self._known: OrderedDict[str, tuple[int, ...]] = OrderedDict()
         self._tokens = 0
         self._pieces = None if self._blank_lines is None else _pieces(tokenizer)
-        self._piece_ids = _Pieces(tokenizer)
+        self._piece_ids = _Known(lambda piece: encode_all(tokenizer, [piece])[0])
+        self._chunk_ids = _Known(self._chunk)
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Return the ids of `text` without adding special tokens, which the chat template has already inserted."""
@@ -71,42 +75,49 @@ class Encoder:
         """Return the ids of a text that is not in memory."""
         if self._pieces is None:
             return encode_all(self._tokenizer, [text])[0]
-        added, piece = self._pieces
+        added, _, chunk = self._pieces
         parts = added.split(text)  # every second one is an added token
-        pieces = [found for i, part in enumerate(parts) for found in ([part] if i % 2 else _cut(part, piece))]
-        return tuple(chain.from_iterable(map(self._piece_ids.__getitem__, pieces)))
+        chunks = [found for i, part in enumerate(parts) for found in ([part] if i % 2 else _cut(part, chunk))]
+        return tuple(chain.from_iterable(map(self._chunk_ids.__getitem__, chunks)))
+
+    def _chunk(self, text: str) -> tuple[int, ...]:
+        """Return the ids of an added token, of a chunk of pieces, or of words of which one is not ASCII."""
+        assert self._pieces is not None
+        added, piece, _ = self._pieces
+        whole = not text.isascii() or added.fullmatch(text)
+        return tuple(chain.from_iterable(map(self._piece_ids.__getitem__, [text] if whole else piece.findall(text))))
 
 
-class _Pieces(dict[str, tuple[int, ...]]):
-    """Ids of pieces, tokenized when they are met first; long ones are not kept."""
+class _Known(dict[str, tuple[int, ...]]):
+    """Ids of parts of texts, made when they are met first; long ones are not kept."""
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, made: Callable[[str], tuple[int, ...]]) -> None:
         super().__init__()
-        self._tokenizer = tokenizer
+        self._made = made
 
-    def __missing__(self, piece: str) -> tuple[int, ...]:
-        ids = encode_all(self._tokenizer, [piece])[0]
-        if len(piece) <= LONGEST_PIECE:
+    def __missing__(self, text: str) -> tuple[int, ...]:
+        ids = self._made(text)
+        if len(text) <= LONGEST_PIECE:
             if len(self) >= CACHED_PIECES:
                 self.clear()
-            self[piece] = ids
+            self[text] = ids
         return ids
 
 
-def _cut(text: str, piece: re.Pattern[str]) -> list[str]:
-    """Return the pieces of a text without added tokens; what is not ASCII is in one with the words around it."""
+def _cut(text: str, chunk: re.Pattern[str]) -> list[str]:
+    """Return the chunks of a text without added tokens; what is not ASCII is in one with the words around it."""
     found: list[str] = []
     begin = 0
     while other := _NOT_ASCII.search(text, begin):
         before, after = _LAST_CUT.match(text, begin, other.start()), _CUT.search(text, other.end())
         start, end = before.end() if before else begin, after.start() if after else len(text)
-        found += [*piece.findall(text, begin, start), text[start:end]]
+        found += [*chunk.findall(text, begin, start), text[start:end]]
         begin = end
-    return found + piece.findall(text, begin)
+    return found + chunk.findall(text, begin)
 
 
-def _pieces(tokenizer: Any) -> tuple[re.Pattern[str], re.Pattern[str]] | None:
-    """Return expressions of the added tokens and of the pieces between them, for ASCII, of a tokenizer of `_blank_lines`.
+def _pieces(tokenizer: Any) -> tuple[re.Pattern[str], ...] | None:
+    """Return expressions of the added tokens and, for ASCII, of pieces and chunks between them, of a tokenizer of `_blank_lines`.
 
     None for a tokenizer that looks for added tokens after its normalizer, or for some before others.
     """
@@ -118,9 +129,10 @@ def _pieces(tokenizer: Any) -> tuple[re.Pattern[str], re.Pattern[str]] | None:
     added = re.compile("(" + ("|".join(map(re.escape, longest_first)) or "(?!)") + ")")
     steps = parts["pre_tokenizer"].get("pretokenizers", [parts["pre_tokenizer"]])
     if steps[0]["type"] == "ByteLevel":
-        return added, re.compile(_PIECES_GPT2, re.ASCII)
+        return added, re.compile(_PIECES_GPT2, re.ASCII), re.compile(_CHUNK + _PIECES_GPT2, re.ASCII)
     number = "[0-9]{1,3}" if "{1,3}" in steps[0]["pattern"]["Regex"] else "[0-9]"
-    return added, re.compile(_PIECES.replace("NUMBER", number), re.ASCII)
+    pieces = _PIECES.replace("NUMBER", number)
+    return added, re.compile(pieces, re.ASCII), re.compile(_CHUNK + pieces, re.ASCII)
 
 
 def _blank_lines(tokenizer: Any) -> re.Pattern[str] | None:
