@@ -269,7 +269,7 @@ class Collector:
                 return EpisodeRunner(spec, self.orchestra, self.runtimes, self._env(spec, threads), settings, model)
 
             try:
-                yield EpisodePlayer(start, self._score, slots, settings.max_failure_rate, window)
+                yield EpisodePlayer(start, self._score, slots, settings.episode_timeout_s, settings.max_failure_rate, window)
             finally:
                 self._players -= 1
                 if not self._players:

@@ -42,6 +42,7 @@ class EpisodePlayer:
         start: makes the runner of an episode.
         score: calls the reward functions on the record of a finished episode.
         slots: as `rollout.max_concurrent_episodes`.
+        limit_s: `rollout.episode_timeout_s`.
         rate: `rollout.max_failure_rate`.
         window: number of the last episodes to which `rate` applies.
     """
@@ -49,6 +50,7 @@ class EpisodePlayer:
     start: Callable[[EpisodeSpec], EpisodeRunner]
     score: Callable[[EpisodeRecord, EpisodeSpec], Awaitable[EpisodeRecord]]
     slots: asyncio.Semaphore
+    limit_s: float
     rate: float
     window: int
     _open: asyncio.Event = field(default_factory=asyncio.Event, init=False)
@@ -92,12 +94,11 @@ class EpisodePlayer:
         async with self.slots:
             await self._open.wait()
             episode, task = await self._run(spec)
-            if _lost_its_worker(task):  # with the same seeds it is the same episode
+            if isinstance(_error(task), EnvWorkerError):  # with the same seeds it is the same episode
                 episode, task = await self._run(spec)
-        error = None if task.cancelled() else task.exception()
-        if isinstance(error, EngineGoneError):
+        if isinstance(error := _error(task), EngineGoneError):
             raise error
-        cause = _cause(task)
+        cause = _cause(episode, task)
         if cause is not None:
             logger.warning("episode %s left out: %s", spec.traj_uid, cause)
         self._count(None if cause is None else Failure(spec.uid, cause))
@@ -107,11 +108,16 @@ class EpisodePlayer:
         return task.result()
 
     async def _run(self, spec: EpisodeSpec) -> tuple[EpisodeRunner, asyncio.Task[EpisodeRecord]]:
-        """Play an episode in a task of its own, which it may cancel itself, and return both."""
+        """Play an episode in a task of its own, which it may cancel itself, and return both.
+
+        An episode whose code ignores the end of its time is abandoned: its task may go on, but its calls get no reply.
+        """
         episode = self.start(spec)
         task = asyncio.create_task(self._scored(episode), name=spec.traj_uid)
         try:
-            await asyncio.wait([task])
+            _, late = await asyncio.wait([task], timeout=self.limit_s + END_TIMEOUT_S)
+            if late and not episode.abandon_if_late():  # reward functions have limits of their own
+                await asyncio.wait(late)
         finally:
             await _cancel([task])
         return episode, task
@@ -148,16 +154,18 @@ def rare_garbage_collection() -> Iterator[None]:
         gc.set_threshold(*before)
 
 
-def _lost_its_worker(task: asyncio.Task[EpisodeRecord]) -> bool:
-    """Return whether an episode ended because the worker process of its environment did."""
-    return not task.cancelled() and isinstance(task.exception(), EnvWorkerError)
+def _error(task: asyncio.Task[EpisodeRecord]) -> BaseException | None:
+    """Return the error with which an episode's task ended; none of one that was abandoned and goes on, or cancelled."""
+    return task.exception() if task.done() and not task.cancelled() else None
 
 
-def _cause(task: asyncio.Task[EpisodeRecord]) -> str | None:
+def _cause(episode: EpisodeRunner, task: asyncio.Task[EpisodeRecord]) -> str | None:
     """Return why an episode failed, with the innermost line of code, or None."""
+    if episode.abandoned:
+        return f"TimeoutError: episode ignored its cancellation after rollout.episode_timeout_s, waiting for {episode.waiting_for}"
     if task.cancelled():
         return "CancelledError: the episode cancelled itself"
-    error = task.exception()
+    error = _error(task)
     if error is None:
         return None
     line = innermost_line(error)

@@ -66,6 +66,7 @@ class EpisodeRunner:
         self._info: dict[str, Any] = {}
         self._callers: dict[int, str] = {}
         self._over = False
+        self.abandoned = False
         self._tasks = EpisodeTasks()
         self._answer = ""
         self._replies = 0  # calls replied to so far
@@ -100,6 +101,12 @@ class EpisodeRunner:
                     await resources.close()
                 finally:
                     await self._forks.end(self._env)
+
+    def abandon_if_late(self) -> bool:
+        """End an episode that is still played, so that its further calls are refused; return whether it was."""
+        self.abandoned = not self._over
+        self._over = True
+        return self.abandoned
 
     @property
     def left_out(self) -> Counter[str]:

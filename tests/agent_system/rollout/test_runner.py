@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -155,6 +156,31 @@ async def test_an_episode_that_never_ends_says_what_it_waited_for(make_collector
     episode = await one(make_collector(scripted(), env=Stuck, episode_timeout_s=0.1, max_failure_rate=1.0))
     assert "rollout.episode_timeout_s=0.1 s, waiting for the environment's step 1" in episode.failure
     assert len(episode.samples) == 2
+
+
+async def test_an_episode_whose_code_ignores_its_end_is_abandoned_and_its_calls_get_no_reply(make_collector, scripted, monkeypatch) -> None:
+    refused = asyncio.Event()
+
+    class Deaf(Pair):
+        async def run(self, turn: Turn) -> str:
+            try:
+                while not over.is_set():
+                    with suppress(asyncio.CancelledError):
+                        await over.wait()
+                return (await turn.act("Solver")).action
+            except TurnOver:
+                refused.set()
+                raise
+
+    over, engine = asyncio.Event(), scripted()
+    monkeypatch.setattr("agent_system.rollout.player.END_TIMEOUT_S", 0.2)
+    try:
+        episode = await one(make_collector(engine, orchestra=Deaf(), episode_timeout_s=0.1, max_failure_rate=1.0))
+    finally:
+        over.set()
+    assert "ignored its cancellation after rollout.episode_timeout_s, waiting for the team" in episode.failure
+    await asyncio.wait_for(refused.wait(), 5)
+    assert not episode.samples
 
 
 @pytest.mark.parametrize(
