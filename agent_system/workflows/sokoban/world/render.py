@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agent_system.workflows.moves import parse_moves
-from agent_system.workflows.sokoban.world.rules import Room, State, parse_room, walk
+from agent_system.workflows.sokoban.world.pushes import ACTIONS
+from agent_system.workflows.sokoban.world.rules import Room, State, parse_room
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -16,15 +17,16 @@ CELL = 32
 _GROUND, _WALL, _GOAL, _BOX, _HOME, _PLAYER = "#f4efe6", "#5b5750", "#d1495b", "#c68b3f", "#4f9d69", "#2e5eaa"
 
 
-def replay(room_text: str, actions: Sequence[str], max_moves: int) -> tuple[Room, list[State]]:
+def replay(room_text: str, actions: Sequence[str], max_moves: int, kind: str = "moves") -> tuple[Room, list[State]]:
     """Return the room and every state of an episode, given the room's text and the Executor's actions from a trajectory file.
 
-    Illegal moves, moves beyond `max_moves` and unreadable actions do not change the state, as in the environment.
+    `kind` is `env.params.actions`: moves or pushes. Illegal moves, moves beyond `max_moves` and unreadable actions do not change the
+    state, as in the environment.
     """
     room, state = parse_room(room_text)
     states = [state]
     for action in actions:
-        states += walk(room, states[-1], (parse_moves(action) or "")[:max_moves]).states
+        states += ACTIONS[kind](room, states[-1], (parse_moves(action) or "")[:max_moves]).states
     return room, states
 
 

@@ -18,15 +18,16 @@ def test_an_episode_becomes_a_gif_of_its_states(tmp_path) -> None:
         assert gif.n_frames == 6 and gif.size == (6 * CELL, 6 * CELL)
 
 
+@pytest.mark.parametrize(("kind", "text"), [("moves", TWO), ("pushes", UP)])
 @pytest.mark.parametrize("max_moves", [1, 2, 10])
-def test_a_replay_is_what_the_environment_did(max_moves: int) -> None:
+def test_a_replay_is_what_the_environment_did(kind: str, text: str, max_moves: int) -> None:
     actions = ["RR", "nonsense", "LLLL", "DU", "R"]
-    env = SokobanEnv(SokobanEnvOptions(max_moves=max_moves))
-    env.reset(Task("t", TWO))
+    env = SokobanEnv(SokobanEnvOptions(max_moves=max_moves, actions=kind))
+    env.reset(Task("t", text))
     for action in actions:
         env.act(EXECUTOR, action)
         env.step(action)
-    _, states = replay(TWO, actions, max_moves)
+    _, states = replay(text, actions, max_moves, kind)
     assert states[-1] == env._world.state
     assert len(states) - 1 == env._world.moves
 
