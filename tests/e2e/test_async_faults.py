@@ -20,15 +20,18 @@ from tests.conftest import is_idle
 from tests.e2e.conftest import Run
 from tests.e2e.teams import LEVELS
 from tests.e2e.test_fully_async import STALE, check_ledger, steps_of
+from tests.e2e.test_one_step_off import ONE_STEP_OFF
 from tests.forked import ForkServer
 from verl.protocol import DataProto
+from verl.trainer.config.run import ASYNC_MODES
 from verl.trainer.ppo import weight_sync
 from verl.trainer.ppo.asynchronous.stream import GroupStream
 from verl.trainer.ppo.group_calls import TeamError
 from verl.trainer.ppo.train_step import StepTrainer
 from verl.utils.checkpoint import CheckpointError
 
-QUICK = STALE | {"data.val_files": "[]", "trainer.val_before_train": False, "trainer.test_freq": 0, "trainer.save_hf_model": False}
+FEW = {"data.val_files": "[]", "trainer.val_before_train": False, "trainer.test_freq": 0, "trainer.save_hf_model": False}
+QUICK = STALE | FEW
 # Two episodes at a time with longer replies: sampling takes longer than updates, so episodes are always in progress.
 BUSY = QUICK | LEVELS["L1"].changes | {"rollout.max_concurrent_episodes": 2, "data.max_response_length": 48}
 
@@ -123,6 +126,30 @@ def test_episodes_that_cannot_be_ended_are_named(train: Run, monkeypatch: pytest
     monkeypatch.setattr(my_flow_package.MyWorld, "step", deaf)
     with pytest.raises(TimeoutError, match=r"^step 1 waited 3 s for groups in progress: (step\d/toy:\d+/0(, |$)){4}$"):
         train(QUICK | {"rollout.episode_timeout_s": 1, "rollout.call_timeout_s": 1})
+
+
+@pytest.mark.parametrize("mode", ASYNC_MODES)
+def test_an_episode_that_cannot_be_ended_costs_itself_alone_in_every_mode(
+    train: Run, tmp_path: Path, mode: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    import my_flow_package
+
+    step, begun = my_flow_package.MyWorld.step, list[str]()
+
+    async def deaf_once(world: Any, action: str) -> Any:
+        begun.append(action)
+        for _ in range(2 if len(begun) == 1 else 0):
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(600)
+        await asyncio.sleep(600 if begun[0] is action else 0)
+        return step(world, action)
+
+    monkeypatch.setattr(my_flow_package.MyWorld, "step", deaf_once)
+    monkeypatch.setattr("agent_system.rollout.player.END_TIMEOUT_S", 0.5)
+    keys = QUICK if mode == "fully_async" else ONE_STEP_OFF | FEW | {"async_training.mode": mode}
+    train(keys | {"rollout.episode_timeout_s": 2, "rollout.max_failure_rate": 0.5})
+    assert sum("ignored its cancellation after rollout.episode_timeout_s" in record.getMessage() for record in caplog.records) == 1
+    assert len(steps_of(tmp_path / "run")) == (6 if mode == "fully_async" else 2)
 
 
 # ---- workers, killed under Ray
