@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from multiprocessing.connection import Connection
@@ -50,8 +50,8 @@ class ProcessWorker:
         self._lock = threading.Lock()
         self._gone: WorkerGoneError | None = None
         self.started = self.send(0, source)
-        for work in (self._write, self._read):
-            threading.Thread(target=work, name=f"env-worker-{self.pid}", daemon=True).start()
+        self._writer = self._thread(self._write)
+        self._thread(self._read)
 
     def send(self, number: int, payload: bytes) -> Future[bytes]:
         """Queue a request."""
@@ -81,6 +81,11 @@ class ProcessWorker:
             self.kill()
             self._process.wait()
 
+    def _thread(self, work: Callable[[], None]) -> threading.Thread:
+        thread = threading.Thread(target=work, name=f"env-worker-{self.pid}", daemon=True)
+        thread.start()
+        return thread
+
     def _write(self) -> None:
         with suppress(OSError):  # the reading thread sees the end of the process
             while (frame := self._frames.get()) is not None:
@@ -106,5 +111,6 @@ class ProcessWorker:
         for future in pending.values():
             with suppress(InvalidStateError):
                 future.set_exception(gone)
+        self._writer.join()  # or it would write to the descriptor's next owner
         self._connection.close()
         self._socket.close()

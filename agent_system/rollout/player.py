@@ -118,6 +118,7 @@ class EpisodePlayer:
             _, late = await asyncio.wait([task], timeout=self.limit_s + END_TIMEOUT_S)
             if late and not episode.abandon_if_late():  # reward functions have limits of their own
                 await asyncio.wait(late)
+            task.add_done_callback(_error)  # or asyncio logs the error with which an abandoned one ends
         finally:
             await _cancel([task])
         return episode, task
