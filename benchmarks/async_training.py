@@ -1,11 +1,12 @@
 """Seconds of a training step in asynchronous modes against the synchronous one, of a team with four calls an episode, in one run.
 
-    python benchmarks/async_training.py [--modes fully_async] [--tasks 16] [--group 8] [--steps 4] [--rounds 3] [key=value ...]
+    python benchmarks/async_training.py [--modes fully_async_2] [--tasks 16] [--group 8] [--steps 8] [--rounds 3] [key=value ...]
 
 Workloads: `tools` (every call is followed by a tool that sleeps 1 s in the median, log-normal with sigma 1.2), `tail` (lengths of replies
 are log-normal with sigma 1.2), `compute` (neither). All train one tiny model with the local controller and the engine `hf`, as `python -m
 verl.trainer.main_ppo` does; a reply ends at its forced length. In every round, which has lengths and waits of its own, each workload is
-trained in every mode, one after the other; a step lasts from the end of one update to that of the next, in the steady state.
+trained in every mode, one after the other; a step lasts from the end of one update to that of the next, in the steady state. Samples are
+at most 2 steps old in `fully_async_2`, and 4 in `fully_async`.
 
 The last line is JSON. `speedup_<workload>` is the median over rounds of synchronous / asynchronous seconds, for the last of `--modes`, as
 are `step_over_bound` and `control_ms_per_call`; `modes` has the speed-ups of all, `step_s` the seconds, `staleness` the age in steps of
@@ -33,7 +34,6 @@ from benchmarks.asynchronous.calibration import played
 from benchmarks.asynchronous.simulator import Costs, Schedule, run_steps
 from benchmarks.asynchronous.team import MeasuredRun, Mode, Workload, run
 from benchmarks.placement import prepare, run_forked
-from verl.trainer.config.run import ASYNC_MODES
 
 CORRECTION = {"algorithm.rollout_correction.rollout_is": "token"}
 FULLY_ASYNC = {
@@ -46,6 +46,7 @@ MODES = {
     "sync": Mode({}),
     "one_step_off": Mode(CORRECTION | {"async_training.mode": "one_step_off"}, ahead=1),
     "fully_async": Mode(CORRECTION | FULLY_ASYNC, warm_up=4, ahead=3),
+    "fully_async_2": Mode(CORRECTION | FULLY_ASYNC | {"async_training.max_off_policy_threshold": 2}, warm_up=4, ahead=3),
 }
 NAMES = ("tools", "tail", "compute")
 Round = Mapping[str, Mapping[str, MeasuredRun]]  # workload -> mode -> run
@@ -54,9 +55,9 @@ Round = Mapping[str, Mapping[str, MeasuredRun]]  # workload -> mode -> run
 def schedule_of(name: str) -> Schedule:
     """Return the schedule of one of `MODES`."""
     keys = {key.removeprefix("async_training."): value for key, value in MODES[name].keys.items()}
-    if name != "fully_async":
+    if "staleness_threshold" not in keys:
         return Schedule(name)
-    return Schedule(name, keys["staleness_threshold"], keys["trigger_parameter_sync_step"], keys["max_off_policy_threshold"])
+    return Schedule(keys["mode"], keys["staleness_threshold"], keys["trigger_parameter_sync_step"], keys["max_off_policy_threshold"])
 
 
 def bound_s(name: str, found: MeasuredRun, compute_s: float, tasks: int) -> float:
@@ -125,10 +126,10 @@ def add_sizes(parser: argparse.ArgumentParser) -> None:
 def main() -> None:
     """Measure rounds of all workloads and modes and report medians."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    known = [mode for mode in MODES if mode in ASYNC_MODES and mode != "sync"]
-    parser.add_argument("--modes", nargs="+", choices=known, default=["fully_async"], help="asynchronous modes")
+    parser.add_argument("--modes", nargs="+", choices=list(MODES)[1:], default=["fully_async_2"], help="asynchronous modes")
     parser.add_argument("--rounds", type=int, default=3)
     add_sizes(parser)
+    parser.set_defaults(steps=8)
     args = parser.parse_args()
     modes = ["sync", *args.modes]
     rounds: list[Round] = []
