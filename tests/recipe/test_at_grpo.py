@@ -12,6 +12,7 @@ import yaml
 
 from agent_system.launch.checks import check_team
 from recipe.at_grpo.measure import COLOURS, DEFAULT_MAPS, HERE, LABELS, PUSHES, TASKS, keys_of, plot, script_of
+from recipe.at_grpo.replies import rows_of
 from recipe.runs import overrides_of
 from tests.docs.test_commands import asked_for
 from tests.house.source import ROOT
@@ -46,6 +47,9 @@ def test_the_script_trains_swaps_and_keeps_what_was_measured_before(checkout: Pa
     assert 0 <= one["swapped"] <= 1
     assert shared["swapped"] is None
     assert one["generated_tokens"] > 0 < one["train_seconds"]
+    counted = rows_of(checkout / "outputs/verl-mas/at_grpo_plan_path_at_grpo_seed7", 7)
+    assert [row["success"] for row in counted] == [round(one[name], 3) for name in ("before", "after", "swapped")]
+    assert all(0 <= row[role] <= 1 for row in counted for role in ("tool", "executor"))
     curves = json.loads((tmp_path / "curves.json").read_text())
     assert [tokens for tokens, _ in curves["plan_path/at_grpo/7"]] == [0, one["generated_tokens"]]
     assert "<svg" in (tmp_path / "curves.svg").read_text()
@@ -106,6 +110,7 @@ def test_the_tables_of_the_readme_are_the_committed_rows() -> None:
     readme = (HERE / "README.md").read_text(encoding="utf-8")
     names = {
         "at_grpo": "AT-GRPO",
+        "explore": "AT-GRPO, ε = 0.8",
         "parallel": "parallel, `uid`",
         "turn_blind": "turn-blind trees",
         "shared": "AT-GRPO, one policy",
@@ -120,7 +125,7 @@ def test_the_tables_of_the_readme_are_the_committed_rows() -> None:
             world = ALL_WORLDS[row["task"]]
             assert f"| {world} | {row['seed']} | {success} | {swapped} | {row['steps']} | {tokens} | {minutes} |" in readme
         else:
-            places = {"plan_path": ("five variants with", ""), DEFAULT_MAPS: ("on the generator's default maps", "")}
+            places = {"plan_path": ("variants with", ""), DEFAULT_MAPS: ("on the generator's default maps", "")}
             where, world = places.get(row["task"], ("The single agent beside", f"| {ALL_WORLDS[row['task']]} "))
             (table,) = [part for part in readme.split("\n## ") if where in part.partition("\n")[0]]
             assert f"{world}| {names[row['variant']]} | {row['seed']} | {success} | {swapped} | {row['steps']} | {minutes} |" in table
@@ -128,6 +133,17 @@ def test_the_tables_of_the_readme_are_the_committed_rows() -> None:
     assert {run: points[-1][1] for run, points in curves.items()} == {
         f"{row['task']}/{row['variant']}/{row['seed']}": row["after"] for row in rows
     }
+
+
+def test_the_counted_replies_are_those_of_the_committed_rows() -> None:
+    readme = (HERE / "README.md").read_text(encoding="utf-8")
+    counted = json.loads((HERE / "replies.json").read_text())
+    scripts = {row["seed"]: row for row in ROWS if (row["task"], row["variant"]) == ("plan_path", "script")}
+    for row in counted:
+        assert row["success"] == scripts[row["seed"]][row["episodes"]]
+        cells = " | ".join(f"{100 * row[name]:.1f}" for name in ("success", "tool", "executor"))
+        assert f"| {row['seed']} | {row['episodes']} | {cells} |" in readme
+    assert len(counted) == 3 * len(scripts)
 
 
 ROWS = json.loads((HERE / "results.json").read_text())
