@@ -55,6 +55,11 @@ class TaskGroupPlayer:
 
     player: GroupPlayer
 
+    @property
+    def limit_s(self) -> float:
+        """See `GroupPlayer.limit_s`."""
+        return self.player.limit_s
+
     async def play(
         self, row: Mapping[str, Any], n: int, *, step: int, attempt: int = 0, number: int = 0, greedy: bool = False
     ) -> list[EpisodeRecord]:

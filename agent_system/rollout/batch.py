@@ -93,6 +93,9 @@ def _columns(rows: Sequence[tuple[EpisodeRecord, Any]]) -> dict[str, np.ndarray]
     columns["mean_version"] = [s.mean_version for _, s in rows]
     for name in ("version", "oldest_version"):
         columns[name] = [getattr(s.generation, name) for _, s in rows]
+    spans = [[g.generation.version - g.generation.oldest_version for g in s.generations] for _, s in rows]
+    columns["replies"], columns["partial_replies"] = [len(own) for own in spans], [sum(map(bool, own)) for own in spans]
+    columns["partial_span"] = [max(own) for own in spans]
     columns["response_clipped"] = [s.generation.stop_reason == "length" for _, s in rows]
     columns["prompt_clipped"] = [s.dropped_context > 0 for _, s in rows]
     return {name: _objects(values) for name, values in columns.items()}

@@ -85,6 +85,11 @@ class GroupPlayer:
     _collector: Collector
     _player: EpisodePlayer
 
+    @property
+    def limit_s(self) -> float:
+        """See `EpisodePlayer.end_s`."""
+        return self._player.end_s
+
     async def play(self, task: Task, n: int, *, step: int, attempt: int = 0, number: int = 0, greedy: bool = False) -> list[EpisodeRecord]:
         """Play `n` episodes of a task: those that `Collector.collect` plays for the `number`-th appearance of the task.
 
@@ -269,7 +274,9 @@ class Collector:
                 return EpisodeRunner(spec, self.orchestra, self.runtimes, self._env(spec, threads), settings, model)
 
             try:
-                yield EpisodePlayer(start, self._score, slots, settings.episode_timeout_s, settings.max_failure_rate, window)
+                reward = settings.reward
+                score_s = reward.timeout_s + (0.0 if reward.model.kind is None else reward.model.timeout_s)
+                yield EpisodePlayer(start, self._score, slots, settings.episode_timeout_s, score_s, settings.max_failure_rate, window)
             finally:
                 self._players -= 1
                 if not self._players:

@@ -21,6 +21,9 @@ from verl.utils.names import listed
 logger = logging.getLogger(__name__)
 
 END_TIMEOUT_S = 10.0
+# Time for the tasks, resources and environments of an episode to close, which have limits of their own.
+CLOSING_S = 120.0
+SCORING = "the reward functions"
 
 
 class TooManyFailuresError(RuntimeError):
@@ -43,6 +46,7 @@ class EpisodePlayer:
         score: calls the reward functions on the record of a finished episode.
         slots: as `rollout.max_concurrent_episodes`.
         limit_s: `rollout.episode_timeout_s`.
+        score_s: limit of the reward functions and the reward model.
         rate: `rollout.max_failure_rate`.
         window: number of the last episodes to which `rate` applies.
     """
@@ -51,6 +55,7 @@ class EpisodePlayer:
     score: Callable[[EpisodeRecord, EpisodeSpec], Awaitable[EpisodeRecord]]
     slots: asyncio.Semaphore
     limit_s: float
+    score_s: float
     rate: float
     window: int
     _open: asyncio.Event = field(default_factory=asyncio.Event, init=False)
@@ -60,6 +65,11 @@ class EpisodePlayer:
 
     def __post_init__(self) -> None:
         self._open.set()
+
+    @property
+    def end_s(self) -> float:
+        """Seconds after which an episode that has begun has ended, or is abandoned."""
+        return self.limit_s + self.score_s + CLOSING_S + 2 * END_TIMEOUT_S
 
     def set_open(self, to_more: bool) -> None:
         """Begin episodes (`to_more`), or let them wait; those in progress go on."""
@@ -95,6 +105,7 @@ class EpisodePlayer:
             await self._open.wait()
             episode, task = await self._run(spec)
             if isinstance(_error(task), EnvWorkerError):  # with the same seeds it is the same episode
+                await self._open.wait()
                 episode, task = await self._run(spec)
         if isinstance(error := _error(task), EngineGoneError):
             raise error
@@ -116,8 +127,9 @@ class EpisodePlayer:
         task = asyncio.create_task(self._scored(episode), name=spec.traj_uid)
         try:
             _, late = await asyncio.wait([task], timeout=self.limit_s + END_TIMEOUT_S)
-            if late and not episode.abandon_if_late():  # reward functions have limits of their own
-                await asyncio.wait(late)
+            if late and not episode.abandon_if_late():
+                _, late = await asyncio.wait(late, timeout=self.score_s + CLOSING_S)
+                episode.abandoned = bool(late)
             task.add_done_callback(_error)  # or asyncio logs the error with which an abandoned one ends
         finally:
             await _cancel([task])
@@ -127,6 +139,7 @@ class EpisodePlayer:
         """Play an episode and call the reward functions; an error of these costs the episode as any other."""
         try:
             await episode.run()
+            episode.waiting_for = SCORING
             return await self.score(episode.record(), episode.spec)
         except (KeyboardInterrupt, SystemExit) as error:  # of a user's code; it would end the event loop
             raise RuntimeError(f"{type(error).__name__}: {error}") from error
@@ -163,7 +176,8 @@ def _error(task: asyncio.Task[EpisodeRecord]) -> BaseException | None:
 def _cause(episode: EpisodeRunner, task: asyncio.Task[EpisodeRecord]) -> str | None:
     """Return why an episode failed, with the innermost line of code, or None."""
     if episode.abandoned:
-        return f"TimeoutError: episode ignored its cancellation after rollout.episode_timeout_s, waiting for {episode.waiting_for}"
+        limit = "reward.timeout_s" if episode.waiting_for == SCORING else "rollout.episode_timeout_s"
+        return f"TimeoutError: episode ignored its cancellation after {limit}, waiting for {episode.waiting_for}"
     if task.cancelled():
         return "CancelledError: the episode cancelled itself"
     error = _error(task)

@@ -93,7 +93,7 @@ class EpisodeRunner:
                 raise
             raise TimeoutError(f"episode took longer than rollout.episode_timeout_s={limit:g} s, waiting for {self.waiting_for}") from error
         finally:
-            self._over = True
+            self._over, self.waiting_for = True, f"{self._env.name}.close()"
             try:
                 await self._tasks.cancel_others(self.spec.traj_uid)
             finally:
@@ -395,6 +395,8 @@ class EpisodeRunner:
     async def _ask(self, turn: Turn, agent_id: str, variables: Mapping[str, Any]) -> Call:
         """Number a call and build its prompt; if the agent's memory is due, it first writes a summary, which has the number before."""
         self._tasks.enter()
+        if self._over:
+            raise TurnOver(f"{agent_id} was called after the episode had ended")
         self._runtime_of(agent_id)  # raises for a name that is not in the run
         runtime = self._agents.now(agent_id)
         summary_number = self._number(agent_id) if is_due(runtime.agent) else None

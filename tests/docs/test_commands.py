@@ -41,6 +41,7 @@ ELSEWHERE = {
     'python -m agent_system.serve outputs/verl-mas/math_seed0 "What is 3 + 4?"': "tests/e2e/test_serve.py",
     "python -m agent_system.serve outputs/verl-mas/math_seed0 --greedy": "tests/e2e/test_serve.py",
     "python -m agent_system.serve outputs/verl-mas/openai_team --openai": "tests/e2e/test_serve_openai.py",
+    "python recipe/at_grpo/replies.py --seeds 0 1 2": "tests/recipe/test_at_grpo.py",
     "python -m venv vf && vf/bin/pip install 'verifiers==0.3.1' reasoning-gym": "tests/examples/test_verifiers.py",
     "vf/bin/python examples/verifiers/play.py rows my-env --output tasks.jsonl": "tests/examples/test_verifiers.py",
 }

@@ -16,6 +16,7 @@ import pytest
 from agent_system.environment import Observation
 from agent_system.launch import collector
 from agent_system.rollout import TooManyFailuresError
+from agent_system.rollout.collector import GroupPlayer
 from tests.conftest import is_idle
 from tests.e2e.conftest import Run
 from tests.e2e.teams import LEVELS
@@ -124,6 +125,7 @@ def test_episodes_that_cannot_be_ended_are_named(train: Run, monkeypatch: pytest
         await asyncio.sleep(600)
 
     monkeypatch.setattr(my_flow_package.MyWorld, "step", deaf)
+    monkeypatch.setattr(GroupPlayer, "limit_s", 1.0)  # before the episodes are abandoned
     with pytest.raises(TimeoutError, match=r"^step 1 waited 3 s for groups in progress: (step\d/toy:\d+/0(, |$)){4}$"):
         train(QUICK | {"rollout.episode_timeout_s": 1, "rollout.call_timeout_s": 1})
 

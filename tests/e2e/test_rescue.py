@@ -14,6 +14,7 @@ from omegaconf import OmegaConf
 
 from agent_system.launch.train import entry
 from agent_system.rollout import TooManyFailuresError
+from agent_system.rollout.collector import GroupPlayer
 from tests.e2e.conftest import Run, read_metrics
 from tests.e2e.teams import LEVELS, policies
 from tests.e2e.test_async_faults import QUICK
@@ -158,6 +159,7 @@ def test_groups_in_progress_and_complete_ones_are_saved_when_a_world_hangs(train
 
     limits, keys = {"rollout.episode_timeout_s": 1, "rollout.call_timeout_s": 1}, STALE_NEVER_SAVED | LEVELS[level].changes
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(GroupPlayer, "limit_s", 1.0)  # before the episodes are abandoned
         updating(patch, 2, lambda: patch.setattr(my_flow_package.MyWorld, "step", deaf))
         with pytest.raises(TimeoutError, match=r"^step \d waited 3 s for groups in progress: step\d/toy:\d+/0, step\d") as error:
             train(keys | limits)

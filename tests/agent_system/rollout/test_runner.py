@@ -185,7 +185,35 @@ async def test_an_episode_whose_code_ignores_its_end_is_abandoned_and_its_calls_
     await asyncio.wait_for(refused.wait(), 5)
     await asyncio.sleep(0)
     gc.collect()
-    assert not episode.samples and "never retrieved" not in caplog.text
+    assert not (episode.samples or engine.requests) and "never retrieved" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("deaf", "cause"),
+    [("close", "rollout.episode_timeout_s, waiting for Closing.close()"), ("score", "reward.timeout_s, waiting for the reward functions")],
+)
+async def test_an_episode_that_ignores_its_end_after_play_is_abandoned(
+    make_collector, scripted, monkeypatch, deaf: str, cause: str
+) -> None:
+    over = asyncio.Event()
+
+    async def ignore(*args: Any) -> None:
+        while not over.is_set():
+            with suppress(asyncio.CancelledError):
+                await over.wait()
+
+    for name, value in {"END_TIMEOUT_S": 0.1, "CLOSING_S": 0.1}.items():
+        monkeypatch.setattr(f"agent_system.rollout.player.{name}", value)
+    env = type("Closing", (OneTurn,), {"close": ignore}) if deaf == "close" else OneTurn
+    limits = {"episode_timeout_s": 0.5, "max_failure_rate": 1.0, "reward": RewardConfig(timeout_s=0.1)}
+    collector = make_collector(scripted(), env=env, **limits)
+    if deaf == "score":
+        monkeypatch.setattr(collector, "_score", ignore)
+    try:
+        episode = await asyncio.wait_for(one(collector), 10)
+    finally:
+        over.set()
+    assert f"ignored its cancellation after {cause}" in episode.failure
 
 
 @pytest.mark.parametrize(

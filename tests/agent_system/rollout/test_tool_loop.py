@@ -16,6 +16,7 @@ import torch
 from agent_system import AgentSystemError, BaseAgent, BaseEnv, BaseOrchestra, Observation, Outcome, Task, Turn, boxed_answer
 from agent_system.reward.tokens import token_rewards
 from agent_system.rollout import Collector
+from agent_system.rollout.batch import build_batch
 from agent_system.rollout.episode_store import load_episodes, save_episodes
 from agent_system.rollout.remote import RemoteBinding
 from agent_system.rollout.sequences import join_generations
@@ -338,6 +339,12 @@ def test_the_generations_of_a_call_are_one_masked_sequence(play: Any, tmp_path: 
     assert batch["responses"][0][mask].tolist() == [t for s in rounds for t in s.generation.token_ids]
     assert batch["rollout_log_probs"][0][mask].tolist() == pytest.approx([p for s in rounds for p in s.generation.log_probs])
     assert not mask.all() and not batch["rollout_log_probs"][0][~mask].any() and batch["attention_mask"][0].all()
+    versions = [replace(s, generation=replace(s.generation, version=v, earlier=((0, 1),) if v == 2 else ())) for v, s in enumerate(rounds)]
+    (swapped,) = join_generations(versions, ["Solver"], lambda *_: "")
+    rows = build_batch([replace(joined.episodes[0], samples=(swapped, sample))]).non_tensor_batch
+    assert {name: list(rows[name]) for name in ("replies", "partial_replies", "partial_span")} == {
+        "replies": [3, 3], "partial_replies": [1, 0], "partial_span": [2, 0],
+    }  # fmt: skip
     assert sample.response_tokens == sum(s.response_tokens for s in rounds) == joined.episodes[0].reply_tokens
     assert joined.metrics["agent/solver/calls"] == 1 and joined.metrics["agent/solver/tools/rounds/mean"] == 3
     save_episodes(joined.episodes, tmp_path)

@@ -89,6 +89,21 @@ def test_after_an_error_in_an_update_no_step_is_common_to_all() -> None:
     assert steps.completed([failed], 2) is None
 
 
+def test_a_policy_without_samples_is_in_no_later_step_than_the_others() -> None:
+    steps = trainer(Team())
+    steps.result(begin(steps, 1))
+
+    def score(*_: Any) -> Any:
+        time.sleep(0.2)
+        raise TimeoutError("log-probs of step 2")
+
+    steps.credit.score = score  # type: ignore[method-assign]
+    failed = begin(steps, 2, "aa")
+    with pytest.raises(TimeoutError):
+        steps.result(failed)
+    assert steps.completed([failed], 1) == 1
+
+
 def test_an_error_while_weights_are_sent_leaves_a_completed_step() -> None:
     steps = trainer(team := Team())
     team.lost = "b"

@@ -253,7 +253,7 @@ class RayPPOTrainer:
         seconds = trained.seconds | {"gen": step.seconds["gen"] + gen_s, "step": self._ended - began}
         assert trained.batch is not None
         spans = self._write_timeline()
-        metrics = trained.metrics | step_metrics(
+        metrics = step_metrics(
             trained.batch,
             step.samples,
             self.config.algorithm,
@@ -263,10 +263,11 @@ class RayPPOTrainer:
             trained=self.team.trained,
             n_devices=self.team.n_devices,
         )
+        metrics |= trained.metrics  # with lanes the spans are those of a time, in which two steps may have updated a policy
         if self.config.async_training.mode != "sync":
             metrics["trainer/idle_ratio"] = (step.seconds["idle"] + gen_s) / seconds["step"]
             metrics |= source.metrics(step.number, seconds["step"])
-            metrics["trainer/staleness"] = max(value for name, value in metrics.items() if name.endswith("/staleness/max"))
+            metrics["trainer/staleness"] = max((value for name, value in metrics.items() if name.endswith("/staleness/max")), default=0.0)
         metrics["training/generated_tokens"] = float(self.generated_tokens)
         metrics["training/engine_restarts"] = float(self.team.engines.restarts)
         return metrics | {"training/global_step": float(step.number), "training/epoch": float(self.loader.epoch if self.loader else 0)}

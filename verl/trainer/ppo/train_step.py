@@ -80,6 +80,7 @@ class StepTrainer:
         self.policies, self._order = lanes_of(config, placement), placement.policy_ids
         self.lanes = Lanes(len(self.policies))
         self._completed = [0] * len(self.policies)  # last step whose updates have ended, by lane
+        self._updated = [0] * len(self.policies)  # last step with rows of the lane
         self._updating = [False] * len(self.policies)
 
     def start(self, source: SampleSource, step: int, batch: DataProto, everyone: bool) -> tuple[list[np.ndarray], list[Future[Trained]]]:
@@ -107,11 +108,11 @@ class StepTrainer:
     def completed(self, steps: Iterable[OpenStep], ended: int) -> int | None:
         """Return the last step that all policies have completed, at least `ended`, when the lanes of `steps` have ended.
 
-        None if a policy has completed another one, or an update began and did not end.
+        None if a policy was updated in a later one, or an update began and did not end.
         """
         wait([lane for step in steps for lane in step.lanes])
-        completed = {max(own, ended) for own in self._completed}
-        return None if len(completed) > 1 or any(self._updating) else completed.pop()
+        completed = min(max(own, ended) for own in self._completed)
+        return None if max(self._updated) > completed or any(self._updating) else completed
 
     def _train(self, source: SampleSource, step: int, lane: int, batch: DataProto | None, everyone: bool) -> Trained:
         """Train the policies of a lane on their rows, and send to the engines the weights that `everyone` gets or the source wants."""
@@ -137,6 +138,7 @@ class StepTrainer:
             self.lanes.check()
             self._updating[lane] = True
             metrics |= self._update(batch, step, timer, publish)
+            self._updated[lane] = step
         self._completed[lane], self._updating[lane] = step, False
         if errors:
             raise with_group(errors[0][1], errors[0][0]) from errors[0][1]

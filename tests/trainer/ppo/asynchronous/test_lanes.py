@@ -39,6 +39,7 @@ EACH = [["a"], ["b"], ["c"]]
         ({"adv_estimator": "remax"}, ONE),
         ({"adv_estimator": "reinforce_plus_plus_baseline"}, ONE),
         ({"adv_estimator": "m_grpo"}, ONE),
+        ({"per_agent": {"a": {"adv_estimator": "rae"}}}, ONE),
         ({"per_agent": {"a": {"group_by": ["uid"]}, "c": {"group_by": ["uid"]}}}, [["a", "c"], ["b"]]),
     ],
     ids=str,
@@ -77,7 +78,7 @@ def test_a_lane_goes_on_while_another_one_works() -> None:
     took = time.perf_counter() - start
     assert 0.6 <= took < 0.9
     assert [job.result() for job in (*first, *second)] == ["a1", "b1", "a2", "b2"]
-    assert log.index("b1") == 0 and log.index("b2") < 4 and log.index("a1") < log.index("a2")
+    assert log.index("b1") == 0 and log.index("a1") < log.index("a2")
     time.sleep(0.05)
     assert 0.05 <= running.idle_seconds(start) < 0.3, "only the time since the last job ended"
 

@@ -19,10 +19,10 @@ class Ended:
 
 
 def test_partial_replies_are_those_of_several_versions() -> None:
-    columns = {"version": [3, 5, 5, 4], "oldest_version": [3, 2, 4, 4]}
+    columns = {"replies": [1, 3, 1, 1], "partial_replies": [0, 2, 1, 0], "partial_span": [0, 3, 1, 0]}
     rows = {name: np.array(values, dtype=object) for name, values in columns.items()}
     batch = DataProto.from_dict(tensors={"responses": torch.zeros(4, 1)}, non_tensors=rows)
-    wanted = {"total_partial_num": 2.0, "partial_ratio": 0.5, "max_partial_span": 3.0}
+    wanted = {"total_partial_num": 3.0, "partial_ratio": 0.5, "max_partial_span": 3.0}
     assert partial_metrics(batch) == {f"fully_async/partial/{name}": value for name, value in wanted.items()}
 
 

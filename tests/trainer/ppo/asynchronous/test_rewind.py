@@ -1,19 +1,28 @@
 """Takes of steps that no policy was trained on are undone before a checkpoint, with what was left out and dropped before them."""
 
+import asyncio
+import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Collection, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
+from verl.protocol import DataProto
 from verl.trainer.config import RunConfig
 from verl.trainer.ppo.asynchronous.group_queue import GroupQueue
 from verl.trainer.ppo.asynchronous.pace import Pace
 from verl.trainer.ppo.asynchronous.played import Played, Taken
-from verl.trainer.ppo.asynchronous.saved_groups import FOLDER
+from verl.trainer.ppo.asynchronous.saved_groups import FOLDER, check_checkpoint
 from verl.trainer.ppo.asynchronous.stream import GroupStream
+from verl.trainer.ppo.collect.step_samples import StepSamples
+from verl.trainer.ppo.interrupt import StopRequest
+from verl.utils.checkpoint import CheckpointError
+from verl.utils.dataset import TaskLoader
 from verl.utils.loop_thread import LoopThread
 
 
@@ -61,3 +70,120 @@ def test_two_takes_are_undone_and_saved_with_what_was_dropped_before_them(loop: 
     assert [(group.index, played.sampled) for group, played in again._left_out] == [(2, ["failed"])]
     assert [(group.index, played.sampled) for group, played in again.queue.late] == [(3, ["dropped"])]
     assert again.queue.counts() == ours.queue.counts()
+
+
+class Stream(GroupStream):
+    """A stream whose episodes are names of groups, `step<s>.<attempt>/<task>`; without a signal unless the task is among `signal`."""
+
+    def __init__(self, loop: LoopThread, config: RunConfig, pace: Pace, saved: list[Any], signal: Collection[int] = range(9)) -> None:
+        @asynccontextmanager
+        async def groups(_window: int) -> AsyncIterator[Any]:
+            async def play(row: int, _n: int, *, step: int, attempt: int, number: int) -> list[Any]:
+                await asyncio.sleep(0.01)
+                return [SimpleNamespace(uid=f"step{step}.{attempt}/{row}/{number}", failure=None, reply_tokens=1, row=row)]
+
+            uid = lambda row, **_: str(row)  # noqa: E731
+            yield SimpleNamespace(play=play, uid=uid, rows=lambda episodes: episodes, set_open=lambda _: None, limit_s=3.0)
+
+        def save(episodes: list[Any], _folder: Path) -> None:
+            saved[:] = episodes
+
+        collector: Any = SimpleNamespace(groups=groups, task_id=str, save_episodes=save, load_episodes=lambda _: list(saved))
+        loader = TaskLoader(list(range(4)), config.data.train_batch_size, seed=0, shuffle=False)  # type: ignore[arg-type]
+        super().__init__(config, collector, loader, loop, lambda *_: None, 9, {"p": pace}, {})
+        self.signal, self.has_samples, self.taken_uids = signal, True, list[list[str]]()
+
+    def _has_signal(self, rows: Any) -> bool:
+        return rows[0].row in self.signal
+
+    async def _samples(self, groups: Any, left_out: Any, step: int) -> StepSamples:
+        self.taken_uids.append([played.sampled[0].uid for _, played in groups])
+        columns = {name: np.array([1], dtype=object) for name in ("replies", "partial_replies", "partial_span")}
+        return StepSamples(DataProto.from_dict(non_tensors=columns) if self.has_samples else None, (), {}, 0)
+
+
+def configured(filtered: bool, **keys: Any) -> RunConfig:
+    config = RunConfig()
+    config.data.train_batch_size, config.env.rollout.n = 2, 1
+    config.async_training.mode, config.async_training.staleness_threshold = "fully_async", 0.0
+    for name, value in keys.items():
+        setattr(config.async_training, name, value)
+    config.algorithm.filter_groups.enable, config.algorithm.filter_groups.max_num_gen_batches = filtered, 1
+    return config
+
+
+FRESH = Pace(0.0, 1, 0)
+
+
+def test_a_step_of_few_tasks_is_the_same_after_it_was_undone(loop: LoopThread, tmp_path: Path) -> None:
+    """Dynamic sampling may draw one batch; it draws no second one for the step that is taken again."""
+    saved: list[Any] = []
+    first, again = (Stream(loop, configured(True), FRESH, saved, (0, 2)) for _ in range(2))
+    first.published(0, ["p"])
+    with StopRequest() as stop:
+        first.take(1, stop)
+        first.published(1, ["p"])
+        first.take(2, stop)
+        first.rewind(1)
+        first.save(tmp_path)
+        again.load(tmp_path)
+        again.published(1, ["p"])
+        again.take(2, stop)
+    assert again.taken_uids == first.taken_uids[1:] == [["step2.0/2/0"]]
+
+
+def test_groups_without_a_sample_do_not_come_back_after_a_rescue(loop: LoopThread, tmp_path: Path) -> None:
+    saved: list[Any] = []
+    first, again = (Stream(loop, configured(False), FRESH, saved) for _ in range(2))
+    first.has_samples = False
+    first.published(0, ["p"])
+    with StopRequest() as stop:
+        assert first.take(1, stop).batch is None
+        first.rewind(0)
+        first.save(tmp_path)
+        assert {name: n for name, n in first.queue.counts().items() if n} == {"dispatched": 2, "failed": 2}
+        again.load(tmp_path)
+        again.published(0, ["p"])
+        again.take(1, stop)
+    assert (first.taken_uids, again.taken_uids) == ([["step1.0/0/0", "step1.0/1/0"]], [["step1.1/2/0", "step1.1/3/0"]])
+
+
+def test_weights_that_were_sent_for_an_undone_step_are_those_of_the_step_before(loop: LoopThread) -> None:
+    ours = stream(loop, [])
+    ours.published(2, ["p"])
+    ours.rewind(1)
+    assert ours.queue.versions == {"p": 1}
+
+
+def test_what_happens_between_steps_is_in_no_interval_of_metrics(loop: LoopThread) -> None:
+    ours = Stream(loop, configured(False), FRESH, [])
+    ours.published(0, ["p"])
+    time.sleep(0.3)  # a run that resumes
+    with StopRequest() as stop:
+        ours.take(1, stop)
+    found = ours.metrics(1, 0.1)
+    assert found["rollouter/idle_ratio"] < 0.8, "a step of about 0.01 s, of which episodes take about all"
+
+    async def block() -> None:
+        time.sleep(0.4)
+
+    ours.set_validating(True)
+    loop.start(block()).result()
+    loop.start(asyncio.sleep(0.1)).result()
+    ours.set_validating(False)
+    assert ours.metrics(1, 0.1)["rollouter/loop_lag_s"] < 0.2
+
+
+def test_groups_that_only_drop_allows_are_refused_by_wait(loop: LoopThread, tmp_path: Path) -> None:
+    keys = {"staleness_threshold": 2.0, "max_off_policy_strategy": "drop", "max_off_policy_threshold": 0}
+    dropping = Stream(loop, configured(False, **keys), Pace(2.0, 1, 0), [])
+    dropping.published(0, ["p"])
+    with StopRequest() as stop:
+        dropping.take(1, stop)
+    dropping.published(1, ["p"])
+    loop.start(asyncio.sleep(0.2)).result()
+    dropping.save(tmp_path)
+    state = {"async_training": "fully_async"}
+    check_checkpoint(tmp_path, state, configured(False, **keys))
+    with pytest.raises(CheckpointError, match=r"too old before a step trains on them, as .*=drop allows"):
+        check_checkpoint(tmp_path, state, configured(False, **keys | {"max_off_policy_strategy": "wait", "max_off_policy_threshold": 2}))

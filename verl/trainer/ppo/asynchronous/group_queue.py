@@ -184,6 +184,11 @@ class GroupQueue(Generic[T]):
         self.trained -= len(groups)
         self.complete |= {group.index: (group, content) for group, content in groups}
 
+    def fail_taken(self, number: int) -> None:
+        """Count groups of the last `take` as failed: none has a sample."""
+        self.trained -= number
+        self.failed += number
+
     def _rest_fits(self, step: int, chosen: set[int]) -> bool:
         """Return whether the steps after `step` can train on all other groups before their deadlines."""
         left = [group for group, _ in self.complete.values() if group.index not in chosen] + list(self.running.values())

@@ -33,11 +33,13 @@ WHOLE_BATCH = {"batch", "non_tensor_batch", "policy_index", "seed", "state"}
 def lanes_of(config: RunConfig, placement: Placement) -> list[list[str]]:
     """Return the trained policies of every lane; one lane unless `async_training.mode=fully_async`.
 
-    There is one lane, too, with critics, and with a penalty in the reward whose coefficient adapts.
+    There is one lane, too, with critics, with an estimator that keeps state, and with a penalty in the reward whose coefficient adapts.
     """
     policies = placement.policy_ids
+    estimators = [agent_config(config.algorithm, agent.agent_id).adv_estimator for agent in placement.trained]
+    keeps_state = any("state" in ESTIMATORS.parameters(name).required for name in estimators)
     adapts = config.algorithm.use_kl_in_reward and config.algorithm.kl_ctrl.type == "adaptive"
-    if config.async_training.mode != "fully_async" or need_critic(config) or follows_committed(config) or adapts:
+    if config.async_training.mode != "fully_async" or need_critic(config) or follows_committed(config) or adapts or keeps_state:
         return [policies]
     key = {agent.policy_id: agent.wg_id for agent in placement.trained}
     common = {agent.wg_id for agent in placement.trained if not compares_itself(agent_config(config.algorithm, agent.agent_id))}

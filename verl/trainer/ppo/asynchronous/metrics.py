@@ -15,14 +15,13 @@ from verl.trainer.ppo.collect.step_samples import StepSamples
 def partial_metrics(batch: DataProto) -> dict[str, float]:
     """Return verl's `fully_async/partial/*`, of replies whose weights changed while they were sampled.
 
-    These are their number, their share of the batch, and the largest difference of the versions of one reply.
+    These are their number, their share of all replies, and the largest difference of the versions of one reply.
 
     Args:
-        batch: samples of a step, with the columns `version` and `oldest_version` of the last and the first token.
+        batch: samples of a step, with the columns `replies` and `partial_replies` of their number in a row, and `partial_span`.
     """
-    columns = batch.non_tensor_batch
-    spans = (columns["version"] - columns["oldest_version"]).astype(np.int64)
-    numbers = {"total_partial_num": (spans > 0).sum(), "partial_ratio": (spans > 0).mean(), "max_partial_span": spans.max()}
+    replies, partial, spans = (batch.non_tensor_batch[name].astype(np.int64) for name in ("replies", "partial_replies", "partial_span"))
+    numbers = {"total_partial_num": partial.sum(), "partial_ratio": partial.sum() / replies.sum(), "max_partial_span": spans.max()}
     return {f"fully_async/partial/{name}": float(value) for name, value in numbers.items()}
 
 

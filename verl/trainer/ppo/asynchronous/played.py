@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from verl.trainer.ppo.asynchronous.group_queue import Group
@@ -24,12 +24,13 @@ class Played:
 
 @dataclass(frozen=True)
 class Taken:
-    """What a step has taken: its groups, those that failed or were rejected before, and those that were dropped."""
+    """What a step has taken: its groups, those that failed or were rejected before, that were dropped, and draws that ended."""
 
     step: int
     groups: Sequence[tuple[Group, Played]]
     left_out: Sequence[tuple[Group, Played]]
     late: Sequence[tuple[Group, Played]]
+    draws: Mapping[int, Draw] = field(default_factory=dict)
 
 
 @dataclass

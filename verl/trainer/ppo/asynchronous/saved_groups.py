@@ -42,3 +42,10 @@ def check_checkpoint(folder: Path, state: Mapping[str, Any], config: RunConfig) 
                 f"{pace.bound} for {policy}; keep {before} and lower async_training.staleness_threshold, or start anew with "
                 "trainer.resume_mode=disable"
             )
+    queue, wait = groups["queue"], config.async_training.max_off_policy_strategy == "wait"
+    deadlines = sorted(group["deadline"] for name in ("complete", "running") for group in queue[name])
+    if wait and any(count > (deadline - queue["taken"]) * batch for count, deadline in enumerate(deadlines, start=1)):
+        raise CheckpointError(
+            f"{folder} holds groups that become too old before a step trains on them, as async_training.max_off_policy_strategy=drop "
+            "allows; keep it, or start anew with trainer.resume_mode=disable"
+        )

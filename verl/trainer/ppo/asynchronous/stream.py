@@ -14,7 +14,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Collection, Coroutine, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -141,7 +141,7 @@ class GroupStream:
 
         async def set_it() -> None:
             self._validating = validating
-            self._take_busy()  # is no part of a step
+            self._begin_interval()  # is no part of a step
             if self._player is not None:
                 self._player.set_open(not validating)
             self._notify()
@@ -181,11 +181,13 @@ class GroupStream:
         async def undo() -> None:
             while self._taken and self._taken[-1].step > step:
                 self._put_back(self._taken.pop())
+            self.queue.versions = {policy: min(version, step) for policy, version in self.queue.versions.items()}
 
         self._on_loop(undo())
 
     def _put_back(self, taken: Taken) -> None:
         self.queue.put_back(taken.groups)
+        self._draws |= taken.draws
         self._left_out, self.queue.late = [*taken.left_out, *self._left_out], [*taken.late, *self.queue.late]
 
     def save(self, folder: Path) -> None:
@@ -235,6 +237,10 @@ class GroupStream:
         now = time.perf_counter()
         self._busy_s += now - self._since if self._tasks else 0.0
         self._since = now
+
+    def _begin_interval(self) -> None:
+        self._take_busy()
+        self._lag_s = 0.0
 
     def _take_busy(self) -> tuple[float, float]:
         """Return the seconds since the last call in which a group was in progress, and all of them."""
@@ -361,18 +367,24 @@ class GroupStream:
     async def _take(self, step: int) -> StepSamples:
         clock, patience_s = asyncio.get_running_loop().time, self.config.async_training.batch_timeout_s or math.inf
         late_at = clock() + patience_s
+        if not self._taken:
+            self._begin_interval()
         while (groups := self._next_groups(step, late_s := late_at - clock())) is None:
             await self._wait(step, late_s)
         self._failures, self._drained = 0, False
-        taken = Taken(step, groups, self._left_out, self.queue.late)
+        ended = {of: draw for of, draw in self._draws.items() if of <= self.queue.taken and not draw.left}
+        taken = Taken(step, groups, self._left_out, self.queue.late, ended)
         self._left_out, self.queue.late = [], []
         try:
             samples = await self._samples(groups, taken.left_out, step)
         except BaseException:  # after a signal the groups belong into the checkpoint
             self._put_back(taken)
             raise
+        if samples.batch is None:  # a run that goes on draws other tasks
+            self.queue.fail_taken(len(groups))
+            taken = replace(taken, groups=(), left_out=[*taken.left_out, *groups])
         self._taken.append(taken)
-        self._draws = {of: draw for of, draw in self._draws.items() if of > self.queue.taken or draw.left}
+        self._draws = {of: draw for of, draw in self._draws.items() if of not in ended}
         self._notify()
         late, trained = ([e for _, played in ended for e in played.episodes] for ended in (taken.late, groups))
         return with_dropped(samples, late, trained)
@@ -411,9 +423,10 @@ class GroupStream:
 
         Raises TimeoutError if no group ends within the time that episodes may take.
         """
+        assert self._player is not None
         rollout = self.config.rollout
         rounds = 2 * math.ceil(self.config.env.rollout.n / max(rollout.max_concurrent_episodes, 1))
-        limit = rounds * rollout.episode_timeout_s + rollout.call_timeout_s
+        limit = rounds * self._player.limit_s + rollout.call_timeout_s
         try:
             async with asyncio.timeout(min(limit, late_s) if late_s > 0 else limit):
                 await self._change()

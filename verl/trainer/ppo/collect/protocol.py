@@ -75,6 +75,11 @@ class CollectResult(Protocol):
 class GroupPlayer(Protocol):
     """Plays groups one by one; a group is all episodes of one task."""
 
+    @property
+    def limit_s(self) -> float:
+        """Seconds in which every episode ends after it has begun."""
+        ...
+
     async def play(self, row: Any, n: int, *, step: int, attempt: int = 0, number: int = 0, greedy: bool = False) -> Sequence[Any]:
         """Return the `n` episodes of a task that `Collector.collect` plays for the `number`-th appearance of the task."""
         ...
