@@ -165,6 +165,15 @@ def _blank_lines(tokenizer: Any) -> re.Pattern[str] | None:
     return re.compile(_AFTER) if splits and bytes_only and first["pattern"].get("Regex") in _KNOWN_SPLITS else None
 
 
+def special_tokens(tokenizer: Any) -> list[str]:
+    """Return the special tokens of a tokenizer, longest first: those that it has a name for, and those of its vocabulary alone.
+
+    The files of Llama 3 and Gemma name the tokens at the ends of a text, not those of the chat template.
+    """
+    found = {*tokenizer.all_special_tokens, *(token.content for token in tokenizer.added_tokens_decoder.values() if token.special)}
+    return sorted(found - {""}, key=len, reverse=True)
+
+
 def encode_all(tokenizer: Any, texts: Sequence[str]) -> list[tuple[int, ...]]:
     """Return the ids of every text without adding special tokens.
 
