@@ -15,8 +15,12 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken
 
 from agent_system import Task
+from agent_system.gateway.history import History, Node
 from agent_system.gateway.session import Session
+from agent_system.gateway.view import Viewer
 from agent_system.rollout.batch import build_batch
+from agent_system.rollout.prompt import Prompt
+from verl.protocol.generate import Generation
 from verl.workers.engine.merging import READ_IN, longest_rows, merge
 
 from .conftest import TASK, USER, build, say, send
@@ -181,6 +185,26 @@ async def test_what_a_program_changes_begins_a_new_sequence_and_is_counted(play:
     assert rewritten(metrics) == counted
     same = edit == "an invented reply"  # its prompt is rendered anew, to the same tokens
     assert continues(samples) == [same or (not counted and second is not OTHER)]
+
+
+def test_a_bounded_history_keeps_what_was_answered_last() -> None:
+    viewer, node = Viewer(str, False, False), Node(Prompt("", ()), Generation((), (), "stop", 0), (), ())
+    reply, _ = viewer.reply("4", "4", [], 0)
+
+    def ask(history: History, text: str, tool: int, answer: bool = True) -> bool:
+        views = viewer.views([{"role": "user", "content": text}])
+        if answer:
+            history.add(views, reply, [{"name": tool}], node)
+        return history.find([*views, reply, *views], [{"name": tool}])[0] is node
+
+    bounded, whole = History(2), History()
+    for history in (bounded, whole):
+        assert all(ask(history, text, 0) for text in "ABAC")
+        assert all(ask(history, "A", tool) for tool in (*range(8), 4))
+    assert [ask(bounded, text, 0, answer=False) for text in "ABC"] == [False, False, True]
+    assert [ask(bounded, "A", tool, answer=False) for tool in range(8)] == [False] * 4 + [True] * 4
+    assert ask(bounded, "A", 8) and [ask(bounded, "A", tool, answer=False) for tool in range(4, 8)] == [True, False, True, True]
+    assert all(ask(whole, "A", tool, answer=False) for tool in range(8)) and ask(whole, "B", 0, answer=False)
 
 
 async def test_texts_of_a_program_cannot_end_a_message(play: Any) -> None:
