@@ -256,7 +256,9 @@ async def test_a_body_that_cannot_be_read_is_the_clients_mistake(caplog: pytest.
         for body, headers, said in bodies:
             answer = await send(client, body, **headers)
             assert answer.status == 400 and said in answer.body["error"]["message"], answer.body
-        assert (await say(client, "Writer")).text == "4"
+        answer = await send(client, ROLE, Expect="much")
+        assert (answer.status, answer.headers["x-should-retry"]) == (417, "false") and "found 'much'" in answer.body["error"]["message"]
+        assert (await send(client, ROLE, Expect="100-continue")).text == "4"
     assert "the gateway failed" not in caplog.text
 
 
