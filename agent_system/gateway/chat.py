@@ -79,7 +79,8 @@ class Chat:
         generation, text = reply.generation, reply.text
         if ends := [place for stop in ask.stop if (place := text.find(stop)) >= 0]:
             text = text[: min(ends)]
-        content, requests = split_calls(text, self._template.tool_format) if ask.tools else (strip_thinking(text), [])
+        may_call = ask.tools and (ask.schema is None or ask.forced)  # where the form is a schema, the reply is an answer
+        content, requests = split_calls(text, self._template.tool_format) if may_call else (strip_thinking(text), [])
         found = thoughts(text)
         calls: list[dict[str, Any]] = [{"name": request.name, "arguments": request.arguments or {}} for request in requests]
         whole = f"<think>\n{chr(10).join(found)}\n</think>\n\n{content}" if found and calls else content if calls else text

@@ -14,7 +14,7 @@ class Refusal(Exception):
     """A request that is refused.
 
     Attributes:
-        status: 400, 401, 403, 404 or 413; 503 for a failure of the engine.
+        status: 400, 401, 403, 404, 413 or 417; 503 for a failure of the engine.
         code: error code in OpenAI's words, such as `model_not_found`.
         param: field of the request that is at fault.
     """

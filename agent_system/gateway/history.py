@@ -12,6 +12,8 @@ from agent_system.gateway.view import View
 from agent_system.rollout.prompt import Prompt
 from verl.protocol.generate import Generation
 
+MOST_TOOLS = 4
+
 
 @dataclass(frozen=True, slots=True)
 class Node:
@@ -35,7 +37,7 @@ class History:
     """Finds the conversation that a request continues. Conversations are told apart by the keys of their views.
 
     Attributes:
-        most: number of conversations that are kept, the last ones; None: all.
+        most: number of conversations that are kept, those answered last, each with its last `MOST_TOOLS` lists of tools; None: all.
     """
 
     most: int | None = None
@@ -46,12 +48,12 @@ class History:
     def add(self, views: Sequence[View], reply: View, tools: Sequence[Mapping[str, Any]], node: Node) -> None:
         """Keep an answered request."""
         *_, asked, answered = _prefixes([*views, reply])
-        self._nodes.setdefault(answered, {})[_tools_key(tools)] = node
+        nodes = self._nodes.get(answered, {})
+        _put(nodes, _tools_key(tools), node, None if self.most is None else MOST_TOOLS)
+        _put(self._nodes, answered, nodes, self.most)
         if self.most is None:
             self._asked.add(asked)
             self._replies.add(reply.key)
-        elif len(self._nodes) > self.most:
-            del self._nodes[next(iter(self._nodes))]
 
     def find(self, views: Sequence[View], tools: Sequence[Mapping[str, Any]]) -> tuple[Node | None, int, str]:
         """Return the longest conversation that a request continues, the number of its messages, and why there is none.
@@ -70,6 +72,14 @@ class History:
         spoken = [place for place, view in enumerate(views) if view.role == "assistant"]
         changed = any(prefixes[place] in self._asked or views[place].key in self._replies for place in spoken)
         return None, 0, "client" if changed else ""
+
+
+def _put(entries: dict[Any, Any], key: object, value: object, most: int | None) -> None:
+    """Set the last entry, and forget the first one if there are more than `most`."""
+    entries.pop(key, None)
+    entries[key] = value
+    if most is not None and len(entries) > most:
+        del entries[next(iter(entries))]
 
 
 def _prefixes(views: Sequence[View]) -> list[bytes]:

@@ -62,7 +62,12 @@ def impossible(ask: Ask, error: StructureError) -> Refusal:
 
 def _call(function: Mapping[str, Any], tool_format: str) -> Mapping[str, Any]:
     arguments = "parameters" if tool_format == "llama3" else "arguments"
-    fields = {"name": {"const": function["name"]}, arguments: function.get("parameters") or {"type": "object"}}
-    schema = {"type": "object", "properties": fields, "required": list(fields), "additionalProperties": False}
+    parameters = function.get("parameters") or {"type": "object"}
+    shared = {}
+    if isinstance(parameters, dict):  # references to "#/$defs/..." begin at the root
+        shared = {name: parameters[name] for name in ("$defs", "definitions") if name in parameters}
+        parameters = {name: value for name, value in parameters.items() if name not in shared}
+    fields = {"name": {"const": function["name"]}, arguments: parameters}
+    schema = {"type": "object", "properties": fields, "required": list(fields), "additionalProperties": False, **shared}
     form = {"type": "json_schema", "json_schema": schema}
     return {"type": "tag", "begin": "<tool_call>\n", "content": form, "end": "\n</tool_call>"} if tool_format == "hermes" else form

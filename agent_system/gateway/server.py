@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 
 from agent_system.gateway.calls import EpisodeCalls
 from agent_system.gateway.errors import HEADERS, Refusal
@@ -113,10 +113,10 @@ class Server:
     def _app(self) -> web.Application:
         app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_as_openai_errors])
         for root in ROUTES:
-            app.router.add_post(f"{root}/chat/completions", self._chat)
-            app.router.add_post(f"{root}/responses", self._responses)
-            app.router.add_get(f"{root}/models", self._models)
-            app.router.add_get(f"{root}/models/{{model}}", self._model)
+            app.router.add_post(f"{root}/chat/completions", self._chat, expect_handler=_expected)
+            app.router.add_post(f"{root}/responses", self._responses, expect_handler=_expected)
+            app.router.add_get(f"{root}/models", self._models, expect_handler=_expected)
+            app.router.add_get(f"{root}/models/{{model}}", self._model, expect_handler=_expected)
         return app
 
     def _calls(self, request: web.Request) -> Answering:
@@ -221,6 +221,17 @@ async def _streamed(
         if not sent:
             calls.withdraw(request)
     return response
+
+
+async def _expected(http: web.Request) -> web.StreamResponse | None:
+    """Answer the header Expect, before the body is read; None for a request that goes on."""
+    if http.version < HttpVersion11:
+        return None
+    if (found := http.headers["Expect"]).lower() != "100-continue":
+        return Refusal(f"the header Expect must be 100-continue, found {found!r:.80}", 417).response()
+    await http.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+    http.writer.output_size = 0  # the answer has not begun
+    return None
 
 
 async def _prepared(response: web.StreamResponse, http: web.Request) -> None:

@@ -12,7 +12,7 @@ from agent_system.gateway.view import Viewer
 from agent_system.rollout.binding import AgentBinding
 from agent_system.rollout.prompt import SpecialTokens
 from agent_system.rollout.remote import RemoteBinding
-from agent_system.rollout.tokens import Encoder, decode
+from agent_system.rollout.tokens import Encoder, decode, special_tokens
 from agent_system.tools.formats import detect_format
 
 _REPLY = "REPLY7c1f"  # stands for a reply when the text after it is looked up
@@ -55,15 +55,14 @@ class Template:
     @cached_property
     def end(self) -> tuple[str, int] | None:
         """The special token that ends a message of the assistant, as text and as id; None if none is found."""
-        tokenizer = self.binding.tokenizer
         try:
             text = self.render([{"role": "user", "content": "?"}, {"role": "assistant", "content": _REPLY}], (), prompt=False)
         except Refusal:
             return None
         after = text.rpartition(_REPLY)[2].lstrip()
-        found = [token for token in tokenizer.all_special_tokens if token and after.startswith(token)]
-        ids = self.encode(max(found, key=len)) if found else ()
-        return (max(found, key=len), ids[0]) if len(ids) == 1 else None
+        found = next((token for token in special_tokens(self.binding.tokenizer) if after.startswith(token)), "")
+        ids = self.encode(found)
+        return (found, ids[0]) if len(ids) == 1 else None
 
     @cached_property
     def longest_prompt(self) -> int:

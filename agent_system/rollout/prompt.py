@@ -13,7 +13,7 @@ from typing import Any
 from agent_system.agent import BaseAgent, Entry, Message
 from agent_system.errors import AgentSystemError
 from agent_system.memory import Memory
-from agent_system.rollout.tokens import Encoder, encode_all
+from agent_system.rollout.tokens import Encoder, encode_all, special_tokens
 
 logger = logging.getLogger(__name__)
 CACHED_PROMPTS = 4096
@@ -44,7 +44,7 @@ class SpecialTokens:
     """The special tokens of a tokenizer, as text."""
 
     def __init__(self, tokenizer: Any) -> None:
-        special = sorted((t for t in tokenizer.all_special_tokens if t), key=len, reverse=True)
+        special = special_tokens(tokenizer)
         self._pattern = re.compile("|".join(map(re.escape, special))) if special else None
 
     def removed(self, messages: list[Message]) -> list[Message]:

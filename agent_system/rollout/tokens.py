@@ -25,8 +25,9 @@ _KNOWN_SPLITS = {
 _PIECES = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\nA-Za-z0-9]?[A-Za-z]+|NUMBER| ?[^\sA-Za-z0-9]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _PIECES_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?[A-Za-z]+| ?[0-9]+| ?[^\sA-Za-z0-9]+|\s+(?!\S)|\s+"
 # Whole pieces, up to a space or the end of a line: many texts have the same ones, and they are half as many. None of the expressions above
-# matches a space or a line end between two other characters together with the second one.
-_CHUNK = r" ?[!-~]+(?:\n(?=[!-~])|(?= [!-~])|\Z)|"
+# matches a space or a line end between two other characters together with the second one. Bounded, because what does not end in this way
+# is tried again behind each of its pieces.
+_CHUNK = r" ?[!-~]{1,40}+(?:\n(?=[!-~])|(?= [!-~])|\Z)|"
 # A place where all of them begin a piece, whatever is before and after it.
 _CUT, _LAST_CUT = re.compile(r"(?= [!-~])"), re.compile(r".*(?= [!-~])", re.DOTALL)
 _NOT_ASCII = re.compile(r"[^\x00-\x7f]")
@@ -163,6 +164,15 @@ def _blank_lines(tokenizer: Any) -> re.Pattern[str] | None:
     splits = first.get("type") == "Split" and first["behavior"] == "Isolated" and not first["invert"]
     bytes_only = [step.get("type") for step in others] == ["ByteLevel"] and not others[0].get("use_regex", True)
     return re.compile(_AFTER) if splits and bytes_only and first["pattern"].get("Regex") in _KNOWN_SPLITS else None
+
+
+def special_tokens(tokenizer: Any) -> list[str]:
+    """Return the special tokens of a tokenizer, longest first: those that it has a name for, and those of its vocabulary alone.
+
+    The files of Llama 3 and Gemma name the tokens at the ends of a text, not those of the chat template.
+    """
+    found = {*tokenizer.all_special_tokens, *(token.content for token in tokenizer.added_tokens_decoder.values() if token.special)}
+    return sorted(found - {""}, key=len, reverse=True)
 
 
 def encode_all(tokenizer: Any, texts: Sequence[str]) -> list[tuple[int, ...]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from agent_system.sandbox.result import parse_json
 
 FORMATS = ("hermes", "llama3", "json")
 
-_HERMES = re.compile(r"<tool_call>(.*?)(?:</tool_call>|(?=<tool_call>)|\Z)", re.DOTALL)
+_HERMES, _HERMES_END = re.compile(r"<tool_call>\s*"), re.compile(r"</tool_call>|(?=<tool_call>)|\Z")
 _CLOSED_IN_LINE = re.compile(r"([}\]])[ \t]*```[ \t\r]*$", re.MULTILINE)  # the end of a fence on the last line of its JSON
 _FENCE = re.compile(r"^[ \t]*```(?:json)?[ \t]*\n.*?^[ \t]*```[ \t]*$", re.DOTALL | re.MULTILINE)
 _SEPARATORS = " \t\r\n;,"
@@ -62,7 +62,7 @@ def read_calls(text: str, tool_format: str) -> list[ToolRequest]:
     """
     visible = strip_thinking(text)
     if tool_format == "hermes":
-        return [_request(found) for found in _HERMES.findall(visible)]
+        return [request for _, _, request in _tagged(visible)]
     fenced = [found for language, found in fenced_blocks(_close_fences(visible)) if language in ("", "json")]
     if tool_format == "json" and fenced:
         return [request for found in fenced for request in _objects(found)]
@@ -78,11 +78,10 @@ def split_calls(text: str, tool_format: str) -> tuple[str, list[ToolRequest]]:
     visible = strip_thinking(text)
     if tool_format == "hermes":
         kept, calls, end = [], [], 0
-        for found in _HERMES.finditer(visible):
-            request = _request(found.group(1))
+        for start, after, request in _tagged(visible):
             good = _readable(request)
-            kept.append(visible[end : found.start() if good else found.end()])
-            calls, end = [*calls, request] if good else calls, found.end()
+            kept.append(visible[end : start if good else after])
+            calls, end = [*calls, request] if good else calls, after
         return "".join([*kept, visible[end:]]).strip(), calls
     requests = read_calls(text, tool_format)
     if not requests or not all(map(_readable, requests)):
@@ -96,6 +95,20 @@ def with_calls(content: str, calls: Sequence[Mapping[str, Any]]) -> str:
     """Return the content of a chat message with its `tool_calls` as text."""
     texts = [f"<tool_call>\n{json.dumps(call['function'], ensure_ascii=False)}\n</tool_call>" for call in calls]
     return "\n".join([*([content] if content else []), *texts])
+
+
+def _tagged(text: str) -> Iterator[tuple[int, int, ToolRequest]]:
+    """Yield the beginning and the end of every call in tags, and the call; a tag in its JSON is a part of an argument."""
+    after = 0
+    while begin := _HERMES.search(text, after):
+        try:
+            _, place = json.JSONDecoder().raw_decode(text, begin.end())
+        except (ValueError, RecursionError):
+            place = begin.end()
+        end = _HERMES_END.search(text, place)
+        assert end is not None, "the end of the text is one"
+        after = end.end()
+        yield begin.start(), after, _request(text[begin.end() : end.start()])
 
 
 def _readable(request: ToolRequest) -> bool:

@@ -1,3 +1,4 @@
+import json
 import shutil
 import sys
 from pathlib import Path
@@ -58,6 +59,10 @@ def test_the_tokenizer_has_a_pad_token(tiny_model_dir: Path, tmp_path: Path) -> 
     assert load_tokenizer(str(tiny_model_dir)).pad_token_id is not None
     (tmp_path / "config.json").write_text('{"model_type": "qwen3"}')
     with pytest.raises(ModelPathError, match="tokenizer"):
+        load_tokenizer(str(tmp_path))
+    listed = {"tokenizer_class": "Qwen2TokenizerFast", "added_tokens_decoder": {"0": {"content": "<|eot_id|>", "special": True}}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(listed))
+    with pytest.raises(ModelPathError, match="has no tokenizer files"):
         load_tokenizer(str(tmp_path))
 
 

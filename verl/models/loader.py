@@ -166,7 +166,7 @@ def load_tokenizer(path: str, *, trust_remote_code: bool = False) -> Any:
         raise ModelPathError(
             f"no tokenizer can be loaded from {path!r}: {_first_line(error)}; set actor_rollout_ref.model.tokenizer_path"
         ) from error
-    if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
+    if set(tokenizer.get_vocab()) <= {*tokenizer.all_special_tokens, *tokenizer.get_added_vocab()}:
         raise ModelPathError(f"{path!r} has no tokenizer files; set actor_rollout_ref.model.tokenizer_path")
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token

@@ -12,6 +12,7 @@ import aiohttp
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import BaseModel
 
 from agent_system import Outcome, Task
 from agent_system.gateway import server
@@ -22,6 +23,7 @@ from agent_system.gateway.session import Session
 from agent_system.gateway.view import Viewer
 from agent_system.gateway.wire import Ask, read_ask
 from agent_system.rollout.batch import build_batch
+from agent_system.tools.formats import FORMATS
 from verl.protocol.generate import StructureError
 
 from .conftest import USER, Answer, posted, say, send
@@ -357,10 +359,33 @@ async def test_responses_are_chat_completions_in_another_form(play: Any) -> None
     ],
 )
 def test_keywords_of_a_schema_that_docs_frameworks_says_have_no_effect(schema: dict[str, Any], reply: str) -> None:
-    xgrammar = pytest.importorskip("xgrammar")
-    vocabulary = [chr(code) for code in range(32, 127)]
-    compiler = xgrammar.GrammarCompiler(xgrammar.TokenizerInfo(vocabulary, stop_token_ids=[]))
     asked = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
-    form = structure_of(read_ask({**ROLE, "response_format": asked}, True), "hermes")
+    assert allows({"response_format": asked}, "hermes", reply)
+
+
+def allows(body: dict[str, Any], tool_format: str, reply: str) -> bool:
+    """Whether the grammar of a request allows a reply, and ends with it."""
+    xgrammar = pytest.importorskip("xgrammar")
+    vocabulary = ["\n", *(chr(code) for code in range(32, 127))]
+    compiler = xgrammar.GrammarCompiler(xgrammar.TokenizerInfo(vocabulary, stop_token_ids=[]))
+    form = structure_of(read_ask({**ROLE, **body}, True), tool_format)
     matcher = xgrammar.GrammarMatcher(compiler.compile_structural_tag(form), terminate_without_stop_token=True)
-    assert matcher.accept_string(reply) and matcher.is_terminated()
+    return bool(matcher.accept_string(reply) and matcher.is_terminated())
+
+
+@pytest.mark.parametrize("tool_format", FORMATS)
+def test_a_forced_tool_may_have_parameters_with_definitions(tool_format: str) -> None:
+    class Item(BaseModel):
+        size: int
+
+    class Order(BaseModel):
+        items: list[Item]
+
+    arguments, written = "parameters" if tool_format == "llama3" else "arguments", json.dumps(Order.model_json_schema())
+    assert "#/$defs/Item" in written
+    for schema in (json.loads(written), json.loads(written.replace("$defs", "definitions"))):
+        tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+        for size, good in (("1", True), ('"x"', False)):
+            call = f'{{"name": "f", "{arguments}": {{"items": [{{"size": {size}}}]}}}}'
+            reply = f"<tool_call>\n{call}\n</tool_call>" if tool_format == "hermes" else call
+            assert allows({"tools": [tool], "tool_choice": "required"}, tool_format, reply) == good

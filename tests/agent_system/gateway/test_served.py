@@ -140,6 +140,18 @@ async def test_the_form_of_a_reply_is_for_engines_that_can_mask_tokens() -> None
     assert forms[1]["content"]["json_schema"]["properties"]["name"] == {"const": "f"}
 
 
+async def test_an_answer_under_a_schema_is_no_call_of_the_tools_beside_it() -> None:
+    def replies(prompt: str, request: Any) -> str:
+        return '{"name": "f", "parameters": {"x": 1}}' if '"f"' in request.sampling.structure else '{"name": "Bob"}'
+
+    async with serving(replies, "llama3", able=["Writer"]) as (client, _, _):
+        beside = {"tools": [TOOL], "response_format": SCHEMA}
+        answer = await say(client, "Writer", **beside)
+        assert (answer.text, answer.body["choices"][0]["finish_reason"]) == ('{"name": "Bob"}', "stop")
+        forced = (await say(client, "Writer", **beside, tool_choice="required")).message
+        assert json.loads(forced["tool_calls"][0]["function"]["arguments"]) == {"x": 1}
+
+
 async def test_the_whole_team_answers_the_last_message_of_the_user() -> None:
     def replies(prompt: str, request: Any) -> str:
         return "4" if "Solve 2+2?" in prompt else "5"
@@ -244,7 +256,9 @@ async def test_a_body_that_cannot_be_read_is_the_clients_mistake(caplog: pytest.
         for body, headers, said in bodies:
             answer = await send(client, body, **headers)
             assert answer.status == 400 and said in answer.body["error"]["message"], answer.body
-        assert (await say(client, "Writer")).text == "4"
+        answer = await send(client, ROLE, Expect="much")
+        assert (answer.status, answer.headers["x-should-retry"]) == (417, "false") and "found 'much'" in answer.body["error"]["message"]
+        assert (await send(client, ROLE, Expect="100-continue")).text == "4"
     assert "the gateway failed" not in caplog.text
 
 

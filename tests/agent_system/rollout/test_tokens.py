@@ -1,6 +1,7 @@
 """Prompts are tokenized a paragraph at a time, to the ids of the whole text."""
 
 import random
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -96,6 +97,13 @@ def test_the_pieces_of_a_long_text_are_tokenized_once(counted: list[str]) -> Non
     assert counted == ["one", " two", " one", "two", " three"]
     encoder.encode("x" * 500)
     assert len(encoder._piece_ids) == 5, "long pieces are not kept"
+
+
+def test_the_time_of_a_long_text_without_spaces_does_not_grow_with_the_square_of_its_length() -> None:
+    text, began = "1,a;" * 25_000 + "\r\nx", time.process_time()
+    ids = Encoder(KNOWN["llama"]).encode(text)
+    assert time.process_time() - began < 5, "it would be more than a minute"
+    assert list(ids) == KNOWN["llama"].encode(text, add_special_tokens=False)
 
 
 @pytest.mark.parametrize("name", KNOWN)

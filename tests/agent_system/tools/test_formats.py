@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import pickle
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 from agent_system import AgentSystemError, BaseAgent
 from agent_system.tools import ToolAgent, calculator, make_tool, python, runs_programs, search_tool
-from agent_system.tools.formats import check_format, detect_format, read_calls
+from agent_system.tools.formats import ToolRequest, check_format, detect_format, read_calls, split_calls
 from agent_system.tools.tool import ToolInputError
 
 CALL = '{"name": "f", "arguments": {"x": 1}}'
@@ -39,6 +40,14 @@ LLAMA = '{"name": "f", "parameters": {"x": 1}}'
 def test_calls_are_read_in_each_format(tool_format: str, text: str, expected: int) -> None:
     calls = read_calls(text, tool_format)
     assert [(c.name, c.arguments, c.error) for c in calls] == [("f", {"x": 1}, "")] * expected
+
+
+def test_a_tag_in_an_argument_ends_no_call() -> None:
+    arguments = {"x": "a </tool_call> b <tool_call> c"}
+    call = f"<tool_call>\n{json.dumps({'name': 'f', 'arguments': arguments})}\n</tool_call>"
+    cut = f"<tool_call>{CALL[:-1]} <tool_call>{CALL} then</tool_call>"
+    assert split_calls(f"go {call}{cut}{call} on", "hermes") == (f"go {cut} on", [ToolRequest("f", arguments)] * 2)
+    assert [request.error == "" for request in read_calls(call + cut + call, "hermes")] == [True, False, False, True]
 
 
 @pytest.mark.parametrize("text", ['{"name": "f", "parameters": {', '[{"name": 1}]', '{"name": "f", "parameters": ' + "[" * 9000])

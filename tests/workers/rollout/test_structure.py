@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import gc
 import json
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -157,3 +159,26 @@ async def test_compiled_forms_are_kept_up_to_a_bound_and_one_that_takes_long_is_
     with compiler._turn, pytest.raises(StructureError, match=r"was not compiled in 0\.1 s"):
         await compiler.compile(form(DIGIT))
     assert await compiler.compile(forms[0]), "kept"
+
+
+async def test_nothing_is_kept_of_the_requests_that_an_error_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler, plain = GrammarCompiler(lambda: TOKENIZER, VOCAB), GrammarCompiler._compiled
+    asked: list[str] = []
+
+    def compiled(own: GrammarCompiler, structure: str) -> Any:
+        asked.append(structure)
+        if len(asked) == 2:
+            raise RolloutError("once")
+        return plain(own, structure)
+
+    async def failed(structure: str, kind: type[Exception]) -> weakref.ref[Exception]:
+        with pytest.raises(kind) as caught:
+            await compiler.compile(structure)
+        return weakref.ref(caught.value)
+
+    monkeypatch.setattr(GrammarCompiler, "_compiled", compiled)
+    impossible, good = form({"type": "objekt"}), form(DIGIT)
+    errors = [await failed(*case) for case in ((impossible, StructureError), (impossible, StructureError), (good, RolloutError))]
+    gc.collect()
+    assert [error() for error in errors] == [None] * 3
+    assert await compiler.compile(good) and asked == [impossible, good, good]

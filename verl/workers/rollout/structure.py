@@ -49,9 +49,16 @@ class GrammarCompiler:
         if len(self._known) > KEPT:
             self._known.popitem(last=False)
         try:
-            return await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(future)), self._limit_s)
+            found = await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(future)), self._limit_s)
         except TimeoutError as error:
             raise StructureError(f"the form was not compiled in {self._limit_s:g} s; use a smaller schema") from error
+        except Exception:
+            if self._known.get(structure) is future:
+                del self._known[structure]
+            raise
+        if isinstance(found, str):
+            raise StructureError(found)
+        return found
 
     def _load(self) -> None:
         import xgrammar
@@ -65,6 +72,9 @@ class GrammarCompiler:
         try:
             with self._turn:
                 future.set_result(self._compiled(structure))
+        except StructureError as error:
+            # As text: an error that is kept keeps, by its traceback, the frames of every request that it is raised in.
+            future.set_result(str(error))
         except Exception as error:  # whatever it is, those that wait get it
             future.set_exception(error)
 
