@@ -26,7 +26,8 @@ def build_batch(
     Tensors: `prompts` [bsz, P] left-padded, `responses` [bsz, R] right-padded, `input_ids`, `attention_mask`, `position_ids`
     [bsz, P + R], `response_mask` [bsz, R] (0 for padding and tool messages), `rollout_log_probs` [bsz, R] float32. P and R are the longest
     of the batch.
-    Objects: the sample fields of `_columns`. With `critic_prompts` (see `joint_prompts`) also `critic_prompts` [bsz, Pc] left-padded
+    Objects: the sample fields of `_columns`, and `repeated_reward`: of an earlier generation of a call its reward before penalties, which
+    the last one has as well; 0 of others. With `critic_prompts` (see `joint_prompts`) also `critic_prompts` [bsz, Pc] left-padded
     and `critic_prompt_mask` [bsz, Pc]; with `token_rewards` also `token_rewards` [bsz, R] float64, 0 where a token has none. With
     `reward_terms` (agent -> names) each of these terms is a column, NaN where a call has none or its agent does not learn from it.
     With `greedy_baselines` the column `reward_baselines` has the reward of the greedy reply to the row's call; of a call without one, the
@@ -63,6 +64,8 @@ def build_batch(
     columns = _columns(rows)
     named = dict.fromkeys(name for names in (reward_terms or {}).values() for name in names)
     columns = {name: _term(rows, name, reward_terms or {}) for name in named} | columns
+    shaped = [s.reward + s.invalid_penalty + s.overlong_penalty for s in samples]
+    columns["repeated_reward"] = np.array([0.0 if s.final_call is None else r for s, r in zip(samples, shaped, strict=True)])
     if greedy_baselines:
         by_episode = {e.traj_uid: _baselines(e) for e in episodes}
         columns["reward_baselines"] = _objects([by_episode[e.traj_uid][s.turn, s.call] for e, s in rows])

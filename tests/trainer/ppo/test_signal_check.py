@@ -13,6 +13,7 @@ from verl.trainer.config.group_checks import check_signal, warn_of_warmup
 from verl.trainer.config.spec import ConfigError
 from verl.trainer.placement.table import build_placement
 
+GAE_TURN = {"algorithm.adv_estimator": "gae", "algorithm.gae.level": "turn"}
 ONE = {"env.rollout.n": 1, "data.val_files": "tasks.jsonl"}
 
 
@@ -38,6 +39,7 @@ def warnings(config: RunConfig, caplog: pytest.LogCaptureFixture, changes: dict[
         ({"actor_rollout_ref.actor.optim.lr": 0.0}, ["actor.optim.lr=0", "Solver Agent, Verifier Agent"]),
         ({"agent.agent_specific_parameters": {"actor": {"optim": {"lr": [0, 1e-6]}}}}, ["the policies of Solver Agent do not change"]),
         ({"algorithm.adv_estimator": "gae", "critic.optim.lr": 0.0}, ["critic.optim.lr=0", "do not change"]),
+        (GAE_TURN, ["gae.level=turn adds up", "Solver Agent, Verifier Agent", "set reward.team_scope=turn or call"]),
         (
             {"data.val_max_samples": 5, "actor_rollout_ref.rollout.val_kwargs.do_sample": False},
             ["data.val_max_samples, actor_rollout_ref.rollout.val_kwargs.do_sample: no effect without data.val_files"],
@@ -63,6 +65,7 @@ def test_what_keeps_a_policy_as_it_is_is_one_warning(
         ONE | {"trainer.val_only": True, "actor_rollout_ref.actor.optim.lr": 0.0},
         {"data.val_files": ["a"], "data.val_max_samples": 5},
         {"critic.optim.lr": 0.0},
+        GAE_TURN | {"reward.team_scope": "turn"},
     ],
     ids=str,
 )

@@ -14,7 +14,7 @@ from verl.trainer.placement.table import Placement
 from verl.trainer.placement.untrained import by_agent, trained_agents
 from verl.trainer.ppo.critic import critic_agents, needs_values
 from verl.trainer.ppo.per_agent import agent_config, averages_trajectories, group_fields
-from verl.trainer.ppo.registry import ESTIMATORS, estimator_needs, estimator_takes
+from verl.trainer.ppo.registry import ESTIMATORS, estimator_needs, estimator_takes, plain_name
 from verl.utils.names import slug, value_at
 
 logger = logging.getLogger(__name__)
@@ -132,6 +132,7 @@ def check_signal(config: RunConfig, placement: Placement) -> None:
     if not config.trainer.val_only:
         _check_groups(config, placement)
         _warn_of_rates(config, placement)
+        _warn_of_repeated_rewards(config, placement)
     if not config.data.val_files:
         _warn_of_validation(config)
 
@@ -172,6 +173,17 @@ def _warn_of_rates(config: RunConfig, placement: Placement) -> None:
         logger.warning("actor_rollout_ref.actor.optim.lr=0: the policies of %s do not change", ", ".join(still))
     if config.critic.optim.lr == 0 and critic_agents(config, placement):
         logger.warning("critic.optim.lr=0: the critics do not change")
+
+
+def _warn_of_repeated_rewards(config: RunConfig, placement: Placement) -> None:
+    settings = {agent.agent_id: agent_config(config.algorithm, agent.agent_id) for agent in placement.trained}
+    by_turn = [name for name, own in settings.items() if plain_name(own.adv_estimator) == "gae" and own.gae.level == "turn"]
+    if by_turn and config.reward.team_scope == "episode":  # as reward.propagation requires
+        logger.warning(
+            "algorithm.gae.level=turn adds up the rewards of an agent's calls, but with reward.team_scope=episode or reward.propagation "
+            "each call of %s has the team reward of the episode, which counts once per call; set reward.team_scope=turn or call",
+            ", ".join(by_turn),
+        )
 
 
 def _warn_of_validation(config: RunConfig) -> None:

@@ -31,6 +31,7 @@ def compute_gae_advantage_return(
     level: str = "token",
     config: EstimatorConfig = None,
     reply_mask: torch.Tensor | None = None,
+    repeated_reward: np.ndarray | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return `A_t = sum_l (gamma lam)^l delta_(t+l)`, `delta_t = r_t + gamma V_(t+1) - V_t` (arXiv 1506.02438, eq. 16).
 
@@ -38,7 +39,9 @@ def compute_gae_advantage_return(
     `level="turn"`: an action is a whole reply, its value that of its first unmasked token, its reward the sum of its token
     rewards; an agent's calls in one episode are a trajectory, and a reply bootstraps from the next call. Every candidate of a
     call (equal `turn_index`) is followed by the mean over the candidates of the next call. Advantages are whitened over the
-    actions of each policy: tokens, or replies. Both results are 0 where masked.
+    actions of each policy: tokens, or replies. Both results are 0 where masked. The reward of a call of several generations
+    (rounds of a `ToolAgent`, a summary before it) counts at the last one alone. With `reward.team_scope=episode` or
+    `reward.propagation` each of an agent's calls has the team reward of the episode, and all of them are added up.
 
     Keys: `algorithm.gamma`, `lam`, `gae.level`, `call_weighting`; `critic.*`.
     Use when: replies are long or episodes have many turns, and a critic is affordable.
@@ -53,6 +56,7 @@ def compute_gae_advantage_return(
         level: `token` or `turn`; overridden by `config.gae.level`.
         reply_mask: `[bsz, response_len]` mask before rejection: at level `turn` a completely rejected reply has no advantage, but earlier
             replies bootstrap from its value and reward, unless another candidate of its call is left.
+        repeated_reward: `[bsz]` at level `turn` the part of a row's reward that belongs to a later row of the same call, which has it too.
         others: see `core_algos.estimators`.
 
     Returns:
@@ -82,6 +86,9 @@ def compute_gae_advantage_return(
     check_finite("values", values, reply)
     first_value = values.gather(1, reply.int().argmax(dim=-1, keepdim=True))
     turn_rewards = torch.where(reply, rewards, 0.0).sum(dim=-1, keepdim=True)
+    if repeated_reward is not None:
+        repeated = torch.as_tensor(np.asarray(repeated_reward, dtype=np.float64), device=rewards.device).to(dtype).unsqueeze(-1)
+        turn_rewards = turn_rewards - repeated
     chains = build_chains(traj_uid, turn_index, agent_index, chain_rows(traj_uid, turn_index, agent_index, mask, reply_mask))
     replies = _over_turns(turn_rewards, torch.where(reply.any(dim=-1, keepdim=True), first_value, 0.0), chains, gamma, lam).to(dtype)
     advantages = whiten(replies, real, policy_index, weights)
