@@ -111,15 +111,18 @@ class EpisodeScorer:
                 reward = Reward() if self._manager is None else self._manager.read(await self._run(self._manager.score, record))
                 calls: dict[int, list[Reward]] = {i: [] for i in range(len(record.samples))}
                 for i, sample in enumerate(record.samples):
-                    for function in self._functions[sample.agent_id]:
+                    for function in self._functions[sample.agent_id] if sample.final_call is None else ():
                         waiting_for = _name(function)
                         calls[i].append(_of_call(await self._run(function, record, sample), _name(function)))
         except TimeoutError as error:
             if not clock.expired():
                 raise
             raise TimeoutError(f"no reward within reward.timeout_s={self._limit:g} s, waiting for {waiting_for}") from error
-        record = _with_calls(_with_episode(record, reward), reward, calls, self._prefix)
-        return record, Rewarded(reward.value is not None, {i for i, found in calls.items() if any(r.value is not None for r in found)})
+        record = _with_episode(record, reward)
+        given = _of_generations(record.samples, reward, calls, self._prefix)
+        rewarded = tuple(_with_local(s, own, self._prefix) for s, own in zip(record.samples, given, strict=True))
+        by_function = {i for i, own in enumerate(given) if any(r.value is not None for r in own)}
+        return replace(record, samples=rewarded), Rewarded(reward.value is not None, by_function)
 
     async def _run(self, function: Callable[..., Any], *args: Any) -> Any:
         """Await an async function, run a plain one in a thread."""
@@ -162,18 +165,36 @@ def _with_episode(record: EpisodeRecord, reward: Reward) -> EpisodeRecord:
     return record.with_team_reward(finite(reward.value, "the team reward", "the reward manager"))
 
 
-def _with_calls(record: EpisodeRecord, reward: Reward, calls: Mapping[int, list[Reward]], prefix: Prefix | None) -> EpisodeRecord:
-    """Return the record with the local rewards of calls; those of several functions add up and replace the environment's."""
+def _of_generations(
+    samples: Sequence[Sample], reward: Reward, calls: Mapping[int, list[Reward]], prefix: Prefix | None
+) -> list[list[Reward]]:
+    """Return the rewards of every generation, which add up and replace the environment's.
+
+    An earlier generation of a call has the sum of the last one's; a reward that the manager gave to itself replaces the last one's.
+    """
+    paid: dict[int, list[Reward]] = {i: [] for i in range(len(samples))}
     for place, value in reward.local.items():
-        for i in _calls_of(record.samples, place):
-            calls[i].append(Reward(value))
-    return replace(record, samples=tuple(_with_local(s, calls[i], prefix) for i, s in enumerate(record.samples)))
+        for i in _calls_of(samples, place):
+            paid[i].append(Reward(value))
+    last = {(s.turn, s.call): i for i, s in enumerate(samples) if s.final_call is None}
+    given, sums = [], dict[tuple[int, bool], Sample]()
+    for i, sample in enumerate(samples):
+        final = i if sample.final_call is None else last.get((sample.turn, sample.final_call), i)
+        if final == i:
+            given.append([*calls[i], *paid[i]])
+            continue
+        which = final, bool(paid[i])
+        if which not in sums:
+            last_one = replace(samples[final], local_given=False)
+            sums[which] = _with_local(last_one, calls[final] if paid[i] else [*calls[final], *paid[final]], prefix)
+        given.append([*([Reward(sums[which].local_reward)] if sums[which].local_given else []), *paid[i]])
+    return given
 
 
 def _calls_of(samples: Sequence[Sample], place: int | str) -> Iterable[int]:
     """Return the indices of the calls that a key of `Reward.local` names."""
     if isinstance(place, str):
-        found = [i for i, s in enumerate(samples) if s.agent_id == place]
+        found = [i for i, s in enumerate(samples) if s.agent_id == place and s.final_call is None]
         if not found:
             raise AgentSystemError(f"a local reward names {place!r}, which made no call; agents: {sorted({s.agent_id for s in samples})}")
         return found

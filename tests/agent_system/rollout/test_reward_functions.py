@@ -12,8 +12,11 @@ import numpy as np
 import pytest
 
 from agent_system import AgentSystemError, RewardManager, RewardManagerRegistry, Task
+from agent_system.reward.model import ReplyScorer
+from agent_system.reward.scorer import EpisodeScorer
 from agent_system.rollout import TooManyFailuresError
 from verl.trainer.config.reward import CustomRewardFunctionConfig, RewardConfig, RewardManagerConfig
+from verl.trainer.config.reward_model import RewardModelConfig
 from verl.trainer.config.run import TreeConfig
 from verl.trainer.config.spec import ConfigError
 
@@ -100,6 +103,23 @@ def one_in_four(episode):
     return 1.0
 
 
+def nothing(episode):
+    return Reward()
+
+
+def of_the_last(episode, call):
+    assert call.final_call is None
+    return Reward([(0, 2, 1.5)], {"boxed": 1.0})
+
+
+def last_by_index(episode):
+    return {2: 0.25}
+
+
+def by_name_and_index(episode):
+    return {"Solver": 0.25, 0: 4.0}
+
+
 def two_positions(episode, call):
     return 0.0
 """
@@ -181,6 +201,30 @@ def test_functions_of_agents_add_to_the_local_rewards_of_the_episodes_function(p
     assert result.metrics["reward/boxed/mean"] == result.metrics["agent/solver/reward/boxed/mean"] == 1.0
     assert result.metrics["agent/solver/reward/short/std"] == 0.0
     assert not any(name.startswith("agent/verifier/reward/") and name.count("/") > 3 for name in result.metrics)
+
+
+class Half:
+    async def score(self, conversation: Any, counts: Any) -> float:
+        return 0.5
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"), [("nothing", [1.5, 1.5, 1.5]), ("last_by_index", [1.75] * 3), ("by_name_and_index", [5.5, 1.75, 1.75])]
+)
+def test_a_summary_and_an_earlier_round_have_the_local_reward_of_the_last_generation(play, functions, name, expected) -> None:
+    reward = custom(functions, name)
+    reward.agent_functions, reward.granularity = {"solver": f"{functions}:of_the_last"}, "token"
+    (episode,) = play(RewardConfig()).episodes
+    solver, verifier = episode.samples
+    earlier = [replace(solver, text="", call=i, final_call=2, summary=i == 0, local_reward=2.0, local_given=True) for i in range(2)]
+    episode = replace(episode, samples=(*earlier, replace(solver, call=2), replace(verifier, call=3)))
+    scorer = EpisodeScorer(reward, ["Solver", "Verifier"], 1, lambda sample, _: sample.text)
+    scored = asyncio.run(scorer.score(episode)).samples
+    assert [s.local_reward for s in scored] == [*expected, 0.0]
+    assert [s.reward_terms for s in scored] == [{}, {}, {"boxed": 1.0}, {}]
+    model = ReplyScorer(RewardModelConfig(kind="api", combine="replace"), Half(), ["Solver"])  # type: ignore[arg-type]
+    scored = asyncio.run(scorer.score(episode, model)).samples
+    assert [s.local_reward for s in scored] == [*(value + 0.5 for value in expected), 0.0], "the model's is added to a function's"
 
 
 def test_terms_from_which_agents_learn_are_columns_of_their_calls(play, functions) -> None:
