@@ -17,7 +17,7 @@ def team_rewards(record: EpisodeRecord, scope: str) -> list[float]:
     - `episode`: the sum over the episode, the same for all (Dr. MAS, arXiv 2602.08847).
     - `turn`: the rewards of the sample's turn: all `act` of that turn and its `step`.
     - `call`: the rewards right after the sample's own action (AT-GRPO, arXiv 2510.11062): its own `act`, and the `step` for the
-      call whose action ended the turn, which is the turn's last one. Without `act` the calls of a turn cannot be told apart: each gets
+      call whose action ended the turn, which is the one that began last. Without `act` the calls of a turn cannot be told apart: each gets
       the turn's `step`. An earlier generation of a call gets what the last one gets.
 
     Tree sampling with `rollout.tree.returns=step` requires `call`: each candidate, the committed one included, gets the rewards of `act`
@@ -33,7 +33,7 @@ def team_rewards(record: EpisodeRecord, scope: str) -> list[float]:
         for s in record.samples:
             acts[s.turn - 1] += s.act_reward or 0.0
         return [acts[s.turn - 1] + record.turn_rewards[s.turn - 1] for s in record.samples]
-    last = {s.turn: s.call for s in record.samples}
+    last = dict(list(dict.fromkeys((s.turn, s.call if s.final_call is None else s.final_call) for s in record.samples)))
     own = {(s.turn, s.call): _call_reward(s, record.turn_rewards[s.turn - 1], last[s.turn] == s.call) for s in record.samples}
     return [own[s.turn, s.call if s.final_call is None else s.final_call] for s in record.samples]
 

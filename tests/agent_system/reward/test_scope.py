@@ -47,6 +47,13 @@ def test_an_act_that_pays_nothing_is_not_an_environment_without_act() -> None:
     assert team_rewards(silent, "call") == [0.0, 5.0]
 
 
+def test_the_last_call_of_a_turn_is_the_one_whose_first_generation_is_last() -> None:
+    # A asks for a tool (call 0), B is called at the same time (call 1), A answers (call 2). As one sequence A is one sample, call 0.
+    rounds = [replace(call("A", 1, 0), final_call=2), call("B", 1, 1, act=0.0), call("A", 1, 2, act=0.25)]
+    assert team_rewards(episode(rounds, [1.0]), "call") == [0.25, 1.0, 0.25]
+    assert team_rewards(episode([replace(rounds[2], call=0), rounds[1]], [1.0]), "call") == [0.25, 1.0]
+
+
 def test_step_reward_goes_to_the_last_call_of_each_agent_before_it() -> None:
     # Solver's first call: its own 1 and Verifier's 2 that followed. Verifier: its 2, Solver's 4, the step's 8, and 16 of turn 2,
     # in which it was silent. Solver's second call: 4 + 8. Its third: 16.
