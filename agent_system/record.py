@@ -256,7 +256,7 @@ class EpisodeRecord:
 
     def term(self, sample: Sample, name: str) -> float | None:
         """Return a named term of a reward: that of the sample, of its final call, or of the episode; None if none of these has it."""
-        final = [s.reward_terms for s in self.samples if (s.turn, s.call) == (sample.turn, sample.final_call)]
+        final = [s.reward_terms for s in self.committed if (s.turn, s.call) == (sample.turn, sample.final_call)]
         return next((terms[name] for terms in (sample.reward_terms, *final, self.reward_terms) if name in terms), None)
 
     def with_team_reward(self, team: float) -> EpisodeRecord:

@@ -91,3 +91,9 @@ def test_concurrent_calls_share_each_others_rewards() -> None:
     assert step_rewards(together, 1.0) == [1.0, 15.0, 14.0, 48.0, 48.0]
     first = replace(together, samples=tuple(reversed(together.samples)))
     assert step_rewards(first, 1.0) == [48.0, 48.0, 14.0, 15.0, 1.0]
+
+
+def test_a_summary_in_a_tree_has_the_term_of_the_reply_that_was_committed() -> None:
+    replies = [replace(call("A", 1, 1), candidate=i, committed=i == 1, reward_terms={"style": float(i)}) for i in range(3)]
+    tree = episode([replace(call("A", 1, 0), summary=True, final_call=1), *replies], [0.0])
+    assert [tree.term(s, "style") for s in tree.samples] == [1.0, 0.0, 1.0, 2.0]
