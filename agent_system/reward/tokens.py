@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from agent_system.errors import AgentSystemError
@@ -42,10 +43,18 @@ def token_rewards(found: Sequence[Any], sample: Sample, prefix: Prefix, where: s
         start, end, value = _span(item, len(sample.text), where)
         text = sample.text[:end]
         last = bisect_left(range(1, count), True, key=lambda n: prefix(sample, n).startswith(text)) if count else 0
+        while text.endswith("\ufffd") and last + 1 < count and prefix(sample, last + 2) == text and _has_text(sample, last + 1, prefix):
+            last += 1  # further bytes of a character that is not complete
         while sample.response_mask and not sample.response_mask[last]:
             last -= 1
         rewards[last] += finite(value, f"the reward of characters {start} to {end}", where)
     return rewards
+
+
+def _has_text(sample: Sample, index: int, prefix: Prefix) -> bool:
+    """Return whether a token is text, as opposed to a special token."""
+    alone = replace(sample.generation, token_ids=sample.generation.token_ids[index : index + 1], earlier=())
+    return bool(prefix(replace(sample, generation=alone), 1))
 
 
 def _span(item: Any, length: int, where: str) -> tuple[int, int, Any]:

@@ -14,6 +14,7 @@ import pytest
 from agent_system import AgentSystemError, RewardManager, RewardManagerRegistry, Task
 from agent_system.reward.model import ReplyScorer
 from agent_system.reward.scorer import EpisodeScorer
+from agent_system.reward.tokens import token_rewards
 from agent_system.rollout import TooManyFailuresError
 from verl.trainer.config.reward import CustomRewardFunctionConfig, RewardConfig, RewardManagerConfig
 from verl.trainer.config.reward_model import RewardModelConfig
@@ -351,6 +352,21 @@ def test_the_reward_of_a_span_is_on_the_token_that_completes_it(make_collector, 
     assert [solver.token_rewards[i] for i in where] == [0.5, 0.5]
     assert [tokenizer.decode(solver.generation.token_ids[: i + 1]) for i in where] == ["Gr", text]
     assert solver.token_rewards[-1] == 0.0, "the end token"
+
+
+def test_the_last_byte_of_a_character_that_is_not_complete_completes_its_span(play, tokenizer) -> None:
+    whole, end = tokenizer.encode("ab😀"), tokenizer.eos_token_id
+    assert len(whole) == 6, "a byte each"
+    solver = play(RewardConfig()).episodes[0].samples[0]
+
+    def decode(sample: Any, count: int) -> str:
+        return tokenizer.decode(sample.generation.token_ids[:count], skip_special_tokens=True)
+
+    for ids, last in ((whole[:5], 4), ([*whole[:5], end], 4), ([*whole[:4], end, end], 3), ([*whole[:4], *tokenizer.encode("c")], 3)):
+        sample = replace(solver, generation=replace(solver.generation, token_ids=tuple(ids)))
+        sample = replace(sample, text=decode(sample, len(ids)))
+        found = token_rewards([(0, 3, 1.0), (0, 2, 2.0)], sample, decode, "here")
+        assert sample.text.startswith("ab\ufffd") and [(i, value) for i, value in enumerate(found) if value] == [(1, 2.0), (last, 1.0)]
 
 
 @pytest.mark.parametrize(
