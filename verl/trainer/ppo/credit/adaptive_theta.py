@@ -31,7 +31,7 @@ class AdaptiveTheta:
             return
         accuracy = metrics[ACCURACY]
         best = max(self._accuracies, default=0.0)
-        if accuracy < best and accuracy <= best * (1 - self._config.theta_fall):
+        if accuracy < best and accuracy <= best * (1 - self._config.theta_fall) + 1e-9:
             self.value = max(0.0, self.value - self._config.theta_step)
             self._accuracies.clear()
         self._accuracies = [*self._accuracies, accuracy][-self._config.theta_window :]
