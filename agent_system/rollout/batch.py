@@ -27,7 +27,8 @@ def build_batch(
     [bsz, P + R], `response_mask` [bsz, R] (0 for padding and tool messages), `rollout_log_probs` [bsz, R] float32. P and R are the longest
     of the batch.
     Objects: the sample fields of `_columns`, and `repeated_reward`: of an earlier generation of a call its reward before penalties, which
-    the last one has as well; 0 of others. With `critic_prompts` (see `joint_prompts`) also `critic_prompts` [bsz, Pc] left-padded
+    the last one has as well; 0 of others; `replies`, `partial_replies` and `partial_span`: number of its generations, of those with several
+    weight versions, and the most versions between the first and the last of one. With `critic_prompts` (see `joint_prompts`) also `critic_prompts` [bsz, Pc] left-padded
     and `critic_prompt_mask` [bsz, Pc]; with `token_rewards` also `token_rewards` [bsz, R] float64, 0 where a token has none. With
     `reward_terms` (agent -> names) each of these terms is a column, NaN where a call has none or its agent does not learn from it.
     With `greedy_baselines` the column `reward_baselines` has the reward of the greedy reply to the row's call; of a call without one, the
@@ -66,6 +67,10 @@ def build_batch(
     columns = {name: _term(rows, name, reward_terms or {}) for name in named} | columns
     shaped = [s.reward + s.invalid_penalty + s.overlong_penalty for s in samples]
     columns["repeated_reward"] = np.array([0.0 if s.final_call is None else r for s, r in zip(samples, shaped, strict=True)])
+    spans = [[g.generation.version - g.generation.oldest_version for g in s.generations] for s in samples]
+    columns["replies"] = np.array([len(own) for own in spans])
+    columns["partial_replies"] = np.array([sum(map(bool, own)) for own in spans])
+    columns["partial_span"] = np.array([max(own) for own in spans])
     if greedy_baselines:
         by_episode = {e.traj_uid: _baselines(e) for e in episodes}
         columns["reward_baselines"] = _objects([by_episode[e.traj_uid][s.turn, s.call] for e, s in rows])
@@ -96,9 +101,6 @@ def _columns(rows: Sequence[tuple[EpisodeRecord, Any]]) -> dict[str, np.ndarray]
     columns["mean_version"] = [s.mean_version for _, s in rows]
     for name in ("version", "oldest_version"):
         columns[name] = [getattr(s.generation, name) for _, s in rows]
-    spans = [[g.generation.version - g.generation.oldest_version for g in s.generations] for _, s in rows]
-    columns["replies"], columns["partial_replies"] = [len(own) for own in spans], [sum(map(bool, own)) for own in spans]
-    columns["partial_span"] = [max(own) for own in spans]
     columns["response_clipped"] = [s.generation.stop_reason == "length" for _, s in rows]
     columns["prompt_clipped"] = [s.dropped_context > 0 for _, s in rows]
     return {name: _objects(values) for name, values in columns.items()}
