@@ -77,6 +77,18 @@ def test_keys_are_translated_and_defaults_are_verls() -> None:
     assert (config.algorithm.adv_estimator, config.trainer.total_epochs, config.data.train_batch_size) == ("gae", 30, 1024)
 
 
+@pytest.mark.parametrize(
+    ("theirs", "here"),
+    [
+        ("optim.clip_grad=[1.0,2.0]", "grad_clip=[1.0,2.0]"),
+        ("optim.warmup_style=[cosine,constant]", "optim.lr_scheduler_type=[cosine,constant]"),
+    ],
+)
+def test_a_list_of_values_stays_one_per_agent(theirs: str, here: str) -> None:
+    own = "agent.agent_specific_parameters.actor."
+    assert translate([f"{own}{theirs}", *ALONE]).overrides == [f"{own}{here}", *ALONE]
+
+
 def test_a_command_in_the_keys_of_this_package_stays_as_it_is() -> None:
     given = ["trainer.logger=[console]", "env.rollout.n=4", "algorithm.gamma=0.9"]
     assert (translate(given).overrides, translate(given).warning()) == (given, "")
