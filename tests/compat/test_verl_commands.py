@@ -143,6 +143,15 @@ def test_the_warning_names_the_project_of_the_keys(marker: str, upstream: str) -
     assert translate([marker, *ALONE]).warning().startswith(f"keys of {upstream} (")
 
 
+@pytest.mark.parametrize("marker", ["env.seed=3", "data.truncation=error"])
+@pytest.mark.parametrize("size", ["actor_rollout_ref.actor.ppo_mini_batch_size=64", "critic.ppo_mini_batch_size=64"])
+def test_the_warning_says_that_a_mini_batch_of_dr_mas_counts_rows(marker: str, size: str) -> None:
+    said = translate([marker, size, *ALONE]).warning()
+    assert (f"{size}: counts rows there, tasks here; " in said) == (marker == "env.seed=3")
+    adaptive = "actor_rollout_ref.actor.use_adaptive_ppo_mini_batch_size=true"
+    assert "counts rows" not in translate([marker, adaptive, *ALONE]).warning()
+
+
 @pytest.mark.parametrize("first", [0, 1])
 def test_a_setting_that_contradicts_its_translation_is_an_error_that_names_both(first: int) -> None:
     pair = ["actor_rollout_ref.rollout.n=5", "env.rollout.n=8"]

@@ -235,7 +235,8 @@ def _check_models(config: RunConfig, placement: Placement) -> None:
 def _check_mini_batch(size: int, shown: str, tasks: int) -> None:
     if size and (size > tasks or tasks % size):
         raise ConfigError(
-            f"{shown} does not divide data.train_batch_size={tasks}; both count tasks: choose a divisor, or 0 for one update per step"
+            f"{shown} does not divide data.train_batch_size={tasks}; both count tasks (Dr. MAS counts rows): choose a divisor, 0 for one "
+            "update per step, or the number of updates (use_adaptive_ppo_mini_batch_size=true, ppo_mini_update_num)"
         )
 
 
