@@ -15,6 +15,7 @@ from verl.trainer.config.algorithm import REWARD_FIELDS, SAMPLE_FIELDS
 from verl.trainer.config.effect import check_effect
 from verl.trainer.config.group_checks import check_filter_groups, check_sampling, check_signal
 from verl.trainer.config.reward import known_terms
+from verl.trainer.config.run import follows_committed
 from verl.trainer.config.spec import ConfigError, IneffectiveKeyError, check_values
 from verl.trainer.config.transfer_check import check_transfer
 from verl.trainer.placement.pools import assign_devices, assign_engines, check_engine_spans
@@ -150,6 +151,7 @@ def _check_per_agent(config: RunConfig, placement: Placement) -> None:
         settings, where = agent_config(config.algorithm, agent_id), f"algorithm.per_agent.{slug(agent_id)}" if own else "algorithm"
         check_estimator(settings, agents, where)
         _check_gdpo_rewards(config, settings, where)
+    _check_unread_rewards(config, placement)
 
 
 def check_estimator(settings: Any, agents: Sequence[str], where: str = "algorithm") -> None:
@@ -193,6 +195,25 @@ def _check_gdpo_rewards(config: RunConfig, settings: Any, where: str) -> None:
             raise ConfigError(
                 f"{where}.gdpo_reward_keys={name!r}: expected one of {', '.join(known)}{did_you_mean(name, known)}{functions}"
             )
+
+
+def _check_unread_rewards(config: RunConfig, placement: Placement) -> None:
+    """Raise IneffectiveKeyError for a part of the reward that no agent learns from: GDPO reads the columns of its keys alone."""
+    if config.algorithm.filter_groups.enable or follows_committed(config):  # which compare rewards themselves
+        return
+    own = {agent.agent_id: agent_config(config.algorithm, agent.agent_id) for agent in placement.trained}
+    read = {name: list(settings.gdpo_reward_keys or ()) for name, settings in own.items() if settings.adv_estimator == "gdpo"}
+    penalized = [agent for agent in placement.trained if agent.config.actor.use_invalid_action_penalty]
+    parts = [
+        *((_shown(agent, "actor.use_invalid_action_penalty"), [agent.agent_id], "invalid_penalty") for agent in penalized),
+        *([("reward.overlong_buffer.enable=true", [*own], "overlong_penalty")] if config.reward.overlong_buffer.enable else []),
+        *([("algorithm.use_kl_in_reward=true", [*own], "")] if config.algorithm.use_kl_in_reward else []),
+    ]
+    for shown, names, column in parts:
+        carried = ("reward", "step_reward", column) if column else ()
+        if names and all(name in read and not set(carried) & set(read[name]) for name in names):
+            fix = f"add one of {', '.join(carried)} to them" if carried else "none of them has it"
+            raise IneffectiveKeyError(f"{shown} has no effect: gdpo learns from algorithm.gdpo_reward_keys={read[names[0]]} alone; {fix}")
 
 
 def check_reward(config: RunConfig, placement: Placement) -> None:
