@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import fields, replace
 from importlib.util import find_spec
 from typing import Any
 
-from verl.trainer.config import RunConfig, TrainedModelConfig
+from verl.trainer.config import AlgorithmConfig, RunConfig, TrainedModelConfig
 from verl.trainer.config.algorithm import REWARD_FIELDS, SAMPLE_FIELDS
 from verl.trainer.config.effect import check_effect
 from verl.trainer.config.group_checks import check_filter_groups, check_sampling, check_signal
@@ -152,6 +153,7 @@ def _check_per_agent(config: RunConfig, placement: Placement) -> None:
         check_estimator(settings, agents, where)
         _check_gdpo_rewards(config, settings, where)
     _check_unread_rewards(config, placement)
+    _check_whole_batch(config, placement)
 
 
 def check_estimator(settings: Any, agents: Sequence[str], where: str = "algorithm") -> None:
@@ -214,6 +216,24 @@ def _check_unread_rewards(config: RunConfig, placement: Placement) -> None:
         if names and all(name in read and not set(carried) & set(read[name]) for name in names):
             fix = f"add one of {', '.join(carried)} to them" if carried else "none of them has it"
             raise IneffectiveKeyError(f"{shown} has no effect: gdpo learns from algorithm.gdpo_reward_keys={read[names[0]]} alone; {fix}")
+
+
+def _check_whole_batch(config: RunConfig, placement: Placement) -> None:
+    """Raise ConfigError for agents of one policy with different settings of an estimator that computes over all rows of a policy.
+
+    Rewards of GDPO may differ: then the rewards of each agent are whitened apart.
+    """
+    seen: dict[tuple[str, str], tuple[str, AlgorithmConfig]] = {}
+    for agent in placement.trained:
+        mine = replace(agent_config(config.algorithm, agent.agent_id), gdpo_reward_keys=None, gdpo_reward_weights=None)
+        name = mine.adv_estimator
+        first, theirs = seen.setdefault((agent.policy_id, name), (agent.agent_id, mine))
+        differing = [field.name for field in fields(mine) if getattr(mine, field.name) != getattr(theirs, field.name)]
+        if differing and ESTIMATORS.traits(name).whole_batch:
+            raise ConfigError(
+                f"algorithm.per_agent: agents '{first}' and '{agent.agent_id}' share policy '{agent.policy_id}' but differ in "
+                f"{', '.join(differing)}, while {name} computes over all rows of a policy; give them one value, or a policy each"
+            )
 
 
 def check_reward(config: RunConfig, placement: Placement) -> None:
