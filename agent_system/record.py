@@ -224,7 +224,8 @@ class EpisodeRecord:
         answer: the action that the orchestra passed to the environment at the end of the last turn, as text; empty if `act` ended it.
         task: the task with its ground truth and extra data, for reward functions; not in trajectory files.
         reward_terms: named terms that a reward function reported for the episode.
-        unheard: replies to a program that no client got (`agent_system.gateway`), which are neither rewarded nor trained.
+        unheard: replies to a program that no client got (`agent_system.gateway`), and rounds of a `ToolAgent`'s call that failed; they
+            are neither rewarded nor trained.
     """
 
     uid: str

@@ -34,6 +34,8 @@ origin.
 Common to all estimators that compare a reply with its group: a group of one has advantage 0
 (`algorithm.singleton=raw`: its score), a group of equal scores exactly 0. Common to all estimators: rows without an
 unmasked token are excluded from all statistics; the order of rows has no effect; whitening never mixes policies.
+Agents of one policy are whitened apart if they have different estimators, or different `gdpo_reward_keys` or weights;
+other differences of an estimator that whitens are refused.
 """
 REWARDS = """Mixing, team scope, shaping, propagation and penalties are applied before a batch exists, in
 `agent_system/reward/`: [docs/training.md](training.md#rewards) has their formulas and keys.

@@ -2,8 +2,8 @@
 
 Every reply is projected by a copy of the agent as it was when the call began, so that the candidates of a tree and calls that run at the
 same time do not see each other's changes. The copy of the reply with which the episode continues becomes the agent. If calls of one agent
-ran at the same time, the copy of the first in call order becomes the agent, and the replies of the others are projected again, in call
-order.
+ran at the same time and have ended when its next one begins, the copy of the first in call order becomes the agent, and the replies of
+the others are projected again, in call order. A call that is still open then comes after them: it may never end.
 """
 
 from __future__ import annotations

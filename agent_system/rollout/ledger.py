@@ -11,6 +11,8 @@ from agent_system.environment import Outcome
 from agent_system.errors import AgentSystemError
 from agent_system.record import Sample, finite
 
+NEVER = -1  # order of a reply that nobody heard, and of one to a program until the episode is recorded
+
 
 class Ledger:
     """The rewards of one episode.
@@ -19,7 +21,7 @@ class Ledger:
         turns: `Outcome.team` of `step`, one per turn.
         acts: `Outcome.team` of `act` by (turn, call).
         rounds: number of the last generation of a call, by (turn, call) of the earlier ones: rounds of a `ToolAgent`, a summary.
-        unheard: (turn, call) of replies to a program that no client has got.
+        unheard: (turn, call) of replies to a program that no client has got, and of rounds of a `ToolAgent`'s call that failed.
     """
 
     def __init__(self, env_name: str, known: Callable[[str], object]) -> None:

@@ -25,7 +25,7 @@ from agent_system.rollout.candidate import Candidate, CandidateSet
 from agent_system.rollout.episode_agents import EpisodeAgents
 from agent_system.rollout.episode_tasks import EpisodeTasks
 from agent_system.rollout.forks import Forks
-from agent_system.rollout.ledger import Ledger
+from agent_system.rollout.ledger import NEVER, Ledger
 from agent_system.rollout.prompt import Prompt
 from agent_system.rollout.seeds import stable_seed
 from agent_system.rollout.sequences import join_generations
@@ -40,7 +40,6 @@ from verl.protocol.generate import Generation, RolloutError, SamplingParams, Str
 from verl.utils.names import did_you_mean
 
 T = TypeVar("T")
-NEVER = -1  # order of a reply of `reply_to` until the episode is recorded
 
 
 class EpisodeRunner:
@@ -116,7 +115,7 @@ class EpisodeRunner:
     def record(self, failure: str | None = None) -> EpisodeRecord:
         """Return the record of the episode, every reward where it arrived; `assign_rewards` computes the samples' rewards from it."""
         ledger, task = self._ledger, self.spec.task
-        found = sorted(map(self._heard, self._samples), key=lambda s: (s.turn, s.call, s.candidate))
+        found = sorted(map(self._ordered, self._samples), key=lambda s: (s.turn, s.call, s.candidate))
         samples = [ledger.credit(s) for s in found if s.order != NEVER]
         unheard = tuple(replace(s, committed=False, trained=False) for s in found if s.order == NEVER)
         if self._settings.tool_sequences:
@@ -283,8 +282,13 @@ class EpisodeRunner:
         callers = self._callers
         call = await self._ask(turn, agent_id, variables)
         if isinstance(call.runtime.agent, ToolAgent):
-            call, reply, earlier = await play_rounds(call, self._reply_to, self._keep, partial(self._again, callers))
-            self._ledger.rounds.update(((turn.step, number), call.number) for number in earlier)
+            rounds = [call.number]
+            try:
+                call, reply = await play_rounds(call, self._reply_to, self._keep, partial(self._again, callers, rounds))
+            except BaseException:
+                self._ledger.unheard.update((turn.step, number) for number in rounds)
+                raise
+            self._ledger.rounds.update(((turn.step, number), call.number) for number in rounds[:-1])
         else:
             reply, order = await self._reply_to(call)
             self._keep(call, reply, order)
@@ -310,10 +314,11 @@ class EpisodeRunner:
         sample = call.sample(reply, order)
         self._samples.append(sample if tools is None else replace(sample, tools=tools))
 
-    def _again(self, callers: dict[int, str], call: Call, prompt: Prompt, seed: int) -> Call:
-        """Return the next generation of a call of a `ToolAgent`, with a number of its own in the turn."""
+    def _again(self, callers: dict[int, str], rounds: list[int], call: Call, prompt: Prompt, seed: int) -> Call:
+        """Return the next generation of a call of a `ToolAgent`, with a number of its own in the turn, which is added to `rounds`."""
         number = len(callers)
         callers[number] = call.agent_id
+        rounds.append(number)
         self.waiting_for = f"the reply of {call.agent_id} (turn {call.turn}, call {number})"
         return replace(call, number=number, prompt=prompt, prior_replies=self._replies, seed=seed)
 
@@ -404,7 +409,7 @@ class EpisodeRunner:
         place = turn.reserve()
         entries, prior_replies = turn.entries, self._replies
         seen = await self._env.observation("observe", agent_id) if self._env.has_observe else turn.observation
-        filled, spec = _variables(seen, turn.step, variables), self.spec
+        filled, spec = {**seen.info, "env_prompt": seen.text, "step": turn.step, **variables}, self.spec
         seed = stable_seed(self._settings.seed, spec.step, spec.validate, spec.uid, spec.index, agent_id, turn.step, number, 0)
         call = Call(spec, agent_id, runtime, turn.step, number, place, seen, Prompt("", ()), prior_replies, seed, runtime.agent)
         if summary_number is not None:
@@ -417,9 +422,10 @@ class EpisodeRunner:
         self.waiting_for = f"the reply of {agent_id} (turn {turn.step}, call {number})"
         return call
 
-    def _heard(self, sample: Sample) -> Sample:
-        """Return a sample of `reply_to` with its place in the order of replies, if somebody heard it; others as they are."""
-        return sample if sample.order != NEVER else replace(sample, order=self._delivered.get((sample.turn, sample.call), NEVER))
+    def _ordered(self, sample: Sample) -> Sample:
+        """Return the sample with its place in the order of replies: NEVER if nobody heard it."""
+        place = (sample.turn, sample.call)
+        return replace(sample, order=NEVER if place in self._ledger.unheard else self._delivered.get(place, sample.order))
 
     def _number(self, agent_id: str) -> int:
         """Return a new number of the turn, for a generation of an agent."""
@@ -442,7 +448,3 @@ class EpisodeRunner:
                 "(turn.act and Outcome.local name agents, BaseOrchestra.agents lists them)"
             )
         return runtime
-
-
-def _variables(seen: Observation, step: int, variables: Mapping[str, Any]) -> dict[str, Any]:
-    return {**seen.info, "env_prompt": seen.text, "step": step, **variables}

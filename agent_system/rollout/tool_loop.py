@@ -112,8 +112,8 @@ async def play_rounds(
     reply_to: Callable[[Call], Awaitable[tuple[Reply, int]]],
     keep: Callable[[Call, Reply, int, ToolUse], None],
     again: Callable[[Call, Prompt, int], Call],
-) -> tuple[Call, Reply, tuple[int, ...]]:
-    """Play the rounds of one call of a `ToolAgent`; return its last generation and the numbers of the earlier ones.
+) -> tuple[Call, Reply]:
+    """Play the rounds of one call of a `ToolAgent`; return its last generation.
 
     Args:
         call: the first generation.
@@ -123,7 +123,7 @@ async def play_rounds(
     """
     agent, prompts, seed = call.runtime.agent, call.runtime.prompts, call.seed
     assert isinstance(agent, ToolAgent) and isinstance(prompts, ToolPromptBuilder)
-    restarted, earlier = False, []
+    restarted = False
     for number in range(agent.max_rounds):
         reply, order = await reply_to(call)
         requests = read_calls(reply.text, prompts.tool_format)
@@ -142,10 +142,9 @@ async def play_rounds(
         keep(call, reply, order, replace(use, restarted=restarted, cut=following is None))
         if following is None:
             break
-        earlier.append(call.number)
         so_far = (*call.so_far, *(f"{r.name} {r.arguments!r}" for r in requests), *(str(m["content"]) for m in results))
         call, restarted = again(replace(call, runtime=runtime, so_far=so_far), following, stable_seed(seed, "round", number + 1)), anew
-    return call, reply, tuple(earlier)
+    return call, reply
 
 
 def check_tool_agents(

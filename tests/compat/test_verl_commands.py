@@ -77,6 +77,18 @@ def test_keys_are_translated_and_defaults_are_verls() -> None:
     assert (config.algorithm.adv_estimator, config.trainer.total_epochs, config.data.train_batch_size) == ("gae", 30, 1024)
 
 
+@pytest.mark.parametrize(
+    ("theirs", "here"),
+    [
+        ("optim.clip_grad=[1.0,2.0]", "grad_clip=[1.0,2.0]"),
+        ("optim.warmup_style=[cosine,constant]", "optim.lr_scheduler_type=[cosine,constant]"),
+    ],
+)
+def test_a_list_of_values_stays_one_per_agent(theirs: str, here: str) -> None:
+    own = "agent.agent_specific_parameters.actor."
+    assert translate([f"{own}{theirs}", *ALONE]).overrides == [f"{own}{here}", *ALONE]
+
+
 def test_a_command_in_the_keys_of_this_package_stays_as_it_is() -> None:
     given = ["trainer.logger=[console]", "env.rollout.n=4", "algorithm.gamma=0.9"]
     assert (translate(given).overrides, translate(given).warning()) == (given, "")
@@ -129,6 +141,15 @@ def test_a_note_is_about_one_key() -> None:
 @pytest.mark.parametrize(("marker", "upstream"), [("data.truncation=error", "verl"), ("env.seed=3", "Dr. MAS")])
 def test_the_warning_names_the_project_of_the_keys(marker: str, upstream: str) -> None:
     assert translate([marker, *ALONE]).warning().startswith(f"keys of {upstream} (")
+
+
+@pytest.mark.parametrize("marker", ["env.seed=3", "data.truncation=error"])
+@pytest.mark.parametrize("size", ["actor_rollout_ref.actor.ppo_mini_batch_size=64", "critic.ppo_mini_batch_size=64"])
+def test_the_warning_says_that_a_mini_batch_of_dr_mas_counts_rows(marker: str, size: str) -> None:
+    said = translate([marker, size, *ALONE]).warning()
+    assert (f"{size}: counts rows there, tasks here; " in said) == (marker == "env.seed=3")
+    adaptive = "actor_rollout_ref.actor.use_adaptive_ppo_mini_batch_size=true"
+    assert "counts rows" not in translate([marker, adaptive, *ALONE]).warning()
 
 
 @pytest.mark.parametrize("first", [0, 1])

@@ -8,7 +8,7 @@ import pytest
 
 from verl.trainer.config import RunConfig
 from verl.trainer.config.cross_checks import check_settings
-from verl.trainer.config.spec import ConfigError
+from verl.trainer.config.spec import ConfigError, IneffectiveKeyError
 from verl.trainer.derived import resolve_defaults
 
 
@@ -46,6 +46,11 @@ def make(tiny_model_dir: Path, changes: dict[str, Any]) -> RunConfig:
         ({"reward.propagation.local_range": [1.0, 1.0]}, "reward.propagation.local_range=[1.0, 1.0]: expected two numbers"),
         ({"reward.propagation.local_range": [0.0]}, "reward.propagation.local_range=[0.0]: expected two numbers"),
         ({"reward.propagation.mode": "uniform", "reward.team_scope": "turn"}, "reward.team_scope=turn contradicts reward.propagation.mode"),
+        (
+            {"reward.model.kind": "judge", "reward.model.path": "/j", "reward.model.combine": "replace", "reward.model.weight": 0.0},
+            "reward.model.combine=replace has no effect; it needs reward.model.weight other than 0.0",
+        ),
+        ({"reward.model.unparsable_score": 2.0}, "reward.model.unparsable_score=2.0: expected at least 0 and at most 1"),
         ({"reward.overlong_buffer.penalty_factor": -1.0}, "reward.overlong_buffer.penalty_factor=-1.0"),
         (
             {"reward.overlong_buffer.enable": True, "reward.overlong_buffer.len": 65, "data.max_response_length": 64},
@@ -57,3 +62,24 @@ def test_a_value_that_cannot_be_used_is_named(tiny_model_dir: Path, changes: dic
     with pytest.raises(ConfigError) as error:
         check_settings(make(tiny_model_dir, changes))
     assert words in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "column"),
+    [
+        ("actor_rollout_ref.actor.use_invalid_action_penalty", "invalid_penalty"),
+        ("reward.overlong_buffer.enable", "overlong_penalty"),
+        ("algorithm.use_kl_in_reward", ""),
+    ],
+)
+def test_a_part_of_the_reward_that_gdpo_does_not_read_is_refused(tiny_model_dir: Path, key: str, column: str) -> None:
+    gdpo = {"algorithm.adv_estimator": "gdpo", "env.rollout.n": 2, key: True}
+
+    def check(*keys: str, **others: Any) -> None:
+        check_settings(make(tiny_model_dir, gdpo | {"algorithm.gdpo_reward_keys": list(keys)} | others))
+
+    with pytest.raises(IneffectiveKeyError, match=rf"{key}=true.* has no effect: gdpo learns from .*team_reward"):
+        check("team_reward", "mixed_reward")
+    for read in ("reward", "step_reward", column) if column else ():
+        check("team_reward", read)
+    check("team_reward", **{"algorithm.filter_groups.enable": True})

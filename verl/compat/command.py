@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from verl.compat.defaults import DR_MAS, TEAM, is_verls_default, upstream_defaults
+from verl.compat.defaults import ACTOR, DR_MAS, TEAM, is_verls_default, upstream_defaults
 from verl.compat.keys import VERL_MEANINGS, VERL_VALUES, VerlKey, find_verl_key
-from verl.compat.values import Setting, Taken, plain, same
+from verl.compat.values import PER_AGENT, Setting, Taken, plain, same
+
+MINI_BATCH_SIZES = tuple(f"{section}.ppo_mini_batch_size" for section in (ACTOR, f"{PER_AGENT}.actor", "critic"))
 
 
 @dataclass
@@ -45,7 +47,14 @@ class Command:
         if not self.translated:
             return ""
         defaults = " ".join(f"{key}={value}" for key, value in self.defaults.items())
-        listed = f"translated: {' | '.join(self.listed) or 'nothing else'}"
+        values = {**self.defaults, **dict(pair for pair in map(split, self.overrides) if pair is not None)}
+        rows = [
+            f"{key}={values[key]}: counts rows there, tasks here; with use_adaptive_ppo_mini_batch_size=true beside it, "
+            "ppo_mini_update_num sets the number of updates"
+            for key in MINI_BATCH_SIZES
+            if self.upstream == "Dr. MAS" and plain(values.get(key, "0")) not in ("0", "null")
+        ]
+        listed = f"translated: {' | '.join([*self.listed, *rows]) or 'nothing else'}"
         return f"keys of {self.upstream or 'verl'} (docs/upstream_map.md): {f'defaults: {defaults}; ' if defaults else ''}{listed}"
 
 

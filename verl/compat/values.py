@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+PER_AGENT = "agent.agent_specific_parameters"
+
 
 @dataclass(frozen=True)
 class Setting:
@@ -75,6 +77,12 @@ def carried(setting: Setting) -> Taken:
     return Taken({f"{setting.here[0]}{setting.rest}": setting.value})
 
 
+def carried_per_agent(setting: Setting) -> Taken:
+    """Translated, also under agent.agent_specific_parameters."""
+    own = setting.key.startswith(f"{PER_AGENT}.")
+    return Taken({setting.here[0].replace("actor_rollout_ref", PER_AGENT, 1) if own else setting.here[0]: setting.value})
+
+
 def mapped(**values: str) -> Take:
     """Set the equivalent key to the counterpart of the value; other values are not taken."""
 
@@ -124,7 +132,7 @@ def below(**takes: Take) -> Take:
 
 def own_values(setting: Setting) -> Taken | None:
     """Left out if null and the agents have values of their own, under agent.agent_specific_parameters."""
-    own = setting.key.replace("actor_rollout_ref", "agent.agent_specific_parameters", 1)
+    own = setting.key.replace("actor_rollout_ref", PER_AGENT, 1)
     return Taken(listed=False) if setting.plain == "null" and own in setting.command else None
 
 

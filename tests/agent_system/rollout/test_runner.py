@@ -11,9 +11,13 @@ from typing import Any
 import pytest
 
 from agent_system import BaseAgent, BaseEnv, BaseOrchestra, Observation, Outcome, Task, Turn, TurnOver
+from agent_system.tools import ToolAgent, calculator
+from verl.protocol.generate import RolloutError
 from verl.trainer.config.reward import RewardConfig
+from verl.trainer.config.reward_model import RewardModelConfig
 
 from .conftest import OneTurn, Pair
+from .test_reward_models import Length
 
 
 async def one(collector: Any, task: Task | None = None) -> Any:
@@ -280,3 +284,39 @@ async def test_an_environment_that_hangs_in_its_thread_fails_its_episode_and_not
     monkeypatch.setattr("agent_system.rollout.forks.CLOSE_TIMEOUT_S", 0.05)
     episode = await one(make_collector(scripted(), env=Hangs, env_threads=1, episode_timeout_s=0.2, max_failure_rate=1.0))
     assert "waiting for the environment's step 1" in episode.failure
+
+
+async def test_a_call_with_tools_that_fails_leaves_no_sample_that_is_rewarded_or_trained(make_collector, scripted) -> None:
+    class Solver(ToolAgent):
+        prompt = "{env_prompt}"
+        tools = (calculator,)
+
+    class Retries(BaseOrchestra):
+        agents = ("Solver",)
+
+        async def run(self, turn: Turn) -> str:
+            with pytest.raises(RolloutError):
+                await turn.act("Solver")
+            return (await turn.act("Solver")).action
+
+    class PerAgent(OneTurn):
+        def step(self, action: str) -> Outcome:
+            return Outcome(team=1.0, local={"Solver": 0.25}, done=True)
+
+    def script(_prompt: str, _request: Any) -> str:
+        if len(engine.requests) == 2:
+            raise RolloutError("the engine lost the request")
+        asks = '<tool_call>{"name": "calculator", "arguments": {"expression": "2+2"}}</tool_call>'
+        return asks if len(engine.requests) == 1 else "4"
+
+    engine, model = scripted(script), Length(lambda c: 0.5)
+    reward = RewardConfig(team_scope="call", model=RewardModelConfig(kind="api"))
+    collector = make_collector(
+        engine, orchestra=Retries(), agents={"Solver": Solver("Solver")}, env=PerAgent, reward=reward, reward_model=model
+    )
+    result = await collector.collect([Task("a", "2+2?", "sums", "4")], 1, step=1)
+    (episode,) = result.episodes
+    assert [(s.text, s.reward, s.trained) for s in episode.samples] == [("4", 1.75, True)] and len(result.batch) == 1
+    (lost,) = episode.unheard
+    assert "calculator" in lost.text and not lost.trained and [asked.reply for asked in model.asked] == ["4"]
+    assert episode.reply_tokens == sum(len(s.generation.token_ids) for s in (lost, *episode.samples))

@@ -66,6 +66,28 @@ def test_what_cannot_take_effect_is_named(config: RunConfig, per_agent: dict, me
         check_settings(config)
 
 
+@pytest.mark.parametrize("sharing", [True, False])
+@pytest.mark.parametrize(
+    ("run", "own", "differing"),
+    [
+        ({"adv_estimator": "gae"}, {"lam": 0.5}, "lam, while gae"),
+        ({"adv_estimator": "reinforce_plus_plus", "gamma": 0.9}, {"gamma": 0.5}, "gamma, while reinforce_plus_plus"),
+        ({"adv_estimator": "gpg"}, {"group_by": ["uid", "turn"]}, "group_by, while gpg"),
+        ({"adv_estimator": "rloo"}, {"group_by": ["uid", "turn"]}, ""),
+        ({"adv_estimator": "gae"}, {"adv_estimator": "grpo"}, ""),
+        ({"adv_estimator": "gdpo", "gdpo_reward_keys": ["team_reward"]}, {"gdpo_reward_keys": ["local_reward"]}, ""),
+    ],
+)
+def test_agents_of_a_policy_have_one_whitening(config: RunConfig, sharing: bool, run: dict, own: dict, differing: str) -> None:
+    config.algorithm, config.agent.model_sharing = AlgorithmConfig(**run, per_agent={"verifier_agent": own}), sharing
+    config.env.rollout.n = 2
+    if differing and sharing:
+        with pytest.raises(ConfigError, match=f"agents 'Solver Agent' and 'Verifier Agent' share policy .* but differ in {differing}"):
+            check_settings(config)
+    else:
+        check_settings(config)
+
+
 def test_the_runs_own_settings_are_looked_at_as_well(config: RunConfig) -> None:
     config.algorithm = AlgorithmConfig(statistics_over="rows")
     with pytest.raises(ConfigError, match=r"algorithm\.statistics_over='rows'"):

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import fields, replace
 from importlib.util import find_spec
 from typing import Any
 
-from verl.trainer.config import RunConfig, TrainedModelConfig
+from verl.trainer.config import AlgorithmConfig, RunConfig, TrainedModelConfig
 from verl.trainer.config.algorithm import REWARD_FIELDS, SAMPLE_FIELDS
 from verl.trainer.config.effect import check_effect
 from verl.trainer.config.group_checks import check_filter_groups, check_sampling, check_signal
 from verl.trainer.config.reward import known_terms
+from verl.trainer.config.run import follows_committed
 from verl.trainer.config.spec import ConfigError, IneffectiveKeyError, check_values
 from verl.trainer.config.transfer_check import check_transfer
 from verl.trainer.placement.pools import assign_devices, assign_engines, check_engine_spans
@@ -150,6 +152,8 @@ def _check_per_agent(config: RunConfig, placement: Placement) -> None:
         settings, where = agent_config(config.algorithm, agent_id), f"algorithm.per_agent.{slug(agent_id)}" if own else "algorithm"
         check_estimator(settings, agents, where)
         _check_gdpo_rewards(config, settings, where)
+    _check_unread_rewards(config, placement)
+    _check_whole_batch(config, placement)
 
 
 def check_estimator(settings: Any, agents: Sequence[str], where: str = "algorithm") -> None:
@@ -195,6 +199,43 @@ def _check_gdpo_rewards(config: RunConfig, settings: Any, where: str) -> None:
             )
 
 
+def _check_unread_rewards(config: RunConfig, placement: Placement) -> None:
+    """Raise IneffectiveKeyError for a part of the reward that no agent learns from: GDPO reads the columns of its keys alone."""
+    if config.algorithm.filter_groups.enable or follows_committed(config):  # which compare rewards themselves
+        return
+    own = {agent.agent_id: agent_config(config.algorithm, agent.agent_id) for agent in placement.trained}
+    read = {name: list(settings.gdpo_reward_keys or ()) for name, settings in own.items() if settings.adv_estimator == "gdpo"}
+    penalized = [agent for agent in placement.trained if agent.config.actor.use_invalid_action_penalty]
+    parts = [
+        *((_shown(agent, "actor.use_invalid_action_penalty"), [agent.agent_id], "invalid_penalty") for agent in penalized),
+        *([("reward.overlong_buffer.enable=true", [*own], "overlong_penalty")] if config.reward.overlong_buffer.enable else []),
+        *([("algorithm.use_kl_in_reward=true", [*own], "")] if config.algorithm.use_kl_in_reward else []),
+    ]
+    for shown, names, column in parts:
+        carried = ("reward", "step_reward", column) if column else ()
+        if names and all(name in read and not set(carried) & set(read[name]) for name in names):
+            fix = f"add one of {', '.join(carried)} to them" if carried else "none of them has it"
+            raise IneffectiveKeyError(f"{shown} has no effect: gdpo learns from algorithm.gdpo_reward_keys={read[names[0]]} alone; {fix}")
+
+
+def _check_whole_batch(config: RunConfig, placement: Placement) -> None:
+    """Raise ConfigError for agents of one policy with different settings of an estimator that computes over all rows of a policy.
+
+    Rewards of GDPO may differ: then the rewards of each agent are whitened apart.
+    """
+    seen: dict[tuple[str, str], tuple[str, AlgorithmConfig]] = {}
+    for agent in placement.trained:
+        mine = replace(agent_config(config.algorithm, agent.agent_id), gdpo_reward_keys=None, gdpo_reward_weights=None)
+        name = mine.adv_estimator
+        first, theirs = seen.setdefault((agent.policy_id, name), (agent.agent_id, mine))
+        differing = [field.name for field in fields(mine) if getattr(mine, field.name) != getattr(theirs, field.name)]
+        if differing and ESTIMATORS.traits(name).whole_batch:
+            raise ConfigError(
+                f"algorithm.per_agent: agents '{first}' and '{agent.agent_id}' share policy '{agent.policy_id}' but differ in "
+                f"{', '.join(differing)}, while {name} computes over all rows of a policy; give them one value, or a policy each"
+            )
+
+
 def check_reward(config: RunConfig, placement: Placement) -> None:
     """Check keys under `reward` for contradictions with each other or with an agent's length limit."""
     reward, buffer = config.reward, config.reward.overlong_buffer
@@ -235,7 +276,8 @@ def _check_models(config: RunConfig, placement: Placement) -> None:
 def _check_mini_batch(size: int, shown: str, tasks: int) -> None:
     if size and (size > tasks or tasks % size):
         raise ConfigError(
-            f"{shown} does not divide data.train_batch_size={tasks}; both count tasks: choose a divisor, or 0 for one update per step"
+            f"{shown} does not divide data.train_batch_size={tasks}; both count tasks (Dr. MAS counts rows): choose a divisor, 0 for one "
+            "update per step, or the number of updates (use_adaptive_ppo_mini_batch_size=true, ppo_mini_update_num)"
         )
 
 

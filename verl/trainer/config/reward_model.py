@@ -65,7 +65,7 @@ class RewardModelConfig:
         "add",
         "add (to the other rewards) | replace (the environment's reward in the same place: local of a call, team of an episode)",
         choices=("add", "replace"),
-        effect=ANY,
+        effect=(ANY, "reward.model.weight!=0.0"),
     )
     weight: float = key(1.0, "the reward is weight * score; with 0 scores are only reported, and available to reward functions", effect=ANY)
     max_length: int = key(
@@ -89,7 +89,7 @@ class RewardModelConfig:
         1, "further questions after a verdict without a score, sampled at temperature 1 if greedy before", ge=0, effect=ASKED
     )
     unparsable_score: Optional[float] = key(
-        None, "scaled score of a reply without a verdict after all retries; null: it costs the episode", effect=ASKED
+        None, "scaled score of a reply without a verdict after all retries; null: it costs the episode", ge=0, le=1, effect=ASKED
     )
     cache_size: int = key(100_000, "scores kept by content of prompt and reply; 0 keeps none", ge=0, effect=ANY)
     timeout_s: float = key(300.0, "time limit of one score, waiting for other scores included", gt=0, le=LONGEST_S, effect=ANY)
