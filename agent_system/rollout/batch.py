@@ -29,11 +29,10 @@ def build_batch(
     Objects: the sample fields of `_columns`, and `repeated_reward`: of an earlier generation of a call its reward before penalties, which
     the last one has as well; 0 of others; `replies`, `partial_replies` and `partial_span`: number of its generations, of those with several
     weight versions, and the most steps between the first and the last version of one. With `critic_prompts` (see `joint_prompts`) also
-    `critic_prompts` [bsz, Pc] left-padded
-    and `critic_prompt_mask` [bsz, Pc]; with `token_rewards` also `token_rewards` [bsz, R] float64, 0 where a token has none. With
-    `reward_terms` (agent -> names) each of these terms is a column, NaN where a call has none or its agent does not learn from it.
-    With `greedy_baselines` the column `reward_baselines` has the reward of the greedy reply to the row's call; of a call without one, the
-    mean reward of its candidates.
+    `critic_prompts` [bsz, Pc] left-padded and `critic_prompt_mask` [bsz, Pc]; with `token_rewards` also `token_rewards` [bsz, R] float64,
+    0 where a token has none. With `reward_terms` (agent -> names) each of these terms is a column, NaN where a call has none or its agent
+    does not learn from it. With `greedy_baselines` the column `reward_baselines` has the reward of the greedy reply to the row's call; of
+    a call without one, the mean reward of its candidates.
     """
     rows = [(e, s) for e in episodes if not e.failed for s in e.samples if s.trained]
     if not rows:

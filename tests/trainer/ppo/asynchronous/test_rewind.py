@@ -174,6 +174,20 @@ def test_what_happens_between_steps_is_in_no_interval_of_metrics(loop: LoopThrea
     assert ours.metrics(1, 0.1)["rollouter/loop_lag_s"] < 0.2
 
 
+def test_a_surplus_of_dynamic_sampling_goes_on_without_staleness_alone(loop: LoopThread, tmp_path: Path) -> None:
+    """A second batch of tasks is in progress, as one of the first batch had no signal: three groups for a step of two."""
+    ours, state = Stream(loop, config := configured(True), FRESH, [], ()), {"async_training": "fully_async"}
+    config.algorithm.filter_groups.max_num_gen_batches = 2
+    first, rejected, *more = (ours.queue.dispatch(place, place // 2, 0) for place in range(4))
+    ours.queue.end(first, Played([]))
+    ours.queue.reject(rejected)
+    ours.save(tmp_path)
+    assert len(more) == len(ours.queue.running) == 2
+    check_checkpoint(tmp_path, state, config)
+    with pytest.raises(CheckpointError, match="and dynamic sampling without staleness; keep the keys of the run that wrote it"):
+        check_checkpoint(tmp_path, state, configured(True, staleness_threshold=1.0))
+
+
 def test_groups_that_only_drop_allows_are_refused_by_wait(loop: LoopThread, tmp_path: Path) -> None:
     keys = {"staleness_threshold": 2.0, "max_off_policy_strategy": "drop", "max_off_policy_threshold": 0}
     dropping = Stream(loop, configured(False, **keys), Pace(2.0, 1, 0), [])

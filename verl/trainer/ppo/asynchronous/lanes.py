@@ -21,7 +21,7 @@ from verl.trainer.config.run import follows_committed
 from verl.trainer.placement.table import Placement
 from verl.trainer.ppo.critic import need_critic
 from verl.trainer.ppo.per_agent import agent_config, group_fields
-from verl.trainer.ppo.registry import ESTIMATORS, plain_name
+from verl.trainer.ppo.registry import ESTIMATORS, estimator_takes, plain_name
 
 T = TypeVar("T")
 # Fields that samples of different agents, or policies, never share.
@@ -37,7 +37,7 @@ def lanes_of(config: RunConfig, placement: Placement) -> list[list[str]]:
     """
     policies = placement.policy_ids
     estimators = [agent_config(config.algorithm, agent.agent_id).adv_estimator for agent in placement.trained]
-    keeps_state = any("state" in ESTIMATORS.parameters(name).required for name in estimators)
+    keeps_state = any(estimator_takes(name, "state") for name in estimators)
     adapts = config.algorithm.use_kl_in_reward and config.algorithm.kl_ctrl.type == "adaptive"
     if config.async_training.mode != "fully_async" or need_critic(config) or follows_committed(config) or adapts or keeps_state:
         return [policies]

@@ -42,10 +42,12 @@ def check_checkpoint(folder: Path, state: Mapping[str, Any], config: RunConfig) 
                 f"{pace.bound} for {policy}; keep {before} and lower async_training.staleness_threshold, or start anew with "
                 "trainer.resume_mode=disable"
             )
-    queue, wait = groups["queue"], config.async_training.max_off_policy_strategy == "wait"
+    # Without staleness dynamic sampling may have more groups than a step trains on: it rejects the surplus.
+    queue, waits = groups["queue"], config.async_training.max_off_policy_strategy == "wait" and not config.async_training.fresh
     deadlines = sorted(group["deadline"] for name in ("complete", "running") for group in queue[name])
-    if wait and any(count > (deadline - queue["taken"]) * batch for count, deadline in enumerate(deadlines, start=1)):
+    if waits and any(count > (deadline - queue["taken"]) * batch for count, deadline in enumerate(deadlines, start=1)):
         raise CheckpointError(
             f"{folder} holds groups that become too old before a step trains on them, as async_training.max_off_policy_strategy=drop "
-            "allows; keep it, or start anew with trainer.resume_mode=disable"
+            "allows, and dynamic sampling without staleness; keep the keys of the run that wrote it, or start anew with "
+            "trainer.resume_mode=disable"
         )

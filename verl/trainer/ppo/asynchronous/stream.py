@@ -372,8 +372,8 @@ class GroupStream:
         while (groups := self._next_groups(step, late_s := late_at - clock())) is None:
             await self._wait(step, late_s)
         self._failures, self._drained = 0, False
-        ended = {of: draw for of, draw in self._draws.items() if of <= self.queue.taken and not draw.left}
-        taken = Taken(step, groups, self._left_out, self.queue.late, ended)
+        over = {of: draw for of, draw in self._draws.items() if of <= self.queue.taken and not draw.left}
+        taken = Taken(step, groups, self._left_out, self.queue.late, over)
         self._left_out, self.queue.late = [], []
         try:
             samples = await self._samples(groups, taken.left_out, step)
@@ -384,7 +384,7 @@ class GroupStream:
             self.queue.fail_taken(len(groups))
             taken = replace(taken, groups=(), left_out=[*taken.left_out, *groups])
         self._taken.append(taken)
-        self._draws = {of: draw for of, draw in self._draws.items() if of not in ended}
+        self._draws = {of: draw for of, draw in self._draws.items() if of not in over}
         self._notify()
         late, trained = ([e for _, played in ended for e in played.episodes] for ended in (taken.late, groups))
         return with_dropped(samples, late, trained)
