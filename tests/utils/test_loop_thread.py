@@ -2,15 +2,18 @@
 
 import asyncio
 import gc
+import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from concurrent.futures import CancelledError
+from typing import Any
 
 import pytest
 
+from verl.trainer.ppo.interrupt import Interrupted, StopRequest
 from verl.utils import loop_thread
-from verl.utils.loop_thread import LoopThread
+from verl.utils.loop_thread import LoopThread, Running
 
 
 @pytest.fixture
@@ -52,6 +55,26 @@ def test_work_that_is_cancelled_later_ends_and_close_ends_what_is_left(loop: Loo
     loop.close()
     with pytest.raises(CancelledError):
         left.result()
+
+
+def test_a_run_that_was_stopped_begins_no_work_even_if_it_could_end_at_once(loop: LoopThread, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a step whose samples are complete would be trained after the signal."""
+    stop, begun, start = StopRequest(), list[str](), loop.start
+
+    async def take(name: str) -> None:
+        begun.append(name)
+
+    def started(work: Coroutine[Any, Any, None]) -> Running[None]:
+        running = start(work)
+        running._future.exception(5)
+        return running
+
+    monkeypatch.setattr(loop, "start", started)
+    stop.run(loop, take("before"))
+    stop.number = signal.SIGTERM
+    with pytest.raises(Interrupted):
+        stop.run(loop, take("after"))
+    assert begun == ["before"]
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore:coroutine .* was never awaited")

@@ -91,9 +91,12 @@ class StopRequest:
             running.cancel()
 
     def run(self, loop: LoopThread, work: Coroutine[Any, Any, T]) -> T:
-        """Run `work` on `loop` and wait for it; raise `Interrupted` if a signal cancelled it."""
+        """Run `work` on `loop` and wait for it; raise `Interrupted` if a signal came before, or cancelled it."""
+        if self.requested:  # work that needs not wait would end before it is cancelled
+            work.close()
+            raise Interrupted("stop requested")
         self._running = running = loop.start(work)
-        if self.requested:
+        if self.requested:  # since then
             running.cancel()
         try:
             return running.result()
