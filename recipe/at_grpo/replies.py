@@ -39,9 +39,11 @@ def shares(path: Path) -> dict[str, float]:
 
 def rows_of(run_dir: Path, seed: int) -> list[dict[str, Any]]:
     """Return the rows of one run: of its first and last validation, and of that with swapped roles."""
-    first, *_, last = sorted((run_dir / "trajectories").glob("val_*.jsonl"))
-    (swapped,) = run_dir.glob("swapped/*/trajectories/val_*.jsonl")
-    found = {"before": first, "after": last, "swapped": swapped}
+    validations, swapped = (sorted(run_dir.glob(f"{where}trajectories/val_*.jsonl")) for where in ("", "swapped/*/"))
+    if len(validations) < 2 or len(swapped) != 1:
+        command = f"python recipe/at_grpo/measure.py --tasks plan_path --variants script --seeds {seed}"
+        sys.exit(f"{run_dir} has no finished run with trajectories, expected the one of: {command}")
+    found = {"before": validations[0], "after": validations[-1], "swapped": swapped[0]}
     return [{"seed": seed, "episodes": name} | shares(path) for name, path in found.items()]
 
 

@@ -58,9 +58,11 @@ class Dice(BaseEnv):
         if wanted != method:
             return None
         if harm.startswith("kill once "):
-            killed = Path(harm.removeprefix("kill once "))
-            harm = "nothing" if killed.exists() else "kill"
-            killed.touch()
+            try:  # in one step: the task has episodes in two processes
+                Path(harm.removeprefix("kill once ")).touch(exist_ok=False)
+                harm = "kill"
+            except FileExistsError:
+                harm = "nothing"
         if harm == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         if harm == "raise":
