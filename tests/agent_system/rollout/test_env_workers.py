@@ -4,8 +4,10 @@ import asyncio
 import os
 import pickle
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from agent_system.env_workers import EnvSource, EnvWorkerError, EnvWorkers, Proc
 from agent_system.env_workers.messages import Transport
 from agent_system.projection import Projection
 from agent_system.rollout import Collector, CollectResult, TreeConfig
-from agent_system.rollout.player import TooManyFailuresError
+from agent_system.rollout.player import EpisodePlayer, TooManyFailuresError
 from tests.agent_system.rollout.conftest import Solver, Verifier
 from tests.agent_system.rollout.worlds import Dice
 from verl.trainer.config.reward import RewardConfig
@@ -109,6 +111,49 @@ def kill(workers: EnvWorkers) -> None:
     while any(worker.dead is None for worker in workers._workers):
         assert time.monotonic() < limit, "nobody noticed"
         time.sleep(0.01)
+
+
+def test_the_socket_of_a_dead_worker_is_closed_after_its_last_frame_was_sent() -> None:
+    """Its descriptor may be that of another file afterwards."""
+    with workers(1) as started:
+        worker, begun, sent = started._workers[0]._transport, threading.Event(), threading.Event()
+
+        class Slow:
+            recv_bytes, real = worker._connection.recv_bytes, worker._connection
+
+            def send_bytes(self, frame: bytes) -> None:
+                begun.set()
+                time.sleep(0.3)
+                sent.set()
+
+            def close(self) -> None:
+                closed.set_result(sent.is_set())
+                self.real.close()
+
+        closed = Future[bool]()
+        worker._connection = Slow()
+        worker.send(99, b"late")
+        assert begun.wait(5)
+        worker.kill()
+        assert closed.result(5), "closed while the frame was being sent"
+
+
+def test_an_episode_is_not_played_again_during_a_validation(play: Play, pair: EnvWorkers, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, seen = EpisodePlayer._run, list[str]()
+
+    async def lost_once(player: EpisodePlayer, spec: Any) -> Any:
+        seen.append("begins" if player._open.is_set() else "begins in a validation")
+        if len(seen) > 1:
+            return await run(player, spec)
+        player.set_open(False)
+        asyncio.get_running_loop().call_later(0.2, player.set_open, True)
+        lost: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        lost.set_exception(EnvWorkerError("killed"))
+        return None, lost
+
+    monkeypatch.setattr(EpisodePlayer, "_run", lost_once)
+    assert [episode.failure for episode in play(["fine"], pair).episodes] == [None]
+    assert seen == ["begins", "begins"]
 
 
 def test_workers_that_die_while_nobody_asks_them_are_replaced(play: Play, pair: EnvWorkers) -> None:
