@@ -140,6 +140,11 @@ class Sample:
         return self.rounds or (self,)
 
     @property
+    def whole_call(self) -> tuple[int, int]:
+        """Turn and number of the call that the generation belongs to; the number is that of its last generation."""
+        return self.turn, self.call if self.final_call is None else self.final_call
+
+    @property
     def mean_version(self) -> float:
         """Version of the weights, averaged over the tokens that they sampled."""
         replies = [s.generation for s in self.generations]

@@ -110,6 +110,6 @@ def _hops(played: Sequence[EpisodeRecord]) -> tuple[np.ndarray, np.ndarray]:
     for record in played:
         numbers: dict[tuple[int, int], int] = {}
         for s in record.samples:
-            hops.append(numbers.setdefault((s.turn, s.call if s.final_call is None else s.final_call), len(numbers) + 1))
+            hops.append(numbers.setdefault(s.whole_call, len(numbers) + 1))
         totals += [len(numbers)] * len(record.samples)
     return np.array(hops), np.array(totals)

@@ -33,9 +33,9 @@ def team_rewards(record: EpisodeRecord, scope: str) -> list[float]:
         for s in record.samples:
             acts[s.turn - 1] += s.act_reward or 0.0
         return [acts[s.turn - 1] + record.turn_rewards[s.turn - 1] for s in record.samples]
-    last = dict(list(dict.fromkeys((s.turn, s.call if s.final_call is None else s.final_call) for s in record.samples)))
+    last = dict(list(dict.fromkeys(s.whole_call for s in record.samples)))  # by turn, in the order of first generations
     own = {(s.turn, s.call): _call_reward(s, record.turn_rewards[s.turn - 1], last[s.turn] == s.call) for s in record.samples}
-    return [own[s.turn, s.call if s.final_call is None else s.final_call] for s in record.samples]
+    return [own[s.whole_call] for s in record.samples]
 
 
 def _call_reward(sample: Sample, step: float, ended_turn: bool) -> float:

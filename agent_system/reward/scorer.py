@@ -179,7 +179,7 @@ def _of_generations(
     last = {(s.turn, s.call): i for i, s in enumerate(samples) if s.final_call is None}
     given, sums = [], dict[tuple[int, bool], Sample]()
     for i, sample in enumerate(samples):
-        final = i if sample.final_call is None else last.get((sample.turn, sample.final_call), i)
+        final = i if sample.final_call is None else last.get(sample.whole_call, i)
         if final == i:
             given.append([*calls[i], *paid[i]])
             continue

@@ -30,7 +30,7 @@ def join_generations(samples: Sequence[Sample], agents: Collection[str], text_of
     others = []
     for sample in samples:
         if sample.agent_id in agents and sample.tools is not None:
-            calls[sample.turn, sample.call if sample.final_call is None else sample.final_call].append(sample)
+            calls[sample.whole_call].append(sample)
         else:
             others.append(sample)
     final = dict[tuple[int, int | None], int]()

@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from verl.trainer.ppo.asynchronous.group_queue import Group, GroupQueue
+from verl.trainer.ppo.asynchronous.group_queue import Group, GroupQueue, fits
 from verl.trainer.ppo.asynchronous.pace import Pace
 
 
@@ -90,6 +90,8 @@ class Waiting(RuleBasedStateMachine):
         counts = self.queue.counts()
         assert counts.pop("dispatched") == sum(counts.values())
         assert self.drops or counts["dropped"] == 0
+        left = [*self.queue.running.values(), *(group for group, _ in self.queue.complete.values())]
+        assert self.drops or fits([group.deadline for group in left], self.queue.taken, self.queue.batch), "a resume would be refused"
         for pace in () if self.drops else self.queue.paces.values():
             assert counts["running"] + counts["complete"] <= math.floor((1 + pace.staleness) * pace.trigger * self.queue.batch)
         assert counts["trained"] <= self.queue.taken * self.queue.batch <= 9 * self.queue.batch

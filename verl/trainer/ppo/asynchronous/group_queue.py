@@ -29,7 +29,7 @@ step for which no more tasks can be sampled.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -192,8 +192,7 @@ class GroupQueue(Generic[T]):
     def _rest_fits(self, step: int, chosen: set[int]) -> bool:
         """Return whether the steps after `step` can train on all other groups before their deadlines."""
         left = [group for group, _ in self.complete.values() if group.index not in chosen] + list(self.running.values())
-        deadlines = sorted(group.deadline for group in left)
-        return all(count <= (deadline - step) * self.batch for count, deadline in enumerate(deadlines, start=1))
+        return fits((group.deadline for group in left), step, self.batch)
 
     def counts(self) -> dict[str, int]:
         """Return the ledger: dispatched = trained + failed + rejected + dropped + running + complete."""
@@ -214,3 +213,8 @@ class GroupQueue(Generic[T]):
         self.running = {group["index"]: Group(**group) for group in state["running"]}
         complete = [Group(**group) for group in state["complete"]]
         self.complete = {group.index: (group, content) for group, content in zip(complete, contents, strict=True)}
+
+
+def fits(deadlines: Iterable[int], step: int, batch: int) -> bool:
+    """Return whether steps after `step`, of `batch` groups each, can train on groups with these deadlines."""
+    return all(count <= (deadline - step) * batch for count, deadline in enumerate(sorted(deadlines), start=1))

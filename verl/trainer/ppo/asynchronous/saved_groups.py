@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from verl.trainer.config import RunConfig
+from verl.trainer.ppo.asynchronous.group_queue import fits
 from verl.trainer.ppo.asynchronous.pace import paces
 from verl.utils.checkpoint import CheckpointError
 
@@ -44,8 +45,8 @@ def check_checkpoint(folder: Path, state: Mapping[str, Any], config: RunConfig) 
             )
     # Without staleness dynamic sampling may have more groups than a step trains on: it rejects the surplus.
     queue, waits = groups["queue"], config.async_training.max_off_policy_strategy == "wait" and not config.async_training.fresh
-    deadlines = sorted(group["deadline"] for name in ("complete", "running") for group in queue[name])
-    if waits and any(count > (deadline - queue["taken"]) * batch for count, deadline in enumerate(deadlines, start=1)):
+    deadlines = [group["deadline"] for name in ("complete", "running") for group in queue[name]]
+    if waits and not fits(deadlines, queue["taken"], batch):
         raise CheckpointError(
             f"{folder} holds groups that become too old before a step trains on them, as async_training.max_off_policy_strategy=drop "
             "allows, and dynamic sampling without staleness; keep the keys of the run that wrote it, or start anew with "
