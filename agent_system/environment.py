@@ -86,7 +86,8 @@ class BaseEnv(ABC):
         config_class: dataclass of the options under `env.params`.
         blocking: plain methods may take long.
         needs_ground_truth: tasks must have a ground truth; False for an environment that computes rewards without one.
-        uses_sandbox: it runs programs in `agent_system.sandbox.shared_sandbox()`; a run without a working sandbox then does not start.
+        uses_sandbox: it runs programs in `agent_system.sandbox.shared_sandbox()`, possibly with some options only; a run without a working
+            sandbox then does not start.
         config: the options of this run.
         seed: the same for all episodes of a group, so that they start from the same state.
     """
@@ -94,7 +95,7 @@ class BaseEnv(ABC):
     config_class: ClassVar[type] = NoOptions
     blocking: ClassVar[bool] = True
     needs_ground_truth: ClassVar[bool] = True
-    uses_sandbox: ClassVar[bool] = False
+    uses_sandbox: bool = False
 
     def __init__(self, config: Any = None, *, seed: int = 0) -> None:
         self.config = self.config_class() if config is None else config

@@ -34,7 +34,7 @@ class EnvHost:
         load_plugins(source.plugins)
         self._cls = EnvRegistry.get(source.name)
         self._config = build_options(self._cls.config_class, source.params, "env.params")
-        if self._cls.uses_sandbox:
+        if self._cls(self._config).uses_sandbox:
             configure(source.sandbox)
         self._memory_bytes = source.memory_bytes
         self._threads = DaemonExecutor(source.threads)

@@ -29,7 +29,7 @@ class EnvSource:
         name: registered name of the environment.
         params: its options (`env.params`).
         plugins: modules to import first (`agent.plugins`).
-        sandbox: settings of the worker's sandbox, started if the environment's class uses one.
+        sandbox: settings of the worker's sandbox, started if the environment uses one.
         threads: maximum number of threads for blocking methods in one worker.
         memory_bytes: resident memory above which a worker is replaced; None: no limit.
     """

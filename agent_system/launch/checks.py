@@ -86,7 +86,9 @@ def start_sandbox(config: RunConfig) -> None:
     sandbox, team = config.sandbox, config.agent.orchestra_type
     orchestra = OrchestraRegistry.get(team, env=config.env.env_name).from_options(orchestra_options(config), team)
     agents = [AgentRegistry.get(name, orchestra=team, env=config.env.env_name) for name in config.agent.agent_ids]
-    if EnvRegistry.get(config.env.env_name).uses_sandbox or orchestra.uses_sandbox or any(runs_programs(a) for a in agents):
+    cls = EnvRegistry.get(config.env.env_name)
+    env = cls(build_options(cls.config_class, config.env.params, "env.params"))
+    if env.uses_sandbox or orchestra.uses_sandbox or any(runs_programs(a) for a in agents):
         configure(sandbox)
     elif sandbox != SandboxConfig():
         changed = [f"sandbox.{name}" for name, value in vars(sandbox).items() if value != getattr(SandboxConfig(), name)]

@@ -7,35 +7,45 @@ r"""One question, one reply, graded by the `data_source` of its row as in verl's
 | `openai/gsm8k` | the last number after `####`, equal as text | 1 or 0 |
 | `lighteval/MATH`, `DigitalLearningGmbH/MATH-lighteval`, `HuggingFaceH4/MATH-500`, `numina_*` | the last `\boxed{}` | 1 or 0 |
 | `math_dapo`, `math`, `math_dapo_reasoning`, `aime*` | the last line `Answer: ...`, without one the last `\boxed{}` | 1 or -1 |
+| `searchR1_*` | the last `<answer>` element, equal as normalised text to an accepted answer | 1 or 0 |
+| `codecontests`, `apps`, `codeforces`, `taco` | the last block of Python, without one the reply | the share of passed tests |
 
-Answers of the last two rows are compared by the grader of the environment `math`. As in verl, `####` and `Answer:` are read in the
+Answers of the rows with `\boxed{}` are compared by the grader of the environment `math`. As in verl, `####` and `Answer:` are read in the
 last 300 characters of a reply, and the box instead of `Answer:` in the last 100. verl compares normalised texts where the grader compares
-values.
+values. A right answer with more than 10 tags has a quarter of the reward. Programs run in the sandbox, with
+`env.params.programs=true` alone, on tests in the form of the environment `code`; where one fails, verl counts the first 10.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from agent_system.agent import BaseAgent, Message
 from agent_system.environment import BaseEnv, Observation, Outcome, Task
 from agent_system.errors import AgentSystemError
-from agent_system.projection import Projection, last_boxed, strip_thinking
+from agent_system.projection import Projection, last_boxed, python_block, strip_thinking
 from agent_system.registry import AgentRegistry, EnvRegistry
+from agent_system.workflows.code.world.problem import Problem, read_ground_truth
+from agent_system.workflows.code.world.runs import check_program
 from agent_system.workflows.math.world.grade import grade, shared_pool
 from agent_system.workflows.math.world.grader_pool import Verdict
+from agent_system.workflows.search.world.answers import accepted_answers, exact_match
 from agent_system.workflows.single import SINGLE
 
 GSM8K = ("openai/gsm8k",)
 BOXED = ("lighteval/MATH", "DigitalLearningGmbH/MATH-lighteval", "HuggingFaceH4/MATH-500")
 LINE = ("math_dapo", "math", "math_dapo_reasoning")
-BOXED_PREFIX, LINE_PREFIX = "numina_", "aime"
+PROGRAMS = ("codecontests", "apps", "codeforces", "taco")
+BOXED_PREFIX, LINE_PREFIX, SEARCH_PREFIX = "numina_", "aime", "searchR1_"
 TAIL_CHARS, BOX_TAIL_CHARS = 300, 100
+MAX_ANSWER_TAGS, TOLERANCE = 10, 1e-6
 _HASHES = re.compile(r"#### (-?[0-9.,]+)")  # exactly one space, as in verl
 _ANSWER = re.compile(r"Answer\s*:\s*([^\n]+)", re.IGNORECASE)
+_ELEMENT = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+Grader = Callable[[str, Any], Awaitable[float]]  # of a reply and the ground truth; returns the reward
 
 
 @dataclass(frozen=True)
@@ -44,9 +54,15 @@ class DataSourceOptions:
 
     Attributes:
         graded: grade the reply; false where a reward function (`reward.custom_reward_function.path`) does.
+        programs: run programs of replies in the sandbox, which their data sources need.
     """
 
     graded: bool = True
+    programs: bool = False
+
+    def __post_init__(self) -> None:
+        if self.programs and not self.graded:
+            raise AgentSystemError("env.params.programs has no effect with env.params.graded=false: nothing is graded")
 
 
 @EnvRegistry.register("data_source")
@@ -56,13 +72,22 @@ class DataSourceEnv(BaseEnv):
     config_class = DataSourceOptions
     blocking = False
 
+    def __init__(self, config: DataSourceOptions | None = None, *, seed: int = 0) -> None:
+        super().__init__(config, seed=seed)
+        self.uses_sandbox = self.config.programs
+
     def check_source(self, data_source: str) -> None:
         """Raise AgentSystemError for rows that cannot be graded."""
-        if self.config.graded and _reader(data_source) is None:
-            known = ", ".join([*GSM8K, *BOXED, f"{BOXED_PREFIX}*", *LINE, f"{LINE_PREFIX}*"])
+        if self.config.graded and _grader(data_source) is None:
+            prefixes = [f"{prefix}*" for prefix in (BOXED_PREFIX, LINE_PREFIX, SEARCH_PREFIX)]
             raise AgentSystemError(
-                f"env.env_name=data_source has no reward for data_source={data_source!r}; known: {known}; set "
+                f"env.env_name=data_source has no reward for data_source={data_source!r}; known: "
+                f"{', '.join([*GSM8K, *BOXED, *LINE, *PROGRAMS, *prefixes])}; set "
                 "reward.custom_reward_function.path to a file with compute_score (and env.params.graded=false) for others"
+            )
+        if self.config.graded and data_source in PROGRAMS and not self.config.programs:
+            raise AgentSystemError(
+                f"replies to data_source={data_source!r} are programs: set env.params.programs=true to run them in the sandbox"
             )
 
     def reset(self, task: Task) -> Observation:
@@ -74,12 +99,11 @@ class DataSourceEnv(BaseEnv):
 
     async def step(self, action: str) -> Outcome:
         """Grade the reply and end the episode."""
-        read = _reader(self._task.data_source) if self.config.graded and self._task.judged else None
-        if read is None:
+        grader = _grader(self._task.data_source) if self.config.graded and self._task.judged else None
+        if grader is None:
             return Outcome(done=True)
-        right = await _is_right(read(action), str(self._task.ground_truth), self._task.data_source)
-        wrong = -1.0 if read is _line_answer else 0.0
-        return Outcome(team=1.0 if right else wrong, done=True, info={"success": float(right)})
+        reward = await grader(action, self._task.ground_truth)
+        return Outcome(team=reward, done=True, info={"success": float(reward == 1)})
 
     @classmethod
     def question(cls, text: str) -> Task:
@@ -108,26 +132,48 @@ class DataSourceAgent(BaseAgent):
         return [dict(message) for message in variables.get("messages") or ()] or super().messages(variables)
 
 
-async def _is_right(answer: str, truth: str, data_source: str) -> bool:
-    if data_source in GSM8K:
-        return answer == truth
-    return await grade(answer, last_boxed(truth) or truth.strip(), shared_pool()) is Verdict.EQUAL
-
-
-def _hashes_answer(reply: str) -> str:
+async def _gsm8k(reply: str, truth: Any) -> float:
     found = _HASHES.findall(reply[-TAIL_CHARS:])
-    return found[-1].replace(",", "") if found else ""
+    return float(bool(found) and found[-1].replace(",", "") == str(truth))
 
 
-def _line_answer(reply: str) -> str:
+async def _boxed(reply: str, truth: Any) -> float:
+    return float(await _equals(last_boxed(reply), truth))
+
+
+async def _answer_line(reply: str, truth: Any) -> float:
     found = _ANSWER.findall(reply[-TAIL_CHARS:])
-    return found[-1].strip() if found else last_boxed(reply[-BOX_TAIL_CHARS:])
+    return 1.0 if await _equals(found[-1].strip() if found else last_boxed(reply[-BOX_TAIL_CHARS:]), truth) else -1.0
 
 
-def _reader(data_source: str) -> Callable[[str], str] | None:
-    """Return the function that reads the answer of a reply; None for an unknown data source."""
+async def _element(reply: str, truth: Any) -> float:
+    found = _ELEMENT.findall(reply)
+    right = exact_match(found[-1], accepted_answers(truth)) if found else 0.0
+    return right / 4 if max(reply.count("<answer>"), reply.count("</answer>")) > MAX_ANSWER_TAGS else right
+
+
+async def _program(reply: str, truth: Any) -> float:
+    reply = strip_thinking(reply)
+    program = python_block(reply).action if "```" in reply else reply
+    function, cases = read_ground_truth(truth)
+    if not program.strip():
+        return 0.0
+    results = await check_program(program, cases, Problem(cases, function), TOLERANCE)
+    return sum(result.passed for result in results) / len(results)
+
+
+async def _equals(answer: str, truth: Any) -> bool:
+    return await grade(answer, last_boxed(str(truth)) or str(truth).strip(), shared_pool()) is Verdict.EQUAL
+
+
+def _grader(data_source: str) -> Grader | None:
+    """Return the function that grades a reply; None for an unknown data source."""
     if data_source in GSM8K:
-        return _hashes_answer
+        return _gsm8k
     if data_source in BOXED or data_source.startswith(BOXED_PREFIX):
-        return last_boxed
-    return _line_answer if data_source in LINE or data_source.startswith(LINE_PREFIX) else None
+        return _boxed
+    if data_source in LINE or data_source.startswith(LINE_PREFIX):
+        return _answer_line
+    if data_source.startswith(SEARCH_PREFIX):
+        return _element
+    return _program if data_source in PROGRAMS else None

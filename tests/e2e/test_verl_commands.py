@@ -1,4 +1,4 @@
-"""Recorded commands of verl train a tiny model; only paths, sizes and the device are changed."""
+"""Recorded commands of verl train a tiny model on a CPU: with its path, sizes and device come the `hf` engine and fewer, unlogged steps."""
 
 import functools
 import json
@@ -132,19 +132,26 @@ def steps(folder: Path) -> list[int]:
     return [line["training/global_step"] for line in read_metrics(folder) if "training/global_step" in line]
 
 
-def test_a_recorded_command_trains_two_steps_as_typed(command: Command, tmp_path: Path, forked_python: str) -> None:
-    given = command("grpo_trainer/run_qwen3_4b_fsdp.sh")
+def test_a_recorded_command_trains_two_steps_as_typed(
+    command: Command, tmp_path: Path, function: dict[str, Path], forked_python: str
+) -> None:
+    given = command("grpo_trainer/run_qwen3_4b_fsdp.sh", **function | {"trainer.experiment_name": "qwen3"})
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     typed = [forked_python, "-m", "verl.trainer.main_ppo", *given]
     done = subprocess.run(typed, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert steps(tmp_path / "run") == [1, 2]
+    trained = [line for line in read_metrics(tmp_path / "run") if "training/global_step" in line]
+    assert [line["training/global_step"] for line in trained] == [1, 2]
+    assert all(line["actor/grad_norm"] > 0 and line["agent/single_agent/advantage_abs"] > 0 for line in trained)
     assert "keys of verl (docs/upstream_map.md)" in done.stderr and "actor_rollout_ref.rollout.n=2: env.rollout.n=2" in done.stderr
 
 
-def test_a_command_with_another_estimator_trains_two_steps(command: Command, tmp_path: Path) -> None:
-    run(compose_config(command("rloo_trainer/run_qwen3_8b_fsdp.sh")))
+def test_a_command_with_another_estimator_trains_two_steps(
+    command: Command, tmp_path: Path, function: dict[str, Path], moved: dict[str, list[set[str]]]
+) -> None:
+    run(compose_config(command("rloo_trainer/run_qwen3_8b_fsdp.sh", **function)))
     assert steps(tmp_path / "run") == [1, 2]
+    assert len(moved["update_actor"]) == 2 and all(any("layers" in key for key in keys) for keys in moved["update_actor"])
 
 
 def test_a_command_with_a_critic_trains_it(

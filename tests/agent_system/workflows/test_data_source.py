@@ -1,13 +1,16 @@
 """The reward by data_source: verl's rules for each known one."""
 
 import asyncio
+import json
 
 import pytest
 
 from agent_system.errors import AgentSystemError
+from agent_system.sandbox import close_shared, configure
 from agent_system.task import task_from_row
 from agent_system.testing import check_env, scripted_team
 from agent_system.workflows.data_source import DataSourceAgent, DataSourceEnv, DataSourceOptions
+from verl.trainer.config import SandboxConfig
 
 MESSAGES = [{"role": "system", "content": "Be brief. "}, {"role": "user", "content": " 40+2?"}]
 
@@ -38,6 +41,54 @@ def test_a_reply_is_graded_as_its_data_source_says(source: str, reply: str, rewa
     env.reset(task_from_row(row(source)))
     outcome = asyncio.run(env.step(reply))
     assert (outcome.team, outcome.done, outcome.info["success"]) == (reward, True, float(reward > 0))
+
+
+@pytest.mark.parametrize(
+    ("reply", "reward"),
+    [
+        ("<answer>Rome</answer> <answer> the Paris.</answer>", 1),
+        ("Paris", 0),
+        ("<answer></answer>", 0),
+        ("<answer>" * 11 + "Paris</answer>", 0),
+        ("<answer>paris</answer>" * 11, 0.25),
+    ],
+)
+def test_a_search_answer_is_read_from_the_last_element(reply: str, reward: float) -> None:
+    env = DataSourceEnv()
+    env.reset(task_from_row(row("searchR1_nq") | {"reward_model": {"ground_truth": {"target": ["Paris", "City of Light"]}}}))
+    assert asyncio.run(env.step(reply)).team == reward
+
+
+def test_a_program_is_run_on_the_tests() -> None:
+    doubled = "print(2 * int(input()))"
+    cases = [
+        (f"<think>```python\nprint(1)\n```</think>First\n```python\nprint(0)\n```\nno:\n```python\n{doubled}\n```", 1, 1),
+        (doubled, 1, 1),
+        ("n = int(input())\nprint(2 * n if n < 6 else 0)", 0.5, 0),
+        ("n = int(input())\nprint(2 * n if n < 11 else 0)", 11 / 12, 0),
+        ("```text\nno program\n```", 0, 0),
+        ("", 0, 0),
+    ]
+    tests = {"inputs": [f"{n}\n" for n in range(12)], "outputs": [f"{2 * n}\n" for n in range(12)]}
+    task = task_from_row(row("taco") | {"reward_model": {"ground_truth": json.dumps(tests)}})
+    try:
+        configure(SandboxConfig(min_level="rlimits", workers=1))
+        for reply, reward, success in cases:
+            env = DataSourceEnv(DataSourceOptions(programs=True))
+            env.reset(task)
+            outcome = asyncio.run(env.step(reply))
+            assert (outcome.team, outcome.info["success"]) == (pytest.approx(reward), success), reply
+    finally:
+        close_shared()
+
+
+def test_programs_are_run_only_if_they_are_allowed() -> None:
+    assert DataSourceEnv(DataSourceOptions(programs=True)).uses_sandbox and not DataSourceEnv().uses_sandbox
+    with pytest.raises(AgentSystemError, match=r"replies to data_source='apps' are programs: set env\.params\.programs=true"):
+        DataSourceEnv().check_source("apps")
+    DataSourceEnv(DataSourceOptions(programs=True)).check_source("apps")
+    with pytest.raises(AgentSystemError, match=r"env\.params\.programs has no effect"):
+        DataSourceOptions(graded=False, programs=True)
 
 
 def test_the_agent_is_given_the_messages_unchanged() -> None:
