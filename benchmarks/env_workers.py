@@ -7,7 +7,8 @@ their ratios is reported. It needs as many idle cores as workers. bare_speedup: 
 those of as many processes as workers that divide them, in the same rounds: what the machine allows. blocking_2000_s: seconds of 2,000
 concurrent episodes whose only step blocks 0.5 s. overhead_ms: time of one step of an environment without work in a worker, less that in the
 driver, one step after the other.
-The last line is JSON: `{"cpu_speedup", "bare_speedup", "blocking_2000_s", "overhead_ms"}`.
+The last line is JSON: `{"cpu_speedup", "bare_speedup", "blocking_2000_s", "overhead_ms", "spread"}`: medians, and the lowest and highest
+round of each.
 """
 
 from __future__ import annotations
@@ -161,7 +162,9 @@ def main() -> None:
             added.append(1000 * (there - here))
     say(f"added per step: {', '.join(f'{a:.3f}' for a in added)} ms\n")
     found = {"cpu_speedup": ratios, "bare_speedup": bare, "blocking_2000_s": waited, "overhead_ms": added}
-    say(json.dumps({name: round(statistics.median(values), 3) for name, values in found.items()}) + "\n")
+    medians = {name: round(statistics.median(values), 3) for name, values in found.items()}
+    spread = {name: [round(min(values), 3), round(max(values), 3)] for name, values in found.items()}
+    say(json.dumps(medians | {"spread": spread}) + "\n")
 
 
 if __name__ == "__main__":

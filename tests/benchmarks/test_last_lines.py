@@ -131,6 +131,7 @@ def test_env_workers(forked_python: str) -> None:
     assert min(result["cpu_speedup"], result["bare_speedup"]) > 0
     assert 0.5 <= result["blocking_2000_s"] < 60
     assert result["overhead_ms"] != 0
+    assert result.pop("spread") == {name: [value, value] for name, value in result.items()}
 
 
 def test_retrieval_finds_what_is_asked_for_in_so_many_words_and_batches() -> None:

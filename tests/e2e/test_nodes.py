@@ -1,6 +1,7 @@
 """Two nodes of a Ray cluster, here two of one CPU each on one machine: workers on both meet, hand values over and train as one rank."""
 
 import os
+import pickle
 import subprocess
 import sys
 import time
@@ -13,12 +14,15 @@ import psutil
 import pytest
 import ray
 
+from agent_system import EnvRegistry
+from agent_system.env_workers import EnvSource, EnvWorkers
+from agent_system.env_workers.ray_actor import RayWorker
 from tests.e2e.conftest import Run, read_metrics, weights
 from tests.single_controller.test_worker_group import Adder, batch
 from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
 from verl.single_controller.ray.resource_pool import node_of
 from verl.single_controller.ray.start import start_private_cluster
-from verl.trainer.ppo.controller import RAY_SYSTEM_CONFIG, RayController
+from verl.trainer.ppo.controller import RAY_SYSTEM_CONFIG, RayController, import_path
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 STORE = 100 * 2**20
@@ -63,6 +67,18 @@ def test_workers_on_two_nodes_meet_and_hand_values_over() -> None:
     (value, _), _ = both.give(1_000)
     assert isinstance(value, ray.ObjectRef) and both.take(value) == [499_500.0] * 2
     both.shutdown()
+
+
+def test_environment_workers_are_on_both_nodes() -> None:
+    """Each needs so little of a CPU that one node has room for both."""
+    source, environment = pickle.dumps(EnvSource("plan_path")), {"PYTHONPATH": import_path()}
+    started = EnvWorkers(EnvRegistry.get("plan_path"), 2, lambda: RayWorker(source, 0.1, environment))
+    try:
+        actors: list[Any] = [worker._transport._actor for worker in started._workers]  # type: ignore[attr-defined]
+        found = ray.get([actor.__ray_call__.remote(lambda _: ray.get_runtime_context().get_node_id()) for actor in actors])
+    finally:
+        started.close()
+    assert sorted(found) == sorted(node["NodeID"] for node in ray.nodes()) and len(found) == 2
 
 
 def test_a_group_of_two_nodes_trains_as_one_rank(train: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

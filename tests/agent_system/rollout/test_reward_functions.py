@@ -123,6 +123,14 @@ def by_name_and_index(episode):
 
 def two_positions(episode, call):
     return 0.0
+
+
+def tokens_by_call(episode):
+    return {0: [0.5] + [0.0] * (episode.samples[0].response_tokens - 1), "Verifier": [(0, 2, 1.0)]}
+
+
+def a_list(episode):
+    return [0.5, 0.0]
 """
 
 
@@ -257,6 +265,25 @@ def test_a_manager_of_a_plug_in_needs_no_function(play) -> None:
         RewardManagerRegistry.remove("constant")
 
 
+def test_a_mapping_gives_rewards_of_tokens_to_calls(play, functions) -> None:
+    @RewardManagerRegistry.register("mine")
+    class Mine(RewardManager):
+        def score(self, episode: Any) -> Any:
+            return self.function(episode)  # type: ignore[misc]
+
+    try:
+        for manager in ("episode", "mine"):
+            reward = custom(functions, "tokens_by_call", manager)
+            reward.granularity = "token"
+            result = play(reward)
+            solver, verifier = result.episodes[0].samples
+            assert [(s.local_reward, s.reward) for s in (solver, verifier)] == [(0.5, 1.5), (1.0, 2.0)]
+            where = [[(i, value) for i, value in enumerate(row.tolist()) if value] for row in result.batch.batch["token_rewards"]]
+            assert where == [[(0, 0.5)], [(1, 1.0)]] and verifier.text.startswith("<v")
+    finally:
+        RewardManagerRegistry.remove("mine")
+
+
 @pytest.mark.parametrize(
     ("name", "cause"),
     [
@@ -269,6 +296,7 @@ def test_a_manager_of_a_plug_in_needs_no_function(play) -> None:
         ("call_nine", r"names call 9, but the episode had 2 calls"),
         ("leaves", r"called sys.exit\(3\)"),
         ("stops", r"raised StopIteration"),
+        ("a_list", r"a list as the team reward; .* return a mapping that names it, such as \{0: \[...\]\} or \{'Solver': \[...\]\}"),
     ],
 )
 def test_a_function_that_fails_costs_its_episode_with_the_cause(play, functions, name, cause) -> None:

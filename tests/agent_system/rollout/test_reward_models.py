@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import count
@@ -118,12 +119,16 @@ def test_functions_see_the_score_and_share_its_place(play: Any, tmp_path: Any) -
         (lambda c: float("nan"), "gave a score=nan; rewards must be finite"),
         (lambda c: [1.0, 2.0], "rewards must be finite"),
         (lambda c: 1 / 0, "ZeroDivisionError"),
-        (lambda c: asyncio.sleep(30), r"no score within reward.model.timeout_s=0.2 s from the api"),
+        (lambda c: asyncio.sleep(30), r"no score within reward.model.timeout_s=0.5 s from the api"),
     ],
 )
-def test_a_model_that_fails_costs_the_episode(play: Any, score: Any, cause: str) -> None:
-    with pytest.raises(TooManyFailuresError, match=cause):
-        play(rewards(timeout_s=0.2), Length(score))
+def test_a_model_that_fails_costs_the_episode(make_collector: Any, scripted: Any, score: Any, cause: str) -> None:
+    model = Length(lambda c: score(c) if c.task.task_id == "b" else 2.0)
+    collector = make_collector(scripted(), reward=rewards(timeout_s=0.5), reward_model=model, max_failure_rate=0.5)
+    result = asyncio.run(collector.collect([Task(name, f"{name}: 2+2?", "sums", "4") for name in "abc"], 1, step=1))
+    (first, failed, last), rows = result.episodes, result.batch.non_tensor_batch
+    assert re.search(cause, str(failed.failure)) and not first.failed and not last.failed
+    assert rows["task_id"].tolist() == ["a", "a", "c", "c"] and rows["reward"].tolist() == [3.0] * 4
 
 
 class Forks(BaseEnv):

@@ -66,10 +66,24 @@ LLAMA = """\
 {%- endfor %}
 {%- if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"""
 
+# As in Mistral's, tools stand before the question, a special token begins the calls, and these are a list of plain JSON.
+JSON = """\
+{{- bos_token ~ '[SYSTEM_PROMPT]' ~ messages[0].content ~ '[/SYSTEM_PROMPT]' }}
+{%- for message in messages if message.role != 'system' %}
+    {%- if message.role == 'user' %}
+        {{- '[AVAILABLE_TOOLS]' ~ tools | tojson ~ '[/AVAILABLE_TOOLS][INST]' ~ message.content ~ '[/INST]' }}
+    {%- elif message.role == 'tool' %}
+        {{- '[TOOL_RESULTS]' ~ {'content': message.content} | tojson ~ '[/TOOL_RESULTS]' }}
+    {%- else %}
+        {{- message.content ~ eos_token }}
+    {%- endif %}
+{%- endfor %}"""
+
 TEMPLATES = {
     "qwen2.5": QWEN.replace("CONTENT", "message.content"),
     "qwen3": QWEN.replace("CONTENT", THINKING),
     "llama3.1": LLAMA,
+    "json": JSON,
 }
 
 
@@ -81,12 +95,22 @@ def llama(name: str, arguments: dict[str, Any]) -> str:
     return json.dumps({"name": name, "parameters": arguments})
 
 
+def plain(*calls: tuple[str, dict[str, Any]]) -> str:
+    return json.dumps([{"name": n, "arguments": a} for n, a in calls])
+
+
 ADD, TWICE, QUOTE = ("calculator", {"expression": "1+1"}), ("calculator", {"expression": "2*2"}), ("echo", {"text": 'é "q"\n<b>'})
 HERMES = [f"I add.\n{hermes(ADD, QUOTE)}", hermes(TWICE), "so \\boxed{4}"]
 REPLIES = {
     "qwen2.5": HERMES,
     "qwen3": [f"<think>\nhow?\n</think>\n\n{HERMES[0]}", HERMES[1], f"<think>\nyes\n</think>\n\n{HERMES[2]}"],
     "llama3.1": [f"<|python_tag|>{llama(*ADD)}; {llama(*QUOTE)}", llama(*TWICE), "so \\boxed{4}"],
+    "json": [f"[TOOL_CALLS]{plain(ADD, QUOTE)}", f"I multiply.\n```json\n{plain(TWICE)}\n```", "so \\boxed{4}"],
+}
+# The tokens that begin a text, end a message and begin tool calls, and others.
+SPECIAL = {
+    "llama3.1": ("<|begin_of_text|>", "<|eot_id|>", "<|python_tag|>", "<|start_header_id|>", "<|end_header_id|>"),
+    "json": ("<s>", "</s>", "[TOOL_CALLS]", "[INST]", "[/INST]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]"),
 }
 
 
@@ -120,9 +144,9 @@ class Once(BaseEnv):
 def tokenizer(request: pytest.FixtureRequest) -> Any:
     """A byte-level tokenizer with the template and the special tokens of a family."""
     tokenizer = make_tokenizer()
-    if request.param == "llama3.1":
-        more = ["<|start_header_id|>", "<|end_header_id|>", "<|python_tag|>", "<|eot_id|>", "<|begin_of_text|>"]
-        tokenizer.add_special_tokens({"additional_special_tokens": more, "eos_token": "<|eot_id|>", "bos_token": "<|begin_of_text|>"})
+    if special := SPECIAL.get(request.param):
+        begin, end, *more = special
+        tokenizer.add_special_tokens({"additional_special_tokens": more, "eos_token": end, "bos_token": begin})
     tokenizer.chat_template = TEMPLATES[request.param]
     return tokenizer
 
@@ -145,17 +169,17 @@ def rendered(tokenizer: Any, replies: list[str], results: list[list[str]]) -> st
 
 @pytest.mark.parametrize("tokenizer", TEMPLATES, indirect=True, ids=TEMPLATES)
 def test_every_prompt_is_the_rendered_conversation(tokenizer: Any, make_collector: Any, scripted: Any, request: Any) -> None:
-    replies = REPLIES[request.node.callspec.id]
+    family = request.node.callspec.id
+    replies, mark = REPLIES[family], SPECIAL.get(family, [""] * 3)[2]
     result = play(make_collector, scripted, replies)
     (episode,) = result.episodes
     assert episode.team_reward == 1.0 and [s.tools.calls for s in episode.samples] == [2, 1, 0]
     results = [["2", QUOTE[1]["text"]], ["4"]]
-    shown = [reply.removeprefix("<|python_tag|>") for reply in replies]
+    shown = [reply.removeprefix(mark) for reply in replies]
     for number, sample in enumerate(episode.samples):
         expected = rendered(tokenizer, shown[:number], results[:number])
-        special = "<|python_tag|>" if number and replies[0] != shown[0] else ""  # sampled, but in no message
-        assert sample.prompt_text.replace(special, "") == expected
-        if not special:
+        assert sample.prompt_text.replace(mark, "") == expected, "the mark is sampled, but in no message"
+        if not number or not mark:
             assert list(sample.prompt_ids) == tokenizer.encode(expected, add_special_tokens=False)
     counts = {name: result.metrics[f"agent/single_agent/tools/{name}"] for name in ("malformed", "errors", "restarted", "cut")}
     assert not any(counts.values())
