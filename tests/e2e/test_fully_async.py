@@ -117,13 +117,13 @@ def trained_episodes(run_dir: Path) -> list[str]:
     return [json.loads(line)["traj_uid"] for file in files for line in file.read_text().splitlines()]
 
 
-def check_ledger(run_dir: Path, steps: int, failing: bool = False) -> None:
+def check_ledger(run_dir: Path, steps: int, failing: bool = False, size: int = 12) -> None:
     """No episode is trained twice, every step has a whole batch, and groups add up; with `failing` there are more episodes."""
     trained = trained_episodes(run_dir)
     assert len(trained) == len(set(trained))
     assert len(trained) == steps * 2 * 3 or failing
     tasks = Counter(uid.split("/")[1] for uid in trained[::3])
-    assert max(tasks.values()) <= math.ceil(steps_of(run_dir)[-1]["fully_async/count/dispatched"] / 12), "a task was drawn too often"
+    assert max(tasks.values()) <= math.ceil(steps_of(run_dir)[-1]["fully_async/count/dispatched"] / size), "a task was drawn too often"
     for line in steps_of(run_dir):
         counts = {name.rpartition("/")[2]: value for name, value in line.items() if name.startswith("fully_async/count/")}
         assert counts.pop("dispatched") == sum(counts.values())
@@ -301,9 +301,10 @@ def test_an_engine_that_dies_while_it_samples_and_gets_weights_is_replaced_once(
     check_ledger(tmp_path / "run", 4)
 
 
-def test_a_task_that_always_fails_is_named_and_replaced_by_another_one(
+def test_a_task_that_always_fails_is_named_and_replaced_by_another_one_and_set_aside(
     train: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Three epochs of six tasks: the task fails in the first one and, after a resume, in the second one."""
     import my_flow_package
 
     reset = my_flow_package.MyWorld.reset
@@ -314,13 +315,19 @@ def test_a_task_that_always_fails_is_named_and_replaced_by_another_one(
         return reset(world, task)
 
     monkeypatch.setattr(my_flow_package.MyWorld, "reset", broken)
-    train(STALE | {"trainer.test_freq": 0, "trainer.val_before_train": False, "rollout.max_failure_rate": 0.5})
-    check_ledger(tmp_path / "run", 6, failing=True)
+    few = {"trainer.test_freq": 0, "trainer.val_before_train": False, "trainer.save_hf_model": False, "data.shuffle": False}
+    few |= {"data.train_max_samples": 6, "rollout.max_failure_rate": 0.5, "async_training.max_task_failures": 2}
+    train(STALE | few | {"trainer.total_training_steps": 2})
+    assert steps_of(tmp_path / "run")[-1]["fully_async/count/failed"] == 1 and "set aside" not in caplog.text
+    train(STALE | few | {"trainer.total_training_steps": 8})
+    check_ledger(tmp_path / "run", 8, failing=True, size=5)
     said = [record.getMessage() for record in caplog.records if "left out: KeyError: 'no such world'" in record.getMessage()]
-    assert len(said) == 3 and all("/toy:3/" in message for message in said)
+    assert len(said) == 6 and all("/toy:3/" in message for message in said)
+    named = [record.getMessage() for record in caplog.records if "set aside" in record.getMessage()]
+    assert len(named) == 1 and named[0].startswith("task toy:3 is set aside: its last 2 groups failed, the last one with KeyError")
     last = steps_of(tmp_path / "run")[-1]
-    assert last["fully_async/count/failed"] == 1
-    assert sum(line["episode/failed"] for line in steps_of(tmp_path / "run")) == 3
+    assert last["fully_async/count/failed"] == 2 and last["fully_async/count/dispatched"] > 2 * 6
+    assert sum(line["episode/failed"] for line in steps_of(tmp_path / "run")) == 6
 
 
 @pytest.mark.ray

@@ -319,7 +319,7 @@ class AsyncTrainingConfig:
         choices=("wait", "drop"),
         effect=FULLY_ASYNC,
     )
-
+    max_task_failures: int = key(3, "groups of a task that fail in a row before it is drawn no more; 0: no limit", ge=0, effect=FULLY_ASYNC)
     batch_timeout_s: float = key(
         0.0,
         "seconds after which a step trains on those tasks that are complete, if they are fewer than data.train_batch_size; 0: never",

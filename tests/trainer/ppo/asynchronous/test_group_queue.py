@@ -188,3 +188,20 @@ def test_weights_are_sent_after_as_many_steps_as_the_pace_says_or_sooner() -> No
     assert not pace.sends("adaptive", 4, 2, ahead=False)
     adapter = replace(pace, adapter=True)
     assert all(adapter.sends(way, step, step - 1, ahead=False) for way in ("lazy", "eager", "adaptive") for step in steps)
+
+
+def test_a_task_is_set_aside_after_failures_in_a_row_and_stays_so() -> None:
+    queue: GroupQueue[None] = GroupQueue(9, {"p": Pace(9.0)}, max_failures=2)
+
+    def play(*ends: str) -> set[int]:
+        for end in ends:
+            group = queue.dispatch(7, 0, 0)
+            queue.end(group, None) if end == "end" else getattr(queue, end)(group)
+        return queue.set_aside
+
+    assert play("fail", "end", "fail", "reject", "fail") == set()
+    assert play("fail") == play("fail", "end", "reject") == {7} and queue.failures == {7: 3}
+    for limit, aside in ((3, {7}), (4, set()), (0, set())):
+        resumed: GroupQueue[None] = GroupQueue(9, {"p": Pace(9.0)}, max_failures=limit)
+        resumed.load_state_dict(json.loads(json.dumps(queue.state_dict())), [None] * len(queue.complete))
+        assert resumed.set_aside == aside

@@ -73,14 +73,18 @@ def test_two_takes_are_undone_and_saved_with_what_was_dropped_before_them(loop: 
 
 
 class Stream(GroupStream):
-    """A stream whose episodes are names of groups, `step<s>.<attempt>/<task>`; without a signal unless the task is among `signal`."""
+    """A stream whose episodes are names of groups, `step<s>.<attempt>/<task>`; without a signal unless the task is among `signal`.
+
+    Those of the tasks `broken` fail.
+    """
 
     def __init__(self, loop: LoopThread, config: RunConfig, pace: Pace, saved: list[Any], signal: Collection[int] = range(9)) -> None:
         @asynccontextmanager
         async def groups(_window: int) -> AsyncIterator[Any]:
             async def play(row: int, _n: int, *, step: int, attempt: int, number: int) -> list[Any]:
                 await asyncio.sleep(0.01)
-                return [SimpleNamespace(uid=f"step{step}.{attempt}/{row}/{number}", failure=None, reply_tokens=1, row=row)]
+                uid, failure = f"step{step}.{attempt}/{row}/{number}", "KeyError: 'world'" if row in self.broken else None
+                return [SimpleNamespace(uid=uid, task_id=f"toy:{row}", failure=failure, reply_tokens=1, row=row)]
 
             uid = lambda row, **_: str(row)  # noqa: E731
             yield SimpleNamespace(play=play, uid=uid, rows=lambda episodes: episodes, set_open=lambda _: None, limit_s=3.0)
@@ -91,12 +95,14 @@ class Stream(GroupStream):
         collector: Any = SimpleNamespace(groups=groups, task_id=str, save_episodes=save, load_episodes=lambda _: list(saved))
         loader = TaskLoader(list(range(4)), config.data.train_batch_size, seed=0, shuffle=False)  # type: ignore[arg-type]
         super().__init__(config, collector, loader, loop, lambda *_: None, 9, {"p": pace}, {})
-        self.signal, self.has_samples, self.taken_uids = signal, True, list[list[str]]()
+        self.signal, self.has_samples, self.taken_uids, self.broken = signal, True, list[list[str]](), set[int]()
 
     def _has_signal(self, rows: Any) -> bool:
         return rows[0].row in self.signal
 
     async def _samples(self, groups: Any, left_out: Any, step: int) -> StepSamples:
+        if not groups and not left_out:
+            return await super()._samples(groups, left_out, step)
         self.taken_uids.append([played.sampled[0].uid for _, played in groups])
         columns = {name: np.array([1], dtype=object) for name in ("replies", "partial_replies", "partial_span")}
         return StepSamples(DataProto.from_dict(non_tensors=columns) if self.has_samples else None, (), {}, 0)

@@ -69,18 +69,21 @@ class GroupQueue(Generic[T]):
         paces: of every trained policy.
         drops: leave out groups that miss their deadline (`max_off_policy_strategy=drop`).
         steps: number of steps of the run; None without a limit.
+        max_failures: `async_training.max_task_failures`.
         versions: published version of every trained policy.
         taken: number of steps that have taken a batch.
         dispatched, trained, failed, rejected, dropped: numbers of groups so far.
         running: groups that are being sampled, by index.
         complete: groups that no step has taken, with their content, by index.
         late: dropped groups, with their content, until somebody clears the list.
+        failures: number of groups in a row that failed of a task, by its place.
     """
 
     batch: int
     paces: Mapping[str, Pace]
     drops: bool = False
     steps: int | None = None
+    max_failures: int = 0
     versions: dict[str, int] = field(default_factory=dict)
     taken: int = 0
     dispatched: int = 0
@@ -91,6 +94,7 @@ class GroupQueue(Generic[T]):
     running: dict[int, Group] = field(default_factory=dict)
     complete: dict[int, tuple[Group, T]] = field(default_factory=dict)
     late: list[tuple[Group, T]] = field(default_factory=list)
+    failures: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.versions = dict.fromkeys(self.paces, 0) | self.versions
@@ -126,6 +130,11 @@ class GroupQueue(Generic[T]):
         """
         return self.taken + 1 + min(self._ahead // self.batch, *(pace.least_bound for pace in self.paces.values()))
 
+    @property
+    def set_aside(self) -> set[int]:
+        """Places of the tasks that are not drawn any more: of each, `max_failures` groups in a row failed."""
+        return {place for place, count in self.failures.items() if 0 < self.max_failures <= count}
+
     def dispatch(self, place: int, attempt: int, number: int) -> Group:
         """Begin a group of `next_step`."""
         group = Group(self.dispatched, self.next_step, attempt, place, number, self._deadline)
@@ -135,18 +144,24 @@ class GroupQueue(Generic[T]):
 
     def end(self, group: Group, content: T) -> None:
         """End a group that steps can train on."""
-        del self.running[group.index]
+        self._end_played(group)
         self.complete[group.index] = (group, content)
 
     def fail(self, group: Group) -> None:
         """End a group without a successful episode."""
         del self.running[group.index]
         self.failed += 1
+        self.failures[group.place] = self.failures.get(group.place, 0) + 1
 
     def reject(self, group: Group) -> None:
         """End a group without a signal."""
-        del self.running[group.index]
+        self._end_played(group)
         self.rejected += 1
+
+    def _end_played(self, group: Group) -> None:
+        del self.running[group.index]
+        if group.place not in self.set_aside:
+            self.failures.pop(group.place, None)
 
     def reject_surplus(self) -> list[tuple[Group, T]]:
         """Reject the complete groups beyond a batch, the last ones in the order of dispatch, and return them."""
@@ -202,13 +217,14 @@ class GroupQueue(Generic[T]):
         """Return everything but the content of complete groups, in JSON types; a group that is running will run again."""
         counts = {name: getattr(self, name) for name in COUNTS}
         running = [asdict(group) for group in self.running.values()]
-        counts |= {"taken": self.taken}
+        counts |= {"taken": self.taken, "failures": list(self.failures.items())}
         return {**counts, "versions": self.versions, "running": running, "complete": [asdict(group) for group, _ in self.complete.values()]}
 
     def load_state_dict(self, state: Mapping[str, Any], contents: list[T]) -> None:
         """Restore `state_dict`, with the content of its complete groups in their order."""
         for name in (*COUNTS, "taken"):
             setattr(self, name, int(state[name]))
+        self.failures = dict(state["failures"])
         self.versions |= {policy: version for policy, version in state["versions"].items() if policy in self.versions}
         self.running = {group["index"]: Group(**group) for group in state["running"]}
         complete = [Group(**group) for group in state["complete"]]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import math
 import time
 from collections import deque
@@ -27,7 +28,7 @@ from verl.trainer.ppo.asynchronous.pace import Pace
 from verl.trainer.ppo.asynchronous.played import Draw, Played, Taken
 from verl.trainer.ppo.asynchronous.saved_groups import FOLDER, STATE
 from verl.trainer.ppo.collect.dynamic_sampling import keep_signal, signal_rows
-from verl.trainer.ppo.collect.protocol import Collector, GroupPlayer
+from verl.trainer.ppo.collect.protocol import Collector, Episode, GroupPlayer
 from verl.trainer.ppo.collect.source import OnCollected
 from verl.trainer.ppo.collect.step_samples import StepSamples, filtered_samples, needs_greedy_episodes, samples_of
 from verl.trainer.ppo.interrupt import StopRequest
@@ -36,6 +37,7 @@ from verl.utils.loop_thread import LoopThread, Running
 from verl.utils.names import listed
 from verl.workers.rollout.restart import RestartingClient
 
+logger = logging.getLogger(__name__)
 T = TypeVar("T")
 # Period of the timer whose delay is the lag of the event loop, in seconds.
 TICK_S = 0.05
@@ -74,12 +76,8 @@ class GroupStream:
         self._engines = {} if config.async_training.partial_rollout else engines
         settings = config.async_training
         self.config, self.collector, self.loader, self.loop, self.on_collected = config, collector, loader, loop, on_collected
-        self.queue: GroupQueue[Played] = GroupQueue(
-            config.data.train_batch_size,
-            paces,
-            settings.max_off_policy_strategy == "drop",
-            steps,
-        )
+        drops = settings.max_off_policy_strategy == "drop"
+        self.queue: GroupQueue[Played] = GroupQueue(config.data.train_batch_size, paces, drops, steps, settings.max_task_failures)
         self._greedy = needs_greedy_episodes(config) and not config.algorithm.filter_groups.enable
         # Dynamic sampling plays whole batches of tasks, as in synchronous training.
         self._whole = settings.fresh and config.algorithm.filter_groups.enable
@@ -321,7 +319,7 @@ class GroupStream:
         if len(draw.places) % batch == 0:
             draw.seen = {}
         places = [] if draw.places else self._left_over()
-        places += self.loader.take(count - len(places), [*draw.places, *places]) if len(places) < count else []
+        places += self.loader.take(count - len(places), [*draw.places, *places, *self.queue.set_aside]) if len(places) < count else []
         for place in places:
             task = self.collector.task_id(self.loader.source[place])
             draw.left.append((place, attempt, draw.seen.get(task, 0)))
@@ -353,13 +351,18 @@ class GroupStream:
         failed = all(episode.failure is not None for episode in played.sampled)
         self._failures = self._failures + 1 if failed else 0
         if failed:
-            self.queue.fail(group)
+            self._count_failure(group, played.sampled[-1])
         elif self.config.algorithm.filter_groups.enable and not self._has_signal(player.rows(played.sampled)):
             self.queue.reject(group)
         else:
             self.queue.end(group, played)
             return
         self._left_out.append((group, played))
+
+    def _count_failure(self, group: Group, last: Episode) -> None:
+        self.queue.fail(group)
+        if (count := self.queue.failures[group.place]) == self.queue.max_failures:
+            logger.warning("task %s is set aside: its last %d groups failed, the last one with %s", last.task_id, count, last.failure)
 
     def _has_signal(self, rows: DataProto | None) -> bool:
         return rows is not None and bool(signal_rows(rows, self.config.algorithm).any())
@@ -394,7 +397,8 @@ class GroupStream:
         assert self._player is not None
         ended = sorted([*groups, *left_out], key=lambda ended: ended[0].index)
         if not ended:
-            return StepSamples(None, (), {}, 0, NO_TASKS)
+            aside = f"{len(self.queue.set_aside)} of {self.loader.size} tasks are set aside, see async_training.max_task_failures"
+            return StepSamples(None, (), {}, 0, NO_TASKS if self._draws.get(step, Draw()).places else f"no task can be drawn: {aside}")
         result = await self._player.result([e for _, played in ended for e in played.sampled])
         if self.config.algorithm.filter_groups.enable:
             drawn = max(group.attempt + 1 for group, _ in ended)
