@@ -82,6 +82,8 @@ class VLLMEngine:
         EngineGoneError: the engine's process did not start.
     """
 
+    waits = True
+
     def __init__(
         self,
         config: ActorRolloutRefConfig,
