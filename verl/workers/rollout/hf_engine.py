@@ -308,7 +308,7 @@ class HFEngine:
             earlier = tuple(self._earlier.get(slot, ()))
             self._release(slot)
         version = self.version_of(reply.ticket.request.adapter)
-        reply.ticket.replies[reply.index] = Generation(tokens, log_probs, reason, version, earlier)
+        reply.ticket.replies[reply.index] = Generation(tokens, log_probs, reason, version=version, earlier=earlier)
         reply.ticket.open -= 1
         self._stats.replies += 1
         self._stats.tokens += len(tokens)
