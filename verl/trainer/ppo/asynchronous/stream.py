@@ -57,7 +57,7 @@ class GroupStream:
         on_collected: OnCollected,
         steps: int,
         paces: Mapping[str, Pace],
-        engines: Mapping[str, RestartingClient],
+        engines: Mapping[str, tuple[RestartingClient, str | None]],
     ) -> None:
         """Start with nothing in progress.
 
@@ -69,7 +69,7 @@ class GroupStream:
             on_collected: called with the samples of every step.
             steps: number of steps of the run.
             paces: of every trained policy.
-            engines: of every trained policy, which are drained before new weights unless `async_training.partial_rollout`.
+            engines: of every trained policy, with its adapter; drained before new weights unless `async_training.partial_rollout`.
         """
         self._engines = {} if config.async_training.partial_rollout else engines
         settings = config.async_training
@@ -117,10 +117,10 @@ class GroupStream:
 
     def update_ended(self, step: int, policies: Collection[str]) -> None:
         """Wait for the replies in progress if they may not go on with new weights; otherwise engines take these while they sample."""
-        due = {id(engine): engine for policy, engine in self._engines.items() if policy in policies}
+        due = [engine for policy, engine in self._engines.items() if policy in policies]
 
         async def drain() -> None:
-            await asyncio.gather(*(engine.drain() for engine in due.values()))
+            await asyncio.gather(*(client.drain(adapter) for client, adapter in due))
 
         self._on_loop(drain())
 
@@ -130,7 +130,8 @@ class GroupStream:
         async def publish() -> None:
             for policy in policies:
                 if policy in self._engines:
-                    self._engines[policy].release()
+                    client, adapter = self._engines[policy]
+                    client.release(adapter)
             self.queue.versions |= dict.fromkeys(policies, version)
             self._notify()
 
