@@ -3,7 +3,8 @@
     event loop of the collector:   dispatch groups while there is room | put complete ones into the queue
     training loop, step s:         take a batch of groups | credit and updates | send the weights of s to the engines
 
-How many groups are in progress, and which ones a step takes, is decided by `GroupQueue`. All of its state is used on the event loop alone.
+How many groups are in progress, and which ones a step takes, is decided by `GroupQueue`. Once the first step has
+begun, all of its state is used on the event loop alone; other threads wait for that loop.
 """
 
 from __future__ import annotations
@@ -111,9 +112,13 @@ class GroupStream:
 
     def wants(self, step: int, policy: str) -> bool:
         """As `SampleSource.wants`, by `async_training.parameter_sync`."""
-        way, version = self.config.async_training.parameter_sync, self.queue.versions[policy]
-        ahead = self.queue.taken > step or len(self.queue.complete) >= self.queue.batch
-        return self.queue.paces[policy].sends(way, step, version, ahead)
+
+        async def look() -> bool:
+            way, version = self.config.async_training.parameter_sync, self.queue.versions[policy]
+            ahead = self.queue.taken > step or len(self.queue.complete) >= self.queue.batch
+            return self.queue.paces[policy].sends(way, step, version, ahead)
+
+        return self._on_loop(look())
 
     def update_ended(self, step: int, policies: Collection[str]) -> None:
         """Wait for the replies in progress if they may not go on with new weights; otherwise engines take these while they sample."""
