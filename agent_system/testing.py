@@ -76,7 +76,7 @@ class ScriptedEngine:
             self._encoded[text] = ids
         whole = len(ids) <= request.sampling.max_tokens
         ids = ids if whole else ids[: request.sampling.max_tokens]
-        return Generation(ids, self._constant(len(ids)), "stop" if whole else "length", self.version)
+        return Generation(ids, self._constant(len(ids)), "stop" if whole else "length", version=self.version)
 
     def _constant(self, length: int) -> tuple[float, ...]:
         return self._log_probs.setdefault(length, (-0.5,) * length)

@@ -117,7 +117,7 @@ def make_collector(concurrent: int, replies: int = 20_000, *, blocking: bool = F
 
     def generations(texts: list[str]) -> list[Generation]:
         encoded = [(*ids, tokenizer.eos_token_id) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]]
-        return [Generation(ids, (-0.5,) * len(ids), "stop", 0) for ids in encoded]
+        return [Generation(ids, (-0.5,) * len(ids), "stop") for ids in encoded]
 
     engine = FreeEngine({"solver": generations(solutions), "verifier": generations(verdicts)})
     sampling = SamplingParams(max_tokens=256)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from agent_system.rollout.endpoint import Answer, Endpoint  # aiohttp, which teams without an API do not need
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RemoteGeneration(Generation):
     """A reply without token ids.
 

@@ -226,6 +226,17 @@ def test_an_engine_spans_the_gpus_of_a_node_of_the_engines() -> None:
     assert config.actor_rollout_ref.rollout.tensor_model_parallel_size == 2
 
 
+@pytest.mark.parametrize("mini_batch", ["actor_rollout_ref.actor", "agent.agent_specific_parameters.actor"])
+def test_the_mini_batches_that_a_step_fetches_at_once_are_those_of_its_tasks(mini_batch: str) -> None:
+    given = ["async_training.require_batches=2", f"{mini_batch}.ppo_mini_batch_size=8", "data.train_batch_size=16", *ALONE]
+    command = translate(given)
+    assert (command.overrides, command.listed) == (given[1:], [])
+    advice = r"require_batches.*here data\.train_batch_size: the tasks of a step, in every mode: require_batches \* ppo_mini_batch_size"
+    for others in (["data.train_batch_size=32", given[1]], ["data.train_batch_size=16", f"{mini_batch}.ppo_mini_batch_size=[8,4]"], []):
+        with pytest.raises(ConfigError, match=advice):
+            compose_config([given[0], *others, *ALONE])
+
+
 def test_a_command_that_names_a_team_keeps_the_defaults_here() -> None:
     assert compose_config([*ALONE, "data.truncation=error"]) == compose_config(ALONE)
     assert compose_config(["data.truncation=error"]).algorithm.adv_estimator == "gae"

@@ -77,6 +77,64 @@ def test_a_run_that_was_stopped_begins_no_work_even_if_it_could_end_at_once(loop
     assert begun == ["before"]
 
 
+def test_a_blocked_loop_is_reported_once_with_the_place_while_threads_wait(
+    loop: LoopThread, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(loop_thread, "BLOCKED_S", 0.5)
+    monkeypatch.setattr(loop_thread, "LOOK_S", 0.05)
+
+    def compute() -> None:
+        time.sleep(1)
+
+    async def act() -> None:
+        compute()
+
+    def waits_for(work: Coroutine[Any, Any, None], reports: int) -> None:
+        other = loop.start(asyncio.sleep(0))
+        running = loop.start(work)
+        threads = [threading.Thread(target=one.result) for one in (other, running)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(5)
+        running.result()
+        said, caplog.records[:] = [record.getMessage() for record in caplog.records], []
+        assert len(said) == reports
+        for line in said:
+            assert "event loop test has been blocked for" in line and "must not set blocking=False" in line
+            assert line.index("test_loop_thread.py") < line.index(" act > ") < line.index(" compute: ") and "\n" not in line
+
+    waits_for(asyncio.sleep(0.8), 0)
+    waits_for(act(), 1)
+    waits_for(act(), 1)
+
+
+def test_a_signal_handler_runs_while_the_main_thread_waits(loop: LoopThread) -> None:
+    begun, seen = threading.Event(), list[float]()
+    running, since = loop.start(forever(begun)), time.perf_counter()
+
+    def handle(*_: object) -> None:
+        seen.append(time.perf_counter() - since)
+        running.cancel()
+
+    previous = signal.signal(signal.SIGUSR1, handle)
+    try:
+        threading.Timer(0.2, signal.pthread_kill, (threading.get_ident(), signal.SIGUSR1)).start()
+        with pytest.raises(CancelledError):
+            running.result()
+    finally:
+        signal.signal(signal.SIGUSR1, previous)
+    assert seen[0] < loop_thread.LOOK_S and time.perf_counter() - since < loop_thread.LOOK_S
+
+
+def test_an_error_of_the_work_is_its_own_even_a_timeout(loop: LoopThread) -> None:
+    async def late() -> None:
+        raise TimeoutError("step 3 waited")
+
+    with pytest.raises(TimeoutError, match="step 3 waited"):
+        loop.start(late()).result()
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore:coroutine .* was never awaited")
 def test_a_thread_that_waits_for_a_blocked_loop_is_released_by_close(loop: LoopThread, monkeypatch: pytest.MonkeyPatch) -> None:
     """As at the end of a run whose environment computes for ever: the process ends only when no thread waits."""

@@ -12,6 +12,7 @@ from fnmatch import fnmatchcase
 
 from verl.compat.values import (
     Take,
+    batches_of_a_step,
     below,
     carried,
     carried_per_agent,
@@ -262,6 +263,8 @@ VERL_KEYS: tuple[VerlKey, ...] = (
     *_absent("every run has a team", "agent.multi_agent", take=nothing("true")),
     *_absent("the orchestra has the memory", "agent.use_agent_memory", take=nothing("false")),
     # Algorithms and the run.
+    _renamed("async_training.require_batches", "data.train_batch_size",
+             note="the tasks of a step, in every mode: require_batches * ppo_mini_batch_size", take=batches_of_a_step),
     *_absent("the collections of a step run one after the other", "algorithm.filter_groups.max_inflight_gen_batches",
              take=no_effect(silent=("1",))),
     *_absent("rows are not resampled by their reward", "algorithm.use_pf_ppo", take=nothing("false")),

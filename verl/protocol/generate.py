@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Literal, Protocol, Self, runtime_checkable
 
 StopReason = Literal["stop", "length", "abort"]
@@ -74,6 +74,7 @@ class Generation:
     token_ids: tuple[int, ...]
     log_probs: tuple[float, ...] = field(repr=False)
     stop_reason: StopReason
+    _: KW_ONLY
     version: int = 0
     earlier: tuple[tuple[int, int], ...] = ()
 
@@ -103,7 +104,7 @@ class Generation:
         return replace(self, token_ids=ids, log_probs=log_probs, version=kept[-1][0], earlier=tuple(kept[:-1]))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ScoredPrompt(Generation):
     """The reply of a reward model: no tokens, but the score of the prompt, which is a whole conversation."""
 

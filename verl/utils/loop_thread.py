@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import logging
+import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
@@ -16,13 +18,17 @@ logger = logging.getLogger(__name__)
 
 # Time limit of cancelled tasks, in seconds.
 END_TIMEOUT_S = 5.0
+# A loop that has run nothing for so many seconds is reported while a thread waits for it, which looks every `LOOK_S` seconds.
+BLOCKED_S, LOOK_S = 10.0, 2.0
+# Innermost calls that such a report names.
+FRAMES = 4
 
 
 class Running(Generic[T]):
     """A coroutine on the event loop of another thread."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> None:
-        self._loop = loop
+    def __init__(self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T], look: Callable[[], None]) -> None:
+        self._loop, self._look = loop, look
         self._task: asyncio.Task[T] | None = None
         self._cancelled = False
         self._future = asyncio.run_coroutine_threadsafe(self._run(work), loop)
@@ -35,10 +41,15 @@ class Running(Generic[T]):
         return await work
 
     def result(self) -> T:
-        """Wait for the coroutine and return its result, or raise its error; signal handlers run meanwhile.
+        """Wait for the coroutine and return its result, or raise its error; signal handlers run meanwhile, and a blocked loop is reported.
 
         Raises concurrent.futures.CancelledError after `cancel`.
         """
+        while not self._future.done():
+            try:
+                self._future.exception(LOOK_S)
+            except concurrent.futures.TimeoutError:
+                self._look()
         return self._future.result()
 
     def cancel(self) -> None:
@@ -62,15 +73,39 @@ class LoopThread:
         self._loop = asyncio.new_event_loop()
         self._waited_for = set[concurrent.futures.Future[Any]]()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._lock = threading.Lock()
+        self._asked_at: float | None = None  # when a callback was scheduled that has not run
+        self._reported = False
 
     def start(self, work: Coroutine[Any, Any, T]) -> Running[T]:
         """Start `work` and return at once."""
         if not self._thread.is_alive():
             self._thread.start()
-        running = Running(self._loop, work)
+        running = Running(self._loop, work, self._look)
         self._waited_for.add(running._future)
         running._future.add_done_callback(self._waited_for.discard)
         return running
+
+    def _look(self) -> None:
+        """Warn, once, if a callback has not run for `BLOCKED_S` seconds; schedule the next one after it has run."""
+        with self._lock, suppress(RuntimeError):  # the loop is closed
+            if self._asked_at is None:
+                self._asked_at, self._reported = time.monotonic(), False
+                self._loop.call_soon_threadsafe(self._answer)
+            elif (blocked_s := time.monotonic() - self._asked_at) >= BLOCKED_S and not self._reported:
+                self._reported = True
+                frame = sys._current_frames().get(self._thread.ident or 0)
+                calls = traceback.extract_stack(frame)[-FRAMES:] if frame else []
+                logger.warning(
+                    "the event loop %s has been blocked for %.0f s, and everything on it waits for %s: an environment or a team that "
+                    "computes must not set blocking=False, and its async methods must await",
+                    self._thread.name,
+                    blocked_s,
+                    " > ".join(f"{call.filename}:{call.lineno} {call.name}" for call in calls),
+                )
+
+    def _answer(self) -> None:
+        self._asked_at = None
 
     def _run(self) -> None:
         while True:

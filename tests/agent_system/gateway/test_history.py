@@ -188,7 +188,7 @@ async def test_what_a_program_changes_begins_a_new_sequence_and_is_counted(play:
 
 
 def test_a_bounded_history_keeps_what_was_answered_last() -> None:
-    viewer, node = Viewer(str, False, False), Node(Prompt("", ()), Generation((), (), "stop", 0), (), ())
+    viewer, node = Viewer(str, False, False), Node(Prompt("", ()), Generation((), (), "stop"), (), ())
     reply, _ = viewer.reply("4", "4", [], 0)
 
     def ask(history: History, text: str, tool: int, answer: bool = True) -> bool:

@@ -16,7 +16,7 @@ async def replies(text: str, *stop: str, reason: StopReason = "length", n: int =
 
     class Engine:
         async def generate(self, request: GenerateRequest) -> list[Generation]:
-            return [Generation(ids, tuple(-i / 100 for i in range(len(ids))), reason, 3)] * request.n
+            return [Generation(ids, tuple(-i / 100 for i in range(len(ids))), reason, version=3)] * request.n
 
     sampling = SamplingParams(64, stop=stop)
     binding = AgentBinding("A", "a", "a", Engine(), TOKENIZER, sampling, sampling, 64)

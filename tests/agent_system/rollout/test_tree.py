@@ -181,7 +181,7 @@ class Aborts(ScriptedEngine):
 
     async def generate(self, request: GenerateRequest) -> list[Generation]:
         replies = await super().generate(request)
-        return [replies[0], Generation((), (), "abort", 0), *replies[2:]]
+        return [replies[0], Generation((), (), "abort"), *replies[2:]]
 
 
 async def test_an_aborted_candidate_is_left_out(play, tokenizer) -> None:

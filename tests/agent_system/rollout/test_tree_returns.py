@@ -72,7 +72,7 @@ async def test_validation_is_rewarded_as_ever(make_collector: Any, scripted: Any
 class AbortsGreedy(ScriptedEngine):
     async def generate(self, request: GenerateRequest) -> list[Generation]:
         replies = await super().generate(request)
-        return replies if request.sampling.temperature else [Generation((), (), "abort", 0)]
+        return replies if request.sampling.temperature else [Generation((), (), "abort")]
 
 
 @pytest.mark.parametrize(("greedy", "baselines"), [("5", [12.5] * 2), ("13", [2.5 * 4.5] * 2), ("aborted", [2.5 * 4.5] * 2)])

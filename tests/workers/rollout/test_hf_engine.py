@@ -199,7 +199,7 @@ async def test_weights_change_under_replies_in_flight(make_engine):
     (reply,) = await flight
     assert reply.version == 5 and reply.token_ids[:15] == before.token_ids[:15] and reply.token_ids != before.token_ids
     assert await engine.generate(request(10, 60)) == [
-        Generation(g.token_ids, g.log_probs, g.stop_reason, 5) for g in await make_engine(seed=1).generate(request(10, 60))
+        Generation(g.token_ids, g.log_probs, g.stop_reason, version=5) for g in await make_engine(seed=1).generate(request(10, 60))
     ]
 
 

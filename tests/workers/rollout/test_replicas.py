@@ -80,6 +80,8 @@ async def test_requests_without_a_name_are_spread() -> None:
 class Recorded:
     """An engine that records its calls and answers every request with the ranks that it spans."""
 
+    waits = True
+
     def __init__(self, gpus: Sequence[str]) -> None:
         self.gpus, self.calls = list(gpus), []
 

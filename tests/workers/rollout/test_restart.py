@@ -3,6 +3,7 @@
 import asyncio
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -93,6 +94,28 @@ async def test_a_drained_engine_gets_no_request_until_it_is_released() -> None:
     assert not second.done()
     client.release()
     await asyncio.wait_for(second, 5)
+
+
+@pytest.mark.parametrize("adapter", ["a", None])
+async def test_an_adapter_is_drained_alone_and_a_model_with_all_adapters(adapter: str | None) -> None:
+    class Slow(Mortal):
+        async def generate(self, request: GenerateRequest) -> list[Generation]:
+            await asyncio.sleep(0.3 if request.adapter == "b" else 0.01)
+            return []
+
+    client = RestartingClient(Slow(0, 100), Factory(), "math")
+    open_ = {name: asyncio.create_task(client.generate(replace(request(3, 1), adapter=name))) for name in ("a", "b")}
+    await asyncio.sleep(0)
+    await asyncio.wait_for(client.drain(adapter), 5)
+    assert open_["a"].done() and open_["b"].done() == (adapter is None)
+    later = {name: asyncio.create_task(client.generate(replace(request(3, 1), adapter=name))) for name in ("a", "b", None)}
+    await asyncio.wait({*open_.values(), later[None], later["b"]}, timeout=5 if adapter else 0.2)
+    assert {name: reply.done() for name, reply in later.items()} == {"a": False, "b": adapter is not None, None: adapter is not None}
+    client.release("b")
+    await asyncio.sleep(0.1)
+    assert not later["a"].done(), "released by its own update alone"
+    client.release(adapter)
+    await asyncio.wait_for(asyncio.gather(*later.values()), 5)
 
 
 async def test_busy_seconds_are_those_with_a_request_under_way() -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -130,6 +131,65 @@ async def test_new_weights_arrive_in_buckets_and_carry_their_version(local):
         local.update_weights(bucket.handle, bucket.shapes, 3, part[-1] == names[-1])
     after = await serve_all(local, REQUESTS[:1])
     assert after[0][0].version == 3 and after[0][0].token_ids != before[0][0].token_ids
+
+
+class Slow:
+    """An engine, and the transfer of its weights: one of the two takes 0.5 s a bucket."""
+
+    def __init__(self, waits: bool) -> None:
+        self.waits, self.events = waits, list[str]()
+
+    def receive(self, handle: str) -> dict[str, int]:
+        if not self.waits:
+            time.sleep(0.5)
+        return {"a": 0}
+
+    def update_weights(self, tensors: Mapping[str, int], *, version: int, **_: Any) -> None:
+        self.events.append(f"begin {version}")
+        if self.waits:
+            time.sleep(0.5)
+        self.events.append(f"end {version}: {dict(tensors)}")
+
+    def stats(self) -> dict[str, float]:
+        self.events.append("stats")
+        return {}
+
+    async def generate(self, request: Any) -> list[Generation]:
+        self.events.append("request")
+        return []
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_: self.events.append(name)
+
+
+@pytest.mark.parametrize("waits", [True, False])
+async def test_the_loop_of_the_worker_is_free_while_a_bucket_is_loaded_and_what_changes_the_engine_waits(init, waits):
+    worker, engine, gaps = RolloutWorker(**init), Slow(waits), list[float]()
+    worker._engine, worker._transfer = engine, engine
+
+    async def tick() -> None:
+        while True:
+            since = time.perf_counter()
+            await asyncio.sleep(0.01)
+            gaps.append(time.perf_counter() - since)
+
+    ticking = asyncio.create_task(tick())
+    first = asyncio.create_task(worker.update_weights("", {"a": (1,)}, 1, False))
+    await asyncio.sleep(0.1)
+    asked = asyncio.create_task(worker.generate(REQUESTS[0]))
+    calls = [worker.abort("x"), worker.pause(), worker.resume(), worker.wake(), worker.sleep()]
+    changes = [asyncio.create_task(call) for call in calls]
+    second = asyncio.create_task(worker.update_weights("", {"a": (1,)}, 2, True))
+    await worker.stats()
+    assert not first.done()
+    await asyncio.gather(first, asked, second, *changes)
+    ticking.cancel()
+    assert max(gaps) < 0.4
+    of_first = ["begin 1", "end 1: {'a': 0}"]
+    of_first.insert(1 if waits else 0, "stats")
+    assert engine.events[:3] == of_first
+    assert sorted(engine.events[3:-2]) == ["abort", "pause", "request", "resume", "sleep", "wake"], "after the bucket in progress"
+    assert engine.events[-2:] == ["begin 2", "end 2: {'a': 0}"]
 
 
 async def test_what_is_done_when_the_wait_ends_is_not_lost(local):

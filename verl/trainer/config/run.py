@@ -303,8 +303,8 @@ class AsyncTrainingConfig:
     )
     partial_rollout: bool = key(
         True,
-        "replies in progress go on with new weights; false: new weights wait until the replies in progress have ended, and new replies "
-        "wait for the weights",
+        "replies in progress go on with new weights; false: new weights of a policy wait until its replies in progress have ended, and "
+        "its new replies wait for the weights",
         effect=FULLY_ASYNC,
     )
     max_off_policy_threshold: int = key(

@@ -281,7 +281,7 @@ class RayPPOTrainer:
         arguments = (self.config, self.collector, loader, self._loop, self._collected)
         if self.config.async_training.mode == "fully_async":
             learners = self.team.learners
-            engines = {policy: self.team.engines.clients[learner.wg_id] for policy, learner in learners.items()}
+            engines = {policy: (self.team.engines.clients[learner.wg_id], learner.adapter) for policy, learner in learners.items()}
             adapters = [policy for policy, learner in learners.items() if learner.adapter is not None]
             return GroupStream(*arguments, self.total_training_steps, paces(self.config.async_training, learners, adapters), engines)
         return (NextStep if self.config.async_training.mode == "one_step_off" else StepCollection)(*arguments)

@@ -32,7 +32,14 @@ class EngineStats:
 
 @runtime_checkable
 class RolloutEngine(Protocol):
-    """One replica of a model that samples replies; every engine is also a `RolloutClient`."""
+    """One replica of a model that samples replies; every engine is also a `RolloutClient`.
+
+    Attributes:
+        waits: `update_weights` waits for another process, and may run in a thread. Meanwhile the event loop may call `stats` and `close`,
+            cancel requests and await their replies, and calls nothing else.
+    """
+
+    waits: bool
 
     @property
     def version(self) -> int:

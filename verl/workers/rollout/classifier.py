@@ -30,6 +30,8 @@ class ClassifierEngine:
         max_model_len: maximum length of a prompt, plus one.
     """
 
+    waits = False
+
     def __init__(self, model: Any, *, micro_batch_size: int, max_model_len: int) -> None:
         self._model, self._rows, self._max_model_len = model, micro_batch_size, max_model_len
         self._config = model.config.get_text_config()

@@ -6,7 +6,8 @@ The shape in which a prompt is computed depends on that prompt alone, every repl
 other rows change no bit: on a CPU a reply is the same to the last bit in any batch, whatever the adapters of the other rows.
 
 The loop is an asyncio task that exists while there is work and yields after every step, so everything between two steps
-(requests, aborts, new weights) happens while the model is not running, without a lock.
+(requests, aborts, new weights) happens while the model is not running, without a lock. So weights are loaded on the event loop, as every
+step is computed there: a thread of its own would change layers, slots and keys below a step.
 """
 
 from __future__ import annotations
@@ -65,6 +66,8 @@ class HFEngine:
         adapters: that requests may name; each can be used once its weights are loaded.
         load_tokenizer: returns the model's tokenizer, which replies with a `structure` need; None refuses them.
     """
+
+    waits = False
 
     def __init__(
         self,
@@ -305,7 +308,7 @@ class HFEngine:
             earlier = tuple(self._earlier.get(slot, ()))
             self._release(slot)
         version = self.version_of(reply.ticket.request.adapter)
-        reply.ticket.replies[reply.index] = Generation(tokens, log_probs, reason, version, earlier)
+        reply.ticket.replies[reply.index] = Generation(tokens, log_probs, reason, version=version, earlier=earlier)
         reply.ticket.open -= 1
         self._stats.replies += 1
         self._stats.tokens += len(tokens)

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -38,9 +39,8 @@ class RestartingClient:
         self.restarts = 0
         self._requests, self._since, self._busy_s = 0, 0.0, 0.0
         self._began = 0.0
-        self._open, self._idle = asyncio.Event(), asyncio.Event()
-        self._open.set()
-        self._idle.set()
+        self._drained = set[str | None]()
+        self._in_flight, self._changed = Counter[str | None](), asyncio.Event()  # requests by adapter; set for a moment when one may go on
 
     def take_busy_seconds(self) -> float:
         """Return the seconds since the last call with at least one request in flight."""
@@ -53,31 +53,38 @@ class RestartingClient:
             self._busy_s, self._since = 0.0, now
             return seconds
 
-    async def drain(self) -> None:
-        """Let new requests wait until `release`, and return when none is in flight."""
-        self._open.clear()
-        await self._idle.wait()
+    async def drain(self, adapter: str | None = None) -> None:
+        """Let new requests of an adapter (None: all requests) wait until `release`, and return when none of them is in flight."""
+        self._drained.add(adapter)
+        while self._in_flight.total() if adapter is None else self._in_flight[adapter]:
+            await self._changed.wait()
 
-    def release(self) -> None:
-        """Serve requests again after `drain`; call it on the event loop."""
-        self._open.set()
+    def release(self, adapter: str | None = None) -> None:
+        """Serve requests again after `drain` of the same adapter; call it on the event loop."""
+        self._drained.discard(adapter)
+        self._notify()
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed.clear()
 
     @contextmanager
-    def _busy(self) -> Iterator[None]:
+    def _busy(self, adapter: str | None) -> Iterator[None]:
+        self._in_flight[adapter] += 1
         with self._count_lock:
             if not self._requests:
                 self._since, self._began = time.perf_counter(), time.time()
             self._requests += 1
-            self._idle.clear()
         try:
             yield
         finally:
+            self._in_flight[adapter] -= 1
+            self._notify()
             with self._count_lock:
                 self._requests -= 1
                 if not self._requests:
                     self._busy_s += time.perf_counter() - self._since
                     self._on_busy(self._began, time.time())
-                    self._idle.set()
 
     def allow(self) -> None:
         """Allow one restart in the step that begins."""
@@ -85,8 +92,9 @@ class RestartingClient:
 
     async def generate(self, request: GenerateRequest) -> list[Generation]:
         """Sample `request.n` replies; raises as the engine does, and `EngineGoneError` when it died for the second time in a step."""
-        await self._open.wait()
-        with self._busy():
+        while not self._drained.isdisjoint((None, request.adapter)):
+            await self._changed.wait()
+        with self._busy(request.adapter):
             while True:
                 client = self._client
                 try:

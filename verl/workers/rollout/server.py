@@ -111,6 +111,9 @@ def on_leader(method: Callable[..., Coroutine[Any, Any, T]]) -> Callable[..., Co
 class RolloutWorker(Worker):
     """Serves one engine. All methods run on one event loop, so weights change between two decode steps and never within one.
 
+    Where `update_weights` waits, for weights that arrive or for the processes of a `vllm` engine, it does so in a thread: the loop answers
+    `stats` and `collect` meanwhile. Requests that arrive, and calls that change the engine, wait until a bucket is loaded.
+
     With `rollout.tensor_model_parallel_size` = n, an engine spans the devices of n neighbouring ranks. The first of them leads: it has the
     engine and serves its requests. The others only reserve their device; methods for all ranks do nothing there.
 
@@ -145,6 +148,7 @@ class RolloutWorker(Worker):
         self._engine: RolloutEngine | None = None
         self._transfer = build_transfer(config.rollout.weight_transfer)
         self._sessions: dict[str, _Session] = {}
+        self._changing = asyncio.Lock()  # held while the engine is changed
 
     @property
     def leader(self) -> int:
@@ -182,8 +186,12 @@ class RolloutWorker(Worker):
 
         Raises `RolloutError` for tensors that do not fit.
         """
-        weights = ReceivedWeights(self._transfer, handle, shapes)
-        self._ready().update_weights(weights, adapter=adapter, version=version, final=final)
+        async with self._changing:
+            engine, weights = self._ready(), ReceivedWeights(self._transfer, handle, shapes)
+            update = functools.partial(engine.update_weights, weights, adapter=adapter, version=version, final=final)
+            await asyncio.to_thread(update if engine.waits else weights.receive)
+            if not engine.waits:
+                update()
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     @on_leader
@@ -195,13 +203,15 @@ class RolloutWorker(Worker):
     @on_leader
     async def pause(self) -> None:
         """Stop sampling; requests are kept."""
-        self._ready().pause()
+        async with self._changing:
+            self._ready().pause()
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     @on_leader
     async def resume(self) -> None:
         """Continue sampling."""
-        self._ready().resume()
+        async with self._changing:
+            self._ready().resume()
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     @on_leader
@@ -211,13 +221,15 @@ class RolloutWorker(Worker):
         for task in open_tasks:
             task.cancel()
         await asyncio.gather(*open_tasks, return_exceptions=True)
-        self._ready().sleep()
+        async with self._changing:
+            self._ready().sleep()
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     @on_leader
     async def wake(self) -> None:
         """Allocate the memory again."""
-        self._ready().wake()
+        async with self._changing:
+            self._ready().wake()
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)
     @on_leader
@@ -233,10 +245,13 @@ class RolloutWorker(Worker):
 
     async def abort(self, request_id: str) -> int:
         """End the request's unfinished replies and return their number."""
-        return self._ready().abort(request_id)
+        async with self._changing:
+            return self._ready().abort(request_id)
 
     async def generate(self, request: GenerateRequest) -> list[Generation]:
         """Sample one request. Raises `RolloutError` when it cannot be served."""
+        async with self._changing:
+            pass  # not held: the engine has the request before anything else runs on the loop
         return await self._ready().generate(request)
 
     async def submit(self, session: str, requests: Sequence[tuple[int, GenerateRequest]]) -> None:
@@ -267,7 +282,7 @@ class RolloutWorker(Worker):
 
     async def _serve(self, session: str, number: int, request: GenerateRequest) -> None:
         try:
-            served = Served(number, await self._ready().generate(request))
+            served = Served(number, await self.generate(request))
         except RolloutError as error:
             served = Served(number, None, str(error), type(error))
         except Exception as error:  # the client must get an answer, whatever the error

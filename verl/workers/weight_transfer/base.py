@@ -84,6 +84,10 @@ class ReceivedWeights(Mapping[str, torch.Tensor]):
     def __init__(self, transfer: WeightTransfer, handle: Any, shapes: Mapping[str, tuple[int, ...]]) -> None:
         self.transfer, self.handle, self.shapes = transfer, handle, shapes
 
+    def receive(self) -> None:
+        """Receive the tensors now."""
+        _ = self._tensors
+
     @cached_property
     def _tensors(self) -> Mapping[str, torch.Tensor]:
         return self.transfer.receive(self.handle)

@@ -3,7 +3,8 @@
     event loop of the collector:   dispatch groups while there is room | put complete ones into the queue
     training loop, step s:         take a batch of groups | credit and updates | send the weights of s to the engines
 
-How many groups are in progress, and which ones a step takes, is decided by `GroupQueue`. All of its state is used on the event loop alone.
+How many groups are in progress, and which ones a step takes, is decided by `GroupQueue`. Once the first step has
+begun, all of its state is used on the event loop alone; other threads wait for that loop.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class GroupStream:
         on_collected: OnCollected,
         steps: int,
         paces: Mapping[str, Pace],
-        engines: Mapping[str, RestartingClient],
+        engines: Mapping[str, tuple[RestartingClient, str | None]],
     ) -> None:
         """Start with nothing in progress.
 
@@ -71,7 +72,7 @@ class GroupStream:
             on_collected: called with the samples of every step.
             steps: number of steps of the run.
             paces: of every trained policy.
-            engines: of every trained policy, which are drained before new weights unless `async_training.partial_rollout`.
+            engines: of every trained policy, with its adapter; drained before new weights unless `async_training.partial_rollout`.
         """
         self._engines = {} if config.async_training.partial_rollout else engines
         settings = config.async_training
@@ -109,16 +110,20 @@ class GroupStream:
 
     def wants(self, step: int, policy: str) -> bool:
         """As `SampleSource.wants`, by `async_training.parameter_sync`."""
-        way, version = self.config.async_training.parameter_sync, self.queue.versions[policy]
-        ahead = self.queue.taken > step or len(self.queue.complete) >= self.queue.batch
-        return self.queue.paces[policy].sends(way, step, version, ahead)
+
+        async def look() -> bool:
+            way, version = self.config.async_training.parameter_sync, self.queue.versions[policy]
+            ahead = self.queue.taken > step or len(self.queue.complete) >= self.queue.batch
+            return self.queue.paces[policy].sends(way, step, version, ahead)
+
+        return self._on_loop(look())
 
     def update_ended(self, step: int, policies: Collection[str]) -> None:
         """Wait for the replies in progress if they may not go on with new weights; otherwise engines take these while they sample."""
-        due = {id(engine): engine for policy, engine in self._engines.items() if policy in policies}
+        due = [engine for policy, engine in self._engines.items() if policy in policies]
 
         async def drain() -> None:
-            await asyncio.gather(*(engine.drain() for engine in due.values()))
+            await asyncio.gather(*(client.drain(adapter) for client, adapter in due))
 
         self._on_loop(drain())
 
@@ -128,7 +133,8 @@ class GroupStream:
         async def publish() -> None:
             for policy in policies:
                 if policy in self._engines:
-                    self._engines[policy].release()
+                    client, adapter = self._engines[policy]
+                    client.release(adapter)
             self.queue.versions |= dict.fromkeys(policies, version)
             self._notify()
 

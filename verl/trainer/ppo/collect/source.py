@@ -19,7 +19,11 @@ OnCollected = Callable[[StepSamples, int], None]
 
 
 class SampleSource(Protocol):
-    """Samples for one step after the other. Methods are called by the training loop, in this order, and block it."""
+    """Samples for one step after the other; its methods block the caller.
+
+    The training loop calls them. `wants`, `update_ended` and `published` come from the thread that trains the policies, for each lane of
+    policies in this order: with several lanes at the same time, and also beside `take` of the next step.
+    """
 
     def take(self, step: int, stop: StopRequest) -> StepSamples:
         """Return the samples of a step. Raises `Interrupted` after a signal, and the errors of the collector."""

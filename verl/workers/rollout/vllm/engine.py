@@ -82,6 +82,8 @@ class VLLMEngine:
         EngineGoneError: the engine's process did not start.
     """
 
+    waits = True
+
     def __init__(
         self,
         config: ActorRolloutRefConfig,
@@ -351,7 +353,8 @@ class VLLMEngine:
         self._stats.tokens += len(tokens)
         self._stats.aborted += reason == "abort"
         spans = self._spans(reply.weight_versions or (), request.adapter)
-        return Generation(tokens, log_probs, reason, spans[-1][0] if spans else self.version_of(request.adapter), tuple(spans[:-1]))
+        version = spans[-1][0] if spans else self.version_of(request.adapter)
+        return Generation(tokens, log_probs, reason, version=version, earlier=tuple(spans[:-1]))
 
     def _spans(self, labelled: Sequence[Any], adapter: str | None) -> list[tuple[int, int]]:
         """Return the (version, number of tokens) of a reply from vLLM's spans of equal labels."""
