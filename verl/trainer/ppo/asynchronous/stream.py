@@ -3,8 +3,7 @@
     event loop of the collector:   dispatch groups while there is room | put complete ones into the queue
     training loop, step s:         take a batch of groups | credit and updates | send the weights of s to the engines
 
-How many groups are in progress, and which ones a step takes, is decided by `GroupQueue`. Once the first step has
-begun, all of its state is used on the event loop alone; other threads wait for that loop.
+`GroupQueue` decides what is in progress and what a step takes; once a step has begun, its state is used on the event loop alone.
 """
 
 from __future__ import annotations
@@ -112,9 +111,8 @@ class GroupStream:
         """As `SampleSource.wants`, by `async_training.parameter_sync`."""
 
         async def look() -> bool:
-            way, version = self.config.async_training.parameter_sync, self.queue.versions[policy]
             ahead = self.queue.taken > step or len(self.queue.complete) >= self.queue.batch
-            return self.queue.paces[policy].sends(way, step, version, ahead)
+            return self.queue.paces[policy].sends(self.config.async_training.parameter_sync, step, self.queue.versions[policy], ahead)
 
         return self._on_loop(look())
 
