@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from agent_system.record import Sample
 from verl.protocol.generate import GenerateRequest, Generation, RolloutClient, SamplingParams
 from verl.trainer.placement.learners import by_group
 from verl.trainer.ppo.engines import TeamEngines
@@ -156,3 +157,27 @@ def without_copies(run_dir: Path, step: int) -> Path:
     moved = run_dir.with_name("moved") / f"global_step_{step}"
     shutil.copytree(run_dir / "checkpoints" / f"global_step_{step}", moved, ignore=shutil.ignore_patterns("huggingface"))
     return moved
+
+
+def largest_gap(models: Sequence[Any], sample: Sample) -> float:
+    """Between the log-probs of a reply and those of a plain model of the version of each token."""
+    ids, first, gaps = torch.tensor([[*sample.prompt_ids, *sample.generation.token_ids]]), len(sample.prompt_ids), [0.0]
+    given = torch.tensor(sample.generation.log_probs)
+    for version, count in sample.generation.spans:
+        with torch.no_grad():
+            scores = models[version](ids).logits[0, first - 1 : first - 1 + count].log_softmax(dim=-1)
+        begin = first - len(sample.prompt_ids)
+        expected = scores.gather(1, ids[0, first : first + count, None])[:, 0]
+        gaps.append(float((expected - given[begin : begin + count]).abs().max()))
+        first += count
+    return max(gaps)
+
+
+def check_versions(run_dir: Path, model: Path, samples: list[Sample], bar: float) -> None:
+    """Replies went on with new weights; each token has the log-prob of the checkpoint of its version. For runs that keep all of them."""
+    assert any(len(sample.generation.spans) > 1 for sample in samples)
+    steps = range(1, max(sample.generation.version for sample in samples) + 1)
+    saved = [next((run_dir / "checkpoints").glob(f"global_step_{step}/actor/*/huggingface")) for step in steps]
+    models = [load_exported(folder) for folder in (model, *saved)]
+    assert max(largest_gap(models, sample) for sample in samples) < bar
+    assert any(largest_gap(models[::-1], sample) > 1e-3 for sample in samples), "the versions differ"

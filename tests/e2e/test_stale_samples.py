@@ -18,10 +18,11 @@ from typing import Any
 import pytest
 
 from agent_system.environment import Observation, Outcome
+from agent_system.record import Sample
 from agent_system.rollout.runner import EpisodeRunner
 from tests.e2e import test_gateway, test_outside_worlds, test_untrained
 from tests.e2e.conftest import Run, read_metrics
-from tests.e2e.teams import LEVELS, Level, changes_of
+from tests.e2e.teams import LEVELS, Level, changes_of, check_versions
 from tests.e2e.test_async_faults import QUICK
 from tests.e2e.test_one_step_off import TREE
 from verl.protocol import DataProto
@@ -255,8 +256,14 @@ BUSY = STALE | LEVELS["L1"].changes | {"rollout.max_concurrent_episodes": 2, "da
 
 
 @pytest.mark.parametrize("partial", [True, False])
-def test_replies_have_tokens_of_several_versions_only_with_partial_rollout(train: Run, scored: list[DataProto], partial: bool) -> None:
-    train(BUSY | {"async_training.partial_rollout": partial, "async_training.max_off_policy_threshold": 2})
+def test_replies_have_tokens_of_several_versions_only_with_partial_rollout(
+    train: Run, tmp_path: Path, scored: list[DataProto], samples: list[Sample], tiny_model_dir: Path, partial: bool
+) -> None:
+    """The log-prob of each token is that of the weights whose version it has."""
+    saved = {"trainer.save_freq": 1, "trainer.save_hf_model": True, "trainer.max_ckpt_to_keep": 0} if partial else {}
+    train(BUSY | saved | {"async_training.partial_rollout": partial, "async_training.max_off_policy_threshold": 2})
+    if partial:
+        check_versions(tmp_path / "run", tiny_model_dir, samples, 1e-5)
     columns = [batch.non_tensor_batch for batch in scored]
     mixed = [int((column["version"] != column["oldest_version"]).sum()) for column in columns]
     assert len(mixed) == STEPS and (sum(mixed) > 0) == partial
