@@ -257,6 +257,21 @@ def scored(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 @pytest.fixture
+def samples(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Every `Sample` of the episodes that end in a test's asynchronous runs, whether a step trains on it or not."""
+    from agent_system.rollout.collector import GroupPlayer
+
+    result, found = GroupPlayer.result, list[Any]()
+
+    async def kept(player: GroupPlayer, episodes: list[Any]) -> Any:
+        found.extend(sample for episode in episodes for sample in episode.samples)
+        return await result(player, episodes)
+
+    monkeypatch.setattr(GroupPlayer, "result", kept)
+    return found
+
+
+@pytest.fixture
 def mortal(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """The first engine that gets the weights of step 2 dies with them, while it samples."""
     from verl.single_controller.worker_group import WorkerDiedError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +14,10 @@ from typing import Any
 import pytest
 import torch
 
-from verl.protocol.generate import GenerateRequest, Generation, SamplingParams
-from verl.trainer.placement.table import AgentPlacement
+from agent_system.record import Sample
+from verl.protocol.generate import GenerateRequest, Generation, RolloutClient, SamplingParams
+from verl.trainer.placement.learners import by_group
+from verl.trainer.ppo.engines import TeamEngines
 from verl.trainer.ppo.team import TeamWorkers
 
 ASKER, VERIFIER = "Asker", "Verifier Agent"
@@ -75,18 +77,53 @@ def asked_at_the_end() -> Iterator[dict[str, Generation]]:
     said: dict[str, Generation] = {}
     shutdown = TeamWorkers.shutdown
 
-    async def ask(team: TeamWorkers, rows: list[AgentPlacement]) -> None:
-        for row in rows:
-            request = GenerateRequest(PROMPT, SamplingParams(max_tokens=12), adapter=row.adapter, seed=5)
-            (said[row.policy_id],) = await team.engines.clients[row.wg_id].generate(request)
+    async def ask_all(team: TeamWorkers) -> None:
+        for row in team.placement.agents:
+            said[row.policy_id] = await ask(team.engines.clients[row.wg_id], row.adapter)
 
     def first_ask(team: TeamWorkers) -> None:
-        asyncio.run(ask(team, list(team.placement.agents)))
+        asyncio.run(ask_all(team))
         shutdown(team)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(TeamWorkers, "shutdown", first_ask)
         yield said
+
+
+async def ask(client: RolloutClient, adapter: str | None) -> Generation:
+    """What an engine says to `PROMPT`."""
+    (said,) = await client.generate(GenerateRequest(PROMPT, SamplingParams(max_tokens=12), adapter=adapter, seed=5))
+    return said
+
+
+@contextmanager
+def compared_after_every_transfer() -> Iterator[list[tuple[str, int]]]:
+    """After each transfer of weights its engine says what the trainer's weights say, and with other adapters to the last bit what it said.
+
+    Yields the policies that were sent, with their versions. For runs in this process that do not pack rows.
+    """
+    sent: list[tuple[str, int]] = []
+    publish = TeamEngines._publish
+
+    def compared(engines: TeamEngines, wg_id: str, policies: Collection[str]) -> None:
+        def said(policy: str) -> Generation:
+            return asyncio.run(ask(engines._client(wg_id), engines._learners[policy].adapter))
+
+        known = by_group(engines._learners, engines._learners)[wg_id] if any(engines._versions.values()) else []  # none before the first
+        before = {policy: said(policy) for policy in known}
+        publish(engines, wg_id, policies)
+        assert all(said(policy) == before[policy] for policy in known if policy not in policies)
+        worker: Any = engines._policies[wg_id].worker
+        for policy in policies:
+            now = said(policy)
+            with worker.engine.using(engines._learners[policy].adapter):
+                assert now.log_probs == pytest.approx(log_probs(worker.engine.model, now), abs=1e-5)
+            assert policy not in before or now.log_probs != pytest.approx(before[policy].log_probs, abs=1e-3), "the update moved it"
+            sent.append((policy, now.version))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TeamEngines, "_publish", compared)
+        yield sent
 
 
 def log_probs(model: Any, generation: Generation) -> list[float]:
@@ -120,3 +157,27 @@ def without_copies(run_dir: Path, step: int) -> Path:
     moved = run_dir.with_name("moved") / f"global_step_{step}"
     shutil.copytree(run_dir / "checkpoints" / f"global_step_{step}", moved, ignore=shutil.ignore_patterns("huggingface"))
     return moved
+
+
+def largest_gap(models: Sequence[Any], sample: Sample) -> float:
+    """Between the log-probs of a reply and those of a plain model of the version of each token."""
+    ids, first, gaps = torch.tensor([[*sample.prompt_ids, *sample.generation.token_ids]]), len(sample.prompt_ids), [0.0]
+    given = torch.tensor(sample.generation.log_probs)
+    for version, count in sample.generation.spans:
+        with torch.no_grad():
+            scores = models[version](ids).logits[0, first - 1 : first - 1 + count].log_softmax(dim=-1)
+        begin = first - len(sample.prompt_ids)
+        expected = scores.gather(1, ids[0, first : first + count, None])[:, 0]
+        gaps.append(float((expected - given[begin : begin + count]).abs().max()))
+        first += count
+    return max(gaps)
+
+
+def check_versions(run_dir: Path, model: Path, samples: list[Sample], bar: float) -> None:
+    """Replies went on with new weights; each token has the log-prob of the checkpoint of its version. For runs that keep all of them."""
+    assert any(len(sample.generation.spans) > 1 for sample in samples)
+    steps = range(1, max(sample.generation.version for sample in samples) + 1)
+    saved = [next((run_dir / "checkpoints").glob(f"global_step_{step}/actor/*/huggingface")) for step in steps]
+    models = [load_exported(folder) for folder in (model, *saved)]
+    assert max(largest_gap(models, sample) for sample in samples) < bar
+    assert any(largest_gap(models[::-1], sample) > 1e-3 for sample in samples), "the versions differ"

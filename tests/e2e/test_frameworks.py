@@ -24,12 +24,11 @@ from agent_system.record import Sample
 from agent_system.registry import AgentRegistry
 from tests.agent_system.gateway.templates import TEMPLATES
 from tests.e2e.conftest import Run, read_metrics, weights
-from tests.e2e.teams import load_exported
+from tests.e2e.teams import largest_gap, load_exported
 from tests.house.source import ROOT
 from verl.trainer.serving import Engines
 
 from .test_gateway import calls
-from .test_vllm import largest_gap
 
 FOLDER = ROOT / "examples" / "frameworks"
 NEEDS = {

@@ -17,7 +17,7 @@ import pytest
 
 from agent_system.environment import Outcome
 from tests.e2e.conftest import Run, read_metrics, weights
-from tests.e2e.teams import ADAPTER, LEVELS, policies
+from tests.e2e.teams import ADAPTER, LEVELS, compared_after_every_transfer, policies
 from tests.e2e.test_one_step_off import TREE, comparable
 from tests.house.source import ROOT
 from verl.trainer.ppo import ray_trainer
@@ -229,12 +229,15 @@ def test_weights_are_sent_sooner_than_at_the_trigger(train: Run, tmp_path: Path,
 def test_a_policy_is_sent_to_its_engine_before_the_next_one_is_updated(
     train: Run, tmp_path: Path, level: str, trigger: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An adapter is sent after every step, without the other one on its base, whatever the trigger."""
+    """An adapter is sent after every step, without the other one on its base, whatever the trigger; engines serve what was sent at once."""
     measure = ray_trainer.step_metrics  # with lanes its spans may be those of two updates
     wrong = {f"wg/{group}/timing_s/update_actor": 9e9 for group in ("asker", "verifier_agent")}
     monkeypatch.setattr(ray_trainer, "step_metrics", lambda *args, **rest: measure(*args, **rest) | (wrong if level == "L3" else {}))
     keys = {"trainer.test_freq": 0, "trainer.total_training_steps": 2, "async_training.trigger_parameter_sync_step": trigger}
-    train(STALE | LEVELS[level].changes | keys | {"async_training.max_off_policy_threshold": 5})
+    keys |= {"actor_rollout_ref.model.use_remove_padding": False}
+    with compared_after_every_transfer() as sent:
+        train(STALE | LEVELS[level].changes | keys | {"async_training.max_off_policy_threshold": 5})
+    assert sorted(sent) == [(policy, step) for policy in ("asker", "verifier_agent") for step in (0, 1, 2)]
     spans = [json.loads(line) for line in (tmp_path / "run" / "timeline.jsonl").read_text().splitlines()]
     updates = [value for line in steps_of(tmp_path / "run") for name, value in line.items() if name in wrong]
     assert level == "L2" or (len(updates) == 4 and max(updates) < 100), "each is the seconds of the update itself"

@@ -18,12 +18,13 @@ from typing import Any
 import pytest
 
 from agent_system.environment import Observation, Outcome
+from agent_system.record import Sample
 from agent_system.rollout.runner import EpisodeRunner
 from tests.e2e import test_gateway, test_outside_worlds, test_untrained
 from tests.e2e.conftest import Run, read_metrics
-from tests.e2e.teams import LEVELS, Level, changes_of
-from tests.e2e.test_async_faults import QUICK
-from tests.e2e.test_one_step_off import TREE
+from tests.e2e.teams import LEVELS, Level, changes_of, check_versions, policies
+from tests.e2e.test_async_faults import FEW, QUICK
+from tests.e2e.test_one_step_off import ONE_STEP_OFF, TREE
 from verl.protocol import DataProto
 from verl.protocol.generate import GREEDY_SUFFIX
 from verl.trainer.ppo.asynchronous.group_queue import GroupQueue
@@ -228,6 +229,32 @@ def test_old_samples_train_every_team_and_no_group_is_lost_or_trained_twice(
     assert max(line["training/engine_restarts"] for line in steps_of(tmp_path / "run")) == ("mortal" in needs)
 
 
+# Overrides and fixtures as in `CASES`, and the policies that are trained.
+NEXT_STEP: dict[str, tuple[dict[str, Any], tuple[str, ...], set[str]]] = {
+    "critics, a model and an adapter": (GAE | LEVELS["mixed"].changes, (), {"asker", "verifier_agent"}),
+    "api": (LEVELS["L3"].changes, ("api",), {"asker"}),
+    "pettingzoo, frozen": ({"agent.frozen": "[player_2]"}, ("mumbles",), {"player_1"}),
+}
+
+
+@pytest.mark.parametrize("team", NEXT_STEP)
+def test_one_step_off_trains_teams_on_samples_of_the_step_before(
+    train: Run, tmp_path: Path, request: pytest.FixtureRequest, team: str
+) -> None:
+    changes, needs, trained = NEXT_STEP[team]
+    keys: dict[str, Any] = functools.reduce(lambda keys, need: keys | request.getfixturevalue(need), needs, {})
+    train(keys | ONE_STEP_OFF | FEW | {"trainer.total_training_steps": 2, "trainer.save_freq": 1, "trainer.save_hf_model": True} | changes)
+    lines = [line for line in read_metrics(tmp_path / "run") if "actor/lr" in line]
+    assert all(math.isfinite(value) for line in lines for value in line.values())
+    ages = {name: value for step, line in enumerate(lines) for name, value in line.items() if "/staleness/" in name and value != step}
+    assert len(lines) == 2 and not ages, "from the second step on samples are one step old"
+    assert {name.split("/")[1] for name in lines[1] if name.endswith("/staleness/mean")} == trained
+    before, after = (policies(tmp_path / "run", step) for step in (1, 2))
+    assert set(after) == trained and all(before[policy] != after[policy] for policy in trained)
+    norms = [value for line in lines for name, value in line.items() if name.startswith("wg/") and name.endswith("/grad_norm")]
+    assert len(norms) == 2 * len(trained) * (2 if changes.items() >= GAE.items() else 1) and min(norms) > 0
+
+
 def test_a_step_whose_tasks_another_step_used_up_ends_the_run_in_a_line(train: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """The task of step 1 has no signal, so step 1 trains on that of step 2, and no other one may be drawn."""
     import my_flow_package
@@ -255,8 +282,14 @@ BUSY = STALE | LEVELS["L1"].changes | {"rollout.max_concurrent_episodes": 2, "da
 
 
 @pytest.mark.parametrize("partial", [True, False])
-def test_replies_have_tokens_of_several_versions_only_with_partial_rollout(train: Run, scored: list[DataProto], partial: bool) -> None:
-    train(BUSY | {"async_training.partial_rollout": partial, "async_training.max_off_policy_threshold": 2})
+def test_replies_have_tokens_of_several_versions_only_with_partial_rollout(
+    train: Run, tmp_path: Path, scored: list[DataProto], samples: list[Sample], tiny_model_dir: Path, partial: bool
+) -> None:
+    """The log-prob of each token is that of the weights whose version it has."""
+    saved = {"trainer.save_freq": 1, "trainer.save_hf_model": True, "trainer.max_ckpt_to_keep": 0} if partial else {}
+    train(BUSY | saved | {"async_training.partial_rollout": partial, "async_training.max_off_policy_threshold": 2})
+    if partial:
+        check_versions(tmp_path / "run", tiny_model_dir, samples, 1e-5)
     columns = [batch.non_tensor_batch for batch in scored]
     mixed = [int((column["version"] != column["oldest_version"]).sum()) for column in columns]
     assert len(mixed) == STEPS and (sum(mixed) > 0) == partial

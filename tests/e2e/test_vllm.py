@@ -14,9 +14,8 @@ import torch
 
 from agent_system.launch import train as launch
 from agent_system.record import Sample
-from agent_system.rollout.collector import GroupPlayer
 from tests.e2e.conftest import Run, read_metrics
-from tests.e2e.teams import load_exported
+from tests.e2e.teams import check_versions, load_exported
 from tests.e2e.test_levels import ADAPTER, policies
 from tests.workers.rollout.conftest import engine_processes
 from verl.models.loader import load_tokenizer
@@ -204,41 +203,19 @@ def test_an_engine_over_the_devices_of_two_ranks(vllm: Callable[..., Any], tmp_p
 
 
 def test_it_samples_beside_updates_and_every_token_has_the_version_of_its_weights(
-    overrides: Callable[..., list[str]], wide_heads_model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    overrides: Callable[..., list[str]],
+    wide_heads_model_dir: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    samples: list[Sample],
 ) -> None:
     """Replies go on with new weights; the log-prob of each token is that of the checkpoint whose version it has."""
-    result, samples = GroupPlayer.result, list[Sample]()
-
-    async def kept(player: GroupPlayer, episodes: list[Any]) -> Any:
-        samples.extend(sample for episode in episodes for sample in episode.samples)
-        return await result(player, episodes)
-
     changes = VLLM | {"actor_rollout_ref.model.path": wide_heads_model_dir, "agent.specialization": "prompt"}
     changes |= {"async_training.mode": "fully_async", "algorithm.rollout_correction.rollout_is": "token"}
     changes |= {"rollout.max_concurrent_episodes": 3, "data.max_response_length": 96}
     changes |= {"trainer.total_training_steps": 3, "trainer.max_ckpt_to_keep": 0}
-    monkeypatch.setattr(GroupPlayer, "result", kept)
     monkeypatch.setattr(sys, "argv", ["main_ppo", *overrides(changes)])
     launch.cli()
     steps = [line for line in read_metrics(tmp_path / "run") if "actor/lr" in line]
     assert len(steps) == 3 and max(line["trainer/staleness"] for line in steps) > 0
-    assert any(len(sample.generation.spans) > 1 for sample in samples), "a reply that went on with new weights"
-    checkpoints = tmp_path / "run" / "checkpoints"
-    folders = [wide_heads_model_dir, *(next(checkpoints.glob(f"global_step_{step}/actor/*/huggingface")) for step in (1, 2))]
-    models = [load_exported(folder) for folder in folders]
-    assert max(largest_gap(models, sample) for sample in samples) < 1e-4
-    assert max(largest_gap(models[::-1], sample) for sample in samples) > 1e-3, "the versions differ"
-
-
-def largest_gap(models: list[Any], sample: Sample) -> float:
-    """Between the log-probs of a reply and those of a plain model of the version of each token."""
-    ids, first, gaps = torch.tensor([[*sample.prompt_ids, *sample.generation.token_ids]]), len(sample.prompt_ids), [0.0]
-    given = torch.tensor(sample.generation.log_probs)
-    for version, count in sample.generation.spans:
-        with torch.no_grad():
-            scores = models[version](ids).logits[0, first - 1 : first - 1 + count].log_softmax(dim=-1)
-        begin = first - len(sample.prompt_ids)
-        expected = scores.gather(1, ids[0, first : first + count, None])[:, 0]
-        gaps.append(float((expected - given[begin : begin + count]).abs().max()))
-        first += count
-    return max(gaps)
+    check_versions(tmp_path / "run", wide_heads_model_dir, samples, 1e-5)

@@ -176,13 +176,17 @@ def gsm8k(tmp_path: Path) -> Path:
 
 
 @pytest.mark.needs_shared
-def test_five_steps_on_gsm8k_as_it_is_published_go_through(checkout: Path, tmp_path: Path, gsm8k: Path, embedded: dict[str, str]) -> None:
+def test_five_asynchronous_steps_on_gsm8k_as_it_is_published_go_through(
+    checkout: Path, tmp_path: Path, gsm8k: Path, embedded: dict[str, str]
+) -> None:
     steps = [*SMALL, "trainer.total_training_steps=5", "trainer.val_before_train=false", "trainer.controller=local"]
-    trained = run(checkout, "math", tmp_path, *steps, DATA=str(gsm8k), **embedded)
+    trained = run(checkout, "math", tmp_path, "async_training.mode=fully_async", *steps, DATA=str(gsm8k), **embedded)
     assert trained.returncode == 0, trained.stderr[-2000:]
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [1, 2, 3, 4, 5]
     assert all(line["episode/count"] == 4 for line in lines)
+    assert [line["fully_async/count/trained"] for line in lines] == [2, 4, 6, 8, 10]
+    assert max(line["trainer/staleness"] for line in lines) > 0
 
 
 @pytest.mark.parametrize(
