@@ -6,7 +6,7 @@ import asyncio
 import secrets
 import struct
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from hashlib import blake2b
 from typing import Any
@@ -43,7 +43,9 @@ class EpisodeCalls:
         masks: requests may ask for a reply of a certain form (`gateway.structured=mask`).
     """
 
-    def __init__(self, episode: EpisodeRunner, keys: GatewayConfig, chat: Callable[[str], Chat], overridden: Callable[[str], None]) -> None:
+    def __init__(
+        self, episode: EpisodeRunner, keys: GatewayConfig, chat: Callable[[str], Chat], overridden: Callable[[Sequence[str]], None]
+    ) -> None:
         """Begin.
 
         Args:
@@ -102,7 +104,7 @@ class EpisodeCalls:
         built = chat.read(ask)
         if other:
             self.counts["gateway/overridden"] += 1
-            self._overridden(", ".join(other))
+            self._overridden(other)
         if built.rewritten:
             self.counts[f"gateway/rewritten/{built.rewritten}"] += 1
         request = Request(connected)

@@ -20,7 +20,7 @@ from agent_system.gateway.chat import Chat
 from agent_system.gateway.errors import Refusal
 from agent_system.gateway.reply import Choice, Completion
 from agent_system.gateway.request import Request
-from agent_system.gateway.sampling import client_sampling, impossible
+from agent_system.gateway.sampling import HONOURED, client_sampling, impossible
 from agent_system.gateway.server import Server
 from agent_system.gateway.view import Viewer
 from agent_system.gateway.wire import Ask
@@ -125,7 +125,9 @@ class ServedTeam:
 
     def _generated(self, agent_id: str, ask: Ask) -> Awaitable[Completion]:
         runtime, chat = self._runtimes[agent_id], self._chats[agent_id]
-        sampling, _ = chat.sampling(ask, client_sampling(ask, self._spec.sampling_of(runtime.binding)))
+        sampling, other = chat.sampling(ask, client_sampling(ask, self._spec.sampling_of(runtime.binding)))
+        if name := next((name for name in other if name not in HONOURED), None):
+            raise Refusal(f"{name} is not supported; {', '.join(HONOURED)} are", param=name)
         structure = chat.structure(ask, "pip install 'xgrammar>=0.2.8,<0.3' and serve the team again")
         built, number = chat.read(ask), next(self._numbers)
         seed = secrets.randbits(63) if ask.seed is None else ask.seed
