@@ -10,7 +10,7 @@ from agent_system import Task
 from agent_system.gateway.session import Session
 from agent_system.gateway.wire import SAMPLING
 
-from .conftest import USER, say, send
+from .conftest import TASK, USER, say, send
 from .test_served import serving
 
 ROUTES: dict[str, dict[str, Any]] = {"/v1/chat/completions": {"messages": USER}, "/v1/responses": {"input": "2+2?"}}
@@ -65,6 +65,21 @@ async def test_a_response_ends_at_a_stop_and_is_one_reply(play: Any) -> None:
 
     episode, _, engine = await play(team, lambda prompt, request: "4END5")
     assert (episode.failure, episode.answer, [request.sampling.stop for request in engine.requests]) == (None, "4", [("END",)])
+
+
+@pytest.mark.parametrize(("validate", "masked"), [(True, 1), (False, 0)])
+async def test_a_form_is_honoured_where_nothing_is_trained(make_team: Any, validate: bool, masked: int) -> None:
+    async def team(task: Task, session: Session) -> str:
+        body = {"messages": USER, "response_format": {"type": "json_object"}}
+        answers = [await send(session, body | {"model": name}) for name in ("Writer", "Editor")]
+        assert [answer.status for answer in answers] == [200 if validate else 400, 400]
+        said = "structured_outputs=true" if validate else "gateway.structured=mask"
+        assert said in answers[1].body["error"]["message"]
+        return "4"
+
+    collector, engine = make_team(team, able=["Writer"])
+    (episode,) = (await collector.collect([TASK], 1, step=1, validate=validate)).episodes
+    assert (episode.failure, len([request for request in engine.requests if request.sampling.structure])) == (None, masked)
 
 
 async def test_a_served_agent_refuses_what_it_does_not_honour() -> None:
