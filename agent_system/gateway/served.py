@@ -21,7 +21,7 @@ from agent_system.gateway.errors import Refusal
 from agent_system.gateway.reply import Choice, Completion
 from agent_system.gateway.request import Request
 from agent_system.gateway.sampling import HONOURED, client_sampling, impossible
-from agent_system.gateway.server import Server
+from agent_system.gateway.server import Server, given_key
 from agent_system.gateway.view import Viewer
 from agent_system.gateway.wire import Ask
 from agent_system.projection import raw_text
@@ -188,7 +188,7 @@ class ServedServer(Server):
         self._team, self._key = team, key
 
     def _calls(self, request: web.Request) -> ServedTeam:
-        given = request.headers.get("Authorization", "").removeprefix("Bearer ").strip()
+        given = given_key(request)
         if self._key and not hmac.compare_digest(given.encode("utf-8", "surrogateescape"), self._key.encode("utf-8", "surrogateescape")):
             raise Refusal("wrong API key", 401, "invalid_api_key")
         if not self._key and "Origin" in request.headers:  # any page in a browser of this machine can reach the loopback interface
