@@ -6,7 +6,7 @@ import asyncio
 import secrets
 import struct
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from hashlib import blake2b
 from typing import Any
@@ -40,10 +40,12 @@ class EpisodeCalls:
         counts: see `COUNTS`.
         conversations: messages by the ids of answers of `/v1/responses`.
         failed: fails with the error of an engine, an agent or the environment, which ends the episode.
-        masks: requests may ask for a reply of a certain form (`gateway.structured=mask`).
+        masks: requests may ask for a reply of a certain form: in validation, in training with `gateway.structured=mask`.
     """
 
-    def __init__(self, episode: EpisodeRunner, keys: GatewayConfig, chat: Callable[[str], Chat], overridden: Callable[[str], None]) -> None:
+    def __init__(
+        self, episode: EpisodeRunner, keys: GatewayConfig, chat: Callable[[str], Chat], overridden: Callable[[Sequence[str]], None]
+    ) -> None:
         """Begin.
 
         Args:
@@ -58,7 +60,7 @@ class EpisodeCalls:
         self.conversations: dict[str, list[Any]] = {}
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.failed.add_done_callback(lambda future: future.cancelled() or future.exception())
-        self.masks = keys.structured == "mask"
+        self.masks = episode.spec.validate or keys.structured == "mask"
         self._episode, self._keys, self._overridden = episode, keys, overridden
         self._names = {slug(name): name for name in self.agents} | {name: name for name in self.agents}
         self._new_chat = chat
@@ -102,7 +104,7 @@ class EpisodeCalls:
         built = chat.read(ask)
         if other:
             self.counts["gateway/overridden"] += 1
-            self._overridden(", ".join(other))
+            self._overridden(other)
         if built.rewritten:
             self.counts[f"gateway/rewritten/{built.rewritten}"] += 1
         request = Request(connected)

@@ -42,7 +42,8 @@ class Chat:
 
     def sampling(self, ask: Ask, own: SamplingParams) -> tuple[SamplingParams, tuple[str, ...]]:
         """Return the parameters of a request, from those of the run, and the client's that do not apply."""
-        other = tuple(name for name, value in ask.sampling.items() if getattr(own, name, None) != value)
+        held = {"chat_template_kwargs": getattr(self._template.binding, "template_kwargs", {}), "stop_token_ids": list(own.stop_token_ids)}
+        other = tuple(name for name, value in ask.sampling.items() if held.get(name, getattr(own, name, None)) != value)
         longest = own.max_tokens if ask.max_tokens is None else min(ask.max_tokens, own.max_tokens)
         return replace(own, max_tokens=longest, stop=(*own.stop, *ask.stop)), other
 

@@ -7,10 +7,11 @@ from typing import Any
 
 from agent_system.gateway.errors import Refusal
 from agent_system.gateway.reply import Completion
+from agent_system.gateway.wire import MASKING, SAMPLING
 
 Messages = list[Any]
 RESPONSE = "resp_"  # an answer has this before the id of its chat completion
-_SAME = ("model", "temperature", "top_p", "top_logprobs", "tool_choice", "seed", "stream")
+_SAME = ("model", "top_logprobs", "tool_choice", "seed", "stop", "stream", *SAMPLING, *MASKING)
 _NAMES = {"messages": "input", "max_tokens": "max_output_tokens", "response_format": "text.format"}  # of fields of chat completions
 _TEXTS = ("input_text", "output_text", "text", "refusal")
 
@@ -27,6 +28,8 @@ def chat_body(body: Mapping[str, Any], before: Mapping[str, Messages]) -> dict[s
     for name in ("background", "conversation", "prompt"):
         if body.get(name):
             raise Refusal(f"{name} is not supported", param=name)
+    if body.get("n") not in (None, 1):
+        raise Refusal("n must be 1: a response is one reply", param="n")
     shape = body.get("text")
     chat = {name: body[name] for name in _SAME if body.get(name) is not None}
     if isinstance(shape, dict) and shape.get("format"):

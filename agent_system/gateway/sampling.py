@@ -17,10 +17,9 @@ COLDEST = 1e-6  # logits divided by less are not finite; a reply under a lower t
 
 
 def client_sampling(ask: Ask, own: SamplingParams) -> SamplingParams:
-    """Return the parameters of an agent, changed as a request asks. Raise Refusal for a value out of range, and for other fields."""
-    for name, value in ask.sampling.items():
-        if name not in HONOURED:
-            raise Refusal(f"{name} is not supported; {', '.join(HONOURED)} are", param=name)
+    """Return the parameters of an agent, with those of `HONOURED` in a request. Raise Refusal for a value out of range."""
+    chosen = {name: value for name, value in ask.sampling.items() if name in HONOURED}
+    for name, value in chosen.items():
         number = type(value) is int or (type(value) is float and name != "top_k")
         wanted = {
             "temperature": number and 0 <= value <= 100,
@@ -34,7 +33,7 @@ def client_sampling(ask: Ask, own: SamplingParams) -> SamplingParams:
                 "top_k": f"an integer from 1 to {LARGEST_TOP_K}, or -1",
             }
             raise Refusal(f"{name} must be {expected[name]}, found {json.dumps(value)[:80]}", param=name)
-    changed = replace(own, **ask.sampling)
+    changed = replace(own, **chosen)
     return changed if changed.temperature >= COLDEST else replace(changed, temperature=0.0)
 
 

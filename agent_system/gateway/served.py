@@ -20,8 +20,8 @@ from agent_system.gateway.chat import Chat
 from agent_system.gateway.errors import Refusal
 from agent_system.gateway.reply import Choice, Completion
 from agent_system.gateway.request import Request
-from agent_system.gateway.sampling import client_sampling, impossible
-from agent_system.gateway.server import Server
+from agent_system.gateway.sampling import HONOURED, client_sampling, impossible
+from agent_system.gateway.server import Server, given_key
 from agent_system.gateway.view import Viewer
 from agent_system.gateway.wire import Ask
 from agent_system.projection import raw_text
@@ -125,7 +125,9 @@ class ServedTeam:
 
     def _generated(self, agent_id: str, ask: Ask) -> Awaitable[Completion]:
         runtime, chat = self._runtimes[agent_id], self._chats[agent_id]
-        sampling, _ = chat.sampling(ask, client_sampling(ask, self._spec.sampling_of(runtime.binding)))
+        sampling, other = chat.sampling(ask, client_sampling(ask, self._spec.sampling_of(runtime.binding)))
+        if name := next((name for name in other if name not in HONOURED), None):
+            raise Refusal(f"{name} is not supported; {', '.join(HONOURED)} are", param=name)
         structure = chat.structure(ask, "pip install 'xgrammar>=0.2.8,<0.3' and serve the team again")
         built, number = chat.read(ask), next(self._numbers)
         seed = secrets.randbits(63) if ask.seed is None else ask.seed
@@ -186,7 +188,7 @@ class ServedServer(Server):
         self._team, self._key = team, key
 
     def _calls(self, request: web.Request) -> ServedTeam:
-        given = request.headers.get("Authorization", "").removeprefix("Bearer ").strip()
+        given = given_key(request)
         if self._key and not hmac.compare_digest(given.encode("utf-8", "surrogateescape"), self._key.encode("utf-8", "surrogateescape")):
             raise Refusal("wrong API key", 401, "invalid_api_key")
         if not self._key and "Origin" in request.headers:  # any page in a browser of this machine can reach the loopback interface

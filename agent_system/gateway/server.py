@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import resource
 import socket
 import weakref
@@ -120,7 +121,7 @@ class Server:
         return app
 
     def _calls(self, request: web.Request) -> Answering:
-        key = request.headers.get("Authorization", "").removeprefix("Bearer ").strip()
+        key = given_key(request)
         if key in self._ended:
             raise Refusal(OVER, code="episode_over")
         if key not in self._open:
@@ -165,6 +166,11 @@ class Server:
             if _connected(http):
                 calls.deliver(request)
             return web.json_response(answered(completion))
+
+
+def given_key(request: web.Request) -> str:
+    """Return the key in a request's headers; the word Bearer before it may be in any case, or missing."""
+    return re.sub("^bearer ", "", request.headers.get("Authorization", ""), flags=re.IGNORECASE).strip()
 
 
 def _allow_sockets() -> None:

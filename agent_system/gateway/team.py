@@ -60,7 +60,7 @@ class GatewayOrchestra(BaseOrchestra):
         self.team = load_command(self.config.command, self.config.team) if self.config.command else load_team(self.config.team)
         self._server = Server()
         self._bridges: dict[str, Bridge] = {}
-        self._told = False
+        self._told: set[str] = set()
 
     def check(self, agents: Mapping[str, BaseAgent], make_env: Callable[[int], BaseEnv], *, forks: bool) -> None:
         """Reject tree sampling, and agents that do more than the program asks of them."""
@@ -105,10 +105,10 @@ class GatewayOrchestra(BaseOrchestra):
             self._bridges[agent_id] = bridge_of(episode.runtimes[agent_id].binding, self.config.keys)
         return Chat(self._bridges[agent_id])
 
-    def _tell_overridden(self, names: str) -> None:
-        if not self._told:
-            logger.warning("a request sets %s; the values of the run are used (gateway.client_sampling=override), for all requests", names)
-        self._told = True
+    def _tell_overridden(self, names: Sequence[str]) -> None:
+        if new := ", ".join(name for name in names if name not in self._told):
+            logger.warning("a request sets %s; the values of the run are used (gateway.client_sampling=override), for all requests", new)
+        self._told.update(names)
 
 
 def load_team(team: Any) -> Callable[..., Any]:
@@ -139,7 +139,8 @@ async def _run(team: Callable[..., Any], session: Session, failed: asyncio.Futur
         try:
             if inspect.iscoroutinefunction(team):
                 return await team(session.task, session)
-            return await asyncio.wrap_future(_threads.submit(run_plain, team, (session.task, session)))
+            result = await asyncio.wrap_future(_threads.submit(run_plain, team, (session.task, session)))
+            return await result if inspect.isawaitable(result) else result  # of an object that is called, or a lambda
         except (KeyboardInterrupt, SystemExit) as error:  # it would end the event loop
             raise RuntimeError(f"{type(error).__name__}: {error}") from error
 

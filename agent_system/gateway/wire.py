@@ -10,11 +10,18 @@ from typing import Any
 from agent_system.gateway.errors import Refusal
 
 MOST_REPLIES, MOST_STOPS = 128, 16
-# Fields that change the distribution that tokens are sampled from, and values that change nothing; None: the value of the run.
+# Fields that change what is sampled, those of vLLM among them, and values that change nothing; None: the value of the run.
 SAMPLING: Mapping[str, Any] = {
-    "temperature": None, "top_p": None, "top_k": None, "min_p": 0, "presence_penalty": 0, "frequency_penalty": 0,
-    "repetition_penalty": 1, "logit_bias": {},
+    "temperature": None, "top_p": None, "top_k": None, "min_p": 0, "typical_p": 1, "presence_penalty": 0, "frequency_penalty": 0,
+    "repetition_penalty": 1, "length_penalty": 1, "logit_bias": {}, "min_tokens": 0, "ignore_eos": False, "stop_token_ids": [],
+    "use_beam_search": False, "thinking_token_budget": None, "chat_template": None, "chat_template_kwargs": {}, "documents": [],
+    "add_generation_prompt": True, "continue_final_message": False, "truncate_prompt_tokens": None,
 }  # fmt: skip
+# Fields of engines that mask tokens; requests ask for a form by `response_format`.
+MASKING = (
+    "guided_json", "guided_choice", "guided_regex", "guided_grammar", "structured_outputs", "structural_tag", "regex", "ebnf", "grammar",
+    "json_schema", "allowed_token_ids", "bad_words", "logits_processors",
+)  # fmt: skip
 _MASKS = (
     "masks tokens, so that what is sampled is not what is trained; describe the form in a message and check the reply, or set "
     "gateway.structured=mask"
@@ -79,7 +86,7 @@ def read_ask(body: Mapping[str, Any], masks: bool = False) -> Ask:
     messages = _typed(body, "messages", list, None)
     if not messages:
         raise Refusal("messages must be a list with at least one message", param="messages")
-    _refuse_unsupported(body)
+    _refuse_unsupported(body, masks)
     schema, tools = _schema(body, masks), _tools(body)
     limits = [value for name in ("max_tokens", "max_completion_tokens") if (value := _typed(body, name, int, None, least=1)) is not None]
     return Ask(
@@ -99,7 +106,10 @@ def read_ask(body: Mapping[str, Any], masks: bool = False) -> Ask:
     )
 
 
-def _refuse_unsupported(body: Mapping[str, Any]) -> None:
+def _refuse_unsupported(body: Mapping[str, Any], masks: bool) -> None:
+    if name := next((name for name in MASKING if body.get(name)), None):
+        form = "response_format (text.format in /v1/responses) for a form of the reply"
+        raise Refusal(f"{name} is not supported; use {form}" if masks else f"{name} {_MASKS} and use {form}", param=name)
     for name in ("functions", "function_call"):
         if body.get(name):
             raise Refusal(f"{name} is not supported; use tools", param=name)

@@ -2,7 +2,7 @@
 
 This file runs in a Python environment of its own, which has `verifiers` and the environment but not this project:
 
-    python -m venv vf && vf/bin/pip install verifiers <the package of the environment>
+    python -m venv vf && vf/bin/pip install 'verifiers==0.3.1' <the package of the environment>
     vf/bin/python examples/verifiers/play.py rows my-env --output tasks.jsonl
     python -m verl.trainer.main_ppo agent.orchestra_type=gateway agent.agent_ids='[Player]' env.env_name=gateway \
       agent.team_command='[vf/bin/python,examples/verifiers/play.py,team,my-env]' data.train_files=tasks.jsonl ...

@@ -18,6 +18,7 @@ from agent_system.gateway import server
 from agent_system.gateway.session import Session
 
 from .conftest import USER, posted, say, send
+from .test_served import serving
 
 ROLE = {"model": "Writer", "messages": USER}
 CONNECTIONS = 1000
@@ -136,6 +137,19 @@ async def test_the_server_asks_for_the_sockets_of_a_thousand_episodes(make_team:
         assert resource.getrlimit(resource.RLIMIT_NOFILE) == (min(hard, server.SOCKETS), hard)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+async def test_the_word_before_the_key_may_be_in_any_case(play: Any) -> None:
+    async def team(task: Task, session: Session) -> str:
+        for word in ("bearer", "BEARER"):
+            answer = await send(session, ROLE, Authorization=f"{word} {session.api_key}")
+            assert answer.status == 200, answer.body
+        return "4"
+
+    assert (await play(team))[0].failure is None
+    async with serving(key="sk-1") as (client, _, _):
+        for given, status in (("bearer sk-1", 200), ("bearer sk-2", 401)):
+            assert (await send(client, ROLE, Authorization=given)).status == status
 
 
 async def test_no_refusal_makes_the_openai_library_repeat_a_request(make_team: Any) -> None:

@@ -464,3 +464,14 @@ class Forkable(Graded):
 
 def _by_call() -> Any:
     return RewardConfig(team_scope="call")
+
+
+class CallableTeam:
+    async def __call__(self, task: Task, session: Session) -> str:
+        return (await say(session, "Writer", [{"role": "user", "content": task.prompt}])).text
+
+
+@pytest.mark.parametrize("team", [CallableTeam(), lambda task, session: CallableTeam()(task, session)])
+async def test_a_program_may_be_an_object_or_return_what_is_awaited(play: Any, team: Any) -> None:
+    episode, _, _ = await play(team)
+    assert (episode.failure, episode.answer) == (None, "4")

@@ -23,14 +23,14 @@ class GatewayConfig:
     )
     client_sampling: str = key(
         "override",
-        "temperature, top_p and the like in a request: override (by those of the run, with one warning) | refuse",
+        "temperature, top_p and the like in a request: override (by those of the run, with one warning for each field) | refuse",
         choices=("override", "refuse"),
     )
     structured: str = key(
         "refuse",
-        "a JSON schema or a forced tool call in a request: refuse | mask (of agents whose engine can; a token is sampled from pi / Z, with "
-        "the mass Z of the policy pi on the tokens that the form allows, and trained as a sample of pi, unless "
-        "algorithm.rollout_correction.rollout_is weighs it by Z, see docs/frameworks.md)",
+        "a JSON schema or a forced tool call in a request of a training episode: refuse | mask (as in validation, of agents whose engine "
+        "can; a token is sampled from pi / Z, with the mass Z of the policy pi on the tokens that the form allows, and trained as a sample "
+        "of pi, unless algorithm.rollout_correction.rollout_is weighs it by Z, see docs/frameworks.md)",
         choices=("refuse", "mask"),
         effect=STRUCTURED,
     )

@@ -257,8 +257,9 @@ class RolloutConfig:
     )
     structured_outputs: bool = key(
         False,
-        "the engine reads the tokenizer, so that requests may ask for replies that follow a JSON schema: with gateway.structured=mask, and "
-        "of `serve --openai`, which sets it; with rollout.name=hf it needs the extra structured (xgrammar)",
+        "the engine reads the tokenizer, so that requests may ask for replies that follow a JSON schema: in validation, with "
+        "gateway.structured=mask in training, and of `serve --openai`, which sets it; with rollout.name=hf it needs the extra structured "
+        "(xgrammar)",
     )
     num_threads: int = key(0, "CPU threads of the engine process; 0: trainer.num_threads", ge=0, le=1024)
     update_bucket_mb: int = key(256, "size of the buckets in which weights are sent to the engine, in MiB", ge=1)
