@@ -128,3 +128,16 @@ async def test_seeds_follow_the_prompt_whatever_arrives_first_or_the_order(play:
             found[way].append(seeds(engine))
     assert found["prompt"][0] == found["prompt"][1] and found["order"][0] != found["order"][1]
     assert list(found["order"][0].values()) == list(found["order"][1].values())
+
+
+async def test_the_seed_of_a_client_is_mixed_into_that_of_the_run(play: Any) -> None:
+    for way in ("prompt", "order"):
+        found = []
+        for seed in (None, 5, 5, 6):
+
+            async def team(task: Task, session: Session, seed: int | None = seed) -> str:
+                return [await say(session, "Writer", seed=seed) for _ in range(2)][1].text
+
+            _, _, engine = await play(team, seed_by=way)
+            found.append(tuple(request.seed for request in engine.requests))
+        assert found[1] == found[2] and len({5, 6, *(seed for seeds in found for seed in seeds)}) == 8, way
