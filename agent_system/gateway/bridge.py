@@ -17,12 +17,14 @@ from agent_system.gateway.errors import Refusal
 from agent_system.gateway.history import History, Node
 from agent_system.gateway.template import NoTemplate, Template
 from agent_system.gateway.view import View
+from agent_system.projection import thoughts
 from agent_system.rollout.binding import AgentBinding
 from agent_system.rollout.prompt import Prompt
 from agent_system.rollout.remote import RemoteBinding
 from verl.trainer.config.gateway import GatewayConfig
 
 _THINKING = re.compile(r"<think>(?:(?!<think>).)*?</think>\s*", re.DOTALL)
+_EMPTY_THINKING = re.compile(r"<think>\s*</think>\s*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +93,13 @@ class Bridge:
         except Refusal:  # the whole conversation may still be shown as the program sent it
             return None
         head, shown = mark.join(after), mark.join(before)
-        if not before or (head != shown and _THINKING.sub("", head) != _THINKING.sub("", shown)):
+        may_differ = _THINKING if self._keep_thinking else _EMPTY_THINKING
+        if not before or (head != shown and may_differ.sub("", head) != may_differ.sub("", shown)):
             return None
-        return tail if self._keep_thinking or all(thought in head for thought in node.thoughts) else None
+        if self._keep_thinking or not node.thoughts:
+            return tail
+        blocks = thoughts(head)
+        return tail if all(any(thought in block for block in blocks) for thought in node.thoughts) else None
 
 
 def bridge_of(binding: AgentBinding | RemoteBinding, keys: GatewayConfig) -> Bridge:

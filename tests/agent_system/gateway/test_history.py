@@ -113,28 +113,34 @@ async def test_a_conversation_goes_on_after_a_reply_that_was_cut(play: Any, name
     assert [request.sampling.max_tokens for request in engine.requests] == [5, 5]
 
 
+SHOWS_NONE = TEMPLATES["qwen2.5"].replace("message.content) }}", "message.content.split('</think>')[-1].lstrip('\n')) }}")
 CASES = {
     # (settings, thinking in the reply, the next prompt continues)
-    "thinking that a user's message drops": ({}, "<think>\nhm\n</think>\n\n", False),
-    "the same, kept": ({"history": "sampled"}, "<think>\nhm\n</think>\n\n", True),
-    "an empty block": ({"template_kwargs": {"enable_thinking": False}}, "", True),
-    "an empty block in the reply": ({}, "<think>\n\n</think>\n\n", True),
+    "thinking that a user's message drops": ({}, "hm", False),
+    "the same, kept": ({"history": "sampled"}, "hm", True),
+    "the same as the answer": ({}, "a", False),
+    "a part of the question": ({}, USER[0]["content"][:2], False),
+    "a part of the template": ({}, "s", False),
+    "thinking that the template never shows": ({"template_kwargs": {"chat_template": SHOWS_NONE}}, "a", False),
+    "an empty block": ({"template_kwargs": {"enable_thinking": False}}, None, True),
+    "an empty block in the reply": ({}, "", True),
 }
 
 
 @pytest.mark.parametrize("case", CASES)
 async def test_thinking_that_the_template_drops_begins_a_new_sequence(play: Any, case: str) -> None:
     options, thinking, goes_on = CASES[case]
+    block = "" if thinking is None else f"<think>\n{thinking}\n</think>\n\n"
 
     async def team(task: Task, session: Session) -> str:
         answer = await say(session, "Writer")
-        assert answer.message.get("reasoning_content") == ("hm" if "hm" in thinking else None) and answer.text == "a"
+        assert answer.message.get("reasoning_content") == (thinking or None) and answer.text == "a"
         return (await say(session, "Writer", [*USER, echoed(answer.message, 0), {"role": "user", "content": "b"}])).text
 
-    episode, metrics, _ = await play(team, [f"{thinking}a", "4"], chat=get_tokenizer("qwen3"), **options)
+    episode, metrics, _ = await play(team, [f"{block}a", "4"], chat=get_tokenizer("qwen3"), **options)
     assert episode.failure is None and continues(episode.samples) == [goes_on]
     assert rewritten(metrics) == ({} if goes_on else {"template": 1})
-    assert ("hm" in episode.samples[1].prompt_text) == ("hm" in thinking and goes_on)
+    assert (block in episode.samples[1].prompt_text) == goes_on
 
 
 async def test_results_of_tools_as_messages_of_the_user_keep_the_thinking_before_them(play: Any) -> None:
