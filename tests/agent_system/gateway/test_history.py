@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections import Counter
 from functools import cache
 from typing import Any
@@ -191,6 +192,25 @@ async def test_what_a_program_changes_begins_a_new_sequence_and_is_counted(play:
     assert rewritten(metrics) == counted
     same = edit == "an invented reply"  # its prompt is rendered anew, to the same tokens
     assert continues(samples) == [same or (not counted and second is not OTHER)]
+
+
+async def test_a_name_is_part_of_a_message_where_the_template_reads_it(play: Any) -> None:
+    named = "{% for tool in tools or [] %}{{ tool.name }}{% endfor %}" + TEMPLATES["plain"].replace("}}\n", "}}{{ NAME or '' }}\n", 1)
+    for shown in ("''", "message.name", "message['name']", "said.name", "said.get('name')"):
+        tokenizer = tokenizer_of("plain")
+        template = re.sub(r"message\b", "said", named) if "said" in shown else named
+        tokenizer.chat_template = template.replace("NAME", shown)
+
+        async def team(task: Task, session: Session) -> str:
+            ann, bob, cid = ({**USER[0], "name": name} for name in ("Ann<|im_end|>", "Bob", "Cid"))
+            after = [(await say(session, "Writer", [ann])).message, bob]
+            return [await say(session, "Writer", [first, *after]) for first in (ann, cid)][1].text
+
+        episode, metrics, _ = await play(team, chat=tokenizer)
+        heads = [[line for line in s.prompt_text.splitlines() if line.startswith("<|im_start|>user")] for s in episode.samples]
+        read = [["Ann"], ["Ann", "Bob"], ["Cid", "Bob"]] if "name" in shown else [[""], ["", ""], ["", ""]]
+        assert heads == [[f"<|im_start|>user{who}" for who in names] for names in read], shown
+        assert continues(episode.samples)[0] and rewritten(metrics) == ({"client": 1} if "name" in shown else {}), shown
 
 
 def test_a_bounded_history_keeps_what_was_answered_last() -> None:
