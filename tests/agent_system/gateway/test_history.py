@@ -138,10 +138,12 @@ async def test_thinking_that_the_template_drops_begins_a_new_sequence(play: Any,
         assert answer.message.get("reasoning_content") == (thinking or None) and answer.text == "a"
         return (await say(session, "Writer", [*USER, echoed(answer.message, 0), {"role": "user", "content": "b"}])).text
 
-    episode, metrics, _ = await play(team, [f"{block}a", "4"], chat=get_tokenizer("qwen3"), **options)
-    assert episode.failure is None and continues(episode.samples) == [goes_on]
-    assert rewritten(metrics) == ({} if goes_on else {"template": 1})
-    assert (block in episode.samples[1].prompt_text) == goes_on
+    for name in TEMPLATES:  # the others show thinking wherever it is, unless the case has a template of its own
+        kept = goes_on or (name != "qwen3" and not options)
+        episode, metrics, _ = await play(team, [f"{block}a", "4"], chat=get_tokenizer(name), **options)
+        assert episode.failure is None and continues(episode.samples) == [kept], name
+        assert rewritten(metrics) == ({} if kept else {"template": 1}), name
+        assert (block in episode.samples[1].prompt_text) == kept, name
 
 
 async def test_results_of_tools_as_messages_of_the_user_keep_the_thinking_before_them(play: Any) -> None:
@@ -187,11 +189,12 @@ async def test_what_a_program_changes_begins_a_new_sequence_and_is_counted(play:
         await say(session, "Editor")  # an agent does not continue another's conversation
         return (await say(session, "Writer", second, tools=after)).text
 
-    episode, metrics, _ = await play(team, ["a", "z", "4"], chat=get_tokenizer("qwen2.5"))
-    samples = [s for s in episode.samples if s.agent_id == "Writer"]
-    assert rewritten(metrics) == counted
     same = edit == "an invented reply"  # its prompt is rendered anew, to the same tokens
-    assert continues(samples) == [same or (not counted and second is not OTHER)]
+    for name in TEMPLATES if after is None else TEMPLATES.keys() - {"plain"}:  # which shows no tools
+        episode, metrics, _ = await play(team, ["a", "z", "4"], chat=get_tokenizer(name))
+        samples = [s for s in episode.samples if s.agent_id == "Writer"]
+        assert rewritten(metrics) == counted, name
+        assert continues(samples) == [same or (not counted and second is not OTHER)], name
 
 
 async def test_a_name_is_part_of_a_message_where_the_template_reads_it(play: Any) -> None:
