@@ -16,7 +16,7 @@ from agent_system.rollout.tokens import Encoder, decode, special_tokens
 from agent_system.tools.formats import detect_format
 
 _REPLY = "REPLY7c1f"  # stands for a reply when the text after it is looked up
-_READS_NAME = re.compile(r"""\bmessage(?:\.name\b|\[['"]name['"]\])""")
+_MESSAGES = re.compile(r"\bfor\s+(\w+)\s+in\s+\w*messages\b")
 
 
 class Template:
@@ -33,7 +33,7 @@ class Template:
         self.binding = binding
         self.tool_format = detect_format(source)
         self._encoder = Encoder(binding.tokenizer)
-        self.viewer = Viewer(SpecialTokens(binding.tokenizer).cleaned, bool(_READS_NAME.search(source)), "tool_calls" in source)
+        self.viewer = Viewer(SpecialTokens(binding.tokenizer).cleaned, _reads_name(source), "tool_calls" in source)
         self._knows_tools = "tools" in source
 
     def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], prompt: bool = True) -> str:
@@ -82,6 +82,12 @@ class Template:
     def ends(self, token: int) -> bool:
         """Return whether a sampled token ends a message."""
         return token in self.binding.sampling.stop_token_ids or (self.end is not None and token == self.end[1])
+
+
+def _reads_name(source: str) -> bool:
+    """Return whether a template reads `name` of a message, whatever it calls the message."""
+    messages = "|".join({"message", *_MESSAGES.findall(source)})
+    return re.search(rf"""\b(?:{messages})(?:\.name\b|\[['"]name['"]\]|\.get\(['"]name['"])""", source) is not None
 
 
 def too_long(binding: AgentBinding, found: str) -> Refusal:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections import Counter
 from functools import cache
 from typing import Any
@@ -62,9 +63,9 @@ def rewritten(metrics: dict[str, float]) -> dict[str, float]:
     return {name.rpartition("/")[2]: count for name, count in metrics.items() if name.startswith("gateway/rewritten") and count}
 
 
-@pytest.mark.parametrize("name", ["tiny", "qwen2.5", "qwen3", "llama3"])
+@pytest.mark.parametrize("name", ["tiny", "qwen2.5", "qwen3", "llama3", "mistral"])
 async def test_tool_results_continue_the_sampled_tokens(play: Any, name: str) -> None:
-    thinking = "<think>\nhm\n</think>\n\n" if name == "qwen3" else ""
+    thinking = "" if name == "llama3" else "<think>\nhm\n</think>\n\n"  # Llama 3 shows calls without the text
     replies = [thinking + call("find", {"x": True, "b": [2.0, None]}, name), call("now", {}, name), "it is 4"]
 
     async def team(task: Task, session: Session) -> str:
@@ -137,10 +138,12 @@ async def test_thinking_that_the_template_drops_begins_a_new_sequence(play: Any,
         assert answer.message.get("reasoning_content") == (thinking or None) and answer.text == "a"
         return (await say(session, "Writer", [*USER, echoed(answer.message, 0), {"role": "user", "content": "b"}])).text
 
-    episode, metrics, _ = await play(team, [f"{block}a", "4"], chat=get_tokenizer("qwen3"), **options)
-    assert episode.failure is None and continues(episode.samples) == [goes_on]
-    assert rewritten(metrics) == ({} if goes_on else {"template": 1})
-    assert (block in episode.samples[1].prompt_text) == goes_on
+    for name in TEMPLATES:  # the others show thinking wherever it is, unless the case has a template of its own
+        kept = goes_on or (name != "qwen3" and not options)
+        episode, metrics, _ = await play(team, [f"{block}a", "4"], chat=get_tokenizer(name), **options)
+        assert episode.failure is None and continues(episode.samples) == [kept], name
+        assert rewritten(metrics) == ({} if kept else {"template": 1}), name
+        assert (block in episode.samples[1].prompt_text) == kept, name
 
 
 async def test_results_of_tools_as_messages_of_the_user_keep_the_thinking_before_them(play: Any) -> None:
@@ -186,11 +189,31 @@ async def test_what_a_program_changes_begins_a_new_sequence_and_is_counted(play:
         await say(session, "Editor")  # an agent does not continue another's conversation
         return (await say(session, "Writer", second, tools=after)).text
 
-    episode, metrics, _ = await play(team, ["a", "z", "4"], chat=get_tokenizer("qwen2.5"))
-    samples = [s for s in episode.samples if s.agent_id == "Writer"]
-    assert rewritten(metrics) == counted
     same = edit == "an invented reply"  # its prompt is rendered anew, to the same tokens
-    assert continues(samples) == [same or (not counted and second is not OTHER)]
+    for name in TEMPLATES if after is None else TEMPLATES.keys() - {"plain"}:  # which shows no tools
+        episode, metrics, _ = await play(team, ["a", "z", "4"], chat=get_tokenizer(name))
+        samples = [s for s in episode.samples if s.agent_id == "Writer"]
+        assert rewritten(metrics) == counted, name
+        assert continues(samples) == [same or (not counted and second is not OTHER)], name
+
+
+async def test_a_name_is_part_of_a_message_where_the_template_reads_it(play: Any) -> None:
+    named = "{% for tool in tools or [] %}{{ tool.name }}{% endfor %}" + TEMPLATES["plain"].replace("}}\n", "}}{{ NAME or '' }}\n", 1)
+    for shown in ("''", "message.name", "message['name']", "said.name", "said.get('name')"):
+        tokenizer = tokenizer_of("plain")
+        template = re.sub(r"message\b", "said", named) if "said" in shown else named
+        tokenizer.chat_template = template.replace("NAME", shown)
+
+        async def team(task: Task, session: Session) -> str:
+            ann, bob, cid = ({**USER[0], "name": name} for name in ("Ann<|im_end|>", "Bob", "Cid"))
+            after = [(await say(session, "Writer", [ann])).message, bob]
+            return [await say(session, "Writer", [first, *after]) for first in (ann, cid)][1].text
+
+        episode, metrics, _ = await play(team, chat=tokenizer)
+        heads = [[line for line in s.prompt_text.splitlines() if line.startswith("<|im_start|>user")] for s in episode.samples]
+        read = [["Ann"], ["Ann", "Bob"], ["Cid", "Bob"]] if "name" in shown else [[""], ["", ""], ["", ""]]
+        assert heads == [[f"<|im_start|>user{who}" for who in names] for names in read], shown
+        assert continues(episode.samples)[0] and rewritten(metrics) == ({"client": 1} if "name" in shown else {}), shown
 
 
 def test_a_bounded_history_keeps_what_was_answered_last() -> None:

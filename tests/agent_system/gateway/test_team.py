@@ -24,7 +24,7 @@ from verl.protocol.generate import RolloutError
 from verl.trainer.config.reward import PropagationConfig, RewardConfig
 from verl.trainer.config.run import TreeConfig
 
-from .conftest import TASK, USER, Graded, posted, say, send
+from .conftest import TASK, USER, Graded, say, send
 
 
 async def draft_and_edit(task: Task, session: Session) -> str:
@@ -282,38 +282,6 @@ async def test_the_environment_acts_on_every_reply_and_may_end_the_episode(play:
     assert [(s.act_reward, s.local_reward) for s in episode.samples] == [(0.5, 0.25)] * 2
 
 
-async def test_a_reply_that_nobody_got_is_not_trained_and_a_marked_retry_gets_it(play: Any) -> None:
-    release = asyncio.Event()
-    fetch = [True]
-
-    async def team(task: Task, session: Session) -> str:
-        body = {"model": "Writer", "messages": USER, "n": 2}
-
-        async def leaves() -> None:
-            async with posted(session, body):
-                """Never reached: the client leaves before the reply."""
-
-        client = asyncio.create_task(leaves())
-        await asyncio.sleep(0.1)
-        client.cancel()
-        await asyncio.wait([client])
-        release.set()
-        await asyncio.sleep(0.1)
-        if fetch[0]:
-            answer = await send(session, body, **{"x-stainless-retry-count": "1"})
-            assert answer.text == "4"
-        return "4"
-
-    for fetched in (True, False):
-        fetch[0] = fetched
-        release.clear()
-        episode, metrics, engine = await play(team, delay=lambda request: release.wait())
-        assert episode.failure is None and len(engine.requests) == 1
-        assert (len(episode.samples), len(episode.unheard)) == ((2, 0) if fetched else (0, 2))
-        assert all(s.trained == s.committed == fetched for s in (*episode.samples, *episode.unheard))
-        assert (metrics["gateway/retried"], metrics["gateway/undelivered"]) == (float(fetched), 2.0 * (not fetched))
-
-
 async def test_an_answered_request_does_not_stay_in_memory_with_its_body(play: Any) -> None:
     def requests() -> dict[int, web.Request]:
         gc.collect()
@@ -377,34 +345,6 @@ async def test_replies_that_nobody_got_change_no_reward_of_others(make_team: Any
         assert found[0] == found[1], reward
     (episode,) = (await collector.collect([replace(TASK, extra={"turns": 2})], 1, step=1)).episodes
     assert sum(s.act_reward for s in episode.samples) == 0.5 and episode.turn_rewards == (1.5,), "nor is a reward lost"
-
-
-async def test_an_unmarked_repeat_is_a_new_call(play: Any) -> None:
-    async def team(task: Task, session: Session) -> str:
-        await say(session, "Writer")
-        return (await say(session, "Writer")).text
-
-    episode, metrics, engine = await play(team)
-    first, second = engine.requests
-    assert metrics["gateway/repeated"] == 1 and len(episode.samples) == 2 and first.seed != second.seed
-
-
-async def test_seeds_follow_the_prompt_whatever_arrives_first_or_the_order(play: Any) -> None:
-    def seeds(engine: Any) -> dict[tuple[int, ...], int]:
-        return {request.prompt_ids: request.seed for request in engine.requests}
-
-    found: dict[str, list[dict[tuple[int, ...], int]]] = {"prompt": [], "order": []}
-    for way in found:
-        for order in ((0, 1, 2), (2, 0, 1)):
-
-            async def team(task: Task, session: Session, order: tuple[int, ...] = order) -> str:
-                answers = [await say(session, "Writer", [{"role": "user", "content": str(i)}]) for i in order]
-                return answers[0].text
-
-            _, _, engine = await play(team, seed_by=way)
-            found[way].append(seeds(engine))
-    assert found["prompt"][0] == found["prompt"][1] and found["order"][0] != found["order"][1]
-    assert list(found["order"][0].values()) == list(found["order"][1].values())
 
 
 async def test_a_sequential_program_is_the_same_team_as_an_orchestra(make_team: Any) -> None:
