@@ -57,13 +57,16 @@ def selects(prompt: str, request: Any) -> str:
 
 
 # What the engine samples in a team, and the agents of its calls, with texts that the prompts show if the framework did its part.
-FORCED: dict[str, tuple[Callable[[str, Any], str], list[tuple[str, str]]]] = {
+FORCED: dict[str, tuple[Callable[[str, Any], str], list[tuple[str, ...]]]] = {
     "autogen_team:selector_team": (
         selects,
         [(VERIFIER, "select the next role"), (VERIFIER, "You check"), (SOLVER, "<verify>reject"), (VERIFIER, "boxed{4}")],
     ),
     "agents_team:team": (hands_over, [(SOLVER, '"transfer_to_verifier"'), (VERIFIER, '{"assistant": "Verifier"}')]),
-    "smolagents_team:team": (multiplies, [(SOLVER, '"multiply"'), (SOLVER, "Observation:\n4"), (VERIFIER, "Solver: \\boxed{4}")]),
+    "smolagents_team:team": (  # an id of the gateway: smolagents looks for calls in the text by itself where it gets none
+        multiplies,
+        [(SOLVER, '"multiply"'), (SOLVER, "[{'id': 'call_", "Observation:\n4"), (VERIFIER, "Solver: \\boxed{4}")],
+    ),
 }
 BASE: dict[str, Any] = {
     "agent.agent_ids": "[Solver Agent,Verifier Agent]",
@@ -153,15 +156,18 @@ def check_both_learn(run_dir: Path) -> None:
 
 
 def force(patch: pytest.MonkeyPatch, tokenizer: Any, script: Callable[[str, Any], str]) -> list[tuple[list[int], list[int]]]:
-    """The engine samples what the script says to a prompt, and a number, so that rewards differ; returns all prompts and replies."""
+    """The engine samples what the script says to a prompt, and a number, so that rewards differ; returns all prompts and replies.
+
+    Greedy replies are those of a model that has not learned it: "4".
+    """
     admit, sampled = HFEngine._admit, list[tuple[list[int], list[int]]]()
 
     def admitted(engine: HFEngine, admission: Any) -> None:
         admit(engine, admission)
         for *_, slot, reply in admission.batch:
             request = reply.ticket.request
-            text = f"{script(tokenizer.decode(request.prompt_ids), None)} {request.seed % 1000}{tokenizer.eos_token}"
-            tokens = tokenizer.encode(text, add_special_tokens=False)
+            text = f"{script(tokenizer.decode(request.prompt_ids), None)} {request.seed % 1000}" if request.sampling.temperature else "4"
+            tokens = tokenizer.encode(text + tokenizer.eos_token, add_special_tokens=False)
             engine._slots._uniforms[slot, : len(tokens)] = torch.tensor(tokens, dtype=torch.float64)
             sampled.append((list(request.prompt_ids), tokens))
 
@@ -175,7 +181,7 @@ def force(patch: pytest.MonkeyPatch, tokenizer: Any, script: Callable[[str, Any]
     return sampled
 
 
-def check_trained(batches: Sequence[Any], tokenizer: Any, sampled: list[tuple[list[int], list[int]]], asked: list[tuple[str, str]]) -> None:
+def check_trained(batches: Sequence[Any], tokenizer: Any, sampled: list[tuple[list[int], list[int]]], asked: list[tuple[str, ...]]) -> None:
     """The batches have every sampled reply, all episodes have the calls `asked`, and each of these has advantages that are not 0."""
     rows, episodes = [], defaultdict[str, list[tuple[str, str, bool]]](list)
     for batch in batches:
@@ -186,13 +192,15 @@ def check_trained(batches: Sequence[Any], tokenizer: Any, sampled: list[tuple[li
             episodes[uid].append((agent, tokenizer.decode(prompt), bool(row["advantages"][trained].all())))
     assert sorted(rows) == sorted(sampled)
     assert [len(said) for said in episodes.values()] == [len(asked)] * 4
-    for (agent, shown), same in zip(asked, zip(*episodes.values(), strict=True), strict=True):
-        assert all(speaker == agent and shown in prompt for speaker, prompt, _ in same), same
+    for (agent, *shown), same in zip(asked, zip(*episodes.values(), strict=True), strict=True):
+        assert all(speaker == agent and all(text in prompt for text in shown) for speaker, prompt, _ in same), same
         assert any(moves for *_, moves in same), same
 
 
 @pytest.mark.parametrize("team", NEEDS)
-def test_a_team_of_a_framework_trains_two_policies(train: Run, tmp_path: Path, tiny_model_dir: Path, scored: list[Any], team: str) -> None:
+def test_a_team_of_a_framework_trains_two_policies(
+    train: Run, tmp_path: Path, tiny_model_dir: Path, scored: list[Any], monkeypatch: pytest.MonkeyPatch, team: str
+) -> None:
     for module in NEEDS[team]:
         pytest.importorskip(module)
     model = shutil.copytree(tiny_model_dir, tmp_path / "model")
@@ -201,14 +209,14 @@ def test_a_team_of_a_framework_trains_two_policies(train: Run, tmp_path: Path, t
     keys = {**BASE, **own, "agent.orchestra_type": "gateway"}
     if team in FORCED:
         (script, asked), tokenizer = FORCED[team], AutoTokenizer.from_pretrained(model)
-        with pytest.MonkeyPatch.context() as patch:
-            sampled = force(patch, tokenizer, script)
-            train({**keys, "data.train_batch_size": 1, "data.max_response_length": 112})
+        sampled = force(monkeypatch, tokenizer, script)
+        train({**keys, "data.train_batch_size": 1, "data.max_response_length": 112})
         check_trained(scored, tokenizer, sampled, asked)
     else:
         train(keys)
     check_both_learn(tmp_path / "run")
-    check_served(tmp_path / "run", load_team(str(own["agent.team"])))
+    replies = check_served(tmp_path / "run", load_team(str(own["agent.team"])))
+    assert {reply.agent_id for reply in replies} == {SOLVER, VERIFIER}, "also where nothing was handed over"
 
 
 def test_a_team_in_node_trains_two_policies_and_is_served(train: Run, tmp_path: Path, tasks: str) -> None:
