@@ -1,4 +1,4 @@
-"""A Solver and a Verifier in AutoGen, who take turns (`team`), or are chosen by what was said last (`selector_team`)."""
+"""A Solver and a Verifier in AutoGen, who take turns (`team`), or whose model chooses who begins (`selector_team`)."""
 
 import re
 
@@ -19,7 +19,7 @@ def agents(session):
 
 async def answer(chat, task):
     result = await chat.run(task=task.prompt)
-    solution = [message.content for message in result.messages if message.source == "solver"][-1]
+    solution = ["", *(message.content for message in result.messages if message.source == "solver")][-1]
     return (re.findall(r"\\boxed\{([^{}]*)\}", solution) or [""])[-1]
 
 
@@ -29,11 +29,11 @@ async def team(task, session):
 
 async def selector_team(task, session):
     def choose(messages):
-        return "verifier" if messages[-1].source == "solver" else "solver"
+        return {"solver": "verifier", "verifier": "solver"}.get(messages[-1].source)  # None to begin with: the model chooses
 
     chat = SelectorGroupChat(
         agents(session),
-        session.autogen("Verifier Agent"),  # would choose the speaker if `choose` returned None
+        session.autogen("Verifier Agent"),
         termination_condition=END | MaxMessageTermination(4),
         selector_func=choose,
     )

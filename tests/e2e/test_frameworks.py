@@ -1,4 +1,7 @@
-"""The teams of examples/frameworks train two policies as they are; frameworks that are not installed are skipped."""
+"""The teams of examples/frameworks train two policies as they are; frameworks that are not installed are skipped.
+
+A random model hands nothing over, calls no tool and chooses nobody: where a team is about these, its engine samples what a script says.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,14 @@ import inspect
 import json
 import shutil
 import subprocess
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from transformers import AutoTokenizer
 
 from agent_system.environment import Task
 from agent_system.gateway import ServedSession
@@ -23,10 +29,13 @@ from agent_system.launch.serving import LoadedTeam, loaded_team
 from agent_system.record import Sample
 from agent_system.registry import AgentRegistry
 from tests.agent_system.gateway.templates import TEMPLATES
+from tests.agent_system.gateway.test_frameworks import SOLVER, VERIFIER, hands_over, multiplies
 from tests.e2e.conftest import Run, read_metrics, weights
 from tests.e2e.teams import largest_gap, load_exported
 from tests.house.source import ROOT
 from verl.trainer.serving import Engines
+from verl.workers.rollout.hf_engine import HFEngine
+from verl.workers.rollout.sampling import Sampled
 
 from .test_gateway import calls
 
@@ -38,6 +47,26 @@ NEEDS = {
     "autogen_team:selector_team": ("autogen_agentchat", "autogen_ext.models.openai"),
     "agents_team:team": ("agents.models",),
     "smolagents_team:team": ("smolagents",),
+}
+
+
+def selects(prompt: str, request: Any) -> str:
+    if "select the next role" in prompt:
+        return "verifier"
+    return "\\boxed{4}" if "You solve" in prompt else "<verify>reject</verify>"
+
+
+# What the engine samples in a team, and the agents of its calls, with texts that the prompts show if the framework did its part.
+FORCED: dict[str, tuple[Callable[[str, Any], str], list[tuple[str, ...]]]] = {
+    "autogen_team:selector_team": (
+        selects,
+        [(VERIFIER, "select the next role"), (VERIFIER, "You check"), (SOLVER, "<verify>reject"), (VERIFIER, "boxed{4}")],
+    ),
+    "agents_team:team": (hands_over, [(SOLVER, '"transfer_to_verifier"'), (VERIFIER, '{"assistant": "Verifier"}')]),
+    "smolagents_team:team": (  # an id of the gateway: smolagents looks for calls in the text by itself where it gets none
+        multiplies,
+        [(SOLVER, '"multiply"'), (SOLVER, "[{'id': 'call_", "Observation:\n4"), (VERIFIER, "Solver: \\boxed{4}")],
+    ),
 }
 BASE: dict[str, Any] = {
     "agent.agent_ids": "[Solver Agent,Verifier Agent]",
@@ -126,16 +155,68 @@ def check_both_learn(run_dir: Path) -> None:
         assert all(line[f"wg/{group}/actor/grad_norm"] > 0 for line in steps), group
 
 
+def force(patch: pytest.MonkeyPatch, tokenizer: Any, script: Callable[[str, Any], str]) -> list[tuple[list[int], list[int]]]:
+    """The engine samples what the script says to a prompt, and a number, so that rewards differ; returns all prompts and replies.
+
+    Greedy replies are those of a model that has not learned it: "4".
+    """
+    admit, sampled = HFEngine._admit, list[tuple[list[int], list[int]]]()
+
+    def admitted(engine: HFEngine, admission: Any) -> None:
+        admit(engine, admission)
+        for *_, slot, reply in admission.batch:
+            request = reply.ticket.request
+            text = f"{script(tokenizer.decode(request.prompt_ids), None)} {request.seed % 1000}" if request.sampling.temperature else "4"
+            tokens = tokenizer.encode(text + tokenizer.eos_token, add_special_tokens=False)
+            engine._slots._uniforms[slot, : len(tokens)] = torch.tensor(tokens, dtype=torch.float64)
+            sampled.append((list(request.prompt_ids), tokens))
+
+    def sample(logits: torch.Tensor, uniforms: torch.Tensor, temperature: torch.Tensor, *_: Any) -> Sampled:
+        tokens = uniforms.long()
+        log_probs = (logits / temperature.unsqueeze(1)).log_softmax(-1).gather(1, tokens.unsqueeze(1)).squeeze(1)
+        return Sampled(tokens, log_probs, log_probs.isfinite())
+
+    patch.setattr(HFEngine, "_admit", admitted)
+    patch.setattr("verl.workers.rollout.slots.sample", sample)
+    return sampled
+
+
+def check_trained(batches: Sequence[Any], tokenizer: Any, sampled: list[tuple[list[int], list[int]]], asked: list[tuple[str, ...]]) -> None:
+    """The batches have every sampled reply, all episodes have the calls `asked`, and each of these has advantages that are not 0."""
+    rows, episodes = [], defaultdict[str, list[tuple[str, str, bool]]](list)
+    for batch in batches:
+        columns, width = batch.non_tensor_batch, batch.batch["prompts"].shape[1]
+        for row, uid, agent in zip(batch.batch.unbind(0), columns["traj_uid"], columns["agent_id"], strict=True):
+            prompt, trained = row["prompts"][row["attention_mask"][:width].bool()].tolist(), row["response_mask"].bool()
+            rows.append((prompt, row["responses"][trained].tolist()))
+            episodes[uid].append((agent, tokenizer.decode(prompt), bool(row["advantages"][trained].all())))
+    assert sorted(rows) == sorted(sampled)
+    assert [len(said) for said in episodes.values()] == [len(asked)] * 4
+    for (agent, *shown), same in zip(asked, zip(*episodes.values(), strict=True), strict=True):
+        assert all(speaker == agent and all(text in prompt for text in shown) for speaker, prompt, _ in same), same
+        assert any(moves for *_, moves in same), same
+
+
 @pytest.mark.parametrize("team", NEEDS)
-def test_a_team_of_a_framework_trains_two_policies(train: Run, tmp_path: Path, tiny_model_dir: Path, team: str) -> None:
+def test_a_team_of_a_framework_trains_two_policies(
+    train: Run, tmp_path: Path, tiny_model_dir: Path, scored: list[Any], monkeypatch: pytest.MonkeyPatch, team: str
+) -> None:
     for module in NEEDS[team]:
         pytest.importorskip(module)
     model = shutil.copytree(tiny_model_dir, tmp_path / "model")
     (model / "chat_template.jinja").write_text(TEMPLATES["qwen2.5"])  # with tools
     own = {"agent.team": f"examples.frameworks.{team}", "actor_rollout_ref.model.path": model, "data.max_prompt_length": 16384}
-    train({**BASE, **own, "agent.orchestra_type": "gateway"})
+    keys = {**BASE, **own, "agent.orchestra_type": "gateway"}
+    if team in FORCED:
+        (script, asked), tokenizer = FORCED[team], AutoTokenizer.from_pretrained(model)
+        sampled = force(monkeypatch, tokenizer, script)
+        train({**keys, "data.train_batch_size": 1, "data.max_response_length": 112})
+        check_trained(scored, tokenizer, sampled, asked)
+    else:
+        train(keys)
     check_both_learn(tmp_path / "run")
-    check_served(tmp_path / "run", load_team(str(own["agent.team"])))
+    replies = check_served(tmp_path / "run", load_team(str(own["agent.team"])))
+    assert {reply.agent_id for reply in replies} == {SOLVER, VERIFIER}, "also where nothing was handed over"
 
 
 def test_a_team_in_node_trains_two_policies_and_is_served(train: Run, tmp_path: Path, tasks: str) -> None:
