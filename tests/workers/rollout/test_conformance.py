@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import functools
+import gc
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
@@ -187,7 +188,7 @@ async def until_running(engine: RolloutEngine) -> None:
         await asyncio.sleep(0.01)
 
 
-async def test_abort_and_cancel_free_what_a_request_holds(engine: RolloutEngine) -> None:
+async def test_abort_and_cancel_free_what_a_request_holds(engine: RolloutEngine, caplog: pytest.LogCaptureFixture) -> None:
     flight = asyncio.create_task(engine.generate(request(10, 240, n=4, request_id="x")))
     await until_running(engine)
     await asyncio.sleep(0.05)
@@ -202,6 +203,10 @@ async def test_abort_and_cancel_free_what_a_request_holds(engine: RolloutEngine)
     await asyncio.gather(flight, return_exceptions=True)
     engine.sleep()
     assert engine.stats()["active"] == 0
+    del flight
+    await asyncio.sleep(0.2)
+    gc.collect()  # a future says then that nobody read its error
+    assert "never retrieved" not in caplog.text
 
 
 async def test_a_pause_holds_replies_and_sleep_wants_an_idle_engine(engine: RolloutEngine) -> None:

@@ -312,9 +312,10 @@ class VLLMEngine:
 
     async def _generate(self, request: GenerateRequest, limit: int, ticket: int, entry: _Open) -> list[Generation]:
         tasks = [asyncio.ensure_future(self._reply(request, limit, index, entry, f"{ticket}-{index}")) for index in range(request.n)]
+        replies = asyncio.gather(*tasks)
         try:
             with self._own_errors(StructureError if request.sampling.structure else RolloutError):
-                return list(await self._while_alive(asyncio.gather(*tasks)))
+                return list(await self._while_alive(replies))
         except RolloutError:
             self._stats.failed += request.n
             raise
@@ -322,7 +323,7 @@ class VLLMEngine:
             entry.closing = True
             for task in tasks:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.gather(replies, *tasks, return_exceptions=True)  # or the error of `replies` is logged as never retrieved
             self._open.pop(ticket, None)
 
     async def _reply(self, request: GenerateRequest, limit: int, index: int, entry: _Open, name: str) -> Generation:
