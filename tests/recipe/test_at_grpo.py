@@ -154,9 +154,9 @@ COMPARED = [row for row in ROWS if row["variant"] != "script"]
 
 @pytest.mark.parametrize("row", COMPARED, ids=lambda row: f"{row['task']}-{row['variant']}-{row['seed']}")
 def test_every_run_spent_its_budget_and_hardly_more(row: dict[str, Any]) -> None:
-    """The last step may go beyond it, or be left out if it went too far; runs of another budget are not compared with these."""
+    """The last step may go beyond it; runs of another budget are not compared with these."""
     budget = keys_of(row["task"], row["variant"])["trainer.total_generated_tokens"]
-    assert 0.99 * budget <= row["generated_tokens"] <= 1.05 * budget
+    assert budget <= row["generated_tokens"] <= 1.05 * budget
 
 
 def success(task: str, column: str, *variants: str) -> str:
