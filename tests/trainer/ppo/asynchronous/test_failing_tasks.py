@@ -69,5 +69,5 @@ def test_a_run_ends_when_all_tasks_are_set_aside(loop: LoopThread) -> None:
     ours.published(2, ["p"])
     with StopRequest() as stop:
         samples = ours.take(3, stop)
-    expected = "no task can be drawn: 4 of 4 tasks are set aside, see async_training.max_task_failures"
+    expected = "no task can be drawn: all tasks are set aside, see async_training.max_task_failures"
     assert samples.batch is None and samples.no_batch_reason == expected

@@ -45,6 +45,7 @@ NO_TASKS = (
     "no more tasks may be drawn for it, and an earlier step trained on those that were; raise algorithm.filter_groups.max_num_gen_batches, "
     "or use tasks of which more have a signal"
 )
+ALL_ASIDE = "no task can be drawn: all tasks are set aside, see async_training.max_task_failures"
 
 
 class GroupStream:
@@ -401,8 +402,7 @@ class GroupStream:
         assert self._player is not None
         ended = sorted([*groups, *left_out], key=lambda ended: ended[0].index)
         if not ended:
-            aside = f"{len(self.queue.set_aside)} of {self.loader.size} tasks are set aside, see async_training.max_task_failures"
-            return StepSamples(None, (), {}, 0, NO_TASKS if self._draws.get(step, Draw()).places else f"no task can be drawn: {aside}")
+            return StepSamples(None, (), {}, 0, ALL_ASIDE if len(self.queue.set_aside) == self.loader.size else NO_TASKS)
         result = await self._player.result([e for _, played in ended for e in played.sampled])
         if self.config.algorithm.filter_groups.enable:
             drawn = max(group.attempt + 1 for group, _ in ended)
