@@ -28,9 +28,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.timeout(1500)
-def test_all_processes_of_an_engine_over_two_devices_end_with_a_killed_worker(tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    if not request.config.getoption("--all-levels"):
-        pytest.skip("starts an engine over two devices, which other tests do: needs --all-levels")
+def test_all_processes_of_an_engine_over_two_devices_end_with_a_killed_worker(tmp_path: Path) -> None:
     tiny_model(0, 32).save_pretrained(tmp_path)
     script = tmp_path / "worker.py"
     script.write_text(WORKER)
