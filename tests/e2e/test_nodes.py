@@ -69,8 +69,18 @@ def test_workers_on_two_nodes_meet_and_hand_values_over() -> None:
     both.shutdown()
 
 
+def wait_for_spread(limit_s: float = 60.0) -> None:
+    """Wait until Ray spreads over both nodes: what an earlier test held there is returned later, and a full node is passed over."""
+    node = ray.remote(num_cpus=0.1, scheduling_strategy="SPREAD")(lambda: ray.get_runtime_context().get_node_id())
+    deadline = time.monotonic() + limit_s
+    while len(set(ray.get([node.remote(), node.remote()]))) < 2:
+        assert time.monotonic() < deadline, ray.available_resources()
+        time.sleep(0.2)
+
+
 def test_environment_workers_are_on_both_nodes() -> None:
     """Each needs so little of a CPU that one node has room for both."""
+    wait_for_spread()
     source, environment = pickle.dumps(EnvSource("plan_path")), {"PYTHONPATH": import_path()}
     started = EnvWorkers(EnvRegistry.get("plan_path"), 2, lambda: RayWorker(source, 0.1, environment))
     try:
