@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import subprocess
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -20,9 +21,11 @@ from tests.e2e.conftest import Run, read_metrics, weights
 from tests.e2e.teams import ADAPTER, LEVELS, compared_after_every_transfer, policies
 from tests.e2e.test_one_step_off import TREE, comparable
 from tests.house.source import ROOT
+from verl.protocol import DataProto
 from verl.trainer.ppo import ray_trainer
 from verl.trainer.ppo.asynchronous.lanes import Lanes
 from verl.trainer.ppo.ray_trainer import NoSamplesError
+from verl.trainer.ppo.train_step import StepTrainer
 from verl.utils.checkpoint import CheckpointError
 
 KILLS = int(os.environ.get("KILLS", "6"))
@@ -117,7 +120,7 @@ def trained_episodes(run_dir: Path) -> list[str]:
     return [json.loads(line)["traj_uid"] for file in files for line in file.read_text().splitlines()]
 
 
-def check_ledger(run_dir: Path, steps: int, failing: bool = False, size: int = 12) -> None:
+def check_ledger(run_dir: Path, steps: int, failing: bool = False, size: int = 12, lead: int = 1) -> None:
     """No episode is trained twice, every step has a whole batch, and groups add up; with `failing` there are more episodes."""
     trained = trained_episodes(run_dir)
     assert len(trained) == len(set(trained))
@@ -127,7 +130,7 @@ def check_ledger(run_dir: Path, steps: int, failing: bool = False, size: int = 1
     for line in steps_of(run_dir):
         counts = {name.rpartition("/")[2]: value for name, value in line.items() if name.startswith("fully_async/count/")}
         assert counts.pop("dispatched") == sum(counts.values())
-        assert counts["trained"] == 2 * line["step"] and counts["training"] in (0, 2)
+        assert counts["trained"] == 2 * line["step"] and counts["training"] in range(0, 2 * lead + 1, 2)
         assert line["fully_async/trained_length_ratio"] == 1, "nothing was dropped"
         assert line["fully_async/partial/partial_ratio"] <= line["fully_async/partial/total_partial_num"]
         assert line["fully_async/partial/max_partial_span"] <= line["trainer/staleness"]
@@ -294,6 +297,31 @@ def test_each_policy_has_its_own_pace(train: Run, tmp_path: Path, level: str, wh
     lead = {agent: [line[f"fully_async/lead/{agent}"] for line in steps] for agent in groups}
     assert lead == {"asker": [0] * 4, "verifier_agent": [1, 0, 1, 0]}
     check_ledger(tmp_path / "run", 4)
+
+
+@pytest.mark.parametrize("lead", [0, 2])
+def test_a_policy_is_ahead_of_a_slow_one_by_as_many_steps_as_it_may(
+    train: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lead: int
+) -> None:
+    """The first update of the Verifier ends only after the Asker has ended the steps of its lead, and no later one has begun meanwhile."""
+    update, ended, ahead = StepTrainer._update, list[tuple[str, int]](), threading.Event()
+
+    def watched(trainer: StepTrainer, batch: DataProto, step: int, *rest: Any) -> dict[str, float]:
+        policy = batch.non_tensor_batch["policy_id"][0]
+        if (policy, step) == ("verifier_agent", 1):
+            assert ahead.wait(60) and not time.sleep(0.3)
+        result = update(trainer, batch, step, *rest)
+        ended.append((policy, step))
+        if (policy, step) == ("asker", 1 + lead):
+            ahead.set()
+        return result
+
+    monkeypatch.setattr(StepTrainer, "_update", watched)
+    pace = {"async_training.max_lead": lead, "async_training.staleness_threshold": 3, "trainer.test_freq": 0, "trainer.save_freq": -1}
+    train(STALE | LEVELS["L3"].changes | pace)
+    assert ended[: lead + 2] == [*(("asker", step) for step in range(1, lead + 2)), ("verifier_agent", 1)]
+    assert sorted(ended) == [(policy, step) for policy in ("asker", "verifier_agent") for step in range(1, 7)]
+    check_ledger(tmp_path / "run", 6, lead=lead)
 
 
 def test_an_engine_that_dies_while_it_samples_and_gets_weights_is_replaced_once(train: Run, tmp_path: Path, mortal: None) -> None:

@@ -320,6 +320,12 @@ class AsyncTrainingConfig:
         effect=FULLY_ASYNC,
     )
     max_task_failures: int = key(3, "groups of a task that fail in a row before it is drawn no more; 0: no limit", ge=0, effect=FULLY_ASYNC)
+    max_lead: int = key(
+        1,
+        "steps by which a policy may be ahead of one that is still updated, if it does not depend on it; 0: all end a step together",
+        ge=0,
+        effect=FULLY_ASYNC,
+    )
     batch_timeout_s: float = key(
         0.0,
         "seconds after which a step trains on those tasks that are complete, if they are fewer than data.train_batch_size; 0: never",

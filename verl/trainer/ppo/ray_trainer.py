@@ -232,15 +232,15 @@ class RayPPOTrainer:
         return OpenStep(step, samples, everyone or self._saves(step), rows, lanes, began, seconds, tokens)
 
     def _await_lane(self, source: SampleSource, stop: StopRequest) -> None:
-        """With an open step, wait until a lane has ended it and the samples of the next one are complete, or until all lanes have."""
-        if not self._open:
-            return
-        lanes = self._open[0].lanes
-        wait(lanes, return_when=FIRST_COMPLETED)
-        while not (stop.requested or source.ready() or all(lane.done() for lane in lanes)):
-            wait(lanes, timeout=READY_S)
-        if all(lane.done() for lane in lanes):
-            self._log(self._end_step(source))
+        """Wait until a lane has ended all open steps and the next one's samples are complete; end steps that all lanes have ended."""
+        while self._open:
+            oldest, newest = self._open[0].lanes, self._open[-1].lanes
+            if all(lane.done() for lane in oldest):
+                self._log(self._end_step(source))
+            elif stop.requested or (any(lane.done() for lane in newest) and source.ready()):
+                return
+            else:
+                wait([lane for lane in (*oldest, *newest) if not lane.done()], READY_S, FIRST_COMPLETED)
 
     def _end_step(self, source: SampleSource) -> dict[str, float]:
         """Wait for the oldest open step, and return its metrics."""

@@ -78,7 +78,7 @@ class StepTrainer:
         self.on_policy = is_on_policy(config, team.learners)
         self.credit = CreditAssigner(config, team, self.on_policy)
         self.policies, self._order = lanes_of(config, placement), placement.policy_ids
-        self.lanes = Lanes(len(self.policies))
+        self.lanes = Lanes(len(self.policies), config.async_training.max_lead)
         self._completed = [0] * len(self.policies)  # last step whose updates have ended, by lane
         self._updated = [0] * len(self.policies)  # last step with rows of the lane
         self._updating = [False] * len(self.policies)

@@ -70,7 +70,7 @@ def sleeper(seconds: float, log: list[str], name: str) -> Callable[[], str]:
 
 def test_a_lane_goes_on_while_another_one_works() -> None:
     """Short and long updates take turns: each lane needs 0.6 s for two steps, with a barrier after each they need 1.0 s."""
-    running, log, start = Lanes(2), list[str](), time.perf_counter()
+    running, log, start = Lanes(2, 1), list[str](), time.perf_counter()
     first = running.start([sleeper(0.5, log, "a1"), sleeper(0.1, log, "b1")])
     second = running.start([sleeper(0.1, log, "a2"), sleeper(0.5, log, "b2")])
     assert running.lead == 1 and running.idle_seconds(start) == 0
@@ -84,7 +84,7 @@ def test_a_lane_goes_on_while_another_one_works() -> None:
 
 
 def test_after_an_error_no_lane_begins_another_job() -> None:
-    running, began = Lanes(2), threading.Event()
+    running, began = Lanes(2, 1), threading.Event()
 
     def fails() -> None:
         assert began.wait(5)
@@ -99,5 +99,5 @@ def test_after_an_error_no_lane_begins_another_job() -> None:
     wait([*first, *second])
     assert isinstance(first[0].exception(), ValueError) and first[1].exception() is None
     assert all(isinstance(job.exception(), CancelledError) for job in second)
-    alone = Lanes(1)
+    alone = Lanes(1, 3)
     assert alone.lead == 0 and alone.start([threading.current_thread])[0].result() is threading.main_thread()

@@ -4,8 +4,8 @@
                         └──► rows of lane B: log-probs, credit, update, weights ──► ...
 
 Policies are in one lane if their advantages depend on each other's samples, or if they are adapters of one worker group. A policy whose
-updates are short goes on with the next step while another one still updates, at most one step ahead of it. Lanes meet in the last step, for
-a checkpoint and for a validation.
+updates are short goes on with the next steps while another one still updates, which has a queue of at most `async_training.max_lead`
+steps. Lanes meet in the last step, for a checkpoint and for a validation.
 """
 
 from __future__ import annotations
@@ -63,17 +63,20 @@ class Lanes:
     """Runs the jobs of every lane one after the other, those of several lanes at the same time; with one lane in the caller's thread.
 
     After a job that raises, none begins.
+
+    Args:
+        number: number of lanes.
+        max_lead: steps by which a lane may be ahead of another one.
+
+    Attributes:
+        lead: steps that may begin before the oldest one has ended: `max_lead`, or 0 with one lane.
     """
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, max_lead: int) -> None:
+        self.lead = max_lead if number > 1 else 0
         self._threads = [ThreadPoolExecutor(1, thread_name_prefix="lane") for _ in range(number if number > 1 else 0)]
         self._lock = threading.Lock()
         self._running, self._failed, self._idle_since = 0, False, time.perf_counter()
-
-    @property
-    def lead(self) -> int:
-        """Steps that may begin before the oldest one has ended."""
-        return 1 if self._threads else 0
 
     def start(self, jobs: Sequence[Callable[[], T]]) -> list[Future[T]]:
         """Start a job of every lane."""
