@@ -13,8 +13,8 @@ from agent_system.rollout.call import Call, Reply
 OVER = "the episode is over"
 # Metrics, counts of an episode.
 COUNTS = (
-    "gateway/rewritten/client", "gateway/rewritten/template", "gateway/rewritten/tools", "gateway/overridden", "gateway/repeated",
-    "gateway/retried", "gateway/undelivered",
+    "gateway/rewritten/client", "gateway/rewritten/template", "gateway/rewritten/tools", "gateway/overridden", "gateway/ignored",
+    "gateway/repeated", "gateway/retried", "gateway/undelivered",
 )  # fmt: skip
 
 

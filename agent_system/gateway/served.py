@@ -18,9 +18,10 @@ from agent_system.environment import Observation
 from agent_system.gateway.bridge import bridge_of
 from agent_system.gateway.chat import Chat
 from agent_system.gateway.errors import Refusal
+from agent_system.gateway.forms import impossible
 from agent_system.gateway.reply import Choice, Completion
 from agent_system.gateway.request import Request
-from agent_system.gateway.sampling import HONOURED, client_sampling, impossible
+from agent_system.gateway.sampling import HONOURED, Notices, client_sampling
 from agent_system.gateway.server import Server, given_key
 from agent_system.gateway.view import Viewer
 from agent_system.gateway.wire import Ask
@@ -34,6 +35,8 @@ from verl.utils.names import did_you_mean, slug
 KEPT_CONVERSATIONS = 1024  # of each agent, and of /v1/responses
 # Fields of `Ask` that a team cannot fulfil, by their names in a request.
 NOT_OF_A_TEAM = {"tools": "tools", "schema": "response_format", "forced": "tool_choice", "logprobs": "logprobs"}
+# Fields of `Ask` without effect on the episode of a team, besides those of sampling.
+OF_THE_RUN = ("max_tokens", "stop", "seed")
 
 
 @dataclass(frozen=True)
@@ -85,7 +88,7 @@ class ServedTeam:
         self._runtimes, self._spec, self._limit_s, self._team = runtimes, spec, limit_s, team
         self._names = {slug(name): name for name in self.agents} | {name: name for name in self.agents}
         self._chats = {name: Chat(bridge_of(runtime.binding, keys), KEPT_CONVERSATIONS) for name, runtime in runtimes.items()}
-        self._numbers = count()
+        self._numbers, self._notices = count(), Notices()
 
     def agent(self, name: str) -> str:
         """Return the model of a name or a slug. Raise Refusal naming the models."""
@@ -97,7 +100,10 @@ class ServedTeam:
 
     def start(self, agent_id: str, ask: Ask, body: bytes, retried: bool, connected: Callable[[], bool]) -> Request:
         """Return the request, which is being answered. Raises Refusal."""
-        work = self._asked(ask) if self._team is not None and agent_id == self._team.name else self._generated(agent_id, ask)
+        of_team = self._team is not None and agent_id == self._team.name
+        work = self._asked(ask) if of_team else self._generated(agent_id, ask)
+        unread = [name for name in OF_THE_RUN if getattr(ask, name)] if of_team else []
+        self._notices.ignored((*ask.ignored, *(f"{name} of {agent_id}" for name in (*unread, *ask.sampling) if of_team)))
         request = Request(connected)
         request.task = asyncio.create_task(self._answered(work))
         request.task.add_done_callback(lambda task: task.cancelled() or task.exception())  # the client may have left
@@ -125,7 +131,7 @@ class ServedTeam:
 
     def _generated(self, agent_id: str, ask: Ask) -> Awaitable[Completion]:
         runtime, chat = self._runtimes[agent_id], self._chats[agent_id]
-        sampling, other = chat.sampling(ask, client_sampling(ask, self._spec.sampling_of(runtime.binding)))
+        sampling, other = chat.sampling(ask, client_sampling(ask.sampling, self._spec.sampling_of(runtime.binding)))
         if name := next((name for name in other if name not in HONOURED), None):
             raise Refusal(f"{name} is not supported; {', '.join(HONOURED)} are", param=name)
         structure = chat.structure(ask, "pip install 'xgrammar>=0.2.8,<0.3' and serve the team again")

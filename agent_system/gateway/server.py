@@ -20,6 +20,7 @@ from agent_system.gateway.errors import HEADERS, Refusal
 from agent_system.gateway.reply import Completion
 from agent_system.gateway.request import OVER, Request
 from agent_system.gateway.responses import chat_body, conversation, response_body, with_own_names
+from agent_system.gateway.sampling import RESPONSES, without_effect
 from agent_system.gateway.stream import COMMENT, KEEP_ALIVE_S, event, events, response_events
 from agent_system.gateway.wire import Ask, read_ask, read_body
 
@@ -152,7 +153,7 @@ class Server:
         data = await http.read()
         body = read_body(data)
         chat = chat_body(body, calls.conversations)
-        ask = read_ask(chat, calls.masks)
+        ask = read_ask(chat, calls.masks, without_effect(body, RESPONSES))
 
         def answered(completion: Completion) -> dict[str, Any]:
             answer = response_body(completion, body)

@@ -17,8 +17,8 @@ from pydantic import BaseModel
 from agent_system import Outcome, Task
 from agent_system.gateway import server
 from agent_system.gateway.errors import Refusal
+from agent_system.gateway.forms import structure_of
 from agent_system.gateway.responses import chat_body
-from agent_system.gateway.sampling import structure_of
 from agent_system.gateway.session import Session
 from agent_system.gateway.view import Viewer
 from agent_system.gateway.wire import Ask, read_ask
