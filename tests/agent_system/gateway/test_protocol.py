@@ -12,7 +12,6 @@ import aiohttp
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import BaseModel
 
 from agent_system import Outcome, Task
 from agent_system.gateway import server
@@ -373,19 +372,31 @@ def allows(body: dict[str, Any], tool_format: str, reply: str) -> bool:
     return bool(matcher.accept_string(reply) and matcher.is_terminated())
 
 
+SIZED = {"type": "object", "properties": {"size": {"type": "integer"}}, "required": ["size"], "additionalProperties": False}
+ITEMS = {"type": "object", "properties": {"default": {"type": "array", "items": {"$ref": "#/$defs/Item"}}}, "$defs": {"Item": SIZED}}
+FIRST = {"type": "object", "properties": {"first": SIZED, "default": {"type": "array", "items": {"$ref": "#/properties/first"}}}}
+WHOLE = {"type": "object", "properties": {"default": {"type": "array", "items": {"$ref": "#"}}, **SIZED["properties"]}}
+DATA = {"properties": {"const": {"const": {"$ref": "x"}}, "$ref": {"type": "string"}}}
+
+
 @pytest.mark.parametrize("tool_format", FORMATS)
-def test_a_forced_tool_may_have_parameters_with_definitions(tool_format: str) -> None:
-    class Item(BaseModel):
-        size: int
+def test_references_of_the_parameters_of_a_forced_tool_begin_at_their_root(tool_format: str) -> None:
+    arguments = "parameters" if tool_format == "llama3" else "arguments"
 
-    class Order(BaseModel):
-        items: list[Item]
+    def body(parameters: Any) -> dict[str, Any]:
+        return {"tools": [{"type": "function", "function": {"name": "f", "parameters": parameters}}], "tool_choice": "required"}
 
-    arguments, written = "parameters" if tool_format == "llama3" else "arguments", json.dumps(Order.model_json_schema())
-    assert "#/$defs/Item" in written
-    for schema in (json.loads(written), json.loads(written.replace("$defs", "definitions"))):
-        tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    for schema in (ITEMS, json.loads(json.dumps(ITEMS).replace("$defs", "definitions")), FIRST, WHOLE):
         for size, good in (("1", True), ('"x"', False)):
-            call = f'{{"name": "f", "{arguments}": {{"items": [{{"size": {size}}}]}}}}'
+            items = f'[{{"size": {size}}}]'
+            call = f'{{"name": "f", "{arguments}": {{"default": {items}}}}}'
             reply = f"<tool_call>\n{call}\n</tool_call>" if tool_format == "hermes" else call
-            assert allows({"tools": [tool], "tool_choice": "required"}, tool_format, reply) == good
+            assert allows(body(schema), tool_format, reply) == good, schema
+    assert json.dumps(DATA) in structure_of(read_ask({**ROLE, **body(DATA)}, True), tool_format), "a name, and a value, are no reference"
+    for wrong in ("$ref", "#size"), ("$ref", "http://a.example/b"), ("$dynamicRef", "#"):
+        schema = {"anyOf": [{wrong[0]: wrong[1]}, {"$anchor": "size", "type": "integer"}]}
+        forms = body(schema), {"response_format": {"type": "json_schema", "json_schema": {"schema": schema}}}
+        for asked, field in zip(forms, ("tools", "response_format"), strict=True):
+            with pytest.raises(Refusal, match="a schema has the reference") as refusal:
+                structure_of(read_ask({**ROLE, **asked}, True), tool_format)
+            assert refusal.value.param == field
