@@ -54,7 +54,7 @@ def _referring(schema: Any, root: str, field: str) -> Any:
         return [_referring(item, root, field) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    moved = {}
+    moved: dict[str, Any] = {}
     for name, value in schema.items():
         if name in _REFERENCES and isinstance(value, str):
             if name != "$ref" or not (value == "#" or value.startswith("#/")):

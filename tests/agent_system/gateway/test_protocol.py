@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_system import Outcome, Task
-from agent_system.gateway import server
+from agent_system.gateway import routes
 from agent_system.gateway.errors import Refusal
 from agent_system.gateway.forms import structure_of
 from agent_system.gateway.responses import chat_body
@@ -204,7 +204,7 @@ async def test_an_agent_may_be_named_by_the_address_and_models_are_listed(play: 
 
 
 async def test_a_stream_is_made_of_the_whole_reply_and_kept_alive_until_then(play: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "KEEP_ALIVE_S", 0.02)
+    monkeypatch.setattr(routes, "KEEP_ALIVE_S", 0.02)
 
     async def team(task: Task, session: Session) -> str:
         async with posted(session, {**ROLE, "stream": True, "stream_options": {"include_usage": True}}) as answer:
@@ -220,7 +220,7 @@ async def test_a_stream_is_made_of_the_whole_reply_and_kept_alive_until_then(pla
 
 
 async def test_a_client_that_is_killed_within_a_stream_leaves_a_reply_that_is_not_trained(play: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr(server, "KEEP_ALIVE_S", 0.02)
+    monkeypatch.setattr(routes, "KEEP_ALIVE_S", 0.02)
     release = asyncio.Event()
 
     async def team(task: Task, session: Session) -> str:
@@ -249,7 +249,7 @@ async def test_a_stream_that_breaks_has_been_heard_if_anything_of_the_reply_was_
             yield from sent
             raise ConnectionResetError
 
-        monkeypatch.setattr(server, "events", broken)
+        monkeypatch.setattr(routes, "events", broken)
         episode, metrics, _ = await play(team)
         assert episode.failure is None and metrics["gateway/undelivered"] == len(episode.unheard) == 1 - len(before)
         assert [(sample.agent_id, sample.trained) for sample in episode.samples] == [("Writer", True)] * len(before) + [("Editor", True)]
