@@ -110,7 +110,7 @@ def _cut(text: str, chunk: re.Pattern[str]) -> list[str]:
     """Return the chunks of a text without added tokens; what is not ASCII is in one with the words around it."""
     found: list[str] = []
     begin = 0
-    while other := _NOT_ASCII.search(text, begin):
+    while not text.isascii() and (other := _NOT_ASCII.search(text, begin)):
         before, after = _LAST_CUT.match(text, begin, other.start()), _CUT.search(text, other.end())
         start, end = before.end() if before else begin, after.start() if after else len(text)
         found += [*chunk.findall(text, begin, start), text[start:end]]
