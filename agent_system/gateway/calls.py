@@ -6,7 +6,7 @@ import asyncio
 import secrets
 import struct
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from hashlib import blake2b
 from typing import Any
@@ -15,10 +15,11 @@ from agent_system.errors import AgentSystemError
 from agent_system.gateway.bridge import Built
 from agent_system.gateway.chat import Chat
 from agent_system.gateway.errors import Refusal
+from agent_system.gateway.forms import impossible
 from agent_system.gateway.reply import Completion
 from agent_system.gateway.request import COUNTS, OVER, Request
 from agent_system.gateway.responses import RESPONSE
-from agent_system.gateway.sampling import impossible
+from agent_system.gateway.sampling import Notices
 from agent_system.gateway.wire import Ask
 from agent_system.rollout.call import Call
 from agent_system.rollout.runner import EpisodeRunner
@@ -43,16 +44,14 @@ class EpisodeCalls:
         masks: requests may ask for a reply of a certain form: in validation, in training with `gateway.structured=mask`.
     """
 
-    def __init__(
-        self, episode: EpisodeRunner, keys: GatewayConfig, chat: Callable[[str], Chat], overridden: Callable[[Sequence[str]], None]
-    ) -> None:
+    def __init__(self, episode: EpisodeRunner, keys: GatewayConfig, chat: Callable[[str], Chat], notices: Notices) -> None:
         """Begin.
 
         Args:
             episode: the episode.
             keys: the keys under `gateway`.
             chat: makes the conversations of an agent.
-            overridden: is told of sampling fields that do not apply.
+            notices: warns of fields that do not apply.
         """
         self.key = f"sk-{secrets.token_urlsafe(24)}"
         self.agents = tuple(episode.runtimes)
@@ -61,7 +60,7 @@ class EpisodeCalls:
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.failed.add_done_callback(lambda future: future.cancelled() or future.exception())
         self.masks = episode.spec.validate or keys.structured == "mask"
-        self._episode, self._keys, self._overridden = episode, keys, overridden
+        self._episode, self._keys, self._notices = episode, keys, notices
         self._names = {slug(name): name for name in self.agents} | {name: name for name in self.agents}
         self._new_chat = chat
         self._chats: dict[str, Chat] = {}
@@ -104,7 +103,10 @@ class EpisodeCalls:
         built = chat.read(ask)
         if other:
             self.counts["gateway/overridden"] += 1
-            self._overridden(other)
+            self._notices.overridden(other)
+        if ask.ignored:
+            self.counts["gateway/ignored"] += 1
+            self._notices.ignored(ask.ignored)
         if built.rewritten:
             self.counts[f"gateway/rewritten/{built.rewritten}"] += 1
         request = Request(connected)

@@ -10,9 +10,9 @@ from typing import Any
 
 from agent_system.gateway.bridge import Bridge, Built
 from agent_system.gateway.errors import Refusal
+from agent_system.gateway.forms import structure_of
 from agent_system.gateway.history import History, Node
 from agent_system.gateway.reply import Choice, Completion
-from agent_system.gateway.sampling import structure_of
 from agent_system.gateway.template import too_long
 from agent_system.gateway.wire import Ask
 from agent_system.projection import strip_thinking, thoughts

@@ -1,20 +1,22 @@
-"""A request of an episode's program, in progress or answered."""
+"""A request, in progress or answered, and what answers it."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from agent_system.gateway.errors import Refusal
 from agent_system.gateway.reply import Completion
+from agent_system.gateway.wire import Ask
 from agent_system.rollout.call import Call, Reply
 
 OVER = "the episode is over"
 # Metrics, counts of an episode.
 COUNTS = (
-    "gateway/rewritten/client", "gateway/rewritten/template", "gateway/rewritten/tools", "gateway/overridden", "gateway/repeated",
-    "gateway/retried", "gateway/undelivered",
+    "gateway/rewritten/client", "gateway/rewritten/template", "gateway/rewritten/tools", "gateway/overridden", "gateway/ignored",
+    "gateway/repeated", "gateway/retried", "gateway/undelivered",
 )  # fmt: skip
 
 
@@ -40,3 +42,34 @@ class Request:
         if self.task.cancelled():
             raise Refusal(OVER, code="episode_over")
         return self.task.result()
+
+
+class Answering(Protocol):
+    """What answers the requests that have a certain key: an episode, or a served team."""
+
+    @property
+    def agents(self) -> Sequence[str]:
+        """Names of the models."""
+
+    @property
+    def masks(self) -> bool:
+        """Whether requests may ask for a reply of a certain form."""
+
+    @property
+    def conversations(self) -> dict[str, list[Any]]:
+        """Messages by the ids of answers of `/v1/responses`."""
+
+    def agent(self, name: str) -> str:
+        """Return the model that a request names. Raise Refusal if there is none."""
+
+    def start(self, agent_id: str, ask: Ask, body: bytes, retried: bool, connected: Callable[[], bool]) -> Request:
+        """Return the request of a body; `retried` means that the client sends it again. Raise Refusal."""
+
+    def deliver(self, request: Request) -> None:
+        """Note that the client gets the answer."""
+
+    def withdraw(self, request: Request) -> None:
+        """Undo `deliver`: the client has gone before it got anything."""
+
+    def leave(self, request: Request) -> None:
+        """Note that nobody waits for the request any more."""

@@ -7,11 +7,11 @@ from typing import Any
 
 from agent_system.gateway.errors import Refusal
 from agent_system.gateway.reply import Completion
-from agent_system.gateway.wire import MASKING, SAMPLING
+from agent_system.gateway.sampling import MASKING, SAMPLING, UNSUPPORTED
 
 Messages = list[Any]
 RESPONSE = "resp_"  # an answer has this before the id of its chat completion
-_SAME = ("model", "top_logprobs", "tool_choice", "seed", "stop", "stream", *SAMPLING, *MASKING)
+_SAME = ("model", "tool_choice", "seed", "stop", "stream", *SAMPLING, *MASKING, *UNSUPPORTED)
 _NAMES = {"messages": "input", "max_tokens": "max_output_tokens", "response_format": "text.format"}  # of fields of chat completions
 _TEXTS = ("input_text", "output_text", "text", "refusal")
 
@@ -25,9 +25,6 @@ def chat_body(body: Mapping[str, Any], before: Mapping[str, Messages]) -> dict[s
 
     Raises Refusal for items that are not supported.
     """
-    for name in ("background", "conversation", "prompt"):
-        if body.get(name):
-            raise Refusal(f"{name} is not supported", param=name)
     if body.get("n") not in (None, 1):
         raise Refusal("n must be 1: a response is one reply", param="n")
     shape = body.get("text")

@@ -1,24 +1,69 @@
-"""How a served agent samples: as the client asks, and in the form that it asks for."""
+"""What becomes of each field of a request: it is honoured, told and counted, or refused. And how a served agent samples."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from agent_system.gateway.errors import Refusal
-from agent_system.gateway.wire import Ask
-from verl.protocol.generate import SamplingParams, StructureError
+from verl.protocol.generate import SamplingParams
+
+logger = logging.getLogger(__name__)
+# Fields that are read, by `wire.read_ask` and by `responses.chat_body`.
+CHAT = frozenset((
+    "model", "messages", "tools", "tool_choice", "response_format", "n", "max_tokens", "max_completion_tokens", "stop", "seed", "logprobs",
+    "stream", "stream_options",
+))  # fmt: skip
+RESPONSES = frozenset((
+    "model", "input", "instructions", "previous_response_id", "tools", "tool_choice", "text", "n", "max_output_tokens", "stop", "seed",
+    "stream", "stream_options",
+))  # fmt: skip
+# Fields that change what is sampled, those of vLLM among them, and values that change nothing; None: the value of the run.
+SAMPLING: Mapping[str, Any] = {
+    "temperature": None, "top_p": None, "top_k": None, "min_p": 0, "typical_p": 1, "presence_penalty": 0, "frequency_penalty": 0,
+    "repetition_penalty": 1, "repetition_detection": None, "length_penalty": 1, "logit_bias": {}, "min_tokens": 0, "ignore_eos": False,
+    "stop_token_ids": [], "use_beam_search": False, "best_of": 1, "thinking_token_budget": None, "chat_template": None,
+    "chat_template_kwargs": {}, "documents": [], "add_generation_prompt": True, "continue_final_message": False,
+    "add_special_tokens": False, "truncate_prompt_tokens": None, "truncation_side": None, "watermarking": False, "vllm_xargs": {},
+}  # fmt: skip
+# Fields of engines that mask tokens; requests ask for a form by `response_format`.
+MASKING = (
+    "guided_json", "guided_choice", "guided_regex", "guided_grammar", "structured_outputs", "structural_tag", "regex", "ebnf", "grammar",
+    "json_schema", "allowed_token_ids", "bad_words", "logits_processors",
+)  # fmt: skip
+_OWN = ": the engine reports the log-probability of the sampled token alone"
+# Fields without which the answer would not be what is asked for: the value that changes nothing, and what the error says.
+UNSUPPORTED: Mapping[str, tuple[Any, str]] = {
+    "functions": ([], "; use tools"), "function_call": ("", "; use tools"), "modalities": (["text"], "; replies are text"),
+    "top_logprobs": (0, _OWN), "prompt_logprobs": (None, _OWN), "logprob_token_ids": ([], _OWN),
+    "echo": (False, "; the answer is the reply alone"), "background": (False, ""), "conversation": (None, ""), "prompt": (None, ""),
+    "previous_input_messages": ([], "; use input"),
+}  # fmt: skip
+# Fields for the records, the costs and the speed of a server.
+HARMLESS = frozenset((
+    "user", "store", "metadata", "safety_identifier", "service_tier", "prediction", "priority", "request_id", "session_id", "cache_salt",
+    "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "stream_interval",
+))  # fmt: skip
+# All others have no effect. Of these, those with a value besides null, false, 0 and what is empty that asks for nothing; None: any asks.
+_SAME = {
+    "parallel_tool_calls": True, "skip_special_tokens": True, "spaces_between_special_tokens": True, "include_reasoning": True,
+    "truncation": "disabled", "web_search_options": None,
+}  # fmt: skip
+_PARTS = {"text": ("format",), "stream_options": ("include_usage", "include_obfuscation")}  # what is read, or harmless, of objects
+_KNOWN = {*SAMPLING, *MASKING, *UNSUPPORTED, *HARMLESS}
+MOST_TOLD = 1000
 
 HONOURED = ("temperature", "top_p", "top_k")
 LARGEST_TOP_K = 2**31 - 1
 COLDEST = 1e-6  # logits divided by less are not finite; a reply under a lower temperature is greedy
 
 
-def client_sampling(ask: Ask, own: SamplingParams) -> SamplingParams:
-    """Return the parameters of an agent, with those of `HONOURED` in a request. Raise Refusal for a value out of range."""
-    chosen = {name: value for name, value in ask.sampling.items() if name in HONOURED}
+def client_sampling(asked: Mapping[str, Any], own: SamplingParams) -> SamplingParams:
+    """Return the parameters of an agent, with those of `HONOURED` in `Ask.sampling`. Raise Refusal for a value out of range."""
+    chosen = {name: value for name, value in asked.items() if name in HONOURED}
     for name, value in chosen.items():
         number = type(value) is int or (type(value) is float and name != "top_k")
         wanted = {
@@ -37,36 +82,44 @@ def client_sampling(ask: Ask, own: SamplingParams) -> SamplingParams:
     return changed if changed.temperature >= COLDEST else replace(changed, temperature=0.0)
 
 
-def structure_of(ask: Ask, tool_format: str) -> str:
-    """Return the form of the reply that a request asks for, as `SamplingParams.structure`.
-
-    Args:
-        ask: the request.
-        tool_format: how the agent's model writes tool calls, see `agent_system.tools.formats`.
-    """
-    calls = [_call(tool["function"], tool_format) for tool in ask.tools if tool["function"]["name"] in ask.forced]
-    if calls:
-        form: Mapping[str, Any] = calls[0] if len(calls) == 1 else {"type": "or", "elements": calls}
-    elif ask.schema is not None:
-        form = {"type": "json_schema", "json_schema": ask.schema}
-    else:
-        return ""
-    return json.dumps({"type": "structural_tag", "format": form})
+def without_effect(body: Mapping[str, Any], read: frozenset[str]) -> tuple[str, ...]:
+    """Return the names of the fields of a request that ask for something and are neither `read` nor refused."""
+    found = [name for name, value in body.items() if name not in read and name not in _KNOWN and _asks(name, value)]
+    for name, known in _PARTS.items():
+        part = body.get(name)
+        found += [f"{name}.{key}" for key in part if key not in known and part[key]] if name in read and isinstance(part, dict) else []
+    tools = body.get("tools")
+    if isinstance(tools, list) and body.get("tool_choice") in (None, "auto") and any(map(_strict, tools)):
+        found.append("tools.strict")
+    return tuple(found)
 
 
-def impossible(ask: Ask, error: StructureError) -> Refusal:
-    """Return the refusal of a form that the engine cannot compile."""
-    return Refusal(f"no reply can follow this form: {error}", param=ask.form_field)
+class Notices:
+    """Warns of fields of requests that do not apply, once of each."""
+
+    def __init__(self) -> None:
+        self._told: set[str] = set()
+
+    def overridden(self, names: Sequence[str]) -> None:
+        """Warn of fields of which the run's values hold."""
+        self._tell(names, "the values of the run are used (gateway.client_sampling=override), for all requests")
+
+    def ignored(self, names: Sequence[str]) -> None:
+        """Warn of fields that have no effect."""
+        self._tell(names, "this has no effect, in all requests")
+
+    def _tell(self, names: Sequence[str], what: str) -> None:
+        if (new := [name for name in names if name not in self._told]) and len(self._told) < MOST_TOLD:
+            shown = ", ".join(name[:80].encode("unicode_escape").decode() for name in new[:20])  # clients choose the names
+            logger.warning("a request sets %s; %s", shown, what)
+            self._told.update(new)
 
 
-def _call(function: Mapping[str, Any], tool_format: str) -> Mapping[str, Any]:
-    arguments = "parameters" if tool_format == "llama3" else "arguments"
-    parameters = function.get("parameters") or {"type": "object"}
-    shared = {}
-    if isinstance(parameters, dict):  # references to "#/$defs/..." begin at the root
-        shared = {name: parameters[name] for name in ("$defs", "definitions") if name in parameters}
-        parameters = {name: value for name, value in parameters.items() if name not in shared}
-    fields = {"name": {"const": function["name"]}, arguments: parameters}
-    schema = {"type": "object", "properties": fields, "required": list(fields), "additionalProperties": False, **shared}
-    form = {"type": "json_schema", "json_schema": schema}
-    return {"type": "tag", "begin": "<tool_call>\n", "content": form, "end": "\n</tool_call>"} if tool_format == "hermes" else form
+def _asks(name: str, value: Any) -> bool:
+    return value != _SAME[name] if name in _SAME and value is not None else bool(value)
+
+
+def _strict(tool: Any) -> bool:
+    """Return whether a tool asks for arguments that satisfy its schema, which only a forced call is sure to do."""
+    function = tool.get("function", tool) if isinstance(tool, dict) else None
+    return isinstance(function, dict) and bool(function.get("strict"))

@@ -3,65 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import logging
+import hmac
 import re
 import resource
 import socket
-import weakref
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, Protocol
 
-from aiohttp import HttpVersion11, web
+from aiohttp import web
 
 from agent_system.gateway.calls import EpisodeCalls
-from agent_system.gateway.errors import HEADERS, Refusal
-from agent_system.gateway.reply import Completion
-from agent_system.gateway.request import OVER, Request
-from agent_system.gateway.responses import chat_body, conversation, response_body, with_own_names
-from agent_system.gateway.stream import COMMENT, KEEP_ALIVE_S, event, events, response_events
-from agent_system.gateway.wire import Ask, read_ask, read_body
+from agent_system.gateway.errors import Refusal
+from agent_system.gateway.request import OVER, Answering
+from agent_system.gateway.routes import Routes
 
-logger = logging.getLogger(__name__)
-
-MAX_BODY_BYTES = 16 << 20
 BACKLOG = 1024
 REMEMBERED_KEYS = 4096
 SOCKETS = 65536  # both ends of a program's connection are in this process; systems allow 1024 unless they are asked for more
-KNOWN = "POST /v1/chat/completions, POST /v1/responses, GET /v1/models"
-ROUTES = ("/v1", "/agents/{agent}/v1")
-
-
-class Answering(Protocol):
-    """What answers the requests that have a certain key: an episode, or a served team."""
-
-    @property
-    def agents(self) -> Sequence[str]:
-        """Names of the models."""
-
-    @property
-    def masks(self) -> bool:
-        """Whether requests may ask for a reply of a certain form."""
-
-    @property
-    def conversations(self) -> dict[str, list[Any]]:
-        """Messages by the ids of answers of `/v1/responses`."""
-
-    def agent(self, name: str) -> str:
-        """Return the model that a request names. Raise Refusal if there is none."""
-
-    def start(self, agent_id: str, ask: Ask, body: bytes, retried: bool, connected: Callable[[], bool]) -> Request:
-        """Return the request of a body; `retried` means that the client sends it again. Raise Refusal."""
-
-    def deliver(self, request: Request) -> None:
-        """Note that the client gets the answer."""
-
-    def withdraw(self, request: Request) -> None:
-        """Undo `deliver`: the client has gone before it got anything."""
-
-    def leave(self, request: Request) -> None:
-        """Note that nobody waits for the request any more."""
 
 
 class Server:
@@ -112,63 +69,35 @@ class Server:
             self._ended.popitem(last=False)
 
     def _app(self) -> web.Application:
-        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_as_openai_errors])
-        for root in ROUTES:
-            app.router.add_post(f"{root}/chat/completions", self._chat, expect_handler=_expected)
-            app.router.add_post(f"{root}/responses", self._responses, expect_handler=_expected)
-            app.router.add_get(f"{root}/models", self._models, expect_handler=_expected)
-            app.router.add_get(f"{root}/models/{{model}}", self._model, expect_handler=_expected)
-        return app
+        return Routes(self._calls).app()
 
     def _calls(self, request: web.Request) -> Answering:
-        key = given_key(request)
+        key = _given_key(request)
         if key in self._ended:
             raise Refusal(OVER, code="episode_over")
         if key not in self._open:
             raise Refusal("no episode has this API key; use session.api_key", 401, "invalid_api_key")
         return self._open[key]
 
-    async def _models(self, request: web.Request) -> web.StreamResponse:
-        return web.json_response({"object": "list", "data": [_described(name) for name in self._calls(request).agents]})
 
-    async def _model(self, request: web.Request) -> web.StreamResponse:
-        named = request.match_info
-        return web.json_response(_described(self._calls(request).agent(named.get("agent") or named["model"])))
+class ServedServer(Server):
+    """The HTTP server of a team, with one key for all clients, or none."""
 
-    async def _chat(self, http: web.Request) -> web.StreamResponse:
-        calls = self._calls(http)
-        data = await http.read()
-        ask = read_ask(read_body(data), calls.masks)
-        with _started(http, calls, ask, data) as request:
-            if ask.stream:
-                return await _streamed(http, calls, request, lambda completion: events(completion, ask.usage))
-            completion = await request.answer()
-            if _connected(http):
-                calls.deliver(request)
-            return web.json_response(completion.to_json())
+    def __init__(self, team: Answering, host: str, port: int, key: str) -> None:
+        """Set the address; an empty key accepts any."""
+        super().__init__(host, port, ends_left=True)
+        self._team, self._key = team, key
 
-    async def _responses(self, http: web.Request) -> web.StreamResponse:
-        calls = self._calls(http)
-        data = await http.read()
-        body = read_body(data)
-        chat = chat_body(body, calls.conversations)
-        ask = read_ask(chat, calls.masks)
-
-        def answered(completion: Completion) -> dict[str, Any]:
-            answer = response_body(completion, body)
-            calls.conversations[answer["id"]] = conversation(chat, body, completion)
-            return answer
-
-        with _started(http, calls, ask, data) as request:
-            if ask.stream:
-                return await _streamed(http, calls, request, lambda completion: response_events(answered(completion)))
-            completion = await request.answer()
-            if _connected(http):
-                calls.deliver(request)
-            return web.json_response(answered(completion))
+    def _calls(self, request: web.Request) -> Answering:
+        given = _given_key(request)
+        if self._key and not hmac.compare_digest(given.encode("utf-8", "surrogateescape"), self._key.encode("utf-8", "surrogateescape")):
+            raise Refusal("wrong API key", 401, "invalid_api_key")
+        if not self._key and "Origin" in request.headers:  # any page in a browser of this machine can reach the loopback interface
+            raise Refusal("a web page asks; serve the team with --api-key-env to answer those that know the key", 403, "no_api_key")
+        return self._team
 
 
-def given_key(request: web.Request) -> str:
+def _given_key(request: web.Request) -> str:
     """Return the key in a request's headers; the word Bearer before it may be in any case, or missing."""
     return re.sub("^bearer ", "", request.headers.get("Authorization", ""), flags=re.IGNORECASE).strip()
 
@@ -177,100 +106,3 @@ def _allow_sockets() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if 0 <= soft < SOCKETS:  # negative: no limit
         resource.setrlimit(resource.RLIMIT_NOFILE, (SOCKETS if hard < 0 else min(hard, SOCKETS), hard))
-
-
-def _described(model: str) -> dict[str, Any]:
-    return {"id": model, "object": "model", "created": 0, "owned_by": "verl-mas"}
-
-
-@contextmanager
-def _started(http: web.Request, calls: Answering, ask: Ask, data: bytes) -> Iterator[Request]:
-    agent_id = calls.agent(http.match_info.get("agent") or ask.model)
-    count = http.headers.get("x-stainless-retry-count", "0")
-    retried = count.isdecimal() and int(count[:9]) > 0
-    waiting = weakref.ref(http)  # what is kept for retries must not keep the body
-    request = calls.start(agent_id, ask, http.path.encode() + data, retried, lambda: _connected(waiting()))
-    try:
-        yield request
-    finally:
-        calls.leave(request)
-
-
-async def _streamed(
-    http: web.Request, calls: Answering, request: Request, made: Callable[[Completion], Iterator[bytes]]
-) -> web.StreamResponse:
-    """Answer with the events `made` of the reply once it is whole, and with comments until then."""
-    response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache", **HEADERS})
-    while not request.task.done():
-        await asyncio.wait([request.task], timeout=KEEP_ALIVE_S)
-        if not request.task.done():
-            await _prepared(response, http)
-            await response.write(COMMENT)
-    if not response.prepared:
-        completion = await request.answer()
-        await _prepared(response, http)
-    else:
-        try:
-            completion = await request.answer()
-        except Exception as error:  # the status has been sent
-            await response.write(event(_refusal(error, http).body))
-            return response
-    if not _connected(http):
-        return response
-    calls.deliver(request)
-    sent = False
-    try:
-        for chunk in made(completion):
-            await response.write(chunk)
-            sent = True
-    except ConnectionError:
-        if not sent:
-            calls.withdraw(request)
-    return response
-
-
-async def _expected(http: web.Request) -> web.StreamResponse | None:
-    """Answer the header Expect, before the body is read; None for a request that goes on."""
-    if http.version < HttpVersion11:
-        return None
-    if (found := http.headers["Expect"]).lower() != "100-continue":
-        return Refusal(f"the header Expect must be 100-continue, found {found!r:.80}", 417).response()
-    await http.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-    http.writer.output_size = 0  # the answer has not begun
-    return None
-
-
-async def _prepared(response: web.StreamResponse, http: web.Request) -> None:
-    if not response.prepared:
-        await response.prepare(http)
-
-
-def _connected(http: web.Request | None) -> bool:
-    return http is not None and http.transport is not None and not http.transport.is_closing()
-
-
-@web.middleware
-async def _as_openai_errors(request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> web.StreamResponse:
-    try:
-        return await handler(request)
-    except ConnectionError:
-        raise
-    except Exception as error:
-        return _refusal(error, request).response()
-
-
-def _refusal(error: Exception, request: web.Request) -> Refusal:
-    """Return what the client is told of an error."""
-    match error:
-        case Refusal():
-            return with_own_names(error) if request.path.endswith("/responses") else error
-        case web.HTTPRequestEntityTooLarge():
-            return Refusal(f"the body has more than {MAX_BODY_BYTES >> 20} MiB", 413, "request_too_large")
-        case web.HTTPException():
-            return Refusal(f"{request.method} {request.path}: {error.reason}; answered are: {KNOWN}", 404)
-        case web.RequestPayloadError():
-            return Refusal(f"the body cannot be read: {error}")
-        case RecursionError():
-            return Refusal("the body is nested too deep")
-    logger.error("the gateway failed to answer %r", request.path, exc_info=error)
-    return Refusal(f"the gateway failed: {type(error).__name__}: {error}", 503, "gateway_failed")

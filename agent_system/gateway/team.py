@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import importlib
 import inspect
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +16,7 @@ from agent_system.gateway.bridge import Bridge, bridge_of
 from agent_system.gateway.calls import EpisodeCalls
 from agent_system.gateway.chat import Chat
 from agent_system.gateway.command import load_command
+from agent_system.gateway.sampling import Notices
 from agent_system.gateway.server import Server
 from agent_system.gateway.session import Session
 from agent_system.orchestra import BaseOrchestra, Episode
@@ -26,7 +26,6 @@ from agent_system.tools.agent import ToolAgent
 from agent_system.turn import Turn
 from verl.trainer.config.gateway import GatewayConfig
 
-logger = logging.getLogger(__name__)
 GATEWAY = "gateway"
 MOST_THREADS = 4096  # programs that are plain functions, each in a thread for its whole episode
 
@@ -60,7 +59,7 @@ class GatewayOrchestra(BaseOrchestra):
         self.team = load_command(self.config.command, self.config.team) if self.config.command else load_team(self.config.team)
         self._server = Server()
         self._bridges: dict[str, Bridge] = {}
-        self._told: set[str] = set()
+        self._notices = Notices()
 
     def check(self, agents: Mapping[str, BaseAgent], make_env: Callable[[int], BaseEnv], *, forks: bool) -> None:
         """Reject tree sampling, and agents that do more than the program asks of them."""
@@ -84,7 +83,7 @@ class GatewayOrchestra(BaseOrchestra):
         """Run the program and end the episode with what it returns."""
         assert isinstance(episode, EpisodeRunner)
         url = await self._server.start()
-        calls = EpisodeCalls(episode, self.config.keys, lambda agent_id: self._chat(episode, agent_id), self._tell_overridden)
+        calls = EpisodeCalls(episode, self.config.keys, lambda agent_id: self._chat(episode, agent_id), self._notices)
         self._server.open(calls)
         session = Session(episode, url, calls)
         try:
@@ -104,11 +103,6 @@ class GatewayOrchestra(BaseOrchestra):
         if agent_id not in self._bridges:
             self._bridges[agent_id] = bridge_of(episode.runtimes[agent_id].binding, self.config.keys)
         return Chat(self._bridges[agent_id])
-
-    def _tell_overridden(self, names: Sequence[str]) -> None:
-        if new := ", ".join(name for name in names if name not in self._told):
-            logger.warning("a request sets %s; the values of the run are used (gateway.client_sampling=override), for all requests", new)
-        self._told.update(names)
 
 
 def load_team(team: Any) -> Callable[..., Any]:

@@ -8,20 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agent_system.gateway.errors import Refusal
+from agent_system.gateway.sampling import CHAT, MASKING, SAMPLING, UNSUPPORTED, without_effect
 
 MOST_REPLIES, MOST_STOPS = 128, 16
-# Fields that change what is sampled, those of vLLM among them, and values that change nothing; None: the value of the run.
-SAMPLING: Mapping[str, Any] = {
-    "temperature": None, "top_p": None, "top_k": None, "min_p": 0, "typical_p": 1, "presence_penalty": 0, "frequency_penalty": 0,
-    "repetition_penalty": 1, "length_penalty": 1, "logit_bias": {}, "min_tokens": 0, "ignore_eos": False, "stop_token_ids": [],
-    "use_beam_search": False, "thinking_token_budget": None, "chat_template": None, "chat_template_kwargs": {}, "documents": [],
-    "add_generation_prompt": True, "continue_final_message": False, "truncate_prompt_tokens": None,
-}  # fmt: skip
-# Fields of engines that mask tokens; requests ask for a form by `response_format`.
-MASKING = (
-    "guided_json", "guided_choice", "guided_regex", "guided_grammar", "structured_outputs", "structural_tag", "regex", "ebnf", "grammar",
-    "json_schema", "allowed_token_ids", "bad_words", "logits_processors",
-)  # fmt: skip
 _MASKS = (
     "masks tokens, so that what is sampled is not what is trained; describe the form in a message and check the reply, or set "
     "gateway.structured=mask"
@@ -43,6 +32,7 @@ class Ask:
         logprobs: report the log-probability of every token.
         stream: answer with server-sent events; `usage`: with counts of tokens at their end.
         sampling: fields of `SAMPLING` with a value.
+        ignored: names of other fields that have no effect.
         schema: JSON schema that the reply must satisfy, or None.
         forced: names of tools, one of which the reply must call; empty for any reply.
     """
@@ -58,6 +48,7 @@ class Ask:
     stream: bool = False
     usage: bool = False
     sampling: Mapping[str, Any] = field(default_factory=dict)
+    ignored: tuple[str, ...] = ()
     schema: Mapping[str, Any] | None = None
     forced: tuple[str, ...] = ()
 
@@ -78,8 +69,13 @@ def read_body(data: bytes) -> dict[str, Any]:
     return body
 
 
-def read_ask(body: Mapping[str, Any], masks: bool = False) -> Ask:
-    """Return the request in a body; only with `masks` it may ask for a reply of a certain form.
+def read_ask(body: Mapping[str, Any], masks: bool = False, ignored: tuple[str, ...] | None = None) -> Ask:
+    """Return the request in a body.
+
+    Args:
+        body: of a request to `/v1/chat/completions`.
+        masks: it may ask for a reply of a certain form.
+        ignored: fields without effect, where the body was made from another one; None: those of this body.
 
     Raises Refusal naming the field that is wrong or not supported.
     """
@@ -101,6 +97,7 @@ def read_ask(body: Mapping[str, Any], masks: bool = False) -> Ask:
         stream=_typed(body, "stream", bool, False),
         usage=bool((_typed(body, "stream_options", dict, None) or {}).get("include_usage")),
         sampling={name: body[name] for name, same in SAMPLING.items() if body.get(name) is not None and body[name] != same},
+        ignored=without_effect(body, CHAT) if ignored is None else ignored,
         schema=schema,
         forced=_forced(body, tools, masks),
     )
@@ -110,15 +107,10 @@ def _refuse_unsupported(body: Mapping[str, Any], masks: bool) -> None:
     if name := next((name for name in MASKING if body.get(name)), None):
         form = "response_format (text.format in /v1/responses) for a form of the reply"
         raise Refusal(f"{name} is not supported; use {form}" if masks else f"{name} {_MASKS} and use {form}", param=name)
-    for name in ("functions", "function_call"):
-        if body.get(name):
-            raise Refusal(f"{name} is not supported; use tools", param=name)
-    if body.get("top_logprobs"):
-        raise Refusal(
-            "top_logprobs is not supported: the engine reports the log-probability of the sampled token alone", param="top_logprobs"
-        )
-    if (body.get("modalities") or ["text"]) != ["text"]:
-        raise Refusal(f"modalities={body['modalities']!r} is not supported; replies are text", param="modalities")
+    for name, (same, why) in UNSUPPORTED.items():
+        value = body.get(name)
+        if value is not None and value is not False and value != same:
+            raise Refusal(f"{name} is not supported{why}", param=name)
 
 
 def _schema(body: Mapping[str, Any], masks: bool) -> Mapping[str, Any] | None:

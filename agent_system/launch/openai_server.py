@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from agent_system.conversation import Conversation
 from agent_system.environment import Task
 from agent_system.errors import AgentSystemError
-from agent_system.gateway.served import ServedServer, ServedTeam, TeamModel
+from agent_system.gateway.served import ServedTeam
+from agent_system.gateway.server import ServedServer
+from agent_system.gateway.team_model import TeamModel
 from agent_system.launch.serving import LoadedTeam, loaded_team
 from agent_system.rollout.call import EpisodeSpec
 from verl.trainer.config.spec import ConfigError

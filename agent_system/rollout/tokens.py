@@ -6,13 +6,13 @@ import json
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Any
 
 CACHED_TOKENS = 2_000_000  # about 80 MB
-# Cuts near a blank line that are known to be piece boundaries of the pre-tokenizer (see `_blank_lines`).
-_AFTER = r"(?<=\n\n)(?=[!-~])"
-_BEFORE_THE_LAST = r"(?<=\n)(?=\n(?!{added})[!-~])"
+# Ends of these are cuts near a blank line that are known to be piece boundaries of the pre-tokenizer (see `_blank_lines`).
+_AFTER = r"\n\n(?=[!-~])"
+_BEFORE_THE_LAST = r"\n(?=\n(?!{added})[!-~])"
 _SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?WORD+|NUMBER| ?[^\sMARKS\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _KNOWN_SPLITS = {
     _SPLIT.replace("WORD", word).replace("MARKS", marks).replace("NUMBER", number)
@@ -32,7 +32,7 @@ _CHUNK = r" ?[!-~]{1,40}+(?:\n(?=[!-~])|(?= [!-~])|\Z)|"
 _CUT, _LAST_CUT = re.compile(r"(?= [!-~])"), re.compile(r".*(?= [!-~])", re.DOTALL)
 _NOT_ASCII = re.compile(r"[^\x00-\x7f]")
 PIECED_CHARACTERS = 400  # shorter texts are tokenized as they are
-CACHED_PIECES, LONGEST_PIECE = 200_000, 40  # in number, in characters
+CACHED_PIECES, LONGEST_PIECE = 200_000, 80  # in number, in characters
 
 
 class Encoder:
@@ -59,7 +59,8 @@ class Encoder:
         """Return the ids of `text` without adding special tokens, which the chat template has already inserted."""
         if self._blank_lines is None:
             return encode_all(self._tokenizer, [text])[0]
-        return tuple(chain.from_iterable(map(self._paragraph, self._blank_lines.split(text))))
+        cuts = [0, *(blank.end() for blank in self._blank_lines.finditer(text)), len(text)]
+        return tuple(chain.from_iterable(self._paragraph(text[begin:end]) for begin, end in pairwise(cuts)))
 
     def _paragraph(self, text: str) -> tuple[int, ...]:
         ids = self._known.get(text)
@@ -109,7 +110,7 @@ def _cut(text: str, chunk: re.Pattern[str]) -> list[str]:
     """Return the chunks of a text without added tokens; what is not ASCII is in one with the words around it."""
     found: list[str] = []
     begin = 0
-    while other := _NOT_ASCII.search(text, begin):
+    while not text.isascii() and (other := _NOT_ASCII.search(text, begin)):
         before, after = _LAST_CUT.match(text, begin, other.start()), _CUT.search(text, other.end())
         start, end = before.end() if before else begin, after.start() if after else len(text)
         found += [*chunk.findall(text, begin, start), text[start:end]]
@@ -137,7 +138,7 @@ def _pieces(tokenizer: Any) -> tuple[re.Pattern[str], ...] | None:
 
 
 def _blank_lines(tokenizer: Any) -> re.Pattern[str] | None:
-    r"""Return a pattern of positions at which a text may be cut without changing its token ids; None if no such pattern is known.
+    r"""Return a pattern at whose ends a text may be cut without changing its token ids; None if no such pattern is known.
 
     BPE merges inside the pieces of the pre-tokenizer, whose expressions look ahead, never back. Qwen's and Llama's match a run of
     newlines with `\s*[\r\n]+` or at the end of punctuation, and none matches a newline and the text after it: a piece ends after the run.

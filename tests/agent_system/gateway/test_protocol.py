@@ -12,13 +12,12 @@ import aiohttp
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import BaseModel
 
 from agent_system import Outcome, Task
-from agent_system.gateway import server
+from agent_system.gateway import routes
 from agent_system.gateway.errors import Refusal
+from agent_system.gateway.forms import structure_of
 from agent_system.gateway.responses import chat_body
-from agent_system.gateway.sampling import structure_of
 from agent_system.gateway.session import Session
 from agent_system.gateway.view import Viewer
 from agent_system.gateway.wire import Ask, read_ask
@@ -205,7 +204,7 @@ async def test_an_agent_may_be_named_by_the_address_and_models_are_listed(play: 
 
 
 async def test_a_stream_is_made_of_the_whole_reply_and_kept_alive_until_then(play: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "KEEP_ALIVE_S", 0.02)
+    monkeypatch.setattr(routes, "KEEP_ALIVE_S", 0.02)
 
     async def team(task: Task, session: Session) -> str:
         async with posted(session, {**ROLE, "stream": True, "stream_options": {"include_usage": True}}) as answer:
@@ -221,7 +220,7 @@ async def test_a_stream_is_made_of_the_whole_reply_and_kept_alive_until_then(pla
 
 
 async def test_a_client_that_is_killed_within_a_stream_leaves_a_reply_that_is_not_trained(play: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr(server, "KEEP_ALIVE_S", 0.02)
+    monkeypatch.setattr(routes, "KEEP_ALIVE_S", 0.02)
     release = asyncio.Event()
 
     async def team(task: Task, session: Session) -> str:
@@ -250,7 +249,7 @@ async def test_a_stream_that_breaks_has_been_heard_if_anything_of_the_reply_was_
             yield from sent
             raise ConnectionResetError
 
-        monkeypatch.setattr(server, "events", broken)
+        monkeypatch.setattr(routes, "events", broken)
         episode, metrics, _ = await play(team)
         assert episode.failure is None and metrics["gateway/undelivered"] == len(episode.unheard) == 1 - len(before)
         assert [(sample.agent_id, sample.trained) for sample in episode.samples] == [("Writer", True)] * len(before) + [("Editor", True)]
@@ -373,19 +372,31 @@ def allows(body: dict[str, Any], tool_format: str, reply: str) -> bool:
     return bool(matcher.accept_string(reply) and matcher.is_terminated())
 
 
+SIZED = {"type": "object", "properties": {"size": {"type": "integer"}}, "required": ["size"], "additionalProperties": False}
+ITEMS = {"type": "object", "properties": {"default": {"type": "array", "items": {"$ref": "#/$defs/Item"}}}, "$defs": {"Item": SIZED}}
+FIRST = {"type": "object", "properties": {"first": SIZED, "default": {"type": "array", "items": {"$ref": "#/properties/first"}}}}
+WHOLE = {"type": "object", "properties": {"default": {"type": "array", "items": {"$ref": "#"}}, **SIZED["properties"]}}
+DATA = {"properties": {"const": {"const": {"$ref": "x"}}, "$ref": {"type": "string"}}}
+
+
 @pytest.mark.parametrize("tool_format", FORMATS)
-def test_a_forced_tool_may_have_parameters_with_definitions(tool_format: str) -> None:
-    class Item(BaseModel):
-        size: int
+def test_references_of_the_parameters_of_a_forced_tool_begin_at_their_root(tool_format: str) -> None:
+    arguments = "parameters" if tool_format == "llama3" else "arguments"
 
-    class Order(BaseModel):
-        items: list[Item]
+    def body(parameters: Any) -> dict[str, Any]:
+        return {"tools": [{"type": "function", "function": {"name": "f", "parameters": parameters}}], "tool_choice": "required"}
 
-    arguments, written = "parameters" if tool_format == "llama3" else "arguments", json.dumps(Order.model_json_schema())
-    assert "#/$defs/Item" in written
-    for schema in (json.loads(written), json.loads(written.replace("$defs", "definitions"))):
-        tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    for schema in (ITEMS, json.loads(json.dumps(ITEMS).replace("$defs", "definitions")), FIRST, WHOLE):
         for size, good in (("1", True), ('"x"', False)):
-            call = f'{{"name": "f", "{arguments}": {{"items": [{{"size": {size}}}]}}}}'
+            items = f'[{{"size": {size}}}]'
+            call = f'{{"name": "f", "{arguments}": {{"default": {items}}}}}'
             reply = f"<tool_call>\n{call}\n</tool_call>" if tool_format == "hermes" else call
-            assert allows({"tools": [tool], "tool_choice": "required"}, tool_format, reply) == good
+            assert allows(body(schema), tool_format, reply) == good, schema
+    assert json.dumps(DATA) in structure_of(read_ask({**ROLE, **body(DATA)}, True), tool_format), "a name, and a value, are no reference"
+    for wrong in ("$ref", "#size"), ("$ref", "http://a.example/b"), ("$dynamicRef", "#"):
+        schema = {"anyOf": [{wrong[0]: wrong[1]}, {"$anchor": "size", "type": "integer"}]}
+        forms = body(schema), {"response_format": {"type": "json_schema", "json_schema": {"schema": schema}}}
+        for asked, field in zip(forms, ("tools", "response_format"), strict=True):
+            with pytest.raises(Refusal, match="a schema has the reference") as refusal:
+                structure_of(read_ask({**ROLE, **asked}, True), tool_format)
+            assert refusal.value.param == field

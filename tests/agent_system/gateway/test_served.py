@@ -15,8 +15,10 @@ import pytest
 
 from agent_system import AgentRegistry, AgentSystemError, Task
 from agent_system.conversation import Conversation
-from agent_system.gateway import ServedSession, served, server
-from agent_system.gateway.served import ServedServer, ServedTeam, TeamModel
+from agent_system.gateway import ServedSession, routes, served
+from agent_system.gateway.served import ServedTeam
+from agent_system.gateway.server import ServedServer
+from agent_system.gateway.team_model import TeamModel
 from agent_system.rollout.call import AgentRuntime, EpisodeSpec
 from agent_system.rollout.endpoint import Endpoint
 from agent_system.rollout.remote import MessageBuilder, RemoteBinding
@@ -234,7 +236,7 @@ async def test_only_the_last_conversations_are_kept(monkeypatch: pytest.MonkeyPa
 
 
 async def test_what_goes_wrong_within_a_stream_is_its_last_event(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "KEEP_ALIVE_S", 0.02)
+    monkeypatch.setattr(routes, "KEEP_ALIVE_S", 0.02)
 
     async def fail(request: Any) -> None:
         await asyncio.sleep(0.1)
