@@ -174,9 +174,9 @@ def test_the_least_bound(staleness: float, trigger: int, least: int) -> None:
 def test_a_batch_of_groups_has_the_seeds_of_one_step() -> None:
     queue: GroupQueue[None] = GroupQueue(2, {"p": Pace(1.0)})
     assert [queue.dispatch(place, 0, 0) for place in (5, 6, 7)] == [
-        Group(0, 1, 0, 5, 0, 1),
-        Group(1, 1, 0, 6, 0, 1),
-        Group(2, 2, 0, 7, 0, 1),
+        Group(0, 1, 0, 5, 0, 1, 0),
+        Group(1, 1, 0, 6, 0, 1, 0),
+        Group(2, 2, 0, 7, 0, 1, 0),
     ]
 
 
