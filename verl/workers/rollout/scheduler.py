@@ -1,11 +1,11 @@
 """Assignment of slots to replies, and of prompts to prefill batches.
 
 Waiting replies are served in order of arrival; those with a lower priority number before all others, but no running reply is stopped for
-them. A prompt is computed once while its keys are in some slot: further replies to it copy
-any such slot, or reuse it once it is free. The last slot with a prompt that replies wait for is assigned to others only before their
-turn, so a request for many replies computes its prompt once, however few slots there are. Prompts are computed in batches whose shape is a function of
-the prompt's own length (`prompt_bucket` times `rows_of`), so that the result for a prompt does not depend on the other prompts of its
-batch; unused rows are padding. An incomplete batch waits a few steps for further prompts, unless half of the slots are free.
+them. A prompt is computed once while its keys are in some slot: further replies to it copy any such slot, or reuse it once it is free.
+The last slot with a prompt that replies wait for is assigned to others only before their turn, so a request for many replies computes its
+prompt once, however few slots there are. Prompts are computed in batches whose shape is a function of the prompt's own length
+(`prompt_bucket` times `rows_of`), so that the result for a prompt does not depend on the other prompts of its batch; unused rows are
+padding. An incomplete batch waits a few steps for further prompts, unless half of the slots are free.
 """
 
 from __future__ import annotations
