@@ -108,9 +108,12 @@ class Scheduler:
         return Copies(batch) if batch else None
 
     def _slot_for_copy(self, prompt: Prompt) -> int | None:
-        """Return a free slot with this prompt, or the first of `_by_need` that is not the last one with a prompt whose turn is earlier."""
+        """Return a free slot with this prompt, or the first of `_by_need` that is not the last one with a prompt whose turn is no later."""
         for slot in prompt.holders:
             if slot in self._free:
+                return slot
+        for slot in sorted(self._free):
+            if self._need(slot) == math.inf:
                 return slot
         return next((slot for slot in self._by_need() if self._need(slot) > prompt.priority), None)
 
