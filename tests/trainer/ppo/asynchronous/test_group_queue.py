@@ -74,6 +74,9 @@ class Waiting(RuleBasedStateMachine):
                 assert 0 <= self.step - 1 - self.begun[index][name] <= pace.bound
             assert index not in self.trained
             self.trained.add(index)
+        before = self.queue.stale
+        self.queue.count_stale(self.step, taken)
+        assert self.queue.stale == before + sum(min(self.begun[index].values()) < self.step - 1 for _, index in taken)
         self.step += 1
 
     @precondition(lambda self: min(self.updated.values()) < self.step - 1)
