@@ -18,6 +18,7 @@ from agent_system.errors import AgentSystemError
 from agent_system.projection import strip_thinking
 from agent_system.record import EpisodeRecord, Sample, finite
 from agent_system.tools.formats import with_calls
+from verl.protocol.generate import priority_of
 from verl.trainer.config.reward_model import TERM, RewardModelConfig
 from verl.utils.names import slug
 
@@ -49,8 +50,10 @@ class Conversation:
 class RewardModel(Protocol):
     """A model that scores one conversation at a time; its engine batches concurrent ones."""
 
-    async def score(self, conversation: Conversation, counts: Counter[str]) -> float:
+    async def score(self, conversation: Conversation, counts: Counter[str], priority: int = 0) -> float:
         """Return the score, which depends on the conversation alone; `counts` takes named counts for the metrics.
+
+        `priority` is that of the requests.
 
         Raises RolloutError or AgentSystemError when there is none.
         """
@@ -81,6 +84,7 @@ class ReplyScorer:
         self._known: OrderedDict[str, float] = OrderedDict()
         self._running: dict[str, asyncio.Task[float]] = {}
         self._counts: Counter[str] = Counter()
+        self._priority = priority_of(validate=False)
 
     def takes(self, agent_id: str) -> bool:
         """Return whether the calls of an agent are scored."""
@@ -141,9 +145,9 @@ class ReplyScorer:
         return replace(record, team_reward=team, turn_rewards=(*earlier, self.combined(last, score)))
 
     def apart(self) -> ReplyScorer:
-        """Return the same scorer, with its cache and its scores in progress, and counts of its own."""
+        """Return the same scorer for a validation, with its cache and its scores in progress, and counts of its own."""
         scorer = copy(self)
-        scorer._counts = Counter()
+        scorer._counts, scorer._priority = Counter(), priority_of(validate=True)
         return scorer
 
     def take_counts(self) -> dict[str, float]:
@@ -183,7 +187,8 @@ class ReplyScorer:
         limit = self.settings.timeout_s
         try:
             async with asyncio.timeout(limit) as clock:
-                return finite(await self._model.score(conversation, self._counts), "a score", f"reward.model.kind={self.settings.kind}")
+                score = await self._model.score(conversation, self._counts, self._priority)
+                return finite(score, "a score", f"reward.model.kind={self.settings.kind}")
         except TimeoutError as error:
             if not clock.expired():
                 raise

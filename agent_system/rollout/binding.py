@@ -53,9 +53,11 @@ class AgentBinding:
         pad = self.tokenizer.pad_token_id
         return int(pad if pad is not None else self.tokenizer.eos_token_id or 0)
 
-    async def replies(self, prompt: Prompt, sampling: SamplingParams, n: int, seed: int, request_id: str) -> Sequence[Generation]:
-        """Request `n` replies from the engine with one request. Raise RolloutError when it cannot be served."""
-        replies = await self.client.generate(GenerateRequest(prompt.ids, sampling, n, self.adapter, seed, request_id))
+    async def replies(
+        self, prompt: Prompt, sampling: SamplingParams, n: int, seed: int, request_id: str, priority: int = 0
+    ) -> Sequence[Generation]:
+        """Request `n` replies from the engine with one request; see `GenerateRequest`. Raise RolloutError when it cannot be served."""
+        replies = await self.client.generate(GenerateRequest(prompt.ids, sampling, n, self.adapter, seed, request_id, priority))
         return [self._cut(reply, sampling.stop) for reply in replies] if sampling.stop else replies
 
     def _cut(self, reply: Generation, stop: Sequence[str]) -> Generation:

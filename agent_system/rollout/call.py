@@ -13,7 +13,7 @@ from agent_system.record import Sample
 from agent_system.rollout.binding import AgentBinding
 from agent_system.rollout.prompt import Prompt, PromptBuilder
 from agent_system.rollout.remote import MessageBuilder, RemoteBinding, RemoteGeneration
-from verl.protocol.generate import GREEDY_SUFFIX, EngineGoneError, Generation, RolloutError, SamplingParams
+from verl.protocol.generate import GREEDY_SUFFIX, EngineGoneError, Generation, RolloutError, SamplingParams, priority_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +195,7 @@ class Call:
         request_id = f"{self.spec.traj_uid}/{self.turn}.{self.number}"
         try:
             async with asyncio.timeout(limit) as clock:
-                replies = await binding.replies(self.prompt, self.sampling, n, self.seed, request_id)
+                replies = await binding.replies(self.prompt, self.sampling, n, self.seed, request_id, priority_of(self.spec.validate))
         except TimeoutError as error:
             if not clock.expired():
                 raise

@@ -6,10 +6,13 @@ Answers are untrusted text: they are parsed as JSON and otherwise only quoted, a
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from random import Random
 from typing import Any
 
@@ -63,6 +66,40 @@ class _RetryableError(Exception):
         self.wait_s = wait_s
 
 
+class Slots:
+    """As `asyncio.Semaphore`, for waiters of different priority: those with the lowest number go on first."""
+
+    def __init__(self, count: int) -> None:
+        self._free, self._numbers = count, itertools.count()
+        self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []  # a heap
+
+    @asynccontextmanager
+    async def one(self, priority: int) -> AsyncIterator[None]:
+        """Wait for a slot and hold it."""
+        if self._free:
+            self._free -= 1
+        else:
+            turn = asyncio.get_running_loop().create_future()
+            heappush(self._waiting, (priority, next(self._numbers), turn))
+            try:
+                await turn
+            except asyncio.CancelledError:
+                if not turn.cancelled():  # it got the slot at the same moment
+                    self._pass_on()
+                raise
+        try:
+            yield
+        finally:
+            self._pass_on()
+
+    def _pass_on(self) -> None:
+        while self._waiting:
+            _, _, turn = heappop(self._waiting)
+            if not turn.done():
+                return turn.set_result(None)
+        self._free += 1
+
+
 class Endpoint:
     """The server of one agent. Connections belong to an event loop: `close` in it before a request from another one."""
 
@@ -84,12 +121,12 @@ class Endpoint:
         self._api_key = api_key
         self._url = config.base_url.rstrip("/").removesuffix(PATH) + PATH
         self._session: aiohttp.ClientSession | None = None
-        self._slots = asyncio.Semaphore(config.max_concurrent_requests)
+        self._slots = Slots(config.max_concurrent_requests)
 
     async def close(self) -> None:
         """Close the connections."""
         session, self._session = self._session, None
-        self._slots = asyncio.Semaphore(self.config.max_concurrent_requests)
+        self._slots = Slots(self.config.max_concurrent_requests)
         if session is not None:
             await session.close()
 
@@ -100,7 +137,9 @@ class Endpoint:
         finally:
             await self.close()
 
-    async def ask(self, messages: Sequence[Message], sampling: SamplingParams, *, seed: int, retries: int | None = None) -> Answer:
+    async def ask(
+        self, messages: Sequence[Message], sampling: SamplingParams, *, seed: int, retries: int | None = None, priority: int = 0
+    ) -> Answer:
         """Return one reply.
 
         Args:
@@ -108,6 +147,7 @@ class Endpoint:
             sampling: `max_tokens`, `temperature` and `top_p` are sent.
             seed: sent too; many servers sample deterministically with it.
             retries: attempts beyond the first; None takes `max_retries`.
+            priority: as of a `GenerateRequest`, of requests that wait because of `max_concurrent_requests`.
 
         Raises:
             EndpointError: no attempt gave a reply, or the server rejects the request with a status that is not retried.
@@ -117,7 +157,7 @@ class Endpoint:
         draw = Random(seed)
         for attempt in range(attempts):
             try:
-                async with self._slots:
+                async with self._slots.one(priority):
                     text = await self._post(body)
                 return _parse(text, attempt)
             except _RetryableError as error:

@@ -53,14 +53,16 @@ class RemoteBinding:
     pad_token_id: int = 0
     structured: bool = False
 
-    async def replies(self, prompt: Prompt, sampling: SamplingParams, n: int, seed: int, request_id: str) -> Sequence[Generation]:
+    async def replies(
+        self, prompt: Prompt, sampling: SamplingParams, n: int, seed: int, request_id: str, priority: int = 0
+    ) -> Sequence[Generation]:
         """Request `n` replies, each with its own request and seed; failed ones are replies with stop reason `abort`.
 
         Results of tools are sent as the user's: without the calls, which a program's other agents made, servers refuse them.
         Raises RolloutError when all fail.
         """
         messages: list[Message] = [{**m, "role": "user"} if m["role"] == "tool" else m for m in prompt.messages]
-        asked = [self.endpoint.ask(messages, sampling, seed=seed + i) for i in range(n)]
+        asked = [self.endpoint.ask(messages, sampling, seed=seed + i, priority=priority) for i in range(n)]
         found: list[Answer | BaseException] = await asyncio.gather(*asked, return_exceptions=True)
         errors = [answer for answer in found if isinstance(answer, BaseException)]
         if errors and (len(errors) == n or not all(isinstance(error, RolloutError) for error in errors)):

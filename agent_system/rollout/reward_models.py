@@ -76,7 +76,7 @@ class Judge:
         if "\0" not in shown[-1]["content"]:
             raise AgentSystemError("reward.model.template does not contain {reply}: the judge would not see what it grades")
 
-    async def score(self, conversation: Conversation, counts: Counter[str]) -> float:
+    async def score(self, conversation: Conversation, counts: Counter[str], priority: int = 0) -> float:
         """Return the verdict, scaled to [0, 1]; `counts` gets `asked_again`, `unparsable` and `truncated`.
 
         Raises:
@@ -102,7 +102,7 @@ class Judge:
             if attempt and not sampling.temperature:
                 sampling = replace(sampling, temperature=1.0)
             seed = stable_seed(self._seed, "judge", digest, attempt)
-            (reply,) = await self._binding.replies(prompt, sampling, 1, seed, f"judge/{digest}")
+            (reply,) = await self._binding.replies(prompt, sampling, 1, seed, f"judge/{digest}", priority)
             if reply.stop_reason == "abort":
                 raise RolloutError("the judge's reply was aborted")
             text = self._binding.text_of(reply)
@@ -142,7 +142,7 @@ class Classifier:
         self._client, self._tokenizer, self._settings = client, tokenizer, settings
         self._special = SpecialTokens(tokenizer)
 
-    async def score(self, conversation: Conversation, counts: Counter[str]) -> float:
+    async def score(self, conversation: Conversation, counts: Counter[str], priority: int = 0) -> float:
         """Return the model's output for the conversation; `counts` gets `truncated`.
 
         Raises:
@@ -159,7 +159,7 @@ class Classifier:
                 "reward.model.truncate=true to cut its beginning"
             )
         counts["truncated"] += len(ids) > limit
-        request = GenerateRequest(ids[-limit:], SamplingParams(1), request_id=f"score/{conversation.digest}")
+        request = GenerateRequest(ids[-limit:], SamplingParams(1), request_id=f"score/{conversation.digest}", priority=priority)
         (reply,) = await self._client.generate(request)
         assert isinstance(reply, ScoredPrompt)
         return reply.score

@@ -178,12 +178,12 @@ def train_forced(overrides: list[str], workload: Workload, run_dir: Path) -> Non
     sample = AgentBinding.replies
 
     async def forced(
-        self: AgentBinding, prompt: Prompt, sampling: SamplingParams, n: int, seed: int, request_id: str
+        self: AgentBinding, prompt: Prompt, sampling: SamplingParams, n: int, seed: int, request_id: str, priority: int = 0
     ) -> Sequence[Generation]:
         tokens = workload.length(seed, sampling.max_tokens)
         REPLIES.get().append((request_id.rpartition("#")[0], tokens))
         cut = replace(sampling, max_tokens=tokens, stop_token_ids=())
-        return await sample(self, prompt, cut, n, seed, request_id)
+        return await sample(self, prompt, cut, n, seed, request_id, priority)
 
     AgentBinding.replies = forced  # type: ignore[method-assign]
     train(overrides)

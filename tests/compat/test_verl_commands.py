@@ -19,6 +19,7 @@ FACTS = json.loads((Path(__file__).parent / "upstream_commands.json").read_text(
 VERL = next(commands for source, commands in FACTS.items() if "verl-project" in source)
 DR_MAS = next(commands for source, commands in FACTS.items() if "DrMAS" in source)
 ALONE = ["agent.orchestra_type=single", "agent.agent_ids=[Single Agent]", "env.env_name=math"]
+FULLY_ASYNC, CORRECTION = "async_training.mode=fully_async", "algorithm.rollout_correction.rollout_is"
 REFUSED = {
     "grpo_trainer/run_qwen2-7b_math_megatron_fsdp.sh": "FSDP2 is the one training engine",
 }
@@ -235,6 +236,80 @@ def test_the_mini_batches_that_a_step_fetches_at_once_are_those_of_its_tasks(min
     for others in (["data.train_batch_size=32", given[1]], ["data.train_batch_size=16", f"{mini_batch}.ppo_mini_batch_size=[8,4]"], []):
         with pytest.raises(ConfigError, match=advice):
             compose_config([given[0], *others, *ALONE])
+
+
+@pytest.mark.parametrize(
+    ("given", "tasks", "mini_batch"),
+    [
+        (["async_training.require_batches=2", "actor_rollout_ref.actor.ppo_mini_batch_size=8"], 16, 8),
+        (["async_training.require_batches=2", "actor_rollout_ref.actor.ppo_mini_batch_size=8", "data.train_batch_size=0"], 16, 8),
+        (["async_training.require_batches=2"], 512, 256),
+        (["async_training.require_batches=1", "data.train_batch_size=24", *ALONE], 24, 0),
+        (["async_training.require_batches=2", "data.train_batch_size=24", *ALONE], 24, 12),
+    ],
+)
+def test_what_is_missing_of_the_sizes_of_a_step_follows(given: list[str], tasks: int, mini_batch: int) -> None:
+    config = compose_config([*given, FULLY_ASYNC, f"{CORRECTION}=token"])
+    assert (config.data.train_batch_size, config.actor_rollout_ref.actor.ppo_mini_batch_size) == (tasks, mini_batch)
+
+
+def test_a_command_of_fully_asynchronous_training_is_translated() -> None:
+    """Of verl 0.9 and of versions before; counts of transfers of weights become those of steps."""
+    given = [
+        "data.train_batch_size=0", "data.gen_batch_size=1", "actor_rollout_ref.actor.ppo_mini_batch_size=32", "trainer.test_freq=10",
+        "trainer.save_freq=-1", "rollout.n_gpus_per_node=4", "rollout.total_rollout_steps=51500", "rollout.n=4", "rollout.total_epochs=2",
+        "async_training.staleness_threshold=0.1", "async_training.trigger_parameter_sync_step=4", "async_training.require_batches=4",
+        "async_training.partial_rollout=False", "async_training.use_trainer_do_validate=False", "rollout.test_freq=10",
+        "async_training.use_dynamic_resource_scheduling=False", "async_training.dynamic_schedule_policy=default",
+        "async_training.concurrent_samples_per_replica=16", "async_training.use_rollout_log_probs=True",
+        "async_training.compute_prox_log_prob=False", "async_training.checkpoint_engine.enable=True",
+        "async_training.checkpoint_engine.device_buffer_size_M=128", "async_training.checkpoint_engine.overlap_broadcast_and_consume=False",
+        "actor_rollout_ref.rollout.checkpoint_engine.backend=nccl", "actor_rollout_ref.rollout.standalone_gpu_memory_utilization=0.8",
+        "actor_rollout_ref.actor.use_rollout_log_probs=True", "actor_rollout_ref.rollout.scheduling_policy=priority",
+    ]  # fmt: skip
+    config = compose_config([*given, FULLY_ASYNC])
+    assert (config.data.train_batch_size, config.trainer.total_training_steps) == (128, 400)
+    assert (config.trainer.test_freq, config.trainer.save_freq) == (40, -1)
+    assert config.algorithm.rollout_correction.bypass_mode and not config.async_training.partial_rollout
+    rollout = config.actor_rollout_ref.rollout
+    assert (rollout.update_bucket_mb, rollout.gpu_memory_utilization) == (128, 0.8)
+
+
+@pytest.mark.parametrize(
+    ("given", "bypass"),
+    [
+        (["use_rollout_log_probs=true"], True),
+        (["use_rollout_log_probs=false"], False),
+        (["use_rollout_log_probs=true", "compute_prox_log_prob=true"], False),
+        (["compute_prox_log_prob=true", "trigger_parameter_sync_step=1"], False),
+    ],
+)
+def test_old_log_probs_are_of_the_weights_of_verl(given: list[str], bypass: bool) -> None:
+    command = translate([*ALONE, *(f"async_training.{setting}" for setting in given)])
+    values = {override for override in command.overrides if "bypass_mode" in override}
+    assert values == {f"algorithm.rollout_correction.bypass_mode={str(bypass).lower()}"} and not command.contradictions
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["async_training.compute_prox_log_prob=true", "async_training.trigger_parameter_sync_step=2"], "first step after a transfer"),
+        (["async_training.use_dynamic_resource_scheduling=true"], "here rollout.n_gpus_per_node: engines have their devices, or share"),
+        (["data.gen_batch_size=1", "data.truncation=error"], "here data.train_batch_size: filter_groups collects"),
+        (["rollout.total_rollout_steps=100", "actor_rollout_ref.actor.ppo_mini_batch_size=64", "data.train_batch_size=65"], "tasks of the"),
+        (["rollout.total_rollout_steps=10", "actor_rollout_ref.actor.ppo_mini_batch_size=64"], "here trainer.total_training_steps: tasks"),
+    ],
+)
+def test_what_means_something_else_is_refused_with_the_reason(given: list[str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        compose_config(given)
+
+
+def test_frequencies_are_of_steps_unless_weights_of_several_are_sent_at_once() -> None:
+    for trigger, expected in (("1", "trainer.test_freq=10"), ("3", "trainer.test_freq=30")):
+        given = ["data.truncation=error", "trainer.test_freq=10", f"async_training.trigger_parameter_sync_step={trigger}"]
+        assert [o for o in translate(given).overrides if "test_freq" in o] == [expected]
+        assert "trainer.test_freq=10" in translate([*given[1:], *ALONE]).overrides, "a command of this package"
 
 
 def test_a_command_that_names_a_team_keeps_the_defaults_here() -> None:

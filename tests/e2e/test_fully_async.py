@@ -120,6 +120,14 @@ def trained_episodes(run_dir: Path) -> list[str]:
     return [json.loads(line)["traj_uid"] for file in files for line in file.read_text().splitlines()]
 
 
+def check_counts(counts: dict[str, float]) -> None:
+    """The ledger adds up; numbers under verl's names beside it are removed from it."""
+    assert counts.pop("total_generated_samples") == sum(counts[name] for name in ("trained", "training", "complete"))
+    assert counts.pop("staleness_samples") >= counts["complete"]
+    assert 0 <= counts.pop("stale_samples_processed") <= counts["trained"]
+    assert counts["dispatched"] == sum(counts.values()) - counts["dispatched"]
+
+
 def check_ledger(run_dir: Path, steps: int, failing: bool = False, size: int = 12, lead: int = 1) -> None:
     """No episode is trained twice, every step has a whole batch, and groups add up; with `failing` there are more episodes."""
     trained = trained_episodes(run_dir)
@@ -129,7 +137,7 @@ def check_ledger(run_dir: Path, steps: int, failing: bool = False, size: int = 1
     assert max(tasks.values()) <= math.ceil(steps_of(run_dir)[-1]["fully_async/count/dispatched"] / size), "a task was drawn too often"
     for line in steps_of(run_dir):
         counts = {name.rpartition("/")[2]: value for name, value in line.items() if name.startswith("fully_async/count/")}
-        assert counts.pop("dispatched") == sum(counts.values())
+        check_counts(counts)
         assert counts["trained"] == 2 * line["step"] and counts["training"] in range(0, 2 * lead + 1, 2)
         assert line["fully_async/trained_length_ratio"] == 1, "nothing was dropped"
         assert line["fully_async/partial/partial_ratio"] <= line["fully_async/partial/total_partial_num"]
@@ -142,6 +150,7 @@ def test_samples_get_older_up_to_the_threshold_and_no_further(train: Run, tmp_pa
     """The line of each step says how old they are, how many groups wait, and who was idle."""
     train(STALE | {"async_training.max_off_policy_threshold": 1, "trainer.logger": "[console,jsonl]"})
     assert len(staleness(tmp_path / "run")) == 6 and max(staleness(tmp_path / "run")) == 1
+    assert steps_of(tmp_path / "run")[-1]["fully_async/count/stale_samples_processed"] > 0
     check_ledger(tmp_path / "run", 6)
     shown = [line for line in capsys.readouterr().out.splitlines() if line.startswith("step ")][1:]
     for line, metrics, age in zip(shown, steps_of(tmp_path / "run"), staleness(tmp_path / "run"), strict=True):

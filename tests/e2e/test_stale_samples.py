@@ -24,13 +24,15 @@ from tests.e2e import test_gateway, test_outside_worlds, test_untrained
 from tests.e2e.conftest import Run, read_metrics
 from tests.e2e.teams import LEVELS, Level, changes_of, check_versions, policies
 from tests.e2e.test_async_faults import FEW, QUICK
+from tests.e2e.test_fully_async import check_counts
 from tests.e2e.test_one_step_off import ONE_STEP_OFF, TREE
 from verl.protocol import DataProto
-from verl.protocol.generate import GREEDY_SUFFIX
+from verl.protocol.generate import GREEDY_SUFFIX, GenerateRequest
 from verl.trainer.ppo.asynchronous.group_queue import GroupQueue
 from verl.trainer.ppo.asynchronous.stream import GroupStream
 from verl.trainer.ppo.ray_trainer import NoSamplesError, RayPPOTrainer
 from verl.trainer.ppo.train_step import StepTrainer
+from verl.workers.rollout.hf_engine import HFEngine
 from verl.workers.rollout.server import RolloutWorker
 
 pytestmark = pytest.mark.spread
@@ -180,7 +182,7 @@ def check_ledger(run_dir: Path, fewer: bool = False) -> dict[str, float]:
     for line in lines:
         assert all(math.isfinite(value) for value in line.values()), line
         counts = {name.rpartition("/")[2]: value for name, value in line.items() if name.startswith("fully_async/count/")}
-        assert counts["dispatched"] == sum(counts.values()) - counts["dispatched"]
+        check_counts(counts)
         assert counts["trained"] == 2 * line["step"] or (fewer and line["step"] < counts["trained"] < 2 * line["step"])
     return counts
 
@@ -324,16 +326,22 @@ def test_groups_that_are_too_old_are_dropped_and_the_run_goes_on(
     stopped(train, STALE | drop)
     train(STALE | drop)
     assert check_batches(scored, {"asker": 0, "verifier_agent": 0}) == 0
-    last, dropped = check_ledger(tmp_path / "run"), [line["fully_async/count/dropped"] for line in steps_of(tmp_path / "run")]
+    last, dropped = check_ledger(tmp_path / "run"), [line["fully_async/count/dropped_stale_samples"] for line in steps_of(tmp_path / "run")]
     assert dropped[:2] == [0, 0] and dropped[2] >= 2
     played = Counter(episode["uid"] for episode in episodes(tmp_path / "run"))
-    assert set(played.values()) == {3} and len(played) == last["trained"] + last["dropped"]
+    assert set(played.values()) == {3} and len(played) == last["trained"] + last["dropped_stale_samples"]
 
 
 def test_no_training_episode_begins_and_no_version_changes_during_a_validation(
     train: Run, tmp_path: Path, tasks: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Requests of the validation come before those of the training episodes that go on."""
     run, load, validate, events = EpisodeRunner.run, RolloutWorker.update_weights, GroupStream.set_validating, list[str]()
+    generate, priorities = HFEngine.generate, {"val": set[int](), "step": set[int]()}
+
+    async def generated(engine: HFEngine, request: GenerateRequest) -> Any:
+        priorities["val" if request.request_id.startswith("val") else "step"].add(request.priority)
+        return await generate(engine, request)
 
     async def begun(episode: EpisodeRunner) -> None:
         events.append("validation episode" if episode.spec.validate else "episode")
@@ -354,10 +362,12 @@ def test_no_training_episode_begins_and_no_version_changes_during_a_validation(
     monkeypatch.setattr(EpisodeRunner, "run", begun)
     monkeypatch.setattr(RolloutWorker, "update_weights", loaded)
     monkeypatch.setattr(GroupStream, "set_validating", validating)
+    monkeypatch.setattr(HFEngine, "generate", generated)
     pace = {"async_training.trigger_parameter_sync_step": 3, "async_training.max_off_policy_threshold": 5}
     train(BUSY | pace | {"data.val_files": tasks, "trainer.test_freq": 2, "data.val_max_samples": 6})
     inside = [part.partition(",end")[0] for part in ",".join(events).split("begin,")[1:]]
     assert len(inside) == 3 and all(set(found.split(",")) == {"validation episode"} for found in inside)
+    assert priorities == {"val": {-1}, "step": {0}}
     for step in (2, 4, 5):
         found = episodes(tmp_path / "run", f"val_{step:06d}")
         assert {call["version"] for episode in found for call in episode["calls"]} == {step}

@@ -10,9 +10,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
+from verl.compat.fully_async import (
+    batches_of_a_step,
+    log_probs_of_the_sampler,
+    one_at_a_time,
+    proximal_log_probs,
+    steps_of_transfers,
+    tasks_of_the_run,
+    unless_null,
+    zero_batch,
+)
 from verl.compat.values import (
     Take,
-    batches_of_a_step,
     below,
     carried,
     carried_per_agent,
@@ -88,6 +97,7 @@ _REWARD_MODEL = "kind=sequence_classification with path; verl's team reward is s
 _TOOLS = "an orchestra defines the order of calls and the tools (docs/workflows.md)"
 _ENGINE = "devices of the engines' own; with 0 GPUs, the default here, engines share the devices of the trainer"
 _TEXT = "text only: no images, video or audio"
+_BYPASS = "algorithm.rollout_correction.bypass_mode"
 _FSDP2 = "FSDP2 is the one training engine"
 _WHERE_EPISODES = "episodes are written to trajectories/ in the folder of the run"
 
@@ -188,6 +198,8 @@ VERL_KEYS: tuple[VerlKey, ...] = (
              take=no_effect()),
     _renamed(f"{ROLLOUT}.layered_summon", f"{ROLLOUT}.update_bucket_mb", note="weights are always sent in buckets", take=no_effect()),
     _renamed(f"{ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes", f"{ROLLOUT}.update_bucket_mb", take=carried),
+    _renamed(f"{ROLLOUT}.checkpoint_engine.backend", f"{ROLLOUT}.weight_transfer", note="auto is NCCL for engines with GPUs of their own",
+             take=no_effect(silent=("naive",))),
     _renamed(f"{ROLLOUT}.checkpoint_engine", f"{ROLLOUT}.weight_transfer", note="weights are sent from worker to worker, in buckets"),
     _renamed(f"{ROLLOUT}.do_sample", f"{ROLLOUT}.temperature", note="training episodes are always sampled",
              take=nothing("true")),
@@ -207,7 +219,9 @@ VERL_KEYS: tuple[VerlKey, ...] = (
     *_absent("vLLM always caches prefixes", f"{ROLLOUT}.enable_prefix_caching", take=no_effect(silent=("true",))),
     *_absent("vLLM chooses its kernels", f"{ROLLOUT}.engine_kwargs.*.attention_backend", f"{ROLLOUT}.engine_kwargs.vllm.compilation_config",
              take=no_effect()),
-    *_absent("vLLM's default is used", f"{ROLLOUT}.scheduling_policy", f"{ROLLOUT}.engine_kwargs", f"{ROLLOUT}.multi_stage_wake_up"),
+    *_absent("of waiting requests, those of a validation are served first, others as they come", f"{ROLLOUT}.scheduling_policy",
+             take=no_effect("priority", silent=("fcfs",))),
+    *_absent("vLLM's default is used", f"{ROLLOUT}.engine_kwargs", f"{ROLLOUT}.multi_stage_wake_up"),
     *_absent("engines log no statistics", f"{ROLLOUT}.disable_log_stats", take=no_effect(silent=("true",))),
     *_absent("token ids in, token ids out", f"{ROLLOUT}.skip_tokenizer_init", take=nothing()),
     *_absent("every started episode is awaited", f"{ROLLOUT}.over_sample_rate", take=nothing("0", "0.0")),
@@ -218,7 +232,8 @@ VERL_KEYS: tuple[VerlKey, ...] = (
     _renamed("data.truncation", "data.filter_overlong_prompts",
              note="a task that is too long is dropped or is an error; later prompts lose their oldest context",
              take=no_effect("left", "right", "middle", silent=("error",))),
-    _renamed("data.gen_batch_size", "data.train_batch_size", note="filter_groups collects by train_batch_size too"),
+    _renamed("data.gen_batch_size", "data.train_batch_size",
+             note="filter_groups collects by train_batch_size too; fully asynchronous training draws tasks one by one", take=one_at_a_time),
     _renamed("data.tool_config_path", "agent.orchestra_type", note=_TOOLS),
     _renamed("data.function_tool_path", "agent.orchestra_type", note=_TOOLS),
     *_absent("the column data_source names the dataset of a task", "data.reward_fn_key", take=nothing("data_source")),
@@ -262,9 +277,33 @@ VERL_KEYS: tuple[VerlKey, ...] = (
     *_absent("episodes are written to trajectories/", "env.search.log_requests", take=nothing()),
     *_absent("every run has a team", "agent.multi_agent", take=nothing("true")),
     *_absent("the orchestra has the memory", "agent.use_agent_memory", take=nothing("false")),
-    # Algorithms and the run.
+    # Fully asynchronous training.
     _renamed("async_training.require_batches", "data.train_batch_size",
              note="the tasks of a step, in every mode: require_batches * ppo_mini_batch_size", take=batches_of_a_step),
+    _renamed("async_training.use_rollout_log_probs", _BYPASS, note="the sampler's log-probs as old ones", take=log_probs_of_the_sampler),
+    _renamed(f"{ACTOR}.use_rollout_log_probs", _BYPASS, note="bypass_mode decides, as in verl 0.9", take=no_effect()),
+    _renamed("async_training.compute_prox_log_prob", _BYPASS,
+             note="false: old log-probs are of the weights before the step; in verl before the first step after a transfer of weights",
+             take=proximal_log_probs),
+    *_absent("engines validate", "async_training.use_trainer_do_validate", take=no_effect(silent=("false",))),
+    *_absent("during a validation episodes in progress go on, none begins, and no weights are sent",
+             "async_training.parallel_validate_and_rollout", take=no_effect(silent=("false",))),
+    _renamed("async_training.use_dynamic_resource_scheduling", "rollout.n_gpus_per_node",
+             note="engines have their devices, or share those of the trainer, for the whole run", take=nothing("false")),
+    *_absent("only with use_dynamic_resource_scheduling", "async_training.dynamic_schedule_policy",
+             "async_training.dynamic_schedule_deactivate_ratio", "async_training.dynamic_schedule_enable_rebalance", take=nothing()),
+    _renamed("async_training.concurrent_samples_per_replica", "rollout.max_concurrent_episodes", note="of the run, not of an engine",
+             take=no_effect()),
+    _renamed("*.checkpoint_engine.device_buffer_size_M", f"{ROLLOUT}.update_bucket_mb", take=carried),
+    *_absent("weights are always sent in buckets, one after the other", "*.checkpoint_engine.enable", take=no_effect(silent=("true",))),
+    *_absent("weights are always sent in buckets, one after the other", "*.checkpoint_engine.overlap_broadcast_and_consume",
+             take=no_effect(silent=("false",))),
+    _renamed(f"{ROLLOUT}.standalone_gpu_memory_utilization", f"{ROLLOUT}.gpu_memory_utilization", note="of all engines", take=unless_null),
+    _renamed("rollout.total_rollout_steps", "trainer.total_training_steps", note="tasks of the run; trainer.total_epochs does not end it",
+             take=tasks_of_the_run),
+    _renamed("rollout.test_freq", "trainer.test_freq", note="in steps, not in transfers of weights", take=steps_of_transfers),
+    *_absent("verl does not read it", "rollout.n", "rollout.total_epochs", take=nothing()),
+    # Algorithms and the run.
     *_absent("the collections of a step run one after the other", "algorithm.filter_groups.max_inflight_gen_batches",
              take=no_effect(silent=("1",))),
     *_absent("rows are not resampled by their reward", "algorithm.use_pf_ppo", take=nothing("false")),
@@ -297,6 +336,8 @@ VERL_KEYS: tuple[VerlKey, ...] = (
 VERL_VALUES: tuple[VerlKey, ...] = (
     _renamed(f"{ROLLOUT}.name", f"{ROLLOUT}.name", note="vLLM samples from the same distribution", take=mapped(sglang="vllm")),
     _renamed("trainer.device", "trainer.device", note="GPUs or the CPU; NPUs are not supported", take=mapped(npu="auto")),
+    _renamed("data.train_batch_size", "data.train_batch_size", note="the tasks of a step: require_batches * ppo_mini_batch_size",
+             take=zero_batch),
     _renamed("trainer.logger", "trainer.logger", note="a list; the backend file is jsonl", take=loggers),
     *(
         _renamed(name, name, note="a short name", take=mapped(bfloat16="bf16", float32="fp32"))
@@ -312,6 +353,10 @@ VERL_VALUES: tuple[VerlKey, ...] = (
 VERL_MEANINGS: tuple[VerlKey, ...] = (
     _renamed(f"{ROLLOUT}.tensor_model_parallel_size", f"{ROLLOUT}.tensor_model_parallel_size", note="an engine's devices are on one node",
              take=within_a_node),
+    *(
+        _renamed(name, name, note="in steps; there in transfers of weights, if these are of several steps", take=steps_of_transfers)
+        for name in ("trainer.test_freq", "trainer.save_freq")
+    ),
     _renamed(f"{MODEL}.lora_rank", f"{MODEL}.lora_rank", note="0: no adapter", take=nothing("0")),
     _renamed(f"{ROLLOUT}.val_kwargs.temperature", f"{ROLLOUT}.val_kwargs.temperature", note="do_sample=false is greedy",
              take=greedy_temperature),

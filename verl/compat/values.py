@@ -156,17 +156,6 @@ def equal_to_here(setting: Setting) -> Taken | None:
     return Taken(listed=False) if plain(setting.command.get(setting.here[0], "")) == setting.plain else None
 
 
-def batches_of_a_step(setting: Setting) -> Taken | None:
-    """Left out if so many times ppo_mini_batch_size are data.train_batch_size, else refused."""
-    actor = "actor.ppo_mini_batch_size"
-    mini_batch = setting.command.get(f"{PER_AGENT}.{actor}", setting.command.get(f"actor_rollout_ref.{actor}", ""))
-    numbers = [plain(value) for value in (setting.value, mini_batch, setting.command.get(setting.here[0], ""))]
-    if not all(number.isdigit() for number in numbers):
-        return None
-    batches, size, step = map(int, numbers)
-    return Taken(listed=False) if batches * size == step else None
-
-
 def loggers(setting: Setting) -> Taken | None:
     """Translated: one name to a list, file to jsonl."""
     names = [plain(name) for name in setting.value.strip("[]").split(",")]

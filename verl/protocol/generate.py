@@ -47,6 +47,7 @@ class GenerateRequest:
         adapter: LoRA adapter name, or None for the base model.
         seed: the replies depend on weights, prompt, sampling and seed only.
         request_id: id for logs and aborts.
+        priority: while requests wait, the engine begins those with the lowest number; equal ones in the order in which they came.
     """
 
     prompt_ids: tuple[int, ...]
@@ -55,6 +56,12 @@ class GenerateRequest:
     adapter: str | None = None
     seed: int = 0
     request_id: str = ""
+    priority: int = 0
+
+
+def priority_of(validate: bool) -> int:
+    """Return the priority of requests: those of a validation are served before those of training episodes."""
+    return -1 if validate else 0
 
 
 @dataclass(frozen=True)

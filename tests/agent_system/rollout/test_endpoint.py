@@ -16,7 +16,7 @@ import pytest
 from agent_system import AgentSystemError, Task
 from agent_system.errors import masked
 from agent_system.rollout import TooManyFailuresError
-from agent_system.rollout.endpoint import MAX_SEARCHED_CHARS, Endpoint, EndpointError
+from agent_system.rollout.endpoint import MAX_SEARCHED_CHARS, Endpoint, EndpointError, Slots
 from agent_system.rollout.prompt import Prompt
 from agent_system.rollout.remote import RemoteBinding
 from tests.chat_server import ChatServer, completion
@@ -185,7 +185,7 @@ async def test_the_key_does_not_follow_a_redirect(server: ChatServer) -> None:
         await ask(endpoint(server.url))
 
 
-async def test_no_more_requests_at_a_time_than_allowed(server: ChatServer) -> None:
+async def test_no_more_requests_at_a_time_than_allowed_and_those_of_a_validation_first(server: ChatServer) -> None:
     now, most = [0], [0]
 
     def answer(body: dict[str, Any]) -> Any:
@@ -197,9 +197,28 @@ async def test_no_more_requests_at_a_time_than_allowed(server: ChatServer) -> No
 
     server.answer = answer
     one = endpoint(server.url, max_concurrent_requests=2)
-    await asyncio.gather(*(one.ask(MESSAGES, SAMPLING, seed=i) for i in range(8)))
+    asked = [asyncio.create_task(one.ask(MESSAGES, SAMPLING, seed=i, priority=-(i > 5))) for i in range(10)]
+    await asyncio.gather(*asked)
     await one.close()
-    assert most[0] == 2
+    assert most[0] == 2 and [{body["seed"] for body in server.bodies[i : i + 2]} for i in (2, 4)] == [{6, 7}, {8, 9}]
+
+
+async def test_a_request_that_is_cancelled_takes_no_slot_with_it() -> None:
+    slots = Slots(1)
+
+    async def use() -> None:
+        async with slots.one(0):
+            pass
+
+    async with slots.one(0):
+        waits, goes_on = (asyncio.create_task(use()) for _ in range(2))
+        await asyncio.sleep(0)
+        waits.cancel()
+    goes_on.cancel()  # it has just got the slot
+    await asyncio.gather(waits, goes_on, return_exceptions=True)
+    assert waits.cancelled() and goes_on.cancelled()
+    async with asyncio.timeout(5):
+        await use()
 
 
 def remote(server: ChatServer, **changes: Any) -> dict[str, RemoteBinding]:

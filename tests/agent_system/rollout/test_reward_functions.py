@@ -213,7 +213,7 @@ def test_functions_of_agents_add_to_the_local_rewards_of_the_episodes_function(p
 
 
 class Half:
-    async def score(self, conversation: Any, counts: Any) -> float:
+    async def score(self, conversation: Any, counts: Any, priority: int) -> float:
         return 0.5
 
 

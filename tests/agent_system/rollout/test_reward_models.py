@@ -18,7 +18,7 @@ from agent_system.rollout.endpoint import Endpoint
 from agent_system.rollout.remote import RemoteBinding
 from agent_system.rollout.reward_models import QUESTION, Judge, read_verdict
 from tests.chat_server import ChatServer, completion
-from verl.protocol.generate import SamplingParams
+from verl.protocol.generate import SamplingParams, priority_of
 from verl.trainer.config.api import ApiConfig
 from verl.trainer.config.reward import CustomRewardFunctionConfig, RewardConfig
 from verl.trainer.config.reward_model import RewardModelConfig
@@ -32,10 +32,11 @@ class Length:
     """Scores a reply by its length, or by what a test says."""
 
     def __init__(self, score: Callable[[Conversation], Any] = lambda c: len(c.reply)) -> None:
-        self._score, self.asked = score, list[Conversation]()
+        self._score, self.asked, self.priorities = score, list[Conversation](), set[int]()
 
-    async def score(self, conversation: Conversation, counts: Counter[str]) -> float:
+    async def score(self, conversation: Conversation, counts: Counter[str], priority: int = 0) -> float:
         self.asked.append(conversation)
+        self.priorities.add(priority)
         await asyncio.sleep(0)
         found = self._score(conversation)
         return await found if asyncio.iscoroutine(found) else found
@@ -64,6 +65,7 @@ def test_a_score_is_added_to_the_local_reward_of_each_call(play: Any, validate: 
     solver, verifier = result.episodes[0].samples
     assert (solver.local_reward, verifier.local_reward) == (0.5 * len(solver.text), 0.5 * len(verifier.text))
     assert solver.reward == 1.0 + solver.local_reward, "the environment's team reward stays"
+    assert model.priorities == {priority_of(validate)}
     assert [m["role"] for m in model.asked[0].messages] == ["system", "user"]
     assert "2+2?" in model.asked[0].messages[-1]["content"] and model.asked[0].reply == "so \\boxed{4}"
     assert result.metrics["agent/solver/reward/model_score/mean"] == len(solver.text)

@@ -62,6 +62,23 @@ def test_every_pass_has_the_same_rows_and_a_width_of_the_row_alone() -> None:
     assert [padded_length(n) for n in (1, 64, 65, 129)] == [64, 64, 128, 256]
 
 
+def test_prompts_of_higher_priority_are_scored_first() -> None:
+    passes: list[list[int]] = []
+
+    def head(ids: torch.Tensor) -> torch.Tensor:
+        passes.append(ids[:, 0].tolist())
+        return sums(ids)
+
+    async def ask() -> None:
+        engine = engine_of(head)
+        requests = [GenerateRequest((i,), SamplingParams(1), priority=-(i > 4)) for i in range(1, 9)]
+        await asyncio.gather(*(engine.generate(one) for one in requests))
+        engine.close()
+
+    asyncio.run(ask())
+    assert passes == [[5, 6, 7, 8], [1, 2, 3, 4]]
+
+
 def test_a_score_is_the_same_to_the_bit_in_any_company(tiny_model_dir: Any) -> None:
     from transformers import AutoConfig, Qwen3ForSequenceClassification
 

@@ -209,6 +209,27 @@ async def test_abort_and_cancel_free_what_a_request_holds(engine: RolloutEngine,
     assert "never retrieved" not in caplog.text
 
 
+async def test_waiting_requests_of_higher_priority_are_served_first_and_no_running_reply_is_changed(engine: RolloutEngine) -> None:
+    """All slots are taken; some of those that wait have the same prompts."""
+    running = [request(20, 20 + 3 * i, seed=i) for i in range(16)]
+    training = [request(20, 12, seed=30 + i) for i in range(6)]
+    first = [dataclasses.replace(request(20, 6, seed=60 + i, prompt_seed=(30 if i % 2 else 60) + i), priority=-1) for i in range(6)]
+    ended: list[GenerateRequest] = []
+
+    async def served(one: GenerateRequest) -> Generation:
+        (reply,) = await engine.generate(one)
+        ended.append(one)
+        return reply
+
+    flights = [asyncio.create_task(served(one)) for one in running]
+    while fewest_tokens(engine, len(running)) < 3:
+        await asyncio.sleep(0.001)
+    flights += [asyncio.create_task(served(one)) for one in (*training, *first)]
+    replies = await asyncio.gather(*flights)
+    assert set(map(id, [one for one in ended if one not in running][:6])) == set(map(id, first))
+    assert largest_gap(peft_model(), [*running, *training, *first], replies) < 1e-5
+
+
 async def test_a_pause_holds_replies_and_sleep_wants_an_idle_engine(engine: RolloutEngine) -> None:
     (expected,) = await engine.generate(request(10, 30))
     engine.pause()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -11,8 +12,8 @@ from verl.workers.rollout.scheduler import MAX_WAIT, Copies, Prefill, Scheduler,
 from verl.workers.rollout.waiting import Reply, Ticket
 
 
-def replies(length: int, prompt_seed: int, n: int = 1) -> list[Reply]:
-    ticket = Ticket(request(length, 5, prompt_seed=prompt_seed, n=n), 5, [None] * n)
+def replies(length: int, prompt_seed: int, n: int = 1, priority: int = 0) -> list[Reply]:
+    ticket = Ticket(replace(request(length, 5, prompt_seed=prompt_seed, n=n), priority=priority), 5, [None] * n)
     return [Reply(ticket, index) for index in range(n)]
 
 
@@ -94,6 +95,25 @@ def drive(scheduler: Scheduler, arrivals: list[list[Reply]], ends: random.Random
 
 @pytest.mark.parametrize("slots", [1, 2, 3, 8, 20])
 @pytest.mark.parametrize("seed", range(6))
+def test_no_reply_begins_while_one_of_higher_priority_waits(slots, seed):
+    """Prompts of three lengths, many of them shared by replies of both priorities; one ticket is withdrawn."""
+    rng = random.Random(seed)
+    lengths = {number: rng.choice([10, 50, 90]) for number in range(8)}
+    drawn = [(rng.randrange(8), rng.randint(1, 5), -(rng.random() < 0.4)) for _ in range(40)]
+    tickets = [replies(lengths[number], number, n, priority) for number, n, priority in drawn]
+    scheduler = Scheduler(slots, token_budget=128)
+    waiting = {id(reply): reply for ticket in tickets for reply in ticket}
+    scheduler.add(reply for ticket in tickets for reply in ticket)
+    for reply in scheduler.withdraw(tickets[0][0].ticket):
+        del waiting[id(reply)]
+    for admission in drive(scheduler, [], rng):
+        began = [waiting.pop(id(entry[-1])).ticket.priority for entry in admission.batch]
+        assert set(began) == {min([*began, *(reply.ticket.priority for reply in waiting.values())])}
+    assert not waiting
+
+
+@pytest.mark.parametrize("slots", [1, 2, 3, 8, 20])
+@pytest.mark.parametrize("seed", range(6))
 def test_however_few_slots_there_are_every_prompt_is_computed_once_and_every_reply_is_served(slots, seed):
     rng = random.Random(seed)
     tickets = [replies(rng.randint(1, 100), prompt_seed=number, n=rng.randint(1, 8)) for number in range(25)]
@@ -113,6 +133,19 @@ def test_the_last_slot_with_a_prompt_that_replies_wait_for_is_kept_for_them():
     scheduler.free(first.batch[1][0])
     again = scheduler.admit()
     assert isinstance(again, Copies) and again.batch == [(first.batch[1][0], first.batch[1][0], late[1])]
+
+
+def test_a_slot_is_kept_for_its_prompt_unless_a_reply_of_higher_priority_needs_it():
+    scheduler = Scheduler(slots=2, token_budget=64)
+    scheduler.add(replies(10, 0) + replies(10, 1))
+    assert isinstance(scheduler.admit(), Prefill)
+    scheduler.free(0), scheduler.free(1)
+    scheduler.add(kept := replies(10, 0, n=3))
+    scheduler.add(first := replies(10, 2, n=2, priority=-1))
+    assert [scheduler.admit().batch for _ in range(2)] == [[(1, first[0])], [(1, 0, first[1])]]
+    scheduler.free(1)
+    scheduler.add(later := replies(10, 3, priority=-1))
+    assert scheduler.admit().batch == [(1, later[0])] and scheduler.waiting == len(kept)
 
 
 def test_prompts_that_lost_their_slots_are_computed_again_in_order_of_arrival():

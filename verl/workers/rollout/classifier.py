@@ -103,10 +103,11 @@ class ClassifierEngine:
         return {name: float(value) for name, value in vars(self._stats).items()}
 
     async def _run(self) -> None:
-        """Score waiting prompts, the oldest first, with others of its padded length."""
+        """Score waiting prompts in the order of their priority, then of arrival, each with others of its padded length."""
         await asyncio.sleep(0)
         loop = asyncio.get_running_loop()
         while open_ := [entry for entry in self._waiting.values() if not entry[1].done()]:
+            open_.sort(key=lambda entry: entry[0].priority)
             width = padded_length(len(open_[0][0].prompt_ids))
             batch = [entry for entry in open_ if padded_length(len(entry[0].prompt_ids)) == width][: self._rows]
             results = await loop.run_in_executor(self._thread, self._scores, [request.prompt_ids for request, _ in batch], width)

@@ -1,14 +1,16 @@
 """Assignment of slots to replies, and of prompts to prefill batches.
 
-Waiting replies are served in order of arrival. A prompt is computed once while its keys are in some slot: further replies to it copy
-any such slot, or reuse it once it is free. The last slot with a prompt that replies wait for is not assigned to others, so a request
-for many replies computes its prompt once, however few slots there are. Prompts are computed in batches whose shape is a function of
-the prompt's own length (`prompt_bucket` times `rows_of`), so that the result for a prompt does not depend on the other prompts of its
-batch; unused rows are padding. An incomplete batch waits a few steps for further prompts, unless half of the slots are free.
+Waiting replies are served in order of arrival; those with a lower priority number before all others, but no running reply is stopped for
+them. A prompt is computed once while its keys are in some slot: further replies to it copy any such slot, or reuse it once it is free.
+The last slot with a prompt that replies wait for is assigned to others only before their turn, so a request for many replies computes its
+prompt once, however few slots there are. Prompts are computed in batches whose shape is a function of the prompt's own length
+(`prompt_bucket` times `rows_of`), so that the result for a prompt does not depend on the other prompts of its batch; unused rows are
+padding. An incomplete batch waits a few steps for further prompts, unless half of the slots are free.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
@@ -89,34 +91,44 @@ class Scheduler:
         """Return the next batch to admit; call again until it returns None."""
         if not self.waiting or not self._free:
             return None
-        return self._take_copies() or self._take_prefill()
+        held = (prompt.priority for prompt in self._prompts.held.values())
+        first = min((*held, *(priority for priority, _ in self._prompts.to_compute)))
+        return self._take_copies(first) or self._take_prefill(first)
 
     def tick(self) -> None:
         """Count a decode step."""
         self._waited = self._waited + 1 if self.waiting and self._free else 0
 
-    def _take_copies(self) -> Copies | None:
+    def _take_copies(self, priority: float) -> Copies | None:
         batch: list[tuple[int, int, Reply]] = []
         for prompt in sorted({p for p in self._prompts.held.values() if p.waiting}, key=lambda p: p.arrival):
-            while prompt.waiting and (slot := self._slot_for_copy(prompt)) is not None:
+            while prompt.priority == priority and (slot := self._slot_for_copy(prompt)) is not None:
                 source = slot if slot in prompt.holders else next(iter(prompt.holders))
                 batch.append((source, slot, self._assign(slot, prompt)))
         return Copies(batch) if batch else None
 
     def _slot_for_copy(self, prompt: Prompt) -> int | None:
-        """Return a free slot with this prompt, or the lowest free one that is not the last holder of a prompt that replies wait for."""
+        """Return a free slot with this prompt, or the first of `_by_need` that is not the last one with a prompt whose turn is no later."""
         for slot in prompt.holders:
             if slot in self._free:
                 return slot
         for slot in sorted(self._free):
-            held = self._prompts.held.get(slot)
-            if held is None or not held.waiting or len(held.holders) > 1:
+            if self._need(slot) == math.inf:
                 return slot
-        return None
+        return next((slot for slot in self._by_need() if self._need(slot) > prompt.priority), None)
 
-    def _take_prefill(self) -> Prefill | None:
+    def _by_need(self) -> list[int]:
+        """Return the free slots, those first whose prompts nothing needs, then those whose prompts are needed last; lower ones first."""
+        return sorted(self._free, key=lambda slot: (-self._need(slot), slot))
+
+    def _need(self, slot: int) -> float:
+        """Return the priority of the replies that wait for a slot's prompt, which no other slot holds; infinite without any."""
+        held = self._prompts.held.get(slot)
+        return math.inf if held is None or len(held.holders) > 1 else held.priority
+
+    def _take_prefill(self, priority: float) -> Prefill | None:
         """Return the oldest prompt and others of its bucket; `_take_copies` has served the replies whose prompt a slot holds."""
-        groups = self._prompts.to_compute
+        groups = {bucket: group for (own, bucket), group in self._prompts.to_compute.items() if own == priority}
         if not groups:
             return None
         bucket = min(groups, key=lambda bucket: next(iter(groups[bucket])).arrival)
@@ -125,7 +137,7 @@ class Scheduler:
         if len(chosen) < rows and self._waited < MAX_WAIT and 2 * len(self._free) < self._slots:
             return None
         self._waited = 0
-        return Prefill(bucket, rows, [(slot, self._assign(slot, prompt)) for slot, prompt in zip(sorted(self._free), chosen, strict=False)])
+        return Prefill(bucket, rows, [(slot, self._assign(slot, prompt)) for slot, prompt in zip(self._by_need(), chosen, strict=False)])
 
     def _assign(self, slot: int, prompt: Prompt) -> Reply:
         self._free.remove(slot)

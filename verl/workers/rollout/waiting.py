@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
@@ -23,6 +24,11 @@ class Ticket:
 
     def __post_init__(self) -> None:
         self.open = len(self.replies)
+
+    @property
+    def priority(self) -> int:
+        """As `GenerateRequest.priority`."""
+        return self.request.priority
 
     @property
     def prompt_key(self) -> Hashable:
@@ -47,8 +53,9 @@ class Prompt:
         adapter: under which it is computed.
         bucket: padded length.
         arrival: number of the first waiting reply in order of arrival.
-        waiting: replies without a slot, oldest first.
+        waiting: replies without a slot, those with the lowest priority number first, and of these the oldest.
         holders: slots with its keys, free or busy, oldest first.
+        group: its key in `WaitingPrompts.to_compute`; None outside.
     """
 
     key: Hashable
@@ -57,6 +64,12 @@ class Prompt:
     arrival: int = 0
     waiting: deque[Reply] = field(default_factory=deque)
     holders: dict[int, None] = field(default_factory=dict)
+    group: tuple[int, int] | None = None
+
+    @property
+    def priority(self) -> float:
+        """Priority number of its first waiting reply; infinite without one."""
+        return self.waiting[0].ticket.priority if self.waiting else math.inf
 
 
 class WaitingPrompts:
@@ -65,13 +78,13 @@ class WaitingPrompts:
     Attributes:
         replies: number of waiting replies.
         held: prompt by slot.
-        to_compute: prompts of waiting replies that no slot holds, by bucket, in order of arrival; no bucket is empty.
+        to_compute: prompts of waiting replies that no slot holds, by (priority, bucket), in order of arrival; no group is empty.
     """
 
     def __init__(self, bucket_of: Callable[[int], int]) -> None:
         self.replies = 0
         self.held: dict[int, Prompt] = {}
-        self.to_compute: dict[int, dict[Prompt, None]] = {}
+        self.to_compute: dict[tuple[int, int], dict[Prompt, None]] = {}
         self._bucket_of = bucket_of
         self._by_key: dict[Hashable, Prompt] = {}
         self._arrivals = count()
@@ -84,7 +97,10 @@ class WaitingPrompts:
             prompt = self._by_key[key] = Prompt(key, reply.ticket.request.adapter, self._bucket_of(len(reply.ticket.request.prompt_ids)))
         if not prompt.waiting:
             prompt.arrival = next(self._arrivals)
+        before = prompt.waiting[-1].ticket.priority if prompt.waiting else reply.ticket.priority
         prompt.waiting.append(reply)
+        if reply.ticket.priority < before:
+            prompt.waiting = deque(sorted(prompt.waiting, key=lambda reply: reply.ticket.priority))
         self.replies += 1
         self._update(prompt)
 
@@ -117,15 +133,18 @@ class WaitingPrompts:
 
     def _update(self, prompt: Prompt) -> None:
         """Update `to_compute` in order of arrival, and drop a prompt without waiting replies and holders."""
-        group = self.to_compute.setdefault(prompt.bucket, {})
-        if not prompt.waiting or prompt.holders:
-            group.pop(prompt, None)
-        elif prompt not in group:
-            late = bool(group) and next(reversed(group)).arrival > prompt.arrival
-            group[prompt] = None
-            if late:  # the last slot that held it was reused
-                self.to_compute[prompt.bucket] = dict(sorted(group.items(), key=lambda item: item[0].arrival))
-        if not self.to_compute[prompt.bucket]:
-            del self.to_compute[prompt.bucket]
+        to = (prompt.waiting[0].ticket.priority, prompt.bucket) if prompt.waiting and not prompt.holders else None
+        if to != prompt.group:
+            if prompt.group is not None:
+                del self.to_compute[prompt.group][prompt]
+                if not self.to_compute[prompt.group]:
+                    del self.to_compute[prompt.group]
+            if to is not None:
+                group = self.to_compute.setdefault(to, {})
+                late = bool(group) and next(reversed(group)).arrival > prompt.arrival
+                group[prompt] = None
+                if late:  # the last slot that held it was reused, or its priority changed
+                    self.to_compute[to] = dict(sorted(group.items(), key=lambda item: item[0].arrival))
+            prompt.group = to
         if not prompt.waiting and not prompt.holders:
             del self._by_key[prompt.key]

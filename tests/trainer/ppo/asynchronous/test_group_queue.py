@@ -74,6 +74,9 @@ class Waiting(RuleBasedStateMachine):
                 assert 0 <= self.step - 1 - self.begun[index][name] <= pace.bound
             assert index not in self.trained
             self.trained.add(index)
+        before = self.queue.stale
+        self.queue.count_stale(self.step, taken)
+        assert self.queue.stale == before + sum(min(self.begun[index].values()) < self.step - 1 for _, index in taken)
         self.step += 1
 
     @precondition(lambda self: min(self.updated.values()) < self.step - 1)
@@ -174,9 +177,9 @@ def test_the_least_bound(staleness: float, trigger: int, least: int) -> None:
 def test_a_batch_of_groups_has_the_seeds_of_one_step() -> None:
     queue: GroupQueue[None] = GroupQueue(2, {"p": Pace(1.0)})
     assert [queue.dispatch(place, 0, 0) for place in (5, 6, 7)] == [
-        Group(0, 1, 0, 5, 0, 1),
-        Group(1, 1, 0, 6, 0, 1),
-        Group(2, 2, 0, 7, 0, 1),
+        Group(0, 1, 0, 5, 0, 1, 0),
+        Group(1, 1, 0, 6, 0, 1, 0),
+        Group(2, 2, 0, 7, 0, 1, 0),
     ]
 
 

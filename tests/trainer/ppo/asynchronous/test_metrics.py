@@ -7,7 +7,9 @@ import pytest
 import torch
 
 from verl.protocol import DataProto
-from verl.trainer.ppo.asynchronous.metrics import length_ratio, partial_metrics
+from verl.trainer.ppo.asynchronous.group_queue import GroupQueue
+from verl.trainer.ppo.asynchronous.metrics import count_metrics, length_ratio, partial_metrics
+from verl.trainer.ppo.asynchronous.pace import Pace
 
 
 @dataclass
@@ -24,6 +26,27 @@ def test_partial_replies_are_those_of_several_versions() -> None:
     batch = DataProto.from_dict(tensors={"responses": torch.zeros(4, 1)}, non_tensors=rows)
     wanted = {"total_partial_num": 3.0, "partial_ratio": 0.5, "max_partial_span": 3.0}
     assert partial_metrics(batch) == {f"fully_async/partial/{name}": value for name, value in wanted.items()}
+
+
+def test_groups_are_counted_under_the_names_of_verl_too() -> None:
+    """Two policies, one of which is published later; step 3 trains on groups of versions 0 and 2."""
+    queue: GroupQueue[None] = GroupQueue(1, {"p": Pace(2.0, bound=5), "q": Pace(2.0, bound=5)})
+    slow, *others = (queue.dispatch(place, 0, 0) for place in range(3))
+    for step, group in enumerate(others, 1):
+        queue.end(group, None)
+        queue.count_stale(step, queue.take(step) or ())
+        queue.versions["p"] = step
+    queue.versions["q"] = 1
+    queue.end(queue.dispatch(3, 0, 0), None)
+    assert queue.stale == 1 and queue.bounded == 2 + 1
+    queue.end(slow, None)
+    taken = queue.take(3)
+    queue.count_stale(3, taken or ())
+    counts = {name.rpartition("/")[2]: value for name, value in count_metrics(queue, training=1).items()}
+    assert counts == {
+        "dispatched": 4, "trained": 2, "training": 1, "failed": 0, "rejected": 0, "dropped_stale_samples": 0, "running": 0, "complete": 1,
+        "total_generated_samples": 4, "staleness_samples": 1 + 2, "stale_samples_processed": 2,
+    }  # fmt: skip
 
 
 def test_the_length_ratio_is_below_one_where_long_episodes_are_dropped() -> None:

@@ -50,6 +50,7 @@ class Group:
         place: position of its task in the data set.
         number: number of groups of the same task in its batch of tasks before it.
         deadline: last step that may train on it.
+        version: lowest version that was published of a policy when it began.
     """
 
     index: int
@@ -58,6 +59,7 @@ class Group:
     place: int
     number: int
     deadline: int
+    version: int
 
 
 @dataclass
@@ -73,6 +75,7 @@ class GroupQueue(Generic[T]):
         versions: published version of every trained policy.
         taken: number of steps that have taken a batch.
         dispatched, trained, failed, rejected, dropped: numbers of groups so far.
+        stale: number of groups on which steps have trained that began with older weights than those of the step.
         running: groups that are being sampled, by index.
         complete: groups that no step has taken, with their content, by index.
         late: dropped groups, with their content, until somebody clears the list.
@@ -91,6 +94,7 @@ class GroupQueue(Generic[T]):
     failed: int = 0
     rejected: int = 0
     dropped: int = 0
+    stale: int = 0
     running: dict[int, Group] = field(default_factory=dict)
     complete: dict[int, tuple[Group, T]] = field(default_factory=dict)
     late: list[tuple[Group, T]] = field(default_factory=list)
@@ -123,6 +127,11 @@ class GroupQueue(Generic[T]):
         return len(self.complete) + sum(not self.drops or group.deadline > self.taken for group in self.running.values())
 
     @property
+    def bounded(self) -> int:
+        """Number of groups that count against `(1 + tau) * M * B`, for the policy whose weights were published least recently."""
+        return self._ahead + (self.taken - min(self.versions.values())) * self.batch
+
+    @property
     def next_step(self) -> int:
         """`Group.step` of the next group: a group takes the place of one that failed, was rejected or dropped.
 
@@ -137,7 +146,7 @@ class GroupQueue(Generic[T]):
 
     def dispatch(self, place: int, attempt: int, number: int) -> Group:
         """Begin a group of `next_step`."""
-        group = Group(self.dispatched, self.next_step, attempt, place, number, self._deadline)
+        group = Group(self.dispatched, self.next_step, attempt, place, number, self._deadline, min(self.versions.values()))
         self.running[group.index] = group
         self.dispatched += 1
         return group
@@ -204,6 +213,10 @@ class GroupQueue(Generic[T]):
         self.trained -= number
         self.failed += number
 
+    def count_stale(self, step: int, groups: Iterable[tuple[Group, T]]) -> None:
+        """Count the stale ones of the groups of a step that has ended."""
+        self.stale += sum(group.version < step - 1 for group, _ in groups)
+
     def _rest_fits(self, step: int, chosen: set[int]) -> bool:
         """Return whether the steps after `step` can train on all other groups before their deadlines."""
         left = [group for group, _ in self.complete.values() if group.index not in chosen] + list(self.running.values())
@@ -217,12 +230,12 @@ class GroupQueue(Generic[T]):
         """Return everything but the content of complete groups, in JSON types; a group that is running will run again."""
         counts = {name: getattr(self, name) for name in COUNTS}
         running = [asdict(group) for group in self.running.values()]
-        counts |= {"taken": self.taken, "failures": list(self.failures.items())}
+        counts |= {"taken": self.taken, "stale": self.stale, "failures": list(self.failures.items())}
         return {**counts, "versions": self.versions, "running": running, "complete": [asdict(group) for group, _ in self.complete.values()]}
 
     def load_state_dict(self, state: Mapping[str, Any], contents: list[T]) -> None:
         """Restore `state_dict`, with the content of its complete groups in their order."""
-        for name in (*COUNTS, "taken"):
+        for name in (*COUNTS, "taken", "stale"):
             setattr(self, name, int(state[name]))
         self.failures = dict(state["failures"])
         self.versions |= {policy: version for policy, version in state["versions"].items() if policy in self.versions}

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from verl.protocol import DataProto
+from verl.trainer.ppo.asynchronous.group_queue import GroupQueue
 from verl.trainer.ppo.collect.protocol import Episode
 from verl.trainer.ppo.collect.step_samples import StepSamples
 
@@ -23,6 +25,24 @@ def partial_metrics(batch: DataProto) -> dict[str, float]:
     replies, partial, spans = (batch.non_tensor_batch[name].astype(np.int64) for name in ("replies", "partial_replies", "partial_span"))
     numbers = {"total_partial_num": partial.sum(), "partial_ratio": partial.sum() / replies.sum(), "max_partial_span": spans.max()}
     return {f"fully_async/partial/{name}": float(value) for name, value in numbers.items()}
+
+
+def count_metrics(queue: GroupQueue[Any], training: int) -> dict[str, float]:
+    """Return `fully_async/count/*`, numbers of groups: the ledger of the queue, and what verl counts as samples.
+
+    Args:
+        queue: of the run.
+        training: groups that have been taken by steps which have not ended.
+    """
+    ledger = queue.counts()
+    verl = {
+        "total_generated_samples": ledger["trained"] + ledger["complete"],
+        "staleness_samples": queue.bounded,
+        "stale_samples_processed": queue.stale,
+        "dropped_stale_samples": ledger.pop("dropped"),
+    }
+    ledger |= {"trained": ledger["trained"] - training, "training": training}
+    return {f"fully_async/count/{name}": float(value) for name, value in (ledger | verl).items()}
 
 
 def length_ratio(trained: Sequence[Episode], dropped: Sequence[Episode]) -> float:

@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 from verl.protocol import DataProto
 from verl.trainer.config import RunConfig
 from verl.trainer.ppo.asynchronous.group_queue import Group, GroupQueue
-from verl.trainer.ppo.asynchronous.metrics import with_dropped
+from verl.trainer.ppo.asynchronous.metrics import count_metrics, with_dropped
 from verl.trainer.ppo.asynchronous.pace import Pace
 from verl.trainer.ppo.asynchronous.played import Draw, Played, Taken
 from verl.trainer.ppo.asynchronous.saved_groups import FOLDER, STATE
@@ -168,10 +168,9 @@ class GroupStream:
         async def measure() -> dict[str, float]:
             busy, seconds = self._take_busy()
             while self._taken and self._taken[0].step <= step:
-                self._taken.popleft()
-            ledger, training = self.queue.counts(), sum(len(taken.groups) for taken in self._taken)
-            ledger |= {"trained": ledger["trained"] - training, "training": training}
-            counts = {f"fully_async/count/{name}": float(value) for name, value in ledger.items()}
+                ended = self._taken.popleft()
+                self.queue.count_stale(ended.step, ended.groups)
+            counts = count_metrics(self.queue, sum(len(taken.groups) for taken in self._taken))
             counts |= {f"fully_async/lead/{policy}": float(max(step - sent, 0)) for policy, sent in self.queue.versions.items()}
             lag, self._lag_s = self._lag_s, 0.0
             return counts | {"rollouter/idle_ratio": max(1 - busy / seconds, 0.0), "rollouter/loop_lag_s": lag}

@@ -62,6 +62,7 @@ def engine_arguments(
         "max_num_batched_tokens": rollout.max_num_batched_tokens or min(needed, rollout.max_num_seqs * max_model_len),
         "enable_chunked_prefill": chunked,
         "enable_prefix_caching": True,
+        "scheduling_policy": "priority",
         "logprobs_mode": "processed_logprobs",  # as any mode after the mask of a structure: vLLM masks the logits before its sampler
         "seed": seed % 2**31,
         "enforce_eager": device == "cpu" or rollout.enforce_eager,

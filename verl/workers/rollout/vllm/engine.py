@@ -332,7 +332,7 @@ class VLLMEngine:
         entry.replies.add(name)
         output: Any = None
         try:
-            async for latest in self._llm.generate(prompt, params, name, lora_request=lora):
+            async for latest in self._llm.generate(prompt, params, name, lora_request=lora, priority=request.priority):
                 output = latest
         finally:
             entry.replies.discard(name)
