@@ -295,12 +295,12 @@ def save_peft_adapter(model: Path, folder: Path, **changes: Any) -> Path:
     return folder
 
 
-def save_tiny_model(folder: Path, head_dim: int = 8) -> Path:
-    """Write the model and the tokenizer; returns the folder."""
+def save_tiny_model(folder: Path, **changes: Any) -> Path:
+    """Write the model, whose configuration has `changes`, and the tokenizer; returns the folder."""
     import torch
     from transformers import Qwen3ForCausalLM
 
-    config = tiny_config(save_tokenizer(folder), head_dim=head_dim, tie_word_embeddings=True)
+    config = tiny_config(save_tokenizer(folder), tie_word_embeddings=True, **changes)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = Qwen3ForCausalLM(config)

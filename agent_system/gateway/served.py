@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import math
 import secrets
 import time
 from collections import OrderedDict
@@ -27,6 +28,7 @@ from agent_system.gateway.wire import Ask
 from agent_system.projection import raw_text
 from agent_system.record import EpisodeRecord
 from agent_system.rollout.call import AgentRuntime, Call, EpisodeSpec, Reply
+from agent_system.rollout.clock import EpisodeClock
 from verl.protocol.generate import EngineGoneError, Generation, RolloutError, StructureError
 from verl.trainer.config.gateway import GatewayConfig
 from verl.utils.names import did_you_mean, slug
@@ -76,7 +78,7 @@ class ServedTeam:
             runtimes: the agents.
             keys: the keys under `gateway` of the run.
             spec: how they are sampled where a request says nothing.
-            limit_s: time limit of a reply.
+            limit_s: `rollout.call_timeout_s`.
             team: the whole team; None if its environment takes no questions.
         """
         self.agents = (*runtimes, *([team.name] if team is not None else []))
@@ -139,7 +141,7 @@ class ServedTeam:
 
         async def work() -> Completion:
             try:
-                generations = await calls[0].generate(ask.n, self._limit_s)
+                generations = await calls[0].generate(ask.n, EpisodeClock(math.inf, self._limit_s))
             except EngineGoneError:
                 raise
             except StructureError as error:
