@@ -8,13 +8,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-REPLY_S = 1.0  # of the time that engines take for a reply, so much counts at most
+REPLY_S = 1.0
 
 
 class EpisodeClock:
     """As `asyncio.timeout`, but it stands still while engines generate: a busy engine is slow, and a stuck one ends the call.
 
-    Every reply counts as `REPLY_S` seconds at most, so that an endless loop of calls ends too.
+    The first `REPLY_S` seconds of a reply count, so that an endless loop of calls ends too.
 
     Args:
         limit_s: `rollout.episode_timeout_s`; infinite for calls outside an episode.
@@ -30,7 +30,7 @@ class EpisodeClock:
     @property
     def left_s(self) -> float:
         """Seconds left; below 0 when the limit is exceeded, also after the end of the episode."""
-        return self._left if self._waiting or not self._since else self._left - (time.monotonic() - self._since)
+        return self._left - self._counted(time.monotonic())
 
     @property
     def expired(self) -> bool:
@@ -49,23 +49,24 @@ class EpisodeClock:
     @contextmanager
     def stopped(self) -> Iterator[None]:
         """Let the clock stand still while an engine generates a reply; several may at the same time."""
-        if not self._waiting:
-            self._count(math.inf)
-        self._waiting += 1
-        self._schedule()
+        self._change(1)
         try:
             yield
         finally:
-            self._count(REPLY_S)
-            self._waiting -= 1
-            self._schedule()
+            self._change(-1)
 
-    def _count(self, most_s: float) -> None:
-        """Count the time since the last count, `most_s` seconds of it at most."""
+    def _counted(self, now: float) -> float:
+        """Return how much of the time since `_since` counts."""
+        return min(now - self._since, REPLY_S if self._waiting else math.inf) if self._since else 0.0
+
+    def _change(self, waiting: int) -> None:
         now = time.monotonic()
-        self._left, self._since = self._left - min(now - self._since, most_s), now
+        if waiting < 0 or not self._waiting:
+            self._left, self._since = self._left - self._counted(now), now
+        self._waiting += waiting
+        self._schedule()
 
     def _schedule(self) -> None:
         if self._open and not self.expired:
-            stands = self._waiting and self._left > 0
+            stands = self._waiting and self._left > REPLY_S
             self._timeout.reschedule(None if stands else asyncio.get_running_loop().time() + self.left_s)

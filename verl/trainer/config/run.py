@@ -205,7 +205,7 @@ class CollectConfig:
         0.1, "fraction of failed episodes, or of failed candidates of trees, above which the run stops", ge=0, le=1
     )
     episode_timeout_s: float = key(
-        600.0, "time limit of one episode, in seconds; of the time that an engine takes for a reply, one second counts at most", gt=0
+        600.0, "time limit of one episode, in seconds; of the time that an engine takes for a reply only the first counts", gt=0
     )
     call_timeout_s: float = key(
         300.0, "seconds that a call waits for an engine that samples no token, or for the reply of an agent's server", gt=0
