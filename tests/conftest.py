@@ -105,7 +105,7 @@ def draw_more(test: Callable[..., Any]) -> None:
 def needs_vllm(item: pytest.Item) -> bool:
     """Whether a test starts vLLM: by its file, or by the engine that it is a case for."""
     files = ("tests/e2e/test_vllm.py", "tests/workers/rollout/vllm/", "tests/patches/test_vllm")
-    if item.nodeid.startswith((*files, "tests/e2e/test_verl_commands.py::test_the_recorded_command_for_gsm8k")):
+    if item.nodeid.startswith((*files, "tests/e2e/test_verl_commands.py::test_a_recorded_command_for_gsm8k")):
         return True
     case = getattr(item, "callspec", None)
     return case is not None and any(case.params.get(name) in ("vllm", "vllm-2") for name in ("name", "engine"))

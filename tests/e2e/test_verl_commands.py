@@ -187,40 +187,50 @@ def wandb_lines(run_dir: Path) -> Iterator[dict[str, Any]]:
 @pytest.mark.ray
 @pytest.mark.spread
 @pytest.mark.timeout(900)
-def test_the_recorded_command_for_gsm8k_trains_with_other_paths_and_another_device_alone(
-    tmp_path: Path, answering_model_dir: Path, forked_python: str
+@pytest.mark.parametrize(
+    ("script", "tasks", "n"), [("grpo_trainer/run_seed_oss_36b_fsdp.sh", 64, 2), ("grpo_trainer/run_qwen3_4b_fsdp.sh", 512, 5)]
+)
+def test_a_recorded_command_for_gsm8k_trains_with_other_paths_and_another_device_alone(
+    tmp_path: Path, answering_model_dir: Path, forked_python: str, request: pytest.FixtureRequest, script: str, tasks: int, n: int
 ) -> None:
-    """As a process, with Ray and vLLM; SIGTERM ends it after two of its steps, of 512 tasks with 5 replies each."""
+    """As a process, with Ray and vLLM; SIGTERM ends it after two of its steps, of so many tasks with `n` replies each."""
+    if tasks > 64 and not request.config.getoption("--all-levels"):
+        pytest.skip("takes more than a minute: needs --all-levels")
     paths: dict[str, Any] = {"actor_rollout_ref.model.path": answering_model_dir}
-    for split, count in {"train": 512, "test": 25}.items():
+    for split, count in {"train": tasks, "test": 25}.items():
         answers = ((row, str(row % 5 + row // 5 % 5)) for row in range(count))
         found = [{"data_source": "openai/gsm8k", "prompt": question(row), "reward_model": {"ground_truth": a}} for row, a in answers]
         pq.write_table(pa.Table.from_pylist(found), tmp_path / f"{split}.parquet")
         paths[f"data.{split.replace('test', 'val')}_files"] = tmp_path / f"{split}.parquet"
     changed = paths | {"trainer.n_gpus_per_node": 1, "actor_rollout_ref.rollout.tensor_model_parallel_size": 1}
-    typed = (override.partition("=") for override in VERL["grpo_trainer/run_qwen3_4b_fsdp.sh"])
+    typed = (override.partition("=") for override in VERL[script])
     given = [f"{name}={changed.pop(name, value)}" for name, _, value in typed]
     assert not changed, "keys that are not in the command"
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | ForkServer.workers(forked_python)
-    run_dir, said = tmp_path / "outputs/verl_grpo_example_geo3k/glm41v_9b_function_rm", tmp_path / "stderr"
+    said = tmp_path / "stderr"
     with said.open("w") as errors:
         process = subprocess.Popen(
             [forked_python, "-m", "verl.trainer.main_ppo", *given, "trainer.device=cpu"],
             env=environment, cwd=tmp_path, stdout=subprocess.PIPE, stderr=errors, text=True,
         )  # fmt: skip
         assert process.stdout is not None
-        for line in process.stdout:
-            if re.match(r"step +2/15 ", line):
-                process.send_signal(signal.SIGTERM)
-    assert process.wait(60) == 128 + signal.SIGTERM, said.read_text()[-2000:]
+        try:
+            for line in process.stdout:
+                if re.match(r"step +2/15 ", line):
+                    process.send_signal(signal.SIGTERM)
+            status = process.wait(60)
+        finally:
+            process.kill()
+    assert status == 128 + signal.SIGTERM, said.read_text()[-2000:]
+    [run_dir] = (tmp_path / "outputs").glob("*/*")
     trained = [line for line in wandb_lines(run_dir) if "training/global_step" in line]
     assert [line["training/global_step"] for line in trained] == [1, 2]
     assert all(line["actor/grad_norm"] > 0 and line["agent/single_agent/advantage_abs"] > 0 for line in trained)
-    assert all(0 < line["reward/mean"] < 1 for line in trained)
+    assert all(0 < line["agent/single_agent/reward/mean"] < 1 for line in trained)
     assert (run_dir / "checkpoints/latest_checkpointed_iteration.txt").read_text() == "2"
     assert (run_dir / "checkpoints/global_step_2/trainer_state.json").is_file()
     warned = said.read_text()
-    assert "keys of verl (docs/upstream_map.md)" in warned and "actor_rollout_ref.rollout.n=5: env.rollout.n=5" in warned
+    assert "keys of verl (docs/upstream_map.md)" in warned and f"actor_rollout_ref.rollout.n={n}: env.rollout.n={n}" in warned
 
 
 def test_a_command_with_another_estimator_trains_two_steps(

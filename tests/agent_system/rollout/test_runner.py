@@ -188,6 +188,7 @@ async def test_an_endless_loop_of_calls_ends(make_collector, scripted, monkeypat
     collector = make_collector(engine, orchestra=Endless(), episode_timeout_s=0.2, max_failure_rate=1.0)
     episode = await asyncio.wait_for(one(collector), 20)
     assert "episode took longer than rollout.episode_timeout_s=0.2 s, waiting for the reply of" in episode.failure
+    assert len(engine.requests) < 60, "20 times two replies that count 0.01 s"
 
 
 async def test_an_episode_that_never_ends_says_what_it_waited_for(make_collector, scripted) -> None:
