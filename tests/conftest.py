@@ -104,7 +104,8 @@ def draw_more(test: Callable[..., Any]) -> None:
 
 def needs_vllm(item: pytest.Item) -> bool:
     """Whether a test starts vLLM: by its file, or by the engine that it is a case for."""
-    if item.nodeid.startswith(("tests/e2e/test_vllm.py", "tests/workers/rollout/vllm/", "tests/patches/test_vllm")):
+    files = ("tests/e2e/test_vllm.py", "tests/workers/rollout/vllm/", "tests/patches/test_vllm")
+    if item.nodeid.startswith((*files, "tests/e2e/test_verl_commands.py::test_a_recorded_command_for_gsm8k")):
         return True
     case = getattr(item, "callspec", None)
     return case is not None and any(case.params.get(name) in ("vllm", "vllm-2") for name in ("name", "engine"))
@@ -295,12 +296,12 @@ def save_peft_adapter(model: Path, folder: Path, **changes: Any) -> Path:
     return folder
 
 
-def save_tiny_model(folder: Path, head_dim: int = 8) -> Path:
-    """Write the model and the tokenizer; returns the folder."""
+def save_tiny_model(folder: Path, **changes: Any) -> Path:
+    """Write the model, whose configuration has `changes`, and the tokenizer; returns the folder."""
     import torch
     from transformers import Qwen3ForCausalLM
 
-    config = tiny_config(save_tokenizer(folder), head_dim=head_dim, tie_word_embeddings=True)
+    config = tiny_config(save_tokenizer(folder), tie_word_embeddings=True, **changes)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = Qwen3ForCausalLM(config)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import secrets
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
@@ -22,6 +23,7 @@ from agent_system.gateway.team_model import TeamModel
 from agent_system.gateway.wire import Ask
 from agent_system.projection import raw_text
 from agent_system.rollout.call import AgentRuntime, Call, EpisodeSpec, Reply
+from agent_system.rollout.clock import EpisodeClock
 from verl.protocol.generate import EngineGoneError, Generation, RolloutError, StructureError
 from verl.trainer.config.gateway import GatewayConfig
 from verl.utils.names import did_you_mean, slug
@@ -56,7 +58,7 @@ class ServedTeam:
             runtimes: the agents.
             keys: the keys under `gateway` of the run.
             spec: how they are sampled where a request says nothing.
-            limit_s: time limit of a reply.
+            limit_s: `rollout.call_timeout_s`.
             team: the whole team; None if its environment takes no questions.
         """
         self.agents = (*runtimes, *([team.name] if team is not None else []))
@@ -121,7 +123,7 @@ class ServedTeam:
 
         async def work() -> Completion:
             try:
-                generations = await calls[0].generate(ask.n, self._limit_s)
+                generations = await calls[0].generate(ask.n, EpisodeClock(math.inf, self._limit_s))
             except EngineGoneError:
                 raise
             except StructureError as error:

@@ -60,6 +60,11 @@ class TaskGroupPlayer:
         """See `GroupPlayer.limit_s`."""
         return self.player.limit_s
 
+    @property
+    def in_time(self) -> bool:
+        """See `GroupPlayer.in_time`."""
+        return self.player.in_time
+
     async def play(
         self, row: Mapping[str, Any], n: int, *, step: int, attempt: int = 0, number: int = 0, greedy: bool = False
     ) -> list[EpisodeRecord]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 from agent_system.agent import BaseAgent
@@ -11,9 +12,18 @@ from agent_system.environment import Observation, Task
 from agent_system.projection import Projection, strip_thinking
 from agent_system.record import Sample
 from agent_system.rollout.binding import AgentBinding
+from agent_system.rollout.clock import EpisodeClock
 from agent_system.rollout.prompt import Prompt, PromptBuilder
 from agent_system.rollout.remote import MessageBuilder, RemoteBinding, RemoteGeneration
-from verl.protocol.generate import GREEDY_SUFFIX, EngineGoneError, Generation, RolloutError, SamplingParams, priority_of
+from verl.protocol.generate import (
+    GREEDY_SUFFIX,
+    EngineGoneError,
+    EngineStuckError,
+    Generation,
+    RolloutError,
+    SamplingParams,
+    priority_of,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,33 +184,38 @@ class Call:
             masked=bool(self.sampling.structure),
         )
 
-    async def greedy_reply(self, limit: float) -> Generation | None:
+    async def greedy_reply(self, clock: EpisodeClock) -> Generation | None:
         """Request one greedy reply to the same prompt; None if the engine gives none."""
         greedy = replace(self, spec=replace(self.spec, uid=self.spec.uid + GREEDY_SUFFIX, greedy=True))
         try:
-            (reply,) = await greedy.generate(1, limit)
+            (reply,) = await greedy.generate(1, clock)
         except EngineGoneError:
             raise
         except RolloutError:
             return None
         return reply
 
-    async def generate(self, n: int, limit: float) -> Sequence[Generation | None]:
-        """Request `n` replies from the engine with one request; None stands for an aborted or empty reply.
+    async def generate(self, n: int, clock: EpisodeClock) -> Sequence[Generation | None]:
+        """Request `n` replies from the engine or server with one request; None stands for an aborted or empty reply.
 
         Raises:
-            RolloutError: no reply within `limit` seconds, only aborted or empty ones, or a wrong number of replies or log-probs.
+            RolloutError: no reply of a server within `clock.call_s` seconds, or of an engine that sampled nothing for as long; only
+                aborted or empty replies; a wrong number of replies or log-probs.
         """
         binding = self.runtime.binding
         request_id = f"{self.spec.traj_uid}/{self.turn}.{self.number}"
+        served = isinstance(binding, RemoteBinding)
         try:
-            async with asyncio.timeout(limit) as clock:
-                replies = await binding.replies(self.prompt, self.sampling, n, self.seed, request_id, priority_of(self.spec.validate))
-        except TimeoutError as error:
-            if not clock.expired():
+            with nullcontext() if served else clock.stopped():
+                async with asyncio.timeout(clock.call_s if served else None) as timeout:
+                    priority = priority_of(self.spec.validate)
+                    replies = await binding.replies(self.prompt, self.sampling, n, self.seed, request_id, priority)
+        except (TimeoutError, EngineStuckError) as error:
+            if isinstance(error, TimeoutError) and not timeout.expired():
                 raise
+            why = f": {error}" if isinstance(error, EngineStuckError) else ""
             raise RolloutError(
-                f"no reply for {binding.agent_id} within rollout.call_timeout_s={limit:g} s (policy {binding.policy_id})"
+                f"no reply for {binding.agent_id} within rollout.call_timeout_s={clock.call_s:g} s (policy {binding.policy_id}){why}"
             ) from error
         if len(replies) != n:
             raise RolloutError(f"asked the engine of {binding.policy_id} for {n} {'reply' if n == 1 else 'replies'}, got {len(replies)}")

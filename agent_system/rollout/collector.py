@@ -90,6 +90,11 @@ class GroupPlayer:
         """See `EpisodePlayer.end_s`."""
         return self._player.end_s
 
+    @property
+    def in_time(self) -> bool:
+        """See `EpisodePlayer.in_time`."""
+        return self._player.in_time
+
     async def play(self, task: Task, n: int, *, step: int, attempt: int = 0, number: int = 0, greedy: bool = False) -> list[EpisodeRecord]:
         """Play `n` episodes of a task: those that `Collector.collect` plays for the `number`-th appearance of the task.
 

@@ -62,14 +62,20 @@ class EpisodePlayer:
     _ended: deque[Failure | None] = field(default_factory=deque, init=False)  # the last `window` episodes
     _failed: int = field(default=0, init=False)  # of these
     _left_out: list[Failure] = field(default_factory=list, init=False)  # candidates
+    _playing: set[EpisodeRunner] = field(default_factory=set, init=False)
 
     def __post_init__(self) -> None:
         self._open.set()
 
     @property
     def end_s(self) -> float:
-        """Seconds after which an episode that has begun has ended, or is abandoned."""
+        """Seconds after which an episode that has begun has ended, or is abandoned, without the time that `limit_s` leaves out."""
         return self.limit_s + self.score_s + CLOSING_S + 2 * END_TIMEOUT_S
+
+    @property
+    def in_time(self) -> bool:
+        """Whether an episode in progress has time left."""
+        return any(episode.clock.left_s > 0 for episode in self._playing)
 
     def set_open(self, to_more: bool) -> None:
         """Begin episodes (`to_more`), or let them wait; those in progress go on."""
@@ -125,13 +131,17 @@ class EpisodePlayer:
         """
         episode = self.start(spec)
         task = asyncio.create_task(self._scored(episode), name=spec.traj_uid)
+        self._playing.add(episode)
         try:
-            _, late = await asyncio.wait([task], timeout=self.limit_s + END_TIMEOUT_S)
+            late = {task}
+            while late and (left := episode.clock.left_s + END_TIMEOUT_S) > 0:
+                _, late = await asyncio.wait(late, timeout=left)
             if late and not episode.abandon_if_late():
                 _, late = await asyncio.wait(late, timeout=self.score_s + CLOSING_S)
                 episode.abandoned = bool(late)
             task.add_done_callback(_error)  # or asyncio logs the error with which an abandoned one ends
         finally:
+            self._playing.discard(episode)
             await _cancel([task])
         return episode, task
 

@@ -22,6 +22,7 @@ from agent_system.reward.mixing import mix
 from agent_system.reward.model import ReplyScorer
 from agent_system.rollout.call import AgentRuntime, Call, EpisodeSpec, Reply
 from agent_system.rollout.candidate import Candidate, CandidateSet
+from agent_system.rollout.clock import EpisodeClock
 from agent_system.rollout.episode_agents import EpisodeAgents
 from agent_system.rollout.episode_tasks import EpisodeTasks
 from agent_system.rollout.forks import Forks
@@ -58,14 +59,13 @@ class EpisodeRunner:
         self.waiting_for = "the environment's reset"
         self._orchestra = orchestra
         self._runtimes = runtimes
-        self._env = env
-        self._settings = settings
+        self._env, self._settings = env, settings
+        self.clock = EpisodeClock(settings.episode_timeout_s, settings.call_timeout_s)
         self._samples: list[Sample] = []
         self._ledger = Ledger(env.name, self._runtime_of)
         self._info: dict[str, Any] = {}
         self._callers: dict[int, str] = {}
-        self._over = False
-        self.abandoned = False
+        self._over = self.abandoned = False
         self._tasks = EpisodeTasks()
         self._answer = ""
         self._replies = 0  # calls replied to so far
@@ -82,13 +82,13 @@ class EpisodeRunner:
 
         Raises the errors of the orchestra, the environment and the engine, and TimeoutError naming what the episode was waiting for.
         """
-        limit, resources = self._settings.episode_timeout_s, EpisodeResources()
+        limit, resources = self.clock.limit_s, EpisodeResources()
         resources.enter()
         try:
-            async with asyncio.timeout(limit) as clock:
+            async with self.clock:
                 await self._play()
         except TimeoutError as error:
-            if not clock.expired():
+            if not self.clock.expired:
                 raise
             raise TimeoutError(f"episode took longer than rollout.episode_timeout_s={limit:g} s, waiting for {self.waiting_for}") from error
         finally:
@@ -242,7 +242,7 @@ class EpisodeRunner:
             if turn.done:
                 raise TurnOver(f"the environment ended the episode in turn {turn.step}, while a call of {agent_id} waited")
             try:
-                generations = await calls[0].generate(n, self._settings.call_timeout_s)
+                generations = await calls[0].generate(n, self.clock)
             except StructureError:
                 for number in numbers:
                     del callers[number]
@@ -301,7 +301,7 @@ class EpisodeRunner:
 
     async def _reply_to(self, call: Call) -> tuple[Reply, int]:
         """Sample one reply; return it with its place in the order of replies."""
-        (generation,) = await call.generate(1, self._settings.call_timeout_s)
+        (generation,) = await call.generate(1, self.clock)
         assert generation is not None, "a single aborted reply is an error of generate"
         reply = call.read(generation)
         self._refuse_late(call)
@@ -336,9 +336,9 @@ class EpisodeRunner:
         try:
             call = await self._ask(turn, agent_id, variables)
             k = self._settings.candidates(agent_id, call.runtime.binding.trained)
-            replies = await call.generate(k, self._settings.call_timeout_s)
+            replies = await call.generate(k, self.clock)
             asks_greedy = agent_id in self._settings.greedy_baselines
-            greedy = await call.greedy_reply(self._settings.call_timeout_s) if asks_greedy else None
+            greedy = await call.greedy_reply(self.clock) if asks_greedy else None
             self.waiting_for = f"the environment's reaction to the candidates of {agent_id} (turn {turn.step}, call {call.number})"
             candidate_set = await tree.grow(call, replies, self._env, greedy)
         except Exception:
@@ -414,7 +414,7 @@ class EpisodeRunner:
         call = Call(spec, agent_id, runtime, turn.step, number, place, seen, Prompt("", ()), prior_replies, seed, runtime.agent)
         if summary_number is not None:
             self.waiting_for = f"the summary of {agent_id} (turn {turn.step}, call {summary_number})"
-            call = await summarize(call, summary_number, filled, self._settings.call_timeout_s)
+            call = await summarize(call, summary_number, filled, self.clock)
         own = call.runtime.agent.memory
         memory = turn.memory if own is None else own.at(seen.text)
         call = replace(call, prompt=call.runtime.prompts.build(filled, entries, memory))

@@ -10,6 +10,7 @@ from agent_system.agent import BaseAgent
 from agent_system.memory import SummaryMemory
 from agent_system.record import Sample
 from agent_system.rollout.call import Call
+from agent_system.rollout.clock import EpisodeClock
 from agent_system.rollout.seeds import stable_seed
 
 
@@ -26,17 +27,17 @@ def is_due(agent: BaseAgent) -> bool:
     return isinstance(agent.memory, SummaryMemory) and agent.memory.due
 
 
-async def summarize(call: Call, number: int, variables: Mapping[str, Any], limit: float) -> Call:
+async def summarize(call: Call, number: int, variables: Mapping[str, Any], clock: EpisodeClock) -> Call:
     """Return the call with the agent after it wrote a summary.
 
     Args:
         call: a call whose agent has a memory that is due.
         number: number of the summary in the turn.
         variables: variables of the templates.
-        limit: time limit in seconds.
+        clock: time limits of the episode.
 
     Raises:
-        RolloutError: no reply within the limit.
+        RolloutError: as `Call.generate`.
         PromptTooLongError: the memory's template is too long without the memory.
     """
     agent = call.runtime.agent.fork()
@@ -46,7 +47,7 @@ async def summarize(call: Call, number: int, variables: Mapping[str, Any], limit
     prompt = runtime.prompts.build(variables, [], memory)
     seed = stable_seed(call.seed, "summary")
     asked = replace(call, runtime=runtime, number=number, prompt=prompt, seed=seed, so_far=("summary",))
-    (generation,) = await asked.generate(1, limit)
+    (generation,) = await asked.generate(1, clock)
     assert generation is not None, "a single aborted reply is an error of generate"
     reply = asked.read(generation)
     agent.memory.rewrite(reply.projection.action)

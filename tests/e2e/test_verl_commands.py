@@ -1,26 +1,34 @@
-"""Recorded commands of verl train a tiny model on a CPU: with its path, sizes and device come the `hf` engine and fewer, unlogged steps."""
+"""Recorded commands of verl train a tiny model on a CPU: GSM8K with other paths and another device, and others with smaller sizes, the `hf`
+engine and fewer, unlogged steps as well."""
 
 import functools
 import json
 import os
+import re
 import shutil
+import signal
+import struct
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from hydra._internal.utils import get_args_parser
 
 from agent_system.errors import AgentSystemError
 from agent_system.launch.train import run
-from tests.conftest import save_peft_adapter
+from tests.conftest import save_peft_adapter, save_tiny_model
 from tests.e2e.conftest import read_metrics
 from tests.e2e.teams import load_exported
+from tests.forked import ForkServer
 from tests.house.source import ROOT
 from tests.workers.engine.builders import save_value_model
+from verl.models.loader import load_tokenizer
 from verl.protocol import DataProto
 from verl.trainer.checkpoint.export import export
 from verl.trainer.config.entry import compose_config
@@ -132,18 +140,97 @@ def steps(folder: Path) -> list[int]:
     return [line["training/global_step"] for line in read_metrics(folder) if "training/global_step" in line]
 
 
-def test_a_recorded_command_trains_two_steps_as_typed(
-    command: Command, tmp_path: Path, function: dict[str, Path], forked_python: str
+def question(row: int) -> list[dict[str, str]]:
+    return [{"role": "user", "content": f"{row % 5}+{row // 5 % 5}?"}]
+
+
+@pytest.fixture(scope="module")
+def answering_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model that answers a `question` with `#### ` and a random digit, with heads as wide as vLLM needs them on a CPU."""
+    from transformers import AutoModelForCausalLM
+
+    folder = save_tiny_model(tmp_path_factory.mktemp("answering"), head_dim=32, max_position_embeddings=4096)
+    tokenizer = load_tokenizer(str(folder))
+    asked = [tokenizer.apply_chat_template(question(row), add_generation_prompt=True, return_dict=False) for row in range(25)]
+    replies = [[*tokenizer.encode(f"#### {digit}"), tokenizer.eos_token_id] for digit in range(10)]
+    model, draw = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32), torch.Generator().manual_seed(0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.0)
+    for _ in range(100):
+        ids = torch.tensor([prompt + replies[torch.randint(10, (), generator=draw)] for prompt in asked])
+        labels = ids.clone()
+        labels[:, : -len(replies[0])] = -100
+        model(input_ids=ids, labels=labels).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    model.save_pretrained(folder)
+    return folder
+
+
+def wandb_lines(run_dir: Path) -> Iterator[dict[str, Any]]:
+    """The metrics in the file of an offline run, which is a LevelDB log of protocol buffers after 7 bytes."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    [file] = run_dir.glob("wandb/offline-run-*/*.wandb")
+    data, at, whole = file.read_bytes(), 7, b""
+    while at + 7 < len(data):
+        if (left := 32768 - at % 32768) < 7:
+            at += left
+            continue
+        length, kind = struct.unpack_from("<HB", data, at + 4)
+        whole, at = whole + data[at + 7 : at + 7 + length], at + 7 + length
+        if kind in (1, 4):  # a whole record, or its last part
+            record, whole = Record.FromString(whole), b""
+            if record.WhichOneof("record_type") == "history":
+                yield {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
+
+
+@pytest.mark.ray
+@pytest.mark.spread
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("script", "tasks", "n"), [("grpo_trainer/run_seed_oss_36b_fsdp.sh", 64, 2), ("grpo_trainer/run_qwen3_4b_fsdp.sh", 512, 5)]
+)
+def test_a_recorded_command_for_gsm8k_trains_with_other_paths_and_another_device_alone(
+    tmp_path: Path, answering_model_dir: Path, forked_python: str, request: pytest.FixtureRequest, script: str, tasks: int, n: int
 ) -> None:
-    given = command("grpo_trainer/run_qwen3_4b_fsdp.sh", **function | {"trainer.experiment_name": "qwen3"})
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    typed = [forked_python, "-m", "verl.trainer.main_ppo", *given]
-    done = subprocess.run(typed, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    trained = [line for line in read_metrics(tmp_path / "run") if "training/global_step" in line]
+    """As a process, with Ray and vLLM; SIGTERM ends it after two of its steps, of so many tasks with `n` replies each."""
+    if tasks > 64 and not request.config.getoption("--all-levels"):
+        pytest.skip("takes more than a minute: needs --all-levels")
+    paths: dict[str, Any] = {"actor_rollout_ref.model.path": answering_model_dir}
+    for split, count in {"train": tasks, "test": 25}.items():
+        answers = ((row, str(row % 5 + row // 5 % 5)) for row in range(count))
+        found = [{"data_source": "openai/gsm8k", "prompt": question(row), "reward_model": {"ground_truth": a}} for row, a in answers]
+        pq.write_table(pa.Table.from_pylist(found), tmp_path / f"{split}.parquet")
+        paths[f"data.{split.replace('test', 'val')}_files"] = tmp_path / f"{split}.parquet"
+    changed = paths | {"trainer.n_gpus_per_node": 1, "actor_rollout_ref.rollout.tensor_model_parallel_size": 1}
+    typed = (override.partition("=") for override in VERL[script])
+    given = [f"{name}={changed.pop(name, value)}" for name, _, value in typed]
+    assert not changed, "keys that are not in the command"
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | ForkServer.workers(forked_python)
+    said = tmp_path / "stderr"
+    with said.open("w") as errors:
+        process = subprocess.Popen(
+            [forked_python, "-m", "verl.trainer.main_ppo", *given, "trainer.device=cpu"],
+            env=environment, cwd=tmp_path, stdout=subprocess.PIPE, stderr=errors, text=True,
+        )  # fmt: skip
+        assert process.stdout is not None
+        try:
+            for line in process.stdout:
+                if re.match(r"step +2/15 ", line):
+                    process.send_signal(signal.SIGTERM)
+            status = process.wait(60)
+        finally:
+            process.kill()
+    assert status == 128 + signal.SIGTERM, said.read_text()[-2000:]
+    [run_dir] = (tmp_path / "outputs").glob("*/*")
+    trained = [line for line in wandb_lines(run_dir) if "training/global_step" in line]
     assert [line["training/global_step"] for line in trained] == [1, 2]
     assert all(line["actor/grad_norm"] > 0 and line["agent/single_agent/advantage_abs"] > 0 for line in trained)
-    assert "keys of verl (docs/upstream_map.md)" in done.stderr and "actor_rollout_ref.rollout.n=2: env.rollout.n=2" in done.stderr
+    assert all(0 < line["agent/single_agent/reward/mean"] < 1 for line in trained)
+    assert (run_dir / "checkpoints/latest_checkpointed_iteration.txt").read_text() == "2"
+    assert (run_dir / "checkpoints/global_step_2/trainer_state.json").is_file()
+    warned = said.read_text()
+    assert "keys of verl (docs/upstream_map.md)" in warned and f"actor_rollout_ref.rollout.n={n}: env.rollout.n={n}" in warned
 
 
 def test_a_command_with_another_estimator_trains_two_steps(

@@ -131,6 +131,10 @@ class RolloutError(RuntimeError):
     """An engine could not serve a request (too long, aborted, engine gone)."""
 
 
+class EngineStuckError(RolloutError):
+    """An engine sampled no token for so long that a request to it is given up."""
+
+
 class StructureError(RolloutError):
     """No reply can follow the `structure` of a request; other requests are not affected."""
 

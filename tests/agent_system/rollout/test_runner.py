@@ -6,15 +6,17 @@ import asyncio
 import gc
 import threading
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from agent_system import BaseAgent, BaseEnv, BaseOrchestra, Observation, Outcome, Task, Turn, TurnOver
 from agent_system.tools import ToolAgent, calculator
 from verl.protocol.generate import RolloutError
+from verl.single_controller.worker_group import WorkerGroup
 from verl.trainer.config.reward import RewardConfig
 from verl.trainer.config.reward_model import RewardModelConfig
+from verl.workers.rollout.client import WorkerGroupClient
 
 from .conftest import OneTurn, Pair
 from .test_reward_models import Length
@@ -144,12 +146,49 @@ async def test_calls_at_the_same_time_do_not_read_each_other_and_keep_their_orde
     assert episode.info["said"] == 2
 
 
-async def test_a_reply_that_never_comes_names_the_agent_and_the_limit(make_collector, scripted) -> None:
-    async def never(_request: Any) -> None:
-        await asyncio.sleep(60)
+async def test_a_reply_that_never_comes_names_the_agent_and_the_limit(make_collector) -> None:
+    class Stuck:
+        """A worker group whose engine takes requests and samples nothing."""
 
-    episode = await one(make_collector(scripted(delay=never), call_timeout_s=0.02, max_failure_rate=1.0))
+        def call_async(self, name: str, *args: Any, rank: int) -> Any:
+            return asyncio.create_task(asyncio.sleep(0.005, {"collect": [], "stats": {"sampled": 7.0}}.get(name)))
+
+    engine = WorkerGroupClient(cast(WorkerGroup, Stuck()), timeout_s=0.02)
+    episode = await one(make_collector(engine, call_timeout_s=0.02, max_failure_rate=1.0))
     assert "no reply for Solver within rollout.call_timeout_s=0.02 s" in episode.failure
+    assert "which sampled no token meanwhile" in episode.failure
+
+
+async def test_the_time_of_an_engine_does_not_end_an_episode(make_collector, scripted, monkeypatch) -> None:
+    async def busy(_request: Any) -> None:
+        await asyncio.sleep(0.3)
+
+    monkeypatch.setattr("agent_system.rollout.clock.REPLY_S", 0.02)
+    episode = await one(make_collector(scripted(delay=busy), episode_timeout_s=0.2, max_failure_rate=1.0))
+    assert len(episode.samples) == 2 and episode.failure is None
+
+
+async def test_an_endless_loop_of_calls_ends(make_collector, scripted, monkeypatch) -> None:
+    """So does one whose calls overlap."""
+
+    class Endless(Pair):
+        async def run(self, turn: Turn) -> str:
+            async def loop(agent: str) -> None:
+                while True:
+                    await turn.act(agent)
+
+            await asyncio.gather(loop("Solver"), loop("Verifier"))
+            return ""
+
+    async def busy(request: Any) -> None:
+        await asyncio.sleep(0.02 if len(engine.requests) > 1 else 0.03)
+
+    engine = scripted(delay=busy)
+    monkeypatch.setattr("agent_system.rollout.clock.REPLY_S", 0.01)
+    collector = make_collector(engine, orchestra=Endless(), episode_timeout_s=0.2, max_failure_rate=1.0)
+    episode = await asyncio.wait_for(one(collector), 20)
+    assert "episode took longer than rollout.episode_timeout_s=0.2 s, waiting for the reply of" in episode.failure
+    assert len(engine.requests) < 60, "20 times two replies that count 0.01 s"
 
 
 async def test_an_episode_that_never_ends_says_what_it_waited_for(make_collector, scripted) -> None:

@@ -189,9 +189,11 @@ async def until_running(engine: RolloutEngine) -> None:
 
 
 async def test_abort_and_cancel_free_what_a_request_holds(engine: RolloutEngine, caplog: pytest.LogCaptureFixture) -> None:
+    before = engine.stats()
     flight = asyncio.create_task(engine.generate(request(10, 240, n=4, request_id="x")))
-    await until_running(engine)
-    await asyncio.sleep(0.05)
+    while (now := engine.stats())["sampled"] == before["sampled"]:
+        await asyncio.sleep(0.01)
+    assert now["replies"] == before["replies"], "tokens of unfinished replies count as sampled"
     ended = engine.abort("x")
     replies = await flight
     assert 0 < ended <= 4 and engine.abort("x") == 0

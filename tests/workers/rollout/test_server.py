@@ -14,12 +14,13 @@ import ray
 
 from tests.workers.rollout.conftest import request, tiny_model
 from verl.models.loader import ModelPathError
-from verl.protocol.generate import EngineGoneError, Generation, RolloutClient, RolloutError
+from verl.protocol.generate import EngineGoneError, EngineStuckError, Generation, RolloutClient, RolloutError
 from verl.single_controller.local import LocalWorkerGroup
 from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
 from verl.single_controller.worker_group import ClassWithInitArgs
 from verl.trainer.config import ActorRolloutRefConfig, ModelConfig, RolloutConfig
 from verl.workers.rollout.client import WorkerGroupClient
+from verl.workers.rollout.hf_engine import HFEngine
 from verl.workers.rollout.server import RolloutWorker
 from verl.workers.weight_transfer.base import send_bucket
 from verl.workers.weight_transfer.object_store import ObjectStore
@@ -95,6 +96,26 @@ async def test_a_request_that_takes_too_long_is_an_error_and_frees_its_slot(loca
     await asyncio.sleep(0.1)
     (stats,) = local.stats()
     assert stats["active"] == stats["waiting"] == 0
+
+
+async def test_requests_to_a_busy_engine_may_take_any_time_and_those_to_one_that_stops_may_not(local, monkeypatch):
+    """The second request waits for a slot; both replies take longer than the limit, and in between none ends."""
+    step = HFEngine._step
+
+    def slow_step(self: HFEngine) -> None:
+        time.sleep(0.01)
+        step(self)
+
+    monkeypatch.setattr(HFEngine, "_step", slow_step)
+    client = WorkerGroupClient(local, timeout_s=0.3)
+    replies = await asyncio.gather(*(client.generate(request(5, 40, seed=i, n=8)) for i in range(2)))
+    assert [len(reply) for reply in replies] == [8, 8] and local.stats()[0]["sampled"] == 2 * 8 * 40
+    begun = asyncio.create_task(client.generate(request(5, 100, request_id="begun")))
+    await asyncio.sleep(0.2)
+    local.pause()
+    with pytest.raises(EngineStuckError, match=r"waited 0\.3 s for request begun on the rollout engine, which sampled no token meanwhile"):
+        await begun
+    local.resume()
 
 
 async def test_a_request_does_not_wait_for_a_poll_that_was_cancelled(local):

@@ -204,8 +204,12 @@ class CollectConfig:
     max_failure_rate: float = key(
         0.1, "fraction of failed episodes, or of failed candidates of trees, above which the run stops", ge=0, le=1
     )
-    episode_timeout_s: float = key(600.0, "time limit of one episode, in seconds", gt=0)
-    call_timeout_s: float = key(300.0, "time limit of one reply in seconds, including the wait for a slot of the engine", gt=0)
+    episode_timeout_s: float = key(
+        600.0, "time limit of one episode, in seconds; of the time that an engine takes for a reply only the first counts", gt=0
+    )
+    call_timeout_s: float = key(
+        300.0, "seconds that a call waits for an engine that samples no token, or for the reply of an agent's server", gt=0
+    )
     nnodes: int = key(1, "number of nodes with devices of the engines' own", ge=1, effect=OWN_DEVICES)
     n_gpus_per_node: int = key(
         0,

@@ -16,6 +16,7 @@ class EngineStats:
     """Counters since the start.
 
     Attributes:
+        sampled: tokens sampled, those of unfinished replies included; 0 for an engine that samples none.
         prompt_tokens_computed: tokens of prompts that went through the model; padding does not count.
         prompt_tokens_copied: prompt tokens of replies whose prompt was already computed, for the same request or another.
     """
@@ -27,6 +28,7 @@ class EngineStats:
     prompt_tokens_computed: int = 0
     prompt_tokens_copied: int = 0
     tokens: int = 0
+    sampled: int = 0
     weight_updates: int = 0
 
 

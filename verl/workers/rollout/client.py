@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Any, Protocol
 from uuid import uuid4
 
-from verl.protocol.generate import EngineGoneError, GenerateRequest, Generation, RolloutClient, RolloutError
+from verl.protocol.generate import EngineGoneError, EngineStuckError, GenerateRequest, Generation, RolloutClient, RolloutError
 from verl.single_controller.worker_group import WorkerDiedError, WorkerGroup
 
 POLL_S = 20.0
@@ -28,7 +28,7 @@ class WorkerGroupClient:
 
     Args:
         group: the worker group.
-        timeout_s: limit of one request, in seconds.
+        timeout_s: seconds that a request waits for an engine which samples nothing (`rollout.call_timeout_s`).
         rank: of the replica.
     """
 
@@ -39,6 +39,7 @@ class WorkerGroupClient:
         self._futures: dict[int, asyncio.Future[list[Generation]]] = {}
         self._outbox: list[tuple[int, GenerateRequest]] = []
         self._poller: asyncio.Task[None] | None = None
+        self._progress_at = 0.0  # time of the event loop
         self._sends: set[asyncio.Task[None]] = set()
 
     @property
@@ -49,8 +50,10 @@ class WorkerGroupClient:
     async def generate(self, request: GenerateRequest) -> list[Generation]:
         """Sample `request.n` replies.
 
-        Raises `RolloutError` when the engine refuses the request or does not answer within the time limit, and its subclasses as the
-        engine does: `EngineGoneError` when its process has ended.
+        A request may wait for any time while the engine samples tokens, of this request or of others that it serves first.
+
+        Raises `RolloutError` when the engine refuses the request, and its subclasses: `EngineStuckError` when the request has waited for
+        the time limit and the engine has sampled no token for as long, `EngineGoneError` when its process has ended.
         """
         loop = asyncio.get_running_loop()
         number = next(self._numbers)
@@ -61,11 +64,16 @@ class WorkerGroupClient:
             loop.call_soon(self._flush)
         self._outbox.append((number, request))
         try:
-            return await asyncio.wait_for(future, self._timeout_s)
-        except TimeoutError as error:
-            name = request.request_id or "(no id)"
-            raise RolloutError(f"waited {self._timeout_s:g} s for request {name} on the rollout engine") from error
+            limit, began = self._timeout_s, loop.time()
+            while not future.done():
+                left = limit + max(began, self._progress_at) - loop.time()
+                if left <= 0:
+                    name = request.request_id or "(no id)"
+                    raise EngineStuckError(f"waited {limit:g} s for request {name} on the rollout engine, which sampled no token meanwhile")
+                await asyncio.wait([future], timeout=left)
+            return future.result()
         finally:
+            future.cancel()
             if self._futures.pop(number, None) is not None and future.cancelled():
                 self._cancel(number)
 
@@ -88,8 +96,13 @@ class WorkerGroupClient:
 
     async def _poll(self, session: str) -> None:
         try:
+            sampled, wait_s = -1.0, min(POLL_S, self._timeout_s / 4)
             while self._futures:
-                for served in await self._group.call_async("collect", session, POLL_S, rank=self._rank):
+                done = await self._group.call_async("collect", session, wait_s, rank=self._rank)
+                before, sampled = sampled, sampled if done else (await self._group.call_async("stats", rank=self._rank))["sampled"]
+                if done or sampled != before:
+                    self._progress_at = asyncio.get_running_loop().time()
+                for served in done:
                     future = self._futures.pop(served.number, None)
                     if future is None or future.done():
                         continue
@@ -172,6 +185,9 @@ def start_engines(group: WorkerGroup, ranks_per_engine: int) -> None:
 
 
 def replica_client(group: WorkerGroup, timeout_s: float, ranks_per_engine: int = 1) -> RolloutClient:
-    """Return the client of a worker group whose engines span `ranks_per_engine` ranks each; the first of these has the engine."""
+    """Return the client of a worker group whose engines span `ranks_per_engine` ranks each; the first of these has the engine.
+
+    `timeout_s` is that of `WorkerGroupClient`.
+    """
     replicas = [WorkerGroupClient(group, timeout_s, rank) for rank in range(0, group.world_size, ranks_per_engine)]
     return replicas[0] if len(replicas) == 1 else ReplicaClient(replicas)

@@ -42,11 +42,11 @@ class SlotStats(EngineStats):
     """Counters since the start; times in seconds.
 
     Attributes:
-        slot_steps: number of slots with a reply, summed over the decode steps.
+        steps: number of decode steps.
+        busy_seconds: time in them.
     """
 
     steps: int = 0
-    slot_steps: int = 0
     busy_seconds: float = 0.0
 
 
@@ -189,7 +189,7 @@ class HFEngine:
 
     def stats(self) -> dict[str, float]:
         """Return counters since the start, and the current load."""
-        occupancy = self._stats.slot_steps / max(1, self._stats.steps * self._model.slots)
+        occupancy = self._stats.sampled / max(1, self._stats.steps * self._model.slots)
         now = {"active": self._slots.active, "waiting": self._scheduler.waiting, "version": self._version, "occupancy": occupancy}
         return {name: float(value) for name, value in {**vars(self._stats), **now}.items()}
 
@@ -230,7 +230,7 @@ class HFEngine:
         if not self._running:
             return
         self._stats.steps += 1
-        self._stats.slot_steps += len(self._running)
+        self._stats.sampled += len(self._running)
         for slot, end in self._slots.step(self._masked_logits() if self._forms else self._model.logits):
             if slot in self._running:  # not if another reply of its request failed in this step
                 self._finish(slot, end)

@@ -82,12 +82,13 @@ class Stream(GroupStream):
         @asynccontextmanager
         async def groups(_window: int) -> AsyncIterator[Any]:
             async def play(row: int, _n: int, *, step: int, attempt: int, number: int) -> list[Any]:
-                await asyncio.sleep(0.01)
+                await asyncio.sleep(self.play_s)
                 uid, failure = f"step{step}.{attempt}/{row}/{number}", "KeyError: 'world'" if row in self.broken else None
                 return [SimpleNamespace(uid=uid, task_id=f"toy:{row}", failure=failure, reply_tokens=1, row=row)]
 
             uid = lambda row, **_: str(row)  # noqa: E731
-            yield SimpleNamespace(play=play, uid=uid, rows=lambda episodes: episodes, set_open=lambda _: None, limit_s=3.0)
+            limits = {"limit_s": self.limit_s, "in_time": self.in_time}
+            yield SimpleNamespace(play=play, uid=uid, rows=lambda episodes: episodes, set_open=lambda _: None, **limits)
 
         def save(episodes: list[Any], _folder: Path) -> None:
             saved[:] = episodes
@@ -95,6 +96,7 @@ class Stream(GroupStream):
         collector: Any = SimpleNamespace(groups=groups, task_id=str, save_episodes=save, load_episodes=lambda _: list(saved))
         loader = TaskLoader(list(range(4)), config.data.train_batch_size, seed=0, shuffle=False)  # type: ignore[arg-type]
         super().__init__(config, collector, loader, loop, lambda *_: None, 9, {"p": pace}, {})
+        self.play_s, self.limit_s, self.in_time = 0.01, 3.0, False
         self.signal, self.has_samples, self.taken_uids, self.broken = signal, True, list[list[str]](), set[int]()
 
     def _has_signal(self, rows: Any) -> bool:
@@ -159,6 +161,21 @@ def test_weights_that_were_sent_for_an_undone_step_are_those_of_the_step_before(
     ours.published(2, ["p"])
     ours.rewind(1)
     assert ours.queue.versions == {"p": 1}
+
+
+@pytest.mark.parametrize("in_time", [True, False])
+def test_a_step_waits_for_episodes_that_are_slow_because_engines_are(loop: LoopThread, in_time: bool) -> None:
+    config = configured(False)
+    config.rollout.call_timeout_s, config.rollout.max_concurrent_episodes = 0.02, 4
+    ours = Stream(loop, config, FRESH, [])
+    ours.play_s, ours.limit_s, ours.in_time = 0.3, 0.02, in_time
+    ours.published(0, ["p"])
+    with StopRequest() as stop:
+        if not in_time:
+            with pytest.raises(TimeoutError, match=r"step 1 waited 0\.06 s for groups in progress: 0, 1"):
+                ours.take(1, stop)
+        else:
+            assert len(ours.take(1, stop).batch or ()) == 1
 
 
 def test_what_happens_between_steps_is_in_no_interval_of_metrics(loop: LoopThread) -> None:

@@ -77,7 +77,12 @@ class GroupPlayer(Protocol):
 
     @property
     def limit_s(self) -> float:
-        """Seconds in which every episode ends after it has begun."""
+        """Seconds in which every episode ends after it has begun, without the time that engines take for its replies."""
+        ...
+
+    @property
+    def in_time(self) -> bool:
+        """Whether an episode in progress has not used up its time limit, which does not count the time of engines."""
         ...
 
     async def play(self, row: Any, n: int, *, step: int, attempt: int = 0, number: int = 0, greedy: bool = False) -> Sequence[Any]:

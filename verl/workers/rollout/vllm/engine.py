@@ -231,7 +231,10 @@ class VLLMEngine:
 
     def stats(self) -> dict[str, float]:
         """Return counters since the start, and the current load."""
-        now = {"active": sum(len(entry.replies) for entry in list(self._open.values())), "waiting": 0, "version": self._version}
+        states = list(self._llm.output_processor.request_states.values()) if self._llm else []
+        sampled = self._stats.tokens + sum(state.detokenizer.num_output_tokens() for state in states if state.detokenizer)
+        active = sum(len(entry.replies) for entry in list(self._open.values()))
+        now = {"active": active, "waiting": 0, "version": self._version, "sampled": sampled}
         return {name: float(value) for name, value in {**vars(self._stats), **now}.items()}
 
     def _wake_weights(self) -> None:
