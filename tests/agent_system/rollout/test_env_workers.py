@@ -199,12 +199,14 @@ def test_starts_that_fail_use_up_the_tries_of_episodes_and_then_the_rate_of_fail
         ("step:raise", "KeyError: 'no such die' (worlds.py:"),
         ("step:wrong type", "AgentSystemError: Dice.step() must return Outcome, found str (env_caller.py:"),
         ("step:cannot be pickled", "the value that Dice.step() returned cannot be pickled, which env.workers.num>0 needs: TypeError"),
-        ("step:hang", "TimeoutError: episode took longer than rollout.episode_timeout_s=1 s, waiting for the environment's step 1"),
+        ("step:hang", "TimeoutError: episode took longer than rollout.episode_timeout_s=2 s, waiting for the environment's step 1"),
     ],
 )
 def test_what_fails_in_a_worker_has_its_cause(play: Play, pair: EnvWorkers, prompt: str, cause: str, monkeypatch: Any) -> None:
     monkeypatch.setattr("agent_system.rollout.forks.CLOSE_TIMEOUT_S", 0.2)
-    bad, good = play([prompt, "fine"], pair, episode_timeout_s=1.0).episodes
+    play(["fine"] * 2, pair)  # starts what an earlier test has killed, which takes its time
+    limit = {"episode_timeout_s": 2.0} if prompt == "step:hang" else {}
+    bad, good = play([prompt, "fine"], pair, **limit).episodes
     assert bad.failure is not None and cause in bad.failure
     assert "\n" not in bad.failure and good.failure is None
 
@@ -229,7 +231,7 @@ def test_a_worker_that_does_not_answer_is_replaced(play: Play, monkeypatch: pyte
     monkeypatch.setattr("agent_system.rollout.forks.CLOSE_TIMEOUT_S", 0.2)
     monkeypatch.setattr("agent_system.env_workers.pool.ANSWER_S", 0.2)
     with workers(1, "spin") as started:
-        (bad,) = play(["fine"], started, episode_timeout_s=0.5).episodes
+        (bad,) = play(["fine"], started, episode_timeout_s=1.5).episodes
         assert bad.failure is not None and "waiting for the environment's step 1" in bad.failure
         (worker,) = started._workers
         assert worker.dead is not None and "does a method of Spin with blocking=False block?" in worker.dead
