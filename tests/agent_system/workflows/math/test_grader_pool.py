@@ -13,8 +13,10 @@ from agent_system.workflows.math.world.grader_pool import GraderError, GraderPoo
 
 
 def running(pid: int) -> bool:
-    stat = Path(f"/proc/{pid}/stat")
-    return stat.exists() and stat.read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def until_gone(pids: list[int], seconds: float = 60.0) -> bool:
