@@ -207,7 +207,7 @@ async def test_a_function_that_goes_on_after_its_episode_cannot_reach_the_enviro
             return super().step(action)
 
     def team(task: Task, session: Session) -> str:
-        time.sleep(0.4)
+        time.sleep(0.6)
         try:
             session.step_in_thread("4")
         except TurnOver as error:
@@ -216,7 +216,7 @@ async def test_a_function_that_goes_on_after_its_episode_cannot_reach_the_enviro
 
     episode, _, _ = await play(team, env=Counted, episode_timeout_s=0.1)
     assert "episode took longer" in episode.failure
-    await asyncio.sleep(0.5)
+    await until(lambda: bool(refused or stepped))
     assert stepped == [] and len(refused) == 1
 
 

@@ -174,8 +174,8 @@ async def test_an_alarm_that_comes_late_ends_no_other_run(arena: Arena) -> None:
     program = "import os, time\ntime.sleep(0.5)\nos.fork()\nkeep = os.urandom(90 << 20)\ntime.sleep(60)"
     sandbox = LocalSandbox(SandboxConfig(level=arena.level, min_level="rlimits", workers=1, limits=LIMITS))
     try:
-        greedy = asyncio.create_task(sandbox.run(program))
-        await asyncio.sleep(0.3)
+        greedy = asyncio.create_task(sandbox.run(program, limits=PATIENT))
+        await with_programs(sandbox, 1)
         init = tree.descendants(sandbox.pids[0])[1]
         os.kill(init, signal.SIGSTOP)  # the watcher goes on and raises one alarm after the other
         await asyncio.sleep(1.5)
