@@ -258,6 +258,7 @@ async def test_a_call_belongs_to_the_turn_in_which_it_came(play: Any) -> None:
         await until(lambda: len(requests_of(session)) == 1)
         calls.append(asyncio.create_task(say(session, "Editor")))
         await until(lambda: len(requests_of(session)) == 2)
+        await asyncio.sleep(0.001)  # a request that has come is a call when the event loop goes on
         await session.step("4")
         return (await asyncio.gather(*calls))[1].text
 

@@ -7,8 +7,8 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
-from contextlib import contextmanager
+from concurrent.futures import Future, wait
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +106,8 @@ def test_episodes_of_a_killed_worker_are_played_again_to_the_bit(play: Play, pai
 def kill(workers: EnvWorkers) -> None:
     """Kill the processes of all workers, and wait until the driver has seen their end."""
     for worker in workers._workers:
-        os.kill(worker._transport.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # an earlier test has killed it
+            os.kill(worker._transport.pid, signal.SIGKILL)
     limit = time.monotonic() + 20.0
     while any(worker.dead is None for worker in workers._workers):
         assert time.monotonic() < limit, "nobody noticed"
@@ -180,6 +181,7 @@ def test_starts_that_fail_use_up_the_tries_of_episodes_and_then_the_rate_of_fail
         worker, starts = start(), starts + 1
         if starts - 1 in fatal:
             worker.kill()
+            wait([worker.started], 20 if fatal == range(2) else 0)  # else an episode may ask for a second one before its end is known
         return worker
 
     monkeypatch.setattr(pair, "_start", dying)
