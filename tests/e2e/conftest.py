@@ -219,6 +219,16 @@ def refused(train: Run) -> Callable[[dict[str, Any]], str]:
     return go
 
 
+def titles_below(pid: int) -> list[tuple[psutil.Process, str]]:
+    """The processes below one that are alive, with their command lines; they may end meanwhile."""
+    found = []
+    for process in psutil.Process(pid).children(recursive=True):
+        with suppress(psutil.Error):
+            if process.status() != psutil.STATUS_ZOMBIE:
+                found.append((process, " ".join(process.cmdline())))
+    return found
+
+
 @pytest.fixture
 def titles() -> Iterator[set[str]]:
     """The titles of vLLM's processes that are seen while the test runs."""

@@ -10,7 +10,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from agent_system.environment import Observation
@@ -18,7 +17,7 @@ from agent_system.launch import collector
 from agent_system.rollout import TooManyFailuresError
 from agent_system.rollout.collector import GroupPlayer
 from tests.conftest import is_idle
-from tests.e2e.conftest import Run
+from tests.e2e.conftest import Run, titles_below
 from tests.e2e.teams import LEVELS
 from tests.e2e.test_fully_async import STALE, check_ledger, steps_of
 from tests.e2e.test_one_step_off import ONE_STEP_OFF
@@ -159,8 +158,7 @@ def test_an_episode_that_cannot_be_ended_costs_itself_alone_in_every_mode(
 
 def kill(fork_server: ForkServer, kind: str) -> None:
     """Kill the last process of a class of workers."""
-    processes = psutil.Process(fork_server.process.pid).children(recursive=True)
-    found = [process for process in processes if f"ray::{kind}" in " ".join(process.cmdline())]
+    found = [process for process, title in titles_below(fork_server.process.pid) if f"ray::{kind}" in title]
     found[-1].kill()
     found[-1].wait(30)
 

@@ -21,7 +21,7 @@ import psutil
 import pytest
 
 from agent_system.rollout import TooManyFailuresError
-from tests.e2e.conftest import Run, read_metrics, weights
+from tests.e2e.conftest import Run, read_metrics, titles_below, weights
 from tests.forked import ForkServer
 from tests.house.source import ROOT
 from verl.trainer.ppo.interrupt import StoppedAtOnce
@@ -65,25 +65,30 @@ def harm(fault):
     elif fault in ("raise_one", "raise_all"):
         raise KeyError("the world broke")
     elif fault == "hang_one":
-        time.sleep(20)
+        time.sleep(120)
     elif fault.endswith("Workers"):  # the one that takes its place as well
         threading.Thread(target=hunt, args=(fault[:-1],), daemon=True).start()
     elif fault.endswith("Worker"):
         host = psutil.Process(int(os.environ["STARTS_WORKERS"]))
-        next(p for p in host.children(recursive=True) if f"ray::{fault}" in " ".join(p.cmdline())).kill()
+        kill_one(host, f"ray::{fault}")
+
+
+def kill_one(host, title):
+    for process in host.children(recursive=True):
+        try:
+            if title in " ".join(process.cmdline()):
+                process.kill()
+                process.wait(30)
+                return True
+        except psutil.Error:  # it has just ended
+            continue
+    return False
 
 
 def hunt(kind):
     host, killed = psutil.Process(int(os.environ["STARTS_WORKERS"])), 0
     while killed < 2:
-        for process in host.children(recursive=True):
-            try:
-                if f"ray::{kind}" in " ".join(process.cmdline()):
-                    process.kill()
-                    process.wait(30)
-                    killed += 1
-            except psutil.Error:
-                continue
+        killed += kill_one(host, f"ray::{kind}")
         time.sleep(0.1)
 
 
@@ -266,7 +271,7 @@ def test_too_many_failed_episodes_stop_the_run_with_their_causes(faults: Callabl
 def test_an_environment_that_hangs_costs_its_episode_only(faults: Callable[..., Any], tmp_path: Path) -> None:
     start = time.monotonic()
     faults("collect:hang_one", {"env.env_name": "slow_world", "rollout.episode_timeout_s": 3, "rollout.max_failure_rate": 0.5})
-    assert time.monotonic() - start < 18
+    assert time.monotonic() - start < 110, "not the 120 s of the world"
     assert {line["step"]: line["agent/asker/calls"] for line in read_metrics(tmp_path / "run")}[2] == 5
 
 
@@ -297,11 +302,11 @@ class Command:
         deadline = time.monotonic() + within_s
         while (alive := self._alive()) and time.monotonic() < deadline:
             time.sleep(0.2)
-        return [" ".join(p.cmdline())[:120] for p in alive]
+        return [" ".join(p.info["cmdline"] or [])[:120] for p in alive]
 
     def _alive(self) -> list[psutil.Process]:
         found = []
-        for process in psutil.process_iter():
+        for process in psutil.process_iter(["cmdline"]):
             try:
                 if process.status() != psutil.STATUS_ZOMBIE and process.environ().get("VERL_TEST_MARK") == self.mark:
                     found.append(process)
@@ -368,8 +373,7 @@ def our_actors(fork_server: ForkServer, within_s: float = 20.0) -> list[str]:
     """Workers of ours that still run on the cluster after so many seconds at most."""
     deadline = time.monotonic() + within_s
     while True:
-        alive = [p for p in psutil.Process(fork_server.process.pid).children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE]
-        lines = [" ".join(p.cmdline()) for p in alive]
+        lines = [line for _, line in titles_below(fork_server.process.pid)]
         ours = [line for line in lines if "ray::PolicyWorker" in line or "ray::RolloutWorker" in line]
         if not ours or time.monotonic() > deadline:
             return ours

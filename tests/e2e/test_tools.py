@@ -1,18 +1,18 @@
 """A team with tools trains, is validated, and is refused with tree sampling."""
 
 import json
+import os
 import sys
 from itertools import pairwise
 from pathlib import Path
 
-import psutil
 import pytest
 from safetensors.torch import load, load_file
 
 from agent_system import AgentRegistry, AgentSystemError
 from agent_system.rollout import tool_loop
 from agent_system.tools.formats import ToolRequest
-from tests.e2e.conftest import Run, read_metrics, weights
+from tests.e2e.conftest import Run, read_metrics, titles_below, weights
 from tests.house.source import ROOT
 
 PACKAGE = '''
@@ -98,6 +98,11 @@ def test_rounds_are_trained_and_validated(team: Run, tmp_path: Path) -> None:
     assert prompts and all("\n8\n" in p and "\n3\n" in p and "valid integer" in p for p in prompts)
 
 
+def servers() -> set[int]:
+    """Processes of MCP servers below this one, where others, such as Ray's, come and go."""
+    return {process.pid for process, title in titles_below(os.getpid()) if SERVER.name in title}
+
+
 def test_a_team_trains_with_the_tools_of_an_mcp_server(train: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every episode has a server of its own, whose results it reads, and which ends with it."""
     pytest.importorskip("mcp")
@@ -108,9 +113,9 @@ def test_a_team_trains_with_the_tools_of_an_mcp_server(train: Run, tmp_path: Pat
     (tmp_path / "mcp_package.py").write_text(MCP_PACKAGE)
     mcp = {"agent.plugins": "[my_flow_package,mcp_package]", "agent.orchestra_type": "alone", "agent.agent_ids": "[Asker]"}
     sizes = {"data.train_batch_size": 1, "env.rollout.n": 2, "data.max_prompt_length": 600}
-    before = {process.pid for process in psutil.Process().children(recursive=True)}
+    before = servers()
     train(mcp | sizes | {"data.val_files": "null", "trainer.log_trajectories": -1})
-    assert {process.pid for process in psutil.Process().children(recursive=True)} <= before
+    assert servers() <= before
     steps = [line for line in read_metrics(tmp_path / "run") if "actor/lr" in line]
     assert len(steps) == 2 and all(line["actor/grad_norm"] > 0 for line in steps)
     for path in sorted((tmp_path / "run" / "trajectories").glob("train_*.jsonl")):

@@ -109,7 +109,8 @@ def test_a_blocked_loop_is_reported_once_with_the_place_while_threads_wait(
     waits_for(act(), 1)
 
 
-def test_a_signal_handler_runs_while_the_main_thread_waits(loop: LoopThread) -> None:
+def test_a_signal_handler_runs_while_the_main_thread_waits(loop: LoopThread, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop_thread, "LOOK_S", 30.0)
     begun, seen = threading.Event(), list[float]()
     running, since = loop.start(forever(begun)), time.perf_counter()
 

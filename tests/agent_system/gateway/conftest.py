@@ -103,6 +103,19 @@ async def say(session: Session, agent: str, messages: Sequence[Any] = USER, **mo
     return answer
 
 
+def requests_of(session: Session) -> list[Any]:
+    """The requests of an episode that have come, those with equal bodies together."""
+    calls = session._episode._orchestra._server._open[session.api_key]
+    return [request for same in calls._requests.values() for request in same]
+
+
+async def until(reached: Callable[[], bool]) -> None:
+    """Wait for the server, which runs in the same event loop."""
+    async with asyncio.timeout(15):
+        while not reached():
+            await asyncio.sleep(0.001)
+
+
 @pytest.fixture(scope="session")
 def tokenizer() -> Any:
     return make_tokenizer()

@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 from agent_system import Task
 from agent_system.gateway.session import Session
 from agent_system.gateway.wire import read_ask
 
-from .conftest import TASK, USER, posted, say, send
+from .conftest import TASK, USER, posted, requests_of, say, send, until
 
 BODY = {"model": "Writer", "messages": USER}
 RETRY = {"x-stainless-retry-count": "1"}
-
-
-async def until(reached: Callable[[], bool]) -> None:
-    """Wait for the server, which runs in the same event loop."""
-    async with asyncio.timeout(10):
-        while not reached():
-            await asyncio.sleep(0.001)
 
 
 async def test_a_reply_that_nobody_got_is_not_trained_and_a_marked_retry_gets_it(play: Any) -> None:
@@ -35,11 +27,13 @@ async def test_a_reply_that_nobody_got_is_not_trained_and_a_marked_retry_gets_it
                 """Never reached: the client leaves before the reply."""
 
         client = asyncio.create_task(leaves())
-        await asyncio.sleep(0.1)
+        await until(lambda: bool(requests_of(session)))
         client.cancel()
         await asyncio.wait([client])
+        (request,) = requests_of(session)
+        await until(lambda: not request.connected())
         release.set()
-        await asyncio.sleep(0.1)
+        await asyncio.wait([request.task])
         if fetch[0]:
             answer = await send(session, body, **{"x-stainless-retry-count": "1"})
             assert answer.text == "4"

@@ -10,7 +10,7 @@ from agent_system import Outcome, Task
 from agent_system.gateway.session import Session
 from verl.trainer.config.reward import OverlongBufferConfig, RewardConfig
 
-from .conftest import TASK, Graded, say
+from .conftest import TASK, Graded, requests_of, say, until
 
 
 async def test_a_local_reward_goes_to_a_reply_that_was_heard(play: Any) -> None:
@@ -24,11 +24,12 @@ async def test_a_local_reward_goes_to_a_reply_that_was_heard(play: Any) -> None:
         await session.step("4")
         release.clear()
         client = asyncio.create_task(say(session, "Writer"))
-        await asyncio.sleep(0.05)
+        await until(lambda: len(requests_of(session)) == 2)
         client.cancel()
-        await asyncio.sleep(0.05)
+        left = requests_of(session)[1]
+        await until(lambda: not left.connected())
         release.set()
-        await asyncio.sleep(0.05)
+        await asyncio.wait([left.task])
         await session.step("4")
 
     release = asyncio.Event()

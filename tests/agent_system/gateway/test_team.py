@@ -24,7 +24,7 @@ from verl.protocol.generate import RolloutError
 from verl.trainer.config.reward import PropagationConfig, RewardConfig
 from verl.trainer.config.run import TreeConfig
 
-from .conftest import TASK, USER, Graded, say, send
+from .conftest import TASK, USER, Graded, requests_of, say, send, until
 
 
 async def draft_and_edit(task: Task, session: Session) -> str:
@@ -192,7 +192,7 @@ async def test_a_program_that_hangs_ends_with_the_time_limit_and_so_do_its_calls
         finally:
             ended.append("team")
 
-    episode, _, _ = await play(team, delay=slow, episode_timeout_s=0.3)
+    episode, _, _ = await play(team, delay=slow, episode_timeout_s=1.0)
     assert "waiting for the reply of Writer (turn 1, call 0)" in episode.failure
     assert started.is_set() and sorted(ended) == ["call", "team"]
 
@@ -207,7 +207,7 @@ async def test_a_function_that_goes_on_after_its_episode_cannot_reach_the_enviro
             return super().step(action)
 
     def team(task: Task, session: Session) -> str:
-        time.sleep(0.4)
+        time.sleep(0.6)
         try:
             session.step_in_thread("4")
         except TurnOver as error:
@@ -216,7 +216,7 @@ async def test_a_function_that_goes_on_after_its_episode_cannot_reach_the_enviro
 
     episode, _, _ = await play(team, env=Counted, episode_timeout_s=0.1)
     assert "episode took longer" in episode.failure
-    await asyncio.sleep(0.5)
+    await until(lambda: bool(refused or stepped))
     assert stepped == [] and len(refused) == 1
 
 
@@ -232,7 +232,7 @@ async def test_calls_that_the_program_leaves_behind_are_ended_before_its_answer_
         answer = await say(session, "Writer")
         engine.clear()
         kept.append(asyncio.create_task(say(session, "Editor")))
-        await asyncio.sleep(0.1)
+        await until(lambda: len(requests_of(session)) == 2)
         return answer.text
 
     episode, metrics, _ = await play(team, delay=first_only)
@@ -254,8 +254,11 @@ async def test_at_most_max_open_calls_are_generated_at_a_time(play: Any) -> None
 
 async def test_a_call_belongs_to_the_turn_in_which_it_came(play: Any) -> None:
     async def team(task: Task, session: Session) -> str:
-        calls = [asyncio.create_task(say(session, agent)) for agent in ("Writer", "Editor")]
-        await asyncio.sleep(0.1)
+        calls = [asyncio.create_task(say(session, "Writer"))]
+        await until(lambda: len(requests_of(session)) == 1)
+        calls.append(asyncio.create_task(say(session, "Editor")))
+        await until(lambda: len(requests_of(session)) == 2)
+        await asyncio.sleep(0.001)  # a request that has come is a call when the event loop goes on
         await session.step("4")
         return (await asyncio.gather(*calls))[1].text
 
@@ -321,9 +324,10 @@ async def test_replies_that_nobody_got_change_no_reward_of_others(make_team: Any
             client = asyncio.create_task(say(session, agent, [{"role": "user", "content": "more"}]))
             await arrived.wait()
             client.cancel()
-            await asyncio.sleep(0.05)
+            left = requests_of(session)[-1]
+            await until(lambda left=left: not left.connected())
             release.set()
-        await asyncio.sleep(0.05 * leaves)
+            await asyncio.wait([left.task])
         return "4"
 
     async def delay(request: Any) -> None:

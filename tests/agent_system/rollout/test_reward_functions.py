@@ -143,7 +143,8 @@ def functions(tmp_path: Path) -> Path:
 
 def custom(path: Path | str | None, name: str, manager: str = "auto", **kwargs: Any) -> RewardConfig:
     function = CustomRewardFunctionConfig(str(path) if path else None, name, kwargs)
-    return RewardConfig(custom_reward_function=function, reward_manager=RewardManagerConfig(manager), timeout_s=0.5)
+    limit_s = 0.5 if name in ("hangs", "waits") else 20.0
+    return RewardConfig(custom_reward_function=function, reward_manager=RewardManagerConfig(manager), timeout_s=limit_s)
 
 
 def collect(collector: Any, tasks: list[Task], n: int = 1, **options: Any) -> Any:

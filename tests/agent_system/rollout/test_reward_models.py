@@ -303,7 +303,8 @@ def test_a_server_that_fails_costs_the_episode_after_its_retries(play: Any, serv
         return found if found is not None else 500
 
     server.answer = answer
-    api = ApiConfig(server.url, "big", request_timeout_s=0.3, max_retries=1, retry_delay_s=0.01)
+    limit_s = 0.3 if answers == [None] else 20.0
+    api = ApiConfig(server.url, "big", request_timeout_s=limit_s, max_retries=1, retry_delay_s=0.01)
     reward = rewards(api=api, scope="episode", combine="replace")
     sampling = SamplingParams(32, 0.0)
     judge = Judge(RemoteBinding("judge", "judge", Endpoint("judge", api), sampling, sampling), reward.model, QUESTION, 0)

@@ -31,7 +31,7 @@ from agent_system.sandbox.levels import LEVELS, level_error, rank
 from agent_system.sandbox.local import LocalSandbox
 from agent_system.sandbox.packages import find_packages
 from agent_system.sandbox.worker import Worker, WorkerError
-from tests.agent_system.sandbox.arena import LIMITS, PATIENT, Arena, offered
+from tests.agent_system.sandbox.arena import IDLE, LIMITS, PATIENT, Arena, offered
 from tests.house.source import ROOT
 from verl.trainer.config.sandbox import SandboxConfig, SandboxLimitsConfig
 from verl.trainer.config.spec import ConfigError
@@ -49,7 +49,7 @@ def pool() -> Iterator[LocalSandbox]:
 def alive(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return False
 
 
@@ -58,6 +58,14 @@ def wait_until_dead(pids: list[int]) -> None:
     while any(alive(pid) for pid in pids) and time.monotonic() < until:
         time.sleep(0.02)
     assert [pid for pid in pids if alive(pid)] == []
+
+
+async def with_programs(pool: LocalSandbox, count: int) -> list[int]:
+    """Wait for so many workers that run a program; returns their process ids."""
+    async with asyncio.timeout(30):
+        while len(found := [pid for pid in pool.pids if len(tree.descendants(pid)) > IDLE]) < count:
+            await asyncio.sleep(0.02)
+    return found
 
 
 async def test_results_are_in_the_order_of_the_tests(arena: Arena) -> None:
@@ -102,8 +110,7 @@ async def test_waiting_runs_do_not_block_the_event_loop(arena: Arena) -> None:
 async def test_a_worker_that_dies_is_replaced_and_its_run_repeated(pool: LocalSandbox) -> None:
     slow = asyncio.create_task(pool.run("import time\ntime.sleep(3)\nprint('late')", limits=PATIENT))
     other = asyncio.create_task(pool.run("import time\ntime.sleep(0.3)\nprint('right')", limits=PATIENT))
-    await asyncio.sleep(0.3)
-    victim = next(pid for pid in pool.pids if len(tree.descendants(pid)) > 2)
+    victim = (await with_programs(pool, 1))[0]
     held = tree.descendants(victim)
     (worker,) = [worker for worker in pool._alive if worker.pid == victim]
     os.kill(victim, signal.SIGKILL)
@@ -167,8 +174,8 @@ async def test_an_alarm_that_comes_late_ends_no_other_run(arena: Arena) -> None:
     program = "import os, time\ntime.sleep(0.5)\nos.fork()\nkeep = os.urandom(90 << 20)\ntime.sleep(60)"
     sandbox = LocalSandbox(SandboxConfig(level=arena.level, min_level="rlimits", workers=1, limits=LIMITS))
     try:
-        greedy = asyncio.create_task(sandbox.run(program))
-        await asyncio.sleep(0.3)
+        greedy = asyncio.create_task(sandbox.run(program, limits=PATIENT))
+        await with_programs(sandbox, 1)
         init = tree.descendants(sandbox.pids[0])[1]
         os.kill(init, signal.SIGSTOP)  # the watcher goes on and raises one alarm after the other
         await asyncio.sleep(1.5)
@@ -182,7 +189,7 @@ async def test_an_alarm_that_comes_late_ends_no_other_run(arena: Arena) -> None:
 
 async def test_an_abandoned_run_ends_and_frees_its_worker(pool: LocalSandbox) -> None:
     runs = [asyncio.create_task(pool.run("import time\ntime.sleep(60)", limits=SandboxLimitsConfig(wall_s=90))) for _ in range(2)]
-    await asyncio.sleep(0.3)
+    await with_programs(pool, 2)
     held = [pid for worker in pool.pids for pid in tree.descendants(worker)]
     began = time.monotonic()
     for run in runs:

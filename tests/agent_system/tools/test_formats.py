@@ -110,7 +110,7 @@ def test_an_agent_with_tools_and_a_state_can_be_pickled_and_forked() -> None:
 
 def call(function: Any, **arguments: Any) -> str:
     tool = make_tool(function)
-    return asyncio.run(tool.call(tool.validate(arguments), 20.0))
+    return asyncio.run(tool.call(tool.validate(arguments), 60.0))
 
 
 def test_programs_run_in_the_sandbox() -> None:

@@ -1,6 +1,8 @@
 """What the lanes of a step do together: rows and metrics as without lanes, and which step all policies have completed after an error."""
 
+import threading
 import time
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,25 +22,39 @@ FAILS = (("a", 3),)
 
 
 class Team:
-    """Policies a and b, which are updated for different times; a's update of step 3 fails."""
+    """Policies a and b; a's update of step 3 fails.
+
+    Args:
+        waits: what an update (policy, step) waits for: that another one `begins` or `ends`.
+    """
 
     uses_critic = False
 
-    def __init__(self) -> None:
+    def __init__(self, waits: Mapping[tuple[str, int], tuple[str, str, int]] | None = None) -> None:
         learners = {name: SimpleNamespace(wg_id=name, updates=1) for name in "ab"}
         self.learners, self.engines, self.lost, self.log = learners, self, "", list[tuple[str, int]]()
         self.begun: list[tuple[str, int, list[tuple[str, int]]]] = []  # policy, step, and what had ended then
+        self.waits, self.events, self.happened = waits or {}, set[tuple[str, str, int]](), threading.Condition()
 
     def update_actor(self, batch: DataProto, on_policy: bool, step: int, seed: Any, updated: Any) -> dict[str, float]:
         policy = batch.non_tensor_batch["policy_id"][0]
         self.begun.append((policy, step + 1, list(self.log)))
-        time.sleep(0.2 if (policy == "a") == (step % 2 == 0) else 0.02)
+        self.happens("begins", policy, step + 1)
+        if awaited := self.waits.get((policy, step + 1)):
+            with self.happened:
+                assert self.happened.wait_for(lambda: awaited in self.events, 60), f"{(policy, step + 1)} waits for {awaited}"
         if (policy, step + 1) in FAILS:
             raise RuntimeError("out of memory")
         self.log.append((policy, step + 1))
+        self.happens("ends", policy, step + 1)
         updated(policy)
         value = float(ord(policy))
         return {"actor/loss": value, f"wg/{policy}/actor/loss": value, f"agent/{policy}/loss": value}
+
+    def happens(self, *event: Any) -> None:
+        with self.happened:
+            self.events.add(event)
+            self.happened.notify_all()
 
     def sync_weights(self, version: int, policies: list[str]) -> None:
         self.log += [(policy, -version) for policy in policies]
@@ -64,10 +80,10 @@ def begin(steps: StepTrainer, number: int, policies: str = "abba") -> OpenStep:
 
 
 def test_a_fast_policy_goes_on_and_results_are_those_of_the_whole_team() -> None:
-    steps, start = trainer(team := Team()), time.perf_counter()
+    """Each policy has a long update: that of a in step 1, that of b in step 2, beside which the other one goes on."""
+    steps = trainer(team := Team({("a", 1): ("begins", "b", 2), ("b", 2): ("begins", "a", 2)}))
     opened = [begin(steps, 1), begin(steps, 2)]
     results = [steps.result(step) for step in opened]
-    assert time.perf_counter() - start < 0.38, "two steps of 0.2 s that wait for each other"
     assert ("b", 2, [("b", 1)]) in team.begun, "the fast policy begins step 2 while the other one is in step 1"
     assert ("a", 2, [("b", 1), ("a", 1)]) in team.begun
     for result in results:
@@ -81,7 +97,7 @@ def test_a_fast_policy_goes_on_and_results_are_those_of_the_whole_team() -> None
 
 
 def test_after_an_error_in_an_update_no_step_is_common_to_all() -> None:
-    steps = trainer(Team())
+    steps = trainer(Team({("a", 3): ("ends", "b", 3)}))
     steps.result(begin(steps, 2))
     failed = begin(steps, 3)
     with pytest.raises(RuntimeError, match="out of memory"):
@@ -94,7 +110,7 @@ def test_a_policy_without_samples_is_in_no_later_step_than_the_others() -> None:
     steps.result(begin(steps, 1))
 
     def score(*_: Any) -> Any:
-        time.sleep(0.2)
+        time.sleep(0.2)  # the other lane, which has nothing to do, has ended
         raise TimeoutError("log-probs of step 2")
 
     steps.credit.score = score  # type: ignore[method-assign]
@@ -105,7 +121,7 @@ def test_a_policy_without_samples_is_in_no_later_step_than_the_others() -> None:
 
 
 def test_an_error_while_weights_are_sent_leaves_a_completed_step() -> None:
-    steps = trainer(team := Team())
+    steps = trainer(team := Team({("b", 1): ("begins", "a", 1)}))  # else the error of b may come before a begins
     team.lost = "b"
     failed = begin(steps, 1)
     with pytest.raises(TeamError, match="worker group 'b': killed"):

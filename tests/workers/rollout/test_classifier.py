@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import time
+import threading
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -124,21 +124,22 @@ def test_a_wrong_shape_names_both() -> None:
 
 
 def test_a_request_that_is_given_up_does_not_keep_the_loop_waiting() -> None:
+    given_up = threading.Event()
+
     def head(ids: torch.Tensor) -> torch.Tensor:
-        time.sleep(0.5)
+        assert given_up.wait(60)
         return sums(ids)
 
-    async def ask() -> tuple[float, list[Any]]:
-        engine, started = engine_of(head), time.monotonic()
+    async def ask() -> list[Any]:
+        engine = engine_of(head)
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(engine.generate(GenerateRequest((1,), SamplingParams(1))), 0.1)
-        waited = time.monotonic() - started
+        given_up.set()
         later = await engine.generate(GenerateRequest((2,), SamplingParams(1)))
         engine.close()
-        return waited, later
+        return later
 
-    waited, later = asyncio.run(ask())
-    assert waited < 0.4
+    later = asyncio.run(ask())
     assert isinstance(later[0], ScoredPrompt) and later[0].score == 2.0
 
 

@@ -4,6 +4,7 @@ import asyncio
 import threading
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -100,14 +101,18 @@ async def test_a_drained_engine_gets_no_request_until_it_is_released() -> None:
 async def test_an_adapter_is_drained_alone_and_a_model_with_all_adapters(adapter: str | None) -> None:
     class Slow(Mortal):
         async def generate(self, request: GenerateRequest) -> list[Generation]:
-            await asyncio.sleep(0.3 if request.adapter == "b" else 0.01)
+            await asyncio.sleep(0.01)
+            if request.adapter == "b" and adapter:
+                await a_is_drained.wait()
             return []
 
+    a_is_drained = asyncio.Event()
     client = RestartingClient(Slow(0, 100), Factory(), "math")
     open_ = {name: asyncio.create_task(client.generate(replace(request(3, 1), adapter=name))) for name in ("a", "b")}
     await asyncio.sleep(0)
     await asyncio.wait_for(client.drain(adapter), 5)
     assert open_["a"].done() and open_["b"].done() == (adapter is None)
+    a_is_drained.set()
     later = {name: asyncio.create_task(client.generate(replace(request(3, 1), adapter=name))) for name in ("a", "b", None)}
     await asyncio.wait({*open_.values(), later[None], later["b"]}, timeout=5 if adapter else 0.2)
     assert {name: reply.done() for name, reply in later.items()} == {"a": False, "b": adapter is not None, None: adapter is not None}
@@ -118,12 +123,23 @@ async def test_an_adapter_is_drained_alone_and_a_model_with_all_adapters(adapter
     await asyncio.wait_for(asyncio.gather(*later.values()), 5)
 
 
-async def test_busy_seconds_are_those_with_a_request_under_way() -> None:
-    client = RestartingClient(Mortal(0, 100), Factory(), "math")
+async def test_busy_seconds_are_those_with_a_request_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds, busy = 0.0, list[tuple[float, float]]()
+
+    class Clocked(Mortal):
+        async def generate(self, request: GenerateRequest) -> list[Generation]:
+            nonlocal seconds
+            replies = await super().generate(request)
+            seconds += 1.0
+            return replies
+
+    clock = SimpleNamespace(perf_counter=lambda: seconds, time=lambda: seconds)
+    monkeypatch.setattr("verl.workers.rollout.restart.time", clock)
+    client = RestartingClient(Clocked(0, 100), Factory(), "math", lambda start, end: busy.append((start, end)))
     await ask(client, 20)
-    await asyncio.sleep(0.1)
+    seconds += 100.0
     await ask(client, 1)
-    assert 0.02 <= client.take_busy_seconds() < 0.1
+    assert client.take_busy_seconds() == 21.0 and busy == [(0.0, 20.0), (120.0, 121.0)]
     assert client.take_busy_seconds() == 0.0
 
 

@@ -154,7 +154,7 @@ def test_a_receiver_killed_within_an_update_fails_the_others_in_the_same_bucket(
     for kind, message in processes.answers():
         assert kind == "EngineGoneError" and "bucket 1 of weight update 1 did not come from 127.0.0.1:" in message
         assert f"lost {socket.gethostname()}:{killed}" in message
-    assert time.monotonic() - began < 5, "not the time limit"
+    assert time.monotonic() - began < LIMIT_S / 2, "not the time limit"
     assert f"lost {socket.gethostname()}:{killed}" in caplog.text
     for handle in handles:
         sender.release(handle)
@@ -174,7 +174,7 @@ def test_a_receiver_lost_before_the_group_is_connected_fails_the_others(processe
     del link
     ((kind, message),) = processes.answers()
     assert kind == "EngineGoneError" and "lost elsewhere:1" in message and "lost elsewhere:1" in caplog.text
-    assert time.monotonic() - began < 5, "not the time limit"
+    assert time.monotonic() - began < LIMIT_S / 2, "not the time limit"
     sender.release(handle)
     assert _update(sender, processes, 1) == {2}
 

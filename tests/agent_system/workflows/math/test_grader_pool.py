@@ -13,11 +13,13 @@ from agent_system.workflows.math.world.grader_pool import GraderError, GraderPoo
 
 
 def running(pid: int) -> bool:
-    stat = Path(f"/proc/{pid}/stat")
-    return stat.exists() and stat.read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
-def until_gone(pids: list[int], seconds: float = 20.0) -> bool:
+def until_gone(pids: list[int], seconds: float = 60.0) -> bool:
     end = time.monotonic() + seconds
     while any(map(running, pids)) and time.monotonic() < end:
         time.sleep(0.02)
@@ -77,7 +79,7 @@ def test_graders_end_when_their_parent_is_killed(hanging):
     code = (
         "import sys, threading, time\n"
         "from agent_system.workflows.math.world.grader_pool import GraderPool\n"
-        "pool = GraderPool(workers=1, timeout_s=2.0)\n"
+        "pool = GraderPool(workers=1, timeout_s=1.0)\n"
         "pool.compare_now('1+1', '2')\n"
         + ("threading.Thread(target=pool.compare_now, args=('99999999!', '5'), daemon=True).start(); time.sleep(0.2)\n" if hanging else "")
         + "print(pool.pids[0], flush=True)\n"

@@ -59,43 +59,45 @@ def test_other_modes_and_returns_along_a_tree_have_one_lane() -> None:
     assert lanes({}, tree="step") == EACH
 
 
-def sleeper(seconds: float, log: list[str], name: str) -> Callable[[], str]:
-    def work() -> str:
-        time.sleep(seconds)
-        log.append(name)
-        return name
-
-    return work
-
-
 def test_a_lane_goes_on_while_another_one_works() -> None:
-    """Short and long updates take turns: each lane needs 0.6 s for two steps, with a barrier after each they need 1.0 s."""
-    running, log, start = Lanes(2, 1), list[str](), time.perf_counter()
-    first = running.start([sleeper(0.5, log, "a1"), sleeper(0.1, log, "b1")])
-    second = running.start([sleeper(0.1, log, "a2"), sleeper(0.5, log, "b2")])
+    """Long and short updates take turns: the long one of each step ends after the other lane has begun its next job, or its own."""
+    running, begun, ends = Lanes(2, 1), {name: threading.Event() for name in ("a1", "b1", "a2", "b2")}, dict[str, float]()
+
+    def job(name: str, awaited: str) -> Callable[[], str]:
+        def work() -> str:
+            begun[name].set()
+            assert begun[awaited].wait(60)
+            ends[name] = time.perf_counter()
+            return name
+
+        return work
+
+    start = time.perf_counter()
+    first = running.start([job("a1", "b2"), job("b1", "b1")])
     assert running.lead == 1 and running.idle_seconds(start) == 0
+    second = running.start([job("a2", "a2"), job("b2", "a2")])
     wait([*first, *second])
-    took = time.perf_counter() - start
-    assert 0.6 <= took < 0.9
+    ended = time.perf_counter()
     assert [job.result() for job in (*first, *second)] == ["a1", "b1", "a2", "b2"]
-    assert log.index("b1") == 0 and log.index("a1") < log.index("a2")
-    time.sleep(0.05)
-    assert 0.05 <= running.idle_seconds(start) < 0.3, "only the time since the last job ended"
+    assert list(ends)[:2] == ["b1", "a1"]
+    since = time.perf_counter() - ended
+    assert since <= running.idle_seconds(start) <= time.perf_counter() - max(ends.values()), "only the time since the last job ended"
 
 
 def test_after_an_error_no_lane_begins_another_job() -> None:
-    running, began = Lanes(2, 1), threading.Event()
+    running, began, started = Lanes(2, 1), threading.Event(), threading.Event()
 
     def fails() -> None:
-        assert began.wait(5)
+        assert began.wait(60)
         raise ValueError("lost")
 
     def works() -> None:
         began.set()
-        time.sleep(0.1)
+        assert started.wait(60) and wait(first[:1], 60).done
 
     first = running.start([fails, works])
     second = running.start([lambda: None, lambda: None])
+    started.set()
     wait([*first, *second])
     assert isinstance(first[0].exception(), ValueError) and first[1].exception() is None
     assert all(isinstance(job.exception(), CancelledError) for job in second)

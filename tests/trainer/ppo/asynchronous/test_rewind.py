@@ -1,7 +1,6 @@
 """Takes of steps that no policy was trained on are undone before a checkpoint, with what was left out and dropped before them."""
 
 import asyncio
-import time
 from collections import deque
 from collections.abc import AsyncIterator, Collection, Iterator
 from contextlib import asynccontextmanager
@@ -18,7 +17,7 @@ from verl.trainer.ppo.asynchronous.group_queue import GroupQueue
 from verl.trainer.ppo.asynchronous.pace import Pace
 from verl.trainer.ppo.asynchronous.played import Played, Taken
 from verl.trainer.ppo.asynchronous.saved_groups import FOLDER, check_checkpoint
-from verl.trainer.ppo.asynchronous.stream import GroupStream
+from verl.trainer.ppo.asynchronous.stream import TICK_S, GroupStream
 from verl.trainer.ppo.collect.step_samples import StepSamples
 from verl.trainer.ppo.interrupt import StopRequest
 from verl.utils.checkpoint import CheckpointError
@@ -83,6 +82,7 @@ class Stream(GroupStream):
         async def groups(_window: int) -> AsyncIterator[Any]:
             async def play(row: int, _n: int, *, step: int, attempt: int, number: int) -> list[Any]:
                 await asyncio.sleep(self.play_s)
+                self.seconds += 1.0
                 uid, failure = f"step{step}.{attempt}/{row}/{number}", "KeyError: 'world'" if row in self.broken else None
                 return [SimpleNamespace(uid=uid, task_id=f"toy:{row}", failure=failure, reply_tokens=1, row=row)]
 
@@ -98,6 +98,7 @@ class Stream(GroupStream):
         super().__init__(config, collector, loader, loop, lambda *_: None, 9, {"p": pace}, {})
         self.play_s, self.limit_s, self.in_time = 0.01, 3.0, False
         self.signal, self.has_samples, self.taken_uids, self.broken = signal, True, list[list[str]](), set[int]()
+        self.seconds = 0.0  # of a clock by which an episode takes one
 
     def _has_signal(self, rows: Any) -> bool:
         return rows[0].row in self.signal
@@ -178,23 +179,25 @@ def test_a_step_waits_for_episodes_that_are_slow_because_engines_are(loop: LoopT
             assert len(ours.take(1, stop).batch or ()) == 1
 
 
-def test_what_happens_between_steps_is_in_no_interval_of_metrics(loop: LoopThread) -> None:
+def test_what_happens_between_steps_is_in_no_interval_of_metrics(loop: LoopThread, monkeypatch: pytest.MonkeyPatch) -> None:
     ours = Stream(loop, configured(False), FRESH, [])
+    monkeypatch.setattr("verl.trainer.ppo.asynchronous.stream.time", SimpleNamespace(perf_counter=lambda: ours.seconds))
     ours.published(0, ["p"])
-    time.sleep(0.3)  # a run that resumes
+    ours.seconds += 300.0  # a run that resumes
     with StopRequest() as stop:
         ours.take(1, stop)
-    found = ours.metrics(1, 0.1)
-    assert found["rollouter/idle_ratio"] < 0.8, "a step of about 0.01 s, of which episodes take about all"
+    assert ours.metrics(1, 0.1)["rollouter/idle_ratio"] == 0, "a step of about two seconds, of which episodes take all"
 
     async def block() -> None:
-        time.sleep(0.4)
+        ours.seconds += 4.0
 
     ours.set_validating(True)
     loop.start(block()).result()
-    loop.start(asyncio.sleep(0.1)).result()
+    loop.start(asyncio.sleep(2 * TICK_S)).result()
+    assert ours._lag_s > 3
     ours.set_validating(False)
-    assert ours.metrics(1, 0.1)["rollouter/loop_lag_s"] < 0.2
+    ours.seconds += 1e-3  # an interval is longer than nothing
+    assert ours.metrics(1, 0.1)["rollouter/loop_lag_s"] < 0.01
 
 
 def test_a_surplus_of_dynamic_sampling_goes_on_without_staleness_alone(loop: LoopThread, tmp_path: Path) -> None:

@@ -245,8 +245,10 @@ def test_a_process_whose_parent_died_while_it_came_up_ends() -> None:
 
 async def _gone(pid: int) -> bool:
     for _ in range(200):
-        status = Path(f"/proc/{pid}/stat")
-        if not status.exists() or status.read_text().split()[2] == "Z":
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().split()[2] == "Z":
+                return True
+        except (FileNotFoundError, ProcessLookupError):
             return True
         await asyncio.sleep(0.05)
     return False
