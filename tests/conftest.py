@@ -58,6 +58,8 @@ HAS_VLLM = find_spec("vllm") is not None
 pytest.register_assert_rewrite("tests.agent_system.sandbox.arena")
 # With Python's own 700, collections are a fifth of the time in which modules are imported and tests collected.
 gc.set_threshold(50_000)
+# Ray gives its workers a low priority; beside other tests they would hardly run.
+os.environ.setdefault("RAY_worker_niceness", "0")
 # Dozens of processes import torch or vLLM; compiling their modules anew in each takes longer than the imports themselves.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
