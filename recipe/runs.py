@@ -229,6 +229,21 @@ def success_curve(lines: Lines, x: str = "step") -> Curve:
     return [[line.get(x, 0.0), line[accuracy]] for line in lines if accuracy in line]
 
 
+def success_row(lines: Lines, shares: Mapping[str, str]) -> Row:
+    """Return success and shares at the first and the last validation, seconds of training, and steps, as columns of `results.json`.
+
+    Args:
+        lines: lines of the run; the first one has a validation.
+        shares: column without `_before` and `_after` -> metric of the environment.
+    """
+    accuracy = accuracy_key(lines[0])
+    first, last = lines[0], [line for line in lines if accuracy in line][-1]
+    row: Row = {"before": first[accuracy], "after": last[accuracy]}
+    for name, metric in shares.items():
+        row |= {f"{name}_before": first[f"val/env/{metric}"], f"{name}_after": last[f"val/env/{metric}"]}
+    return row | {"seconds": training_seconds(lines), "steps": last["step"]}
+
+
 def training_seconds(lines: Lines) -> float:
     """Return the seconds of all training steps."""
     return round(sum(line.get("timing_s/step", 0.0) for line in lines), 1)
