@@ -13,7 +13,6 @@ import argparse
 import json
 import sys
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,17 +32,23 @@ from verl.trainer.sft.data import Chat, encode
 AGENTS = {"coder": Coder(CODER), "filer": Filer(FILER)}
 
 
-def fit(level: str, settings: Mapping[str, Any], seed: int, steps: int) -> Row:
-    """Fit both roles with the settings of a level; return its row of `fit.json`."""
-    path = ROOT / run_module(*PREPARE, "--out", "outputs/embedded", "--seed", str(seed))[-1] / "model"
+def fit(base: Path, level: str, settings: Mapping[str, Any], seed: int, steps: int) -> Row:
+    """Fit both roles to the products of a seed, from the model in the folder `base`; return the row of `fit.json`.
+
+    Args:
+        base: folder of the warm-started model.
+        level, settings: level of `config.yaml` and its keys.
+        seed: seed of the products and of the adapters.
+        steps: optimizer steps.
+    """
     together = settings["agent.specialization"] == "prompt"
     row: Row = {"level": level, "seed": seed}
     for roles in [tuple(AGENTS)] if together else [(role,) for role in AGENTS]:
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+        model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
         if settings["agent.specialization"] == "lora":
             spec = LoraSpec(settings["actor_rollout_ref.model.lora_rank"], settings["actor_rollout_ref.model.lora_alpha"])
-            select_adapter(add_adapters(model, {roles[0]: spec}, str(path), seed), roles[0])
-        data = {role: replies(role, products(seed), AutoTokenizer.from_pretrained(path)) for role in roles}
+            select_adapter(add_adapters(model, {roles[0]: spec}, str(base), seed), roles[0])
+        data = {role: replies(role, products(seed), AutoTokenizer.from_pretrained(base)) for role in roles}
         optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], settings["actor_rollout_ref.actor.optim.lr"])
         for step in range(steps + 1):
             chances = {role: letters(model, data[role]) for role in roles}
@@ -77,5 +82,8 @@ if __name__ == "__main__":
     args = parser.parse_args()
     torch.set_num_threads(1)
     levels = yaml.safe_load((HERE / "config.yaml").read_text())["levels"]
-    calls = [partial(fit, level, settings, seed, args.steps) for level, settings in levels.items() for seed in args.seeds]
-    (args.out / "fit.json").write_text(json.dumps([call() for call in calls], indent=1) + "\n")
+    rows = []
+    for seed in args.seeds:
+        base = ROOT / run_module(*PREPARE, "--out", "outputs/embedded", "--seed", str(seed))[-1] / "model"
+        rows += [fit(base, level, settings, seed, args.steps) for level, settings in levels.items()]
+    (args.out / "fit.json").write_text(json.dumps(sorted(rows, key=lambda row: row["level"]), indent=1) + "\n")

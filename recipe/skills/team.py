@@ -1,4 +1,4 @@
-"""A Coder and a Filer with one product: each answers a letter, the Coder by an arbitrary table, the Filer by a rule; a plug-in of `measure.py`.
+"""A Coder and a Filer with one product: the Coder answers a letter by an arbitrary table, the Filer by a rule; a plug-in of `measure.py`.
 
 A product has a colour and a kind. Its code is an arbitrary letter per product, so the Coder must learn every product; its shelf depends on
 the colour alone, so the Filer must learn one letter per colour. Neither sees the other's reply, and the prompt names the role.
