@@ -193,7 +193,7 @@ def plot_curves(curves: Mapping[str, Curve], labels: Mapping[str, tuple[str, str
         panel.plot(*zip(*points, strict=True), color=colour, linewidth=1.0, label=None if variant in named else label)
         named.add(variant)
     panel.set_xlabel("step")
-    panel.set_ylabel("team accuracy on held-out problems")
+    panel.set_ylabel("team accuracy at validation")
     panel.set_ylim(0, 1)
     panel.legend(fontsize=8)
     figure.savefig(path, metadata={"Date": None})

@@ -2,7 +2,7 @@
 
     python recipe/skills/fit.py --seeds 0 1 2
 
-fits the right replies with the models or adapters of each level of `config.yaml` and its learning rate, 800 steps on all products, and
+fits the right replies with the models or adapters of each level of `config.yaml` and its learning rate, 400 steps on all products, and
 writes `fit.json`: rows `{"level", "seed", "coder_100", "filer_100", "coder", "filer"}`, the mean probability of the right letter after 100
 steps and at the end.
 """
@@ -77,7 +77,7 @@ def letters(model: Any, ids: torch.Tensor) -> torch.Tensor:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--steps", type=int, default=800)
+    parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--out", type=folder, default=HERE, help="folder of the result")
     args = parser.parse_args()
     torch.set_num_threads(1)
