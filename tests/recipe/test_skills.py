@@ -19,31 +19,32 @@ from recipe.skills.prepare import COLOURS, SIZE, WORLD, Product, products, to_ro
 from recipe.skills.team import CODER, FILER, LETTERS, NAME, Coder, Filer
 from verl.models.tiny import make_tiny_model
 
-ROW = to_row(Product("red kiwi", code="C", shelf="F"), 0, "test")
-TASK = Task("t", ROW["prompt"][0]["content"], ground_truth=ROW["reward_model"]["ground_truth"])
 LEVELS = yaml.safe_load((HERE / "config.yaml").read_text())["levels"]
 
 
 @pytest.mark.parametrize(
-    ("code", "shelf", "coder", "filer", "shelf_as_code"),
+    ("letters", "code", "shelf", "coder", "filer", "shelf_as_code"),
     [
-        ("code C", "shelf F", 1, 1, 0),
-        ("code F", "shelf F", 0, 1, 1),
-        ("code C", "shelf C", 1, 0, 0),
-        ("shelf C", "code F", 0, 0, 0),
-        ("code A", "shelf F.", 0, 0, 0),
+        ("CF", "code C", "shelf F", 1, 1, 0),
+        ("CF", "code F", "shelf F", 0, 1, 1),
+        ("CF", "code C", "shelf C", 1, 0, 0),
+        ("CF", "shelf C", "code F", 0, 0, 0),
+        ("CF", "code A", "shelf F.", 0, 0, 0),
+        ("CC", "code C", "shelf F", 1, 0, 0),
     ],
 )
 async def test_each_role_is_paid_for_its_letter_and_the_team_for_both(
-    code: str, shelf: str, coder: float, filer: float, shelf_as_code: float
+    letters: str, code: str, shelf: str, coder: float, filer: float, shelf_as_code: float
 ) -> None:
+    row = to_row(Product("red kiwi", *letters), 0, "test")
+    task = Task("t", row["prompt"][0]["content"], ground_truth=row["reward_model"]["ground_truth"])
     seen: dict[str, str] = {}
 
     def reply_of(agent: str, reply: str) -> Callable[[str, object], str]:
         return lambda prompt, _: seen.setdefault(agent, prompt) and reply
 
     team = scripted_team(NAME, {CODER: reply_of(CODER, code), FILER: reply_of(FILER, shelf)})
-    found = await team.collect([TASK], n=1, step=1)
+    found = await team.collect([task], n=1, step=1)
     columns = found.batch.non_tensor_batch
     assert dict(zip(columns["agent_id"], columns["local_reward"], strict=True)) == {CODER: coder, FILER: filer}
     assert set(columns["team_reward"]) == {coder * filer}
@@ -84,7 +85,7 @@ def test_the_tables_of_the_readme_are_those_of_the_committed_rows() -> None:
     assert [(row["level"], row["seed"]) for row in rows] == [(row["level"], row["seed"]) for row in fits] == runs
     for row, fitted in zip(rows, fits, strict=True):
         team = f"{100 * row['before']:.1f} → **{100 * row['after']:.1f}**"
-        shares = [f"{100 * row[f'{name}_after']:.1f}" for name in ("coder_right", "filer_right", "coder_shelf")]
+        shares = [f"{100 * row[name]:.1f}" for name in ("coder_right_after", "filer_right_after", "coder_shelf_max")]
         stored = [f"{100 * fitted['coder']:.0f}, {100 * fitted['filer']:.0f}"]
         assert f"| `{row['level']}` | {row['seed']} | {' | '.join([team, *shares, *stored])} |" in readme
     assert {run: [points[0][1], points[-1][1]] for run, points in curves.items()} == {
