@@ -1,4 +1,4 @@
-"""A task that needs roles with different skills: one policy, one adapter per agent and one model per agent, with and without named roles.
+"""Two colleagues with equal prompts who must reply differently: one policy, an adapter per agent and a model per agent, and named roles.
 
     python recipe/roles/measure.py --seeds 0 1 2
 

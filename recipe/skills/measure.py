@@ -3,7 +3,7 @@
     python recipe/skills/measure.py --seeds 0 1 2
 
 trains the Coder and the Filer of `team.py` with each level of `config.yaml` and writes `results.json` (rows `{"level", "seed", "before",
-"after", "coder_right_after", "coder_shelf_max", ...}`), `curves.json` and `curves.svg` into this folder. Only the level and its learning rate differ: tasks,
+"after", "coder_right_after", ...}`), `curves.json` and `curves.svg` into this folder. Only the level and its learning rate differ: tasks,
 seeds and warm start are the same. Rows of an earlier call are kept unless they are measured again. DEMOS is the number of demonstrations
 of the warm start.
 """
@@ -27,8 +27,7 @@ LABELS = {
     "L2_rank16": ("tab:orange", "L2: an adapter of rank 16 per agent"),
     "L3": ("tab:blue", "L3: a model per agent"),
 }
-SHARES = {"coder_right": "coder/right", "filer_right": "filer/right"}
-CONFUSED = "val/env/coder/shelf"
+SHARES = {"coder_right": "coder/right", "filer_right": "filer/right", "coder_shelf": "coder/shelf"}
 
 
 def measure(level: str, seed: int, more: list[str]) -> tuple[Row, Curve]:
@@ -36,8 +35,7 @@ def measure(level: str, seed: int, more: list[str]) -> tuple[Row, Curve]:
     config = yaml.safe_load((HERE / "config.yaml").read_text())
     settings = config["common"] | config["levels"][level]
     lines = train_embedded(f"skills_{level}_seed{seed}", seed, settings, os.environ.get("DEMOS") or None, more, PREPARE)
-    confused = max(line[CONFUSED] for line in lines if CONFUSED in line)
-    return {"level": level, "seed": seed} | success_row(lines, SHARES) | {"coder_shelf_max": confused}, success_curve(lines)
+    return {"level": level, "seed": seed} | success_row(lines, SHARES), success_curve(lines)
 
 
 if __name__ == "__main__":

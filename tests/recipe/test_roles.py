@@ -82,7 +82,7 @@ def test_the_script_trains_a_level_and_draws_it(recipe: str, level: str, checkou
     kept, row = json.loads((tmp_path / "results.json").read_text())
     assert kept == {"level": "L1", "seed": 7, "before": 0.3}
     assert (row["level"], row["seed"], row["steps"]) == (level, 7, 1)
-    own = ("covered_after", "right_after", "a_adds_after") if recipe == "roles" else ("coder_right_after", "coder_shelf_max")
+    own = ("covered_after", "right_after", "a_adds_after") if recipe == "roles" else ("coder_right_after", "coder_shelf_after")
     assert all(0 <= row[name] <= 1 for name in ("before", "after", *own))
     assert list(json.loads((tmp_path / "curves.json").read_text())) == [f"{level}/7"]
     assert "<svg" in (tmp_path / "curves.svg").read_text()

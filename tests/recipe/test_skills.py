@@ -85,7 +85,8 @@ def test_the_tables_of_the_readme_are_those_of_the_committed_rows() -> None:
     assert [(row["level"], row["seed"]) for row in rows] == [(row["level"], row["seed"]) for row in fits] == runs
     for row, fitted in zip(rows, fits, strict=True):
         team = f"{100 * row['before']:.1f} → **{100 * row['after']:.1f}**"
-        shares = [f"{100 * row[name]:.1f}" for name in ("coder_right_after", "filer_right_after", "coder_shelf_max")]
+        shares = [f"{100 * row[name]:.1f}" for name in ("coder_right_after", "filer_right_after")]
+        shares.append(f"{100 * row['coder_shelf_after'] / (1 - row['coder_right_after']):.0f}")
         stored = [f"{100 * fitted['coder']:.0f}, {100 * fitted['filer']:.0f}"]
         assert f"| `{row['level']}` | {row['seed']} | {' | '.join([team, *shares, *stored])} |" in readme
     assert {run: [points[0][1], points[-1][1]] for run, points in curves.items()} == {
