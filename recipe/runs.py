@@ -193,7 +193,7 @@ def plot_curves(curves: Mapping[str, Curve], labels: Mapping[str, tuple[str, str
         panel.plot(*zip(*points, strict=True), color=colour, linewidth=1.0, label=None if variant in named else label)
         named.add(variant)
     panel.set_xlabel("step")
-    panel.set_ylabel("team accuracy on held-out problems")
+    panel.set_ylabel("team accuracy at validation")
     panel.set_ylim(0, 1)
     panel.legend(fontsize=8)
     figure.savefig(path, metadata={"Date": None})
@@ -227,6 +227,21 @@ def success_curve(lines: Lines, x: str = "step") -> Curve:
     """Return [value of `x` (0 where it is missing), success] of every validation."""
     accuracy = accuracy_key(lines[0])
     return [[line.get(x, 0.0), line[accuracy]] for line in lines if accuracy in line]
+
+
+def success_row(lines: Lines, shares: Mapping[str, str]) -> Row:
+    """Return success and shares at the first and the last validation, seconds of training, and steps, as columns of `results.json`.
+
+    Args:
+        lines: lines of the run; the first one has a validation.
+        shares: column without `_before` and `_after` -> metric of the environment.
+    """
+    accuracy = accuracy_key(lines[0])
+    first, last = lines[0], [line for line in lines if accuracy in line][-1]
+    row: Row = {"before": first[accuracy], "after": last[accuracy]}
+    for name, metric in shares.items():
+        row |= {f"{name}_before": first[f"val/env/{metric}"], f"{name}_after": last[f"val/env/{metric}"]}
+    return row | {"seconds": training_seconds(lines), "steps": last["step"]}
 
 
 def training_seconds(lines: Lines) -> float:

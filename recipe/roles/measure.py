@@ -1,4 +1,4 @@
-"""A task that needs roles with different skills: one policy, one adapter per agent and one model per agent, with and without named roles.
+"""Two colleagues with equal prompts who must reply differently: one policy, an adapter per agent and a model per agent, and named roles.
 
     python recipe/roles/measure.py --seeds 0 1 2
 
@@ -17,7 +17,7 @@ from pathlib import Path
 import yaml
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from recipe.runs import Curve, Lines, Row, accuracy_key, measure_grid, success_curve, train_embedded, training_seconds
+from recipe.runs import Curve, Row, measure_grid, success_curve, success_row, train_embedded
 
 HERE = Path(__file__).parent
 PREPARE = ("recipe.roles.prepare", "--world", "colleagues")
@@ -35,17 +35,7 @@ def measure(level: str, seed: int, more: list[str]) -> tuple[Row, Curve]:
     config = yaml.safe_load((HERE / "config.yaml").read_text())
     settings = config["common"] | config["levels"][level]
     lines = train_embedded(f"roles_{level}_seed{seed}", seed, settings, os.environ.get("DEMOS") or None, more, PREPARE)
-    return summarise(level, seed, lines), success_curve(lines)
-
-
-def summarise(level: str, seed: int, lines: Lines) -> Row:
-    """Return one row of `results.json`."""
-    accuracy = accuracy_key(lines[0])
-    first, last = lines[0], [line for line in lines if accuracy in line][-1]
-    row: Row = {"level": level, "seed": seed, "before": first[accuracy], "after": last[accuracy]}
-    for name, metric in SHARES.items():
-        row |= {f"{name}_before": first[f"val/env/{metric}"], f"{name}_after": last[f"val/env/{metric}"]}
-    return row | {"seconds": training_seconds(lines), "steps": last["step"]}
+    return {"level": level, "seed": seed} | success_row(lines, SHARES), success_curve(lines)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""The recipe of the colleagues: what the team is paid for, what the prompts tell apart, a run made small, and the committed rows."""
+"""The recipe of the colleagues: what the team is paid for, what the prompts tell apart, a run made small, and the committed rows.
+
+The small run is also that of recipe/skills.
+"""
 
 import json
 import os
@@ -71,15 +74,17 @@ def test_demonstrations_answer_either_part_rightly_and_never_a_test_problem() ->
     assert not any(demo[0]["content"].split(": ")[-1] in tested.test_keys for demo in demos)
 
 
-def test_the_script_trains_a_level_and_draws_it(checkout: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("recipe", "level"), [("roles", "L2"), ("skills", "L2_rank1")])
+def test_the_script_trains_a_level_and_draws_it(recipe: str, level: str, checkout: Path, tmp_path: Path) -> None:
     (tmp_path / "results.json").write_text(json.dumps([{"level": "L1", "seed": 7, "before": 0.3}]))
-    command = [checkout / ".venv/bin/python", "recipe/roles/measure.py", "--seeds", "7", "--levels", "L2", "--out", str(tmp_path)]
+    command = [checkout / ".venv/bin/python", f"recipe/{recipe}/measure.py", "--seeds", "7", "--levels", level, "--out", str(tmp_path)]
     subprocess.run([*command, *SMALL], cwd=checkout, env=os.environ | {"DEMOS": "96"}, check=True, timeout=240)
     kept, row = json.loads((tmp_path / "results.json").read_text())
     assert kept == {"level": "L1", "seed": 7, "before": 0.3}
-    assert (row["level"], row["seed"], row["steps"]) == ("L2", 7, 1)
-    assert all(0 <= row[name] <= 1 for name in ("before", "after", "covered_after", "right_after", "a_adds_after"))
-    assert list(json.loads((tmp_path / "curves.json").read_text())) == ["L2/7"]
+    assert (row["level"], row["seed"], row["steps"]) == (level, 7, 1)
+    own = ("covered_after", "right_after", "a_adds_after") if recipe == "roles" else ("coder_right_after", "coder_shelf_after")
+    assert all(0 <= row[name] <= 1 for name in ("before", "after", *own))
+    assert list(json.loads((tmp_path / "curves.json").read_text())) == [f"{level}/7"]
     assert "<svg" in (tmp_path / "curves.svg").read_text()
 
 
