@@ -10,6 +10,7 @@ from hydra._internal.utils import get_args_parser
 from verl.compat.command import translate
 from verl.compat.keys import VERL_KEYS, VERL_MEANINGS, VERL_VALUES, VerlKey
 from verl.compat.pettingllms import PETTINGLLMS_KEYS
+from verl.compat.values import PER_AGENT
 from verl.trainer.config.cross_checks import check_settings
 from verl.trainer.config.entry import KEYS, SECTIONS, compose_config, with_preset_note
 from verl.trainer.config.spec import ConfigError
@@ -132,6 +133,16 @@ def test_one_warning_lists_what_was_translated() -> None:
     assert "data.truncation=left" in said and "return_raw_chat" not in said
 
 
+def test_values_that_say_what_is_so_anyway_are_taken_in_silence() -> None:
+    values = ("actor.strategy=fsdp2", "ref.strategy=fsdp2", "actor.use_torch_compile=False", "rollout.calculate_log_probs=True")
+    given = [f"actor_rollout_ref.{value}" for value in (*values, "rollout.enable_chunked_prefill=True", "actor.optim.lr=null")]
+    own = f"{PER_AGENT}.actor.optim.lr=[1e-6]"
+    for silent in (*given, "critic.strategy=fsdp2", "data.return_raw_chat=True", "data.truncation=error", "trainer.logger=console"):
+        assert translate([silent, own, *ALONE]).warning() == "", silent
+        assert silent not in translate([silent, own]).warning()
+    assert "data.truncation=left" in translate(["data.truncation=left", *ALONE]).warning()
+
+
 def test_a_note_is_about_one_key() -> None:
     given = ["actor_rollout_ref.rollout.n=5"]
     message = "algorithm.adv_estimator=gae with env.rollout.n=5 and trainer.total_epochs=30: too much"
@@ -139,7 +150,7 @@ def test_a_note_is_about_one_key() -> None:
     assert with_preset_note("env.rollout.n_more is not env.rollout", given) == "env.rollout.n_more is not env.rollout"
 
 
-@pytest.mark.parametrize(("marker", "upstream"), [("data.truncation=error", "verl"), ("env.seed=3", "Dr. MAS")])
+@pytest.mark.parametrize(("marker", "upstream"), [("data.truncation=left", "verl"), ("env.seed=3", "Dr. MAS")])
 def test_the_warning_names_the_project_of_the_keys(marker: str, upstream: str) -> None:
     assert translate([marker, *ALONE]).warning().startswith(f"keys of {upstream} (")
 

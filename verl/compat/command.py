@@ -43,7 +43,7 @@ class Command:
         self.defaults = {key: value for key, value in self.defaults.items() if key not in keys}
 
     def warning(self) -> str:
-        """Return what was translated in one line; empty if nothing was."""
+        """Return what was translated in one line; empty if nothing was, and no default of the project applies."""
         if not self.translated:
             return ""
         defaults = " ".join(f"{key}={value}" for key, value in self.defaults.items())
@@ -54,8 +54,11 @@ class Command:
             for key in MINI_BATCH_SIZES
             if self.upstream == "Dr. MAS" and plain(values.get(key, "0")) not in ("0", "null")
         ]
-        listed = f"translated: {' | '.join([*self.listed, *rows]) or 'nothing else'}"
-        return f"keys of {self.upstream or 'verl'} (docs/upstream_map.md): {f'defaults: {defaults}; ' if defaults else ''}{listed}"
+        listed = [*self.listed, *rows]
+        if not listed and not defaults:
+            return ""
+        said = f"translated: {' | '.join(listed) or 'nothing else'}"
+        return f"keys of {self.upstream or 'verl'} (docs/upstream_map.md): {f'defaults: {defaults}; ' if defaults else ''}{said}"
 
 
 def translate(given: Sequence[str]) -> Command:
