@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import re
+import time
 from collections import Counter, OrderedDict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from dataclasses import dataclass, replace
 from hashlib import blake2b
@@ -85,6 +88,8 @@ class ReplyScorer:
         self._running: dict[str, asyncio.Task[float]] = {}
         self._counts: Counter[str] = Counter()
         self._priority = priority_of(validate=False)
+        self._scored_at = [0.0]  # monotonic time of the model's last score
+        self._stopped: Callable[[], AbstractContextManager[None]] = nullcontext
 
     def takes(self, agent_id: str) -> bool:
         """Return whether the calls of an agent are scored."""
@@ -94,7 +99,8 @@ class ReplyScorer:
         """Return the score of a reply to chat messages.
 
         Raises:
-            TimeoutError: no score within `reward.model.timeout_s`.
+            TimeoutError: the model gave no score, of this reply or another, for `reward.model.timeout_s`. A judge in an engine has the
+                engine's limit instead.
             AgentSystemError: a score that is not a finite number.
             Exception: whatever the model raises.
         """
@@ -150,6 +156,12 @@ class ReplyScorer:
         scorer._counts, scorer._priority = Counter(), priority_of(validate=True)
         return scorer
 
+    def stopping(self, stopped: Callable[[], AbstractContextManager[None]]) -> ReplyScorer:
+        """Return the same scorer for an episode whose clock stands still within `stopped()`, while a score is awaited."""
+        scorer = copy(self)
+        scorer._stopped = stopped
+        return scorer
+
     def take_counts(self) -> dict[str, float]:
         """Return counts since the last call: `requests`, `cache_hits`, and those of the model."""
         taken = {f"{COUNTS}{name}": float(self._counts[name]) for name in {"requests", "cache_hits", *self._counts}}
@@ -181,18 +193,23 @@ class ReplyScorer:
             task.add_done_callback(lambda done: self._finished(digest, done))
         else:
             self._counts["cache_hits"] += 1
-        return await asyncio.shield(task)  # other episodes may wait for the same score
+        with self._stopped():
+            return await asyncio.shield(task)  # other episodes may wait for the same score
 
     async def _asked(self, conversation: Conversation) -> float:
-        limit = self.settings.timeout_s
+        kind, limit, began = self.settings.kind, self.settings.timeout_s, time.monotonic()
+        asked = asyncio.ensure_future(self._model.score(conversation, self._counts, self._priority))
         try:
-            async with asyncio.timeout(limit) as clock:
-                score = await self._model.score(conversation, self._counts, self._priority)
-                return finite(score, "a score", f"reward.model.kind={self.settings.kind}")
-        except TimeoutError as error:
-            if not clock.expired():
-                raise
-            raise TimeoutError(f"no score within reward.model.timeout_s={limit:g} s from the {self.settings.kind}") from error
+            while not asked.done():
+                left = math.inf if kind == "judge" else limit + max(began, self._scored_at[0]) - time.monotonic()
+                if left <= 0:
+                    raise TimeoutError(f"no score within reward.model.timeout_s={limit:g} s from the {kind}")
+                await asyncio.wait([asked], timeout=None if left == math.inf else left)
+            score = finite(asked.result(), "a score", f"reward.model.kind={kind}")
+        finally:
+            asked.cancel()
+        self._scored_at[0] = time.monotonic()
+        return score
 
     def _finished(self, digest: str, task: asyncio.Task[float]) -> None:
         del self._running[digest]

@@ -26,6 +26,7 @@ from agent_system.reward.scorer import EpisodeScorer
 from agent_system.rollout.batch import build_batch
 from agent_system.rollout.binding import AgentBinding
 from agent_system.rollout.call import AgentRuntime, EpisodeSpec
+from agent_system.rollout.clock import EpisodeClock
 from agent_system.rollout.metrics import collect_metrics
 from agent_system.rollout.player import EpisodePlayer, rare_garbage_collection
 from agent_system.rollout.prompt import PromptBuilder
@@ -279,9 +280,8 @@ class Collector:
                 return EpisodeRunner(spec, self.orchestra, self.runtimes, self._env(spec, threads), settings, model)
 
             try:
-                reward = settings.reward
-                score_s = reward.timeout_s + (0.0 if reward.model.kind is None else reward.model.timeout_s)
-                yield EpisodePlayer(start, self._score, slots, settings.episode_timeout_s, score_s, settings.max_failure_rate, window)
+                limits = settings.episode_timeout_s, settings.reward.timeout_s
+                yield EpisodePlayer(start, self._score, slots, *limits, settings.max_failure_rate, window)
             finally:
                 self._players -= 1
                 if not self._players:
@@ -355,9 +355,10 @@ class Collector:
         """Return the text of the first `count` tokens of a reply."""
         return self.runtimes[sample.agent_id].binding.text_of(sample.generation.first(count))
 
-    async def _score(self, record: EpisodeRecord, spec: EpisodeSpec) -> EpisodeRecord:
+    async def _score(self, record: EpisodeRecord, spec: EpisodeSpec, clock: EpisodeClock) -> EpisodeRecord:
         """Call the reward functions on the record of a finished episode."""
-        record = await self._scorer.score(record, self._models.get(spec.validate))
+        model = self._models.get(spec.validate)
+        record = await self._scorer.score(record, model and model.stopping(clock.stopped))
         if not (spec.validate or spec.greedy):
             self._check_terms(record)
         return record

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from agent_system.env_workers.messages import EnvWorkerError, innermost_line
 from agent_system.record import EpisodeRecord
 from agent_system.rollout.call import EpisodeSpec
+from agent_system.rollout.clock import EpisodeClock
 from agent_system.rollout.runner import EpisodeRunner
 from verl.protocol.generate import EngineGoneError
 from verl.utils.names import listed
@@ -43,16 +44,16 @@ class EpisodePlayer:
 
     Attributes:
         start: makes the runner of an episode.
-        score: calls the reward functions on the record of a finished episode.
+        score: calls the reward functions on the record of a finished episode; the clock stands still while a reward model is awaited.
         slots: as `rollout.max_concurrent_episodes`.
         limit_s: `rollout.episode_timeout_s`.
-        score_s: limit of the reward functions and the reward model.
+        score_s: `reward.timeout_s`.
         rate: `rollout.max_failure_rate`.
         window: number of the last episodes to which `rate` applies.
     """
 
     start: Callable[[EpisodeSpec], EpisodeRunner]
-    score: Callable[[EpisodeRecord, EpisodeSpec], Awaitable[EpisodeRecord]]
+    score: Callable[[EpisodeRecord, EpisodeSpec, EpisodeClock], Awaitable[EpisodeRecord]]
     slots: asyncio.Semaphore
     limit_s: float
     score_s: float
@@ -150,7 +151,7 @@ class EpisodePlayer:
         try:
             await episode.run()
             episode.waiting_for = SCORING
-            return await self.score(episode.record(), episode.spec)
+            return await self.score(episode.record(), episode.spec, episode.clock)
         except (KeyboardInterrupt, SystemExit) as error:  # of a user's code; it would end the event loop
             raise RuntimeError(f"{type(error).__name__}: {error}") from error
 

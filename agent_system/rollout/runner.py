@@ -75,7 +75,7 @@ class EpisodeRunner:
         self._forks = Forks()
         self._tree: Tree | None = None
         if settings.tree is not None and not (spec.validate or spec.greedy):
-            self._tree = Tree(settings.tree, settings.reward.alpha, self._forks, model)
+            self._tree = Tree(settings.tree, settings.reward.alpha, self._forks, model and model.stopping(self.clock.stopped))
 
     async def run(self) -> None:
         """Play until the environment is done or `max_steps` turns are over.

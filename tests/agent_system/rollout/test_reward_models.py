@@ -13,7 +13,7 @@ import pytest
 
 from agent_system import AgentSystemError, BaseEnv, Observation, Outcome, Task
 from agent_system.reward.model import Conversation, ReplyScorer
-from agent_system.rollout import AgentBinding, TooManyFailuresError
+from agent_system.rollout import AgentBinding, TooManyFailuresError, clock, player
 from agent_system.rollout.endpoint import Endpoint
 from agent_system.rollout.remote import RemoteBinding
 from agent_system.rollout.reward_models import QUESTION, Judge, read_verdict
@@ -131,6 +131,32 @@ def test_a_model_that_fails_costs_the_episode(make_collector: Any, scripted: Any
     (first, failed, last), rows = result.episodes, result.batch.non_tensor_batch
     assert re.search(cause, str(failed.failure)) and not first.failed and not last.failed
     assert rows["task_id"].tolist() == ["a", "a", "c", "c"] and rows["reward"].tolist() == [3.0] * 4
+
+
+@pytest.mark.parametrize("tree", [False, True])
+def test_waiting_behind_other_scores_counts_for_no_limit(
+    make_collector: Any, scripted: Any, tree: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clock, "REPLY_S", 0.05)
+    for name in ("END_TIMEOUT_S", "CLOSING_S"):
+        monkeypatch.setattr(player, name, 0.05)
+
+    async def score_alone(c: Conversation) -> float:
+        async with one:
+            await asyncio.sleep(0.1)
+            return float(len(c.reply))
+
+    async def run() -> Any:
+        nonlocal one
+        one = asyncio.Lock()  # the model scores one reply at a time
+        return await collector.collect([Task(str(i), f"{i}: 2+2?", "sums", "4") for i in range(5)], 1, step=1)
+
+    one: Any = None
+    reward = rewards(timeout_s=0.4)
+    reward.timeout_s, reward.team_scope = 0.05, "call"
+    settings = {"env": Forks, "tree": TreeConfig(k=2)} if tree else {}
+    collector = make_collector(scripted(), reward=reward, reward_model=Length(score_alone), episode_timeout_s=0.5, **settings)
+    assert [e.failure for e in asyncio.run(run()).episodes] == [None] * 5
 
 
 class Forks(BaseEnv):

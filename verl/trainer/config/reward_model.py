@@ -92,7 +92,12 @@ class RewardModelConfig:
         None, "scaled score of a reply without a verdict after all retries; null: it costs the episode", ge=0, le=1, effect=ASKED
     )
     cache_size: int = key(100_000, "scores kept by content of prompt and reply; 0 keeps none", ge=0, effect=ANY)
-    timeout_s: float = key(300.0, "time limit of one score, waiting for other scores included", gt=0, le=LONGEST_S, effect=ANY)
+    timeout_s: float = key(
+        300.0,
+        "seconds without a score from the model, of this or another reply, after which a score is given up; a judge has the limit of its "
+        "engine, rollout.call_timeout_s",
+        gt=0, le=LONGEST_S, effect=f"reward.model.kind={CLASSIFIER},api",
+    )  # fmt: skip
 
 
 def check_reward_model(model: RewardModelConfig) -> None:
