@@ -41,6 +41,8 @@ BY_AGENT = {"algorithm.group_by": ["uid", "agent_id"]}
         {"algorithm.adv_estimator": "m_grpo", "algorithm.m_grpo.main_agent": "Solver Agent", "algorithm.group_by": ["uid"]},
         {"algorithm.adv_estimator": "gae", "algorithm.gae.level": "turn", "algorithm.group_by": None},
         {"algorithm.adv_estimator": "remax", "algorithm.group_by": None, "algorithm.norm_adv_by_std_in_grpo": False},
+        {"algorithm.adv_estimator": "reinforce_plus_plus", "algorithm.group_by": None},
+        {"algorithm.adv_estimator": "rae", "algorithm.group_by": None},
         {"reward.team_scope": "episode", "reward.propagation.mode": "threshold"} | BY_AGENT,
         {"algorithm.statistics_over": "trajectories", "algorithm.group_by": ["uid"], "reward.team_scope": "turn"},
     ],
@@ -49,9 +51,10 @@ def test_committed_replies_are_an_episode_for_every_estimator(tiny_model_dir: Pa
     check(tiny_model_dir, COMMITTED | changes)
 
 
-@pytest.mark.parametrize("estimator", ["gae", "remax"])
+@pytest.mark.parametrize("estimator", ["gae", "remax", "reinforce_plus_plus", "rae"])
 def test_baselines_of_single_replies_fit_single_steps(tiny_model_dir: Path, estimator: str) -> None:
-    check(tiny_model_dir, {"algorithm.adv_estimator": estimator, "algorithm.group_by": None})
+    over = {"algorithm.statistics_over": "samples"} if estimator == "rae" else {}
+    check(tiny_model_dir, {"algorithm.adv_estimator": estimator, "algorithm.group_by": None} | over)
 
 
 @pytest.mark.parametrize("estimator", ["grpo", "rloo", "opo", "gpg", "reinforce_plus_plus_baseline"])
@@ -86,6 +89,7 @@ def test_the_preset_fits_every_estimator_with_a_group_baseline(tiny_model_dir: P
             {"rollout.tree.candidate_weight": 0.5},
             "rollout.tree.candidate_weight=0.5 has no effect; it needs rollout.tree.returns=committed",
         ),
+        ({"algorithm.adv_estimator": "rae", "algorithm.group_by": None}, "averaged first with algorithm.statistics_over=auto"),
         ({"algorithm.statistics_over": "trajectories"}, "averaged first with algorithm.statistics_over=trajectories"),
         ({"algorithm.group_by": ["uid"]}, "groups ['uid']"),
         ({"rollout.sampling": "parallel"}, "holds one sample per group with rollout.sampling=parallel"),
