@@ -255,6 +255,7 @@ def test_the_mini_batches_that_a_step_fetches_at_once_are_those_of_its_tasks(min
         (["async_training.require_batches=2", "actor_rollout_ref.actor.ppo_mini_batch_size=8"], 16, 8),
         (["async_training.require_batches=2", "actor_rollout_ref.actor.ppo_mini_batch_size=8", "data.train_batch_size=0"], 16, 8),
         (["async_training.require_batches=2"], 512, 256),
+        (["async_training.require_batches=0", "data.train_batch_size=24", *ALONE], 24, 0),
         (["async_training.require_batches=1", "data.train_batch_size=24", *ALONE], 24, 0),
         (["async_training.require_batches=2", "data.train_batch_size=24", *ALONE], 24, 12),
     ],

@@ -84,14 +84,16 @@ def _number(command: Mapping[str, str], *keys: str, default: str) -> int | None:
 def _sizes(command: Mapping[str, str]) -> dict[str, str] | None:
     """Return data.train_batch_size or ppo_mini_batch_size, key -> value, so that a step has `require_batches` mini-batches.
 
-    None if those that are typed contradict each other, or are not enough. A command that names a team leaves the mini-batch at the
-    default here, the whole batch.
+    Nothing if `require_batches` is 0, the whole batch; None if those that are typed contradict each other, or are not enough. A command
+    that names a team leaves the mini-batch at the default here, the whole batch.
     """
     default = "0" if any(key in command for key in TEAM) else VERL_DEFAULTS[MINI_BATCH]
     mini_batch = _number(command, f"{PER_AGENT}.actor.ppo_mini_batch_size", MINI_BATCH, default=default)
     batches, batch = _number(command, f"{SECTION}.require_batches", default="1"), _number(command, BATCH, default="0")
-    if not batches or mini_batch is None or batch is None:
+    if batches is None or mini_batch is None or batch is None:
         return None
+    if batches == 0:
+        return {}
     if mini_batch:
         return {BATCH: str(batches * mini_batch)} if batch in (0, batches * mini_batch) else None
     if batches == 1:

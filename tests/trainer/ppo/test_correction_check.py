@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,61 @@ def test_several_optimizer_steps_on_older_samples_are_warned_of_in_one_line(
         check_async_training(config, build_placement(config.agent, config.actor_rollout_ref))
     said = [record.getMessage() for record in caplog.records]
     assert [f"makes {steps} optimizer steps a batch" in line for line in said] == [True] * (steps > 0)
+
+
+@pytest.mark.parametrize(
+    ("quantile", "least", "metric", "mode", "said"),
+    [
+        (0.2, 0.0, "seq_reward", "fully_async", "its theta_quantile=0.2 the seq_reward that"),
+        (None, 0.8, "team_reward", "fully_async", "its min_pass_rate=0.8 the team_reward that"),
+        (0.2, 0.8, "mixed_reward", "fully_async", "its theta_quantile=0.2 and min_pass_rate=0.8 the mixed_reward that"),
+        (None, 0.0, "seq_reward", "fully_async", None),
+        (0.2, 0.8, "local_reward", "fully_async", None),
+        (0.2, 0.8, "seq_reward", "one_step_off", None),
+    ],
+)
+def test_dynamic_sampling_by_rewards_that_depend_on_other_groups_is_refused_where_groups_end_one_by_one(
+    tiny_model_dir: Path, quantile: float | None, least: float, metric: str, mode: str, said: str | None
+) -> None:
+    config = RunConfig()
+    config.actor_rollout_ref.model.path, config.async_training.mode = str(tiny_model_dir), mode
+    config.algorithm.rollout_correction.rollout_is = "token"
+    config.algorithm.filter_groups.enable, config.algorithm.filter_groups.metric = True, metric
+    config.reward.propagation.mode = "threshold"
+    config.reward.propagation.theta_quantile, config.reward.propagation.min_pass_rate = quantile, least
+    with nullcontext() if said is None else pytest.raises(ConfigError, match=said):
+        check_settings(config)
+
+
+@pytest.mark.parametrize(
+    ("lead", "changes", "most"),
+    [
+        (2, {}, 1),
+        (2, {"staleness_threshold": 1.9}, 1),
+        (2, {"staleness_threshold": 2.0}, None),
+        (2, {"staleness_threshold": 0.5, "trigger_parameter_sync_step": 2}, None),
+        (3, {"staleness_threshold": 3.0, "max_off_policy_threshold": 2, "max_off_policy_strategy": "drop"}, 2),
+        (2, {"batch_timeout_s": 5.0, "max_off_policy_threshold": 1}, 1),
+        (4, {"batch_timeout_s": 5.0}, None),
+        (1, {"staleness_threshold": 0.0}, None),
+        (2, {"per_policy": {"solver_agent": {"staleness_threshold": 2.0}}}, None),
+    ],
+)
+def test_a_lead_for_which_no_groups_are_sampled_is_refused(
+    tiny_model_dir: Path, lead: int, changes: dict[str, Any], most: int | None
+) -> None:
+    config = RunConfig()
+    config.actor_rollout_ref.model.path, config.async_training.mode = str(tiny_model_dir), "fully_async"
+    config.algorithm.rollout_correction.rollout_is = "token"
+    config.algorithm.group_by, config.agent.model_sharing = ["uid", "agent_id"], False
+    config.async_training.max_lead = lead
+    vars(config.async_training).update(changes)
+    with (
+        nullcontext()
+        if most is None
+        else pytest.raises(ConfigError, match=f"max_lead={lead} has no effect beyond {most}: .* at most {most}, or")
+    ):
+        check_settings(config)
 
 
 def test_truncated_sampling_is_warned_of_once(tiny_model_dir: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,6 +1,7 @@
 """Takes of steps that no policy was trained on are undone before a checkpoint, with what was left out and dropped before them."""
 
 import asyncio
+import threading
 from collections import deque
 from collections.abc import AsyncIterator, Collection, Iterator
 from contextlib import asynccontextmanager
@@ -100,8 +101,9 @@ class Stream(GroupStream):
         self.signal, self.has_samples, self.taken_uids, self.broken = signal, True, list[list[str]](), set[int]()
         self.seconds = 0.0  # of a clock by which an episode takes one
 
-    def _has_signal(self, rows: Any) -> bool:
-        return rows[0].row in self.signal
+    def _has_signal(self, player: Any, played: Played) -> bool:
+        assert threading.current_thread().name != "test", "the rewards of a group are computed beside the event loop"
+        return player.rows(played.sampled)[0].row in self.signal
 
     async def _samples(self, groups: Any, left_out: Any, step: int) -> StepSamples:
         if not groups and not left_out:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from verl.trainer.config.algorithm import TASK_FIELDS
@@ -42,6 +42,11 @@ class Pace:
         """The lowest bound with which no group misses its deadline, see `group_queue`."""
         return math.ceil((1 + self.staleness) * self.trigger) - 1
 
+    @property
+    def most_lead(self) -> int:
+        """Steps for which groups may be dispatched beyond the one that this policy trains, if steps train on whole batches."""
+        return min(math.floor((1 + self.staleness) * self.trigger) - 1, self.bound)
+
     def sends(self, way: str, step: int, version: int, ahead: bool) -> bool:
         """Return whether the engines get the weights of a step.
 
@@ -73,8 +78,9 @@ def paces(settings: AsyncTrainingConfig, policies: Collection[str], adapters: Co
 def check_async_training(config: RunConfig, placement: Placement) -> None:
     """Raise ConfigError for keys of `async_training` that contradict others, and warn of several optimizer steps on older samples.
 
-    Contradictions are a policy that does not exist, a bound under which a group can be too old whatever a step waits for, and small
-    batches that no group could wait for, that are larger than a batch, or whose rewards or advantages depend on the whole batch.
+    Contradictions are a policy that does not exist, a bound under which a group can be too old whatever a step waits for, a lead for which
+    no groups are sampled, small batches that no group could wait for, that are larger than a batch, or whose rewards or advantages depend
+    on the whole batch, and dynamic sampling by rewards that depend on other groups.
     """
     settings, policies = config.async_training, {agent.policy_id: None for agent in placement.trained}
     for name in settings.per_policy:
@@ -97,9 +103,37 @@ def check_async_training(config: RunConfig, placement: Placement) -> None:
                 f"{least} or more, or lower the others"
                 + (", or set async_training.max_off_policy_strategy=drop" if pace.bound >= pace.trigger - 1 else "")
             )
+    if settings.mode == "fully_async":
+        _check_lead(settings, paces(settings, policies))
+        _check_filter(config)
     if settings.batch_timeout_s:
         _check_small_batches(config)
     _warn_of_updates(config, placement)
+
+
+def _check_lead(settings: AsyncTrainingConfig, found: Mapping[str, Pace]) -> None:
+    """Raise ConfigError for a lead that no policy can have over a slower one, unless it is the default."""
+    most = max(pace.bound if settings.batch_timeout_s else pace.most_lead for pace in found.values())
+    if settings.max_lead > max(most, AsyncTrainingConfig().max_lead):
+        more = "max_off_policy_threshold" if settings.batch_timeout_s else "staleness_threshold (and max_off_policy_threshold)"
+        raise ConfigError(
+            f"async_training.max_lead={settings.max_lead} has no effect beyond {most}: groups of later steps are not sampled before the "
+            f"slowest policy has trained; set it to at most {most}, or raise async_training.{more} to {settings.max_lead}"
+        )
+
+
+def _check_filter(config: RunConfig) -> None:
+    """Raise ConfigError if the rewards by which a group is kept or rejected, when it ends, depend on groups that end later."""
+    rule, spread = config.algorithm.filter_groups, config.reward.propagation
+    over = [f"theta_quantile={spread.theta_quantile:g}"] if spread.theta_quantile is not None else []
+    over += [f"min_pass_rate={spread.min_pass_rate:g}"] if spread.min_pass_rate else []
+    if rule.enable and rule.metric != "local_reward" and spread.mode == "threshold" and over:
+        raise ConfigError(
+            f"async_training.mode=fully_async decides about a group when it ends, but with reward.propagation.mode=threshold and its "
+            f"{' and '.join(over)} the {rule.metric} that algorithm.filter_groups compares depends on all groups of the step; set "
+            "reward.propagation.theta_quantile=null and min_pass_rate=0, algorithm.filter_groups.metric=local_reward, or "
+            "async_training.mode=one_step_off"
+        )
 
 
 def _warn_of_updates(config: RunConfig, placement: Placement) -> None:

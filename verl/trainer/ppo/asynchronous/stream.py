@@ -20,7 +20,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from verl.protocol import DataProto
 from verl.trainer.config import RunConfig
 from verl.trainer.ppo.asynchronous.group_queue import Group, GroupQueue
 from verl.trainer.ppo.asynchronous.metrics import count_metrics, with_dropped
@@ -356,7 +355,7 @@ class GroupStream:
         self._failures = self._failures + 1 if failed else 0
         if failed:
             self._count_failure(group, played.sampled[-1])
-        elif self.config.algorithm.filter_groups.enable and not self._has_signal(player.rows(played.sampled)):
+        elif self.config.algorithm.filter_groups.enable and not await asyncio.to_thread(self._has_signal, player, played):
             self.queue.reject(group)
         else:
             self.queue.end(group, played)
@@ -368,8 +367,8 @@ class GroupStream:
         if (count := self.queue.failures[group.place]) == self.queue.max_failures:
             logger.warning("task %s is set aside: its last %d groups failed, the last one with %s", last.task_id, count, last.failure)
 
-    def _has_signal(self, rows: DataProto | None) -> bool:
-        return rows is not None and bool(signal_rows(rows, self.config.algorithm).any())
+    def _has_signal(self, player: GroupPlayer, played: Played) -> bool:
+        return (rows := player.rows(played.sampled)) is not None and bool(signal_rows(rows, self.config.algorithm).any())
 
     async def _take(self, step: int) -> StepSamples:
         clock, patience_s = asyncio.get_running_loop().time, self.config.async_training.batch_timeout_s or math.inf
