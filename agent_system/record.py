@@ -69,7 +69,7 @@ class Sample:
         invalid_penalty: subtracted because the reply could not be parsed.
         overlong_penalty: subtracted because the reply came near the length limit.
         reward: `mixed_reward` shaped, less both penalties.
-        prior_replies: number of replies in the episode when this call's prompt was built: those whose `order` is lower.
+        prior_replies: the `order` of the next reply when this call's prompt was built: it may have read replies of a lower one.
         order: index of this reply in the episode, by time of arrival, from 0; the candidates of a call share it.
         committed: the episode continued with this reply. False for the other candidates of a tree.
         fork_reward: tree sampling: team reward of `act` and `score` on this candidate's own fork of the environment, else None.

@@ -157,9 +157,9 @@ def _connected(http: web.Request | None) -> bool:
 async def _as_openai_errors(request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> web.StreamResponse:
     try:
         return await handler(request)
-    except ConnectionError:
-        raise
     except Exception as error:
+        if isinstance(error, ConnectionError) and not _connected(request):
+            raise
         return _refusal(error, request).response()
 
 

@@ -53,6 +53,11 @@ _SAME = {
     "truncation": "disabled", "web_search_options": None,
 }  # fmt: skip
 _PARTS = {"text": ("format",), "stream_options": ("include_usage", "include_obfuscation")}  # what is read, or harmless, of objects
+# Fields of messages, items and their parts that are read, or harmless.
+_IN_MESSAGES = frozenset((
+    "role", "content", "type", "text", "name", "tool_calls", "tool_call_id", "id", "call_id", "arguments", "output", "status", "summary",
+    "encrypted_content", "refusal", "annotations", "logprobs", "reasoning_content", "reasoning", "cache_control",
+))  # fmt: skip
 _KNOWN = {*SAMPLING, *MASKING, *UNSUPPORTED, *HARMLESS}
 MOST_TOLD = 1000
 
@@ -88,6 +93,12 @@ def without_effect(body: Mapping[str, Any], read: frozenset[str]) -> tuple[str, 
     for name, known in _PARTS.items():
         part = body.get(name)
         found += [f"{name}.{key}" for key in part if key not in known and part[key]] if name in read and isinstance(part, dict) else []
+    for name in ("messages", "input"):
+        given = body.get(name)
+        messages = [message for message in given if isinstance(message, dict)] if isinstance(given, list) else []
+        parts = [part for message in messages if isinstance(message.get("content"), list) for part in message["content"]]
+        objects = [*messages, *(part for part in parts if isinstance(part, dict))]
+        found += dict.fromkeys(f"{name}.{key}" for one in objects for key in one if key not in _IN_MESSAGES and one[key])
     tools = body.get("tools")
     if isinstance(tools, list) and body.get("tool_choice") in (None, "auto") and any(map(_strict, tools)):
         found.append("tools.strict")

@@ -105,6 +105,7 @@ def test_every_field_of_the_libraries_is_honoured_told_or_refused(path: str, mod
 @pytest.mark.parametrize("path", ROUTES)
 async def test_every_field_is_counted_and_named_once_or_refused(play: Any, path: str, caplog: pytest.LogCaptureFixture) -> None:
     plain = {"model": "Writer", **ROUTES[path]}
+    (said_in,) = ROUTES[path]
 
     async def team(task: Task, session: Session) -> str:
         for more in [{name: value} for name, value in CHANGED.items()] * 2 + [dict(SAMPLING), {"chat_template_kwargs": {"x": 1}}]:
@@ -116,12 +117,16 @@ async def test_every_field_is_counted_and_named_once_or_refused(play: Any, path:
             assert "use response_format" in answer.body["error"]["message"]
         for more in [{name: value} for name, value in IGNORED.items()] * 2 + [NOTHING]:
             assert (await send(session, plain | more, path=path)).status == 200, more
+        part = {"type": "text" if "messages" in plain else "input_text", "text": "2+2?", "cache_control": {"type": "ephemeral"}}
+        for more in ({"prefix": True}, {"prefix": False}, {"content": [part | {"detail": "low"}]}, {"content": [part]}):
+            said = [{"role": "user", "content": "2+2?", "cache_control": {"type": "ephemeral"}} | more]
+            assert (await send(session, plain | {said_in: said}, path=path)).status == 200, more
         return "4"
 
     episode, metrics, _ = await play(team, template_kwargs={"x": 1})
-    assert (episode.failure, metrics["gateway/overridden"], metrics["gateway/ignored"]) == (None, 2 * len(CHANGED), 2 * len(IGNORED))
+    assert (episode.failure, metrics["gateway/overridden"], metrics["gateway/ignored"]) == (None, 2 * len(CHANGED), 2 * len(IGNORED) + 2)
     ignored = [record.message.split(";")[0] for record in caplog.records if "has no effect" in record.message]
-    assert ignored == [f"a request sets {name}" for name in ("reasoning_effort", "parallel_tool_calls", *list(IGNORED)[2:4], r"a\nb")]
+    assert ignored == [f"a request sets {name}" for name in ("reasoning_effort", "parallel_tool_calls", *list(IGNORED)[2:4], r"a\nb", f"{said_in}.prefix", f"{said_in}.detail")]
     told = [record.message.split(";")[0] for record in caplog.records if "client_sampling" in record.message]
     assert told == [f"a request sets {name}" for name in CHANGED]
 

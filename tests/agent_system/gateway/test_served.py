@@ -176,6 +176,8 @@ async def test_errors_of_engines_and_episodes_are_answers_that_no_client_repeats
             raise RolloutError("too slow") from TimeoutError()
         if request.sampling.max_tokens == 3:
             raise KeyError("a bug")
+        if request.sampling.max_tokens == 4:
+            raise ConnectionResetError("a judge's server")
         if request.sampling.structure:
             raise StructureError("objekt")
         raise RolloutError("no luck") if request.sampling.max_tokens > 1 else EngineGoneError("killed")
@@ -187,6 +189,7 @@ async def test_errors_of_engines_and_episodes_are_answers_that_no_client_repeats
             ({"response_format": SCHEMA}, 400, "no reply can follow this form: objekt"),
             ({"response_format": SCHEMA, "max_tokens": 2}, 503, "too slow"),
             ({"max_tokens": 3}, 503, "the gateway failed: KeyError"),
+            ({"max_tokens": 4}, 503, "the gateway failed: ConnectionResetError"),
             ({"model": "Wirter"}, 404, "did you mean 'Writer'"),
             ({"max_tokens": 1}, 503, "killed"),
         ]
