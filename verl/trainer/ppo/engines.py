@@ -142,6 +142,11 @@ class TeamEngines:
         """Label the weights of a policy, which a restarted engine gets as well."""
         self._versions[policy] = version
 
+    @property
+    def newest(self) -> int:
+        """Step of the newest weights of any policy, of which an engine may have sampled."""
+        return max(self._versions.values(), default=0)
+
     def sync_weights(self, version: int, policies: Collection[str] | None = None) -> None:
         """Send the weights of policies (None: of all), in buckets; replies sampled afterwards carry `version`.
 

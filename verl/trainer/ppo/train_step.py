@@ -22,6 +22,7 @@ from verl.trainer.ppo.credit.step_credit import CreditAssigner
 from verl.trainer.ppo.critic import value_metrics
 from verl.trainer.ppo.group_calls import with_group
 from verl.trainer.ppo.team import TeamWorkers
+from verl.utils.names import listed
 from verl.utils.timer import Timer
 
 
@@ -168,6 +169,11 @@ class StepTrainer:
             with timer("update_actor"):
                 metrics |= self.team.update_actor(batch, self.on_policy, before - warmup, seed, updated)
         return metrics
+
+
+def uids_of(steps: Iterable[OpenStep]) -> str:
+    """Return the groups of steps, for messages."""
+    return listed(str(uid) for step in steps if step.samples.batch is not None for uid in step.samples.batch.non_tensor_batch["uid"])
 
 
 def _whole(parts: Mapping[str, SubBatch]) -> DataProto:
