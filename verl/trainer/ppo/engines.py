@@ -90,7 +90,8 @@ class TeamEngines:
         }
         self._spawn(wg_id)
         on_busy = partial(self._calls.timeline.add, wg_id, GENERATION)
-        self.clients[wg_id] = RestartingClient(self._client(wg_id), partial(self._restarted, wg_id), wg_id, on_busy)
+        limit_s = 2 * self._config.rollout.call_timeout_s  # a request ends after half of it
+        self.clients[wg_id] = RestartingClient(self._client(wg_id), partial(self._restarted, wg_id), wg_id, on_busy, limit_s)
 
     def _spawn(self, wg_id: str) -> None:
         self.groups[wg_id] = self._controller.spawn(

@@ -119,7 +119,7 @@ class RayPPOTrainer:
         self.timer = Timer()
         self.stopped_by: int | None = None
         self.generated_tokens = 0
-        self._loop = LoopThread("collector")
+        self._loop = LoopThread("collector", config.rollout.episode_timeout_s, "rollout.episode_timeout_s")
         self._open, self._ended = deque[OpenStep](), 0.0
         self._source: SampleSource | None = None
         self._saved_step = -1
