@@ -4,6 +4,7 @@ import asyncio
 import json
 import re
 import resource
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -207,6 +208,38 @@ def test_nothing_is_saved_in_the_middle_of_an_update(train: Run, tmp_path: Path)
     assert note.startswith("step 3 was being updated, so the policies have not all completed the same step; the last")
     assert saved(run_dir) == ["global_step_2", "latest_checkpointed_iteration.txt"]
     assert train(keys).global_step == 4
+
+
+@pytest.mark.parametrize("level", ["L1", "L3"])
+def test_groups_of_a_failed_update_are_trained_unless_a_policy_has_newer_weights(
+    train: Run, tmp_path: Path, level: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All 12 tasks are sampled once, slowly, so that a checkpoint of a step has no group of the next one."""
+    import my_flow_package
+
+    reset, played, checkpoint = my_flow_package.MyWorld.reset, list[str](), folder_of(tmp_path / "run", 2)
+    keys = QUICK | FRESH | LEVELS[level].changes | {"trainer.total_training_steps": 3}
+
+    def slow(world: Any, task: Any) -> Any:
+        played.append(task.task_id)
+        time.sleep(0.2)
+        return reset(world, task)
+
+    monkeypatch.setattr(my_flow_package.MyWorld, "blocking", True)
+    monkeypatch.setattr(my_flow_package.MyWorld, "reset", slow)
+    with pytest.MonkeyPatch.context() as patch:
+        updating(patch, 3, lambda: kill(patch, PolicyWorker, "update_actor", 1 if level == "L1" else 2))
+        with pytest.raises(TeamError, match="update_actor met a dead process") as error:
+            train(keys)
+    uids = list(dict.fromkeys(json.loads(line)["uid"] for line in read(tmp_path / "run", 3)))
+    assert len(uids) == 2 and error.value.__notes__ == [
+        "step 3 was being updated, so the policies have not all completed the same step; the last checkpoint is "
+        f"{checkpoint}; the same command continues from it; {'with' if level == 'L1' else 'without'} the groups that were complete, "
+        f"of that step {', '.join(uids)}"
+    ]
+    train(keys)
+    assert {played.count(uid.split("/")[1]) for uid in uids} == {3 if level == "L1" else 6}
+    check_ledger(tmp_path / "run", 3)
 
 
 def test_without_any_step_or_checkpoint_there_is_no_promise(train: Run, tmp_path: Path) -> None:

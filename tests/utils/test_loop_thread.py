@@ -109,6 +109,31 @@ def test_a_blocked_loop_is_reported_once_with_the_place_while_threads_wait(
     waits_for(act(), 1)
 
 
+def test_a_loop_that_stays_blocked_ends_the_wait_and_names_what_is_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop_thread, "BLOCKED_S", 0.1)
+    monkeypatch.setattr(loop_thread, "LOOK_S", 0.05)
+    loop, begun, free = LoopThread("test", 0.4, "some.key"), threading.Event(), threading.Event()
+
+    async def compute() -> None:
+        begun.set()
+        free.wait(20)
+
+    async def play() -> None:
+        waits = asyncio.create_task(asyncio.sleep(60), name="step7/toy:2/0/1")
+        blocks = asyncio.create_task(compute(), name="step7/toy:1/0/0")
+        await asyncio.gather(waits, blocks)
+
+    since, playing = time.perf_counter(), loop.start(play())
+    assert begun.wait(5)
+    message = r"test has been blocked for .* some.key=0.4 s. It runs step7/toy:1/0/0; waiting: step7/toy:2/0/1$"
+    for work in (playing, loop.start(asyncio.sleep(0))):
+        with pytest.raises(TimeoutError, match=message):
+            work.result()
+    assert 0.4 <= time.perf_counter() - since < 5
+    free.set()
+    loop.close()
+
+
 def test_a_signal_handler_runs_while_the_main_thread_waits(loop: LoopThread, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop_thread, "LOOK_S", 30.0)
     begun, seen = threading.Event(), list[float]()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import logging
+import math
 import sys
 import threading
 import time
@@ -12,6 +13,8 @@ import traceback
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, Generic, TypeVar
+
+from verl.utils.names import listed
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -43,7 +46,7 @@ class Running(Generic[T]):
     def result(self) -> T:
         """Wait for the coroutine and return its result, or raise its error; signal handlers run meanwhile, and a blocked loop is reported.
 
-        Raises concurrent.futures.CancelledError after `cancel`.
+        Raises concurrent.futures.CancelledError after `cancel`, and TimeoutError when the loop has been blocked for its time limit.
         """
         while not self._future.done():
             try:
@@ -67,10 +70,16 @@ class Running(Generic[T]):
 
 
 class LoopThread:
-    """An event loop that runs in a daemon thread, which starts with the first coroutine."""
+    """An event loop that runs in a daemon thread, which starts with the first coroutine.
 
-    def __init__(self, name: str) -> None:
-        self._loop = asyncio.new_event_loop()
+    Args:
+        name: of the thread.
+        limit_s: seconds, at least `BLOCKED_S`, for which the loop may be blocked while a thread waits for it.
+        key: that sets this limit, for the message.
+    """
+
+    def __init__(self, name: str, limit_s: float = math.inf, key: str = "") -> None:
+        self._loop, self._limit_s, self._key = asyncio.new_event_loop(), limit_s, key
         self._waited_for = set[concurrent.futures.Future[Any]]()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._lock = threading.Lock()
@@ -87,22 +96,36 @@ class LoopThread:
         return running
 
     def _look(self) -> None:
-        """Warn, once, if a callback has not run for `BLOCKED_S` seconds; schedule the next one after it has run."""
+        """Report a callback that has not run for `BLOCKED_S` seconds, once; schedule the next one after it has run.
+
+        Raises TimeoutError, which names the tasks on the loop, if it has not run for the time limit.
+        """
         with self._lock, suppress(RuntimeError):  # the loop is closed
             if self._asked_at is None:
                 self._asked_at, self._reported = time.monotonic(), False
                 self._loop.call_soon_threadsafe(self._answer)
-            elif (blocked_s := time.monotonic() - self._asked_at) >= BLOCKED_S and not self._reported:
+                return
+            blocked_s = time.monotonic() - self._asked_at
+            if blocked_s >= max(self._limit_s, BLOCKED_S):
+                raise TimeoutError(f"{self._blocked(blocked_s)}; the limit is {self._key}={self._limit_s:g} s. {self._tasks()}")
+            if blocked_s >= BLOCKED_S and not self._reported:
                 self._reported = True
-                frame = sys._current_frames().get(self._thread.ident or 0)
-                calls = traceback.extract_stack(frame)[-FRAMES:] if frame else []
-                logger.warning(
-                    "the event loop %s has been blocked for %.0f s, and everything on it waits for %s: an environment or a team that "
-                    "computes must not set blocking=False, and its async methods must await",
-                    self._thread.name,
-                    blocked_s,
-                    " > ".join(f"{call.filename}:{call.lineno} {call.name}" for call in calls),
-                )
+                logger.warning("%s", self._blocked(blocked_s))
+
+    def _blocked(self, seconds: float) -> str:
+        frame = sys._current_frames().get(self._thread.ident or 0)
+        calls = traceback.extract_stack(frame)[-FRAMES:] if frame else []
+        where = " > ".join(f"{call.filename}:{call.lineno} {call.name}" for call in calls)
+        return (
+            f"the event loop {self._thread.name} has been blocked for {seconds:.0f} s, and everything on it waits for {where}: an "
+            "environment or a team that computes must not set blocking=False, and its async methods must await"
+        )
+
+    def _tasks(self) -> str:
+        """Return the task that blocks the loop and those that wait, as far as they have names of their own."""
+        current, every = asyncio.current_task(self._loop), asyncio.all_tasks(self._loop)
+        named = sorted(task.get_name() for task in every if task is not current and not task.get_name().startswith("Task-"))
+        return f"It runs {current.get_name() if current else 'no task'}; waiting: {listed(named) or 'no named task'}"
 
     def _answer(self) -> None:
         self._asked_at = None

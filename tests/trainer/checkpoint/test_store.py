@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from verl.trainer.checkpoint.store import CheckpointStore, find_checkpoint, read_state
+from verl.trainer.checkpoint.store import CheckpointStore, find_checkpoint, link_models, read_state
 from verl.trainer.config import ActorRolloutRefConfig, AgentConfig, TrainerConfig
 from verl.trainer.placement.table import Placement, build_placement
 from verl.utils.checkpoint import CheckpointError
@@ -66,6 +66,24 @@ def test_writing_a_step_again_replaces_it_and_a_failure_brings_the_old_one_back(
     with pytest.raises(CheckpointError, match="cannot rename"):
         store.write(1, fill, STATE, keep=2)
     assert (store.path(1) / "weights").read_text() == "newer"
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_models_of_a_checkpoint_that_is_written_again_are_the_same_files_where_that_is_possible(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError("Invalid cross-device link")
+
+    if not links:
+        monkeypatch.setattr("verl.trainer.checkpoint.store.os.link", refuse)
+    weights, linked = (tmp_path / name / "actor" / "asker" / "weights" for name in ("saved", "again"))
+    weights.parent.mkdir(parents=True)
+    weights.write_text("of step 2")
+    (tmp_path / "saved" / "data.pt").write_text("old")
+    link_models(tmp_path / "saved", tmp_path / "again")
+    assert weights.samefile(linked) == links and linked.read_text() == "of step 2"
+    assert [path.name for path in (tmp_path / "again").iterdir()] == ["actor"]
 
 
 def test_another_team_is_refused(tmp_path: Path) -> None:

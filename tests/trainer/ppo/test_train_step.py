@@ -64,10 +64,10 @@ class Team:
             raise EngineGoneError("killed")
 
 
-def trainer(team: Team) -> StepTrainer:
-    config = RunConfig()
-    config.agent, config.async_training.mode = AgentConfig(agent_ids=["a", "b"], specialization="full"), "fully_async"
-    steps = StepTrainer(config, build_placement(config.agent, ActorRolloutRefConfig(model=ModelConfig(path="some/model"))), team)  # type: ignore[arg-type]
+def trainer(team: Team, specialization: str | list[str] = "full") -> StepTrainer:
+    config, models = RunConfig(), ActorRolloutRefConfig(model=ModelConfig(path="some/model", lora_rank=4))
+    config.agent, config.async_training.mode = AgentConfig(agent_ids=["a", "b"], specialization=specialization), "fully_async"
+    steps = StepTrainer(config, build_placement(config.agent, models), team)  # type: ignore[arg-type]
     steps.credit.score = lambda batch, timer, version: (batch, {})  # type: ignore[method-assign]
     return steps
 
@@ -94,6 +94,18 @@ def test_a_fast_policy_goes_on_and_results_are_those_of_the_whole_team() -> None
     assert team.log[-2:] in ([("b", 4), ("a", -4)], [("a", -4), ("b", 4)]), "the weights of a are sent with their new version"
     assert alone.batch is not None and len(alone.batch) == 2 and "agent/a/loss" not in alone.metrics
     assert steps.completed([], 0) == 4, "a policy without samples has completed the step, too"
+
+
+def test_metrics_of_critics_are_those_of_their_worker_groups() -> None:
+    """Policy a is an adapter, so that its critic has the name of its base."""
+    steps, losses = trainer(Team(), ["lora", "full"]), {"a": ("model_lora", 3.0), "b": ("b", 6.0)}
+
+    def update(batch: DataProto, *_: Any) -> dict[str, float]:
+        group, loss = losses[batch.non_tensor_batch["policy_id"][0]]
+        return {"critic/vf_loss": loss, f"wg/{group}/critic/vf_loss": loss}
+
+    steps._update = update  # type: ignore[method-assign]
+    assert steps.result(begin(steps, 1)).metrics["critic/vf_loss"] == 4.5
 
 
 def test_after_an_error_in_an_update_no_step_is_common_to_all() -> None:

@@ -97,6 +97,33 @@ async def test_a_drained_engine_gets_no_request_until_it_is_released() -> None:
     await asyncio.wait_for(second, 5)
 
 
+async def test_a_drain_of_an_engine_that_samples_nothing_ends_and_names_the_requests() -> None:
+    """It lasts as long as the engine makes progress, or is being replaced."""
+
+    class Stuck(Mortal):
+        progress_at = 0.0
+
+        async def generate(self, request: GenerateRequest) -> list[Generation]:
+            await asyncio.sleep(60)
+            return []
+
+    engine, clock = Stuck(0, 100), asyncio.get_running_loop().time
+    client, since = RestartingClient(engine, Factory(), "math", limit_s=0.2), clock()
+    names = ("step7/toy:1/0/0/0.0", "step7/toy:1/0/1/0.0")
+    asked = [asyncio.create_task(client.generate(replace(request(3, 1), request_id=name, adapter=name[-5]))) for name in names]
+    await asyncio.sleep(0.1)
+    engine.progress_at = clock() + 0.1
+    with pytest.raises(
+        TimeoutError, match=f"^new weights of engine math wait for the replies to {names[0]}, {names[1]}, but it has sampled"
+    ):
+        await client.drain()
+    assert clock() - since >= 0.4
+    with pytest.raises(TimeoutError, match=f"replies to {names[1]}, but it has sampled no token for 0.2 s"):
+        await client.drain("1")
+    for task in asked:
+        task.cancel()
+
+
 @pytest.mark.parametrize("adapter", ["a", None])
 async def test_an_adapter_is_drained_alone_and_a_model_with_all_adapters(adapter: str | None) -> None:
     class Slow(Mortal):
@@ -151,6 +178,8 @@ async def test_a_second_death_in_a_step_is_the_end_and_in_the_next_step_it_is_no
     message = r"^engine math died twice in one step; fix the cause, then restart the run: engine 1 is gone$"
     with pytest.raises(EngineGoneError, match=message):
         await ask(client, 3)
+    with pytest.raises(EngineGoneError, match=r"engine 1 is gone; requests that wait for it: step7/toy:1/0/0/0.0$"):
+        await client.generate(replace(request(3, 1), request_id="step7/toy:1/0/0/0.0"))
     assert factory.started == 1
     client.allow()
     assert [reply.token_ids for reply in await ask(client, 3)] == [(2,)] * 3

@@ -17,6 +17,8 @@ from verl.utils.checkpoint import CheckpointError, fsync_tree
 POINTER = "latest_checkpointed_iteration.txt"
 STATE_FILE = "trainer_state.json"
 CONFIG_FILE = "config.yaml"
+# Folders of what `TeamWorkers.save_checkpoint` writes.
+MODELS = ("actor", "critic")
 
 
 @dataclass(frozen=True)
@@ -133,6 +135,20 @@ def read_state(
             "and critic.view, or start anew with trainer.resume_mode=disable"
         )
     return state
+
+
+def link_models(saved: Path, folder: Path) -> None:
+    """Give a checkpoint the policies and critics of another one: the same files, without a copy where the file system allows it."""
+
+    def link(source: str, target: str) -> None:
+        try:
+            os.link(source, target)
+        except OSError:
+            shutil.copy2(source, target)
+
+    for name in MODELS:
+        if (saved / name).is_dir():
+            shutil.copytree(saved / name, folder / name, copy_function=link)
 
 
 def _without_lora(signature: list[dict[str, Any]]) -> list[dict[str, Any]]:

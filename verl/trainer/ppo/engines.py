@@ -90,7 +90,8 @@ class TeamEngines:
         }
         self._spawn(wg_id)
         on_busy = partial(self._calls.timeline.add, wg_id, GENERATION)
-        self.clients[wg_id] = RestartingClient(self._client(wg_id), partial(self._restarted, wg_id), wg_id, on_busy)
+        limit_s = 2 * self._config.rollout.call_timeout_s  # a request ends after half of it
+        self.clients[wg_id] = RestartingClient(self._client(wg_id), partial(self._restarted, wg_id), wg_id, on_busy, limit_s)
 
     def _spawn(self, wg_id: str) -> None:
         self.groups[wg_id] = self._controller.spawn(
@@ -141,6 +142,11 @@ class TeamEngines:
     def note_update(self, policy: str, version: int) -> None:
         """Label the weights of a policy, which a restarted engine gets as well."""
         self._versions[policy] = version
+
+    @property
+    def newest(self) -> int:
+        """Step of the newest weights of any policy, of which an engine may have sampled."""
+        return max(self._versions.values(), default=0)
 
     def sync_weights(self, version: int, policies: Collection[str] | None = None) -> None:
         """Send the weights of policies (None: of all), in buckets; replies sampled afterwards carry `version`.

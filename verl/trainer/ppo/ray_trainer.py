@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from verl.trainer.checkpoint.given_models import fingerprints, groups_with_fixed_models
-from verl.trainer.checkpoint.store import CONFIG_FILE, CheckpointStore, find_checkpoint, read_state
+from verl.trainer.checkpoint.store import CONFIG_FILE, CheckpointStore, find_checkpoint, link_models, read_state
 from verl.trainer.config import RunConfig
 from verl.trainer.config.entry import save_config
 from verl.trainer.derived import steps_of_run
@@ -41,7 +41,7 @@ from verl.trainer.ppo.report import step_metrics
 from verl.trainer.ppo.reward import apply_kl_penalty
 from verl.trainer.ppo.team import TeamWorkers
 from verl.trainer.ppo.timeline import Span, append_spans
-from verl.trainer.ppo.train_step import OpenStep, StepTrainer
+from verl.trainer.ppo.train_step import OpenStep, StepTrainer, uids_of
 from verl.trainer.ppo.utils import Role, WorkerType, need_reference_policy, refuse_verl_arguments
 from verl.trainer.ppo.validation import ValidationResult, validation_result
 from verl.utils.checkpoint import CheckpointError
@@ -119,7 +119,7 @@ class RayPPOTrainer:
         self.timer = Timer()
         self.stopped_by: int | None = None
         self.generated_tokens = 0
-        self._loop = LoopThread("collector")
+        self._loop = LoopThread("collector", config.rollout.episode_timeout_s, "rollout.episode_timeout_s")
         self._open, self._ended = deque[OpenStep](), 0.0
         self._source: SampleSource | None = None
         self._saved_step = -1
@@ -343,14 +343,16 @@ class RayPPOTrainer:
         with writing(path):
             write_rows((episode.to_json() for episode in episodes), path)
 
-    def _save_if_new(self) -> None:
-        if self._saved_step == self.global_step or self.loader is None:
+    def _save_if_new(self, samples: bool = False) -> None:
+        """Save the last completed step unless that has been done; with `samples` save those, and link the models, if it has."""
+        saved = self._saved if self._saved_step == self.global_step else None
+        if (saved is not None and not samples) or self.loader is None:
             return
-        loader_state = self.loader.state_dict()
+        loader_state, hf_model = self.loader.state_dict(), self.config.trainer.save_hf_model
 
         def fill(folder: Path) -> None:
             save_config(self.config, folder / CONFIG_FILE)
-            self.team.save_checkpoint(folder, self.config.trainer.save_hf_model)
+            self.team.save_checkpoint(folder, hf_model) if saved is None else link_models(saved, folder)
             torch.save(loader_state, folder / "data.pt")
             if self._source is not None:
                 self._source.save(folder)
@@ -374,21 +376,24 @@ class RayPPOTrainer:
             self._source.rewind(self.global_step)
         if self._begun[0] == self.global_step:
             self.credit.load_state_dict(self._begun[1])
-        if self.config.async_training.mode == "fully_async":  # groups have been completed since the last checkpoint
-            self._saved_step = -1
-        self._save_if_new()
+        self._save_if_new(self.config.async_training.mode == "fully_async")  # which has completed groups since the last checkpoint
 
     def _rescue(self) -> str:
         """Save the last completed step after an error, if its state still exists, and return where to continue; raises no error."""
-        why = ""
         if self.loader is None:
             return ""
+        why = fate = ""
         try:
             with suppress(Exception):
                 self._end_steps()
             completed = self.steps.completed(self._open, self.global_step)
             if completed is None:
                 why = f"step {self.global_step + 1} was being updated, so the policies have not all completed the same step; "
+                if self.config.async_training.mode == "fully_async":
+                    kept = self._saved_step == self.global_step >= self.team.engines.newest  # else samples are of weights that are lost
+                    if kept:
+                        self._save_last_step()
+                    fate = f"; {'with' if kept else 'without'} the groups that were complete, of that step {uids_of(self._open)}"
             else:
                 for step in self._open:
                     if step.number <= completed:
@@ -404,7 +409,7 @@ class RayPPOTrainer:
         with suppress(CheckpointError, OSError):
             found = find_checkpoint(self.config.trainer, self.store)
         how = "the same command continues from it" if found == self._saved else "continue from it with trainer.resume_mode=auto"
-        return f"{why}{'the last checkpoint is' if why else f'step {self.global_step} is saved in'} {self._saved}; {how}"
+        return f"{why}{'the last checkpoint is' if why else f'step {self.global_step} is saved in'} {self._saved}; {how}{fate}"
 
     def _save_validation(self) -> None:
         """Add the validation of the last step to its checkpoint, for a finished run that is started again."""

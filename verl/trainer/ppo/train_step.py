@@ -22,6 +22,7 @@ from verl.trainer.ppo.credit.step_credit import CreditAssigner
 from verl.trainer.ppo.critic import value_metrics
 from verl.trainer.ppo.group_calls import with_group
 from verl.trainer.ppo.team import TeamWorkers
+from verl.utils.names import listed
 from verl.utils.timer import Timer
 
 
@@ -77,7 +78,8 @@ class StepTrainer:
         self.config, self.team = config, team
         self.on_policy = is_on_policy(config, team.learners)
         self.credit = CreditAssigner(config, team, self.on_policy)
-        self.policies, self._order = lanes_of(config, placement), placement.policy_ids
+        self.policies = lanes_of(config, placement)
+        self._names = [*{*placement.policy_ids, *(spec.wg_id for spec in placement.groups)}]  # of policies and critics
         self.lanes = Lanes(len(self.policies), config.async_training.max_lead)
         self._completed = [0] * len(self.policies)  # last step whose updates have ended, by lane
         self._updated = [0] * len(self.policies)  # last step with rows of the lane
@@ -103,7 +105,10 @@ class StepTrainer:
         lanes = [lane.result() for lane in step.lanes]
         seconds = {name: max(lane.seconds.get(name, 0.0) for lane in lanes) for name in {name for lane in lanes for name in lane.seconds}}
         parts = {str(number): SubBatch(lane.batch, step.rows[number]) for number, lane in enumerate(lanes) if lane.batch is not None}
-        return Trained(_whole(parts), merged_metrics([lane.metrics for lane in lanes], self._order), seconds)
+        batch, metrics = _whole(parts), merged_metrics([lane.metrics for lane in lanes], self._names)
+        if self.team.uses_critic:
+            metrics |= value_metrics(self.credit.critic_rows(batch), self.team.critic_agents)
+        return Trained(batch, metrics, seconds)
 
     def completed(self, steps: Iterable[OpenStep], ended: int) -> int | None:
         """Return the last step that all policies have completed, at least `ended`, when the lanes of `steps` have ended.
@@ -158,13 +163,17 @@ class StepTrainer:
         metrics: dict[str, float] = {}
         if self.team.uses_critic:
             rows = self.credit.critic_rows(batch)
-            metrics |= value_metrics(rows, self.team.critic_agents)
             with timer("update_critic"):
                 metrics |= self.team.update_critic(rows, before, seed)
         if before >= warmup:
             with timer("update_actor"):
                 metrics |= self.team.update_actor(batch, self.on_policy, before - warmup, seed, updated)
         return metrics
+
+
+def uids_of(steps: Iterable[OpenStep]) -> str:
+    """Return the groups of steps, for messages."""
+    return listed(str(uid) for step in steps if step.samples.batch is not None for uid in step.samples.batch.non_tensor_batch["uid"])
 
 
 def _whole(parts: Mapping[str, SubBatch]) -> DataProto:

@@ -30,6 +30,9 @@ class WorkerGroupClient:
         group: the worker group.
         timeout_s: seconds that a request waits for an engine which samples nothing (`rollout.call_timeout_s`).
         rank: of the replica.
+
+    Attributes:
+        progress_at: when the engine was last seen to have sampled tokens, by the time of the event loop.
     """
 
     def __init__(self, group: WorkerGroup, timeout_s: float, rank: int = 0) -> None:
@@ -39,7 +42,7 @@ class WorkerGroupClient:
         self._futures: dict[int, asyncio.Future[list[Generation]]] = {}
         self._outbox: list[tuple[int, GenerateRequest]] = []
         self._poller: asyncio.Task[None] | None = None
-        self._progress_at = 0.0  # time of the event loop
+        self.progress_at = 0.0
         self._sends: set[asyncio.Task[None]] = set()
 
     @property
@@ -66,7 +69,7 @@ class WorkerGroupClient:
         try:
             limit, began = self._timeout_s, loop.time()
             while not future.done():
-                left = limit + max(began, self._progress_at) - loop.time()
+                left = limit + max(began, self.progress_at) - loop.time()
                 if left <= 0:
                     name = request.request_id or "(no id)"
                     raise EngineStuckError(f"waited {limit:g} s for request {name} on the rollout engine, which sampled no token meanwhile")
@@ -101,7 +104,7 @@ class WorkerGroupClient:
                 done = await self._group.call_async("collect", session, wait_s, rank=self._rank)
                 before, sampled = sampled, sampled if done else (await self._group.call_async("stats", rank=self._rank))["sampled"]
                 if done or sampled != before:
-                    self._progress_at = asyncio.get_running_loop().time()
+                    self.progress_at = asyncio.get_running_loop().time()
                 for served in done:
                     future = self._futures.pop(served.number, None)
                     if future is None or future.done():
@@ -150,6 +153,11 @@ class Replica(RolloutClient, Protocol):
         """Number of unfinished requests."""
         ...
 
+    @property
+    def progress_at(self) -> float:
+        """When its engine was last seen to have sampled tokens, by the time of the event loop."""
+        ...
+
 
 class ReplicaClient:
     """`RolloutClient` over equal replicas.
@@ -162,6 +170,11 @@ class ReplicaClient:
     def __init__(self, replicas: Sequence[Replica]) -> None:
         self._replicas = replicas
         self._served_by: OrderedDict[str, int] = OrderedDict()
+
+    @property
+    def progress_at(self) -> float:
+        """The latest of its replicas."""
+        return max(replica.progress_at for replica in self._replicas)
 
     async def generate(self, request: GenerateRequest) -> list[Generation]:
         """Sample `request.n` replies; raises as the replica does."""

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
+import math
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from verl.protocol.generate import EngineGoneError, GenerateRequest, Generation, RolloutClient, RolloutError
+from verl.utils.names import listed
 
 logger = logging.getLogger(__name__)
 
@@ -27,12 +29,18 @@ class RestartingClient:
         restart: replaces the engine by one with the current weights and returns its client; it blocks, and is run on a thread.
         name: of the engine, for the log and errors.
         on_busy: called with start and end, in seconds since the epoch, of every time in which a request was in flight.
+        limit_s: seconds that `drain` waits for an engine that samples no token.
     """
 
     def __init__(
-        self, client: RolloutClient, restart: Callable[[], RolloutClient], name: str, on_busy: Callable[[float, float], None] = _ignore
+        self,
+        client: RolloutClient,
+        restart: Callable[[], RolloutClient],
+        name: str,
+        on_busy: Callable[[float, float], None] = _ignore,
+        limit_s: float = math.inf,
     ) -> None:
-        self._client, self._restart, self._name, self._on_busy = client, restart, name, on_busy
+        self._client, self._restart, self._name, self._on_busy, self._limit_s = client, restart, name, on_busy, limit_s
         self._allowed = True
         self._lock, self._count_lock = threading.Lock(), threading.Lock()
         self._restarting: asyncio.Task[None] | None = None
@@ -40,7 +48,8 @@ class RestartingClient:
         self._requests, self._since, self._busy_s = 0, 0.0, 0.0
         self._began = 0.0
         self._drained = set[str | None]()
-        self._in_flight, self._changed = Counter[str | None](), asyncio.Event()  # requests by adapter; set for a moment when one may go on
+        self._in_flight = dict[int, GenerateRequest]()
+        self._numbers, self._changed = itertools.count(), asyncio.Event()  # set for a moment when a request may go on
 
     def take_busy_seconds(self) -> float:
         """Return the seconds since the last call with at least one request in flight."""
@@ -54,10 +63,30 @@ class RestartingClient:
             return seconds
 
     async def drain(self, adapter: str | None = None) -> None:
-        """Let new requests of an adapter (None: all requests) wait until `release`, and return when none of them is in flight."""
+        """Let new requests of an adapter (None: all requests) wait until `release`, and return when none of them is in flight.
+
+        Raises TimeoutError, which names those in flight, when for `limit_s` none has ended and the engine has sampled no token.
+        """
         self._drained.add(adapter)
-        while self._in_flight.total() if adapter is None else self._in_flight[adapter]:
-            await self._changed.wait()
+        clock, client = asyncio.get_running_loop().time, self._client
+        since = clock()
+        while left := self._open(adapter):
+            if self._restarting or self._client is not client:
+                client, since = self._client, clock()
+            since = max(since, getattr(client, "progress_at", since))
+            if clock() >= since + self._limit_s:
+                raise TimeoutError(
+                    f"new weights of engine {self._name} wait for the replies to {listed(left)}, but it has sampled no token for "
+                    f"{self._limit_s:g} s, twice rollout.call_timeout_s"
+                )
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(since + self._limit_s if self._limit_s < math.inf else None):
+                    await self._changed.wait()
+                    since = clock()
+
+    def _open(self, adapter: str | None = None) -> list[str]:
+        """Return the ids of requests in flight of an adapter (None: all)."""
+        return [request.request_id for request in list(self._in_flight.values()) if adapter in (None, request.adapter)]
 
     def release(self, adapter: str | None = None) -> None:
         """Serve requests again after `drain` of the same adapter; call it on the event loop."""
@@ -69,8 +98,8 @@ class RestartingClient:
         self._changed.clear()
 
     @contextmanager
-    def _busy(self, adapter: str | None) -> Iterator[None]:
-        self._in_flight[adapter] += 1
+    def _busy(self, request: GenerateRequest) -> Iterator[None]:
+        self._in_flight[number := next(self._numbers)] = request
         with self._count_lock:
             if not self._requests:
                 self._since, self._began = time.perf_counter(), time.time()
@@ -78,7 +107,7 @@ class RestartingClient:
         try:
             yield
         finally:
-            self._in_flight[adapter] -= 1
+            del self._in_flight[number]
             self._notify()
             with self._count_lock:
                 self._requests -= 1
@@ -94,7 +123,7 @@ class RestartingClient:
         """Sample `request.n` replies; raises as the engine does, and `EngineGoneError` when it died for the second time in a step."""
         while not self._drained.isdisjoint((None, request.adapter)):
             await self._changed.wait()
-        with self._busy(request.adapter):
+        with self._busy(request):
             while True:
                 client = self._client
                 try:
@@ -137,7 +166,8 @@ class RestartingClient:
     def _use_restart(self, cause: RolloutError) -> None:
         """Use the one restart of this step; raises `EngineGoneError` if it was used already."""
         if not self._allowed:
-            raise EngineGoneError(f"engine {self._name} died twice in one step; fix the cause, then restart the run: {cause}") from cause
+            why = f"engine {self._name} died twice in one step; fix the cause, then restart the run: {cause}"
+            raise EngineGoneError(why + self._waiting) from cause
         self._allowed = False
         logger.warning("engine %s is restarted with the current weights: %s", self._name, cause)
 
@@ -145,4 +175,10 @@ class RestartingClient:
         try:
             return self._restart()
         except Exception as error:  # whatever the error, the run ends with the last checkpoint
-            raise EngineGoneError(f"engine {self._name} died and could not be restarted: {error}") from error
+            raise EngineGoneError(f"engine {self._name} died and could not be restarted: {error}{self._waiting}") from error
+
+    @property
+    def _waiting(self) -> str:
+        """End of a message that names the requests that wait for a dead engine."""
+        left = listed(filter(None, self._open()))
+        return f"; requests that wait for it: {left}" if left else ""

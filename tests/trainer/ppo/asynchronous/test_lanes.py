@@ -6,11 +6,17 @@ from collections.abc import Callable
 from concurrent.futures import CancelledError, wait
 from dataclasses import replace
 
+import numpy as np
 import pytest
+import torch
 
+from verl.protocol import DataProto
 from verl.trainer.config import ActorRolloutRefConfig, AgentConfig, ModelConfig, RunConfig
+from verl.trainer.config.algorithm import GAEConfig
 from verl.trainer.placement.table import build_placement
 from verl.trainer.ppo.asynchronous.lanes import Lanes, lanes_of
+from verl.trainer.ppo.credit.advantage import compute_advantage
+from verl.trainer.ppo.registry import ESTIMATORS
 
 
 def lanes(algorithm: dict, specialization: object = "full", mode: str = "fully_async", tree: str = "") -> list[list[str]]:
@@ -35,8 +41,11 @@ EACH = [["a"], ["b"], ["c"]]
         ({"group_by": ["uid", "policy_id"], "adv_estimator": "rloo"}, EACH),
         ({"group_by": ["uid"]}, ONE),
         ({"group_by_agent_id": False}, ONE),
-        ({"adv_estimator": "gae"}, ONE),
-        ({"adv_estimator": "remax"}, ONE),
+        ({"adv_estimator": "gae"}, EACH),
+        ({"adv_estimator": "remax"}, EACH),
+        ({"adv_estimator": "reinforce_plus_plus"}, EACH),
+        ({"adv_estimator": "rae"}, ONE),
+        ({"adv_estimator": "gpg"}, ONE),
         ({"adv_estimator": "reinforce_plus_plus_baseline"}, ONE),
         ({"adv_estimator": "m_grpo"}, ONE),
         ({"per_agent": {"a": {"adv_estimator": "rae"}}}, ONE),
@@ -46,6 +55,34 @@ EACH = [["a"], ["b"], ["c"]]
 )
 def test_policies_share_a_lane_if_their_advantages_may_depend_on_each_other(algorithm: dict, expected: list[list[str]]) -> None:
     assert lanes(algorithm) == expected
+
+
+APART = ["gae", "grpo", "grpo_passk", "opo", "optimal_token_baseline", "reinforce_plus_plus", "remax", "rloo", "tir_optimal_token_baseline"]
+
+
+def test_advantages_of_policies_in_lanes_of_their_own_are_those_of_the_whole_batch_to_the_bit() -> None:
+    names = [name for name in ESTIMATORS.names() if lanes({"adv_estimator": name}) == EACH]
+    assert set(APART) <= set(names)
+    rng, size, width = np.random.default_rng(0), 72, 9
+    columns = {"uid": [f"task{i // 9 % 4}" for i in range(size)], "traj_uid": [f"episode{i // 3 % 12}" for i in range(size)]}
+    columns |= {name: ["abc"[i % 3] for i in range(size)] for name in ("agent_id", "policy_id", "wg_id")}
+    numbers = {"turn": np.arange(size) // 36, "reward": rng.normal(size=size), "reward_baselines": rng.normal(size=size)}
+    mask = torch.as_tensor(rng.integers(1, width + 1, size)[:, None] > np.arange(width))
+    given = {name: torch.as_tensor(rng.normal(size=(size, width)), dtype=torch.float32) for name in ("values", "old_log_probs")}
+    given |= {"response_mask": mask.long(), "token_level_rewards": torch.where(mask, given["values"].roll(1, 0), 0.0)}
+    given |= {"sum_pi_squared": given["old_log_probs"].exp() / 9, "rollout_is_weights": torch.ones(size, width)}
+    whole = DataProto.from_dict(given, {name: np.array(values, dtype=object) for name, values in columns.items()} | numbers)
+    for name in names:
+        for weighting in ("sample", "trajectory"):
+            level = GAEConfig("turn" if weighting == "trajectory" else "token")
+            config = replace(RunConfig().algorithm, adv_estimator=name, call_weighting=weighting, gae=level)
+            expected = compute_advantage(whole.select_idxs(np.arange(size)), name, 0.9, 0.8, 3, config=config).batch
+            for policy in "abc":
+                rows = np.flatnonzero(whole.non_tensor_batch["policy_id"] == policy)
+                found = compute_advantage(whole.select_idxs(rows), name, 0.9, 0.8, 3, config=config).batch
+                assert found["advantages"].any()
+                for field in {"advantages", "returns", "row_weights"} & set(expected.keys()):
+                    assert torch.equal(found[field], expected[field][rows]), (name, weighting, policy, field)
 
 
 def test_adapters_of_one_base_take_turns_in_one_lane() -> None:

@@ -19,27 +19,27 @@ from typing import TypeVar
 from verl.trainer.config import AlgorithmConfig, RunConfig
 from verl.trainer.config.run import follows_committed
 from verl.trainer.placement.table import Placement
-from verl.trainer.ppo.critic import need_critic
 from verl.trainer.ppo.per_agent import agent_config, group_fields
 from verl.trainer.ppo.registry import ESTIMATORS, estimator_takes, plain_name
 
 T = TypeVar("T")
 # Fields that samples of different agents, or policies, never share.
 OWN_FIELDS = {"agent_id", "policy_id", "wg_id"}
-# Parameters of estimators through which an advantage may depend on rows of other groups.
-WHOLE_BATCH = {"batch", "non_tensor_batch", "policy_index", "seed", "state"}
+# Parameters of estimators through which an advantage may depend on rows of other policies.
+WHOLE_BATCH = {"batch", "non_tensor_batch", "seed", "state"}
 
 
 def lanes_of(config: RunConfig, placement: Placement) -> list[list[str]]:
     """Return the trained policies of every lane; one lane unless `async_training.mode=fully_async`.
 
-    There is one lane, too, with critics, with an estimator that keeps state, and with a penalty in the reward whose coefficient adapts.
+    There is one lane, too, with an estimator that keeps state, and with a penalty in the reward whose coefficient adapts. The critic of a
+    worker group is in the lane of its policies.
     """
     policies = placement.policy_ids
     estimators = [agent_config(config.algorithm, agent.agent_id).adv_estimator for agent in placement.trained]
     keeps_state = any(estimator_takes(name, "state") for name in estimators)
     adapts = config.algorithm.use_kl_in_reward and config.algorithm.kl_ctrl.type == "adaptive"
-    if config.async_training.mode != "fully_async" or need_critic(config) or follows_committed(config) or adapts or keeps_state:
+    if config.async_training.mode != "fully_async" or follows_committed(config) or adapts or keeps_state:
         return [policies]
     key = {agent.policy_id: agent.wg_id for agent in placement.trained}
     common = {agent.wg_id for agent in placement.trained if not compares_itself(agent_config(config.algorithm, agent.agent_id))}
@@ -50,13 +50,16 @@ def lanes_of(config: RunConfig, placement: Placement) -> list[list[str]]:
 
 
 def compares_itself(own: AlgorithmConfig) -> bool:
-    """Return whether the advantages of an agent with these settings depend on its own samples alone, as far as the estimator declares."""
+    """Return whether the advantages of an agent with these settings depend on samples of its policy alone, as far as is declared.
+
+    Estimators without groups compare a sample with none, or with those of its policy.
+    """
     traits, parameters = ESTIMATORS.traits(own.adv_estimator), ESTIMATORS.parameters(own.adv_estimator).required
     function = ESTIMATORS.functions.get(plain_name(own.adv_estimator))
     ours = function is None or function.__module__.startswith("verl.")  # those of users may read the whole batch as keywords
     known = ours and traits.reads is not None and traits.units is None and not WHOLE_BATCH & set(parameters)
-    by_group = traits.grouped and not traits.whole_batch and not traits.follows_calls
-    return known and by_group and bool(OWN_FIELDS & set(group_fields(own)))
+    by_group = not traits.whole_batch and not traits.follows_calls and bool(OWN_FIELDS & set(group_fields(own)))
+    return known and (by_group or not traits.grouped)
 
 
 class Lanes:
