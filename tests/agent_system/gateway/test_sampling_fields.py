@@ -126,7 +126,9 @@ async def test_every_field_is_counted_and_named_once_or_refused(play: Any, path:
     episode, metrics, _ = await play(team, template_kwargs={"x": 1})
     assert (episode.failure, metrics["gateway/overridden"], metrics["gateway/ignored"]) == (None, 2 * len(CHANGED), 2 * len(IGNORED) + 2)
     ignored = [record.message.split(";")[0] for record in caplog.records if "has no effect" in record.message]
-    assert ignored == [f"a request sets {name}" for name in ("reasoning_effort", "parallel_tool_calls", *list(IGNORED)[2:4], r"a\nb", f"{said_in}.prefix", f"{said_in}.detail")]
+    in_messages = (f"{said_in}.prefix", f"{said_in}.detail")
+    fields = ("reasoning_effort", "parallel_tool_calls", *list(IGNORED)[2:4], r"a\nb", *in_messages)
+    assert ignored == [f"a request sets {name}" for name in fields]
     told = [record.message.split(";")[0] for record in caplog.records if "client_sampling" in record.message]
     assert told == [f"a request sets {name}" for name in CHANGED]
 
