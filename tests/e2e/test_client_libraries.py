@@ -25,7 +25,7 @@ from tests.e2e.test_serve_openai import served
 from tests.environments import python_with
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
-OPENAI = "openai==3.57.0"
+OPENAI, OPENAI_2 = "openai==3.57.0", ("openai[aiohttp]==2.54.0", "pytest-asyncio", "respx", "rich")
 LIBRARIES = ("langchain-tests==1.1.9", "langchain-openai==1.7.4", "litellm==1.110.2", "pydantic-ai-slim[openai]==2.68.0", "llm==0.36")
 INSTRUCTOR = ("instructor==1.17.0",)  # wants jiter below 0.15, which OPENAI does not accept
 CLIENTS = Path(__file__).with_name("clients")
@@ -80,8 +80,8 @@ def able(prompt: str, request: Any) -> str:
     return f"<tool_call>\n{json.dumps({'name': tools[0]['name'], 'arguments': arguments})}\n</tool_call>"
 
 
-async def call(*command: str | Path, cwd: Path | None = None, **env: str) -> None:
-    """Run a command, which must succeed."""
+async def call(*command: str | Path, cwd: Path | None = None, **env: str) -> str:
+    """Run a command, which must succeed; return what it printed."""
     process = await asyncio.create_subprocess_exec(
         *map(str, command), cwd=cwd, env={**os.environ, "OPENAI_API_KEY": "sk-team", "LITELLM_LOCAL_MODEL_COST_MAP": "True", **env},
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -89,6 +89,7 @@ async def call(*command: str | Path, cwd: Path | None = None, **env: str) -> Non
     said, _ = await process.communicate()
     sys.stdout.write(said.decode())
     assert process.returncode == 0, said.decode()[-6000:]
+    return said.decode()
 
 
 async def check_all(url: str, left_out: str) -> None:
@@ -99,22 +100,26 @@ async def check_all(url: str, left_out: str) -> None:
         await call(python, CLIENTS / f"{name}_calls.py", **env)
     await call(older, CLIENTS / "instructor_calls.py", **env)
     one_loop = [f"asyncio_default_{kind}_loop_scope=session" for kind in ("test", "fixture")]  # connections are kept between tests
-    options = [word for option in ("asyncio_mode=auto", *one_loop) for word in ("-o", option)]
+    options = [word for option in ("asyncio_mode=auto", "addopts=", *one_loop) for word in ("-o", option)]
     plain = ("-p", "no:cacheprovider", "-q", "-rfEsx", "--tb=short", *options)
     chosen = ("-k", f"not ({left_out})") if left_out else ()
-    await call(python, "-m", "pytest", CLIENTS / "langchain_standard.py", "--confcutdir", CLIENTS, *plain, *chosen, **env)
+    said = await call(python, "-m", "pytest", CLIENTS / "langchain_standard.py", "--confcutdir", CLIENTS, *plain, *chosen, **env)
+    assert f"\n{34 if left_out else 43} passed" in said
     agent = f"{url.removesuffix('/v1')}/agents/solver_agent/v1"  # whatever model a request names
-    for name in () if left_out else EXAMPLES:
-        await call(python, source(python) / "examples" / f"{name}.py", OPENAI_BASE_URL=agent)
     tests = [f"tests/api_resources/{name}.py" for name in ("chat/test_completions", "test_models")]
-    await call(python, "-m", "pytest", *tests, "-o", "addopts=", *plain, "-k", SERVED, cwd=source(python), TEST_API_BASE_URL=agent)
+    for client, version, passed in ((python, OPENAI, 65), (python_with(*OPENAI_2), OPENAI_2[0], 70)):
+        files = source(client, version)
+        for name in () if left_out else [name for name in EXAMPLES if version == OPENAI or name != "streaming"]:  # of completions, in 2
+            await call(client, files / "examples" / f"{name}.py", OPENAI_BASE_URL=agent)
+        said = await call(client, "-m", "pytest", *tests, *plain, "-k", SERVED, cwd=files, TEST_API_BASE_URL=agent)
+        assert f"\n{passed} passed" in said
 
 
-def source(python: str) -> Path:
-    """The source of OpenAI's client, with its tests."""
+def source(python: str, version: str) -> Path:
+    """The source of a version of OpenAI's client, with its tests."""
     folder = Path(python).parents[2] / "source"
     if not folder.exists():
-        command = [python, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", "openai", "-d", folder, OPENAI]
+        command = [python, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", "openai", "-d", folder, version]
         subprocess.run(command, check=True, capture_output=True)
         with tarfile.open(next(folder.glob("*.tar.gz"))) as packed:
             packed.extractall(folder, filter="data")
