@@ -23,11 +23,10 @@ from hydra._internal.utils import get_args_parser
 from agent_system.errors import AgentSystemError
 from agent_system.launch.train import run
 from tests.conftest import save_peft_adapter, save_tiny_model
-from tests.e2e.conftest import read_metrics
+from tests.e2e.conftest import fit_digits, read_metrics
 from tests.e2e.teams import load_exported
 from tests.forked import ForkServer
 from tests.house.source import ROOT
-from verl.models.loader import load_tokenizer
 from verl.protocol import DataProto
 from verl.trainer.checkpoint.export import export
 from verl.trainer.config.entry import compose_config
@@ -149,23 +148,8 @@ def steps(folder: Path) -> list[int]:
 @pytest.fixture(scope="module")
 def answering_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model that answers a `question` with `#### ` and a random digit, with heads as wide as vLLM needs them on a CPU."""
-    from transformers import AutoModelForCausalLM
-
     folder = save_tiny_model(tmp_path_factory.mktemp("answering"), head_dim=32, max_position_embeddings=4096)
-    tokenizer = load_tokenizer(str(folder))
-    asked = [tokenizer.apply_chat_template(question(row), add_generation_prompt=True, return_dict=False) for row in range(25)]
-    replies = [[*tokenizer.encode(f"#### {digit}"), tokenizer.eos_token_id] for digit in range(10)]
-    model, draw = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32), torch.Generator().manual_seed(0)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.0)
-    for _ in range(100):
-        ids = torch.tensor([prompt + replies[torch.randint(10, (), generator=draw)] for prompt in asked])
-        labels = ids.clone()
-        labels[:, : -len(replies[0])] = -100
-        model(input_ids=ids, labels=labels).loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    model.save_pretrained(folder)
-    return folder
+    return fit_digits(folder, [question(row) for row in range(25)], "#### ")
 
 
 def wandb_lines(run_dir: Path) -> Iterator[dict[str, Any]]:
