@@ -123,8 +123,9 @@ class EnvWorkersConfig:
     cpus: float = key(1.0, "Ray CPUs reserved for each worker", ge=0, effect=(WORKERS, "trainer.controller=ray"))
     memory_gib: Optional[float] = key(
         None,
-        "resident memory of one worker, in GiB, above which it is replaced and its episodes are played again; default: no limit",
-        gt=0,
+        "resident memory of one worker, in GiB, above which it is replaced and its episodes are played again; null: half of its node's "
+        "memory / env.workers.num, at least 2; 0: no limit",
+        ge=0,
         effect=WORKERS,
     )
 
