@@ -18,6 +18,9 @@ from agent_system.registry import EnvRegistry, load_plugins
 from agent_system.sandbox import configure, shared_failures
 from agent_system.threads import DaemonExecutor
 
+# The least default limit of a worker: imports of numpy and torch alone take about 0.5 GiB.
+LEAST_BYTES = 2**31
+CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 MEMORY_CHECK_S = 0.2
 # A worker above its limit whose event loop does not answer in this time ends itself.
 LEAVE_S = 5.0
@@ -36,7 +39,9 @@ class EnvHost:
         self._config = build_options(self._cls.config_class, source.params, "env.params")
         if self._cls(self._config).uses_sandbox:
             configure(source.sandbox)
-        self._memory_bytes = source.memory_bytes
+        default = source.memory_bytes is None
+        self._memory_bytes = max(LEAST_BYTES, node_memory() // (2 * source.workers)) if default else source.memory_bytes
+        self._limit = f"env.workers.memory_gib={(self._memory_bytes or 0) / 2**30:g}{', the default here' if default else ''}"
         self._threads = DaemonExecutor(source.threads)
         self._envs: dict[int, EnvCaller] = {}
         self._running: dict[int, asyncio.Task[Any]] = {}
@@ -94,15 +99,21 @@ class EnvHost:
         """
         loop, found = asyncio.get_running_loop(), asyncio.Event()
         sizes: list[int] = []
-        if self._memory_bytes is not None:
+        if self._memory_bytes:
             threading.Thread(target=_watch, args=(self._memory_bytes, sizes, loop, found), daemon=True).start()
         await found.wait()
-        return f"it used {sizes[0] / 2**30:.2f} GiB, more than env.workers.memory_gib={(self._memory_bytes or 0) / 2**30:g}"
+        return f"it used {sizes[0] / 2**30:.2f} GiB, more than {self._limit}"
 
 
 def _called(request: Request) -> str:
     """Return the environment's method behind a request."""
     return str(request.args[0]) if request.operation in ("outcome", "observation") else request.operation
+
+
+def node_memory() -> int:
+    """Return the memory of this machine, or of its container if that has less, in bytes."""
+    own = [path.read_text().strip() for path in CGROUP_LIMITS if path.is_file()]
+    return min([os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), *(int(limit) for limit in own if limit.isdigit())])
 
 
 def _watch(limit: int, sizes: list[int], loop: asyncio.AbstractEventLoop, found: asyncio.Event) -> None:

@@ -31,7 +31,9 @@ class EnvSource:
         plugins: modules to import first (`agent.plugins`).
         sandbox: settings of the worker's sandbox, started if the environment uses one.
         threads: maximum number of threads for blocking methods in one worker.
-        memory_bytes: resident memory above which a worker is replaced; None: no limit.
+        memory_bytes: resident memory above which a worker is replaced; 0: no limit; None: half of its node's memory / `workers`, at
+            least 2 GiB.
+        workers: number of workers.
     """
 
     name: str
@@ -40,6 +42,7 @@ class EnvSource:
     sandbox: SandboxConfig = field(default_factory=SandboxConfig)
     threads: int = 1024
     memory_bytes: int | None = None
+    workers: int = 1
 
 
 @dataclass(frozen=True)

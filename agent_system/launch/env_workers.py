@@ -57,6 +57,7 @@ def _starter(config: RunConfig) -> Callable[[], Transport]:
         sandbox=config.sandbox,
         threads=config.rollout.env_threads,
         memory_bytes=None if keys.memory_gib is None else int(keys.memory_gib * 2**30),
+        workers=keys.num,
     )
     payload, environment = pickle.dumps(source), {"PYTHONPATH": import_path()}
     if config.trainer.controller == "local":

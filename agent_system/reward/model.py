@@ -74,13 +74,14 @@ class ReplyScorer:
         settings: the keys.
         model: the model.
         agent_ids: agents of the team.
+        limit_s: `rollout.call_timeout_s`, for a model behind an API; an engine's client applies it itself.
 
     Raises:
         AgentSystemError: `reward.model.agents` matches no agent.
     """
 
-    def __init__(self, settings: RewardModelConfig, model: RewardModel, agent_ids: Sequence[str]) -> None:
-        self.settings, self._model = settings, model
+    def __init__(self, settings: RewardModelConfig, model: RewardModel, agent_ids: Sequence[str], limit_s: float) -> None:
+        self.settings, self._model, self._limit_s = settings, model, limit_s
         self._agents = {a for a in agent_ids if re.fullmatch(settings.agents, a) or re.fullmatch(settings.agents, slug(a))}
         if settings.scope == "call" and not self._agents:
             raise AgentSystemError(f"reward.model.agents={settings.agents} matches no agent; agents: {', '.join(agent_ids)}")
@@ -99,8 +100,7 @@ class ReplyScorer:
         """Return the score of a reply to chat messages.
 
         Raises:
-            TimeoutError: the model gave no score, of this reply or another, for `reward.model.timeout_s`. A judge in an engine has the
-                engine's limit instead.
+            TimeoutError: a model behind an API gave no score, of this reply or another, for `rollout.call_timeout_s`.
             AgentSystemError: a score that is not a finite number.
             Exception: whatever the model raises.
         """
@@ -197,13 +197,13 @@ class ReplyScorer:
             return await asyncio.shield(task)  # other episodes may wait for the same score
 
     async def _asked(self, conversation: Conversation) -> float:
-        kind, limit, began = self.settings.kind, self.settings.timeout_s, time.monotonic()
+        kind, limit, began = self.settings.kind, self._limit_s, time.monotonic()
         asked = asyncio.ensure_future(self._model.score(conversation, self._counts, self._priority))
         try:
             while not asked.done():
-                left = math.inf if kind == "judge" else limit + max(began, self._scored_at[0]) - time.monotonic()
+                left = math.inf if kind != "api" else limit + max(began, self._scored_at[0]) - time.monotonic()
                 if left <= 0:
-                    raise TimeoutError(f"no score within reward.model.timeout_s={limit:g} s from the {kind}")
+                    raise TimeoutError(f"no score within rollout.call_timeout_s={limit:g} s from the {kind}")
                 await asyncio.wait([asked], timeout=None if left == math.inf else left)
             score = finite(asked.result(), "a score", f"reward.model.kind={kind}")
         finally:

@@ -84,7 +84,7 @@ class EpisodeScorer:
 
         Raises:
             AgentSystemError: a reward that is not a finite number, or belongs to no call.
-            TimeoutError: no result within `reward.timeout_s`, or `reward.model.timeout_s`.
+            TimeoutError: no result within `reward.timeout_s`, or from a model behind an API within `rollout.call_timeout_s`.
             Exception: whatever a function or the model raises.
         """
         if not record.samples or not (model or self._has_functions) or (record.branched and self._tree_returns == "step"):

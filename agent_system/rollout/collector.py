@@ -169,7 +169,7 @@ class Collector:
         self._shared = {name: own_data(r.agent) for name, r in self.runtimes.items() if not r.agent.stateful}
         self._models: dict[bool, ReplyScorer] = {}  # of training and of validation, which count apart
         if reward_model is not None:
-            model = ReplyScorer(settings.reward.model, reward_model, list(self.runtimes))
+            model = ReplyScorer(settings.reward.model, reward_model, list(self.runtimes), settings.call_timeout_s)
             self._models = {False: model, True: model.apart()}
         self._scorer = EpisodeScorer(
             settings.reward, list(self.runtimes), settings.env_threads, self._beginning, settings.tree_returns, settings.experiment_name

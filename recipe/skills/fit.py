@@ -78,12 +78,13 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--base", type=Path, help="folder of the warm-started model; default: prepared for each seed")
     parser.add_argument("--out", type=folder, default=HERE, help="folder of the result")
     args = parser.parse_args()
     torch.set_num_threads(1)
     levels = yaml.safe_load((HERE / "config.yaml").read_text())["levels"]
     rows = []
     for seed in args.seeds:
-        base = ROOT / run_module(*PREPARE, "--out", "outputs/embedded", "--seed", str(seed))[-1] / "model"
+        base = args.base or ROOT / run_module(*PREPARE, "--out", "outputs/embedded", "--seed", str(seed))[-1] / "model"
         rows += [fit(base, level, settings, seed, args.steps) for level, settings in levels.items()]
     (args.out / "fit.json").write_text(json.dumps(sorted(rows, key=lambda row: row["level"]), indent=1) + "\n")

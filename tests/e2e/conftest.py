@@ -3,7 +3,7 @@
 import functools
 import json
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -303,3 +303,26 @@ def mortal(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     for name in ("submit", "collect", "update_weights"):
         monkeypatch.setattr(RolloutWorker, name, dies(getattr(RolloutWorker, name)))
     return {}
+
+
+def fit_digits(folder: Path, chats: Sequence[list[dict[str, str]]], prefix: str) -> Path:
+    """Train the model in a folder to reply to chats of one length with `prefix` and a random digit, and save it there."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from verl.models.loader import load_tokenizer
+
+    tokenizer = load_tokenizer(str(folder))
+    asked = [tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False) for chat in chats]
+    replies = [[*tokenizer.encode(f"{prefix}{digit}"), tokenizer.eos_token_id] for digit in range(10)]
+    model, draw = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32), torch.Generator().manual_seed(0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.0)
+    for _ in range(100):
+        ids = torch.tensor([prompt + replies[torch.randint(10, (), generator=draw)] for prompt in asked])
+        labels = ids.clone()
+        labels[:, : -len(replies[0])] = -100
+        model(input_ids=ids, labels=labels).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    model.save_pretrained(folder)
+    return folder

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+import random
 import shlex
 import shutil
+import string
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from agent_system.rollout.binding import AgentBinding
+from agent_system.rollout.prompt import Prompt
+from agent_system.rollout.tokens import decode
 from tests.chat_server import ChatServer, completion
-from tests.conftest import save_tokenizer, tiny_config
+from tests.conftest import save_tiny_model, save_tokenizer, tiny_config
 from tests.docs.pages import blocks
-from tests.e2e.conftest import Run, read_metrics, weights
+from tests.e2e.conftest import Run, fit_digits, read_metrics, weights
 
 
 @pytest.fixture(scope="session")
@@ -117,20 +122,39 @@ def test_an_api_judges_whole_episodes(train: Run, tmp_path: Path, judge_server: 
     assert asked and all(body["temperature"] == 0 and body["max_tokens"] == 512 for body in asked)
 
 
+@pytest.fixture(scope="module")
+def judge_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model that writes `Score: ` and a random digit, whatever it reads."""
+    draw = random.Random(0)
+    chats = [[{"role": "user", "content": "".join(draw.choices(string.printable, k=12))}] for _ in range(16)]
+    return fit_digits(save_tiny_model(tmp_path_factory.mktemp("judge")), chats, "Score: ")
+
+
 @pytest.mark.parametrize("own", [True, False], ids=["own model", "frozen agent"])
-def test_a_judge_of_the_run_without_verdicts_gives_the_score_for_them(train: Run, tmp_path: Path, tiny_model_dir: Path, own: bool) -> None:
-    where = {"reward.model.path": tiny_model_dir} if own else {"reward.model.agent": "verifier_agent"}
-    frozen = {"agent.frozen": "[Verifier Agent]", "agent.specialization": "full"}
-    keys = {
-        "reward.model.max_length": 900,
-        "reward.model.response_length": 8,
-        "reward.model.unparsable_score": 0.25,
+def test_a_judge_of_the_run_gives_the_scores_that_it_writes(
+    train: Run, tmp_path: Path, tiny_model_dir: Path, judge_dir: Path, own: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: dict[str, str] = {}  # the judge's last text for each question
+    replies = AgentBinding.replies
+
+    async def watched(binding: AgentBinding, prompt: Prompt, *args: Any) -> Any:
+        generations = await replies(binding, prompt, *args)
+        written[decode(binding.tokenizer, prompt.ids)] = binding.text_of(generations[0])
+        return generations
+
+    monkeypatch.setattr(AgentBinding, "replies", watched)
+    (tmp_path / "template").write_text("{reply}")
+    where = {"reward.model.path": judge_dir} if own else {"reward.model.agent": "verifier_agent"}
+    models = f"[{tiny_model_dir},{tiny_model_dir if own else judge_dir}]"
+    agents = {"agent.frozen": "[Verifier Agent]", "agent.specialization": "full", "agent.model_ids": models}
+    keys = {"template": tmp_path / "template", "max_length": 96, "response_length": 10, "temperature": 1.0}
+    keys |= {"retries": 3, "agents": "asker"}
+    train({"reward.model.kind": "judge"} | where | agents | {f"reward.model.{k}": value for k, value in keys.items()} | ONE_STEP)
+    scores = {call["reply"].strip(): call["reward_terms"]["model_score"] for call in calls(tmp_path / "run") if call["agent_id"] == "Asker"}
+    assert scores and {reply: f"Score: {round(10 * score)}" for reply, score in scores.items()} == {
+        reply: written[f"user\n{reply}\nassistant\n"] for reply in scores
     }
-    train({"reward.model.kind": "judge", "reward.model.truncate": True} | where | frozen | keys | ONE_STEP)
-    found = calls(tmp_path / "run")
-    assert found and {c["reward_terms"]["model_score"] for c in found} == {0.25}
-    unparsable = [m["reward/model/unparsable"] for m in read_metrics(tmp_path / "run") if "reward/model/unparsable" in m]
-    assert unparsable
+    assert len(set(scores.values())) > 2
 
 
 @pytest.mark.parametrize(

@@ -23,12 +23,10 @@ from hydra._internal.utils import get_args_parser
 from agent_system.errors import AgentSystemError
 from agent_system.launch.train import run
 from tests.conftest import save_peft_adapter, save_tiny_model
-from tests.e2e.conftest import read_metrics
+from tests.e2e.conftest import fit_digits, read_metrics
 from tests.e2e.teams import load_exported
 from tests.forked import ForkServer
 from tests.house.source import ROOT
-from tests.workers.engine.builders import save_value_model
-from verl.models.loader import load_tokenizer
 from verl.protocol import DataProto
 from verl.trainer.checkpoint.export import export
 from verl.trainer.config.entry import compose_config
@@ -39,12 +37,12 @@ from verl.workers.policy_worker import PolicyWorker
 FACTS = json.loads((Path(__file__).parents[1] / "compat/upstream_commands.json").read_text(encoding="utf-8"))
 VERL = next(commands for source, commands in FACTS.items() if "verl-project" in source)
 SIZES = {
-    "data.train_batch_size": "2", "data.max_prompt_length": "96", "data.max_response_length": "6", "trainer.n_gpus_per_node": "1",
-    "actor_rollout_ref.actor.ppo_mini_batch_size": "2", "critic.ppo_mini_batch_size": "2", "actor_rollout_ref.rollout.n": "2",
+    "data.train_batch_size": "16", "data.max_prompt_length": "96", "data.max_response_length": "8", "trainer.n_gpus_per_node": "1",
+    "actor_rollout_ref.actor.ppo_mini_batch_size": "16", "critic.ppo_mini_batch_size": "16",
     "actor_rollout_ref.rollout.tensor_model_parallel_size": "1", "actor_rollout_ref.model.lora_rank": "2",
     "actor_rollout_ref.actor.ppo_max_token_len_per_gpu": "1024", "critic.ppo_max_token_len_per_gpu": "1024",
     "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu": "1024", "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu": "1024",
-    "actor_rollout_ref.rollout.max_num_seqs": "8", "actor_rollout_ref.rollout.max_num_batched_tokens": "1024",
+    "actor_rollout_ref.rollout.max_num_seqs": "64", "actor_rollout_ref.rollout.max_num_batched_tokens": "1024",
     "actor_rollout_ref.rollout.name": "hf", "actor_rollout_ref.actor.fsdp_config.param_offload": "False",
     "actor_rollout_ref.actor.fsdp_config.optimizer_offload": "False", "critic.fsdp.param_offload": "False",
     "critic.fsdp.optimizer_offload": "False", "critic.model.fsdp_config.param_offload": "False",
@@ -54,6 +52,7 @@ ADDED = {
     "trainer.controller": "local", "trainer.device": "cpu", "trainer.logger": "[jsonl]", "trainer.total_training_steps": "2",
     "trainer.num_threads": "1", "trainer.save_freq": "-1", "trainer.val_before_train": "False", "trainer.test_freq": "-1",
 }  # fmt: skip
+MODELS = ("actor_rollout_ref.model.path", "critic.model.path")
 FUNCTION = "reward.custom_reward_function.path"
 SCORES = '''
 import zlib
@@ -70,10 +69,16 @@ def compute_score(data_source, solution_str, ground_truth, extra_info):
 Command = Callable[..., list[str]]
 
 
-def rows(path: Path, source: str) -> str:
-    row = {"data_source": source, "prompt": [{"role": "user", "content": "1+1?"}], "reward_model": {"ground_truth": "2"}}
-    path.write_text("".join(json.dumps(row) + "\n" for _ in range(4)))
-    return str(path)
+def question(row: int) -> list[dict[str, str]]:
+    return [{"role": "user", "content": f"{row % 5}+{row // 5 % 5}?"}]
+
+
+def sums(path: Path, count: int, source: str = "openai/gsm8k") -> Path:
+    """Write so many tasks, of 25 questions with their answers."""
+    answers = ((row, str(row % 5 + row // 5 % 5)) for row in range(count))
+    found = [{"data_source": source, "prompt": question(row), "reward_model": {"ground_truth": a}} for row, a in answers]
+    pq.write_table(pa.Table.from_pylist(found), path)
+    return path
 
 
 @pytest.fixture
@@ -81,8 +86,8 @@ def command(tmp_path: Path, tiny_model_dir: Path) -> Command:
     """Return the overrides of a script as typed, with other paths, sizes and device, and `changes`."""
 
     def build(script: str, source: str = "openai/gsm8k", **changes: Any) -> list[str]:
-        data = rows(tmp_path / "rows.jsonl", source)
-        paths = {key: tiny_model_dir for key in ("actor_rollout_ref.model.path", "critic.model.path")}
+        data = sums(tmp_path / "rows.parquet", 25, source)
+        paths = dict.fromkeys(MODELS, tiny_model_dir)
         added = ADDED | {"data.train_files": data, "data.val_files": data, "trainer.default_local_dir": tmp_path / "run"} | changes
         values = SIZES | paths | added
         typed = [(o.partition("=")[0], o.partition("=")[2]) for o in get_args_parser().parse_args(VERL[script]).overrides]
@@ -140,30 +145,11 @@ def steps(folder: Path) -> list[int]:
     return [line["training/global_step"] for line in read_metrics(folder) if "training/global_step" in line]
 
 
-def question(row: int) -> list[dict[str, str]]:
-    return [{"role": "user", "content": f"{row % 5}+{row // 5 % 5}?"}]
-
-
 @pytest.fixture(scope="module")
 def answering_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model that answers a `question` with `#### ` and a random digit, with heads as wide as vLLM needs them on a CPU."""
-    from transformers import AutoModelForCausalLM
-
     folder = save_tiny_model(tmp_path_factory.mktemp("answering"), head_dim=32, max_position_embeddings=4096)
-    tokenizer = load_tokenizer(str(folder))
-    asked = [tokenizer.apply_chat_template(question(row), add_generation_prompt=True, return_dict=False) for row in range(25)]
-    replies = [[*tokenizer.encode(f"#### {digit}"), tokenizer.eos_token_id] for digit in range(10)]
-    model, draw = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32), torch.Generator().manual_seed(0)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.0)
-    for _ in range(100):
-        ids = torch.tensor([prompt + replies[torch.randint(10, (), generator=draw)] for prompt in asked])
-        labels = ids.clone()
-        labels[:, : -len(replies[0])] = -100
-        model(input_ids=ids, labels=labels).loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    model.save_pretrained(folder)
-    return folder
+    return fit_digits(folder, [question(row) for row in range(25)], "#### ")
 
 
 def wandb_lines(run_dir: Path) -> Iterator[dict[str, Any]]:
@@ -198,10 +184,7 @@ def test_a_recorded_command_for_gsm8k_trains_with_other_paths_and_another_device
         pytest.skip("takes more than a minute: needs --all-levels")
     paths: dict[str, Any] = {"actor_rollout_ref.model.path": answering_model_dir}
     for split, count in {"train": tasks, "test": 25}.items():
-        answers = ((row, str(row % 5 + row // 5 % 5)) for row in range(count))
-        found = [{"data_source": "openai/gsm8k", "prompt": question(row), "reward_model": {"ground_truth": a}} for row, a in answers]
-        pq.write_table(pa.Table.from_pylist(found), tmp_path / f"{split}.parquet")
-        paths[f"data.{split.replace('test', 'val')}_files"] = tmp_path / f"{split}.parquet"
+        paths[f"data.{split.replace('test', 'val')}_files"] = sums(tmp_path / f"{split}.parquet", count)
     changed = paths | {"trainer.n_gpus_per_node": 1, "actor_rollout_ref.rollout.tensor_model_parallel_size": 1}
     typed = (override.partition("=") for override in VERL[script])
     given = [f"{name}={changed.pop(name, value)}" for name, _, value in typed]
@@ -233,31 +216,35 @@ def test_a_recorded_command_for_gsm8k_trains_with_other_paths_and_another_device
     assert "keys of verl (docs/upstream_map.md)" in warned and f"actor_rollout_ref.rollout.n={n}: env.rollout.n={n}" in warned
 
 
-def test_a_command_with_another_estimator_trains_two_steps(
-    command: Command, tmp_path: Path, function: dict[str, Path], moved: dict[str, list[set[str]]]
-) -> None:
-    run(compose_config(command("rloo_trainer/run_qwen3_8b_fsdp.sh", **function)))
-    assert steps(tmp_path / "run") == [1, 2]
+@pytest.fixture
+def train(command: Command, tmp_path: Path, answering_model_dir: Path) -> Callable[[str], None]:
+    """Train two steps of a script with the model that answers, and check that it learns from rewards by `data_source`."""
+
+    def build(script: str) -> None:
+        run(compose_config(command(script, **dict.fromkeys(MODELS, answering_model_dir))))
+        lines = [line for line in read_metrics(tmp_path / "run") if "training/global_step" in line]
+        assert [line["training/global_step"] for line in lines] == [1, 2]
+        assert all(0 < line["agent/single_agent/reward/mean"] < 1 and line["actor/grad_norm"] > 0 for line in lines)
+
+    return build
+
+
+def test_a_command_with_another_estimator_trains_two_steps(train: Callable[[str], None], moved: dict[str, list[set[str]]]) -> None:
+    train("rloo_trainer/run_qwen3_8b_fsdp.sh")
     assert len(moved["update_actor"]) == 2 and all(any("layers" in key for key in keys) for keys in moved["update_actor"])
 
 
-def test_a_command_with_a_critic_trains_it(
-    command: Command, tmp_path: Path, tiny_model_dir: Path, moved: dict[str, list[set[str]]]
-) -> None:
-    """Rewards are 0, so a critic whose head is not learns."""
-    shutil.copytree(tiny_model_dir, tmp_path / "critic")
-    changes = {"critic.model.path": save_value_model(tiny_model_dir, tmp_path / "critic")}
-    run(compose_config(command("ppo_trainer/run_qwen3_8b_fsdp.sh", **changes)))
+def test_a_command_with_a_critic_trains_it(train: Callable[[str], None], tmp_path: Path, moved: dict[str, list[set[str]]]) -> None:
+    """The critic's head is 0 at first, so its layers change from the second step on."""
+    train("ppo_trainer/run_qwen3_8b_fsdp.sh")
     losses = [line["critic/vf_loss"] for line in read_metrics(tmp_path / "run") if "critic/vf_loss" in line]
     assert len(losses) == 2 and all(loss > 0 for loss in losses)
-    assert [any("score" in key for key in keys) and any("layers" in key for key in keys) for keys in moved["update_critic"]] == [True] * 2
+    first, second = moved["update_critic"]
+    assert any("score" in key for key in first) and any("layers" in key for key in second)
 
 
-def test_a_command_with_an_adapter_trains_it_and_not_its_base(
-    command: Command, tmp_path: Path, function: dict[str, Path], moved: dict[str, list[set[str]]]
-) -> None:
-    run(compose_config(command("tuning/lora/run_qwen3_8b_fsdp.sh", **function)))
-    assert steps(tmp_path / "run") == [1, 2]
+def test_a_command_with_an_adapter_trains_it_and_not_its_base(train: Callable[[str], None], moved: dict[str, list[set[str]]]) -> None:
+    train("tuning/lora/run_qwen3_8b_fsdp.sh")
     assert len(moved["update_actor"]) == 2
     for keys in moved["update_actor"]:
         assert keys and all(".lora_" in key for key in keys)

@@ -4,6 +4,7 @@ Its small run is in test_roles.py.
 """
 
 import json
+import runpy
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,6 @@ import yaml
 
 from agent_system.environment import Task
 from agent_system.testing import scripted_team
-from recipe.skills.fit import fit
 from recipe.skills.measure import HERE, LABELS
 from recipe.skills.prepare import COLOURS, SIZE, WORLD, Product, products, to_row
 from recipe.skills.team import CODER, FILER, LETTERS, NAME, Coder, Filer
@@ -70,10 +70,17 @@ def test_demonstrations_have_the_form_of_right_replies_and_no_answer() -> None:
     assert 400 < right < 600
 
 
-def test_a_model_stores_more_in_a_few_steps_than_one_for_both_roles_and_an_adapter_less(tmp_path: Path) -> None:
+def test_a_model_stores_more_in_a_few_steps_than_one_for_both_roles_and_an_adapter_less(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     demos = WORLD.demos(WORLD.course.__class__(count=600), 0, frozenset())
     base = make_tiny_model(tmp_path / "base", ["\n".join(message["content"] for message in demo) for demo in demos], size=SIZE)
-    one, adapter, own = (fit(base, level, LEVELS[level], 0, 25) for level in ("L1", "L2_rank1", "L3"))
+    given = ["fit.py", "--base", str(base), "--seeds", "0", "--steps", "25", "--out", str(tmp_path)]
+    monkeypatch.setattr("sys.argv", given)
+    runpy.run_module("recipe.skills.fit", run_name="__main__")
+    rows = {row["level"]: row for row in json.loads((tmp_path / "fit.json").read_text())}
+    assert list(rows) == sorted(LEVELS) and all(row["seed"] == 0 for row in rows.values())
+    one, adapter, own = (rows[level] for level in ("L1", "L2_rank1", "L3"))
     assert own["coder"] > one["coder"] > 5 * adapter["coder"]
     assert own["filer"] > 0.5 > one["filer"] > 5 * adapter["filer"]
 

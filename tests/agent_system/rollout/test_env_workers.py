@@ -16,7 +16,8 @@ import psutil
 import pytest
 
 from agent_system import BaseOrchestra, EnvRegistry, Task, Turn
-from agent_system.env_workers import EnvSource, EnvWorkerError, EnvWorkers, ProcessWorker
+from agent_system.env_workers import EnvSource, EnvWorkerError, EnvWorkers, ProcessWorker, host
+from agent_system.env_workers.host import EnvHost
 from agent_system.env_workers.messages import Transport
 from agent_system.projection import Projection
 from agent_system.rollout import Collector, CollectResult, TreeConfig
@@ -227,6 +228,17 @@ def test_a_worker_above_its_memory_limit_is_replaced(play: Play) -> None:
         (bad,) = play(["step:grow"], started).episodes
         assert bad.failure is not None and "more than env.workers.memory_gib=0.25" in bad.failure
         assert play(["fine"], started).episodes[0].failure is None
+
+
+def test_by_default_workers_share_half_of_the_memory_of_a_node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def limit(node: str, **source: Any) -> int | None:
+        (tmp_path / "memory.max").write_text(node)
+        return EnvHost(EnvSource("dice", plugins=(WORLDS,), workers=4, **source))._memory_bytes
+
+    monkeypatch.setattr(host, "CGROUP_LIMITS", (tmp_path / "memory.max", tmp_path / "none"))
+    monkeypatch.setattr(host.os, "sysconf", lambda name: {"SC_PHYS_PAGES": 2**25, "SC_PAGE_SIZE": 2**12}[name])
+    assert [limit(node) for node in ("max", str(2**35), str(2**33))] == [2**34, 2**32, 2**31]
+    assert [limit("max", memory_bytes=given) for given in (0, 2**28)] == [0, 2**28]
 
 
 def test_a_worker_that_does_not_answer_is_replaced(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -232,7 +232,7 @@ def test_a_summary_and_an_earlier_round_have_the_local_reward_of_the_last_genera
     scored = asyncio.run(scorer.score(episode)).samples
     assert [s.local_reward for s in scored] == [*expected, 0.0]
     assert [s.reward_terms for s in scored] == [{}, {}, {"boxed": 1.0}, {}]
-    model = ReplyScorer(RewardModelConfig(kind="api", combine="replace"), Half(), ["Solver"])  # type: ignore[arg-type]
+    model = ReplyScorer(RewardModelConfig(kind="api", combine="replace"), Half(), ["Solver"], 300.0)  # type: ignore[arg-type]
     scored = asyncio.run(scorer.score(episode, model)).samples
     assert [s.local_reward for s in scored] == [*(value + 0.5 for value in expected), 0.0], "the model's is added to a function's"
 

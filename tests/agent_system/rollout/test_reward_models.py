@@ -81,7 +81,7 @@ def test_equal_conversations_are_scored_once(play: Any) -> None:
 async def test_tool_calls_of_the_conversation_are_in_its_text() -> None:
     model, call = Length(), {"type": "function", "function": {"name": "add", "arguments": {"a": 2}}}
     messages: list[Any] = [{"role": "assistant", "content": "", "tool_calls": [call]}, {"role": "tool", "content": "4"}]
-    await ReplyScorer(rewards().model, model, ["Solver"]).of_reply(messages, "4", TASK)
+    await ReplyScorer(rewards().model, model, ["Solver"], 300.0).of_reply(messages, "4", TASK)
     text = '<tool_call>\n{"name": "add", "arguments": {"a": 2}}\n</tool_call>'
     assert model.asked[0].messages == ({"role": "assistant", "content": text}, {"role": "user", "content": "4"})
 
@@ -121,12 +121,12 @@ def test_functions_see_the_score_and_share_its_place(play: Any, tmp_path: Any) -
         (lambda c: float("nan"), "gave a score=nan; rewards must be finite"),
         (lambda c: [1.0, 2.0], "rewards must be finite"),
         (lambda c: 1 / 0, "ZeroDivisionError"),
-        (lambda c: asyncio.sleep(30), r"no score within reward.model.timeout_s=0.5 s from the api"),
+        (lambda c: asyncio.sleep(30), r"no score within rollout.call_timeout_s=0.5 s from the api"),
     ],
 )
 def test_a_model_that_fails_costs_the_episode(make_collector: Any, scripted: Any, score: Any, cause: str) -> None:
     model = Length(lambda c: score(c) if c.task.task_id == "b" else 2.0)
-    collector = make_collector(scripted(), reward=rewards(timeout_s=0.5), reward_model=model, max_failure_rate=0.5)
+    collector = make_collector(scripted(), reward=rewards(), reward_model=model, call_timeout_s=0.5, max_failure_rate=0.5)
     result = asyncio.run(collector.collect([Task(name, f"{name}: 2+2?", "sums", "4") for name in "abc"], 1, step=1))
     (first, failed, last), rows = result.episodes, result.batch.non_tensor_batch
     assert re.search(cause, str(failed.failure)) and not first.failed and not last.failed
@@ -152,10 +152,10 @@ def test_waiting_behind_other_scores_counts_for_no_limit(
         return await collector.collect([Task(str(i), f"{i}: 2+2?", "sums", "4") for i in range(5)], 1, step=1)
 
     one: Any = None
-    reward = rewards(timeout_s=0.4)
+    reward = rewards()
     reward.timeout_s, reward.team_scope = 0.05, "call"
-    settings = {"env": Forks, "tree": TreeConfig(k=2)} if tree else {}
-    collector = make_collector(scripted(), reward=reward, reward_model=Length(score_alone), episode_timeout_s=0.5, **settings)
+    settings = {"call_timeout_s": 0.4, "episode_timeout_s": 0.5} | ({"env": Forks, "tree": TreeConfig(k=2)} if tree else {})
+    collector = make_collector(scripted(), reward=reward, reward_model=Length(score_alone), **settings)
     assert [e.failure for e in asyncio.run(run()).episodes] == [None] * 5
 
 

@@ -6,7 +6,7 @@ from typing import Optional
 
 from verl.trainer.config.api import ApiConfig
 from verl.trainer.config.names import DTYPE_NAMES
-from verl.trainer.config.spec import LONGEST_S, ConfigError, key, section
+from verl.trainer.config.spec import ConfigError, key, section
 
 # Name of its score among the named terms of rewards.
 TERM = "model_score"
@@ -92,12 +92,6 @@ class RewardModelConfig:
         None, "scaled score of a reply without a verdict after all retries; null: it costs the episode", ge=0, le=1, effect=ASKED
     )
     cache_size: int = key(100_000, "scores kept by content of prompt and reply; 0 keeps none", ge=0, effect=ANY)
-    timeout_s: float = key(
-        300.0,
-        "seconds without a score from the model, of this or another reply, after which a score is given up; a judge has the limit of its "
-        "engine, rollout.call_timeout_s",
-        gt=0, le=LONGEST_S, effect=f"reward.model.kind={CLASSIFIER},api",
-    )  # fmt: skip
 
 
 def check_reward_model(model: RewardModelConfig) -> None:

@@ -123,8 +123,9 @@ class EnvWorkersConfig:
     cpus: float = key(1.0, "Ray CPUs reserved for each worker", ge=0, effect=(WORKERS, "trainer.controller=ray"))
     memory_gib: Optional[float] = key(
         None,
-        "resident memory of one worker, in GiB, above which it is replaced and its episodes are played again; default: no limit",
-        gt=0,
+        "resident memory of one worker, in GiB, above which it is replaced and its episodes are played again; null: half of its node's "
+        "memory / env.workers.num, at least 2; 0: no limit",
+        ge=0,
         effect=WORKERS,
     )
 
@@ -208,7 +209,10 @@ class CollectConfig:
         600.0, "time limit of one episode, in seconds; of the time that an engine takes for a reply only the first counts", gt=0
     )
     call_timeout_s: float = key(
-        300.0, "seconds that a call waits for an engine that samples no token, or for the reply of an agent's server", gt=0
+        300.0,
+        "seconds that a call or a score waits for an engine that samples no token and scores nothing, for the reply of an agent's server, "
+        "or for a score of reward.model.api while it gives no other",
+        gt=0,
     )
     nnodes: int = key(1, "number of nodes with devices of the engines' own", ge=1, effect=OWN_DEVICES)
     n_gpus_per_node: int = key(

@@ -45,6 +45,14 @@ async def test_a_player_needs_no_adviser(seat):
     assert [s.local_reward for s in result.episodes[0].samples] == [0.0, -0.1, 0.0, 0.0, 0.0, 0.0, 0.0]
 
 
+async def test_one_agent_plays_against_a_random_seat(seat):
+    alone = {**TICTACTOE, "random_seats": ["player_2"], "success_return": 1}
+    collector = seat(alone, {"player_1": lambda prompt, _: says(re.search(r"Actions: (\d)", prompt)[1])[0]})
+    episodes = [(await play(collector, seed=seed)).episodes[0] for seed in range(8)]
+    assert {s.agent_id for e in episodes for s in e.samples} == {"player_1"}
+    assert {(e.team_reward, e.info["success"]) for e in episodes} == {(1.0, 1.0), (-1.0, 0.0)}
+
+
 async def test_players_act_in_the_games_order_and_the_loser_pays_for_its_last_move(seat):
     result = await play(seat(TICTACTOE, {"player_1": says("0", "1", "2"), "player_2": says("3", "4")}))
     samples = result.episodes[0].samples
