@@ -8,7 +8,8 @@ lengths and waits of the same episodes.
 
 The last line is JSON: `error` is the largest relative error of a prediction; `gpu_update_bound` and `gpu_rollout_bound` are the simulated
 speed-ups of `fully_async` over `sync` on 8 GPUs with replies that are short, and with tools that take time and long-tailed replies;
-`one_step_off` is that of one step off in the latter. The assumptions are printed before.
+`one_step_off` is that of one step off in the latter. The assumptions are printed before: each agent has a policy of its own, or with
+`--gpu-policies 1` all share one.
 """
 
 from __future__ import annotations
@@ -55,6 +56,8 @@ SCENARIOS = {
     "gpu_update_bound": Scenario(Workload(tokens=300.0, tokens_sigma=0.5), 4096),
     "gpu_rollout_bound": Scenario(Workload(wait_s=5.0, wait_sigma=1.2, tokens=600.0, tokens_sigma=1.2), 16384),
 }
+# With several policies every GPU that samples holds an engine of each, which decode in turn; updates and transfers are one after the other.
+PER_POLICY = ("decode_s", "update_s", "sync_s")
 SPLITS = (1, 2, 4, 6, GPUS)  # GPUs that sample in an asynchronous run, the others train; all of them: both, at half speed
 
 
@@ -70,13 +73,14 @@ def drawn(scenario: Scenario) -> Iterator[Group]:
         yield [[call() for _ in range(AGENTS)] for _ in range(GROUP)]
 
 
-def split(sampling: int) -> Costs:
-    """Return the costs with so many GPUs that sample while the others train; all do both if all sample."""
+def split(sampling: int, policies: int) -> Costs:
+    """Return the costs of policies with so many GPUs that sample while the others train; all do both if all sample."""
+    costs = replace(GPU, **{name: policies * getattr(GPU, name) for name in PER_POLICY})
     if sampling == GPUS:
-        return GPU
+        return costs
     share = GPUS / (GPUS - sampling)
     return replace(
-        GPU,
+        costs,
         engines=sampling,
         engine_speed=1.0,
         update_speed=1.0,
@@ -85,24 +89,28 @@ def split(sampling: int) -> Costs:
     )
 
 
-def on_gpus(scenario: Scenario, mode: str, tasks: int) -> tuple[float, int]:
+def on_gpus(scenario: Scenario, mode: str, tasks: int, policies: int) -> tuple[float, int]:
     """Return the seconds of a step and the GPUs that sample: all in `sync`, the best of `SPLITS` in other modes."""
 
     def step_s(sampling: int) -> float:
-        report = run_steps(split(sampling), schedule_of(mode), drawn(scenario), tasks, WARM_UP + STEPS)
+        report = run_steps(split(sampling, policies), schedule_of(mode), drawn(scenario), tasks, WARM_UP + STEPS)
         return report.step_s(WARM_UP, STEPS)
 
     return min((step_s(sampling), sampling) for sampling in ((GPUS,) if mode == "sync" else SPLITS))
 
 
-def project(tasks: int) -> dict[str, float]:
+def project(tasks: int, policies: int) -> dict[str, float]:
     """Print the assumptions and the seconds on GPUs, and return speed-ups."""
-    say(f"assumed for {GPUS} GPUs, {tasks * GROUP} episodes x {AGENTS} calls, one policy: {json.dumps(asdict(GPU))}")
+    say(f"assumed for {GPUS} GPUs, {tasks * GROUP} episodes x {AGENTS} calls, one an agent: {json.dumps(asdict(GPU))}")
+    say(
+        f"assumed for {policies} policies: every GPU that samples holds an engine of each, and they decode in turn; a step updates "
+        f"and sends one after the other, each with the tokens of its own calls: {' '.join(PER_POLICY)} x {policies}"
+    )
     say(f"assumed: sync uses all GPUs in turn, other modes the best of {SPLITS} that sample; no failures; {schedule_of('fully_async')}")
     speedup: dict[str, dict[str, float]] = {}
     for name, scenario in SCENARIOS.items():
         say(f"assumed for {name}: {scenario}")
-        seconds = {mode: on_gpus(scenario, mode, tasks) for mode in MODES}
+        seconds = {mode: on_gpus(scenario, mode, tasks, policies) for mode in MODES}
         say(f"{name}: " + "  ".join(f"{mode} {step_s:.0f} s ({sampling} GPUs sample)" for mode, (step_s, sampling) in seconds.items()))
         speedup[name] = {mode: round(seconds["sync"][0] / step_s, 2) for mode, (step_s, _) in seconds.items()}
     fully_async = {name: found["fully_async"] for name, found in speedup.items()}
@@ -138,12 +146,13 @@ def main() -> None:
     parser.add_argument("--modes", nargs="+", choices=known, default=known)
     parser.add_argument("--engine-seconds", type=float, default=2.0, help="duration of each measurement of the engine")
     parser.add_argument("--gpu-tasks", type=int, default=256, help=f"tasks of the projection, of {GROUP} episodes each")
+    parser.add_argument("--gpu-policies", type=int, choices=(1, AGENTS), default=AGENTS, help="policies of the agents of the projection")
     add_sizes(parser)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         run_forked(prepare, Path(folder), args)
         error = compare(Path(folder), args)
-    say(json.dumps({"error": round(error, 3)} | project(args.gpu_tasks) | {"load": round(os.getloadavg()[0], 1)}))
+    say(json.dumps({"error": round(error, 3)} | project(args.gpu_tasks, args.gpu_policies) | {"load": round(os.getloadavg()[0], 1)}))
 
 
 if __name__ == "__main__":

@@ -383,32 +383,36 @@ def test_no_episode_is_lost_or_trained_twice_when_runs_are_killed_at_random_mome
 ) -> None:
     """A run that SIGTERM and SIGKILL end at moments that no test chooses, and that goes on from its last checkpoint.
 
-    Two moments are counted from the start of the process, the next two from the checkpoint of a step, which a slow machine writes late.
+    One moment of five is counted from the start of the process, the others from the end of one of the first steps that it trains.
     """
-    steps = 5 * KILLS
+    steps = 4 * KILLS
     changes = STALE | {"trainer.total_training_steps": steps, "trainer.max_ckpt_to_keep": 1, "trainer.save_hf_model": False}
     changes |= {"trainer.val_before_train": False, "trainer.test_freq": 0, "trainer.save_freq": 2} | LEVELS["L3"].changes
     command = [forked_python, "-m", "verl.trainer.main_ppo", *overrides(changes)]
     environment = os.environ | {"PYTHONPATH": f"{user_package}:{ROOT}"}
-    moments, killed, reached = random.Random(0), 0, {0}
+    moments, killed, in_training, reached = random.Random(0), 0, 0, {0}
+    timeline = tmp_path / "run" / "timeline.jsonl"  # a resumed run appends to it
 
-    def saved() -> int:
-        return max((int(path.read_text()) for path in tmp_path.glob("run/checkpoints/latest*")), default=0)
+    def updates() -> int:
+        return timeline.read_text().count('"update_actor"') if timeline.is_file() else 0
 
     while True:
-        until = saved() + moments.randint(1, 3)
+        begun, late = updates(), killed % 5 > 0 and killed < KILLS
+        until = begun + 2 * moments.randint(1, 2)
         with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as run:
-            while killed % 4 > 1 and killed < KILLS and run.poll() is None and saved() < until:
+            while late and run.poll() is None and updates() < until:
                 time.sleep(0.02)
-            in_s = moments.uniform(0.0, 0.2) if killed % 4 > 1 else moments.uniform(0.2, 1.5)
+            in_s = moments.uniform(0.0, 0.2) if late else moments.uniform(0.2, 1.5)
             try:
                 _, said = run.communicate(timeout=in_s if killed < KILLS else 240)
                 break
             except subprocess.TimeoutExpired:
+                in_training += updates() > begun
                 run.send_signal(signal.SIGKILL if killed % 2 else signal.SIGTERM)
                 killed += 1
-        reached.add(saved())
+        reached.add(max((int(path.read_text()) for path in tmp_path.glob("run/checkpoints/latest*")), default=0))
     assert run.returncode == 0, said
     assert killed == KILLS and len(reached) > KILLS // 4, f"{killed} kills after steps {reached}: the run is over too soon"
+    assert 2 * in_training >= KILLS, f"only {in_training} of {KILLS} kills came after a step that the process had trained"
     check_ledger(tmp_path / "run", steps)
     assert max(staleness(tmp_path / "run")) == 1

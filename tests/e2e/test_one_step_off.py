@@ -69,11 +69,17 @@ def by_hand(trainer: RayPPOTrainer, steps: int) -> None:
 def test_it_equals_the_schedule_written_by_hand_to_the_last_bit(
     train: Run, tmp_path: Path, variant: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Also when it goes on from the checkpoint of step 2, which has the samples of step 3."""
     keys = ONE_STEP_OFF | VARIANTS[variant] | {"trainer.total_training_steps": 3, "data.val_files": "null"}
+    keys |= {"trainer.save_freq": 2, "trainer.max_ckpt_to_keep": 0}
     train(keys | {"trainer.default_local_dir": tmp_path / "ours"})
+    resume = {"trainer.resume_mode": "resume_path", "trainer.resume_from_path": tmp_path / "ours" / "checkpoints" / "global_step_2"}
+    train(keys | resume | {"trainer.default_local_dir": tmp_path / "resumed"})
     monkeypatch.setattr(RayPPOTrainer, "fit", lambda trainer: by_hand(trainer, 3))
     train(keys | {"trainer.default_local_dir": tmp_path / "hand"})
     assert policies(tmp_path / "ours", 3) and policies(tmp_path / "ours", 3) == policies(tmp_path / "hand", 3)
+    assert policies(tmp_path / "resumed", 3) == policies(tmp_path / "ours", 3) != policies(tmp_path / "ours", 2)
+    assert comparable(tmp_path / "resumed") == comparable(tmp_path / "ours", after=2)
     learning = [line for line in read_metrics(tmp_path / "ours") if "actor/lr" in line]
     assert [line["agent/asker/staleness/max"] for line in learning] == [0, 1, 1]
     idle = [line["rollouter/idle_ratio"] for line in learning]
