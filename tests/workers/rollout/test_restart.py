@@ -98,7 +98,7 @@ async def test_a_drained_engine_gets_no_request_until_it_is_released() -> None:
 
 
 async def test_a_drain_of_an_engine_that_samples_nothing_ends_and_names_the_requests() -> None:
-    """It lasts as long as the engine makes progress, or is being replaced."""
+    """It lasts as long as the engine makes progress."""
 
     class Stuck(Mortal):
         progress_at = 0.0
@@ -122,6 +122,24 @@ async def test_a_drain_of_an_engine_that_samples_nothing_ends_and_names_the_requ
         await client.drain("1")
     for task in asked:
         task.cancel()
+
+
+async def test_a_drain_lasts_while_an_engine_is_replaced_and_its_requests_run_again() -> None:
+    class Slow(Mortal):
+        async def generate(self, request: GenerateRequest) -> list[Generation]:
+            await asyncio.sleep(0.1 if self.lives < 1 else 0.2)
+            return await super().generate(request)
+
+    def restart() -> RolloutClient:
+        time.sleep(0.25)
+        return Slow(1, 100)
+
+    client = RestartingClient(Slow(0, 0), restart, "math", limit_s=0.25)
+    asked = asyncio.create_task(ask(client, 1))
+    await asyncio.sleep(0.02)
+    await asyncio.wait_for(client.drain(), 5)
+    await asyncio.wait_for(asked, 5)
+    assert client.restarts == 1
 
 
 @pytest.mark.parametrize("adapter", ["a", None])
