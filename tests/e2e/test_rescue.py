@@ -4,7 +4,7 @@ import asyncio
 import json
 import re
 import resource
-import time
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -16,6 +16,7 @@ from omegaconf import OmegaConf
 from agent_system.launch.train import entry
 from agent_system.rollout import TooManyFailuresError
 from agent_system.rollout.collector import GroupPlayer
+from agent_system.rollout.runner import EpisodeRunner
 from tests.e2e.conftest import Run, read_metrics
 from tests.e2e.teams import LEVELS, policies
 from tests.e2e.test_async_faults import QUICK
@@ -197,15 +198,34 @@ def test_a_full_disk_hides_neither_the_error_nor_an_earlier_checkpoint(
     assert saved(run_dir) == ["global_step_2", "latest_checkpointed_iteration.txt"]
 
 
-def test_nothing_is_saved_in_the_middle_of_an_update(train: Run, tmp_path: Path) -> None:
-    """One of two policies has been updated when the other one fails."""
-    keys, run_dir = NEVER_SAVED | LEVELS["L3"].changes, tmp_path / "run"
+@pytest.mark.parametrize("mode", ["sync", "one_step_off"])
+def test_nothing_is_saved_in_the_middle_of_an_update(train: Run, tmp_path: Path, mode: str) -> None:
+    """One of two policies has been updated when the other one fails; episodes of the next step are in progress, if the mode has them."""
+    keys, run_dir = NEVER_SAVED | MODES[mode] | LEVELS["L3"].changes, tmp_path / "run"
+    run, begun = EpisodeRunner.run, threading.Event()
+
+    async def held(episode: EpisodeRunner) -> None:
+        if episode.spec.step == 4:
+            begun.set()
+            await asyncio.sleep(60)
+        await run(episode)
+
+    def fail() -> None:
+        assert mode == "sync" or begun.wait(10)
+        kill(patch, PolicyWorker, "update_actor", 2)
+
     with pytest.MonkeyPatch.context() as patch:
-        updating(patch, 3, lambda: kill(patch, PolicyWorker, "update_actor", 2))
+        patch.setattr(EpisodeRunner, "run", held)
+        updating(patch, 3, fail)
         with pytest.raises(TeamError, match="update_actor met a dead process") as error:
             train(keys | {"trainer.save_freq": 1, "trainer.max_ckpt_to_keep": 1})
-    (note,) = error.value.__notes__
-    assert note.startswith("step 3 was being updated, so the policies have not all completed the same step; the last")
+    (note,), uid = error.value.__notes__, r"toy:\d+/0"
+    assert re.fullmatch(
+        "step 3 was being updated, so the policies have not all completed the same step; the last checkpoint is "
+        f"{folder_of(run_dir, 2)}; the same command continues from it; groups of that step: step3/{uid}, step3/{uid}; "
+        f"in progress: {'none' if mode == 'sync' else f'step4/{uid}, step4/{uid}'}",
+        note,
+    )
     assert saved(run_dir) == ["global_step_2", "latest_checkpointed_iteration.txt"]
     assert train(keys).global_step == 4
 
@@ -214,19 +234,17 @@ def test_nothing_is_saved_in_the_middle_of_an_update(train: Run, tmp_path: Path)
 def test_groups_of_a_failed_update_are_trained_unless_a_policy_has_newer_weights(
     train: Run, tmp_path: Path, level: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All 12 tasks are sampled once, slowly, so that a checkpoint of a step has no group of the next one."""
-    import my_flow_package
-
-    reset, played, checkpoint = my_flow_package.MyWorld.reset, list[str](), folder_of(tmp_path / "run", 2)
+    """The groups of step 3 begin when the checkpoint of step 2 has been written, without them."""
+    run, played, checkpoint = EpisodeRunner.run, list[str](), folder_of(tmp_path / "run", 2)
     keys = QUICK | FRESH | LEVELS[level].changes | {"trainer.total_training_steps": 3}
 
-    def slow(world: Any, task: Any) -> Any:
-        played.append(task.task_id)
-        time.sleep(0.2)
-        return reset(world, task)
+    async def held(episode: EpisodeRunner) -> None:
+        while episode.spec.step > 2 and not checkpoint.exists():
+            await asyncio.sleep(0.01)
+        played.append(episode.spec.uid)
+        await run(episode)
 
-    monkeypatch.setattr(my_flow_package.MyWorld, "blocking", True)
-    monkeypatch.setattr(my_flow_package.MyWorld, "reset", slow)
+    monkeypatch.setattr(EpisodeRunner, "run", held)
     with pytest.MonkeyPatch.context() as patch:
         updating(patch, 3, lambda: kill(patch, PolicyWorker, "update_actor", 1 if level == "L1" else 2))
         with pytest.raises(TeamError, match="update_actor met a dead process") as error:
@@ -234,11 +252,11 @@ def test_groups_of_a_failed_update_are_trained_unless_a_policy_has_newer_weights
     uids = list(dict.fromkeys(json.loads(line)["uid"] for line in read(tmp_path / "run", 3)))
     assert len(uids) == 2 and error.value.__notes__ == [
         "step 3 was being updated, so the policies have not all completed the same step; the last checkpoint is "
-        f"{checkpoint}; the same command continues from it; {'with' if level == 'L1' else 'without'} the groups that were complete, "
-        f"of that step {', '.join(uids)}"
+        f"{checkpoint}; the same command continues from it, {'with' if level == 'L1' else 'without'} the groups that were complete; "
+        f"groups of that step: {', '.join(uids)}; in progress: none"
     ]
     train(keys)
-    assert {played.count(uid.split("/")[1]) for uid in uids} == {3 if level == "L1" else 6}
+    assert {played.count(uid) for uid in uids} == {3 if level == "L1" else 6}
     check_ledger(tmp_path / "run", 3)
 
 

@@ -123,9 +123,13 @@ class LoopThread:
 
     def _tasks(self) -> str:
         """Return the task that blocks the loop and those that wait, as far as they have names of their own."""
-        current, every = asyncio.current_task(self._loop), asyncio.all_tasks(self._loop)
-        named = sorted(task.get_name() for task in every if task is not current and not task.get_name().startswith("Task-"))
-        return f"It runs {current.get_name() if current else 'no task'}; waiting: {listed(named) or 'no named task'}"
+        current = asyncio.current_task(self._loop)
+        name = current.get_name() if current else "no task"
+        return f"It runs {name}; waiting: {listed(other for other in self.named() if other != name) or 'no named task'}"
+
+    def named(self) -> list[str]:
+        """Return the names of the tasks on the loop that have names of their own, sorted; call it in any thread."""
+        return sorted(task.get_name() for task in asyncio.all_tasks(self._loop) if not task.get_name().startswith("Task-"))
 
     def _answer(self) -> None:
         self._asked_at = None

@@ -49,6 +49,7 @@ from verl.utils.dataset import RLHFDataset, TaskLoader
 from verl.utils.dataset.files import write_rows
 from verl.utils.disk import writing
 from verl.utils.loop_thread import LoopThread
+from verl.utils.names import listed
 from verl.utils.timer import Timer
 from verl.utils.tracking import Tracking
 
@@ -382,18 +383,19 @@ class RayPPOTrainer:
         """Save the last completed step after an error, if its state still exists, and return where to continue; raises no error."""
         if self.loader is None:
             return ""
-        why = fate = ""
+        why, fate, playing = "", "", [name.rpartition("#")[0] for name in self._loop.named() if "#" in name]
         try:
             with suppress(Exception):
                 self._end_steps()
             completed = self.steps.completed(self._open, self.global_step)
             if completed is None:
                 why = f"step {self.global_step + 1} was being updated, so the policies have not all completed the same step; "
+                fate = f"; groups of that step: {uids_of(self._open)}; in progress: {listed(playing) or 'none'}"
                 if self.config.async_training.mode == "fully_async":
                     kept = self._saved_step == self.global_step >= self.team.engines.newest  # else samples are of weights that are lost
                     if kept:
                         self._save_last_step()
-                    fate = f"; {'with' if kept else 'without'} the groups that were complete, of that step {uids_of(self._open)}"
+                    fate = f", {'with' if kept else 'without'} the groups that were complete{fate}"
             else:
                 for step in self._open:
                     if step.number <= completed:
