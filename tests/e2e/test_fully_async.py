@@ -372,9 +372,17 @@ def test_a_task_that_always_fails_is_named_and_replaced_by_another_one_and_set_a
 
 @pytest.mark.ray
 def test_ray_trains_the_same_groups(train: Run, tmp_path: Path) -> None:
-    """Two policies, each of which trains as soon as it can: a lane of calls to its own worker group."""
-    train(STALE | {"trainer.controller": "ray", "trainer.save_freq": 6, "trainer.test_freq": 6} | LEVELS["L3"].changes)
-    check_ledger(tmp_path / "run", 6)
+    """Two policies, each of which trains as soon as it can: a lane of calls to its own worker group.
+
+    Without staleness the weights are those of synchronous training by the local controller.
+    """
+    keys = {"trainer.val_before_train": False, "trainer.save_freq": 4, "trainer.test_freq": 4} | LEVELS["L3"].changes
+    two = keys | {"trainer.total_training_steps": 2, "algorithm.rollout_correction.rollout_is": "token"}
+    train(two | {"trainer.default_local_dir": tmp_path / "sync"})
+    train(FRESH | two | {"trainer.controller": "ray", "trainer.default_local_dir": tmp_path / "fresh"})
+    assert policies(tmp_path / "sync", 2) and policies(tmp_path / "fresh", 2) == policies(tmp_path / "sync", 2)
+    train(STALE | keys | {"trainer.controller": "ray", "trainer.total_training_steps": 4})
+    check_ledger(tmp_path / "run", 4)
     assert max(staleness(tmp_path / "run")) == 1
 
 

@@ -1,5 +1,6 @@
 """A changed key that would do nothing stops the run, and says what it needs."""
 
+from contextlib import nullcontext
 from functools import reduce
 from typing import Any
 
@@ -57,6 +58,14 @@ def test_a_per_agent_override_counts_for_its_agent(config: RunConfig) -> None:
         check(config)
     config.agent.agent_specific_parameters = {"actor": {"kl_loss_coef": [0.001, 0.5], "use_kl_loss": [True, True]}}
     check(config)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_lead_needs_policies_that_train_in_several_lanes(config: RunConfig, shared: bool) -> None:
+    config.async_training.mode, config.async_training.max_lead = "fully_async", 0
+    config.algorithm.group_by, config.agent.model_sharing = ["uid", "agent_id"], shared
+    with pytest.raises(IneffectiveKeyError, match=r"max_lead=0 has no effect; it needs .* several lanes") if shared else nullcontext():
+        check(config)
 
 
 def test_an_estimator_of_one_agent_makes_its_keys_count(config: RunConfig) -> None:

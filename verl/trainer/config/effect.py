@@ -22,9 +22,10 @@ from verl.trainer.config.critic import CRITIC
 from verl.trainer.config.gateway import STRUCTURED
 from verl.trainer.config.model import ADAPTER, AGGREGATES, OLD_LOG_PROBS
 from verl.trainer.config.model import READ as IN_THE_LOSS
-from verl.trainer.config.run import follows_committed
+from verl.trainer.config.run import LANES, follows_committed
 from verl.trainer.config.spec import IneffectiveKeyError, Key, keys
 from verl.trainer.placement.table import AgentPlacement, ApiPlacement, Placement
+from verl.trainer.ppo.asynchronous.lanes import lanes_of
 from verl.trainer.ppo.credit.passes import computes_old_log_probs
 from verl.trainer.ppo.critic import need_critic
 from verl.trainer.ppo.per_agent import agent_config
@@ -84,6 +85,7 @@ FACTS: Mapping[str, Callable[[str, Scope], bool]] = {
     CRITIC: lambda key, scope: need_critic(scope.config),
     OLD_LOG_PROBS: lambda key, scope: computes_old_log_probs(scope.config, scope.placement),
     ADAPTER: _adapter_reads,
+    LANES: lambda key, scope: len(lanes_of(scope.config, scope.placement)) > 1,
     STRUCTURED: lambda key, scope: any(row.config.rollout.structured_outputs for row in scope.placement.agents),
 }
 

@@ -281,6 +281,7 @@ class TrainerConfig:
 
 ASYNC_MODES = ("sync", "one_step_off", "fully_async")
 FULLY_ASYNC = "async_training.mode=fully_async"
+LANES = "policies that train in several lanes (worker groups of their own, algorithm.group_by with agent_id; see docs/async.md)"
 
 
 @dataclass
@@ -332,7 +333,7 @@ class AsyncTrainingConfig:
         1,
         "steps by which a policy may be ahead of one that is still updated, if it does not depend on it; 0: all end a step together",
         ge=0,
-        effect=FULLY_ASYNC,
+        effect=(FULLY_ASYNC, LANES),
     )
     batch_timeout_s: float = key(
         0.0,
