@@ -89,6 +89,8 @@ def keys_of(task: str, variant: str) -> dict[str, Any]:
     if variant == "script":
         return dict(keys)
     keys |= {"trainer.total_training_steps": 1000} | config["compared"][task] | config["variants"][variant]
+    if budget := config["budgets"].get(task, {}).get(variant):
+        keys["trainer.total_generated_tokens"] = budget
     decay = config["decay_steps"].get(task)
     return keys | ({"actor_rollout_ref.actor.optim.total_training_steps": decay[variant]} if decay else {})
 
