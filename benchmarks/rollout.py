@@ -1,11 +1,11 @@
-"""Tokens per second of the `hf` engine against `transformers` static-cache `generate`, same model, same slots, same run.
+"""Tokens per second of an engine against `transformers` static-cache `generate`, same model, same slots, same run.
 
-    python benchmarks/rollout.py [--device cpu] [--hidden 128] [--layers 4] [--slots 64] [--equal-tokens 128] [--repeats 3]
+    python benchmarks/rollout.py [--engine hf] [--device cpu] [--hidden 128] [--layers 4] [--slots 64] [--equal-tokens 128] [--repeats 3]
 
 equal: as many requests as slots, all of the same length, at once. staggered: reply lengths uniform in 8..`--longest`, a slot gets its
 next request when one ends (the peer runs batches of `slots` until their longest reply ends). End-of-text is disabled on both sides, and
 only requested tokens count. Rounds alternate; the last line is the median ratio of each, and with `--device cuda` the engine's median
-tokens per second too. Weights are random, in bf16 on a GPU, where neither side compiles the model.
+tokens per second too. Weights are random, in bf16 on a GPU, where the peer and `hf` do not compile the model, and `vllm` does.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import json
 import random
 import statistics
 import sys
+import tempfile
 import time
 import warnings
 from collections.abc import Sequence
@@ -29,7 +30,9 @@ from transformers import GenerationConfig
 
 from benchmarks.shared.device import add_device, add_model_sizes, check_device, now, random_model
 from verl.protocol.generate import GenerateRequest, SamplingParams
-from verl.workers.rollout.hf_engine import HFEngine
+from verl.trainer.config import ActorRolloutRefConfig, ModelConfig, RolloutConfig
+from verl.workers.rollout.base import RolloutEngine
+from verl.workers.rollout.server import build_engine
 
 
 def make_requests(lengths: Sequence[int], seed: int, args: argparse.Namespace) -> list[GenerateRequest]:
@@ -39,7 +42,18 @@ def make_requests(lengths: Sequence[int], seed: int, args: argparse.Namespace) -
     return [GenerateRequest(p, SamplingParams(n), seed=seed * 10_000 + i) for i, (p, n) in enumerate(zip(prompts, lengths, strict=True))]
 
 
-def run_engine(engine: HFEngine, requests: Sequence[GenerateRequest], concurrent: int) -> tuple[float, float]:
+def start_engine(model: Any, limit: int, args: argparse.Namespace) -> RolloutEngine:
+    """Return the engine `--engine` with these weights, for at most `limit` tokens of prompt and reply."""
+    rollout = RolloutConfig(name=args.engine, max_num_seqs=args.slots, gpu_memory_utilization=0.5, free_cache_engine=False)
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        config = ActorRolloutRefConfig(model=ModelConfig(path=folder), rollout=rollout)
+        engine = build_engine(config, max_model_len=limit, device=args.device, seed=0, num_threads=args.threads)
+    engine.update_weights({name: p.detach() for name, p in model.named_parameters()}, version=1)
+    return engine
+
+
+def run_engine(engine: RolloutEngine, requests: Sequence[GenerateRequest], concurrent: int) -> tuple[float, float]:
     """Return the seconds and CPU seconds of all requests, with `concurrent` requests in flight."""
 
     async def main() -> None:
@@ -77,6 +91,7 @@ def run_peer(model: Any, requests: Sequence[GenerateRequest], slots: int) -> tup
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_device(parser)
+    parser.add_argument("--engine", choices=("hf", "vllm"), default="hf")
     add_model_sizes(parser, vocab=1024)
     parser.add_argument("--prompt", type=int, default=32, help="tokens of a prompt")
     parser.add_argument("--longest", type=int, default=256, help="longest reply of a staggered round, at least 8")
@@ -90,7 +105,8 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     check_device(args.device)
     limit = args.prompt + max(args.longest, args.equal_tokens)
-    peer, engine = random_model(args).eval(), HFEngine(random_model(args), max_num_seqs=args.slots, max_model_len=limit)
+    peer = random_model(args).eval()
+    engine = start_engine(peer, limit, args)
     warm_up = make_requests([8] * args.slots, 99, args)
     run_engine(engine, warm_up, args.slots), run_peer(peer, warm_up, args.slots)
     ratios: dict[str, list[float]] = {"equal": [], "staggered": []}
@@ -107,6 +123,7 @@ def main() -> None:
             shown = f"engine {sum(wanted) / mine:.0f} tokens/s, peer {sum(wanted) / theirs:.0f}"
             sys.stdout.write(f"{name} seed {repeat}: {shown}, ratio {theirs / mine:.2f} (CPU time {their_cpu / my_cpu:.2f})\n")
             sys.stdout.flush()
+    engine.close()
     for name, values in ratios.items():
         sys.stdout.write(f"{name}: min {min(values):.2f} median {statistics.median(values):.2f} max {max(values):.2f}\n")
     result = {name: round(statistics.median(values), 3) for name, values in ratios.items()}
