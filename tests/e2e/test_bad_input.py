@@ -214,10 +214,11 @@ def test_a_tokenizer_with_more_tokens_than_the_model_is_named(refuse: Refuse, tm
     assert f"{size} embeddings" in line and str(folder) in line and "tokenizer_path" in line
 
 
-def test_flash_attention_without_its_package_is_named(refuse: Refuse, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("verl.trainer.config.cross_checks.find_spec", lambda name: None)
-    line = refuse({f"{MODEL}.model.attn_implementation": "flash_attention_2"})
-    assert "attn_implementation=flash_attention_2" in line and "flash_attn is not installed" in line
+def test_flash_attention_without_its_package_or_in_32_bits_is_named(refuse: Refuse, monkeypatch: pytest.MonkeyPatch) -> None:
+    for found, changes, why in ((None, {}, "flash_attn is not installed"), (True, {"actor.fsdp_config.dtype": "fp32"}, "dtype=fp32")):
+        monkeypatch.setattr("verl.trainer.config.cross_checks.find_spec", lambda name, found=found: found)
+        line = refuse({f"{MODEL}.{key}": value for key, value in ({"model.attn_implementation": "flash_attention_2"} | changes).items()})
+        assert "attn_implementation=flash_attention_2" in line and why in line
 
 
 def test_a_checkpoint_of_another_model_or_dtype_is_refused_before_a_worker_starts(

@@ -122,7 +122,6 @@ async def test_an_engine_of_vllm_frees_its_memory_while_it_sleeps_and_samples_th
         asleep = bytes_in_use() - before
         engine.update_weights(weights, version=2)
         again = await all_of(engine, requests)
-        print(f"memory of the engine: {awake / 2**30:.1f} GiB awake, {asleep / 2**30:.1f} GiB asleep")
     finally:
         engine.close()
     assert [reply.token_ids for reply in again] == [reply.token_ids for reply in first]
@@ -147,7 +146,6 @@ def test_gradients_of_packed_rows_by_flash_attention(wide_heads_model_dir: Path)
         "torch, packed": gradient(True, attn_implementation="sdpa"),
     }
     far = {way: float((found - exact).norm() / exact.norm()) for way, found in ways.items()}
-    print(far)
     assert far["flash, packed"] < 1.5 * max(far["flash, padded"], far["torch, packed"]) and far["flash, packed"] < 5e-2
 
 

@@ -66,13 +66,15 @@ def test_the_tokenizer_has_a_pad_token(tiny_model_dir: Path, tmp_path: Path) -> 
         load_tokenizer(str(tmp_path))
 
 
-def test_names_of_dtypes_and_attention() -> None:
+def test_names_of_dtypes_and_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     assert resolve_dtype("auto", "cpu") == torch.float32 and resolve_dtype("auto", "cuda") == torch.bfloat16
-    assert resolve_attention("auto", "cpu") == "sdpa"
+    monkeypatch.setattr("transformers.utils.is_flash_attn_2_available", lambda: True)
+    found = [resolve_attention("auto", *where) for where in (("cpu", torch.bfloat16), ("cuda", torch.float32), ("cuda", torch.bfloat16))]
+    assert found == ["sdpa", "sdpa", "flash_attention_2"], "flash-attn computes in 16 bits"
     with pytest.raises(ValueError, match=r"'fp8'.*bf16"):
         resolve_dtype("fp8", "cpu")
     with pytest.raises(ValueError, match="'flash'"):
-        resolve_attention("flash", "cpu")
+        resolve_attention("flash", "cpu", torch.float32)
 
 
 def test_a_reply_ends_where_the_model_says_beside_the_end_of_a_text(tiny_model_dir: Path, tiny_llama_dir: Path) -> None:

@@ -56,8 +56,8 @@ def resolve_dtype(name: str, device: str) -> torch.dtype:
     return DTYPES[name]
 
 
-def resolve_attention(name: str, device: str) -> str:
-    """Return the attention implementation of a name; `auto` is flash-attn if installed and on a GPU, else sdpa.
+def resolve_attention(name: str, device: str, dtype: torch.dtype) -> str:
+    """Return the attention implementation of a name; `auto` is flash-attn if installed, on a GPU and in bf16, else sdpa.
 
     Raises ValueError for an unknown name.
     """
@@ -67,7 +67,7 @@ def resolve_attention(name: str, device: str) -> str:
         return name
     from transformers.utils import is_flash_attn_2_available
 
-    return "flash_attention_2" if device == "cuda" and is_flash_attn_2_available() else "sdpa"
+    return "flash_attention_2" if (device, dtype) == ("cuda", torch.bfloat16) and is_flash_attn_2_available() else "sdpa"
 
 
 @contextmanager

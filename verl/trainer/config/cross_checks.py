@@ -264,12 +264,13 @@ def check_reward(config: RunConfig, placement: Placement) -> None:
 def _check_models(config: RunConfig, placement: Placement) -> None:
     tasks = config.data.train_batch_size
     _check_mini_batch(config.critic.ppo_mini_batch_size, f"critic.ppo_mini_batch_size={config.critic.ppo_mini_batch_size}", tasks)
-    _check_attention(config.critic.model, lambda name: f"critic.{name}={value_at(config.critic, name)}")
+    _check_attention(config.critic.model, "fsdp.dtype", lambda name: f"critic.{name}={value_at(config.critic, name)}")
     for agent in placement.everyone:
         _check_mini_batch(agent.config.actor.ppo_mini_batch_size, _shown(agent, "actor.ppo_mini_batch_size"), tasks)
         check_skipping(config, agent)
         if agent in placement.trained:
-            _check_attention(agent.config.model, lambda name, agent=agent: _shown(agent, name))  # type: ignore[misc]
+            dtype = "actor.fsdp_config.dtype"
+            _check_attention(agent.config.model, dtype, lambda name, agent=agent: _shown(agent, name))  # type: ignore[misc]
         check_transfer(config, agent.config.rollout.weight_transfer, _shown(agent, "rollout.weight_transfer"))
 
 
@@ -281,14 +282,16 @@ def _check_mini_batch(size: int, shown: str, tasks: int) -> None:
         )
 
 
-def _check_attention(model: TrainedModelConfig, shown: Callable[[str], str]) -> None:
-    """Raise ConfigError for an attention implementation that cannot run. `shown` returns `key=value` of a key."""
+def _check_attention(model: TrainedModelConfig, dtype: str, shown: Callable[[str], str]) -> None:
+    """Raise ConfigError for an attention implementation that cannot run; `dtype` is the key of its dtype, `shown` returns `key=value`."""
     key, name = shown("model.attn_implementation"), model.attn_implementation
     if name == "eager" and model.use_remove_padding:
         packed = shown("model.use_remove_padding").partition("=")[0]
         raise ConfigError(f"{key} cannot run packed rows; set {packed}=false as well")
     if name == "flash_attention_2" and find_spec("flash_attn") is None:
         raise ConfigError(f"{key}: the package flash_attn is not installed; pip install flash-attn, or set {key.partition('=')[0]}=auto")
+    if name == "flash_attention_2" and "=fp32" in shown(dtype):
+        raise ConfigError(f"{key} computes in 16 bits, not as {shown(dtype)}; set that to bf16, or {key.partition('=')[0]}=auto")
 
 
 def check_skipping(config: RunConfig, agent: AgentPlacement | ApiPlacement) -> None:

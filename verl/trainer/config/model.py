@@ -66,7 +66,7 @@ class TrainedModelConfig:
         "that row; the loss stays that of the single rows",
     )
     attn_implementation: str = key(
-        "auto", "attention implementation; auto takes flash-attn on a GPU if it is installed", choices=ATTENTION_NAMES
+        "auto", "attention implementation; auto takes flash-attn on a GPU in bf16 if it is installed", choices=ATTENTION_NAMES
     )
 
 

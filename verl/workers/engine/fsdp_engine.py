@@ -79,7 +79,7 @@ class FSDPEngine:
         compute_dtype = resolve_dtype(fsdp.dtype, mesh.device_type)
         arguments: dict[str, Any] = {
             "dtype": resolve_dtype(fsdp.model_dtype, mesh.device_type),
-            "attn_implementation": self._attention(model),
+            "attn_implementation": self._attention(model, compute_dtype),
             "trust_remote_code": model.trust_remote_code,
         }
 
@@ -141,8 +141,8 @@ class FSDPEngine:
             raise RuntimeError("the base of adapters and a frozen reference cannot be trained")
         return found
 
-    def _attention(self, model: TrainedModelConfig) -> str:
-        name = resolve_attention(model.attn_implementation, self.device.type)
+    def _attention(self, model: TrainedModelConfig, dtype: torch.dtype) -> str:
+        name = resolve_attention(model.attn_implementation, self.device.type, dtype)
         if not self.packed or name == "flash_attention_2":
             return name
         if name == "eager":
