@@ -25,9 +25,11 @@ from tests.forked import ForkServer
 from verl.protocol import DataProto
 from verl.trainer.config.run import ASYNC_MODES
 from verl.trainer.ppo import weight_sync
+from verl.trainer.ppo.asynchronous.saved_groups import FOLDER, STATE
 from verl.trainer.ppo.asynchronous.stream import GroupStream
 from verl.trainer.ppo.group_calls import TeamError
 from verl.trainer.ppo.train_step import StepTrainer
+from verl.utils import loop_thread
 from verl.utils.checkpoint import CheckpointError
 
 FEW = {"data.val_files": "[]", "trainer.val_before_train": False, "trainer.test_freq": 0, "trainer.save_hf_model": False}
@@ -230,6 +232,41 @@ def test_an_engine_that_is_killed_in_an_update_when_it_gets_weights_and_while_it
     last = steps_of(tmp_path / "run")[-1]
     assert (last["training/engine_restarts"], last["fully_async/count/failed"]) == (3, 0)
     check_ledger(tmp_path / "run", 5)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore:coroutine .* was never awaited")
+def test_an_episode_that_blocks_the_event_loop_ends_the_run_and_no_group_is_lost(
+    train: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import my_flow_package
+
+    act, begins, free = my_flow_package.MyWorld.act, GroupStream.update_begins, threading.Event()
+    updating, complete = list[GroupStream](), list[set[int]]()
+
+    def update_begins(stream: GroupStream, step: int, last: bool) -> None:
+        updating[:] = [stream] if step > 1 else []
+        begins(stream, step, last)
+
+    def blocks_once(world: Any, agent_id: str, action: str) -> Any:
+        if updating and not complete and updating[0].queue.complete:
+            complete.append(set(updating[0].queue.complete))
+            free.wait(60)
+        return act(world, agent_id, action)
+
+    monkeypatch.setattr(GroupStream, "update_begins", update_begins)
+    monkeypatch.setattr(my_flow_package.MyWorld, "act", blocks_once)
+    monkeypatch.setattr(loop_thread, "BLOCKED_S", 1.0)
+    monkeypatch.setattr(loop_thread, "LOOK_S", 0.1)
+    keys = BUSY | {"trainer.save_freq": 50}
+    with pytest.raises(TimeoutError, match=r"has been blocked for .* rollout.episode_timeout_s=4 s. It runs \S+/toy:\d+/\d+#\d+") as error:
+        train(keys | {"rollout.episode_timeout_s": 4})
+    free.set()
+    (checkpoint,) = (tmp_path / "run" / "checkpoints").glob("global_step_*")
+    assert error.value.__notes__[0].startswith(f"{checkpoint.name.replace('global_', '').replace('_', ' ')} is saved in {checkpoint}; ")
+    saved = json.loads((checkpoint / FOLDER / STATE).read_text())["queue"]
+    assert complete[0] and complete[0] <= {group["index"] for group in saved["complete"]}
+    train(keys)
+    check_ledger(tmp_path / "run", 6)
 
 
 # ---- what is measured

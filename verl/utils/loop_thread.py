@@ -95,6 +95,24 @@ class LoopThread:
         running._future.add_done_callback(self._waited_for.discard)
         return running
 
+    def call(self, work: Callable[[], T], *, blocked_too: bool = False) -> T:
+        """Run `work` on the loop and return its result, or raise its error.
+
+        Args:
+            work: a function, which is not interrupted by tasks on the loop.
+            blocked_too: run `work` in this thread if a task has blocked the loop for its time limit: meanwhile no other changes anything.
+        """
+
+        async def on_loop() -> T:
+            return work()
+
+        try:
+            return self.start(on_loop()).result()
+        except TimeoutError:
+            if not blocked_too:
+                raise
+            return work()
+
     def _look(self) -> None:
         """Report a callback that has not run for `BLOCKED_S` seconds, once; schedule the next one after it has run.
 

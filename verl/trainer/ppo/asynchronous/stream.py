@@ -14,7 +14,7 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Collection, Coroutine, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -110,11 +110,11 @@ class GroupStream:
     def wants(self, step: int, policy: str) -> bool:
         """As `SampleSource.wants`, by `async_training.parameter_sync`."""
 
-        async def look() -> bool:
+        def look() -> bool:
             ahead = self.queue.taken > step or len(self.queue.complete) >= self.queue.batch
             return self.queue.paces[policy].sends(self.config.async_training.parameter_sync, step, self.queue.versions[policy], ahead)
 
-        return self._on_loop(look())
+        return self.loop.call(look)
 
     def update_ended(self, step: int, policies: Collection[str]) -> None:
         """Wait for the replies in progress if they may not go on with new weights; otherwise engines take these while they sample."""
@@ -123,12 +123,12 @@ class GroupStream:
         async def drain() -> None:
             await asyncio.gather(*(client.drain(adapter) for client, adapter in due))
 
-        self._on_loop(drain())
+        self.loop.start(drain()).result()
 
     def published(self, version: int, policies: Collection[str]) -> None:
         """Dispatch the groups for which new weights of policies make room."""
 
-        async def publish() -> None:
+        def publish() -> None:
             for policy in policies:
                 if policy in self._engines:
                     client, adapter = self._engines[policy]
@@ -136,27 +136,27 @@ class GroupStream:
             self.queue.versions |= dict.fromkeys(policies, version)
             self._notify()
 
-        self._on_loop(publish())
+        self.loop.call(publish)
 
     def set_validating(self, validating: bool) -> None:
         """Begin no episodes during a validation; those in progress go on."""
 
-        async def set_it() -> None:
+        def set_it() -> None:
             self._validating = validating
             self._begin_interval()  # is no part of a step
             if self._player is not None:
                 self._player.set_open(not validating)
             self._notify()
 
-        self._on_loop(set_it())
+        self.loop.call(set_it)
 
     def ready(self) -> bool:
         """As `SampleSource.ready`; also if `take` would raise at once."""
 
-        async def look() -> bool:
+        def look() -> bool:
             return self._error is not None or self.queue.ready
 
-        return self._on_loop(look())
+        return self.loop.call(look)
 
     def metrics(self, step: int, step_s: float) -> dict[str, float]:
         """Return the ledger of groups, the lead of policies over their engines, the share of the step without a group, and the loop's lag.
@@ -164,7 +164,7 @@ class GroupStream:
         The lag is the largest delay of the event loop in the step.
         """
 
-        async def measure() -> dict[str, float]:
+        def measure() -> dict[str, float]:
             busy, seconds = self._take_busy()
             while self._taken and self._taken[0].step <= step:
                 ended = self._taken.popleft()
@@ -174,17 +174,17 @@ class GroupStream:
             lag, self._lag_s = self._lag_s, 0.0
             return counts | {"rollouter/idle_ratio": max(1 - busy / seconds, 0.0), "rollouter/loop_lag_s": lag}
 
-        return self._on_loop(measure())
+        return self.loop.call(measure)
 
     def rewind(self, step: int) -> None:
         """As `SampleSource.rewind`: the groups of a later step are complete, and taken by no step."""
 
-        async def undo() -> None:
+        def undo() -> None:
             while self._taken and self._taken[-1].step > step:
                 self._put_back(self._taken.pop())
             self.queue.versions = {policy: min(version, step) for policy, version in self.queue.versions.items()}
 
-        self._on_loop(undo())
+        self.loop.call(undo, blocked_too=True)
 
     def _put_back(self, taken: Taken) -> None:
         self.queue.put_back(taken.groups)
@@ -194,7 +194,7 @@ class GroupStream:
     def save(self, folder: Path) -> None:
         """Write complete groups with their episodes, and which groups are in progress: they will be played again."""
 
-        async def snapshot() -> tuple[dict[str, Any], list[Played]]:
+        def snapshot() -> tuple[dict[str, Any], list[Played]]:
             state: dict[str, Any] = {
                 "batch": self.queue.batch,
                 "fresh": self.config.async_training.fresh,
@@ -207,7 +207,7 @@ class GroupStream:
             }
             return state, [played for _, played in (*self.queue.complete.values(), *self._left_out, *self.queue.late)]
 
-        state, groups = self._on_loop(snapshot())
+        state, groups = self.loop.call(snapshot, blocked_too=True)
         (folder / FOLDER).mkdir()
         state["episodes"] = [[len(played.sampled), len(played.greedy)] for played in groups]
         (folder / FOLDER / STATE).write_text(json.dumps(state))
@@ -227,9 +227,6 @@ class GroupStream:
         self.queue.late = list(zip(late, contents[ended:], strict=True))
         self.loader.load_state_dict(state["loader"])
         self._draws = {step: Draw(**draw) for step, draw in state["draws"]}
-
-    def _on_loop(self, work: Coroutine[Any, Any, T]) -> T:
-        return self.loop.start(work).result()
 
     def _notify(self) -> None:
         self._changed.set()
