@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import struct
+from array import array
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -119,7 +119,7 @@ class EpisodeCalls:
         seed: tuple[int | str, ...] = ()
         if self._keys.seed_by == "prompt":
             ids = built.prompt.ids
-            content = struct.pack(f"{len(ids)}q", *ids) or built.prompt.text.encode()
+            content = array("i", ids).tobytes() or built.prompt.text.encode()
             asked = blake2b(content, digest_size=16).hexdigest()
             seed = ("prompt", asked, self._asked[agent_id, asked])
             self._asked[agent_id, asked] += 1

@@ -55,7 +55,9 @@ class SpecialTokens:
 
     def cleaned(self, text: str) -> str:
         """Return a text without special tokens. A token that forms where another one was taken out is replaced by a blank."""
-        return text if self._pattern is None else self._pattern.sub(" ", self._pattern.sub("", text))
+        if self._pattern is None or self._pattern.search(text) is None:
+            return text
+        return self._pattern.sub(" ", self._pattern.sub("", text))
 
 
 class _BlankWhenMissing(dict[str, Any]):
