@@ -4,7 +4,9 @@ import itertools
 import json
 import math
 import shutil
+import threading
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from tests.devices import FP32, GPU, on
 from tests.e2e.conftest import Run, read_metrics, weights
 from tests.e2e.teams import KL
 from verl.trainer.config.spec import ConfigError
+from verl.trainer.ppo.timeline import Timeline
 from verl.workers.policy_worker import PolicyWorker
 
 # What worker groups do that each has in every step.
@@ -167,12 +170,25 @@ def test_weights_that_travel_one_by_one_are_those_that_travel_together(
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("device", on(gpus=4))
 def test_two_ranks_of_a_pool_of_their_own_train_as_one_and_at_the_same_time_as_the_other_group(
-    train: Run, tmp_path: Path, device: str
+    train: Run, tmp_path: Path, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With gloo on CPUs to 1e-6; with nccl on GPUs the first step in fp32 to 1e-4: a later one may have sampled another token."""
+    """With gloo on CPUs to 1e-6; with nccl on GPUs the first step in fp32 to 1e-4: a later one may have sampled another token.
+
+    A call begins its work when both groups are in it: the work of a tiny model may end before a thread of a busy machine starts the other.
+    """
+    span, both = Timeline.span, threading.Barrier(2, timeout=120)
+
+    @contextmanager
+    def together(timeline: Timeline, wg_id: str, call: str) -> Iterator[None]:
+        with span(timeline, wg_id, call):
+            if call in AT_THE_SAME_TIME:
+                both.wait()
+            yield
+
     where = KL | {"cpu": {}, "cuda": GPU | FP32}[device]
     train(where)
     pools = {"trainer.n_gpus_per_node": 4, "trainer.resource_pool": "dedicated"}
+    monkeypatch.setattr(Timeline, "span", together)
     train({"trainer.controller": "ray", "trainer.default_local_dir": tmp_path / "two"} | pools | where)
     one, two = read_metrics(tmp_path / "run"), read_metrics(tmp_path / "two")
     spans = [json.loads(line) for line in (tmp_path / "two" / "timeline.jsonl").read_text().splitlines()]

@@ -8,6 +8,7 @@ import time
 from collections.abc import Coroutine, Iterator
 from concurrent.futures import CancelledError
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -130,7 +131,18 @@ def test_a_loop_that_stays_blocked_ends_the_wait_and_names_what_is_on_it(monkeyp
         with pytest.raises(TimeoutError, match=message):
             work.result()
     assert 0.4 <= time.perf_counter() - since < 5
+    ran_in = list[threading.Thread]()
+
+    def saves() -> str:
+        ran_in.append(threading.current_thread())
+        return "saved"
+
+    with pytest.raises(TimeoutError, match=message):
+        loop.call(lambda: None)
+    assert loop.call(saves, blocked_too=True) == "saved"
     free.set()
+    loop.call(lambda: None)
+    assert ran_in == [threading.current_thread()], "and not once more when the loop goes on"
     loop.close()
 
 
@@ -159,6 +171,10 @@ def test_an_error_of_the_work_is_its_own_even_a_timeout(loop: LoopThread) -> Non
 
     with pytest.raises(TimeoutError, match="step 3 waited"):
         loop.start(late()).result()
+    read = Mock(side_effect=TimeoutError("a file system waited"))
+    with pytest.raises(TimeoutError, match="a file system waited"):
+        loop.call(read, blocked_too=True)
+    assert read.call_count == 1
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore:coroutine .* was never awaited")

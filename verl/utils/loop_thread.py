@@ -106,11 +106,13 @@ class LoopThread:
         async def on_loop() -> T:
             return work()
 
+        running = self.start(on_loop())
         try:
-            return self.start(on_loop()).result()
+            return running.result()
         except TimeoutError:
-            if not blocked_too:
+            if not blocked_too or running._future.done():  # an error of the work itself
                 raise
+            running.cancel()
             return work()
 
     def _look(self) -> None:
