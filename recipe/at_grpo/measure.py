@@ -40,12 +40,15 @@ DEFAULT_MAPS = "plan_path_default_maps"
 PUSHES = "sokoban_pushes"
 COURSES = {DEFAULT_MAPS: ("plan_path", "default_maps"), PUSHES: ("sokoban", "pushes")}
 TASKS = ("plan_path", "sudoku", "sokoban", PUSHES, DEFAULT_MAPS, "math", "code")
-EXPLORED = ("plan_path", DEFAULT_MAPS)  # elsewhere the variant is `at_grpo`
+# Tasks of a variant that not all have: elsewhere `at_grpo` explores.
+ONLY = {"explore": ("plan_path", DEFAULT_MAPS), "long": ("plan_path",), "long_explore": ("plan_path",)}
 ROLES = {"math": ("solver", "verifier"), "code": ("coder", "tester")}
 COLOURS = {
     "script": "tab:gray",
     "at_grpo": "tab:blue",
     "explore": "tab:cyan",
+    "long": "navy",
+    "long_explore": "teal",
     "parallel": "tab:orange",
     "turn_blind": "tab:green",
     "shared": "tab:purple",
@@ -55,6 +58,8 @@ LABELS = {
     "script": "the script as it is",
     "at_grpo": "AT-GRPO: trees, a group for each call",
     "explore": "AT-GRPO, mostly random candidates",
+    "long": "AT-GRPO, twice the tokens",
+    "long_explore": "AT-GRPO, mostly random candidates, twice the tokens",
     "parallel": "parallel episodes, a group for each task",
     "turn_blind": "trees, a group for each agent",
     "shared": "AT-GRPO, one policy for both roles",
@@ -156,7 +161,7 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
     parser.add_argument("--variants", nargs="+", choices=tuple(LABELS), default=list(LABELS))
     args = parser.parse_args()
-    runs = [run for run in product(args.tasks, args.seeds, args.variants) if run[2] != "explore" or run[0] in EXPLORED]
+    runs = [run for run in product(args.tasks, args.seeds, args.variants) if run[0] in ONLY.get(run[2], TASKS)]
     calls = [partial(measure, task, variant, seed, args.overrides) for task, seed, variant in runs]
 
     def order(key: tuple[Any, ...]) -> tuple[int, int, int]:
