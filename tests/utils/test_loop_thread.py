@@ -3,6 +3,8 @@
 import asyncio
 import gc
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Coroutine, Iterator
@@ -12,6 +14,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from tests.house.source import ROOT
 from verl.trainer.ppo.interrupt import Interrupted, StopRequest
 from verl.utils import loop_thread
 from verl.utils.loop_thread import LoopThread, Running
@@ -108,6 +111,30 @@ def test_a_blocked_loop_is_reported_once_with_the_place_while_threads_wait(
     waits_for(asyncio.sleep(0.8), 0)
     waits_for(act(), 1)
     waits_for(act(), 1)
+
+
+def test_a_collection_does_not_begin_while_frames_are_read() -> None:
+    """Data of a thread in a cycle, freed while the frames are read, stopped the process: a collection is due at each allocation in turn."""
+    read = """
+import gc, threading
+from verl.utils.loop_thread import frame_of
+
+class Node: pass
+
+for allocations in range(1, 40):
+    gc.collect()
+    gc.disable()
+    node = Node()
+    node.itself, node.data = node, threading.local()
+    node.data.name = "own"
+    del node
+    gc.set_threshold(gc.get_count()[0] + allocations)
+    gc.enable()
+    assert frame_of(threading.main_thread()) is not None and gc.isenabled()
+gc.disable()
+assert frame_of(threading.main_thread()) is not None and not gc.isenabled()
+"""
+    subprocess.run([sys.executable, "-c", read], check=True, timeout=20, cwd=ROOT)
 
 
 def test_a_loop_that_stays_blocked_ends_the_wait_and_names_what_is_on_it(monkeypatch: pytest.MonkeyPatch) -> None:

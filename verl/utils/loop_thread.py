@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import gc
 import logging
 import math
 import sys
@@ -12,6 +13,7 @@ import time
 import traceback
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from types import FrameType
 from typing import Any, Generic, TypeVar
 
 from verl.utils.names import listed
@@ -25,6 +27,7 @@ END_TIMEOUT_S = 5.0
 BLOCKED_S, LOOK_S = 10.0, 2.0
 # Innermost calls that such a report names.
 FRAMES = 4
+_collections = threading.Lock()
 
 
 class Running(Generic[T]):
@@ -133,7 +136,7 @@ class LoopThread:
                 logger.warning("%s", self._blocked(blocked_s))
 
     def _blocked(self, seconds: float) -> str:
-        frame = sys._current_frames().get(self._thread.ident or 0)
+        frame = frame_of(self._thread)
         calls = traceback.extract_stack(frame)[-FRAMES:] if frame else []
         where = " > ".join(f"{call.filename}:{call.lineno} {call.name}" for call in calls)
         return (
@@ -175,6 +178,21 @@ class LoopThread:
             future.cancel()
         if not self._thread.is_alive():
             self._loop.close()
+
+
+def frame_of(thread: threading.Thread) -> FrameType | None:
+    """Return the innermost frame of a thread, None if it has ended.
+
+    No garbage collection begins meanwhile: it would stop the process for ever in Python before 3.11.9 (python/cpython#106883).
+    """
+    with _collections:
+        enabled = gc.isenabled()
+        gc.disable()
+        try:
+            return sys._current_frames().get(thread.ident or 0)
+        finally:
+            if enabled:
+                gc.enable()
 
 
 async def _cancel_all() -> None:
