@@ -117,6 +117,8 @@ def test_the_tables_of_the_readme_are_the_committed_rows() -> None:
     names = {
         "at_grpo": "AT-GRPO",
         "explore": "AT-GRPO, ε = 0.8",
+        "long": "AT-GRPO, twice the tokens",
+        "long_explore": "AT-GRPO, ε = 0.8, twice the tokens",
         "parallel": "parallel, `uid`",
         "turn_blind": "turn-blind trees",
         "shared": "AT-GRPO, one policy",
