@@ -22,8 +22,8 @@ pytestmark = pytest.mark.spread
 # (level, engine, controller) without `--all-levels`: every level in this process, two with real Ray actors.
 CASES = [(level, "hf", "local") for level in LEVELS]
 CASES += [(level, "hf", "ray") for level in ("L1", "heterogeneous")]
-# Engines of vLLM side by side; tests/workers/rollout/test_conformance.py has adapters beside the base.
-CASES += [("mixed", "vllm", "local")]
+# What tests/e2e/test_vllm.py does not sample with vLLM: engines side by side, and adapters beside the base.
+CASES += [(level, "vllm", "local") for level in ("mixed", "frozen_base")]
 EVERY = list(itertools.product(LEVELS, ("hf", "vllm"), ("local", "ray")))
 # Starting vLLM again takes as long as the rest of a case: without `--all-levels` one level, with both kinds of engines, resumes.
 RESUMED_WITH_VLLM = "mixed"
