@@ -204,6 +204,21 @@ def test_an_error_of_the_work_is_its_own_even_a_timeout(loop: LoopThread) -> Non
     assert read.call_count == 1
 
 
+def test_work_that_ends_when_the_wait_for_it_does_has_its_result(loop: LoopThread, monkeypatch: pytest.MonkeyPatch) -> None:
+    work, result, waits = Mock(return_value="saved"), Running.result, list[Running[str]]()
+
+    def gives_up_once(running: Running[str]) -> str:
+        waits.append(running)
+        found = result(running)
+        if len(waits) == 1:
+            raise TimeoutError("the event loop has been blocked")
+        return found
+
+    monkeypatch.setattr(Running, "result", gives_up_once)
+    assert loop.call(work, blocked_too=True) == "saved"
+    assert work.call_count == 1 and len(waits) == 2
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore:coroutine .* was never awaited")
 def test_a_thread_that_waits_for_a_blocked_loop_is_released_by_close(loop: LoopThread, monkeypatch: pytest.MonkeyPatch) -> None:
     """As at the end of a run whose environment computes for ever: the process ends only when no thread waits."""

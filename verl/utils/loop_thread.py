@@ -27,7 +27,7 @@ END_TIMEOUT_S = 5.0
 BLOCKED_S, LOOK_S = 10.0, 2.0
 # Innermost calls that such a report names.
 FRAMES = 4
-_collections = threading.Lock()
+_reads_frames = threading.Lock()
 
 
 class Running(Generic[T]):
@@ -106,17 +106,20 @@ class LoopThread:
             blocked_too: run `work` in this thread if a task has blocked the loop for its time limit: meanwhile no other changes anything.
         """
 
+        begun = threading.Lock()  # acquired by the thread that runs the work, once
+
         async def on_loop() -> T:
+            if not begun.acquire(blocking=False):
+                raise asyncio.CancelledError
             return work()
 
         running = self.start(on_loop())
         try:
             return running.result()
         except TimeoutError:
-            if not blocked_too or running._future.done():  # an error of the work itself
+            if not blocked_too:
                 raise
-            running.cancel()
-            return work()
+            return work() if begun.acquire(blocking=False) else running.result()
 
     def _look(self) -> None:
         """Report a callback that has not run for `BLOCKED_S` seconds, once; schedule the next one after it has run.
@@ -185,10 +188,10 @@ def frame_of(thread: threading.Thread) -> FrameType | None:
 
     No garbage collection begins meanwhile: it would stop the process for ever in Python before 3.11.9 (python/cpython#106883).
     """
-    with _collections:
+    with _reads_frames:
         enabled = gc.isenabled()
-        gc.disable()
         try:
+            gc.disable()
             return sys._current_frames().get(thread.ident or 0)
         finally:
             if enabled:
