@@ -104,7 +104,7 @@ async def test_requests_to_a_busy_engine_may_take_any_time_and_those_to_one_that
     step = HFEngine._step
 
     def slow_step(self: HFEngine) -> None:
-        time.sleep(0.02)
+        time.sleep(0.03)
         step(self)
 
     monkeypatch.setattr(HFEngine, "_step", slow_step)
