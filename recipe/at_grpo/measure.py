@@ -162,6 +162,8 @@ def main() -> None:
     parser.add_argument("--variants", nargs="+", choices=tuple(LABELS), default=list(LABELS))
     args = parser.parse_args()
     runs = [run for run in product(args.tasks, args.seeds, args.variants) if run[0] in ONLY.get(run[2], TASKS)]
+    if not runs:
+        parser.error(f"none of --tasks {' '.join(args.tasks)} has --variants {' '.join(args.variants)}; variants of few tasks: {ONLY}")
     calls = [partial(measure, task, variant, seed, args.overrides) for task, seed, variant in runs]
 
     def order(key: tuple[Any, ...]) -> tuple[int, int, int]:

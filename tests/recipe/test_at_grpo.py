@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from agent_system.launch.checks import check_team
-from recipe.at_grpo.measure import COLOURS, DEFAULT_MAPS, HERE, LABELS, ONLY, PUSHES, TASKS, keys_of, plot, script_of
+from recipe.at_grpo.measure import COLOURS, DEFAULT_MAPS, HERE, LABELS, ONLY, PUSHES, TASKS, keys_of, main, plot, script_of
 from recipe.at_grpo.replies import rows_of
 from recipe.runs import overrides_of
 from tests.docs.test_commands import asked_for
@@ -55,6 +55,13 @@ def test_the_script_trains_swaps_and_keeps_what_was_measured_before(checkout: Pa
     assert "<svg" in (tmp_path / "curves.svg").read_text()
 
 
+def test_a_variant_that_no_task_has_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("sys.argv", ["measure.py", "--tasks", "sudoku", "math", "--variants", "long", "explore"])
+    with pytest.raises(SystemExit):
+        main()
+    assert "none of --tasks sudoku math has --variants long explore" in capsys.readouterr().err
+
+
 RUNS = {(task, variant) for variant in LABELS for task in ONLY.get(variant, TASKS)}
 
 
@@ -66,7 +73,7 @@ def test_every_variant_and_task_has_its_settings() -> None:
         assert {(task, variant) for variant in steps} == {(task, variant) for variant in config["variants"]} & RUNS
     steps, budget = config["decay_steps"]["plan_path"], config["compared"]["plan_path"]["trainer.total_generated_tokens"]
     for long, one in {"long": "at_grpo", "long_explore": "explore"}.items():
-        assert steps[long] == 2 * steps[one] and config["budgets"]["plan_path"][long] == 2 * budget
+        assert steps[long] == 2 * steps[one] and config["variants"][long]["trainer.total_generated_tokens"] == 2 * budget
 
 
 @pytest.mark.parametrize(("task", "variant"), sorted(RUNS))
