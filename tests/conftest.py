@@ -60,6 +60,10 @@ pytest.register_assert_rewrite("tests.agent_system.sandbox.arena")
 gc.set_threshold(50_000)
 # Ray gives its workers a low priority; beside other tests they would hardly run.
 os.environ.setdefault("RAY_worker_niceness", "0")
+# Ray looks for new log files ten times a second, and collects figures for a dashboard that no test has: 4 % of a core for each cluster.
+os.environ.setdefault("RAY_LOG_MONITOR_MANY_FILES_THRESHOLD", "0")
+os.environ.setdefault("LOG_NAME_UPDATE_INTERVAL_S", "2")
+os.environ.setdefault("REPORTER_UPDATE_INTERVAL_MS", "60000")
 # Dozens of processes import torch or vLLM; compiling their modules anew in each takes longer than the imports themselves.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

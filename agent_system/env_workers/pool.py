@@ -141,11 +141,11 @@ class EnvWorkers:
         return next(self._handles)
 
     def least_loaded(self) -> EnvWorker:
-        """Return the worker with the fewest environments; dead ones are replaced first."""
-        for worker in self._workers:
-            if worker.dead is not None:
-                self._workers[worker.number] = EnvWorker(worker.number, self._start)
-        return min(self._workers, key=lambda worker: worker.open)
+        """Return the worker with the fewest environments; a dead one has none, and is replaced if it is that."""
+        worker = min(self._workers, key=lambda w: (0, True) if w.dead is not None else (w.open, False))
+        if worker.dead is not None:
+            worker = self._workers[worker.number] = EnvWorker(worker.number, self._start)
+        return worker
 
     async def sandbox_failures(self) -> Sequence[float]:
         """Return `shared_failures` of every worker that has a sandbox."""

@@ -28,7 +28,7 @@ from agent_system.rollout.binding import AgentBinding
 from agent_system.rollout.call import AgentRuntime, EpisodeSpec
 from agent_system.rollout.clock import EpisodeClock
 from agent_system.rollout.metrics import collect_metrics
-from agent_system.rollout.player import EpisodePlayer, rare_garbage_collection
+from agent_system.rollout.player import EpisodePlayer
 from agent_system.rollout.prompt import PromptBuilder
 from agent_system.rollout.remote import MessageBuilder, RemoteBinding
 from agent_system.rollout.runner import EpisodeRunner
@@ -273,7 +273,7 @@ class Collector:
         """
         self._players += 1
         settings, slots = self.settings, asyncio.Semaphore(self.settings.max_concurrent_episodes)
-        with DaemonExecutor(settings.env_threads) as threads, rare_garbage_collection():
+        with DaemonExecutor(settings.env_threads) as threads:
 
             def start(spec: EpisodeSpec) -> EpisodeRunner:
                 model = self._models.get(spec.validate)
@@ -302,8 +302,7 @@ class Collector:
         player.check_left_out(played)
         self._warn_of_shared_state()
         settings = self.settings.for_validation() if validate else self.settings
-        with rare_garbage_collection():
-            result = await asyncio.to_thread(self._result, played, settings)  # other episodes go on
+        result = await asyncio.to_thread(self._result, played, settings)  # other episodes go on
         if self._models:
             result = replace(result, metrics=result.metrics | self._models[validate].take_counts())
         if not validate and self.settings.tree_returns == "step":  # otherwise agents learn from the rewards of `step`, and from ties

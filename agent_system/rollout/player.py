@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -163,20 +161,6 @@ class EpisodePlayer:
         if failure is not None and self._failed > self.rate * self.window:
             failures = [ended for ended in self._ended if ended is not None]
             raise TooManyFailuresError(_grouped(failures, self._failed, self.window, "episodes", self.rate))
-
-
-@contextmanager
-def rare_garbage_collection() -> Iterator[None]:
-    """Collect garbage rarely: the objects of a collection live until its end, and scanning them repeatedly costs a quarter of the CPU."""
-    before = gc.get_threshold()
-    if before[0] == 0:
-        yield
-        return
-    gc.set_threshold(50_000, 20, 20)
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
 
 
 def _error(task: asyncio.Task[EpisodeRecord]) -> BaseException | None:

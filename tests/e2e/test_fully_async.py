@@ -38,6 +38,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "one model": LEVELS["L1"].changes,
     "tree, adapters": TREE | {"agent.specialization": "lora"} | ADAPTER,
     "remax, one policy": {"algorithm.adv_estimator": "remax", "agent.model_sharing": True},
+    "remax, a model per agent": {"algorithm.adv_estimator": "remax"} | LEVELS["L3"].changes,
     "critics": {"algorithm.adv_estimator": "gae", "actor_rollout_ref.actor.ppo_epochs": 2},
 }
 
@@ -58,7 +59,7 @@ def test_without_staleness_it_equals_synchronous_training_to_the_last_bit(
     monkeypatch.setattr(Lanes, "start", lambda self, jobs: lanes.add(len(jobs)) or start(self, jobs))
     keys = FRESH | VARIANTS[variant] | {"trainer.total_training_steps": 3}
     train(keys | {"trainer.default_local_dir": tmp_path / "async"})
-    assert lanes == {2 if variant in ("a model per agent", "critics") else 1}
+    assert lanes == {2 if variant in ("a model per agent", "remax, a model per agent", "critics") else 1}
     sync = {name: value for name, value in keys.items() if not name.startswith("async_training")}
     train(sync | {"trainer.default_local_dir": tmp_path / "sync"})
     assert policies(tmp_path / "async", 3) and policies(tmp_path / "async", 3) == policies(tmp_path / "sync", 3)

@@ -113,10 +113,11 @@ def compose_config(given: Sequence[str]) -> RunConfig:
 
 
 def _compose(overrides: Sequence[str]) -> RunConfig:
-    from hydra import compose, initialize
+    from hydra import compose, initialize_config_module
     from omegaconf import OmegaConf
 
-    with initialize(version_base=None, config_path=None):
+    # `initialize` searches all modules of the process for the one that called it.
+    with initialize_config_module(__package__, version_base=None):
         config = OmegaConf.to_object(compose(register_config(), overrides=list(overrides)))
     assert isinstance(config, RunConfig)
     return config
