@@ -305,8 +305,8 @@ def mortal(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return {}
 
 
-def fit_digits(folder: Path, chats: Sequence[list[dict[str, str]]], prefix: str) -> Path:
-    """Train the model in a folder to reply to chats of one length with `prefix` and a random digit, and save it there."""
+def fit_digits(folder: Path, chats: Sequence[list[dict[str, str]]], prefix: str, suffix: str = "", digits: str = "0123456789") -> Path:
+    """Train the model in a folder to reply to chats of one length with one of the digits after `prefix`, and save it there."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -314,11 +314,11 @@ def fit_digits(folder: Path, chats: Sequence[list[dict[str, str]]], prefix: str)
 
     tokenizer = load_tokenizer(str(folder))
     asked = [tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False) for chat in chats]
-    replies = [[*tokenizer.encode(f"{prefix}{digit}"), tokenizer.eos_token_id] for digit in range(10)]
+    replies = [[*tokenizer.encode(f"{prefix}{digit}{suffix}"), tokenizer.eos_token_id] for digit in digits]
     model, draw = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32), torch.Generator().manual_seed(0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.0)
     for _ in range(100):
-        ids = torch.tensor([prompt + replies[torch.randint(10, (), generator=draw)] for prompt in asked])
+        ids = torch.tensor([prompt + replies[torch.randint(len(digits), (), generator=draw)] for prompt in asked])
         labels = ids.clone()
         labels[:, : -len(replies[0])] = -100
         model(input_ids=ids, labels=labels).loss.backward()
