@@ -53,7 +53,7 @@ def rows(name: str, arguments: Mapping[str, Any], count: int, evaluation: bool) 
 
 
 async def play(name: str, arguments: Mapping[str, Any], agent: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Play a row against the gateway and return the outcome. Exits with a message when the rollout fails."""
+    """Play a row against the gateway and return the outcome, also where a reply is empty. Exits with a message on other errors."""
     from verifiers.types import ClientConfig
 
     env = load(name, arguments)
@@ -61,8 +61,8 @@ async def play(name: str, arguments: Mapping[str, Any], agent: str, given: Mappi
         sys.exit(f"the rubric of {name} compares the rollouts of a group, which one episode does not have")
     client = ClientConfig(api_key_var="OPENAI_API_KEY", api_base_url=os.environ["OPENAI_BASE_URL"], max_retries=0)
     output = await env.run_rollout(given, client, agent, {})
-    if output.get("error"):
-        sys.exit(f"the rollout of {name} failed: {output['error']}")
+    if (failure := output.get("error")) and failure["error"] != "EmptyModelResponseError":
+        sys.exit(f"the rollout of {name} failed: {failure}")
     return outcome(float(output["reward"]), output["metrics"])
 
 
