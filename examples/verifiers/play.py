@@ -61,7 +61,9 @@ async def play(name: str, arguments: Mapping[str, Any], agent: str, given: Mappi
         sys.exit(f"the rubric of {name} compares the rollouts of a group, which one episode does not have")
     client = ClientConfig(api_key_var="OPENAI_API_KEY", api_base_url=os.environ["OPENAI_BASE_URL"], max_retries=0)
     output = await env.run_rollout(given, client, agent, {})
-    if (failure := output.get("error")) and failure["error"] != "EmptyModelResponseError":
+    failure = output.get("error")
+    kind = failure.get("error") if isinstance(failure, Mapping) else failure  # older versions have a text
+    if kind and kind != "EmptyModelResponseError":
         sys.exit(f"the rollout of {name} failed: {failure}")
     return outcome(float(output["reward"]), output["metrics"])
 

@@ -158,6 +158,12 @@ async def test_a_rollout_of_several_turns_is_an_episode_with_exact_tokens(python
     assert metrics["gateway/rewritten/client"] == metrics["gateway/rewritten/template"] == 0
 
 
+async def test_an_empty_reply_is_rewarded_by_the_rubric_and_fails_no_episode(python: str, rows: Any) -> None:
+    episodes, _ = await play(python, rows(python, "my-games"), lambda prompt, request: "", "my-games")
+    assert [(e.failure, e.team_reward, len(e.samples)) for e in episodes] == [(None, 0.0, 1)] * 2
+    assert all(sample.trained for episode in episodes for sample in episode.samples)
+
+
 async def test_an_environment_with_tools_calls_them(python: str, rows: Any) -> None:
     arguments = ("my-games", "--args", '{"kind": "tools"}')
 

@@ -150,3 +150,9 @@ def test_importing_loads_nothing_heavy() -> None:
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, "-c", EACH], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
     assert done.stdout.splitlines() == [f"{statement} []" for statement in NOT_LOADED], done.stderr
+
+
+def test_garbage_is_collected_rarely_unless_the_process_has_chosen_so_itself() -> None:
+    for before, after in {(700, 10, 10): (50_000, 20, 20), (0, 10, 10): (0, 10, 10), (90_000, 5, 5): (90_000, 5, 5)}.items():
+        program = f"import gc; gc.set_threshold(*{before}); import verl; assert gc.get_threshold() == {after}, gc.get_threshold()"
+        subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)

@@ -190,10 +190,13 @@ def test_starts_that_fail_use_up_the_tries_of_episodes_and_then_the_rate_of_fail
     assert [episode.failure for episode in play(["fine"] * 4, pair, max_failure_rate=0.0).episodes] == [None] * 4
     assert starts == 4
     kill(pair)
+    play(["fine"], pair)
+    assert starts == 5, "an episode replaces the worker that it uses, and no other"
+    kill(pair)
     fatal = range(10**6)
     with pytest.raises(TooManyFailuresError, match=r"Dice.reset\(\) was lost with its environment worker: it could not start: it died"):
         play(["fine"] * 20, pair, max_failure_rate=0.5)
-    assert starts <= 4 + 2 * 20, "an episode asks for a worker twice"
+    assert starts <= 5 + 2 * 20, "an episode asks for a worker twice"
 
 
 @pytest.mark.parametrize(

@@ -215,6 +215,22 @@ def test_a_process_of_an_engine_over_several_devices_ends_with_the_worker_too() 
     assert all(asyncio.run(_gone(pid)) for pid in pids)
 
 
+def test_the_processes_of_an_engine_over_several_devices_are_forked_from_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.utils.system_utils import get_mp_context
+    from vllm.v1.executor.multiproc_executor import MultiprocExecutor
+
+    from verl.workers.rollout.vllm import executor
+
+    used: list[str] = []
+    monkeypatch.setenv("VLLM_WORKER_MULTIPROC_METHOD", "spawn")  # as the engine's process has it
+    monkeypatch.setenv(process.PARENT, "")
+    monkeypatch.setattr(executor, "unlink_semaphores", lambda: None)
+    monkeypatch.setattr(MultiprocExecutor, "_init_executor", lambda self: used.append(get_mp_context().get_start_method()))
+    monkeypatch.setattr(MultiprocExecutor, "__init__", lambda self: self._init_executor())
+    executor.MultiDeviceExecutor()
+    assert (used, os.environ["VLLM_WORKER_MULTIPROC_METHOD"]) == (["fork"], "spawn")
+
+
 def orphan(found: multiprocessing.connection.Connection, go_on: multiprocessing.synchronize.Event) -> None:
     """Calls `end_with_parent` after its parent has died."""
     found.send(os.getpid())

@@ -15,7 +15,7 @@ class MultiDeviceExecutor(MultiprocExecutor):
     """Runs one worker per device of the engine.
 
     The workers are forked, as vLLM does by default: the engine's process has no threads of Ray or gRPC, and they share what it has
-    imported, which takes each of them ten seconds otherwise. vLLM itself starts them anew where CUDA is in use already.
+    imported, which takes each of them seconds otherwise. vLLM itself spawns them where CUDA is in use already.
     """
 
     def _init_executor(self) -> None:
