@@ -1,15 +1,16 @@
 """Simulated seconds of a training step in every mode: against runs of this machine, then for 8 GPUs and 4,096 episodes x 3 agents.
 
-    python benchmarks/async_simulation.py [--modes sync fully_async] [--tasks 16] [--group 8] [--steps 4] [key=value ...]
+    python benchmarks/async_simulation.py [--modes sync fully_async] [--tasks 16] [--group 8] [--steps 4] [--rounds 3] [key=value ...]
 
 The simulator (`benchmarks/asynchronous/simulator.py`) is calibrated with short and with long replies, in runs that it does not predict.
 Then every workload of `benchmarks/async_training.py` is trained in every mode, and the simulator predicts the seconds of a step from the
-lengths and waits of the same episodes.
+lengths and waits of the same episodes. This is repeated in every round, as the speed of a shared machine changes within minutes; but the
+workload with tools, whose steps are waits almost alone, is trained in the first round only.
 
-The last line is JSON: `error` is the largest relative error of a prediction; `gpu_update_bound` and `gpu_rollout_bound` are the simulated
-speed-ups of `fully_async` over `sync` on 8 GPUs with replies that are short, and with tools that take time and long-tailed replies;
-`one_step_off` is that of one step off in the latter. The assumptions are printed before: each agent has a policy of its own, or with
-`--gpu-policies 1` all share one.
+The last line is JSON: `error` is the largest relative error of a prediction, each the median of its rounds, and `errors` has all of them;
+`gpu_update_bound` and `gpu_rollout_bound` are the simulated speed-ups of `fully_async` over `sync` on 8 GPUs with replies that are short,
+and with tools that take time and long-tailed replies; `one_step_off` is that of one step off in the latter. The assumptions are printed
+before: each agent has a policy of its own, or with `--gpu-policies 1` all share one.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import argparse
 import json
 import os
 import random
+import statistics
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -117,20 +119,25 @@ def project(tasks: int, policies: int) -> dict[str, float]:
     return fully_async | {"one_step_off": speedup["gpu_rollout_bound"]["one_step_off"]}
 
 
-def compare(folder: Path, args: argparse.Namespace) -> float:
-    """Print the predicted and the measured seconds of every workload and mode, and return the largest relative error."""
-    costs = calibrate(folder, replace(MODES["sync"], keys=CORRECTION), args)
-    say(f"measured costs: {json.dumps({name: round(value, 7) for name, value in asdict(costs).items()})}")
-    errors = []
-    for name, workload in workloads_of(args).items():
-        for mode in args.modes:
-            settings: Mode = MODES[mode]
-            found = run(settings, workload, folder, folder / f"{name}-{mode}", args)
-            steps = settings.warm_up + args.steps
-            step_s = run_steps(costs, schedule_of(mode), played(found.groups()), args.tasks, steps).step_s(settings.warm_up, args.steps)
-            errors.append(step_s / found.mean_step_s - 1)
-            say(f"{name}, {mode}: predicted {step_s:.3f} s, measured {found.mean_step_s:.3f} s, error {errors[-1]:+.1%}")
-    return max(map(abs, errors))
+def compare(folder: Path, args: argparse.Namespace) -> dict[str, dict[str, list[float]]]:
+    """Print the predicted and the measured seconds, and return the relative errors: workload -> mode -> round."""
+    errors: dict[str, dict[str, list[float]]] = {name: {mode: [] for mode in args.modes} for name in args.workloads}
+    for number in range(1, args.rounds + 1):
+        run_dir = folder / f"round-{number}"
+        run_dir.mkdir()
+        costs = calibrate(folder, run_dir, replace(MODES["sync"], keys=CORRECTION), args, number)
+        say(f"round {number}, measured costs: {json.dumps({name: round(value, 7) for name, value in asdict(costs).items()})}")
+        for name, workload in sorted(workloads_of(args).items(), key=lambda item: item[1].wait_s):  # the longest runs last
+            if workload.wait_s and number > 1:
+                continue
+            for mode in args.modes:
+                settings: Mode = MODES[mode]
+                found = run(settings, workload, folder, run_dir / f"{name}-{mode}", args, number)
+                steps = settings.warm_up + args.steps
+                step_s = run_steps(costs, schedule_of(mode), played(found.groups()), args.tasks, steps).step_s(settings.warm_up, args.steps)
+                errors[name][mode].append(step_s / found.mean_step_s - 1)
+                say(f"{name}, {mode}: predicted {step_s:.3f} s, measured {found.mean_step_s:.3f} s, error {errors[name][mode][-1]:+.1%}")
+    return errors
 
 
 def say(line: str) -> None:
@@ -145,14 +152,18 @@ def main() -> None:
     known = [mode for mode in MODES if mode in ASYNC_MODES]
     parser.add_argument("--modes", nargs="+", choices=known, default=known)
     parser.add_argument("--engine-seconds", type=float, default=2.0, help="duration of each measurement of the engine")
+    parser.add_argument("--rounds", type=int, default=3, help="calibrations, each with runs to predict")
     parser.add_argument("--gpu-tasks", type=int, default=256, help=f"tasks of the projection, of {GROUP} episodes each")
     parser.add_argument("--gpu-policies", type=int, choices=(1, AGENTS), default=AGENTS, help="policies of the agents of the projection")
     add_sizes(parser)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         run_forked(prepare, Path(folder), args)
-        error = compare(Path(folder), args)
-    say(json.dumps({"error": round(error, 3)} | project(args.gpu_tasks, args.gpu_policies) | {"load": round(os.getloadavg()[0], 1)}))
+        errors = compare(Path(folder), args)
+    error = max(abs(statistics.median(rounds)) for found in errors.values() for rounds in found.values())
+    shown = {name: {mode: [round(one, 3) for one in rounds] for mode, rounds in found.items()} for name, found in errors.items()}
+    projected = project(args.gpu_tasks, args.gpu_policies)
+    say(json.dumps({"error": round(error, 3)} | projected | {"errors": shown, "load": round(os.getloadavg()[0], 1)}))
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from verl.workers.rollout.hf_engine import HFEngine
 SHORT, LONG = 8, 64  # tokens of the replies of the two runs
 PROMPT, LONG_PROMPT, MOST_ROWS = 64, 320, 64
 UPDATE_ROWS, UPDATE_TOKENS = 16, 96
+SPEED_ROUNDS = 5  # a shared machine changes its speed within seconds
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,12 @@ def measure_engine(model_dir: Path, decoded: int, seconds: float, out: Path) -> 
             ended.set()
             thread.join()
 
+    def speeds_beside(one: Callable[[], float], other: Callable[[], float]) -> tuple[float, float]:
+        """Return the speeds of two calls beside each other, each at most 1, from measurements that follow each other closely."""
+        alone = repeated(one, seconds), repeated(other, seconds)
+        together = beside(one, other), beside(other, one)
+        return min(alone[0] / together[0], 1.0), min(alone[1] / together[1], 1.0)
+
     def step_s(rows: int, prompt: int = PROMPT) -> float:
         """Return the seconds of a decode step."""
         whole, first = repeated(lambda: decode(rows, decoded, prompt), seconds), repeated(lambda: decode(rows, 1, prompt), seconds)
@@ -90,10 +97,9 @@ def measure_engine(model_dir: Path, decoded: int, seconds: float, out: Path) -> 
     one, wide, longer = step_s(few), step_s(many), step_s(many, LONG_PROMPT)
     cache_s = max(longer - wide, 0.0) / (many * (LONG_PROMPT - PROMPT))
     row_s = max((wide - one) / (many - few) - cache_s * cached, 0.0)
-    alone = repeated(widest, seconds), repeated(update, seconds)
-    together = beside(widest, update), beside(update, widest)
-    speeds = [min(one / other, 1.0) for one, other in zip(alone, together, strict=True)]
-    out.write_text(json.dumps(asdict(EngineCosts(max(one - few * (row_s + cache_s * cached), 0.0), row_s, cache_s, *speeds))))
+    decode_s = max(one - few * (row_s + cache_s * cached), 0.0)
+    speeds = zip(*[speeds_beside(widest, update) for _ in range(SPEED_ROUNDS)], strict=True)
+    out.write_text(json.dumps(asdict(EngineCosts(decode_s, row_s, cache_s, *map(statistics.median, speeds)))))
 
 
 def repeated(call: Callable[[], float], seconds: float) -> float:
@@ -110,16 +116,16 @@ def played(episodes: list[list[PlayedEpisode]]) -> Iterator[Group]:
     return itertools.cycle([[list(zip(one.tokens, one.waits_s, strict=True)) for one in group] for group in episodes])
 
 
-def calibrate(folder: Path, mode: Mode, args: argparse.Namespace) -> Costs:
-    """Return the costs.
+def calibrate(folder: Path, run_dir: Path, mode: Mode, args: argparse.Namespace, seed: int) -> Costs:
+    """Return the costs, measured in runs under `run_dir`.
 
     The time of a decode step, and of an update per token, come from the difference between a run with long replies and one with short ones,
     the rest of a call's time from the latter; `mode` is synchronous and computes old log-probs.
     """
     lengths = min(SHORT, args.tokens // 2), min(LONG, args.tokens)
-    run_forked(measure_engine, folder / "model", lengths[1], args.engine_seconds, folder / "engine.json")
-    engine = EngineCosts(**json.loads((folder / "engine.json").read_text()))
-    short, long = (run(mode, Workload(tokens=tokens), folder, folder / f"calibration-{tokens}", args) for tokens in lengths)
+    run_forked(measure_engine, folder / "model", lengths[1], args.engine_seconds, run_dir / "engine.json")
+    engine = EngineCosts(**json.loads((run_dir / "engine.json").read_text()))
+    short, long = (run(mode, Workload(tokens=tokens), folder, run_dir / f"calibration-{tokens}", args, seed) for tokens in lengths)
     replies = args.tasks * args.group * CALLS
     tokens = [mean_of(found, "perf/total_num_tokens") for found in (short, long)]
     costs = Costs(**asdict(engine), slots=MOST_ROWS, prompt_tokens=round(tokens[0] / replies) - lengths[0])

@@ -20,9 +20,9 @@ COSTS = Costs(decode_s=0.004, row_s=0.00005, cache_s=5e-7, call_s=0.001, update_
               sync_s=0.05, rest_s=0.2, engine_speed=0.7, update_speed=0.6, prompt_tokens=40)  # fmt: skip
 
 
-def simulated_run(mode: Mode, workload: Workload, folder: Path, run_dir: Path, args: argparse.Namespace) -> MeasuredRun:
+def simulated_run(mode: Mode, workload: Workload, folder: Path, run_dir: Path, args: argparse.Namespace, seed: int) -> MeasuredRun:
     """Return a run whose steps are simulated."""
-    draw, steps = random.Random(str(workload)), mode.warm_up + args.steps
+    draw, steps = random.Random(f"{workload} {seed}"), mode.warm_up + args.steps
     episodes = []
     for number in range((steps + mode.ahead) * args.tasks * args.group):
         tokens = [workload.length(draw.getrandbits(32), args.tokens) for _ in range(CALLS)]

@@ -68,12 +68,14 @@ def test_async_training_compares_steps_of_the_same_episodes(forked_python: str) 
 
 def test_async_simulation_predicts_every_mode_where_training_takes_as_long_as_simulated(forked_python: str) -> None:
     """So its calibration finds all costs."""
-    sizes = ("--tasks", "2", "--group", "2", "--gpu-tasks", "1")
+    sizes = ("--tasks", "2", "--group", "2", "--gpu-tasks", "1", "--rounds", "2")
     result, console = run("../tests/benchmarks/simulated_training.py", *sizes, python=forked_python)
     assert list(result)[:4] == ["error", "gpu_update_bound", "gpu_rollout_bound", "one_step_off"]
     assert result["error"] < 0.01
     assert min(result["gpu_update_bound"], result["gpu_rollout_bound"]) > 1
-    assert console.count(": predicted ") == 9
+    assert console.count(": predicted ") == 9 + 6  # the runs with tools are not repeated
+    rounds = {name: {len(errors) for errors in found.values()} for name, found in result["errors"].items()}
+    assert rounds == {"tools": {1}, "tail": {2}, "compute": {2}}
     assert "assumed for 8 GPUs, 16 episodes x 3 calls" in console
 
 
