@@ -2,10 +2,10 @@
 
     python benchmarks/async_simulation.py [--modes sync fully_async] [--tasks 16] [--group 8] [--steps 4] [--rounds 3] [key=value ...]
 
-The simulator (`benchmarks/asynchronous/simulator.py`) is calibrated with short and with long replies, in runs that it does not predict.
-Then every workload of `benchmarks/async_training.py` is trained in every mode, and the simulator predicts the seconds of a step from the
-lengths and waits of the same episodes. This is repeated in every round, as the speed of a shared machine changes within minutes; but the
-workload with tools, whose steps are waits almost alone, is trained in the first round only.
+The simulator (`benchmarks/asynchronous/simulator.py`) is calibrated with short and with long replies, in runs of the modes `sync` and
+`one_step_off` that it does not predict. Then every workload of `benchmarks/async_training.py` is trained in every mode, and the simulator
+predicts the seconds of a step from the lengths and waits of the same episodes. This is repeated in every round, as the speed of a shared
+machine changes within minutes; but the workload with tools, whose steps are waits almost alone, is trained in the last round only.
 
 The last line is JSON: `error` is the largest relative error of a prediction, each the median of its rounds, and `errors` has all of them;
 `gpu_update_bound` and `gpu_rollout_bound` are the simulated speed-ups of `fully_async` over `sync` on 8 GPUs with replies that are short,
@@ -125,10 +125,10 @@ def compare(folder: Path, args: argparse.Namespace) -> dict[str, dict[str, list[
     for number in range(1, args.rounds + 1):
         run_dir = folder / f"round-{number}"
         run_dir.mkdir()
-        costs = calibrate(folder, run_dir, replace(MODES["sync"], keys=CORRECTION), args, number)
+        costs = calibrate(folder, run_dir, replace(MODES["sync"], keys=CORRECTION), MODES["one_step_off"], args, number)
         say(f"round {number}, measured costs: {json.dumps({name: round(value, 7) for name, value in asdict(costs).items()})}")
         for name, workload in sorted(workloads_of(args).items(), key=lambda item: item[1].wait_s):  # the longest runs last
-            if workload.wait_s and number > 1:
+            if workload.wait_s and number < args.rounds:
                 continue
             for mode in args.modes:
                 settings: Mode = MODES[mode]

@@ -31,9 +31,15 @@ def measure(name: str, patience_s: float) -> dict[str, Any]:
     env = os.environ | {"PYTHONPATH": str(ROOT)}
     start = time.monotonic()
     command = [sys.executable, str(ROOT / "benchmarks" / f"{name}.py")]
-    output = subprocess.run(command, env=env, check=True, stdout=subprocess.PIPE, text=True).stdout
-    sys.stdout.write(output)
-    return json.loads(output.splitlines()[-1]) | origin | {"seconds": round(time.monotonic() - start)}
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        last = ""
+        for last in process.stdout:
+            sys.stdout.write(last)
+            sys.stdout.flush()
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, command)
+    return json.loads(last) | origin | {"seconds": round(time.monotonic() - start)}
 
 
 def main() -> None:

@@ -8,7 +8,6 @@ import itertools
 import json
 import os
 import statistics
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -25,8 +24,6 @@ from verl.workers.rollout.hf_engine import HFEngine
 
 SHORT, LONG = 8, 64  # tokens of the replies of the two runs
 PROMPT, LONG_PROMPT, MOST_ROWS = 64, 320, 64
-UPDATE_ROWS, UPDATE_TOKENS = 16, 96
-SPEED_ROUNDS = 5  # a shared machine changes its speed within seconds
 
 
 @dataclass(frozen=True)
@@ -36,15 +33,13 @@ class EngineCosts:
     decode_s: float
     row_s: float
     cache_s: float
-    engine_speed: float
-    update_speed: float
 
 
 def measure_engine(model_dir: Path, decoded: int, seconds: float, out: Path) -> None:
     """Write `EngineCosts`, each measured for about so many seconds with replies of `decoded` tokens."""
     torch.set_num_threads(os.cpu_count() or 1)
-    load = lambda: load_causal_lm(str(model_dir), dtype=torch.float32, attn_implementation="sdpa")  # noqa: E731
-    engine, learner = HFEngine(load(), max_num_seqs=MOST_ROWS, max_model_len=LONG_PROMPT + decoded), load().train()
+    model = load_causal_lm(str(model_dir), dtype=torch.float32, attn_implementation="sdpa")
+    engine = HFEngine(model, max_num_seqs=MOST_ROWS, max_model_len=LONG_PROMPT + decoded)
 
     def decode(rows: int, tokens: int = decoded, prompt: int = PROMPT) -> float:
         """Return the seconds of replies of `tokens` tokens to `rows` prompts."""
@@ -57,49 +52,18 @@ def measure_engine(model_dir: Path, decoded: int, seconds: float, out: Path) -> 
         asyncio.run(replies())
         return time.perf_counter() - started
 
-    def update() -> float:
-        ids = torch.randint(3, 250, (UPDATE_ROWS, UPDATE_TOKENS))
-        started = time.perf_counter()
-        learner(input_ids=ids, labels=ids, use_cache=False).loss.backward()
-        learner.zero_grad()
-        return time.perf_counter() - started
-
-    def beside(call: Callable[[], float], other: Callable[[], float]) -> float:
-        """Return the seconds of `call` while `other` is called over and over in another thread."""
-        ended = threading.Event()
-
-        def repeat() -> None:
-            while not ended.is_set():
-                other()
-
-        thread = threading.Thread(target=repeat)
-        thread.start()
-        try:
-            return repeated(call, seconds)
-        finally:
-            ended.set()
-            thread.join()
-
-    def speeds_beside(one: Callable[[], float], other: Callable[[], float]) -> tuple[float, float]:
-        """Return the speeds of two calls beside each other, each at most 1, from measurements that follow each other closely."""
-        alone = repeated(one, seconds), repeated(other, seconds)
-        together = beside(one, other), beside(other, one)
-        return min(alone[0] / together[0], 1.0), min(alone[1] / together[1], 1.0)
-
     def step_s(rows: int, prompt: int = PROMPT) -> float:
         """Return the seconds of a decode step."""
         whole, first = repeated(lambda: decode(rows, decoded, prompt), seconds), repeated(lambda: decode(rows, 1, prompt), seconds)
         return (whole - first) / (decoded - 1)
 
-    widest = lambda: decode(MOST_ROWS)  # noqa: E731
     few, many = MOST_ROWS // 8, MOST_ROWS
     cached = statistics.mean(-(-(PROMPT + step) // CACHE_BLOCK) * CACHE_BLOCK for step in range(1, decoded))
     one, wide, longer = step_s(few), step_s(many), step_s(many, LONG_PROMPT)
     cache_s = max(longer - wide, 0.0) / (many * (LONG_PROMPT - PROMPT))
     row_s = max((wide - one) / (many - few) - cache_s * cached, 0.0)
     decode_s = max(one - few * (row_s + cache_s * cached), 0.0)
-    speeds = zip(*[speeds_beside(widest, update) for _ in range(SPEED_ROUNDS)], strict=True)
-    out.write_text(json.dumps(asdict(EngineCosts(decode_s, row_s, cache_s, *map(statistics.median, speeds)))))
+    out.write_text(json.dumps(asdict(EngineCosts(decode_s, row_s, cache_s))))
 
 
 def repeated(call: Callable[[], float], seconds: float) -> float:
@@ -116,19 +80,25 @@ def played(episodes: list[list[PlayedEpisode]]) -> Iterator[Group]:
     return itertools.cycle([[list(zip(one.tokens, one.waits_s, strict=True)) for one in group] for group in episodes])
 
 
-def calibrate(folder: Path, run_dir: Path, mode: Mode, args: argparse.Namespace, seed: int) -> Costs:
+def calibrate(folder: Path, run_dir: Path, mode: Mode, beside: Mode, args: argparse.Namespace, seed: int) -> Costs:
     """Return the costs, measured in runs under `run_dir`.
 
     The time of a decode step, and of an update per token, come from the difference between a run with long replies and one with short ones,
-    the rest of a call's time from the latter; `mode` is synchronous and computes old log-probs.
+    the rest of a call's time from the latter; `mode` is synchronous and computes old log-probs. In `beside` the engine and the trainer work
+    at the same time: their speeds are those at which its steps take as long as they do.
     """
     lengths = min(SHORT, args.tokens // 2), min(LONG, args.tokens)
     run_forked(measure_engine, folder / "model", lengths[1], args.engine_seconds, run_dir / "engine.json")
     engine = EngineCosts(**json.loads((run_dir / "engine.json").read_text()))
-    short, long = (run(mode, Workload(tokens=tokens), folder, run_dir / f"calibration-{tokens}", args, seed) for tokens in lengths)
+    pairs: list[tuple[MeasuredRun, MeasuredRun]] = []
+    for tokens in lengths:
+        workload, name = Workload(tokens=tokens), f"calibration-{tokens}"
+        alone = run(mode, workload, folder, run_dir / name, args, seed)
+        pairs.append((alone, run(beside, workload, folder, run_dir / f"{name}-beside", args, seed)))
+    short, long = (alone for alone, _ in pairs)
     replies = args.tasks * args.group * CALLS
-    tokens = [mean_of(found, "perf/total_num_tokens") for found in (short, long)]
-    costs = Costs(**asdict(engine), slots=MOST_ROWS, prompt_tokens=round(tokens[0] / replies) - lengths[0])
+    batch_tokens = [mean_of(found, "perf/total_num_tokens") for found in (short, long)]
+    costs = Costs(**asdict(engine), slots=MOST_ROWS, prompt_tokens=round(batch_tokens[0] / replies) - lengths[0])
 
     def collecting(found: MeasuredRun, costs: Costs) -> float:
         """Return the simulated seconds of a collection: those of a step in which nothing else takes time."""
@@ -138,18 +108,33 @@ def calibrate(folder: Path, run_dir: Path, mode: Mode, args: argparse.Namespace,
     simulated_s = [collecting(found, costs) for found in (short, long)]
     scale = line(simulated_s, measured_s)[1]
     costs = replace(costs, decode_s=costs.decode_s * scale, row_s=costs.row_s * scale, cache_s=costs.cache_s * scale)
-    update_s, update_token_s = line(tokens, [found.busy_s("update_actor") for found in (short, long)])
+    update_s, update_token_s = line(batch_tokens, [found.busy_s("update_actor") for found in (short, long)])
     log_prob_s, sync_s = short.busy_s("compute_log_prob"), statistics.mean([short.busy_s("sync_weights"), long.busy_s("sync_weights")])
+    engine_speed, update_speed = speeds(pairs)
     rest_s = short.mean_step_s - measured_s[0] - short.busy_s("update_actor") - log_prob_s - sync_s
     return replace(
         costs,
         call_s=max(measured_s[0] - collecting(short, costs), 0.0) / replies,
         update_s=update_s,
         update_token_s=update_token_s,
-        log_prob_token_s=log_prob_s / tokens[0],
+        log_prob_token_s=log_prob_s / batch_tokens[0],
         sync_s=sync_s,
         rest_s=max(rest_s, 0.0),
+        engine_speed=engine_speed,
+        update_speed=update_speed,
     )
+
+
+def speeds(pairs: Sequence[tuple[MeasuredRun, MeasuredRun]]) -> tuple[float, float]:
+    """Return the speeds of the engine and of the trainer while both work, at most 1.
+
+    Each pair has the same replies, trained one after the other and beside each other: the seconds by which sampling or training takes
+    longer in the latter are the part of the overlap in which it stands still.
+    """
+    overlap_s = sum(beside.overlap_s() for _, beside in pairs)
+    sampling_s = sum(beside.busy_s("generate") - alone.busy_s("generate") for alone, beside in pairs)
+    training_s = sum(beside.training_s() - alone.training_s() for alone, beside in pairs)
+    return min(1 - sampling_s / overlap_s, 1.0), min(1 - training_s / overlap_s, 1.0)
 
 
 def line(x: Sequence[float], y: Sequence[float]) -> tuple[float, float]:

@@ -87,10 +87,13 @@ class Report:
     Attributes:
         updated: time at the end of every update.
         staleness: largest number of steps between the weights that a group started with and those that it trains, of every step.
+        sampling, updating: beginning and end of the times in which an engine samples, and the trainer works.
     """
 
     updated: list[float] = field(default_factory=list)
     staleness: list[int] = field(default_factory=list)
+    sampling: list[tuple[float, float]] = field(default_factory=list)
+    updating: list[tuple[float, float]] = field(default_factory=list)
 
     def step_s(self, warm_up: int, steps: int) -> float:
         """Return the mean seconds from the end of one update to that of the next, over the `steps` after the warm-up."""
@@ -105,8 +108,11 @@ class Devices:
         self._costs = costs
         self._changed = asyncio.Event()
         self._busy = 0
+        self._began = 0.0
         self._updating = False
         self.engines: list[Engine] = []
+        self.sampling: list[tuple[float, float]] = []
+        self.updating: list[tuple[float, float]] = []
 
     @property
     def engine_speed(self) -> float:
@@ -115,7 +121,12 @@ class Devices:
 
     def add_busy(self, count: int) -> None:
         """Count engines that start (or end) to sample."""
+        now = asyncio.get_running_loop().time()
+        if self._busy == 0:
+            self._began = now
         self._busy += count
+        if self._busy == 0:
+            self.sampling.append((self._began, now))
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -123,6 +134,7 @@ class Devices:
         """Work for so long, longer while engines sample."""
         self._set_updating(True)
         loop = asyncio.get_running_loop()
+        began = loop.time()
         while seconds > 1e-9:
             speed, since = self._costs.update_speed if self._busy else 1.0, loop.time()
             if speed == 1.0 == self._costs.update_speed:
@@ -132,6 +144,7 @@ class Devices:
                     await asyncio.wait_for(self._changed.wait(), seconds / speed)
             seconds -= (loop.time() - since) * speed
         self._set_updating(False)
+        self.updating.append((began, loop.time()))
 
     def _set_updating(self, updating: bool) -> None:
         for engine in self.engines:
@@ -259,7 +272,7 @@ class Run:
         self._outstanding: list[_Flight] = []
         self._started: set[asyncio.Task[_Flight]] = set()
         self._changed = asyncio.Event()
-        self.report = Report()
+        self.report = Report(sampling=self._devices.sampling, updating=self._devices.updating)
 
     async def play(self, steps: int) -> Report:
         """Run so many steps."""

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, replace
-from itertools import pairwise
+from itertools import pairwise, product
 from math import log
 from pathlib import Path
 from typing import Any, ClassVar
@@ -94,7 +94,7 @@ class MeasuredRun:
     Attributes:
         step_s: seconds from the end of one update to that of the next, of every measured step.
         lines: metrics of the measured steps.
-        spans: spans of `timeline.jsonl` of the measured steps.
+        spans: spans of `timeline.jsonl` that start in the measured steps.
         episodes: all episodes of the run, by their end.
     """
 
@@ -116,6 +116,24 @@ class MeasuredRun:
     def busy_s(self, call: str) -> float:
         """Return the mean seconds of a step in which the worker group was in `call`."""
         return sum(span["end"] - span["start"] for span in self.spans if span["call"] == call) / len(self.step_s)
+
+    def training(self) -> list[tuple[float, float]]:
+        """Return beginning and end of the trainer's work of every step, from old log-probs to the end of the update."""
+        steps: dict[int, list[dict[str, Any]]] = defaultdict(list)
+        for span in self.spans:
+            if span["call"] in ("compute_log_prob", "update_actor"):
+                steps[span["step"]].append(span)
+        return [(min(span["start"] for span in step), max(span["end"] for span in step)) for step in steps.values()]
+
+    def training_s(self) -> float:
+        """Return the mean seconds of the trainer's work of a step."""
+        return statistics.mean(end - start for start, end in self.training())
+
+    def overlap_s(self) -> float:
+        """Return the mean seconds of a step in which the engine and the trainer work."""
+        sampling = [(span["start"], span["end"]) for span in self.spans if span["call"] == "generate"]
+        common = [min(one[1], other[1]) - max(one[0], other[0]) for one, other in product(sampling, self.training())]
+        return sum(max(seconds, 0.0) for seconds in common) / len(self.step_s)
 
     def control_ms_per_call(self) -> float:
         """Return the CPU milliseconds per call of the thread that plays the episodes, from the first third of the run to its end."""
@@ -215,6 +233,6 @@ def read_run(run_dir: Path, warm_up: int, steps: int) -> MeasuredRun:
     spans = [json.loads(line) for line in (run_dir / "timeline.jsonl").read_text().splitlines()]
     ends = sorted(span["end"] for span in spans if span["call"] == "update_actor")[warm_up - 1 : warm_up + steps]
     lines = [line for line in read_metrics(run_dir / "metrics.jsonl") if "actor/lr" in line][warm_up : warm_up + steps]
-    measured = [span for span in spans if ends[0] < span["end"] <= ends[-1]]
+    measured = [span for span in spans if ends[0] <= span["start"] < ends[-1]]
     episodes = [PlayedEpisode(**episode) for episode in json.loads((run_dir / EPISODES).read_text())]
     return MeasuredRun([after - before for before, after in pairwise(ends)], lines, measured, episodes)

@@ -31,24 +31,27 @@ def simulated_run(mode: Mode, workload: Workload, folder: Path, run_dir: Path, a
     groups = MeasuredRun([], [], [], episodes).groups()
     name = mode.keys.get("async_training.mode", "sync")
     tokens_of_step = sum(sum(one.tokens) + CALLS * COSTS.prompt_tokens for group in groups for one in group) / (steps + mode.ahead)
-    seconds = {
-        "update_actor": COSTS.update_s + COSTS.update_token_s * tokens_of_step,
-        "compute_log_prob": COSTS.log_prob_token_s * tokens_of_step,
-        "sync_weights": COSTS.sync_s,
-    }
-    ends = run_steps(COSTS, async_simulation.schedule_of(name), played(groups), args.tasks, steps).updated[mode.warm_up - 1 :]
-    more = seconds["compute_log_prob"] if mode.keys == CORRECTION else 0.0  # which is synchronous otherwise
+    report = run_steps(COSTS, async_simulation.schedule_of(name), played(groups), args.tasks, steps)
+    ends = report.updated[mode.warm_up - 1 :]
+    update_s, log_prob_s = COSTS.update_s + COSTS.update_token_s * tokens_of_step, COSTS.log_prob_token_s * tokens_of_step
+    more = log_prob_s if mode.keys == CORRECTION else 0.0  # which is synchronous otherwise
     engine = replace(COSTS, update_s=0.0, update_token_s=0.0, sync_s=0.0, rest_s=0.0)
     gen_s = run_steps(engine, Schedule(), played(groups), args.tasks, 2).step_s(1, 1)
     lines: list[dict[str, Any]] = [{"perf/total_num_tokens": tokens_of_step, "timing_s/gen": gen_s}] * args.steps
-    spans: list[dict[str, Any]] = [{"call": call, "start": 0.0, "end": args.steps * found} for call, found in seconds.items()]
-    return MeasuredRun([after - before + more for before, after in pairwise(ends)], lines, spans, episodes)
+    spans: list[dict[str, Any]] = [{"call": "generate", "start": start, "end": end} for start, end in report.sampling]
+    for step, (start, end) in enumerate(report.updating):
+        slower = (end - start + more) / (COSTS.rest_s + update_s + log_prob_s)  # the rest is between the two calls
+        calls = {"compute_log_prob": (start - more, start - more + slower * log_prob_s), "update_actor": (end - slower * update_s, end)}
+        calls["sync_weights"] = (end, end + COSTS.sync_s)
+        spans += [{"step": step, "call": call, "start": began, "end": ended} for call, (began, ended) in calls.items()]
+    measured = [span for span in spans if ends[0] <= span["start"] < ends[-1]]
+    return MeasuredRun([after - before + more for before, after in pairwise(ends)], lines, measured, episodes)
 
 
 def known_engine(call: object, *arguments: Any) -> None:
     """Write the costs of the engine, twice as fast as it is in runs."""
     if call is calibration.measure_engine:
-        costs = EngineCosts(COSTS.decode_s / 2, COSTS.row_s / 2, COSTS.cache_s / 2, COSTS.engine_speed, COSTS.update_speed)
+        costs = EngineCosts(COSTS.decode_s / 2, COSTS.row_s / 2, COSTS.cache_s / 2)
         arguments[-1].write_text(json.dumps(asdict(costs)))
 
 
