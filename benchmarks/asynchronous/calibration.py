@@ -24,6 +24,7 @@ from verl.workers.rollout.hf_engine import HFEngine
 
 SHORT, LONG = 8, 64  # tokens of the replies of the two runs
 PROMPT, LONG_PROMPT, MOST_ROWS = 64, 320, 64
+SLOWEST = 0.1
 
 
 @dataclass(frozen=True)
@@ -126,7 +127,7 @@ def calibrate(folder: Path, run_dir: Path, mode: Mode, beside: Mode, args: argpa
 
 
 def speeds(pairs: Sequence[tuple[MeasuredRun, MeasuredRun]]) -> tuple[float, float]:
-    """Return the speeds of the engine and of the trainer while both work, at most 1.
+    """Return the speeds of the engine and of the trainer while both work, from `SLOWEST` to 1 whatever the noise.
 
     Each pair has the same replies, trained one after the other and beside each other: the seconds by which sampling or training takes
     longer in the latter are the part of the overlap in which it stands still.
@@ -134,7 +135,8 @@ def speeds(pairs: Sequence[tuple[MeasuredRun, MeasuredRun]]) -> tuple[float, flo
     overlap_s = sum(beside.overlap_s() for _, beside in pairs)
     sampling_s = sum(beside.busy_s("generate") - alone.busy_s("generate") for alone, beside in pairs)
     training_s = sum(beside.training_s() - alone.training_s() for alone, beside in pairs)
-    return min(1 - sampling_s / overlap_s, 1.0), min(1 - training_s / overlap_s, 1.0)
+    engine_speed, update_speed = (min(max(1 - longer / overlap_s, SLOWEST), 1.0) for longer in (sampling_s, training_s))
+    return engine_speed, update_speed
 
 
 def line(x: Sequence[float], y: Sequence[float]) -> tuple[float, float]:
