@@ -1,4 +1,4 @@
-"""Measured costs of the simulator: of the engine and of updates beside it, and of training runs with short and with long replies."""
+"""Measured costs of the simulator: of the engine alone, and of training runs with short and with long replies."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def calibrate(folder: Path, run_dir: Path, mode: Mode, beside: Mode, args: argpa
 
     The time of a decode step, and of an update per token, come from the difference between a run with long replies and one with short ones,
     the rest of a call's time from the latter; `mode` is synchronous and computes old log-probs. In `beside` the engine and the trainer work
-    at the same time: their speeds are those at which its steps take as long as they do.
+    at the same time, which gives their speeds.
     """
     lengths = min(SHORT, args.tokens // 2), min(LONG, args.tokens)
     run_forked(measure_engine, folder / "model", lengths[1], args.engine_seconds, run_dir / "engine.json")

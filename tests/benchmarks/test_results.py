@@ -80,3 +80,7 @@ def test_a_row_is_the_last_line_with_its_origin_and_other_rows_stay(tmp_path: Pa
     assert rows["kept"] == {"ms": 1}
     assert rows["stub"]["ms"] == 3
     assert set(rows["stub"]) == {"commit", "date", "load", "seconds", "ms"}
+    (tmp_path / "benchmarks" / "stub.py").write_text("print('{\"ms\": 4}')\nraise SystemExit(3)\n")
+    with pytest.raises(subprocess.CalledProcessError, match="exit status 3"):
+        record.main()
+    assert json.loads((tmp_path / "results.json").read_text()) == rows
