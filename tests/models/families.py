@@ -165,7 +165,7 @@ _BUFFERS = ("e_score_correction_bias", "expert_bias", "layer_scalar")
 
 @torch.no_grad()
 def draw_weights(model: Any, seed: int = 0) -> None:
-    """Draw all parameters, and the saved buffers of routers and layers, anew: attention is far from uniform and logits are far from flat."""
+    """Draw all parameters and saved buffers anew, so that attention is far from uniform and logits far from flat."""
     generator = torch.Generator().manual_seed(seed)
     head = model.get_output_embeddings()
     tied = model.get_input_embeddings()
