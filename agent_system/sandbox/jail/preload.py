@@ -33,10 +33,12 @@ def preload(packages: Sequence[str]) -> None:
     for name, module in hidden.items():
         if module is None:
             del sys.modules[name]
-    from _sitebuiltins import Quitter
+    from _sitebuiltins import Quitter, _Helper, _Printer
 
     # Builtins that `site` would add.
-    builtins.exit, builtins.quit = Quitter("exit", "exit()"), Quitter("quit", "quit()")
+    builtins.exit, builtins.quit, builtins.help = Quitter("exit", "exit()"), Quitter("quit", "quit()"), _Helper()
+    for name in ("copyright", "credits", "license"):
+        setattr(builtins, name, _Printer(name, "See https://www.python.org/psf/license/"))
 
 
 def relocate(moved: Mapping[str, str], path: Sequence[str]) -> None:
