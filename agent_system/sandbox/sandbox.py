@@ -43,10 +43,10 @@ class Sandbox(ABC):
             stdin: its standard input.
             limits: limits instead of `sandbox.limits`.
         """
-        return (await self.run_tests(program, [stdin], limits=limits))[0]
+        return (await self.run_tests(program, [stdin], limits=limits, usual_names=False))[0]
 
     async def run_tests(
-        self, program: str, tests: Sequence[Test], *, limits: SandboxLimitsConfig | None = None, usual_names: bool = False
+        self, program: str, tests: Sequence[Test], *, limits: SandboxLimitsConfig | None = None, usual_names: bool = True
     ) -> list[RunResult]:
         """Run a program once for every test, each in its own process and folder.
 

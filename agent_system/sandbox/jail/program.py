@@ -159,7 +159,7 @@ def _print_traceback(error: BaseException, source: str) -> None:
         import linecache  # these two are loaded only for programs that fail
         import traceback
 
-        linecache.cache[NAME] = (len(source), None, source.splitlines(keepends=True), NAME)
+        linecache.cache[NAME] = (len(source), None, [f"{line}\n" for line in source.split("\n")], NAME)
         text = "".join(traceback.format_exception(error.with_traceback(trace)))
         if len(text) > MAX_TRACEBACK_CHARS:
             text = f"{text[: MAX_TRACEBACK_CHARS // 2]}\n...\n{text[-MAX_TRACEBACK_CHARS // 2 :]}"
