@@ -5,48 +5,56 @@ Programs of the other backend get the text of this file too, so it imports nothi
 
 from __future__ import annotations
 
+import builtins
+import functools
 import importlib
 import sys
 from types import CodeType
 from typing import Any
 
-# Judges of APPS and LiveCodeBench, and verl's, import these modules and all of their names. Of modules with the same name the first counts.
+# Judges of APPS and LiveCodeBench, and verl's, import these modules and all of their names. Of equal names those of the first count.
 USUAL_MODULES = (
-    "collections", "typing", "math", "itertools", "functools", "heapq", "bisect", "operator", "string", "re", "copy", "random", "datetime",
-    "json", "io", "statistics", "sys",
+    "collections", "typing", "math", "itertools", "functools", "heapq", "bisect", "operator", "string", "re", "copy", "datetime", "json",
+    "io", "sys",
 )  # fmt: skip
+# Likewise, but they are imported only for programs that mention one of the names, since that takes long.
+SLOW_MODULES = {
+    "random": "betavariate choice choices expovariate gammavariate gauss getrandbits getstate lognormvariate normalvariate paretovariate "
+    "randbytes randint random randrange sample seed setstate shuffle triangular uniform vonmisesvariate weibullvariate Random SystemRandom",
+    "statistics": "correlation covariance fmean geometric_mean harmonic_mean linear_regression mean median median_grouped median_high "
+    "median_low mode multimode pstdev pvariance quantiles stdev variance NormalDist StatisticsError",
+}
 # Judges raise the limit of 1000 calls, too.
 CALLS_DEEP = 50_000
-# Answers with several forms name the class in which LeetCode's starters have the function.
+# LeetCode's starters have the function in this class.
 STARTER_CLASS = "Solution"
+
+
+@functools.cache
+def usual_names() -> dict[str, str]:
+    """Return name -> the usual module that defines it; modules themselves have an empty text."""
+    found: dict[str, str] = {}
+    for module in USUAL_MODULES:
+        names = vars(importlib.import_module(module))
+        for name in names.get("__all__") or [name for name in names if not name.startswith("_")]:
+            found.setdefault(name, module)
+    for module, names in SLOW_MODULES.items():
+        for name in names.split():
+            found.setdefault(name, module)
+    return found | dict.fromkeys((*USUAL_MODULES, *SLOW_MODULES), "")
 
 
 def give_usual_names(compiled: CodeType, main: dict[str, Any]) -> None:
     """Define those of the usual modules and their names that a program mentions, and allow deep recursions."""
     sys.setrecursionlimit(max(sys.getrecursionlimit(), CALLS_DEEP))
-    missing = _mentioned(compiled) - main.keys() - vars(sys.modules["builtins"]).keys()
-    for module in USUAL_MODULES:
-        if not missing:
-            break
-        if module in missing:
-            main[module] = importlib.import_module(module)
-            missing.discard(module)
-        # Few programs mention names of modules that take long to load.
-        names = vars(sys.modules.get(module) or importlib.import_module(module))
-        public = names.get("__all__") or [name for name in names if not name.startswith("_")]
-        for name in missing.intersection(public) - set(USUAL_MODULES):
-            main[name] = names[name]
-            missing.discard(name)
-
-
-def _mentioned(compiled: CodeType) -> set[str]:
-    """Return the names in a program, of attributes as well, that its top level does not assign before all else."""
-    names: set[str] = set()
+    known = usual_names()
     parts = [compiled]
     for part in parts:
-        names.update(part.co_names)
         parts += [inner for inner in part.co_consts if isinstance(inner, CodeType)]
-    return names
+        for name in part.co_names:  # names of attributes as well, which do no harm
+            if name in known and name not in main and not hasattr(builtins, name):
+                module = importlib.import_module(known[name] or name)
+                main[name] = getattr(module, name) if known[name] else module
 
 
 def find_function(main: dict[str, Any], path: str) -> Any:

@@ -14,6 +14,8 @@ import sys
 import warnings
 from collections.abc import Mapping, Sequence
 
+from .callee import usual_names
+
 OFTEN_USED = (
     "bisect", "collections", "copy", "datetime", "functools", "heapq", "io", "itertools", "json", "math", "operator", "re",
     "string", "time", "traceback", "typing", "zlib",
@@ -30,6 +32,7 @@ def preload(packages: Sequence[str]) -> None:
         warnings.simplefilter("ignore")
         for name in (*OFTEN_USED, *packages):
             importlib.import_module(name)
+        usual_names()
     for name, module in hidden.items():
         if module is None:
             del sys.modules[name]
