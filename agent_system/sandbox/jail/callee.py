@@ -35,8 +35,8 @@ def usual_names() -> dict[str, str]:
     """Return name -> the usual module that defines it; modules themselves have an empty text."""
     found: dict[str, str] = {}
     for module in USUAL_MODULES:
-        names = vars(importlib.import_module(module))
-        for name in names.get("__all__") or [name for name in names if not name.startswith("_")]:
+        loaded = vars(importlib.import_module(module))
+        for name in loaded.get("__all__") or [name for name in loaded if not name.startswith("_")]:
             found.setdefault(name, module)
     for module, names in SLOW_MODULES.items():
         for name in names.split():

@@ -127,8 +127,7 @@ def compiled_code(message: bytes) -> bytes:
 def _new_main() -> ModuleType:
     module = ModuleType("__main__")
     module.__builtins__ = __builtins__  # type: ignore[attr-defined]
-    module.__annotations__ = {}
-    module.__file__, module.__cached__ = f"{os.getcwd()}/{NAME}", None  # type: ignore[assignment]
+    vars(module).update(__annotations__={}, __file__=f"{os.getcwd()}/{NAME}", __cached__=None)
     sys.modules["__main__"] = module
     sys.argv = [NAME]
     return module

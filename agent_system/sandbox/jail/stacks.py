@@ -20,4 +20,4 @@ def bound(most_bytes: int) -> None:
 
     _thread.stack_size = stack_size
     if (threading := sys.modules.get("threading")) is not None:
-        threading.stack_size = stack_size
+        vars(threading)["stack_size"] = stack_size

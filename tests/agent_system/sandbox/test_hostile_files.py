@@ -220,7 +220,8 @@ print([name for name in foreign if os.path.exists(name) and os.listdir(name)], o
 """
     view = (
         "['dev', 'proc', 'run', 'tmp', 'usr'] ['packages', 'python'] "
-        "['fd', 'null', 'random', 'shm', 'stderr', 'stdin', 'stdout', 'urandom'] ['0', '1', '2'] ['stderr', 'stdin', 'stdout'] [] /tmp True\n"
+        "['fd', 'null', 'random', 'shm', 'stderr', 'stdin', 'stdout', 'urandom'] ['0', '1', '2'] "
+        "['stderr', 'stdin', 'stdout'] [] /tmp True\n"
         "[] ['self'] ['fd']\n"
     )
     assert (await arena.attack(program)).stdout == view

@@ -62,7 +62,7 @@ async def test_programs_by_a_call(program: str, right: list[bool]) -> None:
         "def total(nums: List[int], k: int) -> int: return sum(nums) + k",
         "total = lambda nums, k: reduce(add, nums, k)",
         "class Solution:\n    @staticmethod\n    def total(nums, k): return sum(nums) + k",
-        "class Solution:\n    @lru_cache(None)\n    def f(self, n): return n\n    def total(self, nums, k): return sum(map(self.f, nums)) + self.f(k)",
+        "class Solution:\n    @cache\n    def f(self, n): return n\n    def total(self, nums, k): return sum(map(self.f, nums)) + k",
         "solution = Solution = type('S', (), {'total': lambda self, nums, k: sum(nums) + k})()",
         "from __future__ import annotations\ndef total(nums: List[int], k: Unknown) -> int: return sum(nums) + k",
         "def helper(nums): return sum(nums)\nclass Solution:\n    def total(self, nums, k): return helper(nums) + k",
