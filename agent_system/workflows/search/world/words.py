@@ -10,11 +10,10 @@ from typing import Any
 import regex
 
 # Those of Lucene's English analyzer.
-STOP_WORDS = frozenset(
-    """
-    a an and are as at be but by for if in into is it no not of on or such that the their then there these they this to was will with
-    """.split()
+_STOP_WORDS = (
+    "a an and are as at be but by for if in into is it no not of on or such that the their then there these they this to was will with"
 )
+STOP_WORDS = frozenset(_STOP_WORDS.split())
 # Words of these scripts are not separated, or, in Korean, carry their particles.
 _UNSEPARATED = r"\p{Han}\p{Hiragana}\p{Katakana}\p{Hangul}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}\p{Tibetan}"
 _ACCENTS = regex.compile(r"[\u0300-\u036f]+")
@@ -38,7 +37,7 @@ class Words:
         self._stemmer = _stemmer(language) if language else None
 
     def of(self, text: str) -> list[str]:
-        """Return the words in their order, without English stop words; of scripts without blanks all characters and all pairs of neighbours."""
+        """Return the words in their order, without stop words; of scripts without blanks all characters and pairs of neighbours."""
         words: list[str] = []
         for match in _TOKEN.finditer(_folded(text)):
             if run := match["run"]:

@@ -11,7 +11,7 @@ from agent_system.workflows.search.world.words import Words
 # Document -> queries whose best hit it is.
 DOCUMENTS: dict[str, tuple[str, ...]] = {
     "C is a programming language from 1972.": ("what is C", "C"),
-    "C++ is a programming language with classes.": ("C++", "who made C++?"),
+    "C++ is a programming language with classes.": ("C++", "classes of C++?"),
     "C# runs on the .NET platform.": ("C#", ".NET", "what is c# for"),
     "R is used for statistics.": ("R", "statistic"),
     "7 is the number of wonders.": ("7", "wonder"),
