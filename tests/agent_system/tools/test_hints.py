@@ -38,7 +38,7 @@ class Place(TypedDict):
 
 
 class Node(TypedDict):
-    next: "Node"
+    next: Node
 
 
 class Closed:

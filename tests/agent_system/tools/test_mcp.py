@@ -130,8 +130,8 @@ def test_every_block_of_a_result_is_shown() -> None:
         "link": "(resource_link memo://3)",
         "image": "(image that is not shown)",
         "nothing": "",
-        "error": 'error: {"cause": "no luck"}',
-        "silent error": "error: result reported an error without a cause",
+        "error": 'error: result failed: {"cause": "no luck"}',
+        "silent error": "error: result failed: result reported an error without a cause",
     }
     episodes = play(McpServer(COMMAND, scope="run"), lambda asked: call("result", kind=asked), *kinds)
     shown = dict(zip(kinds, (episode.answer for episode in episodes), strict=True))
