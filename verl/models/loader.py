@@ -127,6 +127,16 @@ def check_causal_lm(path: str | None, *, trust_remote_code: bool = False) -> Any
     return config
 
 
+def persistent_buffers(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Return the buffers that a checkpoint of the model holds, by name: correction biases of routers, for example."""
+    return {
+        f"{prefix}.{name}" if prefix else name: buffer
+        for prefix, module in model.named_modules()
+        for name, buffer in module.named_buffers(recurse=False)
+        if name not in module._non_persistent_buffers_set
+    }
+
+
 @dataclass(frozen=True)
 class ModelLoader:
     """The functions by which the ranks of a training engine make one kind of model.

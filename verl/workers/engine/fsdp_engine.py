@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
-from verl.models.loader import CAUSAL_LM, ModelLoader, load_config, resolve_dtype
+from verl.models.loader import CAUSAL_LM, ModelLoader, load_config, persistent_buffers, resolve_dtype
 from verl.models.lora import LoraSpec, adapter_parameters, add_adapters, select_adapter
 from verl.trainer.config import FSDPConfig, OptimConfig, TrainedModelConfig
 from verl.workers.engine.forward import INPUT_KEYS, Scores, check_rows, score_tokens, value_tokens
@@ -281,12 +281,24 @@ class FSDPEngine:
         return self.trainable.lr
 
     def weights(self, adapter: str | None = None) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield every parameter unsharded, or those of an adapter under PEFT's names, one at a time; all ranks must iterate together."""
+        """Yield every tensor of the model's checkpoint unsharded, or those of an adapter under PEFT's names, one at a time.
+
+        All ranks must iterate together.
+        """
         with self.loaded():
-            yield from full_tensors(self.model.named_parameters() if adapter is None else self.adapters[adapter].parameters.items())
+            if adapter is not None:
+                yield from full_tensors(self.adapters[adapter].parameters.items())
+                return
+            yield from full_tensors(self.model.named_parameters())
+            yield from self.buffers.items()
+
+    @property
+    def buffers(self) -> dict[str, torch.Tensor]:
+        """The buffers that belong to a checkpoint of the model, by name; they are not trained."""
+        return persistent_buffers(self.model)
 
     def digest(self) -> str:
-        """Return the sha256 over names and bytes of all parameters."""
+        """Return the sha256 over names and bytes of all parameters and of the buffers of a checkpoint."""
         result = hashlib.sha256()
         for name, value in self.weights():
             result.update(name.encode())

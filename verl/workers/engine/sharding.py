@@ -139,8 +139,8 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def full_tensors(named: Iterable[tuple[str, torch.nn.Parameter]]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield every parameter unsharded, one at a time; all ranks must iterate together."""
+def full_tensors(named: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield every tensor unsharded, one at a time; all ranks must iterate together."""
     for name, parameter in named:
         value = parameter.detach()
         yield name, value.full_tensor() if isinstance(value, DTensor) else value
