@@ -7,6 +7,7 @@ the result is built and run once. A change that makes the model unusable is take
 from __future__ import annotations
 
 import copy
+import inspect
 import itertools
 import re
 from collections.abc import Iterator, Sequence
@@ -16,11 +17,13 @@ from typing import Any
 import torch
 
 from verl.models.shrink import (
+    OVERRIDES,
     SMALL_HIDDEN,
     Change,
     Unit,
     apply,
     expert_changes,
+    layer_overrides,
     position_changes,
     sizes_of,
     units_of,
@@ -94,14 +97,18 @@ class _Search:
     def run(self) -> Any:
         """Return the miniature; see `miniature`."""
         changes = self._changes()
-        for attempt in self._attempts(changes):
-            small = copy.deepcopy(self.config)
-            apply(small, attempt)
-            if not self.keeps_layers:
-                small = _fewer_layers(small)
+        if not self.keeps_layers:
+            changes += _fewer_layers(self._with(changes))
+        for attempt in _attempts(changes):
+            small = self._with(attempt)
             if self._runs(small):
                 return small
         raise MiniatureError(f"no miniature of {type(self.config).__name__} can be built and run: {self.error}")
+
+    def _with(self, changes: Sequence[Change]) -> Any:
+        small = copy.deepcopy(self.config)
+        apply(small, changes)
+        return small
 
     def _changes(self) -> list[Change]:
         units = units_of(self.config)
@@ -125,14 +132,6 @@ class _Search:
                 changes += _side_layers(unit)
         return changes
 
-    def _attempts(self, changes: list[Change]) -> Iterator[list[Change]]:
-        """Yield all changes, then all but one, then all but those of one kind."""
-        yield changes
-        for left in changes:
-            yield [change for change in changes if change is not left]
-        for kind in dict.fromkeys(change.kind for change in changes):
-            yield [change for change in changes if change.kind != kind]
-
     def _runs(self, config: Any) -> bool:
         """Build and run a configuration; the reason of the first failure stays in `error`."""
         try:
@@ -141,6 +140,15 @@ class _Search:
             error = f"{type(failure).__name__}: {(str(failure).strip() or 'no message').splitlines()[0]}"
         self.error = self.error or error
         return not error
+
+
+def _attempts(changes: list[Change]) -> Iterator[list[Change]]:
+    """Yield all changes, then all but one, then all but those of one kind."""
+    yield changes
+    for left in changes:
+        yield [change for change in changes if change is not left]
+    for kind in dict.fromkeys(change.kind for change in changes):
+        yield [change for change in changes if change.kind != kind]
 
 
 def _at_most(value: Any, bound: int) -> bool:
@@ -154,8 +162,9 @@ def _run(config: Any) -> str:
         return f"it still has {count:,} parameters"
     model = _build(config, "eager").eval()
     tokens = torch.arange(TOKENS)[None] % model.get_input_embeddings().weight.shape[0]
+    options = {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
     with torch.no_grad():
-        logits = model(input_ids=tokens).logits
+        logits = model(input_ids=tokens, **options).logits
     if logits.shape[:2] != tokens.shape:
         return f"its logits have the shape {tuple(logits.shape)} for {TOKENS} tokens"
     return "" if torch.isfinite(logits).all() else "its logits are not finite"
@@ -192,49 +201,52 @@ def _is_index_list(name: str, value: Any, count: int) -> bool:
 Observation = list[dict[Any, Any]]  # of each layer: what its modules and the configuration's lists say of it
 
 
-def _fewer_layers(config: Any) -> Any:
-    """Return a configuration with one layer of each kind, at least two; as it is where no such one shows the same kinds when built."""
+def _fewer_layers(config: Any) -> list[Change]:
+    """Return the changes that leave one layer of each kind, at least two; none where no such choice shows the same kinds when built."""
     count = getattr(config.get_text_config(), "num_hidden_layers", None)
     if not isinstance(count, int) or count <= 2:
-        return config
-    layers = _observe(config, count)
-    if layers is None:
+        return []
+    observed = _observe(config, count)
+    if observed is None:
         return _selection(config, count, [0, 1])
-    varying = _varying(layers)
-    kinds = _kinds(layers, varying)
-    chosen = sorted({kinds.index(kind) for kind in kinds})
-    if len(chosen) == 1:
-        chosen = [0, 1]
-    for candidate in _candidates(config, count, chosen):
-        if _shows(candidate, [kinds[index] for index in chosen], varying):
-            return candidate
-    for length in range(max(chosen) + 1, min(count, PREFIX_LAYERS + 1)):
-        candidate = _selection(config, count, list(range(length)))
-        if _shows(candidate, kinds[:length], varying):
-            return candidate
-    return config
+    varying = _varying(observed)
+    coarse = {key: several for key, several in varying.items() if not re.search(r"\d", str(key[1]))}
+    for differences in (varying, coarse) if len(coarse) < len(varying) else (varying,):
+        kinds = _kinds(observed, differences)
+        chosen = sorted({kinds.index(kind) for kind in kinds})
+        for changes, layers in _choices(config, count, chosen if len(chosen) > 1 else [0, 1]):
+            if _shows(config, changes, [kinds[index] for index in layers], differences):
+                return changes
+    return []
 
 
-def _candidates(config: Any, count: int, chosen: Sequence[int]) -> Iterator[Any]:
-    """Yield configurations with the chosen layers: one by the fields' roles, then those with other periods."""
-    candidate = _selection(config, count, chosen)
-    yield candidate
-    unit = _main_unit(candidate)
-    periods = [(path, name) for path, name, value in unit.matching(_PERIOD) if type(value) is int and value > 0]
-    if not 0 < len(periods) <= 4:
-        return
-    for values in itertools.product(range(len(chosen) + 1), repeat=len(periods)):
-        other = copy.deepcopy(candidate)
-        apply(other, [Change("layers", path, name, value) for (path, name), value in zip(periods, values, strict=True)])
-        yield other
+def _choices(config: Any, count: int, chosen: list[int]) -> Iterator[tuple[list[Change], list[int]]]:
+    """Yield changes with the layers that they are to leave: the chosen ones or, where fields do not let these be chosen, the first ones."""
+    prefixes = [list(range(length)) for length in range(max(chosen) + 1, min(count, PREFIX_LAYERS + 1))]
+    changes = _selection(config, count, chosen)
+    yield changes, chosen
+    for layers in prefixes[:1]:
+        yield _selection(config, count, layers), layers
+    periods = [(path, name) for path, name, value in _main_unit(config).matching(_PERIOD) if type(value) is int and value > 0]
+    if 0 < len(periods) <= 2:
+        for values in itertools.product(range(len(chosen) + 1), repeat=len(periods)):
+            others = [Change("layers", path, name, value) for (path, name), value in zip(periods, values, strict=True)]
+            yield [*changes, *others], chosen
+    for layers in prefixes[1:]:
+        yield _selection(config, count, layers), layers
 
 
-def _selection(config: Any, count: int, chosen: Sequence[int]) -> Any:
-    """Return a copy with the chosen ones of `count` layers, as far as the names and values of fields tell what they say of layers."""
-    small = copy.deepcopy(config)
+def _selection(config: Any, count: int, chosen: Sequence[int]) -> list[Change]:
+    """Return the changes that leave the chosen ones of `count` layers, as far as names and values tell which fields speak of layers."""
+    unit = _main_unit(config)
     changes = []
-    for (path, name), value in _main_unit(small).values.items():
+    if overrides := layer_overrides(unit.node):
+        left = {position: overrides[index] for position, index in enumerate(chosen) if index in overrides}
+        changes.append(Change("layers", unit.path, OVERRIDES, left))
+    for (path, name), value in unit.values.items():
         new: Any = value
+        if OVERRIDES in path:
+            continue
         if _is_index_list(name, value, count):
             base = 1 if max(value) == count else 0
             new = type(value)(position + base for position, index in enumerate(chosen) if index + base in value)
@@ -252,8 +264,7 @@ def _selection(config: Any, count: int, chosen: Sequence[int]) -> Any:
             new = sum(index <= value for index in chosen) - 1
         if new != value:
             changes.append(Change("layers", path, name, new))
-    apply(small, changes)
-    return small
+    return changes
 
 
 def _main_unit(config: Any) -> Unit:
@@ -262,8 +273,11 @@ def _main_unit(config: Any) -> Unit:
     return next((unit for unit in units if unit.node is text), units[0])
 
 
-def _shows(config: Any, kinds: list[Any], varying: list[Any]) -> bool:
-    layers = _observe(config, len(kinds))
+def _shows(config: Any, changes: Sequence[Change], kinds: list[Any], varying: dict[Any, bool]) -> bool:
+    """Return whether the configuration with the changes has layers of these kinds in this order."""
+    small = copy.deepcopy(config)
+    apply(small, changes)
+    layers = _observe(small, len(kinds))
     return layers is not None and _kinds(layers, varying) == kinds
 
 
@@ -298,14 +312,24 @@ def _describe(layer: torch.nn.Module, stack: str, entries: dict[Any, Any]) -> No
             entries[stack, name, key] = tuple(parameter.shape)
 
 
-def _varying(layers: Observation) -> list[Any]:
-    """Return what differs between layers without being a function of the layer's position."""
-    keys = dict.fromkeys(key for entries in layers for key in entries)
-    return [key for key in keys if 1 < len({entries.get(key) for entries in layers}) <= min(DISTINCT, len(layers) - 1)]
+def _varying(layers: Observation) -> dict[Any, bool]:
+    """Return what differs between kinds of layers, and of each whether its values differ or only whether a layer has it at all.
+
+    What follows the layers' positions, as an index of its own in every layer that has one, says nothing of their kind.
+    """
+    varying = {}
+    for key in dict.fromkeys(key for entries in layers for key in entries):
+        values = [entries[key] for entries in layers if key in entries]
+        several = 1 < len(set(values)) <= DISTINCT and (len(set(values)) < len(values) or (len(values) == 2 and len(layers) > 2))
+        if several and all(entries.get(key, index) == index for index, entries in enumerate(layers)):
+            several = False
+        if several or len(values) < len(layers):
+            varying[key] = several
+    return varying
 
 
-def _kinds(layers: Observation, varying: list[Any]) -> list[Any]:
-    return [tuple(entries.get(key) for key in varying) for entries in layers]
+def _kinds(layers: Observation, varying: dict[Any, bool]) -> list[Any]:
+    return [tuple(entries.get(key) if several else key in entries for key, several in varying.items()) for entries in layers]
 
 
 def _build_unallocated(config: Any) -> Any:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,21 +21,23 @@ POSITIONS = 1024
 STATE = 16
 INTERMEDIATE = 32
 
-Path = tuple[str, ...]
+OVERRIDES = "per_layer_config"  # transformers' field for layers that differ from the others: of a layer's index, its fields
+
+Path = tuple[Any, ...]  # names, and layers' indices behind `OVERRIDES`
 _NOT_SIZES = re.compile(r"id2label|label2id|.*_plan|rope_parameters|rope_scaling|quantization_config|auto_map|task_specific_params")
 _HIDDEN_NAMES = ("hidden_size", "d_model", "n_embd", "emb_dim", "embedding_dim", "embed_dim", "dim", "model_dim")
-_HEAD_COUNT = re.compile(r"(.*_)?n?(um)?_?\w*heads?(_per_layer)?|num_query_groups|num_kv_heads")
+_HEAD_COUNT = re.compile(r"\w*heads(_per_layer)?|n_head|num_query_groups")
 _HEAD_DIM = re.compile(r".*head_?dim|(.*_)?d_head|dim_head|kv_channels|attention_head_size|rotary_dim|.*head_dim.*")
 _SIZE = re.compile(
     r".*(_|^)(size|dim|width|rank|hidden|channels|channel|ffn|inner|dff|d_ff|ssm|filters|d_rel|proj)(_.*|$)|.*_dim(_.*)?|emb\w*_dim"
 )
 _NOT_SIZE = re.compile(
     r".*(vocab|window|patch|kernel|chunk|block|position|image|tile|batch|crop|type|pretraining|codebook|num_channels|in_channels"
-    r"|out_channels|audio_channels|axial|base_channels|latent|dim_model_base|window|_feat_).*"
+    r"|out_channels|audio_channels|axial|base_channels|latent|dim_model_base|layers|_feat_).*"
 )
 _EXPERTS = re.compile(r"(moe_)?(num|n)_?(local_|routed_)?experts|moe_num_experts|num_experts")
 _TOP_K = re.compile(r"(num_)?experts_per_tok(en)?|num_experts_per_tok(en)?|moe_top_?k|top_k_experts|moe_k|top_?k")
-_TOKEN_ID = re.compile(r".*(token|pad|bos|eos|sep|eod|unk|mask)\w*_(id|ids|index|idx)|.*suppress_tokens|(unk|mask|pad|bos|eos)_index|lang_id")
+_TOKEN_ID = re.compile(r".*(token|pad|bos|eos|sep|eod|unk|mask)\w*_(id|ids|index|idx)|.*suppress_tokens|lang_id")
 _VOCABULARY = re.compile(r"(.*_)?vocab(_size)?(_.*)?")
 _WINDOW = re.compile(
     r"sliding_window(_size)?|attention_window_size|(global_|keep_)?window_size|local_attention|attention_chunk_size|(mamba_)?chunk_size"
@@ -65,23 +68,66 @@ def node_at(config: Any, path: Path) -> Any:
     return config
 
 
-def fields_of(node: Any) -> dict[str, Any]:
+def layer_overrides(node: Any) -> dict[int, dict[str, Any]]:
+    """Return a copy of the fields of layers that differ from the configuration's own, by the layers' indices."""
+    if isinstance(node, dict) or not getattr(node, "is_heterogeneous", False):
+        return {}
+    layers = range(node.num_hidden_layers)
+    names = sorted(node.per_layer_attributes or ())
+    configs = [node.per_layer_config[index] for index in layers]
+    overrides = {index: {name: getattr(configs[index], name) for name in names} for index in layers}
+    return {
+        index: changed
+        for index in layers
+        if (changed := {name: value for name, value in overrides[index].items() if value != vars(node).get(name)})
+    }
+
+
+def fields_of(node: Any) -> dict[Any, Any]:
     """Return the public fields of a configuration or dictionary."""
-    items = node if isinstance(node, dict) else vars(node)
-    return {name: value for name, value in items.items() if isinstance(name, str) and not name.startswith("_")}
+    if isinstance(node, dict):
+        return dict(node)
+    fields: dict[Any, Any] = {name: value for name, value in vars(node).items() if not name.startswith("_")}
+    if overrides := layer_overrides(node):
+        fields[OVERRIDES] = overrides
+    return fields
 
 
-def apply(config: Any, changes: list[Change]) -> None:
+def apply(config: Any, changes: Sequence[Change]) -> None:
     """Write the changes into a configuration; fields that it computes from others and does not let be set are left out."""
+    overrides: dict[Path, dict[int, dict[str, Any]]] = {}
     for change in changes:
-        node = node_at(config, change.path)
-        if isinstance(node, dict):
-            node[change.name] = change.value
-            continue
-        try:
-            setattr(node, change.name, change.value)
-        except AttributeError:
-            continue
+        if OVERRIDES in change.path:
+            end = change.path.index(OVERRIDES)
+            owner = change.path[:end]
+            layers = overrides.setdefault(owner, layer_overrides(node_at(config, owner)))
+            layers[change.path[end + 1]][change.name] = change.value
+    for change in changes:
+        if change.name == OVERRIDES:
+            overrides[change.path] = change.value
+    for owner in overrides:
+        node_at(config, owner).per_layer_config = None
+    for change in changes:
+        if OVERRIDES not in (*change.path, change.name):
+            _write(node_at(config, change.path), change)
+    for owner, layers in overrides.items():
+        node_at(config, owner).per_layer_config = layers
+
+
+def _write(node: Any, change: Change) -> None:
+    if isinstance(node, dict):
+        node[change.name] = change.value
+        return
+    with suppress(AttributeError):
+        setattr(node, change.name, change.value)
+
+
+def read(node: Any, name: str) -> Any:
+    """Return the value of a name or alias of a configuration's field (`hidden_size` for `n_embd`), or None."""
+    if isinstance(node, dict):
+        return node.get(name)
+    name = type(node).attribute_map.get(name, name)
+    return vars(node)[name] if name in vars(node) else getattr(node, name, None)
 
 
 @dataclass
@@ -95,7 +141,7 @@ class Unit:
 
     def get(self, name: str) -> Any:
         """Return the value of a name, also by transformers' aliases (`hidden_size` for `n_embd`), or None."""
-        value = getattr(self.node, name, None) if not isinstance(self.node, dict) else self.node.get(name)
+        value = read(self.node, name)
         return value if value is not None else next((v for (_, key), v in self.values.items() if key == name), None)
 
     def matching(self, pattern: re.Pattern[str]) -> Iterator[tuple[Path, str, Any]]:
@@ -111,15 +157,14 @@ def units_of(config: Any) -> list[Unit]:
 
     def visit(node: Any, path: Path, parent: Unit | None) -> None:
         names = fields_of(node)
-        hidden = next((getattr(node, name, None) if not isinstance(node, dict) else node.get(name) for name in _HIDDEN_NAMES
-                       if _is_count(getattr(node, name, None) if not isinstance(node, dict) else node.get(name))), None)  # fmt: skip
+        hidden = next((read(node, name) for name in _HIDDEN_NAMES if _is_count(read(node, name))), None)
         unit = parent
         if hidden is not None or parent is None:
             unit = Unit(path, node, hidden or 0)
             units.append(unit)
         assert unit is not None
         for name, value in names.items():
-            if _NOT_SIZES.fullmatch(name):
+            if _NOT_SIZES.fullmatch(str(name)):
                 continue
             if isinstance(value, dict) or hasattr(value, "to_dict"):
                 visit(value, (*path, name), unit)
@@ -239,7 +284,7 @@ def _scaled(value: int, unit: Unit, sizes: Sizes, least: int = INTERMEDIATE) -> 
     """Return the new value of a size by its ratio to the hidden size."""
     if value % unit.hidden == 0:
         return value // unit.hidden * sizes.hidden
-    if unit.hidden % value == 0 and sizes.hidden % (unit.hidden // value) == 0 and sizes.hidden // (unit.hidden // value) >= 8:
+    if unit.hidden % value == 0 and sizes.hidden % (unit.hidden // value) == 0 and sizes.hidden // (unit.hidden // value) >= least:
         return sizes.hidden // (unit.hidden // value)
     return min(value, max(least, 16 * round(value * sizes.hidden / unit.hidden / 16)))
 
