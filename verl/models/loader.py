@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -171,12 +171,32 @@ def load_causal_lm(path: str, *, dtype: torch.dtype, attn_implementation: str, t
             trust_remote_code=trust_remote_code,
             output_loading_info=True,
         )
-    if missing := sorted(report["missing_keys"]):
-        raise ModelPathError(
-            f"the files of model {path!r} lack {len(missing)} of the tensors that its config.json asks for, such as {missing[0]}; "
-            "complete the folder, or correct config.json"
-        )
+    check_missing(path, report["missing_keys"])
+    check_finite(path, model)
     return model.eval()
+
+
+def check_missing(path: str, missing: Iterable[str]) -> None:
+    """Raise ModelPathError if tensors of a model are in none of its files, so that transformers would draw them at random."""
+    names = sorted(missing)
+    if names:
+        raise ModelPathError(
+            f"the files of model {path!r} lack tensors that its config.json asks for, such as {names[0]} ({count_of(names, "tensor")}); complete the "
+            "folder, or correct config.json"
+        )
+
+
+def check_finite(path: str, model: torch.nn.Module) -> None:
+    """Raise ModelPathError if a tensor of a loaded model is not finite."""
+    for name, tensor in model.named_parameters():
+        # A sum is fast, and not finite if a number is not; one that overflows is looked at number by number.
+        if not bool(torch.isfinite(tensor.detach().sum(dtype=torch.float32))) and not bool(torch.isfinite(tensor).all()):
+            raise ModelPathError(f"model {path!r} is damaged: {name} holds numbers that are not finite; copy its files again")
+
+
+def count_of(items: Sequence[Any], noun: str) -> str:
+    """Return a number of things in words: `1 tensor`, `3 tensors`."""
+    return f"{len(items)} {noun}{'' if len(items) == 1 else 's'}"
 
 
 def build_causal_lm(path: str, *, dtype: torch.dtype, attn_implementation: str, trust_remote_code: bool = False) -> Any:
