@@ -11,9 +11,9 @@ from transformers import PreTrainedModel
 
 from verl.models.lora import LoraSpec
 from verl.workers.rollout.adapters import RowAdapters
+from verl.workers.rollout.experts import MIN_ROWS, use_padded_experts
 from verl.workers.rollout.kv_cache import KV_BLOCK, SlotCache, attending, round_up, use_slot_attention
 
-MIN_ROWS = 8  # below this, and between its multiples, matrix kernels treat rows differently by their place in the batch
 TOKEN_BUDGET = {"cpu": 128, "cuda": 1024}
 
 
@@ -28,6 +28,7 @@ class SlotModel:
 
     def __init__(self, model: PreTrainedModel, slots: int, max_length: int, adapters: Mapping[str, LoraSpec] | None = None) -> None:
         use_slot_attention(model)
+        use_padded_experts(model)
         self._model = model.eval()
         weight = next(model.parameters())
         self.device = weight.device
