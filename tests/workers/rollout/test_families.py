@@ -15,10 +15,10 @@ from verl.protocol.generate import GenerateRequest, Generation, RolloutError, Sa
 from verl.workers.rollout.hf_engine import HFEngine
 from verl.workers.rollout.serving import serving_of
 
-PROMPTS = (70, 3, 21, 40, 12, 33)  # in tokens: two are computed together, some are longer than every window
-REPLIES = (12, 20, 14, 10, 12, 11)
-SHORT_PROMPTS = (12, 3, 20, 7)  # with their replies below the position limit
-SHORT_REPLIES = (14, 20, 10, 12)
+PROMPTS = (70, 3, 26)  # in tokens: one wraps a ring, one is continued across every window, one across every position limit
+REPLIES = (6, 12, 10)
+SHORT_PROMPTS = (12, 3, 20)  # with their replies below the position limit
+SHORT_REPLIES = (6, 12, 10)
 LONG = 128
 ROWS = {  # decoded one by one: no other way is exact
     "stablelm", "falcon", "bloom", "mpt", "gptj", "mamba2", "minimax", "lfm2", "lfm2_moe", "nemotron_h", "falcon_h1", "bamba", "zamba2",
@@ -26,7 +26,7 @@ ROWS = {  # decoded one by one: no other way is exact
 }  # fmt: skip
 LIMITED = {"llama-dynamic", "phi3-longrope"}
 REFUSED = {"recurrent_gemma"}  # its own decode step is no continuation of its full pass
-OWN_DECODE = {"nemotron_h": 0.05, "zamba2": 0.2}  # by which the model's own decode step differs from its full pass
+OWN_DECODE = {"nemotron_h": 0.05, "zamba2": 0.2, "qwen3_next": 5e-3}  # by which the model's own decode step differs from its full pass
 
 
 def greedy_requests(prompts: Sequence[int], replies: Sequence[int]) -> list[GenerateRequest]:
@@ -78,15 +78,14 @@ async def test_replies_of_a_batch_are_those_of_a_full_pass_over_each_row_and_of_
     serving = serving_of(model.config, max_model_len=longest)
     assert (serving.mode, serving.same_bits) == ("rows" if name in ROWS else "slots", True)
     requests = greedy_requests(prompts, replies)
-    engine = HFEngine(copy.deepcopy(model), max_num_seqs=4, max_model_len=longest)
+    engine = HFEngine(copy.deepcopy(model), max_num_seqs=2, max_model_len=longest)
     batch = await staggered(engine, requests)
     log_prob, greedy = largest_gaps(copy.deepcopy(model), requests, batch)
     assert log_prob < OWN_DECODE.get(name, 1e-3)
     assert greedy < OWN_DECODE.get(name, 1e-3), "a token that is not the most likely one"
-    (again,) = await engine.generate(requests[1])
-    assert again == batch[1], "alone, after others, a reply has the bits that it has beside them"
-    for i in (1, 2):
-        assert generated(model, requests[i]) == batch[i].token_ids
+    (again,) = await engine.generate(requests[2])
+    assert again == batch[2], "alone, after others, a reply has the bits that it has beside them"
+    assert generated(model, requests[2]) == batch[2].token_ids
 
 
 @pytest.mark.parametrize("name", sorted(LIMITED | REFUSED))

@@ -31,10 +31,11 @@ MODELS: dict[Mode, type[SlotModel] | type[RowModel]] = {"slots": SlotModel, "row
 TOLERANCE = 1e-3  # fp32 rounding of sharp attention is below; a lost window, bias or state is above 0.1
 OWN_DECODE = 0.2  # by which a model's own decode step may differ from its own full pass, as where only one of them clamps
 BELOW_LIMIT = (5, 17)  # prompts, in tokens; with the tokens after them below the position limit of a miniature
-BEYOND_LIMIT = (26, 70)  # the first crosses the limit while it is continued, the second wraps a ring
+BEYOND_LIMIT = (28, 70)  # the first crosses the limit while it is continued, the second wraps a ring
 _LIMITS = re.compile(r"original_max_position_embeddings|n_ctx_original|floor_scale|log_scaling_floor")
 _MODES: tuple[tuple[Mode, float], ...] = (("slots", TOLERANCE), ("rows", OWN_DECODE))
-TOKENS = 10
+TOKENS = 8
+TOKENS_ALONE = 4
 SLOTS = 8
 
 
@@ -194,7 +195,7 @@ def _outcome(make: Any, below: _Case, beyond: _Case) -> _Outcome:
         first = _serve(served, below, range(len(below.prompts)))
         second = _serve(served, beyond, range(len(beyond.prompts)))
         last = len(below.prompts) - 1
-        (alone,) = _serve(served, below, [last])
+        (alone,) = _serve(served, below, [last], TOKENS_ALONE)
     except Exception as error:  # the code of any model may raise anything
         first_line = (str(error).strip() or "no message").splitlines()[0]
         failure = first_line if isinstance(error, RolloutError) else f"its forward pass fails: {type(error).__name__}: {first_line}"
@@ -202,8 +203,8 @@ def _outcome(make: Any, below: _Case, beyond: _Case) -> _Outcome:
     return _Outcome(
         max(_gap(a, b) for a, b in zip(first, below.expected, strict=True)),
         max(_gap(a, b) for a, b in zip(second, beyond.expected, strict=True)),
-        _gap(alone, first[last]),
-        torch.equal(alone, first[last]),
+        _gap(alone, first[last][:TOKENS_ALONE]),
+        torch.equal(alone, first[last][:TOKENS_ALONE]),
     )
 
 
@@ -212,8 +213,8 @@ def _gap(a: torch.Tensor, b: torch.Tensor) -> float:
     return gap if gap == gap else float("inf")
 
 
-def _serve(served: Served, case: _Case, chosen: Sequence[int]) -> list[torch.Tensor]:
-    """Return the log-probs of the chosen rows, each in the slot of its place in the case."""
+def _serve(served: Served, case: _Case, chosen: Sequence[int], count: int = TOKENS) -> list[torch.Tensor]:
+    """Return the log-probs of `count` tokens of the chosen rows, each in the slot of its place in the case."""
     buckets: dict[int, list[int]] = {}
     for i in chosen:
         buckets.setdefault(prompt_bucket(len(case.prompts[i])), []).append(i)
@@ -222,7 +223,7 @@ def _serve(served: Served, case: _Case, chosen: Sequence[int]) -> list[torch.Ten
     tokens = torch.zeros(served.slots, dtype=torch.long)
     positions = torch.zeros(served.slots, dtype=torch.long)
     steps = []
-    for step in range(TOKENS):
+    for step in range(count):
         steps.append(served.logits[list(chosen)].float().log_softmax(-1))
         for i in chosen:
             tokens[i] = case.replies[i][step]
