@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from verl.models.lora import LoraSpec, adapter_shapes, lora_targets, tensor_name
+from verl.models.lora import LoraSpec, adapter_shapes, layer_size, lora_targets, tensor_name
 from verl.workers.rollout.weights import AdapterInbox
 
 
@@ -54,8 +54,8 @@ class RowAdapters:
             shapes[name] = adapter_shapes(targets, spec.rank)
             for layer, linear in targets.items():
                 if layer not in self._down:
-                    self._down[layer] = torch.zeros(self._total, linear.in_features, dtype=self._dtype, device=self._device)
-                    self._up[layer] = torch.zeros(linear.out_features, self._total, dtype=self._dtype, device=self._device)
+                    self._down[layer] = torch.zeros(self._total, layer_size(linear)[0], dtype=self._dtype, device=self._device)
+                    self._up[layer] = torch.zeros(layer_size(linear)[1], self._total, dtype=self._dtype, device=self._device)
                     linear.register_forward_hook(self._hook(layer))
             self._adapters[name] = _Adapter(slice(start, start + spec.rank), spec.scaling, frozenset(targets))
             start += spec.rank
