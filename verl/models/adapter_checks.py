@@ -1,4 +1,4 @@
-"""What an adapter covers and whether it works: its share of a model's weights, and the effect of every layer of it."""
+"""What an adapter covers, as a share of a model's weights, and whether each of its layers has an effect."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from verl.models.lora import (
 
 EXPERTS = "3-D expert parameters"
 CONVOLUTIONS = "convolutions"
-NOT_CHOSEN = "layers that target_modules and exclude_modules do not choose"
+NOT_CHOSEN = "layers that the keys do not choose"
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class AdapterCoverage:
     """The part of a model that an adapter changes.
 
     Attributes:
-        share: part of the layers' weights that have an adapter, 0 to 1. Counted are all matrices without embeddings and head.
+        share: part of the layers' weights that have an adapter, 0 to 1; all matrices without embeddings and head.
         left_out: the other weights by reason, the largest share first.
     """
 
@@ -61,8 +61,13 @@ class AdapterCoverage:
 
     def describe(self) -> str:
         """Return the share and the reasons in one line."""
-        reasons = (f"{reason} ({_percent(weights.share)}, {weights.example})" for reason, weights in self.left_out.items())
-        return f"adapts {_percent(self.share)} of the layers' weights: left out are {'; '.join(reasons)}"
+        text = f"adapts {_percent(self.share)} of the layers' weights"
+        if not self.left_out:
+            return text
+        reasons = (
+            f"{reason} ({_percent(weights.share)}, {weights.example})" for reason, weights in self.left_out.items()
+        )
+        return f"{text}: left out are {'; '.join(reasons)}"
 
 
 def _percent(share: float) -> str:
@@ -105,7 +110,7 @@ def adapter_coverage(model: torch.nn.Module, spec: LoraSpec) -> AdapterCoverage:
 
 
 def _matrices(model: torch.nn.Module) -> list[tuple[str, torch.nn.Module, torch.Tensor]]:
-    """Return the weights of at least two dimensions in a model's layers, each once, with their names and modules."""
+    """Return the weights of two or more dimensions in a model's layers, each once, with their names and modules."""
     seen: set[int] = set()
     head = head_of(model)
     for module in model.modules():
@@ -120,9 +125,11 @@ def _matrices(model: torch.nn.Module) -> list[tuple[str, torch.nn.Module, torch.
     return matrices
 
 
-def _reason(layer: str, module: torch.nn.Module, name: str, value: torch.Tensor, refused: Mapping[str, str]) -> str:
+def _reason(
+    layer: str, module: torch.nn.Module, name: str, value: torch.Tensor, refused: Mapping[str, str]
+) -> str:
     if is_linear(module):
-        return f"layers of which {refused[layer]}" if layer in refused else NOT_CHOSEN
+        return f"layers {refused[layer]}" if layer in refused else NOT_CHOSEN
     if isinstance(module, torch.nn.modules.conv._ConvNd):
         return CONVOLUTIONS
     if value.ndim >= 3 and is_expert(name):
@@ -175,7 +182,7 @@ class AdapterReport:
 
 
 def adapter_report(model: torch.nn.Module, specs: Mapping[str, LoraSpec]) -> AdapterReport:
-    """Check adapters: their targets on the model itself, the effect of every layer on a small one of its configuration.
+    """Check the targets of adapters on the model itself, and the effect of every layer on its miniature.
 
     Args:
         model: the base, without adapters; it may be on the meta device.
@@ -193,5 +200,6 @@ def adapter_report(model: torch.nn.Module, specs: Mapping[str, LoraSpec]) -> Ada
         small = probe_model(model.config)
         layers = [layer for layer, _ in small.named_modules() if name_pattern(layer) in patterns]
         of_small = replace(spec, target_modules=layers, exclude_modules=None, path=None)
-        problems += [f"adapter '{name}': {problem}" for problem in check_adapters_have_effect(small, of_small)]
+        without_effect = check_adapters_have_effect(small, of_small)
+        problems += [f"adapter '{name}': {problem}" for problem in without_effect]
     return AdapterReport(tuple(problems), coverage)

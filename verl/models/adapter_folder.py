@@ -74,14 +74,15 @@ def _check_supported(config: dict[str, Any]) -> None:
 
 
 def _with_weights(config: dict[str, Any], layers: str | list[str] | None) -> str | list[str] | None:
-    """Return `target_modules` and the layers whose weights are in `target_parameters`, which is how some names are written."""
+    """Return `target_modules` and the layers of the weights in `target_parameters`, as some names are written."""
     weights = _layers(config, "target_parameters")
     if weights is None:
         return layers
-    if isinstance(layers, str) or isinstance(weights, str) or not all(name.endswith(WEIGHT) for name in weights):
+    of_layers = not isinstance(weights, str) and all(name.endswith(WEIGHT) for name in weights)
+    if isinstance(layers, str) or isinstance(weights, str) or not of_layers:
         raise AdapterFolderError(
-            f"whose {ADAPTER_CONFIG} has target_parameters={config['target_parameters']!r} beside target_modules={layers!r}; expected a "
-            f"list of weights of linear layers, each with the ending {WEIGHT!r}, and a list of layers"
+            f"whose {ADAPTER_CONFIG} has target_parameters={weights!r} beside target_modules={layers!r}; expected "
+            f"a list of weights of linear layers, each with the ending {WEIGHT!r}, and a list of layers"
         )
     return sorted([*(layers or []), *(name.removesuffix(WEIGHT) for name in weights)])
 

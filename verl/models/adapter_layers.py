@@ -1,4 +1,4 @@
-"""Which layers of a model can have a LoRA adapter: decided by a run of its miniature and by what PEFT does with their names."""
+"""Which layers of a model can have a LoRA adapter, by a run of its miniature and by what PEFT does with names."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import torch
 
 PROBE_ROWS = 3
 PROBE_TOKENS = 16
-NOT_CALLED = "it is never called with text"
-WEIGHT_ALONE = "its weight is used without calling it"
-NOT_ALWAYS_CALLED = "it is not called in every layer of its name"
-NO_GRADIENT = "its output gets no gradient"
+NOT_CALLED = "that are never called with text"
+WEIGHT_ALONE = "whose weight is used without calling them"
+NOT_ALWAYS_CALLED = "that only some blocks call"
+NO_GRADIENT = "whose output gets no gradient"
 
 
 def is_linear(layer: torch.nn.Module) -> bool:
@@ -43,7 +43,7 @@ def layer_size(layer: torch.nn.Module) -> tuple[int, int]:
 
 
 def name_pattern(name: str) -> str:
-    """Return a layer's name with its numbers replaced: the same in a model and in its miniature, which has fewer layers."""
+    """Return a layer's name with its numbers replaced: the same in a model and in its miniature."""
     return re.sub(r"\d+", "*", name)
 
 
@@ -55,13 +55,13 @@ class PeftForm(Enum):
     NONE = "refused"
 
 
-@lru_cache(maxsize=None)
+@cache
 def peft_form(model_type: str, leaf: str) -> PeftForm:
     """Return the form for linear layers whose name ends in `leaf`, as PEFT treats one in a model of this type.
 
-    For the types of some mixtures of experts PEFT replaces the names of the layers of older releases of transformers, in whatever form
-    `target_modules` has them, by parameters of the routed experts; a weight in `target_parameters` it leaves alone. Other names it
-    refuses for some types.
+    For the types of some mixtures of experts PEFT replaces the names that layers had in older releases of
+    transformers, in whatever form `target_modules` has them, by parameters of the routed experts; a weight in
+    `target_parameters` it leaves alone. Other names it refuses for some types.
     """
     from peft import LoraConfig
 
@@ -82,9 +82,8 @@ def _is_adapted(config: Any, model_type: str, leaf: str) -> bool:
     layers = torch.nn.Module()
     layers.add_module(leaf, torch.nn.Linear(1, 1, bias=False))
     model.add_module("layers", layers)
-    model_config = PreTrainedConfig()
-    model_config.model_type = model_type
-    model.config = model_config
+    typed = type("TypedConfig", (PreTrainedConfig,), {"model_type": model_type})
+    object.__setattr__(model, "config", typed())
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -95,10 +94,11 @@ def _is_adapted(config: Any, model_type: str, leaf: str) -> bool:
 
 
 def refused_layers(model: torch.nn.Module) -> dict[str, str]:
-    """Return the linear layers of a model that cannot have an adapter, each with the reason.
+    """Return the linear layers of a model that cannot have an adapter, with the reason, a clause about "layers".
 
     Args:
-        model: without adapters; it may be on the meta device. One without a configuration of transformers is judged by its layers alone.
+        model: without adapters; it may be on the meta device. All linear layers of one that is not of transformers
+            can have an adapter.
     """
     from transformers import PreTrainedModel
 
@@ -111,14 +111,14 @@ def refused_layers(model: torch.nn.Module) -> dict[str, str]:
         leaf = name.rsplit(".", 1)[-1]
         reason = uses.get(name_pattern(name))
         if reason is None and peft_form(model.config.model_type, leaf) is PeftForm.NONE:
-            reason = f"PEFT refuses layers named {leaf!r} in a model of type {model.config.model_type}"
+            reason = f"named {leaf!r}, which PEFT refuses in a model of type {model.config.model_type}"
         if reason is not None:
             refused[name] = reason
     return refused
 
 
 def _uses(model: Any) -> Mapping[str, str]:
-    """Return the reasons of `layer_uses` for a model's configuration, from one run per configuration and process."""
+    """Return the reasons of `layer_uses` for a model's configuration, from one run in each process."""
     key = f"{type(model).__qualname__} {model.config.to_json_string(use_diff=False)}"
     if key not in _USES:
         _USES[key] = layer_uses(probe_model(model.config))
@@ -132,8 +132,13 @@ def probe_model(config: Any) -> Any:
     """Return a small model of a configuration on the CPU, whose layers have the names of the large one but for their numbers."""
     from transformers import AutoModelForCausalLM
 
-    with torch.random.fork_rng(devices=[]):
-        return AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
+        for value in model.parameters():
+            if not value.any():
+                value.normal_(std=0.2)
+    return model
 
 
 @dataclass
@@ -142,7 +147,7 @@ class _Use:
 
     Attributes:
         calls: number of calls.
-        wrong: description of an input or output that is not one tensor of the layer's channels; empty if all are.
+        wrong: clause about an input or output that is not one tensor of the layer's channels, or empty.
         outputs: outputs, which keep their gradients.
     """
 
@@ -152,10 +157,10 @@ class _Use:
 
 
 def layer_uses(model: Any) -> dict[str, str]:
-    """Return why linear layers of a small model cannot have an adapter, by `name_pattern`; layers that can are left out.
+    """Return why linear layers of a small model cannot have an adapter, by `name_pattern`, without those that can.
 
-    An adapter adds a term to the output of a call, so the layer has to be called, in training and in evaluation mode, with one tensor
-    that becomes one tensor, and the output has to reach the logits.
+    An adapter adds a term to the output of a call, so the layer has to be called, in training and in evaluation
+    mode, with one tensor that becomes one tensor, and the output has to reach the logits.
     """
     layers = {name: layer for name, layer in model.named_modules() if is_linear(layer)}
     reasons: dict[str, dict[str, str | None]] = {}
@@ -167,7 +172,8 @@ def layer_uses(model: Any) -> dict[str, str]:
             reasons.setdefault(name_pattern(name), {})[f"{name} {mode}"] = _reason(layer, uses[name])
         model.zero_grad(set_to_none=True)
     model.train(training)
-    return {pattern: reason for pattern, of_layers in reasons.items() if (reason := _common_reason(list(of_layers.values()))) is not None}
+    common = {pattern: _common_reason(list(of_layers.values())) for pattern, of_layers in reasons.items()}
+    return {pattern: reason for pattern, reason in common.items() if reason is not None}
 
 
 def _common_reason(reasons: Sequence[str | None]) -> str | None:
@@ -203,7 +209,9 @@ def _run(model: Any, layers: Mapping[str, torch.nn.Module]) -> dict[str, _Use]:
 
 @contextmanager
 def _watched(layers: Mapping[str, torch.nn.Module], uses: Mapping[str, _Use]) -> Iterator[None]:
-    handles = [layer.register_forward_hook(_observer(uses[name]), with_kwargs=True) for name, layer in layers.items()]
+    handles = [
+        layer.register_forward_hook(_observer(uses[name]), with_kwargs=True) for name, layer in layers.items()
+    ]
     try:
         yield
     finally:
@@ -216,11 +224,11 @@ def _observer(use: _Use) -> Callable[[torch.nn.Module, tuple[Any, ...], dict[str
         use.calls += 1
         inputs = [*args, *kwargs.values()]
         if not isinstance(output, torch.Tensor):
-            use.wrong = f"it returns a {type(output).__name__} instead of a tensor ({type(layer).__name__})"
+            use.wrong = f"that return a {type(output).__name__} instead of a tensor ({type(layer).__name__})"
         elif len(args) != 1 or len(inputs) != 1 or not isinstance(args[0], torch.Tensor):
-            use.wrong = f"it takes {len(inputs)} inputs ({type(layer).__name__})"
+            use.wrong = f"that take {len(inputs)} inputs ({type(layer).__name__})"
         elif output.shape != (*args[0].shape[:-1], layer_size(layer)[1]):
-            use.wrong = f"it returns another shape than a linear layer ({type(layer).__name__})"
+            use.wrong = f"that return another shape than a linear layer ({type(layer).__name__})"
         elif output.requires_grad:
             output.retain_grad()
             use.outputs.append(output)

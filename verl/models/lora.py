@@ -38,8 +38,8 @@ class LoraSpec:
     Attributes:
         rank: rows of `lora_A`.
         alpha: the adapter's output is scaled by `alpha / rank`.
-        target_modules: `all-linear`, a regex over whole layer names, or layer names or suffixes of them; `all-linear` are the linear
-            layers without the head and without those that cannot have an adapter.
+        target_modules: `all-linear`, a regex over whole layer names, or layer names or suffixes of them; `all-linear` are
+            the linear layers without the head and without those that cannot have an adapter.
         exclude_modules: target layers to leave out; a regex or names.
         path: folder of a PEFT adapter of this shape with the initial weights; None for new ones.
     """
@@ -66,8 +66,8 @@ def lora_targets(model: torch.nn.Module, spec: LoraSpec) -> dict[str, torch.nn.M
     """Return the layers of a model without adapters that get one, by name, in the model's order; see `layer_size`.
 
     Raises:
-        LoraTargetError: a target that no layer matches, a target that is not a linear layer or cannot have an adapter, or exclusions that
-            leave no layer.
+        LoraTargetError: a target that no layer matches, a target that is not a linear layer or cannot have an
+            adapter, or exclusions that leave no layer.
     """
     layers = {name: module for name, module in model.named_modules() if name}
     linear = {name: module for name, module in layers.items() if is_linear(module)}
@@ -77,13 +77,15 @@ def lora_targets(model: torch.nn.Module, spec: LoraSpec) -> dict[str, torch.nn.M
         head = head_of(model)
         targets = [name for name, module in linear.items() if module is not head and name not in refused]
         if not targets:
-            raise LoraTargetError(f"target_modules={ALL_LINEAR}: no layer of the model can have an adapter; {_reasons(refused)}")
+            raise LoraTargetError(
+                f"target_modules={ALL_LINEAR}: no layer of the model can have an adapter; {_reasons(refused)}"
+            )
     ends = ", ".join(sorted({name.rsplit(".", 1)[-1] for name in linear if name not in refused}))
     for target in [targets] if isinstance(targets, str) else targets:
         if not _matching(layers, target if isinstance(targets, str) else [target]):
             raise LoraTargetError(
-                f"target_modules={spec.target_modules}: the model has no layer {target!r}{_parameter_note(model, target)}; its linear layers "
-                f"are {ends}"
+                f"target_modules={spec.target_modules}: the model has no layer {target!r}"
+                f"{_parameter_note(model, target)}; its linear layers are {ends}"
             )
     chosen = _matching(layers, targets, spec.exclude_modules)
     if not chosen:
@@ -96,8 +98,8 @@ def lora_targets(model: torch.nn.Module, spec: LoraSpec) -> dict[str, torch.nn.M
             )
         if name in refused:
             raise LoraTargetError(
-                f"target_modules={spec.target_modules}: layer {name!r} cannot have an adapter: {refused[name]}; leave it out, also with "
-                "exclude_modules"
+                f"target_modules={spec.target_modules}: layer {name!r} cannot have an adapter, as one of the layers "
+                f"{refused[name]}; leave it out, also with exclude_modules"
             )
     return {name: linear[name] for name in chosen}
 
@@ -114,7 +116,8 @@ def _reasons(refused: Mapping[str, str]) -> str:
     examples: dict[str, str] = {}
     for name, reason in refused.items():
         examples.setdefault(reason, name)
-    return "; ".join(f"{name}: {reason}" for reason, name in examples.items()) or "it has no linear layers"
+    reasons = [f"{name} is one of the layers {reason}" for reason, name in examples.items()]
+    return "; ".join(reasons) or "it has no linear layers"
 
 
 def _parameter_note(model: torch.nn.Module, target: str) -> str:
@@ -193,14 +196,15 @@ def initial_weights(model: torch.nn.Module, spec: LoraSpec) -> dict[str, torch.T
 def peft_config(model: torch.nn.Module, spec: LoraSpec, base: str | None) -> Any:
     """Return the `LoraConfig` with which plain PEFT puts an adapter on the layers of `lora_targets`, and on no others.
 
-    Layers are named by suffixes if these are unambiguous, and by their weights in `target_parameters` where PEFT would replace their
-    names, see `peft_form`: the adapter's tensors have the same names and shapes.
+    Layers are named by suffixes if these are unambiguous, and by their weights in `target_parameters` where PEFT
+    would replace their names, see `peft_form`: the adapter's tensors have the same names and shapes.
     """
     targets = lora_targets(model, spec)
     model_type = str(getattr(getattr(model, "config", None), "model_type", ""))
     forms = {name: peft_form(model_type, name.rsplit(".", 1)[-1]) for name in targets}
     config = _lora_config(model, spec, [name for name, form in forms.items() if form is PeftForm.MODULE])
-    config.target_parameters = [f"{name}.weight" for name, form in forms.items() if form is PeftForm.PARAMETER] or None
+    weights = [f"{name}.weight" for name, form in forms.items() if form is PeftForm.PARAMETER]
+    config.target_parameters = weights or None
     config.fan_in_fan_out = any(is_transposed(layer) for layer in targets.values())
     config.base_model_name_or_path = base
     return config
@@ -256,11 +260,13 @@ def add_adapters(model: Any, specs: Mapping[str, LoraSpec], base: str | None, se
     return model
 
 
-def _inject(model: torch.nn.Module, spec: LoraSpec, targets: Mapping[str, torch.nn.Module], name: str) -> None:
+def _inject(
+    model: torch.nn.Module, spec: LoraSpec, targets: Mapping[str, torch.nn.Module], name: str
+) -> None:
     """Put a new adapter on exactly these layers, which may have others already."""
     from peft.functional import inject_adapter_in_model
 
-    # PEFT replaces and refuses names by the type in a model's configuration, which a module with the same children does not have.
+    # PEFT replaces and refuses names by the type in a model's configuration; a module with the same children has none.
     holder = torch.nn.Module()
     for child, module in model.named_children():
         holder.add_module(child, module)
