@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from verl.models.miniature import MiniatureError, miniature_model
+
 PROBE_ROWS = 3
 PROBE_TOKENS = 16
 NOT_CALLED = "that are never called with text"
@@ -118,10 +120,16 @@ def refused_layers(model: torch.nn.Module) -> dict[str, str]:
 
 
 def _uses(model: Any) -> Mapping[str, str]:
-    """Return the reasons of `layer_uses` for a model's configuration, from one run in each process."""
+    """Return the reasons of `layer_uses` for a model's miniature, from one run in each process.
+
+    Without a miniature, layers with a `forward` of their own are left out instead.
+    """
     key = f"{type(model).__qualname__} {model.config.to_json_string(use_diff=False)}"
     if key not in _USES:
-        _USES[key] = layer_uses(probe_model(model.config))
+        try:
+            _USES[key] = layer_uses(probe_model(model.config))
+        except MiniatureError:
+            _USES[key] = _own_forwards(model)
     return _USES[key]
 
 
@@ -129,16 +137,20 @@ _USES: dict[str, Mapping[str, str]] = {}
 
 
 def probe_model(config: Any) -> Any:
-    """Return a small model of a configuration on the CPU, whose layers have the names of the large one but for their numbers."""
-    from transformers import AutoModelForCausalLM
+    """Return a small model of a configuration on the CPU, whose layers have the names of the large one but for their
+    numbers. Raises MiniatureError."""
+    return miniature_model(config, attention="eager")
 
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
-        for value in model.parameters():
-            if not value.any():
-                value.normal_(std=0.2)
-    return model
+
+def _own_forwards(model: torch.nn.Module) -> dict[str, str]:
+    from transformers.pytorch_utils import Conv1D
+
+    plain = (torch.nn.Linear.forward, Conv1D.forward)
+    return {
+        name_pattern(name): f"with a forward of their own that could not be tried ({type(layer).__name__})"
+        for name, layer in model.named_modules()
+        if is_linear(layer) and type(layer).forward not in plain
+    }
 
 
 @dataclass
@@ -209,9 +221,7 @@ def _run(model: Any, layers: Mapping[str, torch.nn.Module]) -> dict[str, _Use]:
 
 @contextmanager
 def _watched(layers: Mapping[str, torch.nn.Module], uses: Mapping[str, _Use]) -> Iterator[None]:
-    handles = [
-        layer.register_forward_hook(_observer(uses[name]), with_kwargs=True) for name, layer in layers.items()
-    ]
+    handles = [layer.register_forward_hook(_observer(uses[name]), with_kwargs=True) for name, layer in layers.items()]
     try:
         yield
     finally:
