@@ -72,22 +72,20 @@ def lora_targets(model: torch.nn.Module, spec: LoraSpec) -> dict[str, torch.nn.M
     layers = {name: module for name, module in model.named_modules() if name}
     linear = {name: module for name, module in layers.items() if is_linear(module)}
     refused = refused_layers(model)
-    targets: str | Sequence[str] = spec.target_modules
-    if targets == ALL_LINEAR:
-        head = head_of(model)
-        targets = [name for name, module in linear.items() if module is not head and name not in refused]
-        if not targets:
-            raise LoraTargetError(
-                f"target_modules={ALL_LINEAR}: no layer of the model can have an adapter; {_reasons(refused)}"
-            )
     ends = ", ".join(sorted({name.rsplit(".", 1)[-1] for name in linear if name not in refused}))
-    for target in [targets] if isinstance(targets, str) else targets:
-        if not _matching(layers, target if isinstance(targets, str) else [target]):
+    if spec.target_modules == ALL_LINEAR:
+        head = head_of(model)
+        usable = [name for name, module in linear.items() if module is not head and name not in refused]
+        if not usable:
+            raise LoraTargetError(f"target_modules={ALL_LINEAR}: no layer of the model can have an adapter; {_reasons(refused)}")
+        chosen = _matching(usable, ".*", spec.exclude_modules)
+    else:
+        for target in _unmatched(layers, spec.target_modules):
             raise LoraTargetError(
                 f"target_modules={spec.target_modules}: the model has no layer {target!r}"
                 f"{_parameter_note(model, target)}; its linear layers are {ends}"
             )
-    chosen = _matching(layers, targets, spec.exclude_modules)
+        chosen = _matching(layers, spec.target_modules, spec.exclude_modules)
     if not chosen:
         raise LoraTargetError(f"exclude_modules={spec.exclude_modules} leaves no layer of target_modules={spec.target_modules}")
     for name in chosen:
@@ -109,6 +107,14 @@ def head_of(model: torch.nn.Module) -> torch.nn.Module | None:
     from transformers import PreTrainedModel
 
     return model.get_output_embeddings() if isinstance(model, PreTrainedModel) else None
+
+
+def _unmatched(layers: Iterable[str], targets: str | Sequence[str]) -> list[str]:
+    """Return the targets that match no layer: the regex, or names that neither are a layer nor end one after a dot."""
+    if isinstance(targets, str):
+        return [] if _matching(layers, targets) else [targets]
+    ends = {".".join(pieces[start:]) for pieces in (name.split(".") for name in layers) for start in range(len(pieces))}
+    return [target for target in targets if target not in ends]
 
 
 def _reasons(refused: Mapping[str, str]) -> str:
@@ -260,9 +266,7 @@ def add_adapters(model: Any, specs: Mapping[str, LoraSpec], base: str | None, se
     return model
 
 
-def _inject(
-    model: torch.nn.Module, spec: LoraSpec, targets: Mapping[str, torch.nn.Module], name: str
-) -> None:
+def _inject(model: torch.nn.Module, spec: LoraSpec, targets: Mapping[str, torch.nn.Module], name: str) -> None:
     """Put a new adapter on exactly these layers, which may have others already."""
     from peft.functional import inject_adapter_in_model
 
