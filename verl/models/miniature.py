@@ -33,6 +33,7 @@ from verl.models.shrink import (
 
 SMALL_LAYERS = 5  # configurations with a small hidden size and up to so many layers keep their layers
 PREFIX_LAYERS = 12
+UNIFORM_LAYERS = 8  # layers to look at where no field says how layers differ; code may still treat every second one differently
 PARAMETERS = 30_000_000  # a miniature with more does not run in milliseconds
 TOKENS = 12
 DISTINCT = 6  # an attribute with more values over the layers is a function of the position and not a kind of layer
@@ -43,6 +44,7 @@ _FIRST_LAYERS = re.compile(r"first_k_dense_replace|num_dense_layers|max_window_l
 _LAST_LAYERS = re.compile(r"num_kv_shared_layers|\w*shared_layers")
 _END_LAYER = re.compile(r"\w*end_index")
 _NO_KIND = re.compile(r"_.*|training|(.*_)?(idx|index|id)")  # attributes that say where a layer stands, or nothing
+_OF_LAYERS = re.compile(r".*(layer|period|interval|step|pattern|every|offset|dense|sparse|shared|index).*")
 _PERIOD = re.compile(r".*(period|interval|step|pattern|every|offset).*")
 
 
@@ -205,6 +207,11 @@ def _fewer_layers(config: Any) -> list[Change]:
     count = _layer_count(config)
     if count is None or count <= 2:
         return []
+    if count > UNIFORM_LAYERS and not _names_layers(config, count):
+        uniform = _selection(config, count, list(range(UNIFORM_LAYERS)))
+        config = copy.deepcopy(config)
+        apply(config, uniform)
+        count = UNIFORM_LAYERS
     observed = _observe(config, count)
     if observed is None:
         return _selection(config, count, [0, 1])
@@ -217,6 +224,19 @@ def _fewer_layers(config: Any) -> list[Change]:
             if _shows(config, changes, [kinds[index] for index in layers], differences):
                 return changes
     return []
+
+
+def _names_layers(config: Any, count: int) -> bool:
+    """Return whether any field but the number of layers may say how layers differ."""
+    unit = _main_unit(config)
+    if layer_overrides(unit.node):
+        return True
+    for (_, name), value in unit.values.items():
+        if isinstance(value, (list, tuple)) and (len(value) == count or _is_index_list(name, value, count)):
+            return True
+        if type(value) is int and _OF_LAYERS.fullmatch(name) and not _LAYER_COUNT.fullmatch(name):
+            return True
+    return False
 
 
 def _choices(config: Any, count: int, chosen: list[int]) -> Iterator[tuple[list[Change], list[int]]]:
