@@ -23,7 +23,7 @@ def variants(config_class: type) -> Iterator[Any]:
     causal = {"is_decoder": True} if "is_decoder" in names else {}
     default = config_class(**causal)
     yield default
-    fields = {name: value for name, value in _left_out(default).items() if name in names and getattr(default, name, None) is None}
+    fields = {name: value for name, value in _left_out(default).items() if not getattr(default, name, True)}
     if fields:
         yield config_class(**causal, **fields)
 
@@ -45,6 +45,10 @@ def _left_out(config: Any) -> dict[str, Any]:
         "default_language": next(iter(getattr(config, "languages", ())), None),
         "layer_types": ["conv" if index % 4 else "full_attention" for index in range(layers)],
     }
+    types = getattr(config, "layer_types", None)
+    if types and not getattr(config, "rope_parameters", None):
+        fields["rope_parameters"] = {kind: {"rope_type": "default", "rope_theta": 1e4} for kind in types}
     if isinstance(heads, int) and isinstance(hidden, int):
         fields["head_dim"] = hidden // heads
+        fields["num_key_value_heads"] = heads
     return fields

@@ -31,7 +31,7 @@ from verl.models.shrink import (
     window_changes,
 )
 
-SMALL_LAYERS = 5  # configurations with a small hidden size and up to so many layers keep their layers
+SMALL_LAYERS = 8  # configurations with a small hidden size and up to so many layers keep their layers
 PREFIX_LAYERS = 12
 UNIFORM_LAYERS = 8  # layers to look at where no field says how layers differ; code may still treat every second one differently
 PARAMETERS = 30_000_000  # a miniature with more does not run in milliseconds
@@ -100,11 +100,24 @@ class _Search:
         changes = self._changes()
         if not self.keeps_layers:
             changes += _fewer_layers(self._with(changes))
-        for attempt in _attempts(changes):
-            small = self._with(attempt)
-            if self._runs(small):
-                return small
+        if self._runs(small := self._with(changes)):
+            return small
+        if (repaired := self._without(changes)) is not None:
+            return repaired
         raise MiniatureError(f"no miniature of {type(self.config).__name__} can be built and run: {self.error}")
+
+    def _without(self, changes: list[Change]) -> Any | None:
+        """Return a configuration without the changes of one kind, or without the one of them that does not go; None if none runs."""
+        for kind in dict.fromkeys(change.kind for change in changes):
+            coarse = self._with([change for change in changes if change.kind != kind])
+            if not self._runs(coarse):
+                continue
+            for left in [change for change in changes if change.kind == kind]:
+                small = self._with([change for change in changes if change is not left])
+                if self._runs(small):
+                    return small
+            return coarse
+        return None
 
     def _with(self, changes: Sequence[Change]) -> Any:
         small = copy.deepcopy(self.config)
@@ -140,15 +153,6 @@ class _Search:
             error = f"{type(failure).__name__}: {(str(failure).strip() or 'no message').splitlines()[0]}"
         self.error = self.error or error
         return not error
-
-
-def _attempts(changes: list[Change]) -> Iterator[list[Change]]:
-    """Yield all changes, then all but one, then all but those of one kind."""
-    yield changes
-    for left in changes:
-        yield [change for change in changes if change is not left]
-    for kind in dict.fromkeys(change.kind for change in changes):
-        yield [change for change in changes if change.kind != kind]
 
 
 def _at_most(value: Any, bound: int) -> bool:
