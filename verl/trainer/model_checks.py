@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from patches import PatchError, is_installed, require
-from verl.models.loader import ModelPathError, build_causal_lm, check_model_path, load_tokenizer, reading_model
+from verl.models.loader import ModelPathError, build_causal_lm, check_model_path, load_config, load_tokenizer
 from verl.models.lora import LoraTargetError, initial_weights, lora_size, lora_spec
 from verl.models.reward_model import check_sequence_classifier
 from verl.models.value_model import check_value_model
@@ -55,11 +55,8 @@ def check_vllm(placement: Placement, device: str, max_model_len: Callable[[Worke
                 f"rollout.name=vllm on a GPU, but {CPU_PACKAGE} is installed, which has no kernels for GPUs: "
                 f"pip uninstall {CPU_PACKAGE}, then pip install --force-reinstall -e '.[vllm]'"
             )
-        from transformers import AutoConfig
-
         path = check_model_path(group.config.model.path)
-        with reading_model(path):
-            model = AutoConfig.from_pretrained(path, trust_remote_code=group.config.model.trust_remote_code)
+        model = load_config(path, trust_remote_code=group.config.model.trust_remote_code)
         try:
             check_adapters({name: lora_spec(own.model) for name, own in group.adapters.items()}, device, group.config.rollout.dtype)
             check_batching(group.config.rollout, max_model_len(group), device)
@@ -81,12 +78,9 @@ def check_forms(placement: Placement) -> None:
 
 def warn_of_positions(placement: Placement, max_model_len: Callable[[WorkerGroupSpec], int]) -> None:
     """Warn of worker groups whose prompts and replies together may have more tokens than the positions of their model."""
-    from transformers import AutoConfig
-
     for group in placement.groups:
         path = check_model_path(group.config.model.path)
-        with reading_model(path):
-            model = AutoConfig.from_pretrained(path, trust_remote_code=group.config.model.trust_remote_code)
+        model = load_config(path, trust_remote_code=group.config.model.trust_remote_code)
         positions, longest = getattr(model.get_text_config(), "max_position_embeddings", None), max_model_len(group)
         if positions is not None and longest > positions:
             logger.warning(
