@@ -34,8 +34,8 @@ def check_files(path: str, *, trust_remote_code: bool = False) -> None:
     if mismatched:
         name, in_file, expected = mismatched[0]
         raise ModelPathError(
-            f"the files of model {path!r} contradict its config.json: {name} has the shape {tuple(in_file)}, the configuration asks for "
-            f"{tuple(expected)} ({count_of(mismatched, "tensor")}); correct config.json, or give the folder of this configuration"
+            f"the files of model {path!r} contradict its config.json in {count_of(mismatched, 'tensor')}: {name} has the shape "
+            f"{tuple(in_file)}, the configuration asks for {tuple(expected)}; correct config.json, or give the folder of this configuration"
         )
     check_missing(path, report["missing_keys"])
 
@@ -72,4 +72,3 @@ def _loading_report(folder: str, config: Any, trust_remote_code: bool) -> Any:
     finally:
         transformers_logging.set_verbosity(verbosity)
     return report
-

@@ -79,9 +79,10 @@ def without_progress_bars() -> Iterator[None]:
 def reading_model(path: str) -> Iterator[None]:
     """Show progress bars for downloads only, and raise ModelPathError with the path for errors about the files of a model.
 
-    transformers raises OSError for files that are missing, ValueError for model types that it does not have and for code that it is not
-    allowed to run, ImportError for packages that such code needs, RuntimeError for tensors that do not fit the configuration, SafetensorError
-    for damaged files, and KeyError, TypeError or AttributeError for configurations that contradict themselves.
+    transformers raises OSError for files that are missing, ValueError for model types that it does not have and for code
+    that it is not allowed to run, ImportError for packages that such code needs, RuntimeError for tensors that do not fit the
+    configuration, SafetensorError for damaged files, and KeyError, TypeError or AttributeError for configurations that
+    contradict themselves.
     """
     from safetensors import SafetensorError
 
@@ -181,8 +182,8 @@ def check_missing(path: str, missing: Iterable[str]) -> None:
     names = sorted(missing)
     if names:
         raise ModelPathError(
-            f"the files of model {path!r} lack tensors that its config.json asks for, such as {names[0]} ({count_of(names, "tensor")}); complete the "
-            "folder, or correct config.json"
+            f"the files of model {path!r} lack {count_of(names, 'tensor')} that its config.json asks for, such as {names[0]}; "
+            "complete the folder, or correct config.json"
         )
 
 
@@ -208,11 +209,10 @@ def build_causal_lm(path: str, *, dtype: torch.dtype, attn_implementation: str, 
     from transformers import AutoModelForCausalLM
     from transformers.initialization import no_init_weights
 
-    with reading_model(str(path)):
-        with no_init_weights():
-            model = AutoModelForCausalLM.from_config(
-                config, dtype=dtype, attn_implementation=attn_implementation, trust_remote_code=trust_remote_code
-            )
+    with reading_model(str(path)), no_init_weights():
+        model = AutoModelForCausalLM.from_config(
+            config, dtype=dtype, attn_implementation=attn_implementation, trust_remote_code=trust_remote_code
+        )
     model.tie_weights()
     return model.eval()
 

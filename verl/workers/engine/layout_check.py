@@ -94,6 +94,28 @@ def choose_layout(
     return choice
 
 
+def training_randomness(config: Any) -> str | None:
+    """Return one line if a model draws random numbers in transformers' training mode, which the trainer does not use; else None."""
+    text = json.dumps(config.to_dict(), sort_keys=True, default=str)
+    difference = _randomness(_Hashed(text, config))
+    if difference < FP32_BOUND:
+        return None
+    return (
+        f"dropout or other random numbers of training mode would move log-probs by up to {difference:.2g}; they are off, because "
+        "ratios compare equal networks"
+    )
+
+
+@lru_cache(maxsize=64)
+def _randomness(hashed: _Hashed) -> float:
+    """Return the largest difference of log-probs and entropies between training and evaluation mode; 0 if neither can be run."""
+    trial = _Trial(hashed.config, "cpu", False)
+    try:
+        return trial.randomness()
+    except MiniatureError:
+        return 0.0
+
+
 @dataclass(frozen=True)
 class _Hashed:
     """A configuration that is equal to others with the same text."""
@@ -207,6 +229,18 @@ class _Trial:
         if not difference <= bound:
             return difference, f"log-probs or entropies differ by up to {difference:.2g} from those of rows run alone"
         return difference, ""
+
+    def randomness(self) -> float:
+        """Return the largest difference between a pass in training mode and the reference."""
+        layout = RowLayout("equal", "eager")
+        reference = self.reference()
+        model, _ = self._model(layout, torch.float32)
+        model.train()
+        try:
+            with torch.random.fork_rng(devices=[]):
+                return _largest(self._run(layout, torch.float32, alone=True), reference)
+        finally:
+            model.eval()
 
     def scores(self, layout: RowLayout, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
         """Return log-probs and entropies in a layout. Raises what the model's code raises."""
