@@ -60,7 +60,7 @@ def _loading_report(folder: str, config: Any, trust_remote_code: bool) -> Any:
     transformers_logging.set_verbosity_error()  # what it would print is in the report
     try:
         with reading_model(folder):
-            _, report = AutoModelForCausalLM.from_pretrained(
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
                 folder,
                 config=config,
                 device_map="meta",
@@ -71,4 +71,4 @@ def _loading_report(folder: str, config: Any, trust_remote_code: bool) -> Any:
             )
     finally:
         transformers_logging.set_verbosity(verbosity)
-    return report
+    return loaded[1]

@@ -164,7 +164,7 @@ def load_causal_lm(path: str, *, dtype: torch.dtype, attn_implementation: str, t
     from transformers import AutoModelForCausalLM
 
     with reading_model(path):
-        model, report = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             path,
             config=config,
             dtype=dtype,
@@ -172,7 +172,8 @@ def load_causal_lm(path: str, *, dtype: torch.dtype, attn_implementation: str, t
             trust_remote_code=trust_remote_code,
             output_loading_info=True,
         )
-    check_missing(path, report["missing_keys"])
+    model = loaded[0]
+    check_missing(path, loaded[1]["missing_keys"])
     check_finite(path, model)
     return model.eval()
 
