@@ -70,6 +70,17 @@ def miniature(config: Any, *, window: int = 8, limit: int = 32) -> Any:
         return _Search(config, window, limit).run()
 
 
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Run torch in one thread inside the block: threads cost more than they save on a miniature, and most on a busy machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
 def miniature_model(config: Any, *, attention: str, seed: int = 0, dtype: torch.dtype = torch.float32) -> Any:
     """Return the model of a configuration's miniature in `eval` mode, with the weights of `draw_weights`.
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from verl.models.loader import is_flash_attention_usable
-from verl.models.miniature import MiniatureError, miniature, miniature_model
+from verl.models.miniature import MiniatureError, miniature, miniature_model, one_thread
 from verl.workers.engine.attention import PACKED_ATTENTION, register_packed_attention
 from verl.workers.engine.forward import Scores, score_tokens
 from verl.workers.engine.layout import Form, RopeState, RowLayout, rope_limits
@@ -107,6 +107,7 @@ def training_randomness(config: Any) -> str | None:
 
 
 @lru_cache(maxsize=64)
+@one_thread()
 def _randomness(hashed: _Hashed) -> float:
     """Return the largest difference of log-probs and entropies between training and evaluation mode; 0 if neither can be run."""
     trial = _Trial(hashed.config, "cpu", False)
@@ -131,6 +132,7 @@ class _Hashed:
 
 
 @lru_cache(maxsize=64)
+@one_thread()
 def _choose(hashed: _Hashed, removal: str, attention: str, device: str, flash: bool, merge_rows: bool) -> LayoutChoice:
     config = hashed.config
     limits = rope_limits(config.get_text_config())
@@ -164,6 +166,7 @@ def _choose(hashed: _Hashed, removal: str, attention: str, device: str, flash: b
 
 
 @lru_cache(maxsize=64)
+@one_thread()
 def _check_dtype(hashed: _Hashed, layout: RowLayout, device: str, dtype: torch.dtype) -> None:
     """Raise LayoutError if a miniature cannot be run in the dtype of the trainer's computations."""
     try:
