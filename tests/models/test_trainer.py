@@ -6,13 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
-
 from transformers import AutoModelForCausalLM
 
-from tests.models.families import FAMILIES, draw_weights, make_model, save_model
+from tests.models.families import FAMILIES, make_model, save_model
 from tests.workers.engine.builders import make_engine, make_rows
-from verl.workers.engine import MicroBatchRule
 from verl.models.loader import NoTokenizer
+from verl.workers.engine import MicroBatchRule
 from verl.workers.engine.fsdp_engine import FSDPEngine
 from verl.workers.engine.state import write_hugging_face
 
@@ -53,7 +52,6 @@ def engine_of(name: str, folder: Path, **options: object) -> FSDPEngine:
 @pytest.mark.parametrize("name", FAMILIES)
 def test_an_export_holds_every_tensor_and_gives_the_same_log_probs(name: str, tmp_path: Path) -> None:
     engine = engine_of(name, tmp_path / "model")
-    draw_weights(engine.model, seed=1)
     write_hugging_face(engine, tmp_path / "export", NoTokenizer())
     model, report = AutoModelForCausalLM.from_pretrained(
         tmp_path / "export", attn_implementation="eager", dtype=torch.float32, output_loading_info=True

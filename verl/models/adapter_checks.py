@@ -64,9 +64,7 @@ class AdapterCoverage:
         text = f"adapts {_percent(self.share)} of the layers' weights"
         if not self.left_out:
             return text
-        reasons = (
-            f"{reason} ({_percent(weights.share)}, {weights.example})" for reason, weights in self.left_out.items()
-        )
+        reasons = (f"{reason} ({_percent(weights.share)}, {weights.example})" for reason, weights in self.left_out.items())
         return f"{text}: left out are {'; '.join(reasons)}"
 
 
@@ -125,9 +123,7 @@ def _matrices(model: torch.nn.Module) -> list[tuple[str, torch.nn.Module, torch.
     return matrices
 
 
-def _reason(
-    layer: str, module: torch.nn.Module, name: str, value: torch.Tensor, refused: Mapping[str, str]
-) -> str:
+def _reason(layer: str, module: torch.nn.Module, name: str, value: torch.Tensor, refused: Mapping[str, str]) -> str:
     if is_linear(module):
         return f"layers {refused[layer]}" if layer in refused else NOT_CHOSEN
     if isinstance(module, torch.nn.modules.conv._ConvNd):

@@ -21,7 +21,7 @@ from verl.workers.engine.loading import load_sharded
 from verl.workers.engine.merging import READ_IN, longest_rows, members
 from verl.workers.engine.micro_batch import MicroBatchRule, plan_micro_batches, same_count
 from verl.workers.engine.offload import move_optimizer_state, move_parameters, on_device
-from verl.workers.engine.sharding import checkpoint_activations, free_gathered, full_tensors, shard_model
+from verl.workers.engine.sharding import cast_buffers, checkpoint_activations, free_gathered, full_tensors, shard_model
 from verl.workers.engine.trainable import Trainable
 
 Rows = Mapping[str, torch.Tensor]
@@ -102,6 +102,9 @@ class FSDPEngine:
                 network.requires_grad_(False)
             elif model.enable_gradient_checkpointing:
                 checkpoint_activations(network)
+            if compute_dtype != arguments["dtype"]:
+                with torch.device("meta"):
+                    cast_buffers(network, loader.build(model.path, **arguments | {"dtype": compute_dtype}))
             return shard_model(network, mesh, compute_dtype, fsdp.reshard_after_forward)
 
         self.model = load_sharded(
