@@ -102,8 +102,8 @@ class ModelConfig(TrainedModelConfig):
     )
     target_modules: Any = key(
         None,
-        "layers with an adapter: all-linear (all linear layers but the head) | a list of layer names or suffixes | a regex; default: "
-        "all-linear, or those of lora_adapter_path",
+        "layers with an adapter: all-linear (all linear layers that can have one, without the head) | a list of "
+        "layer names or suffixes | a regex; default: all-linear, or those of lora_adapter_path",
         type=Optional[Union[str, list[str]]],
         check=_layers,
         effect=ADAPTER,
