@@ -18,9 +18,7 @@ EXPERTS = "verl_padded"
 MIN_ROWS = 8  # below this, and between its multiples, matrix kernels treat rows differently by their place in the batch
 
 
-def padded_experts(
-    self: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
-) -> torch.Tensor:
+def padded_experts(self: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor) -> torch.Tensor:
     """Compute the experts of transformers' interface: hidden_states [tokens, width], index and weights [tokens, experts of a token]."""
     tokens, chosen = top_k_index.shape
     pairs = top_k_index.reshape(-1)

@@ -121,9 +121,7 @@ class RowModel:
             arguments["position_ids"] = torch.arange(ids.shape[1], device=self.device)[None]
         if first and self._model._supports_default_dynamic_cache():
             arguments[self._cache_name] = DynamicCache(config=self._model.config.get_text_config(decoder=True))
-        inputs = self._model.prepare_inputs_for_generation(
-            ids, next_sequence_length=len(tokens), is_first_iteration=first, **arguments
-        )
+        inputs = self._model.prepare_inputs_for_generation(ids, next_sequence_length=len(tokens), is_first_iteration=first, **arguments)
         out = self._model(**inputs, return_dict=True)
         row.state = {name: out[name] for name in _CACHES if name in out}
         return out.logits[0, -1]
