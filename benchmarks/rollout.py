@@ -100,12 +100,14 @@ def compare_windows(args: argparse.Namespace) -> None:
     for repeat in range(-1, args.repeats):  # the first round is a warm-up
         wanted = [8 if repeat < 0 else args.equal_tokens] * args.slots
         seconds = {}
+        cpu = {}
         for name, engine in engines.items():
-            seconds[name], _ = run_engine(engine, make_requests(wanted, repeat + 1, args), args.slots)
+            seconds[name], cpu[name] = run_engine(engine, make_requests(wanted, repeat + 1, args), args.slots)
         if repeat >= 0:
             ratios.append(seconds["full"] / seconds["window"])
             rates = ", ".join(f"{name} {sum(wanted) / value:.0f} tokens/s" for name, value in seconds.items())
-            sys.stdout.write(f"seed {repeat}: {rates}, ratio {ratios[-1]:.2f}\n")
+            of_cpu = f"CPU time {cpu['full'] / cpu['window']:.2f}"
+            sys.stdout.write(f"seed {repeat}: {rates}, ratio {ratios[-1]:.2f} ({of_cpu})\n")
             sys.stdout.flush()
     for engine in engines.values():
         engine.close()
