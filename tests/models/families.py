@@ -160,6 +160,7 @@ FAMILIES: dict[str, Family] = {
     "gpt_bigcode": Family("gpt_bigcode", {"n_embd": 128, "n_layer": 3, "n_head": 4, "n_positions": 1024}),
 }  # fmt: skip
 
+
 def make_model(config: Any, *, attention: str = "eager", seed: int = 0) -> Any:
     """Return a causal language model of a configuration in fp32 and `eval` mode, with the weights of `draw_weights`."""
     from transformers import AutoModelForCausalLM

@@ -6,13 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
-
 from transformers import AutoModelForCausalLM
 
 from tests.models.families import FAMILIES, make_model, save_model
 from tests.workers.engine.builders import make_engine, make_rows
-from verl.workers.engine import MicroBatchRule
 from verl.models.loader import NoTokenizer
+from verl.workers.engine import MicroBatchRule
 from verl.workers.engine.fsdp_engine import FSDPEngine
 from verl.workers.engine.state import write_hugging_face
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,9 +79,10 @@ def without_progress_bars() -> Iterator[None]:
 def reading_model(path: str) -> Iterator[None]:
     """Show progress bars for downloads only, and raise ModelPathError with the path for errors about the files of a model.
 
-    transformers raises OSError for files that are missing, ValueError for model types that it does not have and for code that it is not
-    allowed to run, ImportError for packages that such code needs, RuntimeError for tensors that do not fit the configuration, SafetensorError
-    for damaged files, and KeyError, TypeError or AttributeError for configurations that contradict themselves.
+    transformers raises OSError for files that are missing, ValueError for model types that it does not have and for code
+    that it is not allowed to run, ImportError for packages that such code needs, RuntimeError for tensors that do not fit the
+    configuration, SafetensorError for damaged files, and KeyError, TypeError or AttributeError for configurations that
+    contradict themselves.
     """
     from safetensors import SafetensorError
 
@@ -163,7 +164,7 @@ def load_causal_lm(path: str, *, dtype: torch.dtype, attn_implementation: str, t
     from transformers import AutoModelForCausalLM
 
     with reading_model(path):
-        model, report = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             path,
             config=config,
             dtype=dtype,
@@ -171,12 +172,33 @@ def load_causal_lm(path: str, *, dtype: torch.dtype, attn_implementation: str, t
             trust_remote_code=trust_remote_code,
             output_loading_info=True,
         )
-    if missing := sorted(report["missing_keys"]):
+    model = loaded[0]
+    check_missing(path, loaded[1]["missing_keys"])
+    check_finite(path, model)
+    return model.eval()
+
+
+def check_missing(path: str, missing: Iterable[str]) -> None:
+    """Raise ModelPathError if tensors of a model are in none of its files, so that transformers would draw them at random."""
+    names = sorted(missing)
+    if names:
         raise ModelPathError(
-            f"the files of model {path!r} lack {len(missing)} of the tensors that its config.json asks for, such as {missing[0]}; "
+            f"the files of model {path!r} lack {count_of(names, 'tensor')} that its config.json asks for, such as {names[0]}; "
             "complete the folder, or correct config.json"
         )
-    return model.eval()
+
+
+def check_finite(path: str, model: torch.nn.Module) -> None:
+    """Raise ModelPathError if a tensor of a loaded model is not finite."""
+    for name, tensor in model.named_parameters():
+        # A sum is fast, and not finite if a number is not; one that overflows is looked at number by number.
+        if not bool(torch.isfinite(tensor.detach().sum(dtype=torch.float32))) and not bool(torch.isfinite(tensor).all()):
+            raise ModelPathError(f"model {path!r} is damaged: {name} holds numbers that are not finite; copy its files again")
+
+
+def count_of(items: Sequence[Any], noun: str) -> str:
+    """Return a number of things in words: `1 tensor`, `3 tensors`."""
+    return f"{len(items)} {noun}{'' if len(items) == 1 else 's'}"
 
 
 def build_causal_lm(path: str, *, dtype: torch.dtype, attn_implementation: str, trust_remote_code: bool = False) -> Any:
@@ -188,11 +210,10 @@ def build_causal_lm(path: str, *, dtype: torch.dtype, attn_implementation: str, 
     from transformers import AutoModelForCausalLM
     from transformers.initialization import no_init_weights
 
-    with reading_model(str(path)):
-        with no_init_weights():
-            model = AutoModelForCausalLM.from_config(
-                config, dtype=dtype, attn_implementation=attn_implementation, trust_remote_code=trust_remote_code
-            )
+    with reading_model(str(path)), no_init_weights():
+        model = AutoModelForCausalLM.from_config(
+            config, dtype=dtype, attn_implementation=attn_implementation, trust_remote_code=trust_remote_code
+        )
     model.tie_weights()
     return model.eval()
 

@@ -7,7 +7,6 @@ the result is built and run once. A change that makes the model unusable is take
 from __future__ import annotations
 
 import copy
-import inspect
 import itertools
 import re
 from collections.abc import Iterator, Sequence
@@ -32,8 +31,9 @@ from verl.models.shrink import (
     window_changes,
 )
 
-SMALL_LAYERS = 5  # configurations with a small hidden size and up to so many layers keep their layers
+SMALL_LAYERS = 8  # configurations with a small hidden size and up to so many layers keep their layers
 PREFIX_LAYERS = 12
+UNIFORM_LAYERS = 8  # layers to look at where no field says how layers differ; code may still treat every second one differently
 PARAMETERS = 30_000_000  # a miniature with more does not run in milliseconds
 TOKENS = 12
 DISTINCT = 6  # an attribute with more values over the layers is a function of the position and not a kind of layer
@@ -43,6 +43,8 @@ _LAYER_INDICES = re.compile(r".*(layer|idx|indices|indexes|ids).*")
 _FIRST_LAYERS = re.compile(r"first_k_dense_replace|num_dense_layers|max_window_layers|\w*start_index|first_\w*layers?")
 _LAST_LAYERS = re.compile(r"num_kv_shared_layers|\w*shared_layers")
 _END_LAYER = re.compile(r"\w*end_index")
+_NO_KIND = re.compile(r"_.*|training|(.*_)?(idx|index|id)")  # attributes that say where a layer stands, or nothing
+_OF_LAYERS = re.compile(r".*(layer|period|interval|step|pattern|every|offset|dense|sparse|shared|index).*")
 _PERIOD = re.compile(r".*(period|interval|step|pattern|every|offset).*")
 
 
@@ -91,19 +93,31 @@ class _Search:
         self.error = ""
         text = config.get_text_config()
         hidden = getattr(text, "hidden_size", None)
-        layers = getattr(text, "num_hidden_layers", None)
-        self.keeps_layers = _at_most(hidden, SMALL_HIDDEN) and _at_most(layers, SMALL_LAYERS)
+        self.keeps_layers = _at_most(hidden, SMALL_HIDDEN) and _at_most(_layer_count(config), SMALL_LAYERS)
 
     def run(self) -> Any:
         """Return the miniature; see `miniature`."""
         changes = self._changes()
         if not self.keeps_layers:
             changes += _fewer_layers(self._with(changes))
-        for attempt in _attempts(changes):
-            small = self._with(attempt)
-            if self._runs(small):
-                return small
+        if self._runs(small := self._with(changes)):
+            return small
+        if (repaired := self._without(changes)) is not None:
+            return repaired
         raise MiniatureError(f"no miniature of {type(self.config).__name__} can be built and run: {self.error}")
+
+    def _without(self, changes: list[Change]) -> Any | None:
+        """Return a configuration without the changes of one kind, or without the one of them that does not go; None if none runs."""
+        for kind in dict.fromkeys(change.kind for change in changes):
+            coarse = self._with([change for change in changes if change.kind != kind])
+            if not self._runs(coarse):
+                continue
+            for left in [change for change in changes if change.kind == kind]:
+                small = self._with([change for change in changes if change is not left])
+                if self._runs(small):
+                    return small
+            return coarse
+        return None
 
     def _with(self, changes: Sequence[Change]) -> Any:
         small = copy.deepcopy(self.config)
@@ -115,15 +129,14 @@ class _Search:
         text = self.config.get_text_config()
         main = next((unit for unit in units if unit.node is text), units[0])
         units.sort(key=lambda unit: unit is not main)
-        outer: dict[int, int] = {}
+        sizes = {unit.path: sizes_of(unit) for unit in units if unit.hidden > SMALL_HIDDEN}
+        outer = {unit.hidden: sizes[unit.path].hidden for unit in reversed(units) if unit.path in sizes}
         changes: list[Change] = []
         for unit in units:
             divisor = 1
-            if unit.hidden > SMALL_HIDDEN:
-                sizes = sizes_of(unit)
-                divisor = sizes.scales[""]
-                changes += width_changes(unit, outer)
-                outer.setdefault(unit.hidden, sizes.hidden)
+            if unit.path in sizes:
+                divisor = sizes[unit.path].scales[""]
+                changes += width_changes(unit, sizes[unit.path], outer)
             changes += expert_changes(unit)
             changes += vocabulary_changes(unit)
             changes += window_changes(unit, self.window)
@@ -142,15 +155,6 @@ class _Search:
         return not error
 
 
-def _attempts(changes: list[Change]) -> Iterator[list[Change]]:
-    """Yield all changes, then all but one, then all but those of one kind."""
-    yield changes
-    for left in changes:
-        yield [change for change in changes if change is not left]
-    for kind in dict.fromkeys(change.kind for change in changes):
-        yield [change for change in changes if change.kind != kind]
-
-
 def _at_most(value: Any, bound: int) -> bool:
     return isinstance(value, int) and value <= bound
 
@@ -162,9 +166,10 @@ def _run(config: Any) -> str:
         return f"it still has {count:,} parameters"
     model = _build(config, "eager").eval()
     tokens = torch.arange(TOKENS)[None] % model.get_input_embeddings().weight.shape[0]
-    options = {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
+    for part in {id(part): part for part in (model.config, model.config.get_text_config())}.values():
+        part.use_cache = False
     with torch.no_grad():
-        logits = model(input_ids=tokens, **options).logits
+        logits = model(input_ids=tokens).logits
     if logits.shape[:2] != tokens.shape:
         return f"its logits have the shape {tuple(logits.shape)} for {TOKENS} tokens"
     return "" if torch.isfinite(logits).all() else "its logits are not finite"
@@ -203,9 +208,14 @@ Observation = list[dict[Any, Any]]  # of each layer: what its modules and the co
 
 def _fewer_layers(config: Any) -> list[Change]:
     """Return the changes that leave one layer of each kind, at least two; none where no such choice shows the same kinds when built."""
-    count = getattr(config.get_text_config(), "num_hidden_layers", None)
-    if not isinstance(count, int) or count <= 2:
+    count = _layer_count(config)
+    if count is None or count <= 2:
         return []
+    if count > UNIFORM_LAYERS and not _names_layers(config, count):
+        uniform = _selection(config, count, list(range(UNIFORM_LAYERS)))
+        config = copy.deepcopy(config)
+        apply(config, uniform)
+        count = UNIFORM_LAYERS
     observed = _observe(config, count)
     if observed is None:
         return _selection(config, count, [0, 1])
@@ -218,6 +228,19 @@ def _fewer_layers(config: Any) -> list[Change]:
             if _shows(config, changes, [kinds[index] for index in layers], differences):
                 return changes
     return []
+
+
+def _names_layers(config: Any, count: int) -> bool:
+    """Return whether any field but the number of layers may say how layers differ."""
+    unit = _main_unit(config)
+    if layer_overrides(unit.node):
+        return True
+    for (_, name), value in unit.values.items():
+        if isinstance(value, (list, tuple)) and (len(value) == count or _is_index_list(name, value, count)):
+            return True
+        if type(value) is int and _OF_LAYERS.fullmatch(name) and not _LAYER_COUNT.fullmatch(name):
+            return True
+    return False
 
 
 def _choices(config: Any, count: int, chosen: list[int]) -> Iterator[tuple[list[Change], list[int]]]:
@@ -267,6 +290,13 @@ def _selection(config: Any, count: int, chosen: Sequence[int]) -> list[Change]:
     return changes
 
 
+def _layer_count(config: Any) -> int | None:
+    """Return the number of layers; `num_hidden_layers` of models for translation is that of the encoder, which a decoder alone has not."""
+    unit = _main_unit(config)
+    count = next((value for name in ("decoder_layers", "num_decoder_layers", "num_hidden_layers") if (value := unit.get(name))), None)
+    return count if isinstance(count, int) else None
+
+
 def _main_unit(config: Any) -> Unit:
     text = config.get_text_config()
     units = units_of(config)
@@ -283,7 +313,7 @@ def _shows(config: Any, changes: Sequence[Change], kinds: list[Any], varying: di
 
 def _observe(config: Any, count: int) -> Observation | None:
     """Return what a built model's layers are made of, or None where it cannot be built or has no such number of layers."""
-    if getattr(config.get_text_config(), "num_hidden_layers", None) != count:
+    if _layer_count(config) != count:
         return None
     try:
         model = _build_unallocated(config)
@@ -306,7 +336,7 @@ def _describe(layer: torch.nn.Module, stack: str, entries: dict[Any, Any]) -> No
     for name, module in layer.named_modules():
         entries[stack, name] = type(module).__name__
         for key, value in vars(module).items():
-            if isinstance(value, (bool, int, float, str, type(None))) and not key.startswith("_") and key != "training":
+            if isinstance(value, (bool, int, float, str, type(None))) and not _NO_KIND.fullmatch(key):
                 entries[stack, name, key] = value
         for key, parameter in module.named_parameters(recurse=False):
             entries[stack, name, key] = tuple(parameter.shape)

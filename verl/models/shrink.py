@@ -181,7 +181,7 @@ def _is_count(value: Any) -> bool:
 
 def _group(name: str) -> str:
     """Return what a name says beside being a number of heads or a dimension: `linear`, `mamba`, `index`, or nothing."""
-    words = re.findall(r"mamba|linear|index|encoder|decoder|conf|lightning|ssm", name)
+    words = re.findall(r"mamba|linear|index|conf|lightning|ssm", name)
     return words[0] if words else ""
 
 
@@ -309,14 +309,14 @@ def _new_size(name: str, value: int, unit: Unit, sizes: Sizes) -> int:
     return _scaled(value, unit, sizes)
 
 
-def width_changes(unit: Unit, outer: dict[int, int]) -> list[Change]:
+def width_changes(unit: Unit, sizes: Sizes, outer: dict[int, int]) -> list[Change]:
     """Return the changes of widths: heads, their dimensions, the hidden size and what goes with it.
 
     Args:
         unit: a unit with a hidden size above `SMALL_HIDDEN`.
+        sizes: its new sizes.
         outer: new values of hidden sizes of other units, for fields that repeat them (projections from one to the other).
     """
-    sizes = sizes_of(unit)
     changes: list[Change] = []
     for (path, name), value in unit.values.items():
         if isinstance(value, (list, tuple)) and value and all(_is_count(entry) for entry in value):

@@ -127,4 +127,3 @@ def register_packed_attention() -> None:
     from transformers import AttentionInterface
 
     AttentionInterface.register(PACKED_ATTENTION, packed_attention)
-

@@ -43,9 +43,7 @@ def check_rows(rows: Mapping[str, torch.Tensor]) -> None:
         raise ValueError("response_mask is set where attention_mask is not; padding cannot be trained on")
 
 
-def score_tokens(
-    model: Any, rows: Mapping[str, torch.Tensor], temperature: float, form: Form, sum_pi_squared: bool = False
-) -> Scores:
+def score_tokens(model: Any, rows: Mapping[str, torch.Tensor], temperature: float, form: Form, sum_pi_squared: bool = False) -> Scores:
     """Run rows through a causal language model; see `Scores`.
 
     Args:

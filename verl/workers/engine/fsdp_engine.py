@@ -21,7 +21,7 @@ from verl.workers.engine.loading import load_sharded
 from verl.workers.engine.merging import READ_IN, longest_rows, members
 from verl.workers.engine.micro_batch import MicroBatchRule, plan_micro_batches, same_count
 from verl.workers.engine.offload import move_optimizer_state, move_parameters, on_device
-from verl.workers.engine.sharding import checkpoint_activations, free_gathered, full_tensors, shard_model
+from verl.workers.engine.sharding import cast_buffers, checkpoint_activations, free_gathered, full_tensors, shard_model
 from verl.workers.engine.trainable import Trainable
 
 Rows = Mapping[str, torch.Tensor]
@@ -102,6 +102,9 @@ class FSDPEngine:
                 network.requires_grad_(False)
             elif model.enable_gradient_checkpointing:
                 checkpoint_activations(network)
+            if compute_dtype != arguments["dtype"]:
+                with torch.device("meta"):
+                    cast_buffers(network, loader.build(model.path, **arguments | {"dtype": compute_dtype}))
             return shard_model(network, mesh, compute_dtype, fsdp.reshard_after_forward)
 
         self.model = load_sharded(
@@ -176,22 +179,31 @@ class FSDPEngine:
         """
         lengths = self.lengths(rows)
         groups = self.layout.groups(lengths)
-        longest = list(range(len(lengths)))
-        for group in groups if self.merge_rows else ():
-            for row, host in zip(group, longest_rows(select(rows, torch.tensor(group))), strict=True):
-                longest[row] = group[host]
-        runs = members(longest)
+        hosts = self._hosts(rows, groups)
+        run_in = members(hosts)
         plan: list[list[int]] = []
         for group in groups:
-            hosts = [row for row in group if row in runs]
-            for micro in plan_micro_batches([lengths[row] for row in hosts], rule):
-                plan.append([row for index in micro for row in runs[hosts[index]]])
+            runs = [row for row in group if row in run_in]
+            for micro in plan_micro_batches([lengths[row] for row in runs], rule):
+                plan.append([row for run in micro for row in run_in[runs[run]]])
         plan += [[]] * (same_count(len(plan), self.group, self.device) - len(plan))
         micros = [select(rows, torch.tensor(index, dtype=torch.long, device=self.device)) for index in plan]
-        for micro, index in zip(micros, plan, strict=True) if self.merge_rows else ():
-            place = {row: i for i, row in enumerate(index)}
-            micro[READ_IN] = torch.tensor([place[longest[row]] for row in index], dtype=torch.long, device=self.device)
+        if self.merge_rows:
+            for columns, index in zip(micros, plan, strict=True):
+                number = {row: i for i, row in enumerate(index)}
+                read_in = [number[hosts[row]] for row in index]
+                columns[READ_IN] = torch.tensor(read_in, dtype=torch.long, device=self.device)
         return micros
+
+    def _hosts(self, rows: Rows, groups: Sequence[Sequence[int]]) -> list[int]:
+        """Return for every row the index of the row that it is read in: its own, or with `merge_rows` one of its group."""
+        hosts = list(range(len(rows["attention_mask"])))
+        if self.merge_rows:
+            for group in groups:
+                longest = longest_rows(select(rows, torch.tensor(group, dtype=torch.long)))
+                for row, host in zip(group, longest, strict=True):
+                    hosts[row] = group[host]
+        return hosts
 
     def score(self, rows: Rows, temperature: float, sum_pi_squared: bool = False) -> Scores:
         """Score one micro-batch on the device; see `Scores`."""

@@ -22,6 +22,7 @@ from verl.workers.engine.attention import PACKED_ATTENTION, register_packed_atte
 from verl.workers.engine.forward import Scores, score_tokens
 from verl.workers.engine.layout import Form, RopeState, RowLayout, rope_limits
 from verl.workers.engine.merging import READ_IN, longest_rows
+from verl.workers.engine.sharding import cast_buffers
 
 logger = logging.getLogger(__name__)
 
@@ -87,7 +88,32 @@ def choose_layout(
     """
     text = json.dumps(config.to_dict(), sort_keys=True, default=str)
     flash = attention in (AUTO, "flash_attention_2") and is_flash_attention_usable(device, dtype)
-    return _choose(_Hashed(text, config), str(use_remove_padding).lower(), attention, device, flash, merge_rows)
+    choice = _choose(_Hashed(text, config), str(use_remove_padding).lower(), attention, device, flash, merge_rows)
+    if dtype != torch.float32:
+        _check_dtype(_Hashed(text, config), choice.layout, device, dtype)
+    return choice
+
+
+def training_randomness(config: Any) -> str | None:
+    """Return one line if a model draws random numbers in transformers' training mode, which the trainer does not use; else None."""
+    text = json.dumps(config.to_dict(), sort_keys=True, default=str)
+    difference = _randomness(_Hashed(text, config))
+    if difference < FP32_BOUND:
+        return None
+    return (
+        f"dropout or other random numbers of training mode would move log-probs by up to {difference:.2g}; they are off, because "
+        "ratios compare equal networks"
+    )
+
+
+@lru_cache(maxsize=64)
+def _randomness(hashed: _Hashed) -> float:
+    """Return the largest difference of log-probs and entropies between training and evaluation mode; 0 if neither can be run."""
+    trial = _Trial(hashed.config, "cpu", False)
+    try:
+        return trial.randomness()
+    except MiniatureError:
+        return 0.0
 
 
 @dataclass(frozen=True)
@@ -137,6 +163,23 @@ def _choose(hashed: _Hashed, removal: str, attention: str, device: str, flash: b
     raise LayoutError(f"rows of {config.model_type} are not exact as configured ({shown}); {advice} another model")
 
 
+@lru_cache(maxsize=64)
+def _check_dtype(hashed: _Hashed, layout: RowLayout, device: str, dtype: torch.dtype) -> None:
+    """Raise LayoutError if a miniature cannot be run in the dtype of the trainer's computations."""
+    try:
+        scores = _Trial(hashed.config, device, False).scores(layout, dtype)
+    except MiniatureError:
+        return
+    except Exception as error:  # code of a model may raise anything
+        raise LayoutError(
+            f"{hashed.config.model_type} cannot be run in {dtype} ({_one_line(error)}); set actor_rollout_ref.actor.fsdp_config.dtype=fp32"
+        ) from error
+    if not all(bool(values.isfinite().all()) for values in scores):
+        raise LayoutError(
+            f"{hashed.config.model_type} gives values in {dtype} that are not finite; set actor_rollout_ref.actor.fsdp_config.dtype=fp32"
+        )
+
+
 def _layouts(removal: str, attention: str, flash: bool, limits: tuple[int, ...]) -> Iterator[RowLayout]:
     """Yield the allowed layouts, fastest first: rows of any lengths, then those apart that a rope treats differently, then equal ones."""
     kernels = [attention] if attention != AUTO else [*(["flash_attention_2"] if flash else []), "sdpa", "eager"]
@@ -174,9 +217,8 @@ class _Trial:
     def difference(self, layout: RowLayout) -> tuple[float, str]:
         """Return the largest difference of a layout from the reference, and why the layout cannot be used (empty if it can)."""
         dtype = torch.bfloat16 if layout.attention == "flash_attention_2" else torch.float32
-        own_limits = replace(layout, limits=self._limits if layout.limits else ())
         try:
-            results = [self._run(own_limits, dtype) for _ in range(2)]
+            results = [self.scores(layout, dtype) for _ in range(2)]
         except Exception as error:  # code of a model may raise anything
             return float("nan"), _one_line(error)
         difference = _largest([*results[0], *results[1]], [*self.reference(), *self.reference()])
@@ -187,6 +229,22 @@ class _Trial:
         if not difference <= bound:
             return difference, f"log-probs or entropies differ by up to {difference:.2g} from those of rows run alone"
         return difference, ""
+
+    def randomness(self) -> float:
+        """Return the largest difference between a pass in training mode and the reference."""
+        layout = RowLayout("equal", "eager")
+        reference = self.reference()
+        model, _ = self._model(layout, torch.float32)
+        model.train()
+        try:
+            with torch.random.fork_rng(devices=[]):
+                return _largest(self._run(layout, torch.float32, alone=True), reference)
+        finally:
+            model.eval()
+
+    def scores(self, layout: RowLayout, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return log-probs and entropies in a layout. Raises what the model's code raises."""
+        return self._run(replace(layout, limits=self._limits if layout.limits else ()), dtype)
 
     @torch.no_grad()
     def _run(self, layout: RowLayout, dtype: torch.dtype, alone: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
@@ -211,9 +269,24 @@ class _Trial:
     def _model(self, layout: RowLayout, dtype: torch.dtype) -> tuple[Any, RopeState]:
         name = attention_name(layout)
         if (name, dtype) not in self._models:
-            model = miniature_model(self._config, attention=name).to(self._device, dtype)
+            model = _in_dtype(miniature_model(self._config, attention=name), dtype).to(self._device)
             self._models[name, dtype] = (model, RopeState(model))
         return self._models[name, dtype]
+
+
+def _in_dtype(model: Any, dtype: torch.dtype) -> Any:
+    """Cast a model's parameters, and its buffers as the trainer casts them."""
+    if dtype == torch.float32:
+        return model
+    from transformers import AutoModelForCausalLM
+
+    attention = model.config._attn_implementation
+    with torch.device("meta"):
+        plain = AutoModelForCausalLM.from_config(model.config, dtype=dtype, attn_implementation=attention)
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
+    cast_buffers(model, plain)
+    return model
 
 
 def attention_name(layout: RowLayout) -> str:

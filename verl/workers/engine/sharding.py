@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
+from verl.models.loader import persistent_buffers
 from verl.workers.engine.gloo_shutdown import wait_at_exit
 
 _BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
@@ -78,7 +79,7 @@ def shard_model(model: Any, mesh: DeviceMesh, compute_dtype: torch.dtype, reshar
         # A parameter of several layers belongs to the model as a whole; one of FSDP's groups cannot have it.
         if not shared & {id(parameter) for parameter in layer.parameters()}:
             fully_shard(layer, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy)
-    head = _value_head(model)
+    head = value_head(model)
     if head is not None and compute_dtype != torch.float32:
         fully_shard(head, mesh=mesh, mp_policy=MixedPrecisionPolicy(param_dtype=torch.float32, reduce_dtype=torch.float32))
     fully_shard(model, mesh=mesh, reshard_after_forward=False, mp_policy=policy)
@@ -89,13 +90,31 @@ def shard_model(model: Any, mesh: DeviceMesh, compute_dtype: torch.dtype, reshar
     return model
 
 
+def cast_buffers(model: torch.nn.Module, plain: torch.nn.Module) -> None:
+    """Cast the computed buffers of a model, which FSDP does not cast, to the dtypes of the same model made in the compute dtype.
+
+    Buffers that belong to a checkpoint keep their values to the bit.
+
+    Args:
+        model: with adapters or without.
+        plain: without adapters; it may be on the meta device.
+    """
+    dtypes = {name: buffer.dtype for name, buffer in plain.named_buffers()}
+    kept = set(persistent_buffers(model))
+    for prefix, module in model.named_modules():
+        for name, buffer in list(module.named_buffers(recurse=False)):
+            full = f"{prefix}.{name}"
+            if buffer.is_floating_point() and full not in kept and full in dtypes:
+                module._buffers[name] = buffer.to(dtypes[full])
+
+
 def _shared_parameters(layers: Sequence[torch.nn.Module]) -> set[int]:
     """Return the ids of parameters that several of these layers have."""
     counts = Counter(identity for layer in layers for identity in {id(parameter) for parameter in layer.parameters()})
     return {identity for identity, count in counts.items() if count > 1}
 
 
-def _value_head(model: Any) -> torch.nn.Module | None:
+def value_head(model: Any) -> torch.nn.Module | None:
     """Return the layer with one output outside the layers of a language model; None if there is none, as in a language model."""
     inside = f"{getattr(model, 'base_model_prefix', '')}."
     for name, module in model.named_modules():
