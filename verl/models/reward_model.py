@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import copy
-import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from verl.models.fingerprint import configuration_key
 from verl.models.loader import ModelPathError, check_model_path, reading_model
 from verl.models.miniature import MiniatureError, draw_weights, miniature
+from verl.workers.engine.layout import RopeState
 
 ROWS = (45, 5, 29, 70, 40)  # of the check, in tokens; miniatures have windows of 8 and position limits of 32
 TOLERANCE = 1e-3
@@ -24,39 +24,11 @@ class Scoring:
 
     Attributes:
         attention: the implementation to load it with.
-        padded: whether rows are padded and scored together; otherwise each is scored alone, in the state of a fresh model.
+        padded: whether rows are padded and scored together; otherwise each is scored alone, with the frequencies of a fresh model.
     """
 
     attention: str
     padded: bool
-
-
-class RowsAlone:
-    """Runs a model on one row at a time, each time with the buffers and numbers that its modules had at first.
-
-    Frequencies of some models change with the longest row that they have seen.
-    """
-
-    def __init__(self, model: Any) -> None:
-        self._first = [
-            (module, dict(module._buffers), {name: v for name, v in vars(module).items() if isinstance(v, (int, float, torch.Tensor))})
-            for module in model.modules()
-            if module._non_persistent_buffers_set
-        ]
-
-    @contextmanager
-    def fresh(self) -> Iterator[None]:
-        """Bring the first state back, and again after the block."""
-        self._restore()
-        try:
-            yield
-        finally:
-            self._restore()
-
-    def _restore(self) -> None:
-        for module, buffers, numbers in self._first:
-            module._buffers.update(buffers)
-            vars(module).update(numbers)
 
 
 def scoring_of(config: Any) -> Scoring:
@@ -67,7 +39,7 @@ def scoring_of(config: Any) -> Scoring:
     Raises:
         ModelPathError: transformers has no sequence classifier of this type, or its scores depend on other rows in any case.
     """
-    key = type(config).__name__ + json.dumps(config.to_dict(), default=str, sort_keys=True)
+    key = configuration_key(config)
     if key not in _SCORINGS:
         _SCORINGS[key] = _check_scoring(config)
     return _SCORINGS[key]
@@ -102,12 +74,12 @@ def _check_scoring(config: Any) -> Scoring:
         padded = torch.tensor(_scores(model, rows, width=2 * max(ROWS)))
         if torch.allclose(padded, expected, atol=TOLERANCE, rtol=0):
             return Scoring(attention, padded=True)
-    alone = RowsAlone(eager)
-    found = []
+    ropes = RopeState(eager)
+    alone = []
     for row in rows:
-        with alone.fresh():
-            found += _scores(eager, [row])
-    if torch.allclose(torch.tensor(found), expected, atol=TOLERANCE, rtol=0):
+        ropes.reset()
+        alone += _scores(eager, [row])
+    if torch.allclose(torch.tensor(alone), expected, atol=TOLERANCE, rtol=0):
         return Scoring("eager", padded=False)
     raise ModelPathError(f"reward models of the type {config.model_type} give a row other scores after other rows")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +12,8 @@ import pytest
 import torch
 
 from tests.models.families import FAMILIES, LIMIT, WINDOW, make_model
+from tests.workers.rollout.conftest import largest_gap, tensors_of
+from verl.models.lora import LoraSpec, adapter_parameters, add_adapters, select_adapter
 from verl.protocol.generate import GenerateRequest, Generation, RolloutError, SamplingParams
 from verl.workers.rollout.hf_engine import HFEngine
 from verl.workers.rollout.serving import serving_of
@@ -94,3 +97,26 @@ def test_what_cannot_be_exact_is_refused_in_one_line_that_names_the_keys(name: s
         HFEngine(make_model(FAMILIES[name].config()), max_num_seqs=4, max_model_len=LONG)
     assert "\n" not in str(refusal.value) and "hf engine" in str(refusal.value)
     assert WINDOW < LIMIT < LONG
+
+
+ADAPTED = ("qwen3", "opt", "qwen2_moe", "gemma2", "bloom", "lfm2")
+
+
+@pytest.mark.parametrize("name", ADAPTED)
+async def test_adapters_are_those_of_peft(name: str) -> None:
+    """Layers get inputs of two dimensions, or return tuples; rows have different adapters or none."""
+    specs = {"a": LoraSpec(4, 8), "b": LoraSpec(2, 4)}
+    model = add_adapters(make_model(FAMILIES[name].config()), specs, name, 0).eval()
+    generator = torch.Generator().manual_seed(0)
+    for adapter in specs:
+        for parameter in adapter_parameters(model, adapter).values():
+            parameter.data.copy_(0.1 * torch.randn(parameter.shape, generator=generator))
+    engine = HFEngine(make_model(FAMILIES[name].config()), max_num_seqs=4, max_model_len=LONG, adapters=specs)
+    for adapter in specs:
+        engine.update_weights(tensors_of(model, adapter), adapter=adapter, version=1)
+    plain = greedy_requests((20, 20, 9), (8, 8, 8))
+    requests = [dataclasses.replace(one, adapter=adapter) for one, adapter in zip(plain, ("a", None, "b"), strict=True)]
+    replies = await staggered(engine, requests)
+    assert largest_gap(model, requests, replies) < 1e-3
+    select_adapter(model, "b")
+    assert largest_gaps(model, requests[:1], replies[:1])[0] > 1e-2, "the adapter changes nothing"

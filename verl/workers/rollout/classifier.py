@@ -16,8 +16,9 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from verl.models.reward_model import RowsAlone, scoring_of
+from verl.models.reward_model import scoring_of
 from verl.protocol.generate import GenerateRequest, Generation, RolloutError, ScoredPrompt
+from verl.workers.engine.layout import RopeState
 from verl.workers.rollout.base import EngineStats
 from verl.workers.rollout.requests import check_request
 
@@ -150,8 +151,8 @@ class ClassifierEngine:
             return self._pass(filled, width)[: len(rows)]
         scores = []
         for row in rows:
-            with self._alone.fresh():
-                scores.append(self._pass([row], len(row)))
+            self._alone.reset()
+            scores.append(self._pass([row], len(row)))
         return torch.cat(scores)
 
     def _pass(self, rows: Sequence[Sequence[int]], width: int) -> torch.Tensor:
@@ -167,8 +168,8 @@ class ClassifierEngine:
         return logits[:, 0].float().cpu()
 
 
-def _check(model: Any) -> RowsAlone | None:
-    """Switch a model of transformers to its exact attention; return how to run rows alone where they cannot be padded."""
+def _check(model: Any) -> RopeState | None:
+    """Switch a model of transformers to its exact attention; return what to reset before every row if rows have to be scored alone."""
     if not isinstance(model, PreTrainedModel):
         return None
     scoring = scoring_of(model.config)
@@ -177,7 +178,7 @@ def _check(model: Any) -> RowsAlone | None:
     if scoring.padded:
         return None
     logger.warning("the scores of %s depend on padding: every row is scored alone, which takes longer", type(model).__name__)
-    return RowsAlone(model)
+    return RopeState(model)
 
 
 def padded_length(length: int) -> int:

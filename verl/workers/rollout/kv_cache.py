@@ -27,6 +27,7 @@ from transformers.masking_utils import causal_mask_function
 from verl.protocol.generate import RolloutError
 
 KV_BLOCK = 64
+PREFILL_BLOCK = 256  # queries of a prompt that are computed together under other masks than the plain causal one
 ATTENTION = "verl_slots"
 
 MaskFunction = Callable[[Any, Any, Any, Any], Any]
@@ -38,17 +39,30 @@ def round_up(n: int, multiple: int) -> int:
 
 
 @dataclass(frozen=True)
+class Block:
+    """Some queries of a prompt, from `start` to before `end`, and the keys that they may attend to, from `first` to before `end`.
+
+    `hidden` [queries, keys] is True where a key is not attended to.
+    """
+
+    start: int
+    end: int
+    first: int
+    hidden: torch.Tensor
+
+
+@dataclass(frozen=True)
 class SlotMask:
     """The mask of the layers of one kind in one forward pass.
 
     Attributes:
         reach: number of tokens, up to a token's own, that it can attend to; None without a limit.
-        hidden: True where a key is not attended to: in a prefill [tokens, tokens], or None for a plain causal mask.
-        added: in a decode step, 0 or -inf, [slots, 1, 1, columns].
+        blocks: of a prefill; empty for a plain causal mask.
+        added: of a decode step: 0 or -inf, [slots, 1, 1, columns].
     """
 
     reach: int | None
-    hidden: torch.Tensor | None = None
+    blocks: tuple[Block, ...] = ()
     added: torch.Tensor | None = None
 
 
@@ -240,13 +254,10 @@ class SlotCache(Cache):
             tokens: of a row; 1 in a decode step.
         """
         if self.prefilling:
-            place = self._places[:tokens] if tokens <= len(self._places) else torch.arange(tokens, device=self._device)
-            query, key = place[:, None], place[None, :]
-            hidden = key > query
             if visible is causal_mask_function:
                 return SlotMask(reach)
-            wanted = ~visible(self._zero, self._zero, query, key)
-            return SlotMask(reach) if torch.equal(wanted.expand_as(hidden), hidden) else SlotMask(reach, hidden=wanted)
+            blocks = tuple(self._blocks(visible, reach, tokens))
+            return SlotMask(reach) if all(_is_causal(block) for block in blocks) else SlotMask(reach, blocks)
         ring = None if reach is None else round_up(reach, KV_BLOCK)
         columns = self._length if ring is None else min(self._length, ring)
         query = self._positions[:, None]
@@ -259,6 +270,25 @@ class SlotCache(Cache):
             hidden = ~(visible(rows, self._zero, query, key) & (key >= 0))
         added = torch.zeros(len(query), columns, device=self._device).masked_fill_(hidden, float("-inf"))
         return SlotMask(reach, added=added[:, None, None, :])
+
+    def _blocks(self, visible: MaskFunction, reach: int | None, tokens: int) -> Iterator[Block]:
+        for start in range(0, tokens, PREFILL_BLOCK):
+            end = min(start + PREFILL_BLOCK, tokens)
+            first = 0 if reach is None else max(0, start - reach + 1)
+            query = torch.arange(start, end, device=self._device)[:, None]
+            key = torch.arange(first, end, device=self._device)[None, :]
+            yield Block(start, end, first, (~visible(self._zero, self._zero, query, key)).expand(end - start, end - first))
+
+
+def _causal_blocks(tokens: int, device: torch.device) -> Iterator[Block]:
+    """Yield the blocks of a plain causal mask."""
+    for start in range(0, tokens, PREFILL_BLOCK):
+        end = min(start + PREFILL_BLOCK, tokens)
+        yield Block(start, end, 0, torch.ones(end - start, end, dtype=torch.bool, device=device).triu_(start + 1))
+
+
+def _is_causal(block: Block) -> bool:
+    return block.first == 0 and torch.equal(block.hidden, torch.ones_like(block.hidden).triu_(block.start + 1))
 
 
 _CACHE: ContextVar[SlotCache] = ContextVar("slot_cache")
@@ -316,34 +346,51 @@ def slot_attention(
     if not isinstance(attention_mask, SlotMask) or kwargs.get("position_bias") is not None:
         raise RolloutError(f"{type(module).__name__} adds numbers of its own to the scores of its attention")
     scale = channels**-0.5 if scaling is None else scaling
-    kv_heads = key.shape[1]
+    sinks = None if s_aux is None else s_aux.reshape(1, key.shape[1], -1, 1)
     if cache.prefilling:
         cache.settle(attention_mask.reach)
-        if softcap is None and s_aux is None:
-            hidden = attention_mask.hidden
-            out = F.scaled_dot_product_attention(
-                query, key, value, attn_mask=None if hidden is None else ~hidden, is_causal=hidden is None, scale=scale,
-                enable_gqa=heads != kv_heads,
-            )  # fmt: skip
-            return out.transpose(1, 2).contiguous(), None
-        added = _added(attention_mask.hidden, tokens, query.device).repeat(heads // kv_heads, 1)[None, None]
-    else:
-        assert attention_mask.added is not None
-        added = attention_mask.added
-    folded = query.reshape(rows, kv_heads, heads // kv_heads * tokens, channels)
-    sinks = None if s_aux is None else s_aux.reshape(1, kv_heads, -1, 1).repeat_interleave(tokens, 2)
+        out = _attend_prompts(query, key, value, attention_mask.blocks, scale, softcap, sinks)
+        return out.transpose(1, 2).contiguous(), None
+    assert attention_mask.added is not None
+    folded = query.reshape(rows, key.shape[1], heads // key.shape[1], channels)
     if query.device.type == "cpu" or softcap is not None or sinks is not None:
-        out = attend_in_steps(folded, key, value, added, scale, softcap, sinks)
+        out = attend_in_steps(folded, key, value, attention_mask.added, scale, softcap, sinks)
     else:
-        out = attend_fused(folded, key, value, added, scale)
-    return out.reshape(rows, heads, tokens, value.shape[-1]).transpose(1, 2).contiguous(), None
+        out = attend_fused(folded, key, value, attention_mask.added, scale)
+    return out.reshape(rows, 1, heads, value.shape[-1]), None
 
 
-def _added(hidden: torch.Tensor | None, tokens: int, device: torch.device) -> torch.Tensor:
-    """Return 0 or -inf, [tokens, tokens]; None is a plain causal mask."""
-    if hidden is None:
-        hidden = torch.ones(tokens, tokens, dtype=torch.bool, device=device).triu_(1)
-    return torch.zeros(tokens, tokens, device=device).masked_fill_(hidden, float("-inf"))
+def _attend_prompts(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    blocks: tuple[Block, ...],
+    scale: float,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
+) -> torch.Tensor:
+    """Return the attention of prompts, [rows, heads, tokens, channels]."""
+    rows, heads, tokens, channels = query.shape
+    kv_heads = key.shape[1]
+    plain = softcap is None and sinks is None
+    if plain and not blocks:
+        return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale, enable_gqa=heads != kv_heads)
+    outs = []
+    for block in blocks or _causal_blocks(tokens, query.device):
+        queries = query[:, :, block.start : block.end]
+        keys = key[:, :, block.first : block.end]
+        values = value[:, :, block.first : block.end]
+        if plain:
+            outs.append(
+                F.scaled_dot_product_attention(queries, keys, values, attn_mask=~block.hidden, scale=scale, enable_gqa=heads != kv_heads)
+            )
+            continue
+        added = torch.zeros(block.hidden.shape, device=query.device).masked_fill_(block.hidden, float("-inf"))
+        folded = queries.reshape(rows, kv_heads, -1, channels)
+        repeated = None if sinks is None else sinks.repeat_interleave(len(added), 2)
+        out = attend_in_steps(folded, keys, values, added.repeat(heads // kv_heads, 1), scale, softcap, repeated)
+        outs.append(out.reshape(rows, heads, len(added), value.shape[-1]))
+    return torch.cat(outs, 2)
 
 
 def attend_in_steps(

@@ -8,7 +8,6 @@ with those of the same row when the other one is not there.
 from __future__ import annotations
 
 import copy
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from typing import Any, Literal
 
 import torch
 
+from verl.models.fingerprint import configuration_key
 from verl.models.miniature import MiniatureError, miniature_model
 from verl.protocol.generate import RolloutError
 from verl.workers.rollout.forward import SlotModel
@@ -78,8 +78,7 @@ def serving_of(config: Any, *, max_model_len: int) -> Serving:
     Raises:
         RolloutError: neither way is exact, or only below a shorter length; one line that names the keys.
     """
-    fields = config.to_dict()
-    key = type(config).__name__ + json.dumps({name: fields[name] for name in sorted(fields) if not name.startswith("_")}, default=str)
+    key = configuration_key(config)
     if key not in _CHECKED:
         try:
             _CHECKED[key] = _check(config)
