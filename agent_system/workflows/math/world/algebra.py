@@ -1,8 +1,8 @@
 r"""Equality of answers in LaTeX: read as a whole or not at all, compared by value or, where neither side is mathematics, as text.
 
-Lists, tuples, intervals, sets and relations are split here (`latex`), units are cut (`units`), and single expressions are read by the parser
-of latex2sympy2_extended with the case of letters kept and every number exact. Truth values are never compared: an equation equals one with
-the same solutions for the reason that the two differ by a constant factor. Imported by grader processes alone: hostile texts take for ever.
+Lists, tuples, intervals, sets and relations are split here (`latex`), units are cut (`units`), and single expressions are read by the
+parser of latex2sympy2_extended with the case of letters kept and every number exact. Truth values are never compared: two equations are
+equal if they differ by a constant factor. Graders import this in processes of their own, since hostile texts take for ever.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
 import sympy
@@ -41,6 +43,8 @@ MOST_SIGNS = 3
 NO_SOLUTION = re.compile(r"(there (is|are) )?(no|none|empty set)( real)?( such)?( solutions?| values?)?|does not exist|dne")
 _EMPTY = frozenset({"\\emptyset", "\\varnothing", "\\{\\}", "∅", "\\phi set"})
 _BASE = re.compile(r"\(?([0-9A-Z][0-9A-Za-z.]*)\)?\s*_\s*(?:\{\s*(\d+)\s*\}|(\d+))")
+# The library ignores what is under a number.
+_BASE_WITHIN = re.compile(r"[\d)]\s*_|\^\s*\{[^{}]*\}\s*_")
 _CLOCK = re.compile(r"\d{1,2}\s*:\s*\d{2}")
 _VARIABLE = re.compile(r"(?:\\[A-Za-z]+|[A-Za-z])(?:_\{[^{}]*\}|_\w)?'*(?:\([A-Za-z](?:,\s*[A-Za-z])*\))?")
 _WORDS = re.compile(r"[A-Za-z][A-Za-z .'/-]*[A-Za-z.]")
@@ -79,10 +83,10 @@ class _Reader(_Latex2Sympy):  # type: ignore[misc]
         return sympy.Rational(text.replace(",", ""))
 
     def convert_postfix_list(self, arr: Sequence[Any], i: int = 0) -> Any:
-        """Return the product of factors written side by side; a number after another factor is a mistake, not a mixed number."""
-        for factor in arr[i + 1 :]:
-            if factor.getText()[:1].isdigit():
-                raise UnreadableError("a number after another factor")
+        """Return the product of factors written side by side; a number after another one is a mistake, not a mixed number."""
+        texts = [factor.getText() for factor in arr[i:]]
+        if any(after[:1].isdigit() and not before.endswith("!") for before, after in pairwise(texts)):
+            raise UnreadableError("a number after another factor")
         factors = [self.convert_postfix(factor) for factor in arr[i:]]
         if any(isinstance(factor, list) for factor in factors):
             raise UnreadableError("a derivative")
@@ -154,6 +158,7 @@ Answer = Value | Words | Based | Several | Related
 EMPTY = Several("\\{\\}", ())
 
 
+@lru_cache(maxsize=512)
 def read(text: str) -> Answer:
     """Return an answer. A text that is not mathematics as a whole is `Words`: no part of it counts."""
     text = spelled(text)
@@ -306,6 +311,8 @@ def expression(text: str) -> Any:
     text = _MIXED.sub(lambda m: rf"\frac{{{int(m[1]) * int(m[3]) + int(m[2])}}}{{{m[3]}}}", text)
     if mixed := _MIXED_PLAIN.match(text):
         text = rf"{mixed[1]}\frac{{{int(mixed[2]) * int(mixed[4]) + int(mixed[3])}}}{{{mixed[4]}}}"
+    if _BASE_WITHIN.search(text):
+        raise UnreadableError("a base within an expression")
     for pattern, written in _REPLACED:
         text = pattern.sub(written, text)
     if "'" in text or "\\%" in text or _LONG_WORD.search(_NO_WORD.sub("", text)):
@@ -370,7 +377,7 @@ def _same_members(left: Several, right: Several) -> bool:
     if len(left.members) != len(right.members):
         return False
     kinds = {left.brackets, right.brackets}
-    if len(kinds) == 1 and left.brackets not in ("", "\\{\\}", "|") or kinds == {"", "()"}:
+    if (len(kinds) == 1 and left.brackets not in ("", "\\{\\}", "|")) or kinds == {"", "()"}:
         return all(map(same, left.members, right.members))
     if len(kinds) > 1 and kinds not in ({"", "\\{\\}"}, {"", "|"}):
         return False

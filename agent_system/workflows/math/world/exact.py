@@ -38,7 +38,32 @@ _SCALE = {
 _ALSO = {"%": Fraction(1, 100), "percent": Fraction(1, 100), "pct": Fraction(1, 100), "dozen": Fraction(12)}
 # Bare words of one or two letters that are units; any other one may be a product of variables.
 _SHORT = frozenset(
-    {"m", "km", "cm", "mm", "g", "kg", "mg", "s", "h", "hr", "d", "l", "ml", "t", "ft", "in", "oz", "lb", "yd", "mi", "sq", "cu", "am", "pm"}
+    {
+        "m",
+        "km",
+        "cm",
+        "mm",
+        "g",
+        "kg",
+        "mg",
+        "s",
+        "h",
+        "hr",
+        "d",
+        "l",
+        "ml",
+        "t",
+        "ft",
+        "in",
+        "oz",
+        "lb",
+        "yd",
+        "mi",
+        "sq",
+        "cu",
+        "am",
+        "pm",
+    }
 )
 _LINKS = frozenset({"of", "in", "at", "on", "by", "a", "an"})
 _FUNCTIONS = frozenset(

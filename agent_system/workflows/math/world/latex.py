@@ -16,14 +16,12 @@ _FINAL = re.compile(r"(?<=[^\s\\.])\s*[.,;]$|\\$")
 _NEGATIVE_SPACE = re.compile(r"\\!\s*")
 _SIZE = re.compile(r"\\(?:left|right|[bB]igg?[lrm]?)\s*(?=[()\[\]|.\\])|\\(?:displaystyle|textstyle|limits)(?![A-Za-z])")
 _FRACTIONS = re.compile(r"\\[dtc]frac(?![A-Za-z])")
-_REPEATING = re.compile(
-    r"(?<![\d.])(\d*)\.(\d*)(?:\\(?:overline|bar|dot)\s*\{\s*(\d+)\s*\}|\\(?:overline|bar|dot)\s*(\d)(?!\d))"
-)
+_REPEATING = re.compile(r"(?<![\d.])(\d*)\.(\d*)(?:\\(?:overline|bar|dot)\s*\{\s*(\d+)\s*\}|\\(?:overline|bar|dot)\s*(\d)(?!\d))")
 _SPELLINGS = {
     "\u2212": "-", "\u2013": "-", "{,}": ",", "\\%": "%", "\\$": "$", "\\lbrace": "\\{", "\\rbrace": "\\}", "\\leqslant": "\\le",
     "\\geqslant": "\\ge", "\\leq": "\\le", "\\geq": "\\ge", "\\neq": "\\ne", "≤": "\\le ", "≥": "\\ge ", "≠": "\\ne ", "∞": "\\infty ",
     "\\lt": "<", "\\gt": ">", "×": "\\times ", "·": "\\cdot ", "÷": "/", "√": "\\sqrt ", "∪": "\\cup ", "∈": "\\in ", "±": "\\pm ",
-    "π": "\\pi ", "°": "^\\circ", "−": "-", "\\mleft": "", "\\mright": "",
+    "π": "\\pi ", "°": "^\\circ", "\\mleft": "", "\\mright": "",
 }  # fmt: skip
 _SPELLING = re.compile("|".join(re.escape(k) + (r"(?![A-Za-z])" if k[-1].isalpha() and k[0] == "\\" else "") for k in _SPELLINGS))
 _BRACKETS = {"(": ")", "[": "]", "{": "}", "\\{": "\\}"}

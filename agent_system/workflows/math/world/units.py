@@ -31,8 +31,8 @@ NOT_A_UNIT = frozenset(
     {
         "pi", "e", "i", "x", "y", "z", "n", "r", "or", "and", "to", "mod", "over", "divided", "times", "plus", "minus", "factorial",
         "squared", "cubed", "choose", "half", "halves", "third", "thirds", "quarter", "quarters", "power", "root", "not", "if", "when",
-        "hundred", "thousand", "million", "billion", "trillion", "percent", "pct", "dozen", "base", "than", "least", "most", "approximately",
-        "about", "infinity", "no", "none", "is", "for", "where", "with", "each", "between",
+        "hundred", "thousand", "million", "billion", "trillion", "percent", "pct", "dozen", "base", "than", "least", "most", "about",
+        "approximately", "infinity", "no", "none", "is", "for", "where", "with", "each", "between",
     }
 )  # fmt: skip
 _GROUP = rf"\\(?:{TEXT_COMMANDS}|rm)\s*\{{([^{{}}]*)\}}"
