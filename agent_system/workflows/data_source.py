@@ -5,7 +5,7 @@ r"""One question, one reply, graded by the `data_source` of its row as in verl's
 | data_source | answer | reward |
 |---|---|---|
 | `openai/gsm8k` | the last number after `####`, equal as text | 1 or 0 |
-| `lighteval/MATH`, `DigitalLearningGmbH/MATH-lighteval`, `HuggingFaceH4/MATH-500`, `numina_*` | the last box: `\boxed{}`, `\fbox{}`, `\boxed 5` | 1 or 0 |
+| `lighteval/MATH`, `DigitalLearningGmbH/MATH-lighteval`, `HuggingFaceH4/MATH-500`, `numina_*` | the last `\boxed{}` or `\fbox{}`; `\boxed 5` | 1 or 0 |
 | `math_dapo`, `math`, `math_dapo_reasoning`, `aime*` | the last line `Answer: ...`, without one the last `\boxed{}` | 1 or -1 |
 | `searchR1_*` | the last `<answer>` element, equal as normalised text to an accepted answer | 1 or 0 |
 | `codecontests`, `apps`, `codeforces`, `taco` | the last block of Python, without one the reply | the share of passed tests |
