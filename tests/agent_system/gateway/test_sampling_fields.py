@@ -47,10 +47,18 @@ EFFECT: dict[str, dict[str, Any]] = {
 HARMLESS = (
     "user", "store", "metadata", "safety_identifier", "service_tier", "prediction", "priority", "request_id", "session_id", "cache_salt",
     "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "stream_interval", "stream_options", "tool_choice",
+    "include", "parallel_tool_calls",
 )  # fmt: skip
 # Fields that have no effect, and values that ask for nothing.
 IGNORED = {"reasoning_effort": "low", "verbosity": "low", "web_search_options": {}, "return_token_ids": True, "a\nb": 1}
-NOTHING = {"reasoning_effort": None, "parallel_tool_calls": False, "include": ["a"], "web_search_options": None, "return_token_ids": False, "store": True}
+NOTHING = {
+    "reasoning_effort": None,
+    "parallel_tool_calls": False,
+    "include": ["a"],
+    "web_search_options": None,
+    "return_token_ids": False,
+    "store": True,
+}
 
 
 def fields_of(module: str, name: str) -> list[str]:
