@@ -38,7 +38,7 @@ _THINK_TAG = re.compile(r"</?think>", re.IGNORECASE)
 _THINK_END = re.compile(r"</think>", re.IGNORECASE)
 _BRACES = re.compile(r"\\\\|\\[{}]|[{}]")
 _BOXED = re.compile(r"\\(?:boxed|fbox)\s*\{")
-_OPEN_BOX = re.compile(r"\\(?:boxed|fbox)[ \t]*(?=[^\s{A-Za-z])([^$\n]*)")
+_OPEN_BOX = re.compile(r"\\(?:boxed|fbox)(?:[ \t]+(?=[^\s{])|(?=[^\s{A-Za-z]))([^$\n]*)")
 _FENCE = re.compile(r"[ \t]*```[ \t]*([^\s`]*)[^`]*")
 _NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|[-+]?\.\d+")
 

@@ -154,3 +154,4 @@ def test_every_kind_of_box_is_read(box: str) -> None:
     env = DataSourceEnv()
     env.reset(task_from_row(row("lighteval/MATH")))
     assert asyncio.run(env.step(f"So it is {box}")).team == 1
+    assert asyncio.run(env.step(f"So it is {box.replace('42', 'x')}")).team == 0

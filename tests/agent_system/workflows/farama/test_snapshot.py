@@ -97,7 +97,8 @@ def test_what_can_be_written_and_not_read_is_told_as_what_cannot_be_written(valu
 @pytest.mark.parametrize("in_info", [True, False])
 def test_random_moves_are_among_those_that_a_game_of_texts_lists(in_info):
     class Words:
-        simultaneous, to_act, live = False, ["p"], ["p"]
+        simultaneous = False
+        seats = to_act = live = ("p",)
 
         def space(self, seat):
             return spaces.Text(8)
