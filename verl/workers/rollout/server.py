@@ -81,7 +81,7 @@ def build_engine(
         model = load_causal_lm(
             str(config.model.path),
             dtype=resolve_dtype(rollout.dtype, device),
-            attn_implementation="sdpa",
+            attn_implementation="eager",  # which every model has; the engine replaces it where it can
             trust_remote_code=config.model.trust_remote_code,
         )
     # Imported here because the driver imports this module too and does not need transformers' models.
