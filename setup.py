@@ -19,6 +19,7 @@ INSTALL_REQUIRES = [
     "pandas>=2.3",
     "pyarrow>=22",
     "math-verify>=0.9,<0.10",
+    "latex2sympy2_extended>=1.11,<1.12",
     "aiohttp>=3.11",
     "safetensors>=0.7",
     "huggingface-hub>=1.0",

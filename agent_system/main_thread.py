@@ -23,8 +23,6 @@ from types import FrameType
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from verl.utils.loop_thread import frame_of
-
 logger = logging.getLogger(__name__)
 
 # An alarm of an asyncio task waits in steps of so many seconds until the task runs.
@@ -144,7 +142,7 @@ class _ThreadAlarms:
             return
         error: BaseException | None = None
         try:
-            handler(signal.SIGALRM, frame_of(alarm.thread))
+            handler(signal.SIGALRM, None)
         except BaseException as raised:  # whatever it is, it belongs to the thread that set the alarm
             error = raised
         with self.lock:

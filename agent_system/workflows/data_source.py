@@ -5,12 +5,12 @@ r"""One question, one reply, graded by the `data_source` of its row as in verl's
 | data_source | answer | reward |
 |---|---|---|
 | `openai/gsm8k` | the last number after `####`, equal as text | 1 or 0 |
-| `lighteval/MATH`, `DigitalLearningGmbH/MATH-lighteval`, `HuggingFaceH4/MATH-500`, `numina_*` | the last `\boxed{}` or `\fbox{}`; `\boxed 5` | 1 or 0 |
+| `lighteval/MATH`, `DigitalLearningGmbH/MATH-lighteval`, `HuggingFaceH4/MATH-500`, `numina_*` | the last box | 1 or 0 |
 | `math_dapo`, `math`, `math_dapo_reasoning`, `aime*` | the last line `Answer: ...`, without one the last `\boxed{}` | 1 or -1 |
 | `searchR1_*` | the last `<answer>` element, equal as normalised text to an accepted answer | 1 or 0 |
 | `codecontests`, `apps`, `codeforces`, `taco` | the last block of Python, without one the reply | the share of passed tests |
 
-Answers of the rows with `\boxed{}` are compared by the grader of the environment `math`. As in verl, `####` and `Answer:` are read in the
+Boxes are `\boxed{}`, `\fbox{}` and `\boxed 5`; their answers are compared by the grader of the environment `math`. As in verl, `####` and `Answer:` are read in the
 last 300 characters of a reply, and the box instead of `Answer:` in the last 100. verl compares normalised texts where the grader compares
 values, so that a right answer in another spelling scores here alone, and one with another unit, base or list there alone; for `numina_*`
 it takes other texts where a reply has no box. A right answer with more than 10 tags has a quarter of the reward. Programs run in the
