@@ -10,13 +10,15 @@ r"""One question, one reply, graded by the `data_source` of its row as in verl's
 | `searchR1_*` | the last `<answer>` element, equal as normalised text to an accepted answer | 1 or 0 |
 | `codecontests`, `apps`, `codeforces`, `taco` | the last block of Python, without one the reply | the share of passed tests |
 
-Boxes are `\boxed{}`, `\fbox{}` and `\boxed 5`; their answers are compared by the grader of the environment `math`. As in verl, `####` and `Answer:` are read in the
-last 300 characters of a reply, and the box instead of `Answer:` in the last 100. verl compares normalised texts where the grader compares
-values, so that a right answer in another spelling scores here alone, and one with another unit, base or list there alone; for `numina_*`
-it takes other texts where a reply has no box. A right answer with more than 10 tags has a quarter of the reward. Programs run in the
-sandbox, with `env.params.programs=true` alone, on tests in the form of the environment `code` or in verl's: the arguments of a call as
-JSON, one a line, and its result as JSON, which may be wrapped in a list of one. As in verl, the usual modules are imported before the
-program, and the function may be a method of a class `Solution`. Where a test fails, verl counts the first 10.
+Boxes are `\boxed{}`, `\fbox{}` and `\boxed 5`; their answers are compared by the grader of the environment
+`math`. As in verl, `####` and `Answer:` are read in the last 300 characters of a reply, and the box instead
+of `Answer:` in the last 100. verl compares normalised texts where the grader compares values, so that a right
+answer in another spelling scores here alone, and one with another unit, base or list there alone; for
+`numina_*` it takes other texts where a reply has no box. A right answer with more than 10 tags has a quarter
+of the reward. Programs run in the sandbox, with `env.params.programs=true` alone, on tests in the form of the
+environment `code` or in verl's: the arguments of a call as JSON, one a line, and its result as JSON, which
+may be wrapped in a list of one. As in verl, the usual modules are imported before the program, and the
+function may be a method of a class `Solution`. Where a test fails, verl counts the first 10.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Comparison of an answer with the ground truth: exact where both are numbers, by math-verify in another process otherwise."""
+"""Comparison of an answer with the ground truth: exact where both are numbers, by value in another process otherwise."""
 
 from __future__ import annotations
 
