@@ -51,7 +51,8 @@ class RewardManager(ABC):
     def score(self, episode: EpisodeRecord) -> Any:
         """Return the team reward, a mapping of local rewards (see `Reward.local`) or a `Reward`; may be `async def`.
 
-        None is an error; `Reward()` keeps the environment's reward. A plain method runs in a thread. An error, or no result within `reward.timeout_s`, costs the episode.
+        None is an error; `Reward()` keeps the environment's reward. A plain method runs in a thread. An error,
+        or no result within `reward.timeout_s`, costs the episode.
         """
 
     def read(self, found: Any) -> Reward:
