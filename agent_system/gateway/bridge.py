@@ -109,5 +109,6 @@ def bridge_of(binding: AgentBinding | RemoteBinding, keys: GatewayConfig) -> Bri
 
 
 def _plain(messages: Sequence[Mapping[str, Any]]) -> tuple[Message, ...]:
-    """Return role and content, for reward models."""
-    return tuple({"role": str(m["role"]), "content": str(m["content"])} for m in messages)
+    """Return role, content and tool calls, for reward models and reward functions."""
+    read = ("role", "content", "tool_calls")
+    return tuple({name: message[name] for name in read if name in message} for message in messages)
