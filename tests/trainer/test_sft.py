@@ -7,7 +7,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from verl.models.tiny import TinyModelSize, make_tiny_model
 from verl.trainer.sft.config import SFTConfig
-from verl.trainer.sft.data import IGNORED_LABEL, Chat, Conversation, batches, collate, encode, read_chats
+from verl.trainer.sft.chats import Chat, read_chats
+from verl.trainer.sft.data import IGNORED_LABEL, Conversation, batches, collate
+from verl.trainer.sft.encoding import encode
 from verl.trainer.sft.loop import assistant_loss, run_sft
 from verl.trainer.sft.muon import Muon, orthogonal
 from verl.trainer.sft.optim import build_optimizers
@@ -88,7 +90,7 @@ def test_a_run_is_a_function_of_its_seed(model_folder, demo_file, tmp_path):
 def test_loss_covers_every_assistant_reply_and_nothing_else(model_folder):
     tokenizer = AutoTokenizer.from_pretrained(model_folder)
     messages = [*CONVERSATIONS[0], *CONVERSATIONS[1]]
-    row = encode(Chat(messages), tokenizer)
+    (row,) = encode(Chat(messages), tokenizer)
     kept = [token for token, wanted in zip(row.input_ids, row.loss_mask, strict=True) if wanted]
     assert tokenizer.decode(kept) == "abab<|im_end|>cdcd<|im_end|>"
     text = tokenizer.apply_chat_template(messages, tokenize=False)
@@ -98,7 +100,7 @@ def test_loss_covers_every_assistant_reply_and_nothing_else(model_folder):
 def test_padding_does_not_change_the_loss(model_folder):
     model = AutoModelForCausalLM.from_pretrained(model_folder)
     tokenizer = AutoTokenizer.from_pretrained(model_folder)
-    rows = [encode(Chat(messages), tokenizer) for messages in CONVERSATIONS[:2]]
+    rows = [row for messages in CONVERSATIONS[:2] for row in encode(Chat(messages), tokenizer)]
     input_ids, labels = collate(rows, tokenizer.pad_token_id)
     padded_ids = torch.nn.functional.pad(input_ids, (0, 5), value=tokenizer.pad_token_id)
     padded_labels = torch.nn.functional.pad(labels, (0, 5), value=IGNORED_LABEL)
@@ -166,7 +168,7 @@ def test_a_failed_run_leaves_no_output_folder(model_folder, demo_file, tmp_path)
         (["optim.name=adam"], "optim.name='adam': expected one of adamw, muon"),
         ([], "default_local_dir"),
         (["trainer.default_local_dir={tmp}/o"], "train_files is empty"),
-        (["trainer.default_local_dir={tmp}/o", "data.train_files=[{tmp}/none.jsonl]"], "no such file"),
+        (["trainer.default_local_dir={tmp}/o", "data.train_files=[{tmp}/none.jsonl]"], "no such data file"),
         (["trainer.default_local_dir={tmp}/o", "data.train_files=[{tmp}/demos.jsonl]", "model.path={tmp}/none"], "no such folder"),
         (["trainer.default_local_dir={tmp}/o", "data.train_files=[{tmp}/demos.jsonl]", "data.messages_key=chat"], "no assistant message"),
         (["trainer.default_local_dir={tmp}"], "exists"),
