@@ -18,7 +18,10 @@ TRL = "trl==1.16.0"
 XINFERENCE = "xinference==4.1.0"
 LLAMA_CPP = "llama-cpp-python==0.3.36"  # as source: its wheel does not hold llama.cpp's templates
 # In the form in which model families write tokens: <|im_end|>, <｜User｜>, </s>, [INST], <start_of_turn>, <bos>, <|turn>.
-_TOKENS = re.compile(r"<\|?[\w:]{1,40}\|>|<\|[\w:]{1,40}\|?>|<｜[\w▁]{1,40}｜>|</?s>|\[/?[A-Z_]{3,20}\]|<\w{1,20}_of_\w{1,20}>|<[be]os>|</?assistant>")
+_TOKENS = re.compile(
+    r"<\|?[\w:]{1,40}\|>|<\|[\w:]{1,40}\|?>|<｜[\w▁]{1,40}｜>|</?s>|\[/?[A-Z_]{3,20}\]|<\w{1,20}_of_\w{1,20}>|<[be]os>"
+    r"|</?assistant>|\]~\w*\]|\[e~\["
+)
 
 
 def downloaded(package: str, *options: str) -> Path:

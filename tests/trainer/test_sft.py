@@ -303,9 +303,13 @@ def test_arguments_of_the_template_are_those_of_sampling():
     messages = asked({"content": "7"})
     with pytest.raises(DatasetError, match="prompt of this reply goes on with '<think></think>' where .* shows the reply with '7"):
         trained_texts(messages, enable_thinking=False)
-    closed = CALLS.replace("{{ m.content }}", "{% if enable_thinking is false and m.role == 'assistant' %}<think></think>{% endif %}{{ m.content }}")
+    closed = CALLS.replace(
+        "{{ m.content }}", "{% if enable_thinking is false and m.role == 'assistant' %}<think></think>{% endif %}{{ m.content }}"
+    )
     assert trained_texts(messages, closed, enable_thinking=False) == ["7<|im_end|>"]
-    assert load_config(["data.apply_chat_template_kwargs.enable_thinking=false"]).data.apply_chat_template_kwargs == {"enable_thinking": False}
+    assert load_config(["data.apply_chat_template_kwargs.enable_thinking=false"]).data.apply_chat_template_kwargs == {
+        "enable_thinking": False
+    }
     assert trained_texts(messages, enable_thinking=True, chat_template=CALLS.replace("m.content", "m.content ~ '!'")) == ["7!<|im_end|>"]
 
 

@@ -121,7 +121,7 @@ def encoded(tokenizer: Any, text: str) -> tuple[int, ...]:
     return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
-def outcome(template: str, kind: str, blanks: str) -> str:
+def outcome(template: str, kind: str, blanks: str = "") -> str:
     """`exact`, or the cause for which the conversation is refused."""
     tokenizer = tokenizer_for(template, blanks=blanks)
     messages = read_messages(CONVERSATIONS[kind], kind)
@@ -133,3 +133,50 @@ def outcome(template: str, kind: str, blanks: str) -> str:
         return str(error)
     check(tokenizer, chat, rows)
     return "exact"
+
+
+# Of templates with different ends, prompts and calls, the outcome of each conversation in their order: exact (.) or refused (r).
+EXPECTED = {
+    "cohere2": "......rrrrrrr",
+    "deepseekv3": "rrrrrrrrrrrrr",
+    "gemma": ".r....rrrrrrr",
+    "gemma4": ".............",
+    "glm4moe": ".............",
+    "gptoss": ".............",
+    "lfm2_v2": ".............",
+    "llama3_1": ".........r.r.",
+    "nemotron_3_nano": "rrrr..rrrrrr.",
+    "phi3_5": "......rrrrrrr",
+    "qwen2_5": ".............",
+    "qwen3": ".............",
+    "qwen3_training": ".............",
+    "qwen3_5_nothink": "....rr......r",
+    "qwen3_5_think": ".............",
+}
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_a_reply_is_trained_exactly_as_a_published_template_shows_it_or_refused(name: str) -> None:
+    template = trl_templates()[name]
+    found = {kind: outcome(template, kind) for kind in CONVERSATIONS}
+    assert "".join("." if cause == "exact" else "r" for cause in found.values()) == EXPECTED[name], found
+
+
+@pytest.mark.parametrize("blanks", ["first", "always"])
+@pytest.mark.parametrize("name", ["cohere2", "gemma", "phi3_5", "qwen3"])
+def test_tokenizers_with_blanks_before_a_text_train_the_tokens_of_the_whole_text(name: str, blanks: str) -> None:
+    template = trl_templates()[name]
+    for kind in ("plain", "two turns", "call, result, answer"):
+        assert (outcome(template, kind, blanks) == "exact") == (outcome(template, kind) == "exact")
+
+
+# Conversations of the templates of all packages that are exact; the others are refused.
+EXACT = {}
+
+
+def test_every_published_template_is_exact_or_refused(request: pytest.FixtureRequest) -> None:
+    if not request.config.getoption("--all-levels"):
+        pytest.skip("downloads 130 MB: needs --all-levels")
+    templates = all_templates()
+    found = {kind: Counter(outcome(template, kind) == "exact" for template in templates.values()) for kind in CONVERSATIONS}
+    assert {kind: counts[True] for kind, counts in found.items()} == EXACT, f"of {len(templates)} templates"

@@ -32,9 +32,7 @@ def read_chats(files: Sequence[str], messages_key: str, tools_key: str) -> list[
         DatasetError: a file or a row that cannot be read, a row without an assistant message, or no row at all.
     """
     if not files:
-        raise DatasetError(
-            "data.train_files is empty; expected parquet or jsonl files, e.g. data.train_files=[demos.jsonl]"
-        )
+        raise DatasetError("data.train_files is empty; expected parquet or jsonl files, e.g. data.train_files=[demos.jsonl]")
     chats: list[Chat] = []
     for file in files:
         for number, row in enumerate(read_rows(file)):

@@ -120,9 +120,7 @@ class ChatEncoder:
             )
         return whole + token
 
-    def _next_token(
-        self, messages: Sequence[ChatMessage], following: Sequence[ChatMessage], tools: Tools, whole: str
-    ) -> str:
+    def _next_token(self, messages: Sequence[ChatMessage], following: Sequence[ChatMessage], tools: Tools, whole: str) -> str:
         """Return the special token that begins the message after a reply, empty if the template shows none there.
 
         Args:
@@ -133,9 +131,9 @@ class ChatEncoder:
         """
         role = "tool" if messages[-1].get("tool_calls") else "user"
         after = [*following, {"role": role, "content": "?"}][:1]
-        plain = {name: value for name, value in messages[-1].items() if name in ("role", "content", "tool_calls")}
         # Templates that leave thinking out of earlier replies show a reply without it in the same way before each message.
-        for before, text in ((messages, whole), ([*messages[:-1], plain], None)):
+        plain = [_without_thinking(message) for message in messages]
+        for before, text in ((messages, whole), (plain, None)):
             try:
                 shown = self._rendering.text(before, tools) if text is None else text
                 followed = self._rendering.text([*before, *after], tools)
@@ -149,8 +147,7 @@ class ChatEncoder:
         """Count the fields of a reply that the template does not show. Raise DatasetError if it says nothing without them."""
         if tools and self._same(messages[:at], None, prompt, as_prompt=True):
             raise DatasetError(
-                "the chat template does not show the tools of this row; use another template, or leave them out with "
-                "data.tools_key"
+                "the chat template does not show the tools of this row; use another template, or leave them out with data.tools_key"
             )
         message = messages[at]
         unseen = []
@@ -212,11 +209,15 @@ class ChatEncoder:
         return str(self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
 
-def encode(
-    chat: Chat, tokenizer: PreTrainedTokenizerBase, template_kwargs: Mapping[str, Any] | None = None
-) -> list[Conversation]:
+def encode(chat: Chat, tokenizer: PreTrainedTokenizerBase, template_kwargs: Mapping[str, Any] | None = None) -> list[Conversation]:
     """Return the sequences in which the replies of one conversation are trained; see `ChatEncoder`."""
     return ChatEncoder(tokenizer, template_kwargs).encode(chat)
+
+
+def _without_thinking(message: ChatMessage) -> ChatMessage:
+    if message["role"] != "assistant":
+        return message
+    return {name: value for name, value in message.items() if name in ("role", "content", "tool_calls")}
 
 
 def _is_trained(message: ChatMessage, at: int) -> bool:
