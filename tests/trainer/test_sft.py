@@ -8,8 +8,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from tests.published_templates import tokenizer_for
 from verl.models.tiny import TinyModelSize, make_tiny_model, train_tokenizer
-from verl.trainer.sft.config import SFTConfig
 from verl.trainer.sft.chats import Chat, read_chats
+from verl.trainer.sft.config import SFTConfig
 from verl.trainer.sft.data import IGNORED_LABEL, Conversation, batches, collate
 from verl.trainer.sft.encoding import ChatEncoder, encode
 from verl.trainer.sft.loop import assistant_loss, run_sft
@@ -301,7 +301,7 @@ def test_the_end_is_that_of_the_template_and_ends_generation(model_folder, demo_
 
 def test_arguments_of_the_template_are_those_of_sampling():
     messages = asked({"content": "7"})
-    with pytest.raises(DatasetError, match="prompt of this reply goes on with '<think></think>' where .* shows the reply with '7"):
+    with pytest.raises(DatasetError, match=r"prompt of this reply goes on with '<think></think>' where .* shows the reply with '7"):
         trained_texts(messages, enable_thinking=False)
     closed = CALLS.replace(
         "{{ m.content }}", "{% if enable_thinking is false and m.role == 'assistant' %}<think></think>{% endif %}{{ m.content }}"
@@ -335,7 +335,8 @@ def test_generation_marks_of_the_template_say_what_is_trained():
 
 @pytest.mark.parametrize("blanks", ["first", "always"])
 def test_tokenizers_that_put_a_blank_before_a_text_put_none_before_a_reply(blanks):
-    template = "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}<|end|>\n{% endfor %}{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+    template = "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}<|end|>\n{% endfor %}"
+    template += "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
     tokenizer = tokenizer_for(template + "<|user|><|assistant|>", blanks=blanks)
     tokenizer.chat_template = template
     messages = asked({"content": "7"}, {"content": "8 9"})

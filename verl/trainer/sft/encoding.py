@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from os.path import commonprefix
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
 from verl.trainer.sft.chats import Chat
 from verl.trainer.sft.data import Conversation
-from verl.trainer.sft.rendering import Rendering, Tools
+from verl.trainer.sft.rendering import Rendering, Tools, common_length
 from verl.utils.dataset.files import DatasetError
 from verl.utils.dataset.messages import ChatMessage
 
@@ -85,7 +84,7 @@ class ChatEncoder:
         prompt = self._rendering.text(messages[:at], tools, prompt=True)
         whole = self._rendering.text(messages[: at + 1], tools)
         if not whole.startswith(prompt):
-            same = len(commonprefix([prompt, whole]))
+            same = common_length(prompt, whole)
             raise DatasetError(
                 f"message {at}: the prompt of this reply goes on with {prompt[same:]!r:.60} where the chat template shows the "
                 f"reply with {whole[same:]!r:.60}; training and sampling would differ (other data.apply_chat_template_kwargs, "
@@ -205,7 +204,7 @@ class ChatEncoder:
             return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
         return list(self._backend.encode(text, add_special_tokens=False).ids)
 
-    def _decode(self, ids: Sequence[int]) -> str:
+    def _decode(self, ids: list[int]) -> str:
         return str(self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
 

@@ -17,8 +17,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 
 from verl.models.path import absolute_model_path
 from verl.trainer.config.spec import check_values
-from verl.trainer.sft.config import SFTConfig
 from verl.trainer.sft.chats import Chat, read_chats
+from verl.trainer.sft.config import SFTConfig
 from verl.trainer.sft.data import IGNORED_LABEL, Conversation, batches, collate
 from verl.trainer.sft.encoding import ChatEncoder
 from verl.trainer.sft.optim import build_optimizers

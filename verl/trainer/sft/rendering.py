@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from os.path import commonprefix
+from itertools import takewhile
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -65,10 +65,13 @@ class Rendering:
             return None
         arguments = {**self.tokenizer.special_tokens_map, **self._kwargs, "chat_template": template}
         _, marks = render_jinja_template(
-            [self._in_form(messages)], tools=None if tools is None else list(tools),
-            return_assistant_tokens_mask=True, **arguments,
-        )  # fmt: skip
-        return [(begin, end) for begin, end in marks[0]]
+            [self._in_form(messages)],
+            tools=None if tools is None else [dict(tool) for tool in tools],
+            return_assistant_tokens_mask=True,
+            **arguments,
+        )
+        places: Any = marks
+        return [(begin, end) for begin, end in places[0]]
 
     @cached_property
     def closing(self) -> str:
@@ -79,8 +82,8 @@ class Rendering:
             followed = self.text([_QUESTION, reply, _QUESTION]).rpartition(_MARK)[2]
         except DatasetError:  # a template that wants other conversations than these ends its replies itself
             return ""
-        common = commonprefix([last, followed])
-        ends = [found.end() for found in self._special.finditer(last) if found.end() <= len(common)]
+        common = common_length(last, followed)
+        ends = [found.end() for found in self._special.finditer(last) if found.end() <= common]
         return last[ends[-1] :] if ends else ""
 
     def ends(self, text: str) -> bool:
@@ -148,6 +151,11 @@ class Rendering:
             return False
         encoded_twice = r"\"city\"" in text or "'city'" in text  # JSON within JSON, or Python's form of an object
         return _MARK in text and not encoded_twice
+
+
+def common_length(first: str, second: str) -> int:
+    """Return the number of characters with which two texts begin alike."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))
 
 
 def _call_message(message: ChatMessage, as_text: bool, no_content: bool) -> ChatMessage:
