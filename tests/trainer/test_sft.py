@@ -325,6 +325,12 @@ def test_replies_that_the_template_shows_otherwise_later_are_trained_in_sequence
     assert trained_texts(messages, forgets) == ["<think>a</think>1<|im_end|>", "2<|im_end|>|<think>b</think>3<|im_end|>"]
 
 
+def test_a_template_that_shows_the_time_shows_one_time():
+    clock = CALLS + "{% if not add_generation_prompt %}{% endif %}"
+    clock = clock.replace("{% for m in messages %}", "{{ strftime_now('%f') }}{% for m in messages %}")
+    assert trained_texts(asked({"content": "7"}, {"content": "8"}), clock) == ["7<|im_end|>|8<|im_end|>"]
+
+
 def test_generation_marks_of_the_template_say_what_is_trained():
     marked = CALLS.replace("{{ m.content }}", "{% generation %}{{ m.content }}{% endgeneration %}{{ '' }}")
     marked = marked.replace("{% for c in", "{% if m.role == 'assistant' %}{% endif %}{% for c in")
@@ -356,6 +362,7 @@ def test_tokenizers_that_put_a_blank_before_a_text_put_none_before_a_reply(blank
         (CALLS.replace("<|im_end|>", "").replace("<|im_start|>", ""), asked({"content": "7"}), None, "puts no special token behind it"),
         (CALLS.replace("<|im_start|>assistant\n", "<|im_start|>bot\n"), asked({"content": "7"}), None, "goes on with 'bot"),
         ("{{ raise_exception('no') if messages | length > 1 }}" + CALLS, asked({"content": "7"}), None, "cannot show .*: no"),
+        (CALLS.replace("if add_generation_prompt", "if true"), asked({"content": "7"}), None, "although no other message follows"),
         (CALLS.replace("m.content", "'fixed'"), asked({"content": "7"}), None, "does not show contents that are text"),
     ],
 )

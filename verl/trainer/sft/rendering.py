@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from functools import cached_property
 from itertools import takewhile
 from typing import Any
@@ -40,7 +41,8 @@ class Rendering:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, template_kwargs: Mapping[str, Any] | None = None) -> None:
         """Set the tokenizer and the arguments of its template. Raise DatasetError if there is no template."""
         self.tokenizer = tokenizer
-        self._kwargs = dict(template_kwargs or {})
+        # One time for all: renderings are compared, and some templates show the seconds.
+        self._kwargs = {"strftime_now": datetime.now().strftime, **(template_kwargs or {})}
         template = self._kwargs.get("chat_template") or tokenizer.chat_template
         if not template:
             raise DatasetError(
@@ -64,18 +66,21 @@ class Rendering:
         if not _GENERATION.search(template):
             return None
         arguments = {**self.tokenizer.special_tokens_map, **self._kwargs, "chat_template": template}
-        _, marks = render_jinja_template(
+        found: Any = render_jinja_template(
             [self._in_form(messages)],
             tools=None if tools is None else [dict(tool) for tool in tools],
             return_assistant_tokens_mask=True,
             **arguments,
         )
-        places: Any = marks
-        return [(begin, end) for begin, end in places[0]]
+        return [(begin, end) for begin, end in found[1][0]]
 
     @cached_property
     def closing(self) -> str:
-        """The text after the end of a reply that only the end of a conversation has, or that separates messages."""
+        """The text after the end of a reply that only the end of a conversation has, or that separates messages.
+
+        Raises:
+            DatasetError: it is the beginning of another message, which the template shows without being asked.
+        """
         reply = {"role": "assistant", "content": _MARK}
         try:
             last = self.text([_QUESTION, reply]).rpartition(_MARK)[2]
@@ -84,7 +89,10 @@ class Rendering:
             return ""
         common = common_length(last, followed)
         ends = [found.end() for found in self._special.finditer(last) if found.end() <= common]
-        return last[ends[-1] :] if ends else ""
+        closing = last[ends[-1] :] if ends else ""
+        if self._special.sub("", closing).strip():
+            raise DatasetError(f"the chat template shows {last!r:.80} behind a reply, although no other message follows")
+        return closing
 
     def ends(self, text: str) -> bool:
         """Return whether a text ends with a special token."""
