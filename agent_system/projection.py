@@ -37,7 +37,8 @@ _THINKING = re.compile(r"<think>.*?(?:</think>|\Z)", re.IGNORECASE | re.DOTALL)
 _THINK_TAG = re.compile(r"</?think>", re.IGNORECASE)
 _THINK_END = re.compile(r"</think>", re.IGNORECASE)
 _BRACES = re.compile(r"\\\\|\\[{}]|[{}]")
-_BOXED = re.compile(r"\\boxed\s*\{")
+_BOXED = re.compile(r"\\(?:boxed|fbox)\s*\{")
+_OPEN_BOX = re.compile(r"\\(?:boxed|fbox)(?:[ \t]+(?=[^\s{])|(?=[^\s{A-Za-z]))([^$\n]*)")
 _FENCE = re.compile(r"[ \t]*```[ \t]*([^\s`]*)[^`]*")
 _NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|[-+]?\.\d+")
 
@@ -86,10 +87,14 @@ def boxed_answer(text: str) -> Projection:
 
 
 def last_boxed(text: str) -> str:
-    r"""Return the content of the last closed `\boxed{...}`, or an empty string."""
+    r"""Return the content of the last closed `\boxed{...}` or `\fbox{...}`, or an empty string.
+
+    Without a brace in the whole text, as in `$\boxed 5$`, it is the rest of the line or formula.
+    """
     starts = {m.end() - 1: m.end() for m in _BOXED.finditer(text)}
     if not starts:
-        return ""
+        found = _OPEN_BOX.findall(text)
+        return found[-1].strip().rstrip(".,;") if found else ""
     open_braces: list[int] = []
     best: tuple[int, int] | None = None
     for m in _BRACES.finditer(text):

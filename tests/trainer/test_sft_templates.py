@@ -170,8 +170,22 @@ def test_tokenizers_with_blanks_before_a_text_train_the_tokens_of_the_whole_text
         assert (outcome(template, kind, blanks) == "exact") == (outcome(template, kind) == "exact")
 
 
-# Conversations of the templates of all packages that are exact; the others are refused.
-EXACT = {}
+# How many of the packages' 200 templates are exact; the others are refused.
+EXACT = {
+    "plain": 145,
+    "system": 140,
+    "two turns": 145,
+    "blanks": 145,
+    "thinking": 156,
+    "thinking in two turns": 156,
+    "call": 92,
+    "call without content": 92,
+    "call with content": 92,
+    "two calls": 90,
+    "call, result, answer": 87,
+    "two calls, results, answer": 85,
+    "thinking and calls": 97,
+}
 
 
 def test_every_published_template_is_exact_or_refused(request: pytest.FixtureRequest) -> None:
