@@ -45,9 +45,7 @@ def convert(file: Path, skip_incomplete: bool = False) -> list[dict[str, Any]]:
             conversion.lacks(index, missing, needs)
             continue
         extra = {"question": question, "answer": solution}
-        conversion.rows.append(
-            make_row(question, answer, data_source="openai/gsm8k", split=file.stem, index=index, **extra)
-        )
+        conversion.rows.append(make_row(question, answer, data_source="openai/gsm8k", split=file.stem, index=index, **extra))
     return conversion.report()
 
 

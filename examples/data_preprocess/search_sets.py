@@ -94,8 +94,7 @@ def main(argv: Sequence[str] | None = None) -> list[Path]:
     skip = args.skip_incomplete
     if args.hub:
         parts = {
-            split: [row for name, source in sets.items() for row in from_hub(name, source, split, skip)]
-            for split, sets in HUB.items()
+            split: [row for name, source in sets.items() for row in from_hub(name, source, split, skip)] for split, sets in HUB.items()
         }
     else:
         read = [convert(str(file), read_rows(file), file.stem, args.split, skip) for file in args.input]

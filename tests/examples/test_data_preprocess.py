@@ -180,7 +180,10 @@ SOLUTIONS = [
 
 @pytest.mark.parametrize(("columns", "answer"), SOLUTIONS)
 def test_answers_of_mathematics_are_found_in_the_forms_of_public_sets(tmp_path, columns, answer):
-    for convert in (lambda rows: math_jsonl.convert(jsonl(tmp_path / "a.jsonl", *rows), "mine"), lambda rows: hf_sets.convert("dapo", rows)):
+    for convert in (
+        lambda rows: math_jsonl.convert(jsonl(tmp_path / "a.jsonl", *rows), "mine"),
+        lambda rows: hf_sets.convert("dapo", rows),
+    ):
         [row] = convert([{"problem": "How many?", **columns}])
         assert row["reward_model"]["ground_truth"] == answer
 

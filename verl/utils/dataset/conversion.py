@@ -53,7 +53,8 @@ class Conversion:
 def run_script(main: Callable[[], Any], *errors: type[Exception]) -> None:
     """Run the command line of a script; errors in its data, and `errors`, end it with one line."""
     logging.basicConfig(level=logging.INFO, format="%(message)s")
+    user_errors = (DatasetError, OSError, *errors)
     try:
         main()
-    except (DatasetError, OSError, *errors) as error:
+    except user_errors as error:
         sys.exit(f"error: {error}")
