@@ -134,9 +134,16 @@ def _without_effect(overrides: Sequence[str]) -> list[str]:
         return []
 
 
-def free_form(overrides: Sequence[str], known: Mapping[str, Key] = KEYS) -> list[str]:
-    """Return overrides with `++` before those of free-form sections, whole or key by key; `known` are the program's keys."""
-    sections = tuple(f"{name}." for name, key in known.items() if isinstance(key.default, dict))
+def free_form_sections(known: Mapping[str, Key]) -> tuple[str, ...]:
+    """Return the names of the keys whose own keys are free, each with a dot behind it."""
+    return tuple(f"{name}." for name, key in known.items() if isinstance(key.default, dict))
+
+
+FREE_FORM = free_form_sections(KEYS)
+
+
+def free_form(overrides: Sequence[str], sections: tuple[str, ...] = FREE_FORM) -> list[str]:
+    """Return overrides with `++` before those of free-form sections, whole or key by key."""
     bare = [(override, override.lstrip("+")) for override in overrides]
     return [f"++{name}" if name.replace("=", ".", 1).startswith(sections) else override for override, name in bare]
 

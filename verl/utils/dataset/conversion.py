@@ -53,7 +53,7 @@ class Conversion:
 def run_script(main: Callable[[], Any], *errors: type[Exception]) -> None:
     """Run the command line of a script; errors in its data, and `errors`, end it with one line."""
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    user_errors = (DatasetError, OSError, *errors)
+    user_errors: tuple[type[Exception], ...] = (DatasetError, OSError, *errors)
     try:
         main()
     except user_errors as error:
