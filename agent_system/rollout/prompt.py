@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import marshal
 import re
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,6 +18,7 @@ from agent_system.rollout.tokens import Encoder, encode_all, special_tokens
 
 logger = logging.getLogger(__name__)
 CACHED_PROMPTS = 4096
+VALUES_ONLY = 2  # version of `marshal` that writes equal values as equal bytes: later ones write which objects are the same
 
 
 class PromptTooLongError(RuntimeError):
@@ -48,10 +50,18 @@ class SpecialTokens:
         self._pattern = re.compile("|".join(map(re.escape, special))) if special else None
 
     def removed(self, messages: list[Message]) -> list[Message]:
-        """Return the messages without special tokens in their contents: a reply with "<|im_end|>" must not end another's message."""
+        """Return the messages without special tokens in their texts: a reply with "<|im_end|>" must not end another's message."""
         if self._pattern is None:
             return messages
-        return [{**m, "content": self.cleaned(m["content"])} for m in messages]
+        return [{name: self._cleaned(value) for name, value in message.items()} for message in messages]
+
+    def _cleaned(self, value: Any) -> Any:
+        """Return a field of a message without special tokens in any of its texts, names of arguments included."""
+        if isinstance(value, str):
+            return self.cleaned(value)
+        if isinstance(value, dict):
+            return {self._cleaned(name): self._cleaned(item) for name, item in value.items()}
+        return [self._cleaned(item) for item in value] if isinstance(value, list) else value
 
     def cleaned(self, text: str) -> str:
         """Return a text without special tokens. A token that forms where another one was taken out is replaced by a blank."""
@@ -110,7 +120,7 @@ class PromptBuilder:
         self.template_kwargs = dict(template_kwargs or {})
         self._special = SpecialTokens(tokenizer)
         self._encoder = encoder or Encoder(tokenizer)
-        self._cache: OrderedDict[tuple[Any, ...], Prompt] = OrderedDict()
+        self._cache: OrderedDict[bytes, Prompt] = OrderedDict()
 
     def of(self, agent: BaseAgent) -> PromptBuilder:
         """Return the builder of another state of the agent; both have one cache."""
@@ -192,18 +202,22 @@ class PromptBuilder:
     def _tokenize(self, messages: list[Message]) -> Prompt:
         messages = self._special.removed(messages)
         key = self._key(messages)
-        prompt = self._cache.get(key)
+        prompt = None if key is None else self._cache.get(key)
         if prompt is None:
             text = self._template(messages)
             prompt = Prompt(text, self._encoder.encode(text), messages=tuple(messages))
-            self._cache[key] = prompt
+            if key is not None:
+                self._cache[key] = prompt
             if len(self._cache) > CACHED_PROMPTS:
                 self._cache.popitem(last=False)
         return prompt
 
-    def _key(self, messages: list[Message]) -> tuple[Any, ...]:
-        """Return what a prompt depends on."""
-        return tuple((m["role"], m["content"]) for m in messages)
+    def _key(self, messages: list[Message]) -> bytes | None:
+        """Return what a prompt depends on: all that the template can see; None for values that only their own class can compare."""
+        try:
+            return marshal.dumps(messages, VALUES_ONLY)
+        except ValueError:
+            return None
 
     def _template(self, messages: list[Message]) -> str:
         return str(self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **self.template_kwargs))

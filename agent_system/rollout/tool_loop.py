@@ -77,8 +77,9 @@ class ToolPromptBuilder(PromptBuilder):
             following = Prompt(whole, self._encoder.encode(whole), prompt.dropped, tuple(messages))
         return (following if len(following.ids) <= self.max_prompt_length else None), not exact
 
-    def _key(self, messages: list[Message]) -> tuple[Any, ...]:
-        return (self.shown_tools, *super()._key(messages))
+    def _key(self, messages: list[Message]) -> bytes | None:
+        key = super()._key(messages)
+        return None if key is None else self.shown_tools.encode("utf-8", "surrogatepass") + b"\0" + key
 
     def _is_special(self, token_id: int) -> bool:
         return not decode(self.tokenizer, [token_id])

@@ -22,7 +22,8 @@ from examples.embedded.math_tool.demos import (
 )
 from verl.models.tiny import train_tokenizer
 from verl.protocol.generate import Generation
-from verl.trainer.sft.data import Chat, encode
+from verl.trainer.sft.chats import Chat
+from verl.trainer.sft.encoding import encode
 
 
 def test_demonstrators_with_habits_fail_often_and_careful_ones_never() -> None:
@@ -55,7 +56,7 @@ def test_the_tokens_of_a_demonstration_are_those_that_the_rollout_shows_and_samp
     builder = ToolPromptBuilder(team.tool, tokenizer, 400)
     for problem in generate(5, 4, scale=SCALE):
         ((asked, called, result, answered),), _ = team.episode(problem, replace(CAREFUL, tool=1.0))
-        row = encode(Chat([asked, called, result, answered], tools([asked])), tokenizer)
+        (row,) = encode(Chat([asked, called, result, answered], tools([asked])), tokenizer)
         prompt = builder.build({"env_prompt": problem.question, "last": {}, "step": 1}, [], SimpleMemory(0))
         ids = tuple(tokenizer(called["content"] + tokenizer.eos_token)["input_ids"])
         reply = Reply(Generation(ids, (0.0,) * len(ids), "stop"), called["content"], team.tool.project(called["content"]), team.tool)
