@@ -63,7 +63,7 @@ def read_calls(text: str, tool_format: str) -> list[ToolRequest]:
     visible = strip_thinking(text)
     if tool_format == "hermes":
         return [request for _, _, request in _tagged(visible)]
-    fenced = [found for language, found in fenced_blocks(_close_fences(visible)) if language in ("", "json")]
+    fenced = [block.code for block in fenced_blocks(_close_fences(visible)) if block.language in ("", "json")]
     if tool_format == "json" and fenced:
         return [request for found in fenced for request in _objects(found)]
     return _objects(visible.removeprefix("<|python_tag|>").strip())

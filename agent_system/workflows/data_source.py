@@ -32,7 +32,7 @@ from typing import Any
 from agent_system.agent import BaseAgent, Message
 from agent_system.environment import BaseEnv, Observation, Outcome, Task
 from agent_system.errors import AgentSystemError
-from agent_system.projection import Projection, last_boxed, python_block, strip_thinking
+from agent_system.projection import Projection, last_boxed, program_of, strip_thinking
 from agent_system.registry import AgentRegistry, EnvRegistry
 from agent_system.sandbox.result import parse_json
 from agent_system.workflows.code.world.problem import Problem, read_ground_truth
@@ -169,8 +169,7 @@ async def _element(reply: str, truth: Any) -> float:
 
 
 async def _program(reply: str, truth: Any) -> float:
-    reply = strip_thinking(reply)
-    program = python_block(reply).action if "```" in reply else reply
+    program = program_of(reply)
     function, cases = read_ground_truth(_from_verls_form(truth))
     if not program.strip():
         return 0.0
