@@ -13,7 +13,7 @@ from agent_system.rollout.binding import AgentBinding
 from agent_system.rollout.prompt import SpecialTokens
 from agent_system.rollout.remote import RemoteBinding
 from agent_system.rollout.tokens import Encoder, decode, special_tokens
-from agent_system.tools.formats import detect_format
+from agent_system.tools.formats import FORMATS
 
 _REPLY = "REPLY7c1f"  # stands for a reply when the text after it is looked up
 _MESSAGES = re.compile(r"\bfor\s+(\w+)\s+in\s+\w*messages\b")

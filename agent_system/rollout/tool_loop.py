@@ -16,7 +16,8 @@ from agent_system.rollout.remote import RemoteBinding
 from agent_system.rollout.seeds import stable_seed
 from agent_system.rollout.tokens import decode
 from agent_system.tools.agent import ToolAgent, ToolUse
-from agent_system.tools.formats import detect_format, read_calls
+from agent_system.tools.formats import OfferedTools, ToolRequest, read_calls, split_calls
+from agent_system.tools.formats.named import NAMED
 
 _REPLY = "REPLY7c1f"  # stands for the reply when the text around it is looked up
 
