@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,17 +19,20 @@ from agent_system.tools.formats import OfferedTools, Syntax, read_calls, split_c
 from agent_system.tools.formats.derive import TrialCall, derived
 from agent_system.tools.formats.named import NAMED
 from agent_system.tools.formats.syntax import NUMBER
+from verl.protocol.turns import turn_end_ids
+
+logger = logging.getLogger(__name__)
 
 _QUESTION = "zq question"
 _ANSWER = "zq answer"
 _SYSTEM = "zq system"
 _THOUGHT = "zq thought"
 _RESULT = "zq result"
-_TAG = re.compile(r"(<[^<>\s]{1,40}>|\[[^\[\]\s]{1,40}\])\s*\Z")
+_END_MARKS = re.compile(r"[<\[][^<>\[\]\s]+[>\]]\w*")
 _TAG_NAME = re.compile(r"</?[A-Za-z][\w.:-]*>")
 _THINKING_FIELDS = ("reasoning_content", "reasoning", "thinking")
 _SOURCE_TAGS = re.compile(r"<([\w:]*think|thought)>", re.IGNORECASE)
-_FAMILIES = {"llama3": ("pythonic", "llama3_builtin"), "json": ("pythonic", "llama3")}
+_PLAIN = ("llama3", "llama3_builtin", "pythonic")  # forms that models without marks around calls mix
 
 
 def _schema(name: str, properties: Mapping[str, str]) -> dict[str, Any]:
@@ -65,6 +69,7 @@ TOOLS = [
     _schema(HARD.name, _HARD_TYPES),
 ]
 _OFFERED = OfferedTools.of(TOOLS)
+_ANY_TOOL = OfferedTools()
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,16 +100,13 @@ class ReplyMarks:
     Attributes:
         field: the field of a message in which the template takes thinking; `content`: in tags in the text.
         begin, end: around the thinking.
-        before, after: around the answer; empty for most models.
-        header: what the template puts before every reply.
+        before: before the answer; empty for most models.
     """
 
     field: str = "content"
     begin: str = "<think>"
     end: str = "</think>"
     before: str = ""
-    after: str = ""
-    header: str = ""
 
 
 class ChatTemplate:
@@ -166,46 +168,183 @@ class ChatTemplate:
 
     @cached_property
     def shows_tools(self) -> bool:
-        """Whether the prompt of a request with tools names and describes them."""
-        text = self._try_prepared([{"role": "system", "content": _SYSTEM}, {"role": "user", "content": _QUESTION}], TOOLS) or ""
-        alone = self._try_prepared([{"role": "user", "content": _QUESTION}], TOOLS) or ""
-        return all(tool.name in shown and "zq_a" in shown for tool in (FIRST, SECOND) for shown in (text, alone))
+        """Whether the prompt of a request with tools names them."""
+        text = self._try_plain([{"role": "system", "content": _SYSTEM}, {"role": "user", "content": _QUESTION}], TOOLS) or ""
+        alone = self._try_plain([{"role": "user", "content": _QUESTION}], TOOLS) or ""
+        return all(call.name in shown for call in (FIRST, SECOND) for shown in (text, alone))
 
     @cached_property
     def calls(self) -> CallForm | None:
         """The form of tool calls that comes back from the template's own rendering; None if there is none."""
         ways = product((False, True), (False, True), ("", None))
-        found = [form for numbered, as_text, empty in ways if (form := self._form(as_text, empty, numbered)) is not None]
-        return min(found, key=lambda form: not form.is_exact, default=None)
+        lossy = None
+        for numbered, as_text, empty in ways:
+            form = self._form(as_text, empty, numbered)
+            if form is not None and form.is_exact:
+                return form
+            lossy = lossy or form
+        return lossy
 
     @cached_property
     def syntaxes(self) -> tuple[Syntax, ...]:
         """The syntaxes in which calls of its model are read: its own, and those that the model's family uses besides."""
-        if self.calls is not None:
-            if self.calls.syntax.trigger:
-                return (self.calls.syntax,)
-            return (self.calls.syntax, *(NAMED[name] for name in ("pythonic", "llama3_builtin", "llama3")))
-        return self._mentioned()
+        if not self.shows_tools and self.calls is None:
+            return (NAMED["hermes"],)  # as the text that then describes the tools
+        if self.calls is None:
+            return () if self._renders_calls else self._mentioned()
+        others = () if self.calls.syntax.trigger else _PLAIN
+        return (self.calls.syntax, *(NAMED[name] for name in others if NAMED[name] is not self.calls.syntax))
+
+    def checked_syntaxes(self, agent_id: str) -> tuple[Syntax, ...]:
+        """Return `syntaxes` for an agent that calls tools.
+
+        Raises:
+            AgentSystemError: what the template shows of a call cannot be read back, or it shows none and names no syntax.
+        """
+        if not self.syntaxes:
+            why = "shows tool calls in a form that cannot be read back" if self._renders_calls else "does not show how its model calls tools"
+            raise AgentSystemError(
+                f"the chat template of {agent_id!r} {why}; set tool_format of the agent to one of {', '.join(NAMED)}, or "
+                "data.apply_chat_template_kwargs.chat_template to another template"
+            )
+        if self.calls is not None and not self.calls.is_exact:
+            logger.warning(
+                "the chat template of %r shows texts with quotes, brackets or line ends in tool calls so that they cannot be told apart", agent_id
+            )
+        return self.syntaxes
+
+    def call_id(self, name: str, place: int) -> str:
+        """Return the id of a call that the model gave none, by its place in the conversation: nine letters and digits, as some want."""
+        return f"functions.{name}:{place}" if self.calls is not None and self.calls.numbered else f"call{place:05d}"
+
+    def ends_turn(self, token_id: int) -> bool:
+        """Return whether a token ends a reply."""
+        return token_id in self._end_ids
+
+    @cached_property
+    def _end_ids(self) -> frozenset[int]:
+        return frozenset({*turn_end_ids(self.tokenizer, self.kwargs), self.tokenizer.eos_token_id})
+
+    @cached_property
+    def _renders_calls(self) -> bool:
+        """Whether anything of a call is shown."""
+        return any(self._shown((FIRST,), as_text, empty) is not None for as_text in (False, True) for empty in ("", None))
 
     @cached_property
     def marks(self) -> ReplyMarks:
         """The texts around the thinking and the answer of a reply."""
-        header = self._header
-        plain = self._reply([{"role": "assistant", "content": _ANSWER}]) or _ANSWER
-        before, _, after = plain.partition(_ANSWER)
-        found = self._thinking()
-        wrap = before.removeprefix(header) if header else before
-        if found is None:
+        plain = (self._reply([{"role": "assistant", "content": _ANSWER}]) or _ANSWER).partition(_ANSWER)[0]
+        wrap = plain.removeprefix(self._header)
+        thinking = self._thinking(plain)
+        if thinking is None:
             tags = _SOURCE_TAGS.search(self.source)
-            pair = (tags.group(0), f"</{tags.group(1)}>") if tags and f"</{tags.group(1)}>" in self.source else ("<think>", "</think>")
-            found = ("content", *pair)
-        field, begin, end = found
-        wrap = wrap.replace(begin.strip(), "").replace(end.strip(), "").strip()
-        if wrap and end.endswith(wrap) and end != wrap:
-            end = end.removesuffix(wrap).strip()
-        return ReplyMarks(field, begin.strip(), end.strip(), wrap, self._wrap_after(after), header.strip())
+            is_pair = tags is not None and f"</{tags.group(1)}>" in self.source
+            begin, end = (tags.group(0), f"</{tags.group(1)}>") if tags and is_pair else ("<think>", "</think>")
+            thinking = ReplyMarks("content", begin, end)
+        if thinking.end in wrap:
+            wrap = ""
+        wrap = wrap.replace(thinking.begin, "").strip() if thinking.begin else wrap.strip()
+        if not _END_MARKS.search(wrap):  # a word is no mark
+            wrap = ""
+        end = thinking.end.removesuffix(wrap).strip() or thinking.end
+        return replace(thinking, end=end, before=wrap)
 
-    # PRIVATE
+    @cached_property
+    def structure(self) -> frozenset[str]:
+        """Tokens of the vocabulary that the template puts around messages, whether they are marked as special or not."""
+        conversation = [
+            {"role": "system", "content": _SYSTEM},
+            {"role": "user", "content": _QUESTION},
+            {"role": "assistant", "content": _ANSWER},
+            {"role": "user", "content": _QUESTION},
+        ]
+        texts = [self._try(self._plain(conversation)) or self._try(self._plain(conversation[1:2])) or "", self.after]
+        if self.calls is not None:
+            call = FIRST.message(self.calls.as_text)
+            said = {"role": "assistant", "content": self.calls.empty, "tool_calls": [call]}
+            result = {"role": "tool", "content": _RESULT, "name": FIRST.name, "tool_call_id": FIRST.id}
+            texts.append((self._reply([said, result], TOOLS) or "").partition(FIRST.name)[2].rpartition(str(FIRST.arguments["zq_c"]))[2])
+        tokens = {*special_tokens(self.tokenizer), *self.tokenizer.get_added_vocab()}
+        inner = f"{self.marks.begin} {self.marks.end} <think> </think> {self._call_marks}"
+        return frozenset(t for t in tokens if t.strip() and t not in inner and any(t in text for text in texts))
+
+    def text_of(self, token_ids: Sequence[int], prompt: str = "") -> str:
+        """Return a reply as text: thinking in `<think>` tags, calls as they are, the answer without marks and special tokens.
+
+        Args:
+            token_ids: the reply.
+            prompt: the text of its prompt, which may begin the thinking.
+        """
+        is_plain = not self._has_marks and self._kept_ids.isdisjoint(token_ids)
+        text = decode(self.tokenizer, token_ids) if is_plain else self._read(decode(self.tokenizer, token_ids, special=True))
+        opened = bool(self.marks.begin) and prompt.rstrip().endswith(self.marks.begin)
+        return f"<think>\n{text}" if opened and "</think>" not in text.lower() else text
+
+    @property
+    def opening(self) -> str:
+        """The text with which every prompt ends."""
+        alone = self._try(self._plain([{"role": "user", "content": _QUESTION}])) or ""
+        return alone.rpartition(_QUESTION)[2]
+
+    @cached_property
+    def after(self) -> str:
+        """What the template puts after a reply."""
+        return (self._reply([{"role": "assistant", "content": _ANSWER}]) or "").rpartition(_ANSWER)[2]
+
+    @cached_property
+    def _has_marks(self) -> bool:
+        """Whether replies have marks besides `<think>` and those of calls."""
+        return (self.marks.begin, self.marks.end, self.marks.before) != ("<think>", "</think>", "") or "<|message|>" in self._header
+
+    @cached_property
+    def _call_marks(self) -> str:
+        """All texts around calls, in one."""
+        return " ".join(f"{s.begin} {s.before} {s.end} {s.after} {s.quote} {' '.join(s.header)} {' '.join(s.around)}" for s in self.syntaxes)
+
+    @cached_property
+    def _kept_ids(self) -> frozenset[int]:
+        """Special tokens that belong to the text of a reply: those around thinking and calls, and tags such as `<answer>`."""
+        inner = f"{self.marks.begin} {self.marks.end} {self._call_marks}"
+        named = [getattr(self.tokenizer, f"{name}_token", None) for name in ("bos", "eos", "pad", "unk")]
+        ends = {*self.structure, *named}
+        kept = [t for t in special_tokens(self.tokenizer) if t in inner or (_TAG_NAME.fullmatch(t) and t not in ends)]
+        return frozenset(self.tokenizer.convert_tokens_to_ids(kept))
+
+    def _read(self, raw: str) -> str:
+        """Return the text of a reply whose special tokens are in it."""
+        marks = self.marks
+        text = _without_end(raw, self.after)
+        if marks.begin:
+            text = text.replace(marks.begin, "<think>")
+        text = text.replace(marks.end, "</think>")
+        kept: list[str] = []
+        place = 0
+        for syntax in self.syntaxes:
+            if spans := list(syntax.spans(text, _ANY_TOOL)) if syntax.trigger else []:
+                for span in spans:
+                    kept += [self._answer(text[place : span.begin]), text[span.begin : span.end]]
+                    place = span.end
+                break
+        return "".join([*kept, self._answer(text[place:])])
+
+    def _answer(self, text: str) -> str:
+        """Return a part of a reply without the marks of an answer and without special tokens."""
+        for mark in (self.marks.before, self._turn_header):
+            if mark:
+                text = text.replace(mark, "")
+        return self._stripped.sub("", text) if self._stripped else text
+
+    @cached_property
+    def _turn_header(self) -> str:
+        """What begins a turn of the assistant, without the end of the turn before."""
+        header = self._header.strip()
+        return header[header.index("<|start|>") :] if "<|start|>" in header else ""
+
+    @cached_property
+    def _stripped(self) -> re.Pattern[str] | None:
+        kept = set(self.tokenizer.convert_ids_to_tokens(list(self._kept_ids)))
+        tokens = [token for token in special_tokens(self.tokenizer) if token not in kept]
+        return re.compile("|".join(map(re.escape, tokens))) if tokens else None
 
     def _assistant(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """Return a message of the assistant with its thinking and its calls as this template takes them."""
@@ -233,7 +372,7 @@ class ChatTemplate:
         except Exception:  # noqa: BLE001 - a template may raise anything for a conversation that it does not show
             return None
 
-    def _try_prepared(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str | None:
+    def _try_plain(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str | None:
         return self._try(self._plain(messages), tools)
 
     def _plain(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -251,51 +390,47 @@ class ChatTemplate:
         return whole.rpartition(_QUESTION)[2]
 
     @cached_property
+    def _leads(self) -> tuple[str, ...]:
+        """What may stand between a question and a reply."""
+        answer = {"role": "assistant", "content": _ANSWER}
+        shown = [self._reply([answer]), self._reply([answer, {"role": "user", "content": "zq more"}])]
+        return (self.opening, *(text.partition(_ANSWER)[0] for text in shown if text and _ANSWER in text))
+
+    @cached_property
     def _header(self) -> str:
         """What stands between a question and every reply to it, with the end of the question."""
-        alone = self._try(self._plain([{"role": "user", "content": _QUESTION}])) or ""
-        prompt = alone.rpartition(_QUESTION)[2]
-        last = self._reply([{"role": "assistant", "content": _ANSWER}]) or ""
-        earlier = self._reply([{"role": "assistant", "content": _ANSWER}, {"role": "user", "content": "zq more"}]) or last
-        return _whole_marks(commonprefix([prompt, last.partition(_ANSWER)[0], earlier.partition(_ANSWER)[0]]))
+        return whole_marks(commonprefix(list(self._leads)))
 
-    @property
-    def opening(self) -> str:
-        """The text with which every prompt ends, after the header of a reply."""
-        alone = self._try(self._plain([{"role": "user", "content": _QUESTION}])) or ""
-        return alone.rpartition(_QUESTION)[2]
+    def _thinking(self, plain: str) -> ReplyMarks | None:
+        """Return the field in which thinking is given, and the texts around it; None if none is shown.
 
-    def _thinking(self) -> tuple[str, str, str] | None:
-        """Return the field in which thinking is given, and the texts around it; None if none is shown."""
-        call = {"tool_calls": [FIRST.message(False)]}
-        for extra in ({}, call):
+        Args:
+            plain: what stands before an answer without thinking.
+        """
+        call = [{"tool_calls": [FIRST.message(self.calls.as_text)]}] if self.calls is not None else []
+        for extra in ({}, *call):
             for field in _THINKING_FIELDS:
-                said = {"role": "assistant", "content": _ANSWER, field: _THOUGHT, **extra}
-                text = self._reply([said], TOOLS if extra else ())
+                text = self._reply([{"role": "assistant", "content": _ANSWER, field: _THOUGHT, **extra}], TOOLS if extra else ())
                 if text is None or _THOUGHT not in text:
                     continue
-                mark = _ANSWER if _ANSWER in text.partition(_THOUGHT)[2] else FIRST.name
                 head, _, rest = text.partition(_THOUGHT)
-                begin = head.removeprefix(self._header).strip() if self._header else ""
+                end = self._end_of_thought(rest)
+                begin = _after_prefix(head, self._header)
                 if not begin:
-                    tag = _TAG.search(head)
-                    begin = tag.group(1) if tag else ""
-                end = rest.partition(mark)[0].strip()
-                if mark == FIRST.name:
-                    end = end.split("\n")[0]
-                if begin and end:
-                    in_content = self._reply(
-                        [{"role": "assistant", "content": f"{begin}\n{_THOUGHT}\n{end}\n\n{_ANSWER}", **extra}], TOOLS if extra else ()
-                    )
-                    same = in_content is not None and in_content.split() == text.split() and begin == "<think>"
-                    return ("content" if same else field), begin, end
+                    begin = _last_marks(head, end) if end in plain else _after_prefix(self.opening, self._header)
+                if not end:
+                    continue
+                said = {"role": "assistant", "content": f"<think>\n{_THOUGHT}\n</think>\n\n{_ANSWER}", **extra}
+                same = (self._reply([said], TOOLS if extra else ()) or "").split() == text.split()
+                return ReplyMarks("content" if same and begin == "<think>" else field, begin, end)
         return None
 
-    def _wrap_after(self, after: str) -> str:
-        """Return what stands between an answer and the end of its turn."""
-        tokens = special_tokens(self.tokenizer)
-        ends = [place for token in tokens if (place := after.find(token)) >= 0]
-        return after[: min(ends)].strip() if ends else ""
+    def _end_of_thought(self, rest: str) -> str:
+        """Return the mark that ends thinking, from what the template shows after it."""
+        places = [place for place in (rest.find(_ANSWER),) if place >= 0]
+        if self.calls is not None:
+            places += [span.begin for span in self.calls.syntax.spans(rest, _OFFERED)][:1]
+        return rest[: min(places)].strip() if places else ""
 
     def _form(self, as_text: bool, empty: str | None, numbered: bool) -> CallForm | None:
         """Return the form of calls if a syntax reads back what this template shows of them."""
@@ -326,24 +461,18 @@ class ChatTemplate:
             return None
         # Some templates show a call only together with its result.
         text = alone if all(call.name in alone for call in calls) else text.partition(_RESULT)[0]
-        ids = encode_all(self.tokenizer, [text.removeprefix(self._header).removesuffix(self.after)])[0]
+        text = text[len(whole_marks(max((commonprefix([text, lead]) for lead in self._leads), key=len))) :]
+        ids = encode_all(self.tokenizer, [text.removesuffix(self.after)])[0]
         return decode(self.tokenizer, ids, special=True)
-
-    @cached_property
-    def after(self) -> str:
-        """What the template puts after a reply."""
-        return (self._reply([{"role": "assistant", "content": _ANSWER}]) or "").rpartition(_ANSWER)[2]
 
     def _mentioned(self) -> tuple[Syntax, ...]:
         """Return the syntaxes whose marks the prompt or the vocabulary names, for a template that shows no calls."""
-        prompt = self._try_prepared([{"role": "user", "content": _QUESTION}], TOOLS) or ""
-        known = set(special_tokens(self.tokenizer)) | set(self.tokenizer.get_added_vocab())
-        if not self.shows_tools:
-            return (NAMED["hermes"],)
-        named = [s for s in NAMED.values() if s.trigger and (s.trigger in prompt)]
-        named += [s for s in NAMED.values() if s.trigger and s.trigger in known and s not in named]
-        plain = NAMED["llama3" if '"parameters"' in self.source or "ipython" in self.source else "json"]
-        return (*named, plain)
+        prompt = self._try_plain([{"role": "user", "content": _QUESTION}], TOOLS) or ""
+        tokens = {*special_tokens(self.tokenizer), *self.tokenizer.get_added_vocab()}
+        named = [syntax for syntax in NAMED.values() if syntax.trigger and syntax.trigger in prompt]
+        named += [syntax for syntax in NAMED.values() if syntax.trigger in tokens and syntax not in named]
+        keys = ["llama3"] if '"parameters"' in self.source else ["json"] if '"arguments"' in self.source or named else []
+        return (*(NAMED[key] for key in keys), *named)
 
 
 def _with_arguments(call: Mapping[str, Any], as_text: bool) -> dict[str, Any]:
@@ -354,9 +483,31 @@ def _with_arguments(call: Mapping[str, Any], as_text: bool) -> dict[str, Any]:
     return {**call, "function": {**function, "arguments": arguments}}
 
 
-def _whole_marks(text: str) -> str:
+def whole_marks(text: str) -> str:
     """Return a text without a mark at its end that is cut."""
     return re.sub(r"[<\[][^<>\[\]]*\Z", "", text)
+
+
+def _after_prefix(text: str, prefix: str) -> str:
+    """Return a text without a beginning that it shares with another one."""
+    return text[len(whole_marks(commonprefix([text, prefix]))) :].strip()
+
+
+def _last_marks(text: str, like: str) -> str:
+    """Return as many marks at the end of a text as another one has."""
+    count = max(len(re.findall(r"[<\[][^<>\[\]\s]+[>\]]", like)), 1)
+    found = re.search(rf"(?:[<\[][^<>\[\]\s]{{1,40}}[>\]]\w*\s*){{{count}}}\Z", text)
+    return found.group().strip() if found else ""
+
+
+def _without_end(text: str, after: str) -> str:
+    """Return a reply without the marks that the template puts after one, or the first of them."""
+    marks = _END_MARKS.findall(after)
+    for count in range(len(marks), 0, -1):
+        end = "".join(marks[:count])
+        if text.endswith(end):
+            return text.removesuffix(end)
+    return text
 
 
 def _numbered(call: TrialCall, place: int) -> TrialCall:

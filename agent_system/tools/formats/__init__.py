@@ -22,6 +22,11 @@ def check_format(tool_format: str) -> None:
         raise AgentSystemError(f"tool_format must be auto, {', '.join(FORMATS)}, found {tool_format!r}")
 
 
+def syntaxes_of(tool_format: str) -> tuple[Syntax, ...]:
+    """Return the syntax with a name, alone."""
+    return (NAMED[tool_format],)
+
+
 def read_calls(text: str, syntaxes: Sequence[Syntax], tools: OfferedTools = ANY_TOOL) -> list[ToolRequest]:
     """Return the tool calls of a reply in their order, malformed ones included; calls inside its thinking are ignored.
 
@@ -64,10 +69,13 @@ def with_calls(content: str, calls: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _spans(visible: str, syntaxes: Sequence[Syntax], tools: OfferedTools) -> tuple[Syntax | None, list[Span]]:
+    """Return the calls in the first syntax in which all are right and name tools; else what the first syntax makes of them."""
+    first: tuple[Syntax | None, list[Span]] = (None, [])
     for number, syntax in enumerate(syntaxes):
         spans = list(syntax.spans(visible, tools))
-        if number:  # another syntax than the model's own counts only where it names the tools
-            spans = spans if all(r.error == "" and tools.allow(r.name) for span in spans for r in span.requests) else []
-        if spans:
+        requests = [request for span in spans for request in span.requests]
+        if requests and all(request.error == "" and tools.allow(request.name) for request in requests):
             return syntax, spans
-    return None, []
+        if number == 0 and requests:
+            first = (syntax, spans)
+    return first
