@@ -9,17 +9,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
-from os.path import commonprefix
 from typing import Any
 
-from agent_system.agent import Message
+from agent_system.errors import AgentSystemError
 from agent_system.projection import strip_thinking, thoughts
 from agent_system.rollout.tokens import decode, encode_all, special_tokens
 from agent_system.tools.formats import OfferedTools, Syntax, read_calls, split_calls, with_calls
 from agent_system.tools.formats.derive import TrialCall, derived
 from agent_system.tools.formats.named import NAMED
 from agent_system.tools.formats.syntax import NUMBER
-from verl.protocol.turns import turn_end_ids
+from verl.protocol.turns import shared_start, turn_end_ids
 
 logger = logging.getLogger(__name__)
 
@@ -150,7 +149,7 @@ class ChatTemplate:
             else:
                 first["content"] = f"{system['content']}\n\n{first['content']}"
         if self.wants_parts:
-            return [{**m, "content": [{"type": "text", "text": m["content"]}]} if isinstance(m.get("content"), str) else m for m in shown]
+            return [_in_parts(m) for m in shown]
         return shown
 
     @cached_property
@@ -202,14 +201,17 @@ class ChatTemplate:
             AgentSystemError: what the template shows of a call cannot be read back, or it shows none and names no syntax.
         """
         if not self.syntaxes:
-            why = "shows tool calls in a form that cannot be read back" if self._renders_calls else "does not show how its model calls tools"
+            why = "does not show how its model calls tools"
+            if self._renders_calls:
+                why = "shows tool calls in a form that cannot be read back"
             raise AgentSystemError(
                 f"the chat template of {agent_id!r} {why}; set tool_format of the agent to one of {', '.join(NAMED)}, or "
                 "data.apply_chat_template_kwargs.chat_template to another template"
             )
         if self.calls is not None and not self.calls.is_exact:
             logger.warning(
-                "the chat template of %r shows texts with quotes, brackets or line ends in tool calls so that they cannot be told apart", agent_id
+                "the chat template of %r writes texts with quotes, brackets or line ends in tool calls so that they cannot be read back",
+                agent_id,
             )
         return self.syntaxes
 
@@ -369,7 +371,7 @@ class ChatTemplate:
     def _try(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = (), prompt: bool = True) -> str | None:
         try:
             return self.raw(messages, tools, prompt)
-        except Exception:  # noqa: BLE001 - a template may raise anything for a conversation that it does not show
+        except Exception:  # a template may raise anything for a conversation that it does not show
             return None
 
     def _try_plain(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str | None:
@@ -379,7 +381,7 @@ class ChatTemplate:
         """Return messages for a trial: without a system message or as parts where the template wants that."""
         shown = [dict(m) for m in messages if m["role"] != "system" or self.shows_system]
         if self.wants_parts:
-            return [{**m, "content": [{"type": "text", "text": m["content"]}]} if isinstance(m.get("content"), str) else m for m in shown]
+            return [_in_parts(m) for m in shown]
         return shown
 
     def _reply(self, added: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str | None:
@@ -399,7 +401,7 @@ class ChatTemplate:
     @cached_property
     def _header(self) -> str:
         """What stands between a question and every reply to it, with the end of the question."""
-        return whole_marks(commonprefix(list(self._leads)))
+        return whole_marks(shared_start(*self._leads))
 
     def _thinking(self, plain: str) -> ReplyMarks | None:
         """Return the field in which thinking is given, and the texts around it; None if none is shown.
@@ -461,7 +463,7 @@ class ChatTemplate:
             return None
         # Some templates show a call only together with its result.
         text = alone if all(call.name in alone for call in calls) else text.partition(_RESULT)[0]
-        text = text[len(whole_marks(max((commonprefix([text, lead]) for lead in self._leads), key=len))) :]
+        text = text[len(whole_marks(max((shared_start(text, lead) for lead in self._leads), key=len))) :]
         ids = encode_all(self.tokenizer, [text.removesuffix(self.after)])[0]
         return decode(self.tokenizer, ids, special=True)
 
@@ -473,6 +475,12 @@ class ChatTemplate:
         named += [syntax for syntax in NAMED.values() if syntax.trigger in tokens and syntax not in named]
         keys = ["llama3"] if '"parameters"' in self.source else ["json"] if '"arguments"' in self.source or named else []
         return (*(NAMED[key] for key in keys), *named)
+
+
+def _in_parts(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a message whose text is a list of parts."""
+    text = message.get("content")
+    return {**message, "content": [{"type": "text", "text": text}] if isinstance(text, str) else text}
 
 
 def _with_arguments(call: Mapping[str, Any], as_text: bool) -> dict[str, Any]:
@@ -490,7 +498,7 @@ def whole_marks(text: str) -> str:
 
 def _after_prefix(text: str, prefix: str) -> str:
     """Return a text without a beginning that it shares with another one."""
-    return text[len(whole_marks(commonprefix([text, prefix]))) :].strip()
+    return text[len(whole_marks(shared_start(text, prefix))) :].strip()
 
 
 def _last_marks(text: str, like: str) -> str:

@@ -6,7 +6,6 @@ import json
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
-from os.path import commonprefix
 from typing import Any
 
 from agent_system.agent import BaseAgent, Message
@@ -20,6 +19,7 @@ from agent_system.rollout.seeds import stable_seed
 from agent_system.rollout.tokens import decode
 from agent_system.tools.agent import ToolAgent, ToolUse
 from agent_system.tools.formats import OfferedTools, ToolRequest, read_calls, split_calls, syntaxes_of
+from verl.protocol.turns import shared_start
 
 _REPLY = "REPLY7c1f"  # stands for the reply when the text around it is looked up
 
@@ -137,10 +137,9 @@ class ToolPromptBuilder(PromptBuilder):
             is_shown = "".join(str(said["content"]).split()) in "".join(whole.split()) and around.count(_REPLY) == 1
             return around.partition(_REPLY)[2] if is_shown else None
         before = self._shown_alone(messages[: at + 1])
-        shared = commonprefix([before, whole])
         head = before.removesuffix(self.chat.after)
         if not whole.startswith(head):
-            head = whole_marks(shared)
+            head = whole_marks(shared_start(before, whole))
         squeezed = "".join(head.split())
         parts = [*thoughts(str(said["content"])), strip_thinking(str(said["content"]))]
         return whole[len(head) :] if all("".join(part.split()) in squeezed for part in parts) else None

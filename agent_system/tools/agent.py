@@ -109,7 +109,7 @@ class ToolAgent(BaseAgent):
         return [_result(text, request) for (_, text), request in zip(done, answered, strict=True)], use
 
     def named_calls(self, requests: Sequence[ToolRequest]) -> list[ToolRequest]:
-        """Return the calls that get an answer, as a chat template can show them: a malformed one with the name of a tool and no arguments."""
+        """Return the calls that get an answer, as a template can show them: a malformed one without arguments."""
         shown = requests[: self.max_calls + 1]
         name = next(iter(self.by_name))
         return [r if r.is_readable and r.name else replace(r, name=r.name or name, arguments={}) for r in shown]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from os.path import commonprefix
 from typing import Any
 
 _QUESTION = "zq question"
@@ -34,7 +33,7 @@ def turn_end_ids(tokenizer: Any, template_kwargs: Mapping[str, Any] | None = Non
             text = str(
                 tokenizer.apply_chat_template([{"role": "user", "content": _QUESTION}, said, *more], tokenize=False, **kwargs)
             )
-        except Exception:  # noqa: BLE001 - a template may raise anything for a conversation that it does not show
+        except Exception:  # a template may raise anything for a conversation that it does not show
             return "", ""
         head, _, rest = text.rpartition(_ANSWER)
         if not head or (field and _THOUGHT not in head):
@@ -45,7 +44,7 @@ def turn_end_ids(tokenizer: Any, template_kwargs: Mapping[str, Any] | None = Non
     inner = " ".join(shown(field)[0] for field in _FIELDS)
     between, final = shown()
     earlier = shown(more=[{"role": "user", "content": _QUESTION}])[1]
-    after = _tokens(commonprefix([final, earlier]), tokens) or _tokens(final, tokens)
+    after = _tokens(shared_start(final, earlier), tokens) or _tokens(final, tokens)
     own = [token for token in after if token not in inner]
     also_of_the_user = [token for token in own if token in between]
     end = next(iter([*also_of_the_user, *own, *(token for token in _tokens(earlier, tokens) if token not in inner)]), "")
@@ -57,3 +56,13 @@ def _tokens(text: str, tokens: set[str]) -> list[str]:
     if not any(text.lstrip().startswith(token) for token in tokens):
         return []
     return re.findall("|".join(map(re.escape, sorted(tokens, key=len, reverse=True))), text)
+
+
+def shared_start(*texts: str) -> str:
+    """Return the beginning that all texts have."""
+    if not texts:
+        return ""
+    first = min(texts)
+    last = max(texts)
+    length = next((place for place, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
+    return first[:length]

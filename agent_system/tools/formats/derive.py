@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,6 +11,7 @@ from typing import Any
 
 from agent_system.tools.formats.literals import LiteralReader
 from agent_system.tools.formats.syntax import ANYTHING, ID, NAME, NUMBER, ItemMarks, KeyNames, Syntax
+from verl.protocol.turns import shared_start
 
 _DECODER = json.JSONDecoder()
 _DIGITS = re.compile(r"\d+")
@@ -265,14 +265,14 @@ def _start_with_id(text: str, place: tuple[int, int, int, int], call: TrialCall)
 
 def _with_hole(one: str, other: str) -> str:
     """Return two texts as one, with `ANYTHING` where a word differs."""
-    start = re.sub(r"\w*\Z", "", os.path.commonprefix([one, other]))
-    end = re.sub(r"\A\w*", "", os.path.commonprefix([one[::-1], other[::-1]])[::-1])
+    start = re.sub(r"\w*\Z", "", shared_start(one, other))
+    end = re.sub(r"\A\w*", "", shared_start(one[::-1], other[::-1])[::-1])
     return f"{start}{ANYTHING}{end}"
 
 
 def _common_start(one: str, other: str) -> str:
     """Return the common beginning of two texts, without a mark that it cuts."""
-    found = os.path.commonprefix([one, other])
+    found = shared_start(one, other)
     if len(found) in (len(one), len(other)):
         return found
     return re.sub(r"[<\[｜|][^<>\[\]]*\Z", "", found)
@@ -280,7 +280,7 @@ def _common_start(one: str, other: str) -> str:
 
 def _common_end(one: str, other: str) -> str:
     """Return the common end of two texts, without a mark that it cuts."""
-    found = os.path.commonprefix([one[::-1], other[::-1]])[::-1]
+    found = shared_start(one[::-1], other[::-1])[::-1]
     if len(found) in (len(one), len(other)):
         return found
     return re.sub(r"\A[^<>\[\]]*[>\]]", "", found)

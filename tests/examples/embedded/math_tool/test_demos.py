@@ -5,7 +5,7 @@ from agent_system.memory import SimpleMemory
 from agent_system.rollout.call import Reply
 from agent_system.rollout.tool_loop import ToolPromptBuilder
 from agent_system.sandbox import shared_sandbox
-from agent_system.tools.formats import read_calls
+from agent_system.tools.formats import read_calls, syntaxes_of
 from agent_system.workflows.math_tool import ReasonerAgent, ToolUserAgent
 from examples.embedded.math.tasks import generate
 from examples.embedded.math_tool.demos import (
@@ -43,7 +43,7 @@ def test_both_roles_are_shown_and_every_last_reply_can_be_read() -> None:
 
 async def test_a_program_with_all_steps_is_called_and_prints_the_answer() -> None:
     for problem in generate(20, 4, scale=SCALE):
-        (call,) = read_calls(tool_call(program(problem, len(problem.steps))), "hermes")
+        (call,) = read_calls(tool_call(program(problem, len(problem.steps))), syntaxes_of("hermes"))
         result = await shared_sandbox().run(call.arguments["code"])
         assert not call.error and result.stdout == f"{problem.answer}\n"
 
