@@ -201,7 +201,7 @@ class ChatTemplate:
             AgentSystemError: what the template shows of a call cannot be read back, or it shows none and names no syntax.
         """
         if not self.syntaxes:
-            why = "does not show how its model calls tools"
+            why = f"does not show how its model calls tools{self._failure}"
             if self._renders_calls:
                 why = "shows tool calls in a form that cannot be read back"
             raise AgentSystemError(
@@ -219,13 +219,41 @@ class ChatTemplate:
         """Return the id of a call that the model gave none, by its place in the conversation: nine letters and digits, as some want."""
         return f"functions.{name}:{place}" if self.calls is not None and self.calls.numbered else f"call{place:05d}"
 
+    def without_lead(self, text: str) -> str:
+        """Return a rendered reply without what stands before every reply."""
+        return text[len(whole_marks(max((shared_start(text, lead) for lead in self._leads), key=len))) :]
+
+    def begin_of_calls(self, text: str, least: int) -> int:
+        """Return where the first tool call after a place begins in a rendered conversation; the place itself if no mark says so."""
+        assert self.calls is not None, "only a template that shows calls is asked"
+        spans = self.calls.syntax.spans(text[least:], _ANY_TOOL) if self.calls.syntax.trigger else ()
+        return least + next((span.begin for span in spans), 0)
+
+    def end_of_calls(self, text: str) -> int:
+        """Return where the last tool call of a rendered reply ends, without what ends the reply."""
+        assert self.calls is not None, "only a template that shows calls is asked"
+        mark = self.calls.syntax.end.split()[-1:] or self.calls.syntax.after.split()[:1]
+        place = text.rfind(mark[0]) if mark else -1
+        return place + len(mark[0]) if place >= 0 else len(text)
+
     def ends_turn(self, token_id: int) -> bool:
-        """Return whether a token ends a reply."""
+        """Return whether a token with which an engine has stopped ends a turn, whatever the template puts there."""
         return token_id in self._end_ids
 
     @cached_property
     def _end_ids(self) -> frozenset[int]:
-        return frozenset({*turn_end_ids(self.tokenizer, self.kwargs), self.tokenizer.eos_token_id})
+        special = {self.tokenizer.convert_tokens_to_ids(token) for token in special_tokens(self.tokenizer)}
+        return frozenset({*turn_end_ids(self.tokenizer, self.kwargs), *(special - self._kept_ids)})
+
+    @property
+    def _failure(self) -> str:
+        """Why a call cannot be shown; empty where the template raises nothing."""
+        try:
+            said = {"role": "assistant", "content": "", "tool_calls": [FIRST.message(False)]}
+            self.raw([{"role": "user", "content": _QUESTION}, said], TOOLS, prompt=False)
+        except Exception as error:  # a template may raise anything
+            return f" ({type(error).__name__}: {error})"
+        return ""
 
     @cached_property
     def _renders_calls(self) -> bool:
@@ -278,8 +306,8 @@ class ChatTemplate:
             prompt: the text of its prompt, which may begin the thinking.
         """
         is_plain = not self._has_marks and self._kept_ids.isdisjoint(token_ids)
-        text = decode(self.tokenizer, token_ids) if is_plain else self._read(decode(self.tokenizer, token_ids, special=True))
         opened = bool(self.marks.begin) and prompt.rstrip().endswith(self.marks.begin)
+        text = decode(self.tokenizer, token_ids) if is_plain else self._read(decode(self.tokenizer, token_ids, special=True), opened)
         return f"<think>\n{text}" if opened and "</think>" not in text.lower() else text
 
     @property
@@ -312,13 +340,13 @@ class ChatTemplate:
         kept = [t for t in special_tokens(self.tokenizer) if t in inner or (_TAG_NAME.fullmatch(t) and t not in ends)]
         return frozenset(self.tokenizer.convert_tokens_to_ids(kept))
 
-    def _read(self, raw: str) -> str:
-        """Return the text of a reply whose special tokens are in it."""
-        marks = self.marks
+    def _read(self, raw: str, opened: bool) -> str:
+        """Return the text of a reply whose special tokens are in it; with `opened` it begins inside its thinking."""
         text = _without_end(raw, self.after)
-        if marks.begin:
-            text = text.replace(marks.begin, "<think>")
-        text = text.replace(marks.end, "</think>")
+        if opened and self.marks.begin not in text.partition(self.marks.end)[0]:
+            text = text.replace(self.marks.end, "</think>", 1)
+        if self.marks.begin:
+            text = self._thoughts.sub(lambda match: f"<think>{match['thought']}{'</think>' if match['end'] else ''}", text)
         kept: list[str] = []
         place = 0
         for syntax in self.syntaxes:
@@ -328,6 +356,12 @@ class ChatTemplate:
                     place = span.end
                 break
         return "".join([*kept, self._answer(text[place:])])
+
+    @cached_property
+    def _thoughts(self) -> re.Pattern[str]:
+        return re.compile(
+            rf"{re.escape(self.marks.begin)}(?P<thought>.*?)(?:(?P<end>{re.escape(self.marks.end)})|\Z)", re.DOTALL
+        )
 
     def _answer(self, text: str) -> str:
         """Return a part of a reply without the marks of an answer and without special tokens."""
@@ -463,8 +497,7 @@ class ChatTemplate:
             return None
         # Some templates show a call only together with its result.
         text = alone if all(call.name in alone for call in calls) else text.partition(_RESULT)[0]
-        text = text[len(whole_marks(max((shared_start(text, lead) for lead in self._leads), key=len))) :]
-        ids = encode_all(self.tokenizer, [text.removesuffix(self.after)])[0]
+        ids = encode_all(self.tokenizer, [self.without_lead(text).removesuffix(self.after)])[0]
         return decode(self.tokenizer, ids, special=True)
 
     def _mentioned(self) -> tuple[Syntax, ...]:

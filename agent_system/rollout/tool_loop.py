@@ -19,8 +19,10 @@ from agent_system.rollout.seeds import stable_seed
 from agent_system.rollout.tokens import decode
 from agent_system.tools.agent import ToolAgent, ToolUse
 from agent_system.tools.formats import OfferedTools, ToolRequest, read_calls, split_calls, syntaxes_of
+from verl.protocol.generate import Generation
 from verl.protocol.turns import shared_start
 
+_LONGEST_OVERLAP = 64  # tokens
 _REPLY = "REPLY7c1f"  # stands for the reply when the text around it is looked up
 
 
@@ -86,12 +88,7 @@ class ToolPromptBuilder(PromptBuilder):
         whole = self._shown(messages)
         tail = self._tail(prompt, messages, whole) if same_tools else None
         if tail is not None:
-            sampled = reply.generation.token_ids
-            rest = self._encoder.encode(tail)
-            if rest and sampled[-1] == rest[0]:  # the reply's own end of turn stands for the template's
-                rest = rest[1:]
-            elif self.chat.ends_turn(sampled[-1]) and rest and self.chat.ends_turn(rest[0]):
-                sampled = sampled[:-1]  # another end of turn than the template's
+            sampled, rest = self._joined(reply.generation, tail)
             text = prompt.text + decode(self.tokenizer, (*sampled, *rest), special=True)
             following = Prompt(text, (*prompt.ids, *sampled, *rest), prompt.dropped, tuple(messages))
         else:
@@ -136,13 +133,29 @@ class ToolPromptBuilder(PromptBuilder):
             around = self._shown([*messages[:at], {"role": "assistant", "content": _REPLY}, *messages[at + 1 :]])
             is_shown = "".join(str(said["content"]).split()) in "".join(whole.split()) and around.count(_REPLY) == 1
             return around.partition(_REPLY)[2] if is_shown else None
-        before = self._shown_alone(messages[: at + 1])
-        head = before.removesuffix(self.chat.after)
-        if not whole.startswith(head):
-            head = whole_marks(shared_start(before, whole))
-        squeezed = "".join(head.split())
+        before = self._shown_alone(messages[: at + 1]).removesuffix(self.chat.after)
+        squeezed = "".join(before.split())
         parts = [*thoughts(str(said["content"])), strip_thinking(str(said["content"]))]
-        return whole[len(head) :] if all("".join(part.split()) in squeezed for part in parts) else None
+        if not all("".join(part.split()) in squeezed for part in parts):
+            return None
+        begin = len(whole_marks(shared_start(before, self._shown(messages[:at]))))
+        calls = before[self.chat.begin_of_calls(before, begin) :]
+        place = len(before) - len(calls) if whole.startswith(before) else whole.find(calls, begin)
+        if not calls or place < 0 or not all("".join(part.split()) in "".join(whole[: place + len(calls)].split()) for part in parts):
+            return None
+        return whole[place + self.chat.end_of_calls(calls) :]
+
+    def _joined(self, generation: Generation, tail: str) -> tuple[Sequence[int], Sequence[int]]:
+        """Return the sampled tokens and those of the text after them, without what is in both; another end of turn is left out."""
+        sampled = generation.token_ids
+        rest = self._encoder.encode(tail)
+        text = decode(self.tokenizer, sampled[-_LONGEST_OVERLAP:], special=True)
+        size = next((size for size in range(min(len(text), len(tail)), 0, -1) if text.endswith(tail[:size])), 0)
+        if not size:
+            other_end = generation.stop_reason == "stop" and len(sampled) > 1 and self.chat.ends_turn(sampled[-1])
+            return (sampled[:-1] if other_end else sampled), rest
+        both = self._encoder.encode(tail[:size])
+        return sampled, rest[len(both) :] if rest[: len(both)] == both else self._encoder.encode(tail[size:])
 
     def _shown_alone(self, messages: list[Message]) -> str:
         """Return the text of a conversation that ends with a reply."""

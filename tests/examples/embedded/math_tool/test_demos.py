@@ -59,7 +59,7 @@ def test_the_tokens_of_a_demonstration_are_those_that_the_rollout_shows_and_samp
         prompt = builder.build({"env_prompt": problem.question, "last": {}, "step": 1}, [], SimpleMemory(0))
         ids = tuple(tokenizer(called["content"] + tokenizer.eos_token)["input_ids"])
         reply = Reply(Generation(ids, (0.0,) * len(ids), "stop"), called["content"], team.tool.project(called["content"]), team.tool)
-        following, _ = builder.following(prompt, reply, [result])
+        following, _ = builder.following(prompt, reply, builder.requests_of(reply.text, 0), [result])
         last = tuple(tokenizer(answered["content"] + tokenizer.eos_token)["input_ids"])
         assert (*following.ids, *last) == row.input_ids
         sampled = [*range(len(prompt.ids), len(prompt.ids) + len(ids)), *range(len(following.ids), len(row.input_ids))]
