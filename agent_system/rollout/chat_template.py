@@ -329,7 +329,9 @@ class ChatTemplate:
     @cached_property
     def _call_marks(self) -> str:
         """All texts around calls, in one."""
-        return " ".join(f"{s.begin} {s.before} {s.end} {s.after} {s.quote} {' '.join(s.header)} {' '.join(s.around)}" for s in self.syntaxes)
+        return " ".join(
+            f"{s.begin} {s.before} {s.end} {s.after} {s.quote} {' '.join(s.header)} {' '.join(s.around)}" for s in self.syntaxes
+        )
 
     @cached_property
     def _kept_ids(self) -> frozenset[int]:
@@ -359,9 +361,7 @@ class ChatTemplate:
 
     @cached_property
     def _thoughts(self) -> re.Pattern[str]:
-        return re.compile(
-            rf"{re.escape(self.marks.begin)}(?P<thought>.*?)(?:(?P<end>{re.escape(self.marks.end)})|\Z)", re.DOTALL
-        )
+        return re.compile(rf"{re.escape(self.marks.begin)}(?P<thought>.*?)(?:(?P<end>{re.escape(self.marks.end)})|\Z)", re.DOTALL)
 
     def _answer(self, text: str) -> str:
         """Return a part of a reply without the marks of an answer and without special tokens."""

@@ -95,9 +95,7 @@ class ToolPromptBuilder(PromptBuilder):
             following = Prompt(whole, self._encoder.encode(whole), prompt.dropped, tuple(messages))
         return (following if len(following.ids) <= self.max_prompt_length else None), tail is None
 
-    def _messages(
-        self, reply: Reply, requests: Sequence[ToolRequest], results: Sequence[Message]
-    ) -> tuple[Message, list[Message]]:
+    def _messages(self, reply: Reply, requests: Sequence[ToolRequest], results: Sequence[Message]) -> tuple[Message, list[Message]]:
         """Return a reply and the results of its calls as the template gets them."""
         if not self._native or self.chat.calls is None:
             said, *answers = self._special.removed([{"role": "assistant", "content": reply.text}, *results])

@@ -30,9 +30,7 @@ def turn_end_ids(tokenizer: Any, template_kwargs: Mapping[str, Any] | None = Non
         """Return what stands before an answer, from its thinking or the question on, and after it, up to the next question."""
         said = {"role": "assistant", "content": _ANSWER, **({field: _THOUGHT} if field else {})}
         try:
-            text = str(
-                tokenizer.apply_chat_template([{"role": "user", "content": _QUESTION}, said, *more], tokenize=False, **kwargs)
-            )
+            text = str(tokenizer.apply_chat_template([{"role": "user", "content": _QUESTION}, said, *more], tokenize=False, **kwargs))
         except Exception:  # a template may raise anything for a conversation that it does not show
             return "", ""
         head, _, rest = text.rpartition(_ANSWER)

@@ -20,9 +20,7 @@ NAMED: dict[str, Syntax] = {
         "</function>\n</tool_call>",
         items=ItemMarks("<parameter=", ">\n", "\n</parameter>"),
     ),
-    "glm": Syntax(
-        "items", "<tool_call>", (NAME,), "</tool_call>", items=ItemMarks("<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>")
-    ),
+    "glm": Syntax("items", "<tool_call>", (NAME,), "</tool_call>", items=ItemMarks("<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>")),
     "mistral": Syntax("json", before="[TOOL_CALLS]"),
     "mistral_v11": Syntax("object", "[TOOL_CALLS]", (NAME, "[CALL_ID]", ID, "[ARGS]")),
     "mistral_v13": Syntax("object", "[TOOL_CALLS]", (NAME, "[ARGS]")),
@@ -70,9 +68,7 @@ NAMED: dict[str, Syntax] = {
         items=ItemMarks('<parameter name="', '">', "</parameter>"),
     ),
     "granite": Syntax("json", before="<|tool_call|>"),
-    "command": Syntax(
-        "json", before="<|START_ACTION|>", after="<|END_ACTION|>", keys=KeyNames("tool_name", "parameters", "tool_call_id")
-    ),
+    "command": Syntax("json", before="<|START_ACTION|>", after="<|END_ACTION|>", keys=KeyNames("tool_name", "parameters", "tool_call_id")),
     "functiongemma": Syntax(
         "literal",
         "<start_function_call>call:",

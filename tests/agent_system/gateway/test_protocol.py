@@ -392,7 +392,9 @@ def test_references_of_the_parameters_of_a_forced_tool_begin_at_their_root(tool_
             call = f'{{"name": "f", "{arguments}": {{"default": {items}}}}}'
             reply = f"<tool_call>\n{call}\n</tool_call>" if tool_format == "hermes" else call
             assert allows(body(schema), tool_format, reply) == good, schema
-    assert json.dumps(DATA) in structure_of(read_ask({**ROLE, **body(DATA)}, True), NAMED[tool_format]), "a name, and a value, are no reference"
+    assert json.dumps(DATA) in structure_of(read_ask({**ROLE, **body(DATA)}, True), NAMED[tool_format]), (
+        "a name, and a value, are no reference"
+    )
     for wrong in ("$ref", "#size"), ("$ref", "http://a.example/b"), ("$dynamicRef", "#"):
         schema = {"anyOf": [{wrong[0]: wrong[1]}, {"$anchor": "size", "type": "integer"}]}
         forms = body(schema), {"response_format": {"type": "json_schema", "json_schema": {"schema": schema}}}

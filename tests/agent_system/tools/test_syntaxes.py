@@ -24,6 +24,7 @@ OFFERED = OfferedTools(
         "clock": {"type": "object", "properties": {}},
     }
 )
+SIZE = 200_000  # characters; a quadratic reader takes minutes
 DSML = "｜DSML｜"
 
 
@@ -59,9 +60,7 @@ WRITERS = {
     "glm": lambda n, a: f"<tool_call>{n}\n{items(a, '<arg_key>', '</arg_key><arg_value>', '</arg_value>')}</tool_call>\n",
     "mistral_v11": lambda n, a: f"[TOOL_CALLS]{n}[CALL_ID]abc123XYZ[ARGS]{json.dumps(a)}",
     "mistral_v13": lambda n, a: f"[TOOL_CALLS]{n}[ARGS]{json.dumps(a)}",
-    "deepseek_v3": lambda n, a: (
-        f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{n}\n```json\n{json.dumps(a)}\n```<｜tool▁call▁end｜>\n"
-    ),
+    "deepseek_v3": lambda n, a: f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{n}\n```json\n{json.dumps(a)}\n```<｜tool▁call▁end｜>\n",
     "deepseek_v31": lambda n, a: f"<｜tool▁call▁begin｜>{n}<｜tool▁sep｜>{json.dumps(a)}<｜tool▁call▁end｜>",
     "deepseek_v32": lambda n, a: (
         f'<{DSML}invoke name="{n}">\n'
@@ -76,8 +75,10 @@ WRITERS = {
     "kimi_k2": lambda n, a: f"<|tool_call_begin|>functions.{n}:0<|tool_call_argument_begin|>{json.dumps(a)}<|tool_call_end|>",
     "minimax_m2": lambda n, a: f'<invoke name="{n}">\n{items(a, f"<parameter name={chr(34)}", f"{chr(34)}>", "</parameter>")}</invoke>\n',
     "functiongemma": lambda n, a: f"<start_function_call>call:{n}{gemma(a, '<escape>')}<end_function_call>",
-    "gemma4": lambda n, a: f'<|tool_call>call:{n}{gemma(a, chr(60) + "|" + chr(34) + "|>")}<tool_call|>',
-    "seed": lambda n, a: f"<seed:tool_call>\n<function={n}>\n{items(a, '<parameter=', '>', '</parameter>')}</function>\n</seed:tool_call>\n",
+    "gemma4": lambda n, a: f"<|tool_call>call:{n}{gemma(a, chr(60) + '|' + chr(34) + '|>')}<tool_call|>",
+    "seed": lambda n, a: (
+        f"<seed:tool_call>\n<function={n}>\n{items(a, '<parameter=', '>', '</parameter>')}</function>\n</seed:tool_call>\n"
+    ),
 }
 # How those write calls whose marks stand around all of them.
 GROUPED = {
@@ -147,16 +148,16 @@ def test_an_answer_that_names_no_tool_is_no_call(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_a_megabyte_of_markup_is_read_in_linear_time(name: str) -> None:
+def test_markup_without_end_is_read_in_linear_time(name: str) -> None:
     one = written(name, ("price", PLAIN))
     half = one[: one.index("plum") + 2]
-    texts = [one, half, one[: len(one) // 3], one[:-3] + '"', "[" * 9, '{"a":', "(" * 9, '"\\', " \n"]
+    texts = [one, half, one[: len(one) // 3], one[:-3] + '"', "[" * 9, '{"a":', '"\\', " \n"]
     for unit in texts:
-        text = one[: one.index("plum")] + unit * (1_000_000 // len(unit))
+        text = one[: one.index("plum")] + unit * (SIZE // len(unit))
         begin = time.process_time()
         read(name, text)
-        read(name, unit * (1_000_000 // len(unit)))
-        assert time.process_time() - begin < 2.0, f"{unit!r:.40}"
+        read(name, unit * (SIZE // len(unit)))
+        assert time.process_time() - begin < 1.0, f"{unit!r:.40}"
 
 
 def test_the_ids_that_a_model_gives_its_calls_are_kept() -> None:
