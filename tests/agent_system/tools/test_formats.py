@@ -12,7 +12,7 @@ import pytest
 
 from agent_system import AgentSystemError, BaseAgent
 from agent_system.tools import ToolAgent, calculator, make_tool, python, runs_programs, search_tool
-from agent_system.tools.formats import OfferedTools, ToolRequest, check_format, read_calls, split_calls, syntaxes_of
+from agent_system.tools.formats import ToolRequest, check_format, read_calls, split_calls, syntaxes_of
 from agent_system.tools.tool import ToolInputError
 
 CALL = '{"name": "f", "arguments": {"x": 1}}'
@@ -57,7 +57,7 @@ def test_a_malformed_call_is_no_answer(text: str) -> None:
 
 
 def test_an_unknown_format_is_named_with_those_that_there_are() -> None:
-    with pytest.raises(AgentSystemError, match="hermes, llama3, json, .*found 'xml'"):
+    with pytest.raises(AgentSystemError, match=r"hermes, llama3, json, .*found 'xml'"):
         check_format("xml")
 
 
