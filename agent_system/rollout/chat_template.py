@@ -155,7 +155,8 @@ class ChatTemplate:
     @cached_property
     def shows_system(self) -> bool:
         """Whether a system message is shown."""
-        return _SYSTEM in (self._try([{"role": "system", "content": _SYSTEM}, {"role": "user", "content": _QUESTION}]) or "")
+        messages = [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": _QUESTION}]
+        return _SYSTEM in (self._try([_in_parts(m) for m in messages] if self.wants_parts else messages) or "")
 
     @cached_property
     def wants_parts(self) -> bool:

@@ -55,7 +55,7 @@ WRITERS = {
     "llama3": lambda n, a: in_json(n, a, "parameters"),
     "json": in_json,
     "qwen3_coder": lambda n, a: (
-        f"<tool_call>\n<function={n}>\n{items(a, '<parameter=', f'>{chr(10)}', f'{chr(10)}</parameter>{chr(10)}')}</function>\n</tool_call>\n"
+        f"<tool_call>\n<function={n}>\n" + items(a, "<parameter=", ">\n", "\n</parameter>\n") + "</function>\n</tool_call>\n"
     ),
     "glm": lambda n, a: f"<tool_call>{n}\n{items(a, '<arg_key>', '</arg_key><arg_value>', '</arg_value>')}</tool_call>\n",
     "mistral_v11": lambda n, a: f"[TOOL_CALLS]{n}[CALL_ID]abc123XYZ[ARGS]{json.dumps(a)}",
