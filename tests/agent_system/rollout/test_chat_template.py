@@ -118,7 +118,7 @@ def test_calls_in_a_syntax_that_nobody_has_named_are_read() -> None:
 
 def test_an_agent_with_tools_does_not_start_where_calls_do_not_come_back() -> None:
     chat = template(UNREAD)
-    with pytest.raises(AgentSystemError, match="form that cannot be read back; set tool_format .*chat_template"):
+    with pytest.raises(AgentSystemError, match=r"form that cannot be read back; set tool_format .*chat_template"):
         ToolPromptBuilder(Solver("Solver"), chat.tokenizer, 1000)
     as_text = template(
         NATIVE.replace(
