@@ -28,8 +28,9 @@ class EngineExtension:
 
         Raises `PatchError` for an unsupported version of vLLM.
         """
-        from patches import vllm_full_log_probs
+        from patches import vllm_cpu_experts, vllm_full_log_probs
 
+        vllm_cpu_experts.apply()
         vllm_full_log_probs.apply(self.model_runner.sampler)
         unlink_shared_memory()
         unlink_semaphores()
@@ -49,12 +50,15 @@ class EngineExtension:
         """
         from vllm.config import set_current_vllm_config
 
+        from patches import vllm_direct_writes
+
         try:
             received = receiver(transfer).receive(handle)
         except EngineGoneError as error:
             return str(error)
-        with set_current_vllm_config(self.vllm_config):
-            self.model_runner.get_model().load_weights([(names[name], tensor) for name, tensor in received.items()])
+        model = self.model_runner.get_model()
+        with set_current_vllm_config(self.vllm_config), vllm_direct_writes.redirected(model):
+            model.load_weights([(names[name], tensor) for name, tensor in received.items()])
         return ""
 
     def verl_finish_update(self) -> None:
