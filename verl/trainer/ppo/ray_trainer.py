@@ -36,6 +36,7 @@ from verl.trainer.ppo.collect.step_samples import StepSamples
 from verl.trainer.ppo.core_algos import AdvantageEstimator
 from verl.trainer.ppo.credit.advantage import compute_advantage, compute_response_mask
 from verl.trainer.ppo.critic import critic_signature, need_critic
+from verl.trainer.ppo.engine_check import EngineCheck
 from verl.trainer.ppo.interrupt import Interrupted, StopRequest
 from verl.trainer.ppo.report import step_metrics
 from verl.trainer.ppo.reward import apply_kl_penalty
@@ -145,12 +146,16 @@ class RayPPOTrainer:
         """
         steps, warmup = self.total_training_steps, self.config.trainer.critic_warmup
         self.team.init_model(steps - warmup, steps)
+        check = EngineCheck(self.team, updated=self.loader is not None)
+        check.of_loaded()
         # Only now are models of the hub on this machine.
         self._models = fingerprints(self.placement.groups)
         self._source = self._build_source(self.loader) if self.loader is not None else None
         self._resume()
         self.tracking.start(self.total_training_steps)
+        check.of_changed()
         self.team.engines.sync_weights(self.global_step)
+        check.of_sent()
         if self._source is not None:
             self._source.published(self.global_step, self.team.learners)
         with StopRequest() as stop:
