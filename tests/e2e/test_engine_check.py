@@ -15,8 +15,8 @@ from tests.e2e.teams import LEVELS
 from tests.e2e.test_fixed_seed import outcome
 from verl.trainer.config.spec import ConfigError
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer
-from verl.workers.policy_worker import PolicyWorker
 from verl.workers.rollout.hf_engine import HFEngine
+from verl.workers.weight_change import WeightChange
 
 ADAPTERS = LEVELS["L2"].changes
 SHORT = {"trainer.total_training_steps": 1, "trainer.save_freq": -1, "data.val_files": "[]", "trainer.val_before_train": False}
@@ -32,7 +32,7 @@ def loses(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[str | None, st
         first: dict[tuple[str | None, str], torch.Tensor] = {}
 
         def stale(self: HFEngine, tensors: Mapping[str, torch.Tensor], *, adapter: str | None = None, **arguments: Any) -> None:
-            own = dict(self._model.named_parameters()) if adapter is None else {}
+            own = self._weights._parameters if adapter is None else {}
             sent = {}
             for name, value in tensors.items():
                 old = own[name].detach() if adapter is None else first.setdefault((adapter, name), value.clone())
@@ -49,21 +49,21 @@ def test_a_run_is_the_same_with_the_check_as_without(
     train: Run, tmp_path: Path, changes: dict[str, Any], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     digests: list[str] = []
-    change, restore = PolicyWorker.change_weights, PolicyWorker.restore_weights
+    apply, undo = WeightChange.apply, WeightChange.undo
 
-    def changed(self: PolicyWorker, adapters: Any) -> None:
-        digests.append(self.state_digest())
+    def changed(self: WeightChange, adapters: Any) -> None:
+        digests.append(self._engine.digest())
         random = torch.get_rng_state()
-        change(self, adapters)
-        digests.append(self.state_digest())
+        apply(self, adapters)
+        digests.append(self._engine.digest())
         assert torch.equal(random, torch.get_rng_state())
 
-    def restored(self: PolicyWorker) -> None:
-        restore(self)
-        digests.append(self.state_digest())
+    def restored(self: WeightChange) -> None:
+        undo(self)
+        digests.append(self._engine.digest())
 
-    monkeypatch.setattr(PolicyWorker, "change_weights", changed)
-    monkeypatch.setattr(PolicyWorker, "restore_weights", restored)
+    monkeypatch.setattr(WeightChange, "apply", changed)
+    monkeypatch.setattr(WeightChange, "undo", restored)
     with caplog.at_level(logging.INFO):
         train(changes | {"trainer.default_local_dir": tmp_path / "with"})
     assert "engines agree with the trainer: log-probs differ by" in caplog.text
@@ -106,7 +106,7 @@ def test_an_engine_that_differs_before_any_update_is_refused_at_once(
         init(self, model, **arguments)
 
     monkeypatch.setattr(HFEngine, "__init__", broken)
-    monkeypatch.setattr(PolicyWorker, "change_weights", lambda self, adapters: pytest.fail("weights were changed"))
+    monkeypatch.setattr(WeightChange, "apply", lambda self, adapters: pytest.fail("weights were changed"))
     with pytest.raises(ConfigError, match="before any update, expected at most 0.0005"):
         train(SHORT)
 
@@ -114,9 +114,9 @@ def test_an_engine_that_differs_before_any_update_is_refused_at_once(
 def test_an_evaluation_compares_and_changes_nothing(
     train: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(PolicyWorker, "change_weights", lambda self, adapters: pytest.fail("weights were changed"))
+    monkeypatch.setattr(WeightChange, "apply", lambda self, adapters: pytest.fail("weights were changed"))
     with caplog.at_level(logging.INFO):
-        train({"trainer.val_only": True})
+        train({"trainer.val_only": True, "trainer.resume_mode": "disable"})
     assert "after they were sent weights" in caplog.text
 
 
