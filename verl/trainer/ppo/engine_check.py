@@ -27,7 +27,7 @@ from verl.trainer.ppo.team import TeamWorkers
 logger = logging.getLogger(__name__)
 
 # Tokens of the prompts and of each reply.
-PROMPTS = (5, 24)
+PROMPTS = (5, 12, 24, 32)
 REPLY = 8
 WITHOUT = "trainer.check_engines=false trains without this check"
 
@@ -47,8 +47,9 @@ class Bounds:
         return max(self.updated, 5 * before)
 
 
-# fp32 on both sides, on a CPU; with a GPU's matrix products, which may round to 10 bits; and everything below.
-EXACT, TENSOR_CORES, ROUNDED = Bounds(5e-4, 1e-3), Bounds(1e-2, 2e-2), Bounds(0.25, 0.1)
+# fp32 on both sides, on a CPU and on a GPU, whose matrix products may round to 10 bits; and bf16 on one side or both. bf16 against fp32 was
+# measured at 0.01 to 0.06 for dense models and at most 0.2 for mixtures, whose experts change with the rounding.
+EXACT, TENSOR_CORES, ROUNDED = Bounds(5e-4, 1e-3), Bounds(1e-2, 2e-2), Bounds(0.5, 0.1)
 
 
 @dataclass(frozen=True)
