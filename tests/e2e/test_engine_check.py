@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -126,3 +127,25 @@ def test_a_run_that_continues_is_checked_with_its_own_weights(train: Run, tmp_pa
     with caplog.at_level(logging.INFO):
         trainer: RayPPOTrainer = train({"trainer.total_training_steps": 2})
     assert trainer.global_step == 2 and "engines agree" in caplog.text and "continuing from" in caplog.text
+
+
+def test_a_step_on_samples_of_another_policy_is_said_once_and_a_sound_one_is_not(
+    train: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By the pass before the update, and by the update itself."""
+    own = {"data.val_files": "[]", "trainer.val_before_train": False, "trainer.check_engines": False, "trainer.resume_mode": "disable"}
+    passes = {"actor_rollout_ref.actor.ppo_epochs": 2}
+    train(own)
+    train(own | passes)
+    assert "engine and trainer disagree" not in caplog.text
+    generate = HFEngine.generate
+
+    async def another(self: HFEngine, request: Any) -> Any:
+        replies = await generate(self, request)
+        return [replace(reply, log_probs=tuple(2.5 * value for value in reply.log_probs)) for reply in replies]
+
+    monkeypatch.setattr(HFEngine, "generate", another)
+    for changes in ({}, passes):
+        caplog.clear()
+        train(own | changes)
+        assert caplog.text.count("engine and trainer disagree on samples of the current weights") == 1

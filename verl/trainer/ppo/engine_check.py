@@ -19,6 +19,7 @@ import torch
 from verl.models.loader import resolve_dtype
 from verl.protocol import DataProto
 from verl.protocol.generate import EngineGoneError, GenerateRequest, Generation, RolloutError, SamplingParams
+from verl.trainer.config import ActorRolloutRefConfig
 from verl.trainer.config.spec import ConfigError
 from verl.trainer.placement.learners import by_group
 from verl.trainer.ppo.group_calls import as_raised
@@ -50,6 +51,12 @@ class Bounds:
 # fp32 on both sides, on a CPU and on a GPU, whose matrix products may round to 10 bits; and bf16 on one side or both. bf16 against fp32 was
 # measured at 0.01 to 0.06 for dense models and at most 0.2 for mixtures, whose experts change with the rounding.
 EXACT, TENSOR_CORES, ROUNDED = Bounds(5e-4, 1e-3), Bounds(1e-2, 2e-2), Bounds(0.5, 0.1)
+
+
+def in_fp32(config: ActorRolloutRefConfig, device: str) -> bool:
+    """Return whether trainer and engine of a worker group compute in fp32."""
+    names = (config.rollout.dtype, config.actor.fsdp_config.dtype, config.actor.fsdp_config.model_dtype)
+    return all(resolve_dtype(name, device) == torch.float32 for name in names)
 
 
 @dataclass(frozen=True)
@@ -129,9 +136,8 @@ class EngineCheck:
         self._after = {wg: max(gap, self._after.get(wg, 0.0)) for wg, gap in gaps.items()}
 
     def _bounds(self, wg_id: str) -> Bounds:
-        config, device = self._team.specs[wg_id].config, self._team.controller.device
-        names = (config.rollout.dtype, config.actor.fsdp_config.dtype, config.actor.fsdp_config.model_dtype)
-        if any(resolve_dtype(name, device) != torch.float32 for name in names):
+        device = self._team.controller.device
+        if not in_fp32(self._team.specs[wg_id].config, device):
             return ROUNDED
         return EXACT if device == "cpu" else TENSOR_CORES
 

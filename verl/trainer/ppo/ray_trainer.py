@@ -37,6 +37,7 @@ from verl.trainer.ppo.core_algos import AdvantageEstimator
 from verl.trainer.ppo.credit.advantage import compute_advantage, compute_response_mask
 from verl.trainer.ppo.critic import critic_signature, need_critic
 from verl.trainer.ppo.engine_check import EngineCheck
+from verl.trainer.ppo.gap_watch import GapWatch
 from verl.trainer.ppo.interrupt import Interrupted, StopRequest
 from verl.trainer.ppo.report import step_metrics
 from verl.trainer.ppo.reward import apply_kl_penalty
@@ -112,6 +113,7 @@ class RayPPOTrainer:
         if train_dataset is not None:
             self.loader = TaskLoader(train_dataset, config.data.train_batch_size, seed=config.data.seed, shuffle=config.data.shuffle)
         self.steps = StepTrainer(config, placement, team)
+        self._watch = GapWatch(team)
         self.credit = self.steps.credit
         self._critics = critic_signature(config, placement)
         self._models: dict[str, str] = {}
@@ -269,6 +271,7 @@ class RayPPOTrainer:
             trained=self.team.trained,
             n_devices=self.team.n_devices,
         )
+        self._watch.look(trained.batch, step.number, trained.metrics)
         metrics |= trained.metrics  # with lanes the spans are those of a time, in which two steps may have updated a policy
         if self.config.async_training.mode != "sync":
             metrics["trainer/idle_ratio"] = (step.seconds["idle"] + gen_s) / seconds["step"]
