@@ -11,6 +11,7 @@ alone; vLLM's own `reload_weights` of an unchanged folder shows it. For vLLM 0.3
 
 from __future__ import annotations
 
+from functools import wraps
 from typing import Any
 
 from patches import PatchError, require
@@ -35,6 +36,7 @@ def apply() -> None:
     if getattr(setup, "packs_again", False):
         return
 
+    @wraps(setup)
     def setup_kernel(self: Any, layer: Any, w13: Any, w2: Any) -> None:
         reloaded = self.moe_kernel is not None
         setup(self, layer, w13, w2)
