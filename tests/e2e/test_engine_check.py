@@ -96,9 +96,7 @@ def test_the_check_can_be_left_out(train: Run, loses: Callable[..., None]) -> No
     assert train(SHORT | {"trainer.check_engines": False}).global_step == 1
 
 
-def test_an_engine_that_differs_before_any_update_is_refused_at_once(
-    train: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_engine_that_differs_before_any_update_is_refused_at_once(train: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     init = HFEngine.__init__
 
     def broken(self: HFEngine, model: Any, **arguments: Any) -> None:
@@ -108,13 +106,11 @@ def test_an_engine_that_differs_before_any_update_is_refused_at_once(
 
     monkeypatch.setattr(HFEngine, "__init__", broken)
     monkeypatch.setattr(WeightChange, "apply", lambda self, adapters: pytest.fail("weights were changed"))
-    with pytest.raises(ConfigError, match="before any update, expected at most 0.0005"):
+    with pytest.raises(ConfigError, match=r"before any update, expected at most 0\.0005"):
         train(SHORT)
 
 
-def test_an_evaluation_compares_and_changes_nothing(
-    train: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_evaluation_compares_and_changes_nothing(train: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(WeightChange, "apply", lambda self, adapters: pytest.fail("weights were changed"))
     with caplog.at_level(logging.INFO):
         train({"trainer.val_only": True, "trainer.resume_mode": "disable"})

@@ -253,7 +253,7 @@ def test_a_tensor_that_an_update_loses_ends_the_run_before_the_first_episode(
     vllm: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(arguments, "EXTENSION", "tests.e2e.stale_extension.StaleExtension")
-    with pytest.raises(ConfigError, match="vllm engine differ from the trainer's by .* after an update of all weights") as error:
+    with pytest.raises(ConfigError, match=r"vllm engine differ from the trainer's by .* after an update of all weights") as error:
         vllm({"agent.specialization": "prompt"})
     assert "actor_rollout_ref.rollout.name=hf" in str(error.value) and "\n" not in str(error.value)
     assert not list((tmp_path / "run").rglob("train_*.jsonl"))

@@ -73,6 +73,6 @@ def test_with_it_everything_arrives_in_the_old_storage(buckets: int) -> None:
 
 def test_it_refuses_another_version(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(patches, "version", lambda name: "0.33.0")
-    with pytest.raises(PatchError, match=r"vllm_direct_writes\.py is for vllm>=0\.32,<0\.33, but vllm 0\.33\.0 is installed"):
-        with vllm_direct_writes.redirected(DirectModel()):
-            pass
+    refusal = pytest.raises(PatchError, match=r"vllm_direct_writes\.py is for vllm>=0\.32,<0\.33, but vllm 0\.33\.0")
+    with refusal, vllm_direct_writes.redirected(DirectModel()):
+        pass

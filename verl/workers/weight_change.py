@@ -1,4 +1,4 @@
-"""A change of all weights in place that is undone to the bit without a second copy: to see whether what is sent reaches an engine."""
+"""A change of all weights in place, undone to the bit without a second copy: shows whether an engine gets what is sent."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ FILL = 0.1
 class WeightChange:
     """Changes the sign of a third of the elements of every tensor that is sent, and fills tensors of zeros.
 
-    A change of signs is exact in every dtype, overflows nowhere and is its own inverse; unlike a factor per tensor it is not cancelled by
-    the normalisation that follows. The positions differ between tensors, so that the signs of two tensors that are multiplied differ too.
+    A change of signs is exact in every dtype, overflows nowhere and is its own inverse; unlike a factor per tensor it is
+    not cancelled by the normalisation that follows. The positions differ between tensors, so that the signs of two
+    tensors that are multiplied differ too.
 
     Args:
         engine: the trained model; its optimizers are not read.
@@ -33,7 +34,10 @@ class WeightChange:
 
     @torch.no_grad()
     def apply(self, adapters: Sequence[str | None]) -> None:
-        """Change these adapters, or the model (None); all ranks must call this together. Raises RuntimeError if a change is in place."""
+        """Change these adapters, or the model (None); all ranks must call this together.
+
+        Raises RuntimeError if a change is in place.
+        """
         if self._changed:
             raise RuntimeError("the weights are changed already; call undo first")
         for adapter in adapters:
@@ -63,8 +67,8 @@ class WeightChange:
             tensors: dict[str, torch.Tensor] = dict(self._engine.adapters[adapter].parameters)
         else:
             tensors = dict(model.named_parameters())
-            entries = dict(model.named_buffers())
-            if buffers := {name: value for name, value in entries.items() if value.is_floating_point() and _is_saved(model, name)}:
+            buffers = {name: value for name, value in model.named_buffers() if _is_changed(model, name, value)}
+            if buffers:
                 sent = {name for name, _ in self._engine.weights()}
                 tensors |= {name: value for name, value in buffers.items() if name in sent}
         with self._engine.loaded():
@@ -73,10 +77,10 @@ class WeightChange:
                 yield name, local(tensors[name].detach())
 
 
-def _is_saved(model: torch.nn.Module, name: str) -> bool:
-    """Return whether a buffer is an entry of the model's state."""
+def _is_changed(model: torch.nn.Module, name: str, value: torch.Tensor) -> bool:
+    """Return whether a buffer has signs and is an entry of the model's state."""
     module, _, leaf = name.rpartition(".")
-    return leaf not in model.get_submodule(module)._non_persistent_buffers_set
+    return value.is_floating_point() and leaf not in model.get_submodule(module)._non_persistent_buffers_set
 
 
 def _key(adapter: str | None, name: str) -> str:

@@ -22,7 +22,7 @@ def team(dtype: str = "fp32", bypass: bool = False) -> Any:
     config.rollout.dtype = dtype
     correction = SimpleNamespace(bypass_mode=bypass)
     return SimpleNamespace(
-        learners={"writer": SimpleNamespace(wg_id="writer")},
+        learners={"writer": SimpleNamespace(wg_id="writer", temperature=1.0)},
         specs={"writer": SimpleNamespace(config=config)},
         controller=SimpleNamespace(device="cpu"),
         config=SimpleNamespace(algorithm=SimpleNamespace(rollout_correction=correction)),

@@ -1,8 +1,9 @@
-"""The check at the start of a run: engines give the log-probs of the trainer, also after an update that changes every weight.
+"""The check at the start of a run: engines give the trainer's log-probs, also after an update of every weight.
 
-An engine that loads a model may differ from the trainer (another implementation, another precision), and one that is sent new weights may
-keep old ones: both train on samples of another model, which no metric shows until the run is lost. So the engines sample a few tokens and
-the trainer scores them, before the first episode; then every weight is changed (`WeightChange`), sent and compared, and restored.
+An engine that loads a model may differ from the trainer (another implementation, another precision), and one that
+is sent new weights may keep old ones: the run then trains on samples of another model. So the engines sample a few
+tokens and the trainer scores them, before the first episode; then every weight is changed (`WeightChange`), sent and
+compared, and restored.
 """
 
 from __future__ import annotations
@@ -35,22 +36,32 @@ WITHOUT = "trainer.check_engines=false trains without this check"
 
 @dataclass(frozen=True)
 class Bounds:
-    """Largest mean of `|log_prob - rollout_log_prob|` that is rounding: of engines as loaded, and after an update.
+    """Largest mean of `|log_prob - rollout_log_prob|` that is rounding, at a temperature of 1 or above.
 
-    After an update it is at least `updated`, and five times the difference before.
+    Attributes:
+        loaded: of engines as they have loaded the model.
+        updated: after an update, where five times the difference before is not more.
     """
 
     loaded: float
     updated: float
+
+    def at(self, temperature: float) -> Bounds:
+        """Return the bounds at a temperature; below 1 logits, and with them their rounding, are divided by it."""
+        factor = 1 / min(temperature, 1.0)
+        return Bounds(factor * self.loaded, factor * self.updated)
 
     def after(self, before: float) -> float:
         """Return the bound after an update."""
         return max(self.updated, 5 * before)
 
 
-# fp32 on both sides, on a CPU and on a GPU, whose matrix products may round to 10 bits; and bf16 on one side or both. bf16 against fp32 was
-# measured at 0.01 to 0.06 for dense models and at most 0.2 for mixtures, whose experts change with the rounding.
-EXACT, TENSOR_CORES, ROUNDED = Bounds(5e-4, 1e-3), Bounds(1e-2, 2e-2), Bounds(0.5, 0.1)
+# fp32 on both sides: on a CPU, and on a GPU, whose matrix products may round to 10 bits.
+EXACT = Bounds(5e-4, 1e-3)
+TENSOR_CORES = Bounds(1e-2, 2e-2)
+# bf16 on one side or both: against fp32 0.01 to 0.06 was measured, and up to 0.2 for mixtures, whose experts change
+# with the rounding.
+ROUNDED = Bounds(0.5, 0.1)
 
 
 def in_fp32(config: ActorRolloutRefConfig, device: str) -> bool:
@@ -71,7 +82,9 @@ class _Rows:
 
 
 class EngineCheck:
-    """Compares the engines of trained groups with the trainer; each method raises ConfigError, in one line, for all that differ.
+    """Compares the engines of trained groups with the trainer.
+
+    Each method raises ConfigError, in one line, for all groups that differ.
 
     Args:
         team: worker groups with loaded models.
@@ -86,19 +99,19 @@ class EngineCheck:
         self._seconds = 0.0
 
     def of_loaded(self) -> None:
-        """Compare engines as they have loaded their models; adapters, which exist in the trainer alone, are sent first."""
+        """Compare engines as they have loaded their models, and adapters after they were sent."""
         if not self._groups:
             return
         began = time.perf_counter()
         self._run([wg for wg in self._groups if self._team.specs[wg].adapters], self._team.engines.resend)
         self._before = self._gaps()
-        wrong = [self._differs(wg, gap) for wg, gap in self._before.items() if not gap <= self._bounds(wg).loaded]
+        wrong = {wg: gap for wg, gap in self._before.items() if not gap <= self._bounds(wg).loaded}
         if wrong:
-            raise ConfigError("; ".join(wrong) + f"; {WITHOUT}")
+            raise ConfigError("; ".join([*(self._differs(wg, gap) for wg, gap in wrong.items()), WITHOUT]))
         self._seconds += time.perf_counter() - began
 
     def of_changed(self) -> None:
-        """Change all weights, send them, compare, and restore those of the trainer; the caller sends these."""
+        """Change all weights, send and compare them, and restore the trainer's, which the caller sends."""
         if not (self._groups and self._updated):
             return
         began = time.perf_counter()
@@ -117,9 +130,13 @@ class EngineCheck:
         began = time.perf_counter()
         self._compare_updated()
         self._seconds += time.perf_counter() - began
-        before, after = max(self._before.values()), max(self._after.values())
-        what = f"{after:.0e} after an update of all weights" if self._updated else f"{after:.0e} after they were sent weights"
-        logger.info("engines agree with the trainer: log-probs differ by %.0e before, %s (%.1f s)", before, what, self._seconds)
+        logger.info(
+            "engines agree with the trainer: log-probs differ by %.0e before, %.0e after %s (%.1f s)",
+            max(self._before.values()),
+            max(self._after.values()),
+            "an update of all weights" if self._updated else "they were sent weights",
+            self._seconds,
+        )
 
     def _run(self, wg_ids: Sequence[str], fn: Callable[[str], object]) -> None:
         self._team.calls.each(wg_ids, fn)
@@ -130,42 +147,51 @@ class EngineCheck:
 
     def _compare_updated(self) -> None:
         gaps = self._gaps()
-        wrong = [self._is_stale(wg, gap) for wg, gap in gaps.items() if not gap <= self._bounds(wg).after(self._before[wg])]
+        wrong = {wg: gap for wg, gap in gaps.items() if not gap <= self._bounds(wg).after(self._before[wg])}
         if wrong:
-            raise ConfigError("; ".join(wrong) + f"; {WITHOUT}")
+            raise ConfigError("; ".join([*(self._is_stale(wg, gap) for wg, gap in wrong.items()), WITHOUT]))
         self._after = {wg: max(gap, self._after.get(wg, 0.0)) for wg, gap in gaps.items()}
+
+    def _policies(self, wg_id: str) -> list[str]:
+        return by_group(self._team.learners, self._team.learners)[wg_id]
 
     def _bounds(self, wg_id: str) -> Bounds:
         device = self._team.controller.device
+        bounds = EXACT if device == "cpu" else TENSOR_CORES
         if not in_fp32(self._team.specs[wg_id].config, device):
-            return ROUNDED
-        return EXACT if device == "cpu" else TENSOR_CORES
+            bounds = ROUNDED
+        return bounds.at(min(self._team.learners[policy].temperature for policy in self._policies(wg_id)))
+
+    def _gap(self, wg_id: str, gap: float) -> str:
+        name = self._team.specs[wg_id].config.rollout.name
+        return f"worker group '{wg_id}': log-probs of the {name} engine differ from the trainer's by {gap:.2g} on average"
 
     def _differs(self, wg_id: str, gap: float) -> str:
         spec = self._team.specs[wg_id]
         other = "hf" if spec.config.rollout.name == "vllm" else "vllm"
         return (
-            f"worker group '{wg_id}': log-probs of the {spec.config.rollout.name} engine differ from the trainer's by {gap:.2g} on average "
-            f"before any update, expected at most {self._bounds(wg_id).loaded:g}: they compute different models of {spec.model_path}. Use "
-            f"actor_rollout_ref.rollout.name={other}, actor_rollout_ref.rollout.dtype=fp32 or "
-            "actor_rollout_ref.model.use_remove_padding=false with model.attn_implementation=eager"
+            f"{self._gap(wg_id, gap)} before any update, expected at most {self._bounds(wg_id).loaded:g}: they compute "
+            f"different models of {spec.model_path}. Use actor_rollout_ref.rollout.name={other}, "
+            "actor_rollout_ref.rollout.dtype=fp32 or actor_rollout_ref.model.use_remove_padding=false with "
+            "model.attn_implementation=eager"
         )
 
     def _is_stale(self, wg_id: str, gap: float) -> str:
-        spec, before = self._team.specs[wg_id], self._before[wg_id]
+        spec = self._team.specs[wg_id]
+        before = self._before[wg_id]
         ways = []
         if spec.config.rollout.name != "hf":
             ways.append("actor_rollout_ref.rollout.name=hf")
         if not spec.adapters:
             ways.append("agent.specialization=lora, which leaves the model itself unchanged")
         return (
-            f"worker group '{wg_id}': log-probs of the {spec.config.rollout.name} engine differ from the trainer's by {gap:.2g} on average "
-            f"after an update of all weights ({before:.2g} before it), expected at most {self._bounds(wg_id).after(before):.2g}: the engine "
-            f"does not serve what it is sent and keeps older values. Use {' or '.join(ways) or 'another release of the package'}"
+            f"{self._gap(wg_id, gap)} after an update of all weights ({before:.2g} before it), expected at most "
+            f"{self._bounds(wg_id).after(before):.2g}: the engine does not serve what it is sent and keeps older values. "
+            f"Use {' or '.join(ways) or 'another release of the package'}"
         )
 
     def _gaps(self) -> dict[str, float]:
-        """Return the largest mean difference of any engine and policy, by worker group; NaN if one gave no number."""
+        """Return the largest mean difference of any policy, by worker group; NaN if one gave no number."""
         sampled = self._team.calls.each(self._groups, self._sample)
         rows = [entry for wg_id in self._groups for entry in sampled[wg_id]]
         gaps: dict[str, list[float]] = {wg_id: [] for wg_id in self._groups}
@@ -175,9 +201,10 @@ class EngineCheck:
                 continue
             batch = _batch(chosen)
             score = self._team.compute_base_log_prob if of_base else self._team.compute_log_prob
-            found = score(batch).batch["ref_log_prob" if of_base else "old_log_probs"]
-            difference = ((found - batch.batch["rollout_log_probs"]).abs() * batch.batch["response_mask"]).sum(dim=1)
-            means = (difference / batch.batch["response_mask"].sum(dim=1)).tolist()
+            scores = score(batch).batch["ref_log_prob" if of_base else "old_log_probs"]
+            mask = batch.batch["response_mask"]
+            difference = (scores - batch.batch["rollout_log_probs"]).abs() * mask
+            means = (difference.sum(dim=1) / mask.sum(dim=1)).tolist()
             for entry, count in zip(chosen, _counts(chosen), strict=True):
                 own = [means.pop(0) for _ in range(count)]
                 gaps[entry.wg_id].append(math.fsum(own) / count)
@@ -187,7 +214,7 @@ class EngineCheck:
         """Sample from all engines of a group: from its policies, and from the base of its adapters."""
         with self._team.calls.hold(wg_id):
             vocab_size = self._team.policies[wg_id].vocab_size()[0]
-            rows = [self._replies(wg_id, policy, False, vocab_size) for policy in by_group(self._team.learners, self._team.learners)[wg_id]]
+            rows = [self._replies(wg_id, policy, False, vocab_size) for policy in self._policies(wg_id)]
             if self._team.specs[wg_id].adapters:
                 rows.append(self._replies(wg_id, rows[0].policy, True, vocab_size))
             return rows
@@ -201,7 +228,8 @@ class EngineCheck:
         sampling = SamplingParams(max_tokens=reply, temperature=learner.temperature)
         adapter = None if of_base else learner.adapter
         requests = [
-            GenerateRequest(prompt, sampling, adapter=adapter, seed=seed, request_id=f"check_engines/{seed}") for seed, prompt in enumerate(prompts)
+            GenerateRequest(prompt, sampling, adapter=adapter, seed=seed, request_id=f"check_engines/{seed}")
+            for seed, prompt in enumerate(prompts)
         ]
         try:
             replies = engines.sample(wg_id, requests)
@@ -209,8 +237,10 @@ class EngineCheck:
             raise
         except RolloutError as error:
             name = self._team.specs[wg_id].config.rollout.name
-            raise ConfigError(f"worker group '{wg_id}': the {name} engine cannot sample from the model: {as_raised(error)}") from error
-        return _Rows(wg_id, policy, of_base, prompts * len(replies), [reply for of_engine in replies for reply in of_engine])
+            why = f"worker group '{wg_id}': the {name} engine cannot sample from the model: {as_raised(error)}"
+            raise ConfigError(why) from error
+        of_all = [reply for of_engine in replies for reply in of_engine]
+        return _Rows(wg_id, policy, of_base, prompts * len(replies), of_all)
 
 
 def _counts(rows: Sequence[_Rows]) -> list[int]:
@@ -219,14 +249,17 @@ def _counts(rows: Sequence[_Rows]) -> list[int]:
 
 def _batch(rows: Sequence[_Rows]) -> DataProto:
     """Return the replies as rows of a team's batch, with the log-probs of the engines."""
-    pairs = [(prompt, reply, entry) for entry in rows for prompt, reply in zip(entry.prompts, entry.replies, strict=True)]
+    pairs: list[tuple[Sequence[int], Generation, str]] = []
+    for entry in rows:
+        pairs += [(*pair, entry.policy) for pair in zip(entry.prompts, entry.replies, strict=True)]
     width = max(len(prompt) for prompt, _, _ in pairs)
     length = max(len(reply.token_ids) for _, reply, _ in pairs)
 
     def grid(values: Sequence[Sequence[float]], columns: int, left: bool, dtype: torch.dtype) -> torch.Tensor:
         out = torch.zeros(len(values), columns, dtype=dtype)
         for row, own in zip(out, values, strict=True):
-            row[columns - len(own) if left else 0 : columns if left else len(own)] = torch.tensor(own, dtype=dtype)
+            first = columns - len(own) if left else 0
+            row[first : first + len(own)] = torch.tensor(own, dtype=dtype)
         return out
 
     prompts = grid([prompt for prompt, _, _ in pairs], width, True, torch.long)
@@ -244,5 +277,5 @@ def _batch(rows: Sequence[_Rows]) -> DataProto:
         "position_ids": (attention.cumsum(dim=1) - 1).clamp(min=0),
         "rollout_log_probs": log_probs,
     }
-    policies = np.array([entry.policy for _, _, entry in pairs], dtype=object)
+    policies = np.array([policy for _, _, policy in pairs], dtype=object)
     return DataProto.from_dict(tensors=tensors, non_tensors={"policy_id": policies})

@@ -1,12 +1,13 @@
 """Weights of a transformers model as its published checkpoints have them, which is the form that vLLM loads.
 
-transformers 5 renames and joins tensors when it loads a checkpoint (the experts of a mixture become one tensor) and undoes that when it
-saves one. vLLM reads the names of checkpoints, and those of a loaded model only where they are the same.
+transformers 5 renames and joins tensors when it loads a checkpoint (the experts of a mixture become one tensor) and
+undoes that when it saves one. vLLM reads the names of checkpoints, and those of a loaded model only where they agree.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 
@@ -25,14 +26,16 @@ class CheckpointFormat:
         from transformers.conversion_mapping import get_model_conversion_mapping
 
         with torch.device("meta"):
-            model = build_causal_lm(path, dtype=torch.float32, attn_implementation="eager", trust_remote_code=trust_remote_code)
-        changes = [change.reverse_transform() for change in get_model_conversion_mapping(model, add_legacy=False)]
+            options: dict[str, Any] = {"attn_implementation": "eager", "trust_remote_code": trust_remote_code}
+            model = build_causal_lm(path, dtype=torch.float32, **options)
+        changes = get_model_conversion_mapping(model, add_legacy=False)
         self._model = model if changes else None
-        self._joins = any(len(change.source_patterns) > 1 for change in changes if hasattr(change, "operations"))
+        joining = [change.reverse_transform() for change in changes if hasattr(change, "operations")]
+        self._joins = any(len(change.source_patterns) > 1 for change in joining)
         self._waiting: dict[str, torch.Tensor] = {}
 
     def add(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Return a bucket in the form of a checkpoint; empty where tensors of several buckets may be one, which `rest` returns."""
+        """Return a bucket in the form of a checkpoint; empty where several tensors become one: `rest` returns them."""
         from transformers.core_model_loading import revert_weight_conversion
 
         if self._model is None:
