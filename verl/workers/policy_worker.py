@@ -198,12 +198,15 @@ class PolicyWorker(EngineWorker):
         device = self._device if self._transfer.on_device else "cpu"
         bucket: dict[str, torch.Tensor] = {}
         room = limit
+        buffers = self.engine.buffers
         for name, value in self.engine.weights(adapter):
-            size = value.numel() * dtype.itemsize
+            # Buffers keep their dtype: a router's correction bias in 16 bits would choose other experts.
+            sent_as = value.dtype if name in buffers else dtype
+            size = value.numel() * sent_as.itemsize
             if bucket and size > room:
                 yield bucket
                 bucket, room = {}, limit
-            bucket[name] = value.to(device, dtype, copy=True) if self._sends else torch.empty(0)
+            bucket[name] = value.to(device, sent_as, copy=True) if self._sends else torch.empty(0)
             room -= size
         if bucket:
             yield bucket

@@ -123,11 +123,19 @@ def _tensors(engine: FSDPEngine) -> dict[str, torch.Tensor]:
         result[f"model.{name}"] = parameter.detach()
         for part, value in trainable.optimizer.state[parameter].items():
             result[f"optimizer.{name}.{part}"] = value
+    for name, buffer in _buffers(engine).items():
+        result[f"model.{name}"] = buffer
     return result
 
 
+def _buffers(engine: FSDPEngine) -> dict[str, torch.Tensor]:
+    """Return the buffers of a trained model, without which its checkpoint is not complete; those of a frozen base are not in it."""
+    return {} if engine.adapters else engine.buffers
+
+
 def _shapes(engine: FSDPEngine) -> dict[str, str]:
-    return {name: f"{tuple(p.shape)} {p.dtype}" for name, p, _ in _trained(engine)}
+    shapes = {name: f"{tuple(p.shape)} {p.dtype}" for name, p, _ in _trained(engine)}
+    return shapes | {name: f"{tuple(buffer.shape)} {buffer.dtype}" for name, buffer in _buffers(engine).items()}
 
 
 def _progress(trainable: Trainable) -> dict[str, int]:
