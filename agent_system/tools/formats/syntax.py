@@ -289,7 +289,7 @@ class Syntax:
         """Yield the calls of a text that consists of them, or has them in fences."""
         if self.fenced:
             closed = _CLOSED_IN_LINE.sub(r"\1\n```", text)
-            blocks = [code for language, code in fenced_blocks(closed) if language in ("", "json")]
+            blocks = [block.code for block in fenced_blocks(closed) if block.language in ("", "json")]
             requests = [request for code in blocks for request in self._plain(code, tools)]
             if blocks:
                 if requests:
