@@ -18,7 +18,7 @@ INSTALL_REQUIRES = [
     "datasets>=5.0",
     "pandas>=2.3",
     "pyarrow>=22",
-    "math-verify>=0.9,<0.10",
+    "latex2sympy2_extended>=1.11,<1.12",
     "aiohttp>=3.11",
     "safetensors>=0.7",
     "huggingface-hub>=1.0",
@@ -54,6 +54,7 @@ EXTRAS = {
     ],
     "tensorboard": ["tensorboard>=2.20"],
     "dev": [
+        "math-verify>=0.9,<0.10",
         "pytest>=9,<9.2",  # with 9.2, pytest-xdist 3.8 no longer keeps the tests of a group in one process
         "pytest-asyncio>=1.3",
         "pytest-timeout>=2.4",

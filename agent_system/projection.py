@@ -37,7 +37,8 @@ _THINKING = re.compile(r"<think>.*?(?:</think>|\Z)", re.IGNORECASE | re.DOTALL)
 _THINK_TAG = re.compile(r"</?think>", re.IGNORECASE)
 _THINK_END = re.compile(r"</think>", re.IGNORECASE)
 _BRACES = re.compile(r"\\\\|\\[{}]|[{}]")
-_BOXED = re.compile(r"\\boxed\s*\{")
+_BOXED = re.compile(r"\\(?:boxed|fbox)\s*\{")
+_OPEN_BOX = re.compile(r"\\(?:boxed|fbox)(?:[ \t]+(?=[^\s{])|(?=[^\s{A-Za-z]))([^$\n]*)")
 # A line that opens or closes a block of code, in lists and quotes as well.
 _FENCE = re.compile(r"((?:[ \t]|>|(?:[-*+]|\d{1,9}[.)])(?=[ \t]))*)(?:(`{3,})([^`]*)|(~{3,})(.*))", re.DOTALL)
 _LANGUAGE = re.compile(r"[\s{.]*([^\s{}.,:;=]*)")
@@ -94,10 +95,14 @@ def boxed_answer(text: str) -> Projection:
 
 
 def last_boxed(text: str) -> str:
-    r"""Return the content of the last closed `\boxed{...}`, or an empty string."""
+    r"""Return the content of the last closed `\boxed{...}` or `\fbox{...}`, or an empty string.
+
+    Without a brace in the whole text, as in `$\boxed 5$`, it is the rest of the line or formula.
+    """
     starts = {m.end() - 1: m.end() for m in _BOXED.finditer(text)}
     if not starts:
-        return ""
+        found = _OPEN_BOX.findall(text)
+        return found[-1].strip().rstrip(".,;") if found else ""
     open_braces: list[int] = []
     best: tuple[int, int] | None = None
     for m in _BRACES.finditer(text):

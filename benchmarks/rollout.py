@@ -1,11 +1,14 @@
 """Tokens per second of an engine against `transformers` static-cache `generate`, same model, same slots, same run.
 
     python benchmarks/rollout.py [--engine hf] [--device cpu] [--hidden 128] [--layers 4] [--slots 64] [--equal-tokens 128] [--repeats 3]
+    python benchmarks/rollout.py --window 128 --prompt 1792 --equal-tokens 256 --slots 16
 
 equal: as many requests as slots, all of the same length, at once. staggered: reply lengths uniform in 8..`--longest`, a slot gets its
 next request when one ends (the peer runs batches of `slots` until their longest reply ends). End-of-text is disabled on both sides, and
 only requested tokens count. Rounds alternate; the last line is the median ratio of each, and with `--device cuda` the engine's median
 tokens per second too. Weights are random, in bf16 on a GPU, where the peer and `hf` do not compile the model, and `vllm` does.
+With `--window` the engine runs the same model with and without a sliding window in every layer, in equal rounds alone, and the last line
+is the median ratio of their tokens per second.
 """
 
 from __future__ import annotations
@@ -88,6 +91,29 @@ def run_peer(model: Any, requests: Sequence[GenerateRequest], slots: int) -> tup
     return now() - started, time.process_time() - cpu
 
 
+def compare_windows(args: argparse.Namespace) -> None:
+    """Print the tokens per second of the engine with a sliding window relative to those without."""
+    limit = args.prompt + args.equal_tokens
+    models = {"window": random_model(args, window=args.window), "full": random_model(args)}
+    engines = {name: start_engine(model, limit, args) for name, model in models.items()}
+    ratios = []
+    for repeat in range(-1, args.repeats):  # the first round is a warm-up
+        wanted = [8 if repeat < 0 else args.equal_tokens] * args.slots
+        seconds = {}
+        cpu = {}
+        for name, engine in engines.items():
+            seconds[name], cpu[name] = run_engine(engine, make_requests(wanted, repeat + 1, args), args.slots)
+        if repeat >= 0:
+            ratios.append(seconds["full"] / seconds["window"])
+            rates = ", ".join(f"{name} {sum(wanted) / value:.0f} tokens/s" for name, value in seconds.items())
+            of_cpu = f"CPU time {cpu['full'] / cpu['window']:.2f}"
+            sys.stdout.write(f"seed {repeat}: {rates}, ratio {ratios[-1]:.2f} ({of_cpu})\n")
+            sys.stdout.flush()
+    for engine in engines.values():
+        engine.close()
+    sys.stdout.write(json.dumps({"window": round(statistics.median(ratios), 3)}) + "\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_device(parser)
@@ -100,10 +126,14 @@ def main() -> None:
     parser.add_argument("--equal-tokens", type=int, default=128, help="reply length of an equal round")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--window", type=int, help="compare the engine with itself: a sliding window in every layer against none")
     args = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(args.threads)
     check_device(args.device)
+    if args.window is not None:
+        compare_windows(args)
+        return
     limit = args.prompt + max(args.longest, args.equal_tokens)
     peer = random_model(args).eval()
     engine = start_engine(peer, limit, args)

@@ -31,6 +31,7 @@ from verl.trainer.config.group_checks import warn_of_warmup
 from verl.trainer.config.presets import describe_preset
 from verl.trainer.config.spec import ConfigError
 from verl.trainer.derived import load_group_tokenizer, max_model_len, resolve_defaults, run_dir_of, steps_of_run
+from verl.trainer.exactness_checks import check_exactness
 from verl.trainer.model_checks import adapter_sizes, check_critic, check_forms, check_reward_model, check_vllm, warn_of_positions
 from verl.trainer.placement.role_policies import output_dir
 from verl.trainer.placement.table import Placement
@@ -159,7 +160,9 @@ def check_run(config: RunConfig) -> CheckedRun:
     except (ValueError, ModuleNotFoundError) as error:
         raise ConfigError(str(error)) from error
     check_forms(placement)
-    check_vllm(placement, resolve_device(config.trainer.device), partial(max_model_len, config, placement))
+    device = resolve_device(config.trainer.device)
+    check_exactness(config, placement, device, partial(max_model_len, config, placement))
+    check_vllm(placement, device, partial(max_model_len, config, placement))
     trained_in = run_dir_of(config)
     checkpoint = find_checkpoint(config.trainer, CheckpointStore(trained_in / "checkpoints"))
     if checkpoint is not None:

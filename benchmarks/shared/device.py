@@ -40,12 +40,13 @@ def check_device(name: str, gpus: int = 1) -> None:
     sys.stdout.write(f"{gpus} x {torch.cuda.get_device_name()}, torch {torch.__version__}\n")
 
 
-def random_model(args: argparse.Namespace, dtype: str = "auto") -> Any:
+def random_model(args: argparse.Namespace, dtype: str = "auto", window: int | None = None) -> Any:
     """Return a Qwen3 model with random weights, the same for the same options; exit with one line where the sizes do not fit.
 
     Args:
         args: `--device` and the options of `add_model_sizes`.
         dtype: a name of `resolve_dtype`.
+        window: sliding window of every layer, in tokens; None for full attention.
     """
     from transformers import AutoModelForCausalLM, Qwen3Config
 
@@ -55,6 +56,7 @@ def random_model(args: argparse.Namespace, dtype: str = "auto") -> Any:
         vocab_size=args.vocab, hidden_size=args.hidden, intermediate_size=3 * args.hidden, num_hidden_layers=args.layers,
         num_attention_heads=args.hidden // args.head_dim, num_key_value_heads=args.hidden // (2 * args.head_dim), head_dim=args.head_dim,
         tie_word_embeddings=True,
+        use_sliding_window=window is not None, sliding_window=window, max_window_layers=0,
     )  # fmt: skip
     torch.manual_seed(0)
     with torch.device(args.device):

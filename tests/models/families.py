@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from verl.models.miniature import draw_weights
+
 WINDOW = 8  # every sliding window, chunk and local attention
 LIMIT = 32  # original positions of ropes that change beyond them
 
@@ -157,46 +159,6 @@ FAMILIES: dict[str, Family] = {
     "gpt_neox": Family("gpt_neox"),
     "gpt_bigcode": Family("gpt_bigcode", {"n_embd": 128, "n_layer": 3, "n_head": 4, "n_positions": 1024}),
 }  # fmt: skip
-
-_QUERY_KEY = ("q_proj", "k_proj", "q_b_proj", "qkv", "query_key_value", "c_attn", "Wqkv")
-_HEADS = ("lm_head", "embed_out")
-_BUFFERS = ("e_score_correction_bias", "expert_bias", "layer_scalar")
-
-
-@torch.no_grad()
-def draw_weights(model: Any, seed: int = 0) -> None:
-    """Draw all parameters and saved buffers anew, so that attention is far from uniform and logits far from flat."""
-    generator = torch.Generator().manual_seed(seed)
-    head = model.get_output_embeddings()
-    tied = model.get_input_embeddings()
-    is_tied = head is not None and head.weight is tied.weight
-    inputs = {id(module.weight) for module in model.modules() if isinstance(module, torch.nn.Embedding)}
-    conv1d = {id(module.weight) for module in model.modules() if type(module).__name__ == "Conv1D"}
-
-    def normal(value: torch.Tensor) -> torch.Tensor:
-        return torch.randn(value.shape, generator=generator).to(value.dtype)
-
-    for name, value in model.named_parameters():
-        leaf = name.rsplit(".", 1)[-1]
-        if id(value) in inputs:
-            value.copy_(normal(value) * (1.5 * value.shape[-1] ** -0.5 if is_tied and value is tied.weight else 1.0))
-        elif leaf in ("A_log", "dt_bias", "D"):
-            value.add_(0.1 * normal(value))
-        elif leaf == "sinks":
-            value.copy_(1 + normal(value))
-        elif value.ndim == 3 and "conv" in name:
-            value.copy_(0.5 * normal(value))
-        elif value.ndim >= 2:
-            fan_in = value.shape[-2] if value.ndim == 3 or id(value) in conv1d else value.shape[-1]
-            scale = 2.0 if any(part in name for part in (*_QUERY_KEY, *_HEADS)) else 1.0
-            value.copy_(normal(value) * scale * fan_in**-0.5)
-        elif value.ndim == 1 and leaf == "weight":
-            value.copy_(1 + 0.2 * normal(value) if float(value.float().mean()) > 0.5 else value + 0.2 * normal(value))
-        else:
-            value.add_(0.2 * normal(value))
-    for name, buffer in model.named_buffers():
-        if name.rsplit(".", 1)[-1] in _BUFFERS:
-            buffer.add_(0.3 * normal(buffer))
 
 
 def make_model(config: Any, *, attention: str = "eager", seed: int = 0) -> Any:

@@ -149,6 +149,8 @@ def test_an_adapter_starts_from_that_of_a_folder_beside_new_ones(model: Any, tin
         ({"r": 0}, "r=0; expected a positive integer"),
         ({"lora_alpha": None}, "lora_alpha=None"),
         ({"target_modules": None}, "target_modules=None; expected layer names"),
+        ({"target_parameters": ["experts.gate_up_proj"]}, r"target_parameters=\['experts.gate_up_proj'\] beside"),
+        ({"target_modules": "q_.*", "target_parameters": ["down_proj.weight"]}, "expected a list of weights of linear layers"),
         (None, "cannot be read"),
         ("adapter_config.json", "has no adapter_config.json"),
         ("adapter_model.safetensors", "neither adapter_model.safetensors nor adapter_model.bin"),

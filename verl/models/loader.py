@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from verl.trainer.config.names import ATTENTION_NAMES
+from verl.protocol.turns import turn_end_ids
 
 logger = logging.getLogger(__name__)
 
@@ -56,18 +56,11 @@ def resolve_dtype(name: str, device: str) -> torch.dtype:
     return DTYPES[name]
 
 
-def resolve_attention(name: str, device: str, dtype: torch.dtype) -> str:
-    """Return the attention implementation of a name; `auto` is flash-attn if installed, on a GPU and in bf16, else sdpa.
-
-    Raises ValueError for an unknown name.
-    """
-    if name not in ATTENTION_NAMES:
-        raise ValueError(f"attn_implementation {name!r}: expected one of {ATTENTION_NAMES}")
-    if name != "auto":
-        return name
+def is_flash_attention_usable(device: str, dtype: torch.dtype) -> bool:
+    """Return whether flash-attn is installed and can run: on a GPU, in bf16."""
     from transformers.utils import is_flash_attn_2_available
 
-    return "flash_attention_2" if (device, dtype) == ("cuda", torch.bfloat16) and is_flash_attn_2_available() else "sdpa"
+    return (device, dtype) == ("cuda", torch.bfloat16) and is_flash_attn_2_available()
 
 
 @contextmanager
@@ -86,12 +79,65 @@ def without_progress_bars() -> Iterator[None]:
 
 @contextmanager
 def reading_model(path: str) -> Iterator[None]:
-    """Show progress bars for downloads only, and raise ModelPathError with the path for OSErrors of transformers."""
+    """Show progress bars for downloads only, and raise ModelPathError with the path for errors about the files of a model.
+
+    transformers raises OSError for files that are missing, ValueError for model types that it does not have and for code
+    that it is not allowed to run, ImportError for packages that such code needs, RuntimeError for tensors that do not fit the
+    configuration, SafetensorError for damaged files, and KeyError, TypeError or AttributeError for configurations that
+    contradict themselves.
+    """
+    from safetensors import SafetensorError
+
     try:
         with without_progress_bars() if Path(path).is_dir() else nullcontext():
             yield
-    except OSError as error:
+    except ModelPathError:
+        raise
+    except (OSError, ValueError, ImportError, RuntimeError, KeyError, TypeError, AttributeError, SafetensorError) as error:
         raise ModelPathError(f"model {path!r} cannot be loaded: {_first_line(error)}") from error
+
+
+def load_config(path: str | None, *, trust_remote_code: bool = False) -> Any:
+    """Return the configuration of the model at a path. Raises ModelPathError if there is none, or transformers cannot read it."""
+    path = check_model_path(path)
+    from transformers import AutoConfig
+
+    with reading_model(path):
+        return AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+
+
+def check_causal_lm(path: str | None, *, trust_remote_code: bool = False) -> Any:
+    """Return the configuration of a model that transformers loads as a causal language model.
+
+    Raises:
+        ModelPathError: as `load_config`, or transformers loads the model by another class only.
+    """
+    config = load_config(path, trust_remote_code=trust_remote_code)
+    from transformers import AutoModelForCausalLM
+
+    own_code = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
+    if not own_code and type(config) not in AutoModelForCausalLM._model_mapping:
+        text = config.get_text_config()
+        is_part = text is not config and type(text) in AutoModelForCausalLM._model_mapping
+        advice = (
+            f"its text part, of type {text.model_type!r}, is one: save that alone (its config.json and weights) and give that folder"
+            if is_part
+            else "choose a model of another type"
+        )
+        raise ModelPathError(
+            f"model {path!r} has type {config.model_type!r}, which transformers does not load as a causal language model; {advice}"
+        )
+    return config
+
+
+def persistent_buffers(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Return the buffers that a checkpoint of the model holds, by name: correction biases of routers, for example."""
+    return {
+        f"{prefix}.{name}" if prefix else name: buffer
+        for prefix, module in model.named_modules()
+        for name, buffer in module.named_buffers(recurse=False)
+        if name not in module._non_persistent_buffers_set
+    }
 
 
 @dataclass(frozen=True)
@@ -115,14 +161,46 @@ def load_causal_lm(path: str, *, dtype: torch.dtype, attn_implementation: str, t
     Raises:
         ModelPathError: the path is no model, or the hub id cannot be loaded.
     """
+    config = check_causal_lm(path, trust_remote_code=trust_remote_code)
     path = check_model_path(path)
     from transformers import AutoModelForCausalLM
 
     with reading_model(path):
-        model = AutoModelForCausalLM.from_pretrained(
-            path, dtype=dtype, attn_implementation=attn_implementation, trust_remote_code=trust_remote_code
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            path,
+            config=config,
+            dtype=dtype,
+            attn_implementation=attn_implementation,
+            trust_remote_code=trust_remote_code,
+            output_loading_info=True,
         )
+    model = loaded[0]
+    check_missing(path, loaded[1]["missing_keys"])
+    check_finite(path, model)
     return model.eval()
+
+
+def check_missing(path: str, missing: Iterable[str]) -> None:
+    """Raise ModelPathError if tensors of a model are in none of its files, so that transformers would draw them at random."""
+    names = sorted(missing)
+    if names:
+        raise ModelPathError(
+            f"the files of model {path!r} lack {count_of(names, 'tensor')} that its config.json asks for, such as {names[0]}; "
+            "complete the folder, or correct config.json"
+        )
+
+
+def check_finite(path: str, model: torch.nn.Module) -> None:
+    """Raise ModelPathError if a tensor of a loaded model is not finite."""
+    for name, tensor in model.named_parameters():
+        # A sum is fast, and not finite if a number is not; one that overflows is looked at number by number.
+        if not bool(torch.isfinite(tensor.detach().sum(dtype=torch.float32))) and not bool(torch.isfinite(tensor).all()):
+            raise ModelPathError(f"model {path!r} is damaged: {name} holds numbers that are not finite; copy its files again")
+
+
+def count_of(items: Sequence[Any], noun: str) -> str:
+    """Return a number of things in words: `1 tensor`, `3 tensors`."""
+    return f"{len(items)} {noun}{'' if len(items) == 1 else 's'}"
 
 
 def build_causal_lm(path: str, *, dtype: torch.dtype, attn_implementation: str, trust_remote_code: bool = False) -> Any:
@@ -130,16 +208,14 @@ def build_causal_lm(path: str, *, dtype: torch.dtype, attn_implementation: str, 
 
     Raises ModelPathError as `load_causal_lm` does.
     """
-    path = check_model_path(path)
-    from transformers import AutoConfig, AutoModelForCausalLM
+    config = check_causal_lm(path, trust_remote_code=trust_remote_code)
+    from transformers import AutoModelForCausalLM
     from transformers.initialization import no_init_weights
 
-    with reading_model(path):
-        config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
-        with no_init_weights():
-            model = AutoModelForCausalLM.from_config(
-                config, dtype=dtype, attn_implementation=attn_implementation, trust_remote_code=trust_remote_code
-            )
+    with reading_model(str(path)), no_init_weights():
+        model = AutoModelForCausalLM.from_config(
+            config, dtype=dtype, attn_implementation=attn_implementation, trust_remote_code=trust_remote_code
+        )
     model.tie_weights()
     return model.eval()
 
@@ -194,11 +270,7 @@ def tokenizer_to_save(path: str, *, trust_remote_code: bool = False, warn: bool 
 def check_vocabulary(tokenizer: Any, source: str, path: str, *, trust_remote_code: bool = False) -> None:
     """Raise ModelPathError when `tokenizer`, loaded from `source`, has tokens that the model at `path` has no embedding for; only the
     model's configuration is read."""
-    from transformers import AutoConfig
-
-    path = check_model_path(path)
-    with reading_model(path):
-        config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+    config = load_config(path, trust_remote_code=trust_remote_code)
     size, highest = getattr(config.get_text_config(), "vocab_size", None), max(tokenizer.get_vocab().values())
     if size is not None and highest >= size:
         raise ModelPathError(
@@ -207,9 +279,14 @@ def check_vocabulary(tokenizer: Any, source: str, path: str, *, trust_remote_cod
         )
 
 
-def stop_token_ids(path: str, tokenizer: Any) -> tuple[int, ...]:
+def stop_token_ids(path: str, tokenizer: Any, template_kwargs: Mapping[str, Any] | None = None) -> tuple[int, ...]:
     """Return the ids of the tokens that end a reply, sorted: the tokenizer's end token, those of the model's `generation_config.json` if
-    it exists (a chat model may end turns and texts with different tokens), and ChatML's `<|im_end|>`.
+    it exists (a chat model may end turns and texts with different tokens), and those that the chat template puts after a reply.
+
+    Args:
+        path: of the model.
+        tokenizer: its tokenizer.
+        template_kwargs: more arguments of the chat template.
 
     Raises ModelPathError when the path cannot name a model, or its `generation_config.json` exists and cannot be read.
     """
@@ -222,8 +299,23 @@ def stop_token_ids(path: str, tokenizer: Any) -> tuple[int, ...]:
         if (file := Path(path) / "generation_config.json").is_file():
             raise ModelPathError(f"{file} cannot be read: {_first_line(error)}; it holds the tokens that end a reply") from error
         listed = None
-    ends = {tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("<|im_end|>"), *(listed if isinstance(listed, list) else [listed])}
-    return tuple(sorted(ends - {None, tokenizer.unk_token_id}))
+    ends = {tokenizer.eos_token_id, *(listed if isinstance(listed, list) else [listed]), *turn_end_ids(tokenizer, template_kwargs)}
+    ends.add(tokenizer.get_vocab().get("<|im_end|>"))
+    return tuple(sorted(ends - {None}))
+
+
+def add_turn_ends(model: Any, tokenizer: Any) -> None:
+    """Add the tokens that end a turn to the model's `generation_config`, so that its saved copy stops where the trained one did.
+
+    A model without one, such as a classifier, and one that is saved without a tokenizer stay as they are.
+    """
+    config = getattr(model, "generation_config", None)
+    if config is None or isinstance(tokenizer, NoTokenizer):
+        return
+    listed = config.eos_token_id
+    ends = {tokenizer.eos_token_id, *(listed if isinstance(listed, list) else [listed]), *turn_end_ids(tokenizer)} - {None}
+    if ends:
+        config.eos_token_id = sorted(ends)
 
 
 def _first_line(error: Exception) -> str:

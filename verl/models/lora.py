@@ -17,6 +17,8 @@ from zlib import crc32
 import torch
 
 from verl.models.adapter_folder import adapter_shape
+from verl.models.adapter_layers import PeftForm, is_linear, is_transposed, peft_form, refused_layers
+from verl.models.adapter_layers import layer_size as layer_size
 
 ALL_LINEAR = "all-linear"
 PARTS = ("lora_A", "lora_B")
@@ -36,7 +38,8 @@ class LoraSpec:
     Attributes:
         rank: rows of `lora_A`.
         alpha: the adapter's output is scaled by `alpha / rank`.
-        target_modules: `all-linear`, a regex over whole layer names, or layer names or suffixes of them.
+        target_modules: `all-linear`, a regex over whole layer names, or layer names or suffixes of them; `all-linear` are
+            the linear layers without the head and without those that cannot have an adapter.
         exclude_modules: target layers to leave out; a regex or names.
         path: folder of a PEFT adapter of this shape with the initial weights; None for new ones.
     """
@@ -59,34 +62,76 @@ def lora_spec(model: Any) -> LoraSpec:
     return LoraSpec(shape["lora_rank"], shape["lora_alpha"], shape["target_modules"], shape["exclude_modules"], model.lora_adapter_path)
 
 
-def lora_targets(model: torch.nn.Module, spec: LoraSpec) -> dict[str, torch.nn.Linear]:
-    """Return the layers of a model without adapters that get one, by name, in the model's order.
+def lora_targets(model: torch.nn.Module, spec: LoraSpec) -> dict[str, torch.nn.Module]:
+    """Return the layers of a model without adapters that get one, by name, in the model's order; see `layer_size`.
 
     Raises:
-        LoraTargetError: a target that no layer matches, a target that is not a linear layer, or exclusions that leave no layer.
+        LoraTargetError: a target that no layer matches, a target that is not a linear layer or cannot have an
+            adapter, or exclusions that leave no layer.
     """
     layers = {name: module for name, module in model.named_modules() if name}
-    linear = {name: module for name, module in layers.items() if isinstance(module, torch.nn.Linear)}
-    from transformers import PreTrainedModel
-
-    head = model.get_output_embeddings() if isinstance(model, PreTrainedModel) else None
-    targets: str | Sequence[str] = spec.target_modules
-    if targets == ALL_LINEAR:
-        targets = [name for name, module in linear.items() if module is not head]
-    ends = ", ".join(sorted({name.rsplit(".", 1)[-1] for name in linear}))
-    for target in [targets] if isinstance(targets, str) else targets:
-        if not _matching(layers, target if isinstance(targets, str) else [target]):
-            raise LoraTargetError(f"target_modules={spec.target_modules}: the model has no layer {target!r}; its linear layers are {ends}")
-    found = _matching(layers, targets, spec.exclude_modules)
-    if not found:
+    linear = {name: module for name, module in layers.items() if is_linear(module)}
+    refused = refused_layers(model)
+    ends = ", ".join(sorted({name.rsplit(".", 1)[-1] for name in linear if name not in refused}))
+    if spec.target_modules == ALL_LINEAR:
+        head = head_of(model)
+        usable = [name for name, module in linear.items() if module is not head and name not in refused]
+        if not usable:
+            raise LoraTargetError(f"target_modules={ALL_LINEAR}: no layer of the model can have an adapter; {_reasons(refused)}")
+        chosen = _matching(usable, ".*", spec.exclude_modules)
+    else:
+        for target in _unmatched(layers, spec.target_modules):
+            raise LoraTargetError(
+                f"target_modules={spec.target_modules}: the model has no layer {target!r}"
+                f"{_parameter_note(model, target)}; its linear layers are {ends}"
+            )
+        chosen = _matching(layers, spec.target_modules, spec.exclude_modules)
+    if not chosen:
         raise LoraTargetError(f"exclude_modules={spec.exclude_modules} leaves no layer of target_modules={spec.target_modules}")
-    for name in found:
+    for name in chosen:
         if name not in linear:
             raise LoraTargetError(
                 f"target_modules={spec.target_modules}: layer {name!r} is a {type(layers[name]).__name__}; expected linear "
                 f"layers, here {ends}"
             )
-    return {name: linear[name] for name in found}
+        if name in refused:
+            raise LoraTargetError(
+                f"target_modules={spec.target_modules}: layer {name!r} cannot have an adapter, as one of the layers "
+                f"{refused[name]}; leave it out, also with exclude_modules"
+            )
+    return {name: linear[name] for name in chosen}
+
+
+def head_of(model: torch.nn.Module) -> torch.nn.Module | None:
+    """Return the layer that gives the logits, if the model is one of transformers."""
+    from transformers import PreTrainedModel
+
+    return model.get_output_embeddings() if isinstance(model, PreTrainedModel) else None
+
+
+def _unmatched(layers: Iterable[str], targets: str | Sequence[str]) -> list[str]:
+    """Return the targets that match no layer: the regex, or names that neither are a layer nor end one after a dot."""
+    if isinstance(targets, str):
+        return [] if _matching(layers, targets) else [targets]
+    ends = {".".join(pieces[start:]) for pieces in (name.split(".") for name in layers) for start in range(len(pieces))}
+    return [target for target in targets if target not in ends]
+
+
+def _reasons(refused: Mapping[str, str]) -> str:
+    """Return each reason once, with the first layer that has it."""
+    examples: dict[str, str] = {}
+    for name, reason in refused.items():
+        examples.setdefault(reason, name)
+    reasons = [f"{name} is one of the layers {reason}" for reason, name in examples.items()]
+    return "; ".join(reasons) or "it has no linear layers"
+
+
+def _parameter_note(model: torch.nn.Module, target: str) -> str:
+    """Return a note on a target that is the name of a parameter instead of a layer, or an empty string."""
+    for name, value in model.named_parameters():
+        if name == target or name.endswith(f".{target}"):
+            return f", {name} is a parameter of {value.ndim} dimensions"
+    return ""
 
 
 def _matching(layers: Iterable[str], targets: str | Sequence[str], exclude: str | Sequence[str] | None = None) -> list[str]:
@@ -106,15 +151,16 @@ def _matching(layers: Iterable[str], targets: str | Sequence[str], exclude: str 
 
 def lora_size(model: torch.nn.Module, spec: LoraSpec) -> int:
     """Return the number of parameters of one adapter. Raises as `lora_targets` does."""
-    return sum(spec.rank * (layer.in_features + layer.out_features) for layer in lora_targets(model, spec).values())
+    return sum(spec.rank * sum(layer_size(layer)) for layer in lora_targets(model, spec).values())
 
 
-def adapter_shapes(targets: Mapping[str, torch.nn.Linear], rank: int) -> dict[str, tuple[int, ...]]:
+def adapter_shapes(targets: Mapping[str, torch.nn.Module], rank: int) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the tensors of an adapter on these layers, by their names in PEFT's files."""
     shapes: dict[str, tuple[int, ...]] = {}
     for layer, linear in targets.items():
-        shapes[tensor_name(layer, "lora_A")] = (rank, linear.in_features)
-        shapes[tensor_name(layer, "lora_B")] = (linear.out_features, rank)
+        inputs, outputs = layer_size(linear)
+        shapes[tensor_name(layer, "lora_A")] = (rank, inputs)
+        shapes[tensor_name(layer, "lora_B")] = (outputs, rank)
     return shapes
 
 
@@ -154,20 +200,35 @@ def initial_weights(model: torch.nn.Module, spec: LoraSpec) -> dict[str, torch.T
 
 
 def peft_config(model: torch.nn.Module, spec: LoraSpec, base: str | None) -> Any:
-    """Return the `LoraConfig` of an adapter on a model without one, with its layers listed, by name suffixes if these are unambiguous."""
+    """Return the `LoraConfig` with which plain PEFT puts an adapter on the layers of `lora_targets`, and on no others.
+
+    Layers are named by suffixes if these are unambiguous, and by their weights in `target_parameters` where PEFT
+    would replace their names, see `peft_form`: the adapter's tensors have the same names and shapes.
+    """
+    targets = lora_targets(model, spec)
+    model_type = str(getattr(getattr(model, "config", None), "model_type", ""))
+    forms = {name: peft_form(model_type, name.rsplit(".", 1)[-1]) for name in targets}
+    config = _lora_config(model, spec, [name for name, form in forms.items() if form is PeftForm.MODULE])
+    weights = [f"{name}.weight" for name, form in forms.items() if form is PeftForm.PARAMETER]
+    config.target_parameters = weights or None
+    config.fan_in_fan_out = any(is_transposed(layer) for layer in targets.values())
+    config.base_model_name_or_path = base
+    return config
+
+
+def _lora_config(model: torch.nn.Module, spec: LoraSpec, names: Sequence[str]) -> Any:
+    """Return a `LoraConfig` with these layers as `target_modules`."""
     from peft import LoraConfig
 
-    names = list(lora_targets(model, spec))
     ends = sorted({name.rsplit(".", 1)[-1] for name in names})
-    exact = _matching([name for name, _ in model.named_modules() if name], ends) == names
+    exact = _matching([name for name, _ in model.named_modules() if name], ends) == list(names)
     return LoraConfig(
         r=spec.rank,
         lora_alpha=spec.alpha,
-        target_modules=ends if exact else names,
+        target_modules=ends if exact else list(names),
         lora_dropout=0.0,
         bias="none",
         task_type="CAUSAL_LM",
-        base_model_name_or_path=base,
     )
 
 
@@ -185,16 +246,16 @@ def add_adapters(model: Any, specs: Mapping[str, LoraSpec], base: str | None, se
     Raises:
         LoraTargetError: an adapter that does not fit the model.
     """
-    from peft.functional import cast_adapter_dtype, inject_adapter_in_model
+    from peft.functional import cast_adapter_dtype
 
     model.requires_grad_(False)
     configs = {name: peft_config(model, spec, base) for name, spec in specs.items()}
+    targets = {name: lora_targets(model, spec) for name, spec in specs.items()}
     weights = {name: initial_weights(model, spec) for name, spec in specs.items()}
-    for name, config in configs.items():
-        with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Already found a `peft_config`")
+    for name, spec in specs.items():
+        with torch.random.fork_rng(devices=[]):
             torch.manual_seed(crc32(repr((seed, name)).encode()))
-            inject_adapter_in_model(config, model, adapter_name=KEY_PREFIX + name)
+            _inject(model, spec, targets[name], KEY_PREFIX + name)
         cast_adapter_dtype(model, KEY_PREFIX + name)
         parameters = adapter_parameters(model, name)
         with torch.no_grad():
@@ -203,6 +264,23 @@ def add_adapters(model: Any, specs: Mapping[str, LoraSpec], base: str | None, se
     model.peft_config = {KEY_PREFIX + name: config for name, config in configs.items()}
     select_adapter(model, None)
     return model
+
+
+def _inject(model: torch.nn.Module, spec: LoraSpec, targets: Mapping[str, torch.nn.Module], name: str) -> None:
+    """Put a new adapter on exactly these layers, which may have others already."""
+    from peft.functional import inject_adapter_in_model
+
+    # PEFT replaces and refuses names by the type in a model's configuration; a module with the same children has none.
+    holder = torch.nn.Module()
+    for child, module in model.named_children():
+        holder.add_module(child, module)
+    config = _lora_config(holder, spec, list(targets))
+    config.fan_in_fan_out = any(is_transposed(layer) for layer in targets.values())
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="fan_in_fan_out is set to")
+        inject_adapter_in_model(config, holder, adapter_name=name)
+    for child, module in holder.named_children():
+        setattr(model, child, module)
 
 
 def select_adapter(model: torch.nn.Module, name: str | None) -> None:
@@ -252,5 +330,6 @@ def write_adapter(adapter: Any, tensors: Mapping[str, torch.Tensor], folder: Pat
     folder.mkdir(parents=True, exist_ok=True)
     config = copy.copy(adapter)
     config.target_modules = sorted(config.target_modules)
+    config.target_parameters = sorted(config.target_parameters) if config.target_parameters else None
     config.save_pretrained(folder)
     save_file(dict(tensors), folder / "adapter_model.safetensors", metadata={"format": "pt"})

@@ -2,18 +2,114 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from verl.models.fingerprint import configuration_key
 from verl.models.loader import ModelPathError, check_model_path, reading_model
+from verl.models.miniature import MiniatureError, draw_weights, miniature, one_thread
+from verl.workers.engine.layout import RopeState
+
+ROWS = (45, 5, 29, 70, 40)  # of the check, in tokens; miniatures have windows of 8 and position limits of 32
+TOLERANCE = 1e-3
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """How a reward model is run so that a row's score depends on that row alone.
+
+    Attributes:
+        attention: the implementation to load it with.
+        padded: whether rows are padded and scored together; otherwise each is scored alone, with the frequencies of a fresh model.
+    """
+
+    attention: str
+    padded: bool
+
+
+def scoring_of(config: Any) -> Scoring:
+    """Return how reward models of a configuration are run; a miniature is scored once per configuration and process.
+
+    A model of which no miniature can be made, such as an encoder or one of remote code, is padded, with its eager attention.
+
+    Raises:
+        ModelPathError: transformers has no sequence classifier of this type, or its scores depend on other rows in any case.
+    """
+    key = configuration_key(config)
+    if key not in _SCORINGS:
+        _SCORINGS[key] = _check_scoring(config)
+    return _SCORINGS[key]
+
+
+_SCORINGS: dict[str, Scoring] = {}
+
+
+@one_thread()
+@torch.inference_mode()
+def _check_scoring(config: Any) -> Scoring:
+    from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
+
+    if type(config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
+        if type(config).__module__.startswith("transformers_modules"):
+            return Scoring("eager", padded=True)
+        raise ModelPathError(f"transformers has no sequence classifier of the type {config.model_type}")
+    try:
+        small = miniature(config)
+    except MiniatureError:
+        return Scoring("eager", padded=True)
+    small.num_labels = 1
+    small.get_text_config().pad_token_id = 0
+    generator = torch.Generator().manual_seed(0)
+    rows = [torch.randint(1, small.get_text_config().vocab_size, (n,), generator=generator).tolist() for n in ROWS]
+    eager = _classifier(small, "eager")
+    expected = torch.tensor([_scores(copy.deepcopy(eager), [row])[0] for row in rows])
+    for attention in ("sdpa", "eager"):
+        try:
+            model = _classifier(small, attention)
+        except (ValueError, ImportError):  # without this attention
+            continue
+        padded = torch.tensor(_scores(model, rows, width=2 * max(ROWS)))
+        if torch.allclose(padded, expected, atol=TOLERANCE, rtol=0):
+            return Scoring(attention, padded=True)
+    ropes = RopeState(eager)
+    alone = []
+    for row in rows:
+        ropes.reset()
+        alone += _scores(eager, [row])
+    if torch.allclose(torch.tensor(alone), expected, atol=TOLERANCE, rtol=0):
+        return Scoring("eager", padded=False)
+    raise ModelPathError(f"reward models of the type {config.model_type} give a row other scores after other rows")
+
+
+def _classifier(config: Any, attention: str) -> Any:
+    from transformers import AutoModelForSequenceClassification
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = AutoModelForSequenceClassification.from_config(copy.deepcopy(config), attn_implementation=attention)
+    model = model.float().eval()
+    draw_weights(model)
+    return model
+
+
+def _scores(model: Any, rows: Sequence[Sequence[int]], width: int = 0) -> list[float]:
+    """Return the scores of rows that are padded to `width`, or to the longest."""
+    width = max(width, *(len(row) for row in rows), 0)
+    ids = torch.tensor([[*row, *[0] * (width - len(row))] for row in rows])
+    mask = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows])
+    return model(input_ids=ids, attention_mask=mask).logits[:, 0].tolist()
 
 
 def check_sequence_classifier(path: str, max_length: int, *, trust_remote_code: bool = False) -> None:
     """Check by its configuration alone that a model gives one score for inputs of `max_length` tokens.
 
     Raises:
-        ModelPathError: the path is no model, the model is no sequence classifier, has several outputs, or reads fewer tokens.
+        ModelPathError: the path is no model, the model is no sequence classifier, has several outputs, or reads fewer tokens; and as
+            `scoring_of` does.
     """
     path = check_model_path(path)
     from transformers import AutoConfig
@@ -32,16 +128,22 @@ def check_sequence_classifier(path: str, max_length: int, *, trust_remote_code: 
     longest = getattr(config.get_text_config(), "max_position_embeddings", None)
     if longest is not None and max_length > longest:
         raise ModelPathError(f"model {path!r} reads at most {longest} tokens, fewer than reward.model.max_length={max_length}")
+    scoring_of(config)
 
 
 def load_sequence_classifier(path: str, *, dtype: torch.dtype, trust_remote_code: bool = False) -> Any:
-    """Load the model on the CPU, in `eval` mode. Raises ModelPathError if its checkpoint lacks weights, such as those of the head."""
+    """Load the model on the CPU, in `eval` mode, with the attention of `scoring_of`.
+
+    Raises ModelPathError if its checkpoint lacks weights, such as those of the head, and as `scoring_of` does.
+    """
     path = check_model_path(path)
-    from transformers import AutoModelForSequenceClassification
+    from transformers import AutoConfig, AutoModelForSequenceClassification
 
     with reading_model(path):
+        config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+        attention = scoring_of(config).attention
         model, found = AutoModelForSequenceClassification.from_pretrained(
-            path, dtype=dtype, attn_implementation="sdpa", trust_remote_code=trust_remote_code, output_loading_info=True
+            path, dtype=dtype, attn_implementation=attention, trust_remote_code=trust_remote_code, output_loading_info=True
         )
     if found["missing_keys"]:
         raise ModelPathError(f"model {path!r} is no reward model: its checkpoint lacks {sorted(found['missing_keys'])[:4]}")

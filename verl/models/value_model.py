@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from verl.models.loader import ModelLoader, ModelPathError, check_model_path, reading_model
+from verl.models.loader import ModelLoader, ModelPathError, check_model_path, load_config, reading_model
 
 
 def load_value_model(path: str, *, dtype: torch.dtype, attn_implementation: str, trust_remote_code: bool = False) -> Any:
@@ -71,10 +71,9 @@ def check_value_model(path: str, trust_remote_code: bool = False) -> None:
 
 
 def _scalar_config(path: str, trust_remote_code: bool) -> Any:
-    from transformers import AutoConfig, AutoModelForTokenClassification
+    from transformers import AutoModelForTokenClassification
 
-    with reading_model(path):
-        config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+    config = load_config(path, trust_remote_code=trust_remote_code)
     custom = "AutoModelForTokenClassification" in (getattr(config, "auto_map", None) or {})
     if not custom and type(config) not in AutoModelForTokenClassification._model_mapping:
         raise ModelPathError(

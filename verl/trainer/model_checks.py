@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from patches import PatchError, is_installed, require
-from verl.models.loader import ModelPathError, build_causal_lm, check_model_path, load_tokenizer, reading_model
+from verl.models.adapter_checks import adapter_coverage
+from verl.models.loader import ModelPathError, build_causal_lm, check_model_path, load_config, load_tokenizer
 from verl.models.lora import LoraTargetError, initial_weights, lora_size, lora_spec
 from verl.models.reward_model import check_sequence_classifier
 from verl.models.value_model import check_value_model
@@ -23,7 +24,7 @@ from verl.trainer.config.spec import ConfigError
 from verl.trainer.placement.table import Placement, WorkerGroupSpec
 from verl.trainer.ppo.critic import critic_agents, critic_config
 from verl.utils.names import value_at
-from verl.workers.rollout.vllm.arguments import PACKAGES, VERSIONS, check_adapters, check_batching, check_heads, check_split
+from verl.workers.rollout.vllm.arguments import PACKAGES, VERSIONS, check_adapters, check_batching, check_experts, check_heads, check_split
 
 logger = logging.getLogger(__name__)
 
@@ -55,17 +56,16 @@ def check_vllm(placement: Placement, device: str, max_model_len: Callable[[Worke
                 f"rollout.name=vllm on a GPU, but {CPU_PACKAGE} is installed, which has no kernels for GPUs: "
                 f"pip uninstall {CPU_PACKAGE}, then pip install --force-reinstall -e '.[vllm]'"
             )
-        from transformers import AutoConfig
-
         path = check_model_path(group.config.model.path)
-        with reading_model(path):
-            model = AutoConfig.from_pretrained(path, trust_remote_code=group.config.model.trust_remote_code)
+        model = load_config(path, trust_remote_code=group.config.model.trust_remote_code)
         try:
             check_adapters({name: lora_spec(own.model) for name, own in group.adapters.items()}, device, group.config.rollout.dtype)
             check_batching(group.config.rollout, max_model_len(group), device)
             check_split(model.get_text_config(), group.config.rollout.tensor_model_parallel_size)
             if device == "cpu":
                 check_heads(model.get_text_config())
+            if device == "cpu" and group.adapters:
+                check_experts(_base(group))
         except RolloutError as error:
             raise ConfigError(f"worker group '{group.wg_id}' (model {path}): {error}") from error
 
@@ -81,12 +81,9 @@ def check_forms(placement: Placement) -> None:
 
 def warn_of_positions(placement: Placement, max_model_len: Callable[[WorkerGroupSpec], int]) -> None:
     """Warn of worker groups whose prompts and replies together may have more tokens than the positions of their model."""
-    from transformers import AutoConfig
-
     for group in placement.groups:
         path = check_model_path(group.config.model.path)
-        with reading_model(path):
-            model = AutoConfig.from_pretrained(path, trust_remote_code=group.config.model.trust_remote_code)
+        model = load_config(path, trust_remote_code=group.config.model.trust_remote_code)
         positions, longest = getattr(model.get_text_config(), "max_position_embeddings", None), max_model_len(group)
         if positions is not None and longest > positions:
             logger.warning(
@@ -96,7 +93,7 @@ def warn_of_positions(placement: Placement, max_model_len: Callable[[WorkerGroup
 
 
 def adapter_sizes(placement: Placement) -> dict[str, int]:
-    """Return the number of parameters of every adapter, by policy.
+    """Return the number of parameters of every adapter, by policy; log the coverage of each that leaves weights out.
 
     Raises:
         ModelPathError: the configuration of a base model cannot be read.
@@ -106,17 +103,14 @@ def adapter_sizes(placement: Placement) -> dict[str, int]:
     for spec in placement.groups:
         if not spec.adapters:
             continue
-        with torch.device("meta"):
-            base = build_causal_lm(
-                spec.model_path,
-                dtype=torch.float32,
-                attn_implementation="eager",
-                trust_remote_code=spec.config.model.trust_remote_code,
-            )
+        base = _base(spec)
         for policy, config in spec.adapters.items():
             try:
                 sizes[policy] = lora_size(base, lora_spec(config.model))
                 initial_weights(base, lora_spec(config.model))
+                coverage = adapter_coverage(base, lora_spec(config.model))
+                if coverage.left_out:
+                    logger.info("adapter '%s' %s", policy, coverage.describe())
             except LoraTargetError as error:
                 row = next(row for row in placement.agents if row.adapter == policy)
                 name, _, rest = str(error).partition("=")
@@ -124,6 +118,17 @@ def adapter_sizes(placement: Placement) -> dict[str, int]:
                     name, rest = "lora_adapter_path", f"{config.model.lora_adapter_path}: its {error}"
                 raise ConfigError(f"adapter '{policy}' on {spec.model_path!r}: {row.key(f'model.{name}')}={rest}") from error
     return sizes
+
+
+def _base(group: WorkerGroupSpec) -> Any:
+    """Return the model of a worker group on the meta device. Raises ModelPathError."""
+    with torch.device("meta"):
+        return build_causal_lm(
+            group.model_path,
+            dtype=torch.float32,
+            attn_implementation="eager",
+            trust_remote_code=group.config.model.trust_remote_code,
+        )
 
 
 def check_reward_model(config: RunConfig) -> None:

@@ -83,7 +83,7 @@ class EngineWorker(Worker):
         return self.engine.digest()
 
     def _rule(self, dynamic: bool, tokens: int, rows: int) -> MicroBatchRule:
-        return MicroBatchRule(token_budget=tokens if dynamic else None, rows=rows, packed=self._model.use_remove_padding)
+        return MicroBatchRule(token_budget=tokens if dynamic else None, rows=rows, packed=self.engine.layout.packed)
 
 
 def rows_of(data: DataProto) -> dict[str, torch.Tensor]:

@@ -14,6 +14,7 @@ from verl.trainer.config import ActorConfig, CriticConfig, FSDPConfig, ModelConf
 from verl.trainer.config.model import PolicyLossConfig
 from verl.trainer.ppo.core_algos.policy_losses.preparation import PREPARATIONS
 from verl.workers.engine import AdapterPlan, FSDPEngine, MicroBatchRule, StepPlan, UpdatePlan, init_mesh, update_policy, update_values
+from verl.workers.engine.sharding import value_head
 
 Gradients = dict[str, torch.Tensor]
 # Losses that choose tokens by the whole mini-batch, and so by all ranks.
@@ -74,8 +75,10 @@ def make_value_engine(
 
 def save_value_model(model: Path, folder: Path) -> Path:
     """Write a value model whose head is not zero, so that every layer has a gradient; returns the folder."""
-    network = load_value_model(str(model), dtype=torch.float32, attn_implementation="sdpa")
-    torch.nn.init.normal_(network.score.weight, std=0.05, generator=torch.Generator().manual_seed(0))
+    network = load_value_model(str(model), dtype=torch.float32, attn_implementation="eager")
+    head = value_head(network)
+    assert head is not None
+    torch.nn.init.normal_(head.weight, std=0.05, generator=torch.Generator().manual_seed(0))
     network.save_pretrained(folder)
     return folder
 

@@ -6,9 +6,10 @@ import pytest
 import torch
 from transformers import MistralConfig, MistralForCausalLM
 
+from tests.models.families import save_model
 from tests.workers.engine.builders import ONE_PIECE, make_engine, make_rows
 from verl.workers.engine import MicroBatchRule
-from verl.workers.engine.attention import check_packable, packed_attention, plan_packing
+from verl.workers.engine.attention import packed_attention, plan_packing
 
 
 def test_buckets_cover_the_packed_sequence_with_little_padding() -> None:
@@ -47,13 +48,15 @@ def test_sliding_windows_are_kept(tmp_path: Path) -> None:
         assert (packed - plain.score_all(rows, 1.0, MicroBatchRule(None, 6, packed=False)).log_probs).abs().max() < 1e-5
 
 
-def test_a_model_that_cannot_be_packed_says_how_to_go_on(tiny_model_dir: Path) -> None:
-    config = MistralConfig()
-    config.layer_types = ["full_attention", "linear_attention"]
-    with pytest.raises(ValueError, match=r"linear_attention.*use_remove_padding=false"):
-        check_packable(config)
+def test_packed_rows_cannot_run_in_eager_attention(tiny_model_dir: Path) -> None:
     with pytest.raises(ValueError, match=r"eager.*use_remove_padding=false"):
-        make_engine(tiny_model_dir, attn_implementation="eager")
+        make_engine(tiny_model_dir, use_remove_padding=True, attn_implementation="eager")
+
+
+def test_a_layout_that_is_not_exact_is_refused_with_the_difference_and_the_key(tmp_path: Path) -> None:
+    save_model("phimoe", tmp_path)
+    with pytest.raises(ValueError, match=r"differ by up to \d.*set actor_rollout_ref.model.use_remove_padding=auto"):
+        make_engine(tmp_path, use_remove_padding=True)
 
 
 def test_no_plan_is_an_error() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import threading
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -10,7 +11,9 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoModelForSequenceClassification
 
+from tests.models.families import FAMILIES, draw_weights
 from verl.protocol.generate import GenerateRequest, RolloutError, SamplingParams, ScoredPrompt
 from verl.workers.rollout.classifier import ClassifierEngine, padded_length
 
@@ -146,3 +149,23 @@ def test_a_request_that_is_given_up_does_not_keep_the_loop_waiting() -> None:
 def test_what_is_no_prompt_of_the_model_is_refused() -> None:
     empty, long, unknown = scores(engine_of(sums), [(), (1,) * 200, (100,)])
     assert "0 prompt tokens" in str(empty) and "has 200 tokens" in str(long) and "outside [0, 100)" in str(unknown)
+
+
+@pytest.mark.parametrize("name", ["gemma2", "phi3-longrope", "llama-dynamic", "gpt_oss", "bloom"])
+def test_a_real_model_gives_a_row_the_score_that_it_has_alone(name: str) -> None:
+    """Soft caps, sinks and biases are used, and neither padding nor longer rows count as positions."""
+    config = FAMILIES[name].config()
+    config.num_labels = 1
+    torch.manual_seed(0)
+    attention = "eager" if name in ("gpt_oss", "bloom") else "sdpa"  # the others would lose a cap with it
+    model = AutoModelForSequenceClassification.from_config(config, attn_implementation=attention).float().eval()
+    draw_weights(model)
+    plain = copy.deepcopy(model)
+    plain.set_attn_implementation("eager")
+    generator = torch.Generator().manual_seed(0)
+    rows = [tuple(torch.randint(3, 576, (length,), generator=generator).tolist()) for length in (5, 29, 60, 31, 40)]
+    with torch.no_grad():
+        expected = [float(copy.deepcopy(plain)(input_ids=torch.tensor([row])).logits[0, 0]) for row in rows]
+    engine = ClassifierEngine(model, micro_batch_size=4, max_model_len=200)
+    assert scores(engine, rows) == pytest.approx(expected, abs=1e-3)
+    assert max(expected) - min(expected) > 0.5

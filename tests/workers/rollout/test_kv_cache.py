@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from transformers import LlamaConfig
+from transformers.masking_utils import sliding_window_causal_mask_function
 
 from verl.workers.rollout.kv_cache import SlotCache, attend_fused, attend_in_steps
 
@@ -52,3 +53,32 @@ def test_both_attentions_agree_and_masked_blocks_change_no_bit():
     short = attend_in_steps(query, key[:, :, :64], value[:, :, :64], mask[..., :64], 0.3)
     assert torch.equal(attend_in_steps(query, key, value, mask, 0.3), short)
     torch.testing.assert_close(attend_fused(query, key, value, mask, 0.3), short)
+
+
+def test_a_ring_holds_the_last_tokens_of_a_prompt_and_gives_the_prompt_back_after_a_reply():
+    """A window of 50 in a ring of 64 columns, under a prompt of 100 tokens in a bucket of 128."""
+    torch.manual_seed(0)
+    cache = SlotCache(CONFIG, 4, 300, torch.float32, torch.device("cpu"))
+    keys = torch.randn(1, 2, 128, 4)
+    cache.reserve(129)
+    cache.begin_prefill(torch.tensor([2]), torch.tensor([99]))
+    cache.update(keys, -keys, 0)
+    cache.settle(50)
+    assert cache.bytes == 2 * 2 * 4 * 2 * 64 * 4 * 4, "keys and values, of replies and prompts, of 64 positions, whatever the length"
+
+    def columns(position: int) -> torch.Tensor:
+        """The columns that slot 2 reads at a position."""
+        seen, _ = read(cache, [0, 0, position, 0], 192)
+        hidden = cache.mask(sliding_window_causal_mask_function(50), 50, 1).added[2, 0, 0] < 0
+        assert int((~hidden).sum()) == 50
+        return torch.where(hidden[:, None], 0.0, seen[2, 0])
+
+    first = columns(100)
+    for place in range(51, 100):
+        assert torch.equal(first[place % 64], keys[0, 0, place])
+    for position in range(101, 190):
+        columns(position)
+    cache.restore(torch.tensor([2]))
+    assert torch.equal(columns(100), first)
+    cache.copy(torch.tensor([2]), torch.tensor([0]), 100)
+    assert torch.equal(read(cache, [100, 0, 0, 0], 192)[0][0], read(cache, [0, 0, 100, 0], 192)[0][2])

@@ -285,7 +285,7 @@ def _check_mini_batch(size: int, shown: str, tasks: int) -> None:
 def _check_attention(model: TrainedModelConfig, dtype: str, shown: Callable[[str], str]) -> None:
     """Raise ConfigError for an attention implementation that cannot run; `dtype` is the key of its dtype, `shown` returns `key=value`."""
     key, name = shown("model.attn_implementation"), model.attn_implementation
-    if name == "eager" and model.use_remove_padding:
+    if name == "eager" and model.use_remove_padding is True:
         packed = shown("model.use_remove_padding").partition("=")[0]
         raise ConfigError(f"{key} cannot run packed rows; set {packed}=false as well")
     if name == "flash_attention_2" and find_spec("flash_attn") is None:

@@ -47,6 +47,14 @@ def check_betas(value: list[float]) -> list[float]:
     return value
 
 
+def auto_or_bool(value: bool | str) -> bool | str:
+    """Return true, false or `auto`, or raise ValueError for another value."""
+    text = str(value).lower()
+    if text not in ("auto", "true", "false"):
+        raise ValueError("expected true, false or auto")
+    return text if text == "auto" else text == "true"
+
+
 def _stops(value: list[str] | None) -> list[str] | None:
     if not all(value or ()):
         raise ValueError("an empty string would end every reply")
@@ -59,14 +67,23 @@ class TrainedModelConfig:
     tokenizer_path: Optional[str] = key(None, "tokenizer folder, if it is not the model's")
     trust_remote_code: bool = key(False, "run code that is shipped with the model")
     enable_gradient_checkpointing: bool = key(False, "recompute activations in the backward pass")
-    use_remove_padding: bool = key(True, "pack rows into one sequence without padding in the trainer's forward pass")
+    use_remove_padding: Any = key(
+        "auto",
+        "pack rows into one sequence without padding in the trainer's forward pass: true | false | auto, which packs where a "
+        "check of the model finds that exact",
+        type=Union[bool, str],
+        check=auto_or_bool,
+    )
     merge_rows: bool = key(
         False,
         "run a row whose prompt and response begin another row of the mini-batch, as an earlier reply of a conversation does, as a part of "
         "that row; the loss stays that of the single rows",
     )
     attn_implementation: str = key(
-        "auto", "attention implementation; auto takes flash-attn on a GPU in bf16 if it is installed", choices=ATTENTION_NAMES
+        "auto",
+        "attention implementation; auto takes the fastest that a check of the model finds exact: flash-attn if it is installed (on a GPU "
+        "in bf16), sdpa, eager",
+        choices=ATTENTION_NAMES,
     )
 
 
@@ -85,8 +102,8 @@ class ModelConfig(TrainedModelConfig):
     )
     target_modules: Any = key(
         None,
-        "layers with an adapter: all-linear (all linear layers but the head) | a list of layer names or suffixes | a regex; default: "
-        "all-linear, or those of lora_adapter_path",
+        "layers with an adapter: all-linear (all linear layers that can have one, without the head) | a list of "
+        "layer names or suffixes | a regex; default: all-linear, or those of lora_adapter_path",
         type=Optional[Union[str, list[str]]],
         check=_layers,
         effect=ADAPTER,

@@ -24,7 +24,7 @@ TEMPLATE_ARGUMENTS = (
 )  # fmt: skip
 
 
-def _template_kwargs(given: Mapping[str, Any]) -> Mapping[str, Any]:
+def template_kwargs(given: Mapping[str, Any]) -> Mapping[str, Any]:
     if taken := sorted({*TEMPLATE_ARGUMENTS} & {*given}):
         raise ValueError(f"{taken[0]} is set by the run; expected variables of the model's chat template")
     if not isinstance(given.get("chat_template", ""), str):
@@ -49,7 +49,7 @@ class DataConfig:
     max_response_length: int = key(512, "maximum length of a reply, in tokens", ge=1)
     filter_overlong_prompts: bool = key(True, "drop (and count) tasks whose prompt is too long; false: they are an error")
     apply_chat_template_kwargs: dict[str, Any] = key(
-        {}, "additional arguments of the chat template, e.g. enable_thinking=false for Qwen3", check=_template_kwargs
+        {}, "additional arguments of the chat template, e.g. enable_thinking=false for Qwen3", check=template_kwargs
     )
     shuffle: bool = key(True, "shuffle the training tasks in every epoch")
     seed: int = key(0, "random seed of data order, environments, sampling and mini-batch shuffles", ge=0, le=2**32 - 1)
@@ -253,6 +253,11 @@ class TrainerConfig:
         "auto", "auto (continue this experiment if it has a checkpoint) | disable | resume_path", choices=("auto", "disable", "resume_path")
     )
     resume_from_path: Optional[str] = key(None, "checkpoint folder global_step_N", effect="trainer.resume_mode=resume_path")
+    check_engines: bool = key(
+        True,
+        "compare log-probs of engines and trainer before the first step, before and after an update that changes every weight and is "
+        "undone; a run whose engines differ does not start",
+    )
     save_hf_model: bool = key(True, "write a Hugging Face copy of every policy into a checkpoint")
     critic_warmup: int = key(0, "number of first steps that update only the critic", ge=0, effect=CRITIC)
     balance_batch: bool = key(True, "distribute rows so that ranks have about the same number of tokens")

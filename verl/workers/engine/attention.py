@@ -127,12 +127,3 @@ def register_packed_attention() -> None:
     from transformers import AttentionInterface
 
     AttentionInterface.register(PACKED_ATTENTION, packed_attention)
-
-
-def check_packable(config: Any) -> None:
-    """Raise ValueError for an architecture whose attention layers `packed_attention` does not support."""
-    types = set(getattr(config, "layer_types", None) or ["full_attention"])
-    odd = types - {"full_attention", "sliding_attention"}
-    if odd or getattr(config, "attn_logit_softcapping", None):
-        found = f"layers {sorted(odd)}" if odd else "attention soft-capping"
-        raise ValueError(f"{config.model_type} has {found}, which cannot be packed; set actor_rollout_ref.model.use_remove_padding=false")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from verl.workers.engine.attention import PACKED_ATTENTION, plan_packing
+from verl.workers.engine.layout import Form
 from verl.workers.engine.merging import merge
 from verl.workers.engine.token_scores import sums_of_squares, token_scores
 
@@ -42,31 +43,31 @@ def check_rows(rows: Mapping[str, torch.Tensor]) -> None:
         raise ValueError("response_mask is set where attention_mask is not; padding cannot be trained on")
 
 
-def score_tokens(model: Any, rows: Mapping[str, torch.Tensor], temperature: float, packed: bool, sum_pi_squared: bool = False) -> Scores:
+def score_tokens(model: Any, rows: Mapping[str, torch.Tensor], temperature: float, form: Form, sum_pi_squared: bool = False) -> Scores:
     """Run rows through a causal language model; see `Scores`.
 
     Args:
         model: the model; for packed rows with `PACKED_ATTENTION` or flash attention.
         rows: `INPUT_KEYS`, and `READ_IN` if rows are merged; without rows (ranks must call the model equally often) the scores are empty.
         temperature: of the sampler.
-        packed: run the rows as one sequence without padding.
+        form: of `RowLayout`.
         sum_pi_squared: also sum the squared probabilities, in another pass over the logits.
     """
     runs, index = merge(rows)
-    logits = (_packed if packed else _padded)(model, runs)
+    logits = _FORMS[form](model, runs)
     mask = rows["response_mask"].bool()
     log_probs, entropy = token_scores(logits, runs["responses"][runs["response_mask"].bool()], temperature)
     squares = _scatter(sums_of_squares(logits, temperature)[index], mask) if sum_pi_squared else None
     return Scores(_scatter(log_probs[index], mask), _scatter(entropy[index], mask), squares)
 
 
-def value_tokens(model: Any, rows: Mapping[str, torch.Tensor], packed: bool) -> torch.Tensor:
+def value_tokens(model: Any, rows: Mapping[str, torch.Tensor], form: Form) -> torch.Tensor:
     """Run rows through a value model and return values `[bsz, response_len]` fp32, zero where `response_mask` is zero.
 
     The value of a token is the output at the position before it. Arguments are those of `score_tokens`.
     """
     runs, index = merge(rows)
-    outputs = (_packed if packed else _padded)(model, runs)
+    outputs = _FORMS[form](model, runs)
     return _scatter(outputs.squeeze(-1).float()[index], rows["response_mask"].bool())
 
 
@@ -93,8 +94,7 @@ def _padded(model: Any, rows: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """As `_packed`, for padded rows, without the columns that are padding in all of them."""
     attention, mask = rows["attention_mask"], rows["response_mask"].bool()
     if not len(attention):
-        ids = torch.zeros(1, 1, dtype=torch.long, device=attention.device)
-        return _run(model, ids.new_zeros(0, dtype=torch.long), input_ids=ids)[0]
+        return _without_rows(model, attention.device)
     prompt_len = attention.shape[1] - mask.shape[1]
     used = attention.bool().any(dim=0).nonzero()
     first, last = int(used[0]), max(int(used[-1]) + 1, prompt_len + 1)
@@ -109,9 +109,47 @@ def _padded(model: Any, rows: Mapping[str, torch.Tensor]) -> torch.Tensor:
     return outputs[:, :-1][mask[:, : last - prompt_len]]
 
 
+def _equal(model: Any, rows: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """As `_packed`, for rows of one length that are run without padding and without a mask."""
+    attention = rows["attention_mask"].bool()
+    mask = rows["response_mask"].bool()
+    count, width = attention.shape
+    if not count:
+        return _without_rows(model, attention.device)
+    length = int(attention[0].sum())
+    number = attention.cumsum(dim=1) - 1  # of each token in its row
+    before = number[:, width - mask.shape[1] - 1 : -1][mask]
+    first = int(before.min()) if len(before) else length - 1
+    outputs = _run(
+        model,
+        length - first,
+        input_ids=rows["input_ids"][attention].view(count, length),
+        position_ids=rows["position_ids"][attention].view(count, length),
+    )
+    row = torch.arange(count, device=mask.device)[:, None].expand_as(mask)[mask]
+    return outputs[row, before - first]
+
+
+_FORMS: Mapping[Form, Callable[[Any, Mapping[str, torch.Tensor]], torch.Tensor]] = {
+    "packed": _packed,
+    "padded": _padded,
+    "equal": _equal,
+}
+
+
+def _without_rows(model: Any, device: torch.device) -> torch.Tensor:
+    """Run one token and return no output of it, for a rank without rows."""
+    ids = torch.zeros(1, 1, dtype=torch.long, device=device)
+    return _run(model, ids.new_zeros(0), input_ids=ids)[0]
+
+
 def _run(model: Any, keep: torch.Tensor | int, **inputs: Any) -> torch.Tensor:
     """Return the head's output at the positions `keep` (a number selects the last ones); outputs of a head that skips none are sliced."""
-    if "logits_to_keep" in inspect.signature(model.forward).parameters:
+    parameters = inspect.signature(model.forward).parameters
+    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        # Models without positions of their own (ALiBi, recurrences) take no position_ids.
+        inputs = {name: value for name, value in inputs.items() if name in parameters}
+    if "logits_to_keep" in parameters:
         return model(**inputs, use_cache=False, logits_to_keep=keep).logits
     outputs = model(**inputs, use_cache=False).logits
     return outputs[:, keep] if isinstance(keep, torch.Tensor) else outputs[:, -keep:]

@@ -11,16 +11,17 @@ from typing import Any
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
-from verl.models.loader import CAUSAL_LM, ModelLoader, resolve_attention, resolve_dtype
+from verl.models.loader import CAUSAL_LM, ModelLoader, load_config, persistent_buffers, resolve_dtype
 from verl.models.lora import LoraSpec, adapter_parameters, add_adapters, select_adapter
 from verl.trainer.config import FSDPConfig, OptimConfig, TrainedModelConfig
-from verl.workers.engine.attention import PACKED_ATTENTION, check_packable, register_packed_attention
 from verl.workers.engine.forward import INPUT_KEYS, Scores, check_rows, score_tokens, value_tokens
+from verl.workers.engine.layout import RopeState
+from verl.workers.engine.layout_check import attention_name, choose_layout
 from verl.workers.engine.loading import load_sharded
 from verl.workers.engine.merging import READ_IN, longest_rows, members
 from verl.workers.engine.micro_batch import MicroBatchRule, plan_micro_batches, same_count
 from verl.workers.engine.offload import move_optimizer_state, move_parameters, on_device
-from verl.workers.engine.sharding import free_gathered, full_tensors, shard_model
+from verl.workers.engine.sharding import cast_buffers, checkpoint_activations, free_gathered, full_tensors, shard_model
 from verl.workers.engine.trainable import Trainable
 
 Rows = Mapping[str, torch.Tensor]
@@ -72,14 +73,22 @@ class FSDPEngine:
     ) -> None:
         self.mesh, self.group = mesh, mesh.get_group()
         self.device = torch.device(mesh.device_type)
-        self.packed, self.merge_rows = model.use_remove_padding, model.merge_rows
+        self.merge_rows = model.merge_rows
         self.fsdp = fsdp
         plans = dict(adapters or {})
         trained = optim is not None or bool(plans)
         compute_dtype = resolve_dtype(fsdp.dtype, mesh.device_type)
+        self.layout = choose_layout(
+            load_config(model.path, trust_remote_code=model.trust_remote_code),
+            use_remove_padding=model.use_remove_padding,
+            attention=model.attn_implementation,
+            device=mesh.device_type,
+            dtype=compute_dtype,
+            merge_rows=model.merge_rows,
+        ).layout
         arguments: dict[str, Any] = {
             "dtype": resolve_dtype(fsdp.model_dtype, mesh.device_type),
-            "attn_implementation": self._attention(model, compute_dtype),
+            "attn_implementation": attention_name(self.layout),
             "trust_remote_code": model.trust_remote_code,
         }
 
@@ -88,18 +97,20 @@ class FSDPEngine:
             return add_adapters(network, specs, model.path, seed) if plans else network
 
         def shard(network: Any) -> Any:
-            if self.packed:
-                check_packable(network.config)
+            network.eval()  # ratios compare equal networks: nothing is dropped or drawn at random
             if not trained:
                 network.requires_grad_(False)
             elif model.enable_gradient_checkpointing:
-                network.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-            network.train(trained)
+                checkpoint_activations(network)
+            if compute_dtype != arguments["dtype"]:
+                with torch.device("meta"):
+                    cast_buffers(network, loader.build(model.path, **arguments | {"dtype": compute_dtype}))
             return shard_model(network, mesh, compute_dtype, fsdp.reshard_after_forward)
 
         self.model = load_sharded(
             lambda: make(loader.load(model.path, **arguments)), lambda: make(loader.build(model.path, **arguments)), shard, mesh
         )
+        self._ropes = RopeState(self.model)
         self.adapters: dict[str, Trainable] = {
             name: Trainable(adapter_parameters(self.model, name), plan.optim) for name, plan in plans.items()
         }
@@ -141,15 +152,6 @@ class FSDPEngine:
             raise RuntimeError("the base of adapters and a frozen reference cannot be trained")
         return found
 
-    def _attention(self, model: TrainedModelConfig, dtype: torch.dtype) -> str:
-        name = resolve_attention(model.attn_implementation, self.device.type, dtype)
-        if not self.packed or name == "flash_attention_2":
-            return name
-        if name == "eager":
-            raise ValueError("attn_implementation=eager cannot run packed rows; set actor_rollout_ref.model.use_remove_padding=false")
-        register_packed_attention()
-        return PACKED_ATTENTION
-
     def _offload(self) -> None:
         if self.device.type == "cpu":
             return
@@ -176,23 +178,42 @@ class FSDPEngine:
         With `merge_rows` the rule counts the rows that the model runs; those that are read in them are in the same micro-batch.
         """
         lengths = self.lengths(rows)
-        longest = longest_rows(rows) if self.merge_rows else list(range(len(lengths)))
-        runs = list(members(longest).items())
-        plan = [[row for run in part for row in runs[run][1]] for part in plan_micro_batches([lengths[row] for row, _ in runs], rule)]
+        groups = self.layout.groups(lengths)
+        hosts = self._hosts(rows, groups)
+        run_in = members(hosts)
+        plan: list[list[int]] = []
+        for group in groups:
+            runs = [row for row in group if row in run_in]
+            for micro in plan_micro_batches([lengths[row] for row in runs], rule):
+                plan.append([row for run in micro for row in run_in[runs[run]]])
         plan += [[]] * (same_count(len(plan), self.group, self.device) - len(plan))
         micros = [select(rows, torch.tensor(index, dtype=torch.long, device=self.device)) for index in plan]
-        for micro, index in zip(micros, plan, strict=True) if self.merge_rows else ():
-            place = {row: i for i, row in enumerate(index)}
-            micro[READ_IN] = torch.tensor([place[longest[row]] for row in index], dtype=torch.long, device=self.device)
+        if self.merge_rows:
+            for columns, index in zip(micros, plan, strict=True):
+                number = {row: i for i, row in enumerate(index)}
+                read_in = [number[hosts[row]] for row in index]
+                columns[READ_IN] = torch.tensor(read_in, dtype=torch.long, device=self.device)
         return micros
+
+    def _hosts(self, rows: Rows, groups: Sequence[Sequence[int]]) -> list[int]:
+        """Return for every row the index of the row that it is read in: its own, or with `merge_rows` one of its group."""
+        hosts = list(range(len(rows["attention_mask"])))
+        if self.merge_rows:
+            for group in groups:
+                longest = longest_rows(select(rows, torch.tensor(group, dtype=torch.long)))
+                for row, host in zip(group, longest, strict=True):
+                    hosts[row] = group[host]
+        return hosts
 
     def score(self, rows: Rows, temperature: float, sum_pi_squared: bool = False) -> Scores:
         """Score one micro-batch on the device; see `Scores`."""
-        return score_tokens(self.model, rows, temperature, self.packed, sum_pi_squared)
+        self._ropes.reset()
+        return score_tokens(self.model, rows, temperature, self.layout.form, sum_pi_squared)
 
     def value(self, rows: Rows) -> torch.Tensor:
         """Return the values of one micro-batch on the device; see `value_tokens`."""
-        return value_tokens(self.model, rows, self.packed)
+        self._ropes.reset()
+        return value_tokens(self.model, rows, self.layout.form)
 
     def score_all(self, rows: Rows, temperature: float, rule: MicroBatchRule, sum_pi_squared: bool = False) -> Scores:
         """Score any number of rows without gradients; see `_on_all`."""
@@ -272,12 +293,24 @@ class FSDPEngine:
         return self.trainable.lr
 
     def weights(self, adapter: str | None = None) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield every parameter unsharded, or those of an adapter under PEFT's names, one at a time; all ranks must iterate together."""
+        """Yield every tensor of the model's checkpoint unsharded, or those of an adapter under PEFT's names, one at a time.
+
+        All ranks must iterate together.
+        """
         with self.loaded():
-            yield from full_tensors(self.model.named_parameters() if adapter is None else self.adapters[adapter].parameters.items())
+            if adapter is not None:
+                yield from full_tensors(self.adapters[adapter].parameters.items())
+                return
+            yield from full_tensors(self.model.named_parameters())
+            yield from self.buffers.items()
+
+    @property
+    def buffers(self) -> dict[str, torch.Tensor]:
+        """The buffers that belong to a checkpoint of the model, by name; they are not trained."""
+        return persistent_buffers(self.model)
 
     def digest(self) -> str:
-        """Return the sha256 over names and bytes of all parameters."""
+        """Return the sha256 over names and bytes of all parameters and of the buffers of a checkpoint."""
         result = hashlib.sha256()
         for name, value in self.weights():
             result.update(name.encode())

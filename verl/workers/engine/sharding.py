@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
+from verl.models.loader import persistent_buffers
 from verl.workers.engine.gloo_shutdown import wait_at_exit
 
 _BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
@@ -71,18 +73,77 @@ def shard_model(model: Any, mesh: DeviceMesh, compute_dtype: torch.dtype, reshar
     )
     reshard = reshard_after_forward and mesh.size() > 1
     layer_names = set(getattr(model, "_no_split_modules", None) or ())
-    for name, module in model.named_modules():
-        of_adapter = ".lora_A." in name or ".lora_B." in name
-        if type(module).__name__ in layer_names:
-            fully_shard(module, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy)
-        elif isinstance(module, torch.nn.Linear) and module.out_features == 1 and compute_dtype != torch.float32 and not of_adapter:
-            fully_shard(module, mesh=mesh, mp_policy=MixedPrecisionPolicy(param_dtype=torch.float32, reduce_dtype=torch.float32))
+    layers = [module for module in model.modules() if type(module).__name__ in layer_names]
+    shared = _shared_parameters(layers)
+    for layer in layers:
+        # A parameter of several layers belongs to the model as a whole; one of FSDP's groups cannot have it.
+        if not shared & {id(parameter) for parameter in layer.parameters()}:
+            fully_shard(layer, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy)
+    head = value_head(model)
+    if head is not None and compute_dtype != torch.float32:
+        fully_shard(head, mesh=mesh, mp_policy=MixedPrecisionPolicy(param_dtype=torch.float32, reduce_dtype=torch.float32))
     fully_shard(model, mesh=mesh, reshard_after_forward=False, mp_policy=policy)
     # FSDP does not move buffers (rotary frequencies).
     for module in model.modules():
         for name, buffer in module.named_buffers(recurse=False):
             setattr(module, name, buffer.to(mesh.device_type))
     return model
+
+
+def cast_buffers(model: torch.nn.Module, plain: torch.nn.Module) -> None:
+    """Cast the computed buffers of a model, which FSDP does not cast, to the dtypes of the same model made in the compute dtype.
+
+    Buffers that belong to a checkpoint keep their values to the bit.
+
+    Args:
+        model: with adapters or without.
+        plain: without adapters; it may be on the meta device.
+    """
+    dtypes = {name: buffer.dtype for name, buffer in plain.named_buffers()}
+    kept = set(persistent_buffers(model))
+    for prefix, module in model.named_modules():
+        for name, buffer in list(module.named_buffers(recurse=False)):
+            full = f"{prefix}.{name}"
+            if buffer.is_floating_point() and full not in kept and full in dtypes:
+                module._buffers[name] = buffer.to(dtypes[full])
+
+
+def _shared_parameters(layers: Sequence[torch.nn.Module]) -> set[int]:
+    """Return the ids of parameters that several of these layers have."""
+    counts = Counter(identity for layer in layers for identity in {id(parameter) for parameter in layer.parameters()})
+    return {identity for identity, count in counts.items() if count > 1}
+
+
+def value_head(model: Any) -> torch.nn.Module | None:
+    """Return the layer with one output outside the layers of a language model; None if there is none, as in a language model."""
+    inside = f"{getattr(model, 'base_model_prefix', '')}."
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear) and module.out_features == 1 and not name.startswith(inside):
+            return module
+    return None
+
+
+def checkpoint_activations(model: Any) -> None:
+    """Recompute the activations of every layer in the backward pass, with all modules in `eval` mode.
+
+    transformers recomputes the layers that are in training mode, so each is in it until its own forward pass begins. Models that recompute
+    their layers themselves are in it all the time.
+    """
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    has_layers = any(isinstance(module, GradientCheckpointingLayer) for module in model.modules())
+    for module in model.modules():
+        if isinstance(module, GradientCheckpointingLayer):
+            module.training = True
+            module.register_forward_pre_hook(lambda module, inputs: _set_training(module, False))
+            module.register_forward_hook(lambda module, inputs, output: _set_training(module, True), always_call=True)
+        elif not has_layers and getattr(module, "gradient_checkpointing", False):
+            module.training = True
+
+
+def _set_training(module: torch.nn.Module, training: bool) -> None:
+    module.training = training
 
 
 def free_gathered(model: Any) -> None:
@@ -97,8 +158,8 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def full_tensors(named: Iterable[tuple[str, torch.nn.Parameter]]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield every parameter unsharded, one at a time; all ranks must iterate together."""
+def full_tensors(named: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield every tensor unsharded, one at a time; all ranks must iterate together."""
     for name, parameter in named:
         value = parameter.detach()
         yield name, value.full_tensor() if isinstance(value, DTensor) else value

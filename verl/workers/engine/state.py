@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from verl.models.loader import without_progress_bars
+from verl.models.loader import add_turn_ends, without_progress_bars
 from verl.models.lora import save_adapter
 from verl.utils.checkpoint import CheckpointError, load_sharded, read_meta, save_sharded
 from verl.workers.engine.fsdp_engine import FSDPEngine
@@ -96,6 +96,7 @@ def write_hugging_face(engine: FSDPEngine, folder: Path, tokenizer: Any) -> None
         return
     with _as_os_error("the Hugging Face copy"), without_progress_bars():
         tokenizer.save_pretrained(folder)
+        add_turn_ends(engine.model, tokenizer)
         engine.model.save_pretrained(folder, state_dict=whole)
 
 
@@ -123,11 +124,19 @@ def _tensors(engine: FSDPEngine) -> dict[str, torch.Tensor]:
         result[f"model.{name}"] = parameter.detach()
         for part, value in trainable.optimizer.state[parameter].items():
             result[f"optimizer.{name}.{part}"] = value
+    for name, buffer in _buffers(engine).items():
+        result[f"model.{name}"] = buffer
     return result
 
 
+def _buffers(engine: FSDPEngine) -> dict[str, torch.Tensor]:
+    """Return the buffers of a trained model, without which its checkpoint is not complete; those of a frozen base are not in it."""
+    return {} if engine.adapters else engine.buffers
+
+
 def _shapes(engine: FSDPEngine) -> dict[str, str]:
-    return {name: f"{tuple(p.shape)} {p.dtype}" for name, p, _ in _trained(engine)}
+    shapes = {name: f"{tuple(p.shape)} {p.dtype}" for name, p, _ in _trained(engine)}
+    return shapes | {name: f"{tuple(buffer.shape)} {buffer.dtype}" for name, buffer in _buffers(engine).items()}
 
 
 def _progress(trainable: Trainable) -> dict[str, int]:

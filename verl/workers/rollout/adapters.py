@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from verl.models.lora import LoraSpec, adapter_shapes, lora_targets, tensor_name
+from verl.protocol.generate import RolloutError
 from verl.workers.rollout.weights import AdapterInbox
 
 
@@ -54,8 +55,10 @@ class RowAdapters:
             shapes[name] = adapter_shapes(targets, spec.rank)
             for layer, linear in targets.items():
                 if layer not in self._down:
-                    self._down[layer] = torch.zeros(self._total, linear.in_features, dtype=self._dtype, device=self._device)
-                    self._up[layer] = torch.zeros(linear.out_features, self._total, dtype=self._dtype, device=self._device)
+                    inputs = shapes[name][tensor_name(layer, "lora_A")][-1]
+                    outputs = shapes[name][tensor_name(layer, "lora_B")][0]
+                    self._down[layer] = torch.zeros(self._total, inputs, dtype=self._dtype, device=self._device)
+                    self._up[layer] = torch.zeros(outputs, self._total, dtype=self._dtype, device=self._device)
                     linear.register_forward_hook(self._hook(layer))
             self._adapters[name] = _Adapter(slice(start, start + spec.rank), spec.scaling, frozenset(targets))
             start += spec.rank
@@ -63,6 +66,7 @@ class RowAdapters:
         self._slots = torch.zeros(slots, self._total, dtype=self._dtype, device=self._device)
         self._of_slots: list[str | None] = [None] * slots
         self._rows: torch.Tensor | None = None
+        self._tokens = 1
 
     def version(self, name: str) -> int:
         """Return the version of an adapter's weights. Raises `RolloutError` for an unknown adapter or one without weights."""
@@ -91,11 +95,17 @@ class RowAdapters:
                 self._of_slots[slot] = name
 
     def use_slots(self, rows: int) -> None:
-        """Prepare a forward pass with one row for each of the first slots."""
+        """Prepare a forward pass with one token of each of the first slots."""
+        self._tokens = 1
         self._rows = self._slots[:rows] if any(name is not None for name in self._of_slots[:rows]) else None
 
-    def use_rows(self, names: Sequence[str | None], rows: int) -> None:
-        """Prepare a forward pass with these adapters in its first rows and none in the others."""
+    def use_slot(self, slot: int) -> None:
+        """Prepare a forward pass with one row, that of a slot."""
+        self._rows = None if self._of_slots[slot] is None else self._slots[slot : slot + 1]
+
+    def use_rows(self, names: Sequence[str | None], rows: int, tokens: int) -> None:
+        """Prepare a forward pass of `tokens` per row with these adapters in its first rows and none in the others."""
+        self._tokens = tokens
         self._rows = None
         if any(name is not None for name in names):
             self._rows = torch.zeros(rows, self._total, dtype=self._dtype, device=self._device)
@@ -109,13 +119,31 @@ class RowAdapters:
             mask[self._adapters[name].columns] = self._adapters[name].scaling
         return mask
 
-    def _hook(self, layer: str) -> Callable[[torch.nn.Module, Any, torch.Tensor], torch.Tensor | None]:
-        """Return a forward hook that adds the output of each row's own adapter to a layer's output `[rows, tokens, out]`."""
-        down, up = self._down[layer], self._up[layer]
+    def _hook(self, layer: str) -> Callable[[torch.nn.Module, Any, Any], Any]:
+        """Return a forward hook that adds the output of each row's own adapter to a layer's output.
 
-        def add(module: torch.nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor | None:
+        The input is [rows, tokens, in], or [rows * tokens, in] row by row; of a tuple, the first output is the layer's.
+        """
+        down = self._down[layer]
+        up = self._up[layer]
+
+        def add(module: torch.nn.Module, args: Any, output: Any) -> Any:
             if self._rows is None:
                 return None
-            return output + F.linear(F.linear(args[0], down) * self._rows[:, None], up)
+            change = F.linear(F.linear(args[0], down) * self._masks(layer, args[0]), up)
+            return (output[0] + change, *output[1:]) if isinstance(output, tuple) else output + change
 
         return add
+
+    def _masks(self, layer: str, states: torch.Tensor) -> torch.Tensor:
+        """Return the masks of the rows in the shape of a layer's input. Raises RolloutError if its rows cannot be told apart."""
+        assert self._rows is not None
+        rows = len(self._rows)
+        if rows == 1 or (states.ndim == 3 and len(states) == rows):
+            return self._rows[:, None] if states.ndim == 3 else self._rows
+        if states.ndim == 2 and len(states) == rows * self._tokens:
+            return self._rows if self._tokens == 1 else self._rows.repeat_interleave(self._tokens, 0)
+        raise RolloutError(
+            f"the hf engine cannot give every row its own adapter in layer {layer}, whose input has the shape {list(states.shape)} "
+            f"for {rows} rows of {self._tokens} tokens; leave it out with actor_rollout_ref.model.exclude_modules"
+        )

@@ -1,22 +1,28 @@
 """The engine of a reward model: a sequence classifier that scores conversations instead of continuing them.
 
 Rows are right-padded to a length that depends on the row alone, and every forward pass has the same number of rows, so a score does not
-depend on what else is scored, nor on when.
+depend on what else is scored, nor on when. Where a check on a miniature finds that it would, every row is scored alone, without padding.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
+from verl.models.reward_model import scoring_of
 from verl.protocol.generate import GenerateRequest, Generation, RolloutError, ScoredPrompt
+from verl.workers.engine.layout import RopeState
 from verl.workers.rollout.base import EngineStats
 from verl.workers.rollout.requests import check_request
+
+logger = logging.getLogger(__name__)
 
 SHORTEST = 64
 
@@ -25,7 +31,7 @@ class ClassifierEngine:
     """`RolloutEngine` whose reply to a prompt is its score (`ScoredPrompt`), without tokens.
 
     Args:
-        model: sequence classifier with one output, on its device.
+        model: sequence classifier with one output, on its device; one of transformers is switched to the attention of `scoring_of`.
         micro_batch_size: rows of every forward pass.
         max_model_len: maximum length of a prompt, plus one.
     """
@@ -33,7 +39,10 @@ class ClassifierEngine:
     waits = False
 
     def __init__(self, model: Any, *, micro_batch_size: int, max_model_len: int) -> None:
-        self._model, self._rows, self._max_model_len = model, micro_batch_size, max_model_len
+        self._model = model
+        self._rows = micro_batch_size
+        self._max_model_len = max_model_len
+        self._alone = _check(model)
         self._config = model.config.get_text_config()
         self._pad = self._config.pad_token_id
         self._waiting: OrderedDict[int, tuple[GenerateRequest, asyncio.Future[float]]] = OrderedDict()
@@ -137,16 +146,39 @@ class ClassifierEngine:
     @torch.inference_mode()
     def _forward(self, rows: Sequence[Sequence[int]], width: int) -> torch.Tensor:
         """Return the scores of the rows, `[len(rows)]`, in float32."""
+        if self._alone is None:
+            filled = [*rows, *[rows[0]] * (self._rows - len(rows))]
+            return self._pass(filled, width)[: len(rows)]
+        scores = []
+        for row in rows:
+            self._alone.reset()
+            scores.append(self._pass([row], len(row)))
+        return torch.cat(scores)
+
+    def _pass(self, rows: Sequence[Sequence[int]], width: int) -> torch.Tensor:
+        """Return the scores of rows that are padded to `width`, `[len(rows)]`, in float32."""
         # Without a padding token of its own, the model would take the last position for the end of every row.
         pad = next(i for i in range(self._config.vocab_size) if not any(i in row for row in rows)) if self._pad is None else self._pad
         self._config.pad_token_id = pad
-        filled = [*rows, *[rows[0]] * (self._rows - len(rows))]
-        ids = torch.tensor([[*row, *[pad] * (width - len(row))] for row in filled], device=self._model.device)
-        mask = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in filled], device=self._model.device)
+        ids = torch.tensor([[*row, *[pad] * (width - len(row))] for row in rows], device=self._model.device)
+        mask = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows], device=self._model.device)
         logits = self._model(input_ids=ids, attention_mask=mask).logits
-        if logits.shape != (len(filled), 1):
-            raise RolloutError(f"expected one score for each of {len(filled)} rows, found the shape {list(logits.shape)}")
-        return logits[: len(rows), 0].float().cpu()
+        if logits.shape != (len(rows), 1):
+            raise RolloutError(f"expected one score for each of {len(rows)} rows, found the shape {list(logits.shape)}")
+        return logits[:, 0].float().cpu()
+
+
+def _check(model: Any) -> RopeState | None:
+    """Switch a model of transformers to its exact attention; return what to reset before every row if rows have to be scored alone."""
+    if not isinstance(model, PreTrainedModel):
+        return None
+    scoring = scoring_of(model.config)
+    if scoring.attention == "eager" and model.config._attn_implementation != "eager":
+        model.set_attn_implementation("eager")
+    if scoring.padded:
+        return None
+    logger.warning("the scores of %s depend on padding: every row is scored alone, which takes longer", type(model).__name__)
+    return RopeState(model)
 
 
 def padded_length(length: int) -> int:

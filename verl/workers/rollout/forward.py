@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -10,9 +11,9 @@ from transformers import PreTrainedModel
 
 from verl.models.lora import LoraSpec
 from verl.workers.rollout.adapters import RowAdapters
-from verl.workers.rollout.kv_cache import KV_BLOCK, SlotCache, round_up, use_slot_attention
+from verl.workers.rollout.experts import MIN_ROWS, use_padded_experts
+from verl.workers.rollout.kv_cache import KV_BLOCK, SlotCache, attending, round_up, use_slot_attention
 
-MIN_ROWS = 8  # below this, and between its multiples, matrix kernels treat rows differently by their place in the batch
 TOKEN_BUDGET = {"cpu": 128, "cuda": 1024}
 
 
@@ -27,17 +28,19 @@ class SlotModel:
 
     def __init__(self, model: PreTrainedModel, slots: int, max_length: int, adapters: Mapping[str, LoraSpec] | None = None) -> None:
         use_slot_attention(model)
+        use_padded_experts(model)
         self._model = model.eval()
         weight = next(model.parameters())
         self.device = weight.device
         self.slots = round_up(slots, MIN_ROWS)
         self.adapters = RowAdapters(model, adapters or {}, self.slots)
-        self.vocab_size = int(model.config.vocab_size)
+        self.vocab_size = int(model.config.get_text_config().vocab_size)
         self.token_budget = TOKEN_BUDGET.get(self.device.type, TOKEN_BUDGET["cpu"])
+        without_router_logits(model)
         self._cache = SlotCache(model.config, self.slots, max_length, weight.dtype, self.device)
         self.logits = torch.zeros(self.slots, self.vocab_size, dtype=weight.dtype, device=self.device)
         self._prompt_logits = torch.zeros_like(self.logits)
-        self._places = torch.arange(round_up(max_length, KV_BLOCK), device=self.device)
+        self._last_logits_only = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     def reserve(self, length: int) -> None:
         """Ensure that the cache holds `length` positions per slot."""
@@ -58,19 +61,24 @@ class SlotModel:
             last[row] = len(prompt) - 1
         self._cache.reserve(bucket + 1)
         target = torch.as_tensor(slots, device=self.device)
-        self._cache.begin_prefill(target)
-        self.adapters.use_rows(adapters, rows)
-        out = self._model(
-            input_ids=torch.as_tensor(ids, device=self.device),
-            position_ids=torch.arange(bucket, device=self.device).unsqueeze(0).expand(rows, -1),
-            past_key_values=self._cache,
-            use_cache=True,
-            logits_to_keep=torch.as_tensor(last, device=self.device),
-        )
+        ends = torch.as_tensor(last, device=self.device)
+        self._cache.begin_prefill(target, ends[: len(prompts)])
+        self.adapters.use_rows(adapters, rows, bucket)
+        # Padding repeats the position of the last token: frequencies of some models depend on the highest one.
+        places = torch.arange(bucket, device=self.device).minimum(ends[:, None])
+        keep = {"logits_to_keep": ends} if self._last_logits_only else {}
+        with attending(self._cache):
+            out = self._model(
+                input_ids=torch.as_tensor(ids, device=self.device),
+                position_ids=places,
+                past_key_values=self._cache,
+                use_cache=True,
+                **keep,
+            )
         diagonal = torch.arange(len(prompts), device=self.device)
-        found = out.logits[diagonal, diagonal]
-        self.logits[target] = found
-        self._prompt_logits[target] = found
+        after_prompt = out.logits[diagonal, diagonal if keep else ends[: len(prompts)]]
+        self.logits[target] = after_prompt
+        self._prompt_logits[target] = after_prompt
 
     def copy(self, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
         """Copy the first `length` positions and the prompt's logits from source to target slots; a slot may be its own source."""
@@ -78,10 +86,16 @@ class SlotModel:
         if moved:
             from_slots, to_slots = torch.as_tensor(moved, device=self.device).unbind(1)
             self._cache.copy(from_slots, to_slots, length)
-        source, target = torch.as_tensor(sources, device=self.device), torch.as_tensor(targets, device=self.device)
-        found = self._prompt_logits[source]
-        self.logits[target] = found
-        self._prompt_logits[target] = found
+        if unmoved := [target for source, target in zip(sources, targets, strict=True) if source == target]:
+            self._cache.restore(torch.as_tensor(unmoved, device=self.device))
+        source = torch.as_tensor(sources, device=self.device)
+        target = torch.as_tensor(targets, device=self.device)
+        after_prompt = self._prompt_logits[source]
+        self.logits[target] = after_prompt
+        self._prompt_logits[target] = after_prompt
+
+    def end(self, slots: Sequence[int]) -> None:
+        """Note that the replies of slots have ended: nothing to do, the slots keep their prompts."""
 
     def clear(self, slots: Sequence[int]) -> None:
         """Zero the cache of slots with non-finite values."""
@@ -92,18 +106,25 @@ class SlotModel:
 
         Only the first `used` slots are run, rounded up to a multiple of `MIN_ROWS`.
         """
-        rows, length = round_up(used, MIN_ROWS), round_up(length, KV_BLOCK)
-        tokens, positions = tokens[:rows], positions[:rows]
+        rows = round_up(used, MIN_ROWS)
+        length = round_up(length, KV_BLOCK)
+        tokens = tokens[:rows]
+        positions = positions[:rows]
         self._cache.reserve(length)
         self._cache.begin_decode(positions, length)
         self.adapters.use_slots(rows)
-        hidden = self._places[:length] > positions.unsqueeze(1)
-        mask = torch.zeros(rows, length, device=self.device).masked_fill_(hidden, float("-inf"))
-        out = self._model(
-            input_ids=tokens.unsqueeze(1),
-            position_ids=positions.unsqueeze(1),
-            attention_mask=mask[:, None, None, :],
-            past_key_values=self._cache,
-            use_cache=True,
-        )
+        with attending(self._cache):
+            out = self._model(
+                input_ids=tokens.unsqueeze(1),
+                position_ids=positions.unsqueeze(1),
+                past_key_values=self._cache,
+                use_cache=True,
+            )
         self.logits[:rows] = out.logits[:, -1]
+
+
+def without_router_logits(model: PreTrainedModel) -> None:
+    """Switch off the output of router logits, which only the auxiliary loss of a training step needs."""
+    for config in (model.config, model.config.get_text_config()):
+        if getattr(config, "output_router_logits", False):
+            config.output_router_logits = False

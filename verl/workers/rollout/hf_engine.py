@@ -25,10 +25,10 @@ from transformers import PreTrainedModel
 from verl.models.lora import LoraSpec
 from verl.protocol.generate import GenerateRequest, Generation, RolloutError, StopReason, StructureError
 from verl.workers.rollout.base import EngineStats
-from verl.workers.rollout.forward import SlotModel
 from verl.workers.rollout.requests import check_request
 from verl.workers.rollout.sampling import draw_uniforms
 from verl.workers.rollout.scheduler import Copies, Prefill, Scheduler, prompt_bucket, rows_of
+from verl.workers.rollout.serving import MODELS, serving_of
 from verl.workers.rollout.slots import FAILED, STOP, SlotState
 from verl.workers.rollout.structure import GrammarCompiler, SlotForms
 from verl.workers.rollout.waiting import Reply, Ticket
@@ -60,7 +60,7 @@ class HFEngine:
     """`RolloutEngine` over a Hugging Face causal LM that it owns.
 
     Args:
-        model: the model, on its device, in its dtype; it is switched to eval mode and to slot attention.
+        model: the model, on its device, in its dtype; it is switched to eval mode and to the attention of the way it is served.
         max_num_seqs: number of slots.
         max_model_len: maximum number of tokens of prompt and reply together.
         adapters: that requests may name; each can be used once its weights are loaded.
@@ -80,7 +80,10 @@ class HFEngine:
     ) -> None:
         if max_num_seqs < 1 or max_model_len < 2:
             raise RolloutError(f"max_num_seqs={max_num_seqs} and max_model_len={max_model_len}: expected at least 1 and 2")
-        self._model = SlotModel(model, max_num_seqs, max_model_len, adapters)
+        serving = serving_of(model.config, max_model_len=max_model_len)
+        for note in serving.notes():
+            logger.warning("the hf engine of %s: %s", type(model).__name__, note)
+        self._model = MODELS[serving.mode](model, max_num_seqs, max_model_len, adapters)
         self._max_num_seqs, self._max_model_len = max_num_seqs, max_model_len
         self._slots = SlotState(self._model.slots, max_model_len, self._model.device)
         self._scheduler = Scheduler(max_num_seqs, self._model.token_budget)
@@ -342,4 +345,5 @@ class HFEngine:
         self._earlier.pop(slot, None)
         self._forms.stop(slot)
         self._slots.stop([slot], [len(reply.ticket.request.prompt_ids)])
+        self._model.end([slot])
         self._scheduler.free(slot)

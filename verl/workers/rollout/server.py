@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from verl.models.loader import load_causal_lm, load_tokenizer, resolve_dtype
+from verl.models.loader import check_model_path, load_causal_lm, load_tokenizer, reading_model, resolve_dtype
 from verl.models.lora import lora_spec
 from verl.protocol.generate import GenerateRequest, Generation, RolloutError
 from verl.single_controller.dispatch import Dispatch, register
@@ -76,12 +76,13 @@ def build_engine(
         return ClassifierEngine(classifier.to(device), micro_batch_size=rollout.max_num_seqs, max_model_len=max_model_len)
     if rollout.name != "hf":
         raise ValueError(f"actor_rollout_ref.rollout.name={rollout.name!r}: expected hf or vllm")
+    check_served(str(config.model.path), max_model_len, trust_remote_code=config.model.trust_remote_code)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = load_causal_lm(
             str(config.model.path),
             dtype=resolve_dtype(rollout.dtype, device),
-            attn_implementation="sdpa",
+            attn_implementation="eager",  # which every model has; the engine replaces it where it can
             trust_remote_code=config.model.trust_remote_code,
         )
     # Imported here because the driver imports this module too and does not need transformers' models.
@@ -96,6 +97,23 @@ def build_engine(
         adapters=specs,
         load_tokenizer=tokenizer if rollout.structured_outputs else None,
     )
+
+
+def check_served(path: str, max_model_len: int, *, trust_remote_code: bool = False) -> list[str]:
+    """Check by its configuration alone that the `hf` engine serves a model; return what a user has to know, one line each.
+
+    Raises:
+        ModelPathError: the path is no model.
+        RolloutError: the engine does not serve it, or not rows of `max_model_len` tokens.
+    """
+    from transformers import AutoConfig
+
+    from verl.workers.rollout.serving import serving_of
+
+    path = check_model_path(path)
+    with reading_model(path):
+        config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+    return serving_of(config, max_model_len=max_model_len).notes()
 
 
 def on_leader(method: Callable[..., Coroutine[Any, Any, T]]) -> Callable[..., Coroutine[Any, Any, T | None]]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from verl.models.loader import persistent_buffers
 from verl.protocol.generate import RolloutError
 from verl.workers.weight_transfer.base import ReceivedWeights
 
@@ -82,36 +83,38 @@ class AdapterInbox:
 
 
 class WeightNames:
-    """Tracks which parameters of a model an update has sent. Tied parameters may be sent under any of their names.
+    """Tracks which tensors of a model an update has sent: parameters, and the buffers of a checkpoint.
+
+    Tied parameters may be sent under any of their names.
 
     Args:
         model: the model; it may be on the meta device.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
-        self._parameters = dict(model.named_parameters(remove_duplicate=False))
-        self._shapes = {name: parameter.shape for name, parameter in self._parameters.items()}
-        self._first = {id(parameter): name for name, parameter in reversed(self._parameters.items())}
+        self._tensors = dict(model.named_parameters(remove_duplicate=False)) | persistent_buffers(model)
+        self._shapes = {name: tensor.shape for name, tensor in self._tensors.items()}
+        self._first = {id(tensor): name for name, tensor in reversed(self._tensors.items())}
         self._received: set[str] = set()
 
     def check(self, shapes: Mapping[str, Sequence[int]]) -> dict[str, str]:
-        """Record one bucket and return the first name of each of its parameters. Raises `RolloutError` as `check_bucket` does."""
+        """Record one bucket and return the first name of each of its tensors. Raises `RolloutError` as `check_bucket` does."""
         check_bucket(shapes, self._shapes)
-        names = {name: self._first[id(self._parameters[name])] for name in shapes}
+        names = {name: self._first[id(self._tensors[name])] for name in shapes}
         self._received |= set(names.values())
         return names
 
     def check_complete(self) -> None:
-        """End the update. Raises `RolloutError` when parameters are missing; the update then continues with the next bucket."""
+        """End the update. Raises `RolloutError` when tensors are missing; the update then continues with the next bucket."""
         check_complete(set(self._first.values()) - self._received)
         self._received.clear()
 
 
 class WeightLoader:
-    """Copies buckets into a model's parameters in place and tracks whether an update is complete."""
+    """Copies buckets into a model's parameters and buffers in place and tracks whether an update is complete."""
 
     def __init__(self, model: torch.nn.Module) -> None:
-        self._parameters = dict(model.named_parameters())
+        self._tensors = dict(model.named_parameters()) | persistent_buffers(model)
         self._names = WeightNames(model)
         self.open = False
 
@@ -124,7 +127,7 @@ class WeightLoader:
         names = self._names.check(shapes_of(named_tensors))
         with torch.no_grad():
             for name, tensor in named_tensors.items():
-                self._parameters[names[name]].copy_(tensor)
+                self._tensors[names[name]].copy_(tensor)
         self.open = self.open or bool(named_tensors)
         if final:
             self._names.check_complete()

@@ -219,12 +219,13 @@ BUILT_IN = frozenset(
 )
 
 
-async def record(reference: str, check: str, function: str) -> tuple[list[Case], int, str] | None:
+async def record(reference: str, check: str, function: str) -> tuple[list[Case], int, str] | str:
     """Run the assertions with the reference.
 
     Returns:
         The distinct calls as tests; the number of calls left out because their arguments or answer cannot be encoded or exceed
-        `sandbox.limits.output_kb`; the special judge that the assertions need, or an empty text. None when the reference fails them.
+        `sandbox.limits.output_kb`; the special judge that the assertions need, or an empty text. When the
+        reference fails them, the cause.
 
     Raises:
         SandboxError: the sandbox failed.
@@ -237,7 +238,8 @@ async def record(reference: str, check: str, function: str) -> tuple[list[Case],
         if result.reason is Reason.SANDBOX:
             raise SandboxError(f"a reference solution could not be run: {result.message}")
         if not result.ok:
-            return None
+            last = result.stderr.strip().rpartition("\n")[2]
+            return f"{result.reason}: {last}" if last else str(result.reason)
         count, page = result.returned()
         calls += page
     written = [(given, answer) for given, answer in calls if '{"$other":' not in json.dumps([given, answer])]

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from agent_system.sandbox import Reason, configure, shared_sandbox
 from agent_system.task import task_from_row
 from agent_system.workflows.code import CODER, TESTER, CodeEnv
-from agent_system.workflows.code.world.prepare import CALLS, FAILING, KEPT, NO_JSON, NO_REFERENCE, Preparation, prepare
+from agent_system.workflows.code.world.prepare import CALLS, FAILING, KEPT, NO_JSON, NO_REFERENCE, UNREADABLE, Preparation, prepare
 from agent_system.workflows.code.world.problem import Problem, read_problem
 from agent_system.workflows.code.world.replies import write_pairs
 from agent_system.workflows.code.world.runs import check_program
@@ -54,6 +55,23 @@ async def test_values_wrapped_in_lists_are_understood_from_the_reference() -> No
     ]
     found, counts = await problems("apps", *rows)
     assert [problem.cases[0].expected for problem in found] == [3, [3]] and counts == {KEPT: 2, FAILING: 1}
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "reason", "cause"),
+    [
+        ("apps", APPS | {"solutions": json.dumps(["print(7 // 0)"])}, FAILING, "row 0: test 0: error, found .*ZeroDivisionError"),
+        ("apps", APPS | {"input_output": "{oops"}, UNREADABLE, "row 0: input_output is not JSON"),
+        ("human_eval", EVEN | {"canonical_solution": "    return 1\n"}, FAILING, "row 0: error: AssertionError"),
+        ("human_eval", EVEN | {"test": "import nowhere\n" + EVEN["test"]}, FAILING, "row 0: error: ModuleNotFoundError: .*nowhere"),
+        ("live_code_bench", LIVE_CODE_BENCH, NO_REFERENCE, "row 0: --without-reference"),
+    ],
+)
+async def test_the_first_row_dropped_for_a_reason_is_told_with_its_cause(name: str, row: Any, reason: str, cause: str) -> None:
+    first: dict[str, str] = {}
+    _, counts = await prepare(name, [row, row], Path("test.jsonl"), Preparation(), first)
+    assert +counts == {reason: 2} and list(first) == [reason]
+    assert re.match(cause, first[reason]), first
 
 
 @pytest.mark.parametrize("starter", ["", "def add(a, b):", "class Solution:\n    def add(self, a: int, b: int) -> int:"])

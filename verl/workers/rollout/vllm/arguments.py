@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from verl.models.adapter_layers import expert_parameters
 from verl.models.loader import resolve_dtype
 from verl.models.lora import LoraSpec
 from verl.protocol.generate import EngineSetupError, RolloutError
@@ -199,3 +200,17 @@ def check_adapters(adapters: Mapping[str, LoraSpec], device: str, dtype: str) ->
     for name, spec in adapters.items():
         if spec.rank > LORA_RANKS[-1]:
             raise RolloutError(f"adapter {name!r} has rank {spec.rank}; vLLM serves at most {LORA_RANKS[-1]}")
+
+
+def check_experts(model: torch.nn.Module) -> None:
+    """Raise `RolloutError` for a mixture of experts: with adapters its kernel for CPUs fails at the first token.
+
+    Args:
+        model: the base of adapters that vLLM on a CPU is to serve; it may be on the meta device.
+    """
+    experts = expert_parameters(model)
+    if experts:
+        raise RolloutError(
+            f"the model is a mixture of experts ({experts[0]}); vLLM on a CPU serves no adapters on one, also not on "
+            "its other layers. Set actor_rollout_ref.rollout.name=hf, or agent.specialization=full"
+        )

@@ -1,0 +1,117 @@
+"""Whether trainer and engines are exact on the models of a run, before a worker starts: by miniatures of the models, not by names.
+
+Every obstacle of every model is found before the first error is raised, so that one run of the command shows all of them.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+
+from verl.models.export_check import export_difference
+from verl.models.files import check_files
+from verl.models.loader import ModelPathError, check_causal_lm, resolve_dtype
+from verl.protocol.generate import RolloutError
+from verl.trainer.config import FSDPConfig, RunConfig, TrainedModelConfig
+from verl.trainer.config.spec import ConfigError
+from verl.trainer.placement.table import Placement, WorkerGroupSpec
+from verl.trainer.ppo.critic import critic_agents, critic_config
+from verl.workers.engine.layout_check import LayoutError, choose_layout, training_randomness
+from verl.workers.rollout.serving import serving_of
+
+logger = logging.getLogger(__name__)
+
+
+def check_exactness(config: RunConfig, placement: Placement, device: str, max_model_len: Callable[[WorkerGroupSpec], int]) -> None:
+    """Check the model of every worker group, and log what differs from the fastest way.
+
+    Args:
+        config: of the run.
+        placement: of its agents.
+        device: cpu or cuda, of the workers.
+        max_model_len: function that returns the maximum length of prompt plus reply, in tokens, of a worker group.
+
+    Raises:
+        ConfigError: all obstacles in one line: each says what differs by how much, and which keys would do.
+    """
+    started = time.perf_counter()
+    with_critic = critic_agents(config, placement)
+    obstacles: dict[str, None] = {}
+    notes: dict[str, None] = {}
+    for group in placement.groups:
+        where = f"model {group.model_path}"
+        try:
+            check_files(group.model_path, trust_remote_code=group.config.model.trust_remote_code)
+        except ModelPathError as error:
+            obstacles[str(error)] = None
+            continue
+        checks = list(_checks(config, group, device, max_model_len, critic=group.wg_id in with_critic))
+        for check in checks:
+            try:
+                notes |= dict.fromkeys(f"{where}: {note}" for note in check())
+            except (LayoutError, ModelPathError, RolloutError) as error:
+                obstacles[f"{where}: {error}"] = None
+    if obstacles:
+        raise ConfigError(" | ".join(obstacles))
+    for note in notes:
+        logger.info(note)
+    logger.info("checked the numbers of the models in %.1f s", time.perf_counter() - started)
+
+
+def _checks(
+    config: RunConfig,
+    group: WorkerGroupSpec,
+    device: str,
+    max_model_len: Callable[[WorkerGroupSpec], int],
+    critic: bool,
+) -> Iterator[Callable[[], list[str]]]:
+    """Yield the checks of one worker group: trainer, critic, engine; each returns notes or raises."""
+    if group.trained and not config.trainer.val_only:
+        model = group.config.model
+        yield lambda: layout_notes(model, group.config.actor.fsdp_config, device, "actor_rollout_ref.model")
+        if not group.adapters:
+            yield lambda: export_notes(group)
+    if critic:
+        own = critic_config(config.critic, group)
+        yield lambda: layout_notes(own.model, own.fsdp, device, "critic.model")
+    if group.config.rollout.name == "hf":
+        yield lambda: engine_notes(group, max_model_len(group))
+
+
+def layout_notes(model: TrainedModelConfig, fsdp: FSDPConfig, device: str, key: str) -> list[str]:
+    """Return what a user has to know of the trainer's numbers on a model.
+
+    Args:
+        model: the trained model.
+        fsdp: dtypes of the trainer.
+        device: cpu or cuda.
+        key: prefix of the model's keys.
+
+    Raises:
+        LayoutError: rows are exact in no layout.
+        ModelPathError: the configuration cannot be read.
+    """
+    config = check_causal_lm(model.path, trust_remote_code=model.trust_remote_code)
+    choice = choose_layout(
+        config,
+        use_remove_padding=model.use_remove_padding,
+        attention=model.attn_implementation,
+        device=device,
+        dtype=resolve_dtype(fsdp.dtype, device),
+        merge_rows=model.merge_rows,
+    )
+    notes = [choice.note(key), training_randomness(config)]
+    return [note for note in notes if note]
+
+
+def export_notes(group: WorkerGroupSpec) -> list[str]:
+    """Return nothing, or raise ModelPathError if transformers does not read back what an export of the group's model writes."""
+    export_difference(check_causal_lm(group.model_path, trust_remote_code=group.config.model.trust_remote_code))
+    return []
+
+
+def engine_notes(group: WorkerGroupSpec, max_model_len: int) -> list[str]:
+    """Return what a user has to know of the `hf` engine's numbers on a group's model. Raises RolloutError if it cannot serve it."""
+    config = check_causal_lm(group.model_path, trust_remote_code=group.config.model.trust_remote_code)
+    return serving_of(config, max_model_len=max_model_len).notes()

@@ -1,0 +1,372 @@
+"""The layout in which a model's rows are exact, found by running a miniature of the model in several layouts.
+
+Two ways that must agree: every row alone, with eager attention, without padding and cache, is the reference; log-probs and entropies of
+a layout are compared with it. Rows are shorter and longer than the windows and rope limits of the miniature, stand beside
+each other, and are run twice.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from verl.models.fingerprint import configuration_key
+from verl.models.loader import is_flash_attention_usable
+from verl.models.miniature import MiniatureError, miniature, miniature_model, one_thread
+from verl.workers.engine.attention import PACKED_ATTENTION, register_packed_attention
+from verl.workers.engine.forward import Scores, score_tokens
+from verl.workers.engine.layout import Form, RopeState, RowLayout, rope_limits
+from verl.workers.engine.merging import READ_IN, longest_rows
+from verl.workers.engine.sharding import cast_buffers
+
+logger = logging.getLogger(__name__)
+
+AUTO = "auto"
+FP32_BOUND = 1e-4
+# Rounding in 16 bits differs between kernels; a lost mask, window or position moves log-probs by several times as much.
+ROUNDING_FACTOR = 4.0
+# Pairs of prompt and response: on both sides of a window of 8 and of a limit of 32 positions, two beyond both.
+ROW_LENGTHS = ((3, 2), (6, 8), (20, 20), (33, 22))
+
+OWN_ROWS = 3  # of these, for a model with its own weights, whose windows and limits no short row reaches
+
+
+class LayoutError(ValueError):
+    """A model whose rows are exact in no layout that the configuration allows; the message is one line."""
+
+
+@dataclass(frozen=True)
+class LayoutChoice:
+    """A layout, and why it is not the fastest one.
+
+    Attributes:
+        layout: for the whole model; its limits are those of the model's own configuration.
+        difference: largest difference of log-probs and entropies from rows run alone, in nats; NaN if no miniature can be run.
+        rejected: faster layouts with the reason why each is not used, best first.
+    """
+
+    layout: RowLayout
+    difference: float
+    rejected: tuple[tuple[RowLayout, str], ...] = ()
+
+    def note(self, key: str) -> str | None:
+        """Return one line about a layout that is slower than the fastest one; None for the fastest.
+
+        Args:
+            key: prefix of the model's keys, such as `actor_rollout_ref.model`.
+        """
+        if not self.rejected:
+            return None
+        reasons = "; ".join(f"{layout.describe()}: {reason}" for layout, reason in self.rejected[:1])
+        return f"{key}.use_remove_padding and attn_implementation: {self.layout.describe()}; not exact or not possible: {reasons}"
+
+
+def choose_layout(
+    config: Any,
+    *,
+    use_remove_padding: bool | str = AUTO,
+    attention: str = AUTO,
+    device: str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    merge_rows: bool = False,
+) -> LayoutChoice:
+    """Return the fastest layout in which rows of a model are exact.
+
+    Args:
+        config: of the model; a miniature of it is run.
+        use_remove_padding: true or false allows only that form, `auto` both.
+        attention: allows only that implementation, `auto` all.
+        device: cpu or cuda, of the trainer; flash-attn is tried on a GPU only.
+        dtype: in which the trainer computes.
+        merge_rows: rows that begin others are read off these.
+
+    Raises:
+        LayoutError: no layout is exact; the message says by how much each differs, and which keys allow another.
+    """
+    text = configuration_key(config)
+    flash = attention in (AUTO, "flash_attention_2") and is_flash_attention_usable(device, dtype)
+    choice = _choose(_Hashed(text, config), str(use_remove_padding).lower(), attention, device, flash, merge_rows)
+    if dtype != torch.float32:
+        _check_dtype(_Hashed(text, config), choice.layout, device, dtype)
+    return choice
+
+
+def training_randomness(config: Any) -> str | None:
+    """Return one line if a model draws random numbers in transformers' training mode, which the trainer does not use; else None."""
+    text = configuration_key(config)
+    difference = _randomness(_Hashed(text, config))
+    if difference < FP32_BOUND:
+        return None
+    return (
+        f"dropout or other random numbers of training mode would move log-probs by up to {difference:.2g}; they are off, because "
+        "ratios compare equal networks"
+    )
+
+
+@lru_cache(maxsize=64)
+@one_thread()
+def _randomness(hashed: _Hashed) -> float:
+    """Return the largest difference of log-probs and entropies between training and evaluation mode; 0 if neither can be run."""
+    trial = _Trial(hashed.config, "cpu", False)
+    try:
+        return trial.randomness()
+    except MiniatureError:
+        return 0.0
+
+
+@dataclass(frozen=True)
+class _Hashed:
+    """A configuration that is equal to others with the same text."""
+
+    text: str
+    config: Any
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Hashed) and self.text == other.text and type(self.config) is type(other.config)
+
+    def __hash__(self) -> int:
+        return hash(self.text)
+
+
+@lru_cache(maxsize=64)
+@one_thread()
+def _choose(hashed: _Hashed, removal: str, attention: str, device: str, flash: bool, merge_rows: bool) -> LayoutChoice:
+    config = hashed.config
+    limits = rope_limits(config.get_text_config())
+    layouts = list(_layouts(removal, attention, flash, limits))
+    if not layouts:
+        raise LayoutError(
+            f"attn_implementation={attention} cannot run packed rows; set actor_rollout_ref.model.use_remove_padding=false, or auto"
+        )
+    trial = _Trial(config, device, merge_rows)
+    try:
+        trial.reference()
+    except MiniatureError as error:
+        logger.warning("%s cannot be checked before it is loaded: %s", config.model_type, error)
+        return LayoutChoice(layouts[0], float("nan"))
+    except Exception as error:  # code of a model may raise anything
+        raise LayoutError(f"{config.model_type} cannot be run: {_one_line(error)}") from error
+    rejected: list[tuple[RowLayout, str]] = []
+    for layout in layouts:
+        difference, reason = trial.difference(layout)
+        if not reason:
+            return LayoutChoice(layout, difference, tuple(rejected))
+        rejected.append((layout, reason))
+    shown = "; ".join(f"{layout.describe()}: {reason}" for layout, reason in rejected)
+    free = [
+        f"actor_rollout_ref.model.{name}=auto"
+        for name, value in (("use_remove_padding", removal), ("attn_implementation", attention))
+        if value != AUTO
+    ]
+    advice = f"set {' and '.join(free)}, or train" if free else "train"
+    raise LayoutError(f"rows of {config.model_type} are not exact as configured ({shown}); {advice} another model")
+
+
+@lru_cache(maxsize=64)
+@one_thread()
+def _check_dtype(hashed: _Hashed, layout: RowLayout, device: str, dtype: torch.dtype) -> None:
+    """Raise LayoutError if a miniature cannot be run in the dtype of the trainer's computations."""
+    try:
+        scores = _Trial(hashed.config, device, False).scores(layout, dtype)
+    except MiniatureError:
+        return
+    except Exception as error:  # code of a model may raise anything
+        raise LayoutError(
+            f"{hashed.config.model_type} cannot be run in {dtype} ({_one_line(error)}); set actor_rollout_ref.actor.fsdp_config.dtype=fp32"
+        ) from error
+    if not all(bool(values.isfinite().all()) for values in scores):
+        raise LayoutError(
+            f"{hashed.config.model_type} gives values in {dtype} that are not finite; set actor_rollout_ref.actor.fsdp_config.dtype=fp32"
+        )
+
+
+def _layouts(removal: str, attention: str, flash: bool, limits: tuple[int, ...]) -> Iterator[RowLayout]:
+    """Yield the allowed layouts, fastest first: rows of any lengths, then those apart that a rope treats differently, then equal ones."""
+    kernels = [attention] if attention != AUTO else [*(["flash_attention_2"] if flash else []), "sdpa", "eager"]
+    splits = [()] + ([limits] if limits else [])
+    for split in splits:
+        for form in ("packed", "padded"):
+            if removal not in (AUTO, "true" if form == "packed" else "false"):
+                continue
+            for kernel in kernels:
+                if form == "padded" or kernel != "eager":
+                    yield RowLayout(form, kernel, split)  # type: ignore[arg-type]
+    if removal != "true":
+        for kernel in kernels:
+            yield RowLayout("equal", kernel)
+
+
+class _Trial:
+    """A miniature and its rows, run alone once and then in several layouts."""
+
+    def __init__(self, config: Any, device: str, merge_rows: bool) -> None:
+        self._config = config
+        self._device = device
+        self._merge_rows = merge_rows
+        self._limits = rope_limits(miniature(config).get_text_config())
+        self._rows = rows_to_check()
+        self._alone: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._models: dict[tuple[str, torch.dtype], tuple[Any, RopeState]] = {}
+
+    def reference(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return log-probs and entropies of every row alone. Raises what the model's code raises."""
+        if self._alone is None:
+            self._alone = self._run(RowLayout("equal", "eager"), torch.float32, alone=True)
+        return self._alone
+
+    def difference(self, layout: RowLayout) -> tuple[float, str]:
+        """Return the largest difference of a layout from the reference, and why the layout cannot be used (empty if it can)."""
+        dtype = torch.bfloat16 if layout.attention == "flash_attention_2" else torch.float32
+        try:
+            results = [self.scores(layout, dtype) for _ in range(2)]
+        except Exception as error:  # code of a model may raise anything
+            return float("nan"), _one_line(error)
+        difference = _largest([*results[0], *results[1]], [*self.reference(), *self.reference()])
+        bound = FP32_BOUND
+        if dtype != torch.float32:
+            rounding = _largest(self._run(RowLayout("equal", "eager"), dtype, alone=True), self.reference())
+            bound = ROUNDING_FACTOR * rounding
+        if not difference <= bound:
+            return difference, f"log-probs or entropies differ by up to {difference:.2g} from those of rows run alone"
+        return difference, ""
+
+    def randomness(self) -> float:
+        """Return the largest difference between a pass in training mode and the reference."""
+        layout = RowLayout("equal", "eager")
+        reference = self.reference()
+        model, _ = self._model(layout, torch.float32)
+        model.train()
+        try:
+            with torch.random.fork_rng(devices=[]):
+                return _largest(self._run(layout, torch.float32, alone=True), reference)
+        finally:
+            model.eval()
+
+    def scores(self, layout: RowLayout, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return log-probs and entropies in a layout. Raises what the model's code raises."""
+        return self._run(replace(layout, limits=self._limits if layout.limits else ()), dtype)
+
+    @torch.no_grad()
+    def _run(self, layout: RowLayout, dtype: torch.dtype, alone: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+        model, ropes = self._model(layout, dtype)
+        mask = self._rows["response_mask"]
+        lengths = self._rows["attention_mask"].sum(dim=1).tolist()
+        groups = [[row] for row in range(len(lengths))] if alone else layout.groups(lengths)
+        grids = [torch.zeros(mask.shape) for _ in range(2)]
+        for group in groups:
+            ropes.reset()
+            scores = self._score(model, group, layout.form)
+            for grid, values in zip(grids, (scores.log_probs, scores.entropy), strict=True):
+                grid[group] = values.cpu()
+        return grids[0], grids[1]
+
+    def _score(self, model: Any, group: Sequence[int], form: Form) -> Scores:
+        rows = {name: value[list(group)].to(self._device) for name, value in self._rows.items()}
+        if self._merge_rows and len(group) > 1:
+            rows[READ_IN] = torch.tensor(longest_rows(rows), device=self._device)
+        return score_tokens(model, rows, 1.0, form)
+
+    def _model(self, layout: RowLayout, dtype: torch.dtype) -> tuple[Any, RopeState]:
+        name = attention_name(layout)
+        if (name, dtype) not in self._models:
+            model = _in_dtype(miniature_model(self._config, attention=name), dtype).to(self._device)
+            self._models[name, dtype] = (model, RopeState(model))
+        return self._models[name, dtype]
+
+
+def _in_dtype(model: Any, dtype: torch.dtype) -> Any:
+    """Cast a model's parameters, and its buffers as the trainer casts them."""
+    if dtype == torch.float32:
+        return model
+    from transformers import AutoModelForCausalLM
+
+    attention = model.config._attn_implementation
+    with torch.device("meta"):
+        plain = AutoModelForCausalLM.from_config(model.config, dtype=dtype, attn_implementation=attention)
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
+    cast_buffers(model, plain)
+    return model
+
+
+@torch.no_grad()
+def layout_difference(load: Callable[[str], Any], layout: RowLayout) -> float:
+    """Return the largest difference of log-probs and entropies between a layout and rows run alone, for a model with its own weights.
+
+    Args:
+        load: returns the model, in fp32 and `eval` mode, for the name of an attention implementation.
+        layout: as it is used.
+    """
+    results = []
+    model = None
+    for way in (RowLayout("equal", "eager"), layout):
+        if model is not None and getattr(model, "_supports_attention_backend", False):
+            model.set_attn_implementation(attention_name(way))
+        else:  # its layers are of other classes with another attention
+            model = None
+            model = load(attention_name(way))
+        ropes = RopeState(model)
+        vocab_size = int(model.config.get_text_config().vocab_size)
+        rows = {name: value[:OWN_ROWS] for name, value in rows_to_check(min(256, vocab_size)).items()}
+        lengths = rows["attention_mask"].sum(dim=1).tolist()
+        grids = [torch.zeros(rows["response_mask"].shape) for _ in range(2)]
+        groups = [[row] for row in range(len(lengths))] if way is not layout else layout.groups(lengths)
+        for group in groups:
+            ropes.reset()
+            scores = score_tokens(model, {name: value[group] for name, value in rows.items()}, 1.0, way.form)
+            for grid, values in zip(grids, (scores.log_probs, scores.entropy), strict=True):
+                grid[group] = values
+        results.append(grids)
+    return _largest(results[1], results[0])
+
+
+def attention_name(layout: RowLayout) -> str:
+    """Return the name under which transformers has the attention of a layout."""
+    if not layout.packed or layout.attention == "flash_attention_2":
+        return layout.attention
+    register_packed_attention()
+    return PACKED_ATTENTION
+
+
+def rows_to_check(vocab_size: int = 256) -> Mapping[str, torch.Tensor]:
+    """Return rows (the `INPUT_KEYS`) for a check: short ones, and several of different lengths beyond the limits of a miniature.
+
+    The last row has the beginning of another one, as an earlier reply of a conversation does.
+
+    Args:
+        vocab_size: token ids are below it.
+    """
+    prompt_len = max(prompt for prompt, _ in ROW_LENGTHS)
+    response_len = max(response for _, response in ROW_LENGTHS)
+    generator = torch.Generator().manual_seed(0)
+    columns = torch.arange(prompt_len + response_len)[None]
+    prompts = torch.tensor([[prompt] for prompt, _ in ROW_LENGTHS])
+    responses = torch.tensor([[response] for _, response in ROW_LENGTHS])
+    attention = ((columns >= prompt_len - prompts) & (columns < prompt_len + responses)).long()
+    ids = torch.randint(3, vocab_size, attention.shape, generator=generator) * attention
+    beginning = attention[-1].clone()
+    beginning[prompt_len + ROW_LENGTHS[-1][1] // 2 :] = 0
+    attention = torch.cat([attention, beginning[None]])
+    ids = torch.cat([ids, (ids[-1] * beginning)[None]])
+    return {
+        "input_ids": ids,
+        "attention_mask": attention,
+        "position_ids": (attention.cumsum(dim=1) - 1).clamp(min=0),
+        "responses": ids[:, prompt_len:].clone(),
+        "response_mask": attention[:, prompt_len:].clone(),
+    }
+
+
+def _largest(values: Sequence[torch.Tensor], reference: Sequence[torch.Tensor]) -> float:
+    """Return the largest absolute difference, NaN if a value is not finite."""
+    return float(torch.stack([(a - b).abs().max() for a, b in zip(values, reference, strict=True)]).max())
+
+
+def _one_line(error: Exception) -> str:
+    text = str(error).strip()
+    return f"{type(error).__name__}: {text.splitlines()[0][:200]}" if text else type(error).__name__
