@@ -53,8 +53,8 @@ class Sandbox(ABC):
         Args:
             program: Python source.
             tests: text for stdin, or a `FunctionCall`.
-            usual_names: define `List`, `math`, `deque` and the like where the program mentions them without an import, and allow deep
-                recursions, as judges of programming tasks do.
+            usual_names: define `List`, `math`, `deque` and the like where the program mentions them without an import, as judges of
+                programming tasks do.
             limits: limits of each run, instead of `sandbox.limits`.
 
         Returns:

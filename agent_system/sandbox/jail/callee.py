@@ -24,7 +24,7 @@ SLOW_MODULES = {
     "statistics": "correlation covariance fmean geometric_mean harmonic_mean linear_regression mean median median_grouped median_high "
     "median_low mode multimode pstdev pvariance quantiles stdev variance NormalDist StatisticsError",
 }
-# Judges raise the limit of 1000 calls, too.
+# For functions, judges raise the limit of 1000 calls, too.
 CALLS_DEEP = 50_000
 # LeetCode's starters have the function in this class.
 STARTER_CLASS = "Solution"
@@ -45,8 +45,7 @@ def usual_names() -> dict[str, str]:
 
 
 def give_usual_names(compiled: CodeType, main: dict[str, Any]) -> None:
-    """Define those of the usual modules and their names that a program mentions, and allow deep recursions."""
-    sys.setrecursionlimit(max(sys.getrecursionlimit(), CALLS_DEEP))
+    """Define those of the usual modules and their names that a program mentions."""
     known = usual_names()
     parts = [compiled]
     for part in parts:
@@ -55,6 +54,11 @@ def give_usual_names(compiled: CodeType, main: dict[str, Any]) -> None:
             if name in known and name not in main and not hasattr(builtins, name):
                 module = importlib.import_module(known[name] or name)
                 main[name] = getattr(module, name) if known[name] else module
+
+
+def allow_deep_calls() -> None:
+    """Raise the limit of nested calls."""
+    sys.setrecursionlimit(max(sys.getrecursionlimit(), CALLS_DEEP))
 
 
 def find_function(main: dict[str, Any], path: str) -> Any:
