@@ -5,14 +5,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
+from verl.models.files import check_files
 from verl.models.loader import (
     ModelPathError,
     check_model_path,
+    is_flash_attention_usable,
     load_causal_lm,
     load_tokenizer,
-    resolve_attention,
-    resolve_dtype,
     stop_token_ids,
 )
 
@@ -66,15 +67,72 @@ def test_the_tokenizer_has_a_pad_token(tiny_model_dir: Path, tmp_path: Path) -> 
         load_tokenizer(str(tmp_path))
 
 
-def test_names_of_dtypes_and_attention(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert resolve_dtype("auto", "cpu") == torch.float32 and resolve_dtype("auto", "cuda") == torch.bfloat16
+def test_flash_attention_is_used_on_a_gpu_in_16_bits_if_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    places = [("cpu", torch.bfloat16), ("cuda", torch.float32), ("cuda", torch.bfloat16)]
     monkeypatch.setattr("transformers.utils.is_flash_attn_2_available", lambda: True)
-    found = [resolve_attention("auto", *where) for where in (("cpu", torch.bfloat16), ("cuda", torch.float32), ("cuda", torch.bfloat16))]
-    assert found == ["sdpa", "sdpa", "flash_attention_2"], "flash-attn computes in 16 bits"
-    with pytest.raises(ValueError, match=r"'fp8'.*bf16"):
-        resolve_dtype("fp8", "cpu")
-    with pytest.raises(ValueError, match="'flash'"):
-        resolve_attention("flash", "cpu", torch.float32)
+    assert [is_flash_attention_usable(*place) for place in places] == [False, False, True]
+    monkeypatch.setattr("transformers.utils.is_flash_attn_2_available", lambda: False)
+    assert not any(is_flash_attention_usable(*place) for place in places)
+
+
+def edit_config(folder: Path, **changes: object) -> None:
+    """Change keys of a model's configuration."""
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+def damage(folder: Path, how: str) -> None:
+    """Make a model folder wrong in one way."""
+    weights = folder / "model.safetensors"
+    tensors = load_file(weights)
+    if how == "other framework":
+        weights.rename(folder / "tf_model.h5")
+    elif how == "no weights":
+        weights.unlink()
+    elif how == "missing shard":
+        index = {"metadata": {}, "weight_map": dict.fromkeys(tensors, "model-00001-of-00002.safetensors")}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+        weights.unlink()
+    elif how == "cut":
+        weights.write_bytes(weights.read_bytes()[:-100])
+    elif how == "other shape":
+        edit_config(folder, intermediate_size=200)
+    elif how == "more layers":
+        edit_config(folder, num_hidden_layers=4, layer_types=["full_attention"] * 4)
+    elif how == "unknown type":
+        edit_config(folder, model_type="nowhere", architectures=["NowhereForCausalLM"])
+    elif how == "image model":
+        edit_config(folder, model_type="qwen3_vl", architectures=["Qwen3VLForConditionalGeneration"])
+    elif how == "own code":
+        edit_config(folder, model_type="nowhere", auto_map={"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"})
+    elif how == "not finite":
+        next(iter(tensors.values()))[0] = float("nan")
+        save_file(tensors, weights, metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize(
+    ("how", "match"),
+    {
+        "other framework": r"weights of TensorFlow \(tf_model.h5\)",
+        "no weights": "has no weights; expected model.safetensors",
+        "missing shard": "model-00001-of-00002.safetensors",
+        "cut": "cannot be loaded: .*file not fully covered",
+        "other shape": r"contradict its config.json in \d+ tensors: .*the configuration asks for",
+        "more layers": r"lack \d+ tensors that its config.json asks for, such as model.layers.2",
+        "unknown type": "nowhere",
+        "image model": "'qwen3_vl', which transformers does not load as a causal language model; choose a model",
+        "own code": "trust_remote_code",
+        "not finite": "holds numbers that are not finite",
+    }.items(),
+)
+def test_a_damaged_folder_is_refused_by_one_line(how: str, match: str, tiny_model_dir: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_model_dir, folder)
+    damage(folder, how)
+    with pytest.raises(ModelPathError, match=match) as refused:
+        check_files(str(folder))
+        load_causal_lm(str(folder), dtype=torch.float32, attn_implementation="sdpa")
+    assert "\n" not in str(refused.value)
 
 
 def test_a_reply_ends_where_the_model_says_beside_the_end_of_a_text(tiny_model_dir: Path, tiny_llama_dir: Path) -> None:

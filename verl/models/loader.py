@@ -94,7 +94,13 @@ def reading_model(path: str) -> Iterator[None]:
     except ModelPathError:
         raise
     except (OSError, ValueError, ImportError, RuntimeError, KeyError, TypeError, AttributeError, SafetensorError) as error:
-        raise ModelPathError(f"model {path!r} cannot be loaded: {_first_line(error)}") from error
+        advice = "; it ships code of its own: actor_rollout_ref.model.trust_remote_code=true runs it" if _is_own_code(error) else ""
+        raise ModelPathError(f"model {path!r} cannot be loaded: {_first_line(error)}{advice}") from error
+
+
+def _is_own_code(error: Exception) -> bool:
+    """Return whether transformers asks for permission to run code that is shipped with a model."""
+    return "trust_remote_code" in str(error)
 
 
 def load_config(path: str | None, *, trust_remote_code: bool = False) -> Any:

@@ -18,7 +18,7 @@ from verl.trainer.config.spec import ConfigError
 from verl.trainer.placement.table import Placement, WorkerGroupSpec
 from verl.trainer.ppo.critic import critic_agents, critic_config
 from verl.workers.engine.layout_check import LayoutError, choose_layout, training_randomness
-from verl.workers.rollout.serving import serving_of
+from verl.workers.rollout.server import check_served
 
 logger = logging.getLogger(__name__)
 
@@ -113,5 +113,4 @@ def export_notes(group: WorkerGroupSpec) -> list[str]:
 
 def engine_notes(group: WorkerGroupSpec, max_model_len: int) -> list[str]:
     """Return what a user has to know of the `hf` engine's numbers on a group's model. Raises RolloutError if it cannot serve it."""
-    config = check_causal_lm(group.model_path, trust_remote_code=group.config.model.trust_remote_code)
-    return serving_of(config, max_model_len=max_model_len).notes()
+    return check_served(group.model_path, max_model_len, trust_remote_code=group.config.model.trust_remote_code)
