@@ -7,13 +7,14 @@ import logging
 import marshal
 import re
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from agent_system.agent import BaseAgent, Entry, Message
 from agent_system.errors import AgentSystemError
 from agent_system.memory import Memory
+from agent_system.rollout.chat_template import ChatTemplate
 from agent_system.rollout.tokens import Encoder, encode_all, special_tokens
 
 logger = logging.getLogger(__name__)
@@ -43,10 +44,10 @@ class Prompt:
 
 
 class SpecialTokens:
-    """The special tokens of a tokenizer, as text."""
+    """The special tokens of a tokenizer, and other tokens around messages, as text."""
 
-    def __init__(self, tokenizer: Any) -> None:
-        special = special_tokens(tokenizer)
+    def __init__(self, tokenizer: Any, others: Collection[str] = ()) -> None:
+        special = sorted({*special_tokens(tokenizer), *others}, key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, special))) if special else None
 
     def removed(self, messages: list[Message]) -> list[Message]:
@@ -109,16 +110,17 @@ class PromptBuilder:
         Raises:
             AgentSystemError: the tokenizer has no chat template.
         """
-        if not tokenizer.chat_template:
+        self.chat = ChatTemplate(tokenizer, template_kwargs)
+        if not self.chat.source:
             raise AgentSystemError(
                 f"the tokenizer of {agent.agent_id!r} ({tokenizer.name_or_path or type(tokenizer).__name__}) has no chat template; "
-                "use an instruction-tuned model, or set tokenizer.chat_template"
+                "use an instruction-tuned model, or set data.apply_chat_template_kwargs.chat_template"
             )
         self.agent = agent
         self.tokenizer = tokenizer
         self.max_prompt_length, self._length_key = max_prompt_length, length_key
         self.template_kwargs = dict(template_kwargs or {})
-        self._special = SpecialTokens(tokenizer)
+        self._special = SpecialTokens(tokenizer, self.chat.structure)
         self._encoder = encoder or Encoder(tokenizer)
         self._cache: OrderedDict[bytes, Prompt] = OrderedDict()
 
@@ -220,7 +222,7 @@ class PromptBuilder:
             return None
 
     def _template(self, messages: list[Message]) -> str:
-        return str(self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **self.template_kwargs))
+        return self.chat.render(messages)
 
 
 def _shrinking(entries: Sequence[Entry], remembered: int) -> Iterator[tuple[Sequence[Entry], int]]:

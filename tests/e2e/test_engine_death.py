@@ -18,6 +18,7 @@ from verl.workers.policy_worker import PolicyWorker
 from verl.workers.rollout.server import RolloutWorker
 
 pytestmark = pytest.mark.e2e
+UNCHECKED = {"trainer.check_engines": False}  # for tests that count calls
 
 
 @pytest.fixture
@@ -52,7 +53,7 @@ def test_a_dead_engine_is_replaced_when_it_gets_its_weights(train: Run, tmp_path
         with pytest.MonkeyPatch.context() as patch:
             kill(patch, RolloutWorker, "sleep", 1, error=error)
             kill(patch, RolloutWorker, method, per_update[method] + 1, error=error)
-            train(changes | {"trainer.default_local_dir": folder})
+            train(changes | UNCHECKED | {"trainer.default_local_dir": folder})
         first, second = (line for line in read_metrics(folder) if "actor/lr" in line)
         assert [line["training/engine_restarts"] for line in (first, second)] == [1, 1], folder.name
         assert second["actor/grad_norm"] == whole["actor/grad_norm"], f"{folder.name}: the new engine samples from the weights of the step"
@@ -62,7 +63,7 @@ def test_an_engine_that_dies_while_it_samples_is_replaced_with_all_adapters(trai
     changes = LEVELS["L2"].changes | {"trainer.val_before_train": False, "data.val_files": "[]"}
     submits = calls_of(("submit",), tmp_path / "whole", train, changes, syncs=1)
     dying(RolloutWorker, "submit", submits["submit"] - 1)
-    train(changes)
+    train(changes | UNCHECKED)
     lines, whole = ([line for line in read_metrics(tmp_path / name) if "actor/lr" in line] for name in ("run", "whole"))
     assert [line["training/engine_restarts"] for line in lines] == [0, 1]
     for name in ("asker", "verifier_agent"):
@@ -103,7 +104,7 @@ def calls_of(methods: tuple[str, ...], folder: Path, train: Run, changes: dict[s
     with pytest.MonkeyPatch.context() as patch:
         for method in methods:
             patch.setattr(RolloutWorker, method, counted(method))
-        train(changes | {"trainer.default_local_dir": folder})
+        train(changes | UNCHECKED | {"trainer.default_local_dir": folder})
     assert not any(count % syncs for count in counts.values())
     return {method: count // syncs for method, count in counts.items()}
 
@@ -111,11 +112,18 @@ def calls_of(methods: tuple[str, ...], folder: Path, train: Run, changes: dict[s
 def test_an_engine_that_dies_again_in_a_step_ends_the_run_in_one_line(train: Run, dying: Callable[..., None]) -> None:
     dying(RolloutWorker, "wake", 2, 3)
     with pytest.raises(TeamError, match=r"worker group '(\w+)': engine \1 died and could not be restarted: wake met") as e:
-        train({"trainer.val_before_train": False, "data.val_files": "[]"})
+        train({"trainer.val_before_train": False, "data.val_files": "[]"} | UNCHECKED)
     assert "\n" not in str(e.value)
+
+
+def test_an_engine_that_dies_in_the_check_at_the_start_is_replaced(train: Run, dying: Callable[..., None], tmp_path: Path) -> None:
+    dying(RolloutWorker, "generate", 2, 14)
+    train({"trainer.val_before_train": False, "data.val_files": "[]"})
+    steps = [line for line in read_metrics(tmp_path / "run") if "actor/lr" in line]
+    assert len(steps) == 2 and steps[-1]["training/engine_restarts"] >= 1
 
 
 def test_a_dead_policy_ends_the_run(train: Run, dying: Callable[..., None]) -> None:
     dying(PolicyWorker, "next_weights", 4)
     with pytest.raises(TeamError, match="next_weights met a dead process"):
-        train({"trainer.val_before_train": False, "data.val_files": "[]"})
+        train({"trainer.val_before_train": False, "data.val_files": "[]"} | UNCHECKED)

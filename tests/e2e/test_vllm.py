@@ -1,6 +1,7 @@
 """Whole runs that sample with vLLM: both controllers, a shared model and adapters, an engine over two ranks, one that dies in a step."""
 
 import json
+import logging
 import math
 import sys
 from collections.abc import Callable, Iterator
@@ -17,10 +18,13 @@ from agent_system.record import Sample
 from tests.e2e.conftest import Run, read_metrics
 from tests.e2e.teams import check_versions, load_exported
 from tests.e2e.test_levels import ADAPTER, policies
+from tests.models.families import save_model
 from tests.workers.rollout.conftest import engine_processes
 from verl.models.loader import load_tokenizer
 from verl.protocol import DataProto
 from verl.protocol.generate import EngineGoneError
+from verl.trainer.config.spec import ConfigError
+from verl.workers.rollout.vllm import arguments
 
 pytestmark = [pytest.mark.e2e, pytest.mark.spread, pytest.mark.timeout(1500)]
 VLLM = {
@@ -221,3 +225,35 @@ def test_it_samples_beside_updates_and_every_token_has_the_version_of_its_weight
     steps = [line for line in read_metrics(tmp_path / "run") if "actor/lr" in line]
     assert len(steps) == 3 and max(line["trainer/staleness"] for line in steps) > 0
     check_versions(tmp_path / "run", wide_heads_model_dir, samples, 1e-5)
+
+
+PADDED = {"actor_rollout_ref.model.use_remove_padding": False, "actor_rollout_ref.model.attn_implementation": "eager"}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "qwen3_moe": {}, "gpt_oss": PADDED, "llama-tied": {}, "gemma3_text": {}, "mistral-window": {}, "granite": {}, "mixtral": {},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_family_is_exact_after_updates_of_all_weights(
+    vllm: Callable[..., Any], tmp_path: Path, wide_heads_model_dir: Path, family: str, request: pytest.FixtureRequest,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    """By the check at the start, which changes every tensor, and by the samples of a second step after updates that are large."""
+    if family != "qwen3_moe" and not request.config.getoption("--all-levels"):
+        pytest.skip("one engine more: needs --all-levels")
+    folder = save_model(family, tmp_path / "model", load_tokenizer(str(wide_heads_model_dir)).save_pretrained)
+    with caplog.at_level(logging.INFO):
+        vllm({"agent.specialization": "prompt", "actor_rollout_ref.model.path": folder} | FAMILIES[family])
+    assert "engines agree with the trainer" in caplog.text and "engine and trainer disagree" not in caplog.text
+    steps = [line for line in read_metrics(tmp_path / "run") if "actor/lr" in line]
+    assert len(steps) == 2 and all(line["rollout_corr/log_prob_diff_max"] < 1e-4 for line in steps)
+
+
+def test_a_tensor_that_an_update_loses_ends_the_run_before_the_first_episode(
+    vllm: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arguments, "EXTENSION", "tests.e2e.stale_extension.StaleExtension")
+    with pytest.raises(ConfigError, match=r"vllm engine differ from the trainer's by .* after an update of all weights") as error:
+        vllm({"agent.specialization": "prompt"})
+    assert "actor_rollout_ref.rollout.name=hf" in str(error.value) and "\n" not in str(error.value)
+    assert not list((tmp_path / "run").rglob("train_*.jsonl"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from verl.single_controller.dispatch import registered_methods
@@ -136,8 +136,8 @@ class WorkerGroup:
         """Run a method on all workers and return the results in rank order."""
         return self.execute_all_async(method_name, *args, **kwargs).get()
 
-    def call_async(self, method_name: str, *args: Any, rank: int = 0, **kwargs: Any) -> Awaitable[Any]:
-        """Start a method on one worker and return an awaitable for any event loop."""
+    def call_async(self, method_name: str, *args: Any, rank: int = 0, **kwargs: Any) -> PendingResult:
+        """Start a method on one worker; its result can be awaited on any event loop."""
         return PendingResult(self._submit(method_name, [(rank, args, kwargs)]))
 
     def _bind_worker_methods(self, worker_class: type) -> None:

@@ -15,6 +15,7 @@ from verl.trainer.config import ActorRolloutRefConfig
 from verl.utils.memory import peak_memory
 from verl.workers.engine import AdapterPlan, FSDPEngine, UpdatePlan, update_policy
 from verl.workers.engine_worker import EngineWorker, rows_of
+from verl.workers.weight_change import WeightChange
 from verl.workers.weight_transfer.base import WeightBucket, build_transfer, send_bucket
 
 # Buckets that may exist at a time: one is being loaded, one is queued, one is being gathered.
@@ -56,6 +57,7 @@ class PolicyWorker(EngineWorker):
         self._buckets: Iterator[dict[str, torch.Tensor]] | None = None
         self._transfer = build_transfer(config.rollout.weight_transfer)
         self._sent: list[Any] = []
+        self._change: WeightChange | None = None
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def init_model(self) -> None:
@@ -164,6 +166,24 @@ class PolicyWorker(EngineWorker):
     def free_weights(self) -> None:
         """Free the remaining buckets of an update, after the engines have loaded them."""
         self._release_all_but(0)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def vocab_size(self) -> int:
+        """Return the number of token ids that the model accepts."""
+        return int(self.engine.model.config.get_text_config().vocab_size)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def change_weights(self, adapters: Sequence[str | None]) -> None:
+        """Change adapters, or the model (None), as `WeightChange` does, until `restore_weights`."""
+        self._change = WeightChange(self.engine)
+        self._change.apply(adapters)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def restore_weights(self) -> None:
+        """Undo `change_weights`, to the bit."""
+        if self._change is not None:
+            self._change.undo()
+            self._change = None
 
     @property
     def _sends(self) -> bool:

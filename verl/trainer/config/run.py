@@ -253,6 +253,11 @@ class TrainerConfig:
         "auto", "auto (continue this experiment if it has a checkpoint) | disable | resume_path", choices=("auto", "disable", "resume_path")
     )
     resume_from_path: Optional[str] = key(None, "checkpoint folder global_step_N", effect="trainer.resume_mode=resume_path")
+    check_engines: bool = key(
+        True,
+        "compare log-probs of engines and trainer before the first step, before and after an update that changes every weight and is "
+        "undone; a run whose engines differ does not start",
+    )
     save_hf_model: bool = key(True, "write a Hugging Face copy of every policy into a checkpoint")
     critic_warmup: int = key(0, "number of first steps that update only the critic", ge=0, effect=CRITIC)
     balance_batch: bool = key(True, "distribute rows so that ranks have about the same number of tokens")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from verl.protocol import RolloutClient
-from verl.protocol.generate import EngineGoneError
+from verl.protocol.generate import EngineGoneError, GenerateRequest, Generation
 from verl.single_controller.worker_group import WorkerGroup
 from verl.trainer.checkpoint.given_models import fingerprints, groups_with_fixed_models
 from verl.trainer.config import RunConfig
@@ -160,6 +160,35 @@ class TeamEngines:
     def publish(self, policy: str) -> None:
         """Send the weights of one policy, as `sync_weights` does, in this thread: after its update, while others are updated."""
         self._publish(self._learners[policy].wg_id, [policy])
+
+    def resend(self, wg_id: str) -> None:
+        """Send the current weights of all policies of a group, in this thread, with their versions unchanged."""
+        self._publish(wg_id, by_group(self._learners, self._learners)[wg_id])
+
+    def sample(self, wg_id: str, requests: Sequence[GenerateRequest]) -> list[list[Generation]]:
+        """Return the first reply to every request from each engine of a group; an engine that dies is replaced once.
+
+        Raises EngineGoneError if it cannot be replaced or dies again, `RolloutError` for a request that it cannot serve.
+        """
+        serving = self.clients[wg_id].serving
+        try:
+            return self._sample(wg_id, requests)
+        except EngineGoneError as error:
+            self.clients[wg_id].replace(serving, EngineGoneError(str(as_raised(error))))
+        replies = self._sample(wg_id, requests)
+        self.clients[wg_id].allow()
+        return replies
+
+    def _sample(self, wg_id: str, requests: Sequence[GenerateRequest]) -> list[list[Generation]]:
+        group = self.groups[wg_id]
+        leaders = range(0, group.world_size, self._specs[wg_id].config.rollout.tensor_model_parallel_size)
+        with engine_errors():
+            calls = [[group.call_async("generate", request, rank=rank) for request in requests] for rank in leaders]
+            return [[call.get()[0] for call in of_engine] for of_engine in calls]
+
+    def longest(self, wg_id: str) -> int:
+        """Return the maximum number of tokens of prompt and reply together that the engines of a group serve."""
+        return int(self._arguments[wg_id]["max_model_len"])
 
     def _publish(self, wg_id: str, policies: Collection[str]) -> None:
         """Send the weights of a group's policies, and allow its engine a restart. Raises EngineGoneError if it cannot be replaced."""

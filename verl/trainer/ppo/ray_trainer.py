@@ -36,6 +36,8 @@ from verl.trainer.ppo.collect.step_samples import StepSamples
 from verl.trainer.ppo.core_algos import AdvantageEstimator
 from verl.trainer.ppo.credit.advantage import compute_advantage, compute_response_mask
 from verl.trainer.ppo.critic import critic_signature, need_critic
+from verl.trainer.ppo.engine_check import EngineCheck
+from verl.trainer.ppo.gap_watch import GapWatch
 from verl.trainer.ppo.interrupt import Interrupted, StopRequest
 from verl.trainer.ppo.report import step_metrics
 from verl.trainer.ppo.reward import apply_kl_penalty
@@ -111,6 +113,7 @@ class RayPPOTrainer:
         if train_dataset is not None:
             self.loader = TaskLoader(train_dataset, config.data.train_batch_size, seed=config.data.seed, shuffle=config.data.shuffle)
         self.steps = StepTrainer(config, placement, team)
+        self._watch = GapWatch(team)
         self.credit = self.steps.credit
         self._critics = critic_signature(config, placement)
         self._models: dict[str, str] = {}
@@ -145,12 +148,16 @@ class RayPPOTrainer:
         """
         steps, warmup = self.total_training_steps, self.config.trainer.critic_warmup
         self.team.init_model(steps - warmup, steps)
+        check = EngineCheck(self.team, updated=self.loader is not None)
+        check.of_loaded()
         # Only now are models of the hub on this machine.
         self._models = fingerprints(self.placement.groups)
         self._source = self._build_source(self.loader) if self.loader is not None else None
         self._resume()
         self.tracking.start(self.total_training_steps)
+        check.of_changed()
         self.team.engines.sync_weights(self.global_step)
+        check.of_sent()
         if self._source is not None:
             self._source.published(self.global_step, self.team.learners)
         with StopRequest() as stop:
@@ -264,6 +271,7 @@ class RayPPOTrainer:
             trained=self.team.trained,
             n_devices=self.team.n_devices,
         )
+        self._watch.look(trained.batch, step.number, trained.metrics)
         metrics |= trained.metrics  # with lanes the spans are those of a time, in which two steps may have updated a policy
         if self.config.async_training.mode != "sync":
             metrics["trainer/idle_ratio"] = (step.seconds["idle"] + gen_s) / seconds["step"]

@@ -136,6 +136,10 @@ class TeamWorkers:
         learners = {policy: learner for policy, learner in self.learners.items() if self.reference_of[policy]}
         return self._score(batch, learners, self.policies, "compute_ref_log_prob", "ref_log_prob")
 
+    def compute_base_log_prob(self, batch: DataProto) -> DataProto:
+        """Return log-probs under the base of every policy, which must be an adapter: `ref_log_prob` `[bsz, response_len]`."""
+        return self._score(batch, self.learners, self.policies, "compute_ref_log_prob")
+
     def compute_values(self, batch: DataProto) -> DataProto:
         """Return values of the current critics: `values` `[bsz, response_len]`; zero for agents without a critic."""
         learners = {wg: self._critic_learners[wg] for wg in self.critics}

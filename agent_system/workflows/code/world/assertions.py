@@ -19,6 +19,7 @@ from textwrap import indent
 from typing import Any
 
 from agent_system.sandbox import FunctionCall, Reason, SandboxError, shared_sandbox
+from agent_system.sandbox.jail.callee import STARTER_CLASS
 from agent_system.workflows.code.world.problem import Case
 
 # Sources that run in the sandbox, inside functions, so that they do not collide with names of a program. A program may end in the middle of
@@ -97,7 +98,9 @@ def {ANSWER_NAME}(name, given, typed):
 {indent(VALUES, "    ")}
     args, named = read(given) if typed else (given, {{}})
     before = write(args, named)
-    return answered(globals()[name](*args, **named), before, args, named)
+    found = globals()
+    function = found[name] if name in found else getattr(found["{STARTER_CLASS}"](), name)
+    return answered(function(*args, **named), before, args, named)
 """
 # Runs the assertions. `answer(args, named, reference)` provides the return value of each of their calls, including those by the function's
 # own name. Random numbers are the same in every run, independently of the reference's draws.

@@ -74,6 +74,33 @@ async def test_the_first_row_dropped_for_a_reason_is_told_with_its_cause(name: s
     assert re.match(cause, first[reason]), first
 
 
+@pytest.mark.parametrize("starter", ["", "def add(a, b):", "class Solution:\n    def add(self, a: int, b: int) -> int:"])
+@pytest.mark.parametrize(
+    "solution",
+    [
+        "def add(a, b): return a + b",
+        "class Solution:\n    def add(self, a: int, b: int) -> List[int]: return a + b",
+        "class Solution(object):\n    def add(self, a, b): return operator.add(a, b)",
+    ],
+)
+async def test_a_solution_may_have_another_form_than_its_starter(starter: str, solution: str) -> None:
+    calls = {"fn_name": "add", "inputs": [[1, 2], [2, 2]], "outputs": [3, 4]}
+    row = APPS | {"input_output": json.dumps(calls), "solutions": json.dumps([solution]), "starter_code": starter}
+    (problem,), counts = await problems("apps", row)
+    assert counts == {KEPT: 1} and problem.reference == solution
+
+
+async def test_a_starter_is_completed_as_it_is_given() -> None:
+    starter = "class Solution:\n    def total(self, nums: List[int], k: int) -> int:"
+    tests = [{"input": "[1, 2]\n4", "output": "7", "testtype": "functional"}, {"input": '["\u2028"]\n0', "output": "1"}]
+    row = LIVE_CODE_BENCH | {
+        "starter_code": starter, "metadata": json.dumps({"func_name": "total"}),
+        "public_test_cases": json.dumps(tests, ensure_ascii=False),
+    }  # fmt: skip
+    (problem,), _ = await problems("live_code_bench", row, without_reference=True)
+    assert await solves(f"{starter}\n        return sum(nums) + k if k else len(nums)", problem)
+
+
 async def test_tasks_without_a_solution_are_dropped_unless_they_are_wanted() -> None:
     assert await problems("live_code_bench", LIVE_CODE_BENCH) == ([], {NO_REFERENCE: 1})
     (problem,), counts = await problems("live_code_bench", LIVE_CODE_BENCH, without_reference=True)

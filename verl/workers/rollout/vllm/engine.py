@@ -23,7 +23,16 @@ import torch
 
 from verl.models.loader import build_causal_lm
 from verl.models.lora import LoraSpec
-from verl.protocol.generate import EngineGoneError, GenerateRequest, Generation, RolloutError, SamplingParams, StopReason, StructureError
+from verl.protocol.generate import (
+    EngineGoneError,
+    EngineSetupError,
+    GenerateRequest,
+    Generation,
+    RolloutError,
+    SamplingParams,
+    StopReason,
+    StructureError,
+)
 from verl.trainer.config import ActorRolloutRefConfig
 from verl.workers.rollout.base import EngineStats
 from verl.workers.rollout.requests import check_request
@@ -140,7 +149,7 @@ class VLLMEngine:
         self._labels: dict[int, dict[str | None, int]] = {0: {None: 0}}
         self._updating = self._paused = self._no_weights = self._no_cache = False
         self._stats = EngineStats()
-        self._control(self._llm.collective_rpc("verl_prepare"))
+        self._control(self._llm.collective_rpc("verl_prepare", args=(str(config.model.path), config.model.trust_remote_code)))
         own = [process.pid for process in self._processes]
         self._shared += named_shared_memory([*own, *(child.pid for child in children_of(own))])
 
@@ -247,17 +256,17 @@ class VLLMEngine:
         if not self._updating:
             self._wake_weights()
             self._control(self._llm.pause_generation(mode="keep", clear_cache=True))
-            self._control(self._llm.collective_rpc("verl_start_update"))
+            self._change_weights("verl_start_update")
             self._updating = True
         if names:
             with self._sent(tensors) as (transfer, handle):
-                failures = self._control(self._llm.collective_rpc("verl_load_bucket", args=(transfer, handle, names)))
+                failures = self._change_weights("verl_load_bucket", transfer, handle, names)
             if lost := next(filter(None, failures), None):
                 raise EngineGoneError(lost)
         if not final:
             return
         self._weights.check_complete()
-        self._control(self._llm.collective_rpc("verl_finish_update"))
+        self._change_weights("verl_finish_update")
         for name in self._adapters.loaded():
             self._control(self._llm.add_lora(self._adapters.request(name)))
         self._version = version
@@ -266,6 +275,22 @@ class VLLMEngine:
         self._stats.weight_updates += 1
         if not (self._paused or self._no_cache):
             self._control(self._llm.resume_generation())
+
+    def _change_weights(self, method: str, *args: Any) -> list[Any]:
+        """Run one call of an update in the processes of the model. Raises `EngineSetupError` if vLLM cannot load the weights."""
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        async def call() -> list[Any]:
+            try:
+                return list(await self._llm.collective_rpc(method, args=args))
+            except EngineDeadError:
+                raise
+            except Exception as error:  # vLLM raises a bare one, with the text of the error in its process
+                raise EngineSetupError(
+                    f"vLLM cannot load new weights into this model; use actor_rollout_ref.rollout.name=hf: {' '.join(str(error).split())}"
+                ) from error
+
+        return self._control(call())
 
     @contextmanager
     def _sent(self, tensors: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, Any]]:

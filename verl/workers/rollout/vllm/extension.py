@@ -9,7 +9,10 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
+import torch
+
 from verl.protocol.generate import EngineGoneError
+from verl.workers.rollout.vllm.checkpoint_format import CheckpointFormat
 from verl.workers.rollout.vllm.process import end_with_parent, unlink_semaphores, unlink_shared_memory
 from verl.workers.weight_transfer.base import build_transfer
 
@@ -22,15 +25,18 @@ class EngineExtension:
 
     model_runner: Any
     vllm_config: Any
+    verl_format: CheckpointFormat
 
-    def verl_prepare(self) -> None:
-        """Patch the sampler, and unlink shared memory and semaphores that all processes of the model have opened.
+    def verl_prepare(self, path: str, trust_remote_code: bool) -> None:
+        """Patch vLLM, and unlink shared memory and semaphores that all processes of the model have opened.
 
-        Raises `PatchError` for an unsupported version of vLLM.
+        Args are those of `CheckpointFormat`. Raises `PatchError` for an unsupported version of vLLM.
         """
-        from patches import vllm_full_log_probs
+        from patches import vllm_cpu_experts, vllm_full_log_probs
 
+        vllm_cpu_experts.apply()
         vllm_full_log_probs.apply(self.model_runner.sampler)
+        self.verl_format = CheckpointFormat(path, trust_remote_code)
         unlink_shared_memory()
         unlink_semaphores()
 
@@ -47,15 +53,22 @@ class EngineExtension:
 
         Return why it could not be received, so that the engine has to be restarted, or an empty string: vLLM does not pass on error types.
         """
-        from vllm.config import set_current_vllm_config
-
         try:
             received = receiver(transfer).receive(handle)
         except EngineGoneError as error:
             return str(error)
-        with set_current_vllm_config(self.vllm_config):
-            self.model_runner.get_model().load_weights([(names[name], tensor) for name, tensor in received.items()])
+        self.verl_load(self.verl_format.add({names[name]: tensor for name, tensor in received.items()}))
         return ""
+
+    def verl_load(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Load tensors in the form of a checkpoint."""
+        from vllm.config import set_current_vllm_config
+
+        from patches import vllm_direct_writes
+
+        model = self.model_runner.get_model()
+        with set_current_vllm_config(self.vllm_config), vllm_direct_writes.redirected(model):
+            model.load_weights(list(tensors.items()))
 
     def verl_finish_update(self) -> None:
         """Activate the new weights, and drop the derived state of adapters, whose files are then read again."""
@@ -64,6 +77,8 @@ class EngineExtension:
 
         from patches import vllm_cpu_tied_head
 
+        if rest := self.verl_format.rest():
+            self.verl_load(rest)
         with set_current_vllm_config(self.vllm_config):
             finalize_layerwise_reload(self.model_runner.get_model(), self.vllm_config.model_config)
             vllm_cpu_tied_head.apply(self.model_runner.get_model())
