@@ -7,6 +7,7 @@ from setuptools import find_packages, setup
 INSTALL_REQUIRES = [
     "torch>=2.11,<3",
     "transformers>=5.17,<6",
+    "jinja2>=3.1",
     "numpy>=2.0,<3",
     "tensordict>=0.15.3",
     "ray[default]>=2.60",

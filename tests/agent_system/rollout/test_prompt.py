@@ -156,7 +156,7 @@ def conversations() -> dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]
 @pytest.mark.parametrize("builder_class", [PromptBuilder, ToolPromptBuilder])
 def test_conversations_that_a_template_can_tell_apart_have_prompts_of_their_own(kind: str, builder_class: Any) -> None:
     tokenizer = make_tokenizer()
-    tokenizer.chat_template = "{% for m in messages %}{{ m | tojson }}\n{% endfor %}{% if tools %}{% endif %}"
+    tokenizer.chat_template = "{% for m in (tools or []) + messages %}{{ m | tojson }}\n{% endfor %}"
     agent = ToolUser("Role") if builder_class is ToolPromptBuilder else Messages("Role")
     prompts = builder_class(agent, tokenizer, 10_000)
     pair = conversations()[kind]
