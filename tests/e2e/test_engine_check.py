@@ -33,7 +33,7 @@ def loses(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[str | None, st
         first: dict[tuple[str | None, str], torch.Tensor] = {}
 
         def stale(self: HFEngine, tensors: Mapping[str, torch.Tensor], *, adapter: str | None = None, **arguments: Any) -> None:
-            own = self._weights._parameters if adapter is None else {}
+            own = self._weights._tensors if adapter is None else {}
             sent = {}
             for name, value in tensors.items():
                 old = own[name].detach() if adapter is None else first.setdefault((adapter, name), value.clone())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -11,16 +10,14 @@ import pytest
 import torch
 
 from tests.models.families import FAMILIES, make_model
+from verl.models.loader import persistent_buffers
 from verl.workers.weight_change import WeightChange
 
 IDS = torch.randint(3, 500, (1, 30), generator=torch.Generator().manual_seed(1))
 
 
 def engine_of(model: torch.nn.Module) -> Any:
-    def sent() -> Iterator[tuple[str, torch.Tensor]]:
-        yield from model.state_dict().items()
-
-    return SimpleNamespace(model=model, loaded=nullcontext, adapters={}, weights=sent)
+    return SimpleNamespace(model=model, loaded=nullcontext, adapters={}, buffers=persistent_buffers(model))
 
 
 def bits(model: torch.nn.Module) -> dict[str, bytes]:

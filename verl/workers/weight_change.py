@@ -67,20 +67,11 @@ class WeightChange:
             tensors: dict[str, torch.Tensor] = dict(self._engine.adapters[adapter].parameters)
         else:
             tensors = dict(model.named_parameters())
-            buffers = {name: value for name, value in model.named_buffers() if _is_changed(model, name, value)}
-            if buffers:
-                sent = {name for name, _ in self._engine.weights()}
-                tensors |= {name: value for name, value in buffers.items() if name in sent}
+            tensors |= {name: value for name, value in self._engine.buffers.items() if value.is_floating_point()}
         with self._engine.loaded():
             free_gathered(model)
             for name in tensors:
                 yield name, local(tensors[name].detach())
-
-
-def _is_changed(model: torch.nn.Module, name: str, value: torch.Tensor) -> bool:
-    """Return whether a buffer has signs and is an entry of the model's state."""
-    module, _, leaf = name.rpartition(".")
-    return value.is_floating_point() and leaf not in model.get_submodule(module)._non_persistent_buffers_set
 
 
 def _key(adapter: str | None, name: str) -> str:
