@@ -27,7 +27,6 @@ INSTALL_REQUIRES = [
     "psutil>=6",
     "sympy>=1.13",
     "tokenizers>=0.22",
-    "jinja2>=3.1",
     "typing-extensions>=4.12",
     "wandb>=0.25",
     "rich>=14",
