@@ -9,11 +9,21 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tests.models.families import FAMILIES, make_model, save_model
-from tests.workers.engine.builders import make_engine, make_rows
+from tests.workers.engine.builders import (
+    gradients,
+    largest_difference,
+    make_engine,
+    make_rows,
+    make_value_engine,
+    save_value_model,
+)
 from verl.models.loader import NoTokenizer
+from verl.trainer.check_model import check_model, table
+from verl.trainer.config import FSDPConfig
 from verl.workers.engine import MicroBatchRule
 from verl.workers.engine.fsdp_engine import FSDPEngine
-from verl.workers.engine.state import write_hugging_face
+from verl.workers.engine.layout_check import LayoutError, training_randomness
+from verl.workers.engine.state import load_engine, save_engine, write_hugging_face
 
 TEMPERATURE = 0.8
 ROWS = make_rows(7, prompt=36, response=26, seed=2)
@@ -60,3 +70,71 @@ def test_an_export_holds_every_tensor_and_gives_the_same_log_probs(name: str, tm
     whole = {name: value for name, value in model.state_dict().items()}
     for key, value in engine.weights():
         assert torch.equal(whole[key], value), key
+
+
+SOME = ("qwen2_moe", "gemma2", "llama-dynamic", "zamba2", "seed_oss", "deepseek_v3")
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_gradients_are_those_of_rows_run_one_by_one_with_and_without_checkpointing(name: str, tmp_path: Path) -> None:
+    folder = save_model(name, tmp_path)
+    one_by_one = make_engine(folder, use_remove_padding=False, attn_implementation="eager")
+    expected, _ = gradients(one_by_one, ROWS, MicroBatchRule(None, 1, packed=False))
+    largest = max(float(gradient.abs().max()) for gradient in expected.values())
+    for recompute in (False, True):
+        engine = make_engine(folder, enable_gradient_checkpointing=recompute)
+        assert largest_difference(gradients(engine, ROWS)[0], expected) < 2e-4 * largest
+
+
+@pytest.mark.parametrize("name", ["seed_oss", "gpt2", "opt", "phimoe"])
+def test_nothing_is_drawn_at_random_while_rows_are_scored(name: str, tmp_path: Path) -> None:
+    engine = make_engine(save_model(name, tmp_path), enable_gradient_checkpointing=True)
+    rule = MicroBatchRule(1_000_000, 1, packed=True)
+    first, second = (engine.score_all(ROWS, TEMPERATURE, rule).log_probs for _ in range(2))
+    assert torch.equal(first, second)
+    assert "training mode" in str(training_randomness(FAMILIES[name].config()))
+
+
+@pytest.mark.parametrize("name", ["qwen2_moe", "qwen3_next", "deepseek_v3", "zamba2"])
+def test_models_whose_layers_have_one_output_train_in_16_bits(name: str, tmp_path: Path) -> None:
+    folder = save_model(name, tmp_path)
+    exact = make_engine(folder).score_all(ROWS, TEMPERATURE, MicroBatchRule(1_000_000, 1, packed=True)).log_probs
+    engine = make_engine(folder, fsdp=FSDPConfig(dtype="bf16"))
+    rounded = engine.score_all(ROWS, TEMPERATURE, MicroBatchRule(1_000_000, 1, packed=True)).log_probs
+    mask = ROWS["response_mask"].bool()
+    assert (rounded - exact)[mask].abs().mean() < 0.2
+    assert all(bool(gradient.isfinite().all()) for gradient in gradients(engine, ROWS)[0].values())
+
+
+def test_a_model_that_cannot_run_in_16_bits_is_refused_by_one_line(tmp_path: Path) -> None:
+    with pytest.raises(LayoutError, match=r"minimax cannot be run in torch.bfloat16 .*fsdp_config.dtype=fp32") as refused:
+        make_engine(save_model("minimax", tmp_path), fsdp=FSDPConfig(dtype="bf16"))
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["gemma2", "gpt_oss", "phi3-longrope", "qwen2"])
+def test_values_are_those_of_rows_run_one_by_one(name: str, tmp_path: Path) -> None:
+    folder = save_value_model(save_model(name, tmp_path / "model"), tmp_path / "critic")
+    one_by_one = make_value_engine(folder, use_remove_padding=False, attn_implementation="eager")
+    expected = one_by_one.value_all(ROWS, MicroBatchRule(None, 1, packed=False))
+    values = make_value_engine(folder).value_all(ROWS, MicroBatchRule(1_000_000, 1, packed=True))
+    assert (values - expected).abs().max() < 1e-4 < expected.std()
+
+
+@pytest.mark.parametrize("name", ["deepseek_v3", "apertus"])
+def test_a_checkpoint_holds_the_buffers_of_a_model(name: str, tmp_path: Path) -> None:
+    engine = make_engine(save_model(name, tmp_path / "model"))
+    digest = engine.digest()
+    save_engine(engine, tmp_path / "checkpoint", None)
+    for buffer in engine.buffers.values():
+        buffer.add_(1.0)
+    assert engine.digest() != digest
+    load_engine(engine, tmp_path / "checkpoint")
+    assert engine.digest() == digest
+
+
+def test_the_command_prints_a_table_and_a_verdict(tmp_path: Path) -> None:
+    rows = check_model(str(save_model("gemma2", tmp_path)), dtype="fp32", max_model_len=64, rank=4, trust_remote_code=False, weights=True)
+    verdicts = {row.name: row.verdict for row in rows}
+    assert verdicts["trainer"] == "exact, slower" and verdicts["own weights"] == verdicts["export"] == verdicts["adapters"] == "exact"
+    assert "eager" in table(rows) and "soft" not in table(rows)

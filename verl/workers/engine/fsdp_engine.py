@@ -314,5 +314,5 @@ class FSDPEngine:
         result = hashlib.sha256()
         for name, value in self.weights():
             result.update(name.encode())
-            result.update(value.cpu().contiguous().view(torch.uint8).numpy().tobytes())
+            result.update(value.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
         return result.hexdigest()

@@ -108,7 +108,7 @@ async def test_a_program_without_moves_is_scored_counted_and_survived(collector:
 
 async def test_a_reply_without_a_program_runs_nothing_and_is_an_invalid_action(collector: Any) -> None:
     before = shared_sandbox().stats()["runs"]
-    for reply in ("<moves>D, D</moves>", "```python\n\n```", "```\nprint('D')\n```", "```python\nprint('D')"):
+    for reply in ("<moves>D, D</moves>", "```python\n\n```", "```\nprint('D')\n```"):
         (episode,) = (await collector([reply], ["<moves>D</moves>"]).collect([task()], 1, step=0)).episodes
         assert not episode.samples[0].valid and episode.samples[0].local_reward == pytest.approx(-0.5)
         assert (episode.info["tool/failed_runs"], episode.info["tool/unparsed"]) == (0, 1)

@@ -1,0 +1,67 @@
+"""Every causal language model of the installed transformers: trained, served and exported exactly, or refused by one line."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from transformers import AutoModelForCausalLM
+
+from tests.models.every_family import config_classes, variants
+from verl.models.export_check import export_difference
+from verl.models.loader import ModelPathError
+from verl.models.miniature import MiniatureError, miniature
+from verl.protocol.generate import RolloutError
+from verl.workers.engine.layout_check import FP32_BOUND, LayoutError, choose_layout
+from verl.workers.rollout.serving import serving_of
+
+CI_STEP = 22  # every so many classes in CI; all of them with --all-levels
+EXACT, REFUSED = "exact", "refused by one line"
+
+
+def usable(config_class: type) -> Any | None:
+    """Return a configuration of a class of which a miniature can be made; None without one."""
+    try:
+        for config in variants(config_class):
+            try:
+                miniature(config)
+                return config
+            except MiniatureError:
+                continue
+    except Exception:  # the defaults of some classes are no configuration
+        return None
+    return None
+
+
+def outcome(check: Callable[[], float]) -> str:
+    """Return whether a check finds a way to exact numbers; its refusal must be one line, and any other error fails the test."""
+    try:
+        difference = check()
+    except (LayoutError, ModelPathError, RolloutError) as error:
+        assert "\n" not in str(error)
+        return REFUSED
+    assert difference < FP32_BOUND
+    return EXACT
+
+
+def served(config: Any) -> float:
+    """Raise RolloutError if the engine cannot serve a model; the check itself compares the numbers."""
+    serving_of(config, max_model_len=64)
+    return 0.0
+
+
+def test_every_class_is_exact_or_refused_by_one_line(request: pytest.FixtureRequest) -> None:
+    classes = config_classes()[:: 1 if request.config.getoption("--all-levels") else CI_STEP]
+    counts: dict[str, Counter[str]] = {"trainer": Counter(), "hf engine": Counter(), "export": Counter()}
+    for config_class in classes:
+        config = usable(config_class)
+        if config is None or type(config) not in AutoModelForCausalLM._model_mapping:
+            counts["trainer"]["no miniature"] += 1
+            continue
+        counts["trainer"][outcome(lambda config=config: choose_layout(config).difference)] += 1  # type: ignore[misc]
+        counts["hf engine"][outcome(lambda config=config: served(config))] += 1  # type: ignore[misc]
+        counts["export"][outcome(lambda config=config: export_difference(config))] += 1  # type: ignore[misc]
+    print(counts)
+    assert counts["trainer"][EXACT] >= 0.8 * len(classes) - 1
