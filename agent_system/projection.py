@@ -7,9 +7,9 @@ well-formed match, and return `valid=False` instead of guessing.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from agent_system.errors import AgentSystemError
 
@@ -37,18 +37,27 @@ _THINKING = re.compile(r"<think>.*?(?:</think>|\Z)", re.IGNORECASE | re.DOTALL)
 _THINK_TAG = re.compile(r"</?think>", re.IGNORECASE)
 _THINK_END = re.compile(r"</think>", re.IGNORECASE)
 _BRACES = re.compile(r"\\\\|\\[{}]|[{}]")
-_BOXED = re.compile(r"\\boxed\s*\{")
-_FENCE = re.compile(r"[ \t]*```[ \t]*([^\s`]*)[^`]*")
+_BOXED = re.compile(r"\\(?:boxed|fbox)\s*\{")
+_OPEN_BOX = re.compile(r"\\(?:boxed|fbox)(?:[ \t]+(?=[^\s{])|(?=[^\s{A-Za-z]))([^$\n]*)")
+# A line that opens or closes a block of code, in lists and quotes as well.
+_FENCE = re.compile(r"((?:[ \t]|>|(?:[-*+]|\d{1,9}[.)])(?=[ \t]))*)(?:(`{3,})([^`]*)|(~{3,})(.*))", re.DOTALL)
+_LANGUAGE = re.compile(r"[\s{.]*([^\s{}.,:;=]*)")
+_QUOTE = re.compile(r"[ \t]*> ?")
 _NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|[-+]?\.\d+")
 
 
 def strip_thinking(text: str) -> str:
     """Return `text` without its thinking; an unclosed `<think>` removes all text after it, a lone `</think>` all text before it."""
+    return _visible(text).strip()
+
+
+def _visible(text: str) -> str:
+    """Return the same with the white space around it: the first line may be an indented fence."""
     if "think>" not in text.lower():
-        return text.strip()
+        return text
     visible = _THINKING.sub("", text)
     ends = [m.end() for m in _THINK_END.finditer(visible)]
-    return visible[ends[-1] if ends else 0 :].strip()
+    return visible[ends[-1] if ends else 0 :]
 
 
 def thoughts(text: str) -> list[str]:
@@ -86,10 +95,14 @@ def boxed_answer(text: str) -> Projection:
 
 
 def last_boxed(text: str) -> str:
-    r"""Return the content of the last closed `\boxed{...}`, or an empty string."""
+    r"""Return the content of the last closed `\boxed{...}` or `\fbox{...}`, or an empty string.
+
+    Without a brace in the whole text, as in `$\boxed 5$`, it is the rest of the line or formula.
+    """
     starts = {m.end() - 1: m.end() for m in _BOXED.finditer(text)}
     if not starts:
-        return ""
+        found = _OPEN_BOX.findall(text)
+        return found[-1].strip().rstrip(".,;") if found else ""
     open_braces: list[int] = []
     best: tuple[int, int] | None = None
     for m in _BRACES.finditer(text):
@@ -103,14 +116,17 @@ def last_boxed(text: str) -> str:
 
 
 def code_block(*languages: str) -> Projector:
-    """Return a projection to the last fenced block; with `languages`, the last one of those (`fields["language"]`)."""
+    """Return a projection to the last fenced block; with `languages`, the last one of those (`fields["language"]`).
+
+    Of a reply without a closed block, it is the one that is open at the end.
+    """
     wanted = {name.lower() for name in languages}
 
     def project(text: str) -> Projection:
-        visible = strip_thinking(text)
-        blocks = [(lang, code) for lang, code in fenced_blocks(visible) if not wanted or lang in wanted]
-        language, code = blocks[-1] if blocks else ("", "")
-        return Projection(code, bool(code.strip()), {"language": language}, visible)
+        visible = _visible(text)
+        blocks = [block for block in fenced_blocks(visible) if not wanted or block.language in wanted]
+        last = max(blocks, key=lambda block: (block.closed, block.number), default=Block("", "", False, 0))
+        return Projection(last.code, bool(last.code.strip()), {"language": last.language}, visible.strip())
 
     return project
 
@@ -123,21 +139,112 @@ def python_block(text: str) -> Projection:
     return _PYTHON_BLOCK(text)
 
 
-def fenced_blocks(text: str) -> list[tuple[str, str]]:
-    """Return (language in lower case, code) of every closed Markdown fence, in order."""
-    blocks: list[tuple[str, str]] = []
-    language: str | None = None
+def program_of(reply: str) -> str:
+    """Return the last block of Python of a reply, or the whole reply if it has no block at all."""
+    visible = _visible(reply)
+    return python_block(visible).action if fenced_blocks(visible) else visible.strip()
+
+
+class Block(NamedTuple):
+    """A fenced block of code.
+
+    Attributes:
+        language: first word after the fence, in lower case.
+        code: its lines, without the indentation of the fence.
+        closed: it has an end, which may be at the end of its last line.
+        number: its place in the text.
+    """
+
+    language: str
+    code: str
+    closed: bool
+    number: int
+
+
+class _Fence(NamedTuple):
+    prefix: str
+    mark: str
+    info: str
+
+
+def fenced_blocks(text: str) -> list[Block]:
+    """Return the fenced blocks of a Markdown text (CommonMark 0.31, 4.5), in order.
+
+    Beyond that, fences may be indented by any width, as in lists, and the fence of another language ends an open block.
+    """
+    blocks: list[Block] = []
+    opened: _Fence | None = None
     lines: list[str] = []
-    for line in text.splitlines():
-        fence = _FENCE.fullmatch(line)
-        if fence is None:
+    for line in text.replace("\r\n", "\n").split("\n"):  # not `splitlines`, which also cuts at characters inside literals
+        fence = _fence(line)
+        if opened is None:
+            opened = fence
+        elif fence is None or not fence.mark.startswith(opened.mark):
             lines.append(line)
-        elif language is not None and not fence.group(1):
-            blocks.append((language, "\n".join(lines)))
-            language = None
+        elif fence.info:
+            blocks.append(_open_block(opened, lines, len(blocks)))
+            opened = fence
+            lines = []
         else:
-            language, lines = fence.group(1).lower(), []
-    return blocks
+            blocks.append(_block(opened, lines, True, len(blocks)))
+            opened = None
+            lines = []
+    return blocks if opened is None else [*blocks, _open_block(opened, lines, len(blocks))]
+
+
+def _fence(line: str) -> _Fence | None:
+    match = _FENCE.fullmatch(line)
+    if match is None:
+        return None
+    prefix, ticks, info, tildes, other_info = match.groups()
+    return _Fence(prefix, ticks or tildes, (info or other_info or "").strip())
+
+
+def _open_block(fence: _Fence, lines: Sequence[str], number: int) -> Block:
+    """Return a block without a line that closes it; it may be closed at the end of a line of code."""
+    for index, line in enumerate(lines):
+        code = line.rstrip()
+        if code.endswith(fence.mark) and (code := code.rstrip(fence.mark[0])).strip():
+            return _block(fence, [*lines[:index], code], True, number)
+    return _block(fence, lines, False, number)
+
+
+def _block(fence: _Fence, lines: Sequence[str], closed: bool, number: int) -> Block:
+    language = _LANGUAGE.match(fence.info)
+    assert language is not None, "it matches any text"
+    quotes = fence.prefix.count(">")
+    lines = [_unquoted(line, quotes) for line in lines]
+    last = fence.prefix.rfind(">") + 1
+    blank = last > 0 and fence.prefix.startswith(" ", last)
+    # Code may begin left of its fence; then all of its lines do.
+    width = _columns(fence.prefix[last + blank :])
+    width = min(width, next((_indentation(line) for line in lines if line.strip()), width))
+    return Block(language.group(1).lower(), "\n".join(_outdented(line, width) for line in lines), closed, number)
+
+
+def _unquoted(line: str, quotes: int) -> str:
+    for _ in range(quotes):
+        if not line.lstrip(" \t").startswith(">"):
+            break
+        line = _QUOTE.sub("", line, count=1)
+    return line
+
+
+def _columns(prefix: str) -> int:
+    return len(prefix.expandtabs(4))
+
+
+def _indentation(line: str) -> int:
+    return _columns(line[: len(line) - len(line.lstrip(" \t"))])
+
+
+def _outdented(line: str, width: int) -> str:
+    """Return a line without at most `width` columns of blanks at its beginning."""
+    column = index = 0
+    while column < width and index < len(line) and line[index] in " \t":
+        column += 1 if line[index] == " " else 4 - column % 4
+        index += 1
+    return " " * (column - width) + line[index:]
 
 
 def number(text: str) -> Projection:

@@ -17,6 +17,7 @@ from typing import Generic, TypeVar, cast
 from agent_system.agent import BaseAgent
 from agent_system.environment import BaseEnv
 from agent_system.errors import AgentSystemError
+from agent_system.main_thread import support_main_thread_calls
 from agent_system.orchestra import BaseOrchestra
 from agent_system.reward.manager import RewardManager
 from verl.utils.names import did_you_mean
@@ -129,6 +130,7 @@ def load_plugins(modules: Iterable[str] = ()) -> list[str]:
     Raises:
         AgentSystemError: a module named in `modules`, or one that it imports, does not exist.
     """
+    support_main_thread_calls()  # before a module binds functions of `signal`
     loaded = []
     for module in modules:
         try:

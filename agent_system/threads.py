@@ -9,6 +9,8 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from typing import Any
 
+from agent_system.main_thread import ThreadWatch, forget_alarm, support_main_thread_calls
+
 logger = logging.getLogger(__name__)
 
 
@@ -41,10 +43,12 @@ class DaemonExecutor(Executor):
 
     The pool of the standard library joins its threads when Python exits, so one environment that hangs would hang the run. If the
     system allows fewer threads than `max_workers`, jobs wait for the existing ones. A call that is cancelled while it runs has its
-    thread replaced: environments that hang would otherwise take all threads of a long run.
+    thread replaced: environments that hang would otherwise take all threads of a long run. Alarms work in the threads, and everywhere
+    else in the process (`support_main_thread_calls`).
     """
 
     def __init__(self, max_workers: int) -> None:
+        support_main_thread_calls()
         self._max_workers = max_workers
         self._jobs: queue.SimpleQueue[tuple[_Call, Callable[..., Any], tuple[Any, ...], dict[str, Any]] | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
@@ -85,7 +89,11 @@ class DaemonExecutor(Executor):
             future, fn, args, kwargs = job
             if future.set_running_or_notify_cancel():
                 try:
-                    future.set_result(fn(*args, **kwargs))
+                    try:
+                        result = fn(*args, **kwargs)
+                    finally:
+                        forget_alarm()
+                    future.set_result(result)
                 except BaseException as error:  # the waiter on the future handles it
                     future.set_exception(error)
             if future.abandoned:
@@ -94,9 +102,12 @@ class DaemonExecutor(Executor):
         self._jobs.put(None)  # for the next thread
 
 
+_watch = ThreadWatch()
+
+
 def run_plain(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     """Return `function(*args)`. Raise RuntimeError instead of StopIteration, which a future cannot raise: its waiter never ends."""
     try:
-        return function(*args)
+        return _watch.call(function, args)
     except StopIteration as error:
         raise RuntimeError(f"{getattr(function, '__qualname__', function)} raised StopIteration") from error

@@ -62,9 +62,10 @@ class Bridge:
         node, length, reason = history.find(views, tools)
         shown = [view.message for view in views]
         if node is not None:
-            tail = self._tail(node, shown[length:], tools)
+            added = self.template.with_sampled_ids(node.messages, shown[length:])
+            tail = self._tail(node, added, tools)
             if tail is not None:
-                return Built(self._continued(node, tail, shown), views, [*node.messages, *shown[length:]], node.thoughts)
+                return Built(self._continued(node, tail, shown), views, [*node.messages, *added], node.thoughts)
             reason = "template" if isinstance(self.template, Template) else ""
         text = self.template.render(shown, tools)
         return Built(Prompt(text, self.template.encode(text), messages=_plain(shown)), views, shown, (), reason)
@@ -109,5 +110,6 @@ def bridge_of(binding: AgentBinding | RemoteBinding, keys: GatewayConfig) -> Bri
 
 
 def _plain(messages: Sequence[Mapping[str, Any]]) -> tuple[Message, ...]:
-    """Return role and content, for reward models."""
-    return tuple({"role": str(m["role"]), "content": str(m["content"])} for m in messages)
+    """Return role, content and tool calls, for reward models and reward functions."""
+    read = ("role", "content", "tool_calls")
+    return tuple({name: message[name] for name in read if name in message} for message in messages)

@@ -18,7 +18,7 @@ from agent_system.gateway.wire import Ask
 from agent_system.projection import strip_thinking, thoughts
 from agent_system.rollout.binding import AgentBinding
 from agent_system.rollout.call import Call, Reply
-from agent_system.tools.formats import split_calls
+from agent_system.tools.formats import OfferedTools, split_calls
 from verl.protocol.generate import SamplingParams
 
 
@@ -52,7 +52,7 @@ class Chat:
 
         Raises Refusal, with the `fix`, if the agent's engine cannot make a reply follow one.
         """
-        binding, structure = self._template.binding, structure_of(ask, self._template.tool_format)
+        binding, structure = self._template.binding, structure_of(ask, self._template.syntaxes[0] if self._template.syntaxes else None)
         if structure and not binding.structured:
             here = f"has an engine that cannot make a reply follow a schema; {fix}, or"
             why = here if isinstance(binding, AgentBinding) else "is behind an API, through which the form of a reply is not passed on;"
@@ -81,17 +81,18 @@ class Chat:
         if ends := [place for stop in ask.stop if (place := text.find(stop)) >= 0]:
             text = text[: min(ends)]
         may_call = ask.tools and (ask.schema is None or ask.forced)  # where the form is a schema, the reply is an answer
-        content, requests = split_calls(text, self._template.tool_format) if may_call else (strip_thinking(text), [])
+        tools = OfferedTools.of(ask.tools)
+        content, requests = split_calls(text, self._template.syntaxes, tools) if may_call else (strip_thinking(text), [])
         found = thoughts(text)
-        calls: list[dict[str, Any]] = [{"name": request.name, "arguments": request.arguments or {}} for request in requests]
+        shown = requests[: self._template.most_calls]
+        calls: list[dict[str, Any]] = [{"name": r.name, "arguments": r.arguments or {}, "id": r.id} for r in shown]
         whole = f"<think>\n{chr(10).join(found)}\n</think>\n\n{content}" if found and calls else content if calls else text
         before = sum(view.calls for view in built.views)
         viewer = self._template.viewer
         view, message = viewer.reply(content, whole, calls, before)
         kept = tuple(clean for thought in found if (clean := viewer.clean(thought).strip()))
-        tools = viewer.clean_json(list(ask.tools))
         node = Node(built.prompt, generation, [*built.messages, message], (*built.thoughts, *kept))
-        self._history.add(built.views, view, tools, node)
+        self._history.add(built.views, view, viewer.clean_json(list(ask.tools)), node)
         scored = list(zip(generation.token_ids, generation.log_probs, strict=True)) if ask.logprobs else None
         return Choice(
             content,

@@ -8,6 +8,7 @@ from typing import Any
 
 from agent_system.gateway.errors import Refusal
 from agent_system.gateway.wire import Ask
+from agent_system.tools.formats.syntax import ANYTHING, ID, NAME, NUMBER, Syntax
 from verl.protocol.generate import StructureError
 
 _DATA = ("const", "enum", "default", "examples")
@@ -15,16 +16,16 @@ _NAMED = ("properties", "patternProperties", "dependentSchemas", "$defs", "defin
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 
 
-def structure_of(ask: Ask, tool_format: str) -> str:
+def structure_of(ask: Ask, syntax: Syntax | None) -> str:
     """Return the form of the reply that a request asks for, as `SamplingParams.structure`.
 
     Args:
         ask: the request.
-        tool_format: how the agent's model writes tool calls, see `agent_system.tools.formats`.
+        syntax: how the agent's model writes tool calls; None: it calls none.
 
-    Raises Refusal for a reference that engines would take for one to anything.
+    Raises Refusal for a reference that engines would take for one to anything, and for a call in a syntax that is no JSON.
     """
-    calls = [_call(tool["function"], tool_format) for tool in ask.tools if tool["function"]["name"] in ask.forced]
+    calls = [_call(tool["function"], syntax) for tool in ask.tools if tool["function"]["name"] in ask.forced]
     if calls:
         form: Mapping[str, Any] = calls[0] if len(calls) == 1 else {"type": "or", "elements": calls}
     elif ask.schema is not None:
@@ -39,13 +40,22 @@ def impossible(ask: Ask, error: StructureError) -> Refusal:
     return Refusal(f"no reply can follow this form: {error}", param=ask.form_field)
 
 
-def _call(function: Mapping[str, Any], tool_format: str) -> Mapping[str, Any]:
-    arguments = "parameters" if tool_format == "llama3" else "arguments"
+def _call(function: Mapping[str, Any], syntax: Syntax | None) -> Mapping[str, Any]:
     parameters = function.get("parameters") or {"type": "object"}
-    fields = {"name": {"const": function["name"]}, arguments: _referring(parameters, f"#/properties/{arguments}", "tools")}
-    schema = {"type": "object", "properties": fields, "required": list(fields), "additionalProperties": False}
+    if syntax is None or syntax.kind not in ("json", "object"):
+        raise Refusal("the agent's model writes tool calls in a form that cannot be forced; use tool_choice=auto", param="tool_choice")
+    begin = syntax.before + syntax.begin
+    if syntax.kind == "json":
+        name, arguments = syntax.keys.name or "name", syntax.keys.arguments
+        fields = {name: {"const": function["name"]}, arguments: _referring(parameters, f"#/properties/{arguments}", "tools")}
+        schema = {"type": "object", "properties": fields, "required": list(fields), "additionalProperties": False}
+    else:
+        holes = {NAME: function["name"], ID: "call00000", NUMBER: "0", ANYTHING: ""}
+        begin += "".join(holes.get(part, part) for part in syntax.header)
+        schema = _referring(parameters, "#", "tools")
     form = {"type": "json_schema", "json_schema": schema}
-    return {"type": "tag", "begin": "<tool_call>\n", "content": form, "end": "\n</tool_call>"} if tool_format == "hermes" else form
+    end = syntax.end + syntax.after
+    return {"type": "tag", "begin": begin, "content": form, "end": end} if begin else form
 
 
 def _referring(schema: Any, root: str, field: str) -> Any:

@@ -42,14 +42,14 @@ UNSUPPORTED: Mapping[str, tuple[Any, str]] = {
     "echo": (False, "; the answer is the reply alone"), "background": (False, ""), "conversation": (None, ""), "prompt": (None, ""),
     "previous_input_messages": ([], "; use input"),
 }  # fmt: skip
-# Fields for the records, the costs and the speed of a server.
+# Fields for the records, the costs and the speed of a server, and those that client libraries set in every request.
 HARMLESS = frozenset((
     "user", "store", "metadata", "safety_identifier", "service_tier", "prediction", "priority", "request_id", "session_id", "cache_salt",
-    "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "stream_interval",
+    "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "stream_interval", "include", "parallel_tool_calls",
 ))  # fmt: skip
 # All others have no effect. Of these, those with a value besides null, false, 0 and what is empty that asks for nothing; None: any asks.
 _SAME = {
-    "parallel_tool_calls": True, "skip_special_tokens": True, "spaces_between_special_tokens": True, "include_reasoning": True,
+    "skip_special_tokens": True, "spaces_between_special_tokens": True, "include_reasoning": True,
     "truncation": "disabled", "web_search_options": None,
 }  # fmt: skip
 _PARTS = {"text": ("format",), "stream_options": ("include_usage", "include_obfuscation")}  # what is read, or harmless, of objects
@@ -99,9 +99,6 @@ def without_effect(body: Mapping[str, Any], read: frozenset[str]) -> tuple[str, 
         parts = [part for message in messages if isinstance(message.get("content"), list) for part in message["content"]]
         objects = [*messages, *(part for part in parts if isinstance(part, dict))]
         found += dict.fromkeys(f"{name}.{key}" for one in objects for key in one if key not in _IN_MESSAGES and one[key])
-    tools = body.get("tools")
-    if isinstance(tools, list) and body.get("tool_choice") in (None, "auto") and any(map(_strict, tools)):
-        found.append("tools.strict")
     return tuple(found)
 
 
@@ -128,9 +125,3 @@ class Notices:
 
 def _asks(name: str, value: Any) -> bool:
     return value != _SAME[name] if name in _SAME and value is not None else bool(value)
-
-
-def _strict(tool: Any) -> bool:
-    """Return whether a tool asks for arguments that satisfy its schema, which only a forced call is sure to do."""
-    function = tool.get("function", tool) if isinstance(tool, dict) else None
-    return isinstance(function, dict) and bool(function.get("strict"))

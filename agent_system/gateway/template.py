@@ -13,7 +13,7 @@ from agent_system.rollout.binding import AgentBinding
 from agent_system.rollout.prompt import SpecialTokens
 from agent_system.rollout.remote import RemoteBinding
 from agent_system.rollout.tokens import Encoder, decode, special_tokens
-from agent_system.tools.formats import detect_format
+from agent_system.tools.formats import Syntax, syntaxes_of
 
 _REPLY = "REPLY7c1f"  # stands for a reply when the text after it is looked up
 _MESSAGES = re.compile(r"\bfor\s+(\w+)\s+in\s+\w*messages\b")
@@ -24,29 +24,38 @@ class Template:
 
     Attributes:
         binding: the policy.
+        chat: its chat template.
         viewer: reads messages for this template.
-        tool_format: how its model writes tool calls.
     """
 
     def __init__(self, binding: AgentBinding) -> None:
-        source = str(binding.template_kwargs.get("chat_template") or binding.tokenizer.chat_template)
-        self.binding = binding
-        self.tool_format = detect_format(source)
+        self.binding, self.chat = binding, binding.chat
         self._encoder = Encoder(binding.tokenizer)
-        self.viewer = Viewer(SpecialTokens(binding.tokenizer).cleaned, _reads_name(source), "tool_calls" in source)
-        self._knows_tools = "tools" in source
+        clean = SpecialTokens(binding.tokenizer, self.chat.structure).cleaned
+        self.viewer = Viewer(clean, _reads_name(self.chat.source), self.chat.calls is not None, self.chat.call_id)
+
+    @property
+    def syntaxes(self) -> tuple[Syntax, ...]:
+        """How its model writes tool calls."""
+        return self.chat.syntaxes
+
+    @property
+    def most_calls(self) -> int | None:
+        """The largest number of calls in one reply that the template can show; None for any number."""
+        return 1 if self.chat.calls is not None and self.chat.calls.most == 1 else None
 
     def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], prompt: bool = True) -> str:
         """Return the text of a conversation; with `prompt` the beginning of a reply follows. Raise Refusal if it cannot be shown."""
-        if tools and not self._knows_tools:
+        if tools and not self.chat.shows_tools:
             raise Refusal(f"the chat template of {self.binding.agent_id!r} shows no tools; describe them in a message", param="tools")
+        if tools and not self.syntaxes:
+            raise Refusal(
+                f"the tool calls that the chat template of {self.binding.agent_id!r} shows cannot be read; set "
+                "data.apply_chat_template_kwargs.chat_template to another one, or describe the tools in a message",
+                param="tools",
+            )
         try:
-            return str(
-                self.binding.tokenizer.apply_chat_template(
-                    [dict(message) for message in messages], tools=list(tools) or None, tokenize=False, add_generation_prompt=prompt,
-                    **self.binding.template_kwargs,
-                )
-            )  # fmt: skip
+            return self.chat.render(messages, tools, prompt)
         except Exception as error:  # whatever a template raises for an order of roles that it does not know
             raise Refusal(
                 f"the chat template of {self.binding.agent_id!r} cannot show these messages: {error}", param="messages"
@@ -79,6 +88,12 @@ class Template:
         """Return the text of tokens, special ones included."""
         return decode(self.binding.tokenizer, tokens, special=True)
 
+    def with_sampled_ids(self, earlier: Sequence[Mapping[str, Any]], added: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        """Return new messages whose results name the calls by the ids that the model gave them."""
+        calls = [call for message in earlier for call in message.get("tool_calls") or ()]
+        ids = {self.chat.call_id(call["function"]["name"], place): call["id"] for place, call in enumerate(calls)}
+        return [{**m, "tool_call_id": ids.get(m["tool_call_id"], m["tool_call_id"])} if m.get("tool_call_id") else m for m in added]
+
     def ends(self, token: int) -> bool:
         """Return whether a sampled token ends a message."""
         return token in self.binding.sampling.stop_token_ids or (self.end is not None and token == self.end[1])
@@ -104,11 +119,16 @@ class NoTemplate:
     """As `Template`, for an agent behind an API, whose server gets the messages themselves."""
 
     end: tuple[str, int] | None = None
-    tool_format = "hermes"
+    syntaxes = syntaxes_of("hermes")
+    most_calls: int | None = None
 
     def __init__(self, binding: RemoteBinding) -> None:
         self.binding = binding
         self.viewer = Viewer(lambda text: text, False, False)
+
+    def with_sampled_ids(self, earlier: Sequence[Mapping[str, Any]], added: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        """Return new messages as they are."""
+        return list(added)
 
     def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], prompt: bool = True) -> str:
         """Return the messages as text, for trajectories. Raise Refusal for tools."""

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from itertools import groupby
 from typing import Any
 
 from agent_system.gateway.errors import Refusal
@@ -23,12 +24,17 @@ class View:
     Attributes:
         message: what the template gets: `role`, `content`, and where there are any `tool_calls`, `tool_call_id` and `name`.
         key: a hash, equal for messages that say the same; the thinking of an assistant's message is left aside.
-        calls: number of its tool calls.
+        call_list: its tool calls.
     """
 
     message: Mapping[str, Any]
     key: bytes
-    calls: int = 0
+    call_list: Sequence[Mapping[str, Any]] = ()
+
+    @property
+    def calls(self) -> int:
+        """Number of its tool calls."""
+        return len(self.call_list)
 
     @property
     def role(self) -> str:
@@ -43,15 +49,19 @@ class Viewer:
     the conversation, because libraries invent their own.
     """
 
-    def __init__(self, clean: Callable[[str], str], reads_name: bool, reads_calls: bool) -> None:
+    def __init__(
+        self, clean: Callable[[str], str], reads_name: bool, reads_calls: bool, call_id: Callable[[str, int], str] | None = None
+    ) -> None:
         """Set what the template reads.
 
         Args:
             clean: takes special tokens out of a text.
             reads_name: the template shows `message.name`.
             reads_calls: it shows `message.tool_calls`; for one that does not, calls are put into the text.
+            call_id: makes the id of a call from its name and its place in the conversation.
         """
         self._clean, self._reads_name, self._reads_calls = clean, reads_name, reads_calls
+        self._call_id = call_id or (lambda name, place: f"call{place:05d}")
 
     def views(self, messages: Sequence[Any]) -> list[View]:
         """Return the views of a request's messages. Raise Refusal naming the message that cannot be read."""
@@ -59,7 +69,7 @@ class Viewer:
             raise Refusal(f"messages has {len(messages)} entries; at most {MOST_MESSAGES} are read", param="messages")
         calls = _Calls()
         try:
-            return [self._view(message, f"messages[{place}]", calls) for place, message in enumerate(messages)]
+            return _in_order([self._view(message, f"messages[{place}]", calls) for place, message in enumerate(messages)])
         except RecursionError as error:
             raise Refusal("the arguments of a tool call are nested too deep", param="messages") from error
 
@@ -86,8 +96,10 @@ class Viewer:
             view["name"] = self.clean(message["name"])
         calls = self._calls(message.get("tool_calls"), where, seen) if role == "assistant" else []
         if role == "tool":
-            view["tool_call_id"] = seen.numbers.get(str(message.get("tool_call_id")), "")
-        return View(view | self.shown_calls(view["content"], calls), _key(view, calls), len(calls))
+            view["tool_call_id"], name = seen.numbers.get(str(message.get("tool_call_id")), ("", ""))
+            if name:
+                view["name"] = name
+        return View(view | self.shown_calls(view["content"], calls), _key(view, calls), calls)
 
     def reply(self, content: str, thought: str, calls: Sequence[Mapping[str, Any]], before: int) -> tuple[View, dict[str, Any]]:
         """Return the view of a reply, equal to that of the message with which a client echoes it, and the message with its thinking.
@@ -95,14 +107,15 @@ class Viewer:
         Args:
             content: its text without thinking and calls.
             thought: its text with the thinking as sampled, without calls.
-            calls: its tool calls: `name`, `arguments`.
+            calls: its tool calls: `name`, `arguments`, and the `id` that the model gave, or an empty one.
             before: number of tool calls in the conversation before it.
         """
         cleaned = self.clean_json(list(calls))
-        numbered = [_call(call_number(before + i), call["name"], call["arguments"]) for i, call in enumerate(cleaned)]
+        numbered = [_call(self._call_id(call["name"], before + i), call["name"], call["arguments"]) for i, call in enumerate(cleaned)]
+        sampled = [{**call, "id": own["id"] or call["id"]} for call, own in zip(numbered, cleaned, strict=True)]
         view = {"role": "assistant", "content": strip_thinking(self.clean(content))}
-        whole = view | self.shown_calls(self.clean(thought), numbered)
-        return View(view | self.shown_calls(view["content"], numbered), _key(view, numbered), len(numbered)), whole
+        whole = view | self.shown_calls(self.clean(thought), sampled)
+        return View(view | self.shown_calls(view["content"], numbered), _key(view, numbered), numbered), whole
 
     def shown_calls(self, content: str, calls: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Return the content and the tool calls of a message, for this template."""
@@ -118,23 +131,34 @@ class Viewer:
             function = call.get("function") if isinstance(call, dict) else None
             if not isinstance(function, dict) or not isinstance(function.get("name"), str):
                 raise Refusal(f"{where}.tool_calls[{place}] must be a function call with a name", param=where)
-            number = seen.numbers[str(call.get("id"))] = call_number(seen.count)
+            name = self.clean(function["name"])
+            number = self._call_id(name, seen.count)
+            seen.numbers[str(call.get("id"))] = (number, name)
             seen.count += 1
-            calls.append(_call(number, self.clean(function["name"]), self.clean_json(_arguments(function.get("arguments")))))
+            calls.append(_call(number, name, self.clean_json(_arguments(function.get("arguments")))))
         return calls
 
 
 @dataclass
 class _Calls:
-    """Tool calls of a conversation so far: how many, and the number of each id."""
+    """Tool calls of a conversation so far: how many, and the number and the tool of each id."""
 
     count: int = 0
-    numbers: dict[str, str] = field(default_factory=dict)
+    numbers: dict[str, tuple[str, str]] = field(default_factory=dict)
 
 
-def call_number(place: int) -> str:
-    """Return the id of a tool call by its place in the conversation: nine letters and digits, as some templates want."""
-    return f"call{place:05d}"
+def _in_order(views: list[View]) -> list[View]:
+    """Return the views with the results of a reply's calls in the order of the calls: templates show them by their place."""
+    ordered: list[View] = []
+    places: dict[str, int] = {}
+    for is_result, group in groupby(views, key=lambda view: view.role == "tool"):
+        members = list(group)
+        if is_result:
+            members.sort(key=lambda view: places.get(str(view.message["tool_call_id"]), len(places)))
+        else:
+            places = {call["id"]: place for place, call in enumerate(members[-1].call_list)}
+        ordered += members
+    return ordered
 
 
 def _key(view: Mapping[str, Any], calls: Sequence[Mapping[str, Any]]) -> bytes:

@@ -245,9 +245,9 @@ def _judge_binding(
     if row is None:
         return RemoteBinding(REWARD_MODEL, REWARD_MODEL, _reward_endpoint(config), sampling, sampling)
     tokenizer = tokenizers[row.wg_id]
-    sampling = replace(sampling, stop_token_ids=stop_token_ids(str(row.config.model.path), tokenizer))
-    names = (REWARD_MODEL, row.policy_id, row.wg_id)
     template_kwargs = config.data.apply_chat_template_kwargs
+    sampling = replace(sampling, stop_token_ids=stop_token_ids(str(row.config.model.path), tokenizer, template_kwargs))
+    names = (REWARD_MODEL, row.policy_id, row.wg_id)
     return AgentBinding(*names, clients[row.wg_id], tokenizer, sampling, sampling, settings.max_length, None, template_kwargs, False)
 
 
@@ -280,7 +280,7 @@ def build_collector(
     structured = {group.wg_id for group in placement.groups if group.config.rollout.structured_outputs}
     for agent_id, row in policy_rows(config, placement).items():
         tokenizer = tokenizers[row.wg_id]
-        stop = stop_token_ids(str(row.config.model.path), tokenizer)
+        stop = stop_token_ids(str(row.config.model.path), tokenizer, config.data.apply_chat_template_kwargs)
         found[agent_id] = AgentBinding(
             agent_id=agent_id,
             policy_id=row.policy_id,

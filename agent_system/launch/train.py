@@ -97,12 +97,17 @@ def main(cfg: DictConfig) -> None:
     entry(run)(cfg)
 
 
+def log_to_terminal() -> None:
+    """Write this project's messages from INFO on, and those of libraries from WARNING on: frameworks of teams log every request."""
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    for package in ("agent_system", "verl", "recipe"):
+        logging.getLogger(package).setLevel(logging.INFO)
+
+
 def cli() -> None:
     """Run the command line: `main`, with Hydra's errors about keys and values reported in one line."""
     os.environ["HYDRA_FULL_ERROR"] = "1"
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
-    for library in ("httpx", "httpx2"):  # the clients of programs, which log every request
-        logging.getLogger(library).setLevel(logging.WARNING)
+    log_to_terminal()
     given = sys.argv[1:]
     with report_config_errors(given):
         command = prepare(given)

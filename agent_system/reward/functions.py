@@ -14,7 +14,7 @@ from typing import Any
 from agent_system.errors import AgentSystemError
 from agent_system.record import NUMBERS, EpisodeRecord
 from agent_system.registry import RewardManagerRegistry
-from agent_system.reward.manager import Reward, RewardManager
+from agent_system.reward.manager import Reward, RewardManager, number
 from verl.trainer.config.reward import AUTO, RewardConfig
 from verl.utils.names import did_you_mean
 
@@ -76,7 +76,8 @@ class NaiveRewardManager(RewardManager):
             return super().read(found)
         if "score" not in found:
             raise AgentSystemError(f"compute_score returned a mapping without 'score'; it has {sorted(map(str, found))}")
-        return Reward(found["score"], {k: float(v) for k, v in found.items() if k != "score" and isinstance(v, NUMBERS)})
+        score = number(found["score"], "compute_score, under 'score',")
+        return Reward(score, {k: float(v) for k, v in found.items() if k != "score" and isinstance(v, NUMBERS)})
 
 
 @RewardManagerRegistry.register("naive_action")

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from agent_system.errors import AgentSystemError
 from agent_system.record import EpisodeRecord
 
 
@@ -50,11 +51,22 @@ class RewardManager(ABC):
     def score(self, episode: EpisodeRecord) -> Any:
         """Return the team reward, a mapping of local rewards (see `Reward.local`) or a `Reward`; may be `async def`.
 
-        A plain method runs in a thread. An error, or no result within `reward.timeout_s`, costs the episode.
+        None is an error; `Reward()` keeps the environment's reward. A plain method runs in a thread. An error,
+        or no result within `reward.timeout_s`, costs the episode.
         """
 
     def read(self, found: Any) -> Reward:
-        """Return what `score` returned as a `Reward`."""
+        """Return what `score` returned as a `Reward`. Raise AgentSystemError for None."""
         if isinstance(found, Reward):
             return found
-        return Reward(local=found) if isinstance(found, Mapping) else Reward(found)
+        return Reward(local=found) if isinstance(found, Mapping) else Reward(number(found, "the reward manager"))
+
+
+def number(found: Any, where: str) -> Any:
+    """Return what a function gave as a reward. Raise AgentSystemError for None, which a function without `return` gives too.
+
+    Whether it is a finite number is checked where it is used.
+    """
+    if found is None:
+        raise AgentSystemError(f"{where} gave None as a reward; return a number, or Reward() to keep the environment's")
+    return found

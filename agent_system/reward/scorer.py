@@ -15,7 +15,7 @@ import numpy as np
 from agent_system.errors import AgentSystemError
 from agent_system.record import EpisodeRecord, Sample, finite
 from agent_system.reward.functions import build_manager, checked, load_function
-from agent_system.reward.manager import Reward
+from agent_system.reward.manager import Reward, number
 from agent_system.reward.model import ReplyScorer, with_call_scores
 from agent_system.reward.tokens import Prefix, token_rewards
 from agent_system.threads import DaemonExecutor, run_plain
@@ -144,7 +144,7 @@ def _of_call(found: Any, where: str) -> Reward:
     if isinstance(found, Mapping):
         terms = _terms(found, where)
         return Reward(sum(terms.values()), terms)
-    reward = found if isinstance(found, Reward) else Reward(found)
+    reward = found if isinstance(found, Reward) else Reward(number(found, where))
     if reward.local:
         raise AgentSystemError(f"{where} gave Reward.local, but it is called for one call, whose reward is Reward.value")
     return reward
@@ -180,7 +180,7 @@ def _of_generations(
     paid: dict[int, list[Reward]] = {i: [] for i in range(len(samples))}
     for place, value in reward.local.items():
         for i in _calls_of(samples, place):
-            paid[i].append(Reward(value))
+            paid[i].append(Reward(number(value, f"the reward manager, for {place!r},")))
     last = {(s.turn, s.call): i for i, s in enumerate(samples) if s.final_call is None}
     given, sums = [], dict[tuple[int, bool], Sample]()
     for i, sample in enumerate(samples):

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from agent_system.rollout.chat_template import ChatTemplate
 from agent_system.rollout.prompt import Prompt
 from agent_system.rollout.tokens import decode
 from verl.protocol.generate import GenerateRequest, Generation, RolloutClient, SamplingParams
@@ -73,6 +74,11 @@ class AgentBinding:
         count = bisect_left(range(count), True, key=contains_stop)
         return replace(reply.first(count), stop_reason="stop")
 
-    def text_of(self, generation: Generation) -> str:
-        """Return the reply as text, special tokens left out."""
-        return decode(self.tokenizer, generation.token_ids)
+    @cached_property
+    def chat(self) -> ChatTemplate:
+        """The policy's chat template."""
+        return ChatTemplate(self.tokenizer, self.template_kwargs)
+
+    def text_of(self, generation: Generation, prompt: str = "") -> str:
+        """Return the reply to a prompt as text, without the tokens around it; see `ChatTemplate.text_of`."""
+        return self.chat.text_of(generation.token_ids, prompt)

@@ -94,7 +94,7 @@ class Reply:
 
     Attributes:
         generation: the engine's output.
-        text: the reply as text, special tokens left out.
+        text: the reply as text, see `ChatTemplate.text_of`.
         projection: result of the agent's projection.
         agent: the agent after the projection: a copy, if it has state.
     """
@@ -151,7 +151,7 @@ class Call:
 
     def read(self, generation: Generation) -> Reply:
         """Decode and project one reply. The state of the call's agent does not change: a copy projects."""
-        text = self.runtime.binding.text_of(generation)
+        text = self.runtime.binding.text_of(generation, self.prompt.text)
         agent = self.runtime.agent.fork()
         return Reply(generation, text, agent.project(text), agent)
 

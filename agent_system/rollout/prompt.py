@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import copy
 import logging
+import marshal
 import re
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from agent_system.agent import BaseAgent, Entry, Message
 from agent_system.errors import AgentSystemError
 from agent_system.memory import Memory
+from agent_system.rollout.chat_template import ChatTemplate
 from agent_system.rollout.tokens import Encoder, encode_all, special_tokens
 
 logger = logging.getLogger(__name__)
 CACHED_PROMPTS = 4096
+VALUES_ONLY = 2  # version of `marshal` that writes equal values as equal bytes: later ones write which objects are the same
 
 
 class PromptTooLongError(RuntimeError):
@@ -41,17 +44,25 @@ class Prompt:
 
 
 class SpecialTokens:
-    """The special tokens of a tokenizer, as text."""
+    """The special tokens of a tokenizer, and other tokens around messages, as text."""
 
-    def __init__(self, tokenizer: Any) -> None:
-        special = special_tokens(tokenizer)
+    def __init__(self, tokenizer: Any, others: Collection[str] = ()) -> None:
+        special = sorted({*special_tokens(tokenizer), *others}, key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, special))) if special else None
 
     def removed(self, messages: list[Message]) -> list[Message]:
-        """Return the messages without special tokens in their contents: a reply with "<|im_end|>" must not end another's message."""
+        """Return the messages without special tokens in their texts: a reply with "<|im_end|>" must not end another's message."""
         if self._pattern is None:
             return messages
-        return [{**m, "content": self.cleaned(m["content"])} for m in messages]
+        return [{name: self._cleaned(value) for name, value in message.items()} for message in messages]
+
+    def _cleaned(self, value: Any) -> Any:
+        """Return a field of a message without special tokens in any of its texts, names of arguments included."""
+        if isinstance(value, str):
+            return self.cleaned(value)
+        if isinstance(value, dict):
+            return {self._cleaned(name): self._cleaned(item) for name, item in value.items()}
+        return [self._cleaned(item) for item in value] if isinstance(value, list) else value
 
     def cleaned(self, text: str) -> str:
         """Return a text without special tokens. A token that forms where another one was taken out is replaced by a blank."""
@@ -99,18 +110,19 @@ class PromptBuilder:
         Raises:
             AgentSystemError: the tokenizer has no chat template.
         """
-        if not tokenizer.chat_template:
+        self.chat = ChatTemplate(tokenizer, template_kwargs)
+        if not self.chat.source:
             raise AgentSystemError(
                 f"the tokenizer of {agent.agent_id!r} ({tokenizer.name_or_path or type(tokenizer).__name__}) has no chat template; "
-                "use an instruction-tuned model, or set tokenizer.chat_template"
+                "use an instruction-tuned model, or set data.apply_chat_template_kwargs.chat_template"
             )
         self.agent = agent
         self.tokenizer = tokenizer
         self.max_prompt_length, self._length_key = max_prompt_length, length_key
         self.template_kwargs = dict(template_kwargs or {})
-        self._special = SpecialTokens(tokenizer)
+        self._special = SpecialTokens(tokenizer, self.chat.structure)
         self._encoder = encoder or Encoder(tokenizer)
-        self._cache: OrderedDict[tuple[Any, ...], Prompt] = OrderedDict()
+        self._cache: OrderedDict[bytes, Prompt] = OrderedDict()
 
     def of(self, agent: BaseAgent) -> PromptBuilder:
         """Return the builder of another state of the agent; both have one cache."""
@@ -192,21 +204,25 @@ class PromptBuilder:
     def _tokenize(self, messages: list[Message]) -> Prompt:
         messages = self._special.removed(messages)
         key = self._key(messages)
-        prompt = self._cache.get(key)
+        prompt = None if key is None else self._cache.get(key)
         if prompt is None:
             text = self._template(messages)
             prompt = Prompt(text, self._encoder.encode(text), messages=tuple(messages))
-            self._cache[key] = prompt
+            if key is not None:
+                self._cache[key] = prompt
             if len(self._cache) > CACHED_PROMPTS:
                 self._cache.popitem(last=False)
         return prompt
 
-    def _key(self, messages: list[Message]) -> tuple[Any, ...]:
-        """Return what a prompt depends on."""
-        return tuple((m["role"], m["content"]) for m in messages)
+    def _key(self, messages: list[Message]) -> bytes | None:
+        """Return what a prompt depends on: all that the template can see; None for values that only their own class can compare."""
+        try:
+            return marshal.dumps(messages, VALUES_ONLY)
+        except ValueError:
+            return None
 
     def _template(self, messages: list[Message]) -> str:
-        return str(self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **self.template_kwargs))
+        return self.chat.render(messages)
 
 
 def _shrinking(entries: Sequence[Entry], remembered: int) -> Iterator[tuple[Sequence[Entry], int]]:

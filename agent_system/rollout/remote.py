@@ -69,7 +69,7 @@ class RemoteBinding:
             raise errors[0]
         return [_generation(answer, sampling.stop) for answer in found]
 
-    def text_of(self, generation: Generation) -> str:
+    def text_of(self, generation: Generation, prompt: str = "") -> str:
         """Return the text of the reply."""
         assert isinstance(generation, RemoteGeneration)
         return generation.text

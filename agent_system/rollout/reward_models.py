@@ -105,7 +105,7 @@ class Judge:
             (reply,) = await self._binding.replies(prompt, sampling, 1, seed, f"judge/{digest}", priority)
             if reply.stop_reason == "abort":
                 raise RolloutError("the judge's reply was aborted")
-            text = self._binding.text_of(reply)
+            text = self._binding.text_of(reply, prompt.text)
             verdict = None if reply.stop_reason == "length" else read_verdict(text, *settings.score_range)
             if verdict is not None:
                 return verdict

@@ -10,14 +10,19 @@ from typing import Any
 
 from agent_system.agent import BaseAgent, Message
 from agent_system.errors import AgentSystemError
+from agent_system.projection import strip_thinking, thoughts
 from agent_system.rollout.call import Call, Reply
+from agent_system.rollout.chat_template import whole_marks
 from agent_system.rollout.prompt import Prompt, PromptBuilder
 from agent_system.rollout.remote import RemoteBinding
 from agent_system.rollout.seeds import stable_seed
 from agent_system.rollout.tokens import decode
 from agent_system.tools.agent import ToolAgent, ToolUse
-from agent_system.tools.formats import detect_format, read_calls
+from agent_system.tools.formats import OfferedTools, ToolRequest, read_calls, split_calls, syntaxes_of
+from verl.protocol.generate import Generation
+from verl.protocol.turns import shared_start
 
+_LONGEST_OVERLAP = 64  # tokens
 _REPLY = "REPLY7c1f"  # stands for the reply when the text around it is looked up
 
 
@@ -25,21 +30,23 @@ class ToolPromptBuilder(PromptBuilder):
     """Builds the prompts of a `ToolAgent`.
 
     Attributes:
-        tool_format: the agent's, or the one that the chat template asks for.
+        syntaxes: how its model writes calls: by the agent's format, or as the chat template shows them.
     """
 
     agent: ToolAgent
 
     def __init__(self, agent: ToolAgent, tokenizer: Any, *args: Any) -> None:
         super().__init__(agent, tokenizer, *args)
-        template = str(tokenizer.chat_template)
-        self._native = "tools" in template
-        self.tool_format = detect_format(template) if agent.tool_format == "auto" else agent.tool_format
-        if not self._native and self.tool_format != "hermes":
+        self._native = self.chat.shows_tools
+        if not self._native and agent.tool_format not in ("auto", "hermes"):
             raise AgentSystemError(
-                f"the chat template of {agent.agent_id!r} has no `tools`, so describe_tools() asks for <tool_call>; "
-                f"use tool_format=hermes (or auto), found {self.tool_format!r}"
+                f"the chat template of {agent.agent_id!r} shows no tools, so describe_tools() asks for <tool_call>; "
+                f"use tool_format=hermes (or auto), found {agent.tool_format!r}"
             )
+        if agent.tool_format != "auto":
+            self.syntaxes = syntaxes_of(agent.tool_format)
+        else:
+            self.syntaxes = self.chat.checked_syntaxes(agent.agent_id) if self._native else syntaxes_of("hermes")
 
     def of(self, agent: BaseAgent) -> PromptBuilder:
         """Return the builder of another state of the agent, without tools for a summary."""
@@ -54,43 +61,115 @@ class ToolPromptBuilder(PromptBuilder):
             return ""
         return json.dumps(self.agent.schemas) if self._native else self.agent.describe_tools()
 
-    def following(self, prompt: Prompt, reply: Reply, results: Sequence[Message], same_tools: bool = True) -> tuple[Prompt | None, bool]:
+    def requests_of(self, text: str, earlier: int) -> list[ToolRequest]:
+        """Return the tool calls of a reply, each with an id.
+
+        Args:
+            text: the reply.
+            earlier: number of calls in the conversation before it.
+        """
+        found = read_calls(text, self.syntaxes, OfferedTools.of(self.agent.schemas))
+        return [r if r.id else replace(r, id=self.chat.call_id(r.name, earlier + i)) for i, r in enumerate(found)]
+
+    def following(
+        self, prompt: Prompt, reply: Reply, requests: Sequence[ToolRequest], results: Sequence[Message], same_tools: bool = True
+    ) -> tuple[Prompt | None, bool]:
         """Return the prompt after a reply and its tool results, and whether it was rendered anew.
 
         The prompt is the last prompt's ids, the sampled ids, and the ids of the text that the template puts after a reply. If the template
         would show the reply without a part of it (such as its thinking), or the agent has changed its tools, the whole conversation is
         rendered anew. It is None when it is longer than `max_prompt_length`.
+
+        Raises:
+            AgentSystemError: the template cannot show the calls and their results.
         """
-        messages = self._special.removed([*prompt.messages, {"role": "assistant", "content": reply.text}, *results])
-        whole = self._template(messages)
-        at = len(prompt.messages)
-        around = self._template([*messages[:at], {"role": "assistant", "content": _REPLY}, *messages[at + 1 :]])
-        exact = same_tools and "".join(reply.text.split()) in "".join(whole.split()) and around.count(_REPLY) == 1
-        if exact:
-            sampled = reply.generation.token_ids
-            rest = self._encoder.encode(around.partition(_REPLY)[2])
-            if self._is_special(sampled[-1]) and self._is_special(rest[0]):  # the reply's own end of message stands for the template's
-                rest = rest[1:]
+        said, answers = self._messages(reply, requests, results)
+        messages = [*prompt.messages, said, *answers]
+        whole = self._shown(messages)
+        tail = self._tail(prompt, messages, whole) if same_tools else None
+        if tail is not None:
+            sampled, rest = self._joined(reply.generation, tail)
             text = prompt.text + decode(self.tokenizer, (*sampled, *rest), special=True)
             following = Prompt(text, (*prompt.ids, *sampled, *rest), prompt.dropped, tuple(messages))
         else:
             following = Prompt(whole, self._encoder.encode(whole), prompt.dropped, tuple(messages))
-        return (following if len(following.ids) <= self.max_prompt_length else None), not exact
+        return (following if len(following.ids) <= self.max_prompt_length else None), tail is None
 
-    def _key(self, messages: list[Message]) -> tuple[Any, ...]:
-        return (self.shown_tools, *super()._key(messages))
+    def _messages(self, reply: Reply, requests: Sequence[ToolRequest], results: Sequence[Message]) -> tuple[Message, list[Message]]:
+        """Return a reply and the results of its calls as the template gets them."""
+        if not self._native or self.chat.calls is None:
+            said, *answers = self._special.removed([{"role": "assistant", "content": reply.text}, *results])
+            return said, answers
+        visible, _ = split_calls(reply.text, self.syntaxes, OfferedTools.of(self.agent.schemas))
+        inner = "\n\n".join(thoughts(reply.text))
+        content = f"<think>\n{inner}\n</think>\n\n{visible}" if inner else visible
+        shown = self.agent.named_calls(requests)
+        calls = [
+            {"id": r.id, "type": "function", "function": {"name": r.name, "arguments": self._clean_json(r.arguments or {})}} for r in shown
+        ]
+        named = [{**m, "name": r.name, "tool_call_id": r.id} for m, r in zip(results, shown, strict=True)]
+        said, *answers = self._special.removed([{"role": "assistant", "content": content, "tool_calls": calls}, *named])
+        return said, answers
 
-    def _is_special(self, token_id: int) -> bool:
-        return not decode(self.tokenizer, [token_id])
+    def _clean_json(self, value: Any) -> Any:
+        return json.loads(self._special.cleaned(json.dumps(value, ensure_ascii=False)))
+
+    def _shown(self, messages: list[Message]) -> str:
+        try:
+            return self._template(messages)
+        except Exception as error:  # whatever a template raises for messages that it does not show
+            raise AgentSystemError(
+                f"the chat template of {self.agent.agent_id!r} cannot show tool calls and their results: {error}; set "
+                "data.apply_chat_template_kwargs.chat_template to one that can, or use an agent without tools"
+            ) from error
+
+    def _tail(self, prompt: Prompt, messages: list[Message], whole: str) -> str | None:
+        """Return the text that the template puts after a reply; None if it would not show all of the reply."""
+        at = len(prompt.messages)
+        said = messages[at]
+        if "tool_calls" not in said:
+            around = self._shown([*messages[:at], {"role": "assistant", "content": _REPLY}, *messages[at + 1 :]])
+            is_shown = "".join(str(said["content"]).split()) in "".join(whole.split()) and around.count(_REPLY) == 1
+            return around.partition(_REPLY)[2] if is_shown else None
+        before = self._shown_alone(messages[: at + 1]).removesuffix(self.chat.after)
+        squeezed = "".join(before.split())
+        parts = [*thoughts(str(said["content"])), strip_thinking(str(said["content"]))]
+        if not all("".join(part.split()) in squeezed for part in parts):
+            return None
+        begin = len(whole_marks(shared_start(before, self._shown(messages[:at]))))
+        calls = before[self.chat.begin_of_calls(before, begin) :]
+        place = len(before) - len(calls) if whole.startswith(before) else whole.find(calls, begin)
+        if not calls or place < 0 or not all("".join(part.split()) in "".join(whole[: place + len(calls)].split()) for part in parts):
+            return None
+        return whole[place + self.chat.end_of_calls(calls) :]
+
+    def _joined(self, generation: Generation, tail: str) -> tuple[Sequence[int], Sequence[int]]:
+        """Return the sampled tokens and those of the text after them, without what is in both; another end of turn is left out."""
+        sampled = generation.token_ids
+        rest = self._encoder.encode(tail)
+        text = decode(self.tokenizer, sampled[-_LONGEST_OVERLAP:], special=True)
+        size = next((size for size in range(min(len(text), len(tail)), 0, -1) if text.endswith(tail[:size])), 0)
+        if not size:
+            other_end = generation.stop_reason == "stop" and len(sampled) > 1 and self.chat.ends_turn(sampled[-1])
+            return (sampled[:-1] if other_end else sampled), rest
+        both = self._encoder.encode(tail[:size])
+        return sampled, rest[len(both) :] if rest[: len(both)] == both else self._encoder.encode(tail[size:])
+
+    def _shown_alone(self, messages: list[Message]) -> str:
+        """Return the text of a conversation that ends with a reply."""
+        return self.chat.render(messages, self._tools() if self._native else (), prompt=False)
+
+    def _key(self, messages: list[Message]) -> bytes | None:
+        key = super()._key(messages)
+        return None if key is None else self.shown_tools.encode("utf-8", "surrogatepass") + b"\0" + key
+
+    def _tools(self) -> list[Any]:
+        return list(self._clean_json(self.agent.schemas))  # a server of others may write special tokens
 
     def _template(self, messages: list[Message]) -> str:
         if not self._native:
-            messages = self._described(messages)
-            return super()._template(messages)
-        tools = json.loads(self._special.cleaned(json.dumps(self.agent.schemas, ensure_ascii=False)))  # a server of others may write them
-        return str(
-            self.tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=True, **self.template_kwargs)
-        )
+            return super()._template(self._described(messages))
+        return self.chat.render(messages, self._tools())
 
     def _described(self, messages: list[Message]) -> list[Message]:
         """Return the messages for a template that knows no tools: their description in the system message, results in a user message."""
@@ -124,9 +203,10 @@ async def play_rounds(
     agent, prompts, seed = call.runtime.agent, call.runtime.prompts, call.seed
     assert isinstance(agent, ToolAgent) and isinstance(prompts, ToolPromptBuilder)
     restarted = False
+    earlier = 0
     for number in range(agent.max_rounds):
         reply, order = await reply_to(call)
-        requests = read_calls(reply.text, prompts.tool_format)
+        requests = prompts.requests_of(reply.text, earlier)
         if not requests or number + 1 == agent.max_rounds:
             keep(call, reply, order, ToolUse(number, len(requests), restarted=restarted, cut=bool(requests)))
             break
@@ -135,7 +215,8 @@ async def play_rounds(
         runtime, shown = call.runtime.of(reply.agent), prompts.shown_tools
         prompts = runtime.prompts
         assert isinstance(prompts, ToolPromptBuilder)
-        following, anew = prompts.following(call.prompt, reply, results, prompts.shown_tools == shown)
+        following, anew = prompts.following(call.prompt, reply, requests, results, prompts.shown_tools == shown)
+        earlier += len(requests)
         own = reply.projection
         action, valid = ("", True) if following else (own.action, own.valid)
         reply = replace(reply, projection=replace(own, action=action, valid=valid and not use.malformed))

@@ -5,11 +5,13 @@ A function call is sent as a wrapper program that runs the tested program and pr
 
 from __future__ import annotations
 
+import inspect
 import json
 import secrets
 from collections.abc import Mapping
 from typing import Any
 
+from agent_system.sandbox.jail import callee
 from agent_system.sandbox.job import Job
 from agent_system.sandbox.result import Reason, RunResult
 
@@ -17,29 +19,28 @@ PATH = "/run_code"
 SYNTAX_ERRORS = ("SyntaxError", "IndentationError", "TabError")
 # The wrapper is one function, so that the program finds only its own names in `__main__`.
 WRAPPER = """\
-def _run(source, call, mark):
+def _run(source, helpers, test, mark):
     import json, sys
+    sys.set_int_max_str_digits(0)
+    tools, test = {"__name__": "callee"}, json.loads(test)
+    exec(helpers, tools)
     main = sys.modules["__main__"].__dict__
     for name in [name for name in main if not name.startswith("__")]:
         del main[name]
-    exec(compile(source, "program.py", "exec"), main)
-    if call is None:
+    compiled = compile(source, "program.py", "exec")
+    if test.get("usual_names"):
+        tools["give_usual_names"](compiled, main)
+    if "function" in test:
+        tools["allow_deep_calls"]()
+    exec(compiled, main)
+    if "function" not in test:
         return
-    call = json.loads(call)
-    first, *rest = call["function"].split(".")
-    found = main[first]
-    for name in rest:
-        found = getattr(found() if isinstance(found, type) else found, name)
-    def plain(value):
-        if isinstance(value, (set, frozenset, range)) or hasattr(value, "popleft"):
-            return list(value)
-        if hasattr(value, "tolist"):
-            return value.tolist()
-        raise TypeError("a %s has no JSON form" % type(value).__name__)
-    value = json.dumps(found(*call["args"], **call["kwargs"]), default=plain)
+    function = tools["find_function"](main, test["function"])
+    value = json.dumps(function(*test["args"], **test["kwargs"]), default=tools["plain"])
     sys.stdout.flush()
     sys.stdout.write(mark + value)
 """
+HELPERS = inspect.getsource(callee)
 
 
 def request(job: Job, header: dict[str, Any], stdin: bytes) -> tuple[dict[str, Any], str]:
@@ -49,8 +50,8 @@ def request(job: Job, header: dict[str, Any], stdin: bytes) -> tuple[dict[str, A
     if header.get("mode") == "compile":
         code = f"compile({program!r}, 'program.py', 'exec')"
     elif header:
-        mark = f"\n{secrets.token_hex(16)}:"
-        code = f"{WRAPPER}\n_run({program!r}, {json.dumps(header)!r}, {mark!r})\n"
+        mark = f"\n{secrets.token_hex(16)}:" if "function" in header else ""
+        code = f"{WRAPPER}\n_run({program!r}, {HELPERS!r}, {json.dumps(header)!r}, {mark!r})\n"
     else:
         code = program
     limits = job.limits

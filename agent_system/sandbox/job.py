@@ -22,7 +22,8 @@ class FunctionCall:
     """A test by a function call.
 
     Attributes:
-        function: a name that the program defines, or `Class.method` (the class is instantiated without arguments).
+        function: a name that the program defines, or `Class.method` (the class is instantiated without arguments). A program without that
+            method may have a function of its name, one without the function a class `Solution` with that method.
         args: positional arguments, JSON-serializable.
         kwargs: keyword arguments, JSON-serializable.
         stdin: standard input of the program.
@@ -46,6 +47,7 @@ class Job:
         program: Python source, which may begin with a byte order mark.
         tests: one run each, in order.
         limits: limits of each run.
+        usual_names: define the names that judges of programming tasks import first, where the program mentions them.
         max_timeouts: after this many runs that ended with `timeout` or `cpu` the rest is `skipped`; 0 runs all.
         compile_only: check whether the program compiles, without running it.
         again: the sandbox has failed to run these tests before; they get a fresh worker.
@@ -55,6 +57,7 @@ class Job:
     program: str
     tests: Sequence[Test]
     limits: SandboxLimitsConfig
+    usual_names: bool = False
     max_timeouts: int = 0
     compile_only: bool = False
     again: bool = False
@@ -71,9 +74,9 @@ class Job:
             return _refused(f"a program of more than {MAX_PROGRAM_BYTES} bytes")
         if self.compile_only:
             return {"mode": "compile"}, b""
-        header: dict[str, Any] = {}
+        header: dict[str, Any] = {"usual_names": True} if self.usual_names else {}
         if isinstance(test, FunctionCall):
-            header = {"mode": "call", "function": test.function, "args": list(test.args), "kwargs": dict(test.kwargs)}
+            header |= {"mode": "call", "function": test.function, "args": list(test.args), "kwargs": dict(test.kwargs)}
             try:
                 size = len(json.dumps(header))
             except (TypeError, ValueError, RecursionError) as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -14,6 +15,10 @@ from agent_system.sandbox.jail.runner import REPORT, STOPPED
 from verl.trainer.config.sandbox import SandboxLimitsConfig
 
 MAX_NESTING = 200
+# Arguments and values of tests are integers of more digits than Python reads and writes by default; of this number it takes milliseconds.
+MAX_DIGITS = 20_000
+if 0 < sys.get_int_max_str_digits() < MAX_DIGITS:
+    sys.set_int_max_str_digits(MAX_DIGITS)
 
 
 class Reason(StrEnum):
@@ -90,7 +95,7 @@ class RunResult:
 
 
 def parse_json(text: str) -> Any:
-    """Parse JSON written by a program. Raise ValueError for text that is not JSON or is nested more than `MAX_NESTING` deep."""
+    """Parse JSON written by a program. Raise ValueError for other text, more than `MAX_NESTING` levels or `MAX_DIGITS` digits."""
     try:
         value = json.loads(text)
     except RecursionError as error:

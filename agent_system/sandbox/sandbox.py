@@ -43,20 +43,24 @@ class Sandbox(ABC):
             stdin: its standard input.
             limits: limits instead of `sandbox.limits`.
         """
-        return (await self.run_tests(program, [stdin], limits=limits))[0]
+        return (await self.run_tests(program, [stdin], limits=limits, usual_names=False))[0]
 
-    async def run_tests(self, program: str, tests: Sequence[Test], *, limits: SandboxLimitsConfig | None = None) -> list[RunResult]:
+    async def run_tests(
+        self, program: str, tests: Sequence[Test], *, limits: SandboxLimitsConfig | None = None, usual_names: bool = True
+    ) -> list[RunResult]:
         """Run a program once for every test, each in its own process and folder.
 
         Args:
             program: Python source.
             tests: text for stdin, or a `FunctionCall`.
+            usual_names: define `List`, `math`, `deque` and the like where the program mentions them without an import, as judges of
+                programming tasks do.
             limits: limits of each run, instead of `sandbox.limits`.
 
         Returns:
             The results in the order of the tests. The caller compares them with the expected output, which the program never sees.
         """
-        return await self._run(Job(program, list(tests), self._limits(limits), self.settings.max_timeouts))
+        return await self._run(Job(program, list(tests), self._limits(limits), usual_names, self.settings.max_timeouts))
 
     async def compile(self, program: str, *, limits: SandboxLimitsConfig | None = None) -> RunResult:
         """Compile a program without running it: `Reason.OK`, `Reason.COMPILE`, or a limit, since compiling can take arbitrarily long."""

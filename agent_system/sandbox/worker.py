@@ -23,7 +23,15 @@ FOLDER = Path(__file__).parent
 # The package `jail` is imported from the end of the path, which is then removed: its modules must not shadow Python's.
 BOOT = "import sys; sys.path.append(sys.argv[1]); from jail.main import main; sys.path.pop(); main()"
 # The environment has nothing of the trainer's, since a program can read it. Libraries are bound and hashes fixed once for all runs.
-ENVIRONMENT = {"PYTHONHASHSEED": "0", "LD_BIND_NOW": "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+# Integers of any length have a text, as where the programs of public data sets were accepted.
+ENVIRONMENT = {
+    "PYTHONHASHSEED": "0",
+    "PYTHONINTMAXSTRDIGITS": "0",
+    "LD_BIND_NOW": "1",
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+}
 START_TIMEOUT_S = 120.0
 # Time for an answer beyond the limit of its run, on a busy machine.
 GRACE_S = 20.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from agent_system.agent import BaseAgent, Message
@@ -52,7 +52,7 @@ class ToolAgent(BaseAgent):
             `McpServer`, for the tools of a server.
         max_rounds: maximum number of generations per call of the agent; the last one is the reply, also if it calls tools.
         max_calls: maximum number of tool calls in one reply; further ones are malformed.
-        tool_format: auto (by the chat template) | hermes | llama3 | json.
+        tool_format: auto (the one that the chat template's own rendering shows) or a name of `agent_system.tools.formats.FORMATS`.
         tool_timeout_s: time limit of one tool call in seconds, including the wait for a free process of the sandbox.
         max_tool_chars: longest result of a tool in a prompt, in characters; the rest is cut off.
     """
@@ -105,7 +105,14 @@ class ToolAgent(BaseAgent):
         kinds = [kind for kind, _ in done]
         malformed = kinds.count("malformed") + max(extra - 1, 0)
         use = ToolUse(number, len(requests), malformed, kinds.count("error"), kinds.count("timeout"))
-        return [{"role": "tool", "content": text} for _, text in done], use
+        answered = requests[: len(done)]
+        return [_result(text, request) for (_, text), request in zip(done, answered, strict=True)], use
+
+    def named_calls(self, requests: Sequence[ToolRequest]) -> list[ToolRequest]:
+        """Return the calls that get an answer, as a template can show them: a malformed one without arguments."""
+        shown = requests[: self.max_calls + 1]
+        name = next(iter(self.by_name))
+        return [r if r.is_readable and r.name else replace(r, name=r.name or name, arguments={}) for r in shown]
 
     async def _one(self, request: ToolRequest) -> tuple[str, str]:
         tool = self.by_name.get(request.name)
@@ -124,3 +131,9 @@ class ToolAgent(BaseAgent):
             return "timeout", f"error: {error}"
         rest = len(text) - self.max_tool_chars
         return "ok", text if rest <= 0 else f"{text[: self.max_tool_chars]} ... ({rest} more characters)"
+
+
+def _result(text: str, request: ToolRequest) -> Message:
+    """Return the message with the result of a call."""
+    named = {"name": request.name} if request.name else {}
+    return {"role": "tool", "content": text, **named, **({"tool_call_id": request.id} if request.id else {})}

@@ -98,15 +98,18 @@ class Connection:
         except MCPError as error:
             if error.code == CONNECTION_CLOSED or error.message == "Session terminated":
                 raise await self._end(error) from error
-            raise ToolError(str(error)) from error
+            data = getattr(error, "data", None)
+            raise ToolError(str(error) if data is None else f"{error}: {_as_json(data)}") from error
         except ValueError as error:  # a result that the protocol does not know
             raise ToolError(f"{type(error).__name__}: {error}") from error
         except Exception as error:  # of the transport
             raise await self._end(error) from error
-        texts = [getattr(block, "text", f"({block.type} that is not shown)") for block in result.content]
+        texts = [_shown(block) for block in result.content]
+        if not any(texts) and result.structured_content is not None:
+            texts = [_as_json(result.structured_content)]
         text = "\n".join(texts)[:LONGEST_RESULT].encode("utf-8", "replace").decode()
         if result.is_error:
-            raise ToolError(text)
+            raise ToolError(text or f"{name} reported an error without a cause")
         return text
 
     async def close(self) -> None:
@@ -267,6 +270,19 @@ def _schema(tool: Any) -> dict[str, Any]:
     """Return the OpenAI-style schema of a tool."""
     function = {"name": tool.name, "description": tool.description or "", "parameters": dict(tool.input_schema)}
     return {"type": "function", "function": function}
+
+
+def _shown(block: Any) -> str:
+    """Return the text of a block of a result, of a resource too; of others their kind, and their address if they have one."""
+    for source in (block, getattr(block, "resource", None)):
+        if isinstance(text := getattr(source, "text", None), str):
+            return text
+    uri = getattr(block, "uri", None) or getattr(getattr(block, "resource", None), "uri", None)
+    return f"({block.type} {uri})" if uri else f"({block.type} that is not shown)"
+
+
+def _as_json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, default=str)
 
 
 def valid_json(value: Any) -> Any:

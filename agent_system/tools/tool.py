@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError, create_model
+from pydantic import BaseModel, ConfigDict, Field, PydanticUserError, ValidationError, create_model
 
 from agent_system.errors import AgentSystemError
 from agent_system.threads import DaemonExecutor
+from agent_system.tools.hints import SelfReferenceError, is_plain, readable, schema_of
 
 LONGEST_MESSAGE = 300
 MOST_THREADS = 256  # a call that never returns keeps its thread
@@ -57,7 +58,7 @@ class Tool:
 
     def validate(self, arguments: Any) -> dict[str, Any]:
         """Return the arguments converted to the types of the signature. Raise ToolInputError if they do not fit."""
-        known = self.arguments.model_fields
+        known = {str(field.alias): name for name, field in self.arguments.model_fields.items()}
         if not isinstance(arguments, dict):
             raise ToolInputError(f"the arguments of {self.name} must be a JSON object with {', '.join(known) or 'no keys'}")
         unknown = [key for key in arguments if key not in known]
@@ -69,7 +70,7 @@ class Tool:
             found = error.errors(include_url=False, include_input=False) if isinstance(error, ValidationError) else []
             causes = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in found[:3]) or "nested too deep"
             raise ToolInputError(cut(f"wrong arguments of {self.name}: {causes}")) from error
-        return {name: getattr(valid, name) for name in known}
+        return {name: getattr(valid, field) for name, field in known.items()}
 
     async def call(self, arguments: Mapping[str, Any], limit_s: float) -> str:
         """Run the tool and return its result as text; a result that is not text is written as JSON.
@@ -112,23 +113,50 @@ def make_tool(function: Callable[..., Any]) -> Tool:
 
     name = getattr(function, "__name__", type(function).__name__)
     try:
-        schema = get_json_schema(function)
+        hints = typing.get_type_hints(function)
+        special = {argument: hint for argument, hint in hints.items() if argument != "return" and not is_plain(hint)}
+        schema = get_json_schema(_described(function, hints | dict.fromkeys(special, dict)) if special else function)
     except Exception as error:  # transformers raises its own errors, whose classes differ between versions
         raise AgentSystemError(
             f"tool {name!r} has no JSON schema: {error}; it needs a type for every argument and a docstring in Google style with `Args:`"
         ) from error
-    return _tool_of(name, schema, function)
+    tool = _tool_of(name, schema, function)
+    properties = schema["function"]["parameters"].get("properties", {})
+    for argument in special.keys() & properties.keys():
+        described = schema_of(special[argument], f"tool {name!r}, argument {argument!r}")
+        properties[argument] = described | {"description": properties[argument]["description"]}
+    return tool
+
+
+def _described(function: Callable[..., Any], hints: Mapping[str, Any]) -> Callable[..., Any]:
+    """Return a function with the same signature and description, and other types."""
+
+    def described() -> None: ...
+
+    signature = inspect.signature(function)
+    parameters = [one.replace(annotation=hints.get(one.name, one.annotation)) for one in signature.parameters.values()]
+    described.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    described.__annotations__ = {one.name: one.annotation for one in parameters if one.annotation is not one.empty}
+    described.__doc__ = function.__doc__
+    described.__name__ = getattr(function, "__name__", type(function).__name__)
+    return described
 
 
 def _tool_of(name: str, schema: Mapping[str, Any], function: Callable[..., Any]) -> Tool:
     """Return the tool of a function with its schema. Raise AgentSystemError for an argument of a kind that JSON cannot fill."""
-    hints = typing.get_type_hints(function)
+    hints = typing.get_type_hints(function, include_extras=True)
     fields: dict[str, Any] = {}
-    for argument in inspect.signature(function).parameters.values():
-        if argument.kind not in (argument.POSITIONAL_OR_KEYWORD, argument.KEYWORD_ONLY):
-            raise AgentSystemError(f"tool {name!r} has the argument {argument}; a model can only fill named arguments")
-        fields[argument.name] = (hints[argument.name], ... if argument.default is argument.empty else argument.default)
-    return Tool(name, schema, function, create_model(name, __config__=ConfigDict(extra="forbid"), **fields))
+    try:
+        for argument in inspect.signature(function).parameters.values():
+            if argument.kind not in (argument.POSITIONAL_OR_KEYWORD, argument.KEYWORD_ONLY):
+                raise AgentSystemError(f"tool {name!r} has the argument {argument}; a model can only fill named arguments")
+            default = ... if argument.default is argument.empty else argument.default
+            # Names of fields are not those of arguments, some of which pydantic does not take.
+            fields[f"argument_{len(fields)}"] = (readable(hints[argument.name]), Field(default, alias=argument.name))
+        arguments = create_model(name, __config__=ConfigDict(extra="forbid"), **fields)
+    except (PydanticUserError, SelfReferenceError) as error:
+        raise AgentSystemError(f"tool {name!r} has an argument that JSON cannot fill: {str(error).partition(chr(10))[0]}") from error
+    return Tool(name, schema, function, arguments)
 
 
 def _run(function: Callable[..., Any], arguments: dict[str, Any]) -> str:

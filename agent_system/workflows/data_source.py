@@ -5,29 +5,36 @@ r"""One question, one reply, graded by the `data_source` of its row as in verl's
 | data_source | answer | reward |
 |---|---|---|
 | `openai/gsm8k` | the last number after `####`, equal as text | 1 or 0 |
-| `lighteval/MATH`, `DigitalLearningGmbH/MATH-lighteval`, `HuggingFaceH4/MATH-500`, `numina_*` | the last `\boxed{}` | 1 or 0 |
+| `lighteval/MATH`, `DigitalLearningGmbH/MATH-lighteval`, `HuggingFaceH4/MATH-500`, `numina_*` | the last box | 1 or 0 |
 | `math_dapo`, `math`, `math_dapo_reasoning`, `aime*` | the last line `Answer: ...`, without one the last `\boxed{}` | 1 or -1 |
 | `searchR1_*` | the last `<answer>` element, equal as normalised text to an accepted answer | 1 or 0 |
 | `codecontests`, `apps`, `codeforces`, `taco` | the last block of Python, without one the reply | the share of passed tests |
 
-Answers of the rows with `\boxed{}` are compared by the grader of the environment `math`. As in verl, `####` and `Answer:` are read in the
-last 300 characters of a reply, and the box instead of `Answer:` in the last 100. verl compares normalised texts where the grader compares
-values. A right answer with more than 10 tags has a quarter of the reward. Programs run in the sandbox, with
-`env.params.programs=true` alone, on tests in the form of the environment `code`; where one fails, verl counts the first 10.
+Boxes are `\boxed{}`, `\fbox{}` and `\boxed 5`; their answers are compared by the grader of the environment
+`math`. As in verl, `####` and `Answer:` are read in the last 300 characters of a reply, and the box instead
+of `Answer:` in the last 100. verl compares normalised texts where the grader compares values, so that a right
+answer in another spelling scores here alone, and one with another unit, base or list there alone; for
+`numina_*` it takes other texts where a reply has no box. A right answer with more than 10 tags has a quarter
+of the reward. Programs run in the sandbox, with `env.params.programs=true` alone, on tests in the form of the
+environment `code` or in verl's: the arguments of a call as JSON, one a line, and its result as JSON, which
+may be wrapped in a list of one. As in verl, the usual modules are imported before the program, and the
+function may be a method of a class `Solution`. Where a test fails, verl counts the first 10.
 """
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from agent_system.agent import BaseAgent, Message
 from agent_system.environment import BaseEnv, Observation, Outcome, Task
 from agent_system.errors import AgentSystemError
-from agent_system.projection import Projection, last_boxed, python_block, strip_thinking
+from agent_system.projection import Projection, last_boxed, program_of, strip_thinking
 from agent_system.registry import AgentRegistry, EnvRegistry
+from agent_system.sandbox.result import parse_json
 from agent_system.workflows.code.world.problem import Problem, read_ground_truth
 from agent_system.workflows.code.world.runs import check_program
 from agent_system.workflows.math.world.grade import grade, shared_pool
@@ -44,6 +51,15 @@ TAIL_CHARS, BOX_TAIL_CHARS = 300, 100
 MAX_ANSWER_TAGS, TOLERANCE = 10, 1e-6
 _HASHES = re.compile(r"#### (-?[0-9.,]+)")  # exactly one space, as in verl
 _ANSWER = re.compile(r"Answer\s*:\s*([^\n]+)", re.IGNORECASE)
+# Modules whose names verl's judge gives to every program; star imports come first, and builtins last of them.
+_MODULES = (
+    "string", "re", "datetime", "collections", "heapq", "bisect", "copy", "math", "random", "statistics", "itertools", "functools",
+    "operator", "io", "sys", "json",
+)  # fmt: skip
+_IMPORTS = [*(f"from {name} import *" for name in (*_MODULES, "builtins", "typing")), *(f"import {name}" for name in _MODULES)]
+IMPORTS = "; ".join(_IMPORTS) + "\n"
+_FUTURE = re.compile(r"^from __future__ import .*\n", re.MULTILINE)
+_SOLUTION = re.compile(r"^class Solution\b", re.MULTILINE)
 _ELEMENT = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 Grader = Callable[[str, Any], Awaitable[float]]  # of a reply and the ground truth; returns the reward
 
@@ -153,13 +169,52 @@ async def _element(reply: str, truth: Any) -> float:
 
 
 async def _program(reply: str, truth: Any) -> float:
-    reply = strip_thinking(reply)
-    program = python_block(reply).action if "```" in reply else reply
-    function, cases = read_ground_truth(truth)
+    program = program_of(reply)
+    function, cases = read_ground_truth(_from_verls_form(truth))
     if not program.strip():
         return 0.0
-    results = await check_program(program, cases, Problem(cases, function), TOLERANCE)
-    return sum(result.passed for result in results) / len(results)
+    if function and "." not in function and _SOLUTION.search(program):
+        function = f"Solution.{function}"
+    future = _FUTURE.findall(program)
+    program = "".join(future) + IMPORTS + _FUTURE.sub("", program)
+    passed = [result.passed for result in await check_program(program, cases, Problem(cases, function), TOLERANCE)]
+    wrapped = [i for i, case in enumerate(cases) if not passed[i] and function and isinstance(case.expected, list) and case.expected]
+    if wrapped:
+        inner = [replace(cases[i], expected=cases[i].expected[0]) for i in wrapped]
+        for i, result in zip(wrapped, await check_program(program, inner, Problem(tuple(inner), function), TOLERANCE), strict=True):
+            passed[i] = result.passed
+    return sum(passed) / len(passed)
+
+
+def _from_verls_form(truth: Any) -> Any:
+    """Return tests in the form of `read_ground_truth`: calls whose arguments and results are JSON text, numbers and lists of lines."""
+    found = parse_json(truth) if isinstance(truth, str) else truth
+    if not isinstance(found, Mapping) or not all(isinstance(found.get(key), Sequence) for key in ("inputs", "outputs")):
+        return found
+    if found.get("fn_name"):
+        inputs = [
+            [parse_json(line) for line in one.split("\n") if line.strip()] if isinstance(one, str) else one for one in found["inputs"]
+        ]
+        outputs = [_json_or_text(one) if isinstance(one, str) else one for one in found["outputs"]]
+    else:
+        inputs = [_lines(one) for one in found["inputs"]]
+        outputs = [_lines(one) for one in found["outputs"]]
+    return {**found, "inputs": inputs, "outputs": outputs}
+
+
+def _json_or_text(text: str) -> Any:
+    """Return the value of JSON; a text that is none is the expected text itself."""
+    try:
+        return parse_json(text)
+    except ValueError:
+        return text
+
+
+def _lines(one: Any) -> str:
+    """Return what a program reads or prints as text: lines of a list, the digits of a number."""
+    if isinstance(one, list):
+        return "\n".join(map(_lines, one))
+    return one if isinstance(one, str) else json.dumps(one)
 
 
 async def _equals(answer: str, truth: Any) -> bool:

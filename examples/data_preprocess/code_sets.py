@@ -17,11 +17,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from agent_system.errors import AgentSystemError
 from agent_system.sandbox import configure
 from agent_system.workflows.code.world.prepare import Preparation, prepare
 from agent_system.workflows.code.world.sets import SETS
 from verl.trainer.config.sandbox import SandboxConfig, SandboxLimitsConfig
 from verl.utils.dataset import DatasetError, read_rows, write_rows
+from verl.utils.dataset.conversion import run_script
 
 logger = logging.getLogger(__name__)
 
@@ -58,14 +60,17 @@ def main(argv: Sequence[str] | None = None) -> list[Path]:
     written = []
     for file in args.input:
         path = file.with_suffix("") if file.suffix == ".gz" else file
-        rows, counts = asyncio.run(prepare(args.set, read(file), path, preparation))
-        logger.info("%s: %s", file, ", ".join(f"{count} {what}" for what, count in sorted(counts.items()) if count) or "no rows")
+        first: dict[str, str] = {}
+        rows, counts = asyncio.run(prepare(args.set, read(file), path, preparation, first))
+        found = [
+            f"{count} {what}" + (f" (first: {first[what]})" if what in first else "") for what, count in sorted(counts.items()) if count
+        ]
         if not rows:
-            raise DatasetError(f"{file}: no row of {args.set} could be kept: {dict(counts)}")
+            raise DatasetError(f"{file}: no row of {args.set} could be kept: {'; '.join(found) or 'no rows'}")
+        logger.info("%s: %s", file, "; ".join(found))
         written.append(write_rows(rows, args.output / f"{path.stem}.parquet"))
     return written
 
 
 if __name__ == "__main__":
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
-    main()
+    run_script(main, AgentSystemError)

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import argparse
 import logging
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from agent_system.errors import AgentSystemError
 from agent_system.workflows.math.world.rows import make_row
-from verl.utils.dataset import DatasetError, read_rows, write_rows
+from verl.utils.dataset import read_rows, write_rows
+from verl.utils.dataset.conversion import Conversion, run_script
 
 logger = logging.getLogger(__name__)
 MARK = "####"
@@ -27,18 +28,25 @@ def final_answer(solution: str) -> str:
     return answer.strip().replace(",", "") if mark else ""
 
 
-def convert(file: Path) -> list[dict[str, Any]]:
-    """Return the rows of one file. Raises DatasetError, naming file and row, when a question or an answer is missing."""
-    rows = []
+def convert(file: Path, skip_incomplete: bool = False) -> list[dict[str, Any]]:
+    """Return the rows of one file.
+
+    Raises:
+        DatasetError: a question or an answer is missing, unless these rows are skipped; or no row is kept.
+    """
+    conversion = Conversion(str(file), skip_incomplete)
     for index, row in enumerate(read_rows(file)):
-        question, solution = str(row.get("question") or ""), str(row.get("answer") or "")
+        question = str(row.get("question") or "")
+        solution = str(row.get("answer") or "")
         answer = final_answer(solution)
         if not question.strip() or not answer:
-            raise DatasetError(f"{file}, row {index}: needs 'question' and an 'answer' that ends in '{MARK} <number>', found {row!r:.160}")
-        rows.append(
-            make_row(question, answer, data_source="openai/gsm8k", split=file.stem, index=index, question=question, answer=solution)
-        )
-    return rows
+            missing = "no answer" if question.strip() else "no question"
+            needs = f"needs 'question' and an 'answer' that ends in '{MARK} <number>', found {row!r:.160}"
+            conversion.lacks(index, missing, needs)
+            continue
+        extra = {"question": question, "answer": solution}
+        conversion.rows.append(make_row(question, answer, data_source="openai/gsm8k", split=file.stem, index=index, **extra))
+    return conversion.report()
 
 
 def main(argv: Sequence[str] | None = None) -> list[Path]:
@@ -46,18 +54,15 @@ def main(argv: Sequence[str] | None = None) -> list[Path]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--input", nargs="+", type=Path, required=True, help="GSM8K jsonl files; a file's name becomes its split")
     parser.add_argument("--output", type=Path, required=True, help="folder of the parquet files")
+    parser.add_argument("--skip-incomplete", action="store_true", help="drop rows without a question or an answer, and count them")
     args = parser.parse_args(argv)
     written = []
     for file in args.input:
-        rows = convert(file)
+        rows = convert(file, args.skip_incomplete)
         written.append(write_rows(rows, args.output / f"{file.stem}.parquet"))
         logger.info("%d rows: %s", len(rows), written[-1])
     return written
 
 
 if __name__ == "__main__":
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
-    try:
-        main()
-    except DatasetError as error:
-        sys.exit(f"error: {error}")
+    run_script(main, AgentSystemError)

@@ -17,8 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agent_system.workflows.math.world.rows import find_answer, make_row
+from agent_system.errors import AgentSystemError
+from agent_system.workflows.math.world.rows import find_answer, find_problem, make_row, names_no_answer
 from verl.utils.dataset import DatasetError, write_rows
+from verl.utils.dataset.conversion import Conversion, run_script
+from verl.utils.dataset.messages import parse_cell
 
 logger = logging.getLogger(__name__)
 Row = dict[str, Any]
@@ -66,29 +69,33 @@ def bare_question(text: str) -> str:
     return text.strip()
 
 
-def convert(name: str, source: Iterable[Mapping[str, Any]]) -> list[Row]:
-    """Return the rows of a set without repeated questions.
+def convert(name: str, source: Iterable[Mapping[str, Any]], skip_incomplete: bool = False) -> list[Row]:
+    """Return the rows of a set; repeated questions and answers that say there is none are dropped and counted.
 
     Raises:
-        DatasetError: a row has no question or no answer.
+        DatasetError: a row has no question or no answer, unless these rows are skipped; or no row is kept.
     """
-    chosen, rows, seen = SETS[name], [], set()
-    for index, row in enumerate(source):
-        if isinstance(row.get("prompt"), list):  # already in verl's schema
-            question = "\n\n".join(message["content"] for message in row["prompt"] if message["role"] == "user")
-            answer = str((row.get("reward_model") or {}).get("ground_truth") or "")
+    chosen = SETS[name]
+    conversion = Conversion(f"{chosen.repository} ({name})", skip_incomplete)
+    seen: set[str] = set()
+    for index, stored in enumerate(source):
+        row = {column: parse_cell(value) for column, value in stored.items()}
+        question = bare_question(find_problem(row))
+        answer = find_answer(row)
+        if not question or not answer:
+            missing = "no answer" if question else "no question"
+            conversion.lacks(index, missing, f"columns: {', '.join(row)}")
+        elif question in seen:
+            conversion.drop(index, "the question is repeated")
+        elif names_no_answer(answer):
+            conversion.drop(index, f"the answer is {answer!r}")
         else:
-            question, answer = str(row.get("problem") or row.get("question") or ""), find_answer(row)
-        question = bare_question(question)
-        if not question or not answer.strip():
-            raise DatasetError(f"{chosen.repository}, row {index}: no question or no answer; columns: {', '.join(row)}")
-        if question not in seen:
             seen.add(question)
-            rows.append(make_row(question, answer, data_source=name, split=chosen.use, index=index))
-    return rows
+            conversion.rows.append(make_row(question, answer, data_source=name, split=chosen.use, index=index))
+    return conversion.report()
 
 
-def load(name: str, local: Path | None = None) -> list[Row]:
+def load(name: str, local: Path | None = None, skip_incomplete: bool = False) -> list[Row]:
     """Fetch a set from the hub, or from the folder `<local>/<repository name>`, and convert it.
 
     Raises:
@@ -103,10 +110,7 @@ def load(name: str, local: Path | None = None) -> list[Row]:
         if not folder.is_dir():
             raise DatasetError(f"no local copy of {chosen.repository}: {folder} is not a folder; download it there or leave out --local")
         source = str(folder)
-    rows = convert(name, datasets.load_dataset(source, split=chosen.split))
-    if not rows:
-        raise DatasetError(f"{source}, split {chosen.split}: no rows")
-    return rows
+    return convert(name, datasets.load_dataset(source, split=chosen.split), skip_incomplete)
 
 
 def main(argv: Sequence[str] | None = None) -> list[Path]:
@@ -115,10 +119,11 @@ def main(argv: Sequence[str] | None = None) -> list[Path]:
     parser.add_argument("--output", type=Path, required=True, help="folder of the parquet files")
     parser.add_argument("--sets", nargs="+", choices=sorted(SETS), help="write these sets, a file each, instead of Dr. MAS's three files")
     parser.add_argument("--local", type=Path, help="folder with copies of the repositories")
+    parser.add_argument("--skip-incomplete", action="store_true", help="drop rows without a question or an answer, and count them")
     args = parser.parse_args(argv)
     files: Mapping[str, Sequence[tuple[str, int | None]]] = {name: [(name, None)] for name in args.sets} if args.sets else DR_MAS
     wanted = dict.fromkeys(name for parts in files.values() for name, _ in parts)
-    loaded = {name: load(name, args.local) for name in wanted}
+    loaded = {name: load(name, args.local, args.skip_incomplete) for name in wanted}
     written = []
     for file, parts in files.items():
         rows = [row for name, most in parts for row in loaded[name][:most]]
@@ -128,5 +133,4 @@ def main(argv: Sequence[str] | None = None) -> list[Path]:
 
 
 if __name__ == "__main__":
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
-    main()
+    run_script(main, AgentSystemError)

@@ -15,9 +15,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from agent_system.errors import AgentSystemError
 from agent_system.workflows.search.world.answers import AnswerError, can_be_matched
 from agent_system.workflows.search.world.rows import find_answers, find_question, make_row
-from verl.utils.dataset import DatasetError, read_rows, write_rows
+from verl.utils.dataset import read_rows, write_rows
+from verl.utils.dataset.conversion import Conversion, run_script
+from verl.utils.dataset.messages import parse_cell
 
 logger = logging.getLogger(__name__)
 REPOSITORY = "RUC-NLPIR/FlashRAG_datasets"
@@ -37,37 +40,45 @@ HUB: dict[str, dict[str, str]] = {
 }
 
 
-def convert(where: str, source: Iterable[Mapping[str, Any]], data_source: str, split: str) -> list[dict[str, Any]]:
-    """Return the rows of one set without repeated questions and without questions that no answer can match.
+def convert(
+    where: str, source: Iterable[Mapping[str, Any]], data_source: str, split: str, skip_incomplete: bool = False
+) -> list[dict[str, Any]]:
+    """Return the rows of one set; repeated questions and those that no answer can match are dropped and counted.
 
     Raises:
-        DatasetError: a row has no question, no answer, or one that cannot be read; the message names the row.
+        DatasetError: a row has no question, no answer, or one that cannot be read, unless these rows are skipped; or no row is kept.
     """
-    rows: dict[str, dict[str, Any]] = {}
-    unmatchable = 0
-    for index, row in enumerate(source):
+    conversion = Conversion(where, skip_incomplete)
+    seen: set[str] = set()
+    for index, stored in enumerate(source):
+        row = {**stored, "prompt": parse_cell(stored.get("prompt")), "reward_model": parse_cell(stored.get("reward_model"))}
+        question = find_question(row)
+        columns = f"columns: {', '.join(map(str, stored))}"
         try:
-            question, answers = find_question(row), find_answers(row)
+            answers = find_answers(row)
         except AnswerError as error:
-            raise DatasetError(f"{where}, row {index}: {error}") from error
+            conversion.lacks(index, str(error), columns)
+            continue
         if not question or not answers:
             missing = "an answer ('golden_answers' or 'answer')" if question else "a 'question'"
-            raise DatasetError(f"{where}, row {index}: lacks {missing}; columns: {', '.join(map(str, row))}")
-        if not can_be_matched(answers):
-            unmatchable += 1
-            continue
-        extra = {name: str(row.get(name) or "") for name in KEPT}
-        rows.setdefault(question, make_row(question, answers, data_source=data_source, split=split, index=index, **extra))
-    if unmatchable:
-        logger.warning("%s: %d questions left out: their answers are only articles or punctuation and match nothing", where, unmatchable)
-    return list(rows.values())
+            conversion.lacks(index, f"lacks {missing}", columns)
+        elif not can_be_matched(answers):
+            conversion.drop(index, "its answers are only articles or punctuation and match nothing")
+        elif question in seen:
+            conversion.drop(index, "the question is repeated")
+        else:
+            seen.add(question)
+            extra = {name: str(row.get(name) or "") for name in KEPT}
+            conversion.rows.append(make_row(question, answers, data_source=data_source, split=split, index=index, **extra))
+    return conversion.report()
 
 
-def from_hub(name: str, hub_split: str, split: str) -> list[dict[str, Any]]:
+def from_hub(name: str, hub_split: str, split: str, skip_incomplete: bool = False) -> list[dict[str, Any]]:
     """Fetch one set from the hub and convert it."""
     import datasets
 
-    return convert(f"{REPOSITORY} {name}", datasets.load_dataset(REPOSITORY, name, split=hub_split), name, split)
+    source = datasets.load_dataset(REPOSITORY, name, split=hub_split)
+    return convert(f"{REPOSITORY} {name}", source, name, split, skip_incomplete)
 
 
 def main(argv: Sequence[str] | None = None) -> list[Path]:
@@ -78,11 +89,16 @@ def main(argv: Sequence[str] | None = None) -> list[Path]:
     source.add_argument("--hub", action="store_true", help="fetch the sets of Search-R1")
     parser.add_argument("--split", choices=("train", "test"), default="train", help="split of the rows of --input")
     parser.add_argument("--output", type=Path, required=True, help="folder of the parquet files")
+    parser.add_argument("--skip-incomplete", action="store_true", help="drop rows without a question or an answer, and count them")
     args = parser.parse_args(argv)
+    skip = args.skip_incomplete
     if args.hub:
-        parts = {split: [row for name, source in sets.items() for row in from_hub(name, source, split)] for split, sets in HUB.items()}
+        parts = {
+            split: [row for name, source in sets.items() for row in from_hub(name, source, split, skip)] for split, sets in HUB.items()
+        }
     else:
-        parts = {args.split: [row for file in args.input for row in convert(str(file), read_rows(file), file.stem, args.split)]}
+        read = [convert(str(file), read_rows(file), file.stem, args.split, skip) for file in args.input]
+        parts = {args.split: [row for rows in read for row in rows]}
     written = []
     for split, rows in parts.items():
         written.append(write_rows(rows, args.output / f"{split}.parquet"))
@@ -91,5 +107,4 @@ def main(argv: Sequence[str] | None = None) -> list[Path]:
 
 
 if __name__ == "__main__":
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
-    main()
+    run_script(main, AgentSystemError)

@@ -40,7 +40,8 @@ from verl.trainer.sft.config import SFTConfig
 logger = logging.getLogger(__name__)
 # Modules that a recipe runs, besides the workflow and this folder. They are hashed without an import, so that a second run, which finds its
 # folder, does not import torch.
-MODULES = ("verl.models.tiny", *(f"verl.trainer.sft.{name}" for name in ("data", "loop", "muon", "optim")))
+SFT_MODULES = ("chats", "data", "encoding", "loop", "muon", "optim", "rendering")
+MODULES = ("verl.models.tiny", *(f"verl.trainer.sft.{name}" for name in SFT_MODULES))
 
 
 @dataclass(frozen=True)

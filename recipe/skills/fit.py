@@ -27,7 +27,8 @@ from recipe.skills.measure import HERE, PREPARE
 from recipe.skills.prepare import Product, products
 from recipe.skills.team import CODER, FILER, Coder, Filer
 from verl.models.lora import LoraSpec, add_adapters, select_adapter
-from verl.trainer.sft.data import Chat, encode
+from verl.trainer.sft.chats import Chat
+from verl.trainer.sft.encoding import encode
 
 AGENTS = {"coder": Coder(CODER), "filer": Filer(FILER)}
 
@@ -65,7 +66,7 @@ def replies(role: str, items: list[Product], tokenizer: Any) -> torch.Tensor:
     """Return prompts and right replies of a role as token ids, [products, len]; all have the same length."""
     agent = AGENTS[role]
     chats = [conversation(agent, item.name, f"{agent.word} {item.code if role == 'coder' else item.shelf}") for item in items]
-    return torch.tensor([encode(Chat(chat), tokenizer).input_ids for chat in chats])
+    return torch.tensor([row.input_ids for chat in chats for row in encode(Chat(chat), tokenizer)])
 
 
 def letters(model: Any, ids: torch.Tensor) -> torch.Tensor:

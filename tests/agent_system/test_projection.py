@@ -64,7 +64,9 @@ def test_hostile_text_is_parsed_in_linear_time() -> None:
     import time
 
     start = time.process_time()
-    for text in (r"\boxed{" * 30_000, "<answer>" * 30_000, "</think" * 30_000, "```python\n" * 30_000, "<think>" * 30_000, "1," * 60_000):
+    texts = (r"\boxed{" * 30_000, "<answer>" * 30_000, "</think" * 30_000, "```python\n" * 30_000, "<think>" * 30_000, "1," * 60_000)
+    fences = ("> " * 60_000, "1. - > ~~~\n" * 20_000, "```\n~~~\n" * 20_000, "```a\n" + "x```" * 60_000, "```a\n" + "`" * 200_000)
+    for text in (*texts, *fences):
         for project in ALL:
             project(text)
     assert time.process_time() - start < 5

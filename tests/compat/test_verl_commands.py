@@ -133,6 +133,37 @@ def test_one_warning_lists_what_was_translated() -> None:
     assert "data.truncation=left" in said and "return_raw_chat" not in said
 
 
+@pytest.mark.parametrize(
+    ("override", "listed"),
+    [
+        ("trainer.log_val_generations=10", True),
+        ("trainer.log_val_generations=0", False),
+        ("+ray_kwargs.ray_init.runtime_env.env_vars.NCCL_DEBUG=INFO", True),
+        ("model_engine=dp", False),
+        ("actor_rollout_ref.actor.profiler.enable=False", False),
+        ("actor_rollout_ref.rollout.profiler.ranks=[0,1]", False),
+        ("critic.profiler.all_ranks=True", False),
+        ("global_profiler.tool=null", False),
+        ("global_profiler.steps=null", False),
+        ("global_profiler.profile_continuous_steps=False", False),
+        ("global_profiler.save_path=outputs/profile", False),
+        ("global_profiler.global_tool_config.nsys.discrete=False", False),
+    ],
+)
+def test_what_scripts_of_verl_say_beside_the_algorithm_is_taken(override: str, listed: bool) -> None:
+    command = translate([override])
+    assert command.overrides == [] and bool(command.listed) == listed
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["model_engine=veomni", "actor_rollout_ref.actor.profiler.enable=True", "global_profiler.tool=nsys", "global_profiler.steps=[1,2]"],
+)
+def test_a_profiler_or_another_engine_is_refused(override: str) -> None:
+    with pytest.raises(ConfigError, match="no equivalent here"):
+        compose_config([override, "data.truncation=error"])
+
+
 def test_values_that_say_what_is_so_anyway_are_taken_in_silence() -> None:
     values = ("actor.strategy=fsdp2", "ref.strategy=fsdp2", "actor.use_torch_compile=False", "rollout.calculate_log_probs=True")
     given = [f"actor_rollout_ref.{value}" for value in (*values, "rollout.enable_chunked_prefill=True", "actor.optim.lr=null")]

@@ -140,10 +140,11 @@ def test_a_question_set_whose_answers_cannot_be_read_names_row_and_column(tmp_pa
 
 
 def test_questions_that_no_answer_can_match_are_left_out_and_counted(tmp_path, caplog):
+    caplog.set_level("INFO")
     source = jsonl(tmp_path / "popqa.jsonl", {"question": "who?", "possible_answers": '["Ada"]'}, {"question": "which?", "answer": "A"})
     [file] = search_sets.main(["--input", str(source), "--output", str(tmp_path / "out")])
     assert [task_from_row(row).ground_truth["target"] for row in read_rows(file)] == [["Ada"]]
-    assert "1 questions left out" in caplog.text
+    assert "1 rows kept; 1 dropped: its answers are only articles or punctuation and match nothing (first: row 1)" in caplog.text
 
 
 def test_the_hub_gives_search_r1s_training_and_testing_sets(tmp_path, monkeypatch):
@@ -162,3 +163,86 @@ def test_the_hub_gives_search_r1s_training_and_testing_sets(tmp_path, monkeypatc
         "test": ["nq", "triviaqa", "popqa", "hotpotqa", "2wikimultihopqa", "musique", "bamboogle"],
     }
     assert ("RUC-NLPIR/FlashRAG_datasets", "hotpotqa", "dev") in asked
+
+
+SOLUTIONS = [
+    ({"solution": r"So $\boxed 5$."}, "5"),
+    ({"solution": r"\fbox{5}"}, "5"),
+    ({"solution": r"\boxed{\frac{1}{2}}"}, r"\frac{1}{2}"),
+    ({"answer": "He has 3.\n#### 1,003"}, "1003"),
+    ({"answer": "#### 3 "}, "3"),
+    ({"answer": r"\boxed{7}"}, "7"),
+    ({"final_answer": ["2", "3"]}, "2, 3"),
+    ({"reward_model": {"ground_truth": "34"}}, "34"),
+    ({"reward_model": '{"ground_truth": "34"}'}, "34"),
+]
+
+
+@pytest.mark.parametrize(("columns", "answer"), SOLUTIONS)
+def test_answers_of_mathematics_are_found_in_the_forms_of_public_sets(tmp_path, columns, answer):
+    for convert in (
+        lambda rows: math_jsonl.convert(jsonl(tmp_path / "a.jsonl", *rows), "mine"),
+        lambda rows: hf_sets.convert("dapo", rows),
+    ):
+        [row] = convert([{"problem": "How many?", **columns}])
+        assert row["reward_model"]["ground_truth"] == answer
+
+
+PROMPT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "How many?"}]
+
+
+@pytest.mark.parametrize("prompt", [PROMPT, json.dumps(PROMPT)])
+def test_a_prompt_may_be_messages_or_their_json_text(tmp_path, prompt):
+    row = {"prompt": prompt, "reward_model": {"ground_truth": "34"}, "answer": None}
+    converted = [
+        math_jsonl.convert(jsonl(tmp_path / "a.jsonl", row), "mine"),
+        hf_sets.convert("dapo", [row]),
+        search_sets.convert("here", [row | {"reward_model": json.dumps({"ground_truth": {"target": ["34"]}})}], "nq", "train"),
+    ]
+    assert [rows[0]["prompt"] for rows in converted] == [[{"role": "user", "content": "How many?"}]] * 3
+
+
+@pytest.mark.parametrize(
+    ("columns", "targets"),
+    [
+        ({"answer": "New York", "answer_aliases": ["NYC", "New York"]}, ["New York", "NYC"]),
+        ({"answer": "New York", "aliases": ["NYC"]}, ["New York", "NYC"]),
+        ({"answer": {"value": "New York", "aliases": ["NYC"]}}, ["New York", "NYC"]),
+        ({"answer": "New York", "answer_aliases": []}, ["New York"]),
+        ({"answer": "New York", "answer_aliases": None}, ["New York"]),
+    ],
+)
+def test_other_spellings_of_an_answer_are_accepted(columns, targets):
+    [row] = search_sets.convert("here", [{"question": "where?", **columns}], "musique", "train")
+    assert row["reward_model"]["ground_truth"]["target"] == targets
+
+
+SCRIPTS = {
+    "gsm8k": ([{"question": "q", "answer": "#### 1"}, {"question": "q"}], "no answer"),
+    "math_jsonl": ([{"problem": "q", "answer": "1"}, {"problem": "q"}, {"problem": "p", "answer": "proof"}], "no answer"),
+    "search_sets": ([{"question": "q", "answer": "1"}, {"question": "p"}, {"question": "q", "answer": "2"}], "lacks an answer"),
+}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_prints_what_it_kept_and_dropped_and_its_errors_are_one_line(tmp_path, name):
+    rows, missing = SCRIPTS[name]
+    source = jsonl(tmp_path / "a.jsonl", *rows)
+    command = [sys.executable, str(ROOT / f"examples/data_preprocess/{name}.py"), "--input", str(source), "--output", str(tmp_path / "out")]
+    runs = [
+        subprocess.run([*command, *more], env={"PYTHONPATH": str(ROOT), "PATH": ""}, cwd=tmp_path, capture_output=True, text=True)
+        for more in ([], ["--skip-incomplete"])
+    ]
+    assert [run.returncode for run in runs] == [1, 0]
+    assert runs[0].stderr.startswith(f"error: {source}, row 1: ") and missing in runs[0].stderr and runs[0].stderr.count("\n") == 1
+    assert f"{source}: 1 rows kept; 1 dropped: {missing}" in runs[1].stderr
+    assert {"math_jsonl": "1 dropped: the answer is 'proof' (first: row 2)", "search_sets": "1 dropped: the question is repeated"}.get(
+        name, ""
+    ) in runs[1].stderr
+
+
+def test_answers_that_say_there_is_none_are_dropped_and_a_file_of_them_is_an_error(tmp_path):
+    rows = [{"problem": str(n), "answer": answer} for n, answer in enumerate(["proof", "Proof.", "notfound", "N/A"])]
+    assert len(math_jsonl.convert(jsonl(tmp_path / "a.jsonl", *rows, {"problem": "q", "answer": "a proof of 1"}), "mine")) == 1
+    with pytest.raises(DatasetError, match="0 rows kept; 1 dropped: the answer is 'proof'"):
+        math_jsonl.convert(jsonl(tmp_path / "a.jsonl", rows[0]), "mine")

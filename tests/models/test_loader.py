@@ -81,6 +81,8 @@ def test_a_reply_ends_where_the_model_says_beside_the_end_of_a_text(tiny_model_d
     llama, qwen = load_tokenizer(str(tiny_llama_dir)), load_tokenizer(str(tiny_model_dir))
     assert stop_token_ids(str(tiny_llama_dir), llama) == tuple(llama.convert_tokens_to_ids(["<|end_of_text|>", "<|eot_id|>"]))
     assert stop_token_ids(str(tiny_model_dir), qwen) == (qwen.convert_tokens_to_ids("<|im_end|>"),)
+    assert stop_token_ids("no/such-model", llama) == (llama.eos_token_id, llama.convert_tokens_to_ids("<|eot_id|>")), "by the template"
+    llama.chat_template = None
     assert stop_token_ids("no/such-model", llama) == (llama.eos_token_id,)
 
 
@@ -97,4 +99,4 @@ def test_stop_tokens_are_found_under_any_name_of_the_folder_and_an_unreadable_fi
     with pytest.raises(ModelPathError, match=r"broken/generation_config\.json cannot be read"):
         stop_token_ids(str(broken), llama)
     (broken / "generation_config.json").unlink()
-    assert stop_token_ids(str(broken), llama) == (llama.eos_token_id,)
+    assert stop_token_ids(str(broken), llama) == ends, "those of the chat template"

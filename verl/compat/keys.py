@@ -99,6 +99,7 @@ _ENGINE = "devices of the engines' own; with 0 GPUs, the default here, engines s
 _TEXT = "text only: no images, video or audio"
 _BYPASS = "algorithm.rollout_correction.bypass_mode"
 _FSDP2 = "FSDP2 is the one training engine"
+_NO_PROFILER = "timing_s/* and timeline.jsonl have the durations; no profiler is started"
 _WHERE_EPISODES = "episodes are written to trajectories/ in the folder of the run"
 
 VERL_KEYS: tuple[VerlKey, ...] = (
@@ -315,7 +316,7 @@ VERL_KEYS: tuple[VerlKey, ...] = (
              take=no_effect()),
     _renamed("trainer.remove_previous_ckpt_in_save", "trainer.max_ckpt_to_keep", note="with 1"),
     _renamed("trainer.default_hdfs_dir", "trainer.default_local_dir", note="a mounted folder"),
-    _renamed("trainer.log_val_generations", "trainer.log_trajectories", note=_WHERE_EPISODES),
+    _renamed("trainer.log_val_generations", "trainer.log_trajectories", note=_WHERE_EPISODES, take=no_effect(silent=("0",))),
     _renamed("trainer.rollout_data_dir", "trainer.log_trajectories", note=_WHERE_EPISODES),
     _renamed("trainer.validation_data_dir", "trainer.log_trajectories", note=_WHERE_EPISODES),
     _renamed("trainer.ray_wait_register_center_timeout", "trainer.worker_timeout_s", note="limits every call to a worker"),
@@ -325,9 +326,16 @@ VERL_KEYS: tuple[VerlKey, ...] = (
     _renamed("ray_kwargs.ray_init.num_cpus", "ray_init.num_cpus", take=carried),
     *_absent("workers run in the environment of this command", "ray_kwargs.ray_init.runtime_env.py_executable",
              take=no_effect(silent=("null",))),
+    *_absent("set it before the command: workers have its environment", "ray_kwargs.ray_init.runtime_env.env_vars", take=no_effect()),
     _renamed("ray_kwargs.ray_init", "ray_init.address", note="also num_cpus and object_store_memory_mb"),
     *_absent("timeline.jsonl in the folder of the run has the timeline", "ray_kwargs.timeline_json_file"),
-    *_absent("timing_s/* and timeline.jsonl have the durations; no profiler is started", "*.profiler", "global_profiler"),
+    *_absent(_FSDP2, "model_engine", take=nothing("dp", "fsdp", "fsdp2")),
+    *_absent(_NO_PROFILER, "*.profiler.enable", "global_profiler.profile_continuous_steps", take=nothing("false")),
+    *_absent(_NO_PROFILER, "global_profiler.steps", take=nothing("null", "[]")),
+    *_absent(_NO_PROFILER, "global_profiler.tool", take=nothing("null")),
+    *_absent(f"{_NO_PROFILER}, so they say nothing", "*.profiler.all_ranks", "*.profiler.ranks", "*.profiler.save_path", "*.profiler.tool",
+             "*.profiler.tool_config", "global_profiler.save_path", "global_profiler.global_tool_config", take=nothing()),
+    *_absent(_NO_PROFILER, "*.profiler", "global_profiler"),
     *_absent("batches are sent through Ray's object store", "transfer_queue"),
     *_absent("episodes are always played, never reused", "skip"),
 )  # fmt: skip

@@ -5,13 +5,15 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from verl.protocol.turns import turn_end_ids
 
 logger = logging.getLogger(__name__)
 
@@ -277,9 +279,14 @@ def check_vocabulary(tokenizer: Any, source: str, path: str, *, trust_remote_cod
         )
 
 
-def stop_token_ids(path: str, tokenizer: Any) -> tuple[int, ...]:
+def stop_token_ids(path: str, tokenizer: Any, template_kwargs: Mapping[str, Any] | None = None) -> tuple[int, ...]:
     """Return the ids of the tokens that end a reply, sorted: the tokenizer's end token, those of the model's `generation_config.json` if
-    it exists (a chat model may end turns and texts with different tokens), and ChatML's `<|im_end|>`.
+    it exists (a chat model may end turns and texts with different tokens), and those that the chat template puts after a reply.
+
+    Args:
+        path: of the model.
+        tokenizer: its tokenizer.
+        template_kwargs: more arguments of the chat template.
 
     Raises ModelPathError when the path cannot name a model, or its `generation_config.json` exists and cannot be read.
     """
@@ -292,8 +299,23 @@ def stop_token_ids(path: str, tokenizer: Any) -> tuple[int, ...]:
         if (file := Path(path) / "generation_config.json").is_file():
             raise ModelPathError(f"{file} cannot be read: {_first_line(error)}; it holds the tokens that end a reply") from error
         listed = None
-    ends = {tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("<|im_end|>"), *(listed if isinstance(listed, list) else [listed])}
-    return tuple(sorted(ends - {None, tokenizer.unk_token_id}))
+    ends = {tokenizer.eos_token_id, *(listed if isinstance(listed, list) else [listed]), *turn_end_ids(tokenizer, template_kwargs)}
+    ends.add(tokenizer.get_vocab().get("<|im_end|>"))
+    return tuple(sorted(ends - {None}))
+
+
+def add_turn_ends(model: Any, tokenizer: Any) -> None:
+    """Add the tokens that end a turn to the model's `generation_config`, so that its saved copy stops where the trained one did.
+
+    A model without one, such as a classifier, and one that is saved without a tokenizer stay as they are.
+    """
+    config = getattr(model, "generation_config", None)
+    if config is None or isinstance(tokenizer, NoTokenizer):
+        return
+    listed = config.eos_token_id
+    ends = {tokenizer.eos_token_id, *(listed if isinstance(listed, list) else [listed]), *turn_end_ids(tokenizer)} - {None}
+    if ends:
+        config.eos_token_id = sorted(ends)
 
 
 def _first_line(error: Exception) -> str:

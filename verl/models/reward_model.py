@@ -11,7 +11,7 @@ import torch
 
 from verl.models.fingerprint import configuration_key
 from verl.models.loader import ModelPathError, check_model_path, reading_model
-from verl.models.miniature import MiniatureError, draw_weights, miniature
+from verl.models.miniature import MiniatureError, draw_weights, miniature, one_thread
 from verl.workers.engine.layout import RopeState
 
 ROWS = (45, 5, 29, 70, 40)  # of the check, in tokens; miniatures have windows of 8 and position limits of 32
@@ -48,6 +48,7 @@ def scoring_of(config: Any) -> Scoring:
 _SCORINGS: dict[str, Scoring] = {}
 
 
+@one_thread()
 @torch.inference_mode()
 def _check_scoring(config: Any) -> Scoring:
     from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING

@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 
+from verl.models.export_check import export_difference
 from verl.models.files import check_files
 from verl.models.loader import ModelPathError, check_causal_lm, resolve_dtype
 from verl.protocol.generate import RolloutError
@@ -69,6 +70,8 @@ def _checks(
     if group.trained and not config.trainer.val_only:
         model = group.config.model
         yield lambda: layout_notes(model, group.config.actor.fsdp_config, device, "actor_rollout_ref.model")
+        if not group.adapters:
+            yield lambda: export_notes(group)
     if critic:
         own = critic_config(config.critic, group)
         yield lambda: layout_notes(own.model, own.fsdp, device, "critic.model")
@@ -100,6 +103,12 @@ def layout_notes(model: TrainedModelConfig, fsdp: FSDPConfig, device: str, key: 
     )
     notes = [choice.note(key), training_randomness(config)]
     return [note for note in notes if note]
+
+
+def export_notes(group: WorkerGroupSpec) -> list[str]:
+    """Return nothing, or raise ModelPathError if transformers does not read back what an export of the group's model writes."""
+    export_difference(check_causal_lm(group.model_path, trust_remote_code=group.config.model.trust_remote_code))
+    return []
 
 
 def engine_notes(group: WorkerGroupSpec, max_model_len: int) -> list[str]:

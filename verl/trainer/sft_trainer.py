@@ -11,7 +11,7 @@ import logging
 import sys
 from collections.abc import Sequence
 
-from verl.trainer.config.entry import check_override
+from verl.trainer.config.entry import check_override, free_form, free_form_sections
 from verl.trainer.config.spec import ConfigError, keys
 from verl.trainer.sft.config import SFTConfig
 
@@ -33,7 +33,7 @@ def load_config(overrides: Sequence[str]) -> SFTConfig:
         for override in overrides:
             check_override(override, keys(SFTConfig))
         with initialize(version_base=None, config_path=None):
-            config = OmegaConf.to_object(compose(config_name="sft", overrides=list(overrides)))
+            config = OmegaConf.to_object(compose(config_name="sft", overrides=free_form(overrides, free_form_sections(keys(SFTConfig)))))
     except (ConfigError, HydraException, OmegaConfBaseException) as error:
         raise SystemExit(f"sft_trainer: {error} (all keys: verl/trainer/sft/config.py)") from error
     assert isinstance(config, SFTConfig)

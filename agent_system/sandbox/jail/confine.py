@@ -8,7 +8,7 @@ import resource
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from . import kernel, landlock, tree
+from . import kernel, landlock, stacks, tree
 
 STACK_BYTES = 64 << 20
 # No memory limit counts the kernel's buffers of sockets and pipes: their number is bounded here, their size by the filter.
@@ -28,6 +28,7 @@ class Confinement(NamedTuple):
         filter: installs the filter of system calls; None for none.
         uid: user to become; None keeps the user.
         readable: paths that can be read with `landlock`.
+        writable: likewise files that can be written; the folder of a run is another.
         counted: number of processes and threads of the same user outside the program, which the process limit counts too; None if it
             varies: then the watcher counts those of the run, and the kernel's limit is only a ceiling between its looks.
         overhead_bytes: address space in use before the program starts.
@@ -38,6 +39,7 @@ class Confinement(NamedTuple):
     filter: Callable[[], None] | None
     uid: int | None
     readable: tuple[str, ...]
+    writable: tuple[str, ...]
     counted: int | None
     overhead_bytes: int
 
@@ -48,8 +50,9 @@ def confine_worker() -> None:
     kernel.never_gain_capabilities()
     if os.geteuid() == 0:
         os.setgroups([])
+    # Programs may raise it, as recursive ones do: the stack counts as memory.
+    resource.setrlimit(resource.RLIMIT_STACK, (_at_most(resource.RLIMIT_STACK, STACK_BYTES), resource.getrlimit(resource.RLIMIT_STACK)[1]))
     _set({
-        resource.RLIMIT_STACK: STACK_BYTES,
         resource.RLIMIT_MEMLOCK: 0,
         resource.RLIMIT_MSGQUEUE: 0,
         resource.RLIMIT_CORE: 0,
@@ -61,10 +64,8 @@ def limit_job(how: Confinement, limits: dict[str, Any]) -> None:
     """Set the limits of a job that its init can live with."""
     if how.counted is not None:
         _set({resource.RLIMIT_NPROC: how.counted + limits["processes"]})
-    _set({
-        resource.RLIMIT_FSIZE: limits["file_mb"] << 20,
-        resource.RLIMIT_NOFILE: OPEN_FILES,  # not earlier: descriptors of folders that are open for programs have higher numbers
-    })  # fmt: skip
+    # Not earlier: descriptors of folders that are open for programs have higher numbers.
+    _set({resource.RLIMIT_NOFILE: OPEN_FILES})
 
 
 def confine(how: Confinement, limits: dict[str, Any], folder: str) -> None:
@@ -78,7 +79,9 @@ def confine(how: Confinement, limits: dict[str, Any], folder: str) -> None:
     cpu_s = math.ceil(limits["cpu_s"])
     # The soft limit's signal identifies the cause; the hard limit's signal cannot be ignored.
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 1))
-    _set({resource.RLIMIT_AS: how.overhead_bytes + (limits["memory_mb"] << 20)})
+    # The init writes the input of a program, which may be larger than its files.
+    _set({resource.RLIMIT_AS: how.overhead_bytes + (limits["memory_mb"] << 20), resource.RLIMIT_FSIZE: limits["file_mb"] << 20})
+    stacks.bound(limits["memory_mb"] << 19)
     if how.counted is None and not how.namespaces:  # in a namespace the host's processes are not visible
         _set({resource.RLIMIT_NPROC: tree.threads_of(os.getuid()) + limits["processes"] + OTHER_THREADS})
     if how.uid is not None:
@@ -89,7 +92,7 @@ def confine(how: Confinement, limits: dict[str, Any], folder: str) -> None:
     if not how.namespaces:
         kernel.die_with_parent()  # not earlier: a change of user resets it
     if how.landlock:
-        landlock.restrict(how.readable, folder)
+        landlock.restrict(how.readable, (*how.writable, folder))
     if how.filter is not None:
         how.filter()
 
@@ -97,6 +100,11 @@ def confine(how: Confinement, limits: dict[str, Any], folder: str) -> None:
 def _set(wanted: dict[int, int]) -> None:
     """Set soft and hard limits, none above the present hard limit."""
     for kind, value in wanted.items():
-        most = resource.getrlimit(kind)[1]
-        value = value if most == resource.RLIM_INFINITY else min(value, most)
+        value = _at_most(kind, value)
         resource.setrlimit(kind, (value, value))
+
+
+def _at_most(kind: int, value: int) -> int:
+    """Return `value`, or the present hard limit if that is lower."""
+    most = resource.getrlimit(kind)[1]
+    return value if most == resource.RLIM_INFINITY else min(value, most)

@@ -1,4 +1,4 @@
-"""Landlock: restricts a process to paths it may read and one folder it may write."""
+"""Landlock: restricts a process to paths that it may read or write."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def scopes_signals() -> bool:
     return version() >= SCOPED_FROM
 
 
-def restrict(readable: Sequence[str], writable: str) -> None:
+def restrict(readable: Sequence[str], writable: Sequence[str]) -> None:
     """Restrict this process and its descendants to these paths; needs `no_new_privileges`.
 
     Args:
         readable: folders and files that may be read.
-        writable: folder that may be read and written.
+        writable: folders and files that may be read and written.
     """
     known = version()
     rights = FILE_RIGHTS[min(known, len(FILE_RIGHTS) - 1)]
@@ -44,7 +44,7 @@ def restrict(readable: Sequence[str], writable: str) -> None:
     # Fields: file rights, network rights, scope. Kernels that do not know the later ones reject them.
     attributes = struct.pack("=QQQ", rights, 0, scope) if known >= SCOPED_FROM else struct.pack("=Q", rights)
     ruleset = syscall("landlock_create_ruleset", CREATE_RULESET, attributes, len(attributes), 0)
-    for path, allowed in (*((path, READ) for path in readable), (writable, WRITE)):
+    for path, allowed in (*((path, READ) for path in readable), *((path, WRITE) for path in writable)):
         _allow(ruleset, path, allowed & rights)
     syscall("landlock_restrict_self", RESTRICT_SELF, ruleset, 0)
     os.close(ruleset)

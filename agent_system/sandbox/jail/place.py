@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from . import tree
+from .streams import Streams
 
 COMMANDS, RESULTS = 0, 1
 # To the watcher: number of the run (0: it is over), limits of memory and disk in bytes, and of processes (0: not watched).
@@ -25,6 +26,7 @@ class JobContext(NamedTuple):
         watch: descriptor to the watcher.
         alarm: descriptor from the watcher.
         keep: descriptors that programs may inherit.
+        streams: the standard streams of programs.
         clean: empties the writable folder, given its size in bytes, and returns its path.
         limit: sets the limits of a job that its init can live with.
         confine: confines the process of a test, given the limits and the folder.
@@ -36,6 +38,7 @@ class JobContext(NamedTuple):
     watch: int
     alarm: int
     keep: tuple[int, ...]
+    streams: Streams
     clean: Callable[[int], str]
     limit: Callable[[dict[str, Any]], None]
     confine: Callable[[dict[str, Any], str], None]

@@ -14,6 +14,8 @@ import sys
 import warnings
 from collections.abc import Mapping, Sequence
 
+from .callee import usual_names
+
 OFTEN_USED = (
     "bisect", "collections", "copy", "datetime", "functools", "heapq", "io", "itertools", "json", "math", "operator", "re",
     "string", "time", "traceback", "typing", "zlib",
@@ -30,13 +32,16 @@ def preload(packages: Sequence[str]) -> None:
         warnings.simplefilter("ignore")
         for name in (*OFTEN_USED, *packages):
             importlib.import_module(name)
+        usual_names()
     for name, module in hidden.items():
         if module is None:
             del sys.modules[name]
-    from _sitebuiltins import Quitter
+    from _sitebuiltins import Quitter, _Helper, _Printer
 
     # Builtins that `site` would add.
-    builtins.exit, builtins.quit = Quitter("exit", "exit()"), Quitter("quit", "quit()")
+    builtins.exit, builtins.quit, builtins.help = Quitter("exit", "exit()"), Quitter("quit", "quit()"), _Helper()
+    for name in ("copyright", "credits", "license"):
+        setattr(builtins, name, _Printer(name, "See https://www.python.org/psf/license/"))
 
 
 def relocate(moved: Mapping[str, str], path: Sequence[str]) -> None:

@@ -1,9 +1,8 @@
-"""The process of the program: takes its three pipes, is confined, compiles and runs the program, and reports how it ended."""
+"""The process of the program: takes its streams, is confined, compiles and runs the program, and reports how it ended."""
 
 from __future__ import annotations
 
 import atexit
-import io
 import json
 import marshal
 import os
@@ -12,9 +11,12 @@ from collections.abc import Callable
 from types import CodeType, ModuleType
 from typing import Any, NoReturn
 
+from . import streams
+from .callee import allow_deep_calls, find_function, give_usual_names, plain
+
 NAME = "program.py"
 STATUS_FD = 3
-# Descriptors of a program: its three pipes and the one for the end report.
+# Descriptors of a program: its three streams and the one for the end report.
 PIPES = (0, 1, 2, STATUS_FD)
 # Bound now, because a program may replace it.
 _exit = os._exit
@@ -42,8 +44,8 @@ def start(
     Args:
         source: the program's text.
         compiled: its code, compiled by an earlier test; empty if there is none.
-        test: `mode` (call | compile; empty just runs) and, for a call, `function`, `args` and `kwargs`.
-        pipes: pipe ends, all above `STATUS_FD`, for stdin, stdout, stderr, and for the end report, a JSON object.
+        test: `mode` (call | compile; empty just runs), for a call `function`, `args` and `kwargs`, and `usual_names`.
+        pipes: descriptors, all above `STATUS_FD`, of stdin, stdout, stderr, and for the end report, a JSON object.
         setup: descriptor for `FAILED` and an error, or `COMPILED`, the length and the code, before the program runs; it never blocks, and
             is closed for the program.
         keep: other descriptors that stay open, ascending.
@@ -64,6 +66,7 @@ def _take(pipes: tuple[int, int, int, int]) -> None:
     os.setsid()
     for fd, place in zip(pipes, PIPES, strict=True):
         os.dup2(fd, place)
+    streams.open_stdin()
 
 
 def _close_others(keep: tuple[int, ...]) -> None:
@@ -80,21 +83,11 @@ def _reseed() -> None:
             module.seed()
 
 
-def open_streams() -> None:
-    """Create new `sys.stdin`, `stdout` and `stderr` over descriptors 0 to 2, which are replaced by pipes before a program runs."""
-    out, err = (io.BufferedWriter(io.FileIO(fd, "wb", closefd=False)) for fd in (1, 2))
-    sys.stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, "rb", closefd=False)), encoding="utf-8", errors="replace")
-    sys.stdout = io.TextIOWrapper(out, encoding="utf-8", errors="backslashreplace")
-    sys.stderr = io.TextIOWrapper(err, encoding="utf-8", errors="backslashreplace", line_buffering=True)
-    for name in ("stdin", "stdout", "stderr"):
-        setattr(sys, f"__{name}__", getattr(sys, name))
-
-
 def _run(source: str, known: bytes, test: dict[str, Any], setup: int) -> NoReturn:
     report: dict[str, Any] = {"end": "returned"}
     code = 1
+    module = _new_main()
     try:
-        module = _new_main(source)
         try:
             compiled = marshal.loads(known) if known else _compile(source, setup)
         except (SyntaxError, ValueError, OverflowError, RecursionError, MemoryError) as error:
@@ -110,7 +103,7 @@ def _run(source: str, known: bytes, test: dict[str, Any], setup: int) -> NoRetur
     except BaseException as error:
         report = {"end": "raised", "type": type(error).__name__}
         _print_traceback(error, source)
-    _finish(code, report)
+    _finish(code, report, module)
 
 
 def _compile(source: str, setup: int) -> CodeType:
@@ -131,34 +124,24 @@ def compiled_code(message: bytes) -> bytes:
     return message[5:] if complete else b""
 
 
-def _new_main(source: str) -> ModuleType:
+def _new_main() -> ModuleType:
     module = ModuleType("__main__")
     module.__builtins__ = __builtins__  # type: ignore[attr-defined]
+    vars(module).update(__annotations__={}, __file__=f"{os.getcwd()}/{NAME}", __cached__=None)
     sys.modules["__main__"] = module
     sys.argv = [NAME]
     return module
 
 
 def _execute(compiled: CodeType, module: ModuleType, test: dict[str, Any], report: dict[str, Any]) -> None:
+    if test.get("usual_names"):
+        give_usual_names(compiled, module.__dict__)
+    if test.get("mode") == "call":
+        allow_deep_calls()
     exec(compiled, module.__dict__)
-    if test:
-        found: Any = module.__dict__
-        first, *rest = test["function"].split(".")
-        if first not in found:
-            raise NameError(f"the program defines no {first!r}")
-        found = found[first]
-        for name in rest:
-            found = getattr(found() if isinstance(found, type) else found, name)
-        report["value"] = json.dumps(found(*test["args"], **test["kwargs"]), default=_plain)
-
-
-def _plain(value: Any) -> Any:
-    """Convert a value without a JSON type to one with it, for types with one obvious conversion."""
-    if isinstance(value, (set, frozenset, range)) or hasattr(value, "popleft"):
-        return list(value)
-    if hasattr(value, "tolist"):
-        return value.tolist()
-    raise TypeError(f"a {type(value).__name__} has no JSON form")
+    if test.get("mode") == "call":
+        function = find_function(module.__dict__, test["function"])
+        report["value"] = json.dumps(function(*test["args"], **test["kwargs"]), default=plain)
 
 
 def _exit_code(error: SystemExit) -> int:
@@ -169,15 +152,15 @@ def _exit_code(error: SystemExit) -> int:
 
 
 def _print_traceback(error: BaseException, source: str) -> None:
-    """Print the traceback as Python does, without the frames of this file."""
+    """Print the traceback as Python does, without the frames of this package."""
     trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(os.path.dirname(__file__)):
         trace = trace.tb_next
     try:
         import linecache  # these two are loaded only for programs that fail
         import traceback
 
-        linecache.cache[NAME] = (len(source), None, source.splitlines(keepends=True), NAME)
+        linecache.cache[NAME] = (len(source), None, [f"{line}\n" for line in source.split("\n")], NAME)
         text = "".join(traceback.format_exception(error.with_traceback(trace)))
         if len(text) > MAX_TRACEBACK_CHARS:
             text = f"{text[: MAX_TRACEBACK_CHARS // 2]}\n...\n{text[-MAX_TRACEBACK_CHARS // 2 :]}"
@@ -191,9 +174,27 @@ def _join_threads() -> None:
         threading._shutdown()
 
 
-def _finish(code: int, report: dict[str, Any]) -> NoReturn:
-    """Exit as an interpreter does (threads, exit handlers, buffers), after writing the end report."""
-    for last in (_join_threads, atexit._run_exitfuncs, lambda: sys.stdout.flush(), lambda: sys.stderr.flush()):
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
+        try:
+            if stream is not None and not getattr(stream, "closed", False):
+                stream.flush()
+        except ValueError:  # the program has taken its buffer
+            pass
+
+
+def _remove_names(module: ModuleType) -> None:
+    """Remove the program's names in the order of the interpreter: files are written to their ends, and objects may print a last time."""
+    sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
+    names = vars(module)
+    for hidden in (True, False):
+        for name in [name for name in names if name != "__builtins__" and (not hidden or name[:1] == "_" != name[1:2])]:
+            names[name] = None
+
+
+def _finish(code: int, report: dict[str, Any], module: ModuleType) -> NoReturn:
+    """Exit as an interpreter does (threads, exit handlers, buffers, names), after writing the end report."""
+    for last in (_join_threads, atexit._run_exitfuncs, _flush, lambda: _remove_names(module), _flush):
         try:
             last()
         except BaseException as error:

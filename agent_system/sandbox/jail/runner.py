@@ -1,4 +1,4 @@
-"""Runs the tests of a job: starts each program, transfers its input and output, ends it, reaps all of its processes, and reports.
+"""Runs the tests of a job: starts each program with its input, reads its output, ends it, reaps all of its processes, and reports.
 
 Memory pages that this process touches are copied for every program that it forks, so it does little and imports few modules.
 """
@@ -50,11 +50,11 @@ class Runner:
         self.status: int | None = None
         self.cpu_s, self.watched = 0.0, False
         folder = self.context.clean(self.limits["disk_mb"] << 20)
-        (stdin_end, feed), (out, out_end), (err, err_end), (end, end_end) = [os.pipe() for _ in range(4)]
+        streams = self.context.streams
+        streams.fill(stdin)
+        stdin_end, (out, out_end), (err, err_end) = streams.open_input(), streams.open_pipe(1), streams.open_pipe(2)
+        end, end_end = os.pipe()
         setup, setup_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        os.set_blocking(feed, False)
-        self.stdin = memoryview(stdin)
-        feeding = feed if self._feed(feed) else None
         pid = kernel.fork()
         if pid == 0:
             pipes = (stdin_end, out_end, err_end, end_end)
@@ -63,14 +63,15 @@ class Runner:
             os.close(fd)
         outputs = {out: bytearray(), err: bytearray(), end: bytearray()}
         try:
-            self._wait(pid, began + self.limits["wall_s"], outputs, feeding)
+            self._wait(pid, began + self.limits["wall_s"], outputs)
         finally:
             self._end(pid)
+        streams.fill(b"")
         for fd, kept in outputs.items():
             while self._read(fd, kept):
                 pass
         failure = self._read_setup(setup)
-        for fd in (feed, out, err, end, setup):
+        for fd in (out, err, end, setup):
             os.close(fd)
         if self.watched:
             os.write(self.context.watch, WATCH.pack(0, 0, 0, 0))
@@ -89,13 +90,13 @@ class Runner:
         os.chdir(folder)
         self.context.confine(self.limits, folder)
 
-    def _wait(self, pid: int, deadline: float, outputs: dict[int, bytearray], feeding: int | None) -> None:
-        """Transfer input and output until the process has ended or exceeds a limit."""
+    def _wait(self, pid: int, deadline: float, outputs: dict[int, bytearray]) -> None:
+        """Read the output until the process has ended or exceeds a limit."""
         over = _exit_descriptor(pid)
         pause = WITHOUT_DESCRIPTOR_S if over is None else LOOK_EVERY_S
-        listening = {fd for fd in (*outputs, over, feeding) if fd is not None}
+        listening = {fd for fd in (*outputs, over) if fd is not None}
         for fd in listening:
-            self.poller.register(fd, select.POLLOUT if fd == feeding else select.POLLIN)
+            self.poller.register(fd, select.POLLIN)
         look = time.monotonic() + pause
         while self.status is None and self.stopped is None:
             if (now := time.monotonic()) >= look:
@@ -111,26 +112,13 @@ class Runner:
                     raise frames.ClosedError("the trainer closed the channel")
                 elif fd == self.context.alarm:
                     self._alarm()
-                elif not (self._feed(fd) if fd == feeding else self._read(fd, outputs[fd])):
+                elif not self._read(fd, outputs[fd]):
                     self.poller.unregister(fd)
                     listening.remove(fd)
         for fd in listening:
             self.poller.unregister(fd)
         if over is not None:
             os.close(over)
-
-    def _feed(self, fd: int) -> bool:
-        """Write to the program's stdin what the pipe takes; return whether more is left."""
-        try:
-            while self.stdin:
-                self.stdin = self.stdin[os.write(fd, self.stdin[:CHUNK]) :]
-        except BlockingIOError:
-            return True
-        except BrokenPipeError:
-            pass  # the program has closed its stdin
-        # Close the pipe, so that the program sees its end, but keep the descriptor number in use.
-        os.dup2(self.context.watch, fd)
-        return False
 
     def _read(self, fd: int, kept: bytearray) -> bool:
         """Read available output and keep it up to the limit; return False at the end of the pipe."""

@@ -1,16 +1,20 @@
-"""The file system that a program sees in a mount namespace: the standard library, the packages, three devices and an empty /tmp."""
+"""The file system that a program sees in a mount namespace: library, packages, three devices, its streams and an empty /tmp."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
 
-from . import kernel
+from . import kernel, streams
 from .kernel import MS_BIND, MS_NODEV, MS_NOEXEC, MS_NOSUID, MS_PRIVATE, MS_RDONLY, MS_REC, MS_REMOUNT
 
 STDLIB, PACKAGES, TMP = "/usr/lib/python", "/usr/lib/packages", "/tmp"
 # Not /dev/zero: a shared writable mapping of it is memory that no limit counts.
 DEVICES = ("null", "random", "urandom")
+# The streams have a file system of their own, since their input may be larger than anything else.
+STREAMS, STREAM_BYTES = "/run", 80 << 20
+# Linux has the names of a process's descriptors here; there is no other entry of /proc.
+DESCRIPTORS = "/proc/self/fd"
 TMP_MODE = 0o700
 STAGE = "/tmp"
 # Folders of installed packages inside the standard library; they are hidden.
@@ -18,8 +22,10 @@ FOREIGN = ("site-packages", "dist-packages")
 PLAIN = MS_NOSUID | MS_NODEV
 
 
-def build(stdlib: str, packages: Mapping[str, str]) -> None:
-    """Replace the root of this mount namespace; everything but /tmp is read-only afterwards, and no other file of the host is visible.
+def build(stdlib: str, packages: Mapping[str, str]) -> streams.Streams:
+    """Replace the root of this mount namespace and return the streams of programs.
+
+    Everything but /tmp is read-only afterwards, and no other file of the host is visible.
 
     Args:
         stdlib: folder of the standard library on the host.
@@ -31,7 +37,7 @@ def build(stdlib: str, packages: Mapping[str, str]) -> None:
     sources = {name: (os.open(path, os.O_PATH), os.path.isdir(path)) for name, path in packages.items()}
     devices = {name: os.open(f"/dev/{name}", os.O_PATH) for name in DEVICES}
     kernel.mount("tmpfs", STAGE, "tmpfs", PLAIN, "mode=0755,size=1m")
-    for folder in (STDLIB, PACKAGES, TMP, "/dev", "/old"):
+    for folder in (STDLIB, PACKAGES, TMP, STREAMS, DESCRIPTORS, "/dev", "/old"):
         os.makedirs(STAGE + folder)
     _show(library, STAGE + STDLIB)
     for name in FOREIGN:
@@ -42,6 +48,7 @@ def build(stdlib: str, packages: Mapping[str, str]) -> None:
     for name, source in devices.items():
         _show(source, _place(f"{STAGE}/dev/{name}", False), MS_NOSUID)  # read-only mount: writing to a device changes no file
     os.symlink(TMP, f"{STAGE}/dev/shm")
+    made = _make_streams()
     for fd in (library, *(fd for fd, _ in sources.values()), *devices.values()):
         os.close(fd)
     kernel.pivot_root(STAGE, STAGE + "/old")
@@ -49,6 +56,7 @@ def build(stdlib: str, packages: Mapping[str, str]) -> None:
     kernel.unmount("/old")
     os.rmdir("/old")
     kernel.mount("none", "/", None, MS_REMOUNT | MS_BIND | MS_RDONLY | PLAIN)
+    return made
 
 
 def tmp_is_empty() -> bool:
@@ -68,6 +76,21 @@ def mount_tmp(size_bytes: int, uid: int, gid: int) -> None:
     files = max(64, size_bytes // 4096)
     options = f"size={size_bytes},nr_inodes={files},mode={TMP_MODE:o},uid={uid},gid={gid}"
     kernel.mount("tmpfs", TMP, "tmpfs", PLAIN | MS_NOEXEC, options)
+
+
+def _make_streams() -> streams.Streams:
+    """Make the streams in a file system that programs see read-only, and link the names that Linux has for them."""
+    folder = STAGE + STREAMS
+    kernel.mount("tmpfs", folder, "tmpfs", PLAIN | MS_NOEXEC, f"mode=0755,size={STREAM_BYTES},nr_inodes={len(streams.NAMES) + 1}")
+    made = streams.make(folder, STREAMS)
+    # The mount with the descriptor that changes the input stays below, where no name leads.
+    kernel.mount(folder, folder, None, MS_BIND)
+    kernel.mount("none", folder, None, MS_REMOUNT | MS_BIND | MS_RDONLY | PLAIN | MS_NOEXEC)
+    for number, path in enumerate(made.paths):
+        os.symlink(path, f"{STAGE}{DESCRIPTORS}/{number}")
+        os.symlink(f"{DESCRIPTORS}/{number}", f"{STAGE}/dev/{streams.NAMES[number]}")
+    os.symlink(DESCRIPTORS, f"{STAGE}/dev/fd")
+    return made
 
 
 def _place(path: str, is_folder: bool) -> str:

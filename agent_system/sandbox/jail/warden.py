@@ -7,7 +7,7 @@ import os
 import re
 from typing import NamedTuple, NoReturn
 
-from . import frames, init, kernel, landlock, preload, program, scratch, seccomp, view
+from . import frames, init, kernel, landlock, preload, program, scratch, seccomp, streams, view
 from .confine import Confinement, confine, confine_worker, limit_job
 from .kernel import CLONE_NEWIPC, CLONE_NEWNET, CLONE_NEWNS, CLONE_NEWPID, CLONE_NEWUSER, CLONE_NEWUTS
 from .paths import reachable, search_path
@@ -62,7 +62,7 @@ def run(settings: Settings, host: Host, watch: int, alarm: int, go: int) -> NoRe
             os._exit(1)
         os.close(go)
         kernel.die_with_parent()
-        program.open_streams()
+        streams.open_outputs()
         confine_worker()
         watch = os.dup2(watch, program.STATUS_FD)  # so that no pipe of a program gets this number
         context = _in_namespaces(settings, host, watch, alarm) if settings.namespaces else _on_the_host(settings, host, watch, alarm)
@@ -98,7 +98,7 @@ def _in_namespaces(settings: Settings, host: Host, watch: int, alarm: int) -> Jo
     # A separate user has no other processes. Else the limit counts the warden and the init, before Linux 5.14 all of the user's processes.
     counted = 0 if separate else 2 if _release() >= (5, 14) else None
     kernel.set_host_name("sandbox")
-    view.build(settings.stdlib, settings.packages)
+    made = view.build(settings.stdlib, settings.packages)
     preload.relocate({settings.stdlib: view.STDLIB, settings.shown: view.PACKAGES}, search_path(view.STDLIB, view.PACKAGES))
     how = Confinement(
         namespaces=True,
@@ -106,6 +106,7 @@ def _in_namespaces(settings: Settings, host: Host, watch: int, alarm: int) -> Jo
         filter=seccomp.prepare(seccomp.for_this_machine(signals=True, changes=True)),
         uid=INSIDE if separate else None,
         readable=(),
+        writable=(),
         counted=counted,
         overhead_bytes=host.overhead_bytes,
     )
@@ -126,6 +127,7 @@ def _in_namespaces(settings: Settings, host: Host, watch: int, alarm: int) -> Jo
         watch,
         alarm,
         (),
+        made,
         clean,
         functools.partial(limit_job, how),
         functools.partial(confine, how),
@@ -146,6 +148,9 @@ def _on_the_host(settings: Settings, host: Host, watch: int, alarm: int) -> JobC
         os.symlink(named[name], os.path.join(packages, name))
     preload.relocate({settings.stdlib: named[""], settings.shown: packages}, search_path(named[""], packages))
     folder = os.path.join(settings.scratch, "run")
+    os.mkdir(shown := os.path.join(settings.scratch, "streams"))
+    os.chmod(shown, 0o755)
+    made = streams.make(shown, shown)
     landlocked, filtered = settings.level == "landlock", settings.level in ("landlock", "seccomp")
     separate, owner = host.uid is not None, os.getuid() if host.uid is None else host.uid
     scoped = landlocked and landlock.scopes_signals()
@@ -154,7 +159,8 @@ def _on_the_host(settings: Settings, host: Host, watch: int, alarm: int) -> JobC
         landlock=landlocked,
         filter=seccomp.prepare(seccomp.for_this_machine(signals=scoped, changes=False)) if filtered else None,
         uid=host.uid,
-        readable=(*named.values(), packages, *(f"/dev/{name}" for name in view.DEVICES)),
+        readable=(*named.values(), packages, *(f"/dev/{name}" for name in view.DEVICES), made.paths[0]),
+        writable=made.paths[1:],
         counted=0 if separate else None,
         overhead_bytes=host.overhead_bytes,
     )
@@ -169,6 +175,7 @@ def _on_the_host(settings: Settings, host: Host, watch: int, alarm: int) -> JobC
         watch,
         alarm,
         keep,
+        made,
         clean,
         functools.partial(limit_job, how),
         functools.partial(confine, how),

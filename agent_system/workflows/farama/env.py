@@ -194,11 +194,12 @@ class FaramaEnv(BaseEnv):
         if self._game is not None:
             self._game.world.close()
 
-    def __getstate__(self) -> dict[str, bytes]:
-        return {"frozen": freeze(self.__dict__, f"env.params.env_id={self.config.env_id!r}")}
+    def __getstate__(self) -> dict[str, Any]:
+        name = f"env.params.env_id={self.config.env_id!r}"
+        return {"frozen": freeze(self.__dict__, name), "name": name}
 
-    def __setstate__(self, state: dict[str, bytes]) -> None:
-        self.__dict__.update(thaw(state["frozen"]))
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(thaw(state["frozen"], state["name"]))
 
     def _seat_of(self, agent_id: str) -> str | None:
         """Return the seat that an agent's action concerns: its own, or that of the only player that has to act."""

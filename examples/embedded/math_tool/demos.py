@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
 
-from agent_system.tools.formats import read_calls
+from agent_system.tools.formats import read_calls, syntaxes_of
 from agent_system.workflows.math_tool.team import MathToolOptions, ReasonerAgent, ToolUserAgent
 from examples.embedded.course import Course, Messages, World, conversation
 from examples.embedded.math.demos import guess
@@ -128,7 +128,7 @@ class Demonstrators:
         call = tool_call(program(problem, steps))
         if rng.random() < habits.malformed:
             call = call.replace("}}", "}")
-            (error,), _ = asyncio.run(self.tool.answer(read_calls(call, "hermes"), 0))
+            (error,), _ = asyncio.run(self.tool.answer(read_calls(call, syntaxes_of("hermes")), 0))
             return guessed, [_said(call), error, _said(_guessed(guessed))]
         printed = problem.steps[steps - 1].result
         return printed, [_said(call), {"role": "tool", "content": f"{printed}\n"}, _said(f"\\boxed{{{printed}}}")]

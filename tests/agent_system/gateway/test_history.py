@@ -19,9 +19,11 @@ from agent_system import Task
 from agent_system.gateway.history import History, Node
 from agent_system.gateway.session import Session
 from agent_system.gateway.view import Viewer
+from agent_system.reward.model import Conversation, ReplyScorer
 from agent_system.rollout.batch import build_batch
 from agent_system.rollout.prompt import Prompt
 from verl.protocol.generate import Generation
+from verl.trainer.config.reward_model import RewardModelConfig
 from verl.workers.engine.merging import READ_IN, longest_rows, merge
 
 from .conftest import TASK, USER, build, say, send
@@ -341,3 +343,29 @@ def check_merged(rows: dict[str, torch.Tensor]) -> None:
     sampled = rows["responses"][rows["response_mask"].bool()]
     assert torch.equal(run["responses"][run["response_mask"].bool()][index], sampled)
     assert int(run["response_mask"].sum()) == len(set((index if isinstance(index, torch.Tensor) else torch.arange(len(sampled))).tolist()))
+
+
+@pytest.mark.parametrize("name", ["qwen2.5", "tiny"])
+async def test_reward_models_and_functions_see_the_calls_of_earlier_replies(play: Any, name: str) -> None:
+    async def team(task: Task, session: Session) -> str:
+        answer = await say(session, "Writer", USER, tools=TOOLS)
+        called = echoed(answer.message, 0)
+        result = {"role": "tool", "tool_call_id": called["tool_calls"][0]["id"], "content": "7"}
+        return (await say(session, "Writer", [*USER, called, result], tools=TOOLS)).text
+
+    asked: list[Conversation] = []
+
+    class Model:
+        async def score(self, conversation: Conversation, counts: Any, priority: int = 0) -> float:
+            asked.append(conversation)
+            return 0.5
+
+    for x in (1, 2):
+        replies = ["I ask. " + call("find", {"x": x}, name), "it is 4"]
+        episode, _, _ = await play(team, replies, chat=get_tokenizer(name))
+        assert episode.failure is None, episode.failure
+        scorer = ReplyScorer(RewardModelConfig(kind="api"), Model(), ["Writer"], 300.0)  # type: ignore[arg-type]
+        await scorer.of_calls(episode)
+    said = [conversation.messages[-2]["content"] for conversation in asked if conversation.messages[-1]["content"] == "7"]
+    assert [text.count("<tool_call>") for text in said] == [1, 1] and '"x": 1' in said[0] and '"x": 2' in said[1]
+    assert asked[1].digest != asked[3].digest, "other calls have scores of their own"

@@ -47,10 +47,18 @@ EFFECT: dict[str, dict[str, Any]] = {
 HARMLESS = (
     "user", "store", "metadata", "safety_identifier", "service_tier", "prediction", "priority", "request_id", "session_id", "cache_salt",
     "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "stream_interval", "stream_options", "tool_choice",
+    "include", "parallel_tool_calls",
 )  # fmt: skip
 # Fields that have no effect, and values that ask for nothing.
-IGNORED = {"reasoning_effort": "low", "parallel_tool_calls": False, "web_search_options": {}, "return_token_ids": True, "a\nb": 1}
-NOTHING = {"reasoning_effort": None, "parallel_tool_calls": True, "web_search_options": None, "return_token_ids": False, "store": True}
+IGNORED = {"reasoning_effort": "low", "verbosity": "low", "web_search_options": {}, "return_token_ids": True, "a\nb": 1}
+NOTHING = {
+    "reasoning_effort": None,
+    "parallel_tool_calls": False,
+    "include": ["a"],
+    "web_search_options": None,
+    "return_token_ids": False,
+    "store": True,
+}
 
 
 def fields_of(module: str, name: str) -> list[str]:
@@ -127,7 +135,7 @@ async def test_every_field_is_counted_and_named_once_or_refused(play: Any, path:
     assert (episode.failure, metrics["gateway/overridden"], metrics["gateway/ignored"]) == (None, 2 * len(CHANGED), 2 * len(IGNORED) + 2)
     ignored = [record.message.split(";")[0] for record in caplog.records if "has no effect" in record.message]
     in_messages = (f"{said_in}.prefix", f"{said_in}.detail")
-    fields = ("reasoning_effort", "parallel_tool_calls", *list(IGNORED)[2:4], r"a\nb", *in_messages)
+    fields = ("reasoning_effort", "verbosity", *list(IGNORED)[2:4], r"a\nb", *in_messages)
     assert ignored == [f"a request sets {name}" for name in fields]
     told = [record.message.split(";")[0] for record in caplog.records if "client_sampling" in record.message]
     assert told == [f"a request sets {name}" for name in CHANGED]
@@ -179,4 +187,4 @@ async def test_a_served_agent_refuses_or_tells_what_it_does_not_honour(caplog: p
             await say(client, "Writer", tools=[{**TOOL, "function": {**TOOL["function"], "strict": True}}], stream_options={"x": 1})
             await say(client, "gateway", temperature=0.5, seed=3)
     told = [record.message.split(";")[0] for record in caplog.records if "has no effect" in record.message]
-    assert told == [f"a request sets {names}" for names in ("stream_options.x, tools.strict", "seed of gateway, temperature of gateway")]
+    assert told == [f"a request sets {names}" for names in ("stream_options.x", "seed of gateway, temperature of gateway")]

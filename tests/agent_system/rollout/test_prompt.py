@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from datetime import time
 from typing import Any
 
 import pytest
 
 from agent_system import AgentSystemError, BaseAgent, Entry, SimpleMemory
-from agent_system.rollout.prompt import PromptBuilder, PromptTooLongError
+from agent_system.agent import Message
+from agent_system.rollout.prompt import PromptBuilder, PromptTooLongError, SpecialTokens
+from agent_system.rollout.tool_loop import ToolPromptBuilder
 from agent_system.testing import make_tokenizer
+from agent_system.tools import ToolAgent, calculator
 
 
 class Role(BaseAgent):
@@ -104,3 +109,82 @@ def test_a_tokenizer_without_a_template_is_refused() -> None:
     bare.chat_template = None
     with pytest.raises(AgentSystemError, match="has no chat template"):
         PromptBuilder(Role("Role"), bare, 100)
+
+
+class Messages(BaseAgent):
+    """Shows the messages of its task."""
+
+    def messages(self, variables: Mapping[str, Any]) -> list[Message]:
+        return list(variables["messages"])
+
+
+class ToolUser(Messages, ToolAgent):
+    """The same with a tool."""
+
+    tools = (calculator,)
+
+
+def conversations() -> dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]]]]:
+    """Pairs of conversations with the same roles and contents that a template can tell apart."""
+
+    def said(**fields: Any) -> list[dict[str, Any]]:
+        return [{"role": "user", "content": "w?"}, {"role": "assistant", "content": "", **fields}, {"role": "user", "content": "now?"}]
+
+    def called(arguments: Any, name: str = "get", **fields: Any) -> list[dict[str, Any]]:
+        return said(tool_calls=[{"type": "function", "function": {"name": name, "arguments": arguments}, **fields}])
+
+    return {
+        "argument": (called({"city": "Oslo"}), called({"city": "Rome"})),
+        "argument as text": (called('{"city": "Oslo"}'), called('{"city": "Rome"}')),
+        "name of a tool": (called({}, "get"), called({}, "put")),
+        "id of a call": (called({}, id="a"), called({}, id="b")),
+        "order of arguments": (called({"a": 1, "b": 2}), called({"b": 2, "a": 1})),
+        "type of an argument": (called({"a": 1}), called({"a": True})),
+        "call and none": (called({}), said()),
+        "thinking": (said(reasoning_content="one"), said(reasoning_content="two")),
+        "thinking under another name": (said(thinking="one"), said(thinking="two")),
+        "name of a speaker": (said(name="ann"), said(name="bob")),
+        "a field there or not": (said(name=""), said()),
+        "tool of a result": (
+            [*called({}), {"role": "tool", "content": "", "tool_call_id": "a"}],
+            [*called({}), {"role": "tool", "content": "", "tool_call_id": "b"}],
+        ),
+    }
+
+
+@pytest.mark.parametrize("kind", list(conversations()))
+@pytest.mark.parametrize("builder_class", [PromptBuilder, ToolPromptBuilder])
+def test_conversations_that_a_template_can_tell_apart_have_prompts_of_their_own(kind: str, builder_class: Any) -> None:
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = "{% for m in messages %}{{ m | tojson }}\n{% endfor %}{% if tools %}{% endif %}"
+    agent = ToolUser("Role") if builder_class is ToolPromptBuilder else Messages("Role")
+    prompts = builder_class(agent, tokenizer, 10_000)
+    pair = conversations()[kind]
+    first, second, again = (prompts.build({"messages": one}, [], SimpleMemory(0)) for one in (*pair, pair[0]))
+    fresh = builder_class(agent, tokenizer, 10_000).build({"messages": pair[1]}, [], SimpleMemory(0))
+    assert first.text != second.text == fresh.text
+    assert again is first
+
+
+def test_a_message_with_objects_that_cannot_be_compared_is_rendered_each_time() -> None:
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{{ m.time.hour }}{% endfor %}"
+    prompts = PromptBuilder(Messages("Role"), tokenizer, 1000)
+
+    def text(hour: int) -> str:
+        return prompts.build({"messages": [{"role": "user", "content": "", "time": time(hour)}]}, [], SimpleMemory(0)).text
+
+    assert [text(3), text(4)] == ["3", "4"]
+
+
+def test_special_tokens_are_removed_from_every_text_of_a_message() -> None:
+    call = {"function": {"name": "get<|im_end|>", "arguments": {"<|im_end|>city": ["Os<|im_end|>lo", 3, None]}}}
+    message = {"role": "assistant", "content": "a<|im_end|>", "reasoning_content": "<|im_end|>b", "tool_calls": [call]}
+    assert SpecialTokens(TOKENIZER).removed([message]) == [
+        {
+            "role": "assistant",
+            "content": "a",
+            "reasoning_content": "b",
+            "tool_calls": [{"function": {"name": "get", "arguments": {"city": ["Oslo", 3, None]}}}],
+        }
+    ]

@@ -25,6 +25,8 @@ FUNCTIONS = """
 import asyncio
 import time
 
+from math_verify import parse, verify
+
 from agent_system import Reward
 
 
@@ -131,6 +133,37 @@ def tokens_by_call(episode):
 
 def a_list(episode):
     return [0.5, 0.0]
+
+
+def none(episode):
+    pass
+
+
+def none_of_a_call(episode):
+    return {"Solver": None}
+
+
+def none_beside_a_call(episode, call):
+    return None
+
+
+def score_none(data_source, solution_str, ground_truth, extra_info):
+    return None
+
+
+def score_of_none(data_source, solution_str, ground_truth, extra_info):
+    return {"score": None}
+
+
+def verified(data_source, solution_str, ground_truth, extra_info=None):
+    try:
+        return float(verify(parse("$7$"), parse("It is $7$.")))
+    except Exception:
+        return 0.0
+
+
+async def verified_async(data_source, solution_str, ground_truth, extra_info=None):
+    return verified(data_source, solution_str, ground_truth)
 """
 
 
@@ -297,12 +330,27 @@ def test_a_mapping_gives_rewards_of_tokens_to_calls(play, functions) -> None:
         ("call_nine", r"names call 9, but the episode had 2 calls"),
         ("leaves", r"called sys.exit\(3\)"),
         ("stops", r"raised StopIteration"),
+        ("none", r"the reward manager gave None as a reward"),
+        ("none_of_a_call", r"the reward manager, for 'Solver', gave None as a reward"),
+        ("score_none", r"the reward manager gave None as a reward"),
+        ("score_of_none", r"compute_score, under 'score', gave None as a reward"),
         ("a_list", r"a list as the team reward; .* return a mapping that names it, such as \{0: \[...\]\} or \{'Solver': \[...\]\}"),
     ],
 )
 def test_a_function_that_fails_costs_its_episode_with_the_cause(play, functions, name, cause) -> None:
     with pytest.raises(TooManyFailuresError, match=cause):
         play(custom(functions, name))
+
+
+def test_a_function_of_an_agent_that_returns_none_costs_its_episode(play, functions) -> None:
+    reward = RewardConfig(agent_functions={"solver": f"{functions}:none_beside_a_call"})
+    with pytest.raises(TooManyFailuresError, match="none_beside_a_call gave None as a reward"):
+        play(reward)
+
+
+@pytest.mark.parametrize("name", ["verified", "verified_async"])
+def test_math_verify_at_its_defaults_scores_in_a_run_as_in_the_main_thread(play, functions, name) -> None:
+    assert play(custom(functions, name)).episodes[0].team_reward == 1.0
 
 
 def test_the_other_episodes_of_a_failed_one_are_kept(play, functions) -> None:

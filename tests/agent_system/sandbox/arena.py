@@ -9,6 +9,7 @@ from functools import cache
 
 from agent_system.sandbox import RunResult, SandboxError
 from agent_system.sandbox.jail import tree
+from agent_system.sandbox.jail.streams import NAMES
 from agent_system.sandbox.levels import LEVELS, rank
 from agent_system.sandbox.local import LocalSandbox
 from verl.trainer.config.sandbox import SandboxConfig, SandboxLimitsConfig
@@ -75,9 +76,12 @@ class Arena:
 
 
 def _files(scratch: str) -> list[str]:
-    """What lies in a worker's folder but the three folders that belong there; it may be emptied meanwhile."""
+    """What lies in a worker's folder but the four folders and the streams that belong there; it may be emptied meanwhile."""
     found = []
     for folder, folders, files in os.walk(scratch):
-        ours = {"imports", "packages", "run"} if folder == scratch else set()
+        ours = {"imports", "packages", "run", "streams"} if folder == scratch else set()
+        if folder == os.path.join(scratch, "streams"):
+            assert os.path.getsize(os.path.join(folder, "stdin")) == 0, "the input of a run is left"
+            ours = set(NAMES)
         found += [os.path.join(folder, name) for name in {*folders, *files} - ours]
     return found

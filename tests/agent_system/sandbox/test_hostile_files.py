@@ -214,11 +214,16 @@ print(all(fd >= 200 for fd in found))
 async def test_the_view_is_small(arena: Arena) -> None:
     program = """
 import os
-print(*(sorted(os.listdir(place)) for place in ("/", "/usr/lib", "/dev", "/tmp")), os.getcwd(), os.getpid() < 100)
+print(*(sorted(os.listdir(place)) for place in ("/", "/usr/lib", "/dev", "/proc/self/fd", "/run", "/tmp")), os.getcwd(), os.getpid() < 100)
 foreign = [f"/usr/lib/python/{name}" for name in ("site-packages", "dist-packages")]
-print([name for name in foreign if os.path.exists(name) and os.listdir(name)])
+print([name for name in foreign if os.path.exists(name) and os.listdir(name)], os.listdir("/proc"), os.listdir("/proc/self"))
 """
-    view = "['dev', 'tmp', 'usr'] ['packages', 'python'] ['null', 'random', 'shm', 'urandom'] [] /tmp True\n[]\n"
+    view = (
+        "['dev', 'proc', 'run', 'tmp', 'usr'] ['packages', 'python'] "
+        "['fd', 'null', 'random', 'shm', 'stderr', 'stdin', 'stdout', 'urandom'] ['0', '1', '2'] "
+        "['stderr', 'stdin', 'stdout'] [] /tmp True\n"
+        "[] ['self'] ['fd']\n"
+    )
     assert (await arena.attack(program)).stdout == view
 
 

@@ -125,7 +125,7 @@ async def test_output_that_is_no_text(arena: Arena) -> None:
 
 
 @pytest.mark.parametrize(
-    "value", ["float('nan')", "10 ** 5000", "[]", "object()", "lambda: 0", "{1, 2}", "range(3)", "(1, [2])", "{(1, 2): 3}"]
+    "value", ["float('nan')", "10 ** 30_000", "[]", "object()", "lambda: 0", "{1, 2}", "range(3)", "(1, [2])", "{(1, 2): 3}"]
 )
 async def test_values_are_json_or_nothing(value: str, arena: Arena) -> None:
     (result,) = await arena.sandbox.run_tests(f"def f():\n    return {value}", [FunctionCall("f")])

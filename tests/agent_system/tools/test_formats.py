@@ -12,7 +12,7 @@ import pytest
 
 from agent_system import AgentSystemError, BaseAgent
 from agent_system.tools import ToolAgent, calculator, make_tool, python, runs_programs, search_tool
-from agent_system.tools.formats import ToolRequest, check_format, detect_format, read_calls, split_calls
+from agent_system.tools.formats import ToolRequest, check_format, read_calls, split_calls, syntaxes_of
 from agent_system.tools.tool import ToolInputError
 
 CALL = '{"name": "f", "arguments": {"x": 1}}'
@@ -38,7 +38,7 @@ LLAMA = '{"name": "f", "parameters": {"x": 1}}'
     ],
 )
 def test_calls_are_read_in_each_format(tool_format: str, text: str, expected: int) -> None:
-    calls = read_calls(text, tool_format)
+    calls = read_calls(text, syntaxes_of(tool_format))
     assert [(c.name, c.arguments, c.error) for c in calls] == [("f", {"x": 1}, "")] * expected
 
 
@@ -46,21 +46,18 @@ def test_a_tag_in_an_argument_ends_no_call() -> None:
     arguments = {"x": "a </tool_call> b <tool_call> c"}
     call = f"<tool_call>\n{json.dumps({'name': 'f', 'arguments': arguments})}\n</tool_call>"
     cut = f"<tool_call>{CALL[:-1]} <tool_call>{CALL} then</tool_call>"
-    assert split_calls(f"go {call}{cut}{call} on", "hermes") == (f"go {cut} on", [ToolRequest("f", arguments)] * 2)
-    assert [request.error == "" for request in read_calls(call + cut + call, "hermes")] == [True, False, False, True]
+    assert split_calls(f"go {call}{cut}{call} on", syntaxes_of("hermes")) == (f"go {cut} on", [ToolRequest("f", arguments)] * 2)
+    assert [request.error == "" for request in read_calls(call + cut + call, syntaxes_of("hermes"))] == [True, False, False, True]
 
 
 @pytest.mark.parametrize("text", ['{"name": "f", "parameters": {', '[{"name": 1}]', '{"name": "f", "parameters": ' + "[" * 9000])
 def test_a_malformed_call_is_no_answer(text: str) -> None:
-    (call,) = read_calls(text, "llama3")
+    (call,) = read_calls(text, syntaxes_of("llama3"))
     assert call.error
 
 
-def test_the_format_is_that_of_the_template() -> None:
-    assert detect_format("{{ tools }} <tool_call>") == detect_format("{{ messages }}") == "hermes"
-    assert detect_format('{% if tools %}{"name": function name, "parameters": ...}') == "llama3"
-    assert detect_format("{% if tools %}[TOOL_CALLS]") == "json"
-    with pytest.raises(AgentSystemError, match="hermes, llama3, json, found 'xml'"):
+def test_an_unknown_format_is_named_with_those_that_there_are() -> None:
+    with pytest.raises(AgentSystemError, match=r"hermes, llama3, json, .*found 'xml'"):
         check_format("xml")
 
 

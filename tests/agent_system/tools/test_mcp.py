@@ -121,6 +121,23 @@ def test_errors_are_results_and_the_death_of_a_server_costs_its_episode() -> Non
     assert children() <= before
 
 
+def test_every_block_of_a_result_is_shown() -> None:
+    kinds = {
+        "structured": '{"sum": 7}',
+        "both": "seven",
+        "resource": "a memo",
+        "blob": "(resource memo://2)",
+        "link": "(resource_link memo://3)",
+        "image": "(image that is not shown)",
+        "nothing": "",
+        "error": 'error: result failed: {"cause": "no luck"}',
+        "silent error": "error: result failed: result reported an error without a cause",
+    }
+    episodes = play(McpServer(COMMAND, scope="run"), lambda asked: call("result", kind=asked), *kinds)
+    shown = dict(zip(kinds, (episode.answer for episode in episodes), strict=True))
+    assert shown == kinds
+
+
 def test_a_server_gets_no_environment_but_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SECRET_TOKEN", "1")
     (episode,) = play(McpServer(COMMAND, env={"GIVEN": "1"}), lambda asked: call("environment"), "a")

@@ -113,3 +113,45 @@ def test_a_source_without_a_reward_is_refused_unless_a_function_scores() -> None
 
 def test_the_environment_passes_the_conformance_test() -> None:
     check_env(lambda seed: DataSourceEnv(seed=seed), task_from_row(row("math_dapo")), ["Answer: 42"], team_range=(-1, 1))
+
+
+def program_score(truth: dict[str, object], reply: str) -> float:
+    env = DataSourceEnv(DataSourceOptions(programs=True))
+    env.reset(task_from_row(row("codecontests") | {"reward_model": {"ground_truth": json.dumps(truth)}}))
+    return float(asyncio.run(env.step(reply)).team)
+
+
+ADD = "def add(a, b):\n    return a + b"
+CALLS = {"fn_name": "add", "inputs": ["1\n2", "3\n4"], "outputs": ["3", "7"]}
+
+
+@pytest.mark.parametrize(
+    ("truth", "reply", "reward"),
+    [
+        (CALLS, ADD, 1), (CALLS, "def add(a, b):\n    return 3", 0.5),
+        (CALLS, "class Solution:\n    def add(self, a: int, b: int) -> int:\n        return a + b", 1),
+        (CALLS, "from __future__ import annotations\ndef add(a: List[int], b) -> int:\n    return int(math.sqrt((a + b) ** 2))", 1),
+        (CALLS | {"inputs": [[1, 2], [3, 4]], "outputs": [[3], [7]]}, ADD, 1),
+        (CALLS | {"inputs": ['"a"\n"b"'], "outputs": ['"ab"']}, ADD, 1), (CALLS | {"inputs": ["[1]\n[2]"], "outputs": ["[1, 2]"]}, ADD, 1),
+        (CALLS | {"inputs": ["[1]\n[2]"], "outputs": ["[[1, 2]]"]}, ADD, 1), (CALLS | {"outputs": [3, 7]}, ADD, 1),
+        (CALLS | {"inputs": ["true\nfalse"], "outputs": ["1"]}, ADD, 1), (CALLS | {"inputs": ["null\n1"], "outputs": ["1"]}, ADD, 0),
+        ({"inputs": ["1 2\n"], "outputs": [3]}, "print(sum(map(int, input().split())))", 1),
+        ({"inputs": [["1", "2"]], "outputs": [["3", "4"]]}, "print(int(input()) + int(input()))\nprint(4)", 1),
+        ({"inputs": ["16\n"], "outputs": ["4"]}, "print(isqrt(int(sys.stdin.readline())))", 1),
+        ({"inputs": ["1\n"], "outputs": ["2"]}, "print(1)", 0),
+    ],
+)  # fmt: skip
+def test_tests_in_verls_form_and_programs_in_the_form_of_its_judge_are_scored(truth, reply, reward) -> None:
+    try:
+        configure(SandboxConfig(min_level="rlimits", workers=1))
+        assert program_score(truth, reply) == reward
+    finally:
+        close_shared()
+
+
+@pytest.mark.parametrize("box", [r"\boxed{42}", r"\fbox{42}", r"\boxed 42", r"$\boxed 42$.", r"\fbox {42}", r"\boxed {42}"])
+def test_every_kind_of_box_is_read(box: str) -> None:
+    env = DataSourceEnv()
+    env.reset(task_from_row(row("lighteval/MATH")))
+    assert asyncio.run(env.step(f"So it is {box}")).team == 1
+    assert asyncio.run(env.step(f"So it is {box.replace('42', 'x')}")).team == 0

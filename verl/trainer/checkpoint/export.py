@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from verl.models.loader import build_causal_lm, tokenizer_to_save, without_progress_bars
+from verl.models.loader import add_turn_ends, build_causal_lm, tokenizer_to_save, without_progress_bars
 from verl.models.lora import lora_spec, peft_config, write_adapter
 from verl.trainer.checkpoint.model_card import policy_card, team_card
 from verl.trainer.checkpoint.saved_run import SavedRun
@@ -61,20 +61,21 @@ def write_policy(saved: SavedRun, spec: WorkerGroupSpec, adapter: str | None, fo
         shutil.copytree(copy, folder)
         return
     with without_progress_bars():
-        if adapter is None:
-            _write_model(saved, spec, folder)
-        else:
-            _write_adapter(saved, spec, adapter, folder)
         model = spec.config.model
         tokenizer = tokenizer_to_save(model.tokenizer_path or spec.model_path, trust_remote_code=model.trust_remote_code)
+        if adapter is None:
+            _write_model(saved, spec, folder, tokenizer)
+        else:
+            _write_adapter(saved, spec, adapter, folder)
         tokenizer.save_pretrained(folder)
 
 
-def _write_model(saved: SavedRun, spec: WorkerGroupSpec, folder: Path) -> None:
+def _write_model(saved: SavedRun, spec: WorkerGroupSpec, folder: Path, tokenizer: Any) -> None:
     whole = {name: value for piece in saved.weights(spec, None, PIECE_BYTES) for name, value in piece.items()}
     dtype = next(iter(whole.values())).dtype
     with torch.device("meta"):
         model = _build(spec, dtype)
+    add_turn_ends(model, tokenizer)
     model.save_pretrained(folder, state_dict=whole)
 
 

@@ -24,7 +24,6 @@ CONFIG_NAME = "ppo_trainer"
 KEYS = keys(RunConfig)
 SECTIONS = {name.rsplit(".", i)[0] for name in KEYS for i in range(1, name.count(".") + 1)}
 # Mappings with keys of the user: options of a workflow or an environment, or names of agents or worker groups.
-FREE_FORM = tuple(f"{name}." for name, key in KEYS.items() if isinstance(key.default, dict))
 
 
 @cache
@@ -101,7 +100,7 @@ def prepare(given: Sequence[str]) -> Command:
     for override in command.overrides:
         check_override(override)
     overrides = [*(f"{key}={value}" for key, value in command.defaults.items()), *expand_presets(command.overrides)]
-    command.overrides = [f"++{o.lstrip('+')}" if o.lstrip("+").replace("=", ".", 1).startswith(FREE_FORM) else o for o in overrides]
+    command.overrides = free_form(overrides)
     if command.upstream:
         command.leave_out([key for key in _without_effect(command.overrides) if key.startswith(MAY_HAVE_NO_EFFECT)])
     return command
@@ -133,6 +132,20 @@ def _without_effect(overrides: Sequence[str]) -> list[str]:
         return without_effect(config, build_placement(config.agent, config.actor_rollout_ref))
     except ValueError:  # reported by the checks of the run
         return []
+
+
+def free_form_sections(known: Mapping[str, Key]) -> tuple[str, ...]:
+    """Return the names of the keys whose own keys are free, each with a dot behind it."""
+    return tuple(f"{name}." for name, key in known.items() if isinstance(key.default, dict))
+
+
+FREE_FORM = free_form_sections(KEYS)
+
+
+def free_form(overrides: Sequence[str], sections: tuple[str, ...] = FREE_FORM) -> list[str]:
+    """Return overrides with `++` before those of free-form sections, whole or key by key."""
+    bare = [(override, override.lstrip("+")) for override in overrides]
+    return [f"++{name}" if name.replace("=", ".", 1).startswith(sections) else override for override, name in bare]
 
 
 def check_override(override: str, known: Mapping[str, Key] = KEYS) -> None:

@@ -24,7 +24,7 @@ TEMPLATE_ARGUMENTS = (
 )  # fmt: skip
 
 
-def _template_kwargs(given: Mapping[str, Any]) -> Mapping[str, Any]:
+def template_kwargs(given: Mapping[str, Any]) -> Mapping[str, Any]:
     if taken := sorted({*TEMPLATE_ARGUMENTS} & {*given}):
         raise ValueError(f"{taken[0]} is set by the run; expected variables of the model's chat template")
     if not isinstance(given.get("chat_template", ""), str):
@@ -49,7 +49,7 @@ class DataConfig:
     max_response_length: int = key(512, "maximum length of a reply, in tokens", ge=1)
     filter_overlong_prompts: bool = key(True, "drop (and count) tasks whose prompt is too long; false: they are an error")
     apply_chat_template_kwargs: dict[str, Any] = key(
-        {}, "additional arguments of the chat template, e.g. enable_thinking=false for Qwen3", check=_template_kwargs
+        {}, "additional arguments of the chat template, e.g. enable_thinking=false for Qwen3", check=template_kwargs
     )
     shuffle: bool = key(True, "shuffle the training tasks in every epoch")
     seed: int = key(0, "random seed of data order, environments, sampling and mini-batch shuffles", ge=0, le=2**32 - 1)

@@ -1,9 +1,10 @@
 """Every key of a supervised fine-tuning run: its type, default and meaning. Imports no torch."""
 
 from dataclasses import dataclass
-from typing import Optional
+from typing import Any, Optional
 
 from verl.trainer.config.model import check_betas
+from verl.trainer.config.run import template_kwargs
 from verl.trainer.config.spec import key, section
 
 
@@ -17,9 +18,16 @@ class SFTModelConfig:
 @dataclass
 class SFTDataConfig:
     train_files: list[str] = key([], "parquet or jsonl files with a column of chat messages")
-    messages_key: str = key("messages", "column with the chat messages; the loss is on assistant messages")
+    messages_key: str = key(
+        "messages", "column with the chat messages; the loss is on those of the assistant without weight=0 (or loss_mask, train)"
+    )
     tools_key: str = key(
         "tools", "column with the tools of a conversation, for the chat template: JSON schemas, or their JSON text; may be absent"
+    )
+    apply_chat_template_kwargs: dict[str, Any] = key(
+        {},
+        "additional arguments of the chat template, as those of reinforcement learning, e.g. enable_thinking=false for Qwen3",
+        check=template_kwargs,
     )
     max_length: int = key(1024, "maximum length of a conversation, in tokens; longer ones are dropped and counted", ge=1)
     shuffle: bool = key(True, "shuffle in every epoch; false keeps the order of the files, for a curriculum")

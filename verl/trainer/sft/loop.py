@@ -11,14 +11,18 @@ import time
 from pathlib import Path
 
 import torch
+from torch import nn
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from verl.models.path import absolute_model_path
 from verl.trainer.config.spec import check_values
+from verl.trainer.sft.chats import Chat, read_chats
 from verl.trainer.sft.config import SFTConfig
-from verl.trainer.sft.data import IGNORED_LABEL, Chat, Conversation, batches, collate, encode, read_chats
+from verl.trainer.sft.data import IGNORED_LABEL, Conversation, batches, collate
+from verl.trainer.sft.encoding import ChatEncoder
 from verl.trainer.sft.optim import build_optimizers
+from verl.utils.dataset.files import DatasetError
 
 logger = logging.getLogger(__name__)
 
@@ -28,9 +32,19 @@ def assistant_loss(model: PreTrainedModel, input_ids: torch.Tensor, labels: torc
 
     Logits are computed for labelled positions only, which saves most of the head's computation for long prompts.
     """
-    hidden = model.base_model(input_ids=input_ids[:, :-1]).last_hidden_state
     wanted = labels[:, 1:] != IGNORED_LABEL
-    logits = model.get_output_embeddings()(hidden[wanted])
+    head = model.get_output_embeddings()
+
+    def choose(module: nn.Module, given: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor]:
+        (hidden,) = given
+        return (hidden[wanted][None],)
+
+    # Whatever the model does with the logits after its head (scales, caps, biases) is done by the model.
+    hook = head.register_forward_pre_hook(choose)
+    try:
+        logits = model(input_ids=input_ids[:, :-1], use_cache=False).logits[0]
+    finally:
+        hook.remove()
     return F.cross_entropy(logits.float(), labels[:, 1:][wanted])
 
 
@@ -40,8 +54,8 @@ def run_sft(config: SFTConfig) -> dict[str, float]:
     The folder is written under a temporary name and renamed, so that it exists only if it is complete.
 
     Raises:
-        ValueError: a key is missing or invalid (ConfigError), or the data is empty.
-        FileNotFoundError: the model folder or a data file does not exist.
+        ValueError: a key is missing or invalid (ConfigError), or the data cannot be used (DatasetError).
+        FileNotFoundError: the model folder does not exist.
         FileExistsError: the output folder exists.
     """
     check_values(config)
@@ -50,7 +64,9 @@ def run_sft(config: SFTConfig) -> dict[str, float]:
     if config.trainer.num_threads > 0:
         torch.set_num_threads(config.trainer.num_threads)
     model, tokenizer = _load(config)
-    rows = _encode_all(chats, tokenizer, config.data.max_length)
+    encoder = ChatEncoder(tokenizer, config.data.apply_chat_template_kwargs)
+    rows = _encode_all(chats, encoder, config.data.max_length)
+    _end_generation(model, tokenizer, rows)
     aside = out.with_name(out.name + ".partial")
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
@@ -124,14 +140,41 @@ def _load(config: SFTConfig) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     return model.to(device), tokenizer  # type: ignore[arg-type]  # a decorator of transformers hides the signature
 
 
-def _encode_all(chats: list[Chat], tokenizer: PreTrainedTokenizerBase, max_length: int) -> list[Conversation]:
-    rows = [encode(chat, tokenizer) for chat in chats]
+def _encode_all(chats: list[Chat], encoder: ChatEncoder, max_length: int) -> list[Conversation]:
+    """Return the sequences that are trained, and log what was left out. Raise DatasetError if nothing is left."""
+    encoded = [encoder.encode(chat) for chat in chats]
+    rows = [row for sequences in encoded for row in sequences]
     kept = [row for row in rows if len(row.input_ids) <= max_length]
+    if untrained := sum(not sequences for sequences in encoded):
+        logger.warning("sft: %d of %d conversations have no message to train (weight, loss_mask)", untrained, len(chats))
+    if more := sum(len(sequences) > 1 for sequences in encoded):
+        logger.info(
+            "sft: %d conversations are trained in several sequences, %d in all: the chat template shows their earlier replies in "
+            "another way later",
+            more,
+            len(rows),
+        )
+    for name, count in encoder.unseen.items():
+        logger.warning("sft: the chat template does not show %r of %d messages, which is not trained", name, count)
     if len(kept) < len(rows):
-        logger.warning("sft: dropped %d of %d conversations longer than data.max_length=%d", len(rows) - len(kept), len(rows), max_length)
+        dropped = len(rows) - len(kept)
+        logger.warning("sft: dropped %d of %d conversations longer than data.max_length=%d", dropped, len(rows), max_length)
+    if not rows:
+        raise DatasetError("no message to train: every one has weight=0 (or loss_mask, train)")
     if not kept:
-        raise ValueError(f"every conversation is longer than data.max_length={max_length} tokens")
+        raise DatasetError(f"every conversation is longer than data.max_length={max_length} tokens")
     return kept
+
+
+def _end_generation(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, rows: list[Conversation]) -> None:
+    """Add the special tokens that end the trained replies to those that end generation: the template's may be others."""
+    config = model.generation_config
+    known = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
+    ends = {row.input_ids[-1] for row in rows} & tokenizer.added_tokens_decoder.keys()
+    if more := sorted(ends - {*known}):
+        config.eos_token_id = [*(token for token in known if token is not None), *more]
+        names = ", ".join(map(str, tokenizer.convert_ids_to_tokens(more)))
+        logger.info("sft: %s, which ends replies of the chat template, ends generation", names)
 
 
 def _total_steps(config: SFTConfig, num_rows: int) -> int:

@@ -37,7 +37,7 @@ def read_rows(path: str | os.PathLike[str]) -> list[Row]:
     if file.suffix == ".jsonl":
         return _read_jsonl(file)
     if file.suffix == ".json":
-        return _objects(file, _parse(file, file.read_text(encoding="utf-8"), "content"))
+        return _read_json(file)
     raise DatasetError(f"{file}: suffix {file.suffix!r} is not one of {', '.join(SUFFIXES)}")
 
 
@@ -71,21 +71,56 @@ def _read_parquet(file: Path) -> list[Row]:
     try:
         # ParquetFile instead of read_table: hive-style folder names must not become columns.
         with pyarrow.parquet.ParquetFile(file) as table:
-            return table.read().to_pylist()
+            return [{name: _without_nulls(cell) for name, cell in row.items()} for row in table.read().to_pylist()]
     except pyarrow.ArrowInvalid as error:
         raise DatasetError(f"{file}: not a readable parquet file ({error})") from error
 
 
+def _without_nulls(value: Any) -> Any:
+    """Return a cell without the null fields of its structs: a field that one row has is null in all rows that lack it."""
+    if isinstance(value, dict):
+        return {name: _without_nulls(item) for name, item in value.items() if item is not None}
+    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
+
+
 def _read_jsonl(file: Path) -> list[Row]:
-    with file.open(encoding="utf-8") as lines:
-        return _objects(file, [_parse(file, line, f"line {number}") for number, line in enumerate(lines, 1) if line.strip()])
+    return _objects(file, _parse_lines(file, file.read_bytes()))
 
 
-def _parse(file: Path, text: str, where: str) -> Any:
+def _read_json(file: Path) -> list[Row]:
+    """Read a list of objects, or the lines of a jsonl file under another name."""
+    content = file.read_bytes()
+    text = _decoded(file, content, 1)
     try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise DatasetError(f"{file}, {where}: not JSON ({error})") from error
+        rows = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, json.JSONDecodeError) and error.msg == "Extra data":
+            return _objects(file, _parse_lines(file, content))
+        raise DatasetError(f"{file}: not JSON ({error})") from error
+    return _objects(file, rows)
+
+
+def _parse_lines(file: Path, content: bytes) -> list[Any]:
+    """Return the value of every line that is not blank."""
+    rows = []
+    for number, line in enumerate(content.splitlines(), 1):
+        if text := _decoded(file, line, number).strip():
+            try:
+                rows.append(json.loads(text))
+            except (ValueError, RecursionError) as error:
+                raise DatasetError(f"{file}, line {number}: not JSON ({error})") from error
+    return rows
+
+
+def _decoded(file: Path, content: bytes, line: int) -> str:
+    """Return UTF-8 as text without a byte order mark; `line` is the number of the first line."""
+    try:
+        return content.decode("utf-8-sig" if line == 1 else "utf-8")
+    except UnicodeDecodeError as error:
+        line += content[: error.start].count(b"\n")
+        raise DatasetError(
+            f"{file}, line {line}: byte 0x{content[error.start]:02x} is not UTF-8; convert the file, e.g. with iconv -t UTF-8"
+        ) from error
 
 
 def _objects(file: Path, rows: Any) -> list[Row]:

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data import Dataset
 
 from verl.trainer.config import DataConfig
+from verl.utils.chat_template import template_cause
 from verl.utils.dataset.files import DatasetError, Row, read_rows
+from verl.utils.dataset.messages import EXPECTED, check_text, parse_cell, read_messages, read_object
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -69,7 +71,11 @@ class RLHFDataset(Dataset[Row]):
         self.needs_ground_truth = needs_ground_truth
         if not self.data_files:
             raise DatasetError("no data files: set data.train_files and data.val_files to parquet or jsonl files")
-        rows = [self._checked(row, file, number) for file in self.data_files for number, row in enumerate(read_rows(file))]
+        rows: list[Row] = []
+        self._first_rows: list[tuple[int, str]] = []
+        for file in self.data_files:
+            self._first_rows.append((len(rows), file))
+            rows += [self._checked(row, f"{file}, row {number}") for number, row in enumerate(read_rows(file))]
         for index, row in enumerate(rows):
             row.update(index=index, task_id=f"{row['data_source']}:{index}")
         if not rows:
@@ -96,30 +102,38 @@ class RLHFDataset(Dataset[Row]):
     def __getitem__(self, item: int) -> Row:
         return dict(self.rows[item])
 
-    def _checked(self, row: Row, file: str, number: int) -> Row:
-        where = f"{file}, row {number}"
-        messages = row.get(self.prompt_key)
-        if isinstance(messages, str):
-            messages = [{"role": "user", "content": messages}]
-        if not messages or not all(isinstance(m, dict) and m.get("role") and isinstance(m.get("content"), str) for m in messages):
-            raise DatasetError(
-                f"{where}: column {self.prompt_key!r} (data.prompt_key) must hold chat messages "
-                f'[{{"role": "user", "content": "..."}}], found {messages!r:.120}; columns: {", ".join(row)}'
-            )
-        truth = (row.get("reward_model") or {}).get("ground_truth")
+    def _place(self, index: int) -> str:
+        """Return file and row of a position over all files."""
+        first, file = max((first, file) for first, file in self._first_rows if first <= index)
+        return f"{file}, row {index - first}"
+
+    def _checked(self, row: Row, where: str) -> Row:
+        column = f"{where}: column {self.prompt_key!r} (data.prompt_key)"
+        prompt = parse_cell(row.get(self.prompt_key))
+        if isinstance(prompt, str) and prompt.strip():
+            prompt = [{"role": "user", "content": prompt}]
+        if prompt is None:
+            raise DatasetError(f"{column} is empty; {EXPECTED}; columns: {', '.join(row)}")
+        messages = read_messages(prompt, column)
+        judged = read_object(row.get("reward_model"), f"{where}: column 'reward_model'")
+        extra = read_object(row.get("extra_info"), f"{where}: column 'extra_info'")
+        truth = (judged or {}).get("ground_truth")
         if self.needs_ground_truth and (truth is None or truth == ""):
             raise DatasetError(
-                f"{where}: no ground truth; reward_model.ground_truth must be set, found {row.get('reward_model')!r:.120} (an environment "
-                "that does not need it sets `needs_ground_truth = False`)"
+                f"{where}: no ground truth; reward_model.ground_truth must be set, found {row.get('reward_model')!r:.120} "
+                "(an environment that does not need it sets `needs_ground_truth = False`)"
             )
-        return {**row, "data_source": row.get("data_source") or "unknown", "raw_prompt": list(messages)}
+        check_text(truth, f"{where}: reward_model.ground_truth")
+        source = row.get("data_source") or "unknown"
+        read = {"reward_model": judged, "extra_info": extra}
+        return {**row, **{k: v for k, v in read.items() if k in row}, "data_source": source, "raw_prompt": messages}
 
     def _fitting(self, rows: list[Row], measures: Sequence[PromptMeasure], config: DataConfig) -> list[Row]:
         fits = [True] * len(rows)
         for measure in measures:
             lengths: list[int] = []
             for start in range(0, len(rows), TOKENIZE_ROWS):
-                lengths += measure.lengths(rows[start : start + TOKENIZE_ROWS])
+                lengths += self._measured(measure, rows[start : start + TOKENIZE_ROWS])
             longest = max(range(len(rows)), key=lengths.__getitem__)
             if not config.filter_overlong_prompts and lengths[longest] > measure.limit:
                 raise DatasetError(
@@ -128,6 +142,20 @@ class RLHFDataset(Dataset[Row]):
                 )
             fits = [fit and length <= measure.limit for fit, length in zip(fits, lengths, strict=True)]
         return [row for row, fit in zip(rows, fits, strict=True) if fit]
+
+    def _measured(self, measure: PromptMeasure, rows: Sequence[Row]) -> Sequence[int]:
+        """Return the lengths of prompts. Raise DatasetError naming the row whose messages the chat template refuses."""
+        try:
+            return measure.lengths(rows)
+        except Exception as error:  # a template raises what it likes; what others raise goes on
+            cause = template_cause(error)
+            if cause is None:
+                raise
+            if len(rows) > 1:
+                return [length for row in rows for length in self._measured(measure, [row])]
+            raise DatasetError(
+                f"{self._place(rows[0]['index'])}: the chat template cannot show the prompt for {measure.name}: {cause}"
+            ) from error
 
 
 def _limit(tokens: int, config: DataConfig) -> str:

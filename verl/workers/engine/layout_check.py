@@ -7,15 +7,15 @@ each other, and are run twice.
 
 from __future__ import annotations
 
-import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
 import torch
 
+from verl.models.fingerprint import configuration_key
 from verl.models.loader import is_flash_attention_usable
 from verl.models.miniature import MiniatureError, miniature, miniature_model, one_thread
 from verl.workers.engine.attention import PACKED_ATTENTION, register_packed_attention
@@ -32,6 +32,8 @@ FP32_BOUND = 1e-4
 ROUNDING_FACTOR = 4.0
 # Pairs of prompt and response: on both sides of a window of 8 and of a limit of 32 positions, two beyond both.
 ROW_LENGTHS = ((3, 2), (6, 8), (20, 20), (33, 22))
+
+OWN_ROWS = 3  # of these, for a model with its own weights, whose windows and limits no short row reaches
 
 
 class LayoutError(ValueError):
@@ -86,7 +88,7 @@ def choose_layout(
     Raises:
         LayoutError: no layout is exact; the message says by how much each differs, and which keys allow another.
     """
-    text = json.dumps(config.to_dict(), sort_keys=True, default=str)
+    text = configuration_key(config)
     flash = attention in (AUTO, "flash_attention_2") and is_flash_attention_usable(device, dtype)
     choice = _choose(_Hashed(text, config), str(use_remove_padding).lower(), attention, device, flash, merge_rows)
     if dtype != torch.float32:
@@ -96,7 +98,7 @@ def choose_layout(
 
 def training_randomness(config: Any) -> str | None:
     """Return one line if a model draws random numbers in transformers' training mode, which the trainer does not use; else None."""
-    text = json.dumps(config.to_dict(), sort_keys=True, default=str)
+    text = configuration_key(config)
     difference = _randomness(_Hashed(text, config))
     if difference < FP32_BOUND:
         return None
@@ -290,6 +292,37 @@ def _in_dtype(model: Any, dtype: torch.dtype) -> Any:
         parameter.data = parameter.data.to(dtype)
     cast_buffers(model, plain)
     return model
+
+
+@torch.no_grad()
+def layout_difference(load: Callable[[str], Any], layout: RowLayout) -> float:
+    """Return the largest difference of log-probs and entropies between a layout and rows run alone, for a model with its own weights.
+
+    Args:
+        load: returns the model, in fp32 and `eval` mode, for the name of an attention implementation.
+        layout: as it is used.
+    """
+    results = []
+    model = None
+    for way in (RowLayout("equal", "eager"), layout):
+        if model is not None and getattr(model, "_supports_attention_backend", False):
+            model.set_attn_implementation(attention_name(way))
+        else:  # its layers are of other classes with another attention
+            model = None
+            model = load(attention_name(way))
+        ropes = RopeState(model)
+        vocab_size = int(model.config.get_text_config().vocab_size)
+        rows = {name: value[:OWN_ROWS] for name, value in rows_to_check(min(256, vocab_size)).items()}
+        lengths = rows["attention_mask"].sum(dim=1).tolist()
+        grids = [torch.zeros(rows["response_mask"].shape) for _ in range(2)]
+        groups = [[row] for row in range(len(lengths))] if way is not layout else layout.groups(lengths)
+        for group in groups:
+            ropes.reset()
+            scores = score_tokens(model, {name: value[group] for name, value in rows.items()}, 1.0, way.form)
+            for grid, values in zip(grids, (scores.log_probs, scores.entropy), strict=True):
+                grid[group] = values
+        results.append(grids)
+    return _largest(results[1], results[0])
 
 
 def attention_name(layout: RowLayout) -> str:

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import torch
 
 from verl.models.fingerprint import configuration_key
-from verl.models.miniature import MiniatureError, miniature_model
+from verl.models.miniature import MiniatureError, miniature_model, one_thread
 from verl.protocol.generate import RolloutError
 from verl.workers.rollout.forward import SlotModel
 from verl.workers.rollout.rows import RowModel
@@ -121,6 +121,7 @@ class _Outcome:
     error: str = ""
 
 
+@one_thread()
 def _check(config: Any) -> list[Serving]:
     """Return the exact ways to serve a model, the faster first; only the last one may be without a limit."""
     name = _name(config)

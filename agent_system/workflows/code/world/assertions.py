@@ -19,6 +19,7 @@ from textwrap import indent
 from typing import Any
 
 from agent_system.sandbox import FunctionCall, Reason, SandboxError, shared_sandbox
+from agent_system.sandbox.jail.callee import STARTER_CLASS
 from agent_system.workflows.code.world.problem import Case
 
 # Sources that run in the sandbox, inside functions, so that they do not collide with names of a program. A program may end in the middle of
@@ -97,7 +98,9 @@ def {ANSWER_NAME}(name, given, typed):
 {indent(VALUES, "    ")}
     args, named = read(given) if typed else (given, {{}})
     before = write(args, named)
-    return answered(globals()[name](*args, **named), before, args, named)
+    found = globals()
+    function = found[name] if name in found else getattr(found["{STARTER_CLASS}"](), name)
+    return answered(function(*args, **named), before, args, named)
 """
 # Runs the assertions. `answer(args, named, reference)` provides the return value of each of their calls, including those by the function's
 # own name. Random numbers are the same in every run, independently of the reference's draws.
@@ -216,12 +219,13 @@ BUILT_IN = frozenset(
 )
 
 
-async def record(reference: str, check: str, function: str) -> tuple[list[Case], int, str] | None:
+async def record(reference: str, check: str, function: str) -> tuple[list[Case], int, str] | str:
     """Run the assertions with the reference.
 
     Returns:
         The distinct calls as tests; the number of calls left out because their arguments or answer cannot be encoded or exceed
-        `sandbox.limits.output_kb`; the special judge that the assertions need, or an empty text. None when the reference fails them.
+        `sandbox.limits.output_kb`; the special judge that the assertions need, or an empty text. When the
+        reference fails them, the cause.
 
     Raises:
         SandboxError: the sandbox failed.
@@ -234,7 +238,8 @@ async def record(reference: str, check: str, function: str) -> tuple[list[Case],
         if result.reason is Reason.SANDBOX:
             raise SandboxError(f"a reference solution could not be run: {result.message}")
         if not result.ok:
-            return None
+            last = result.stderr.strip().rpartition("\n")[2]
+            return f"{result.reason}: {last}" if last else str(result.reason)
         count, page = result.returned()
         calls += page
     written = [(given, answer) for given, answer in calls if '{"$other":' not in json.dumps([given, answer])]

@@ -41,8 +41,10 @@ class Preparation:
     tolerance: float = 1e-6
 
 
-def read_set(name: str, rows: Sequence[Mapping[str, Any]], where: str) -> tuple[list[tuple[int, RawTask]], Counter[str]]:
-    """Return the tasks of a data set with their row numbers, and the number of unreadable ones.
+def read_set(
+    name: str, rows: Sequence[Mapping[str, Any]], where: str, first: dict[str, str] | None = None
+) -> tuple[list[tuple[int, RawTask]], Counter[str]]:
+    """Return the tasks of a data set with their row numbers, and the number of unreadable ones; `first` as for `prepare`.
 
     Raises:
         RowError: a row lacks a column; the message names the row.
@@ -54,13 +56,19 @@ def read_set(name: str, rows: Sequence[Mapping[str, Any]], where: str) -> tuple[
             tasks.append((index, SETS[name][1](row)))
         except RowError as error:
             raise RowError(f"{where}, row {index} is not a row of {name}: {error}; it begins with {dump(row)}") from error
-        except ValueError:
+        except ValueError as error:
             counts[UNREADABLE] += 1
+            if first is not None:
+                first.setdefault(UNREADABLE, f"row {index}: {error}")
     return tasks, counts
 
 
 async def prepare(
-    name: str, rows: Sequence[Mapping[str, Any]], path: Path, preparation: Preparation
+    name: str,
+    rows: Sequence[Mapping[str, Any]],
+    path: Path,
+    preparation: Preparation,
+    first: dict[str, str] | None = None,
 ) -> tuple[list[dict[str, Any]], Counter[str]]:
     """Return rows in verl's schema, in order, and the numbers of tasks kept and dropped by reason.
 
@@ -69,18 +77,21 @@ async def prepare(
         rows: rows of the data set.
         path: source of the rows; its stem is the split.
         preparation: options.
+        first: gets the first row that was dropped for each reason, and what went wrong with it.
 
     Raises:
         RowError: a row lacks a column.
         SandboxError: the sandbox failed.
     """
-    tasks, counts = read_set(name, rows, str(path))
+    tasks, counts = read_set(name, rows, str(path), first)
     made: list[dict[str, Any]] = []
     for start in range(0, len(tasks), CHUNK_SIZE):
         chunk = tasks[start : start + CHUNK_SIZE]
         solved = await asyncio.gather(*(solve(raw, preparation) for _, raw in chunk))
-        for (index, raw), (problem, task_counts) in zip(chunk, solved, strict=True):
+        for (index, raw), (problem, task_counts, cause) in zip(chunk, solved, strict=True):
             counts.update(task_counts)
+            if first is not None and problem is None:
+                first.setdefault(next(iter(+task_counts)), f"row {index}: {cause}")
             if problem is not None:
                 made.append(
                     make_row(
@@ -98,8 +109,8 @@ async def prepare(
     return made, counts
 
 
-async def solve(raw: RawTask, preparation: Preparation) -> tuple[Problem | None, Counter[str]]:
-    """Return the problem of a task whose reference passes its tests, or None, and the counts of `prepare`.
+async def solve(raw: RawTask, preparation: Preparation) -> tuple[Problem | None, Counter[str], str]:
+    """Return the problem of a task whose reference passes its tests, or None, the counts of `prepare`, and what went wrong.
 
     Raises:
         SandboxError: the sandbox failed.
@@ -109,26 +120,32 @@ async def solve(raw: RawTask, preparation: Preparation) -> tuple[Problem | None,
     if not raw.references:
         function, cases = raw.readings[-1]
         kept = Problem(cases[: preparation.max_tests], function) if preparation.without_reference else None
-        return kept, Counter([KEPT if kept else NO_REFERENCE])
+        return kept, Counter([KEPT if kept else NO_REFERENCE]), "--without-reference keeps it"
+    cause = ""
     for function, cases in raw.readings:
         for reference in raw.references[: preparation.max_references]:
             problem = Problem(cases[: preparation.max_tests], function, reference)
-            if all(one.passed for one in await check_program(reference, problem.cases, problem, preparation.tolerance)):
-                return problem, Counter([KEPT])
-    return None, Counter([FAILING])
+            results = await check_program(reference, problem.cases, problem, preparation.tolerance)
+            failed = next((number for number, one in enumerate(results) if not one.passed), None)
+            if failed is None:
+                return problem, Counter([KEPT]), ""
+            found = results[failed]
+            expected = problem.cases[failed].expected
+            cause = cause or f"test {failed}: {found.reason}, found {found.found!r:.120}, expected {expected!r:.80}"
+    return None, Counter([FAILING]), cause
 
 
-async def _recorded(raw: RawTask, preparation: Preparation) -> tuple[Problem | None, Counter[str]]:
+async def _recorded(raw: RawTask, preparation: Preparation) -> tuple[Problem | None, Counter[str], str]:
     """Convert assertions; leave out calls that cannot be encoded or that the reference fails in a separate process."""
     reference = raw.references[0]
     found = await record(reference, raw.check, raw.function)
-    if found is None:
-        return None, Counter([FAILING])
+    if isinstance(found, str):
+        return None, Counter([FAILING]), found
     cases, missing, checker = found
     problem = Problem(tuple(cases[: preparation.max_tests]), raw.function, reference, checker, python_values=True)
     checked = await check_program(reference, problem.cases, problem, preparation.tolerance)
     same = tuple(case for case, one in zip(problem.cases, checked, strict=True) if one.passed)
     counts = Counter({CALLS: missing + len(problem.cases) - len(same)})
     if not same:
-        return None, counts + Counter([NO_JSON])
-    return replace(problem, cases=same), counts + Counter([KEPT])
+        return None, Counter([NO_JSON]) + counts, "arguments or answers of its tests are no values of JSON"
+    return replace(problem, cases=same), counts + Counter([KEPT]), ""

@@ -127,6 +127,6 @@ def _read(given: str, expected: str, function: str) -> Case | None:
     if not function:
         return Case(f"{given.strip()}\n", f"{expected.strip()}\n")
     try:
-        return Case([parse_json(line) for line in given.strip().splitlines() if line.strip()], parse_json(expected.strip()))
+        return Case([parse_json(line) for line in given.strip().split("\n") if line.strip()], parse_json(expected.strip()))
     except ValueError:
         return None

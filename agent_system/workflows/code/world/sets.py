@@ -89,7 +89,7 @@ def live_code_bench(row: Row) -> RawTask:
     if not tests or not all(isinstance(test, Mapping) and {"input", "output"} <= test.keys() for test in tests):
         raise ValueError("tests must be objects with input and output")
     if name:
-        lines = [[line for line in str(test["input"]).splitlines() if line.strip()] for test in tests]
+        lines = [[line for line in str(test["input"]).split("\n") if line.strip()] for test in tests]
         cases = [
             Case([parse_json(line) for line in given], parse_json(str(test["output"]))) for given, test in zip(lines, tests, strict=True)
         ]
@@ -117,7 +117,7 @@ def mbpp(row: Row) -> RawTask:
         raise ValueError("test_list calls no function of code")
     function = called[0]
     setup = row.get("test_setup_code") or _lines(row.get("test_imports") or "", "test_imports")
-    lines = [f"    {function} = candidate", *(f"    {part}" for line in asserts for part in line.splitlines())]
+    lines = [f"    {function} = candidate", *(f"    {part}" for line in asserts for part in line.split("\n"))]
     signature = f"def {function}({ast.unparse(defined[function].args)})"
     question = f"{str(row.get('text') or '') or _text(row, 'prompt')}\n\nThe function is `{signature}`."
     return RawTask(question, (code,), check=f"{setup}\ndef check(candidate):\n" + "\n".join(lines), function=function)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from random import Random
@@ -16,6 +17,9 @@ from agent_system.workflows.farama.world.worlds import World
 from verl.utils.names import did_you_mean
 
 LARGEST_SEED = 2**31
+
+
+_LEGAL = re.compile("legal|valid|available|admissible", re.IGNORECASE)
 
 
 class Game:
@@ -80,6 +84,8 @@ class Game:
             if not legal:
                 raise AgentSystemError(f"the world asks {seat} to act, but its action_mask leaves no legal action")
             return random.choice(legal)
+        if offered := _offered(space, *self.world.view(seat)):
+            return random.choice(offered)
         space = copy.deepcopy(space)
         space.seed(random.randrange(LARGEST_SEED))
         return space.sample()
@@ -97,6 +103,15 @@ class Game:
         for seat, reward in earned.items():
             self.returns[seat] += reward
         return earned
+
+
+def _offered(space: spaces.Space[Any], observation: Any, info: Mapping[str, Any]) -> list[Any]:
+    """Return the legal actions that a game without a mask lists under a name such as `legal_moves`; a random text would end many games."""
+    listed = [*info.items(), *(observation.items() if isinstance(observation, Mapping) else ())]
+    for name, values in listed:
+        if _LEGAL.search(str(name)) and isinstance(values, (list, tuple)) and values and all(value in space for value in values):
+            return list(values)
+    return []
 
 
 def split(observation: Any, info: Mapping[str, Any]) -> tuple[Any, Any]:

@@ -1,11 +1,12 @@
-"""Comparison of an answer with the ground truth: exact where both are numbers, by math-verify in another process otherwise."""
+"""Comparison of an answer with the ground truth: exact where both are numbers, by value in another process otherwise."""
 
 from __future__ import annotations
 
 from functools import lru_cache
 
-from agent_system.workflows.math.world.exact import exact_number, letters_after, same_text
+from agent_system.workflows.math.world.exact import exact_number
 from agent_system.workflows.math.world.grader_pool import Approximate, GraderPool, Verdict
+from agent_system.workflows.math.world.latex import same_text
 
 MAX_ANSWER_CHARS = 1000
 
@@ -29,13 +30,13 @@ def quick_grade(answer: str, truth: str, tolerance: float = 0.0) -> Verdict | No
     """
     if not answer.strip() or len(answer) > MAX_ANSWER_CHARS:
         return Verdict.DIFFERENT
-    left, right = exact_number(answer), exact_number(truth)
+    if same_text(answer, truth):
+        return Verdict.EQUAL
+    left = exact_number(answer)
+    right = exact_number(truth)
     if left is not None and right is not None:
         return Verdict.EQUAL if left.equals(right, tolerance) else Verdict.DIFFERENT
-    letters = letters_after(answer), letters_after(truth)
-    if None not in letters and letters[0] != letters[1]:
-        return Verdict.DIFFERENT  # the grader treats some letters as units: `2.5 ab` would equal 2.5
-    return Verdict.EQUAL if same_text(answer, truth) else None
+    return None
 
 
 async def grade(answer: str, truth: str, pool: GraderPool, tolerance: float = 0.0) -> Verdict:

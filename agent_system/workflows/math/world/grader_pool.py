@@ -31,7 +31,7 @@ CACHE_SIZE = 4096
 
 
 class GraderError(RuntimeError):
-    """A grader process cannot be started (math-verify is missing, the process limit is reached). Unreadable answers do not raise it."""
+    """A grader process cannot be started (its parser is missing, the process limit is reached). Unreadable answers do not raise it."""
 
 
 class Verdict(Enum):
@@ -184,8 +184,8 @@ class _GraderProcess:
         if self._line(START_TIMEOUT_S) is None:
             self.kill()
             raise GraderError(
-                f"a math grader did not start (exit code {self._child.returncode}); is math-verify installed? "
-                f"pip install math-verify, then try: {sys.executable} {SCRIPT} 3 {MEMORY_BYTES}"
+                f"a math grader did not start (exit code {self._child.returncode}); is latex2sympy2_extended installed? "
+                f"pip install latex2sympy2_extended, then try: {sys.executable} {SCRIPT} 3 {MEMORY_BYTES}"
             )
 
     def compare(self, answer: str, truth: str, number: Approximate | None) -> Verdict:

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from agent_system.errors import AgentSystemError
 from agent_system.projection import last_boxed
+
+# Words that sets write where a problem has no answer that can be compared.
+NO_ANSWERS = {"proof", "notfound", "not found", "none", "n/a", "na", "nan", "null"}
+_GSM8K = re.compile(r"(?:^|\n)\s*####\s*(.+?)\s*\Z")
+
+
+def names_no_answer(answer: str) -> bool:
+    """Return whether an answer says that there is none, such as "proof" for a problem that asks for one."""
+    return answer.strip().strip("\"'.$").lower() in NO_ANSWERS
 
 
 def make_row(problem: str, ground_truth: str, *, data_source: str, split: str, index: int, **extra: Any) -> dict[str, Any]:
@@ -36,14 +46,29 @@ def make_row(problem: str, ground_truth: str, *, data_source: str, split: str, i
     }
 
 
-def find_answer(row: Mapping[str, Any]) -> str:
-    r"""Return the final answer of a MATH-style row: its `answer`, else the last `\boxed{}` of its `solution`; empty if there is none.
+def find_problem(row: Mapping[str, Any]) -> str:
+    """Return the question of a row: its `problem` or `question`, else the user's messages of its `prompt`."""
+    text = row.get("problem") or row.get("question")
+    messages = row.get("prompt")
+    if not text and isinstance(messages, list):
+        text = "\n\n".join(str(m.get("content") or "") for m in messages if isinstance(m, Mapping) and m.get("role") == "user")
+    return str(text or "" if text or isinstance(messages, list) else messages or "").strip()
 
-    The answers of a list are joined by commas.
+
+def find_answer(row: Mapping[str, Any]) -> str:
+    r"""Return the final answer of a MATH-style row: its `answer`, its ground truth in verl's schema, else the last `\boxed{}` of its
+    `solution`; empty if there is none.
+
+    The answers of a list are joined by commas. Of an answer that is a whole solution of GSM8K, it is what follows `####`.
     """
     answer = row.get("answer", row.get("final_answer"))
     if isinstance(answer, list):
         answer = ", ".join(str(one) for one in answer)
     if answer is not None and str(answer).strip():
-        return last_boxed(str(answer)) or str(answer).strip()
+        text = str(answer).strip()
+        marked = _GSM8K.search(text)
+        return last_boxed(text) or (marked[1].replace(",", "") if marked else text)
+    judged = row.get("reward_model")
+    if isinstance(judged, Mapping) and str(judged.get("ground_truth") or "").strip():
+        return str(judged["ground_truth"]).strip()
     return last_boxed(str(row.get("solution") or ""))

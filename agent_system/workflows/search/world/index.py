@@ -29,25 +29,33 @@ class MissingPackageError(AgentSystemError):
 
 
 class BM25Index:
-    """BM25 over words without English stop words (Robertson and Zaragoza 2009; the Lucene variant of the `bm25s` library).
+    """BM25 over stems of English words, and characters of other scripts (Robertson and Zaragoza 2009; Lucene's variant in `bm25s`).
 
     Documents without a word of the query are not returned.
     """
 
     def __init__(self, documents: Sequence[Document]) -> None:
-        """Index the documents. Raises MissingPackageError without `bm25s`."""
+        """Index the documents. Raises MissingPackageError without `bm25s` or its stemmer."""
         try:
             import bm25s
+            import Stemmer  # noqa: F401
         except ImportError as error:
-            raise MissingPackageError("BM25", "bm25s", "search") from error
-        self._library = bm25s
+            raise MissingPackageError("BM25", "PyStemmer" if error.name == "Stemmer" else "bm25s", "search") from error
+        from agent_system.workflows.search.world.words import Words
+
+        self._words = Words()
         self._count = len(documents)
+        self._numbers: dict[str, int] = {"": 0}
+        numbered = [self._numbered(document.contents) for document in documents]
         self._index = bm25s.BM25()
-        self._index.index(bm25s.tokenize([d.contents for d in documents], show_progress=False), show_progress=False)
+        self._index.index(bm25s.tokenization.Tokenized(numbered, self._numbers), show_progress=False)
+
+    def _numbered(self, text: str) -> list[int]:
+        return [self._numbers.setdefault(word, len(self._numbers)) for word in self._words.of(text)]
 
     def search(self, queries: Sequence[str], topk: int) -> list[Hits]:
         """See `Index.search`."""
-        words = self._library.tokenize(list(queries), return_ids=False, show_progress=False)
+        words = [[word for word in self._words.of(query) if word in self._numbers] or [""] for query in queries]
         numbers, scores = self._index.retrieve(words, k=min(topk, self._count), show_progress=False)
         rows = zip(numbers.tolist(), scores.tolist(), strict=True)
         return [[(number, score) for number, score in zip(*row, strict=True) if score > 0] for row in rows]

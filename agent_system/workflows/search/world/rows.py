@@ -10,6 +10,8 @@ from agent_system.workflows.search.world.answers import AnswerError, accepted_an
 
 QUESTION_MARK = "Question:"
 ANSWER_FIELDS = ("golden_answers", "answers", "answer", "possible_answers")
+# Further spellings of the answer, beside it: MuSiQue, 2WikiMultihopQA, TriviaQA's flat form.
+ALIAS_FIELDS = ("answer_aliases", "answers_aliases", "aliases", "normalized_aliases", "possible_aliases")
 # SQuAD's {"text": [...], "answer_start": [...]}, TriviaQA's {"value": ..., "aliases": [...]}.
 ANSWER_PARTS = ("text", "value", "aliases")
 
@@ -55,7 +57,8 @@ def find_answers(row: Mapping[str, Any]) -> list[str]:
         value = row.get(name)
         parts = [value.get(part) for part in ANSWER_PARTS] if isinstance(value, Mapping) else [value]
         if found := [answer for part in parts for answer in _read(name, part)]:
-            return list(dict.fromkeys(found))
+            aliases = [answer for field in ALIAS_FIELDS for answer in _read(field, row.get(field))]
+            return list(dict.fromkeys([*found, *aliases]))
     judged = row.get("reward_model") or {}
     if not isinstance(judged, Mapping):
         raise AnswerError(f'reward_model is {judged!r:.100}, expected {{"style": "rule", "ground_truth": ...}}; put the answers there')

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from agent_system.sandbox import Reason, configure, shared_sandbox
 from agent_system.task import task_from_row
 from agent_system.workflows.code import CODER, TESTER, CodeEnv
-from agent_system.workflows.code.world.prepare import CALLS, FAILING, KEPT, NO_JSON, NO_REFERENCE, Preparation, prepare
+from agent_system.workflows.code.world.prepare import CALLS, FAILING, KEPT, NO_JSON, NO_REFERENCE, UNREADABLE, Preparation, prepare
 from agent_system.workflows.code.world.problem import Problem, read_problem
 from agent_system.workflows.code.world.replies import write_pairs
 from agent_system.workflows.code.world.runs import check_program
@@ -54,6 +55,50 @@ async def test_values_wrapped_in_lists_are_understood_from_the_reference() -> No
     ]
     found, counts = await problems("apps", *rows)
     assert [problem.cases[0].expected for problem in found] == [3, [3]] and counts == {KEPT: 2, FAILING: 1}
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "reason", "cause"),
+    [
+        ("apps", APPS | {"solutions": json.dumps(["print(7 // 0)"])}, FAILING, "row 0: test 0: error, found .*ZeroDivisionError"),
+        ("apps", APPS | {"input_output": "{oops"}, UNREADABLE, "row 0: input_output is not JSON"),
+        ("human_eval", EVEN | {"canonical_solution": "    return 1\n"}, FAILING, "row 0: error: AssertionError"),
+        ("human_eval", EVEN | {"test": "import nowhere\n" + EVEN["test"]}, FAILING, "row 0: error: ModuleNotFoundError: .*nowhere"),
+        ("live_code_bench", LIVE_CODE_BENCH, NO_REFERENCE, "row 0: --without-reference"),
+    ],
+)
+async def test_the_first_row_dropped_for_a_reason_is_told_with_its_cause(name: str, row: Any, reason: str, cause: str) -> None:
+    first: dict[str, str] = {}
+    _, counts = await prepare(name, [row, row], Path("test.jsonl"), Preparation(), first)
+    assert +counts == {reason: 2} and list(first) == [reason]
+    assert re.match(cause, first[reason]), first
+
+
+@pytest.mark.parametrize("starter", ["", "def add(a, b):", "class Solution:\n    def add(self, a: int, b: int) -> int:"])
+@pytest.mark.parametrize(
+    "solution",
+    [
+        "def add(a, b): return a + b",
+        "class Solution:\n    def add(self, a: int, b: int) -> List[int]: return a + b",
+        "class Solution(object):\n    def add(self, a, b): return operator.add(a, b)",
+    ],
+)
+async def test_a_solution_may_have_another_form_than_its_starter(starter: str, solution: str) -> None:
+    calls = {"fn_name": "add", "inputs": [[1, 2], [2, 2]], "outputs": [3, 4]}
+    row = APPS | {"input_output": json.dumps(calls), "solutions": json.dumps([solution]), "starter_code": starter}
+    (problem,), counts = await problems("apps", row)
+    assert counts == {KEPT: 1} and problem.reference == solution
+
+
+async def test_a_starter_is_completed_as_it_is_given() -> None:
+    starter = "class Solution:\n    def total(self, nums: List[int], k: int) -> int:"
+    tests = [{"input": "[1, 2]\n4", "output": "7", "testtype": "functional"}, {"input": '["\u2028"]\n0', "output": "1"}]
+    row = LIVE_CODE_BENCH | {
+        "starter_code": starter, "metadata": json.dumps({"func_name": "total"}),
+        "public_test_cases": json.dumps(tests, ensure_ascii=False),
+    }  # fmt: skip
+    (problem,), _ = await problems("live_code_bench", row, without_reference=True)
+    assert await solves(f"{starter}\n        return sum(nums) + k if k else len(nums)", problem)
 
 
 async def test_tasks_without_a_solution_are_dropped_unless_they_are_wanted() -> None:

@@ -1,6 +1,7 @@
 """Programs on tests, for real in the sandbox; right answers are those of the judge outside, or of a special judge."""
 
 import asyncio
+import json
 import time
 
 import pytest
@@ -51,6 +52,71 @@ async def test_programs_on_standard_input(program: str, right: list[bool]) -> No
 async def test_programs_by_a_call(program: str, right: list[bool]) -> None:
     cases = (Case([[1, 2], 2], [2, 4]), Case([[0.1], 3], [0.3]), Case([[], 1], []))
     assert await passed(program, Problem(cases, "solve")) == right
+
+
+@pytest.mark.parametrize("function", ["total", "Solution.total"])
+@pytest.mark.parametrize(
+    "program",
+    [
+        "class Solution:\n    def total(self, nums: List[int], k: int) -> Optional[int]: return sum(nums) + k",
+        "def total(nums: List[int], k: int) -> int: return sum(nums) + k",
+        "total = lambda nums, k: reduce(add, nums, k)",
+        "class Solution:\n    @staticmethod\n    def total(nums, k): return sum(nums) + k",
+        "class Solution:\n    @cache\n    def f(self, n): return n\n    def total(self, nums, k): return sum(map(self.f, nums)) + k",
+        "solution = Solution = type('S', (), {'total': lambda self, nums, k: sum(nums) + k})()",
+        "from __future__ import annotations\ndef total(nums: List[int], k: Unknown) -> int: return sum(nums) + k",
+        "def helper(nums): return sum(nums)\nclass Solution:\n    def total(self, nums, k): return helper(nums) + k",
+        "def sum(nums): return 6\ndef total(nums, k): return sum(nums) + k",
+        "def total(nums, k):\n    def deep(n): return 0 if n == 0 else 1 + deep(n - 1)\n    return deep(9000) - 9000 + sum(nums) + k",
+    ],
+)
+async def test_a_function_or_a_method_is_the_program_s_own_form(function: str, program: str) -> None:
+    assert await passed(program, Problem((Case([[1, 2, 3], 4], 10),), function)) == [True]
+
+
+@pytest.mark.parametrize("program", ["class Other:\n    def total(self, k): return k", "class Solution:\n    def other(self, k): return k"])
+async def test_no_other_function_is_called(program: str) -> None:
+    (result,) = await check_program(program, (Case([1], 1),), Problem((), "Solution.total"), 1e-6)
+    assert not result.passed and "the program defines no 'Solution.total'" in result.found
+
+
+USUAL = {
+    "sqrt(9) == math.sqrt(9) == 3": True,
+    "Counter('aab').most_common(1)": [["a", 2]],
+    "[*deque([1, 2], maxlen=1)]": [2],
+    "defaultdict(list)[0]": [],
+    "[heappop(x) for x in [[1, 2]]] + [heapq.heappop([4])]": [1, 4],
+    "bisect_left([1, 2], 2) + bisect.bisect([1, 2], 2)": 3,
+    "[*accumulate([1, 2]), *itertools.chain([3])]": [1, 3, 3],
+    "reduce(operator.mul, [2, 3]) + functools.reduce(add, [1])": 7,
+    "inf > 5 and -math.inf < gcd(4, 6) == 2": True,
+    "ascii_lowercase[0] + string.digits[1]": "a1",
+    "re.findall('a', 'aa') + findall('b', 'b')": ["a", "a", "b"],
+    "deepcopy([1]) + copy.copy([2])": [1, 2],
+    "datetime.date(2024, 1, 2).day + timedelta(3).days": 5,
+    "json.loads('[1]') + loads('[2]')": [1, 2],
+    "StringIO('a').read() + io.StringIO('b').read()": "ab",
+    "mean([1, 3]) + statistics.median([1])": 3,
+    "sys.maxsize > 0 and random.random() < 1 and randint(1, 1) == 1": True,
+    "pow(3, -1, 7)": 5,
+    "all([isinstance([], List), List[int], Dict, Tuple, Optional, Set, Any, Union])": True,
+}
+
+
+async def test_usual_names_need_no_import() -> None:
+    program = f"def values(): return [{', '.join(USUAL)}]"
+    (result,) = await check_program(program, (Case([], []),), Problem((), "values"), 1e-6)
+    assert json.loads(result.found) == list(USUAL.values())
+    assert await passed("print(int(math.sqrt(int(input()))), len(deque([1])))", Problem((Case("9", "3 1"),))) == [True]
+    plain = await shared_sandbox().run("print(math.pi)")
+    assert plain.reason is Reason.ERROR and "NameError" in plain.stderr
+
+
+async def test_integers_of_many_digits_are_arguments_and_values() -> None:
+    long = 10**5000 + 7
+    assert await passed("def f(n): return n + 1", Problem((Case([long], long + 1), Case([long], long)), "f")) == [True, False]
+    assert await passed("print(int(input()) + 1)", Problem((Case(f"{long}", f"{long + 1}"),))) == [True]
+    assert await passed("def f(n): return 10 ** 30_000", Problem((Case([1], 1),), "f")) == [False]
 
 
 async def test_a_method_is_called_on_an_object_of_its_class() -> None:

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_system.workflows.math.world.exact import exact_number, same_text
+from agent_system.workflows.math.world.exact import exact_number
+from agent_system.workflows.math.world.latex import same_text
 
 
 @pytest.mark.parametrize(

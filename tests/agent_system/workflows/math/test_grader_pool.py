@@ -125,7 +125,7 @@ def test_missing_grader_says_what_to_install(monkeypatch, tmp_path):
     monkeypatch.setattr(grader_pool, "SCRIPT", broken)
     pool = GraderPool(workers=1)
     for _ in range(2):
-        with pytest.raises(GraderError, match="pip install math-verify"):
+        with pytest.raises(GraderError, match="pip install latex2sympy2_extended"):
             pool.compare_now("1+1", "2")
     pool.close()
 

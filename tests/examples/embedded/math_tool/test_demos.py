@@ -5,7 +5,7 @@ from agent_system.memory import SimpleMemory
 from agent_system.rollout.call import Reply
 from agent_system.rollout.tool_loop import ToolPromptBuilder
 from agent_system.sandbox import shared_sandbox
-from agent_system.tools.formats import read_calls
+from agent_system.tools.formats import read_calls, syntaxes_of
 from agent_system.workflows.math_tool import ReasonerAgent, ToolUserAgent
 from examples.embedded.math.tasks import generate
 from examples.embedded.math_tool.demos import (
@@ -22,7 +22,8 @@ from examples.embedded.math_tool.demos import (
 )
 from verl.models.tiny import train_tokenizer
 from verl.protocol.generate import Generation
-from verl.trainer.sft.data import Chat, encode
+from verl.trainer.sft.chats import Chat
+from verl.trainer.sft.encoding import encode
 
 
 def test_demonstrators_with_habits_fail_often_and_careful_ones_never() -> None:
@@ -43,7 +44,7 @@ def test_both_roles_are_shown_and_every_last_reply_can_be_read() -> None:
 
 async def test_a_program_with_all_steps_is_called_and_prints_the_answer() -> None:
     for problem in generate(20, 4, scale=SCALE):
-        (call,) = read_calls(tool_call(program(problem, len(problem.steps))), "hermes")
+        (call,) = read_calls(tool_call(program(problem, len(problem.steps))), syntaxes_of("hermes"))
         result = await shared_sandbox().run(call.arguments["code"])
         assert not call.error and result.stdout == f"{problem.answer}\n"
 
@@ -55,11 +56,11 @@ def test_the_tokens_of_a_demonstration_are_those_that_the_rollout_shows_and_samp
     builder = ToolPromptBuilder(team.tool, tokenizer, 400)
     for problem in generate(5, 4, scale=SCALE):
         ((asked, called, result, answered),), _ = team.episode(problem, replace(CAREFUL, tool=1.0))
-        row = encode(Chat([asked, called, result, answered], tools([asked])), tokenizer)
+        (row,) = encode(Chat([asked, called, result, answered], tools([asked])), tokenizer)
         prompt = builder.build({"env_prompt": problem.question, "last": {}, "step": 1}, [], SimpleMemory(0))
         ids = tuple(tokenizer(called["content"] + tokenizer.eos_token)["input_ids"])
         reply = Reply(Generation(ids, (0.0,) * len(ids), "stop"), called["content"], team.tool.project(called["content"]), team.tool)
-        following, _ = builder.following(prompt, reply, [result])
+        following, _ = builder.following(prompt, reply, builder.requests_of(reply.text, 0), [result])
         last = tuple(tokenizer(answered["content"] + tokenizer.eos_token)["input_ids"])
         assert (*following.ids, *last) == row.input_ids
         sampled = [*range(len(prompt.ids), len(prompt.ids) + len(ids)), *range(len(following.ids), len(row.input_ids))]

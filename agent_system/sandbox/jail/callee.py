@@ -1,0 +1,87 @@
+"""The tested function of a program, and the names that judges of such programs import before it.
+
+Programs of the other backend get the text of this file too, so it imports nothing of this package.
+"""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import importlib
+import sys
+from types import CodeType
+from typing import Any
+
+# Judges of APPS and LiveCodeBench, and verl's, import these modules and all of their names. Of equal names those of the first count.
+USUAL_MODULES = (
+    "collections", "typing", "math", "itertools", "functools", "heapq", "bisect", "operator", "string", "re", "copy", "datetime", "json",
+    "io", "sys",
+)  # fmt: skip
+# Likewise, but they are imported only for programs that mention one of the names, since that takes long.
+SLOW_MODULES = {
+    "random": "betavariate choice choices expovariate gammavariate gauss getrandbits getstate lognormvariate normalvariate paretovariate "
+    "randbytes randint random randrange sample seed setstate shuffle triangular uniform vonmisesvariate weibullvariate Random SystemRandom",
+    "statistics": "correlation covariance fmean geometric_mean harmonic_mean linear_regression mean median median_grouped median_high "
+    "median_low mode multimode pstdev pvariance quantiles stdev variance NormalDist StatisticsError",
+}
+# For functions, judges raise the limit of 1000 calls, too.
+CALLS_DEEP = 50_000
+# LeetCode's starters have the function in this class.
+STARTER_CLASS = "Solution"
+
+
+@functools.cache
+def usual_names() -> dict[str, str]:
+    """Return name -> the usual module that defines it; modules themselves have an empty text."""
+    found: dict[str, str] = {}
+    for module in USUAL_MODULES:
+        loaded = vars(importlib.import_module(module))
+        for name in loaded.get("__all__") or [name for name in loaded if not name.startswith("_")]:
+            found.setdefault(name, module)
+    for module, names in SLOW_MODULES.items():
+        for name in names.split():
+            found.setdefault(name, module)
+    return found | dict.fromkeys((*USUAL_MODULES, *SLOW_MODULES), "")
+
+
+def give_usual_names(compiled: CodeType, main: dict[str, Any]) -> None:
+    """Define those of the usual modules and their names that a program mentions."""
+    known = usual_names()
+    parts = [compiled]
+    for part in parts:
+        parts += [inner for inner in part.co_consts if isinstance(inner, CodeType)]
+        for name in part.co_names:  # names of attributes as well, which do no harm
+            if name in known and name not in main and not hasattr(builtins, name):
+                module = importlib.import_module(known[name] or name)
+                main[name] = getattr(module, name) if known[name] else module
+
+
+def allow_deep_calls() -> None:
+    """Raise the limit of nested calls."""
+    sys.setrecursionlimit(max(sys.getrecursionlimit(), CALLS_DEEP))
+
+
+def find_function(main: dict[str, Any], path: str) -> Any:
+    """Return a program's function `name`, or the method `Class.name` of a new instance; if it has not the one, the other.
+
+    Raises:
+        NameError: the program defines neither.
+    """
+    owner, _, name = path.rpartition(".")
+    owners = [owner] if owner else ["", STARTER_CLASS]
+    for candidate in (*owners, ""):
+        if not candidate and name in main:
+            return main[name]
+        if candidate in main and hasattr(main[candidate], name):
+            found = main[candidate]
+            return getattr(found() if isinstance(found, type) else found, name)
+    raise NameError(f"the program defines no {path!r}")
+
+
+def plain(value: Any) -> Any:
+    """Convert a value without a JSON type to one with it, for types with one obvious conversion."""
+    if isinstance(value, (set, frozenset, range)) or hasattr(value, "popleft"):
+        return list(value)
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(f"a {type(value).__name__} has no JSON form")

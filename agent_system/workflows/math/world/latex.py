@@ -1,0 +1,150 @@
+"""Answers as text: one spelling for what LaTeX and models write in several ways, and the parts of lists, tuples and relations.
+
+Nothing is evaluated here; the standard library suffices.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from fractions import Fraction
+
+TEXT_COMMANDS = "text|textbf|textit|textrm|textnormal|mathrm|mathit|mathsf|mbox|operatorname"
+_TEXT = re.compile(rf"\\(?:{TEXT_COMMANDS})\s*\{{([^{{}}]*)\}}")
+_SPACE = re.compile(r"\\[,;:! ]|~|\\q?quad(?![A-Za-z])|[\s\u00a0\u2009\u202f]+")
+_FINAL = re.compile(r"(?<=[^\s\\.])\s*[.,;]$|\\$")
+_NEGATIVE_SPACE = re.compile(r"\\!\s*")
+_SIZE = re.compile(r"\\(?:left|right|[bB]igg?[lrm]?)\s*(?=[()\[\]|.\\])|\\(?:displaystyle|textstyle|limits)(?![A-Za-z])")
+_FRACTIONS = re.compile(r"\\[dtc]frac(?![A-Za-z])")
+_REPEATING = re.compile(r"(?<![\d.])(\d*)\.(\d*)(?:\\(?:overline|bar|dot)\s*\{\s*(\d+)\s*\}|\\(?:overline|bar|dot)\s*(\d)(?!\d))")
+_SPELLINGS = {
+    "\u2212": "-", "\u2013": "-", "{,}": ",", "\\%": "%", "\\$": "$", "\\lbrace": "\\{", "\\rbrace": "\\}", "\\leqslant": "\\le",
+    "\\geqslant": "\\ge", "\\leq": "\\le", "\\geq": "\\ge", "\\neq": "\\ne", "≤": "\\le ", "≥": "\\ge ", "≠": "\\ne ", "∞": "\\infty ",
+    "\\lt": "<", "\\gt": ">", "×": "\\times ", "·": "\\cdot ", "÷": "/", "√": "\\sqrt ", "∪": "\\cup ", "∈": "\\in ", "±": "\\pm ",
+    "π": "\\pi ", "°": "^\\circ", "\\mleft": "", "\\mright": "",
+}  # fmt: skip
+_SPELLING = re.compile("|".join(re.escape(k) + (r"(?![A-Za-z])" if k[-1].isalpha() and k[0] == "\\" else "") for k in _SPELLINGS))
+_BRACKETS = {"(": ")", "[": "]", "{": "}", "\\{": "\\}"}
+_TOKEN = re.compile(r"\\[A-Za-z]+|\\.|.", re.DOTALL)
+_OR = re.compile(rf"\\(?:{TEXT_COMMANDS})\s*\{{\s*(?:,?\s*(?:and|or))\s*\}}|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])")
+_RELATIONS = {
+    "=": "=", "<": "<", ">": ">", "\\le": "<=", "\\ge": ">=", "\\ne": "!=", "\\approx": "~", "\\in": "in", "\\equiv": "==",
+    "\\to": "->", "\\mid": "|", "\\sim": "~", "\\Rightarrow": "=>", "\\implies": "=>",
+}  # fmt: skip
+
+
+def spelled(text: str) -> str:
+    r"""Return LaTeX with one spelling for signs, fractions, sizes of brackets and repeating decimals; spaces and `\text{}` stay.
+
+    Delimiters of mathematics around the whole, and punctuation after it, are removed.
+    """
+    text = text.strip().replace("\ufe0f", "")
+    for start, end in (("\\(", "\\)"), ("\\[", "\\]"), ("$$", "$$"), ("$", "$")):
+        if len(text) > len(start) + len(end) and text.startswith(start) and text.endswith(end):
+            text = text[len(start) : -len(end)].strip()
+    text = _SPELLING.sub(lambda match: _SPELLINGS[match.group()], text)
+    text = _FRACTIONS.sub(r"\\frac", _SIZE.sub("", _NEGATIVE_SPACE.sub("", text)))
+    text = _REPEATING.sub(_fraction, text).strip()
+    while (shorter := _FINAL.sub("", text).strip()) != text:
+        text = shorter
+    return text
+
+
+def normalise(text: str) -> str:
+    r"""Return `text` in one spelling, without `\text{}` and with single blanks for all kinds of space."""
+    text = spelled(text)
+    return spelled(_SPACE.sub(" ", _TEXT.sub(r" \1 ", text)))
+
+
+def same_text(answer: str, truth: str) -> bool:
+    r"""Return whether two answers are equal up to spaces, \text{} and math delimiters."""
+    left, right = (re.sub(r"\s+", "", normalise(text)) for text in (answer, truth))
+    return bool(left) and left == right
+
+
+def plain_spaces(text: str) -> str:
+    """Return `text` with single blanks for all kinds of space."""
+    return _SPACE.sub(" ", text).strip()
+
+
+def without_text_commands(text: str) -> str:
+    r"""Return `text` with the content of `\text{}` and of its relatives in their place."""
+    return _TEXT.sub(r" \1 ", text)
+
+
+def has_text_command(text: str) -> bool:
+    r"""Return whether `text` has a `\text{}` of more than one letter, which is no variable."""
+    return any(len(match.group(1).strip()) != 1 for match in _TEXT.finditer(text))
+
+
+def _fraction(match: re.Match[str]) -> str:
+    whole, before, repeated = match.group(1) or "0", match.group(2), match.group(3) or match.group(4)
+    value = Fraction(int(whole + before + repeated) - int(whole + before), (10 ** len(repeated) - 1) * 10 ** len(before))
+    return rf"\frac{{{value.numerator}}}{{{value.denominator}}}"
+
+
+def tokens(text: str) -> Iterator[tuple[int, str, int]]:
+    """Yield position, token and depth of brackets (that of the bracket's outside for brackets); ValueError if they do not match.
+
+    An interval may open with `(` and close with `]`, and the reverse.
+    """
+    stack: list[str] = []
+    for match in _TOKEN.finditer(text):
+        token = match.group()
+        if token in _BRACKETS:
+            yield match.start(), token, len(stack)
+            stack.append(_BRACKETS[token])
+            continue
+        if token in (")", "]", "}", "\\}"):
+            if not stack or (stack[-1] != token and not {stack[-1], token} <= {")", "]"}):
+                raise ValueError(f"brackets of {text!r:.80} do not match")
+            stack.pop()
+        yield match.start(), token, len(stack)
+    if stack:
+        raise ValueError(f"brackets of {text!r:.80} do not match")
+
+
+def elements(text: str) -> list[str]:
+    """Return the elements of a list: parts between commas, semicolons, `and` and `or` outside of brackets."""
+    text = _OR.sub(",", text)
+    cuts = [-1]
+    for place, token, depth in tokens(text):
+        if depth == 0 and token in (",", ";") and not _in_number(text, place):
+            cuts.append(place)
+    parts = [text[start + 1 : end].strip() for start, end in zip(cuts, [*cuts[1:], len(text)], strict=True)]
+    return [part for part in parts if part]
+
+
+def _in_number(text: str, comma: int) -> bool:
+    """Return whether a comma separates thousands: `1,234`, but not `1, 234`, `12,34` and `1,2345`."""
+    before = re.search(r"(?<![\d.,])\d{1,3}(?:,\d{3})*$", text[:comma])
+    return text[comma] == "," and before is not None and re.match(r"\d{3}(?!\d)", text[comma + 1 :]) is not None
+
+
+def in_brackets(text: str) -> tuple[str, str, str] | None:
+    """Return opening bracket, content and closing bracket if one pair is around the whole, else None. Braces of LaTeX are no brackets."""
+    found = list(tokens(text))
+    if len(found) < 2 or found[0][1] not in ("(", "[", "\\{") or found[-1][1] not in (")", "]", "\\}"):
+        return None
+    if any(depth == 0 for _, _, depth in found[1:-1]):
+        return None
+    return found[0][1], text[len(found[0][1]) : found[-1][0]].strip(), found[-1][1]
+
+
+def split_at(text: str, separator: str) -> list[str]:
+    """Return the parts of `text` between a token outside of brackets."""
+    cuts = [(place, place + len(token)) for place, token, depth in tokens(text) if depth == 0 and token == separator]
+    starts = [0, *(end for _, end in cuts)]
+    ends = [*(start for start, _ in cuts), len(text)]
+    return [text[start:end].strip() for start, end in zip(starts, ends, strict=True)]
+
+
+def relation(text: str) -> tuple[list[str], list[str]]:
+    """Return the sides and the signs of a chain such as `0<x<1`; one side and no sign for an expression."""
+    sides, signs, start = list[str](), list[str](), 0
+    for place, token, depth in tokens(text):
+        if depth == 0 and token in _RELATIONS:
+            sides.append(text[start:place].strip())
+            signs.append(_RELATIONS[token])
+            start = place + len(token)
+    return [*sides, text[start:].strip()], signs

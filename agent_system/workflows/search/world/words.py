@@ -1,0 +1,60 @@
+"""Words of a text for BM25, the same for documents and queries: stems, and parts of text in scripts without blanks."""
+
+from __future__ import annotations
+
+import itertools
+import unicodedata
+from functools import cache
+from typing import Any
+
+import regex
+
+# Those of Lucene's English analyzer.
+_STOP_WORDS = (
+    "a an and are as at be but by for if in into is it no not of on or such that the their then there these they this to was will with"
+)
+STOP_WORDS = frozenset(_STOP_WORDS.split())
+# Words of these scripts are not separated, or, in Korean, carry their particles.
+_UNSEPARATED = r"\p{Han}\p{Hiragana}\p{Katakana}\p{Hangul}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}\p{Tibetan}"
+_ACCENTS = regex.compile(r"[\u0300-\u036f]+")
+_INITIALS = regex.compile(r"(?<![\p{L}\p{N}])(?:\p{L}\.){2,}")
+_RUN = rf"(?P<run>(?:[{_UNSEPARATED}]\p{{M}}*)+)"
+_NUMBER = r"\p{N}+(?:[.,]\p{N}+)+"
+# The signs of C++, C# and the like belong to a word that they end.
+_WORD = rf"(?:(?![{_UNSEPARATED}])[\p{{L}}\p{{M}}\p{{N}}])+(?:'\p{{L}}+)?(?:[+#]+(?![\p{{L}}\p{{N}}]))?"
+_TOKEN = regex.compile(rf"{_RUN}|{_NUMBER}|{_WORD}")
+_POSSESSIVE = regex.compile(r"'s?$")
+
+
+class Words:
+    """Splits texts into words. Upper case, accents of letters and widths of characters do not count.
+
+    Args:
+        language: of Snowball's stemmer, or an empty text for no stems.
+    """
+
+    def __init__(self, language: str = "english") -> None:
+        self._stemmer = _stemmer(language) if language else None
+
+    def of(self, text: str) -> list[str]:
+        """Return the words in their order, without stop words; of scripts without blanks all characters and pairs of neighbours."""
+        words: list[str] = []
+        for match in _TOKEN.finditer(_folded(text)):
+            if run := match["run"]:
+                words += [*run, *map("".join, itertools.pairwise(run))]
+            elif (word := _POSSESSIVE.sub("", match.group())) not in STOP_WORDS:
+                words.append(self._stemmer.stemWord(word) if self._stemmer else word)
+        return words
+
+
+def _folded(text: str) -> str:
+    decomposed = unicodedata.normalize("NFKD", text).casefold()
+    plain = unicodedata.normalize("NFC", _ACCENTS.sub("", decomposed)).replace("’", "'")
+    return _INITIALS.sub(lambda match: match.group().replace(".", ""), plain)
+
+
+@cache
+def _stemmer(language: str) -> Any:
+    import Stemmer
+
+    return Stemmer.Stemmer(language)

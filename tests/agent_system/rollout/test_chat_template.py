@@ -1,0 +1,135 @@
+"""What a chat template's own rendering says of thinking, answers, ends of turn, roles and calls."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from agent_system import AgentSystemError, raw_text, tag
+from agent_system.rollout.chat_template import ChatTemplate
+from agent_system.rollout.prompt import SpecialTokens
+from agent_system.rollout.tool_loop import ToolPromptBuilder
+from agent_system.testing import make_tokenizer
+from agent_system.tools import ToolAgent, calculator
+from agent_system.tools.formats import read_calls
+from verl.protocol.turns import turn_end_ids
+
+BEGIN = "{{ '<|im_start|>' ~ message.role ~ '\\n' }}"
+LOOP = "{% for message in messages %}BODY{% endfor %}{% if add_generation_prompt %}PROMPT{% endif %}"
+# Thinking in tags of its own, shown in the last reply; the prompt begins it.
+OWN_TAGS = LOOP.replace(
+    "BODY",
+    BEGIN + "{% if message.reasoning_content and loop.last %}<deep>\n{{ message.reasoning_content }}\n</deep>\n{% endif %}"
+    "{{ message.content }}<|im_end|>\n",
+).replace("PROMPT", "<|im_start|>assistant\n<deep>\n")
+# Messages in channels between special tokens, calls in a channel of their own.
+CHANNELS = LOOP.replace(
+    "BODY",
+    "{% if message.role != 'assistant' %}<|start|>{{ message.role }}<|message|>{{ message.content }}<|end|>{% else %}"
+    "{% if message.thinking %}<|start|>assistant<|channel|>inner<|message|>{{ message.thinking }}<|end|>{% endif %}"
+    "<|start|>assistant<|channel|>outer<|message|>{{ message.content }}<|return|>{% endif %}",
+).replace("PROMPT", "<|start|>assistant")
+CHANNEL_TOKENS = ["<|start|>", "<|message|>", "<|channel|>", "<|end|>", "<|return|>"]
+
+
+def template(source: str, *tokens: str, **kwargs: Any) -> ChatTemplate:
+    tokenizer = make_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": [*tokens, "<|im_start|>"]})
+    tokenizer.chat_template = source
+    return ChatTemplate(tokenizer, kwargs)
+
+
+def text_of(chat: ChatTemplate, reply: str, prompt: str = "") -> str:
+    return chat.text_of(chat.tokenizer.encode(reply, add_special_tokens=False), prompt)
+
+
+def test_thinking_is_found_between_the_marks_of_the_template() -> None:
+    chat = template(OWN_TAGS, "<deep>", "</deep>")
+    prompt = chat.render([{"role": "user", "content": "?"}])
+    assert raw_text(text_of(chat, "hm\n</deep>\nParis.<|im_end|>", prompt)).action == "Paris."
+    assert text_of(chat, "<deep>\nhm\n</deep>\nParis.<|im_end|>") == "<think>\nhm\n</think>\nParis."
+    cut = text_of(chat, "Perhaps <answer>12</answer>, no, wait", prompt)
+    assert not tag("answer")(cut).valid and raw_text(cut).action == "", "the limit cuts thinking that the prompt begins"
+    said = chat.prepared([{"role": "assistant", "content": "<think>\nhm\n</think>\n\nParis."}])
+    assert said == [{"role": "assistant", "content": "Paris.", "reasoning_content": "hm"}]
+
+
+def test_an_answer_loses_its_channel_and_thinking_stays_thinking() -> None:
+    chat = template(CHANNELS, *CHANNEL_TOKENS)
+    thought = "<|channel|>inner<|message|>Easy.<|end|><|start|>assistant"
+    assert text_of(chat, f"{thought}<|channel|>outer<|message|>Paris.<|return|>") == "<think>Easy.</think>Paris."
+    assert text_of(chat, "<|channel|>outer<|message|>Paris.<|return|>") == "Paris."
+    assert raw_text(text_of(chat, "<|channel|>inner<|message|>Easy, but")).action == ""
+    assert turn_end_ids(chat.tokenizer) == {chat.tokenizer.convert_tokens_to_ids("<|return|>")}, "<|end|> is inside a turn"
+
+
+def test_tags_that_are_special_tokens_reach_projections() -> None:
+    chat = template(LOOP.replace("BODY", BEGIN + "{{ message.content }}<|im_end|>\n"), "<answer>", "</answer>", "<|fim|>")
+    assert text_of(chat, "so <answer>4</answer><|fim|><|im_end|>") == "so <answer>4</answer>"
+
+
+def test_a_token_that_ends_no_reply_but_begins_the_next_turn_ends_it() -> None:
+    chat = template(LOOP.replace("BODY", "<|{{ message.role }}|>\n{{ message.content }}"), "<|user|>", "<|assistant|>")
+    assert turn_end_ids(chat.tokenizer) == {chat.tokenizer.convert_tokens_to_ids("<|user|>")}
+    chat.tokenizer.chat_template = "{{ raise_exception('no') }}"
+    assert turn_end_ids(chat.tokenizer) == frozenset()
+
+
+def test_role_tokens_are_taken_out_of_texts_though_the_vocabulary_does_not_mark_them() -> None:
+    chat = template(LOOP.replace("BODY", "<user>{{ message.content }}<eot>"))
+    chat.tokenizer.add_tokens(["<user>", "<eot>", "<other>"])
+    cleaned = SpecialTokens(chat.tokenizer, chat.structure).cleaned
+    assert cleaned("x<eot><user>yes<other>") == "xyes<other>"
+
+
+def test_a_system_message_goes_to_the_user_and_texts_into_parts_where_the_template_wants_that() -> None:
+    strict = LOOP.replace("BODY", "{% if message.role == 'system' %}{{ raise_exception('no') }}{% endif %}[{{ message.content }}]")
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "?"}]
+    assert template(strict).render(messages, prompt=False) == "[Be brief.\n\n?]"
+    parts = LOOP.replace("BODY", "{% for part in message.content %}[{{ part.text }}]{% endfor %}")
+    assert template(parts).render(messages, prompt=False) == "[Be brief.][?]"
+
+
+NATIVE = "{% if tools %}{{ tools | tojson }}{% endif %}" + LOOP.replace(
+    "BODY",
+    "<|im_start|>{{ message.role }}\n{{ message.content }}{% for call in message.tool_calls or [] %}CALL{% endfor %}<|im_end|>\n",
+).replace("PROMPT", "<|im_start|>assistant\n")
+UNREAD = NATIVE.replace("CALL", "{{ call.function.name }} with {{ call.function.arguments.values() | list | length }} values")
+INVENTED = NATIVE.replace(
+    "CALL",
+    "<run:{{ call.function.name }}>{% for key, value in call.function.arguments.items() %}"
+    "<put {{ key }}>{{ value if value is string else value | tojson }}</put>{% endfor %}</run>",
+)
+
+
+class Solver(ToolAgent):
+    prompt = "{env_prompt}"
+    tools = (calculator,)
+
+
+def test_calls_in_a_syntax_that_nobody_has_named_are_read() -> None:
+    chat = template(INVENTED)
+    assert chat.calls is not None and chat.calls.is_exact
+    found = read_calls("I look.\n<run:f><put a>x > y\n</put><put b>3</put></run><run:g></run>", chat.checked_syntaxes("A"))
+    assert [(r.name, r.arguments) for r in found] == [("f", {"a": "x > y\n", "b": 3}), ("g", {})]
+
+
+def test_an_agent_with_tools_does_not_start_where_calls_do_not_come_back() -> None:
+    chat = template(UNREAD)
+    with pytest.raises(AgentSystemError, match=r"form that cannot be read back; set tool_format .*chat_template"):
+        ToolPromptBuilder(Solver("Solver"), chat.tokenizer, 1000)
+    as_text = template(
+        NATIVE.replace(
+            "CALL", '<tool_call>{"name": "{{ call.function.name }}", "arguments": {{ \'\' ~ call.function.arguments }}}</tool_call>'
+        )
+    )
+    assert as_text.calls is not None and as_text.calls.as_text and as_text.calls.is_exact, "an object would be shown as Python writes it"
+    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": {"x": [None]}}}
+    assert json.dumps({"x": [None]}) in as_text.render([{"role": "assistant", "content": "", "tool_calls": [call]}])
+
+
+def test_a_template_that_the_arguments_name_counts_instead_of_the_tokenizers() -> None:
+    chat = template("{{ raise_exception('no') }}", chat_template=INVENTED)
+    assert chat.shows_tools and chat.calls is not None

@@ -1,0 +1,140 @@
+"""Equality of answers: over kinds of answers, against answers that a paid policy would find, and beside math-verify."""
+
+from __future__ import annotations
+
+import random
+import re
+
+import pytest
+
+from agent_system.workflows.math.world import algebra
+from agent_system.workflows.math.world.grade import quick_grade
+from agent_system.workflows.math.world.grader_pool import Verdict
+from agent_system.workflows.math.world.units import cut_unit
+from tests.agent_system.workflows.math.golds import EVERYTHING, FORMS, golds
+
+EQUAL = [
+    (r"0.\overline{3}", r"\frac{1}{3}"), (r"0.1\overline{6}", r"\frac{1}{6}"), (r"e^{i\pi}", "-1"),
+    ("1 1/2", r"\frac{3}{2}"), (r"\text{no solution}", r"\emptyset"), ("x>5", r"(5,\infty)"),
+    (r"\frac{g}{2}", r"\frac{1}{2}g"), ("6+9c", "9c+6"), (r"5 \text{ kJ}", "5"), (r"300 \mathrm{~K}", "300"),
+    (r"-167 \mathrm{~J}", "-167"), (r"\frac{2469}{20000}", r"\dfrac{2469}{20,\!000}"), ("43_{5}", "43_5."),
+    ("n^2-n-1", r"m_{\max }=n^{2}-n-1"), (r"\text{No}.", "No"), ("(3,5].", "(3,5]"), ("9", "9 (apples)"),
+    (r"9 \text{ apples}", "9 (apples)"), (r"\sqrt{18}", r"3\sqrt{2}"), (r"\pm 2", "2,-2"),
+    (r"\frac{1\pm\sqrt5}{2}", r"\frac{1+\sqrt5}{2},\frac{1-\sqrt5}{2}"), (r"x=2 \text{ or } x=3", "2,3"),
+    (r"\{1,2\}", "2,1"), ("y=2x+1", "2x-y+1=0"), (r"\frac{x^2}{9}+\frac{y^2}{4}=1", "4x^2+9y^2=36"),
+    (r"(-\infty,2)\cup(3,\infty)", r"x<2 \text{ or } x>3"),
+    (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{pmatrix}1.0\\\frac42\end{pmatrix}"),
+    (r"\sqrt[3]{-8}", "-2"), (r"\sqrt{5+2\sqrt6}", r"\sqrt2+\sqrt3"), ("x(x+1)", "x^2+x"),
+    (r"0<x\le 1", "(0,1]"), (r"x \in [0,1]", "[0,1]"), (r"33\frac13\%", r"\frac13"), ("2^{10}", "1024"),
+    ("3 m", "3"), (r"\binom{10}{5}", "252"), (r"30^\circ", "30"), (r"k\pi", r"\pi k"),
+    (r"\frac{n(n+1)}{2}", r"\frac{n^2+n}{2}"), (r"3\sqrt{13}\text{ cm}", r"3\sqrt{13}"), (r"2 \cdot 3", "6"),
+    (r"4\pi \text{ square meters}", r"4\pi\text{ m}^2"), ("f(x)=x^2", "x^2"), ("Yes", "yes"),
+    (r"\textbf{(B)}", "B"), ("(1,2)", "1,2"), (r"\text{Evelyn}", "Evelyn"), (r"1,\!234,\!567", "1234567"),
+    (r"\sum_{k=1}^{n}k", r"\frac{n(n+1)}{2}"), (r"-\frac{1}{2}", r"\frac{-1}{2}"),
+    (r"\sin 30^\circ", r"\frac12"), ("a^2+b^2", "b^2+a^2"), ("3+4i", "4i+3"), ("(1+i)^2", "2i"),
+    ("x^{2}y", "y x^2"), (r"2\frac{1}{2}", "2.5"), ("x=5", "5"), (r"\frac{\pi}{2}+k\pi", r"\pi(k+\frac12)"),
+    (r"10,000 \text{ dollars}", r"\$10000"), (r"\log_2 8", "3"), ("0.5x", r"\frac{x}{2}"),
+    (r"\text{odd}", "odd"), (r"(2,\frac{\pi}{3})", r"\left( 2, \frac{2\pi}{6} \right)"),
+    ("3:2", r"\frac{3}{2}"), (r"x \ge 3", r"[3,\infty)"), (r"\frac{3}{2}", r"1\frac12"), ("5!", "120"),
+    ("C=2", "2"), (r"\frac{1}{3}n^3", r"\frac{n^3}{3}"), ("e^{2x}", "(e^x)^2"), (r"6!\cdot 2", "1440"),
+    (r"\tan^2 x+1", r"\sec^2 x"), ("0.5", r"\frac{1}{2}"), ("1e3", "1000"), ("x^{-1}", "1/x"),
+    (r"\|v\|", r"\|v\|"),
+]  # fmt: skip
+
+DIFFERENT = [
+    (r"\frac{30!}{15!15!}", r"\frac{30!}{15!14!}"), (r"\frac{26!}{25!}", r"\frac{27!}{25!}"),
+    (r"\left(\frac{5}{6}\right)^{200}", r"\left(\frac{5}{6}\right)^{201}"),
+    (r"1-\left(\frac{5}{6}\right)^{200}", r"1-\left(\frac{5}{6}\right)^{201}"),
+    (r"1-\frac{365!}{335!365^{30}}", r"1-\frac{365!}{340!365^{25}}"),
+    (r"\frac{2^{98}+1}{2^{100}}", r"\frac{1}{2^{100}}"), (r"\frac{5^{30}}{6^{30}}", r"\frac{1}{6^{30}}"),
+    (r"\frac{\sqrt{3}}{2^{100}}", r"\frac{\sqrt{2}}{2^{100}}"), ("2516_8", "2516_7"), (r"\{1,2\}", "(1,2)"),
+    ("ABC", "CAB"), (r"\sqrt{2}", "1.414214"), ("15", "6+9c"), ("v_0", "v_0 t"), ("6", "6m"),
+    ("0", "R^2-r^2"), (r"2\pi r", r"\pi(R+r)"), (r"\frac{m}{2}", r"\frac{Mm}{M+m}"), ("1=1", "x^2-2x+10=0"),
+    ("2+3=5", r"5 \cdot 3 = 15"), (r"I=\frac{V}{R}", "I=VR"), (r"x+\frac{1}{3},", r"\frac{1}{3}"),
+    (r"\frac{1}{5}", r"\frac{7}{5} + \frac{1}{5} i."), (r"5 \text{ (or 7)}", "5"),
+    (r"7:30 \text{ a.m.}", r"7:30 \text{ p.m.}"), (r"\sqrt{3} \text{ m}", r"\sqrt{3} \text{ km}"),
+    ("2(3)", "5"), ("3 4", "7"), ("no", "on"), ("x=3", "y=3"), ("43", "43_5"), (r"\gamma", r"\Gamma"),
+    ("x'", "x"), ("2,1", "(1,2)"), (r"x\ge3", r"(3,\infty)"), ("0=0", "y=2x+1"), ("x<5", r"(5,\infty)"),
+    (r"5 \text{ mW}", r"5 \text{ MW}"), ("1-e^{-1000}", "1"), (r"\sqrt{2}(1-e^{-1000})", r"\sqrt{2}"),
+    ("i", "1"), ("|x|", "x"),
+    ("1.41421356237309504880168872420969807856967187537694807317667973799", r"\sqrt2"), ("x^2=4", "x=2"),
+    ("2^{100}", "2^{100}+1"), ("E", "e"), ("I", "i"), ("5 or 6", "5"), (r"\infty", r"-\infty"),
+    (r"\frac{1}{0}", "5"), ("6", "3!!"), ("1:30", "2:60"), ("x^2y", "xy^2"), (r"2\frac{1}{2}", "1"),
+    ("", "5"), ("18, 19", "18"), ("2 pi", "6"), ("A", "a"), ("AB", "BA"), (r"\text{even}", "odd"),
+    ("[1,2]", "(1,2)"), ("3 a", "3"), ("5x", "5"), ("1<2", "2<3"), ("0<1", "x<1"), ("x=x", "x=1"),
+    (r"\emptyset", "0"), (r"\{0\}", r"\emptyset"), ("3n", "3"), ("3^n", "3"),
+]  # fmt: skip
+
+# math-verify takes another truth of these forms for equal: it ignores bases, the result of an equation and the size of small numbers.
+PEER_ACCEPTS = {"base", "power", "tiny", "arithmetic", "root unit"}
+PEER_REJECTS = {"integer", "fraction", "tuple", "interval", "complex", "pi"}
+
+
+def is_equal(answer: str, truth: str) -> bool:
+    """Compare in this process, without the time limit of a grader process."""
+    verdict = quick_grade(answer, truth)
+    return algebra.equal(answer, truth) if verdict is None else verdict is Verdict.EQUAL
+
+
+@pytest.mark.parametrize(("answer", "truth"), EQUAL)
+def test_answers_that_mean_the_same_are_equal(answer: str, truth: str) -> None:
+    assert is_equal(answer, truth)
+
+
+@pytest.mark.parametrize(("answer", "truth"), DIFFERENT)
+def test_answers_that_differ_are_not_equal(answer: str, truth: str) -> None:
+    assert not is_equal(answer, truth) and not is_equal(truth, answer)
+
+
+def test_no_short_answer_parts_letters_digits_bases_or_units_of_a_truth_is_accepted_for_it(request: pytest.FixtureRequest) -> None:
+    """Without `--all-levels` one truth of each form, and a sixth of the answers."""
+    everything = request.config.getoption("--all-levels")
+    rng = random.Random(1)
+    for gold in golds(300 if everything else len(FORMS), seed=1):
+        assert is_equal(gold.truth, gold.truth)
+        tried = gold.different if everything else rng.sample(gold.different, len(gold.different) // 6)
+        accepted = [answer for answer in tried if is_equal(answer, gold.truth)]
+        assert not accepted, (gold.form, gold.truth)
+
+
+def test_every_form_of_truth_is_read_so_that_other_spellings_count() -> None:
+    for gold in golds(len(FORMS), seed=2):
+        spaced = gold.truth.replace("+", " + ").replace("=", " = ").replace(r"\dfrac", r"\tfrac")
+        spaced = re.sub(r"(?<!\\left)\(", r"\\left(", spaced).replace(")", r"\right)").replace(r"\right\right", r"\right")
+        assert is_equal(f"${spaced}$.", gold.truth), gold
+        assert algebra.readable(gold.truth) or gold.form == "time", gold
+
+
+def test_where_math_verify_and_the_grader_differ_the_form_is_listed() -> None:
+    from math_verify import parse, verify
+
+    def peer(answer: str, truth: str) -> bool:
+        read = [parse(f"\\boxed{{{text}}}", parsing_timeout=None) for text in (truth, answer)]
+        return bool(verify(*read, timeout_seconds=None))
+
+    compared = [gold for gold in golds(len(FORMS), seed=3) if gold.form in PEER_ACCEPTS | PEER_REJECTS]
+    assert {gold.form for gold in compared if any(peer(other, gold.truth) for other in gold.different[:3])} == PEER_ACCEPTS
+    assert not any(is_equal(other, gold.truth) for gold in compared for other in gold.different[:3])
+    assert all(peer(gold.truth, gold.truth) and is_equal(gold.truth, gold.truth) for gold in compared)
+    assert peer("1=1", "2+3=5") and not is_equal("1=1", "2+3=5")
+
+
+@pytest.mark.parametrize(
+    ("text", "value", "unit"),
+    [
+        (r"5 \mathrm{~kJ} \mathrm{~mol}^{-1}", "5", "kilojoul mol^-1"), (r"5 \text{ kJ/mol}", "5", "kilojoul mol^-1"),
+        (r"9.8 \mathrm{~m} / \mathrm{s}^2", "9.8", "meter second^-2"),
+        (r"9.8 \frac{\mathrm{m}}{\mathrm{s}^2}", "9.8", "meter second^-2"),
+        (r"4 \cdot 10^{-10} \mathrm{~m}", r"4 \cdot 10^{-10}", "meter"), (r"3 \mu\mathrm{m}", "3", "micrometer"),
+        (r"\sqrt{3} \text{ square feet}", r"\sqrt{3}", "foot^2"), (r"5 \text{ (or 7)}", r"5 \text{ (or 7)}", ""),
+        (r"x \text{ or } y", r"x \text{ or } y", ""), (r"\text{No}", r"\text{No}", ""), (r"3 \text{ if } x", r"3 \text{ if } x", ""),
+    ],
+)  # fmt: skip
+def test_units_are_cut_whole_and_compared_in_one_spelling(text: str, value: str, unit: str) -> None:
+    assert cut_unit(text) == (value, unit)
+
+
+@pytest.mark.parametrize("truth", ["proof", r"\text{see the figure} + 1", r"\begin{tikzpicture}", "x + "])
+def test_a_truth_that_only_its_own_text_matches_is_told(truth: str) -> None:
+    assert algebra.readable(truth) is (truth == "proof")
+    assert not any(is_equal(answer, truth) for answer in EVERYTHING)

@@ -1,0 +1,53 @@
+"""Whether plain transformers reads back the model that an export wrote, found on a miniature."""
+
+from __future__ import annotations
+
+import tempfile
+from typing import Any
+
+import torch
+
+from verl.models.loader import ModelPathError, persistent_buffers, without_progress_bars
+from verl.models.miniature import MiniatureError, miniature_model, one_thread
+
+TOKENS = 24
+
+
+@one_thread()
+def export_difference(config: Any) -> float:
+    """Export a miniature of a model, reload it by transformers, and return the largest difference of its log-probs, in nats.
+
+    NaN if no miniature can be built.
+
+    Raises:
+        ModelPathError: the export lacks tensors, has others, or holds other numbers.
+    """
+    try:
+        model = miniature_model(config, attention="eager")
+    except MiniatureError:
+        return float("nan")
+    from transformers import AutoModelForCausalLM
+
+    whole = tensors_of(model)
+    with tempfile.TemporaryDirectory() as folder, without_progress_bars():
+        model.save_pretrained(folder, state_dict={name: value.clone() for name, value in whole.items()})
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
+        )
+    reloaded = tensors_of(loaded[0].eval())
+    wrong = {name for name, value in whole.items() if name not in reloaded or not torch.equal(value, reloaded[name])}
+    wrong |= set(loaded[1]["missing_keys"]) | set(loaded[1]["unexpected_keys"])
+    if wrong:
+        raise ModelPathError(
+            f"an export of {config.model_type} is not what transformers reads back: {sorted(wrong)[:3]} differ ({len(wrong)} in all); "
+            "train it with adapters (agent.specialization=lora), which are exported apart from the base"
+        )
+    ids = torch.arange(3, 3 + TOKENS)[None]
+    with torch.no_grad():
+        before, after = (network(input_ids=ids, use_cache=False).logits.log_softmax(-1) for network in (model, loaded[0]))
+    return float((before - after).abs().max())
+
+
+def tensors_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Return the tensors that a checkpoint of a model must hold, by name: parameters, tied ones once, and persistent buffers."""
+    return {name: value.detach() for name, value in model.named_parameters()} | persistent_buffers(model)

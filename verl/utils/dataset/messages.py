@@ -1,0 +1,112 @@
+"""Chat messages of a row in the forms in which people store them, as the one form that chat templates read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from verl.utils.dataset.files import DatasetError
+
+ChatMessage = dict[str, Any]
+EXPECTED = 'expected chat messages [{"role": "user", "content": "..."}], or their JSON text'
+
+
+def parse_cell(value: Any) -> Any:
+    """Return the object or list of a cell that holds it as JSON text; any other value as it is."""
+    if not isinstance(value, str) or value.lstrip()[:1] not in ("{", "["):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        return value
+
+
+def read_messages(value: Any, where: str) -> list[ChatMessage]:
+    """Return the messages of a cell: null fields left out, contents as text, arguments of tool calls as objects.
+
+    Raises:
+        DatasetError: no messages, or one that no template can show; it begins with `where`.
+    """
+    messages = parse_cell(value)
+    if not isinstance(messages, list) or not messages:
+        raise DatasetError(f"{where}: {EXPECTED}; found {value!r:.120}")
+    return [_message(message, f"{where}, message {number}") for number, message in enumerate(messages)]
+
+
+def read_object(value: Any, where: str) -> Any:
+    """Return the object of a cell, which may be its JSON text, or None. Raise DatasetError for anything else."""
+    parsed = parse_cell(value)
+    if parsed is not None and not isinstance(parsed, dict):
+        raise DatasetError(f"{where}: expected an object or its JSON text, found {value!r:.120}")
+    return parsed
+
+
+def read_tools(value: Any, where: str) -> list[dict[str, Any]] | None:
+    """Return the schemas of a cell: a list of objects, its JSON text, or nothing. Raise DatasetError for anything else."""
+    if not value:
+        return None
+    tools = parse_cell(value)
+    if isinstance(tools, list):
+        tools = [parse_cell(tool) for tool in tools]
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        raise DatasetError(f"{where}: expected a list of JSON schemas of tools, or its JSON text; found {value!r:.80}")
+    return tools or None
+
+
+def check_text(value: Any, where: str) -> None:
+    """Raise DatasetError if a value holds half of a surrogate pair, which no tokenizer encodes."""
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            found = value[max(0, error.start - 20) : error.end + 20]
+            raise DatasetError(
+                f"{where}: {found!a} holds half of a surrogate pair, which is no character; write both halves, or leave it out"
+            ) from error
+    elif isinstance(value, Mapping):
+        for name, item in value.items():
+            check_text(name, where)
+            check_text(item, where)
+    elif isinstance(value, list):
+        for item in value:
+            check_text(item, where)
+
+
+def _message(message: Any, where: str) -> ChatMessage:
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str) or not message["role"]:
+        raise DatasetError(f"{where}: {EXPECTED}; found {message!r:.120}")
+    check_text(message, where)
+    shown = {name: value for name, value in message.items() if value is not None}
+    if calls := parse_cell(stored := shown.pop("tool_calls", None)):
+        if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
+            raise DatasetError(f"{where}: expected tool_calls as a list of objects, found {stored!r:.120}")
+        shown["tool_calls"] = [_call(call) for call in calls]
+    shown["content"] = _content(shown, where)
+    return shown
+
+
+def _content(message: ChatMessage, where: str) -> str:
+    """Return the content as one text; a message of tool calls or of thinking alone may have none."""
+    content = message.get("content")
+    if content is None and message["role"] == "assistant" and message.keys() - {"role", "content"}:
+        return ""
+    if isinstance(content, str):
+        return content
+    texts: list[str] = []
+    for part in content if isinstance(content, list) else [content]:
+        text = part.get("text") if isinstance(part, dict) and part.get("type", "text") == "text" else None
+        if not isinstance(text, str):
+            raise DatasetError(f"{where}: content must be text or parts of text, found {part!r:.80}")
+        texts.append(text)
+    return "".join(texts)
+
+
+def _call(call: dict[str, Any]) -> dict[str, Any]:
+    """Return a tool call whose arguments are an object, where they are the JSON text of one (the form of OpenAI's API)."""
+    shown = {name: value for name, value in call.items() if value is not None}
+    if isinstance(function := shown.get("function"), dict):
+        return {**shown, "function": _call(function)}
+    if isinstance(arguments := parse_cell(shown.get("arguments")), dict):
+        shown["arguments"] = arguments
+    return shown
