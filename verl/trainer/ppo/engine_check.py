@@ -59,8 +59,8 @@ class Bounds:
 # fp32 on both sides: on a CPU, and on a GPU, whose matrix products may round to 10 bits.
 EXACT = Bounds(5e-4, 1e-3)
 TENSOR_CORES = Bounds(1e-2, 2e-2)
-# bf16 on one side or both: against fp32 0.01 to 0.06 was measured, and up to 0.27 for gpt-oss, 0.18 for Granite and 0.1 for other mixtures, whose experts change
-# with the rounding.
+# bf16 on one side or both: against fp32 0.01 to 0.06 was measured, and up to 0.27 for gpt-oss, 0.18 for Granite and 0.1 for
+# other mixtures, whose experts change with the rounding.
 ROUNDED = Bounds(0.5, 0.1)
 
 
