@@ -159,8 +159,14 @@ def write(path: Path, rows: list[dict]) -> str:
             {"algorithm.adv_estimator": "gae", "critic.model.tokenizer_path": "/no/such/tokenizer"},
             ["critic.model.tokenizer_path='/no/such/tokenizer'", "does not exist"],
         ),
-        ({f"{MODEL}.model.attn_implementation": "eager"}, ["attn_implementation=eager", "use_remove_padding=false"]),
-        ({"algorithm.adv_estimator": "gae", "critic.model.attn_implementation": "eager"}, ["critic.model.use_remove_padding=false"]),
+        (
+            {f"{MODEL}.model.attn_implementation": "eager", f"{MODEL}.model.use_remove_padding": True},
+            ["attn_implementation=eager", "use_remove_padding=false"],
+        ),
+        (
+            {"algorithm.adv_estimator": "gae", "critic.model.attn_implementation": "eager", "critic.model.use_remove_padding": True},
+            ["critic.model.use_remove_padding=false"],
+        ),
         ({"algorithm.adv_estimator": "gdpo", "algorithm.gdpo_reward_keys": "[reward, team_rewrad]"}, ["'team_rewrad'", "'team_reward'"]),
         (
             {"algorithm.per_agent.asker": "{adv_estimator: gdpo, gdpo_reward_keys: [format]}"},
@@ -195,7 +201,8 @@ def test_a_row_without_ground_truth_is_named_with_its_number(refuse: Refuse, tmp
 def test_a_model_folder_without_a_tokenizer_is_named(refuse: Refuse, tmp_path: Path, tiny_model_dir: Path) -> None:
     folder = tmp_path / "bare"
     folder.mkdir()
-    (folder / "config.json").write_bytes((tiny_model_dir / "config.json").read_bytes())
+    for name in ("config.json", "model.safetensors"):
+        (folder / name).write_bytes((tiny_model_dir / name).read_bytes())
     line = refuse({f"{MODEL}.model.path": folder})
     assert "tokenizer" in line
     assert str(folder) in line

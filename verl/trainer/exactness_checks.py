@@ -74,7 +74,7 @@ def _checks(
             yield lambda: export_notes(group)
     if critic:
         own = critic_config(config.critic, group)
-        yield lambda: layout_notes(own.model, own.fsdp, device, "critic.model")
+        yield lambda: critic_notes(own.model, own.fsdp, device)
     if group.config.rollout.name == "hf":
         yield lambda: engine_notes(group, max_model_len(group))
 
@@ -103,6 +103,14 @@ def layout_notes(model: TrainedModelConfig, fsdp: FSDPConfig, device: str, key: 
     )
     notes = [choice.note(key), training_randomness(config)]
     return [note for note in notes if note]
+
+
+def critic_notes(model: TrainedModelConfig, fsdp: FSDPConfig, device: str) -> list[str]:
+    """Return what a user has to know of the numbers of a critic; raises LayoutError as `layout_notes`."""
+    try:
+        return layout_notes(model, fsdp, device, "critic.model")
+    except ModelPathError:
+        return []  # `check_critic` names the key of a path that is wrong
 
 
 def export_notes(group: WorkerGroupSpec) -> list[str]:
