@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import sys
 import warnings
 from collections import Counter
 from typing import Any
@@ -85,7 +86,10 @@ def _heads(config: Any) -> tuple[str, str]:
 
 def table() -> str:
     """Return the whole table with its counts."""
-    rows = [cells(name) for name in FAMILIES]
+    rows = []
+    for name in FAMILIES:
+        rows.append(cells(name))
+        print(*rows[-1], sep=" | ", file=sys.stderr, flush=True)
     lines = [" | ".join(COLUMNS), " | ".join("---" for _ in COLUMNS)]
     lines += [" | ".join(row) for row in rows]
     trainer = Counter(row[1].split(",")[0] for row in rows)

@@ -10,6 +10,8 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from tests.models.every_family import config_classes, variants
+from tests.models.families import FAMILIES
+from tests.models.table import cells, written_rows
 from verl.models.export_check import export_difference
 from verl.models.loader import ModelPathError
 from verl.models.miniature import MiniatureError, miniature
@@ -65,3 +67,12 @@ def test_every_class_is_exact_or_refused_by_one_line(request: pytest.FixtureRequ
         counts["export"][outcome(lambda config=config: export_difference(config))] += 1  # type: ignore[misc]
     print(counts)
     assert counts["trainer"][EXACT] >= 0.8 * len(classes) - 1
+
+
+@pytest.mark.parametrize("name", sorted(FAMILIES)[::14])
+def test_the_page_on_models_says_what_the_checks_find(name: str) -> None:
+    assert cells(name) == written_rows()[name]
+
+
+def test_every_family_of_the_tests_is_on_the_page_on_models() -> None:
+    assert list(written_rows()) == list(FAMILIES)
