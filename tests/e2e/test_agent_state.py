@@ -110,7 +110,9 @@ def check_state(calls: list[dict[str, Any]]) -> None:
 def test_a_run_of_agents_with_state_is_resumed_to_the_bit_and_served(train: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "state_package.py").write_text(PACKAGE)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(tool_loop, "read_calls", lambda text, _format: [ToolRequest("write", {"word": "x"})] if len(text) % 2 else [])
+    monkeypatch.setattr(
+        tool_loop, "read_calls", lambda text, syntaxes, tools: [ToolRequest("write", {"word": "x"})] if len(text) % 2 else []
+    )
     whole, resumed = tmp_path / "run", tmp_path / "resumed"
     train(KEYS)
     for line in (whole / "trajectories" / "train_000002.jsonl").read_text().splitlines():

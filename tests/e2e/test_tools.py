@@ -81,7 +81,7 @@ def team(train: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 def asking(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tool calls in every second reply: a random model writes none."""
     asked = [ToolRequest("double", {"number": 4}), ToolRequest("python", {"code": "print(3)"}), ToolRequest("double", {"number": "many"})]
-    monkeypatch.setattr(tool_loop, "read_calls", lambda text, _format: asked if len(text) % 2 else [])
+    monkeypatch.setattr(tool_loop, "read_calls", lambda text, syntaxes, tools: asked if len(text) % 2 else [])
 
 
 @pytest.mark.usefixtures("asking")
@@ -107,7 +107,7 @@ def test_a_team_trains_with_the_tools_of_an_mcp_server(train: Run, tmp_path: Pat
     """Every episode has a server of its own, whose results it reads, and which ends with it."""
     pytest.importorskip("mcp")
     asked = [ToolRequest("note", {"text": "seen"}), ToolRequest("fail", {}), ToolRequest("note", {})]
-    monkeypatch.setattr(tool_loop, "read_calls", lambda text, _format: asked)
+    monkeypatch.setattr(tool_loop, "read_calls", lambda text, syntaxes, tools: asked)
     monkeypatch.setattr(AgentRegistry, "_entries", dict(AgentRegistry._entries))
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "mcp_package.py").write_text(MCP_PACKAGE)
@@ -129,7 +129,7 @@ def test_a_team_trains_with_the_tools_of_an_mcp_server(train: Run, tmp_path: Pat
 
 def test_merged_rounds_train_to_the_same_weights(team: Run, tmp_path: Path, tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In all passes: old log-probs, those of the reference, and two updates of the policy, and values and an update of its critic."""
-    monkeypatch.setattr(tool_loop, "read_calls", lambda text, _format: [ToolRequest("double", {"number": 4})])
+    monkeypatch.setattr(tool_loop, "read_calls", lambda text, syntaxes, tools: [ToolRequest("double", {"number": 4})])
     models = ("actor_rollout_ref.model", "critic.model")
     keys = {"actor_rollout_ref.actor.use_kl_loss": True, "actor_rollout_ref.actor.ppo_epochs": 2, "algorithm.adv_estimator": "gae"}
     trained = []

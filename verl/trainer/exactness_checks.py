@@ -14,6 +14,7 @@ from verl.models.files import check_files
 from verl.models.loader import ModelPathError, check_causal_lm, resolve_dtype
 from verl.protocol.generate import RolloutError
 from verl.trainer.config import FSDPConfig, RunConfig, TrainedModelConfig
+from verl.trainer.config.reward_model import CLASSIFIER
 from verl.trainer.config.spec import ConfigError
 from verl.trainer.placement.table import Placement, WorkerGroupSpec
 from verl.trainer.ppo.critic import critic_agents, critic_config
@@ -40,6 +41,8 @@ def check_exactness(config: RunConfig, placement: Placement, device: str, max_mo
     obstacles: dict[str, None] = {}
     notes: dict[str, None] = {}
     for group in placement.groups:
+        if group.config.rollout.name == CLASSIFIER:
+            continue  # `check_reward_model` checks it
         where = f"model {group.model_path}"
         try:
             check_files(group.model_path, trust_remote_code=group.config.model.trust_remote_code)
