@@ -31,6 +31,7 @@ ELSEWHERE = {
     "PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu bash scripts/setup.sh cpu-vllm": "tests/house/test_scripts.py",
     f"{SERVER} --corpus wiki.jsonl --port 8000": "tests/agent_system/workflows/search/test_server.py",
     "bash scripts/test.sh tests/agent_system -k prompt": ".ci/run",
+    "verl-mas check-model PATH": "tests/models/test_trainer.py",
     "python -m agent_system.new my_flow": "tests/agent_system/new/test_new.py",
     "python -m pytest my_flow": "tests/agent_system/new/test_new.py",
     "bash my_flow/train.sh": "tests/agent_system/new/test_new.py",

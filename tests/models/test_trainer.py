@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from agent_system.launch import command
 from tests.models.families import FAMILIES, make_model, save_model
 from tests.workers.engine.builders import (
     gradients,
@@ -18,7 +21,6 @@ from tests.workers.engine.builders import (
     save_value_model,
 )
 from verl.models.loader import NoTokenizer
-from verl.trainer.check_model import check_model, table
 from verl.trainer.config import FSDPConfig
 from verl.workers.engine import MicroBatchRule
 from verl.workers.engine.fsdp_engine import FSDPEngine
@@ -133,8 +135,26 @@ def test_a_checkpoint_holds_the_buffers_of_a_model(name: str, tmp_path: Path) ->
     assert engine.digest() == digest
 
 
-def test_the_command_prints_a_table_and_a_verdict(tmp_path: Path) -> None:
-    rows = check_model(str(save_model("gemma2", tmp_path)), dtype="fp32", max_model_len=64, rank=4, trust_remote_code=False, weights=True)
-    verdicts = {row.name: row.verdict for row in rows}
-    assert verdicts["trainer"] == "exact, slower" and verdicts["own weights"] == verdicts["export"] == verdicts["adapters"] == "exact"
-    assert "eager" in table(rows) and "soft" not in table(rows)
+def test_the_command_prints_a_table_and_a_verdict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = save_model("gemma2", tmp_path)
+    monkeypatch.setattr(sys, "argv", ["verl-mas", "check-model", str(folder), "--max-len", "64", "--lora-rank", "4"])
+    command.main()
+    printed = capsys.readouterr().out
+    for name, verdict in (("trainer", "exact, slower"), ("own weights", "exact"), ("export", "exact"), ("adapters", "exact")):
+        assert re.search(rf"^{name} +{verdict}", printed, re.MULTILINE), printed
+    assert "attention by eager" in printed and "verdict: can be trained exactly; " in printed
+
+
+def test_the_command_ends_with_status_1_for_files_of_another_framework(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = save_model("qwen3", tmp_path)
+    (folder / "model.safetensors").rename(folder / "flax_model.msgpack")
+    monkeypatch.setattr(sys, "argv", ["verl-mas", "check-model", str(folder)])
+    with pytest.raises(SystemExit) as ended:
+        command.main()
+    assert ended.value.code == 1
+    printed = capsys.readouterr()
+    assert "error: model " in printed.err and "weights of Flax" in printed.err and not printed.out
