@@ -104,7 +104,7 @@ class ToolPromptBuilder(PromptBuilder):
         inner = "\n\n".join(thoughts(reply.text))
         content = f"<think>\n{inner}\n</think>\n\n{visible}" if inner else visible
         shown = self.agent.named_calls(requests)
-        calls = [
+        calls: Any = [
             {"id": r.id, "type": "function", "function": {"name": r.name, "arguments": self._clean_json(r.arguments or {})}} for r in shown
         ]
         named = [{**m, "name": r.name, "tool_call_id": r.id} for m, r in zip(results, shown, strict=True)]

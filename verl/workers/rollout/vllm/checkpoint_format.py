@@ -49,5 +49,8 @@ class CheckpointFormat:
         """Return, after the last bucket, what `add` has not returned."""
         from transformers.core_model_loading import revert_weight_conversion
 
-        waiting, self._waiting = self._waiting, {}
-        return dict(revert_weight_conversion(self._model, waiting)) if waiting else {}
+        waiting = self._waiting
+        self._waiting = {}
+        if self._model is None or not waiting:
+            return {}
+        return dict(revert_weight_conversion(self._model, waiting))
