@@ -1,15 +1,19 @@
 """Attention over packed rows equals transformers' own on padded rows."""
 
+import copy
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import MistralConfig, MistralForCausalLM
 
-from tests.models.families import save_model
+from tests.models.families import FAMILIES, save_model
 from tests.workers.engine.builders import ONE_PIECE, make_engine, make_rows
-from verl.workers.engine import MicroBatchRule
+from verl.models.miniature import MiniatureError
+from verl.workers.engine import MicroBatchRule, layout_check
 from verl.workers.engine.attention import packed_attention, plan_packing
+from verl.workers.engine.layout import RowLayout
+from verl.workers.engine.layout_check import choose_layout, training_randomness
 
 
 def test_buckets_cover_the_packed_sequence_with_little_padding() -> None:
@@ -57,6 +61,31 @@ def test_a_layout_that_is_not_exact_is_refused_with_the_difference_and_the_key(t
     save_model("phimoe", tmp_path)
     with pytest.raises(ValueError, match=r"differ by up to \d.*set actor_rollout_ref.model.use_remove_padding=auto"):
         make_engine(tmp_path, use_remove_padding=True)
+
+
+def test_a_window_that_no_row_of_the_check_crosses_is_said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    config = FAMILIES["mistral-window"].config()
+    config.sliding_window = 77
+    choose_layout(config)
+    assert not caplog.records
+    monkeypatch.setattr(layout_check, "miniature", copy.deepcopy)
+    config.sliding_window = 78
+    choose_layout(config)
+    assert "sliding_window=78" in caplog.text
+
+
+def test_a_model_without_a_miniature_is_run_in_the_first_layout_and_that_is_said(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(config: object) -> None:
+        raise MiniatureError("no miniature of it can be built")
+
+    monkeypatch.setattr(layout_check, "miniature", refuse)
+    config = FAMILIES["llama"].config()
+    config.vocab_size = 577
+    assert choose_layout(config, dtype=torch.bfloat16).layout == RowLayout("packed", "sdpa")
+    assert training_randomness(config) is None
+    assert "cannot be checked before it is loaded: no miniature of it can be built" in caplog.text
 
 
 def test_no_plan_is_an_error() -> None:

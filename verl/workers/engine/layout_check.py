@@ -112,9 +112,8 @@ def training_randomness(config: Any) -> str | None:
 @one_thread()
 def _randomness(hashed: _Hashed) -> float:
     """Return the largest difference of log-probs and entropies between training and evaluation mode; 0 if neither can be run."""
-    trial = _Trial(hashed.config, "cpu", False)
     try:
-        return trial.randomness()
+        return _Trial(hashed.config, "cpu", False).randomness()
     except MiniatureError:
         return 0.0
 
@@ -143,14 +142,18 @@ def _choose(hashed: _Hashed, removal: str, attention: str, device: str, flash: b
         raise LayoutError(
             f"attn_implementation={attention} cannot run packed rows; set actor_rollout_ref.model.use_remove_padding=false, or auto"
         )
-    trial = _Trial(config, device, merge_rows)
     try:
+        trial = _Trial(config, device, merge_rows)
         trial.reference()
     except MiniatureError as error:
         logger.warning("%s cannot be checked before it is loaded: %s", config.model_type, error)
         return LayoutChoice(layouts[0], float("nan"))
     except Exception as error:  # code of a model may raise anything
         raise LayoutError(f"{config.model_type} cannot be run: {_one_line(error)}") from error
+    if windows := trial.windows_beyond_rows():
+        logger.warning(
+            "%s: no row of the check is longer than %s, so a window that a layout loses would not be seen", config.model_type, windows
+        )
     rejected: list[tuple[RowLayout, str]] = []
     for layout in layouts:
         difference, reason = trial.difference(layout)
@@ -208,7 +211,8 @@ class _Trial:
         self._config = config
         self._device = device
         self._merge_rows = merge_rows
-        self._limits = rope_limits(miniature(config).get_text_config())
+        self._small = miniature(config)
+        self._limits = rope_limits(self._small.get_text_config())
         self._rows = rows_to_check()
         self._alone: tuple[torch.Tensor, torch.Tensor] | None = None
         self._models: dict[tuple[str, torch.dtype], tuple[Any, RopeState]] = {}
@@ -218,6 +222,13 @@ class _Trial:
         if self._alone is None:
             self._alone = self._run(RowLayout("equal", "eager"), torch.float32, alone=True)
         return self._alone
+
+    def windows_beyond_rows(self) -> str:
+        """Return the windows that the miniature could not shrink below the longest row, as `name=tokens`; empty if there are none."""
+        longest = max(prompt + response for prompt, response in ROW_LENGTHS)
+        fields = self._small.get_text_config().to_dict()
+        names = [name for name in fields if name.endswith(("sliding_window", "window_size", "attention_chunk_size"))]
+        return ", ".join(f"{name}={fields[name]}" for name in names if type(fields[name]) is int and fields[name] > longest)
 
     def difference(self, layout: RowLayout) -> tuple[float, str]:
         """Return the largest difference of a layout from the reference, and why the layout cannot be used (empty if it can)."""
