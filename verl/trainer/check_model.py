@@ -22,6 +22,7 @@ from verl.models.export_check import export_difference
 from verl.models.files import check_files
 from verl.models.loader import ModelPathError, build_causal_lm, check_causal_lm, load_causal_lm, resolve_dtype
 from verl.models.lora import LoraSpec
+from verl.models.miniature import MiniatureError
 from verl.models.reward_model import scoring_of
 from verl.models.value_model import check_value_model
 from verl.protocol.generate import RolloutError
@@ -123,7 +124,10 @@ def adapters(path: str, rank: int, trust_remote_code: bool) -> list[Row]:
     """Return the rows about an adapter on all linear layers."""
     with torch.device("meta"):
         base = build_causal_lm(path, dtype=torch.float32, attn_implementation="eager", trust_remote_code=trust_remote_code)
-    report = adapter_report(base, {"all-linear": LoraSpec(rank, rank)})
+    try:
+        report = adapter_report(base, {"all-linear": LoraSpec(rank, rank)})
+    except MiniatureError as error:
+        return [Row("adapters", NOTE, f"not checked: {error}", needed=False)]
     if report.problems:
         return [Row("adapters", REFUSED, "; ".join(report.problems), needed=False)]
     coverage = report.coverage["all-linear"]
