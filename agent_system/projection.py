@@ -60,6 +60,27 @@ def _visible(text: str) -> str:
     return visible[ends[-1] if ends else 0 :]
 
 
+def without_thinking(text: str) -> str:
+    """Return `text` without its thinking and the line ends after it, else as it is: code may begin with an indentation."""
+    visible = _visible(text)
+    return visible if visible == text else visible.lstrip("\n")
+
+
+def closed_thinking(text: str) -> str:
+    """Return `text` with an end of its thinking, if it has none."""
+    opened = text.lower().rfind("<think>")
+    return text if opened < 0 or "</think>" in text.lower()[opened:] else f"{text}\n</think>\n\n"
+
+
+def with_visible(text: str, visible: str) -> str:
+    """Return a reply's thinking as it is written, and another text in place of the rest."""
+    rest = without_thinking(text)
+    if text.endswith(rest):
+        return closed_thinking(text.removesuffix(rest)) + visible
+    inner = "\n\n".join(thoughts(text))
+    return f"<think>\n{inner}\n</think>\n\n{visible}"
+
+
 def thoughts(text: str) -> list[str]:
     """Return what `strip_thinking` leaves out, without the tags and without empty thinking."""
     rest = _THINKING.sub("", text)

@@ -1,30 +1,24 @@
 """The next prompt of a conversation: the tokens so far and those of the new messages, or the whole conversation rendered anew.
 
-A continued prompt is `P + R + tokens(tail)`: the last prompt, the reply as it was sampled, and the text that the template puts after the
-reply. It is used only where the template shows everything before the tail as it is; a sample is right in either case, because it holds
-what the engine got.
+A continued prompt is the last prompt, the reply as it was sampled, and the tokens of what the template puts after it. It is used only where
+the template shows the prompt and the reply as they were sent; a sample is right in either case, because it holds what the engine got.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from agent_system.agent import Message
 from agent_system.gateway.errors import Refusal
-from agent_system.gateway.history import History, Node
+from agent_system.gateway.history import History
 from agent_system.gateway.template import NoTemplate, Template
 from agent_system.gateway.view import View
-from agent_system.projection import thoughts
 from agent_system.rollout.binding import AgentBinding
 from agent_system.rollout.prompt import Prompt
 from agent_system.rollout.remote import RemoteBinding
 from verl.trainer.config.gateway import GatewayConfig
-
-_THINKING = re.compile(r"<think>(?:(?!<think>).)*?</think>\s*", re.DOTALL)
-_EMPTY_THINKING = re.compile(r"<think>\s*</think>\s*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,16 +28,16 @@ class Built:
     Attributes:
         prompt: what the engine gets.
         views: the messages of the request.
-        messages: the same as the tokens of the prompt contain them: with the thinking of replies that were continued.
-        thoughts: this thinking.
+        messages: the same for the chat template: with the thinking of replies that were sampled here.
         rewritten: why sampled tokens were rendered anew: `client`, `template` or `tools`; empty where none were.
+        why: what the template shows in another way, in words; empty for other reasons.
     """
 
     prompt: Prompt
     views: Sequence[View]
     messages: Sequence[Mapping[str, Any]]
-    thoughts: tuple[str, ...] = ()
     rewritten: str = ""
+    why: str = ""
 
 
 class Bridge:
@@ -61,46 +55,21 @@ class Bridge:
         """Return the prompt of a request. Raise Refusal when the template cannot show its messages."""
         node, length, reason = history.find(views, tools)
         shown = [view.message for view in views]
-        if node is not None:
-            added = self.template.with_sampled_ids(node.messages, shown[length:])
-            tail = self._tail(node, added, tools)
-            if tail is not None:
-                return Built(self._continued(node, tail, shown), views, [*node.messages, *added], node.thoughts)
-            reason = "template" if isinstance(self.template, Template) else ""
-        text = self.template.render(shown, tools)
-        return Built(Prompt(text, self.template.encode(text), messages=_plain(shown)), views, shown, (), reason)
-
-    def _continued(self, node: Node, tail: str, shown: Sequence[Mapping[str, Any]]) -> Prompt:
-        sampled, end = node.generation.token_ids, self.template.end
-        assert end is not None
-        closing = () if self.template.ends(sampled[-1]) else (end[1],)  # a reply that was cut has no end of its own
-        between = (*sampled, *closing)
-        text = node.prompt.text + self.template.decode(between) + tail
-        earlier = node.prompt.messages  # equal to the first ones shown; prompts share them, so that their texts are kept once
-        ids = (*node.prompt.ids, *between, *self.template.encode(tail))
-        return Prompt(text, ids, messages=(*earlier, *_plain(shown[len(earlier) :])))
-
-    def _tail(self, node: Node, added: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> str | None:
-        """Return the text that the template puts after a conversation; None if it shows the conversation in another way now.
-
-        Messages hold no special tokens, so their ends can be counted. A template may show empty thinking in the last reply alone.
-        """
-        if self.template.end is None:
-            return None
-        mark = self.template.end[0]
+        if node is None:
+            text = self.template.render(shown, tools)
+            return Built(Prompt(text, self.template.encode(text), messages=_plain(shown)), views, shown, reason)
+        messages = [*node.messages, *self.template.with_sampled_ids(node.messages, shown[length:])]
         try:
-            *before, _ = self.template.render(node.messages, tools, prompt=False).split(mark)
-            *after, tail = self.template.render([*node.messages, *added], tools).split(mark, len(before))
-        except Refusal:  # the whole conversation may still be shown as the program sent it
-            return None
-        head, shown = mark.join(after), mark.join(before)
-        may_differ = _THINKING if self._keep_thinking else _EMPTY_THINKING
-        if not before or (head != shown and may_differ.sub("", head) != may_differ.sub("", shown)):
-            return None
-        if self._keep_thinking or not node.thoughts:
-            return tail
-        blocks = thoughts(head)
-        return tail if all(any(thought in block for block in blocks) for thought in node.thoughts) else None
+            text = self.template.render(messages, node.tools)
+        except Refusal:  # it may still be shown as the program sent it, without thinking
+            messages = shown
+            text = self.template.render(messages, node.tools)
+        following = self.template.after(node.prompt, node.generation, text, self._keep_thinking)
+        if following is None:
+            return Built(Prompt(text, self.template.encode(text), messages=_plain(shown)), views, messages)
+        earlier = node.prompt.messages  # equal to the first ones shown; prompts share them, so that their texts are kept once
+        prompt = Prompt(following.text, following.ids, messages=(*earlier, *_plain(shown[len(earlier) :])))
+        return Built(prompt, views, messages, "template" if following.rewritten else "", following.rewritten)
 
 
 def bridge_of(binding: AgentBinding | RemoteBinding, keys: GatewayConfig) -> Bridge:

@@ -15,7 +15,7 @@ from agent_system.gateway.history import History, Node
 from agent_system.gateway.reply import Choice, Completion
 from agent_system.gateway.template import too_long
 from agent_system.gateway.wire import Ask
-from agent_system.projection import strip_thinking, thoughts
+from agent_system.projection import closed_thinking, thoughts, without_thinking
 from agent_system.rollout.binding import AgentBinding
 from agent_system.rollout.call import Call, Reply
 from agent_system.tools.formats import OfferedTools, split_calls
@@ -82,23 +82,23 @@ class Chat:
             text = text[: min(ends)]
         may_call = ask.tools and (ask.schema is None or ask.forced)  # where the form is a schema, the reply is an answer
         tools = OfferedTools.of(ask.tools)
-        content, requests = split_calls(text, self._template.syntaxes, tools) if may_call else (strip_thinking(text), [])
+        content, requests = split_calls(text, self._template.syntaxes, tools) if may_call else (without_thinking(text), [])
         found = thoughts(text)
         shown = requests[: self._template.most_calls]
         calls: list[dict[str, Any]] = [{"name": r.name, "arguments": r.arguments or {}, "id": r.id} for r in shown]
-        whole = f"<think>\n{chr(10).join(found)}\n</think>\n\n{content}" if found and calls else content if calls else text
+        whole = self._template.said_with_calls(text, content) if calls else closed_thinking(text)
         before = sum(view.calls for view in built.views)
         viewer = self._template.viewer
-        view, message = viewer.reply(content, whole, calls, before)
-        kept = tuple(clean for thought in found if (clean := viewer.clean(thought).strip()))
-        node = Node(built.prompt, generation, [*built.messages, message], (*built.thoughts, *kept))
-        self._history.add(built.views, view, viewer.clean_json(list(ask.tools)), node)
-        scored = list(zip(generation.token_ids, generation.log_probs, strict=True)) if ask.logprobs else None
+        view, message = viewer.reply(content, whole, calls, before, closed_thinking(text))
+        shown_tools = viewer.clean_json(list(ask.tools))
+        self._history.add(built.views, view, shown_tools, Node(built.prompt, generation, [*built.messages, message], shown_tools))
+        sampled = generation.token_ids
+        scored = list(zip(self._template.texts_of(sampled), generation.log_probs, strict=True)) if ask.logprobs else None
         return Choice(
             content,
             [(f"call_{call.turn}_{call.number}_{i}", c["name"], json.dumps(c["arguments"])) for i, c in enumerate(calls)],
             "\n\n".join(found),
             "tool_calls" if calls else "length" if generation.stop_reason == "length" else "stop",
             getattr(generation, "reply_tokens", len(generation.token_ids)),
-            scored if scored is None else [(self._template.decode([token]), log_prob) for token, log_prob in scored],
+            scored,
         )

@@ -22,14 +22,14 @@ class Node:
     Attributes:
         prompt: what the engine got.
         generation: what it sampled.
-        messages: the conversation with the reply, for the chat template, with the thinking that the tokens contain.
-        thoughts: this thinking.
+        messages: the conversation with the reply, for the chat template, with the thinking of its replies.
+        tools: its tools, in the order of their fields in which the prompt shows them.
     """
 
     prompt: Prompt
     generation: Generation
     messages: Sequence[Mapping[str, Any]]
-    thoughts: tuple[str, ...]
+    tools: Sequence[Mapping[str, Any]] = ()
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""What the gateway knows of a policy's chat template: rendering, the token that ends a message, and how tool calls are written."""
+"""What the gateway knows of a policy's chat template: rendering, how conversations go on, and how tool calls are written."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from typing import Any
 
 from agent_system.gateway.errors import Refusal
 from agent_system.gateway.view import Viewer
+from agent_system.projection import with_visible
 from agent_system.rollout.binding import AgentBinding
-from agent_system.rollout.prompt import SpecialTokens
+from agent_system.rollout.continuation import Continuation, NextPrompt, texts_of_tokens
+from agent_system.rollout.prompt import Prompt, SpecialTokens
 from agent_system.rollout.remote import RemoteBinding
-from agent_system.rollout.tokens import Encoder, decode, special_tokens
+from agent_system.rollout.tokens import Encoder
 from agent_system.tools.formats import Syntax, syntaxes_of
+from verl.protocol.generate import Generation
 
-_REPLY = "REPLY7c1f"  # stands for a reply when the text after it is looked up
 _MESSAGES = re.compile(r"\bfor\s+(\w+)\s+in\s+\w*messages\b")
 
 
@@ -32,7 +34,8 @@ class Template:
         self.binding, self.chat = binding, binding.chat
         self._encoder = Encoder(binding.tokenizer)
         clean = SpecialTokens(binding.tokenizer, self.chat.structure).cleaned
-        self.viewer = Viewer(clean, _reads_name(self.chat.source), self.chat.calls is not None, self.chat.call_id)
+        clean_reply = SpecialTokens(binding.tokenizer, self.chat.structure, self.chat.marks_of_replies).cleaned
+        self.viewer = Viewer(clean, _reads_name(self.chat.source), self.chat.calls is not None, self.chat.call_id, clean_reply)
 
     @property
     def syntaxes(self) -> tuple[Syntax, ...]:
@@ -62,18 +65,6 @@ class Template:
             ) from error
 
     @cached_property
-    def end(self) -> tuple[str, int] | None:
-        """The special token that ends a message of the assistant, as text and as id; None if none is found."""
-        try:
-            text = self.render([{"role": "user", "content": "?"}, {"role": "assistant", "content": _REPLY}], (), prompt=False)
-        except Refusal:
-            return None
-        after = text.rpartition(_REPLY)[2].lstrip()
-        found = next((token for token in special_tokens(self.binding.tokenizer) if after.startswith(token)), "")
-        ids = self.encode(found)
-        return (found, ids[0]) if len(ids) == 1 else None
-
-    @cached_property
     def longest_prompt(self) -> int:
         """Number of characters that no prompt of `max_prompt_length` tokens exceeds."""
         return self.binding.max_prompt_length * max(map(len, self.binding.tokenizer.get_vocab()))
@@ -84,19 +75,23 @@ class Template:
             raise too_long(self.binding, f"{len(text)} characters")
         return self._encoder.encode(text)
 
-    def decode(self, tokens: Sequence[int]) -> str:
-        """Return the text of tokens, special ones included."""
-        return decode(self.binding.tokenizer, tokens, special=True)
+    def after(self, prompt: Prompt, reply: Generation, whole: str, keep_thinking: bool) -> NextPrompt | None:
+        """Return the prompt after a reply, from what the template shows of the whole conversation; see `Continuation`."""
+        return Continuation(self.chat, self.encode, keep_thinking).after(prompt, reply, whole)
+
+    def said_with_calls(self, text: str, visible: str) -> str:
+        """Return the content of a message with calls; see `ChatTemplate.said_with_calls`."""
+        return self.chat.said_with_calls(text, visible)
+
+    def texts_of(self, tokens: Sequence[int]) -> list[str]:
+        """Return the text of every token, special ones included."""
+        return texts_of_tokens(self.chat, tokens)
 
     def with_sampled_ids(self, earlier: Sequence[Mapping[str, Any]], added: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         """Return new messages whose results name the calls by the ids that the model gave them."""
         calls = [call for message in earlier for call in message.get("tool_calls") or ()]
         ids = {self.chat.call_id(call["function"]["name"], place): call["id"] for place, call in enumerate(calls)}
         return [{**m, "tool_call_id": ids.get(m["tool_call_id"], m["tool_call_id"])} if m.get("tool_call_id") else m for m in added]
-
-    def ends(self, token: int) -> bool:
-        """Return whether a sampled token ends a message."""
-        return token in self.binding.sampling.stop_token_ids or (self.end is not None and token == self.end[1])
 
 
 def _reads_name(source: str) -> bool:
@@ -118,7 +113,6 @@ def too_long(binding: AgentBinding, found: str) -> Refusal:
 class NoTemplate:
     """As `Template`, for an agent behind an API, whose server gets the messages themselves."""
 
-    end: tuple[str, int] | None = None
     syntaxes = syntaxes_of("hermes")
     most_calls: int | None = None
 
@@ -140,10 +134,14 @@ class NoTemplate:
         """Return no tokens."""
         return ()
 
-    def decode(self, tokens: Sequence[int]) -> str:
-        """Return no text."""
-        return ""
+    def after(self, prompt: Prompt, reply: Generation, whole: str, keep_thinking: bool) -> NextPrompt | None:
+        """Return nothing: the server makes the tokens."""
+        return None
 
-    def ends(self, token: int) -> bool:
-        """Return whether a sampled token ends a message."""
-        return False
+    def said_with_calls(self, text: str, visible: str) -> str:
+        """Return the text of a reply without its calls, with its thinking."""
+        return with_visible(text, visible)
+
+    def texts_of(self, tokens: Sequence[int]) -> list[str]:
+        """Return no text."""
+        return ["" for _ in tokens]

@@ -10,7 +10,7 @@ from itertools import groupby
 from typing import Any
 
 from agent_system.gateway.errors import Refusal
-from agent_system.projection import strip_thinking
+from agent_system.projection import strip_thinking, without_thinking
 from agent_system.tools.formats import with_calls
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
@@ -50,7 +50,12 @@ class Viewer:
     """
 
     def __init__(
-        self, clean: Callable[[str], str], reads_name: bool, reads_calls: bool, call_id: Callable[[str, int], str] | None = None
+        self,
+        clean: Callable[[str], str],
+        reads_name: bool,
+        reads_calls: bool,
+        call_id: Callable[[str, int], str] | None = None,
+        clean_reply: Callable[[str], str] | None = None,
     ) -> None:
         """Set what the template reads.
 
@@ -59,7 +64,9 @@ class Viewer:
             reads_name: the template shows `message.name`.
             reads_calls: it shows `message.tool_calls`; for one that does not, calls are put into the text.
             call_id: makes the id of a call from its name and its place in the conversation.
+            clean_reply: as `clean`, for replies, which may have tokens around calls.
         """
+        self._clean_reply = clean_reply or clean
         self._clean, self._reads_name, self._reads_calls = clean, reads_name, reads_calls
         self._call_id = call_id or (lambda name, place: f"call{place:05d}")
 
@@ -91,7 +98,7 @@ class Viewer:
             found = message.get("role") if isinstance(message, dict) else message
             raise Refusal(f"{where}.role must be one of {', '.join(ROLES)}, found {found!r:.80}", param=where)
         text = self.clean(_text(message.get("content"), where))
-        view: dict[str, Any] = {"role": role, "content": strip_thinking(text) if role == "assistant" else text}
+        view: dict[str, Any] = {"role": role, "content": without_thinking(text) if role == "assistant" else text}
         if self._reads_name and isinstance(message.get("name"), str):
             view["name"] = self.clean(message["name"])
         calls = self._calls(message.get("tool_calls"), where, seen) if role == "assistant" else []
@@ -101,7 +108,9 @@ class Viewer:
                 view["name"] = name
         return View(view | self.shown_calls(view["content"], calls), _key(view, calls), calls)
 
-    def reply(self, content: str, thought: str, calls: Sequence[Mapping[str, Any]], before: int) -> tuple[View, dict[str, Any]]:
+    def reply(
+        self, content: str, thought: str, calls: Sequence[Mapping[str, Any]], before: int, text: str = ""
+    ) -> tuple[View, dict[str, Any]]:
         """Return the view of a reply, equal to that of the message with which a client echoes it, and the message with its thinking.
 
         Args:
@@ -109,12 +118,16 @@ class Viewer:
             thought: its text with the thinking as sampled, without calls.
             calls: its tool calls: `name`, `arguments`, and the `id` that the model gave, or an empty one.
             before: number of tool calls in the conversation before it.
+            text: the whole reply, for a template that shows no calls: its model writes them in the text.
         """
         cleaned = self.clean_json(list(calls))
         numbered = [_call(self._call_id(call["name"], before + i), call["name"], call["arguments"]) for i, call in enumerate(cleaned)]
         sampled = [{**call, "id": own["id"] or call["id"]} for call, own in zip(numbered, cleaned, strict=True)]
-        view = {"role": "assistant", "content": strip_thinking(self.clean(content))}
-        whole = view | self.shown_calls(self.clean(thought), sampled)
+        view = {"role": "assistant", "content": without_thinking(self.clean(content))}
+        if calls and not self._reads_calls and text:
+            whole = {**view, "content": self._clean_reply(text)}
+        else:
+            whole = view | self.shown_calls(self.clean(thought), sampled)
         return View(view | self.shown_calls(view["content"], numbered), _key(view, numbered), numbered), whole
 
     def shown_calls(self, content: str, calls: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -162,6 +175,8 @@ def _in_order(views: list[View]) -> list[View]:
 
 
 def _key(view: Mapping[str, Any], calls: Sequence[Mapping[str, Any]]) -> bytes:
+    if view["role"] == "assistant":  # client libraries strip replies
+        view = {**view, "content": strip_thinking(view["content"])}
     return blake2b(json.dumps([view, _as_in_javascript(calls)], sort_keys=True).encode(), digest_size=16).digest()
 
 

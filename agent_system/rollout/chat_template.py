@@ -12,7 +12,7 @@ from itertools import product
 from typing import Any
 
 from agent_system.errors import AgentSystemError
-from agent_system.projection import strip_thinking, thoughts
+from agent_system.projection import strip_thinking, thoughts, with_visible, without_thinking
 from agent_system.rollout.tokens import decode, encode_all, special_tokens
 from agent_system.tools.formats import OfferedTools, Syntax, read_calls, split_calls, with_calls
 from agent_system.tools.formats.derive import TrialCall, derived
@@ -31,6 +31,8 @@ _END_MARKS = re.compile(r"[<\[][^<>\[\]\s]+[>\]]\w*")
 _TAG_NAME = re.compile(r"</?[A-Za-z][\w.:-]*>")
 _THINKING_FIELDS = ("reasoning_content", "reasoning", "thinking")
 _SOURCE_TAGS = re.compile(r"<([\w:]*think|thought)>", re.IGNORECASE)
+_ONE_THOUGHT = re.compile(r"\s*(?:<think>)?(?P<thought>(?:(?!</?think>).)*)</think>(?P<rest>(?:(?!</?think>).)*)", re.DOTALL)
+_BLANKS = " a\n b\n\n  c\t1 23\n"  # as they may stand around any token
 _PLAIN = ("llama3", "llama3_builtin", "pythonic")  # forms that models without marks around calls mix
 
 
@@ -100,12 +102,17 @@ class ReplyMarks:
         field: the field of a message in which the template takes thinking; `content`: in tags in the text.
         begin, end: around the thinking.
         before: before the answer; empty for most models.
+        lead, trail: blanks between the marks and the thinking.
+        gap: blanks between the thinking and the answer.
     """
 
     field: str = "content"
     begin: str = "<think>"
     end: str = "</think>"
     before: str = ""
+    lead: str = ""
+    trail: str = ""
+    gap: str = ""
 
 
 class ChatTemplate:
@@ -230,6 +237,28 @@ class ChatTemplate:
         spans = self.calls.syntax.spans(text[least:], _ANY_TOOL) if self.calls.syntax.trigger else ()
         return least + next((span.begin for span in spans), 0)
 
+    def said_with_calls(self, text: str, visible: str) -> str:
+        """Return the content of a message with calls: the thinking of a reply and its text, without the blanks before its calls.
+
+        Args:
+            text: the reply.
+            visible: its text without thinking and calls.
+        """
+        said = with_visible(text, visible)
+        return said if visible else said.removesuffix(self._gap_after_tags)
+
+    @cached_property
+    def _gap_after_tags(self) -> str:
+        """The blanks that the template adds between thinking that it takes for text and the calls after it."""
+        if self.calls is None or self.marks.field != "content":
+            return ""
+        head = f"<think>\n{_THOUGHT}\n</think>\n\n"
+        said = {"role": "assistant", "content": head, "tool_calls": [FIRST.message(self.calls.as_text)]}
+        before, tags, text = (self._reply([said], TOOLS) or "").partition(head)
+        spans = list(self.calls.syntax.spans(text, _OFFERED)) if tags else []
+        gap = text[: spans[0].begin] if spans else ""
+        return gap if not gap.strip() else ""
+
     def end_of_calls(self, text: str) -> int:
         """Return where the last tool call of a rendered reply ends, without what ends the reply."""
         assert self.calls is not None, "only a template that shows calls is asked"
@@ -311,6 +340,17 @@ class ChatTemplate:
         text = decode(self.tokenizer, token_ids) if is_plain else self._read(decode(self.tokenizer, token_ids, special=True), opened)
         return f"<think>\n{text}" if opened and "</think>" not in text.lower() else text
 
+    @cached_property
+    def keeps_text(self) -> bool:
+        """Whether texts come back from their tokens as they were, also next to the template's own tokens."""
+        sample = "".join(f"{_BLANKS}{token}" for token in sorted(self.structure)) + _BLANKS
+        return all(decode(self.tokenizer, encode_all(self.tokenizer, [text])[0], special=True) == text for text in (sample, _BLANKS))
+
+    @cached_property
+    def anchor(self) -> tuple[int, ...]:
+        """Tokens after which other tokens have the text that they have inside a text."""
+        return encode_all(self.tokenizer, ["a"])[0]
+
     @property
     def opening(self) -> str:
         """The text with which every prompt ends."""
@@ -333,6 +373,11 @@ class ChatTemplate:
         return " ".join(
             f"{s.begin} {s.before} {s.end} {s.after} {s.quote} {' '.join(s.header)} {' '.join(s.around)}" for s in self.syntaxes
         )
+
+    @cached_property
+    def marks_of_replies(self) -> frozenset[str]:
+        """Special tokens that belong to the text of a reply."""
+        return frozenset(map(str, self.tokenizer.convert_ids_to_tokens(sorted(self._kept_ids))))
 
     @cached_property
     def _kept_ids(self) -> frozenset[int]:
@@ -379,8 +424,7 @@ class ChatTemplate:
 
     @cached_property
     def _stripped(self) -> re.Pattern[str] | None:
-        kept = set(self.tokenizer.convert_ids_to_tokens(list(self._kept_ids)))
-        tokens = [token for token in special_tokens(self.tokenizer) if token not in kept]
+        tokens = [token for token in special_tokens(self.tokenizer) if token not in self.marks_of_replies]
         return re.compile("|".join(map(re.escape, tokens))) if tokens else None
 
     def _assistant(self, message: Mapping[str, Any]) -> dict[str, Any]:
@@ -388,8 +432,7 @@ class ChatTemplate:
         shown = dict(message)
         text = shown.get("content") or ""
         if self.marks.field != "content" and "</think>" in text:
-            shown[self.marks.field] = "\n\n".join(thoughts(text))
-            shown["content"] = strip_thinking(text)
+            shown[self.marks.field], shown["content"] = self._parts_of(text)
         calls = shown.get("tool_calls")
         if not calls:
             return shown
@@ -402,6 +445,18 @@ class ChatTemplate:
         if not shown.get("content"):
             shown["content"] = self.calls.empty
         return shown
+
+    def _parts_of(self, text: str) -> tuple[str, str]:
+        """Return the thinking and the answer of a reply, without the blanks that the template puts around them itself."""
+        if (match := _ONE_THOUGHT.fullmatch(text)) is None:
+            return "\n\n".join(thoughts(text)), without_thinking(text)
+        thought = match["thought"]
+        rest = match["rest"]
+        if thought.endswith(self.marks.trail):
+            thought = thought.removeprefix(self.marks.lead).removesuffix(self.marks.trail)
+        else:
+            thought = thought.strip()
+        return thought, rest.removeprefix(self.marks.gap).lstrip("\n")
 
     def _try(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = (), prompt: bool = True) -> str | None:
         try:
@@ -459,7 +514,11 @@ class ChatTemplate:
                     continue
                 said = {"role": "assistant", "content": f"<think>\n{_THOUGHT}\n</think>\n\n{_ANSWER}", **extra}
                 same = (self._reply([said], TOOLS if extra else ()) or "").split() == text.split()
-                return ReplyMarks("content" if same and begin == "<think>" else field, begin, end)
+                lead = head[len(head.rstrip()) :]
+                trail = rest[: len(rest) - len(rest.lstrip())]
+                after = rest[len(trail) + len(end) :].partition(_ANSWER)[0]
+                gap = after[: len(after) - len(after.lstrip())]
+                return ReplyMarks("content" if same and begin == "<think>" else field, begin, end, lead=lead, trail=trail, gap=gap)
         return None
 
     def _end_of_thought(self, rest: str) -> str:

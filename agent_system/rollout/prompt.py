@@ -46,8 +46,9 @@ class Prompt:
 class SpecialTokens:
     """The special tokens of a tokenizer, and other tokens around messages, as text."""
 
-    def __init__(self, tokenizer: Any, others: Collection[str] = ()) -> None:
-        special = sorted({*special_tokens(tokenizer), *others}, key=len, reverse=True)
+    def __init__(self, tokenizer: Any, others: Collection[str] = (), allowed: Collection[str] = ()) -> None:
+        """Set the tokens: those of the vocabulary and `others`, without those that are `allowed` in a text."""
+        special = sorted({*special_tokens(tokenizer), *others} - {*allowed}, key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, special))) if special else None
 
     def removed(self, messages: list[Message]) -> list[Message]:

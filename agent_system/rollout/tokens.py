@@ -10,6 +10,7 @@ from itertools import chain, pairwise
 from typing import Any
 
 CACHED_TOKENS = 2_000_000  # about 80 MB
+_CONTEXT = 8  # tokens before others that decide how these are written
 # Ends of these are cuts near a blank line that are known to be piece boundaries of the pre-tokenizer (see `_blank_lines`).
 _AFTER = r"\n\n(?=[!-~])"
 _BEFORE_THE_LAST = r"\n(?=\n(?!{added})[!-~])"
@@ -192,6 +193,16 @@ def encode_all(tokenizer: Any, texts: Sequence[str]) -> list[tuple[int, ...]]:
     if len(texts) == 1 and len(texts[0]) <= LONGEST_PIECE:
         return [tuple(backend.encode(texts[0], add_special_tokens=False).ids)]
     return [tuple(encoding.ids) for encoding in backend.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+
+def text_after(tokenizer: Any, before: Sequence[int], ids: Sequence[int]) -> str:
+    """Return the text that tokens add after others, special ones included: decoded alone, some vocabularies take a blank from the start."""
+    if not before:
+        return decode(tokenizer, ids, special=True)
+    context = list(before[-_CONTEXT:])
+    head = decode(tokenizer, context, special=True)
+    whole = decode(tokenizer, [*context, *ids], special=True)
+    return whole[len(head) :] if whole.startswith(head) else decode(tokenizer, ids, special=True)
 
 
 def decode(tokenizer: Any, ids: Sequence[int], special: bool = False) -> str:

@@ -10,13 +10,14 @@ from typing import Any
 
 from agent_system.agent import BaseAgent, Message
 from agent_system.errors import AgentSystemError
-from agent_system.projection import strip_thinking, thoughts
+from agent_system.projection import closed_thinking, strip_thinking, thoughts
 from agent_system.rollout.call import Call, Reply
 from agent_system.rollout.chat_template import whole_marks
-from agent_system.rollout.prompt import Prompt, PromptBuilder
+from agent_system.rollout.continuation import END, Continuation, NextPrompt
+from agent_system.rollout.prompt import Prompt, PromptBuilder, SpecialTokens
 from agent_system.rollout.remote import RemoteBinding
 from agent_system.rollout.seeds import stable_seed
-from agent_system.rollout.tokens import decode
+from agent_system.rollout.tokens import decode, text_after
 from agent_system.tools.agent import ToolAgent, ToolUse
 from agent_system.tools.formats import OfferedTools, ToolRequest, read_calls, split_calls, syntaxes_of
 from verl.protocol.generate import Generation
@@ -38,6 +39,8 @@ class ToolPromptBuilder(PromptBuilder):
     def __init__(self, agent: ToolAgent, tokenizer: Any, *args: Any) -> None:
         super().__init__(agent, tokenizer, *args)
         self._native = self.chat.shows_tools
+        self._continuation = Continuation(self.chat, self._encoder.encode)
+        self._own = SpecialTokens(tokenizer, self.chat.structure, self.chat.marks_of_replies)
         if not self._native and agent.tool_format not in ("auto", "hermes"):
             raise AgentSystemError(
                 f"the chat template of {agent.agent_id!r} shows no tools, so describe_tools() asks for <tool_call>; "
@@ -74,11 +77,11 @@ class ToolPromptBuilder(PromptBuilder):
     def following(
         self, prompt: Prompt, reply: Reply, requests: Sequence[ToolRequest], results: Sequence[Message], same_tools: bool = True
     ) -> tuple[Prompt | None, bool]:
-        """Return the prompt after a reply and its tool results, and whether it was rendered anew.
+        """Return the prompt after a reply and its tool results, and whether it does not begin with all tokens of the last prompt and reply.
 
-        The prompt is the last prompt's ids, the sampled ids, and the ids of the text that the template puts after a reply. If the template
-        would show the reply without a part of it (such as its thinking), or the agent has changed its tools, the whole conversation is
-        rendered anew. It is None when it is longer than `max_prompt_length`.
+        The template's rendering of the whole conversation decides, see `Continuation`. A call that cannot be read has no rendering of its
+        own: the reply stands as it was sampled, and what the template puts after calls follows. It is None when it is longer than
+        `max_prompt_length`.
 
         Raises:
             AgentSystemError: the template cannot show the calls and their results.
@@ -86,23 +89,32 @@ class ToolPromptBuilder(PromptBuilder):
         said, answers = self._messages(reply, requests, results)
         messages = [*prompt.messages, said, *answers]
         whole = self._shown(messages)
-        tail = self._tail(prompt, messages, whole) if same_tools else None
-        if tail is not None:
-            sampled, rest = self._joined(reply.generation, tail)
-            text = prompt.text + decode(self.tokenizer, (*sampled, *rest), special=True)
-            following = Prompt(text, (*prompt.ids, *sampled, *rest), prompt.dropped, tuple(messages))
+        if not same_tools:
+            following = NextPrompt(whole, self._encoder.encode(whole), "other tools")
         else:
-            following = Prompt(whole, self._encoder.encode(whole), prompt.dropped, tuple(messages))
-        return (following if len(following.ids) <= self.max_prompt_length else None), tail is None
+            following = self._continuation.after(prompt, reply.generation, whole)
+            tail = self._tail(prompt, messages, whole) if following.rewritten and self._is_malformed(requests, said) else None
+            if tail is not None:
+                sampled, rest = self._joined(reply.generation, tail)
+                text = prompt.text + text_after(self.tokenizer, prompt.ids, (*sampled, *rest))
+                same = len(sampled) == len(reply.generation.token_ids)
+                following = NextPrompt(text, (*prompt.ids, *sampled, *rest), "" if same else END)
+        whole_prompt = Prompt(following.text, following.ids, prompt.dropped, tuple(messages))
+        return (whole_prompt if len(following.ids) <= self.max_prompt_length else None), bool(following.rewritten)
+
+    @staticmethod
+    def _is_malformed(requests: Sequence[ToolRequest], said: Message) -> bool:
+        """Whether calls of a reply cannot be shown as they were written."""
+        shown = len(said.get("tool_calls", requests))
+        return shown < len(requests) or any(not (request.is_readable and request.name) for request in requests)
 
     def _messages(self, reply: Reply, requests: Sequence[ToolRequest], results: Sequence[Message]) -> tuple[Message, list[Message]]:
         """Return a reply and the results of its calls as the template gets them."""
         if not self._native or self.chat.calls is None:
-            said, *answers = self._special.removed([{"role": "assistant", "content": reply.text}, *results])
-            return said, answers
+            (said,) = self._own.removed([{"role": "assistant", "content": closed_thinking(reply.text)}])
+            return said, self._special.removed(list(results))
         visible, _ = split_calls(reply.text, self.syntaxes, OfferedTools.of(self.agent.schemas))
-        inner = "\n\n".join(thoughts(reply.text))
-        content = f"<think>\n{inner}\n</think>\n\n{visible}" if inner else visible
+        content = self.chat.said_with_calls(reply.text, visible)
         shown = self.agent.named_calls(requests)
         calls: Any = [
             {"id": r.id, "type": "function", "function": {"name": r.name, "arguments": self._clean_json(r.arguments or {})}} for r in shown

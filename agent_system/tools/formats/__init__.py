@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agent_system.errors import AgentSystemError
-from agent_system.projection import strip_thinking
+from agent_system.projection import strip_thinking, without_thinking
 from agent_system.tools.formats.named import NAMED
 from agent_system.tools.formats.request import OfferedTools, ToolRequest
 from agent_system.tools.formats.syntax import Span, Syntax
@@ -39,7 +39,7 @@ def read_calls(text: str, syntaxes: Sequence[Syntax], tools: OfferedTools = ANY_
 
 
 def split_calls(text: str, syntaxes: Sequence[Syntax], tools: OfferedTools = ANY_TOOL) -> tuple[str, list[ToolRequest]]:
-    """Return a reply without its thinking and its tool calls, and these calls. Malformed calls stay in the text.
+    """Return a reply without its thinking and its tool calls, and these calls. Malformed calls stay in the text, which else is as it was.
 
     So do calls that client libraries cannot read: their arguments are no object, or have numbers or characters that JSON has not.
     Arguments are those of `read_calls`.
@@ -47,10 +47,10 @@ def split_calls(text: str, syntaxes: Sequence[Syntax], tools: OfferedTools = ANY
     visible = strip_thinking(text)
     syntax, spans = _spans(visible, syntaxes, tools)
     if syntax is None:
-        return visible, []
+        return without_thinking(text), []
     if not syntax.trigger:
         requests = spans[0].requests
-        return (syntax.rest_of(visible), requests) if all(r.is_readable for r in requests) else (visible, [])
+        return (syntax.rest_of(visible), requests) if all(r.is_readable for r in requests) else (without_thinking(text), [])
     kept: list[str] = []
     calls: list[ToolRequest] = []
     end = 0
@@ -59,7 +59,7 @@ def split_calls(text: str, syntaxes: Sequence[Syntax], tools: OfferedTools = ANY
         kept.append(visible[end : span.begin if is_good else span.end])
         calls += span.requests if is_good else []
         end = span.end
-    return "".join([*kept, visible[end:]]).strip(), calls
+    return ("".join([*kept, visible[end:]]).strip(), calls) if calls else (without_thinking(text), [])
 
 
 def with_calls(content: str, calls: Sequence[Mapping[str, Any]]) -> str:
