@@ -69,7 +69,7 @@ def without_thinking(text: str) -> str:
 def closed_thinking(text: str) -> str:
     """Return `text` with an end of its thinking, if it has none."""
     opened = text.lower().rfind("<think>")
-    return text if opened < 0 or "</think>" in text.lower()[opened:] else f"{text}\n</think>\n\n"
+    return text if opened < 0 or "</think>" in text.lower()[opened:] else f"{text}\n</think>"
 
 
 def with_visible(text: str, visible: str) -> str:

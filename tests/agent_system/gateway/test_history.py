@@ -147,7 +147,7 @@ async def test_thinking_that_the_template_drops_begins_a_new_sequence(play: Any,
         episode, metrics, _ = await play(team, [f"{block}a", "4"], chat=get_tokenizer(name), **options)
         assert episode.failure is None and continues(episode.samples) == [kept], name
         assert rewritten(metrics) == ({} if kept else {"template": 1}), name
-        assert (block in episode.samples[1].prompt_text) == kept, name
+        assert not block or (block in episode.samples[1].prompt_text) == kept, name
 
 
 async def test_results_of_tools_as_messages_of_the_user_keep_the_thinking_before_them(play: Any) -> None:

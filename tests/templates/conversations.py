@@ -1,0 +1,269 @@
+"""Conversations in a published template, played through the gateway's conversations and through `ToolAgent`'s prompts.
+
+The model writes what the template itself shows as the reply. Every prompt is compared with the template's rendering of the conversation.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+from agent_system.gateway.bridge import bridge_of
+from agent_system.gateway.chat import Chat
+from agent_system.gateway.errors import Refusal
+from agent_system.gateway.wire import Ask
+from agent_system.rollout.binding import AgentBinding
+from agent_system.rollout.chat_template import ChatTemplate
+from agent_system.rollout.tokens import decode, encode_all, special_tokens
+from agent_system.testing import ScriptedEngine
+from agent_system.tools.formats import OfferedTools
+from verl.protocol.generate import Generation, SamplingParams
+from verl.protocol.turns import shared_start, turn_end_ids
+from verl.trainer.config import GatewayConfig
+
+FIELDS = {"fruit": {"type": "string", "description": "f"}, "count": {"type": "integer", "description": "c"}}
+PRICE = {
+    "type": "function",
+    "function": {
+        "name": "price",
+        "description": "Price.",
+        "parameters": {"type": "object", "properties": FIELDS, "required": ["fruit"]},
+    },
+}
+CLOCK = {
+    "type": "function",
+    "function": {"name": "clock", "description": "Time.", "parameters": {"type": "object", "properties": {}, "required": []}},
+}
+TOOLS = [PRICE, CLOCK]
+PLUM = ("price", {"fruit": "plum", "count": 3})
+PEAR = ("price", {"fruit": "pear", "count": 1})
+RIGHT = "cxa"  # goes on; goes on with another tokenization of the same text; is rendered anew, and counted
+
+
+@dataclass(frozen=True)
+class Step:
+    """A request and its reply.
+
+    Attributes:
+        asked: new messages; results of tools follow the calls of the reply before them.
+        content, thought, calls: of the reply.
+        cut: the reply ends at the longest length.
+    """
+
+    asked: Sequence[Mapping[str, Any]] = ()
+    content: str = "Paris."
+    thought: str = ""
+    calls: Sequence[tuple[str, Mapping[str, Any]]] = ()
+    cut: bool = False
+
+
+def _user(text: str = "Capital of France?") -> Mapping[str, Any]:
+    return {"role": "user", "content": text}
+
+
+ITALY = Step([_user("And Italy?")], "Rome.")
+CONVERSATIONS: dict[str, Sequence[Step]] = {
+    "plain": (Step([_user()]), ITALY, Step([_user("And Spain?")], "Madrid.")),
+    "system": (Step([{"role": "system", "content": "Be brief."}, _user()]), ITALY, Step([_user("And Spain?")], "Madrid.")),
+    "two users": (Step([_user(), _user("Quickly.")]), ITALY),
+    "empty reply": (Step([_user()], ""), ITALY),
+    "cut": (Step([_user()], "Paris is the capital of France.", cut=True), ITALY),
+    "blanks around": (Step([_user()], "  Paris. \n"), ITALY),
+    "code": (Step([_user("Code?")], "    if x:\n        return 1"), ITALY),
+    "scripts": (Step([_user("Größe? 日本 Ж")], "Ja, 東京 \U0001f600 5 < 6 & «7»."), ITALY),
+    "thinking": (Step([_user()], thought="Easy."), ITALY),
+    "cut thinking": (Step([_user()], thought="That is an easy question, I think.", cut=True), ITALY),
+    "tool": (Step([_user("Plums?")], "", calls=[PLUM]), Step(), ITALY),
+    "parallel": (Step([_user("Plums?")], "", calls=[PLUM, PEAR]), Step(), ITALY),
+    "text and tool": (Step([_user("Plums?")], "I look.", calls=[PLUM]), Step(), ITALY),
+    "thinking and tool": (Step([_user("Plums?")], "", "Look.", calls=[PLUM]), Step(), ITALY),
+    "two rounds": (Step([_user("Plums?")], "", calls=[PLUM]), Step([], "", calls=[PEAR]), Step()),
+}
+
+
+@dataclass
+class Played:
+    """A conversation in a template.
+
+    Attributes:
+        turns: one letter for every request after the first, see `RIGHT`; `r`: the request is refused. Wrong are `A` (counted as rewritten
+            although the template goes on), `K` (goes on although the template shows it in another way), `X` (rendered anew, otherwise).
+        wrong: what else is wrong.
+        refused: why a request was refused.
+    """
+
+    turns: str = ""
+    wrong: list[str] = field(default_factory=list)
+    refused: str = ""
+
+
+def binding_of(tokenizer: Any) -> AgentBinding:
+    """An agent's policy with a tokenizer."""
+    sampling = SamplingParams(400, stop_token_ids=tuple(sorted({tokenizer.eos_token_id, *turn_end_ids(tokenizer)} - {None})))
+    return AgentBinding("A", "a", "a", ScriptedEngine(tokenizer, ()), tokenizer, sampling, sampling, 10_000)
+
+
+class Conversation:
+    """One conversation in a template."""
+
+    def __init__(self, chat: ChatTemplate, steps: Sequence[Step]) -> None:
+        self.chat, self.steps, self.tokenizer = chat, steps, chat.tokenizer
+        self.tools = TOOLS if any(step.calls for step in steps) else []
+        self.known: list[dict[str, Any]] = []
+        self.count = 0
+        self.played = Played()
+        self.sent: tuple[int, ...] = ()
+
+    def said(self, step: Step) -> dict[str, Any]:
+        """The reply as a message."""
+        marks = self.chat.marks
+        inner = f"{marks.lead}{step.thought}{marks.trail}"
+        content = f"<think>{inner}</think>{marks.gap}{step.content}" if step.thought else step.content
+        calls = [
+            {"id": self.chat.call_id(name, self.count + i), "type": "function", "function": {"name": name, "arguments": dict(arguments)}}
+            for i, (name, arguments) in enumerate(step.calls)
+        ]
+        return {"role": "assistant", "content": content, **({"tool_calls": calls} if calls else {})}
+
+    def results(self) -> list[dict[str, Any]]:
+        """Results of the calls of the last reply."""
+        calls = self.known[-1].get("tool_calls", ()) if self.known else ()
+        return [
+            {"role": "tool", "content": f"{7 + place}", "name": call["function"]["name"], "tool_call_id": call["id"]}
+            for place, call in enumerate(calls)
+        ]
+
+    def reply(self, step: Step, said: dict[str, Any], prompt: str) -> tuple[Generation, dict[str, Any]]:
+        """The tokens that the model writes for a reply, and the reply as a message: with thinking where the prompt begins it."""
+        text, said = self._text_of(step, said, prompt)
+        ids = encode_all(self.tokenizer, [prompt + text])[0]
+        head = encode_all(self.tokenizer, [prompt])[0]
+        ids = ids[len(head) :] if ids[: len(head)] == head else encode_all(self.tokenizer, [text])[0]
+        ends = turn_end_ids(self.tokenizer)
+        special = {*self.tokenizer.convert_tokens_to_ids(special_tokens(self.tokenizer))}
+        place = next((i for i, token in enumerate(ids) if token in ends), None)
+        if place is not None:
+            ids = ids[: place + 1]
+        elif not (step.calls and ids[-1] in special - self.chat._kept_ids):
+            ids = (*ids, *sorted(ends)[:1])
+        if step.cut:
+            ids = ids[: max(1, (len(ids) - 1) * 2 // 3)]
+        return Generation(ids, (-0.5,) * len(ids), "length" if step.cut else "stop"), said
+
+    def _text_of(self, step: Step, said: dict[str, Any], prompt: str) -> tuple[str, dict[str, Any]]:
+        marks = self.chat.marks
+        opened = bool(marks.begin) and prompt.rstrip().endswith(marks.begin)
+        whole = self.chat.render([*self.known, said], self.tools, prompt=False)
+        if opened and not (step.thought and whole.startswith(prompt)):
+            begun = prompt[prompt.rindex(marks.begin) + len(marks.begin) :]
+            inner = f"{step.thought or 'hm'}{marks.trail}"
+            said = {**said, "content": f"<think>{begun}{inner}</think>{marks.gap}{step.content}"}
+            calls = ""
+            if step.calls:
+                shown = self.chat.render([*self.known, said, *self._results_of(said)], self.tools)
+                calls = self._calls_in(shown[self.chat.begin_of_calls(shown, len(prompt) - len(self.chat.opening)) :])
+            return f"{inner}{marks.end}{marks.gap}{step.content}{calls or self.chat.after}", said
+        text = whole[len(prompt) :] if whole.startswith(prompt) else ""
+        if not whole.startswith(prompt):
+            text = whole[len(shared_start(whole, prompt[: len(prompt) - len(self.chat.opening)])) :]
+            text = self.chat.without_lead(text)
+        if step.calls:
+            shown = self.chat.render([*self.known, said, *self._results_of(said)], self.tools)
+            if shown.startswith(prompt) and not all(name in text for name, _ in step.calls):  # only together with its result
+                text = shown[len(prompt) :]
+                begin = self.chat.begin_of_calls(text, 0)
+                text = text[:begin] + self._calls_in(text[begin:])
+        return text, said
+
+    def _calls_in(self, text: str) -> str:
+        """The calls with which a text begins, and the token after them."""
+        calls = self.chat.calls
+        assert calls is not None, "only templates with calls are asked"
+        spans = list(calls.syntax.spans(text, OfferedTools.of(TOOLS)))
+        end = spans[-1].end if spans else len(text)
+        rest = text[end:]
+        token = min((t for t in special_tokens(self.tokenizer) if t in rest), key=rest.index, default="")
+        return text[:end] + (rest[: rest.index(token) + len(token)] if token and not rest[: rest.index(token)].strip() else "")
+
+    def _results_of(self, said: Mapping[str, Any]) -> list[dict[str, Any]]:
+        earlier = self.known
+        self.known = [*earlier, dict(said)]
+        found = self.results()
+        self.known = earlier
+        return found
+
+    def judge(self, ids: tuple[int, ...], text: str, rewritten: bool) -> None:
+        """Add the letter of a prompt after a reply."""
+        expected = self.chat.render(self.known, self.tools)
+        whole = encode_all(self.tokenizer, [expected])[0]
+        goes_on = ids[: len(self.sent)] == self.sent
+        same = ids == whole
+        same_text = text == expected or decode(self.tokenizer, ids, special=True) == decode(self.tokenizer, whole, special=True)
+        could = whole[: len(self.sent)] == self.sent
+        if not rewritten:
+            self.played.turns += "c" if same and goes_on else "x" if goes_on and same_text else "K" if goes_on else "X"
+        else:
+            self.played.turns += "A" if could else "a" if same_text else "X"
+
+    def heard(self, step: Step, text: str, content: str, thinking: str, calls: Sequence[tuple[str, Any]]) -> None:
+        """Compare a reply as it was read with what was meant, and its tokens show."""
+        if step.cut:
+            return
+        if content.strip() != (step.content.strip() if step.content.strip() in text else ""):
+            self.played.wrong.append(f"content {content!r:.60}")
+        if step.thought and step.thought in text and thinking.strip() != step.thought and self.chat.marks.field != "content":
+            self.played.wrong.append(f"thinking {thinking!r:.60}")
+        meant = [(name, dict(arguments)) for name, arguments in step.calls][: 1 if self.chat.calls and self.chat.calls.most == 1 else None]
+        if [(name, dict(arguments)) for name, arguments in calls] != meant:
+            self.played.wrong.append(f"calls {calls!r:.80}")
+
+
+def play(chat: ChatTemplate, steps: Sequence[Step]) -> Played:
+    """Play a conversation through the gateway."""
+    binding = binding_of(chat.tokenizer)
+    object.__setattr__(binding, "chat", chat)
+    gateway = Chat(bridge_of(binding, GatewayConfig()))
+    own = Conversation(chat, steps)
+    messages: list[Any] = []
+    answers: list[str] = []
+    for number, step in enumerate(steps):
+        asked = [*own.results(), *(dict(message) for message in step.asked)]
+        own.known += asked
+        results = [{"role": "tool", "content": m["content"], "tool_call_id": i} for m, i in zip(asked, answers, strict=False)]
+        messages += [*results, *asked[len(answers) :]]
+        ask = Ask("A", messages, own.tools)
+        try:
+            built = gateway.read(ask)
+        except Refusal as error:
+            own.played.turns += "r"
+            own.played.refused = str(error)
+            break
+        if number:
+            own.judge(built.prompt.ids, built.prompt.text, bool(built.rewritten))
+        said = own.said(step)
+        try:
+            generation, said = own.reply(step, said, built.prompt.text)
+        except Exception as error:  # the template cannot show such a reply
+            own.played.refused = str(error)
+            break
+        text = binding.text_of(generation, built.prompt.text)
+        reply = SimpleNamespace(generation=generation, text=text)
+        choice = gateway.answer(ask, built, [(SimpleNamespace(turn=1, number=number), reply)], "x").choices[0]
+        own.heard(step, decode(chat.tokenizer, generation.token_ids, special=True), choice.content, choice.thinking, [(name, json.loads(arguments)) for _, name, arguments in choice.calls])
+        if own.played.wrong:
+            break
+        own.known.append({"role": "assistant", "content": closed(text)} if step.cut else said)
+        own.count += len(step.calls)
+        own.sent = (*built.prompt.ids, *generation.token_ids)
+        answers = [call_id for call_id, _, _ in choice.calls]
+        messages.append({key: value for key, value in choice.message.items() if key != "reasoning_content"})
+    return own.played
+
+
+def closed(text: str) -> str:
+    """A reply that was cut, with an end of its thinking."""
+    is_open = "<think>" in text and "</think>" not in text
+    return f"{text}\n</think>" if is_open else text
