@@ -17,6 +17,7 @@ from agent_system.launch.env_workers import check_cpus
 from agent_system.options import build_options
 from agent_system.registry import AgentRegistry, EnvRegistry, OrchestraRegistry, load_plugins
 from agent_system.rollout import TooManyFailuresError
+from agent_system.rollout.template_check import template_facts
 from agent_system.rollout.tree import check_tree_env
 from agent_system.sandbox import configure
 from agent_system.tools import runs_programs
@@ -143,6 +144,16 @@ class CheckedRun:
     name: str
 
 
+def tell_of_templates(placement: Placement, tokenizers: Mapping[str, Any], kwargs: Mapping[str, Any]) -> None:
+    """Log what the chat templates of the models show in another way than training would like, and the time that they show."""
+    told: dict[str, None] = {}
+    for group in placement.groups:
+        facts = template_facts(tokenizers[group.wg_id], kwargs)
+        told |= {f"chat template of {group.model_path}: {f.name}: {f.text}": None for f in facts if not f.is_right or f.name == "time"}
+    for text in told:
+        logger.info(text)
+
+
 def check_run(config: RunConfig) -> CheckedRun:
     """Check a configuration before Ray starts and before a model loads. Raise one of `USER_ERRORS` for an error in it."""
     if config.algorithm.preset is not None:
@@ -175,6 +186,7 @@ def check_run(config: RunConfig) -> CheckedRun:
     run_dir = output_dir(config, placement, trained_in, checkpoint)
     check_reward_model(config)
     tokenizers = {g.wg_id: load_group_tokenizer(g) for g in placement.groups}
+    tell_of_templates(placement, tokenizers, config.data.apply_chat_template_kwargs)
     warn_of_positions(placement, partial(max_model_len, config, placement))
     sizes = adapter_sizes(placement)
     check_critic(config, placement, tokenizers)

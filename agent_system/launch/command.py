@@ -13,7 +13,7 @@ COMMANDS = {
     "train": ("verl.trainer.main_ppo", (), "train a team: key=value ..."),
     "eval": ("verl.trainer.main_ppo", ("trainer.val_only=true",), "evaluate the last checkpoint of an experiment: key=value ..."),
     "check": ("verl.trainer.config.check_keys", (), "whether keys exist and their values are right, in a second: key=value ..."),
-    "check-model": ("verl.trainer.check_model", (), "whether a model is trained and served exactly, in seconds: PATH"),
+    "check-model": ("agent_system.launch.check_model", (), "whether a model is trained and served exactly, in seconds: PATH"),
     "sft": ("verl.trainer.sft_trainer", (), "supervised fine-tuning: key=value ..."),
     "export": ("verl.model_merger", (), "write a checkpoint's policies for transformers and peft: --checkpoint DIR --out DIR"),
     "serve": ("agent_system.serve", (), "ask a trained team, or serve it: CHECKPOINT [QUESTION | --openai]"),

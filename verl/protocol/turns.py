@@ -6,6 +6,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from verl.protocol.template_time import template_clock
+
 _QUESTION = "zq question"
 _ANSWER = "zq answer"
 _THOUGHT = "zq thought"
@@ -22,17 +24,23 @@ def turn_end_ids(tokenizer: Any, template_kwargs: Mapping[str, Any] | None = Non
         tokenizer: a Hugging Face tokenizer; one without a chat template has no such token.
         template_kwargs: more arguments of the template, such as `chat_template`.
     """
-    kwargs = dict(template_kwargs or {})
+    kwargs = {**template_clock(), **(template_kwargs or {})}
     if not (kwargs.get("chat_template") or tokenizer.chat_template):
         return frozenset()
+
+    def rendered(conversation: Sequence[Mapping[str, Any]]) -> str:
+        try:
+            return str(tokenizer.apply_chat_template(list(conversation), tokenize=False, **kwargs))
+        except Exception:  # a template may raise anything for a conversation that it does not show
+            return ""
 
     def shown(field: str = "", more: Sequence[Mapping[str, Any]] = ()) -> tuple[str, str]:
         """Return what stands before an answer, from its thinking or the question on, and after it, up to the next question."""
         said = {"role": "assistant", "content": _ANSWER, **({field: _THOUGHT} if field else {})}
-        try:
-            text = str(tokenizer.apply_chat_template([{"role": "user", "content": _QUESTION}, said, *more], tokenize=False, **kwargs))
-        except Exception:  # a template may raise anything for a conversation that it does not show
-            return "", ""
+        conversation = [{"role": "user", "content": _QUESTION}, said, *more]
+        text = rendered(conversation)
+        if _ANSWER not in text:  # some templates show texts only as parts
+            text = rendered([{**m, "content": [{"type": "text", "text": m["content"]}]} for m in conversation])
         head, _, rest = text.rpartition(_ANSWER)
         if not head or (field and _THOUGHT not in head):
             return "", ""

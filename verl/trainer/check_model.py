@@ -171,8 +171,12 @@ def table(rows: Sequence[Row], columns: int = 100) -> str:
     return "\n".join(lines)
 
 
-def main() -> None:
-    """Print the table and the verdict."""
+def main(more: Callable[[str, bool], list[Row]] = lambda path, trust_remote_code: []) -> None:
+    """Print the table and the verdict.
+
+    Args:
+        more: returns further rows of a model, from its path and whether its own code may run.
+    """
     parser = argparse.ArgumentParser(prog="verl-mas check-model", description=__doc__.splitlines()[0])
     parser.add_argument("path", help="model folder or hub id")
     parser.add_argument("--dtype", choices=("fp32", "bf16"), default="fp32", help="in which the trainer will compute")
@@ -192,6 +196,7 @@ def main() -> None:
             trust_remote_code=args.trust_remote_code,
             weights=not args.no_weights,
         )
+        rows += more(args.path, args.trust_remote_code)
     except ModelPathError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(1)

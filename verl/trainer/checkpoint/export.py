@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from verl.models.loader import add_turn_ends, build_causal_lm, tokenizer_to_save, without_progress_bars
+from verl.models.loader import add_turn_ends, build_causal_lm, save_turn_ends, tokenizer_to_save, without_progress_bars
 from verl.models.lora import lora_spec, peft_config, write_adapter
 from verl.trainer.checkpoint.model_card import policy_card, team_card
 from verl.trainer.checkpoint.saved_run import SavedRun
@@ -66,7 +66,7 @@ def write_policy(saved: SavedRun, spec: WorkerGroupSpec, adapter: str | None, fo
         if adapter is None:
             _write_model(saved, spec, folder, tokenizer)
         else:
-            _write_adapter(saved, spec, adapter, folder)
+            _write_adapter(saved, spec, adapter, folder, tokenizer)
         tokenizer.save_pretrained(folder)
 
 
@@ -79,12 +79,13 @@ def _write_model(saved: SavedRun, spec: WorkerGroupSpec, folder: Path, tokenizer
     model.save_pretrained(folder, state_dict=whole)
 
 
-def _write_adapter(saved: SavedRun, spec: WorkerGroupSpec, adapter: str, folder: Path) -> None:
+def _write_adapter(saved: SavedRun, spec: WorkerGroupSpec, adapter: str, folder: Path, tokenizer: Any) -> None:
     with torch.device("meta"):
         base = _build(spec, torch.float32)
     config = peft_config(base, lora_spec(spec.adapters[adapter].model), spec.model_path)
     tensors = {name: value for piece in saved.weights(spec, adapter, PIECE_BYTES) for name, value in piece.items()}
     write_adapter(config, tensors, folder)
+    save_turn_ends(base, tokenizer, folder)
 
 
 def _build(spec: WorkerGroupSpec, dtype: torch.dtype) -> Any:

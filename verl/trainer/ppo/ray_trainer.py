@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from verl.protocol.template_time import TEMPLATE_TIME
 from verl.trainer.checkpoint.given_models import fingerprints, groups_with_fixed_models
 from verl.trainer.checkpoint.store import CONFIG_FILE, CheckpointStore, find_checkpoint, link_models, read_state
 from verl.trainer.config import RunConfig
@@ -375,6 +376,7 @@ class RayPPOTrainer:
             "async_training": self.config.async_training.mode,
             "credit": self.credit.state_dict(),
             "before": self.before.to_json() if self.before else None,
+            "template_time": TEMPLATE_TIME.state(),
         }
         self._saved = self.store.write(self.global_step, fill, state, self.config.trainer.max_ckpt_to_keep)
         self._saved_step = self.global_step
@@ -446,6 +448,8 @@ class RayPPOTrainer:
         self._saved = folder
         self.generated_tokens = int(state["generated_tokens"])
         self.credit.load_state_dict(state["credit"])
+        if "template_time" in state:
+            TEMPLATE_TIME.restore(str(state["template_time"]))
         if self.credit.theta.adapts:
             self.collector.set_theta(self.credit.theta.value)
         if not self.config.trainer.val_only:

@@ -66,7 +66,7 @@ def run_sft(config: SFTConfig) -> dict[str, float]:
     model, tokenizer = _load(config)
     encoder = ChatEncoder(tokenizer, config.data.apply_chat_template_kwargs)
     rows = _encode_all(chats, encoder, config.data.max_length)
-    _end_generation(model, tokenizer, rows)
+    _end_generation(model, tokenizer, rows, config.data.apply_chat_template_kwargs)
     aside = out.with_name(out.name + ".partial")
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
@@ -166,13 +166,16 @@ def _encode_all(chats: list[Chat], encoder: ChatEncoder, max_length: int) -> lis
     return kept
 
 
-def _end_generation(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, rows: list[Conversation]) -> None:
-    """Add the special tokens that end the trained replies to those that end generation: the template's may be others."""
+def _end_generation(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, rows: list[Conversation], kwargs: Mapping[str, Any]) -> None:
+    """Let the tokens that end the template's turns, and the special ones that end the trained replies, end generation."""
+    known = model.generation_config.eos_token_id
+    before = {*known} if isinstance(known, list) else {known}
+    add_turn_ends(model, tokenizer, kwargs)
     config = model.generation_config
-    known = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
-    ends = {row.input_ids[-1] for row in rows} & tokenizer.added_tokens_decoder.keys()
-    if more := sorted(ends - {*known}):
-        config.eos_token_id = [*(token for token in known if token is not None), *more]
+    listed = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
+    ends = {*listed, *({row.input_ids[-1] for row in rows} & tokenizer.added_tokens_decoder.keys())} - {None}
+    config.eos_token_id = sorted(ends)
+    if more := sorted(ends - before):
         names = ", ".join(map(str, tokenizer.convert_ids_to_tokens(more)))
         logger.info("sft: %s, which ends replies of the chat template, ends generation", names)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import Dataset
 
+from verl.protocol.template_time import template_clock
 from verl.trainer.config import DataConfig
 from verl.utils.chat_template import template_cause
 from verl.utils.dataset.files import DatasetError, Row, read_rows
@@ -177,7 +178,7 @@ def prompt_lengths(
     prompts: Sequence[list[dict[str, Any]]], tokenizer: PreTrainedTokenizerBase, template_kwargs: Mapping[str, Any] | None = None
 ) -> list[int]:
     """Return the number of tokens of each conversation, with the chat template and its generation prompt."""
-    more = dict(template_kwargs or {})
+    more = {**template_clock(), **(template_kwargs or {})}
     texts = [tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **more) for messages in prompts]
     # The template has added the special tokens; adding them again would count (and later train on) each twice.
     return [len(ids) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]]

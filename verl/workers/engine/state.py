@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from verl.models.loader import add_turn_ends, without_progress_bars
+from verl.models.loader import add_turn_ends, save_turn_ends, without_progress_bars
 from verl.models.lora import save_adapter
 from verl.utils.checkpoint import CheckpointError, load_sharded, read_meta, save_sharded
 from verl.workers.engine.fsdp_engine import FSDPEngine
@@ -79,6 +79,7 @@ def write_adapters(engine: FSDPEngine, folder: Path, tokenizer: Any) -> None:
             with _as_os_error(f"adapter '{name}'"):
                 save_adapter(engine.model, name, whole, folder / name)
                 tokenizer.save_pretrained(folder / name)
+                save_turn_ends(engine.model, tokenizer, folder / name)
 
 
 def write_hugging_face(engine: FSDPEngine, folder: Path, tokenizer: Any) -> None:
