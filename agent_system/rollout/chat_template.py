@@ -341,6 +341,8 @@ class ChatTemplate:
         opened = bool(self.marks.begin) and prompt.rstrip().endswith(self.marks.begin)
         text = decode(self.tokenizer, token_ids) if is_plain else self._read(decode(self.tokenizer, token_ids, special=True), opened)
         text = text.removeprefix(self._blanks_before)
+        if token_ids and self.ends_turn(token_ids[-1]):
+            text = text.removesuffix(self._blanks_after)
         if not opened or text.lstrip().lower().startswith("<think>"):
             return text
         return f"<think>{prompt[prompt.rindex(self.marks.begin) + len(self.marks.begin) :]}{text}"
@@ -368,6 +370,11 @@ class ChatTemplate:
         shown = self._reply([{"role": "assistant", "content": _ANSWER}]) or ""
         blanks = shown.removeprefix(self.opening).partition(_ANSWER)[0] if shown.startswith(self.opening) else ""
         return "" if blanks.strip() else blanks
+
+    @cached_property
+    def _blanks_after(self) -> str:
+        """The blanks that the template puts between an answer and the token that ends it, which a reply therefore ends with."""
+        return self.after[: len(self.after) - len(self.after.lstrip())]
 
     @cached_property
     def after(self) -> str:

@@ -5,21 +5,27 @@ The model writes what the template itself shows as the reply. Every prompt is co
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
+from agent_system.errors import AgentSystemError
 from agent_system.gateway.bridge import bridge_of
 from agent_system.gateway.chat import Chat
 from agent_system.gateway.errors import Refusal
 from agent_system.gateway.wire import Ask
+from agent_system.projection import thoughts
 from agent_system.rollout.binding import AgentBinding
 from agent_system.rollout.chat_template import ChatTemplate
 from agent_system.rollout.tokens import decode, encode_all, special_tokens
+from agent_system.rollout.tool_loop import ToolPromptBuilder
 from agent_system.testing import ScriptedEngine
-from agent_system.tools.formats import OfferedTools
+from agent_system.tools import ToolAgent
+from agent_system.tools.formats import OfferedTools, split_calls
+from tests.templates.published import NPM, byte_tokenizer, named_tokens, vocabulary
 from verl.protocol.generate import Generation, SamplingParams
 from verl.protocol.turns import shared_start, turn_end_ids
 from verl.trainer.config import GatewayConfig
@@ -124,7 +130,7 @@ class Conversation:
         content = f"<think>{inner}</think>{marks.gap}{step.content}" if step.thought else step.content
         calls = [
             {"id": self.chat.call_id(name, self.count + i), "type": "function", "function": {"name": name, "arguments": dict(arguments)}}
-            for i, (name, arguments) in enumerate(step.calls)
+            for i, (name, arguments) in enumerate(step.calls[: self.chat.calls.most if self.chat.calls else None])
         ]
         return {"role": "assistant", "content": content, **({"tool_calls": calls} if calls else {})}
 
@@ -167,6 +173,8 @@ class Conversation:
                 calls = self._calls_in(shown[self.chat.begin_of_calls(shown, len(prompt) - len(self.chat.opening)) :])
             return f"{inner}{marks.end}{marks.gap}{step.content}{calls or self.chat.after}", said
         text = whole[len(prompt) :] if whole.startswith(prompt) else ""
+        if not whole.startswith(prompt) and not step.calls and not step.thought:
+            return f"{self.chat._blanks_before}{marks.before}{step.content}{self.chat.after}", said
         if not whole.startswith(prompt):
             text = whole[len(shared_start(whole, prompt[: len(prompt) - len(self.chat.opening)])) :]
             text = self.chat.without_lead(text)
@@ -270,3 +278,75 @@ def closed(text: str) -> str:
     """A reply that was cut, with an end of its thinking."""
     is_open = "<think>" in text and "</think>" not in text
     return f"{text}\n</think>" if is_open else text
+
+
+def price(fruit: str, count: int = 1) -> str:
+    """Price.
+
+    Args:
+        fruit: f
+        count: c
+    """
+    return "7"
+
+
+def clock() -> str:
+    """Time."""
+    return "7"
+
+
+class Shopper(ToolAgent):
+    """An agent with the tools of these conversations."""
+
+    prompt = "{env_prompt}"
+    tools = (price, clock)
+
+
+def play_rounds(tokenizer: Any, steps: Sequence[Step]) -> Played:
+    """Play the rounds of a `ToolAgent`; its refusal to start is in `refused`."""
+    try:
+        builder = ToolPromptBuilder(Shopper("A"), tokenizer, 20_000)
+    except AgentSystemError as error:
+        return Played(refused=str(error))
+    if builder.chat.calls is None or not builder.chat.shows_tools:
+        return Played(refused="the tools are described in words")
+    own = Conversation(builder.chat, steps)
+    own.tools = builder.agent.schemas
+    own.known = [dict(message) for message in steps[0].asked]
+    prompt = builder._tokenize(list(own.known))
+    for number, step in enumerate(step for step in steps if step.calls):
+        try:
+            generation, said = own.reply(step, own.said(step), prompt.text)
+        except Exception as error:  # the template cannot show such a reply
+            own.played.refused = str(error)
+            break
+        text = builder.chat.text_of(generation.token_ids, prompt.text)
+        requests = builder.requests_of(text, own.count)
+        visible, _ = split_calls(text, builder.syntaxes, OfferedTools.of(own.tools))
+        raw = decode(tokenizer, generation.token_ids, special=True)
+        own.heard(step, raw, visible, "\n\n".join(thoughts(text)), [(r.name, r.arguments) for r in requests])
+        if own.played.wrong:
+            break
+        own.known.append(said)
+        results = [{"role": "tool", "content": f"{7 + place}"} for place, _ in enumerate(requests)]
+        following, anew = builder.following(prompt, SimpleNamespace(text=text, generation=generation), requests, results)  # type: ignore[arg-type]
+        assert following is not None, "the prompt is short"
+        own.sent = (*prompt.ids, *generation.token_ids)
+        own.known += own.results()
+        own.judge(following.ids, following.text, anew)
+        own.count += len(step.calls)
+        prompt = following
+    return own.played
+
+
+def vocabulary_for(source: str) -> Any:
+    """The published vocabulary that has the tokens which a template names, or bytes with these tokens."""
+    names = named_tokens(source) - {"<s>", "</s>"}
+    for name in (*NPM, "deepseek"):
+        tokenizer = vocabulary(name)
+        known = {*special_tokens(tokenizer), *tokenizer.get_added_vocab()}
+        if len(names) > 2 and names <= known:
+            tokenizer = copy.deepcopy(tokenizer)
+            tokenizer.chat_template = source
+            return tokenizer
+    return byte_tokenizer(source)

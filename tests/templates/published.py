@@ -40,10 +40,15 @@ def templates(packages: tuple[str, ...] = ("trl", "xinference", "llama.cpp", "ol
     return found
 
 
+def named_tokens(template: str) -> set[str]:
+    """The tokens of its vocabulary that a template names."""
+    return set(_TOKENS.findall(template))
+
+
 def byte_tokenizer(template: str) -> Any:
     """Return a byte-level tokenizer with a template and the tokens that it names."""
     tokenizer = make_tokenizer()
-    names = sorted(set(_TOKENS.findall(template)))
+    names = sorted(named_tokens(template))
     tokenizer.add_special_tokens({"bos_token": "<s>", "eos_token": "</s>", "additional_special_tokens": names})
     tokenizer.chat_template = template
     return tokenizer

@@ -173,7 +173,7 @@ async def test_lengths_stops_seeds_log_probs_and_several_replies(play: Any) -> N
     async def team(task: Task, session: Session) -> str:
         answer = await say(session, "Writer", n=2, stop=["END", "\n\n"], seed=5, logprobs=True, max_completion_tokens=30)
         for choice in answer.body["choices"]:
-            assert (choice["message"]["content"], choice["finish_reason"]) == ("4", "stop")
+            assert (choice["message"]["content"], choice["finish_reason"]) == ("4 ", "stop")
             tokens = choice["logprobs"]["content"]
             assert "".join(token["token"] for token in tokens) == "4 END" and {token["logprob"] for token in tokens} == {-0.5}
         assert answer.body["usage"] == {"prompt_tokens": 23, "completion_tokens": 10, "total_tokens": 33}
@@ -181,7 +181,7 @@ async def test_lengths_stops_seeds_log_probs_and_several_replies(play: Any) -> N
         return (await say(session, "writer", [{"role": "user", "content": parts}], max_tokens=10_000, stop="END")).text
 
     episode, metrics, engine = await play(team, lambda prompt, request: "4 END and more")
-    assert episode.failure is None and episode.answer == "4"
+    assert episode.failure is None and episode.answer == "4 ", "as sampled"
     assert [s.call for s in episode.samples] == [0, 1, 2] and len(engine.requests) == 2 and engine.requests[0].n == 2
     first, _, last = episode.samples
     assert [request.sampling.max_tokens for request in engine.requests] == [30, 400] and first.generation.stop_reason == "stop"
@@ -292,7 +292,7 @@ async def test_the_openai_library_reads_every_answer(play: Any) -> None:
 async def test_responses_are_chat_completions_in_another_form(play: Any) -> None:
     openai = pytest.importorskip("openai")
     tool = {"type": "function", "name": "f", "parameters": {"type": "object", "properties": {}}, "strict": False}
-    replies = [f"<think>hm</think>I look. <tool_call>{json.dumps({'name': 'f', 'arguments': {}})}</tool_call>", "4", "5"]
+    replies = [f"<think>hm</think>I look.\n<tool_call>\n{json.dumps({'name': 'f', 'arguments': {}})}\n</tool_call>", "4", "5"]
     refused: list[tuple[Any, str | None]] = [
         ({"stream": 1}, "stream"),
         ({"text": {"format": {"type": "json_object"}}}, "text.format"),

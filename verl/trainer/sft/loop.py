@@ -8,14 +8,18 @@ import os
 import random
 import shutil
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from verl.models.loader import add_turn_ends
 from verl.models.path import absolute_model_path
+from verl.models.tokenizer_check import checked_tokenizer
 from verl.trainer.config.spec import check_values
 from verl.trainer.sft.chats import Chat, read_chats
 from verl.trainer.sft.config import SFTConfig
@@ -130,7 +134,7 @@ def _load(config: SFTConfig) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     path = absolute_model_path(config.model.path)
     if path.startswith((".", "/", "~")) and not Path(path).is_dir():
         raise FileNotFoundError(f"model.path: no such folder: {path}")
-    tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=config.model.trust_remote_code)
+    tokenizer = checked_tokenizer(AutoTokenizer.from_pretrained(path, trust_remote_code=config.model.trust_remote_code), path)
     model = AutoModelForCausalLM.from_pretrained(path, trust_remote_code=config.model.trust_remote_code, dtype=torch.float32)
     if config.model.enable_gradient_checkpointing:
         model.gradient_checkpointing_enable()
