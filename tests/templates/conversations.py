@@ -175,6 +175,11 @@ class Conversation:
         text = whole[len(prompt) :] if whole.startswith(prompt) else ""
         if not whole.startswith(prompt) and not step.calls and not step.thought:
             return f"{self.chat._blanks_before}{marks.before}{step.content}{self.chat.after}", said
+        if not whole.startswith(prompt) and not step.thought:
+            shown = self.chat.render([*self.known, said, *self._results_of(said)], self.tools)
+            begin = self.chat.begin_of_calls(shown, len(shared_start(shown, prompt)))
+            gap = shown[:begin].rpartition(step.content)[2] if step.content else ""
+            return f"{step.content}{gap if not gap.strip() else ''}{self._calls_in(shown[begin:])}", said
         if not whole.startswith(prompt):
             text = whole[len(shared_start(whole, prompt[: len(prompt) - len(self.chat.opening)])) :]
             text = self.chat.without_lead(text)
