@@ -109,6 +109,8 @@ class EpisodeCalls:
             self._notices.ignored(ask.ignored)
         if built.rewritten:
             self.counts[f"gateway/rewritten/{built.rewritten}"] += 1
+        if built.why:
+            self._notices.rewritten(agent_id, built.why)
         request = Request(connected)
         request.task = asyncio.create_task(self._generate(request, agent_id, chat, ask, built, sampling))
         request.task.add_done_callback(lambda task: task.cancelled() or task.exception())  # nobody may be left to read it

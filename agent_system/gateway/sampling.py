@@ -116,6 +116,12 @@ class Notices:
         """Warn of fields that have no effect."""
         self._tell(names, "this has no effect, in all requests")
 
+    def rewritten(self, agent_id: str, why: str) -> None:
+        """Say why the chat template does not go on from the tokens of an agent's conversation."""
+        if (said := f"{agent_id}: {why}") not in self._told:
+            self._told.add(said)
+            logger.info("conversations of %r are rendered anew (gateway/rewritten/template): %s", agent_id, why)
+
     def _tell(self, names: Sequence[str], what: str) -> None:
         if (new := [name for name in names if name not in self._told]) and len(self._told) < MOST_TOLD:
             shown = ", ".join(name[:80].encode("unicode_escape").decode() for name in new[:20])  # clients choose the names

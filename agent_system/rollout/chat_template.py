@@ -12,7 +12,7 @@ from itertools import product
 from typing import Any
 
 from agent_system.errors import AgentSystemError
-from agent_system.projection import strip_thinking, thoughts, with_visible, without_thinking
+from agent_system.projection import thoughts, with_visible, without_thinking
 from agent_system.rollout.tokens import decode, encode_all, special_tokens
 from agent_system.tools.formats import OfferedTools, Syntax, read_calls, split_calls, with_calls
 from agent_system.tools.formats.derive import TrialCall, derived
@@ -134,9 +134,7 @@ class ChatTemplate:
         options = {**template_clock(), **self.kwargs}
         shown = [dict(message) for message in messages]
         return str(
-            self.tokenizer.apply_chat_template(
-                shown, tools=list(tools) or None, tokenize=False, add_generation_prompt=prompt, **options
-            )
+            self.tokenizer.apply_chat_template(shown, tools=list(tools) or None, tokenize=False, add_generation_prompt=prompt, **options)
         )
 
     def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = (), prompt: bool = True) -> str:
@@ -160,6 +158,16 @@ class ChatTemplate:
         if self.wants_parts:
             return [_in_parts(m) for m in shown]
         return shown
+
+    @cached_property
+    def problem(self) -> str:
+        """Why no prompt can be made with the template, in a line; empty if it shows a question."""
+        messages = self._plain([{"role": "user", "content": _QUESTION}])
+        try:
+            text = self.raw(messages)
+        except Exception as error:  # a template may raise anything
+            return f"cannot show a question: {type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}"
+        return "" if _QUESTION in text else "does not show the text of a message of the user"
 
     @cached_property
     def shows_system(self) -> bool:
@@ -256,7 +264,7 @@ class ChatTemplate:
             return ""
         head = f"<think>\n{_THOUGHT}\n</think>\n\n"
         said = {"role": "assistant", "content": head, "tool_calls": [FIRST.message(self.calls.as_text)]}
-        before, tags, text = (self._reply([said], TOOLS) or "").partition(head)
+        _, tags, text = (self._reply([said], TOOLS) or "").partition(head)
         spans = list(self.calls.syntax.spans(text, _OFFERED)) if tags else []
         gap = text[: spans[0].begin] if spans else ""
         return gap if not gap.strip() else ""

@@ -1,7 +1,7 @@
 """The prompt after a reply: the tokens that were sent and sampled, where the chat template goes on from them, else its own rendering.
 
-What the template makes of the whole conversation decides. If it begins with the prompt and the reply, as text or as tokens, the tokens
-that were sampled stand and those of the rest follow; a text may have several tokenizations, and the one that was sampled is the one to train.
+What the template makes of the whole conversation decides. If it begins with the prompt and the reply, as text or as tokens, the
+tokens that were sampled stand and those of the rest follow: of several tokenizations of a text the sampled one is to be trained.
 """
 
 from __future__ import annotations
@@ -58,10 +58,7 @@ class Continuation:
         """
         sampled = tuple(reply.token_ids)
         said = text_after(self._tokenizer, prompt.ids, sampled)
-        if self._chat.keeps_text:
-            following = self._by_text(prompt, sampled, said, whole)
-        else:
-            following = self._by_tokens(prompt, sampled, whole)
+        following = self._exact(prompt, sampled, said, whole)
         if following is not None:
             return following
         place = self._aligned(prompt.text + said, whole)
@@ -71,15 +68,19 @@ class Continuation:
         if reply.stop_reason == "stop" and sampled and self._chat.ends_turn(sampled[-1]):
             body = sampled[:-1]
             text = text_after(self._tokenizer, prompt.ids, body)
-            ended = self._by_text(prompt, body, text, whole) if self._chat.keeps_text else self._by_tokens(prompt, body, whole)
+            ended = self._exact(prompt, body, text, whole)
             if ended is not None:
                 return NextPrompt(ended.text, ended.ids, END)
             place = place if place is not None else self._aligned(prompt.text + text, whole)
-        if place is not None:
-            why = THINKING
-        else:
-            why = REPLY if whole.startswith(prompt.text) else EARLIER
+        shown = REPLY if whole.startswith(prompt.text) else EARLIER
+        why = shown if place is None else THINKING
         return NextPrompt(whole, self._encode(whole), why)
+
+    def _exact(self, prompt: Prompt, sampled: tuple[int, ...], said: str, whole: str) -> NextPrompt | None:
+        """Return the next prompt if the conversation begins with the last prompt and the reply."""
+        if self._chat.keeps_text:
+            return self._by_text(prompt, sampled, said, whole)
+        return self._by_tokens(prompt, sampled, whole)
 
     def _by_text(self, prompt: Prompt, sampled: tuple[int, ...], said: str, whole: str) -> NextPrompt | None:
         """Return the next prompt if the conversation begins with the text of the last prompt and of the reply."""
@@ -122,9 +123,7 @@ class Continuation:
     @cached_property
     def _thinking(self) -> re.Pattern[str]:
         marks = {("<think>", "</think>"), (self._chat.marks.begin, self._chat.marks.end)}
-        blocks = [
-            rf"{re.escape(begin)}(?:(?!{re.escape(begin)}).)*?{re.escape(end)}\s*" for begin, end in sorted(marks) if begin and end
-        ]
+        blocks = [rf"{re.escape(begin)}(?:(?!{re.escape(begin)}).)*?{re.escape(end)}\s*" for begin, end in sorted(marks) if begin and end]
         return re.compile("|".join(blocks), re.DOTALL)
 
 

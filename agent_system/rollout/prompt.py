@@ -117,6 +117,10 @@ class PromptBuilder:
                 f"the tokenizer of {agent.agent_id!r} ({tokenizer.name_or_path or type(tokenizer).__name__}) has no chat template; "
                 "use an instruction-tuned model, or set data.apply_chat_template_kwargs.chat_template"
             )
+        if self.chat.problem:
+            raise AgentSystemError(
+                f"the chat template of {agent.agent_id!r} {self.chat.problem}; set data.apply_chat_template_kwargs.chat_template to another"
+            )
         self.agent = agent
         self.tokenizer = tokenizer
         self.max_prompt_length, self._length_key = max_prompt_length, length_key

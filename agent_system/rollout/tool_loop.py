@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
@@ -23,6 +24,8 @@ from agent_system.tools.formats import OfferedTools, ToolRequest, read_calls, sp
 from verl.protocol.generate import Generation
 from verl.protocol.turns import shared_start
 
+logger = logging.getLogger(__name__)
+
 _LONGEST_OVERLAP = 64  # tokens
 _REPLY = "REPLY7c1f"  # stands for the reply when the text around it is looked up
 
@@ -39,6 +42,7 @@ class ToolPromptBuilder(PromptBuilder):
     def __init__(self, agent: ToolAgent, tokenizer: Any, *args: Any) -> None:
         super().__init__(agent, tokenizer, *args)
         self._native = self.chat.shows_tools
+        self._told: set[str] = set()
         self._continuation = Continuation(self.chat, self._encoder.encode)
         self._own = SpecialTokens(tokenizer, self.chat.structure, self.chat.marks_of_replies)
         if not self._native and agent.tool_format not in ("auto", "hermes"):
@@ -99,6 +103,9 @@ class ToolPromptBuilder(PromptBuilder):
                 text = prompt.text + text_after(self.tokenizer, prompt.ids, (*sampled, *rest))
                 same = len(sampled) == len(reply.generation.token_ids)
                 following = NextPrompt(text, (*prompt.ids, *sampled, *rest), "" if same else END)
+        if following.rewritten and following.rewritten not in self._told:
+            self._told.add(following.rewritten)
+            logger.info("prompts of %r are rendered anew after tool calls: %s", self.agent.agent_id, following.rewritten)
         whole_prompt = Prompt(following.text, following.ids, prompt.dropped, tuple(messages))
         return (whole_prompt if len(following.ids) <= self.max_prompt_length else None), bool(following.rewritten)
 

@@ -268,7 +268,8 @@ def play(chat: ChatTemplate, steps: Sequence[Step]) -> Played:
         text = binding.text_of(generation, built.prompt.text)
         reply = SimpleNamespace(generation=generation, text=text)
         choice = gateway.answer(ask, built, [(SimpleNamespace(turn=1, number=number), reply)], "x").choices[0]
-        own.heard(step, decode(chat.tokenizer, generation.token_ids, special=True), choice.content, choice.thinking, [(name, json.loads(arguments)) for _, name, arguments in choice.calls])
+        calls = [(name, json.loads(arguments)) for _, name, arguments in choice.calls]
+        own.heard(step, decode(chat.tokenizer, generation.token_ids, special=True), choice.content, choice.thinking, calls)
         if own.played.wrong:
             break
         own.known.append({"role": "assistant", "content": closed(text)} if step.cut else said)
@@ -319,7 +320,7 @@ def play_rounds(tokenizer: Any, steps: Sequence[Step]) -> Played:
     own.tools = builder.agent.schemas
     own.known = [dict(message) for message in steps[0].asked]
     prompt = builder._tokenize(list(own.known))
-    for number, step in enumerate(step for step in steps if step.calls):
+    for step in (step for step in steps if step.calls):
         try:
             generation, said = own.reply(step, own.said(step), prompt.text)
         except Exception as error:  # the template cannot show such a reply

@@ -35,6 +35,7 @@ def test_conversations_in_the_most_used_templates_go_on_or_are_counted() -> None
     assert letters["c"] > letters["a"] > 0
 
 
+@pytest.mark.timeout(3600)
 def test_all_templates_with_published_vocabularies(request: pytest.FixtureRequest) -> None:
     """Two tables of the page: what became of every kind of conversation, and the templates in which something differs."""
     if not request.config.getoption("--all-levels"):

@@ -170,7 +170,9 @@ def _encode_all(chats: list[Chat], encoder: ChatEncoder, max_length: int) -> lis
     return kept
 
 
-def _end_generation(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, rows: list[Conversation], kwargs: Mapping[str, Any]) -> None:
+def _end_generation(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, rows: list[Conversation], kwargs: Mapping[str, Any]
+) -> None:
     """Let the tokens that end the template's turns, and the special ones that end the trained replies, end generation."""
     known = model.generation_config.eos_token_id
     before = {*known} if isinstance(known, list) else {known}
