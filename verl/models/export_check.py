@@ -7,12 +7,14 @@ from typing import Any
 
 import torch
 
+from verl.models.fingerprint import once_per_configuration
 from verl.models.loader import ModelPathError, persistent_buffers, without_progress_bars
 from verl.models.miniature import MiniatureError, miniature_model, one_thread
 
 TOKENS = 24
 
 
+@once_per_configuration
 @one_thread()
 def export_difference(config: Any) -> float:
     """Export a miniature of a model, reload it by transformers, and return the largest difference of its log-probs, in nats.
