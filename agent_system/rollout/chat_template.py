@@ -169,6 +169,11 @@ class ChatTemplate:
             return f"cannot show a question: {type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}"
         return "" if _QUESTION in text else "does not show the text of a message of the user"
 
+    @property
+    def hides_texts(self) -> bool:
+        """Whether a question is rendered without its text."""
+        return self.problem.startswith("does not show")
+
     @cached_property
     def shows_system(self) -> bool:
         """Whether a system message is shown."""

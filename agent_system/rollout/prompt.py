@@ -117,7 +117,7 @@ class PromptBuilder:
                 f"the tokenizer of {agent.agent_id!r} ({tokenizer.name_or_path or type(tokenizer).__name__}) has no chat template; "
                 "use an instruction-tuned model, or set data.apply_chat_template_kwargs.chat_template"
             )
-        if self.chat.problem:
+        if self.chat.hides_texts:  # one that raises may show the messages of this agent, which have other fields
             raise AgentSystemError(
                 f"the chat template of {agent.agent_id!r} {self.chat.problem}; set data.apply_chat_template_kwargs.chat_template to another"
             )
