@@ -83,8 +83,8 @@ async def test_an_unknown_item_is_one_error(make_team: Any) -> None:
 
 async def test_only_the_last_items_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stored, "MOST_ITEMS", 2)
-    async with serving(template="qwen2.5") as (client, _, team):
+    async with serving() as (client, _, team):
         answers = [await respond(client, [USER]) for _ in range(3)]
         assert len(team.stored.items) == 2
         found = [await respond(client, [USER, *references(answer), USER]) for answer in answers]
-        assert [answer.status for answer in found] == [400, 400, 200], "the second was forgotten for the reply to the first"
+        assert [answer.status for answer in found] == [400, 200, 200]
