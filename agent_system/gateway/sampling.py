@@ -63,7 +63,7 @@ _IN_MESSAGES = frozenset((
 ))  # fmt: skip
 _KNOWN = {*SAMPLING, *MASKING, *UNSUPPORTED, *HARMLESS}
 MOST_TOLD = 1000
-MOST_ERRORS, SHOWN_CHARS = 20, 300  # of programs
+MOST_ERRORS, SHOWN_CHARS = 20, 800  # of programs
 
 HONOURED = ("temperature", "top_p", "top_k")
 LARGEST_TOP_K = 2**31 - 1
