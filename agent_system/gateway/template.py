@@ -136,8 +136,9 @@ def _reads_name(source: str) -> bool:
 def too_long(binding: AgentBinding, found: str) -> Refusal:
     """Return the error for a prompt of this size."""
     return Refusal(
-        f"the prompt of {binding.agent_id!r} has {found}, more than {binding.prompt_length_key}={binding.max_prompt_length} tokens; send "
-        f"less, or raise it. In words that clients look for: this model's maximum context length is {binding.max_prompt_length}",
+        f"the prompt of {binding.agent_id!r} has {found}, more than {binding.prompt_length_key}={binding.max_prompt_length} "
+        "tokens; send less, or raise it. In words that clients look for: prompt is too long, this model's maximum context "
+        f"length is {binding.max_prompt_length}",
         code="context_length_exceeded",
         param="messages",
     )
