@@ -26,7 +26,7 @@ from agent_system.rollout.runner import EpisodeRunner
 from agent_system.threads import DaemonExecutor, run_plain
 from agent_system.tools.agent import ToolAgent
 from agent_system.turn import Turn
-from verl.trainer.config.gateway import GatewayConfig
+from verl.trainer.config.gateway import GatewayConfig, reward_of_error
 
 GATEWAY = "gateway"
 MOST_THREADS = 4096  # programs that are plain functions, each in a thread for its whole episode
@@ -105,7 +105,7 @@ class GatewayOrchestra(BaseOrchestra):
 
     def _reward_of(self, error: Exception, calls: EpisodeCalls) -> _Ended:
         """Return how an episode ends whose program raised because of a reply. Raise the error if it is left out."""
-        reward = self.config.keys.program_reward
+        reward = reward_of_error(self.config.keys.program_error)
         if reward is None or not caused_by_a_reply(error, calls):
             raise error
         return _Ended(reward)

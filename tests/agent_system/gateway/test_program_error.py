@@ -16,6 +16,7 @@ from agent_system.gateway.program_error import CommandError, caused_by_a_reply
 from agent_system.gateway.session import Session
 from verl.protocol.generate import RolloutError
 from verl.trainer.config import GatewayConfig
+from verl.trainer.config.gateway import reward_of_error
 from verl.trainer.config.spec import ConfigError, check_values
 
 from .conftest import TASK, USER, Graded, say, send
@@ -220,7 +221,7 @@ def test_the_key_is_fail_or_a_finite_number(value: str, good: bool) -> None:
     keys = GatewayConfig(program_error=value)
     if good:
         check_values(keys, "gateway")
-        assert keys.program_reward == (None if value == "fail" else float(value))
+        assert reward_of_error(value) == (None if value == "fail" else float(value))
     else:
         with pytest.raises(ConfigError, match=r"^gateway\.program_error=.*: expected fail or a finite number"):
             check_values(keys, "gateway")

@@ -22,6 +22,11 @@ def fail_or_reward(value: str) -> str:
     return value
 
 
+def reward_of_error(value: str) -> float | None:
+    """Return the reward of an episode whose program raised because of a reply; None: it is left out."""
+    return None if value == FAIL else float(value)
+
+
 @dataclass
 class GatewayConfig:
     history: str = key(
@@ -42,11 +47,11 @@ class GatewayConfig:
     )
     structured: str = key(
         "refuse",
-        "a JSON schema or a forced tool call in a request of a training episode: refuse | free (sampled from the policy as it "
-        "is, whatever the form, in validation too; the program checks the reply) | mask (as in validation, of agents whose "
-        "engine can; a token is sampled from pi / Z, with the mass Z of the policy pi on the tokens that the form allows, and "
-        "trained as a sample of pi, unless algorithm.rollout_correction.rollout_is weighs it by Z, see docs/frameworks.md)",
-        choices=("refuse", "free", "mask"),
+        "a JSON schema or a forced tool call in a request of a training episode: refuse | mask (as in validation, of agents whose engine "
+        "can; a token is sampled from pi / Z, with the mass Z of the policy pi on the tokens that the form allows, and trained as a sample "
+        "of pi, unless algorithm.rollout_correction.rollout_is weighs it by Z, see docs/frameworks.md) | free (sampled from the policy as "
+        "it is, in validation too; the program checks the reply)",
+        choices=("refuse", "mask", "free"),
         effect=STRUCTURED,
     )
     program_error: str = key(
@@ -56,8 +61,3 @@ class GatewayConfig:
         check=fail_or_reward,
     )
     max_open_calls: int = key(64, "requests of an episode that are generated at a time; further ones wait", ge=1)
-
-    @property
-    def program_reward(self) -> float | None:
-        """The reward of an episode whose program raised because of a reply; None: it is left out."""
-        return None if self.program_error == FAIL else float(self.program_error)
