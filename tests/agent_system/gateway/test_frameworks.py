@@ -261,7 +261,7 @@ async def test_langchain_knows_the_error_of_a_prompt_that_is_too_long(play: Any)
     async def team(task: Task, session: Session) -> str:
         from langchain_core.exceptions import ContextOverflowError
 
-        with pytest.raises(ContextOverflowError, match="data.max_prompt_length=4000"):
+        with pytest.raises(ContextOverflowError, match=r"data\.max_prompt_length=4000"):
             await session.chat_model("Writer").ainvoke("x" * 5000)
         return "4"
 
