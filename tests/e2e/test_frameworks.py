@@ -225,8 +225,7 @@ def test_a_team_of_a_framework_trains_two_policies(
     if team in FORCED:
         (script, asked), tokenizer = FORCED[team], AutoTokenizer.from_pretrained(model)
         sampled = force(monkeypatch, tokenizer, lambda prompt, request: f"{script(prompt, None)} {request.seed % 1000}")
-        unchecked = {"trainer.check_engines": False}  # whose replies would be among those of the script
-        train({**keys, **unchecked, "data.train_batch_size": 1, "data.max_response_length": 112})
+        train({**keys, "data.train_batch_size": 1, "data.max_response_length": 112})
         check_trained(scored, tokenizer, sampled, asked)
     else:
         train(keys)
@@ -292,7 +291,7 @@ def test_a_team_with_structured_answers_trains_as_it_is_with_free_forms(
     scored.clear()
     tokenizer = AutoTokenizer.from_pretrained(model)
     sampled = force(monkeypatch, tokenizer, in_form)
-    train({**keys, "trainer.check_engines": False, "data.max_response_length": 150})
+    train({**keys, "data.max_response_length": 150})
     check_trained(scored, tokenizer, sampled, STRUCTURED[team])
     check_both_learn(tmp_path / "run")
     steps = [line for line in read_metrics(tmp_path / "run") if "actor/lr" in line]

@@ -160,3 +160,37 @@ async def test_free_forms_mask_nothing_whether_an_engine_could_or_not(make_team:
     (episode,) = (await collector.collect([TASK], 1, step=1, validate=validate)).episodes
     assert episode.failure is None, episode.failure
     assert len(episode.samples) == 5 and not any(request.sampling.structure for request in engine.requests)
+
+
+def nested(field: str, depth: int) -> bytes:
+    """A body with a schema, or a choice, of objects in each other, which `json.dumps` does not write."""
+    inner = '{"type": "object", "properties": {"a": ' * depth + '{"$ref": "#"}' + "}}" * depth
+    shape = f'{{"type": "json_schema", "json_schema": {{"schema": {inner}}}}}' if field == "response_format" else inner
+    return f'{json.dumps(ROLE)[:-1]}, "{field}": {shape}}}'.encode()
+
+
+BAD: list[dict[str, Any]] = [
+    {"response_format": {"type": ["json_schema"]}},
+    {"response_format": {"type": "json_schema", "json_schema": {"schema": []}}},
+    {"response_format": {"type": "json_schema", "json_schema": "x" * (1 << 20)}},
+    {"response_format": {"type": "json_schema", "json_schema": {"schema": {"$ref": "#x"}}}},
+    {"tools": [ADD], "tool_choice": {"type": "function", "function": {"name": ["add"]}}},
+    {"tools": [ADD], "tool_choice": "x" * (1 << 20)},
+    {"tools": [ADD], "tool_choice": 3},
+    {"tools": [{"type": "function", "function": {"name": 3}}]},
+    {"tool_choice": "required"},
+]
+
+
+async def test_a_form_that_cannot_be_read_is_one_error(make_team: Any) -> None:
+    async def team(task: Task, session: Session) -> str:
+        deep = [nested(field, depth) for field in ("response_format", "tool_choice") for depth in (480, 5000, 20000)]
+        for body in [*(ROLE | body for body in BAD), *deep]:
+            answer = await send(session, body)
+            error = answer.body["error"]
+            assert answer.status == 400 and "\n" not in error["message"] and len(error["message"]) < 600, error
+        return (await say(session, "Writer")).text
+
+    collector, engine = make_team(team, structured="mask", able=["Writer"], chat=tokenizer_of("qwen2.5"), max_failure_rate=1.0)
+    (episode,) = (await collector.collect([TASK], 1, step=1)).episodes
+    assert (episode.failure, len(engine.requests)) == (None, 1)
