@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from agent_system.env_workers.messages import innermost_line
 from agent_system.errors import AgentSystemError
 from agent_system.gateway.calls import EpisodeCalls
+from agent_system.gateway.errors import TOO_LONG
 
 SHOWN_CHARS = 2000
 MOST_ERRORS = 64  # of a chain of causes that are looked at
@@ -49,10 +50,14 @@ class WrongResultError(AgentSystemError):
 
 def caused_by_a_reply(error: BaseException, calls: EpisodeCalls) -> bool:
     """Return whether the error of a program may come from what the model said, and from nothing else that is known."""
-    if calls.failed.done() or calls.unanswered is not None or not calls.heard:
+    if calls.failed.done() or not calls.heard:
         return False
     chain = list(_chain(error))
-    return calls.of_environment not in chain and not any(map(_is_other, chain))
+    if calls.of_environment in chain:
+        return False
+    if calls.unanswered is not None:
+        return getattr(calls.unanswered, "code", None) == TOO_LONG  # by what was said before
+    return not any(map(_is_other, chain))
 
 
 def shown(error: BaseException) -> str:

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from agent_system.gateway.built import Built
-from agent_system.gateway.errors import Refusal
+from agent_system.gateway.errors import TOO_LONG, Refusal
 from agent_system.gateway.view import Viewer
 from agent_system.rollout.binding import AgentBinding
 from agent_system.rollout.prompt import Prompt, SpecialTokens
@@ -139,7 +139,7 @@ def too_long(binding: AgentBinding, found: str) -> Refusal:
         f"the prompt of {binding.agent_id!r} has {found}, more than {binding.prompt_length_key}={binding.max_prompt_length} "
         "tokens; send less, or raise it. In words that clients look for: prompt is too long, this model's maximum context "
         f"length is {binding.max_prompt_length}",
-        code="context_length_exceeded",
+        code=TOO_LONG,
         param="messages",
     )
 

@@ -136,6 +136,15 @@ async def test_errors_of_requests_of_the_environment_and_before_a_reply_fail(pla
         await send(session, {"model": "Writer", "messages": USER, "response_format": {"type": "json_object"}})
         raise ValueError("of the client")
 
+    async def too_long(task: Task, session: Session) -> str:
+        await say(session, "Writer")
+        answer = await send(session, {"model": "Writer", "messages": [*USER, {"role": "user", "content": "x" * 5000}]})
+        raise APIConnectionError(answer.body["error"]["message"])
+
+    async def too_long_at_once(task: Task, session: Session) -> str:
+        await send(session, {"model": "Writer", "messages": [{"role": "user", "content": "x" * 5000}]})
+        raise ValueError("of the task")
+
     async def at_once(task: Task, session: Session) -> str:
         raise ValueError("before a request")
 
@@ -150,7 +159,8 @@ async def test_errors_of_requests_of_the_environment_and_before_a_reply_fail(pla
     async def refused_only(session: Session) -> None:
         await send(session, {"model": "Nobody", "messages": USER})
 
-    for team, env, failed in ((refused, Graded, True), (at_once, Graded, True), (stepped, Broken, True), (answers_again, Graded, False)):
+    failing = ((refused, Graded), (at_once, Graded), (stepped, Broken), (too_long_at_once, Graded))
+    for team, env, failed in (*((*case, True) for case in failing), (answers_again, Graded, False), (too_long, Graded, False)):
         episode, _, _ = await play(team, env=env, program_error="0")
         assert episode.failed == failed, (team.__name__, episode.failure)
 
