@@ -15,7 +15,7 @@ const add = tool({
 const writer = { model: openai("Solver Agent"), tools: { add }, stopWhen: stepCountIs(2) };
 const messages = [{ role: "user", content: task.prompt }];
 const first = await generateText({ ...writer, messages });
-messages.push(...first.response.messages, { role: "user", content: "Once more." });
+messages.push(...first.responseMessages, { role: "user", content: "Once more." });
 const second = await generateText({ ...writer, messages });
 const verdict = await generateText({
   model: openai("Verifier Agent"),
