@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from agent_system.agent import Message
+from agent_system.gateway.built import Built
 from agent_system.gateway.errors import Refusal
 from agent_system.gateway.history import History, Node
 from agent_system.gateway.template import NoTemplate, Template
@@ -25,25 +25,6 @@ from verl.trainer.config.gateway import GatewayConfig
 
 _THINKING = re.compile(r"<think>(?:(?!<think>).)*?</think>\s*", re.DOTALL)
 _EMPTY_THINKING = re.compile(r"<think>\s*</think>\s*")
-
-
-@dataclass(frozen=True, slots=True)
-class Built:
-    """The prompt of a request.
-
-    Attributes:
-        prompt: what the engine gets.
-        views: the messages of the request.
-        messages: the same as the tokens of the prompt contain them: with the thinking of replies that were continued.
-        thoughts: this thinking.
-        rewritten: why sampled tokens were rendered anew: `client`, `template` or `tools`; empty where none were.
-    """
-
-    prompt: Prompt
-    views: Sequence[View]
-    messages: Sequence[Mapping[str, Any]]
-    thoughts: tuple[str, ...] = ()
-    rewritten: str = ""
 
 
 class Bridge:
