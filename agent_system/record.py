@@ -16,6 +16,7 @@ from agent_system.errors import AgentSystemError
 from agent_system.tools.agent import ToolUse
 from verl.protocol.generate import Generation
 
+PROGRAM_ERROR = "program_error"  # in the info of an episode: the error that a program raised because of a reply
 NUMBERS = (bool, int, float, np.number, np.bool_)
 
 

@@ -7,10 +7,10 @@ the template shows the prompt and the reply as they were sent; a sample is right
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from agent_system.agent import Message
+from agent_system.gateway.built import Built
 from agent_system.gateway.errors import Refusal
 from agent_system.gateway.history import History
 from agent_system.gateway.template import NoTemplate, Template
@@ -19,25 +19,6 @@ from agent_system.rollout.binding import AgentBinding
 from agent_system.rollout.prompt import Prompt
 from agent_system.rollout.remote import RemoteBinding
 from verl.trainer.config.gateway import GatewayConfig
-
-
-@dataclass(frozen=True, slots=True)
-class Built:
-    """The prompt of a request.
-
-    Attributes:
-        prompt: what the engine gets.
-        views: the messages of the request.
-        messages: the same for the chat template: with the thinking of replies that were sampled here.
-        rewritten: why sampled tokens were rendered anew: `client`, `template` or `tools`; empty where none were.
-        why: what the template shows in another way, in words; empty for other reasons.
-    """
-
-    prompt: Prompt
-    views: Sequence[View]
-    messages: Sequence[Mapping[str, Any]]
-    rewritten: str = ""
-    why: str = ""
 
 
 class Bridge:

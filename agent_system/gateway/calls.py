@@ -9,18 +9,18 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from hashlib import blake2b
-from typing import Any
 
 from agent_system.errors import AgentSystemError
-from agent_system.gateway.bridge import Built
+from agent_system.gateway.built import Built
 from agent_system.gateway.chat import Chat
 from agent_system.gateway.errors import Refusal
 from agent_system.gateway.forms import impossible
-from agent_system.gateway.reply import Completion
+from agent_system.gateway.reply import CHAT, Completion
 from agent_system.gateway.request import COUNTS, OVER, Request
 from agent_system.gateway.responses import RESPONSE
 from agent_system.gateway.sampling import Notices
-from agent_system.gateway.wire import Ask
+from agent_system.gateway.stored import Stored
+from agent_system.gateway.wire import FREE, REFUSED, Ask
 from agent_system.rollout.call import Call
 from agent_system.rollout.runner import EpisodeRunner
 from agent_system.turn import TurnOver
@@ -39,9 +39,12 @@ class EpisodeCalls:
         key: authenticates them.
         agents: names of the agents.
         counts: see `COUNTS`.
-        conversations: messages by the ids of answers of `/v1/responses`.
+        stored: see `Stored`.
         failed: fails with the error of an engine, an agent or the environment, which ends the episode.
-        masks: requests may ask for a reply of a certain form: in validation, in training with `gateway.structured=mask`.
+        forms: what becomes of a form that a request asks for: `gateway.structured`, in validation `mask` instead of `refuse`.
+        unanswered: the error of the last request that got one, unless a request that came later has been answered.
+        heard: whether the program has got a reply.
+        of_environment: the last error of the environment that `Session.step` raised.
     """
 
     def __init__(self, episode: EpisodeRunner, keys: GatewayConfig, chat: Callable[[str], Chat], notices: Notices) -> None:
@@ -56,10 +59,14 @@ class EpisodeCalls:
         self.key = f"sk-{secrets.token_urlsafe(24)}"
         self.agents = tuple(episode.runtimes)
         self.counts: Counter[str] = Counter(dict.fromkeys(COUNTS, 0))
-        self.conversations: dict[str, list[Any]] = {}
+        self.stored = Stored()
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.failed.add_done_callback(lambda future: future.cancelled() or future.exception())
-        self.masks = episode.spec.validate or keys.structured == "mask"
+        self.forms = "mask" if episode.spec.validate and keys.structured == REFUSED else keys.structured
+        self.unanswered: Exception | None = None
+        self.heard = False
+        self.of_environment: Exception | None = None
+        self._refused_at = 0
         self._episode, self._keys, self._notices = episode, keys, notices
         self._names = {slug(name): name for name in self.agents} | {name: name for name in self.agents}
         self._new_chat = chat
@@ -69,6 +76,7 @@ class EpisodeCalls:
         self._asked: Counter[tuple[str, str]] = Counter()
         self._calls: dict[str, list[Call]] = {}
         self._open = True
+        self._came = 0
 
     def agent(self, name: str) -> str:
         """Return the agent of a name or a slug. Raise Refusal naming the agents."""
@@ -99,7 +107,7 @@ class EpisodeCalls:
         sampling, other = chat.sampling(ask, own)
         if other and self._keys.client_sampling == "refuse":
             raise Refusal(f"{', '.join(other)} differs from the run's and gateway.client_sampling=refuse; leave it out", param=other[0])
-        sampling = replace(sampling, structure=chat.structure(ask, ABLE))
+        sampling = replace(sampling, structure="" if self.forms == FREE else chat.structure(ask, ABLE))
         built = chat.read(ask)
         if other:
             self.counts["gateway/overridden"] += 1
@@ -111,7 +119,8 @@ class EpisodeCalls:
             self.counts[f"gateway/rewritten/{built.rewritten}"] += 1
         if built.why:
             self._notices.rewritten(agent_id, built.why)
-        request = Request(connected)
+        self._came += 1
+        request = Request(connected, number=self._came)
         request.task = asyncio.create_task(self._generate(request, agent_id, chat, ask, built, sampling))
         request.task.add_done_callback(lambda task: task.cancelled() or task.exception())  # nobody may be left to read it
         same.append(request)
@@ -142,7 +151,9 @@ class EpisodeCalls:
 
     def deliver(self, request: Request) -> None:
         """Count the replies of a request as heard."""
-        request.delivered = True
+        request.delivered = self.heard = True
+        if request.number > self._refused_at:
+            self.unanswered = None
         self._episode.deliver(request.replies)
 
     def withdraw(self, request: Request) -> None:
@@ -153,6 +164,11 @@ class EpisodeCalls:
     def leave(self, request: Request) -> None:
         """Do nothing: a client that has left may fetch the reply by a marked retry."""
 
+    def refuse(self, error: Exception) -> None:
+        """Note that a request gets an error."""
+        self.unanswered = error
+        self._refused_at = self._came
+
     def local(self, rewards: Mapping[int | str, float]) -> dict[int | str, float]:
         """Return local rewards by call number or agent: ids of answers, of either kind, stand for their calls.
 
@@ -161,7 +177,7 @@ class EpisodeCalls:
         found: dict[int | str, float] = {}
         turn = self._episode.turn
         for name, reward in rewards.items():
-            calls = self._calls.get(name.removeprefix(RESPONSE), ()) if isinstance(name, str) else ()
+            calls = self._calls.get(completion_id(name), ()) if isinstance(name, str) else ()
             if any(turn is None or call.turn != turn.step for call in calls):
                 raise AgentSystemError(f"Outcome.local names the answer {name}, which is of an earlier turn")
             places: list[int | str] = [call.number for call in calls] or [name]
@@ -183,3 +199,9 @@ class EpisodeCalls:
     def _fail(self, error: Exception) -> None:
         if not self.failed.done():
             self.failed.set_exception(error)
+
+
+def completion_id(name: str) -> str:
+    """Return the id of a chat completion for that of an answer of any kind."""
+    name = name.removeprefix(RESPONSE)
+    return name if name.startswith(CHAT) else CHAT + name

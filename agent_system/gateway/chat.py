@@ -8,18 +8,19 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from agent_system.gateway.bridge import Bridge, Built
+from agent_system.gateway.bridge import Bridge
+from agent_system.gateway.built import Built
 from agent_system.gateway.errors import Refusal
 from agent_system.gateway.forms import structure_of
 from agent_system.gateway.history import History, Node
 from agent_system.gateway.reply import Choice, Completion
 from agent_system.gateway.template import too_long
 from agent_system.gateway.wire import Ask
-from agent_system.projection import closed_thinking, thoughts, without_thinking
+from agent_system.projection import closed_thinking, strip_thinking, thoughts, without_thinking
 from agent_system.rollout.binding import AgentBinding
 from agent_system.rollout.call import Call, Reply
 from agent_system.tools.formats import OfferedTools, split_calls
-from verl.protocol.generate import SamplingParams
+from verl.protocol.generate import Generation, SamplingParams
 
 
 class Chat:
@@ -34,8 +35,11 @@ class Chat:
         viewer, binding = self._template.viewer, self._template.binding
         if ask.logprobs and not isinstance(binding, AgentBinding):
             raise Refusal(f"{binding.agent_id!r} is behind an API, which gives no log-probabilities", param="logprobs")
-        tools = viewer.clean_json(list(ask.tools))
-        built = self._bridge.build(viewer.views(ask.messages), tools, self._history)
+        if ask.prompt is not None:
+            built = self._template.continued(ask.prompt)
+        else:
+            tools = viewer.clean_json(list(ask.tools))
+            built = self._bridge.build(viewer.views(ask.messages), tools, self._history)
         if isinstance(binding, AgentBinding) and len(built.prompt.ids) > binding.max_prompt_length:
             raise too_long(binding, f"{len(built.prompt.ids)} tokens")
         return built
@@ -80,8 +84,13 @@ class Chat:
         generation, text = reply.generation, reply.text
         if ends := [place for stop in ask.stop if (place := text.find(stop)) >= 0]:
             text = text[: min(ends)]
-        may_call = ask.tools and (ask.schema is None or ask.forced)  # where the form is a schema, the reply is an answer
+        finish = "length" if generation.stop_reason == "length" else "stop"
+        tokens = getattr(generation, "reply_tokens", len(generation.token_ids))
+        scored = self._scored(generation) if ask.logprobs else None
+        if ask.prompt is not None:
+            return Choice(text, (), "", finish, tokens, scored)
         tools = OfferedTools.of(ask.tools)
+        may_call = ask.tools and not self._answers(ask, text)
         content, requests = split_calls(text, self._template.syntaxes, tools) if may_call else (without_thinking(text), [])
         found = thoughts(text)
         shown = requests[: self._template.most_calls]
@@ -92,13 +101,19 @@ class Chat:
         view, message = viewer.reply(content, whole, calls, before, closed_thinking(text))
         shown_tools = viewer.clean_json(list(ask.tools))
         self._history.add(built.views, view, shown_tools, Node(built.prompt, generation, [*built.messages, message], shown_tools))
-        sampled = generation.token_ids
-        scored = list(zip(self._template.texts_of(sampled), generation.log_probs, strict=True)) if ask.logprobs else None
-        return Choice(
-            content,
-            [(f"call_{call.turn}_{call.number}_{i}", c["name"], json.dumps(c["arguments"])) for i, c in enumerate(calls)],
-            "\n\n".join(found),
-            "tool_calls" if calls else "length" if generation.stop_reason == "length" else "stop",
-            getattr(generation, "reply_tokens", len(generation.token_ids)),
-            scored,
-        )
+        named = [(f"call_{call.turn}_{call.number}_{i}", c["name"], json.dumps(c["arguments"])) for i, c in enumerate(calls)]
+        return Choice(content, named, "\n\n".join(found), "tool_calls" if calls else finish, tokens, scored)
+
+    def _answers(self, ask: Ask, text: str) -> bool:
+        """Return whether a reply to a request with tools is an answer in its schema: JSON, where a call begins with a mark."""
+        if ask.schema is None or ask.forced or not all(syntax.trigger for syntax in self._template.syntaxes):
+            return False
+        try:
+            json.loads(strip_thinking(text))
+        except (ValueError, RecursionError):
+            return False
+        return True
+
+    def _scored(self, generation: Generation) -> list[tuple[str, float]]:
+        """Return text and log-probability of every token."""
+        return list(zip(self._template.texts_of(generation.token_ids), generation.log_probs, strict=True))

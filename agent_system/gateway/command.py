@@ -18,12 +18,14 @@ from typing import Any
 
 from agent_system.environment import Outcome, Task
 from agent_system.errors import AgentSystemError
+from agent_system.gateway.program_error import CommandError
 from agent_system.gateway.session import Session
 from agent_system.record import plain
 
 KEPT_BYTES = 1 << 20  # of the end of each output
 SHOWN_CHARS = 500
 REST_S = 1.0  # within which the outputs of a command that has ended are read to their end
+NOT_RUN = (126, 127)  # statuses of a shell and of `env` for a program that cannot be run, or is not there
 FIELDS = ("task_id", "prompt", "data_source", "extra", "messages")
 
 
@@ -44,7 +46,7 @@ def command_team(command: Sequence[str]) -> Callable[[Task, Session], Awaitable[
     """Return the program that runs a command in each episode."""
 
     async def team(task: Task, session: Session) -> Any:
-        """Run the command and return its result. Raises AgentSystemError when it fails or prints none."""
+        """Run the command and return its result. Raises CommandError when it fails or prints none."""
         own = {"OPENAI_BASE_URL": session.base_url, "OPENAI_API_KEY": session.api_key}
         given = json.dumps({name: plain(getattr(task, name)) for name in FIELDS}).encode()
         transport, process = await asyncio.get_running_loop().subprocess_exec(
@@ -64,8 +66,12 @@ def command_team(command: Sequence[str]) -> Callable[[Task, Session], Awaitable[
                 await asyncio.wait_for(process.closed.wait(), REST_S)
         status, printed, errors = transport.get_returncode(), process.outputs[1], process.outputs[2]
         if status != 0:
-            said = errors.decode("utf-8", "replace").strip()[-SHOWN_CHARS:]
-            raise AgentSystemError(f"the command {command[0]!r} ended with status {status}: {said or 'it printed no error'}")
+            said = errors.decode("utf-8", "replace").strip()
+            raise CommandError(
+                f"the command {command[0]!r} ended with status {status}: {said[-SHOWN_CHARS:] or 'it printed no error'}",
+                said,
+                killed=status is None or status < 0 or status in NOT_RUN,
+            )
         return _result(printed, command[0])
 
     return team
@@ -82,7 +88,7 @@ def _result(printed: bytes, name: str) -> Any:
             found["local"] = {int(name) if name.isdecimal() else name: reward for name, reward in local.items()}
         return Outcome(**found)
     except (ValueError, TypeError, RecursionError) as error:
-        raise AgentSystemError(
+        raise CommandError(
             f"the last line that the command {name!r} printed is no result ({error}): expected JSON, an answer as text, a reward, or an "
             f"object with team, local and info, found {line[:SHOWN_CHARS]!r}"
         ) from error

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from aiohttp import web
 
+TOO_LONG = "context_length_exceeded"  # code of the error of a prompt
 HEADERS = {"x-should-retry": "false"}
 
 

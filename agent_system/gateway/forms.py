@@ -13,31 +13,55 @@ from verl.protocol.generate import StructureError
 
 _DATA = ("const", "enum", "default", "examples")
 _NAMED = ("properties", "patternProperties", "dependentSchemas", "$defs", "definitions")
+MOST_BLANKS = 1
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 
 
 def structure_of(ask: Ask, syntax: Syntax | None) -> str:
     """Return the form of the reply that a request asks for, as `SamplingParams.structure`.
 
+    A forced reply is a call of one of the tools; with a schema and tools it is an answer in the schema or one call.
+
     Args:
         ask: the request.
         syntax: how the agent's model writes tool calls; None: it calls none.
 
-    Raises Refusal for a reference that engines would take for one to anything, and for a call in a syntax that is no JSON.
+    Raises Refusal for a reference that engines would take for one to anything, and for a call in a syntax that cannot be forced.
     """
-    calls = [_call(tool["function"], syntax) for tool in ask.tools if tool["function"]["name"] in ask.forced]
-    if calls:
-        form: Mapping[str, Any] = calls[0] if len(calls) == 1 else {"type": "or", "elements": calls}
+    if ask.forced:
+        forms = [_call(tool["function"], syntax) for tool in ask.tools if tool["function"]["name"] in ask.forced]
     elif ask.schema is not None:
-        form = {"type": "json_schema", "json_schema": _referring(ask.schema, "#", "response_format")}
+        answer = _json(_referring(ask.schema, "#", "response_format"))
+        forms = [answer, *(_call_beside(tool["function"], syntax) for tool in ask.tools)]
     else:
         return ""
+    form = forms[0] if len(forms) == 1 else {"type": "or", "elements": forms}
     return json.dumps({"type": "structural_tag", "format": form})
 
 
 def impossible(ask: Ask, error: StructureError) -> Refusal:
     """Return the refusal of a form that the engine cannot compile."""
     return Refusal(f"no reply can follow this form: {error}", param=ask.form_field)
+
+
+def _json(schema: Any) -> Mapping[str, Any]:
+    """Return the form of JSON in a schema, with few blanks in a row: a model without training may write no end of them."""
+    return {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": MOST_BLANKS}
+
+
+def _begin(function: Mapping[str, Any], syntax: Syntax) -> str:
+    """Return the text of a call of a function up to its arguments."""
+    holes = {NAME: function["name"], ID: "call00000", NUMBER: "0", ANYTHING: ""}
+    return syntax.before + syntax.begin + "".join(holes.get(text, text) for text in syntax.header)
+
+
+def _call_beside(function: Mapping[str, Any], syntax: Syntax | None) -> Mapping[str, Any]:
+    """Return the form of a call that a reply may be instead of an answer; arguments that are no JSON are any text."""
+    if syntax is None or syntax.kind in ("json", "object"):
+        return _call(function, syntax)
+    close = syntax.close if syntax.kind == "literal" else ""
+    end = close + syntax.end + syntax.after
+    return {"type": "tag", "begin": _begin(function, syntax), "content": {"type": "any_text"}, "end": end}
 
 
 def _call(function: Mapping[str, Any], syntax: Syntax | None) -> Mapping[str, Any]:
@@ -50,10 +74,9 @@ def _call(function: Mapping[str, Any], syntax: Syntax | None) -> Mapping[str, An
         fields = {name: {"const": function["name"]}, arguments: _referring(parameters, f"#/properties/{arguments}", "tools")}
         schema = {"type": "object", "properties": fields, "required": list(fields), "additionalProperties": False}
     else:
-        holes = {NAME: function["name"], ID: "call00000", NUMBER: "0", ANYTHING: ""}
-        begin += "".join(holes.get(part, part) for part in syntax.header)
+        begin = _begin(function, syntax)
         schema = _referring(parameters, "#", "tools")
-    form = {"type": "json_schema", "json_schema": schema}
+    form = _json(schema)
     end = syntax.end + syntax.after
     return {"type": "tag", "begin": begin, "content": form, "end": end} if begin else form
 

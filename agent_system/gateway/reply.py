@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
+
+CHAT = "chat"  # the id of a text completion lacks this at its beginning
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +40,16 @@ class Choice:
             **({"reasoning_content": self.thinking} if self.thinking else {}),
             **({"tool_calls": calls} if calls else {}),
         }
+
+    @property
+    def text_details(self) -> dict[str, Any] | None:
+        """The field `logprobs` of a completion."""
+        if self.logprobs is None:
+            return None
+        texts = [text for text, _ in self.logprobs]
+        offsets = [0, *accumulate(map(len, texts))][: len(texts)]
+        values = [log_prob for _, log_prob in self.logprobs]
+        return {"tokens": texts, "token_logprobs": values, "text_offset": offsets, "top_logprobs": None}
 
     @property
     def token_details(self) -> dict[str, Any] | None:
@@ -75,6 +88,20 @@ class Completion:
         """Counts of tokens."""
         sampled = sum(choice.tokens for choice in self.choices)
         return {"prompt_tokens": self.prompt_tokens, "completion_tokens": sampled, "total_tokens": self.prompt_tokens + sampled}
+
+    def to_text_json(self) -> dict[str, Any]:
+        """Return the object `text_completion`."""
+        choices = [
+            {"index": i, "text": choice.content, "finish_reason": choice.finish, "logprobs": choice.text_details}
+            for i, choice in enumerate(self.choices)
+        ]
+        return {**self.text_head, "choices": choices, "usage": self.usage}
+
+    @property
+    def text_head(self) -> dict[str, Any]:
+        """The fields of a `text_completion` that all parts of a stream have."""
+        name = self.id.removeprefix(CHAT)
+        return {"id": name, "object": "text_completion", "created": self.created, "model": self.model}
 
     def to_json(self) -> dict[str, Any]:
         """Return the object `chat.completion`."""

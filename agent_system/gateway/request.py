@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 from agent_system.gateway.errors import Refusal
 from agent_system.gateway.reply import Completion
+from agent_system.gateway.stored import Stored
 from agent_system.gateway.wire import Ask
 from agent_system.rollout.call import Call, Reply
 
@@ -16,7 +17,7 @@ OVER = "the episode is over"
 # Metrics, counts of an episode.
 COUNTS = (
     "gateway/rewritten/client", "gateway/rewritten/template", "gateway/rewritten/tools", "gateway/overridden", "gateway/ignored",
-    "gateway/repeated", "gateway/retried", "gateway/undelivered",
+    "gateway/repeated", "gateway/retried", "gateway/undelivered", "gateway/program_errors",
 )  # fmt: skip
 
 
@@ -28,10 +29,12 @@ class Request:
         connected: whether the client that waits for it is still there.
         replies: what was sampled for it.
         delivered: the client has got the answer.
+        number: its place in the order of arrival, from 1.
         task: generates it.
     """
 
     connected: Callable[[], bool]
+    number: int = 0
     replies: Sequence[tuple[Call, Reply]] = ()
     delivered: bool = False
     task: asyncio.Task[Completion] = field(init=False)
@@ -52,12 +55,12 @@ class Answering(Protocol):
         """Names of the models."""
 
     @property
-    def masks(self) -> bool:
-        """Whether requests may ask for a reply of a certain form."""
+    def forms(self) -> str:
+        """What becomes of a form that a request asks for: `refuse`, `mask`, or `free`, which samples any reply."""
 
     @property
-    def conversations(self) -> dict[str, list[Any]]:
-        """Messages by the ids of answers of `/v1/responses`."""
+    def stored(self) -> Stored:
+        """Answers of `/v1/responses` that later requests name."""
 
     def agent(self, name: str) -> str:
         """Return the model that a request names. Raise Refusal if there is none."""
@@ -73,3 +76,6 @@ class Answering(Protocol):
 
     def leave(self, request: Request) -> None:
         """Note that nobody waits for the request any more."""
+
+    def refuse(self, error: Exception) -> None:
+        """Note that a request gets an error."""

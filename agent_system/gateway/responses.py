@@ -8,20 +8,22 @@ from typing import Any
 from agent_system.gateway.errors import Refusal
 from agent_system.gateway.reply import Completion
 from agent_system.gateway.sampling import MASKING, SAMPLING, UNSUPPORTED
+from agent_system.gateway.stored import Stored
 
 Messages = list[Any]
 RESPONSE = "resp_"  # an answer has this before the id of its chat completion
 _SAME = ("model", "tool_choice", "seed", "stop", "stream", *SAMPLING, *MASKING, *UNSUPPORTED)
 _NAMES = {"messages": "input", "max_tokens": "max_output_tokens", "response_format": "text.format"}  # of fields of chat completions
 _TEXTS = ("input_text", "output_text", "text", "refusal")
+_REFERENCE = "item_reference"
 
 
-def chat_body(body: Mapping[str, Any], before: Mapping[str, Messages]) -> dict[str, Any]:
+def chat_body(body: Mapping[str, Any], stored: Stored) -> dict[str, Any]:
     """Return the body of a request to chat completions.
 
     Args:
         body: of a request to `/v1/responses`.
-        before: conversations by the ids of their answers, which `previous_response_id` continues.
+        stored: earlier answers, which `previous_response_id` continues and items of the type `item_reference` name.
 
     Raises Refusal for items that are not supported.
     """
@@ -35,9 +37,9 @@ def chat_body(body: Mapping[str, Any], before: Mapping[str, Messages]) -> dict[s
     if not isinstance(tools, list):
         raise Refusal("tools must be a list", param="tools")
     if "tool_choice" in chat:
-        chat["tool_choice"] = _nested(chat["tool_choice"], "function")
+        chat["tool_choice"] = _choice(chat["tool_choice"])
     return chat | {
-        "messages": [*_instructions(body), *_earlier(body, before), *_messages(body.get("input"))],
+        "messages": [*_instructions(body), *_earlier(body, stored), *_messages(body.get("input"), stored)],
         "max_tokens": body.get("max_output_tokens"),
         "tools": [_tool(tool) for tool in tools],
     }
@@ -97,28 +99,38 @@ def _nested(value: Any, kind: str) -> Any:
     return {"type": kind, kind: value} if isinstance(value, dict) and value.get("type") == kind else value
 
 
+def _choice(value: Any) -> Any:
+    """Return a choice of tools in the form of chat completions."""
+    if isinstance(value, dict) and value.get("type") == "allowed_tools":
+        tools = value.get("tools")
+        listed = [_nested(tool, "function") for tool in tools] if isinstance(tools, list) else tools
+        return {"type": "allowed_tools", "allowed_tools": {"mode": value.get("mode"), "tools": listed}}
+    return _nested(value, "function")
+
+
 def _instructions(body: Mapping[str, Any]) -> Messages:
     return [{"role": "system", "content": body["instructions"]}] if body.get("instructions") else []
 
 
-def _earlier(body: Mapping[str, Any], before: Mapping[str, Messages]) -> Messages:
+def _earlier(body: Mapping[str, Any], stored: Stored) -> Messages:
     """Return the conversation that the request continues."""
     name = body.get("previous_response_id")
     if name is None:
         return []
-    if not isinstance(name, str) or name not in before:
-        raise Refusal(f"previous_response_id={name!r} is no answer that is known", 404, param="previous_response_id")
-    return before[name]
+    if not isinstance(name, str) or name not in stored.conversations:
+        raise Refusal(f"previous_response_id={name!r:.100} is no answer that is known", 404, param="previous_response_id")
+    return stored.conversations[name]
 
 
-def _messages(given: Any) -> Messages:
+def _messages(given: Any, stored: Stored) -> Messages:
     """Return the messages of the items `input`; an assistant's text and the tool calls after it are one message."""
     items = [{"role": "user", "content": given}] if isinstance(given, str) else given
     if not isinstance(items, list):
         raise Refusal("input must be a text or a list of items", param="input")
     messages: Messages = []
-    for place, item in enumerate(items):
-        kind = item.get("type", "message") if isinstance(item, dict) else None
+    for place, entry in enumerate(items):
+        item = _referred(entry, place, stored)
+        kind = (item.get("type") or "message") if isinstance(item, Mapping) else None
         if kind == "message":
             messages.append({"role": item.get("role"), "content": _content(item.get("content"))})
         elif kind == "function_call":
@@ -126,12 +138,31 @@ def _messages(given: Any) -> Messages:
                 messages.append({"role": "assistant", "content": None})
             function = {"name": item.get("name"), "arguments": item.get("arguments")}
             call = {"id": item.get("call_id"), "type": "function", "function": function}
-            messages[-1] = {**messages[-1], "tool_calls": [*messages[-1].get("tool_calls", ()), call]}
+            messages[-1].setdefault("tool_calls", []).append(call)
         elif kind == "function_call_output":
             messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": _content(item.get("output"))})
         elif kind != "reasoning":  # the engine's tokens have the thinking
-            raise Refusal(f"input[{place}] has the type {kind!r}; expected message, function_call or function_call_output", param="input")
+            raise Refusal(
+                f"input[{place}] has the type {kind!r:.80}; expected message, function_call, function_call_output or {_REFERENCE}",
+                param="input",
+            )
     return messages
+
+
+def _referred(item: Any, place: int, stored: Stored) -> Any:
+    """Return the item that an `item_reference` names, whose type may be left out; other items as they are."""
+    kind = item.get("type") if isinstance(item, dict) else ""
+    if kind != _REFERENCE and not (kind is None and set(item) <= {"id", "type"} and item):
+        return item
+    name = item.get("id")
+    found = stored.items.get(name) if isinstance(name, str) else None
+    if found is None:
+        raise Refusal(
+            f"input[{place}] refers to the item {name!r:.100}, which no answer to this key has given, or too many have since; send "
+            "the item itself",
+            param="input",
+        )
+    return found
 
 
 def _content(content: Any) -> Any:

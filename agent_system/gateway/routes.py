@@ -11,19 +11,21 @@ from typing import Any
 
 from aiohttp import HttpVersion11, web
 
+from agent_system.gateway.completions import completion_ask
 from agent_system.gateway.errors import HEADERS, Refusal
 from agent_system.gateway.reply import Completion
 from agent_system.gateway.request import Answering, Request
 from agent_system.gateway.responses import chat_body, conversation, response_body, with_own_names
 from agent_system.gateway.sampling import RESPONSES, without_effect
-from agent_system.gateway.stream import COMMENT, KEEP_ALIVE_S, event, events, response_events
+from agent_system.gateway.stream import COMMENT, KEEP_ALIVE_S, event, events, response_events, text_events
 from agent_system.gateway.wire import Ask, read_ask, read_body
 
 logger = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 16 << 20
-KNOWN = "POST /v1/chat/completions, POST /v1/responses, GET /v1/models"
+KNOWN = "POST /v1/completions, POST /v1/chat/completions, POST /v1/responses, GET /v1/models"
 ROUTES = ("/v1", "/agents/{agent}/v1")
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Routes:
@@ -37,11 +39,25 @@ class Routes:
         """Return the application."""
         app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_as_openai_errors])
         for root in ROUTES:
-            app.router.add_post(f"{root}/chat/completions", self._chat, expect_handler=_expected)
-            app.router.add_post(f"{root}/responses", self._responses, expect_handler=_expected)
+            app.router.add_post(f"{root}/chat/completions", self._told(self._chat), expect_handler=_expected)
+            app.router.add_post(f"{root}/responses", self._told(self._responses), expect_handler=_expected)
+            app.router.add_post(f"{root}/completions", self._told(self._completions), expect_handler=_expected)
             app.router.add_get(f"{root}/models", self._models, expect_handler=_expected)
             app.router.add_get(f"{root}/models/{{model}}", self._model, expect_handler=_expected)
         return app
+
+    def _told(self, answered: Callable[[web.Request, Answering], Awaitable[web.StreamResponse]]) -> Handler:
+        """Return a handler of requests to agents; the episode or the team learns which of them get an error."""
+
+        async def handle(http: web.Request) -> web.StreamResponse:
+            calls = self._find(http)
+            try:
+                return await answered(http, calls)
+            except Exception as error:
+                calls.refuse(error)
+                raise
+
+        return handle
 
     async def _models(self, request: web.Request) -> web.StreamResponse:
         return web.json_response({"object": "list", "data": [_described(name) for name in self._find(request).agents]})
@@ -50,10 +66,9 @@ class Routes:
         named = request.match_info
         return web.json_response(_described(self._find(request).agent(named.get("agent") or named["model"])))
 
-    async def _chat(self, http: web.Request) -> web.StreamResponse:
-        calls = self._find(http)
+    async def _chat(self, http: web.Request, calls: Answering) -> web.StreamResponse:
         data = await http.read()
-        ask = read_ask(read_body(data), calls.masks)
+        ask = read_ask(read_body(data), calls.forms)
         with _started(http, calls, ask, data) as request:
             if ask.stream:
                 return await _streamed(http, calls, request, lambda completion: events(completion, ask.usage))
@@ -62,16 +77,26 @@ class Routes:
                 calls.deliver(request)
             return web.json_response(completion.to_json())
 
-    async def _responses(self, http: web.Request) -> web.StreamResponse:
-        calls = self._find(http)
+    async def _completions(self, http: web.Request, calls: Answering) -> web.StreamResponse:
+        data = await http.read()
+        ask = completion_ask(read_body(data), calls.forms)
+        with _started(http, calls, ask, data) as request:
+            if ask.stream:
+                return await _streamed(http, calls, request, lambda completion: text_events(completion, ask.usage))
+            completion = await request.answer()
+            if _connected(http):
+                calls.deliver(request)
+            return web.json_response(completion.to_text_json())
+
+    async def _responses(self, http: web.Request, calls: Answering) -> web.StreamResponse:
         data = await http.read()
         body = read_body(data)
-        chat = chat_body(body, calls.conversations)
-        ask = read_ask(chat, calls.masks, without_effect(body, RESPONSES))
+        chat = chat_body(body, calls.stored)
+        ask = read_ask(chat, calls.forms, without_effect(body, RESPONSES))
 
         def answered(completion: Completion) -> dict[str, Any]:
             answer = response_body(completion, body)
-            calls.conversations[answer["id"]] = conversation(chat, body, completion)
+            calls.stored.add(answer, conversation(chat, body, completion))
             return answer
 
         with _started(http, calls, ask, data) as request:
@@ -117,6 +142,7 @@ async def _streamed(
         try:
             completion = await request.answer()
         except Exception as error:  # the status has been sent
+            calls.refuse(error)
             await response.write(event(_refusal(error, http).body))
             return response
     if not _connected(http):
@@ -154,7 +180,7 @@ def _connected(http: web.Request | None) -> bool:
 
 
 @web.middleware
-async def _as_openai_errors(request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> web.StreamResponse:
+async def _as_openai_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     try:
         return await handler(request)
     except Exception as error:

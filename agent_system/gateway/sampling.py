@@ -12,7 +12,7 @@ from agent_system.gateway.errors import Refusal
 from verl.protocol.generate import SamplingParams
 
 logger = logging.getLogger(__name__)
-# Fields that are read, by `wire.read_ask` and by `responses.chat_body`.
+# Fields that are read, by `wire.read_ask`, `responses.chat_body` and `completions.completion_ask`.
 CHAT = frozenset((
     "model", "messages", "tools", "tool_choice", "response_format", "n", "max_tokens", "max_completion_tokens", "stop", "seed", "logprobs",
     "stream", "stream_options",
@@ -20,6 +20,9 @@ CHAT = frozenset((
 RESPONSES = frozenset((
     "model", "input", "instructions", "previous_response_id", "tools", "tool_choice", "text", "n", "max_output_tokens", "stop", "seed",
     "stream", "stream_options",
+))  # fmt: skip
+COMPLETIONS = frozenset((
+    "model", "prompt", "response_format", "n", "max_tokens", "stop", "seed", "logprobs", "stream", "stream_options", "suffix",
 ))  # fmt: skip
 # Fields that change what is sampled, those of vLLM among them, and values that change nothing; None: the value of the run.
 SAMPLING: Mapping[str, Any] = {
@@ -60,6 +63,7 @@ _IN_MESSAGES = frozenset((
 ))  # fmt: skip
 _KNOWN = {*SAMPLING, *MASKING, *UNSUPPORTED, *HARMLESS}
 MOST_TOLD = 1000
+MOST_ERRORS, SHOWN_CHARS = 20, 800  # of programs
 
 HONOURED = ("temperature", "top_p", "top_k")
 LARGEST_TOP_K = 2**31 - 1
@@ -103,10 +107,11 @@ def without_effect(body: Mapping[str, Any], read: frozenset[str]) -> tuple[str, 
 
 
 class Notices:
-    """Warns of fields of requests that do not apply, once of each."""
+    """Warns of fields of requests that do not apply, once of each, and of the first errors of programs."""
 
     def __init__(self) -> None:
         self._told: set[str] = set()
+        self._errors: set[str] = set()
 
     def overridden(self, names: Sequence[str]) -> None:
         """Warn of fields of which the run's values hold."""
@@ -121,6 +126,13 @@ class Notices:
         if (said := f"{agent_id}: {why}") not in self._told:
             self._told.add(said)
             logger.info("conversations of %r are rendered anew (gateway/rewritten/template): %s", agent_id, why)
+
+    def failed(self, error: str) -> None:
+        """Warn of the error of a program whose episode counts."""
+        if error not in self._errors and len(self._errors) < MOST_ERRORS:
+            self._errors.add(error)
+            said = " ".join(error.split())[:SHOWN_CHARS]
+            logger.warning("a program raised %s; its episode counts with the reward gateway.program_error", said)
 
     def _tell(self, names: Sequence[str], what: str) -> None:
         if (new := [name for name in names if name not in self._told]) and len(self._told) < MOST_TOLD:

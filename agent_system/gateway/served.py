@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import math
 import secrets
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from itertools import count
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from agent_system.environment import Observation
 from agent_system.gateway.bridge import bridge_of
@@ -19,6 +18,7 @@ from agent_system.gateway.forms import impossible
 from agent_system.gateway.reply import Completion
 from agent_system.gateway.request import Request
 from agent_system.gateway.sampling import HONOURED, Notices, client_sampling
+from agent_system.gateway.stored import Stored
 from agent_system.gateway.team_model import TeamModel
 from agent_system.gateway.wire import Ask
 from agent_system.projection import raw_text
@@ -28,7 +28,7 @@ from verl.protocol.generate import EngineGoneError, Generation, RolloutError, St
 from verl.trainer.config.gateway import GatewayConfig
 from verl.utils.names import did_you_mean, slug
 
-KEPT_CONVERSATIONS = 1024  # of each agent, and of /v1/responses
+KEPT_CONVERSATIONS = 1024  # of each agent
 
 
 class ServedTeam:
@@ -36,12 +36,12 @@ class ServedTeam:
 
     Attributes:
         agents: names of the models.
-        masks: requests may ask for a reply of a certain form.
-        conversations: messages by the ids of answers of `/v1/responses`, the last ones.
+        forms: a reply follows the form that a request asks for.
+        stored: see `Stored`.
         gone: fails with the error of an engine that has ended.
     """
 
-    masks: ClassVar[bool] = True
+    forms: ClassVar[str] = "mask"
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class ServedTeam:
             team: the whole team; None if its environment takes no questions.
         """
         self.agents = (*runtimes, *([team.name] if team is not None else []))
-        self.conversations: dict[str, list[Any]] = _Recent()
+        self.stored = Stored()
         self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._runtimes, self._spec, self._limit_s, self._team = runtimes, spec, limit_s, team
         self._names = {slug(name): name for name in self.agents} | {name: name for name in self.agents}
@@ -99,6 +99,9 @@ class ServedTeam:
         """End the generation for a client that has left."""
         request.task.cancel()
 
+    def refuse(self, error: Exception) -> None:
+        """Do nothing: the client alone is told."""
+
     async def _answered(self, work: Awaitable[Completion]) -> Completion:
         try:
             return await work
@@ -134,15 +137,6 @@ class ServedTeam:
             return chat.answer(ask, built, replies, _new_id())
 
         return work()
-
-
-class _Recent(OrderedDict[str, Any]):
-    """Forgets the oldest entries."""
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        super().__setitem__(name, value)
-        if len(self) > KEPT_CONVERSATIONS:
-            self.popitem(last=False)
 
 
 def _new_id() -> str:

@@ -11,6 +11,7 @@ from agent_system.errors import AgentSystemError
 from agent_system.gateway.access import Access
 from agent_system.gateway.calls import EpisodeCalls
 from agent_system.gateway.request import OVER
+from agent_system.gateway.wire import REFUSED
 from agent_system.rollout.runner import EpisodeRunner
 
 
@@ -23,9 +24,9 @@ class Session(Access):
 
     def __init__(self, episode: EpisodeRunner, url: str, calls: EpisodeCalls) -> None:
         """Show an episode whose requests `calls` answers at the address `url`."""
-        super().__init__(f"{url}/v1", calls.key, tuple(episode.runtimes), calls.masks)
+        super().__init__(f"{url}/v1", calls.key, tuple(episode.runtimes), calls.forms != REFUSED)
         self.task: Task = replace(episode.spec.task, ground_truth=None)
-        self._episode, self._loop = episode, asyncio.get_running_loop()
+        self._episode, self._calls, self._loop = episode, calls, asyncio.get_running_loop()
 
     @property
     def observation(self) -> Observation:
@@ -39,7 +40,11 @@ class Session(Access):
 
         Raises TurnOver after the end of the episode.
         """
-        outcome = await self._episode.step(action)
+        try:
+            outcome = await self._episode.step(action)
+        except Exception as error:
+            self._calls.of_environment = error
+            raise
         return outcome if self._episode.turn is not None else replace(outcome, done=True)
 
     def step_in_thread(self, action: Any) -> Outcome:

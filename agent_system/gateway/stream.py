@@ -36,6 +36,19 @@ def events(completion: Completion, usage: bool) -> Iterator[bytes]:
     yield b"data: [DONE]\n\n"
 
 
+def text_events(completion: Completion, usage: bool) -> Iterator[bytes]:
+    """Yield the events of a `text_completion` stream; with `usage` the counts of tokens come before its end."""
+    empty = {"usage": None} if usage else {}
+    for index, choice in enumerate(completion.choices):
+        parts = ((choice.content, None, choice.text_details), ("", choice.finish, None))
+        for text, finish, details in parts:
+            shown = {"index": index, "text": text, "finish_reason": finish, "logprobs": details}
+            yield event({**completion.text_head, "choices": [shown], **empty})
+    if usage:
+        yield event({**completion.text_head, "choices": [], "usage": completion.usage})
+    yield b"data: [DONE]\n\n"
+
+
 def response_events(answer: Mapping[str, Any]) -> Iterator[bytes]:
     """Yield the events of a stream of `/v1/responses` for the object `response`."""
     number = count()

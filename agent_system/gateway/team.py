@@ -16,15 +16,17 @@ from agent_system.gateway.bridge import Bridge, bridge_of
 from agent_system.gateway.calls import EpisodeCalls
 from agent_system.gateway.chat import Chat
 from agent_system.gateway.command import load_command
+from agent_system.gateway.program_error import WrongResultError, caused_by_a_reply, shown
 from agent_system.gateway.sampling import Notices
 from agent_system.gateway.server import Server
 from agent_system.gateway.session import Session
 from agent_system.orchestra import BaseOrchestra, Episode
+from agent_system.record import PROGRAM_ERROR
 from agent_system.rollout.runner import EpisodeRunner
 from agent_system.threads import DaemonExecutor, run_plain
 from agent_system.tools.agent import ToolAgent
 from agent_system.turn import Turn
-from verl.trainer.config.gateway import GatewayConfig
+from verl.trainer.config.gateway import GatewayConfig, reward_of_error
 
 GATEWAY = "gateway"
 MOST_THREADS = 4096  # programs that are plain functions, each in a thread for its whole episode
@@ -88,12 +90,25 @@ class GatewayOrchestra(BaseOrchestra):
         session = Session(episode, url, calls)
         try:
             result = await _run(self.team, session, calls.failed, episode)
+            _check_result(result, episode)
+        except Exception as error:
+            result = self._reward_of(error, calls)
+            calls.counts["gateway/program_errors"] += 1
+            self._notices.failed(shown(error))
+            episode.report({PROGRAM_ERROR: shown(error)})
         finally:
             await session.clients.close()
             self._server.end(calls)
             await calls.close()
             episode.report(calls.counts)
         await _end(episode, calls, result)
+
+    def _reward_of(self, error: Exception, calls: EpisodeCalls) -> _Ended:
+        """Return how an episode ends whose program raised because of a reply. Raise the error if it is left out."""
+        reward = reward_of_error(self.config.keys.program_error)
+        if reward is None or not caused_by_a_reply(error, calls):
+            raise error
+        return _Ended(reward)
 
     async def release(self) -> None:
         """Stop the server."""
@@ -148,9 +163,30 @@ async def _run(team: Callable[..., Any], session: Session, failed: asyncio.Futur
         work.cancel()
 
 
+@dataclass(frozen=True)
+class _Ended:
+    """The end of a program that raised because of a reply, and the reward for it."""
+
+    reward: float
+
+
+def _check_result(result: Any, episode: EpisodeRunner) -> None:
+    """Raise WrongResultError for a result that ends no episode, unless the environment has ended it."""
+    fits = isinstance(result, (str, Outcome, int, float)) and not isinstance(result, bool)
+    if not fits and episode.turn is not None and not episode.turn.done:
+        raise WrongResultError(
+            f"the team returned {type(result).__name__}; expected its answer as text, which the environment scores, a reward, or an Outcome"
+        )
+
+
 async def _end(episode: EpisodeRunner, calls: EpisodeCalls, result: Any) -> None:
     """End the episode, unless the environment has, with the program's result."""
-    if episode.turn is None or episode.turn.done:
+    if isinstance(result, _Ended):
+        if episode.turn is not None and not episode.turn.done:
+            episode.finish(Outcome(result.reward, done=True))
+        elif episode.turn is not None:
+            await episode.step("")
+    elif episode.turn is None or episode.turn.done:
         if isinstance(result, (Outcome, int, float)) and not isinstance(result, bool):
             raise AgentSystemError("the team returned a reward after the environment had ended the episode; return None")
         if episode.turn is not None:
@@ -160,9 +196,5 @@ async def _end(episode: EpisodeRunner, calls: EpisodeCalls, result: Any) -> None
     elif isinstance(result, Outcome):
         local = calls.local(result.local) if isinstance(result.local, dict) else result.local
         episode.finish(Outcome(result.team, local, True, result.info))
-    elif isinstance(result, (int, float)) and not isinstance(result, bool):
-        episode.finish(Outcome(float(result), done=True))
     else:
-        raise AgentSystemError(
-            f"the team returned {type(result).__name__}; expected its answer as text, which the environment scores, a reward, or an Outcome"
-        )
+        episode.finish(Outcome(float(result), done=True))

@@ -14,7 +14,7 @@ from agent_system.gateway.wire import Ask
 from agent_system.record import EpisodeRecord
 
 # Fields of `Ask` that a team cannot fulfil, by their names in a request.
-NOT_OF_A_TEAM = {"tools": "tools", "schema": "response_format", "forced": "tool_choice", "logprobs": "logprobs"}
+NOT_OF_A_TEAM = {"tools": "tools", "schema": "response_format", "forced": "tool_choice", "logprobs": "logprobs", "prompt": "prompt"}
 # Fields of `Ask` without effect on the episode of a team, besides those of sampling.
 OF_THE_RUN = ("max_tokens", "stop", "seed")
 

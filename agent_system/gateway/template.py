@@ -7,14 +7,15 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from agent_system.gateway.errors import Refusal
+from agent_system.gateway.built import Built
+from agent_system.gateway.errors import TOO_LONG, Refusal
 from agent_system.gateway.view import Viewer
 from agent_system.projection import with_visible
 from agent_system.rollout.binding import AgentBinding
 from agent_system.rollout.continuation import Continuation, NextPrompt, texts_of_tokens
 from agent_system.rollout.prompt import Prompt, SpecialTokens
 from agent_system.rollout.remote import RemoteBinding
-from agent_system.rollout.tokens import Encoder
+from agent_system.rollout.tokens import Encoder, decode
 from agent_system.tools.formats import Syntax, syntaxes_of
 from verl.protocol.generate import Generation
 
@@ -87,6 +88,37 @@ class Template:
         """Return the text of every token, special ones included."""
         return texts_of_tokens(self.chat, tokens)
 
+    @cached_property
+    def _first_tokens(self) -> tuple[int, ...]:
+        """The tokens that the tokenizer puts before a text that has no chat template."""
+        tokenizer = self.binding.tokenizer
+        return tuple(token for token in tokenizer.encode("")[:1] if token == tokenizer.bos_token_id)
+
+    @cached_property
+    def _largest_token(self) -> int:
+        return max(self.binding.tokenizer.get_vocab().values())
+
+    def continued(self, prompt: str | Sequence[int]) -> Built:
+        """Return the prompt of a completion, special tokens included. Raise Refusal for one that has no tokens, or unknown ones."""
+        if isinstance(prompt, str):
+            text = prompt.encode("utf-8", "replace").decode()
+            ids = self.encode(text)
+            first = self._first_tokens
+            ids = ids if ids[: len(first)] == first else (*first, *ids)
+        else:
+            if (token := max(prompt)) > self._largest_token:
+                raise Refusal(f"prompt has the token {token}; the largest is {self._largest_token}", param="prompt")
+            ids = tuple(prompt)
+            text = self.decode(ids)
+        if not ids:
+            raise Refusal("prompt has no tokens", param="prompt")
+        said = {"role": "user", "content": text}
+        return Built(Prompt(text, ids, messages=(said,)), (), (said,))
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of tokens, special ones included."""
+        return decode(self.binding.tokenizer, tokens, special=True)
+
     def with_sampled_ids(self, earlier: Sequence[Mapping[str, Any]], added: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         """Return new messages whose results name the calls by the ids that the model gave them."""
         calls = [call for message in earlier for call in message.get("tool_calls") or ()]
@@ -103,9 +135,10 @@ def _reads_name(source: str) -> bool:
 def too_long(binding: AgentBinding, found: str) -> Refusal:
     """Return the error for a prompt of this size."""
     return Refusal(
-        f"the prompt of {binding.agent_id!r} has {found}, more than {binding.prompt_length_key}={binding.max_prompt_length} tokens; send "
-        f"less, or raise it. In words that clients look for: this model's maximum context length is {binding.max_prompt_length}",
-        code="context_length_exceeded",
+        f"the prompt of {binding.agent_id!r} has {found}, more than {binding.prompt_length_key}={binding.max_prompt_length} "
+        "tokens; send less, or raise it. In words that clients look for: prompt is too long, this model's maximum context "
+        f"length is {binding.max_prompt_length}",
+        code=TOO_LONG,
         param="messages",
     )
 
@@ -129,6 +162,12 @@ class NoTemplate:
         if tools:
             raise Refusal(f"{self.binding.agent_id!r} is behind an API, through which tools are not passed on", param="tools")
         return "\n\n".join(f"{m['role']}: {m['content']}" for m in messages)
+
+    def continued(self, prompt: str | Sequence[int]) -> Built:
+        """Raise Refusal: servers get messages."""
+        raise Refusal(
+            f"{self.binding.agent_id!r} is behind an API, to which messages are passed on; use /v1/chat/completions", param="prompt"
+        )
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Return no tokens."""

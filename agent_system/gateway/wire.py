@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agent_system.gateway.errors import Refusal
@@ -12,9 +12,11 @@ from agent_system.gateway.sampling import CHAT, MASKING, SAMPLING, UNSUPPORTED, 
 
 MOST_REPLIES, MOST_STOPS = 128, 16
 _MASKS = (
-    "masks tokens, so that what is sampled is not what is trained; describe the form in a message and check the reply, or set "
-    "gateway.structured=mask"
+    "masks tokens, so that what is sampled is not what is trained; set gateway.structured=free, which samples the reply "
+    "without a mask, so that the client checks it, or gateway.structured=mask, or describe the form in a message"
 )
+# What becomes of a form that a request asks for, beside masking.
+REFUSED, FREE = "refuse", "free"
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +25,7 @@ class Ask:
 
     Attributes:
         model: name of the agent.
-        messages: of the chat, unchecked.
+        messages: of the chat, unchecked; empty for a completion.
         tools: as the chat template gets them; empty for none.
         n: number of replies.
         max_tokens: longest reply, in tokens; None: that of the run.
@@ -35,10 +37,11 @@ class Ask:
         ignored: names of other fields that have no effect.
         schema: JSON schema that the reply must satisfy, or None.
         forced: names of tools, one of which the reply must call; empty for any reply.
+        prompt: of a completion: a text or token ids, which the reply continues; None for a chat.
     """
 
     model: str
-    messages: Sequence[Any]
+    messages: Sequence[Any] = ()
     tools: Sequence[Mapping[str, Any]] = ()
     n: int = 1
     max_tokens: int | None = None
@@ -51,6 +54,7 @@ class Ask:
     ignored: tuple[str, ...] = ()
     schema: Mapping[str, Any] | None = None
     forced: tuple[str, ...] = ()
+    prompt: str | tuple[int, ...] | None = None
 
     @property
     def form_field(self) -> str:
@@ -69,12 +73,12 @@ def read_body(data: bytes) -> dict[str, Any]:
     return body
 
 
-def read_ask(body: Mapping[str, Any], masks: bool = False, ignored: tuple[str, ...] | None = None) -> Ask:
+def read_ask(body: Mapping[str, Any], forms: str = REFUSED, ignored: tuple[str, ...] | None = None) -> Ask:
     """Return the request in a body.
 
     Args:
         body: of a request to `/v1/chat/completions`.
-        masks: it may ask for a reply of a certain form.
+        forms: what becomes of a form that it asks for, see `Answering.forms`.
         ignored: fields without effect, where the body was made from another one; None: those of this body.
 
     Raises Refusal naming the field that is wrong or not supported.
@@ -82,12 +86,17 @@ def read_ask(body: Mapping[str, Any], masks: bool = False, ignored: tuple[str, .
     messages = _typed(body, "messages", list, None)
     if not messages:
         raise Refusal("messages must be a list with at least one message", param="messages")
-    _refuse_unsupported(body, masks)
-    schema, tools = _schema(body, masks), _tools(body)
+    return replace(read_fields(body, forms, without_effect(body, CHAT) if ignored is None else ignored), messages=messages)
+
+
+def read_fields(body: Mapping[str, Any], forms: str, ignored: tuple[str, ...]) -> Ask:
+    """Return the request in a body without its messages; arguments and errors are those of `read_ask`."""
+    _refuse_unsupported(body, forms)
+    schema = _schema(body, forms)
+    tools, forced = _offered(body, _tools(body), forms)
     limits = [value for name in ("max_tokens", "max_completion_tokens") if (value := _typed(body, name, int, None, least=1)) is not None]
     return Ask(
         model=_typed(body, "model", str, ""),
-        messages=messages,
         tools=tools,
         n=_typed(body, "n", int, 1, least=1, most=MOST_REPLIES),
         max_tokens=min(limits, default=None),
@@ -97,28 +106,29 @@ def read_ask(body: Mapping[str, Any], masks: bool = False, ignored: tuple[str, .
         stream=_typed(body, "stream", bool, False),
         usage=bool((_typed(body, "stream_options", dict, None) or {}).get("include_usage")),
         sampling={name: body[name] for name, same in SAMPLING.items() if body.get(name) is not None and body[name] != same},
-        ignored=without_effect(body, CHAT) if ignored is None else ignored,
+        ignored=ignored,
         schema=schema,
-        forced=_forced(body, tools, masks),
+        forced=forced,
     )
 
 
-def _refuse_unsupported(body: Mapping[str, Any], masks: bool) -> None:
+def _refuse_unsupported(body: Mapping[str, Any], forms: str) -> None:
     if name := next((name for name in MASKING if body.get(name)), None):
         form = "response_format (text.format in /v1/responses) for a form of the reply"
-        raise Refusal(f"{name} is not supported; use {form}" if masks else f"{name} {_MASKS} and use {form}", param=name)
+        why = f"{_MASKS}, and use {form}" if forms == REFUSED else f"is not supported; use {form}"
+        raise Refusal(f"{name} {why}", param=name)
     for name, (same, why) in UNSUPPORTED.items():
         value = body.get(name)
         if value is not None and value is not False and value != same:
             raise Refusal(f"{name} is not supported{why}", param=name)
 
 
-def _schema(body: Mapping[str, Any], masks: bool) -> Mapping[str, Any] | None:
+def _schema(body: Mapping[str, Any], forms: str) -> Mapping[str, Any] | None:
     shape = body.get("response_format")
     kind = shape.get("type") if isinstance(shape, dict) else shape
-    if kind in (None, "text"):
+    if kind is None or kind == "text":
         return None
-    if not masks:
+    if forms == REFUSED:
         raise Refusal(f"response_format {kind!r} {_MASKS}", param="response_format")
     if kind == "json_object":
         return {"type": "object"}
@@ -133,22 +143,49 @@ def _schema(body: Mapping[str, Any], masks: bool) -> Mapping[str, Any] | None:
     return schema
 
 
-def _forced(body: Mapping[str, Any], tools: Sequence[Mapping[str, Any]], masks: bool) -> tuple[str, ...]:
+def _offered(body: Mapping[str, Any], tools: list[Mapping[str, Any]], forms: str) -> tuple[list[Mapping[str, Any]], tuple[str, ...]]:
+    """Return the tools that `tool_choice` leaves to the reply, and the names of those of which it must call one."""
     choice = body.get("tool_choice")
-    if choice in (None, "auto", "none"):
-        return ()
-    if not masks:
-        raise Refusal(f"tool_choice={choice!r} {_MASKS}; expected auto or none", param="tool_choice")
+    if choice is None or choice in ("auto", "none"):
+        return [] if choice == "none" else tools, ()
     names = [tool["function"]["name"] for tool in tools]
-    function = choice.get("function") if isinstance(choice, dict) else None
-    wanted = names if choice == "required" else [n for n in names if isinstance(function, dict) and n == function.get("name")]
-    if not wanted:
+    if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
+        mode, names = _allowed(choice.get("allowed_tools"), names)
+        tools = [tool for tool in tools if tool["function"]["name"] in names]
+        if mode == "auto":
+            return tools, ()
+    elif choice != "required":
+        function = choice.get("function") if isinstance(choice, dict) else None
+        names = [name for name in names if isinstance(function, dict) and name == function.get("name")]
+    if not names:
+        raise _wrong_choice(choice, tools)
+    if forms == REFUSED:
+        shown = json.dumps(choice)[:80]
+        raise Refusal(f"tool_choice={shown} {_MASKS}; expected auto or none", param="tool_choice")
+    return tools, tuple(dict.fromkeys(names))
+
+
+def _allowed(allowed: Any, names: Sequence[str]) -> tuple[str, list[str]]:
+    """Return the mode and the names of `allowed_tools`, a choice among the tools with these names."""
+    mode = allowed.get("mode") if isinstance(allowed, dict) else None
+    listed = allowed.get("tools") if isinstance(allowed, dict) else None
+    functions = [tool.get("function") if isinstance(tool, dict) else None for tool in listed or ()] if isinstance(listed, list) else []
+    chosen = [function.get("name") if isinstance(function, dict) else None for function in functions]
+    if mode not in ("auto", "required") or not chosen or not all(isinstance(name, str) and name in names for name in chosen):
         raise Refusal(
-            f"tool_choice must be auto, none, required, or name one of the tools ({', '.join(names) or 'there are none'}), found "
-            f"{json.dumps(choice)[:80]}",
+            "tool_choice of the type allowed_tools must have the mode auto or required and a list of at least one of the tools "
+            f"({', '.join(names)[:200] or 'there are none'}), found {json.dumps(allowed)[:200]}",
             param="tool_choice",
         )
-    return tuple(wanted)
+    return str(mode), [str(name) for name in chosen]
+
+
+def _wrong_choice(choice: Any, tools: Sequence[Mapping[str, Any]]) -> Refusal:
+    names = ", ".join(tool["function"]["name"] for tool in tools)[:200] or "there are none"
+    return Refusal(
+        f"tool_choice must be auto, none, required, allowed_tools, or name one of the tools ({names}), found {json.dumps(choice)[:80]}",
+        param="tool_choice",
+    )
 
 
 def _typed(body: Mapping[str, Any], name: str, kind: type, default: Any, *, least: int | None = None, most: int | None = None) -> Any:
@@ -176,4 +213,4 @@ def _tools(body: Mapping[str, Any]) -> list[Mapping[str, Any]]:
         function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise Refusal('every tool must be {"type": "function", "function": {"name": ..., "parameters": ...}}', param="tools")
-    return [] if body.get("tool_choice") == "none" else found
+    return list(found)

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from agent_system.record import EpisodeRecord, Sample
+from agent_system.record import PROGRAM_ERROR, EpisodeRecord, Sample
 from agent_system.rollout.remote import RemoteGeneration
 from agent_system.rollout.tied_candidates import candidates_of, tied, tied_shares
 from agent_system.sandbox import shared_failures
@@ -131,6 +131,8 @@ def _info_means(episodes: Sequence[EpisodeRecord]) -> dict[str, float]:
     for episode in episodes:
         for name, value in episode.scores.items():
             values[name].append(value)
+    if "success" in values:  # the environment has not scored programs that raised
+        values["success"] += [0.0 for e in episodes if PROGRAM_ERROR in e.info and "success" not in e.info]
     means = {name if name.startswith("gateway/") else f"env/{name}": _mean(v) for name, v in sorted(values.items())}
     means["episode/team_reward/mean"] = means.pop("env/team_reward")
     if "env/success" in means:

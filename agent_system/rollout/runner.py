@@ -172,9 +172,9 @@ class EpisodeRunner:
         """Run `work` as a task that ends with the episode at the latest."""
         return self._tasks.start(work)
 
-    def report(self, numbers: Mapping[str, float]) -> None:
-        """Add numbers to the episode's info, which become metrics."""
-        self._info.update(numbers)
+    def report(self, info: Mapping[str, Any]) -> None:
+        """Add values to the episode's info; numbers become metrics."""
+        self._info.update(info)
 
     async def _play(self) -> None:
         self._agents = EpisodeAgents(self._runtimes, self.spec.task, self._settings.history_length)

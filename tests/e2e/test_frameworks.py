@@ -29,9 +29,10 @@ from agent_system.launch.serving import LoadedTeam, loaded_team
 from agent_system.record import Sample
 from agent_system.registry import AgentRegistry
 from tests.agent_system.gateway.templates import TEMPLATES
-from tests.agent_system.gateway.test_frameworks import SOLVER, VERIFIER, hands_over, multiplies
+from tests.agent_system.gateway.test_frameworks import SOLVER, VERIFIER, calling, hands_over, multiplies
 from tests.e2e.conftest import Run, read_metrics, weights
 from tests.e2e.teams import largest_gap, load_exported
+from tests.environments import python_with
 from tests.house.source import ROOT
 from verl.trainer.serving import Engines
 from verl.workers.rollout.hf_engine import HFEngine
@@ -67,6 +68,20 @@ FORCED: dict[str, tuple[Callable[[str, Any], str], list[tuple[str, ...]]]] = {
         multiplies,
         [(SOLVER, '"multiply"'), (SOLVER, "[{'id': 'call_", "Observation:\n4"), (VERIFIER, "Solver: \\boxed{4}")],
     ),
+}
+# Teams with structured answers, as the documentation of their libraries writes them, and the calls of an episode.
+PACKAGES = (
+    "dspy==3.4.1", "pydantic-ai-slim[openai]==2.68.0", "langchain==1.5.2", "langchain-openai==1.7.4",
+    "autogen-agentchat==0.7.5", "autogen-ext[openai]==0.7.5", "openai==3.57.0",
+)  # fmt: skip
+TEAMS = Path(__file__).with_name("clients") / "teams"
+ADDED = [(SOLVER,), (SOLVER, "<tool_response>\n4"), (VERIFIER, "It is 4")]
+STRUCTURED: dict[str, list[tuple[str, ...]]] = {
+    "pydantic_ai": ADDED,
+    "langchain": ADDED,
+    "autogen": ADDED,
+    "dspy": [(SOLVER, "[[ ## question ## ]]"), (VERIFIER, "It is 4")],
+    "ai": [*ADDED[:2], (SOLVER, "It is 4", "Once more."), (VERIFIER, "It is 4")],
 }
 BASE: dict[str, Any] = {
     "agent.agent_ids": "[Solver Agent,Verifier Agent]",
@@ -156,7 +171,7 @@ def check_both_learn(run_dir: Path) -> None:
 
 
 def force(patch: pytest.MonkeyPatch, tokenizer: Any, script: Callable[[str, Any], str]) -> list[tuple[list[int], list[int]]]:
-    """The engine samples what the script says to a prompt, and a number, so that rewards differ; returns all prompts and replies.
+    """The engine samples what the script says to a prompt; returns all prompts and replies.
 
     Greedy replies are those of a model that has not learned it: "4".
     """
@@ -166,7 +181,7 @@ def force(patch: pytest.MonkeyPatch, tokenizer: Any, script: Callable[[str, Any]
         admit(engine, admission)
         for *_, slot, reply in admission.batch:
             request = reply.ticket.request
-            text = f"{script(tokenizer.decode(request.prompt_ids), None)} {request.seed % 1000}" if request.sampling.temperature else "4"
+            text = script(tokenizer.decode(request.prompt_ids), request) if request.sampling.temperature else "4"
             tokens = tokenizer.encode(text + tokenizer.eos_token, add_special_tokens=False)
             engine._slots._uniforms[slot, : len(tokens)] = torch.tensor(tokens, dtype=torch.float64)
             sampled.append((list(request.prompt_ids), tokens))
@@ -209,7 +224,7 @@ def test_a_team_of_a_framework_trains_two_policies(
     keys = {**BASE, **own, "agent.orchestra_type": "gateway"}
     if team in FORCED:
         (script, asked), tokenizer = FORCED[team], AutoTokenizer.from_pretrained(model)
-        sampled = force(monkeypatch, tokenizer, script)
+        sampled = force(monkeypatch, tokenizer, lambda prompt, request: f"{script(prompt, None)} {request.seed % 1000}")
         train({**keys, "data.train_batch_size": 1, "data.max_response_length": 112})
         check_trained(scored, tokenizer, sampled, asked)
     else:
@@ -217,6 +232,70 @@ def test_a_team_of_a_framework_trains_two_policies(
     check_both_learn(tmp_path / "run")
     replies = check_served(tmp_path / "run", load_team(str(own["agent.team"])))
     assert {reply.agent_id for reply in replies} == {SOLVER, VERIFIER}, "also where nothing was handed over"
+
+
+def in_form(prompt: str, request: Any) -> str:
+    """What an able model replies; a number in it makes rewards differ."""
+    number = request.seed % 1000
+    if "[[ ## " in prompt:
+        draft = f"[[ ## draft ## ]]\nIt is 4: {number}\n\n"
+        verdict = f"[[ ## ok ## ]]\nTrue\n\n[[ ## note ## ]]\n{number}\n\n"
+        return f"{verdict if 'It is 4' in prompt else draft}[[ ## completed ## ]]"
+    if "Judge: " in prompt or "You edit." in prompt:
+        verdict = {"ok": True, "note": str(number)}
+        forms = [name for name in ("final_result", "Verdict") if f'"name": "{name}"' in prompt]
+        return calling(forms[0], **verdict) if forms else json.dumps(verdict)
+    if "<tool_response>" in prompt:
+        return f"It is 4: {number}"
+    return f"I add {number}. {calling('add', a=2, b=2)}"
+
+
+@pytest.fixture
+def command(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[str], str]:
+    """The command of a team in `TEAMS`, with its packages installed."""
+    if not request.config.getoption("--all-levels"):
+        pytest.skip("takes minutes to install: needs --all-levels")
+
+    def go(team: str) -> str:
+        if team != "ai":
+            return json.dumps([python_with(*PACKAGES), str(TEAMS / f"{team}_team.py")])
+        folder = shutil.copytree(TEAMS / "ai", tmp_path / "ai")
+        install = ["npm", "--prefix", str(folder), "install", "--silent", "--no-audit", "--no-fund"]
+        if shutil.which("npm") is None or subprocess.run(install, check=False, timeout=300).returncode:
+            pytest.skip("npm cannot install the package ai")
+        return json.dumps(["node", str(folder / "team.js")])
+
+    return go
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("team", STRUCTURED)
+def test_a_team_with_structured_answers_trains_as_it_is_with_free_forms(
+    train: Run,
+    tmp_path: Path,
+    tiny_model_dir: Path,
+    scored: list[Any],
+    monkeypatch: pytest.MonkeyPatch,
+    command: Callable[[str], str],
+    team: str,
+) -> None:
+    model = shutil.copytree(tiny_model_dir, tmp_path / "model")
+    (model / "chat_template.jinja").write_text(TEMPLATES["qwen2.5"])
+    own = {"agent.team_command": command(team), "actor_rollout_ref.model.path": model, "gateway.structured": "free"}
+    lengths = {"data.train_batch_size": 1, "data.max_prompt_length": 16384}
+    keys = {**BASE, **own, **lengths, "agent.orchestra_type": "gateway"}
+    train({**keys, "gateway.program_error": 0, "trainer.default_local_dir": tmp_path / "untrained"})
+    steps = [line for line in read_metrics(tmp_path / "untrained") if "actor/lr" in line]
+    assert [(line["episode/failed"], line["gateway/program_errors"]) for line in steps] == [(0, 1)] * 2
+    assert all(line["wg/solver_agent/actor/grad_norm"] > 0 for line in steps), "from replies that are in no form"
+    scored.clear()
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    sampled = force(monkeypatch, tokenizer, in_form)
+    train({**keys, "data.max_response_length": 150})
+    check_trained(scored, tokenizer, sampled, STRUCTURED[team])
+    check_both_learn(tmp_path / "run")
+    steps = [line for line in read_metrics(tmp_path / "run") if "actor/lr" in line]
+    assert [(line["episode/failed"], line["gateway/program_errors"], line["gateway/ignored"]) for line in steps] == [(0, 0, 0)] * 2
 
 
 def test_a_team_in_node_trains_two_policies_and_is_served(train: Run, tmp_path: Path, tasks: str) -> None:

@@ -12,6 +12,7 @@ from verl.models.loader import ModelPathError, persistent_buffers, without_progr
 from verl.models.miniature import MiniatureError, miniature_model, one_thread
 
 TOKENS = 24
+BOUND = 1e-4  # the same tensors in the same code give the same bits; a buffer that is computed anew may round
 LONGEST_REASON = 200
 WITH_ADAPTERS = "train it with adapters (agent.specialization=lora), which are exported apart from the base"
 
@@ -24,7 +25,7 @@ def export_difference(config: Any) -> float:
     NaN if no miniature can be built.
 
     Raises:
-        ModelPathError: the export lacks tensors, has others, or holds other numbers.
+        ModelPathError: the export cannot be read, lacks tensors, has others, or holds or gives other numbers.
     """
     try:
         model = miniature_model(config, attention="eager")
@@ -53,7 +54,13 @@ def export_difference(config: Any) -> float:
     ids = torch.arange(3, 3 + TOKENS)[None]
     with torch.no_grad():
         before, after = (network(input_ids=ids, use_cache=False).logits.log_softmax(-1) for network in (model, loaded[0]))
-    return float((before - after).abs().max())
+    difference = float((before - after).abs().max())
+    if not difference < BOUND:
+        raise ModelPathError(
+            f"an export of {config.model_type} has equal tensors, but its log-probs differ by {difference:.2g} after transformers has "
+            f"read it back; {WITH_ADAPTERS}"
+        )
+    return difference
 
 
 def tensors_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:

@@ -44,6 +44,7 @@ def for_serving(config: RunConfig, device: str) -> RunConfig:
     unscored = {name: getattr(RewardConfig(), name) for name in ("custom_reward_function", "reward_manager", "agent_functions", "model")}
     own.reward = replace(own.reward, **unscored)  # questions have no ground truth
     own.trainer.val_only, own.rollout.max_failure_rate, own.agent.role_policies = True, 1.0, {}
+    own.gateway.program_error = "fail"  # an answer, or an error
     return own
 
 

@@ -87,7 +87,7 @@ async def test_equal_bodies_to_two_agents_are_two_requests(make_team: Any) -> No
     async def team(task: Task, session: Session) -> str:
         calls = collector.orchestra._server._open[session.api_key]
         marked = {"Writer": False, "Editor": True}
-        requests = [calls.start(agent, read_ask(BODY, False), b"", retried, lambda: True) for agent, retried in marked.items()]
+        requests = [calls.start(agent, read_ask(BODY), b"", retried, lambda: True) for agent, retried in marked.items()]
         assert [(await request.answer()).model for request in requests] == list(marked)
         return "4"
 

@@ -252,3 +252,18 @@ async def test_a_model_selects_the_next_speaker_of_autogen(play: Any) -> None:
     assert (episode.failure, episode.answer) == (None, "4")
     assert [s.agent_id for s in episode.samples] == ["Editor", "Writer"] * 2
     assert [(s.prompt_ids, s.generation.token_ids) for s in episode.samples] == engine.sampled
+
+
+async def test_langchain_knows_the_error_of_a_prompt_that_is_too_long(play: Any) -> None:
+    for module in NEEDS[langgraph]:
+        pytest.importorskip(module)
+
+    async def team(task: Task, session: Session) -> str:
+        from langchain_core.exceptions import ContextOverflowError
+
+        with pytest.raises(ContextOverflowError, match=r"data\.max_prompt_length=4000"):
+            await session.chat_model("Writer").ainvoke("x" * 5000)
+        return "4"
+
+    episode, _, _ = await play(team)
+    assert episode.failure is None, episode.failure

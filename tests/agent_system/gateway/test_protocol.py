@@ -19,6 +19,7 @@ from agent_system.gateway.errors import Refusal
 from agent_system.gateway.forms import structure_of
 from agent_system.gateway.responses import chat_body
 from agent_system.gateway.session import Session
+from agent_system.gateway.stored import Stored
 from agent_system.gateway.view import Viewer
 from agent_system.gateway.wire import Ask, read_ask
 from agent_system.rollout.batch import build_batch
@@ -109,7 +110,7 @@ def test_any_json_is_read_or_refused(body: dict[str, Any], messages: list[Any], 
     viewer = Viewer(lambda text: text, True, False)
     body = json.loads(json.dumps(body | ({name: messages} if messages else {})))
     with suppress(Refusal):
-        ask = read_ask(body if name == "messages" else chat_body(body, {}))
+        ask = read_ask(body if name == "messages" else chat_body(body, Stored()))
         json.dumps([view.message for view in viewer.views(ask.messages)]).encode()
         json.dumps(viewer.clean_json(list(ask.tools))).encode()
 
@@ -367,7 +368,7 @@ def allows(body: dict[str, Any], tool_format: str, reply: str) -> bool:
     xgrammar = pytest.importorskip("xgrammar")
     vocabulary = ["\n", *(chr(code) for code in range(32, 127))]
     compiler = xgrammar.GrammarCompiler(xgrammar.TokenizerInfo(vocabulary, stop_token_ids=[]))
-    form = structure_of(read_ask({**ROLE, **body}, True), NAMED[tool_format])
+    form = structure_of(read_ask({**ROLE, **body}, "mask"), NAMED[tool_format])
     matcher = xgrammar.GrammarMatcher(compiler.compile_structural_tag(form), terminate_without_stop_token=True)
     return bool(matcher.accept_string(reply) and matcher.is_terminated())
 
@@ -392,7 +393,7 @@ def test_references_of_the_parameters_of_a_forced_tool_begin_at_their_root(tool_
             call = f'{{"name": "f", "{arguments}": {{"default": {items}}}}}'
             reply = f"<tool_call>\n{call}\n</tool_call>" if tool_format == "hermes" else call
             assert allows(body(schema), tool_format, reply) == good, schema
-    assert json.dumps(DATA) in structure_of(read_ask({**ROLE, **body(DATA)}, True), NAMED[tool_format]), (
+    assert json.dumps(DATA) in structure_of(read_ask({**ROLE, **body(DATA)}, "mask"), NAMED[tool_format]), (
         "a name, and a value, are no reference"
     )
     for wrong in ("$ref", "#size"), ("$ref", "http://a.example/b"), ("$dynamicRef", "#"):
@@ -400,5 +401,5 @@ def test_references_of_the_parameters_of_a_forced_tool_begin_at_their_root(tool_
         forms = body(schema), {"response_format": {"type": "json_schema", "json_schema": {"schema": schema}}}
         for asked, field in zip(forms, ("tools", "response_format"), strict=True):
             with pytest.raises(Refusal, match="a schema has the reference") as refusal:
-                structure_of(read_ask({**ROLE, **asked}, True), NAMED[tool_format])
+                structure_of(read_ask({**ROLE, **asked}, "mask"), NAMED[tool_format])
             assert refusal.value.param == field

@@ -15,7 +15,7 @@ import pytest
 
 from agent_system import AgentRegistry, AgentSystemError, Task
 from agent_system.conversation import Conversation
-from agent_system.gateway import ServedSession, routes, served
+from agent_system.gateway import ServedSession, routes, served, stored
 from agent_system.gateway.served import ServedTeam
 from agent_system.gateway.server import ServedServer
 from agent_system.gateway.team_model import TeamModel
@@ -137,21 +137,37 @@ async def test_the_form_of_a_reply_is_for_engines_that_can_mask_tokens() -> None
         answer = await send(client, {**ROLE, "model": "Editor", "response_format": SCHEMA})
         assert answer.status == 400 and "pip install 'xgrammar>=0.2.8,<0.3'" in answer.body["error"]["message"]
     forms = [json.loads(request.sampling.structure)["format"] for request in engine.requests]
-    assert forms[0] == forms[2] == {"type": "json_schema", "json_schema": SCHEMA["json_schema"]["schema"]}
+    assert forms[0] == forms[2]
+    assert (forms[0]["type"], forms[0]["json_schema"]) == ("json_schema", SCHEMA["json_schema"]["schema"])
     assert (forms[1]["begin"], forms[1]["end"]) == ("<tool_call>\n", "\n</tool_call>")
     assert forms[1]["content"]["json_schema"]["properties"]["name"] == {"const": "f"}
 
 
-async def test_an_answer_under_a_schema_is_no_call_of_the_tools_beside_it() -> None:
+@pytest.mark.parametrize(
+    ("template", "call", "answer"),
+    [
+        ("llama3", '{"name": "f", "parameters": {"x": 1}}', '{"name": "Bob"}'),
+        (
+            "qwen2.5",
+            '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>',
+            r"""{"name": "<tool_call>\n{\"name\": \"f\", \"arguments\": {}}\n</tool_call>"}""",
+        ),
+    ],
+)
+async def test_a_reply_beside_tools_and_a_schema_is_a_call_or_an_answer(template: str, call: str, answer: str) -> None:
     def replies(prompt: str, request: Any) -> str:
-        return '{"name": "f", "parameters": {"x": 1}}' if '"f"' in request.sampling.structure else '{"name": "Bob"}'
+        return call if "call" in prompt else answer
 
-    async with serving(replies, "llama3", able=["Writer"]) as (client, _, _):
-        beside = {"tools": [TOOL], "response_format": SCHEMA}
-        answer = await say(client, "Writer", **beside)
-        assert (answer.text, answer.body["choices"][0]["finish_reason"]) == ('{"name": "Bob"}', "stop")
-        forced = (await say(client, "Writer", **beside, tool_choice="required")).message
-        assert json.loads(forced["tool_calls"][0]["function"]["arguments"]) == {"x": 1}
+    beside = {"tools": [TOOL], "response_format": SCHEMA}
+    async with serving(replies, template, able=["Writer"]) as (client, engine, _):
+        told = await say(client, "Writer", [{"role": "user", "content": "tell"}], **beside)
+        called = await say(client, "Writer", [{"role": "user", "content": "call"}], **beside)
+        none = await say(client, "Writer", [{"role": "user", "content": "call"}], **beside, tool_choice="none")
+        assert (told.text, told.body["choices"][0]["finish_reason"]) == (answer, "stop")
+        assert json.loads(called.message["tool_calls"][0]["function"]["arguments"]) == {"x": 1}
+        assert none.text == call, "there are no tools"
+    forms = [json.loads(request.sampling.structure)["format"] for request in engine.requests]
+    assert forms[0] == forms[1] and [form["type"] for form in forms[1:]] == ["or", "json_schema"]
 
 
 async def test_the_whole_team_answers_the_last_message_of_the_user() -> None:
@@ -229,12 +245,13 @@ async def test_a_client_that_leaves_ends_the_generation() -> None:
 
 async def test_only_the_last_conversations_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(served, "KEPT_CONVERSATIONS", 2)
+    monkeypatch.setattr(stored, "MOST_ANSWERS", 2)
 
     async with serving() as (client, _, team):
         for number in range(4):
             await say(client, "Writer", [{"role": "user", "content": str(number)}])
             answer = await send(client, {"model": "Writer", "input": str(number)}, path="/v1/responses")
-        assert len(team.conversations) == 2 and answer.body["id"] in team.conversations
+        assert len(team.stored.conversations) == 2 and answer.body["id"] in team.stored.conversations
         assert len(team._chats["Writer"]._history._nodes) == 2
 
 

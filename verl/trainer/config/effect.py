@@ -86,7 +86,9 @@ FACTS: Mapping[str, Callable[[str, Scope], bool]] = {
     OLD_LOG_PROBS: lambda key, scope: computes_old_log_probs(scope.config, scope.placement),
     ADAPTER: _adapter_reads,
     LANES: lambda key, scope: len(lanes_of(scope.config, scope.placement)) > 1,
-    STRUCTURED: lambda key, scope: any(row.config.rollout.structured_outputs for row in scope.placement.agents),
+    STRUCTURED: lambda key, scope: (
+        scope.config.gateway.structured == "free" or any(row.config.rollout.structured_outputs for row in scope.placement.agents)
+    ),
 }
 
 
