@@ -247,7 +247,7 @@ def in_form(prompt: str, request: Any) -> str:
         return calling(forms[0], **verdict) if forms else json.dumps(verdict)
     if "<tool_response>" in prompt:
         return f"It is 4: {number}"
-    return f"I add {number}. {calling('add', a=2, b=2)}"
+    return f"I add {number}.\n{calling('add', a=2, b=2)}"
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from tests.house.source import ROOT
 from .conftest import TASK, USER
 from .templates import tokenizer_of
 
-CALL = f"I add. <tool_call>\n{json.dumps({'name': 'add', 'arguments': {'b': 3, 'a': 1}})}\n</tool_call>"
+CALL = f"I add.\n<tool_call>\n{json.dumps({'name': 'add', 'arguments': {'b': 3, 'a': 1}})}\n</tool_call>"
 
 
 def add(a: int, b: int) -> int:

@@ -16,7 +16,7 @@ from .test_served import serving
 
 PATH = "/v1/responses"
 TOOL = {"type": "function", "name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}
-CALL = 'I add. <tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+CALL = 'I add.\n<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
 USER = {"role": "user", "content": "2+2?"}
 
 
