@@ -7,7 +7,7 @@ so temporary tensors and gradients are in the peak as they are in a real pass. I
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -28,13 +28,17 @@ from verl.workers.engine.token_scores import token_scores
 
 
 class LiveBytes(TorchDispatchMode):
-    """Counts the bytes of tensors made inside it: `live` now, `peak` the most at a time since it was last set."""
+    """Counts the bytes of tensors made inside it: `live` now, `peak` the most at a time since it was last set.
 
-    def __init__(self) -> None:
+    Args:
+        before: tensors that exist; operations inside may return views of them.
+    """
+
+    def __init__(self, before: Iterable[torch.Tensor]) -> None:
         super().__init__()
         self.live = 0
         self.peak = 0
-        self._counted: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._counted: weakref.WeakSet[Any] = weakref.WeakSet(tensor.untyped_storage() for tensor in before)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -89,6 +93,42 @@ class Shape:
         return self.rows * (self.prompt + self.response)
 
 
+class _Phases:
+    """The peaks of one counted pass: until the gradient of the last layer's output, of the first layer's input, and to the end.
+
+    Between these points the bytes that live are those of all layers, so peaks before the last point grow with each layer by `per_layer`.
+    """
+
+    def __init__(self, counter: LiveBytes) -> None:
+        self._counter = counter
+        self.of_layers = 0  # peak while the activations of all layers may live
+        self._starts: list[int] = []
+
+    def layer_starts(self, *_: Any) -> None:
+        """Note the bytes that live when a layer's forward pass begins."""
+        self._starts.append(self._counter.live)
+
+    def embedded(self, module: Any, inputs: Any, output: torch.Tensor) -> None:
+        """End the phase of the layers when the gradient of the embeddings is there."""
+        if output.requires_grad:
+            output.register_hook(self._layers_end)
+
+    def _layers_end(self, _: torch.Tensor) -> None:
+        self.of_layers = self._counter.peak
+        self._counter.peak = self._counter.live
+
+    def peak(self, layers: int) -> int:
+        """Return the peak of a model that has as many layers more."""
+        per_layer = self._starts[3] - self._starts[2] if layers else 0
+        if not self.of_layers:
+            return self._counter.peak + layers * per_layer
+        return max(self.of_layers + layers * per_layer, self._counter.peak)
+
+
+# Equal layers that are counted; a model with more is counted with these, and the others are added.
+COUNTED_LAYERS = 4
+
+
 class TrainingMemory:
     """A model without numbers, whose training passes are counted.
 
@@ -118,10 +158,9 @@ class TrainingMemory:
         trust_remote_code: bool,
     ) -> None:
         self._layout = layout
+        self._passes: dict[Shape, int] = {}
         with torch.device("meta"):
-            self._model = loader.build(
-                path, dtype=dtype, attn_implementation=attention_name(layout), trust_remote_code=trust_remote_code
-            )
+            self._model = loader.build(path, dtype=dtype, attn_implementation=attention_name(layout), trust_remote_code=trust_remote_code)
             self.parameters = sum(parameter.numel() for parameter in self._model.parameters())
             if adapters:
                 add_adapters(self._model, adapters, path, 0)
@@ -129,8 +168,11 @@ class TrainingMemory:
             self._model.eval()
             if checkpointing:
                 checkpoint_activations(self._model)
-        trained = sum(parameter.numel() for parameter in self._model.parameters() if parameter.requires_grad)
-        self.trained = trained
+        self.trained = sum(parameter.numel() for parameter in self._model.parameters() if parameter.requires_grad)
+        self._layers = _equal_layers(self._model)
+        self._more = max(0, len(self._layers) - COUNTED_LAYERS)
+        if self._more:
+            del self._layers[COUNTED_LAYERS:]
 
     def _inputs(self, shape: Shape) -> dict[str, Any]:
         """Return what packed rows need besides their tokens; it is planned on real numbers."""
@@ -143,18 +185,23 @@ class TrainingMemory:
         return {"cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds, "max_length_q": length, "max_length_k": length}
 
     def of_pass(self, shape: Shape) -> int:
-        """Return the bytes that one forward and backward pass needs at its peak, besides parameters and earlier gradients.
-
-        The second of two passes is counted, in which new gradients are added to those of the first.
-        """
-        extra = self._inputs(shape)
-        with torch.device("meta"), _fused_attention(), LiveBytes() as counter:
-            self._run(shape, extra)
-            before = counter.live
-            counter.peak = before
-            self._run(shape, extra)
-            self._model.zero_grad(set_to_none=True)
-        return counter.peak - before
+        """Return the bytes that one forward and backward pass needs at its peak, besides parameters and gradients of passes before it."""
+        if shape not in self._passes:
+            extra = self._inputs(shape)
+            before = [*self._model.parameters(), *self._model.buffers()]
+            for parameter in self._model.parameters():
+                if parameter.requires_grad:
+                    parameter.grad = torch.empty_like(parameter)
+                    before.append(parameter.grad)
+            with torch.device("meta"), _fused_attention(), LiveBytes(before) as counter:
+                phases = _Phases(counter)
+                hooks = [layer.register_forward_pre_hook(phases.layer_starts) for layer in self._layers]
+                hooks.append(self._model.get_input_embeddings().register_forward_hook(phases.embedded))
+                self._run(shape, extra)
+            for hook in hooks:
+                hook.remove()
+            self._passes[shape] = phases.peak(self._more)
+        return self._passes[shape]
 
     def _run(self, shape: Shape, extra: dict[str, Any]) -> None:
         rows, length = shape.rows, shape.prompt + shape.response
@@ -167,3 +214,14 @@ class TrainingMemory:
         logits = outputs[0] if self._layout.form == "packed" else outputs[:, :-1].flatten(0, 1)
         log_probs, entropy = token_scores(logits, torch.zeros(len(logits), dtype=torch.long), 1.0)
         (log_probs.sum() + 0.0 * entropy.detach().sum()).backward()
+
+
+def _equal_layers(model: Any) -> Any:
+    """Return the list of the model's layers if all of them are alike, else an empty list."""
+    config = model.config.get_text_config()
+    count = getattr(config, "num_hidden_layers", 0)
+    lists = [module for module in model.modules() if isinstance(module, torch.nn.ModuleList) and len(module) == count]
+    if len(lists) != 1 or len(set(getattr(config, "layer_types", None) or ())) > 1:
+        return torch.nn.ModuleList()
+    shapes = [{name: value.shape for name, value in layer.named_parameters()} for layer in lists[0]]
+    return lists[0] if all(own == shapes[0] for own in shapes) else torch.nn.ModuleList()
