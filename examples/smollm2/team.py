@@ -1,11 +1,10 @@
-"""A Finder and a Checker name the animal of two words: the workflow of `run_smollm2.sh`, for a pretrained model of 135 million parameters."""
+"""A Finder and a Checker name the animal of two words: the workflow of `run_smollm2.sh`, for a small pretrained model."""
 
 from __future__ import annotations
 
 import re
 
-from agent_system import AgentRegistry, BaseAgent, BaseEnv, BaseOrchestra, EnvRegistry
-from agent_system import Observation, OrchestraRegistry, Outcome, Task, Turn
+from agent_system import AgentRegistry, BaseAgent, BaseEnv, BaseOrchestra, EnvRegistry, Observation, OrchestraRegistry, Outcome, Task, Turn
 
 NAME = "animals"
 FINDER = "Finder"

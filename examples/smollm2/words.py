@@ -21,13 +21,13 @@ ANIMALS = (
     "camel deer moose monkey gorilla kangaroo koala panda whale dolphin shark salmon trout eagle hawk owl crow sparrow pigeon parrot "
     "penguin swan frog toad snake lizard turtle crocodile spider ant bee wasp butterfly beetle otter beaver badger squirrel hamster "
     "donkey buffalo hyena jaguar cheetah walrus seal octopus crab lobster shrimp snail worm moth"
-).split()
+)
 OTHERS = (
     "table chair lamp window door spoon fork knife plate cup bottle hammer nail saw rope ladder bucket brush broom pillow blanket carpet "
     "mirror clock book pencil paper letter envelope bag basket box wheel engine bridge road tower castle church school hospital bank shirt "
     "jacket glove boot hat ring coin drum guitar piano violin bread cheese butter salt sugar apple onion carrot potato river mountain "
     "cloud stone sand glass brick candle button needle ticket garden kitchen"
-).split()
+)
 HELD_OUT = 16  # of each kind
 
 
@@ -45,8 +45,10 @@ def pairs(animals: Sequence[str], others: Sequence[str], count: int, chance: ran
 def write(folder: Path, seed: int, train: int = 512, test: int = 128) -> None:
     """Write both files."""
     chance = random.Random(seed)
-    animals = chance.sample(ANIMALS, len(ANIMALS))
-    others = chance.sample(OTHERS, len(OTHERS))
+    animals = ANIMALS.split()
+    others = OTHERS.split()
+    chance.shuffle(animals)
+    chance.shuffle(others)
     splits = {
         "train": pairs(animals[HELD_OUT:], others[HELD_OUT:], train, chance),
         "test": pairs(animals[:HELD_OUT], others[:HELD_OUT], test, chance),

@@ -193,7 +193,7 @@ def test_five_asynchronous_steps_on_gsm8k_as_it_is_published_go_through(
     ("arguments", "variables", "said"),
     [
         ([], {"DATA": "/nowhere"}, "error: no /nowhere/train.parquet; DATA must be a folder with train.parquet and test.parquet"),
-        ([], {"MODEL_PATH": "./nowhere"}, "error: MODEL_PATH=./nowhere is not a Hugging Face model folder (it has no config.json) and no GGUF file"),
+        ([], {"MODEL_PATH": "./nowhere"}, "error: MODEL_PATH=./nowhere is not a Hugging Face model folder (it has no config.json)"),
         (["trainer.loger=[jsonl]"], {}, "error: unknown key trainer.loger"),
     ],
     ids=["data", "model", "key"],

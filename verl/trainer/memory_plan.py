@@ -205,7 +205,7 @@ class _Model:
     def choose(self, room: int) -> None:
         """Set `memory` to the plan with the largest budget that fits into `room` bytes. Raises ConfigError if none does."""
         fixed = self.fixed()
-        left = room - fixed.resident - fixed.gradients
+        left = room - fixed.resident - fixed.gradients - self._gathered()
         given = self.own.actor.ppo_max_token_len_per_gpu if self.own.actor.use_dynamic_bsz else None
         rows = None if self.own.actor.use_dynamic_bsz else self.own.actor.ppo_micro_batch_size_per_gpu
         wanted = self._shape(given or MOST_TOKENS) if rows is None else self._of_rows(rows)
@@ -214,13 +214,19 @@ class _Model:
         for option in (False, True) if checkpointing is None else (bool(checkpointing),):
             counted = self._training(option)
             if counted.of_pass(least) > left:
-                continue
+                continue  # not even the shortest micro-batch
             shape = self._largest(counted, least, wanted, left)
             tokens = max(shape.tokens, given or 0)
-            self.memory = _with(fixed, counted.of_pass(shape), tokens if shape is not wanted else given or MOST_TOKENS, option)
+            self.memory = _with(
+                fixed, counted.of_pass(shape) + self._gathered(), tokens if shape is not wanted else given or MOST_TOKENS, option
+            )
             break
         if not self.memory.tokens or fixed.resident + fixed.cache > room:
             raise ConfigError(self._refusal(fixed, room, least))
+
+    def _gathered(self) -> int:
+        """Return the bytes of the whole parameters in a pass: of one rank FSDP2 frees none of them before its end."""
+        return self._training(False).parameters * self._dtype.itemsize if self._ranks == 1 else 0
 
     def _shape(self, tokens: int) -> Shape:
         """Return as many of the longest rows as the budget holds, at least one."""
@@ -250,21 +256,26 @@ class _Model:
 
     def _refusal(self, fixed: GroupMemory, room: int, least: Shape) -> str:
         """Return one line with what the group needs, and the keys that would do."""
-        needed = fixed.resident + max(fixed.gradients + self._training(False).of_pass(least), fixed.cache)
-        text = f"model {self.own.model.path}: the run needs {needed / GIB:.1f} GiB and can have {max(0, room) / GIB:.1f} GiB"
-        options = []
         one = self._of_rows(1)
-        for checkpointing in (False, True):
-            total = fixed.resident + max(fixed.gradients + self._training(checkpointing).of_pass(one), fixed.cache)
-            if total <= room:
-                with_it = f" {CHECKPOINTING}=true" if checkpointing else ""
-                options.append(f"{ACTOR}={one.tokens}{with_it} ({total / GIB:.1f} GiB)")
-        if fixed.cache > fixed.gradients and (slots := self.own.rollout.max_num_seqs) > 1:
-            options.append(f"{SLOTS}={max(1, slots // 4)} ({(needed - fixed.cache * 3 // 4) / GIB:.1f} GiB)")
+        slots = self.own.rollout.max_num_seqs
+
+        def total(shape: Shape, checkpointing: bool, share: float) -> float:
+            one_pass = self._training(checkpointing).of_pass(shape) + self._gathered()
+            return (fixed.resident + max(fixed.gradients + one_pass, int(fixed.cache * share))) / GIB
+
+        options = {
+            f"{ACTOR}={one.tokens}": total(one, False, 1.0),
+            f"{ACTOR}={one.tokens} {CHECKPOINTING}=true": total(one, True, 1.0),
+            f"{SLOTS}={max(1, slots // 8)} {ACTOR}={one.tokens} {CHECKPOINTING}=true": total(one, True, 0.125),
+        }
         if not self.group.adapters:
-            small = fixed.resident - fixed.optimizer + self._training(True).of_pass(one) - fixed.gradients
-            options.append(f"agent.specialization=lora (about {max(0, small) / GIB:.1f} GiB)")
-        return f"{text}: {'; '.join(options) or 'a smaller model'} would do with less"
+            with_adapters = total(one, True, 0.125) - (fixed.optimizer + fixed.gradients) / GIB
+            options[f"agent.specialization=lora {SLOTS}={max(1, slots // 8)} {ACTOR}={one.tokens}"] = with_adapters
+        fitting = [f"{keys} ({size:.2f} GiB)" for keys, size in options.items() if size * GIB <= room]
+        needed = total(least, bool(self.own.model.enable_gradient_checkpointing), 1.0)
+        return f"model {self.own.model.path}: the run needs {needed:.2f} GiB and can have {max(0, room) / GIB:.2f} GiB; " + (
+            f"these would do: {'; '.join(fitting)}" if fitting else "use a smaller model, or a machine with more memory"
+        )
 
 
 def _with(fixed: GroupMemory, one_pass: int, tokens: int, checkpointing: bool) -> GroupMemory:

@@ -220,7 +220,10 @@ class ActorConfig:
 class RefConfig:
     log_prob_use_dynamic_bsz: bool = key(True, "micro-batches with a token budget instead of a number of rows", effect=REFERENCE)
     log_prob_max_token_len_per_gpu: Optional[int] = key(
-        None, "token budget of one micro-batch; null: what fits into memory, at most 32768", ge=1, effect=(REFERENCE, "{}.log_prob_use_dynamic_bsz=true")
+        None,
+        "token budget of one micro-batch; null: what fits into memory, at most 32768",
+        ge=1,
+        effect=(REFERENCE, "{}.log_prob_use_dynamic_bsz=true"),
     )
     log_prob_micro_batch_size_per_gpu: int = key(
         16, "rows of one micro-batch", ge=1, effect=(REFERENCE, "{}.log_prob_use_dynamic_bsz=false")

@@ -63,7 +63,8 @@ class LiveBytes(TorchDispatchMode):
 @contextmanager
 def _fused_attention() -> Iterator[None]:
     """Let attention on tensors without numbers keep what the fused kernels keep: torch has none for them and would compute all weights."""
-    plain = F.scaled_dot_product_attention
+    functional: Any = F
+    plain = functional.scaled_dot_product_attention
 
     def fused(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: Any = None, **options: Any) -> torch.Tensor:
         causal = options.get("is_causal", False)
@@ -72,11 +73,11 @@ def _fused_attention() -> Iterator[None]:
         flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
         return flash(query, key, value, 0.0, causal, attn_mask=attn_mask, scale=options.get("scale"))[0]
 
-    F.scaled_dot_product_attention = fused
+    functional.scaled_dot_product_attention = fused
     try:
         yield
     finally:
-        F.scaled_dot_product_attention = plain
+        functional.scaled_dot_product_attention = plain
 
 
 @dataclass(frozen=True)
