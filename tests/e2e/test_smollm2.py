@@ -27,7 +27,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return next((target / words.PACKAGE).glob("*.gguf"))
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_a_file_of_a_pretrained_model_is_trained_with_adapters(model: Path, tmp_path: Path) -> None:
     words.write(tmp_path / "words", seed=0, train=8, test=4)
     command = [
@@ -35,11 +35,11 @@ def test_a_file_of_a_pretrained_model_is_trained_with_adapters(model: Path, tmp_
         "trainer.device=cpu", "trainer.check_engines=false", "agent.plugins=[examples.smollm2.team]", "agent.orchestra_type=animals",
         "agent.agent_ids=[Finder,Checker]", "agent.specialization=lora", "env.env_name=animals", "env.rollout.n=2",
         f"actor_rollout_ref.model.path={model}", "actor_rollout_ref.actor.optim.lr=1e-3",
-        f"data.train_files={tmp_path / 'words' / 'train.jsonl'}", f"data.val_files={tmp_path / 'words' / 'test.jsonl'}",
+        f"data.train_files={tmp_path / 'words' / 'train.jsonl'}",
         "data.train_batch_size=2", "data.max_prompt_length=96", "data.max_response_length=4", "trainer.total_training_steps=2",
     ]  # fmt: skip
     own = os.environ | {"VERL_MAS_CACHE": str(tmp_path / "cache"), "PYTHONPATH": str(ROOT)}
-    ended = subprocess.run(command, cwd=ROOT, env=own, capture_output=True, text=True, timeout=280, check=False)
+    ended = subprocess.run(command, cwd=ROOT, env=own, capture_output=True, text=True, timeout=500, check=False)
     assert ended.returncode == 0, ended.stderr[-3000:]
     (plan,) = [line for line in ended.stderr.splitlines() if "memory: up to" in line]
     assert "micro-batches of" in plan
