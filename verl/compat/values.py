@@ -115,6 +115,18 @@ def no_effect(*values: str, silent: tuple[str, ...] = ()) -> Take:
     return take
 
 
+def unused_tool(setting: Setting) -> Taken | None:
+    """Left out if it is not torch and global_profiler.steps names no step."""
+    steps = plain(setting.command.get("global_profiler.steps", "null"))
+    return Taken(listed=False) if setting.plain != "torch" and steps in ("null", "[]") else None
+
+
+def within_the_policy(setting: Setting) -> Taken | None:
+    """Left out if false, or if the policy is recorded too, else refused."""
+    policy = plain(setting.command.get("actor_rollout_ref.actor.profiler.enable", "false"))
+    return Taken(listed=setting.plain == "true") if policy == "true" or setting.plain == "false" else None
+
+
 def _only(values: Sequence[str]) -> str:
     return f" if {' or '.join(values)}, else refused" if values else ""
 
