@@ -83,6 +83,11 @@ def carried_per_agent(setting: Setting) -> Taken:
     return Taken({setting.here[0].replace("actor_rollout_ref", PER_AGENT, 1) if own else setting.here[0]: setting.value})
 
 
+def both(setting: Setting) -> Taken | None:
+    """Translated to both keys."""
+    return Taken(dict.fromkeys(setting.here, setting.value))
+
+
 def mapped(**values: str) -> Take:
     """Set the equivalent key to the counterpart of the value; other values are not taken."""
 

@@ -51,6 +51,7 @@ _LETTER_COMMAND = re.compile(r"\\(?:mathrm|mathbf|mathcal|mathbb|text|operatorna
 _CLOCK = re.compile(r"\d{1,2}\s*:\s*\d{2}")
 _VARIABLE = re.compile(r"(?:\\[A-Za-z]+|[A-Za-z])(?:_\{[^{}]*\}|_\w)?'*(?:\([A-Za-z](?:,\s*[A-Za-z])*\))?")
 _WORDS = re.compile(r"[A-Za-z][A-Za-z .'/-]*[A-Za-z.]")
+_PLAIN_WORDS = re.compile(r"[A-Za-z0-9 .,:;'()/-]*")
 _LONG_WORD = re.compile(r"[A-Za-z]{5,}")
 _NO_WORD = re.compile(r"\\(?:begin|end)\s*\{[a-z]+\}|\\[A-Za-z]+|_\s*\{[^{}]*\}")
 _LETTER = re.compile(r"\(?\s*([A-Za-z])\s*\)?")
@@ -399,7 +400,9 @@ def same(left: Answer, right: Answer) -> bool:
 
 
 def _folded(text: str) -> str:
-    """Return words in small letters, but `ABC`, whose letters are names, as they are."""
+    """Return words in small letters, but `ABC`, whose letters are names, and formulas that cannot be read, as they are."""
+    if not _PLAIN_WORDS.fullmatch(text):
+        return text
     return " ".join(word if len(word) < 2 or word.isupper() else word.lower() for word in text.split())
 
 
