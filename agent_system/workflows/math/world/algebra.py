@@ -433,7 +433,7 @@ def _same_relation(left: Related, right: Related) -> bool:
         return left.signs == right.signs and all(map(same_value, left.sides, right.sides))
     sign = _constant_factor(_apart_sides(left), _apart_sides(right))
     turned = {"<": ">", ">": "<", "<=": ">=", ">=": "<="}
-    if not sign or any(side.unit for side in (*left.sides, *right.sides)):
+    if not sign or any(side.unit or side.percent for side in (*left.sides, *right.sides)):
         return False
     expected = turned.get(right.signs[0], right.signs[0]) if sign < 0 else right.signs[0]
     return left.signs[0] == expected
