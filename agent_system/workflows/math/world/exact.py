@@ -28,9 +28,7 @@ _SCIENTIFIC = re.compile(
 )
 _FRACTION = re.compile(r"\\frac\s*(?:\{\s*([+-]?[0-9,]+)\s*\}\s*\{\s*([+-]?[0-9,]+)\s*\}|([0-9])\s*([0-9]))|([0-9]+)\s*/\s*([0-9]+)")
 _MIXED = re.compile(r"([0-9]+)\s*(?:\\frac\s*(?:\{\s*([0-9]+)\s*\}\s*\{\s*([0-9]+)\s*\}|([0-9])\s*([0-9]))|\s([0-9]+)/([0-9]+))")
-_WITH_SYMBOL = re.compile(
-    rf"(?P<sign>[+-]?)\s*(?P<number>{_SCIENTIFIC.pattern}|{_DECIMAL.pattern})\s+(?P<unit>[A-Za-zμµΩ].*)"
-)
+_WITH_SYMBOL = re.compile(rf"(?P<sign>[+-]?)\s*(?P<number>{_SCIENTIFIC.pattern}|{_DECIMAL.pattern})\s+(?P<unit>[A-Za-zμµΩ].*)")
 _SCALE = {
     "hundred": 10**2,
     "thousand": 10**3,

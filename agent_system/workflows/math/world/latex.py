@@ -16,9 +16,7 @@ _FINAL = re.compile(r"(?<=[^\s\\.])\s*[.,;]$|\\$")
 _NEGATIVE_SPACE = re.compile(r"\\!\s*")
 _SIZE = re.compile(r"\\(?:left|right|[bB]igg?[lrm]?)\s*(?=[()\[\]|.\\])|\\(?:displaystyle|textstyle|limits)(?![A-Za-z])")
 _FRACTIONS = re.compile(r"\\[dtc]frac(?![A-Za-z])")
-_ARRAY = re.compile(
-    r"(?:\\left)?\s*[\[(]\s*\\begin\{array\}\s*\{[lcr ]*\}(.*?)\\end\{array\}\s*(?:\\right)?\s*[\])]", re.DOTALL
-)
+_ARRAY = re.compile(r"(?:\\left)?\s*[\[(]\s*\\begin\{array\}\s*\{[lcr ]*\}(.*?)\\end\{array\}\s*(?:\\right)?\s*[\])]", re.DOTALL)
 _EMPTY_GROUP = re.compile(r"(?<!\\)\{\s*\}(?=\s*[\^_])")
 _REPEATING = re.compile(r"(?<![\d.])(\d*)\.(\d*)(?:\\(?:overline|bar|dot)\s*\{\s*(\d+)\s*\}|\\(?:overline|bar|dot)\s*(\d)(?!\d))")
 _SPELLINGS = {
