@@ -139,6 +139,7 @@ def overrides(
             "data.max_response_length": 6,
             "trainer.controller": "local",
             "trainer.device": "cpu",
+            "trainer.check_engines": "false",  # half a second of each run; test_engine_check.py and runs of scripts have it
             "trainer.logger": "[jsonl]",
             "trainer.total_training_steps": 2,
             "trainer.default_local_dir": tmp_path / "run",

@@ -25,6 +25,12 @@ Update = Callable[..., None]
 
 
 @pytest.fixture
+def train(train: Run) -> Run:
+    """As for other tests, with the check, unless a test switches it off."""
+    return lambda changes: train({"trainer.check_engines": True} | changes)
+
+
+@pytest.fixture
 def loses(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[str | None, str], bool]], None]:
     """Make engines keep the old values of tensors, chosen by the adapter and the name, from the first update on."""
 

@@ -18,7 +18,6 @@ from verl.workers.policy_worker import PolicyWorker
 from verl.workers.rollout.server import RolloutWorker
 
 pytestmark = pytest.mark.e2e
-UNCHECKED = {"trainer.check_engines": False}  # for tests that count calls
 
 
 @pytest.fixture
@@ -53,7 +52,7 @@ def test_a_dead_engine_is_replaced_when_it_gets_its_weights(train: Run, tmp_path
         with pytest.MonkeyPatch.context() as patch:
             kill(patch, RolloutWorker, "sleep", 1, error=error)
             kill(patch, RolloutWorker, method, per_update[method] + 1, error=error)
-            train(changes | UNCHECKED | {"trainer.default_local_dir": folder})
+            train(changes | {"trainer.default_local_dir": folder})
         first, second = (line for line in read_metrics(folder) if "actor/lr" in line)
         assert [line["training/engine_restarts"] for line in (first, second)] == [1, 1], folder.name
         assert second["actor/grad_norm"] == whole["actor/grad_norm"], f"{folder.name}: the new engine samples from the weights of the step"
@@ -63,7 +62,7 @@ def test_an_engine_that_dies_while_it_samples_is_replaced_with_all_adapters(trai
     changes = LEVELS["L2"].changes | {"trainer.val_before_train": False, "data.val_files": "[]"}
     submits = calls_of(("submit",), tmp_path / "whole", train, changes, syncs=1)
     dying(RolloutWorker, "submit", submits["submit"] - 1)
-    train(changes | UNCHECKED)
+    train(changes)
     lines, whole = ([line for line in read_metrics(tmp_path / name) if "actor/lr" in line] for name in ("run", "whole"))
     assert [line["training/engine_restarts"] for line in lines] == [0, 1]
     for name in ("asker", "verifier_agent"):
@@ -104,7 +103,7 @@ def calls_of(methods: tuple[str, ...], folder: Path, train: Run, changes: dict[s
     with pytest.MonkeyPatch.context() as patch:
         for method in methods:
             patch.setattr(RolloutWorker, method, counted(method))
-        train(changes | UNCHECKED | {"trainer.default_local_dir": folder})
+        train(changes | {"trainer.default_local_dir": folder})
     assert not any(count % syncs for count in counts.values())
     return {method: count // syncs for method, count in counts.items()}
 
@@ -112,7 +111,7 @@ def calls_of(methods: tuple[str, ...], folder: Path, train: Run, changes: dict[s
 def test_an_engine_that_dies_again_in_a_step_ends_the_run_in_one_line(train: Run, dying: Callable[..., None]) -> None:
     dying(RolloutWorker, "wake", 2, 3)
     with pytest.raises(TeamError, match=r"worker group '(\w+)': engine \1 died and could not be restarted: wake met") as e:
-        train({"trainer.val_before_train": False, "data.val_files": "[]"} | UNCHECKED)
+        train({"trainer.val_before_train": False, "data.val_files": "[]"})
     assert "\n" not in str(e.value)
 
 
@@ -126,4 +125,4 @@ def test_an_engine_that_dies_in_the_check_at_the_start_is_replaced(train: Run, d
 def test_a_dead_policy_ends_the_run(train: Run, dying: Callable[..., None]) -> None:
     dying(PolicyWorker, "next_weights", 4)
     with pytest.raises(TeamError, match="next_weights met a dead process"):
-        train({"trainer.val_before_train": False, "data.val_files": "[]"} | UNCHECKED)
+        train({"trainer.val_before_train": False, "data.val_files": "[]"})

@@ -82,7 +82,8 @@ def vllm(train: Run, wide_heads_model_dir: Path) -> Iterator[Callable[[dict[str,
     """Train with vLLM; when the run is over none of its processes is there any more."""
 
     def go(changes: dict[str, Any]) -> Any:
-        return train(VLLM | {"actor_rollout_ref.model.path": wide_heads_model_dir} | changes)
+        checked = {"actor_rollout_ref.model.path": wide_heads_model_dir, "trainer.check_engines": True}
+        return train(VLLM | checked | changes)
 
     yield go
     assert not psutil.wait_procs(engine_processes(), timeout=20)[1]

@@ -38,14 +38,14 @@ def usable(config_class: type) -> Any | None:
 
 
 def outcome(check: Callable[[], float]) -> str:
-    """Return whether a check finds a way to exact numbers; its refusal must be one line, and any other error fails the test."""
+    """Return whether a check finds a way to exact numbers, refuses in one line, or else its error."""
     try:
         difference = check()
     except (LayoutError, ModelPathError, RolloutError) as error:
-        assert "\n" not in str(error)
-        return REFUSED
-    assert difference < FP32_BOUND
-    return EXACT
+        return REFUSED if "\n" not in str(error) else f"several lines: {error}"
+    except Exception as error:  # what the test is about: code of any model may raise anything
+        return f"{type(error).__name__}: {error}"
+    return EXACT if difference < FP32_BOUND else f"wrong by {difference}"
 
 
 def served(config: Any) -> float:
@@ -54,18 +54,28 @@ def served(config: Any) -> float:
     return 0.0
 
 
+@pytest.mark.timeout(1800)  # all classes take ten minutes
 def test_every_class_is_exact_or_refused_by_one_line(request: pytest.FixtureRequest) -> None:
     classes = config_classes()[:: 1 if request.config.getoption("--all-levels") else CI_STEP]
     counts: dict[str, Counter[str]] = {"trainer": Counter(), "hf engine": Counter(), "export": Counter()}
+    wrong = []
     for config_class in classes:
         config = usable(config_class)
         if config is None or type(config) not in AutoModelForCausalLM._model_mapping:
             counts["trainer"]["no miniature"] += 1
             continue
-        counts["trainer"][outcome(lambda config=config: choose_layout(config).difference)] += 1  # type: ignore[misc]
-        counts["hf engine"][outcome(lambda config=config: served(config))] += 1  # type: ignore[misc]
-        counts["export"][outcome(lambda config=config: export_difference(config))] += 1  # type: ignore[misc]
-    print(counts)
+        checks = {
+            "trainer": lambda config=config: choose_layout(config).difference,
+            "hf engine": lambda config=config: served(config),
+            "export": lambda config=config: export_difference(config),
+        }
+        for name, check in checks.items():
+            result = outcome(check)
+            counts[name][result] += 1
+            if result not in (EXACT, REFUSED):
+                wrong.append((config_class.__name__, name, result[:300]))
+    print({name: dict(count) for name, count in counts.items()})
+    assert not wrong
     assert counts["trainer"][EXACT] >= 0.8 * len(classes) - 1
 
 

@@ -7,12 +7,16 @@ from typing import Any
 
 import torch
 
+from verl.models.fingerprint import once_per_configuration
 from verl.models.loader import ModelPathError, persistent_buffers, without_progress_bars
 from verl.models.miniature import MiniatureError, miniature_model, one_thread
 
 TOKENS = 24
+LONGEST_REASON = 200
+WITH_ADAPTERS = "train it with adapters (agent.specialization=lora), which are exported apart from the base"
 
 
+@once_per_configuration
 @one_thread()
 def export_difference(config: Any) -> float:
     """Export a miniature of a model, reload it by transformers, and return the largest difference of its log-probs, in nats.
@@ -31,16 +35,20 @@ def export_difference(config: Any) -> float:
     whole = tensors_of(model)
     with tempfile.TemporaryDirectory() as folder, without_progress_bars():
         model.save_pretrained(folder, state_dict={name: value.clone() for name, value in whole.items()})
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
-        )
+        try:
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
+            )
+        except Exception as error:  # code of a model may raise anything
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0][:LONGEST_REASON]
+            raise ModelPathError(f"transformers does not read back an export of {config.model_type} ({reason}); {WITH_ADAPTERS}") from error
     reloaded = tensors_of(loaded[0].eval())
     wrong = {name for name, value in whole.items() if name not in reloaded or not torch.equal(value, reloaded[name])}
     wrong |= set(loaded[1]["missing_keys"]) | set(loaded[1]["unexpected_keys"])
     if wrong:
         raise ModelPathError(
             f"an export of {config.model_type} is not what transformers reads back: {sorted(wrong)[:3]} differ ({len(wrong)} in all); "
-            "train it with adapters (agent.specialization=lora), which are exported apart from the base"
+            f"{WITH_ADAPTERS}"
         )
     ids = torch.arange(3, 3 + TOKENS)[None]
     with torch.no_grad():

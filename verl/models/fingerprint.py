@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _WHOLE = 16 << 20
 _BLOCKS, _BLOCK = 256, 64 << 10
@@ -54,3 +59,20 @@ def _structure(value: Any) -> Any:
     if isinstance(value, dict):
         return {str(k): _structure(v) for k, v in value.items() if not str(k).startswith("_") and k not in _NOT_STRUCTURE}
     return value
+
+
+def once_per_configuration(check: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T]:
+    """Make a function of a model's configuration run once in a process for configurations of one structure; errors are not kept.
+
+    Further arguments must be hashable; results must not be changed by the caller.
+    """
+    results: dict[Any, T] = {}
+
+    @functools.wraps(check)
+    def call(config: Any, *args: P.args, **kwargs: P.kwargs) -> T:
+        key = (configuration_key(config), args, tuple(sorted(kwargs.items())))
+        if key not in results:
+            results[key] = check(config, *args, **kwargs)
+        return results[key]
+
+    return call

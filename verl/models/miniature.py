@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from verl.models.fingerprint import once_per_configuration
 from verl.models.shrink import (
     OVERRIDES,
     SMALL_HIDDEN,
@@ -66,6 +67,11 @@ def miniature(config: Any, *, window: int = 8, limit: int = 32) -> Any:
     Raises:
         MiniatureError: `AutoModelForCausalLM` builds no model of the configuration, or the model does not run on text alone.
     """
+    return copy.deepcopy(_miniature(config, window, limit))
+
+
+@once_per_configuration
+def _miniature(config: Any, window: int, limit: int) -> Any:
     with _quiet(), torch.random.fork_rng(devices=[]):
         return _Search(config, window, limit).run()
 

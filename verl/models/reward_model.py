@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from verl.models.fingerprint import configuration_key
+from verl.models.fingerprint import once_per_configuration
 from verl.models.loader import ModelPathError, check_model_path, reading_model
 from verl.models.miniature import MiniatureError, draw_weights, miniature, one_thread
 from verl.workers.engine.layout import RopeState
@@ -39,15 +39,10 @@ def scoring_of(config: Any) -> Scoring:
     Raises:
         ModelPathError: transformers has no sequence classifier of this type, or its scores depend on other rows in any case.
     """
-    key = configuration_key(config)
-    if key not in _SCORINGS:
-        _SCORINGS[key] = _check_scoring(config)
-    return _SCORINGS[key]
+    return _check_scoring(config)
 
 
-_SCORINGS: dict[str, Scoring] = {}
-
-
+@once_per_configuration
 @one_thread()
 @torch.inference_mode()
 def _check_scoring(config: Any) -> Scoring:

@@ -99,7 +99,7 @@ def test_what_cannot_be_exact_is_refused_in_one_line_that_names_the_keys(name: s
     assert WINDOW < LIMIT < LONG
 
 
-ADAPTED = ("qwen3", "opt", "qwen2_moe", "gemma2", "bloom", "lfm2")
+ADAPTED = ("qwen3", "opt", "qwen2_moe", "gemma2", "bloom", "lfm2", "phimoe", "deepseek_v3", "qwen3_next")
 
 
 @pytest.mark.parametrize("name", ADAPTED)

@@ -10,12 +10,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any
 
 import torch
 
-from verl.models.fingerprint import configuration_key
+from verl.models.fingerprint import once_per_configuration
 from verl.models.loader import is_flash_attention_usable
 from verl.models.miniature import MiniatureError, miniature, miniature_model, one_thread
 from verl.workers.engine.attention import PACKED_ATTENTION, register_packed_attention
@@ -88,18 +87,16 @@ def choose_layout(
     Raises:
         LayoutError: no layout is exact; the message says by how much each differs, and which keys allow another.
     """
-    text = configuration_key(config)
     flash = attention in (AUTO, "flash_attention_2") and is_flash_attention_usable(device, dtype)
-    choice = _choose(_Hashed(text, config), str(use_remove_padding).lower(), attention, device, flash, merge_rows)
+    choice = _choose(config, str(use_remove_padding).lower(), attention, device, flash, merge_rows)
     if dtype != torch.float32:
-        _check_dtype(_Hashed(text, config), choice.layout, device, dtype)
+        _check_dtype(config, choice.layout, device, dtype)
     return choice
 
 
 def training_randomness(config: Any) -> str | None:
     """Return one line if a model draws random numbers in transformers' training mode, which the trainer does not use; else None."""
-    text = configuration_key(config)
-    difference = _randomness(_Hashed(text, config))
+    difference = _randomness(config)
     if difference < FP32_BOUND:
         return None
     return (
@@ -108,34 +105,19 @@ def training_randomness(config: Any) -> str | None:
     )
 
 
-@lru_cache(maxsize=64)
+@once_per_configuration
 @one_thread()
-def _randomness(hashed: _Hashed) -> float:
+def _randomness(config: Any) -> float:
     """Return the largest difference of log-probs and entropies between training and evaluation mode; 0 if neither can be run."""
     try:
-        return _Trial(hashed.config, "cpu", False).randomness()
+        return _Trial(config, "cpu", False).randomness()
     except MiniatureError:
         return 0.0
 
 
-@dataclass(frozen=True)
-class _Hashed:
-    """A configuration that is equal to others with the same text."""
-
-    text: str
-    config: Any
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Hashed) and self.text == other.text and type(self.config) is type(other.config)
-
-    def __hash__(self) -> int:
-        return hash(self.text)
-
-
-@lru_cache(maxsize=64)
+@once_per_configuration
 @one_thread()
-def _choose(hashed: _Hashed, removal: str, attention: str, device: str, flash: bool, merge_rows: bool) -> LayoutChoice:
-    config = hashed.config
+def _choose(config: Any, removal: str, attention: str, device: str, flash: bool, merge_rows: bool) -> LayoutChoice:
     limits = rope_limits(config.get_text_config())
     layouts = list(_layouts(removal, attention, flash, limits))
     if not layouts:
@@ -170,21 +152,21 @@ def _choose(hashed: _Hashed, removal: str, attention: str, device: str, flash: b
     raise LayoutError(f"rows of {config.model_type} are not exact as configured ({shown}); {advice} another model")
 
 
-@lru_cache(maxsize=64)
+@once_per_configuration
 @one_thread()
-def _check_dtype(hashed: _Hashed, layout: RowLayout, device: str, dtype: torch.dtype) -> None:
+def _check_dtype(config: Any, layout: RowLayout, device: str, dtype: torch.dtype) -> None:
     """Raise LayoutError if a miniature cannot be run in the dtype of the trainer's computations."""
     try:
-        scores = _Trial(hashed.config, device, False).scores(layout, dtype)
+        scores = _Trial(config, device, False).scores(layout, dtype)
     except MiniatureError:
         return
     except Exception as error:  # code of a model may raise anything
         raise LayoutError(
-            f"{hashed.config.model_type} cannot be run in {dtype} ({_one_line(error)}); set actor_rollout_ref.actor.fsdp_config.dtype=fp32"
+            f"{config.model_type} cannot be run in {dtype} ({_one_line(error)}); set actor_rollout_ref.actor.fsdp_config.dtype=fp32"
         ) from error
     if not all(bool(values.isfinite().all()) for values in scores):
         raise LayoutError(
-            f"{hashed.config.model_type} gives values in {dtype} that are not finite; set actor_rollout_ref.actor.fsdp_config.dtype=fp32"
+            f"{config.model_type} gives values in {dtype} that are not finite; set actor_rollout_ref.actor.fsdp_config.dtype=fp32"
         )
 
 

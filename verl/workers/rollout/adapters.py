@@ -122,7 +122,8 @@ class RowAdapters:
     def _hook(self, layer: str) -> Callable[[torch.nn.Module, Any, Any], Any]:
         """Return a forward hook that adds the output of each row's own adapter to a layer's output.
 
-        The input is [rows, tokens, in], or [rows * tokens, in] row by row; of a tuple, the first output is the layer's.
+        The input is [rows, ..., in], such as [rows, tokens, in], or [rows * tokens, in] row by row; of a tuple, the first output is the
+        layer's.
         """
         down = self._down[layer]
         up = self._up[layer]
@@ -139,8 +140,8 @@ class RowAdapters:
         """Return the masks of the rows in the shape of a layer's input. Raises RolloutError if its rows cannot be told apart."""
         assert self._rows is not None
         rows = len(self._rows)
-        if rows == 1 or (states.ndim == 3 and len(states) == rows):
-            return self._rows[:, None] if states.ndim == 3 else self._rows
+        if rows == 1 or (states.ndim > 2 and len(states) == rows):
+            return self._rows.view(rows, *[1] * (states.ndim - 2), -1)
         if states.ndim == 2 and len(states) == rows * self._tokens:
             return self._rows if self._tokens == 1 else self._rows.repeat_interleave(self._tokens, 0)
         raise RolloutError(

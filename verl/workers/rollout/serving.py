@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import torch
 
-from verl.models.fingerprint import configuration_key
+from verl.models.fingerprint import once_per_configuration
 from verl.models.miniature import MiniatureError, miniature_model, one_thread
 from verl.protocol.generate import RolloutError
 from verl.workers.rollout.forward import SlotModel
@@ -78,15 +78,7 @@ def serving_of(config: Any, *, max_model_len: int) -> Serving:
     Raises:
         RolloutError: neither way is exact, or only below a shorter length; one line that names the keys.
     """
-    key = configuration_key(config)
-    if key not in _CHECKED:
-        try:
-            _CHECKED[key] = _check(config)
-        except RolloutError as error:
-            _CHECKED[key] = error
-    results = _CHECKED[key]
-    if isinstance(results, RolloutError):
-        raise RolloutError(str(results))
+    results = _check(config)
     for serving in results:
         if serving.limit is None or max_model_len <= serving.limit:
             return serving
@@ -96,9 +88,6 @@ def serving_of(config: Any, *, max_model_len: int) -> Serving:
         f"{limit} positions the model computes earlier tokens anew, which sampled tokens cannot follow; set "
         f"data.max_prompt_length + data.max_response_length (and those of the agents) to at most {limit}"
     )
-
-
-_CHECKED: dict[str, list[Serving] | RolloutError] = {}
 
 
 @dataclass
@@ -121,6 +110,7 @@ class _Outcome:
     error: str = ""
 
 
+@once_per_configuration
 @one_thread()
 def _check(config: Any) -> list[Serving]:
     """Return the exact ways to serve a model, the faster first; only the last one may be without a limit."""
