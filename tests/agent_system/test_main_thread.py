@@ -6,7 +6,6 @@ import asyncio
 import logging
 import pickle
 import signal
-import threading
 import time
 from collections.abc import Callable
 from typing import Any

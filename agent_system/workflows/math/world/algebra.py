@@ -222,7 +222,7 @@ def _read(text: str) -> Answer:
 def _based(digits: str, base: int) -> Based | None:
     """Return a number in a base, None if a digit is not one of that base, as of the variable `E_1`."""
     if not all(
-        character == "." or character.isdigit() and int(character) < base or "A" <= character.upper() < chr(55 + base)
+        character == "." or (character.isdigit() and int(character) < base) or "A" <= character.upper() < chr(55 + base)
         for character in digits
     ):
         return None

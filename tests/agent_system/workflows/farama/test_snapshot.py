@@ -96,7 +96,7 @@ def test_a_part_that_cannot_be_pickled_is_copied_by_its_own_rule():
     assert twin.handle is twin.same is shared is not game.handle
     game.handle.count = 8
     assert twin.handle.count == 7
-    with pytest.raises(AgentSystemError, match="the game cannot be copied: TypeError: cannot pickle '_thread.lock'"):
+    with pytest.raises(AgentSystemError, match=r"the game cannot be copied: TypeError: cannot pickle '_thread\.lock'"):
         duplicate([game, threading.Lock()], "the game")
 
 
