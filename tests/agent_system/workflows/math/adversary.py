@@ -115,15 +115,17 @@ def _sides(text: str) -> list[str]:
 
 
 def _shown(text: str) -> str:
-    text = re.sub(r"[\[(]\s*(?=\\begin\{array\})|(?<=\\end\{array\})\s*(?:\\right)?[\])]", "", text)  # they are one matrix anyway
-    return re.sub(r"\\left|\\right|\\[,;! ]|\\?\$|\\?%", " ", text.replace(r"{,}", ""))
+    # Brackets around an array make one matrix, whatever they are.
+    text = re.sub(r"[\[(]\s*(?=\\begin\{array\})|(?<=\\end\{array\})\s*(?:\\right)?[\])]", "", text)
+    return re.sub(r"\\left|\\right|\\[,;! ]|\\?%", " ", re.sub(r"\{,\}|\\?\$", "", text))
 
 
 def _bare(side: str) -> str:
-    side = re.sub(
-        r"\\(?:text|mathrm)\s*\{[^{}]*\}(?:\s*\^\s*(?:\{[^{}]*\}|-?\d))?|\^\s*\{?\s*\\circ\s*\}?|\([A-Za-z ]+\)$|\\mu\s*$", " ", side
-    )
-    return re.sub(r"(?<=\d)\s+[A-Za-z/]{1,}(?:\s.*)?$", "", side.strip(" .")).strip()
+    """Return a side without its unit; words in small letters."""
+    group = r"\\(?:text|mathrm)\s*\{[^{}]*\}(?:\s*\^\s*(?:\{[^{}]*\}|-?\d))?"
+    side = re.sub(rf"{group}|\^\s*\{{?\s*\\circ\s*\}}?|\([A-Za-z ]+\)$|\\mu\s*$", " ", side).strip(" ./")
+    side = re.sub(r"(?:\s*\\cdot\s*)+$", "", re.sub(r"(?<=\d)\s+[A-Za-z/]{1,}(?:\s.*)?$", "", side)).strip()
+    return side.lower() if re.fullmatch(r"[A-Za-z' ]{3,}", side) else side
 
 
 def _same(left: str, right: str, constant: bool = False) -> bool:

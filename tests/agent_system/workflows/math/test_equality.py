@@ -44,11 +44,16 @@ EQUAL = [
     ("3:2", r"\frac{3}{2}"), (r"x \ge 3", r"[3,\infty)"), (r"\frac{3}{2}", r"1\frac12"), ("5!", "120"),
     ("C=2", "2"), (r"\frac{1}{3}n^3", r"\frac{n^3}{3}"), ("e^{2x}", "(e^x)^2"), (r"6!\cdot 2", "1440"),
     (r"\tan^2 x+1", r"\sec^2 x"), ("0.5", r"\frac{1}{2}"), ("1e3", "1000"), ("x^{-1}", "1/x"),
-    (r"\|v\|", r"\|v\|"), (r"35 \mathrm{~N}", "35"), (r"2.72 \mathrm{~L}", "2.72"), ("4.0 J", "4.0"), ("9.832 m/s^2", "9.832"),
-    ("-114.4 kJ mol^{-1}", r"-114.4 \mathrm{~kJ} \mathrm{~mol}^{-1}"), ("5 kJ/mol", "5 kJ mol^{-1}"), (r"5 \text{ dm}", "5 dm"),
-    (r"3.5 \times 10^{-19} J", r"3.5 \times 10^{-19}"), (r"35.91 { }^{\circ} \mathrm{C}", "35.91"), ("123", "123 (third graders)"),
-    ("71", "71 (times)"), ("13", "13 (first-aid kits)"), (r"2\ln x", r"\ln x^2"), (r"\ln x^2", r"2\ln x"), ("(E_1+2E_2)/3", r"\frac{E_{1}+2 E_{2}}{3}"),
-    (r"\left[\begin{array}{rr}1&2\\3&4\end{array}\right]", r"\begin{pmatrix}1&2\\3&4\end{pmatrix}"), ("x>5", "x > 5"),
+    (r"\|v\|", r"\|v\|"), (r"35 \mathrm{~N}", "35"), (r"2.72 \mathrm{~L}", "2.72"), ("4.0 J", "4.0"),
+    ("9.832 m/s^2", "9.832"),
+    ("-114.4 kJ mol^{-1}", r"-114.4 \mathrm{~kJ} \mathrm{~mol}^{-1}"), ("5 kJ/mol", "5 kJ mol^{-1}"),
+    (r"5 \text{ dm}", "5 dm"),
+    (r"3.5 \times 10^{-19} J", r"3.5 \times 10^{-19}"), (r"35.91 { }^{\circ} \mathrm{C}", "35.91"),
+    ("123", "123 (third graders)"),
+    ("71", "71 (times)"), ("13", "13 (first-aid kits)"), (r"2\ln x", r"\ln x^2"), (r"\ln x^2", r"2\ln x"),
+    ("(E_1+2E_2)/3", r"\frac{E_{1}+2 E_{2}}{3}"),
+    (r"\left[\begin{array}{rr}1&2\\3&4\end{array}\right]", r"\begin{pmatrix}1&2\\3&4\end{pmatrix}"),
+    ("x>5", "x > 5"),
 ]  # fmt: skip
 
 DIFFERENT = [
@@ -72,8 +77,11 @@ DIFFERENT = [
     (r"\frac{1}{0}", "5"), ("6", "3!!"), ("1:30", "2:60"), ("x^2y", "xy^2"), (r"2\frac{1}{2}", "1"),
     ("", "5"), ("18, 19", "18"), ("2 pi", "6"), ("A", "a"), ("AB", "BA"), (r"\text{even}", "odd"),
     ("[1,2]", "(1,2)"), ("3 a", "3"), ("5x", "5"), ("1<2", "2<3"), ("0<1", "x<1"), ("x=x", "x=1"),
-    (r"\emptyset", "0"), (r"\{0\}", r"\emptyset"), ("3n", "3"), ("3^n", "3"), (r"I(0) e^{-\frac{t}{R C}}_7", r"I(0) e^{-\frac{t}{R C}}"),
-    (r"q \le 6", r"a \le 6"), ("X>5", "x>5"), ("x=1<2", "x=1=2"), (r"2\tau\%", r"2\tau"), (r"y=2x\%", "y=2x"), ("5 J", "5 N"), ("5 km", r"5 \text{ m}"), (r"\frac{dM}{dt}=l_\odot M^6 \text{x}", r"\frac{dM}{dt}=L_\odot M^6 \text{x}"),
+    (r"\emptyset", "0"), (r"\{0\}", r"\emptyset"), ("3n", "3"), ("3^n", "3"),
+    (r"I(0) e^{-\frac{t}{R C}}_7", r"I(0) e^{-\frac{t}{R C}}"),
+    (r"q \le 6", r"a \le 6"), ("X>5", "x>5"), ("x=1<2", "x=1=2"), (r"2\tau\%", r"2\tau"),
+    (r"y=2x\%", "y=2x"), ("5 J", "5 N"), ("5 km", r"5 \text{ m}"),
+    (r"\frac{dM}{dt}=l_\odot M^6 \text{x}", r"\frac{dM}{dt}=L_\odot M^6 \text{x}"),
     ("9/4", "9 (quarters)"), ("5", "5 (or 7)"), (r"\sqrt{x^2}", "x"), ("E_1", "E_2"), ("E_1", "e_1"),
 ]  # fmt: skip
 
