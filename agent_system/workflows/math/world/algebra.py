@@ -41,7 +41,8 @@ POINTS = tuple(sympy.Rational(*value) for value in [(7, 3), (-5, 7), (13, 11), (
 TRIES = 7
 REAL_POINTS = 3
 MOST_SIGNS = 3
-NO_SOLUTION = re.compile(r"(there (is|are) )?(no|none|empty set)( real)?( such)?( solutions?| values?)?|does not exist|dne")
+# "No" alone answers another question.
+NO_SOLUTION = re.compile(r"(there (is|are) )?(no( real)?( such)? (solutions?|values?)|none|(the )?empty set)|does not exist|dne")
 _EMPTY = frozenset({"\\emptyset", "\\varnothing", "\\{\\}", "∅", "\\phi set"})
 _BASE = re.compile(r"\(?([0-9A-Z][0-9A-Za-z.]*)\)?\s*_\s*(?:\{\s*(\d+)\s*\}|(\d+))")
 # The library ignores what is under a number, a bracket or a power.

@@ -82,7 +82,8 @@ DIFFERENT = [
     (r"q \le 6", r"a \le 6"), ("X>5", "x>5"), ("x=1<2", "x=1=2"), (r"2\tau\%", r"2\tau"),
     (r"y=2x\%", "y=2x"), ("5 J", "5 N"), ("5 km", r"5 \text{ m}"),
     (r"\frac{dM}{dt}=l_\odot M^6 \text{x}", r"\frac{dM}{dt}=L_\odot M^6 \text{x}"),
-    ("9/4", "9 (quarters)"), ("5", "5 (or 7)"), (r"\sqrt{x^2}", "x"), ("E_1", "E_2"), ("E_1", "e_1"),
+    ("9/4", "9 (quarters)"), ("5", "5 (or 7)"), (r"\sqrt{x^2}", "x"), ("E_1", "E_2"), ("no", "no solution"),
+    (r"\emptyset", "No"), ("none", r"\text{No}"), ("E_1", "e_1"),
 ]  # fmt: skip
 
 # Letters behind a number are a unit in an answer to a number, and in a truth that has the symbol of one; else they are variables.
