@@ -102,9 +102,17 @@ def test_what_cannot_be_exact_is_refused_in_one_line_that_names_the_keys(name: s
 ADAPTED = ("qwen3", "opt", "qwen2_moe", "gemma2", "bloom", "lfm2", "phimoe", "deepseek_v3", "qwen3_next")
 
 
-@pytest.mark.parametrize("name", ADAPTED)
-async def test_adapters_are_those_of_peft(name: str) -> None:
-    """Layers get inputs of two dimensions, or return tuples; rows have different adapters or none."""
+@pytest.mark.parametrize("name", sorted(FAMILIES))
+async def test_adapters_are_those_of_peft(name: str, request: pytest.FixtureRequest) -> None:
+    """Layers get inputs of two or four dimensions, or return tuples; rows have different adapters or none."""
+    if name not in ADAPTED and not request.config.getoption("--all-levels"):
+        pytest.skip("one family more: needs --all-levels")
+    try:
+        serving = serving_of(FAMILIES[name].config(), max_model_len=LONG)
+    except RolloutError as refusal:
+        pytest.skip(f"refused: {refusal}")
+    # A model's own decode step rounds differently from its own full pass: Zamba-2 by 9e-3.
+    tolerance = 1e-3 if serving.mode == "slots" else 2e-2
     specs = {"a": LoraSpec(4, 8), "b": LoraSpec(2, 4)}
     model = add_adapters(make_model(FAMILIES[name].config()), specs, name, 0).eval()
     generator = torch.Generator().manual_seed(0)
@@ -117,6 +125,6 @@ async def test_adapters_are_those_of_peft(name: str) -> None:
     plain = greedy_requests((20, 20, 9), (8, 8, 8))
     requests = [dataclasses.replace(one, adapter=adapter) for one, adapter in zip(plain, ("a", None, "b"), strict=True)]
     replies = await staggered(engine, requests)
-    assert largest_gap(model, requests, replies) < 1e-3
+    assert largest_gap(model, requests, replies) < tolerance
     select_adapter(model, "b")
     assert largest_gaps(model, requests[:1], replies[:1])[0] > 1e-2, "the adapter changes nothing"
