@@ -15,6 +15,7 @@ from verl.trainer.config import ActorRolloutRefConfig
 from verl.utils.memory import give_back_freed_blocks, peak_memory
 from verl.workers.engine import AdapterPlan, FSDPEngine, UpdatePlan, update_policy
 from verl.workers.engine_worker import EngineWorker, rows_of
+from verl.workers.profiler import profiled
 from verl.workers.weight_change import WeightChange
 from verl.workers.weight_transfer.base import WeightBucket, build_transfer, send_bucket
 
@@ -86,6 +87,7 @@ class PolicyWorker(EngineWorker):
         return name, self._adapters[name] if name is not None else self.config
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    @profiled
     def compute_log_prob(self, data: DataProto) -> DataProto:
         """Return log-probs under the current weights: `old_log_probs` and `entropys`, both `[bsz, response_len]`, zero where masked.
 
@@ -102,6 +104,7 @@ class PolicyWorker(EngineWorker):
         return DataProto.from_dict(tensors=tensors)
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    @profiled
     def compute_ref_log_prob(self, data: DataProto) -> DataProto:
         """Return log-probs under the initial weights, for adapters under their base: `ref_log_prob` `[bsz, response_len]`.
 
@@ -117,6 +120,7 @@ class PolicyWorker(EngineWorker):
         return DataProto.from_dict(tensors={"ref_log_prob": scores.log_probs})
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    @profiled
     def update_actor(self, data: DataProto) -> DataProto:
         """Update the actor on this rank's rows; see `update_policy` for the columns.
 

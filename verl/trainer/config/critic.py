@@ -14,6 +14,7 @@ from verl.trainer.config.model import (
     TrainedModelConfig,
 )
 from verl.trainer.config.names import LOSS_AGG_MODES, VIEWS
+from verl.trainer.config.profiler import ProfilerConfig
 from verl.trainer.config.spec import key, section
 
 CRITIC = "an estimator that reads values (gae), or critic.enable=true"
@@ -64,3 +65,4 @@ class CriticConfig:
     model: TrainedModelConfig = section(CriticModelConfig, effect=CRITIC)
     optim: OptimConfig = section(CriticOptimConfig, effect=CRITIC)
     fsdp: FSDPConfig = section(FSDPConfig, effect=CRITIC)
+    profiler: ProfilerConfig = section(ProfilerConfig, effect=CRITIC)

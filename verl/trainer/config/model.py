@@ -6,6 +6,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Optional, Union
 
 from verl.trainer.config.names import ATTENTION_NAMES, DTYPE_NAMES, KL_ESTIMATORS, LOSS_AGG_MODES, SCHEDULES
+from verl.trainer.config.profiler import ProfilerConfig
 from verl.trainer.config.spec import key, section, texts
 from verl.trainer.ppo.registry import POLICY_LOSSES
 
@@ -214,6 +215,7 @@ class ActorConfig:
     policy_loss: PolicyLossConfig = section(PolicyLossConfig)
     optim: OptimConfig = section(OptimConfig)
     fsdp_config: FSDPConfig = section(FSDPConfig)
+    profiler: ProfilerConfig = section(ProfilerConfig)
 
 
 @dataclass
