@@ -15,14 +15,16 @@ from typing import Any
 import psutil
 import torch
 
+from verl.models.fingerprint import once_per_configuration
 from verl.models.loader import CAUSAL_LM, load_config, resolve_dtype
-from verl.models.lora import lora_spec
+from verl.models.lora import LoraSpec, lora_spec
 from verl.trainer.config import ActorRolloutRefConfig, RunConfig
 from verl.trainer.config.spec import ConfigError
 from verl.trainer.placement.pools import assign_devices, assign_engines
 from verl.trainer.placement.table import Placement, WorkerGroupSpec
 from verl.trainer.ppo.critic import critic_agents
 from verl.workers.engine.activation_memory import Shape, TrainingMemory
+from verl.workers.engine.layout import RowLayout
 from verl.workers.engine.layout_check import choose_layout
 from verl.workers.engine.micro_batch import MOST_TOKENS
 
@@ -140,6 +142,28 @@ def _processes(config: RunConfig, placement: Placement) -> int:
     return 1 + policies + engines
 
 
+@once_per_configuration
+def _training_memory(
+    network: Any,
+    path: str,
+    layout: RowLayout,
+    dtype: torch.dtype,
+    adapters: tuple[tuple[str, LoraSpec], ...],
+    checkpointing: bool,
+    trust_remote_code: bool,
+) -> TrainingMemory:
+    """Return the memory of a model's training passes, which keeps what it has counted; groups of one model share it."""
+    return TrainingMemory(
+        path,
+        CAUSAL_LM,
+        layout,
+        dtype=dtype,
+        adapters=dict(adapters),
+        checkpointing=checkpointing,
+        trust_remote_code=trust_remote_code,
+    )
+
+
 class _Model:
     """The memory of one trained worker group, and the choice of what is not set."""
 
@@ -168,14 +192,14 @@ class _Model:
                 dtype=self._dtype,
                 merge_rows=model.merge_rows,
             ).layout
-            self._counted[checkpointing] = TrainingMemory(
+            self._counted[checkpointing] = _training_memory(
+                self._network,
                 str(model.path),
-                CAUSAL_LM,
                 layout,
-                dtype=self._dtype,
-                adapters={name: lora_spec(own.model) for name, own in self.group.adapters.items()},
-                checkpointing=checkpointing,
-                trust_remote_code=model.trust_remote_code,
+                self._dtype,
+                tuple((name, lora_spec(own.model)) for name, own in self.group.adapters.items()),
+                checkpointing,
+                model.trust_remote_code,
             )
         return self._counted[checkpointing]
 
@@ -213,9 +237,9 @@ class _Model:
         checkpointing = self.own.model.enable_gradient_checkpointing
         for option in (False, True) if checkpointing is None else (bool(checkpointing),):
             counted = self._training(option)
-            if counted.of_pass(least) > left:
-                continue  # not even the shortest micro-batch
             shape = self._largest(counted, least, wanted, left)
+            if shape is None:
+                continue  # not even the shortest micro-batch
             tokens = max(shape.tokens, given or 0)
             self.memory = _with(
                 fixed, counted.of_pass(shape) + self._gathered(), tokens if shape is not wanted else given or MOST_TOKENS, option
@@ -236,10 +260,12 @@ class _Model:
         reply = min(self.own.rollout.response_length or self.longest // 2, self.longest - 1)
         return Shape(rows, self.longest - reply, reply)
 
-    def _largest(self, counted: TrainingMemory, least: Shape, wanted: Shape, left: int) -> Shape:
-        """Return the largest shape from `least`, which fits, to `wanted`."""
-        if least == wanted or counted.of_pass(wanted) <= left:
+    def _largest(self, counted: TrainingMemory, least: Shape, wanted: Shape, left: int) -> Shape | None:
+        """Return the largest shape from `least` to `wanted` that fits, or None; one pass is counted where all fits."""
+        if counted.of_pass(wanted) <= left:
             return wanted
+        if least == wanted or counted.of_pass(least) > left:
+            return None
         low = least
         high = wanted
         for _ in range(TRIALS):  # the bytes are nearly linear in the rows
