@@ -71,8 +71,9 @@ check_given() {
   MODEL_PATH=${MODEL_PATH/#\~/$HOME}
   DATA=${DATA:-}
   DATA=${DATA/#\~/$HOME}
-  if [[ "$MODEL_PATH" == [./]* && ! -f $MODEL_PATH/config.json ]]; then
-    echo "error: MODEL_PATH=$MODEL_PATH is not a Hugging Face model folder (it has no config.json); name one, or a hub id such as Qwen/Qwen3-4B" >&2
+  if [[ "$MODEL_PATH" == [./]* && ! -f $MODEL_PATH/config.json ]] &&
+    [[ ! ($MODEL_PATH == *.gguf && -f $MODEL_PATH) ]] && ! compgen -G "$MODEL_PATH/*.gguf" >/dev/null; then
+    echo "error: MODEL_PATH=$MODEL_PATH is not a Hugging Face model folder (it has no config.json) and no GGUF file; name one, or a hub id such as Qwen/Qwen3-4B" >&2
     exit 1
   fi
   if [[ -z "$DATA" || ($WORKFLOW == math* && -f $DATA/train.jsonl && -f $DATA/test.jsonl) ]]; then return; fi

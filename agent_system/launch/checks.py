@@ -33,6 +33,7 @@ from verl.trainer.config.presets import describe_preset
 from verl.trainer.config.spec import ConfigError
 from verl.trainer.derived import load_group_tokenizer, max_model_len, resolve_defaults, run_dir_of, steps_of_run
 from verl.trainer.exactness_checks import check_exactness
+from verl.trainer.memory_plan import plan_memory
 from verl.trainer.model_checks import adapter_sizes, check_critic, check_forms, check_reward_model, check_vllm, warn_of_positions
 from verl.trainer.placement.role_policies import output_dir
 from verl.trainer.placement.table import Placement
@@ -190,6 +191,7 @@ def check_run(config: RunConfig) -> CheckedRun:
     warn_of_positions(placement, partial(max_model_len, config, placement))
     sizes = adapter_sizes(placement)
     check_critic(config, placement, tokenizers)
+    plan_memory(config, placement, device, partial(max_model_len, config, placement))
     collector = build_collector(config, placement, tokenizers, dict.fromkeys(tokenizers))
     train, val = build_datasets(config, next(iter(tokenizers.values()), None), collector.measures())
     if train is not None:

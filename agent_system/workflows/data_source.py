@@ -51,15 +51,6 @@ TAIL_CHARS, BOX_TAIL_CHARS = 300, 100
 MAX_ANSWER_TAGS, TOLERANCE = 10, 1e-6
 _HASHES = re.compile(r"#### (-?[0-9.,]+)")  # exactly one space, as in verl
 _ANSWER = re.compile(r"Answer\s*:\s*([^\n]+)", re.IGNORECASE)
-# Modules whose names verl's judge gives to every program; star imports come first, and builtins last of them.
-_MODULES = (
-    "string", "re", "datetime", "collections", "heapq", "bisect", "copy", "math", "random", "statistics", "itertools", "functools",
-    "operator", "io", "sys", "json",
-)  # fmt: skip
-_IMPORTS = [*(f"from {name} import *" for name in (*_MODULES, "builtins", "typing")), *(f"import {name}" for name in _MODULES)]
-IMPORTS = "; ".join(_IMPORTS) + "\n"
-_FUTURE = re.compile(r"^from __future__ import .*\n", re.MULTILINE)
-_SOLUTION = re.compile(r"^class Solution\b", re.MULTILINE)
 _ELEMENT = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 Grader = Callable[[str, Any], Awaitable[float]]  # of a reply and the ground truth; returns the reward
 
@@ -173,10 +164,6 @@ async def _program(reply: str, truth: Any) -> float:
     function, cases = read_ground_truth(_from_verls_form(truth))
     if not program.strip():
         return 0.0
-    if function and "." not in function and _SOLUTION.search(program):
-        function = f"Solution.{function}"
-    future = _FUTURE.findall(program)
-    program = "".join(future) + IMPORTS + _FUTURE.sub("", program)
     passed = [result.passed for result in await check_program(program, cases, Problem(cases, function), TOLERANCE)]
     wrapped = [i for i, case in enumerate(cases) if not passed[i] and function and isinstance(case.expected, list) and case.expected]
     if wrapped:

@@ -18,7 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from agent_system.errors import AgentSystemError
-from agent_system.workflows.math.world.rows import find_answer, find_problem, make_row, names_no_answer
+from agent_system.workflows.math.world.rows import (
+    ONLY_AS_TEXT,
+    find_answer,
+    find_problem,
+    make_row,
+    names_no_answer,
+    only_as_text,
+)
 from verl.utils.dataset import DatasetError, write_rows
 from verl.utils.dataset.conversion import Conversion, run_script
 from verl.utils.dataset.messages import parse_cell
@@ -92,6 +99,8 @@ def convert(name: str, source: Iterable[Mapping[str, Any]], skip_incomplete: boo
         else:
             seen.add(question)
             conversion.rows.append(make_row(question, answer, data_source=name, split=chosen.use, index=index))
+            if only_as_text(answer):
+                conversion.note(index, ONLY_AS_TEXT)
     return conversion.report()
 
 

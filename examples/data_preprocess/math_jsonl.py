@@ -14,7 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from agent_system.errors import AgentSystemError
-from agent_system.workflows.math.world.rows import find_answer, find_problem, make_row, names_no_answer
+from agent_system.workflows.math.world.rows import (
+    ONLY_AS_TEXT,
+    find_answer,
+    find_problem,
+    make_row,
+    names_no_answer,
+    only_as_text,
+)
 from verl.utils.dataset import read_rows, write_rows
 from verl.utils.dataset.conversion import Conversion, run_script
 from verl.utils.dataset.messages import parse_cell
@@ -43,6 +50,8 @@ def convert(file: Path, data_source: str, skip_incomplete: bool = False) -> list
         else:
             extra = {name: str(row.get(name) or "") for name in KEPT}
             conversion.rows.append(make_row(problem, answer, data_source=data_source, split=file.stem, index=index, **extra))
+            if only_as_text(answer):
+                conversion.note(index, ONLY_AS_TEXT)
     return conversion.report()
 
 

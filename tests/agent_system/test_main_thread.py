@@ -6,7 +6,6 @@ import asyncio
 import logging
 import pickle
 import signal
-import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -59,6 +58,15 @@ def verified() -> float:
         return float(verify(parse("$7$"), parse("It is $7$.")))
     except Exception:
         return 0.0
+
+
+def limited() -> float:
+    """Score by math-verify, after a computation without an end that an alarm ends."""
+    try:
+        limited_by_signal(computes_for_ever, 0.05)
+    except LateError:
+        return verified()
+    return 0.0
 
 
 def by_own_loop() -> float:
@@ -187,12 +195,12 @@ class Verifies(BaseEnv):
         return Observation(task.prompt)
 
     def step(self, action: str) -> Outcome:
-        return Outcome(team=verified(), done=True)
+        return Outcome(team=limited(), done=True)
 
 
 class VerifiesAsync(Verifies):
     async def step(self, action: str) -> Outcome:  # type: ignore[override]
-        return Outcome(team=verified(), done=True)
+        return Outcome(team=limited(), done=True)
 
 
 EnvRegistry.register("verifies")(Verifies)
@@ -220,13 +228,27 @@ def test_an_environment_has_the_same_reward_with_and_without_workers(name: str) 
         loop.close()
 
 
-async def test_a_tool_may_limit_its_time() -> None:
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_tool_may_limit_its_time(is_async: bool) -> None:
     def price(item: str) -> float:
         """Return a price.
 
         Args:
             item: what is for sale.
         """
-        return verified() if threading.current_thread() is not threading.main_thread() else -1.0
+        return limited()
 
-    assert await make_tool(price).call({"item": "plum"}, 10.0) == "1.0"
+    async def price_async(item: str) -> float:
+        """Return a price.
+
+        Args:
+            item: what is for sale.
+        """
+        return limited()
+
+    loop = LoopThread("test")
+    try:
+        tool = make_tool(price_async if is_async else price)
+        assert loop.start(tool.call({"item": "plum"}, 10.0)).result() == "1.0"
+    finally:
+        loop.close()

@@ -23,11 +23,12 @@ ALONE = ["agent.orchestra_type=single", "agent.agent_ids=[Single Agent]", "env.e
 FULLY_ASYNC, CORRECTION = "async_training.mode=fully_async", "algorithm.rollout_correction.rollout_is"
 REFUSED = {
     "grpo_trainer/run_qwen2-7b_math_megatron_fsdp.sh": "FSDP2 is the one training engine",
+    "profile/run_qwen3_8b_npu_profile_e2e.sh": "global_profiler.tool='npu': expected one of torch",
 }
 
 
-def test_the_facts_are_those_of_32_and_13_scripts() -> None:
-    assert [len(commands) for commands in FACTS.values()] == [32, 13]
+def test_the_facts_are_those_of_37_and_13_scripts() -> None:
+    assert [len(commands) for commands in FACTS.values()] == [37, 13]
 
 
 @pytest.fixture
@@ -140,13 +141,15 @@ def test_one_warning_lists_what_was_translated() -> None:
         ("trainer.log_val_generations=0", False),
         ("+ray_kwargs.ray_init.runtime_env.env_vars.NCCL_DEBUG=INFO", True),
         ("model_engine=dp", False),
-        ("actor_rollout_ref.actor.profiler.enable=False", False),
+        ("actor_rollout_ref.rollout.profiler.enable=False", False),
+        ("actor_rollout_ref.rollout.profiler.enable=True", True),
+        ("global_profiler.relocate_results=True", False),
         ("actor_rollout_ref.rollout.profiler.ranks=[0,1]", False),
-        ("critic.profiler.all_ranks=True", False),
-        ("global_profiler.tool=null", False),
-        ("global_profiler.steps=null", False),
-        ("global_profiler.profile_continuous_steps=False", False),
-        ("global_profiler.save_path=outputs/profile", False),
+        ("actor_rollout_ref.ref.profiler.enable=False", False),
+        ("actor_rollout_ref.ref.profiler.all_ranks=True", False),
+        ("actor_rollout_ref.actor.profiler.tool=torch", False),
+        ("critic.profiler.tool_config.npu.level=level1", False),
+        ("critic.profiler.finish_hook_cmd=null", False),
         ("global_profiler.global_tool_config.nsys.discrete=False", False),
     ],
 )
@@ -156,12 +159,43 @@ def test_what_scripts_of_verl_say_beside_the_algorithm_is_taken(override: str, l
 
 
 @pytest.mark.parametrize(
-    "override",
-    ["model_engine=veomni", "actor_rollout_ref.actor.profiler.enable=True", "global_profiler.tool=nsys", "global_profiler.steps=[1,2]"],
+    ("override", "words"),
+    [
+        ("model_engine=veomni", "FSDP2 is the one training engine"),
+        ("actor_rollout_ref.ref.profiler.enable=True", "here actor_rollout_ref.actor.profiler.enable"),
+        ("actor_rollout_ref.actor.profiler.tool=npu", "torch is the one profiler"),
+        ("critic.profiler.tool_config.torch.schedule.active=2", "whole steps are recorded"),
+        ("global_profiler.finish_hook_cmd=upload", "no command is run after the last step"),
+    ],
 )
-def test_a_profiler_or_another_engine_is_refused(override: str) -> None:
-    with pytest.raises(ConfigError, match="no equivalent here"):
+def test_another_engine_or_profiler_is_refused(override: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
         compose_config([override, "data.truncation=error"])
+
+
+PROFILER = [
+    "actor_rollout_ref.actor.profiler.enable={0}", "actor_rollout_ref.actor.profiler.all_ranks=True", "critic.profiler.enable={0}",
+    "actor_rollout_ref.ref.profiler.enable={0}", "actor_rollout_ref.actor.profiler.tool_config.torch.contents=[stack]",
+    "actor_rollout_ref.rollout.profiler.enable={0}", "actor_rollout_ref.actor.profiler.tool_config.torch.discrete=True",
+    "global_profiler.profile_continuous_steps=True", "global_profiler.save_path=traces", "actor_rollout_ref.model.path=some/model",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("tool", "steps"), [("torch", "[1,2]"), ("null", "null"), ("nsys", "null"), ("npu", "[]")])
+def test_settings_of_a_profiler_are_taken_and_say_nothing_while_no_step_is_recorded(tool: str, steps: str) -> None:
+    on = tool == "torch"
+    given = [f"global_profiler.tool={tool}", f"global_profiler.steps={steps}", *(setting.format(on) for setting in PROFILER)]
+    config = compose_config(given)
+    resolve_defaults(config)
+    check_settings(config)
+    worker = config.actor_rollout_ref.actor.profiler
+    assert (worker.enable, worker.all_ranks, worker.contents) == ((True, True, ["stack"]) if on else (False, False, []))
+    assert (config.global_profiler.steps, config.global_profiler.save_path) == (([1, 2], "traces") if on else (None, None))
+
+
+def test_another_profiler_is_refused_by_a_line_that_names_torch() -> None:
+    with pytest.raises(ConfigError, match=r"^global_profiler\.tool='nsys': expected one of torch$"):
+        compose_config(["global_profiler.tool=nsys", "global_profiler.steps=[3]", "data.truncation=error"])
 
 
 def test_values_that_say_what_is_so_anyway_are_taken_in_silence() -> None:

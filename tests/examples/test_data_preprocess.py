@@ -248,3 +248,13 @@ def test_answers_that_say_there_is_none_are_dropped_and_a_file_of_them_is_an_err
     assert len(math_jsonl.convert(jsonl(tmp_path / "a.jsonl", *rows, {"problem": "q", "answer": "a proof of 1"}), "mine")) == 1
     with pytest.raises(DatasetError, match="0 rows kept; 1 dropped: the answer is 'proof'"):
         math_jsonl.convert(jsonl(tmp_path / "a.jsonl", rows[0]), "mine")
+
+
+@pytest.mark.parametrize("script", [math_jsonl, hf_sets])
+def test_answers_that_only_their_own_text_matches_are_kept_and_counted(script, tmp_path, caplog):
+    caplog.set_level("INFO")
+    answers = ["7", r"\frac{1}{2}", "x=3", "Monday", "(1, 2)", "5 apples", "3:30 p.m.", "the line that meets $x$ twice", "x +", "1" * 1001]
+    rows = [{"problem": f"q{n}", "answer": answer} for n, answer in enumerate(answers)]
+    made = math_jsonl.convert(jsonl(tmp_path / "a.jsonl", *rows), "m") if script is math_jsonl else hf_sets.convert("dapo", rows)
+    assert len(made) == len(rows)
+    assert "10 rows kept; 4 of them have an answer that the grader cannot read" in caplog.text and "(first: row 6)" in caplog.text

@@ -371,6 +371,15 @@ def test_what_cannot_be_trained_as_it_would_be_sampled_is_refused_with_the_cause
         trained_texts(messages, template, tools=tools)
 
 
+@pytest.mark.parametrize("template", [CALLS, CALLS.replace("m.content", "m.content | map(attribute='text') | join")])
+def test_texts_and_parts_are_shown_as_the_template_takes_them(template):
+    parts = [{"type": "text", "text": "7"}, {"type": "text", "text": "8"}]
+    for content in ("78", parts):
+        assert trained_texts(asked({"content": content}, CALL), template, tools=PROBE_TOOLS) == [
+            '78<|im_end|>|<tool_call>{"city": "Oslo"}get_weather</tool_call><|im_end|>'
+        ]
+
+
 def test_fields_that_the_template_does_not_show_are_counted():
     tokenizer = train_tokenizer([])
     encoder = ChatEncoder(tokenizer)

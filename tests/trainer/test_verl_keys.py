@@ -59,7 +59,7 @@ def test_every_entry_is_reached() -> None:
         ("+actor_rollout_ref.actor.megatron.tensor_model_parallel_size=2", "FSDP2 is the one training engine"),
         ("actor_rollout_ref.actor.checkpoint.save_contents=[model]", "here trainer.save_hf_model:"),
         ("reward_model.enable=true", "here reward.model:"),
-        ("actor_rollout_ref.actor.profiler.enable=true", "no profiler is started"),
+        ("actor_rollout_ref.actor.profiler.tool=nsys", "torch is the one profiler"),
     ],
 )
 def test_a_key_of_verl_is_refused_in_one_line_that_leads_on(override: str, words: str) -> None:

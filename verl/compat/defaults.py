@@ -62,6 +62,7 @@ MAY_HAVE_NO_EFFECT = (
     f"{ROLLOUT}.max_num_batched_tokens", f"{ROLLOUT}.enable_chunked_prefill", f"{ROLLOUT}.free_cache_engine", "critic.",
     "algorithm.gamma", "algorithm.lam", "algorithm.kl_ctrl.", "algorithm.kl_penalty", "algorithm.gigpo.", "algorithm.group_by_agent_id",
     "algorithm.rollout_correction.", "algorithm.filter_groups.max_num_gen_batches", "trainer.critic_warmup", "trainer.resume_from_path",
+    f"{ACTOR}.profiler.", "global_profiler.",
 )  # fmt: skip
 
 

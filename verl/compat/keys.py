@@ -23,6 +23,7 @@ from verl.compat.fully_async import (
 from verl.compat.values import (
     Take,
     below,
+    both,
     carried,
     carried_per_agent,
     engine_gpus,
@@ -39,7 +40,9 @@ from verl.compat.values import (
     own_values,
     reward_manager,
     scored_by_model,
+    unused_tool,
     within_a_node,
+    within_the_policy,
 )
 
 ACTOR, REF, ROLLOUT, MODEL = (f"actor_rollout_ref.{section}" for section in ("actor", "ref", "rollout", "model"))
@@ -99,7 +102,8 @@ _ENGINE = "devices of the engines' own; with 0 GPUs, the default here, engines s
 _TEXT = "text only: no images, video or audio"
 _BYPASS = "algorithm.rollout_correction.bypass_mode"
 _FSDP2 = "FSDP2 is the one training engine"
-_NO_PROFILER = "timing_s/* and timeline.jsonl have the durations; no profiler is started"
+_ENGINES_ALONE = "timeline.jsonl has the calls of engines; vLLM's own profiler is not started"
+_REFERENCE_TRACE = "the reference runs in the policy's worker, and is in its trace"
 _WHERE_EPISODES = "episodes are written to trajectories/ in the folder of the run"
 
 VERL_KEYS: tuple[VerlKey, ...] = (
@@ -143,8 +147,10 @@ VERL_KEYS: tuple[VerlKey, ...] = (
              take=no_effect(silent=("-1",))),
     _renamed("critic.fsdp.fsdp_size", "trainer.resource_pool", "trainer.pool_sizes", note="over all devices of the worker group",
              take=no_effect(silent=("-1",))),
-    _renamed(f"{ACTOR}.fsdp_config.offload_policy", f"{ACTOR}.fsdp_config.param_offload", note="and optimizer_offload"),
-    _renamed("critic.fsdp.offload_policy", "critic.fsdp.param_offload", note="and optimizer_offload"),
+    *(
+        _renamed(f"{section}.offload_policy", f"{section}.param_offload", f"{section}.optimizer_offload", take=both)
+        for section in (f"{ACTOR}.fsdp_config", "critic.fsdp")
+    ),
     _renamed("*.fsdp_config.seed", "data.seed", note=_ONE_SEED),
     _renamed("critic.fsdp.seed", "data.seed", note=_ONE_SEED),
     _renamed(f"{ACTOR}.fsdp_config.mixed_precision", f"{ACTOR}.fsdp_config.dtype", note="gradients reduce in fp32",
@@ -222,6 +228,7 @@ VERL_KEYS: tuple[VerlKey, ...] = (
              take=no_effect()),
     *_absent("of waiting requests, those of a validation are served first, others as they come", f"{ROLLOUT}.scheduling_policy",
              take=no_effect("priority", silent=("fcfs",))),
+    *_absent(_TEXT, f"{ROLLOUT}.engine_kwargs.vllm.mm_processor_cache_gb", take=nothing()),
     *_absent("vLLM's default is used", f"{ROLLOUT}.engine_kwargs", f"{ROLLOUT}.multi_stage_wake_up"),
     *_absent("engines log no statistics", f"{ROLLOUT}.disable_log_stats", take=no_effect(silent=("true",))),
     *_absent("token ids in, token ids out", f"{ROLLOUT}.skip_tokenizer_init", take=nothing()),
@@ -330,12 +337,26 @@ VERL_KEYS: tuple[VerlKey, ...] = (
     _renamed("ray_kwargs.ray_init", "ray_init.address", note="also num_cpus and object_store_memory_mb"),
     *_absent("timeline.jsonl in the folder of the run has the timeline", "ray_kwargs.timeline_json_file"),
     *_absent(_FSDP2, "model_engine", take=nothing("dp", "fsdp", "fsdp2")),
-    *_absent(_NO_PROFILER, "*.profiler.enable", "global_profiler.profile_continuous_steps", take=nothing("false")),
-    *_absent(_NO_PROFILER, "global_profiler.steps", take=nothing("null", "[]")),
-    *_absent(_NO_PROFILER, "global_profiler.tool", take=nothing("null")),
-    *_absent(f"{_NO_PROFILER}, so they say nothing", "*.profiler.all_ranks", "*.profiler.ranks", "*.profiler.save_path", "*.profiler.tool",
-             "*.profiler.tool_config", "global_profiler.save_path", "global_profiler.global_tool_config", take=nothing()),
-    *_absent(_NO_PROFILER, "*.profiler", "global_profiler"),
+    *_absent(_ENGINES_ALONE, f"{ROLLOUT}.profiler.enable", take=no_effect(silent=("false",))),
+    *_absent(_ENGINES_ALONE, f"{ROLLOUT}.profiler", take=nothing()),
+    _renamed(f"{REF}.profiler.enable", f"{ACTOR}.profiler.enable", note=_REFERENCE_TRACE, take=within_the_policy),
+    *_absent(_REFERENCE_TRACE, f"{REF}.profiler", take=nothing()),
+    *_absent("torch is the one profiler", "*.profiler.tool", take=nothing("null", "torch")),
+    _renamed("*.profiler.save_path", "global_profiler.save_path", note="one folder for all workers",
+             take=no_effect(silent=("null", "outputs/profile"))),
+    _renamed("critic.profiler.tool_config.torch.contents", "critic.profiler.contents", take=carried),
+    _renamed("*.profiler.tool_config.torch.contents", f"{ACTOR}.profiler.contents", take=carried_per_agent),
+    _renamed("*.profiler.tool_config.torch.discrete", "global_profiler.steps", note="the calls of a step are ranges of one trace",
+             take=no_effect(silent=("false",))),
+    *_absent("whole steps are recorded", "*.profiler.tool_config.torch.schedule", "*.profiler.tool_config.torch.profile_token_start",
+             "*.profiler.tool_config.torch.profile_token_end"),
+    *_absent("torch is the one profiler, so they say nothing", "*.profiler.tool_config", "global_profiler.global_tool_config",
+             take=nothing()),
+    *_absent("traces are written to save_path", "*.profiler.relocate_results", "global_profiler.relocate_results", take=nothing()),
+    *_absent("no command is run after the last step", "*.profiler.finish_hook_all_ranks", "global_profiler.finish_hook_all_ranks",
+             take=nothing("false")),
+    *_absent("no command is run after the last step", "*.profiler.finish_hook_cmd", "*.profiler.finish_hook_ranks",
+             "global_profiler.finish_hook_cmd", "global_profiler.finish_hook_ranks", take=nothing("null", "[]")),
     *_absent("batches are sent through Ray's object store", "transfer_queue"),
     *_absent("episodes are always played, never reused", "skip"),
 )  # fmt: skip
@@ -346,6 +367,7 @@ VERL_VALUES: tuple[VerlKey, ...] = (
     _renamed("trainer.device", "trainer.device", note="GPUs or the CPU; NPUs are not supported", take=mapped(npu="auto")),
     _renamed("data.train_batch_size", "data.train_batch_size", note="the tasks of a step: require_batches * ppo_mini_batch_size",
              take=zero_batch),
+    _renamed("global_profiler.tool", "global_profiler.tool", note="torch is the one profiler", take=unused_tool),
     _renamed("trainer.logger", "trainer.logger", note="a list; the backend file is jsonl", take=loggers),
     *(
         _renamed(name, name, note="a short name", take=mapped(bfloat16="bf16", float32="fp32"))

@@ -83,6 +83,11 @@ def carried_per_agent(setting: Setting) -> Taken:
     return Taken({setting.here[0].replace("actor_rollout_ref", PER_AGENT, 1) if own else setting.here[0]: setting.value})
 
 
+def both(setting: Setting) -> Taken | None:
+    """Translated to both keys."""
+    return Taken(dict.fromkeys(setting.here, setting.value))
+
+
 def mapped(**values: str) -> Take:
     """Set the equivalent key to the counterpart of the value; other values are not taken."""
 
@@ -113,6 +118,18 @@ def no_effect(*values: str, silent: tuple[str, ...] = ()) -> Take:
 
     take.__doc__ = f"Left out{_only((*silent, *values) if values else ())}."
     return take
+
+
+def unused_tool(setting: Setting) -> Taken | None:
+    """Left out if it is not torch and global_profiler.steps names no step."""
+    steps = plain(setting.command.get("global_profiler.steps", "null"))
+    return Taken(listed=False) if setting.plain != "torch" and steps in ("null", "[]") else None
+
+
+def within_the_policy(setting: Setting) -> Taken | None:
+    """Left out if false, or if the policy is recorded too, else refused."""
+    policy = plain(setting.command.get("actor_rollout_ref.actor.profiler.enable", "false"))
+    return Taken(listed=setting.plain == "true") if policy == "true" or setting.plain == "false" else None
 
 
 def _only(values: Sequence[str]) -> str:

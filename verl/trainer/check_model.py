@@ -23,6 +23,7 @@ from verl.models.files import check_files
 from verl.models.loader import ModelPathError, build_causal_lm, check_causal_lm, load_causal_lm, resolve_dtype
 from verl.models.lora import LoraSpec
 from verl.models.miniature import MiniatureError
+from verl.models.path import absolute_model_path
 from verl.models.reward_model import scoring_of
 from verl.models.value_model import check_value_model
 from verl.protocol.generate import RolloutError
@@ -55,7 +56,7 @@ def check_model(path: str, *, dtype: str, max_model_len: int, rank: int, trust_r
     """Return the rows of the table.
 
     Args:
-        path: folder or hub id.
+        path: folder, GGUF file or hub id.
         dtype: of the trainer's computations.
         max_model_len: tokens of prompt and reply together.
         rank: of the adapters.
@@ -65,6 +66,7 @@ def check_model(path: str, *, dtype: str, max_model_len: int, rank: int, trust_r
     Raises:
         ModelPathError: the files are not those of a causal language model.
     """
+    path = absolute_model_path(path)
     check_files(path, trust_remote_code=trust_remote_code)
     config = check_causal_lm(path, trust_remote_code=trust_remote_code)
     rows = [Row("files", EXACT, f"{type(config).__name__}, complete")]
@@ -178,7 +180,7 @@ def main(more: Callable[[str, bool], list[Row]] = lambda path, trust_remote_code
         more: returns further rows of a model, from its path and whether its own code may run.
     """
     parser = argparse.ArgumentParser(prog="verl-mas check-model", description=__doc__.splitlines()[0])
-    parser.add_argument("path", help="model folder or hub id")
+    parser.add_argument("path", help="model folder, GGUF file or hub id")
     parser.add_argument("--dtype", choices=("fp32", "bf16"), default="fp32", help="in which the trainer will compute")
     parser.add_argument("--max-len", type=int, default=2048, help="tokens of prompt and reply together")
     parser.add_argument("--lora-rank", type=int, default=32)

@@ -8,6 +8,7 @@ from verl.single_controller.dispatch import Dispatch, register
 from verl.trainer.config import CriticConfig
 from verl.workers.engine import FSDPEngine, MicroBatchRule, StepPlan, update_values
 from verl.workers.engine_worker import EngineWorker, rows_of
+from verl.workers.profiler import profiled
 
 
 class CriticWorker(EngineWorker):
@@ -32,11 +33,13 @@ class CriticWorker(EngineWorker):
         self._engine = FSDPEngine(self.config.model, self.config.fsdp, self.config.optim, self._start(), VALUE_MODEL)
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    @profiled
     def compute_values(self, data: DataProto) -> DataProto:
         """Return values under the current weights: `values` `[bsz, response_len]`, zero where masked."""
         return DataProto.from_dict(tensors={"values": self.engine.value_all(rows_of(data), self._micro_batches)})
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    @profiled
     def update_critic(self, data: DataProto) -> DataProto:
         """Update the critic on this rank's rows; see `update_values` for the columns.
 

@@ -13,6 +13,7 @@ from verl.single_controller.dispatch import Dispatch, register
 from verl.single_controller.worker import Worker
 from verl.trainer.config import TrainedModelConfig
 from verl.workers.engine import FSDPEngine, MicroBatchRule, init_mesh
+from verl.workers.engine.micro_batch import MOST_TOKENS
 from verl.workers.engine.state import load_engine, save_engine
 
 
@@ -82,8 +83,9 @@ class EngineWorker(Worker):
         """Return the sha256 of the parameters."""
         return self.engine.digest()
 
-    def _rule(self, dynamic: bool, tokens: int, rows: int) -> MicroBatchRule:
-        return MicroBatchRule(token_budget=tokens if dynamic else None, rows=rows, packed=self.engine.layout.packed)
+    def _rule(self, dynamic: bool, tokens: int | None, rows: int) -> MicroBatchRule:
+        budget = (tokens or MOST_TOKENS) if dynamic else None
+        return MicroBatchRule(token_budget=budget, rows=rows, packed=self.engine.layout.packed)
 
 
 def rows_of(data: DataProto) -> dict[str, torch.Tensor]:

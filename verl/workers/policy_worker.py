@@ -12,14 +12,17 @@ from verl.models.lora import lora_spec
 from verl.protocol import DataProto
 from verl.single_controller.dispatch import Dispatch, register
 from verl.trainer.config import ActorRolloutRefConfig
-from verl.utils.memory import peak_memory
+from verl.utils.memory import give_back_freed_blocks, peak_memory
 from verl.workers.engine import AdapterPlan, FSDPEngine, UpdatePlan, update_policy
 from verl.workers.engine_worker import EngineWorker, rows_of
+from verl.workers.profiler import profiled
 from verl.workers.weight_change import WeightChange
 from verl.workers.weight_transfer.base import WeightBucket, build_transfer, send_bucket
 
 # Buckets that may exist at a time: one is being loaded, one is queued, one is being gathered.
 BUCKETS = 3
+# Number of parameters from which a pass on a CPU gives its memory back at once.
+LARGE_MODEL = 50_000_000
 
 
 class PolicyWorker(EngineWorker):
@@ -70,6 +73,8 @@ class PolicyWorker(EngineWorker):
         mesh, actor = self._start(), self.config.actor
         plans = {name: AdapterPlan(lora_spec(config.model), config.actor.optim) for name, config in self._adapters.items()}
         self._engine = FSDPEngine(self.config.model, actor.fsdp_config, actor.optim, mesh, adapters=plans, seed=self._seed)
+        if self._device == "cpu" and sum(own.numel() for own in self._engine.model.parameters()) >= LARGE_MODEL:
+            give_back_freed_blocks()
         if self._use_reference and not plans:
             self._reference = FSDPEngine(self.config.model, actor.fsdp_config, None, mesh)
 
@@ -82,6 +87,7 @@ class PolicyWorker(EngineWorker):
         return name, self._adapters[name] if name is not None else self.config
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    @profiled
     def compute_log_prob(self, data: DataProto) -> DataProto:
         """Return log-probs under the current weights: `old_log_probs` and `entropys`, both `[bsz, response_len]`, zero where masked.
 
@@ -98,6 +104,7 @@ class PolicyWorker(EngineWorker):
         return DataProto.from_dict(tensors=tensors)
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    @profiled
     def compute_ref_log_prob(self, data: DataProto) -> DataProto:
         """Return log-probs under the initial weights, for adapters under their base: `ref_log_prob` `[bsz, response_len]`.
 
@@ -113,6 +120,7 @@ class PolicyWorker(EngineWorker):
         return DataProto.from_dict(tensors={"ref_log_prob": scores.log_probs})
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    @profiled
     def update_actor(self, data: DataProto) -> DataProto:
         """Update the actor on this rank's rows; see `update_policy` for the columns.
 

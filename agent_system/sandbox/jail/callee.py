@@ -26,6 +26,8 @@ SLOW_MODULES = {
 }
 # For functions, judges raise the limit of 1000 calls, too.
 CALLS_DEEP = 50_000
+# Of a program's names those that it has not defined, such as `add` of operator: none of them is its tested function.
+GIVEN = "_usual_names"
 # LeetCode's starters have the function in this class.
 STARTER_CLASS = "Solution"
 
@@ -54,6 +56,7 @@ def give_usual_names(compiled: CodeType, main: dict[str, Any]) -> None:
             if name in known and name not in main and not hasattr(builtins, name):
                 module = importlib.import_module(known[name] or name)
                 main[name] = getattr(module, name) if known[name] else module
+                main.setdefault(GIVEN, {})[name] = main[name]
 
 
 def allow_deep_calls() -> None:
@@ -70,7 +73,7 @@ def find_function(main: dict[str, Any], path: str) -> Any:
     owner, _, name = path.rpartition(".")
     owners = [owner] if owner else ["", STARTER_CLASS]
     for candidate in (*owners, ""):
-        if not candidate and name in main:
+        if not candidate and name in main and main.get(GIVEN, {}).get(name) is not main[name]:
             return main[name]
         if candidate in main and hasattr(main[candidate], name):
             found = main[candidate]

@@ -18,7 +18,7 @@ from agent_system.options import check_choice
 from agent_system.registry import EnvRegistry
 from agent_system.workflows.farama.world.game import Game, split
 from agent_system.workflows.farama.world.make import make_world
-from agent_system.workflows.farama.world.snapshot import freeze, thaw
+from agent_system.workflows.farama.world.snapshot import duplicate, freeze, thaw
 from agent_system.workflows.farama.world.spaces import IllegalActionError, actions_text, read_action, text_of
 
 APIS = ("gymnasium", "aec", "parallel")
@@ -187,16 +187,19 @@ class FaramaEnv(BaseEnv):
     def fork(self) -> FaramaEnv:
         """Return a copy of the running game. Raises AgentSystemError for one that cannot be copied."""
         copy = type(self).__new__(type(self))
-        copy.__setstate__(self.__getstate__())
+        copy.__dict__.update(duplicate(self.__dict__, self._name))
         return copy
 
     def close(self) -> None:
         if self._game is not None:
             self._game.world.close()
 
+    @property
+    def _name(self) -> str:
+        return f"env.params.env_id={self.config.env_id!r}"
+
     def __getstate__(self) -> dict[str, Any]:
-        name = f"env.params.env_id={self.config.env_id!r}"
-        return {"frozen": freeze(self.__dict__, name), "name": name}
+        return {"frozen": freeze(self.__dict__, self._name), "name": self._name}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(thaw(state["frozen"], state["name"]))

@@ -353,6 +353,95 @@ def test_math_verify_at_its_defaults_scores_in_a_run_as_in_the_main_thread(play,
     assert play(custom(functions, name)).episodes[0].team_reward == 1.0
 
 
+ALARMS = """
+import signal
+import time
+
+
+class Late(Exception):
+    pass
+
+
+def limited(*given, **named):
+    \"\"\"Return 1 where an alarm ends what computes for ever and not what ends in time.\"\"\"
+    def ring(signum, frame):
+        raise Late()
+
+    before = signal.signal(signal.SIGALRM, ring)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        until = time.monotonic() + 5
+        while time.monotonic() < until:
+            pass
+        return 0.0
+    except Late:
+        signal.alarm(5)
+        return 0.5 + signal.alarm(0) / 10
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def of_an_episode(episode):
+    return limited()
+
+
+async def async_of_an_episode(episode):
+    return limited()
+
+
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    return limited()
+
+
+async def async_compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    return limited()
+
+
+def of_a_call(episode, call):
+    return limited()
+
+
+async def async_of_a_call(episode, call):
+    return limited()
+"""
+
+
+@pytest.fixture
+def alarms(tmp_path: Path) -> Path:
+    path = tmp_path / "alarms.py"
+    path.write_text(ALARMS)
+    return path
+
+
+@pytest.mark.parametrize("name", ["of_an_episode", "async_of_an_episode", "compute_score", "async_compute_score"])
+def test_functions_and_managers_limit_their_time_by_alarms_as_in_the_main_thread(play, alarms, name) -> None:
+    results = play(custom(alarms, name), n=3).episodes
+    assert [episode.team_reward for episode in results] == [1.0] * 3
+
+
+@pytest.mark.parametrize("name", ["of_a_call", "async_of_a_call"])
+def test_functions_of_agents_limit_their_time_by_alarms_as_in_the_main_thread(play, alarms, name) -> None:
+    (episode,) = play(RewardConfig(agent_functions={".*": f"{alarms}:{name}"})).episodes
+    assert [sample.local_reward for sample in episode.samples] == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_manager_of_a_plug_in_limits_its_time_by_alarms_as_in_the_main_thread(play, is_async) -> None:
+    names: dict[str, Any] = {}
+    exec(ALARMS, names)
+
+    @RewardManagerRegistry.register("limited")
+    class Limited(RewardManager):
+        def score(self, episode: Any) -> Any:
+            return names["async_of_an_episode" if is_async else "of_an_episode"](episode)
+
+    try:
+        assert play(custom(None, "compute_score", "limited")).episodes[0].team_reward == 1.0
+    finally:
+        RewardManagerRegistry.remove("limited")
+
+
 def test_the_other_episodes_of_a_failed_one_are_kept(play, functions) -> None:
     result = play(custom(functions, "one_in_four"), n=4, max_failure_rate=0.25)
     assert [e.failed for e in result.episodes] == [False, False, False, True]

@@ -155,3 +155,16 @@ def test_every_kind_of_box_is_read(box: str) -> None:
     env.reset(task_from_row(row("lighteval/MATH")))
     assert asyncio.run(env.step(f"So it is {box}")).team == 1
     assert asyncio.run(env.step(f"So it is {box.replace('42', 'x')}")).team == 0
+
+
+@pytest.mark.parametrize(
+    ("reply", "reward"),
+    [
+        ("class Solution:\n    def add(self, a, b):\n        return a + b + 1", 0),
+        ("class Solution:\n    def add(self, a, b):\n        return a + b", 1),
+        ("add", 0),
+        ("def add(a, b):\n    return a + b", 1),
+    ],
+)
+def test_a_function_that_judges_import_is_not_the_one_of_the_program(reply: str, reward: float) -> None:
+    assert program_score({"fn_name": "add", "inputs": ["1\n2"], "outputs": ["3"]}, reply) == reward

@@ -16,6 +16,7 @@ from verl.trainer.config.model import (
     ValSamplingConfig,
 )
 from verl.trainer.config.presets import PresetError, apply_preset
+from verl.trainer.config.profiler import GlobalProfilerConfig, ProfilerConfig
 from verl.trainer.config.reward import RewardConfig
 from verl.trainer.config.run import (
     AgentConfig,
@@ -30,8 +31,10 @@ from verl.trainer.config.run import (
 from verl.trainer.config.sandbox import SandboxConfig, SandboxLimitsConfig
 
 __all__ = [
-    "ActorConfig", "ActorRolloutRefConfig", "AgentConfig", "AlgorithmConfig", "ApiConfig", "AsyncTrainingConfig", "CollectConfig",
-    "CriticConfig", "DataConfig", "EnvConfig", "FSDPConfig", "GatewayConfig", "KLCtrlConfig", "ModelConfig", "OptimConfig",
-    "PresetError", "RayInitConfig", "RefConfig", "RewardConfig", "RolloutConfig", "RolloutCorrectionConfig", "RunConfig",
-    "SandboxConfig", "SandboxLimitsConfig", "TrainedModelConfig", "TrainerConfig", "ValSamplingConfig", "apply_preset",
+    "ActorConfig", "ActorRolloutRefConfig", "AgentConfig", "AlgorithmConfig", "ApiConfig",
+    "AsyncTrainingConfig", "CollectConfig", "CriticConfig", "DataConfig", "EnvConfig", "FSDPConfig",
+    "GatewayConfig", "GlobalProfilerConfig", "KLCtrlConfig", "ModelConfig", "OptimConfig", "PresetError",
+    "ProfilerConfig", "RayInitConfig", "RefConfig", "RewardConfig", "RolloutConfig",
+    "RolloutCorrectionConfig", "RunConfig", "SandboxConfig", "SandboxLimitsConfig", "TrainedModelConfig",
+    "TrainerConfig", "ValSamplingConfig", "apply_preset",
 ]  # fmt: skip

@@ -14,6 +14,7 @@ from verl.trainer.config.model import (
     TrainedModelConfig,
 )
 from verl.trainer.config.names import LOSS_AGG_MODES, VIEWS
+from verl.trainer.config.profiler import ProfilerConfig
 from verl.trainer.config.spec import key, section
 
 CRITIC = "an estimator that reads values (gae), or critic.enable=true"
@@ -50,7 +51,12 @@ class CriticConfig:
     ppo_mini_update_num: int = key(10, MINI_UPDATES, ge=1, le=MOST_UPDATES, effect=(CRITIC, f"critic.{BY_UPDATES}"))
     ppo_epochs: int = key(1, "epochs over the batch", ge=1, effect=CRITIC)
     use_dynamic_bsz: bool = key(True, "micro-batches with a token budget instead of a number of rows", effect=CRITIC)
-    ppo_max_token_len_per_gpu: int = key(32768, "token budget of one micro-batch", ge=1, effect=(CRITIC, "critic.use_dynamic_bsz=true"))
+    ppo_max_token_len_per_gpu: Optional[int] = key(
+        None,
+        "token budget of one micro-batch; null: what fits into memory, at most 32768",
+        ge=1,
+        effect=(CRITIC, "critic.use_dynamic_bsz=true"),
+    )
     ppo_micro_batch_size_per_gpu: int = key(8, "rows of one micro-batch", ge=1, effect=(CRITIC, "critic.use_dynamic_bsz=false"))
     shuffle: bool = key(True, "shuffle rows before they are cut into mini-batches", effect=CRITIC)
     grad_clip: float = key(1.0, "maximum gradient norm", gt=0, effect=CRITIC)
@@ -59,3 +65,4 @@ class CriticConfig:
     model: TrainedModelConfig = section(CriticModelConfig, effect=CRITIC)
     optim: OptimConfig = section(CriticOptimConfig, effect=CRITIC)
     fsdp: FSDPConfig = section(FSDPConfig, effect=CRITIC)
+    profiler: ProfilerConfig = section(ProfilerConfig, effect=CRITIC)

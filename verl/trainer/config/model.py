@@ -6,6 +6,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Optional, Union
 
 from verl.trainer.config.names import ATTENTION_NAMES, DTYPE_NAMES, KL_ESTIMATORS, LOSS_AGG_MODES, SCHEDULES
+from verl.trainer.config.profiler import ProfilerConfig
 from verl.trainer.config.spec import key, section, texts
 from verl.trainer.ppo.registry import POLICY_LOSSES
 
@@ -66,7 +67,9 @@ class TrainedModelConfig:
     path: Optional[str] = key(None, "Hugging Face folder or hub id; agent.model_ids sets it per agent")
     tokenizer_path: Optional[str] = key(None, "tokenizer folder, if it is not the model's")
     trust_remote_code: bool = key(False, "run code that is shipped with the model")
-    enable_gradient_checkpointing: bool = key(False, "recompute activations in the backward pass")
+    enable_gradient_checkpointing: Optional[bool] = key(
+        None, "recompute activations in the backward pass; null: where the longest row does not fit into memory without"
+    )
     use_remove_padding: Any = key(
         "auto",
         "pack rows into one sequence without padding in the trainer's forward pass: true | false | auto, which packs where a "
@@ -175,7 +178,9 @@ class ActorConfig:
     ppo_mini_update_num: int = key(10, MINI_UPDATES, ge=1, le=MOST_UPDATES, effect=f"{{}}.{BY_UPDATES}")
     ppo_epochs: int = key(1, "epochs over the batch", ge=1)
     use_dynamic_bsz: bool = key(True, "micro-batches with a token budget instead of a number of rows")
-    ppo_max_token_len_per_gpu: int = key(16384, "token budget of one micro-batch", ge=1, effect="{}.use_dynamic_bsz=true")
+    ppo_max_token_len_per_gpu: Optional[int] = key(
+        None, "token budget of one micro-batch; null: what fits into memory, at most 16384", ge=1, effect="{}.use_dynamic_bsz=true"
+    )
     ppo_micro_batch_size_per_gpu: int = key(8, "rows of one micro-batch", ge=1, effect="{}.use_dynamic_bsz=false")
     shuffle: bool = key(True, "shuffle rows before they are cut into mini-batches")
     skip_zero_advantages: bool = key(
@@ -210,13 +215,17 @@ class ActorConfig:
     policy_loss: PolicyLossConfig = section(PolicyLossConfig)
     optim: OptimConfig = section(OptimConfig)
     fsdp_config: FSDPConfig = section(FSDPConfig)
+    profiler: ProfilerConfig = section(ProfilerConfig)
 
 
 @dataclass
 class RefConfig:
     log_prob_use_dynamic_bsz: bool = key(True, "micro-batches with a token budget instead of a number of rows", effect=REFERENCE)
-    log_prob_max_token_len_per_gpu: int = key(
-        32768, "token budget of one micro-batch", ge=1, effect=(REFERENCE, "{}.log_prob_use_dynamic_bsz=true")
+    log_prob_max_token_len_per_gpu: Optional[int] = key(
+        None,
+        "token budget of one micro-batch; null: what fits into memory, at most 32768",
+        ge=1,
+        effect=(REFERENCE, "{}.log_prob_use_dynamic_bsz=true"),
     )
     log_prob_micro_batch_size_per_gpu: int = key(
         16, "rows of one micro-batch", ge=1, effect=(REFERENCE, "{}.log_prob_use_dynamic_bsz=false")
@@ -289,8 +298,11 @@ class RolloutConfig:
     log_prob_use_dynamic_bsz: bool = key(
         True, "old log-probs: micro-batches with a token budget instead of a number of rows", effect=OLD_LOG_PROBS
     )
-    log_prob_max_token_len_per_gpu: int = key(
-        32768, "old log-probs: token budget of one micro-batch", ge=1, effect=(OLD_LOG_PROBS, "{}.log_prob_use_dynamic_bsz=true")
+    log_prob_max_token_len_per_gpu: Optional[int] = key(
+        None,
+        "old log-probs: token budget of one micro-batch; null: what fits into memory, at most 32768",
+        ge=1,
+        effect=(OLD_LOG_PROBS, "{}.log_prob_use_dynamic_bsz=true"),
     )
     log_prob_micro_batch_size_per_gpu: int = key(
         16, "old log-probs: rows of one micro-batch", ge=1, effect=(OLD_LOG_PROBS, "{}.log_prob_use_dynamic_bsz=false")

@@ -12,6 +12,7 @@ from verl.trainer.config.algorithm import AlgorithmConfig
 from verl.trainer.config.critic import CRITIC, CriticConfig
 from verl.trainer.config.gateway import GATEWAY, GatewayConfig
 from verl.trainer.config.model import ActorRolloutRefConfig
+from verl.trainer.config.profiler import GlobalProfilerConfig
 from verl.trainer.config.reward import RewardConfig
 from verl.trainer.config.sandbox import SandboxConfig
 from verl.trainer.config.spec import LONGEST_S, key, section, texts
@@ -391,6 +392,7 @@ class RunConfig:
     sandbox: SandboxConfig = section(SandboxConfig)
     trainer: TrainerConfig = section(TrainerConfig)
     async_training: AsyncTrainingConfig = section(AsyncTrainingConfig)
+    global_profiler: GlobalProfilerConfig = section(GlobalProfilerConfig)
     ray_init: RayInitConfig = section(RayInitConfig)
 
 

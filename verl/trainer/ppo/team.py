@@ -37,6 +37,7 @@ from verl.trainer.ppo.critic import critic_agents, critic_config, critic_rows
 from verl.trainer.ppo.engines import TeamEngines
 from verl.trainer.ppo.group_calls import GroupCalls
 from verl.trainer.ppo.metric_utils import compute_seqlen_metrics, reduce_metrics
+from verl.trainer.ppo.traces import TeamTraces
 from verl.utils.names import slug
 from verl.workers.critic_worker import CriticWorker
 from verl.workers.policy_worker import PolicyWorker
@@ -83,6 +84,7 @@ class TeamWorkers:
         self.policies: dict[str, WorkerGroup] = {}
         self.critics: dict[str, WorkerGroup] = {}
         self.calls = GroupCalls(self.specs, controller.parallel)
+        self._traces = TeamTraces(config, placement)
         self.engines = TeamEngines(config, placement, controller, self.calls, self.policies, self.learners, log_dir)
 
     def start(self) -> None:
@@ -163,7 +165,8 @@ class TeamWorkers:
 
         def compute(name: str) -> SubBatch:
             sub, order, padding = self._for_ranks(parts[name].batch, LOG_PROB_COLUMNS, workers, learners[name].wg_id)
-            sub.meta_info = {"temperature": learners[name].temperature, "adapter": learners[name].adapter, **(meta or {})}
+            traced = self._traces.meta(batch, name, workers is self.critics)
+            sub.meta_info = {"temperature": learners[name].temperature, "adapter": learners[name].adapter, **(meta or {}), **traced}
             return SubBatch(unpadded(getattr(workers[learners[name].wg_id], method)(sub), order, padding), parts[name].rows)
 
         results = self._on_learners(method, learners, list(parts), compute)
@@ -230,6 +233,7 @@ class TeamWorkers:
             shares = compute_seqlen_metrics(lengths, order, self.devices[learner.wg_id].ranks)
             sub.meta_info = {
                 **meta,
+                **self._traces.meta(batch, name, workers is self.critics),
                 "temperature": learner.temperature,
                 "adapter": learner.adapter,
                 "agents": [slug(agent) for agent in agents] if len(agents) > 1 else [],

@@ -22,6 +22,7 @@ from verl.trainer.ppo.credit.step_credit import CreditAssigner
 from verl.trainer.ppo.critic import value_metrics
 from verl.trainer.ppo.group_calls import with_group
 from verl.trainer.ppo.team import TeamWorkers
+from verl.trainer.ppo.traces import RECORDED, recorded_steps
 from verl.utils.names import listed
 from verl.utils.timer import Timer
 
@@ -137,6 +138,8 @@ class StepTrainer:
                 errors.append((self.team.learners[policy].wg_id, error))
 
         if batch is not None:
+            if steps := recorded_steps(self.config.global_profiler, step):
+                batch.meta_info[RECORDED] = steps
             batch, metrics = self.credit.score(batch, timer, step - 1)
             if self.config.async_training.mode == "sync":
                 self.team.engines.free_caches()

@@ -104,11 +104,22 @@ class Rendering:
         return text[: found.end()] if found else ""
 
     def shows_texts(self) -> bool:
-        """Return whether a message's text is shown: templates of models with images may want parts instead."""
+        """Return whether a message's text is shown, as text or as a list with one part."""
         try:
             return _MARK in self.text([{"role": "user", "content": _MARK}], prompt=True)
         except DatasetError:
             return True
+
+    @cached_property
+    def _wants_parts(self) -> bool:
+        """Whether a text is shown only as a list of parts, as templates of models with images may want it."""
+        for content in (_MARK, [{"type": "text", "text": _MARK}]):
+            try:
+                if _MARK in self._text([{"role": "user", "content": content}], None, prompt=True):
+                    return content is not _MARK
+            except DatasetError:
+                continue
+        return False
 
     @cached_property
     def _special(self) -> re.Pattern[str]:
@@ -135,7 +146,8 @@ class Rendering:
         return str(shown)
 
     def _in_form(self, messages: Sequence[ChatMessage]) -> list[ChatMessage]:
-        return [_call_message(each, *self._form) if each.get("tool_calls") else each for each in messages]
+        shown = [_call_message(each, *self._form) if each.get("tool_calls") else each for each in messages]
+        return [_in_parts(each) for each in shown] if self._wants_parts else shown
 
     @cached_property
     def _form(self) -> tuple[bool, bool]:
@@ -145,9 +157,11 @@ class Rendering:
         """
         call = {"id": "call00000", "type": "function", "function": {"name": "probe", "arguments": {"city": _MARK}}}
         message = {"role": "assistant", "content": "", "tool_calls": [call]}
+        question = _in_parts(_QUESTION) if self._wants_parts else _QUESTION
         for no_content in (False, True):
             for as_text in (False, True):
-                shown = [_QUESTION, _call_message(message, as_text, no_content)]
+                reply = _call_message(message, as_text, no_content)
+                shown = [question, _in_parts(reply) if self._wants_parts else reply]
                 if self._shows_call(shown, [_TOOL]) or self._shows_call(shown, None):
                     return as_text, no_content
         return False, False
@@ -164,6 +178,12 @@ class Rendering:
 def common_length(first: str, second: str) -> int:
     """Return the number of characters with which two texts begin alike."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))
+
+
+def _in_parts(message: ChatMessage) -> ChatMessage:
+    """Return a message whose text is a list of parts."""
+    text = message["content"]
+    return {**message, "content": [{"type": "text", "text": text}] if isinstance(text, str) else text}
 
 
 def _call_message(message: ChatMessage, as_text: bool, no_content: bool) -> ChatMessage:

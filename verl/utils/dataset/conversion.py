@@ -25,6 +25,11 @@ class Conversion:
         self._where = where
         self._skip_incomplete = skip_incomplete
         self._dropped: dict[str, list[int]] = {}
+        self._noted: dict[str, list[int]] = {}
+
+    def note(self, index: int, what: str) -> None:
+        """Count a row that is kept, but about which the report says something."""
+        self._noted.setdefault(what, []).append(index)
 
     def drop(self, index: int, cause: str) -> None:
         """Leave out a row."""
@@ -37,13 +42,14 @@ class Conversion:
         self.drop(index, cause)
 
     def report(self) -> list[Row]:
-        """Log what was kept and dropped by cause, each with its first row; return the rows.
+        """Log what was kept, noted and dropped by cause, each with its first row; return the rows.
 
         Raises:
             DatasetError: no row is kept.
         """
         causes = [f"{len(rows)} dropped: {cause} (first: row {rows[0]})" for cause, rows in self._dropped.items()]
-        text = "; ".join([f"{len(self.rows)} rows kept", *causes])
+        notes = [f"{len(rows)} of them {what} (first: row {rows[0]})" for what, rows in self._noted.items()]
+        text = "; ".join([f"{len(self.rows)} rows kept", *notes, *causes])
         if not self.rows:
             raise DatasetError(f"{self._where}: {text}")
         logger.info("%s: %s", self._where, text)

@@ -87,7 +87,7 @@ def _packed(model: Any, rows: Mapping[str, torch.Tensor]) -> torch.Tensor:
     else:
         bounds = torch.tensor([0, *lengths], device=tokens.device, dtype=torch.int32).cumsum(0, dtype=torch.int32)
         extra = {"cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds, "max_length_q": max(lengths), "max_length_k": max(lengths)}
-    return _run(model, keep, input_ids=tokens[None], position_ids=positions[None], **extra)[0]
+    return run_head(model, keep, input_ids=tokens[None], position_ids=positions[None], **extra)[0]
 
 
 def _padded(model: Any, rows: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -99,7 +99,7 @@ def _padded(model: Any, rows: Mapping[str, torch.Tensor]) -> torch.Tensor:
     used = attention.bool().any(dim=0).nonzero()
     first, last = int(used[0]), max(int(used[-1]) + 1, prompt_len + 1)
     window = slice(first, last)
-    outputs = _run(
+    outputs = run_head(
         model,
         last - prompt_len + 1,
         input_ids=rows["input_ids"][:, window],
@@ -120,7 +120,7 @@ def _equal(model: Any, rows: Mapping[str, torch.Tensor]) -> torch.Tensor:
     number = attention.cumsum(dim=1) - 1  # of each token in its row
     before = number[:, width - mask.shape[1] - 1 : -1][mask]
     first = int(before.min()) if len(before) else length - 1
-    outputs = _run(
+    outputs = run_head(
         model,
         length - first,
         input_ids=rows["input_ids"][attention].view(count, length),
@@ -140,10 +140,10 @@ _FORMS: Mapping[Form, Callable[[Any, Mapping[str, torch.Tensor]], torch.Tensor]]
 def _without_rows(model: Any, device: torch.device) -> torch.Tensor:
     """Run one token and return no output of it, for a rank without rows."""
     ids = torch.zeros(1, 1, dtype=torch.long, device=device)
-    return _run(model, ids.new_zeros(0), input_ids=ids)[0]
+    return run_head(model, ids.new_zeros(0), input_ids=ids)[0]
 
 
-def _run(model: Any, keep: torch.Tensor | int, **inputs: Any) -> torch.Tensor:
+def run_head(model: Any, keep: torch.Tensor | int, **inputs: Any) -> torch.Tensor:
     """Return the head's output at the positions `keep` (a number selects the last ones); outputs of a head that skips none are sliced."""
     parameters = inspect.signature(model.forward).parameters
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):

@@ -10,6 +10,9 @@ import torch.distributed as dist
 
 from verl.utils.seqlen_balancing import get_seqlen_balanced_partitions
 
+# Token budget of a micro-batch where none is set and memory allows it: larger ones are not faster.
+MOST_TOKENS = 16384
+
 
 @dataclass(frozen=True)
 class MicroBatchRule:

@@ -107,7 +107,7 @@ def {ANSWER_NAME}(name, given, typed):
 RUN = """
 def run(name, answer):
     import random
-    function, running = globals()[name], []
+    function, running = _verl_function, []
     def candidate(*args, **named):
         if running:
             return function(*args, **named)
@@ -123,7 +123,7 @@ def run(name, answer):
         return answer(args, named, reference)
     globals()[name] = candidate
     random.seed(0)
-    check(candidate)
+    _verl_check(candidate)
 """
 RECORD = f"""
 def _record(name, first, most):
@@ -230,7 +230,8 @@ async def record(reference: str, check: str, function: str) -> tuple[list[Case],
     Raises:
         SandboxError: the sandbox failed.
     """
-    source, most = f"{reference}\n{check}\n{RECORD}", shared_sandbox().settings.limits.output_kb * 400
+    tested = _with_assertions(reference, check, function)
+    source, most = f"{tested}\n{RECORD}", shared_sandbox().settings.limits.output_kb * 400
     calls: list[Any] = []
     count = 1
     while len(calls) < count:
@@ -245,8 +246,14 @@ async def record(reference: str, check: str, function: str) -> tuple[list[Case],
     written = [(given, answer) for given, answer in calls if '{"$other":' not in json.dumps([given, answer])]
     whole = {json.dumps(given): Case(given, answer) for given, answer in written}
     changeable = any(isinstance(one, (list, dict)) for given, _ in written for one in given)
-    judge = f"{reference}\n{check}\n{JUDGE}judge, judge_answers = _judges({function!r})\n"
+    judge = f"{tested}\n{JUDGE}judge, judge_answers = _judges({function!r})\n"
     return list(whole.values()), len(calls) - len(written), judge if needs_judge(check, function, changeable) else ""
+
+
+def _with_assertions(reference: str, check: str, function: str) -> str:
+    """Return the reference and the assertions, whose `check` becomes `_verl_check`: the function may have the name `check` as well."""
+    names = (f"_verl_function = {function}", check, "_verl_check = check", f"{function} = _verl_function")
+    return "\n".join((reference, *names))
 
 
 def needs_judge(check: str, function: str, changeable: bool = False) -> bool:

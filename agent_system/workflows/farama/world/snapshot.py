@@ -3,11 +3,13 @@
 `copy.deepcopy` and plain `pickle` lose state: classes that derive from Gymnasium's `EzPickle` (most of PettingZoo) are rebuilt from their
 constructor's arguments, so that a copy is silently a new game. Here their state is kept. Wrappers that look names up in what they wrap
 (`__getattr__`) cannot be unpickled by their class's rules: they are asked for a method before they have anything. Here they get their
-attributes without being asked.
+attributes without being asked. An object that cannot be pickled, as a handle of a simulator, is copied within the process by its own
+`__deepcopy__`.
 """
 
 from __future__ import annotations
 
+import copy
 import copyreg
 import io
 import pickle
@@ -27,12 +29,45 @@ _PLAIN_SIZE = _Plain.__basicsize__
 
 
 class _Pickler(cloudpickle.Pickler):
+    """Pickler of games.
+
+    Args:
+        buffer: receives the bytes.
+        parts: receives the objects with their own `__deepcopy__`, which the bytes then refer to; None pickles them too.
+    """
+
+    def __init__(self, buffer: io.BytesIO, parts: list[Any] | None = None) -> None:
+        super().__init__(buffer)
+        self._parts = parts
+        self._numbers: dict[int, int] = {}
+
+    def persistent_id(self, obj: Any) -> int | None:
+        """Return the number of an object among the parts; None for one that is pickled."""
+        if self._parts is None or isinstance(obj, type) or not hasattr(type(obj), "__deepcopy__"):
+            return None
+        if id(obj) not in self._numbers:
+            self._numbers[id(obj)] = len(self._parts)
+            self._parts.append(obj)
+        return self._numbers[id(obj)]
+
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, EzPickle) and type(obj).__getstate__ is EzPickle.__getstate__:
             return copyreg.__newobj__, (type(obj),), obj.__dict__, None, None, _restore  # type: ignore[attr-defined]
         if _is_wrapper(obj):
             return copyreg.__newobj__, (type(obj),), obj.__dict__, None, None, _restore  # type: ignore[attr-defined]
         return super().reducer_override(obj)
+
+
+class _Unpickler(pickle.Unpickler):
+    """Reader of bytes of this process alone, with a copy of each part."""
+
+    def __init__(self, frozen: bytes, parts: list[Any]) -> None:
+        super().__init__(io.BytesIO(frozen))
+        self._copies = copy.deepcopy(parts)
+
+    def persistent_load(self, pid: int) -> Any:
+        """Return the copy of a part."""
+        return self._copies[pid]
 
 
 def _is_wrapper(obj: Any) -> bool:
@@ -72,6 +107,26 @@ def thaw(frozen: bytes, name: str) -> Any:
         return pickle.loads(frozen)
     except Exception as error:  # any constructor may run
         raise _no_copy(name, error) from error
+
+
+def duplicate(value: Any, name: str) -> Any:
+    """Return a copy of `value`: by pickling, or where that fails with the own `__deepcopy__` of the objects that have one.
+
+    Raises:
+        AgentSystemError: `value` holds an object that cannot be copied either way.
+    """
+    try:
+        return thaw(freeze(value, name), name)
+    except AgentSystemError:
+        parts: list[Any] = []
+        buffer = io.BytesIO()
+        try:
+            _Pickler(buffer, parts).dump(value)
+            if parts:
+                return _Unpickler(buffer.getvalue(), parts).load()
+        except Exception:  # any method of a game may run; the first error says what is wrong
+            pass
+        raise
 
 
 def _no_copy(name: str, error: Exception) -> AgentSystemError:

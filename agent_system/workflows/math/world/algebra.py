@@ -39,15 +39,20 @@ POINT_DIGITS = 150
 # Values of the letters in an identity; the letters, sorted, take them in turn from a different place at each point.
 POINTS = tuple(sympy.Rational(*value) for value in [(7, 3), (-5, 7), (13, 11), (-17, 2), (3, 29), (37, 5), (-41, 31), (23, 19), (11, 17)])
 TRIES = 7
+REAL_POINTS = 3
 MOST_SIGNS = 3
-NO_SOLUTION = re.compile(r"(there (is|are) )?(no|none|empty set)( real)?( such)?( solutions?| values?)?|does not exist|dne")
+# "No" alone answers another question.
+NO_SOLUTION = re.compile(r"(there (is|are) )?(no( real)?( such)? (solutions?|values?)|none|(the )?empty set)|does not exist|dne")
 _EMPTY = frozenset({"\\emptyset", "\\varnothing", "\\{\\}", "∅", "\\phi set"})
 _BASE = re.compile(r"\(?([0-9A-Z][0-9A-Za-z.]*)\)?\s*_\s*(?:\{\s*(\d+)\s*\}|(\d+))")
-# The library ignores what is under a number.
-_BASE_WITHIN = re.compile(r"[\d)]\s*_|\^\s*\{[^{}]*\}\s*_")
+# The library ignores what is under a number, a bracket or a power.
+_BASE_WITHIN = re.compile(r"[\d)\]!]\s*_")
+_GROUP_WITH_INDEX = re.compile(r"\}\s*_")
+_LETTER_COMMAND = re.compile(r"\\(?:mathrm|mathbf|mathcal|mathbb|text|operatorname\*?|vec|hat|bar|overline|tilde)\s*$")
 _CLOCK = re.compile(r"\d{1,2}\s*:\s*\d{2}")
 _VARIABLE = re.compile(r"(?:\\[A-Za-z]+|[A-Za-z])(?:_\{[^{}]*\}|_\w)?'*(?:\([A-Za-z](?:,\s*[A-Za-z])*\))?")
 _WORDS = re.compile(r"[A-Za-z][A-Za-z .'/-]*[A-Za-z.]")
+_PLAIN_WORDS = re.compile(r"[A-Za-z0-9 .,:;'()/-]*")
 _LONG_WORD = re.compile(r"[A-Za-z]{5,}")
 _NO_WORD = re.compile(r"\\(?:begin|end)\s*\{[a-z]+\}|\\[A-Za-z]+|_\s*\{[^{}]*\}")
 _LETTER = re.compile(r"\(?\s*([A-Za-z])\s*\)?")
@@ -59,6 +64,8 @@ _MIXED_PLAIN = re.compile(r"^(-?)\s*(\d+) (\d+)/(\d+)$")
 _REPLACED = (
     (re.compile(r"\\(?:mathrm|text|mathbf|mathit|operatorname)\s*\{\s*([A-Za-z])\s*\}"), r" \1 "),
     (re.compile(r"\\(Gamma|gamma)(?![A-Za-z])(?!\s*\()"), r"g_{\1}"),
+    # The library takes E for the base of natural logarithms.
+    (re.compile(r"(?<![A-Za-z\\])E\s*_\s*(?:\{([^{}]*)\}|(\w))"), r" g_{E\1\2} "),
     (re.compile(r"([A-Za-z])'(?!')"), r"\1_{prime}"),
     (re.compile(r"(\d)\s*[eE]\s*([+-]?\d+)(?![\d.])"), r"\1 \\cdot 10^{\2}"),
     (re.compile(r"\*\*"), "^"),
@@ -139,10 +146,14 @@ class Based:
 
 @dataclass(frozen=True)
 class Several:
-    """A list (no brackets), tuple, set, interval or union, by the brackets around its members; `|` of a union."""
+    """A list (no brackets), tuple, set, interval or union, by the brackets around its members; `|` of a union.
+
+    `name` is the letter of an interval that is written as `x>5`.
+    """
 
     brackets: str
     members: tuple[Answer, ...]
+    name: str = ""
 
 
 @dataclass(frozen=True)
@@ -190,8 +201,8 @@ def _read(text: str) -> Answer:
         return value(letter.group(1))
     if _is_word(text, plain):
         return _words(text)
-    if based := _BASE.fullmatch(plain):
-        return Based(based.group(1).lstrip("0").upper() or "0", int(based.group(2) or based.group(3)))
+    if (based := _BASE.fullmatch(plain)) and (number := _based(based.group(1), int(based.group(2) or based.group(3)))):
+        return number
     sides, signs = relation(text)
     if signs == ["in"] and _VARIABLE.fullmatch(plain_spaces(sides[0])):
         return _read(sides[1])
@@ -207,6 +218,16 @@ def _read(text: str) -> Answer:
     if "\\pm" in text or "\\mp" in text:
         return _several("", _both_signs(text))
     return _relation(sides, signs) if signs else value(text)
+
+
+def _based(digits: str, base: int) -> Based | None:
+    """Return a number in a base, None if a digit is not one of that base, as of the variable `E_1`."""
+    if not all(
+        character == "." or (character.isdigit() and int(character) < base) or "A" <= character.upper() < chr(55 + base)
+        for character in digits
+    ):
+        return None
+    return Based(digits.lstrip("0").upper() or "0", base)
 
 
 def _is_word(text: str, plain: str) -> bool:
@@ -258,7 +279,7 @@ def _relation(sides: Sequence[str], signs: Sequence[str]) -> Answer:
         return Related((values[0], values[-1]), ("=",), name) if _all_equal(values[1:]) else Related(values, tuple(signs), "")
     if set(signs) == {"="} and not any(v.expression.free_symbols for v in values) and _all_equal(values):
         return values[-1]  # a computation and its result
-    return _interval(values, signs) or Related(values, tuple(signs), name if named else "")
+    return _interval(values, signs) or Related(values, tuple(signs), name if named and set(signs) == {"="} else "")
 
 
 def _name(name: str) -> Value:
@@ -288,7 +309,7 @@ def _interval(values: Sequence[Value], signs: Sequence[str]) -> Several | None:
     high = sides[where[0] + 1] if where[0] + 1 < len(sides) else infinite
     opening = "[" if where[0] and directed[where[0] - 1] == "<=" else "("
     closing = "]" if where[0] + 1 < len(sides) and directed[where[0]] == "<=" else ")"
-    return Several(opening + closing, (low, high))
+    return Several(opening + closing, (low, high), str(sides[where[0]].expression))
 
 
 def value(text: str) -> Value:
@@ -311,7 +332,7 @@ def expression(text: str) -> Any:
     text = _MIXED.sub(lambda m: rf"\frac{{{int(m[1]) * int(m[3]) + int(m[2])}}}{{{m[3]}}}", text)
     if mixed := _MIXED_PLAIN.match(text):
         text = rf"{mixed[1]}\frac{{{int(mixed[2]) * int(mixed[4]) + int(mixed[3])}}}{{{mixed[4]}}}"
-    if _BASE_WITHIN.search(text):
+    if _BASE_WITHIN.search(text) or _index_of_a_group(text):
         raise UnreadableError("a base within an expression")
     for pattern, written in _REPLACED:
         text = pattern.sub(written, text)
@@ -332,6 +353,19 @@ def expression(text: str) -> Any:
     if imaginary in found.free_symbols:
         found = found.subs(imaginary, sympy.I)
     return found.doit()
+
+
+def _index_of_a_group(text: str) -> bool:
+    """Return whether something is under a group in braces that is no letter in a font or with an accent: under a power, a fraction."""
+    for match in _GROUP_WITH_INDEX.finditer(text):
+        depth = 0
+        for place in range(match.start(), -1, -1):
+            depth += {"}": 1, "{": -1}.get(text[place], 0)
+            if not depth:
+                break
+        if not _LETTER_COMMAND.search(text[:place]):
+            return True
+    return False
 
 
 def _apart(text: str) -> str:
@@ -369,12 +403,14 @@ def same(left: Answer, right: Answer) -> bool:
 
 
 def _folded(text: str) -> str:
-    """Return words in small letters, but `ABC`, whose letters are names, as they are."""
+    """Return words in small letters, but `ABC`, whose letters are names, and formulas that cannot be read, as they are."""
+    if not _PLAIN_WORDS.fullmatch(text):
+        return text
     return " ".join(word if len(word) < 2 or word.isupper() else word.lower() for word in text.split())
 
 
 def _same_members(left: Several, right: Several) -> bool:
-    if len(left.members) != len(right.members):
+    if len(left.members) != len(right.members) or (left.name and right.name and left.name != right.name):
         return False
     kinds = {left.brackets, right.brackets}
     if (len(kinds) == 1 and left.brackets not in ("", "\\{\\}", "|")) or kinds == {"", "()"}:
@@ -400,7 +436,7 @@ def _same_relation(left: Related, right: Related) -> bool:
         return left.signs == right.signs and all(map(same_value, left.sides, right.sides))
     sign = _constant_factor(_apart_sides(left), _apart_sides(right))
     turned = {"<": ">", ">": "<", "<=": ">=", ">=": "<="}
-    if not sign or any(side.unit for side in (*left.sides, *right.sides)):
+    if not sign or any(side.unit or side.percent for side in (*left.sides, *right.sides)):
         return False
     expected = turned.get(right.signs[0], right.signs[0]) if sign < 0 else right.signs[0]
     return left.signs[0] == expected
@@ -429,6 +465,8 @@ def same_value(left: Value, right: Value) -> bool:
     if left.percent == right.percent:
         return same_expression(left.expression, right.expression)
     percent, plain = (left, right) if left.percent else (right, left)
+    if percent.expression.free_symbols:
+        return False
     return any(same_expression(percent.expression / part, plain.expression) for part in (1, 100))
 
 
@@ -463,21 +501,26 @@ def _points(letters: set[Any]) -> list[dict[Any, Any]]:
 
 
 def _same_at_points(left: Any, right: Any, letters: set[Any]) -> bool:
-    """Return whether two expressions agree at every point where the second is real; where it is real nowhere, at every point."""
-    agreed: list[tuple[bool, bool]] = []
+    """Return whether two expressions agree at every point where both are real, as `2\\ln x` and `\\ln x^2` do.
+
+    Of fewer than `REAL_POINTS` such points those where the second is real decide; where it is real nowhere, all points.
+    """
+    agreed: list[tuple[bool, bool, bool]] = []
     for point in _points(letters):
+        answer = left.xreplace(point)
         truth = right.xreplace(point)
-        apart = left.xreplace(point) - truth
+        apart = answer - truth
         if apart.has(sympy.oo, -sympy.oo, sympy.zoo, sympy.nan):
             continue
-        agreed.append((is_zero(apart, POINT_DIGITS), truth.is_real is not False and not _imaginary(truth)))
-    real = [same for same, at_real in agreed if at_real]
-    decisive = real or [same for same, _ in agreed]
+        agreed.append((is_zero(apart, POINT_DIGITS), _is_real(truth), _is_real(answer)))
+    in_both = [same for same, truth_real, answer_real in agreed if truth_real and answer_real]
+    in_truth = [same for same, truth_real, _ in agreed if truth_real]
+    decisive = in_both if len(in_both) >= REAL_POINTS else in_truth or [same for same, _, _ in agreed]
     return len(decisive) >= 2 and all(decisive)
 
 
-def _imaginary(number: Any) -> bool:
-    return not is_zero(sympy.im(number), POINT_DIGITS)
+def _is_real(number: Any) -> bool:
+    return number.is_real is not False and is_zero(sympy.im(number), POINT_DIGITS)
 
 
 def is_zero(number: Any, digits: int) -> bool:

@@ -11,7 +11,7 @@ from fractions import Fraction
 
 from agent_system.workflows.math.world.grader_process import close
 from agent_system.workflows.math.world.latex import normalise, spelled
-from agent_system.workflows.math.world.units import NOT_A_UNIT, cut_unit, unit_of_words
+from agent_system.workflows.math.world.units import NOT_A_UNIT, bare_unit, cut_unit, unit_of_words
 
 MAX_CHARS = 200
 
@@ -19,7 +19,7 @@ _DEGREE = re.compile(r"\s*(?:\^\s*\{?\s*\\circ\s*\}?)$")
 _CURRENCY = re.compile(r"^([+-]?)\s*(\\?\$|€|£|US\s?\$|USD )\s*")
 _UNIT = re.compile(
     r"(?<=[0-9.}])\s+([A-Za-z][A-Za-z./ ]*)$|(?<=[0-9.}])\s*(cm|mm|km|kg|mph|ft|lbs?|oz|ml|hrs?|mins?)\.?$|"
-    r"(?<=[0-9.}])\s*\(([A-Za-z][A-Za-z./ ]*)\)$"
+    r"(?<=[0-9.}])\s*\(([A-Za-z][A-Za-z./ ']*(?:-[A-Za-z]+[A-Za-z./ ']*)*)\)$"
 )
 _DECIMAL = re.compile(r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]*)?|\.[0-9]+")
 _SCIENTIFIC = re.compile(
@@ -28,6 +28,7 @@ _SCIENTIFIC = re.compile(
 )
 _FRACTION = re.compile(r"\\frac\s*(?:\{\s*([+-]?[0-9,]+)\s*\}\s*\{\s*([+-]?[0-9,]+)\s*\}|([0-9])\s*([0-9]))|([0-9]+)\s*/\s*([0-9]+)")
 _MIXED = re.compile(r"([0-9]+)\s*(?:\\frac\s*(?:\{\s*([0-9]+)\s*\}\s*\{\s*([0-9]+)\s*\}|([0-9])\s*([0-9]))|\s([0-9]+)/([0-9]+))")
+_WITH_SYMBOL = re.compile(rf"(?P<sign>[+-]?)\s*(?P<number>{_SCIENTIFIC.pattern}|{_DECIMAL.pattern})\s+(?P<unit>[A-Za-zμµΩ].*)")
 _SCALE = {
     "hundred": 10**2,
     "thousand": 10**3,
@@ -72,6 +73,8 @@ _FUNCTIONS = frozenset(
         "det", "dim", "ker", "gcd", "lcm", "max", "lim", "sup", "inf", "arg",
     }
 )  # fmt: skip
+# Of words in parentheses these count things, as in `9 (quarters)`; without parentheses they change the value.
+_COUNTED = frozenset({"times", "third", "thirds", "quarter", "quarters", "half", "halves", "each", "with", "for"})
 _CURRENCIES = {"€": "euro", "£": "pound"}
 
 
@@ -146,6 +149,26 @@ def exact_number(text: str) -> ExactNumber | None:
     return ExactNumber(value * scale, None if also is None else value * scale * also, unit, all_digits=not _SCIENTIFIC.fullmatch(number))
 
 
+def number_with_symbol(text: str) -> ExactNumber | None:
+    """Return a number with the symbol of a unit behind it and a blank between them, as `5 kJ mol^{-1}`; None for any other text.
+
+    The letters may be variables as well, so only an answer to a number, or to a number with such a symbol, is read so.
+    """
+    match = _WITH_SYMBOL.fullmatch(normalise(text)) if len(text) <= MAX_CHARS else None
+    unit = bare_unit(match["unit"]) if match else ""
+    value = _value(match["number"]) if match and unit else None
+    if match is None or value is None:
+        return None
+    all_digits = not _SCIENTIFIC.fullmatch(match["number"])
+    return ExactNumber(-value if match["sign"] == "-" else value, None, unit, all_digits=all_digits)
+
+
+def is_number_and_word(text: str) -> bool:
+    """Return whether a text is a number, a blank and letters, which are the symbol of a unit or a mistake in one."""
+    match = _WITH_SYMBOL.fullmatch(normalise(text)) if len(text) <= MAX_CHARS else None
+    return match is not None and re.fullmatch(r"[A-Za-z]{2,}", match["unit"]) is not None
+
+
 def _parts(text: str) -> _Parts | None:
     if len(text) > MAX_CHARS:
         return None
@@ -164,8 +187,8 @@ def _parts(text: str) -> _Parts | None:
     words: tuple[str, ...] = ()
     if after := _UNIT.search(text):
         plain = next(group for group in after.groups() if group)
-        words = tuple(plain.replace(".", "").replace("/", " per ").replace("mph", "mi per h").split())
-        words = tuple(word.lower() if len(word) > 2 else word for word in words)
+        words = tuple(re.sub(r"[.']", "", plain).replace("-", " ").replace("/", " per ").replace("mph", "mi per h").split())
+        words = tuple(word.lower() if len(word) > 2 else word for word in words if not after.group(3) or word not in _COUNTED)
         text = text[: after.start()]
     if currency:
         unit = " ".join(sorted([_CURRENCIES.get(currency.group(2), "dollar"), *unit.replace("dollar", "").split()]))

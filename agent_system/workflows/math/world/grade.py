@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from agent_system.workflows.math.world.exact import exact_number
+from agent_system.workflows.math.world.exact import ExactNumber, exact_number, is_number_and_word, number_with_symbol
 from agent_system.workflows.math.world.grader_pool import Approximate, GraderPool, Verdict
 from agent_system.workflows.math.world.latex import same_text
 
@@ -34,9 +34,23 @@ def quick_grade(answer: str, truth: str, tolerance: float = 0.0) -> Verdict | No
         return Verdict.EQUAL
     left = exact_number(answer)
     right = exact_number(truth)
+    if right is not None:
+        left = left or number_with_symbol(answer)
+    elif right := number_with_symbol(truth):
+        return _beside_symbol(answer, right, tolerance)
     if left is not None and right is not None:
         return Verdict.EQUAL if left.equals(right, tolerance) else Verdict.DIFFERENT
     return None
+
+
+def _beside_symbol(answer: str, right: ExactNumber, tolerance: float) -> Verdict | None:
+    """Compare with a truth such as `5 dm`: the letters are a unit where the answer has one, and are not exchanged."""
+    left = exact_number(answer)
+    if left is None or not left.unit:
+        left = number_with_symbol(answer)
+    if left is not None:
+        return Verdict.EQUAL if left.equals(right, tolerance) else Verdict.DIFFERENT
+    return Verdict.DIFFERENT if is_number_and_word(answer) else None
 
 
 async def grade(answer: str, truth: str, pool: GraderPool, tolerance: float = 0.0) -> Verdict:

@@ -16,6 +16,8 @@ _FINAL = re.compile(r"(?<=[^\s\\.])\s*[.,;]$|\\$")
 _NEGATIVE_SPACE = re.compile(r"\\!\s*")
 _SIZE = re.compile(r"\\(?:left|right|[bB]igg?[lrm]?)\s*(?=[()\[\]|.\\])|\\(?:displaystyle|textstyle|limits)(?![A-Za-z])")
 _FRACTIONS = re.compile(r"\\[dtc]frac(?![A-Za-z])")
+_ARRAY = re.compile(r"(?:\\left)?\s*[\[(]\s*\\begin\{array\}\s*\{[lcr ]*\}(.*?)\\end\{array\}\s*(?:\\right)?\s*[\])]", re.DOTALL)
+_EMPTY_GROUP = re.compile(r"(?<!\\)\{\s*\}(?=\s*[\^_])")
 _REPEATING = re.compile(r"(?<![\d.])(\d*)\.(\d*)(?:\\(?:overline|bar|dot)\s*\{\s*(\d+)\s*\}|\\(?:overline|bar|dot)\s*(\d)(?!\d))")
 _SPELLINGS = {
     "\u2212": "-", "\u2013": "-", "{,}": ",", "\\%": "%", "\\$": "$", "\\lbrace": "\\{", "\\rbrace": "\\}", "\\leqslant": "\\le",
@@ -42,6 +44,7 @@ def spelled(text: str) -> str:
     for start, end in (("\\(", "\\)"), ("\\[", "\\]"), ("$$", "$$"), ("$", "$")):
         if len(text) > len(start) + len(end) and text.startswith(start) and text.endswith(end):
             text = text[len(start) : -len(end)].strip()
+    text = _ARRAY.sub(r"\\begin{pmatrix}\1\\end{pmatrix}", _EMPTY_GROUP.sub("", text))
     text = _SPELLING.sub(lambda match: _SPELLINGS[match.group()], text)
     text = _FRACTIONS.sub(r"\\frac", _SIZE.sub("", _NEGATIVE_SPACE.sub("", text)))
     text = _REPEATING.sub(_fraction, text).strip()

@@ -8,7 +8,10 @@ from typing import Any
 
 from agent_system.errors import AgentSystemError
 from agent_system.projection import last_boxed
+from agent_system.workflows.math.world.exact import exact_number
+from agent_system.workflows.math.world.grade import MAX_ANSWER_CHARS
 
+ONLY_AS_TEXT = "have an answer that the grader cannot read: only its own text is right"
 # Words that sets write where a problem has no answer that can be compared.
 NO_ANSWERS = {"proof", "notfound", "not found", "none", "n/a", "na", "nan", "null"}
 _GSM8K = re.compile(r"(?:^|\n)\s*####\s*(.+?)\s*\Z")
@@ -44,6 +47,18 @@ def make_row(problem: str, ground_truth: str, *, data_source: str, split: str, i
         "reward_model": {"style": "rule", "ground_truth": ground_truth.strip()},
         "extra_info": {"split": split, "index": index, **extra},
     }
+
+
+def only_as_text(answer: str) -> bool:
+    """Return whether the grader cannot read an answer, so that only its own text is equal to it."""
+    from agent_system.workflows.math.world import algebra
+
+    if len(answer) > MAX_ANSWER_CHARS:
+        return True
+    try:
+        return exact_number(answer) is None and not algebra.readable(answer)
+    except RecursionError:
+        return True
 
 
 def find_problem(row: Mapping[str, Any]) -> str:

@@ -21,7 +21,9 @@ _OTHER = {
     "sec": "second", "min": "minute", "h": "hour", "hr": "hour", "d": "day", "t": "ton", "ft": "foot", "feet": "foot", "in": "inch",
     "oz": "ounce", "lb": "pound", "yd": "yard", "mi": "mile", "sq": "square", "cu": "cubic", "am": "am", "pm": "pm", "usd": "dollar",
     "deg": "degree", "metre": "meter", "kilometre": "kilometer", "centimetre": "centimeter", "millimetre": "millimeter", "litre": "liter",
-    "a": "per", "an": "per", "per": "per", "cc": "cubiccentimeter", "inches": "inch", "people": "person", "men": "man", "women": "woman",
+    "a": "per", "an": "per", "per": "per", "cc": "cubiccentimeter",
+    "yr": "year", "atm": "atmosphere", "Torr": "torr", "ppm": "ppm", "dB": "decibel", "M": "molar", "D": "debye", "amu": "dalton",
+    "rpm": "rpm", "rev": "revolution", "rad": "radian", "inches": "inch", "people": "person", "men": "man", "women": "woman",
     "children": "child",
 }  # fmt: skip
 _NAMES = {f"{p}{u}": f"{prefix}{unit}" for p, prefix in _PREFIXES.items() for u, unit in _SI.items()} | _OTHER
@@ -111,7 +113,7 @@ def _add(powers: Counter[str], words: str, power: int, sign: int) -> int:
         if match.group(1) is None:
             continue
         word = match.group(1)
-        if word.lower() in NOT_A_UNIT or (word == "%"):
+        if word in NOT_A_UNIT or (len(word) > 1 and word.lower() in NOT_A_UNIT) or word == "%":
             return 0
         last = unit_name(word)
         if last == "per":
@@ -124,6 +126,14 @@ def _add(powers: Counter[str], words: str, power: int, sign: int) -> int:
     if last and power != 1:
         powers[last] += sign * (power - 1)
     return sign
+
+
+def bare_unit(text: str) -> str:
+    r"""Return a unit in symbols without `\text{}` (`kJ mol^{-1}`, `m/s^2`) in one spelling; empty if one of its words is no symbol."""
+    powers: Counter[str] = Counter()
+    words = re.findall(r"[A-Za-zμµΩ]+", re.sub(_EXPONENT, "", text).replace("\\cdot", ""))
+    symbols = all(word in _NAMES and word not in ("a", "an", "per") for word in words)
+    return _written(powers) if words and symbols and _add(powers, text, 1, 1) else ""
 
 
 def unit_of_words(words: tuple[str, ...]) -> str:

@@ -289,6 +289,24 @@ def problem_reference(row: dict[str, Any]) -> str:
     return row["prompt"] + row["canonical_solution"]
 
 
+@pytest.mark.parametrize("name", ["check", "judge", "candidate", "run", "judge_answers"])
+@pytest.mark.parametrize("exact", [True, False])
+async def test_a_function_may_have_a_name_of_what_runs_the_assertions(name: str, exact: bool) -> None:
+    test = f"{name}(3) == 4" if exact else f"abs({name}(3) - 4) < 1e-6"
+    code = f"def {name}(x):\n    return {name}(x - 1) + 1 if x else 1\n"
+    rows: list[tuple[str, dict[str, Any]]] = [
+        ("mbpp", {"text": "Add one.", "code": code, "test_list": [f"assert {test}"]}),
+        ("human_eval", {
+            "prompt": code.partition("\n")[0] + "\n", "entry_point": name, "canonical_solution": code.partition("\n")[2],
+            "test": f"def check(candidate):\n    assert {test.replace(name, 'candidate')}\n",
+        }),
+    ]  # fmt: skip
+    for kind, row in rows:
+        (problem,), counts = await problems(kind, row)
+        assert counts == {KEPT: 1} and bool(problem.checker) is not exact
+        assert await solves(code, problem) and not await solves(code.replace("else 1", "else 2"), problem)
+
+
 async def test_mbpp_is_judged_by_its_own_assertions() -> None:
     (problem,), counts = await problems("mbpp", MBPP)
     assert counts == {KEPT: 1} and problem.checker

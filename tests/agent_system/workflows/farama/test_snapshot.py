@@ -1,4 +1,5 @@
 import copy
+import threading
 
 import pettingzoo
 import pytest
@@ -7,7 +8,7 @@ from gymnasium.utils import EzPickle
 
 from agent_system import AgentSystemError
 from agent_system.workflows.farama.world.game import Game
-from agent_system.workflows.farama.world.snapshot import freeze, thaw
+from agent_system.workflows.farama.world.snapshot import duplicate, freeze, thaw
 
 
 class Counts(EzPickle):
@@ -67,6 +68,44 @@ class LooksUp:
 class LooksUpAndPicklesItself(LooksUp):
     def __getstate__(self):
         return {"env": self.env}
+
+
+class Handle:
+    """A part that cannot be pickled, and says how it is copied."""
+
+    def __init__(self, count, lock=None):
+        self.count, self.lock = count, threading.Lock()
+
+    def __deepcopy__(self, memo):
+        return Handle(self.count)
+
+
+class Game2048(Counts):
+    """A game whose state is in two places, and in a part that is a handle."""
+
+    def __init__(self):
+        super().__init__(1)
+        self.handle = self.same = Handle(2)
+
+
+def test_a_part_that_cannot_be_pickled_is_copied_by_its_own_rule():
+    game = Game2048()
+    game.count, game.handle.count = 5, 7
+    twin, shared = duplicate([game, game.handle], "it")
+    assert (twin.count, twin.handle.count) == (5, 7), "EzPickle's own rule would begin anew"
+    assert twin.handle is twin.same is shared is not game.handle
+    game.handle.count = 8
+    assert twin.handle.count == 7
+    with pytest.raises(AgentSystemError, match=r"the game cannot be copied: TypeError: cannot pickle '_thread\.lock'"):
+        duplicate([game, threading.Lock()], "the game")
+
+
+def test_an_object_with_a_rule_for_copies_that_can_be_pickled_is_pickled():
+    class Rule:
+        def __deepcopy__(self, memo):
+            raise AssertionError("not asked")
+
+    assert isinstance(duplicate([Rule()], "it")[0], object)
 
 
 def raises():

@@ -158,7 +158,7 @@ async def test_a_described_world_and_a_worded_role_take_the_place_of_the_plain_o
         (TICTACTOE, ["player_1", "player_2", "playr_2"], (), {}, "has no player 'playr_2'; did you mean 'player_2'"),
         (LAKE, ["Player", "Guide"], (), {}, "has no player 'Guide'.*listed in agent.orchestra.farama.advisers"),
         (LAKE, ["Player"], ("Guide",), {}, r"needs the agents \['Guide'\]"),
-        (RPS, ["player_0", "player_1"], (), TREE, "cannot be copied.*use rollout.sampling=parallel"),
+        ({"env_id": f"{HERE}:Locked-v0"}, ["Player"], (), TREE, "cannot be copied.*use rollout.sampling=parallel"),
         ({"env_id": f"{HERE}:Weather-v0"}, ["Player"], (), TREE, "do not go the same way"),
         ({"env_id": f"{HERE}:Camera-v0"}, ["Player"], (), {}, "override describe"),
         ({}, ["Player"], (), {}, "env.params.env_id is missing"),

@@ -1,6 +1,7 @@
 """Small worlds with kinds of spaces and manners that the classic ones lack; the tests name this module in `env.params.env_id`."""
 
 import random
+import threading
 from typing import Any
 
 import gymnasium
@@ -24,6 +25,20 @@ class Mixed(gymnasium.Env):
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         return action, float(action["push"].sum()), action["move"] == 2, False, {}
+
+
+class Locked(Mixed):
+    """A part of it can neither be pickled nor copied."""
+
+    action_space = spaces.Discrete(2)
+    observation_space = spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        self.lock = threading.Lock()
+        return 0, {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return 1, 0.0, False, False, {}
 
 
 class Weather(gymnasium.Env):
@@ -58,7 +73,7 @@ class Camera(Weather):
         return np.zeros((84, 84, 3), np.uint8), {}
 
 
-for world in (Mixed, Weather, Shared, Camera):
+for world in (Mixed, Locked, Weather, Shared, Camera):
     gymnasium.register(f"{world.__name__}-v0", entry_point=f"{HERE}:{world.__name__}")
 
 

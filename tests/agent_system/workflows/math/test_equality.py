@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import random
 import re
+from pathlib import Path
 
 import pytest
 
 from agent_system.workflows.math.world import algebra
 from agent_system.workflows.math.world.grade import quick_grade
-from agent_system.workflows.math.world.grader_pool import Verdict
+from agent_system.workflows.math.world.grader_pool import GraderPool, Verdict
 from agent_system.workflows.math.world.units import cut_unit
-from tests.agent_system.workflows.math.golds import EVERYTHING, FORMS, golds
+from tests.agent_system.workflows.math.adversary import attacks, means_the_same
+from tests.agent_system.workflows.math.golds import EVERYTHING, FORMS, WRITTEN, golds
+from tests.house.source import ROOT
+from verl.utils.dataset import read_rows
 
+GSM8K = ROOT.parent / "shared" / "data" / "gsm8k" / "test.jsonl"
 EQUAL = [
     (r"0.\overline{3}", r"\frac{1}{3}"), (r"0.1\overline{6}", r"\frac{1}{6}"), (r"e^{i\pi}", "-1"),
     ("1 1/2", r"\frac{3}{2}"), (r"\text{no solution}", r"\emptyset"), ("x>5", r"(5,\infty)"),
@@ -38,7 +44,16 @@ EQUAL = [
     ("3:2", r"\frac{3}{2}"), (r"x \ge 3", r"[3,\infty)"), (r"\frac{3}{2}", r"1\frac12"), ("5!", "120"),
     ("C=2", "2"), (r"\frac{1}{3}n^3", r"\frac{n^3}{3}"), ("e^{2x}", "(e^x)^2"), (r"6!\cdot 2", "1440"),
     (r"\tan^2 x+1", r"\sec^2 x"), ("0.5", r"\frac{1}{2}"), ("1e3", "1000"), ("x^{-1}", "1/x"),
-    (r"\|v\|", r"\|v\|"),
+    (r"\|v\|", r"\|v\|"), (r"35 \mathrm{~N}", "35"), (r"2.72 \mathrm{~L}", "2.72"), ("4.0 J", "4.0"),
+    ("9.832 m/s^2", "9.832"),
+    ("-114.4 kJ mol^{-1}", r"-114.4 \mathrm{~kJ} \mathrm{~mol}^{-1}"), ("5 kJ/mol", "5 kJ mol^{-1}"),
+    (r"5 \text{ dm}", "5 dm"),
+    (r"3.5 \times 10^{-19} J", r"3.5 \times 10^{-19}"), (r"35.91 { }^{\circ} \mathrm{C}", "35.91"),
+    ("123", "123 (third graders)"),
+    ("71", "71 (times)"), ("13", "13 (first-aid kits)"), (r"2\ln x", r"\ln x^2"), (r"\ln x^2", r"2\ln x"),
+    ("(E_1+2E_2)/3", r"\frac{E_{1}+2 E_{2}}{3}"),
+    (r"\left[\begin{array}{rr}1&2\\3&4\end{array}\right]", r"\begin{pmatrix}1&2\\3&4\end{pmatrix}"),
+    ("x>5", "x > 5"),
 ]  # fmt: skip
 
 DIFFERENT = [
@@ -63,7 +78,16 @@ DIFFERENT = [
     ("", "5"), ("18, 19", "18"), ("2 pi", "6"), ("A", "a"), ("AB", "BA"), (r"\text{even}", "odd"),
     ("[1,2]", "(1,2)"), ("3 a", "3"), ("5x", "5"), ("1<2", "2<3"), ("0<1", "x<1"), ("x=x", "x=1"),
     (r"\emptyset", "0"), (r"\{0\}", r"\emptyset"), ("3n", "3"), ("3^n", "3"),
+    (r"I(0) e^{-\frac{t}{R C}}_7", r"I(0) e^{-\frac{t}{R C}}"),
+    (r"q \le 6", r"a \le 6"), ("X>5", "x>5"), ("x=1<2", "x=1=2"), (r"2\tau\%", r"2\tau"),
+    (r"y=2x\%", "y=2x"), ("5 J", "5 N"), ("5 km", r"5 \text{ m}"),
+    (r"\frac{dM}{dt}=l_\odot M^6 \text{x}", r"\frac{dM}{dt}=L_\odot M^6 \text{x}"),
+    ("9/4", "9 (quarters)"), ("5", "5 (or 7)"), (r"\sqrt{x^2}", "x"), ("E_1", "E_2"), ("no", "no solution"),
+    (r"\emptyset", "No"), ("none", r"\text{No}"), ("E_1", "e_1"),
 ]  # fmt: skip
+
+# Letters behind a number are a unit in an answer to a number, and in a truth that has the symbol of one; else they are variables.
+DIFFERENT_FROM_A_TRUTH = [("5 md", "5 dm"), ("5", "5 dm"), ("5 kJ", "5 J mol^{-1}"), ("3", "3 K"), ("3 Kb", "3 K")]
 
 # math-verify takes another truth of these forms for equal: it ignores bases, the result of an equation and the size of small numbers.
 PEER_ACCEPTS = {"base", "power", "tiny", "arithmetic", "root unit"}
@@ -86,6 +110,11 @@ def test_answers_that_differ_are_not_equal(answer: str, truth: str) -> None:
     assert not is_equal(answer, truth) and not is_equal(truth, answer)
 
 
+@pytest.mark.parametrize(("answer", "truth"), DIFFERENT_FROM_A_TRUTH)
+def test_letters_behind_a_number_are_not_left_out_of_a_truth_nor_exchanged(answer: str, truth: str) -> None:
+    assert not is_equal(answer, truth)
+
+
 def test_no_short_answer_parts_letters_digits_bases_or_units_of_a_truth_is_accepted_for_it(request: pytest.FixtureRequest) -> None:
     """Without `--all-levels` one truth of each form, and a sixth of the answers."""
     everything = request.config.getoption("--all-levels")
@@ -95,6 +124,34 @@ def test_no_short_answer_parts_letters_digits_bases_or_units_of_a_truth_is_accep
         tried = gold.different if everything else rng.sample(gold.different, len(gold.different) // 6)
         accepted = [answer for answer in tried if is_equal(answer, gold.truth)]
         assert not accepted, (gold.form, gold.truth)
+
+
+def test_no_short_answer_beside_a_truth_as_sets_write_them_is_accepted_and_different(request: pytest.FixtureRequest) -> None:
+    """Without `--all-levels` a twentieth of the answers.
+
+    With it, by a grader process and its time limit, also 2,000 answers of GSM8K and of `MATH_TRUTHS`, a file with one a line.
+    """
+    everything = request.config.getoption("--all-levels")
+    pool: GraderPool | None = request.getfixturevalue("pool") if everything else None
+
+    def accepts(answer: str, truth: str) -> bool:
+        if pool is None:
+            return is_equal(answer, truth)
+        return (quick_grade(answer, truth) or pool.compare_now(answer, truth)) is Verdict.EQUAL
+
+    rng = random.Random(6)
+    truths = list(WRITTEN)
+    if everything:
+        public = [row["answer"].rpartition("####")[2].strip() for row in read_rows(GSM8K)] if GSM8K.exists() else []
+        public += Path(listed).read_text(encoding="utf-8").splitlines() if (listed := os.environ.get("MATH_TRUTHS")) else []
+        truths += rng.sample(sorted(set(public)), min(len(set(public)), 2000))
+    accepted: list[tuple[str, str]] = []
+    for truth in truths:
+        tried = attacks(truth, rng)
+        tried = tried if everything else rng.sample(tried, len(tried) // 20)
+        accepted += [(answer, truth) for answer in tried if accepts(answer, truth) and not means_the_same(answer, truth)]
+        assert is_equal(truth, truth)
+    assert not accepted, f"{len(accepted)} for {len(truths)} truths"
 
 
 def test_every_form_of_truth_is_read_so_that_other_spellings_count() -> None:

@@ -1,0 +1,95 @@
+"""A run knows its memory before it starts, and chooses what fits."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+
+import pytest
+import torch
+
+from verl.models.loader import CAUSAL_LM
+from verl.models.tiny import TinyModelSize, make_tiny_model
+from verl.trainer import memory_plan
+from verl.trainer.config import RunConfig
+from verl.trainer.config.entry import compose_config
+from verl.trainer.config.spec import ConfigError
+from verl.trainer.derived import max_model_len, resolve_defaults
+from verl.trainer.placement.table import build_placement
+from verl.workers.engine import activation_memory
+from verl.workers.engine.activation_memory import Shape, TrainingMemory
+from verl.workers.engine.layout import RowLayout
+
+PACKED = RowLayout(form="packed", attention="sdpa", limits=())
+MIB = 2**20
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(make_tiny_model(tmp_path_factory.mktemp("model") / "m", ["a few words"], size=TinyModelSize(num_layers=7)))
+
+
+def counted(path: str, *, checkpointing: bool = False) -> TrainingMemory:
+    return TrainingMemory(path, CAUSAL_LM, PACKED, dtype=torch.float32, adapters={}, checkpointing=checkpointing, trust_remote_code=False)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("rows", [1, 16])
+def test_layers_that_are_left_out_are_added_exactly(model: str, rows: int, checkpointing: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = Shape(rows, 24, 8)
+    some = counted(model, checkpointing=checkpointing).of_pass(shape)
+    monkeypatch.setattr(activation_memory, "COUNTED_LAYERS", 99)
+    assert some == counted(model, checkpointing=checkpointing).of_pass(shape)
+
+
+def test_a_pass_grows_with_its_rows_and_shrinks_with_checkpointing(model: str) -> None:
+    plain = counted(model)
+    assert plain.of_pass(Shape(32, 24, 8)) > 3 * plain.of_pass(Shape(8, 24, 8))
+    assert counted(model, checkpointing=True).of_pass(Shape(32, 24, 8)) < plain.of_pass(Shape(32, 24, 8)) / 2
+
+
+def planned(model: str, free: int, monkeypatch: pytest.MonkeyPatch, *keys: str) -> RunConfig:
+    monkeypatch.setattr(memory_plan, "free_memory", lambda: free)
+    monkeypatch.setattr(memory_plan, "SHARE", 1.0)
+    monkeypatch.setattr(memory_plan, "_processes", lambda config, placement: 0)
+    process = type("Process", (), {"memory_info": lambda self: type("Memory", (), {"rss": 0})()})
+    monkeypatch.setattr(memory_plan.psutil, "Process", process)
+    config = compose_config([f"actor_rollout_ref.model.path={model}", "trainer.controller=local", "trainer.device=cpu", *keys])
+    resolve_defaults(config)
+    placement = build_placement(config.agent, config.actor_rollout_ref)
+    memory_plan.plan_memory(config, placement, "cpu", partial(max_model_len, config, placement))
+    assert all(group.config.actor.ppo_max_token_len_per_gpu for group in placement.groups)
+    return config
+
+
+def test_with_enough_memory_budgets_are_the_largest_and_nothing_is_recomputed(
+    model: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    own = planned(model, 100 * 2**30, monkeypatch).actor_rollout_ref
+    assert (own.actor.ppo_max_token_len_per_gpu, own.rollout.log_prob_max_token_len_per_gpu) == (16384, 32768)
+    assert own.model.enable_gradient_checkpointing is False
+    lines = [record.getMessage() for record in caplog.records if record.getMessage().startswith("memory:")]
+    assert len(lines) == 1
+    assert "a micro-batch" in lines[0]
+
+
+def test_with_less_memory_micro_batches_are_smaller_and_then_recomputed(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths = ("data.max_prompt_length=48", "data.max_response_length=16", "actor_rollout_ref.rollout.max_num_seqs=2")
+    most = planned(model, 10**12, monkeypatch, *lengths).actor_rollout_ref
+    less = planned(model, 120 * MIB, monkeypatch, *lengths).actor_rollout_ref
+    assert 64 <= less.actor.ppo_max_token_len_per_gpu < most.actor.ppo_max_token_len_per_gpu
+    assert less.rollout.log_prob_max_token_len_per_gpu == less.actor.ppo_max_token_len_per_gpu
+    long = ("data.max_prompt_length=900", "data.max_response_length=100", "actor_rollout_ref.rollout.max_num_seqs=2")
+    recomputed = planned(model, 90 * MIB, monkeypatch, *long).actor_rollout_ref
+    assert recomputed.model.enable_gradient_checkpointing is True
+
+
+def test_what_cannot_fit_is_refused_with_keys_and_figures(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError) as error:
+        planned(model, 300 * MIB, monkeypatch, "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=16384")
+    message = str(error.value)  # another policy holds the rest of the 0.29 GiB
+    assert "GiB and can have 0.27 GiB; these would do: actor_rollout_ref.actor.ppo_max_token_len_per_gpu=1024 (" in message
+    assert "\n" not in message
+    with pytest.raises(ConfigError, match="use a smaller model, or a machine with more memory"):
+        planned(model, 5 * MIB, monkeypatch)

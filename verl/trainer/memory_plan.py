@@ -1,0 +1,361 @@
+"""What a run needs of the machine's memory, before it starts: counted on the run's own models, beside what the machine has.
+
+Budgets of micro-batches that are not set become the largest that fit, up to `MOST_TOKENS`; gradient checkpointing is turned on where the
+longest row does not fit without. A run that cannot fit is refused with the keys that would do.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from verl.models.fingerprint import once_per_configuration
+from verl.models.loader import CAUSAL_LM, load_config, resolve_dtype
+from verl.models.lora import LoraSpec, lora_spec
+from verl.trainer.config import ActorRolloutRefConfig, RunConfig
+from verl.trainer.config.spec import ConfigError
+from verl.trainer.placement.pools import assign_devices, assign_engines
+from verl.trainer.placement.table import Placement, WorkerGroupSpec
+from verl.trainer.ppo.critic import critic_agents
+from verl.workers.engine.activation_memory import Shape, TrainingMemory
+from verl.workers.engine.layout import RowLayout
+from verl.workers.engine.layout_check import choose_layout
+from verl.workers.engine.micro_batch import MOST_TOKENS
+
+logger = logging.getLogger(__name__)
+
+GIB = 2**30
+# As `MOST_TOKENS`, of passes without gradients.
+MOST_SCORED_TOKENS = 32768
+# Share of the memory that a run may plan with: allocators do not return all that was freed.
+SHARE = 0.9
+# Bytes per number of sampling: logits of slots and of prompts, scaled, as log-probs and as probabilities in fp32, their sums in fp64.
+SAMPLING_BYTES = 28
+ADAM_STATES = 2
+TRIALS = 2
+FP32 = 4
+ACTOR = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu"
+CHECKPOINTING = "actor_rollout_ref.model.enable_gradient_checkpointing"
+SLOTS = "actor_rollout_ref.rollout.max_num_seqs"
+
+
+@dataclass(frozen=True)
+class GroupMemory:
+    """Bytes of one worker group on one device, and of its largest passes.
+
+    Attributes:
+        weights: of the trainer, with adapters and the reference.
+        optimizer: its states.
+        gradients: of one optimizer step.
+        engine: weights of the engine.
+        cache: keys and values, logits and sampling of the engine, freed while policies are updated.
+        one_pass: of the largest micro-batch.
+        tokens: budget of a micro-batch.
+        checkpointing: activations are recomputed.
+    """
+
+    weights: int
+    optimizer: int
+    gradients: int
+    engine: int
+    cache: int
+    one_pass: int
+    tokens: int
+    checkpointing: bool
+
+    @property
+    def resident(self) -> int:
+        """Bytes that stay for the whole run."""
+        return self.weights + self.optimizer + self.engine
+
+    @property
+    def transient(self) -> int:
+        """Bytes of the larger of training and sampling, which alternate."""
+        return max(self.gradients + self.one_pass, self.cache)
+
+
+def free_memory() -> int:
+    """Return the bytes of host memory that this process and those it starts can have: what is free, within the limit of its cgroup."""
+    free = psutil.virtual_memory().available
+    for limit_file, usage_file, stat_file in (
+        ("memory.max", "memory.current", "memory.stat"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat"),
+    ):
+        root = Path("/sys/fs/cgroup")
+        try:
+            limit = int((root / limit_file).read_text())
+            usage = int((root / usage_file).read_text())
+            stat = dict(line.split() for line in (root / stat_file).read_text().splitlines())
+        except (OSError, ValueError):
+            continue  # no limit, or another version of cgroups
+        # Pages of files are given back when processes need memory.
+        files = int(stat.get("inactive_file", 0)) + int(stat.get("active_file", 0))
+        free = min(free, limit - usage + files)
+    return max(0, free)
+
+
+def plan_memory(config: RunConfig, placement: Placement, device: str, max_model_len: Callable[[WorkerGroupSpec], int]) -> None:
+    """Set the budgets that are not set, print the plan, and check that it fits.
+
+    Args:
+        config: of the run; values of None are replaced, in the placement too.
+        placement: of its agents.
+        device: cpu or cuda, of the workers.
+        max_model_len: function that returns the longest prompt plus reply, in tokens, of a worker group.
+
+    Raises:
+        ConfigError: the run does not fit, with the keys that would do and what each would need.
+    """
+    trained = [] if config.trainer.val_only else [group for group in placement.groups if group.trained]
+    free = _free(device)
+    processes = _processes(config, placement)
+    base = psutil.Process().memory_info().rss if device == "cpu" else 0
+    room = int(SHARE * (free + base)) - base * processes
+    models = [_Model(config, placement, group, device, max_model_len(group)) for group in trained]
+    for number, model in enumerate(models):
+        others = [other.fixed() for other in models if other is not model]
+        taken = sum(other.resident for other in others)
+        if processes > 1:  # groups in processes of their own may be busy at the same time
+            taken += sum(done.memory.transient for done in models[:number])
+        model.choose(room - taken)
+    _fill(config, placement, models)
+    if models:
+        _report(models, base * processes, free + base, device)
+
+
+def _free(device: str) -> int:
+    return torch.cuda.mem_get_info()[0] if device == "cuda" else free_memory()
+
+
+def _processes(config: RunConfig, placement: Placement) -> int:
+    """Return the number of processes with a model on the fullest machine; with one controller process it is that one."""
+    if config.trainer.controller == "local":
+        return 1
+    policies = sum(devices.ranks for devices in assign_devices(config, placement).values())
+    engines = sum(devices.ranks for devices in assign_engines(config, placement).values())
+    return 1 + policies + engines
+
+
+@once_per_configuration
+def _training_memory(
+    network: Any,
+    path: str,
+    layout: RowLayout,
+    dtype: torch.dtype,
+    adapters: tuple[tuple[str, LoraSpec], ...],
+    checkpointing: bool,
+    trust_remote_code: bool,
+) -> TrainingMemory:
+    """Return the memory of a model's training passes, which keeps what it has counted; groups of one model share it."""
+    return TrainingMemory(
+        path,
+        CAUSAL_LM,
+        layout,
+        dtype=dtype,
+        adapters=dict(adapters),
+        checkpointing=checkpointing,
+        trust_remote_code=trust_remote_code,
+    )
+
+
+class _Model:
+    """The memory of one trained worker group, and the choice of what is not set."""
+
+    def __init__(self, config: RunConfig, placement: Placement, group: WorkerGroupSpec, device: str, longest: int) -> None:
+        self.group = group
+        self.own = group.config
+        self.longest = longest
+        self._ranks = assign_devices(config, placement)[group.wg_id].ranks
+        self._device = device
+        self._critic = group.wg_id in critic_agents(config, placement)
+        policies = group.policies.values()
+        self._reference = not group.adapters and (config.algorithm.use_kl_in_reward or any(policy.actor.use_kl_loss for policy in policies))
+        self._dtype = resolve_dtype(self.own.actor.fsdp_config.dtype, device)
+        self.memory = GroupMemory(0, 0, 0, 0, 0, 0, 0, False)
+        self._counted: dict[bool, TrainingMemory] = {}
+        self._network = load_config(self.own.model.path, trust_remote_code=self.own.model.trust_remote_code)
+
+    def _training(self, checkpointing: bool) -> TrainingMemory:
+        if checkpointing not in self._counted:
+            model = self.own.model
+            layout = choose_layout(
+                self._network,
+                use_remove_padding=model.use_remove_padding,
+                attention=model.attn_implementation,
+                device=self._device,
+                dtype=self._dtype,
+                merge_rows=model.merge_rows,
+            ).layout
+            self._counted[checkpointing] = _training_memory(
+                self._network,
+                str(model.path),
+                layout,
+                self._dtype,
+                tuple((name, lora_spec(own.model)) for name, own in self.group.adapters.items()),
+                checkpointing,
+                model.trust_remote_code,
+            )
+        return self._counted[checkpointing]
+
+    def fixed(self) -> GroupMemory:
+        """Return what does not depend on the budget of a micro-batch."""
+        training = self._training(bool(self.own.model.enable_gradient_checkpointing))
+        master = resolve_dtype(self.own.actor.fsdp_config.model_dtype, self._device).itemsize
+        adapters = len(self.group.adapters)
+        adapter_numbers = training.trained if adapters else 0
+        trained = training.trained * max(1, adapters)
+        copies = 1 + self._reference + self._critic
+        weights = (training.parameters * copies + adapter_numbers * adapters) * master
+        optimizer = (trained + self._critic * training.parameters) * ADAM_STATES * FP32
+        rollout = self.own.rollout
+        numbers = resolve_dtype(rollout.dtype, self._device).itemsize
+        engine = (training.parameters + adapter_numbers * adapters) * numbers
+        text = self._network.get_text_config()
+        cache = self._cache(text, numbers) + rollout.max_num_seqs * int(text.vocab_size) * SAMPLING_BYTES
+        gradients = training.trained * FP32 // self._ranks
+        return GroupMemory(weights // self._ranks, optimizer // self._ranks, gradients, engine, cache, 0, 0, False)
+
+    def _cache(self, text: Any, numbers: int) -> int:
+        heads = getattr(text, "num_key_value_heads", None) or getattr(text, "num_attention_heads", 1)
+        size = getattr(text, "head_dim", None) or text.hidden_size // getattr(text, "num_attention_heads", 1)
+        return 2 * text.num_hidden_layers * heads * size * numbers * self.longest * self.own.rollout.max_num_seqs
+
+    def choose(self, room: int) -> None:
+        """Set `memory` to the plan with the largest budget that fits into `room` bytes. Raises ConfigError if none does."""
+        fixed = self.fixed()
+        left = room - fixed.resident - fixed.gradients - self._gathered()
+        given = self.own.actor.ppo_max_token_len_per_gpu if self.own.actor.use_dynamic_bsz else None
+        rows = None if self.own.actor.use_dynamic_bsz else self.own.actor.ppo_micro_batch_size_per_gpu
+        wanted = self._shape(given or MOST_TOKENS) if rows is None else self._of_rows(rows)
+        least = wanted if rows is not None or given is not None else self._of_rows(1)
+        checkpointing = self.own.model.enable_gradient_checkpointing
+        for option in (False, True) if checkpointing is None else (bool(checkpointing),):
+            counted = self._training(option)
+            shape = self._largest(counted, least, wanted, left)
+            if shape is None:
+                continue  # not even the shortest micro-batch
+            tokens = max(shape.tokens, given or 0)
+            self.memory = _with(
+                fixed, counted.of_pass(shape) + self._gathered(), tokens if shape is not wanted else given or MOST_TOKENS, option
+            )
+            break
+        if not self.memory.tokens or fixed.resident + fixed.cache > room:
+            raise ConfigError(self._refusal(fixed, room, least))
+
+    def _gathered(self) -> int:
+        """Return the bytes of the whole parameters in a pass: of one rank FSDP2 frees none of them before its end."""
+        return self._training(False).parameters * self._dtype.itemsize if self._ranks == 1 else 0
+
+    def _shape(self, tokens: int) -> Shape:
+        """Return as many of the longest rows as the budget holds, at least one."""
+        return self._of_rows(max(1, tokens // self.longest))
+
+    def _of_rows(self, rows: int) -> Shape:
+        reply = min(self.own.rollout.response_length or self.longest // 2, self.longest - 1)
+        return Shape(rows, self.longest - reply, reply)
+
+    def _largest(self, counted: TrainingMemory, least: Shape, wanted: Shape, left: int) -> Shape | None:
+        """Return the largest shape from `least` to `wanted` that fits, or None; one pass is counted where all fits."""
+        if counted.of_pass(wanted) <= left:
+            return wanted
+        if least == wanted or counted.of_pass(least) > left:
+            return None
+        low = least
+        high = wanted
+        for _ in range(TRIALS):  # the bytes are nearly linear in the rows
+            slope = (counted.of_pass(high) - counted.of_pass(low)) / (high.rows - low.rows)
+            rows = low.rows + int((left - counted.of_pass(low)) / slope)
+            if not low.rows < rows < high.rows:
+                break
+            middle = self._of_rows(rows)
+            if counted.of_pass(middle) <= left:
+                low = middle
+            else:
+                high = middle
+        return low
+
+    def _refusal(self, fixed: GroupMemory, room: int, least: Shape) -> str:
+        """Return one line with what the group needs, and the keys that would do."""
+        one = self._of_rows(1)
+        slots = self.own.rollout.max_num_seqs
+
+        def total(shape: Shape, checkpointing: bool, share: float) -> float:
+            one_pass = self._training(checkpointing).of_pass(shape) + self._gathered()
+            return (fixed.resident + max(fixed.gradients + one_pass, int(fixed.cache * share))) / GIB
+
+        options = {
+            f"{ACTOR}={one.tokens}": total(one, False, 1.0),
+            f"{ACTOR}={one.tokens} {CHECKPOINTING}=true": total(one, True, 1.0),
+            f"{SLOTS}={max(1, slots // 8)} {ACTOR}={one.tokens} {CHECKPOINTING}=true": total(one, True, 0.125),
+        }
+        if not self.group.adapters:
+            with_adapters = total(one, True, 0.125) - (fixed.optimizer + fixed.gradients) / GIB
+            options[f"agent.specialization=lora {SLOTS}={max(1, slots // 8)} {ACTOR}={one.tokens}"] = with_adapters
+        fitting = [f"{keys} ({size:.2f} GiB)" for keys, size in options.items() if size * GIB <= room]
+        needed = total(least, bool(self.own.model.enable_gradient_checkpointing), 1.0)
+        return f"model {self.own.model.path}: the run needs {needed:.2f} GiB and can have {max(0, room) / GIB:.2f} GiB; " + (
+            f"these would do: {'; '.join(fitting)}" if fitting else "use a smaller model, or a machine with more memory"
+        )
+
+
+def _with(fixed: GroupMemory, one_pass: int, tokens: int, checkpointing: bool) -> GroupMemory:
+    values = (fixed.weights, fixed.optimizer, fixed.gradients, fixed.engine, fixed.cache)
+    return GroupMemory(*values, one_pass, tokens, checkpointing)
+
+
+def _configs(config: RunConfig, placement: Placement) -> Iterator[ActorRolloutRefConfig]:
+    yield config.actor_rollout_ref
+    for group in placement.groups:
+        yield from (group.config, *group.adapters.values())
+    rows = [*placement.agents, *([] if placement.reward_model is None else [placement.reward_model])]
+    yield from (row.config for row in rows)
+
+
+def _fill(config: RunConfig, placement: Placement, models: list[_Model]) -> None:
+    """Write the chosen values where none is set."""
+    tokens = min((model.memory.tokens for model in models), default=MOST_TOKENS)
+    scored = MOST_SCORED_TOKENS if tokens >= MOST_TOKENS else tokens
+    for own in _configs(config, placement):
+        if own.actor.ppo_max_token_len_per_gpu is None:
+            own.actor.ppo_max_token_len_per_gpu = tokens
+        if own.rollout.log_prob_max_token_len_per_gpu is None:
+            own.rollout.log_prob_max_token_len_per_gpu = scored
+        if own.ref.log_prob_max_token_len_per_gpu is None:
+            own.ref.log_prob_max_token_len_per_gpu = scored
+        if own.model.enable_gradient_checkpointing is None:
+            own.model.enable_gradient_checkpointing = any(model.memory.checkpointing for model in models)
+    if config.critic.ppo_max_token_len_per_gpu is None:
+        config.critic.ppo_max_token_len_per_gpu = scored
+    if config.critic.model.enable_gradient_checkpointing is None:
+        config.critic.model.enable_gradient_checkpointing = config.actor_rollout_ref.model.enable_gradient_checkpointing
+
+
+def _report(models: list[_Model], base: int, free: int, device: str) -> None:
+    memories = [model.memory for model in models]
+    transient = max(memory.transient for memory in memories)
+    total = base + sum(memory.resident for memory in memories) + transient
+    figures = {
+        "processes": base,
+        "weights": sum(memory.weights for memory in memories),
+        "optimizer": sum(memory.optimizer for memory in memories),
+        "engines": sum(memory.engine for memory in memories),
+        "cache": max(memory.cache for memory in memories),
+        "gradients": max(memory.gradients for memory in memories),
+        "a micro-batch": max(memory.one_pass for memory in memories),
+    }
+    where = "GPU" if device == "cuda" else "host"
+    logger.info(
+        "memory: up to %.2f of %.1f GiB (%s): %s; micro-batches of %s tokens%s",
+        total / GIB,
+        free / GIB,
+        where,
+        ", ".join(f"{name} {value / GIB:.2f}" for name, value in figures.items() if value),
+        " and ".join(sorted({f"{memory.tokens:,}" for memory in memories})),
+        ", gradient checkpointing" if any(memory.checkpointing for memory in memories) else "",
+    )

@@ -1,0 +1,56 @@
+"""Which calls of a training step are recorded by `torch.profiler`, and in which files (`global_profiler`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from verl.protocol import DataProto
+from verl.trainer.config import GlobalProfilerConfig, RunConfig
+from verl.trainer.config.profiler import ProfilerConfig
+from verl.trainer.derived import run_dir_of
+from verl.trainer.placement.table import Placement
+from verl.workers.profiler import META, Trace
+
+# In the meta_info of a batch: the steps of its trace.
+RECORDED = "recorded_steps"
+
+
+def recorded_steps(config: GlobalProfilerConfig, step: int) -> str:
+    """Return the name of the steps that share a trace with `step`, such as `step2` or `step2-4`; empty if it is not recorded."""
+    steps = set(config.steps or ())
+    if config.tool is None or step not in steps:
+        return ""
+    first = step
+    last = step
+    if config.profile_continuous_steps:
+        while first - 1 in steps:
+            first -= 1
+        while last + 1 in steps:
+            last += 1
+    return f"step{first}" if first == last else f"step{first}-{last}"
+
+
+class TeamTraces:
+    """The traces of the policies and critics of a run.
+
+    Args:
+        config: configuration of the run.
+        placement: agents, policies and worker groups.
+    """
+
+    def __init__(self, config: RunConfig, placement: Placement) -> None:
+        folder = config.global_profiler.save_path
+        self.folder = (Path(folder).expanduser() if folder else run_dir_of(config) / "profile").absolute()
+        self.policies = {policy: own.actor.profiler for spec in placement.groups for policy, own in spec.policies.items()}
+        self.critic = config.critic.profiler
+
+    def meta(self, batch: DataProto, name: str, critic: bool) -> Mapping[str, Any]:
+        """Return the meta_info with which a call for a policy, or for a critic, on rows of `batch` is recorded; empty if it is not."""
+        steps = batch.meta_info.get(RECORDED)
+        config: ProfilerConfig = self.critic if critic else self.policies[name]
+        if not steps or not config.enable:
+            return {}
+        ranks = None if config.all_ranks else tuple(config.ranks) or (0,)
+        return {META: Trace(str(self.folder / f"{steps}_{'critic' if critic else 'policy'}_{name}"), ranks, tuple(config.contents))}
