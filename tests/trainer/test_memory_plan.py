@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
 
+from tests.models.families import FAMILIES
 from verl.models.loader import CAUSAL_LM
 from verl.models.tiny import TinyModelSize, make_tiny_model
 from verl.trainer import memory_plan
@@ -19,6 +21,7 @@ from verl.trainer.placement.table import build_placement
 from verl.workers.engine import activation_memory
 from verl.workers.engine.activation_memory import Shape, TrainingMemory
 from verl.workers.engine.layout import RowLayout
+from verl.workers.engine.micro_batch import MOST_TOKENS
 
 PACKED = RowLayout(form="packed", attention="sdpa", limits=())
 MIB = 2**20
@@ -93,3 +96,17 @@ def test_what_cannot_fit_is_refused_with_keys_and_figures(model: str, monkeypatc
     assert "\n" not in message
     with pytest.raises(ConfigError, match="use a smaller model, or a machine with more memory"):
         planned(model, 5 * MIB, monkeypatch)
+
+
+@pytest.mark.parametrize("name", sorted(FAMILIES)[::9])
+def test_a_model_of_any_family_is_counted_or_a_line_says_that_it_is_not(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Some operations, such as products of an expert's rows in fp32, have no form without numbers."""
+    caplog.set_level(logging.INFO)
+    FAMILIES[name].config().save_pretrained(tmp_path)
+    lengths = ("data.max_prompt_length=8", "data.max_response_length=8", "actor_rollout_ref.rollout.max_num_seqs=2")
+    own = planned(str(tmp_path), 10**12, monkeypatch, *lengths).actor_rollout_ref
+    assert own.actor.ppo_max_token_len_per_gpu == MOST_TOKENS
+    lines = {record.getMessage().split(":")[0] for record in caplog.records if "emory" in record.getMessage()}
+    assert lines == {"memory"}

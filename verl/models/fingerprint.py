@@ -64,13 +64,13 @@ def _structure(value: Any) -> Any:
 def once_per_configuration(check: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T]:
     """Make a function of a model's configuration run once in a process for configurations of one structure; errors are not kept.
 
-    Further arguments must be hashable; results must not be changed by the caller.
+    Further arguments are compared by their `repr`; results must not be changed by the caller.
     """
-    results: dict[Any, T] = {}
+    results: dict[tuple[str, str], T] = {}
 
     @functools.wraps(check)
     def call(config: Any, *args: P.args, **kwargs: P.kwargs) -> T:
-        key = (configuration_key(config), args, tuple(sorted(kwargs.items())))
+        key = (configuration_key(config), repr((args, sorted(kwargs.items()))))
         if key not in results:
             results[key] = check(config, *args, **kwargs)
         return results[key]

@@ -118,6 +118,7 @@ def plan_memory(config: RunConfig, placement: Placement, device: str, max_model_
     base = psutil.Process().memory_info().rss if device == "cpu" else 0
     room = int(SHARE * (free + base)) - base * processes
     models = [_Model(config, placement, group, device, max_model_len(group)) for group in trained]
+    models = [model for model in models if model.is_counted()]
     for number, model in enumerate(models):
         others = [other.fixed() for other in models if other is not model]
         taken = sum(other.resident for other in others)
@@ -226,13 +227,39 @@ class _Model:
         size = getattr(text, "head_dim", None) or text.hidden_size // getattr(text, "num_attention_heads", 1)
         return 2 * text.num_hidden_layers * heads * size * numbers * self.longest * self.own.rollout.max_num_seqs
 
+    def _given(self) -> tuple[int | None, int | None]:
+        """Return the tokens and the rows of a micro-batch that are set."""
+        actor = self.own.actor
+        return (actor.ppo_max_token_len_per_gpu, None) if actor.use_dynamic_bsz else (None, actor.ppo_micro_batch_size_per_gpu)
+
+    def _wanted(self) -> Shape:
+        """Return the largest micro-batch that the run may have."""
+        tokens, rows = self._given()
+        return self._shape(tokens or MOST_TOKENS) if rows is None else self._of_rows(rows)
+
+    def is_counted(self) -> bool:
+        """Return whether a pass of the model can be counted; a line says so if not."""
+        try:
+            self.fixed()
+            self._training(bool(self.own.model.enable_gradient_checkpointing)).of_pass(self._wanted())
+        except Exception as error:  # code of any model may raise anything, and some operations need numbers
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            logger.warning(
+                "memory: a pass of %s cannot be counted (%s): micro-batches have up to %s tokens unless %s is set",
+                self.own.model.path,
+                reason,
+                f"{MOST_TOKENS:,}",
+                ACTOR,
+            )
+            return False
+        return True
+
     def choose(self, room: int) -> None:
         """Set `memory` to the plan with the largest budget that fits into `room` bytes. Raises ConfigError if none does."""
         fixed = self.fixed()
         left = room - fixed.resident - fixed.gradients - self._gathered()
-        given = self.own.actor.ppo_max_token_len_per_gpu if self.own.actor.use_dynamic_bsz else None
-        rows = None if self.own.actor.use_dynamic_bsz else self.own.actor.ppo_micro_batch_size_per_gpu
-        wanted = self._shape(given or MOST_TOKENS) if rows is None else self._of_rows(rows)
+        given, rows = self._given()
+        wanted = self._wanted()
         least = wanted if rows is not None or given is not None else self._of_rows(1)
         checkpointing = self.own.model.enable_gradient_checkpointing
         for option in (False, True) if checkpointing is None else (bool(checkpointing),):
