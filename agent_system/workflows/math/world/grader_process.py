@@ -65,6 +65,7 @@ def main() -> None:
                 return near
         return algebra.equal(answer, truth)
 
+    equal("1+1", "2")  # the first comparison takes 0.2 s more, of which a loaded machine makes a timeout
     out.write('{"ready": true}\n')
     out.flush()
     for line in sys.stdin:
