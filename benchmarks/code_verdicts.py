@@ -172,10 +172,10 @@ async def measure(rows: list[dict[str, Any]], args: argparse.Namespace) -> dict[
     """Return the counts of both verdicts on all programs."""
     raws = [human_eval(row) for row in rows]
     found = [await solve(raw, Preparation(max_tests=100_000)) for raw in raws]
-    for row, (problem, counts) in zip(rows, found, strict=True):
+    for row, (problem, counts, _) in zip(rows, found, strict=True):
         if problem is None or any("left out" in what for what, count in counts.items() if count):
             logger.info("%s: %s", row.get("task_id"), dict(counts))
-    problems = [problem for problem, _ in found]
+    problems = [problem for problem, _, _ in found]
     kept = [row for row, problem in enumerate(problems) if problem is not None]
     programs = make_programs([raws[row] for row in kept], args.mutants, args.seed)
     count = {"rows": len(kept), "programs": len(programs), "passed": 0, "agree": 0, "differ_in_helpers": 0, "differ": 0}

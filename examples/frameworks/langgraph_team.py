@@ -17,11 +17,11 @@ def build(solver, verifier):
 
     async def solve(state):
         reply = await solver.ainvoke(f"Solve: {state['problem']}{''.join(state['replies'])}")
-        return {"replies": [f"\nSolver: {reply.content}"]}
+        return {"replies": [f"\nSolver: {reply.content.strip()}"]}
 
     async def verify(state):
         reply = await verifier.ainvoke(f"Check: {state['problem']}{''.join(state['replies'])}")
-        return {"replies": [f"\nVerifier: {reply.content}"]}
+        return {"replies": [f"\nVerifier: {reply.content.strip()}"]}
 
     graph = StateGraph(Discussion)
     graph.add_node("solve", solve)

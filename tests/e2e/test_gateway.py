@@ -42,7 +42,7 @@ async def team(task, session):
             messages = [{"role": "user", "content": text}]
             return (await client.chat.completions.create(model=agent, messages=messages)).choices[0].message.content
 
-        asked = await say("Asker", f"Ask: {task.prompt}")
+        asked = (await say("Asker", f"Ask: {task.prompt}")).strip()  # as an orchestra shows it
         return await say("Verifier Agent", f"Judge: {task.prompt}Asker: {asked}")
 '''
 COMPARED = ("agent_id", "turn", "call", "prompt", "reply", "act_reward", "local_reward", "reward", "seed", "response_tokens", "valid")

@@ -41,7 +41,7 @@ class LiveBytes(TorchDispatchMode):
         self._counted: weakref.WeakSet[Any] = weakref.WeakSet(tensor.untyped_storage() for tensor in before)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
+        result = _without_numbers(func, args, kwargs or {})
         for leaf in tree_leaves(result):
             if isinstance(leaf, torch.Tensor):
                 self._count(leaf.untyped_storage())
@@ -58,6 +58,16 @@ class LiveBytes(TorchDispatchMode):
 
     def _free(self, size: int) -> None:
         self.live -= size
+
+
+def _without_numbers(func: Any, args: Any, kwargs: Any) -> Any:
+    """Return the result of an operation on tensors without numbers, also of those for which torch has no form without numbers."""
+    if func is torch.ops.aten._local_scalar_dense.default:
+        return args[0].dtype == torch.bool  # rows are whole and positions plain, so conditions of masks are met; other numbers are 0
+    if func is torch.ops.aten._grouped_mm.default and args[0].dtype == torch.float32:
+        halves = [arg.bfloat16() if isinstance(arg, torch.Tensor) and arg.is_floating_point() else arg for arg in args]
+        return func(*halves, **kwargs).float()
+    return func(*args, **kwargs)
 
 
 @contextmanager
