@@ -46,7 +46,7 @@ async def test_every_request_is_a_sample_and_the_answer_is_scored_by_the_environ
         ("Editor", 1, 1, 1, 1, True),
     ]
     assert [(s.prompt_ids, s.generation.token_ids) for s in episode.samples] == engine.sampled
-    assert second.prompt_text == "<|im_start|>user\nEdit: a draft<|im_end|>\n<|im_start|>assistant\n"
+    assert second.prompt_text == "<|im_start|>user\nEdit:  a draft<|im_end|>\n<|im_start|>assistant\n"
     assert (first.text, first.action, second.reward) == ("<think>hm</think> a draft", "a draft", 1.0)
     assert metrics["agent/writer/calls"] == 1 and metrics["episode/success_rate"] == 1 and metrics["gateway/undelivered"] == 0
 
