@@ -70,7 +70,7 @@ def _ends(chat: ChatTemplate) -> TemplateFact:
 def _goes_on(chat: ChatTemplate) -> TemplateFact:
     """Return whether the prompts of a second turn go on with the tokens of the first one."""
     said = {"role": "assistant", "content": _ANSWER}
-    tried = {"a reply": (said, _MORE, ())}
+    tried: dict[str, tuple[Mapping[str, Any], Mapping[str, Any], Sequence[Mapping[str, Any]]]] = {"a reply": (said, _MORE, ())}
     thought = f"<think>{chat.marks.lead}zq thought{chat.marks.trail}</think>{chat.marks.gap}{_ANSWER}"
     tried["thinking"] = ({**said, "content": thought}, _MORE, ())
     if chat.calls is not None and chat.shows_tools:
