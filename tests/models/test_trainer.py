@@ -11,6 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from agent_system.launch import command
+from tests.conftest import save_tokenizer
 from tests.models.families import FAMILIES, make_model, save_model
 from tests.workers.engine.builders import (
     gradients,
@@ -138,13 +139,15 @@ def test_a_checkpoint_holds_the_buffers_of_a_model(name: str, tmp_path: Path) ->
 def test_the_command_prints_a_table_and_a_verdict(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = save_model("gemma2", tmp_path)
+    folder = save_model("gemma2", tmp_path, save_tokenizer)
     monkeypatch.setattr(sys, "argv", ["verl-mas", "check-model", str(folder), "--max-len", "64", "--lora-rank", "4"])
     command.main()
     printed = capsys.readouterr().out
     for name, verdict in (("trainer", "exact, slower"), ("own weights", "exact"), ("export", "exact"), ("adapters", "exact")):
         assert re.search(rf"^{name} +{verdict}", printed, re.MULTILINE), printed
-    assert "attention by eager" in printed and "verdict: can be trained exactly; " in printed
+    assert "attention by eager" in printed and "verdict: can be trained exactly" in printed
+    for name in ("tokenizer", "end of turn", "continuation"):
+        assert re.search(rf"^{name} +exact", printed, re.MULTILINE), printed
 
 
 def test_the_command_ends_with_status_1_for_files_of_another_framework(
