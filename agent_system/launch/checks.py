@@ -23,6 +23,7 @@ from agent_system.sandbox import configure
 from agent_system.tools import runs_programs
 from verl.models.loader import ModelPathError
 from verl.protocol.generate import EngineGoneError
+from verl.protocol.template_time import TEMPLATE_TIME
 from verl.single_controller.worker_group import WorkerDiedError
 from verl.trainer.checkpoint.given_models import check_saved_models, fingerprints, groups_with_fixed_models
 from verl.trainer.checkpoint.store import CheckpointStore, find_checkpoint, read_state
@@ -181,6 +182,8 @@ def check_run(config: RunConfig) -> CheckedRun:
         critics = None if config.trainer.val_only else critic_signature(config, placement)
         bases = fingerprints(groups_with_fixed_models(placement, None if config.trainer.val_only else config))
         state = read_state(checkpoint, placement, critics, bases)
+        if "template_time" in state:  # before the first prompt is rendered
+            TEMPLATE_TIME.restore(str(state["template_time"]))
         if not config.trainer.val_only:
             check_checkpoint(checkpoint, state, config)
         check_saved_models(checkpoint, config, placement)

@@ -7,15 +7,18 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agent_system.env_workers.ray_actor import RayWorker
+from agent_system.launch import checks
 from tests.devices import FP32, GPU, on
 from tests.e2e.conftest import Run, read_metrics, weights
 from tests.e2e.teams import KL
+from verl.protocol.template_time import TEMPLATE_TIME
 from verl.trainer.config.spec import ConfigError
 from verl.trainer.ppo.timeline import Timeline
 from verl.workers.policy_worker import PolicyWorker
@@ -262,3 +265,19 @@ def test_a_single_agent_trains_in_a_built_in_world(train: Run, tmp_path: Path) -
     lines = read_metrics(tmp_path / "run")
     assert [line["step"] for line in lines] == [0, 1, 2]
     assert all("agent/single_agent/reward/mean" in line for line in lines if line["step"] > 0)
+
+
+def test_a_resumed_run_shows_the_time_of_the_first_one_from_its_first_prompt_on(train: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Data sets, whose rows are measured, are built after the checkpoint is read."""
+    built = checks.build_datasets
+    shown: list[str] = []
+
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        shown.append(TEMPLATE_TIME.state())
+        return built(*args, **kwargs)
+
+    monkeypatch.setattr(checks, "build_datasets", noted)
+    for year, steps in ((2031, 1), (2032, 2)):
+        monkeypatch.setattr(TEMPLATE_TIME, "value", datetime(year, 5, 6, 7, 8, 9))
+        train({"trainer.total_training_steps": steps, "data.val_files": "[]", "trainer.val_before_train": False})
+    assert shown == ["2031-05-06T07:08:09"] * 2

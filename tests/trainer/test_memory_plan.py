@@ -110,3 +110,18 @@ def test_a_model_of_any_family_is_counted_or_a_line_says_that_it_is_not(
     assert own.actor.ppo_max_token_len_per_gpu == MOST_TOKENS
     lines = {record.getMessage().split(":")[0] for record in caplog.records if "emory" in record.getMessage()}
     assert lines == {"memory"}
+
+
+@pytest.mark.parametrize(("device", "keys"), [("cuda", ("trainer.controller=local",)), ("cpu", ("ray_init.address=10.0.0.1:6379",))])
+def test_memory_that_the_driver_does_not_see_is_not_counted_and_refuses_nothing(
+    model: str, device: str, keys: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The GPU, which the driver may not have, and other nodes of a cluster."""
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(memory_plan, "free_memory", lambda: 0)
+    config = compose_config([f"actor_rollout_ref.model.path={model}", f"trainer.device={device}", *keys])
+    resolve_defaults(config)
+    placement = build_placement(config.agent, config.actor_rollout_ref)
+    memory_plan.plan_memory(config, placement, device, partial(max_model_len, config, placement))
+    assert all(group.config.actor.ppo_max_token_len_per_gpu == MOST_TOKENS for group in placement.groups)
+    assert "memory: not counted on GPUs or on a cluster" in caplog.text

@@ -22,6 +22,7 @@ from verl.trainer.config import ActorRolloutRefConfig, RunConfig
 from verl.trainer.config.spec import ConfigError
 from verl.trainer.placement.pools import assign_devices, assign_engines
 from verl.trainer.placement.table import Placement, WorkerGroupSpec
+from verl.trainer.ppo.controller import cluster_address
 from verl.trainer.ppo.critic import critic_agents
 from verl.workers.engine.activation_memory import Shape, TrainingMemory
 from verl.workers.engine.layout import RowLayout
@@ -113,9 +114,17 @@ def plan_memory(config: RunConfig, placement: Placement, device: str, max_model_
         ConfigError: the run does not fit, with the keys that would do and what each would need.
     """
     trained = [] if config.trainer.val_only else [group for group in placement.groups if group.trained]
-    free = _free(device)
+    # The driver may have no GPU, and a context of its own would take memory of the one that it has; of other nodes it knows nothing.
+    elsewhere = config.trainer.controller == "ray" and cluster_address(config) is not None
+    if device != "cpu" or elsewhere:
+        _fill(config, placement, [])
+        logger.info(
+            "memory: not counted on GPUs or on a cluster; micro-batches have up to %s tokens unless %s is set", f"{MOST_TOKENS:,}", ACTOR
+        )
+        return
+    free = free_memory()
     processes = _processes(config, placement)
-    base = psutil.Process().memory_info().rss if device == "cpu" else 0
+    base = psutil.Process().memory_info().rss
     room = int(SHARE * (free + base)) - base * processes
     models = [_Model(config, placement, group, device, max_model_len(group)) for group in trained]
     models = [model for model in models if model.is_counted()]
@@ -127,11 +136,7 @@ def plan_memory(config: RunConfig, placement: Placement, device: str, max_model_
         model.choose(room - taken)
     _fill(config, placement, models)
     if models:
-        _report(models, base * processes, free + base, device)
-
-
-def _free(device: str) -> int:
-    return torch.cuda.mem_get_info()[0] if device == "cuda" else free_memory()
+        _report(models, base * processes, free + base)
 
 
 def _processes(config: RunConfig, placement: Placement) -> int:
@@ -363,7 +368,7 @@ def _fill(config: RunConfig, placement: Placement, models: list[_Model]) -> None
         config.critic.model.enable_gradient_checkpointing = config.actor_rollout_ref.model.enable_gradient_checkpointing
 
 
-def _report(models: list[_Model], base: int, free: int, device: str) -> None:
+def _report(models: list[_Model], base: int, free: int) -> None:
     memories = [model.memory for model in models]
     transient = max(memory.transient for memory in memories)
     total = base + sum(memory.resident for memory in memories) + transient
@@ -376,12 +381,10 @@ def _report(models: list[_Model], base: int, free: int, device: str) -> None:
         "gradients": max(memory.gradients for memory in memories),
         "a micro-batch": max(memory.one_pass for memory in memories),
     }
-    where = "GPU" if device == "cuda" else "host"
     logger.info(
-        "memory: up to %.2f of %.1f GiB (%s): %s; micro-batches of %s tokens%s",
+        "memory: up to %.2f of %.1f GiB: %s; micro-batches of %s tokens%s",
         total / GIB,
         free / GIB,
-        where,
         ", ".join(f"{name} {value / GIB:.2f}" for name, value in figures.items() if value),
         " and ".join(sorted({f"{memory.tokens:,}" for memory in memories})),
         ", gradient checkpointing" if any(memory.checkpointing for memory in memories) else "",

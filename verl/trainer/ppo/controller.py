@@ -83,10 +83,10 @@ def free_cpus(config: RunConfig) -> float | None:
 
     if ray.is_initialized():
         return float(ray.available_resources().get("CPU", 0.0))
-    return None if _address(config) else float(_private_cpus(config))
+    return None if cluster_address(config) else float(_private_cpus(config))
 
 
-def _address(config: RunConfig) -> str | None:
+def cluster_address(config: RunConfig) -> str | None:
     """Return the address of the cluster to join; None for a private one."""
     return config.ray_init.address or os.environ.get("RAY_ADDRESS") or None
 
@@ -160,7 +160,7 @@ class RayController:
         self.owns_cluster = False
         if ray.is_initialized():
             return
-        options, address = self.config.ray_init, _address(self.config)
+        options, address = self.config.ray_init, cluster_address(self.config)
         if address:
             try:
                 ray.init(address=address, log_to_driver=True, logging_level=logging.WARNING)

@@ -448,8 +448,6 @@ class RayPPOTrainer:
         self._saved = folder
         self.generated_tokens = int(state["generated_tokens"])
         self.credit.load_state_dict(state["credit"])
-        if "template_time" in state:
-            TEMPLATE_TIME.restore(str(state["template_time"]))
         if self.credit.theta.adapts:
             self.collector.set_theta(self.credit.theta.value)
         if not self.config.trainer.val_only:
