@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import weakref
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -69,24 +69,12 @@ class Routes:
     async def _chat(self, http: web.Request, calls: Answering) -> web.StreamResponse:
         data = await http.read()
         ask = read_ask(read_body(data), calls.forms)
-        with _started(http, calls, ask, data) as request:
-            if ask.stream:
-                return await _streamed(http, calls, request, lambda completion: events(completion, ask.usage))
-            completion = await request.answer()
-            if _connected(http):
-                calls.deliver(request)
-            return web.json_response(completion.to_json())
+        return await _answered(http, calls, ask, data, Completion.to_json, lambda completion: events(completion, ask.usage))
 
     async def _completions(self, http: web.Request, calls: Answering) -> web.StreamResponse:
         data = await http.read()
         ask = completion_ask(read_body(data), calls.forms)
-        with _started(http, calls, ask, data) as request:
-            if ask.stream:
-                return await _streamed(http, calls, request, lambda completion: text_events(completion, ask.usage))
-            completion = await request.answer()
-            if _connected(http):
-                calls.deliver(request)
-            return web.json_response(completion.to_text_json())
+        return await _answered(http, calls, ask, data, Completion.to_text_json, lambda completion: text_events(completion, ask.usage))
 
     async def _responses(self, http: web.Request, calls: Answering) -> web.StreamResponse:
         data = await http.read()
@@ -94,18 +82,30 @@ class Routes:
         chat = chat_body(body, calls.stored)
         ask = read_ask(chat, calls.forms, without_effect(body, RESPONSES))
 
-        def answered(completion: Completion) -> dict[str, Any]:
+        def stored(completion: Completion) -> dict[str, Any]:
             answer = response_body(completion, body)
             calls.stored.add(answer, conversation(chat, body, completion))
             return answer
 
-        with _started(http, calls, ask, data) as request:
-            if ask.stream:
-                return await _streamed(http, calls, request, lambda completion: response_events(answered(completion)))
-            completion = await request.answer()
-            if _connected(http):
-                calls.deliver(request)
-            return web.json_response(answered(completion))
+        return await _answered(http, calls, ask, data, stored, lambda completion: response_events(stored(completion)))
+
+
+async def _answered(
+    http: web.Request,
+    calls: Answering,
+    ask: Ask,
+    data: bytes,
+    whole: Callable[[Completion], Mapping[str, Any]],
+    streamed: Callable[[Completion], Iterator[bytes]],
+) -> web.StreamResponse:
+    """Return the answer to a request, as one object or, if it asks for that, as events."""
+    with _started(http, calls, ask, data) as request:
+        if ask.stream:
+            return await _streamed(http, calls, request, streamed)
+        completion = await request.answer()
+        if _connected(http):
+            calls.deliver(request)
+        return web.json_response(whole(completion))
 
 
 def _described(model: str) -> dict[str, Any]:
