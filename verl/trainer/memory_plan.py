@@ -43,6 +43,7 @@ TRIALS = 2
 FP32 = 4
 ACTOR = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu"
 CHECKPOINTING = "actor_rollout_ref.model.enable_gradient_checkpointing"
+CHECK = "trainer.check_memory=false"
 SLOTS = "actor_rollout_ref.rollout.max_num_seqs"
 
 
@@ -114,13 +115,9 @@ def plan_memory(config: RunConfig, placement: Placement, device: str, max_model_
         ConfigError: the run does not fit, with the keys that would do and what each would need.
     """
     trained = [] if config.trainer.val_only else [group for group in placement.groups if group.trained]
-    # The driver may have no GPU, and a context of its own would take memory of the one that it has; of other nodes it knows nothing.
-    elsewhere = config.trainer.controller == "ray" and cluster_address(config) is not None
-    if device != "cpu" or elsewhere:
+    if unseen := _unseen(config, device):
         _fill(config, placement, [])
-        logger.info(
-            "memory: not counted on GPUs or on a cluster; micro-batches have up to %s tokens unless %s is set", f"{MOST_TOKENS:,}", ACTOR
-        )
+        logger.info("memory: not counted (%s); micro-batches have up to %s tokens unless %s is set", unseen, f"{MOST_TOKENS:,}", ACTOR)
         return
     free = free_memory()
     processes = _processes(config, placement)
@@ -137,6 +134,17 @@ def plan_memory(config: RunConfig, placement: Placement, device: str, max_model_
     _fill(config, placement, models)
     if models:
         _report(models, base * processes, free + base)
+
+
+def _unseen(config: RunConfig, device: str) -> str:
+    """Return why the memory of a run is not counted; empty if it is."""
+    if not config.trainer.check_memory:
+        return CHECK
+    if device != "cpu":  # the driver may have no GPU, and a context of its own would take memory of the one that it has
+        return "on GPUs"
+    if config.trainer.controller == "ray" and cluster_address(config) is not None:
+        return "on a cluster, whose nodes the driver does not see"
+    return ""
 
 
 def _processes(config: RunConfig, placement: Placement) -> int:
@@ -332,7 +340,7 @@ class _Model:
         fitting = [f"{keys} ({size:.2f} GiB)" for keys, size in options.items() if size * GIB <= room]
         needed = total(least, bool(self.own.model.enable_gradient_checkpointing), 1.0)
         return f"model {self.own.model.path}: the run needs {needed:.2f} GiB and can have {max(0, room) / GIB:.2f} GiB; " + (
-            f"these would do: {'; '.join(fitting)}" if fitting else "use a smaller model, or a machine with more memory"
+            f"these would do: {'; '.join(fitting)}" if fitting else f"use a smaller model, or a machine with more memory ({CHECK} starts)"
         )
 
 

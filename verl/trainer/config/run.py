@@ -259,6 +259,10 @@ class TrainerConfig:
         "compare log-probs of engines and trainer before the first step, before and after an update that changes every weight and is "
         "undone; a run whose engines differ does not start",
     )
+    check_memory: bool = key(
+        True,
+        "count the memory of a run before it starts; budgets that are not set become what fits, and a run that cannot fit does not start",
+    )
     save_hf_model: bool = key(True, "write a Hugging Face copy of every policy into a checkpoint")
     critic_warmup: int = key(0, "number of first steps that update only the critic", ge=0, effect=CRITIC)
     balance_batch: bool = key(True, "distribute rows so that ranks have about the same number of tokens")
