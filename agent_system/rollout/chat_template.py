@@ -353,7 +353,9 @@ class ChatTemplate:
         is_plain = not self._has_marks and self._kept_ids.isdisjoint(token_ids)
         opened = bool(self.marks.begin) and prompt.rstrip().endswith(self.marks.begin)
         text = decode(self.tokenizer, token_ids) if is_plain else self._read(decode(self.tokenizer, token_ids, special=True), opened)
-        text = text.removeprefix(self._blanks_before)
+        # After results of tools some templates begin no turn, and put other blanks before the answer.
+        begins = not prompt or prompt.endswith(self._opening)
+        text = text.removeprefix(self._blanks_before if begins else self._blanks_after_results)
         if token_ids and self.ends_turn(token_ids[-1]):
             text = text.removesuffix(self._blanks_after)
         if not opened or text.lstrip().lower().startswith("<think>"):
@@ -382,6 +384,28 @@ class ChatTemplate:
         """The blanks that the template puts between the end of a prompt and an answer, which a reply therefore begins with."""
         shown = self._reply([{"role": "assistant", "content": _ANSWER}]) or ""
         blanks = shown.removeprefix(self.opening).partition(_ANSWER)[0] if shown.startswith(self.opening) else ""
+        return "" if blanks.strip() else blanks
+
+    @cached_property
+    def _opening(self) -> str:
+        return self.opening
+
+    @cached_property
+    def _blanks_after_results(self) -> str:
+        """As `_blanks_before`, where the prompt ends with the result of a tool."""
+        if self.calls is None:
+            return self._blanks_before
+        said = {**FIRST.message(self.calls.as_text), "id": self.call_id(FIRST.name, 0)}
+        asked = [
+            {"role": "user", "content": _QUESTION},
+            {"role": "assistant", "content": self.calls.empty, "tool_calls": [said]},
+            {"role": "tool", "content": _RESULT, "name": FIRST.name, "tool_call_id": said["id"]},
+        ]
+        prompt = self._try_plain(asked, TOOLS)
+        whole = self._try(self._plain([*asked, {"role": "assistant", "content": _ANSWER}]), TOOLS, prompt=False)
+        if not prompt or whole is None or not whole.startswith(prompt):
+            return self._blanks_before
+        blanks = whole[len(prompt) :].partition(_ANSWER)[0]
         return "" if blanks.strip() else blanks
 
     @cached_property

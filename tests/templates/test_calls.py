@@ -19,7 +19,8 @@ MOST_USED = (
     "trl/llama3", "trl/llama3_1", "trl/llama3_2", "trl/nemotron_3_nano", "trl/phi3_5", "trl/qwen2_5", "trl/qwen3", "trl/qwen3_5_think",
     "trl/qwen3_6", "trl/qwen3_instruct_2507", "xinference/GLM-4.6", "xinference/MiniMax-M2", "xinference/QwQ-32B",
     "xinference/Qwen3-Coder", "xinference/deepseek-r1-0528", "xinference/mistral-instruct-v0.3", "xinference/seed-oss",
-    "xinference/deepseek-r1-0528-qwen3", "xinference/Kimi-K2.5", "xinference/glm-5.1", "xinference/qwen2.5-instruct-1m",
+    "xinference/DeepSeek-V3.2", "xinference/deepseek-r1-0528-qwen3", "xinference/Kimi-K2.5", "xinference/glm-5.1",
+    "xinference/qwen2.5-instruct-1m",
     "trl/gemma", "trl/phi3", "trl/qwen3_vl", "trl/qwen3_8", "trl/nemotron_3_super", "trl/qwen2_5_vl", "trl/lfm2",
     "xinference/Qwen3-Instruct", "xinference/MiniMax-M2.5", "xinference/qwen1.5-chat", "xinference/deepseek-v2.5",
 )  # fmt: skip

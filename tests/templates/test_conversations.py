@@ -13,6 +13,8 @@ from tests.templates.published import byte_tokenizer, templates
 from tests.templates.test_calls import MOST_USED, PAGE
 
 BEGIN, END = "<!-- conversations -->\n", "<!-- end of conversations -->\n"
+# Its prompts have ended the thinking. A reply that thinks all the same is rendered anew with its thinking on lines of its own.
+NOT_AS_WRITTEN = {("xinference/DeepSeek-V3.2", title) for title in ("thinking and tool", "rounds: thinking and tool")}
 ROUNDS = ("tool", "parallel", "text and tool", "thinking and tool", "two rounds")
 
 
@@ -31,7 +33,9 @@ def test_conversations_in_the_most_used_templates_go_on_or_are_counted() -> None
         letters.update("".join(p.turns for p in played.values()))
         if bad := {title: p for title, p in played.items() if not is_right(p)}:
             wrong[name] = bad
-    assert not wrong, {name: {title: (p.turns, p.wrong) for title, p in bad.items()} for name, bad in wrong.items()}
+    assert {(name, title) for name, bad in wrong.items() for title in bad} == NOT_AS_WRITTEN, {
+        name: {title: (p.turns, p.wrong) for title, p in bad.items()} for name, bad in wrong.items()
+    }
     assert letters["c"] > letters["a"] > 0
 
 
