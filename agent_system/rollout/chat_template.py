@@ -396,7 +396,7 @@ class ChatTemplate:
         if self.calls is None:
             return self._blanks_before
         said = {**FIRST.message(self.calls.as_text), "id": self.call_id(FIRST.name, 0)}
-        asked = [
+        asked: list[dict[str, Any]] = [
             {"role": "user", "content": _QUESTION},
             {"role": "assistant", "content": self.calls.empty, "tool_calls": [said]},
             {"role": "tool", "content": _RESULT, "name": FIRST.name, "tool_call_id": said["id"]},

@@ -70,6 +70,16 @@ def test_a_tiny_configuration_is_left_as_it_is_apart_from_windows_and_limits(nam
     assert changed <= STRUCTURAL | {"original_max_position_embeddings", "floor_scale", "rope_parameters"}, changed
 
 
+def test_a_miniature_has_the_dtype_and_the_path_of_its_own_configuration() -> None:
+    first = FAMILIES["qwen3_moe"].config()
+    first.architectures = ["Qwen3MoeForCausalLM"]
+    second = FAMILIES["qwen3_moe"].config()
+    first.dtype, second.dtype = torch.bfloat16, torch.float16
+    assert miniature(first).dtype == torch.bfloat16
+    assert miniature(second).dtype == torch.float16
+    assert miniature(second).architectures is None
+
+
 PUBLISHED = {
     "llama3-gqa": ("llama", {"hidden_size": 8192, "num_hidden_layers": 80, "num_attention_heads": 64, "num_key_value_heads": 8,
                              "vocab_size": 128256, "rope_parameters": LLAMA3, "max_position_embeddings": 131072}),

@@ -15,7 +15,7 @@ T = TypeVar("T")
 _WHOLE = 16 << 20
 _BLOCKS, _BLOCK = 256, 64 << 10
 _WEIGHTS = ("*.safetensors", "*.bin")
-_NOT_STRUCTURE = ("dtype", "torch_dtype", "architectures", "transformers_version")
+NOT_STRUCTURE = ("dtype", "torch_dtype", "architectures", "transformers_version")
 
 
 def model_fingerprint(path: str) -> str | None:
@@ -57,7 +57,7 @@ def configuration_key(config: Any) -> str:
 
 def _structure(value: Any) -> Any:
     if isinstance(value, dict):
-        return {str(k): _structure(v) for k, v in value.items() if not str(k).startswith("_") and k not in _NOT_STRUCTURE}
+        return {str(k): _structure(v) for k, v in value.items() if not str(k).startswith("_") and k not in NOT_STRUCTURE}
     return value
 
 

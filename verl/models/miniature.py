@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from verl.models.fingerprint import once_per_configuration
+from verl.models.fingerprint import NOT_STRUCTURE, once_per_configuration
 from verl.models.shrink import (
     OVERRIDES,
     SMALL_HIDDEN,
@@ -67,7 +67,19 @@ def miniature(config: Any, *, window: int = 8, limit: int = 32) -> Any:
     Raises:
         MiniatureError: `AutoModelForCausalLM` builds no model of the configuration, or the model does not run on text alone.
     """
-    return copy.deepcopy(_miniature(config, window, limit))
+    small = copy.deepcopy(_miniature(config, window, limit))
+    _take_labels(small, config)
+    return small
+
+
+def _take_labels(small: Any, config: Any) -> None:
+    """Give a miniature the path and the dtypes of its own configuration: it may have been made of another one of the same structure."""
+    for name in ("_name_or_path", *NOT_STRUCTURE):
+        if hasattr(config, name):
+            setattr(small, name, getattr(config, name))
+    for name in getattr(config, "sub_configs", ()):
+        if getattr(small, name, None) is not None and getattr(config, name, None) is not None:
+            _take_labels(getattr(small, name), getattr(config, name))
 
 
 @once_per_configuration
