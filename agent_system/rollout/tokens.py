@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain, pairwise
 from typing import Any
 
@@ -49,10 +50,11 @@ class Encoder:
     def __init__(self, tokenizer: Any) -> None:
         """Inspect the tokenizer; no tokens may be added to it later."""
         self._tokenizer = tokenizer
-        self._blank_lines = _blank_lines(tokenizer)
+        parts = _parts(tokenizer) if tokenizer.is_fast else None
+        self._blank_lines = None if parts is None else _blank_lines(parts)
         self._known: OrderedDict[str, tuple[int, ...]] = OrderedDict()
         self._tokens = 0
-        self._pieces = None if self._blank_lines is None else _pieces(tokenizer)
+        self._pieces = None if parts is None or self._blank_lines is None else _pieces(parts)
         self._piece_ids = _Known(lambda piece: encode_all(tokenizer, [piece])[0])
         self._chunk_ids = _Known(self._chunk)
 
@@ -119,26 +121,53 @@ def _cut(text: str, chunk: re.Pattern[str]) -> list[str]:
     return found + chunk.findall(text, begin)
 
 
-def _pieces(tokenizer: Any) -> tuple[re.Pattern[str], ...] | None:
+@dataclass(frozen=True)
+class _Parts:
+    """What a fast tokenizer does to a text before its vocabulary counts.
+
+    Attributes:
+        model: name of the algorithm, such as BPE.
+        normalizer, steps: the normalizer and the steps of the pre-tokenizer, as in `tokenizer.json`.
+        added: the added tokens.
+    """
+
+    model: str
+    normalizer: Mapping[str, Any] | None
+    steps: Sequence[Mapping[str, Any]]
+    added: Sequence[Any]
+
+
+def _parts(tokenizer: Any) -> _Parts:
+    """Read the parts one by one: the whole `tokenizer.json` holds the vocabulary and takes seconds to write and read."""
+    backend = tokenizer.backend_tokenizer
+    normalizer, pre_tokenizer = (
+        json.loads(part.__getstate__()) if part is not None else None for part in (backend.normalizer, backend.pre_tokenizer)
+    )
+    if normalizer == {"type": "Sequence", "normalizers": []}:
+        normalizer = None
+    steps = (pre_tokenizer or {}).get("pretokenizers", [pre_tokenizer] if pre_tokenizer else [])
+    return _Parts(type(backend.model).__name__, normalizer, steps, list(backend.get_added_tokens_decoder().values()))
+
+
+def _pieces(parts: _Parts) -> tuple[re.Pattern[str], ...] | None:
     """Return expressions of the added tokens and, for ASCII, of pieces and chunks between them, of a tokenizer of `_blank_lines`.
 
     None for a tokenizer that looks for added tokens after its normalizer, or for some before others.
     """
-    parts = json.loads(tokenizer.backend_tokenizer.to_str())
-    normalized = {token["normalized"] for token in parts["added_tokens"]}
-    if len(normalized) > 1 or (parts["normalizer"] and True in normalized):
+    normalized = {token.normalized for token in parts.added}
+    if len(normalized) > 1 or (parts.normalizer and True in normalized):
         return None
-    longest_first = sorted((token["content"] for token in parts["added_tokens"] if token["content"]), key=len, reverse=True)
+    longest_first = sorted((token.content for token in parts.added if token.content), key=len, reverse=True)
     added = re.compile("(" + ("|".join(map(re.escape, longest_first)) or "(?!)") + ")")
-    steps = parts["pre_tokenizer"].get("pretokenizers", [parts["pre_tokenizer"]])
-    if steps[0]["type"] == "ByteLevel":
+    first = parts.steps[0]
+    if first["type"] == "ByteLevel":
         return added, re.compile(_PIECES_GPT2, re.ASCII), re.compile(_CHUNK + _PIECES_GPT2, re.ASCII)
-    number = "[0-9]{1,3}" if "{1,3}" in steps[0]["pattern"]["Regex"] else "[0-9]"
+    number = "[0-9]{1,3}" if "{1,3}" in first["pattern"]["Regex"] else "[0-9]"
     pieces = _PIECES.replace("NUMBER", number)
     return added, re.compile(pieces, re.ASCII), re.compile(_CHUNK + pieces, re.ASCII)
 
 
-def _blank_lines(tokenizer: Any) -> re.Pattern[str] | None:
+def _blank_lines(parts: _Parts) -> re.Pattern[str] | None:
     r"""Return a pattern at whose ends a text may be cut without changing its token ids; None if no such pattern is known.
 
     BPE merges inside the pieces of the pre-tokenizer, whose expressions look ahead, never back. Qwen's and Llama's match a run of
@@ -146,22 +175,17 @@ def _blank_lines(tokenizer: Any) -> re.Pattern[str] | None:
     GPT-2's `\s+(?!\S)` leaves the last newline of a run to a separate piece, unless an added token is next: a piece ends before it.
     NFC does not compose newlines with other characters. Added tokens are cut out first and must not extend over white space.
     """
-    if not tokenizer.is_fast:
+    if parts.model != "BPE" or (parts.normalizer or {"type": "NFC"}) != {"type": "NFC"}:
         return None
-    parts = json.loads(tokenizer.backend_tokenizer.to_str())
-    if parts["model"]["type"] != "BPE" or (parts["normalizer"] or {"type": "NFC"}) != {"type": "NFC"}:
+    if any(t.lstrip or t.rstrip or t.single_word or "\n" in t.content for t in parts.added):
         return None
-    if any(t["lstrip"] or t["rstrip"] or t["single_word"] or "\n" in t["content"] for t in parts["added_tokens"]):
+    if not parts.steps or any(step.get("add_prefix_space") for step in parts.steps):
         return None
-    steps = parts["pre_tokenizer"] or {}
-    steps = steps.get("pretokenizers", [steps])
-    if not steps or any(step.get("add_prefix_space") for step in steps):
-        return None
-    first, *others = steps
+    first, *others = parts.steps
     if first.get("type") == "ByteLevel" and first.get("use_regex", True) and not others:
-        if parts["normalizer"] and any(t["normalized"] for t in parts["added_tokens"]):
+        if parts.normalizer and any(t.normalized for t in parts.added):
             return None  # such a token is found only after normalization, so the pattern cannot exclude it
-        added = "|".join(re.escape(t["content"]) for t in parts["added_tokens"])
+        added = "|".join(re.escape(t.content) for t in parts.added)
         return re.compile(_BEFORE_THE_LAST.format(added=added or "(?!)"))
     splits = first.get("type") == "Split" and first["behavior"] == "Isolated" and not first["invert"]
     bytes_only = [step.get("type") for step in others] == ["ByteLevel"] and not others[0].get("use_regex", True)
