@@ -65,10 +65,10 @@ class Template:
                 f"the chat template of {self.binding.agent_id!r} cannot show these messages: {error}", param="messages"
             ) from error
 
-    @cached_property
+    @property
     def longest_prompt(self) -> int:
         """Number of characters that no prompt of `max_prompt_length` tokens exceeds."""
-        return self.binding.max_prompt_length * max(map(len, self.binding.tokenizer.get_vocab()))
+        return self.binding.max_prompt_length * self.chat.longest_token
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Return the token ids of a text. Raise Refusal for one that is too long whatever its tokens: tokenizing it would take seconds."""

@@ -380,6 +380,11 @@ class ChatTemplate:
         return alone.rpartition(_QUESTION)[2]
 
     @cached_property
+    def longest_token(self) -> int:
+        """The number of characters of the longest token of the vocabulary."""
+        return max(map(len, self.tokenizer.get_vocab()))
+
+    @cached_property
     def _blanks_before(self) -> str:
         """The blanks that the template puts between the end of a prompt and an answer, which a reply therefore begins with."""
         shown = self._reply([{"role": "assistant", "content": _ANSWER}]) or ""

@@ -39,7 +39,7 @@ class Animals(BaseOrchestra):
 
 @EnvRegistry.register(NAME)
 class TwoWords(BaseEnv):
-    """One pair of words. A reply that names the animal, and no other word of the pair before it, is right.
+    """One pair of words. A reply that names the animal, and nowhere the other word, is right.
 
     The ground truth is the animal and the other word, such as `horse/table`. Each right reply has the local reward 1, the last one the team
     reward 1.
@@ -59,5 +59,5 @@ class TwoWords(BaseEnv):
         return Outcome(team=float(success), done=True, info={"success": success})
 
     def _is_right(self, text: str) -> bool:
-        named = re.search("|".join(rf"\b{word}\b" for word in self._words), text.lower())
-        return named is not None and named[0] == self._words[0]
+        animal, other = (re.search(rf"\b{word}\b", text.lower()) for word in self._words)
+        return animal is not None and other is None
