@@ -208,6 +208,15 @@ class ChatTemplate:
         return lossy
 
     @cached_property
+    def reads_calls_after_text(self) -> bool:
+        """Whether a call comes back where the template shows it after a text."""
+        if self.calls is None:
+            return True
+        first = _numbered(FIRST, 0) if self.calls.numbered else FIRST
+        text = self._shown((first,), self.calls.as_text, _ANSWER)
+        return text is None or _ANSWER not in text.partition(first.name)[0] or _reads(self.calls.syntax, text, (first,))
+
+    @cached_property
     def syntaxes(self) -> tuple[Syntax, ...]:
         """The syntaxes in which calls of its model are read: its own, and those that the model's family uses besides."""
         if not self.shows_tools and self.calls is None:
@@ -315,9 +324,13 @@ class ChatTemplate:
             tags = _SOURCE_TAGS.search(self.source)
             is_pair = tags is not None and f"</{tags.group(1)}>" in self.source
             begin, end = (tags.group(0), f"</{tags.group(1)}>") if tags and is_pair else ("<think>", "</think>")
-            thinking = ReplyMarks("content", begin, end)
+            # Some templates put an empty block before every answer, also before one with thinking in tags.
+            said = self._reply([{"role": "assistant", "content": f"{begin}{_THOUGHT}{end}{_ANSWER}"}]) or ""
+            is_added = f"{begin}{end}" in "".join(said.split()) and _THOUGHT in said
+            fields = [field for field in _THINKING_FIELDS if is_added and re.search(rf"[.'\"]{field}\b", self.source)]
+            thinking = ReplyMarks(next(iter(fields), "content"), begin, end)
         if thinking.end in wrap:
-            wrap = ""
+            wrap = wrap.partition(thinking.end)[2]
         wrap = wrap.replace(thinking.begin, "").strip() if thinking.begin else wrap.strip()
         if not _END_MARKS.search(wrap):  # a word is no mark
             wrap = ""
@@ -350,12 +363,16 @@ class ChatTemplate:
             token_ids: the reply.
             prompt: the text of its prompt, which may begin the thinking.
         """
-        is_plain = not self._has_marks and self._kept_ids.isdisjoint(token_ids)
         opened = bool(self.marks.begin) and prompt.rstrip().endswith(self.marks.begin)
-        text = decode(self.tokenizer, token_ids) if is_plain else self._read(decode(self.tokenizer, token_ids, special=True), opened)
-        # After results of tools some templates begin no turn, and put other blanks before the answer.
-        begins = not prompt or prompt.endswith(self._opening)
-        text = text.removeprefix(self._blanks_before if begins else self._blanks_after_results)
+        # After results of tools some templates begin no turn.
+        before = self._before if not prompt or prompt.endswith(self._opening) else self._before_after_results
+        if not self._has_marks and not self._has_mark(before) and self._kept_ids.isdisjoint(token_ids):
+            text = decode(self.tokenizer, token_ids).removeprefix(before)
+        else:
+            raw = decode(self.tokenizer, token_ids, special=True)
+            text = self._read(raw.removeprefix(before), opened)
+            if not raw.startswith(before):  # marks stand before it
+                text = text.removeprefix(before)
         if token_ids and self.ends_turn(token_ids[-1]):
             text = text.removesuffix(self._blanks_after)
         if not opened or text.lstrip().lower().startswith("<think>"):
@@ -385,21 +402,21 @@ class ChatTemplate:
         return max(map(len, self.tokenizer.get_vocab()))
 
     @cached_property
-    def _blanks_before(self) -> str:
-        """The blanks that the template puts between the end of a prompt and an answer, which a reply therefore begins with."""
+    def _before(self) -> str:
+        """The blanks or words that the template puts between the end of a prompt and an answer, which a reply therefore begins with."""
         shown = self._reply([{"role": "assistant", "content": _ANSWER}]) or ""
-        blanks = shown.removeprefix(self.opening).partition(_ANSWER)[0] if shown.startswith(self.opening) else ""
-        return "" if blanks.strip() else blanks
+        before = shown.removeprefix(self.opening).partition(_ANSWER)[0] if shown.startswith(self.opening) else ""
+        return "" if self._has_mark(before) else before
 
     @cached_property
     def _opening(self) -> str:
         return self.opening
 
     @cached_property
-    def _blanks_after_results(self) -> str:
-        """As `_blanks_before`, where the prompt ends with the result of a tool."""
+    def _before_after_results(self) -> str:
+        """As `_before`, where the prompt ends with the result of a tool: some templates have the model begin its turn there."""
         if self.calls is None:
-            return self._blanks_before
+            return self._before
         said = {**FIRST.message(self.calls.as_text), "id": self.call_id(FIRST.name, 0)}
         asked: list[dict[str, Any]] = [
             {"role": "user", "content": _QUESTION},
@@ -409,9 +426,12 @@ class ChatTemplate:
         prompt = self._try_plain(asked, TOOLS)
         whole = self._try(self._plain([*asked, {"role": "assistant", "content": _ANSWER}]), TOOLS, prompt=False)
         if not prompt or whole is None or not whole.startswith(prompt):
-            return self._blanks_before
-        blanks = whole[len(prompt) :].partition(_ANSWER)[0]
-        return "" if blanks.strip() else blanks
+            return self._before
+        before = whole[len(prompt) :].partition(_ANSWER)[0].replace(self.marks.before, "")
+        return "" if any(mark and mark in before for mark in (self.marks.begin, self.marks.end)) else before
+
+    def _has_mark(self, text: str) -> bool:
+        return bool(_END_MARKS.search(text)) or any(mark and mark in text for mark in (self.marks.begin, self.marks.end))
 
     @cached_property
     def _blanks_after(self) -> str:
@@ -454,6 +474,8 @@ class ChatTemplate:
         text = _without_end(raw, self.after)
         if opened and self.marks.begin not in text.partition(self.marks.end)[0]:
             text = text.replace(self.marks.end, "</think>", 1)
+        elif text.lstrip().startswith(self.marks.end):  # nothing was thought
+            text = text.lstrip().removeprefix(self.marks.end)
         if self.marks.begin:
             text = self._thoughts.sub(lambda match: f"<think>{match['thought']}{'</think>' if match['end'] else ''}", text)
         kept: list[str] = []
@@ -520,10 +542,12 @@ class ChatTemplate:
         return thought, rest.removeprefix(self.marks.gap).lstrip("\n")
 
     def _try(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = (), prompt: bool = True) -> str | None:
-        try:
-            return self.raw(messages, tools, prompt)
-        except Exception:  # a template may raise anything for a conversation that it does not show
-            return None
+        for offered in (tools, TOOLS) if not tools else (tools,):  # some templates show no conversation without tools
+            try:
+                return self.raw(messages, offered, prompt)
+            except Exception:  # a template may raise anything for a conversation that it does not show
+                continue
+        return None
 
     def _try_plain(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str | None:
         return self._try(self._plain(messages), tools)
@@ -568,6 +592,8 @@ class ChatTemplate:
                     continue
                 head, _, rest = text.partition(_THOUGHT)
                 end = self._end_of_thought(rest)
+                if call and not extra:
+                    end = self._shared_end(field, end)
                 begin = _after_prefix(head, self._header)
                 if not begin:
                     begin = _last_marks(head, end) if end in plain else _after_prefix(self.opening, self._header)
@@ -581,6 +607,15 @@ class ChatTemplate:
                 gap = after[: len(after) - len(after.lstrip())]
                 return ReplyMarks("content" if same and begin == "<think>" else field, begin, end, lead=lead, trail=trail, gap=gap)
         return None
+
+    def _shared_end(self, field: str, end: str) -> str:
+        """Return what ends thinking before an answer and before a call alike: the rest of it begins the answer."""
+        assert self.calls is not None, "only a template that shows calls is asked"
+        said = {"role": "assistant", "content": self.calls.empty, field: _THOUGHT, "tool_calls": [FIRST.message(self.calls.as_text)]}
+        _, shown, rest = (self._reply([said], TOOLS) or "").partition(_THOUGHT)
+        before_call = self._end_of_thought(rest) if shown else ""
+        marks = list(_END_MARKS.finditer(whole_marks(shared_start(end, before_call))))
+        return end[: marks[-1].end()] if marks else end
 
     def _end_of_thought(self, rest: str) -> str:
         """Return the mark that ends thinking, from what the template shows after it."""
@@ -619,7 +654,10 @@ class ChatTemplate:
         # Some templates show a call only together with its result.
         text = alone if all(call.name in alone for call in calls) else text.partition(_RESULT)[0]
         ids = encode_all(self.tokenizer, [self.without_lead(text).removesuffix(self.after)])[0]
-        return decode(self.tokenizer, ids, special=True)
+        ends = turn_end_ids(self.tokenizer, self.kwargs)
+        end = next((place for place, token in enumerate(ids) if token in ends), len(ids))
+        written = decode(self.tokenizer, ids[:end], special=True)
+        return written if all(call.name in written for call in calls) else None  # an engine stops before the model has written it
 
     def _mentioned(self) -> tuple[Syntax, ...]:
         """Return the syntaxes whose marks the prompt or the vocabulary names, for a template that shows no calls."""
@@ -656,10 +694,11 @@ def _after_prefix(text: str, prefix: str) -> str:
 
 
 def _last_marks(text: str, like: str) -> str:
-    """Return as many marks at the end of a text as another one has."""
-    count = max(len(re.findall(r"[<\[][^<>\[\]\s]+[>\]]", like)), 1)
-    found = re.search(rf"(?:[<\[][^<>\[\]\s]{{1,40}}[>\]]\w*\s*){{{count}}}\Z", text)
-    return found.group().strip() if found else ""
+    """Return as many marks at the end of a text as another one has, or as there are."""
+    for count in range(max(len(re.findall(r"[<\[][^<>\[\]\s]+[>\]]", like)), 1), 0, -1):
+        if found := re.search(rf"(?:[<\[][^<>\[\]\s]{{1,40}}[>\]]\w*\s*){{{count}}}\Z", text):
+            return found.group().strip()
+    return ""
 
 
 def _without_end(text: str, after: str) -> str:

@@ -56,8 +56,10 @@ def _calls(chat: ChatTemplate) -> TemplateFact:
     if form is None:
         return TemplateFact("tool calls", True, "the template shows no calls; they are read in the forms that its prompt names")
     most = "one call a reply" if form.most == 1 else "several calls a reply"
+    if not chat.reads_calls_after_text:
+        most += ", but not after a text: no mark begins a call, and a reply is one only if it consists of calls"
     hard = "" if form.is_exact else "; texts with quotes, brackets or line ends do not come back"
-    return TemplateFact("tool calls", form.is_exact, f"come back as {form.syntax.kind}, {most}{hard}")
+    return TemplateFact("tool calls", form.is_exact and chat.reads_calls_after_text, f"come back as {form.syntax.kind}, {most}{hard}")
 
 
 def _ends(chat: ChatTemplate) -> TemplateFact:

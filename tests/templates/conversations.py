@@ -19,7 +19,7 @@ from agent_system.gateway.errors import Refusal
 from agent_system.gateway.wire import Ask
 from agent_system.projection import thoughts
 from agent_system.rollout.binding import AgentBinding
-from agent_system.rollout.chat_template import ChatTemplate
+from agent_system.rollout.chat_template import ChatTemplate, whole_marks
 from agent_system.rollout.tokens import decode, encode_all, special_tokens
 from agent_system.rollout.tool_loop import ToolPromptBuilder
 from agent_system.testing import ScriptedEngine
@@ -142,6 +142,12 @@ class Conversation:
             for place, call in enumerate(calls)
         ]
 
+    def name_calls(self, ids: Sequence[str]) -> None:
+        """Take over the ids of the last reply's calls where the model writes them."""
+        if self.chat.calls is not None and self.chat.calls.numbered:
+            for call, call_id in zip(self.known[-1].get("tool_calls", ()), ids, strict=False):
+                call["id"] = call_id
+
     def reply(self, step: Step, said: dict[str, Any], prompt: str) -> tuple[Generation, dict[str, Any]]:
         """The tokens that the model writes for a reply, and the reply as a message: with thinking where the prompt begins it."""
         text, said = self._text_of(step, said, prompt)
@@ -153,17 +159,21 @@ class Conversation:
         place = next((i for i, token in enumerate(ids) if token in ends), None)
         if place is not None:
             ids = ids[: place + 1]
-        elif not (step.calls and ids[-1] in special):
-            ids = (*ids, *sorted(ends)[:1])
+        elif not ids or ids[-1] not in special or (ends and not step.calls):
+            ids = (*ids, *(sorted(ends)[:1] or [self.tokenizer.eos_token_id]))
         if step.cut:
-            ids = ids[: max(1, (len(ids) - 1) * 2 // 3)]
+            ids = ids[: max(1, (len(ids) - 1) // 2)]
         return Generation(ids, (-0.5,) * len(ids), "length" if step.cut else "stop"), said
 
     def _text_of(self, step: Step, said: dict[str, Any], prompt: str) -> tuple[str, dict[str, Any]]:
         marks = self.chat.marks
         opened = bool(marks.begin) and prompt.rstrip().endswith(marks.begin)
         whole = self.chat.render([*self.known, said], self.tools, prompt=False)
-        if opened and not (step.thought and whole.startswith(prompt)):
+        reply = whole[len(prompt) :] if whole.startswith(prompt) else ""
+        for token in self.tokenizer.convert_ids_to_tokens(sorted(turn_end_ids(self.tokenizer))):
+            reply = reply.partition(token)[0]
+        shows_all = whole.startswith(prompt) and all(name in reply for name, _ in step.calls)
+        if opened and not (step.thought and shows_all):
             begun = prompt[prompt.rindex(marks.begin) + len(marks.begin) :]
             inner = f"{step.thought or 'hm'}{marks.trail}"
             said = {**said, "content": f"<think>{begun}{inner}</think>{marks.gap}{step.content}"}
@@ -174,15 +184,17 @@ class Conversation:
             return f"{inner}{marks.end}{marks.gap}{step.content}{calls or self.chat.after}", said
         text = whole[len(prompt) :] if whole.startswith(prompt) else ""
         if not whole.startswith(prompt) and not step.calls and not step.thought:
-            return f"{self.chat._blanks_before}{marks.before}{step.content}{self.chat.after}", said
+            return f"{self.chat._before}{marks.before}{step.content}{self.chat.after}", said
         if not whole.startswith(prompt) and not step.thought:
             shown = self.chat.render([*self.known, said, *self._results_of(said)], self.tools)
-            begin = self.chat.begin_of_calls(shown, len(shared_start(shown, prompt)))
+            begin = self.chat.begin_of_calls(shown, len(whole_marks(shared_start(shown, prompt))))
             gap = shown[:begin].rpartition(step.content)[2] if step.content else ""
             return f"{step.content}{gap if not gap.strip() else ''}{self._calls_in(shown[begin:])}", said
         if not whole.startswith(prompt):
             text = whole[len(shared_start(whole, prompt[: len(prompt) - len(self.chat.opening)])) :]
-            text = self.chat.without_lead(text)
+            thought = text.find(step.thought) if step.thought and marks.begin else -1
+            begins = text.rfind(marks.begin, 0, thought) if thought >= 0 else -1  # an empty block of the prompt is no part of it
+            text = text[begins:] if begins >= 0 else self.chat.without_lead(text)
         if step.calls:
             shown = self.chat.render([*self.known, said, *self._results_of(said)], self.tools)
             if shown.startswith(prompt) and not all(name in text for name, _ in step.calls):  # only together with its result
@@ -276,6 +288,7 @@ def play(chat: ChatTemplate, steps: Sequence[Step]) -> Played:
         own.count += len(step.calls)
         own.sent = (*built.prompt.ids, *generation.token_ids)
         answers = [call_id for call_id, _, _ in choice.calls]
+        own.name_calls([request.id for request in split_calls(text, chat.syntaxes, OfferedTools.of(TOOLS))[1]])
         messages.append({key: value for key, value in choice.message.items() if key != "reasoning_content"})
     return own.played
 
@@ -334,6 +347,7 @@ def play_rounds(tokenizer: Any, steps: Sequence[Step]) -> Played:
         if own.played.wrong:
             break
         own.known.append(said)
+        own.name_calls([request.id for request in requests])
         results = [{"role": "tool", "content": f"{7 + place}"} for place, _ in enumerate(requests)]
         following, anew = builder.following(prompt, SimpleNamespace(text=text, generation=generation), requests, results)  # type: ignore[arg-type]
         assert following is not None, "the prompt is short"

@@ -26,7 +26,7 @@ NPM = {"qwen3": "3.7.2", "llama3_1": "3.7.2", "gemma3": "3.7.2", "gptoss": "3.7.
 # Tokens that the byte tokenizer of a test gets: those that a template's text names, as the family's vocabulary has them.
 _TOKENS = re.compile(
     r"<\|?[\w:/]{1,40}\|>|<\|[\w:/]{1,40}\|?>|<[|｜][^<>\s|｜]{1,40}[|｜]>|</?s>|\[/?[A-Z_]{3,20}\]|<(?:start|end)_of_\w{1,20}>|<[be]os>"
-    r"|</?assistant>|\]~\w*\]|\[e~\[|<seed:[be]os>|<SPECIAL_1[0-3]>|<end_of_\w+>"
+    r"|</?assistant>|\]~\w*\]|\[e~\[|<seed:[be]os>|<SPECIAL_1[0-3]>|<end_of_\w+>|<_\w+>|\[\|\w+\|\]|<extra_id_\d>|<sep>"
 )
 
 

@@ -13,8 +13,10 @@ from tests.templates.published import byte_tokenizer, templates
 from tests.templates.test_calls import MOST_USED, PAGE
 
 BEGIN, END = "<!-- conversations -->\n", "<!-- end of conversations -->\n"
-# Its prompts have ended the thinking. A reply that thinks all the same is rendered anew with its thinking on lines of its own.
-NOT_AS_WRITTEN = {("xinference/DeepSeek-V3.2", title) for title in ("thinking and tool", "rounds: thinking and tool")}
+# Templates that show what their models cannot write, or no conversation: see the page.
+NOT_AS_WRITTEN = {
+    "trl/gemma4_v2", "trl/muse_glimmer", "trl/muse_glimmer_training", "llama.cpp/Kimi-K3", "ollama/llama-guard3:8b", "ollama/llama4:latest",
+}  # fmt: skip
 ROUNDS = ("tool", "parallel", "text and tool", "thinking and tool", "two rounds")
 
 
@@ -33,9 +35,7 @@ def test_conversations_in_the_most_used_templates_go_on_or_are_counted() -> None
         letters.update("".join(p.turns for p in played.values()))
         if bad := {title: p for title, p in played.items() if not is_right(p)}:
             wrong[name] = bad
-    assert {(name, title) for name, bad in wrong.items() for title in bad} == NOT_AS_WRITTEN, {
-        name: {title: (p.turns, p.wrong) for title, p in bad.items()} for name, bad in wrong.items()
-    }
+    assert not wrong, {name: {title: (p.turns, p.wrong) for title, p in bad.items()} for name, bad in wrong.items()}
     assert letters["c"] > letters["a"] > 0
 
 
@@ -60,6 +60,7 @@ def test_all_templates_with_published_vocabularies(request: pytest.FixtureReques
             if not is_right(one):
                 odd.setdefault(name, []).append(title)
     assert with_rounds >= 100
+    assert set(odd) <= NOT_AS_WRITTEN
     table = _table(counts, odd, len(known), with_rounds)
     text = PAGE.read_text(encoding="utf-8")
     shown = text[text.index(BEGIN) + len(BEGIN) : text.index(END)]

@@ -11,6 +11,7 @@ from verl.protocol.template_time import template_clock
 _QUESTION = "zq question"
 _ANSWER = "zq answer"
 _THOUGHT = "zq thought"
+_TOOL = {"type": "function", "function": {"name": "zq_tool", "description": "zq", "parameters": {"type": "object", "properties": {}}}}
 _FIELDS = ("reasoning_content", "reasoning", "thinking")
 
 
@@ -29,10 +30,12 @@ def turn_end_ids(tokenizer: Any, template_kwargs: Mapping[str, Any] | None = Non
         return frozenset()
 
     def rendered(conversation: Sequence[Mapping[str, Any]]) -> str:
-        try:
-            return str(tokenizer.apply_chat_template(list(conversation), tokenize=False, **kwargs))
-        except Exception:  # a template may raise anything for a conversation that it does not show
-            return ""
+        for tools in (None, [_TOOL]):  # some templates show no conversation without tools
+            try:
+                return str(tokenizer.apply_chat_template(list(conversation), tools=tools, tokenize=False, **kwargs))
+            except Exception:  # a template may raise anything for a conversation that it does not show
+                continue
+        return ""
 
     def shown(field: str = "", more: Sequence[Mapping[str, Any]] = ()) -> tuple[str, str]:
         """Return what stands before an answer, from its thinking or the question on, and after it, up to the next question."""
