@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -23,6 +24,7 @@ from verl.protocol.turns import shared_start, turn_end_ids
 
 logger = logging.getLogger(__name__)
 
+RENDER_S = 20  # seconds in which a template shows one question
 _QUESTION = "zq question"
 _ANSWER = "zq answer"
 _SYSTEM = "zq system"
@@ -32,7 +34,6 @@ _END_MARKS = re.compile(r"[<\[][^<>\[\]\s]+[>\]]\w*")
 _TAG_NAME = re.compile(r"</?[A-Za-z][\w.:-]*>")
 _THINKING_FIELDS = ("reasoning_content", "reasoning", "thinking")
 _SOURCE_TAGS = re.compile(r"<([\w:]*think|thought)>", re.IGNORECASE)
-_ONE_THOUGHT = re.compile(r"\s*(?:<think>)?(?P<thought>(?:(?!</?think>).)*)</think>(?P<rest>(?:(?!</?think>).)*)", re.DOTALL)
 _BLANKS = " a\n b\n\n  c\t1 23\n"  # as they may stand around any token
 _PLAIN = ("llama3", "llama3_builtin", "pythonic")  # forms that models without marks around calls mix
 
@@ -163,16 +164,29 @@ class ChatTemplate:
     def problem(self) -> str:
         """Why no prompt can be made with the template, in a line; empty if it shows a question."""
         messages = self._plain([{"role": "user", "content": _QUESTION}])
-        try:
-            text = self.raw(messages)
-        except Exception as error:  # a template may raise anything
-            return f"cannot show a question: {type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}"
-        return "" if _QUESTION in text else "does not show the text of a message of the user"
+        shown: list[str | Exception] = []
+
+        def show() -> None:
+            try:
+                shown.append(self.raw(messages))
+            except Exception as error:  # a template may raise anything
+                shown.append(error)
+
+        # A template may also never end, which only the end of the process ends.
+        thread = threading.Thread(target=show, name="chat template", daemon=True)
+        thread.start()
+        thread.join(RENDER_S)
+        if not shown:
+            return f"did not show a question within {RENDER_S} s"
+        (seen,) = shown
+        if isinstance(seen, Exception):
+            return f"cannot show a question: {type(seen).__name__}: {str(seen).strip().partition(chr(10))[0][:200]}"
+        return "" if _QUESTION in seen else "does not show the text of a message of the user"
 
     @property
     def hides_texts(self) -> bool:
-        """Whether a question is rendered without its text."""
-        return self.problem.startswith("does not show")
+        """Whether a question is rendered without its text, or never."""
+        return self.problem.startswith(("does not show", "did not show"))
 
     @cached_property
     def shows_system(self) -> bool:
@@ -496,7 +510,7 @@ class ChatTemplate:
         """Return a part of a reply without the marks of an answer and without special tokens."""
         for mark in (self.marks.before, self._turn_header):
             if mark:
-                text = re.sub(rf"[ \t]*{re.escape(mark)}", "", text)
+                text = re.sub(rf"(?:(?<![ \t])[ \t]+)?{re.escape(mark)}", "", text)  # a run of blanks is tried once
         return self._stripped.sub("", text) if self._stripped else text
 
     @cached_property
@@ -531,10 +545,10 @@ class ChatTemplate:
 
     def _parts_of(self, text: str) -> tuple[str, str]:
         """Return the thinking and the answer of a reply, without the blanks that the template puts around them itself."""
-        if (match := _ONE_THOUGHT.fullmatch(text)) is None:
+        head, end, rest = text.partition("</think>")
+        thought = head.lstrip().removeprefix("<think>")
+        if not end or "</think>" in rest or "<think>" in thought + rest:
             return "\n\n".join(thoughts(text)), without_thinking(text)
-        thought = match["thought"]
-        rest = match["rest"]
         if thought.endswith(self.marks.trail):
             thought = thought.removeprefix(self.marks.lead).removesuffix(self.marks.trail)
         else:

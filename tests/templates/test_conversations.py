@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from agent_system.rollout.chat_template import ChatTemplate
-from tests.templates.conversations import CONVERSATIONS, RIGHT, Played, play, play_rounds, vocabulary_for
+from agent_system.tools.formats import OfferedTools, split_calls
+from tests.templates.conversations import CONVERSATIONS, RIGHT, TOOLS, Played, play, play_rounds, vocabulary_for
 from tests.templates.published import byte_tokenizer, templates
 from tests.templates.test_calls import MOST_USED, PAGE
 
@@ -76,3 +77,31 @@ def _table(counts: dict[str, Counter[str]], odd: dict[str, list[str]], total: in
     lines += [f"| {title} | {' | '.join(str(found[letter]) for letter in heads)} |\n" for title, found in counts.items()]
     names = "; ".join(f"{name} ({', '.join(titles) if len(titles) < 4 else len(titles)})" for name, titles in odd.items())
     return "".join([*lines, f"\nSomething differs in {len(odd)} templates: {names or 'none'}.\n"])
+
+
+@pytest.mark.parametrize("name", ["trl/qwen3", "trl/llama3_1", "trl/gptoss", "trl/glm4moe", "trl/gemma4"])
+@pytest.mark.timeout(60)
+def test_long_replies_of_markup_and_blanks_are_read_in_linear_time(name: str) -> None:
+    """Quadratic time would be minutes for each of them."""
+    chat = ChatTemplate(byte_tokenizer(templates(("trl",))[name]))
+    offered = OfferedTools.of(TOOLS)
+    parts = {
+        " ",
+        "\n",
+        "[",
+        "{",
+        '"',
+        "<",
+        "<think>",
+        "</think>",
+        "<tool_call>",
+        '{"name":',
+        "price(fruit=",
+        chat.marks.begin,
+        chat.marks.end,
+    }
+    for part in parts | {text for syntax in chat.syntaxes for text in (syntax.begin, syntax.before)} - {""}:
+        for tail in ("", "</think>x</think>"):
+            text = part * (100_000 // len(part)) + tail
+            chat.prepared([{"role": "assistant", "content": text}])
+            split_calls(chat._read(text, False), chat.syntaxes, offered)

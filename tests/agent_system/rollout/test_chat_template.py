@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import threading
 from typing import Any
 
 import pytest
 
 from agent_system import AgentSystemError, raw_text, tag
+from agent_system.rollout import chat_template
 from agent_system.rollout.chat_template import ChatTemplate
 from agent_system.rollout.prompt import SpecialTokens
+from agent_system.rollout.template_check import template_facts
 from agent_system.rollout.tool_loop import ToolPromptBuilder
 from agent_system.testing import make_tokenizer
 from agent_system.tools import ToolAgent, calculator
@@ -133,3 +136,68 @@ def test_an_agent_with_tools_does_not_start_where_calls_do_not_come_back() -> No
 def test_a_template_that_the_arguments_name_counts_instead_of_the_tokenizers() -> None:
     chat = template("{{ raise_exception('no') }}", chat_template=INVENTED)
     assert chat.shows_tools and chat.calls is not None
+
+
+# Answers begin with a word and thinking that is empty; the model begins its turn itself after the result of a tool.
+WORDS = LOOP.replace("BODY", BEGIN + "{% if message.role == 'assistant' %}to all\n{% endif %}{{ message.content }}<|im_end|>\n")
+EMPTY_BLOCK = LOOP.replace(
+    "BODY",
+    BEGIN + "{% if message.role == 'assistant' %}<think></think>{% endif %}{{ message.content }}"
+    "{% if message.reasoning_content and 0 %}{% endif %}<|im_end|>\n",
+)
+OPENING = "<|im_start|>assistant\n"
+
+
+def test_words_that_begin_every_answer_are_no_part_of_it() -> None:
+    chat = template(WORDS.replace("PROMPT", OPENING))
+    assert text_of(chat, "to all\nParis.<|im_end|>") == "Paris."
+    assert text_of(chat, "Paris, to all\n.<|im_end|>") == "Paris, to all\n."
+
+
+def test_an_empty_block_that_the_template_adds_stands_there_once() -> None:
+    chat = template(EMPTY_BLOCK.replace("PROMPT", OPENING))
+    said = {"role": "assistant", "content": "<think>hm</think>Paris."}
+    assert chat.render([{"role": "user", "content": "q"}, said], prompt=False).endswith("assistant\n<think></think>Paris.<|im_end|>\n")
+
+
+def test_an_end_of_thinking_without_a_begin_is_no_part_of_the_answer() -> None:
+    chat = template(OWN_TAGS.replace("<deep>\n", "<deep>", 1).replace("assistant\n<deep>\n", "assistant\n"), "<deep>", "</deep>")
+    assert text_of(chat, "</deep>Paris.<|im_end|>") == "Paris."
+    assert text_of(chat, "<deep>hm</deep>Paris.<|im_end|>") == "<think>hm</think>Paris."
+
+
+class Unending:
+    """A tokenizer whose template never ends, as long as the test lasts."""
+
+    is_fast = False
+    chat_template = "{{ messages }}"
+    name_or_path = "unending"
+
+    def __init__(self) -> None:
+        self.ended = threading.Event()
+
+    def apply_chat_template(self, *_: Any, **__: Any) -> str:
+        self.ended.wait(60)
+        return ""
+
+
+def test_a_template_that_never_ends_is_told_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_template, "RENDER_S", 0.2)
+    tokenizer = Unending()
+    chat = ChatTemplate(tokenizer)
+    monkeypatch.setattr(ChatTemplate, "wants_parts", False)
+    monkeypatch.setattr(ChatTemplate, "shows_system", True)
+    assert [(f.is_right, f.text) for f in template_facts(tokenizer)] == [(False, "did not show a question within 0.2 s")]
+    assert chat.hides_texts
+    tokenizer.ended.set()
+
+
+def test_of_two_templates_the_one_for_tools_is_shown_with_tools() -> None:
+    tokenizer = make_tokenizer()
+    shown = LOOP.replace("BODY", BEGIN + "{{ message.content }}<|im_end|>\n").replace("PROMPT", OPENING)
+    tokenizer.chat_template = {"default": shown, "tool_use": "{{ tools[0].function.name }}" + shown}
+    chat = ChatTemplate(tokenizer)
+    asked = [{"role": "user", "content": "q"}]
+    tools = [{"type": "function", "function": {"name": "clock", "description": "d", "parameters": {"type": "object", "properties": {}}}}]
+    assert chat.problem == "" and chat.render(asked, tools) == "clock" + chat.render(asked)
+    assert turn_end_ids(tokenizer) == {tokenizer.convert_tokens_to_ids("<|im_end|>")}
