@@ -1,7 +1,7 @@
 """An agent is a named role: a prompt template and a projection.
 
-One object serves all episodes, unless the agent has state: it overrides `start`, or has a memory of its own. Then every episode has an
-object of its own.
+One object serves all episodes, unless the agent has state: it overrides `start`, or has a memory of its own.
+Then every episode has an object of its own.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ class BaseAgent:
     """A role that a user subclasses.
 
     Attributes:
-        prompt: template of the user message with `{env_prompt}`, `{team_context}`, `{memory}`, `{step}` and the variables that the
-            orchestra passes to `turn.act`. Literal braces are written twice.
+        prompt: template of the user message with `{env_prompt}`, `{team_context}`, `{memory}`, `{step}` and
+            the variables that the orchestra passes to `turn.act`. Literal braces are written twice.
         system: optional template of the system message, with the same variables. It is never shortened.
         projection: text -> `Projection`: a function, the result of a factory such as `tag(...)`, or a method.
-        memory_class: memory of this agent alone, which `{memory}` shows instead of the team's; None for an agent without one. Options may
-            change it per object.
+        memory_class: memory of this agent alone, which `{memory}` shows instead of the team's; None for an
+            agent without one. Options may change it per object.
         memory: the memory of the episode, or None.
         agent_id: the agent's name in the team.
         config: the options of the orchestra, so that a subclass can choose a template by them.
@@ -65,7 +65,10 @@ class BaseAgent:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         projection = cls.__dict__.get("projection")
-        if inspect.isfunction(projection) and next(iter(inspect.signature(projection).parameters), "") != "self":
+        if (
+            inspect.isfunction(projection)
+            and next(iter(inspect.signature(projection).parameters), "") != "self"
+        ):
             cls.projection = staticmethod(projection)
 
     def __init__(self, agent_id: str, config: Any = None) -> None:
@@ -78,14 +81,16 @@ class BaseAgent:
         return self.memory_class is not None or type(self).start is not BaseAgent.start
 
     def start(self, task: Task) -> None:
-        """Set the state at the beginning of an episode, as in `self.notes = []`; only `project` and the agent's tools may change it.
+        """Set the state at the beginning of an episode, as in `self.notes = []`; only `project` and the
+        agent's tools may change it.
 
         Args:
             task: the task, without its ground truth.
         """
 
     def fork(self) -> Self:
-        """Return a copy with a state of its own, the same object for an agent without state. The options are not copied.
+        """Return a copy with a state of its own, the same object for an agent without state. The options are
+        not copied.
 
         Raises:
             AgentSystemError: an attribute cannot be copied.
@@ -96,7 +101,8 @@ class BaseAgent:
             return copy.deepcopy(self, {id(self.config): self.config})
         except Exception as error:  # whatever the attributes of a user's class raise
             raise AgentSystemError(
-                f"the state of agent {self.agent_id!r} cannot be copied: {_uncopyable(self)}: {type(error).__name__}: {error}; keep plain "
+                f"the state of agent {self.agent_id!r} cannot be copied: {_uncopyable(self)}: "
+                f"{type(error).__name__}: {error}; keep plain "
                 "data in the agent, and open files, locks and connections where they are used"
             ) from error
 
@@ -113,12 +119,16 @@ class BaseAgent:
         Raises:
             AgentSystemError: a template uses a variable that was not passed.
         """
-        messages = [] if self.system is None else [{"role": "system", "content": self._fill(self.system, variables)}]
+        messages = (
+            [] if self.system is None else [{"role": "system", "content": self._fill(self.system, variables)}]
+        )
         messages.append({"role": "user", "content": self._fill(self.prompt, variables)})
         return messages
 
     def project(self, text: str) -> Projection:
-        """Return the action parsed from `text`. An agent with state may change it here: the object is a copy, kept if the reply is."""
+        """Return the action parsed from `text`. An agent with state may change it here: the object is a copy,
+        kept if the reply is.
+        """
         projector: Projector = self.projection
         return projector(text)
 
@@ -128,17 +138,21 @@ class BaseAgent:
         except KeyError as error:
             name = str(error.args[0])
             raise AgentSystemError(
-                f"the prompt of {self.agent_id!r} uses {{{name}}}, which turn.act() did not pass{did_you_mean(name, variables)}; "
+                f"the prompt of {self.agent_id!r} uses {{{name}}}, which turn.act() did not "
+                f"pass{did_you_mean(name, variables)}; "
                 f"available: {', '.join(sorted(variables))}"
             ) from error
         except (ValueError, IndexError) as error:
             raise AgentSystemError(
-                f"the prompt template of {self.agent_id!r} is malformed ({error}); write literal braces twice: {{{{ }}}}"
+                f"the prompt template of {self.agent_id!r} is malformed ({error}); write literal braces "
+                f"twice: {{{{ }}}}"
             ) from error
 
 
 def own_data(agent: BaseAgent) -> dict[str, bytes]:
-    """Return the agent's attributes of built-in types, as bytes to compare; one that holds other objects may be missing."""
+    """Return the agent's attributes of built-in types, as bytes to compare; one that holds other objects may
+    be missing.
+    """
     data: dict[str, bytes] = {}
     for name, value in vars(agent).items():
         with suppress(Exception):  # whatever the attributes of a user's class raise

@@ -31,7 +31,8 @@ class Conversation:
     def __init__(self, collector: Collector, env: type[BaseEnv], greedy: bool = False) -> None:
         if env.question("?") is None:
             raise AgentSystemError(
-                f"{env.__name__} takes no questions: it has no question(); define {env.__name__}.question(text) -> Task to allow them"
+                f"{env.__name__} takes no questions: it has no question(); define "
+                f"{env.__name__}.question(text) -> Task to allow them"
             )
         self._collector, self._env, self._greedy = collector, env, greedy
         self._numbers = count(1)
@@ -40,7 +41,9 @@ class Conversation:
         """Play the episode of a question and return its record, also when the episode failed."""
         task = self._env.question(question)
         assert task is not None
-        result = await self._collector.collect([task], 1, step=next(self._numbers), validate=True, greedy=self._greedy)
+        result = await self._collector.collect(
+            [task], 1, step=next(self._numbers), validate=True, greedy=self._greedy
+        )
         return result.episodes[0]
 
 
@@ -61,7 +64,8 @@ def show(record: EpisodeRecord, console: Console) -> None:
 
 
 def questions(given: str | None, console: Console, read_all: Callable[[], str] | None) -> Iterator[str]:
-    """Yield the questions: the argument, the whole of a pipe, or the lines that a person types, until an empty line.
+    """Yield the questions: the argument, the whole of a pipe, or the lines that a person types, until an
+    empty line.
 
     Args:
         given: the question on the command line, or None.

@@ -1,4 +1,6 @@
-"""Calls of an environment's methods, plain or async, without blocking the event loop and never from two threads at once."""
+"""Calls of an environment's methods, plain or async, without blocking the event loop and never from two
+threads at once.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ class EnvHandle(Protocol):
         ...
 
     async def fork(self) -> EnvHandle:
-        """Return the environment's fork. Raise AgentSystemError when `fork` does not return another environment."""
+        """Return the environment's fork. Raise AgentSystemError when `fork` does not return another
+        environment.
+        """
         ...
 
     async def close(self, limit: float) -> None:
@@ -71,10 +75,14 @@ class EnvCaller:
         return self._checked(method, await self.call(method, *args), Observation)
 
     async def fork(self) -> EnvCaller:
-        """Return a caller of the environment's fork. Raise AgentSystemError when `fork` does not return another environment."""
+        """Return a caller of the environment's fork. Raise AgentSystemError when `fork` does not return
+        another environment.
+        """
         env = self._checked("fork", await self.call("fork"), BaseEnv)
         if env is self.env:
-            raise AgentSystemError(f"{self.name}.fork() returned the environment itself; return an independent copy")
+            raise AgentSystemError(
+                f"{self.name}.fork() returned the environment itself; return an independent copy"
+            )
         return EnvCaller(env, self._threads)
 
     async def call(self, method: str, *args: Any) -> Any:
@@ -87,7 +95,9 @@ class EnvCaller:
         return await result if inspect.isawaitable(result) else result
 
     async def _in_thread(self, bound: Callable[..., Any], *args: Any) -> Any:
-        """Run a method in a thread; if the caller is cancelled, the environment stays locked until the thread returns."""
+        """Run a method in a thread; if the caller is cancelled, the environment stays locked until the thread
+        returns.
+        """
         await self._in_use.acquire()
         loop = asyncio.get_running_loop()
         future = self._threads.submit(run_plain, bound, args)
@@ -115,5 +125,7 @@ class EnvCaller:
 
     def _checked(self, method: str, value: Any, expected: type) -> Any:
         if not isinstance(value, expected):
-            raise AgentSystemError(f"{self.name}.{method}() must return {expected.__name__}, found {type(value).__name__}")
+            raise AgentSystemError(
+                f"{self.name}.{method}() must return {expected.__name__}, found {type(value).__name__}"
+            )
         return value

@@ -28,12 +28,15 @@ def check_env(
     team_range: tuple[float, float] = (-math.inf, math.inf),
     local_range: tuple[float, float] = (-math.inf, math.inf),
 ) -> None:
-    """Play `actions` in an environment repeatedly and check that the outcomes depend on the seed only. Call it outside an event loop.
+    """Play `actions` in an environment repeatedly and check that the outcomes depend on the seed only. Call
+    it outside an event loop.
 
-    - The same seed gives the same observations, rewards and info: in a second object, and in the first one after another `reset`.
-    - A fork (when the class has `fork`) taken before any action is of the same class and plays the remaining actions like its origin,
-      whichever of the two plays first. A fork that plays them in another order (reversed except for the last one, up to an error) behaves
-      like a separate object that plays that order.
+    - The same seed gives the same observations, rewards and info: in a second object, and in the first one
+      after another `reset`.
+    - A fork (when the class has `fork`) taken before any action is of the same class and plays the remaining
+      actions like its origin,
+      whichever of the two plays first. A fork that plays them in another order (reversed except for the last
+      one, up to an error) behaves like a separate object that plays that order.
     - A pickled copy taken before any action gives the same outcomes for the remaining actions.
     - `score` (when the class has it) changes nothing.
     - Rewards are finite and inside their ranges; `done`, `info` and observations have their types.
@@ -41,8 +44,8 @@ def check_env(
     Args:
         env_factory: makes the environment for a seed, such as `EnvFactory(MyEnv).make`.
         task: the task to play.
-        actions: a pair `(agent_id, action)` of texts goes to `act`, anything else to `step`; play ends with the first `done`. Include an
-            illegal action and one that ends the episode.
+        actions: a pair `(agent_id, action)` of texts goes to `act`, anything else to `step`; play ends with
+            the first `done`. Include an illegal action and one that ends the episode.
         team_range, local_range: lowest and highest reward of one `act`, `step` or `score`.
 
     Raises:
@@ -75,12 +78,16 @@ class _Check:
         self._check_equal(expected, await self._play_from_reset(first), "after another reset")
         await first.close(CLOSE_TIMEOUT_S)
         second = await self._new()
-        self._check_equal(expected, await self._play_from_reset(second), "in another object with the same seed")
+        self._check_equal(
+            expected, await self._play_from_reset(second), "in another object with the same seed"
+        )
         await second.close(CLOSE_TIMEOUT_S)
         if second.has_score:
             scored = await self._new()
             trace = await self._play_from_reset(scored, score=True)
-            self._check_equal(expected, trace, "with score() called after every act (score must change nothing)")
+            self._check_equal(
+                expected, trace, "with score() called after every act (score must change nothing)"
+            )
             await scored.close(CLOSE_TIMEOUT_S)
         for start in range(len(expected) - 1):
             await self._check_copies(start, expected)
@@ -93,20 +100,32 @@ class _Check:
         if origin.env.overrides("fork"):
             early, late = await origin.fork(), await origin.fork()
             if type(early.env) is not type(origin.env):
-                raise AgentSystemError(f"{self.name}.fork() returned a {type(early.env).__name__}; make the copy with type(self)(...)")
+                raise AgentSystemError(
+                    f"{self.name}.fork() returned a {type(early.env).__name__}; make the copy with "
+                    "type(self)(...)"
+                )
             second = await early.fork()
             reordered = await origin.fork()
             self._check_equal(rest, await self._play(early, start), f"in a fork, {where}", start)
         copy = EnvCaller(self._pickled(origin.env, start), self.threads)
         self._check_equal(rest, await self._play(copy, start), f"in a pickled copy, {where}", start)
-        self._check_equal(rest, await self._play(origin, start), f"in the origin after its copies had been played, {where}", start)
+        self._check_equal(
+            rest,
+            await self._play(origin, start),
+            f"in the origin after its copies had been played, {where}",
+            start,
+        )
         if late is not None and second is not None:
-            self._check_equal(rest, await self._play(late, start), f"in a fork played after its origin, {where}", start)
+            self._check_equal(
+                rest, await self._play(late, start), f"in a fork played after its origin, {where}", start
+            )
             self._check_equal(rest, await self._play(second, start), f"in a fork of a fork, {where}", start)
         if reordered is not None:
             alone = await self._advanced_to(start)
             order = [*self.actions[start : start + len(rest) - 1][::-1], self.actions[start + len(rest) - 1]]
-            self._check_independent(await self._play_reordered(alone, order), await self._play_reordered(reordered, order), start)
+            self._check_independent(
+                await self._play_reordered(alone, order), await self._play_reordered(reordered, order), start
+            )
             await alone.close(CLOSE_TIMEOUT_S)
         for env in (early, late, second, reordered, copy, origin):
             if env is not None:
@@ -127,7 +146,10 @@ class _Check:
 
     async def _play_from_reset(self, env: EnvCaller, score: bool = False) -> Trace:
         observation = await env.observation("reset", self.task)
-        return [[self._plain_observation(observation), await self._agent_views(env)], *await self._play(env, 0, score=score)]
+        return [
+            [self._plain_observation(observation), await self._agent_views(env)],
+            *await self._play(env, 0, score=score),
+        ]
 
     async def _play(self, env: EnvCaller, start: int, stop: int | None = None, score: bool = False) -> Trace:
         trace: Trace = []
@@ -136,14 +158,19 @@ class _Check:
             outcome = await env.outcome(*call)
             self._check_outcome(outcome, f"{self.name}.{call[0]}() after action {number}, {action!r},")
             if score and _is_act(action):
-                self._check_outcome(await env.outcome("score", *action), f"{self.name}.score() after action {number}, {action!r},")
+                self._check_outcome(
+                    await env.outcome("score", *action),
+                    f"{self.name}.score() after action {number}, {action!r},",
+                )
             trace.append(await self._plain_outcome(env, outcome))
             if outcome.done:
                 break
         return trace
 
     async def _play_reordered(self, env: EnvCaller, order: Sequence[Any]) -> Trace:
-        """Play the actions in another order; an error ends play, because an environment may require its own order."""
+        """Play the actions in another order; an error ends play, because an environment may require its own
+        order.
+        """
         trace: Trace = []
         for action in order:
             try:
@@ -158,20 +185,42 @@ class _Check:
 
     async def _plain_outcome(self, env: EnvCaller, outcome: Outcome) -> Trace:
         observation = None if outcome.observation is None else self._plain_observation(outcome.observation)
-        return [outcome.team, plain(outcome.local), outcome.done, plain(outcome.info), observation, await self._agent_views(env)]
+        return [
+            outcome.team,
+            plain(outcome.local),
+            outcome.done,
+            plain(outcome.info),
+            observation,
+            await self._agent_views(env),
+        ]
 
     async def _agent_views(self, env: EnvCaller) -> Any:
-        return [self._plain_observation(await env.observation("observe", agent)) for agent in self.agents] if env.has_observe else None
+        return (
+            [self._plain_observation(await env.observation("observe", agent)) for agent in self.agents]
+            if env.has_observe
+            else None
+        )
 
     def _plain_observation(self, observation: Observation) -> Any:
         if not isinstance(observation.text, str) or not isinstance(observation.info, Mapping):
-            raise AgentSystemError(f"{self.name}: Observation(text: str, info: mapping) expected, found {observation!r:.200}")
+            raise AgentSystemError(
+                f"{self.name}: Observation(text: str, info: mapping) expected, found {observation!r:.200}"
+            )
         return [observation.text, plain(observation.info)]
 
     def _check_outcome(self, outcome: Outcome, where: str) -> None:
         if not isinstance(outcome.done, bool) or not isinstance(outcome.info, Mapping):
-            raise AgentSystemError(f"{where} gave done={outcome.done!r} and info={outcome.info!r:.100}; expected a bool and a mapping")
-        local = outcome.local.values() if isinstance(outcome.local, Mapping) else [] if outcome.local is None else [outcome.local]
+            raise AgentSystemError(
+                f"{where} gave done={outcome.done!r} and info={outcome.info!r:.100}; expected a bool and a "
+                "mapping"
+            )
+        local = (
+            outcome.local.values()
+            if isinstance(outcome.local, Mapping)
+            else []
+            if outcome.local is None
+            else [outcome.local]
+        )
         for name, values in (("team", [outcome.team]), ("local", local)):
             low, high = self.ranges[name]
             for value in values:
@@ -182,14 +231,18 @@ class _Check:
         try:
             return pickle.loads(pickle.dumps(env))
         except (pickle.PicklingError, AttributeError, TypeError) as error:
-            raise AgentSystemError(f"{self.name} cannot be pickled before action {start}: {error}; keep no open handles in it") from error
+            raise AgentSystemError(
+                f"{self.name} cannot be pickled before action {start}: {error}; keep no open handles in it"
+            ) from error
 
     def _check_independent(self, alone: Trace, fork: Trace, start: int) -> None:
         for one, other in zip_longest(alone, fork):
             if one != other:
                 raise AgentSystemError(
-                    f"{self.name}: a fork taken before action {start} that played the remaining actions in reverse, after other forks had "
-                    f"played them, differs from a separate object that played the same: expected {one!r:.300}, found {other!r:.300}; "
+                    f"{self.name}: a fork taken before action {start} that played the remaining actions in "
+                    "reverse, after other forks had "
+                    "played them, differs from a separate object that played the same: expected "
+                    f"{one!r:.300}, found {other!r:.300}; "
                     "a fork must share no mutable state"
                 )
 
@@ -197,10 +250,14 @@ class _Check:
         for number, (one, other) in enumerate(zip(expected, found, strict=False), start):
             if one != other:
                 what = "reset" if number < 0 else f"action {number}, {self.actions[number]!r},"
-                raise AgentSystemError(f"{self.name}: {what} had another outcome {where}: expected {one!r:.300}, found {other!r:.300}")
+                raise AgentSystemError(
+                    f"{self.name}: {what} had another outcome {where}: expected {one!r:.300}, found "
+                    f"{other!r:.300}"
+                )
         if len(expected) != len(found):
             raise AgentSystemError(
-                f"{self.name}: the episode had another length {where}: {len(expected)} outcomes expected, found {len(found)}"
+                f"{self.name}: the episode had another length {where}: {len(expected)} outcomes expected, "
+                f"found {len(found)}"
             )
 
 

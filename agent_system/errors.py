@@ -16,7 +16,9 @@ class SandboxError(AgentSystemError):
 
 
 def masked(text: str, *secrets: str | None) -> str:
-    """Return `text` with `***` for every secret, also where its characters are escaped for JSON, a URL or HTML, nested escapes included."""
+    """Return `text` with `***` for every secret, also where its characters are escaped for JSON, a URL or
+    HTML, nested escapes included.
+    """
     for secret in secrets:
         if secret:
             text = re.sub("".join(map(_spellings, secret)), "***", text)
@@ -24,7 +26,9 @@ def masked(text: str, *secrets: str | None) -> str:
 
 
 def _spellings(character: str) -> str:
-    """Return a pattern for the escaped forms of a character; repetitions are bounded, so that no text makes the search slow."""
+    """Return a pattern for the escaped forms of a character; repetitions are bounded, so that no text makes
+    the search slow.
+    """
     units = character.encode("utf-16-be", "surrogatepass")
     backslash = r"(?:\\|%(?:25){0,4}5c)"
     json_code = f"{backslash}{{0,8}}".join(f"u{units[at : at + 2].hex()}" for at in range(0, len(units), 2))
@@ -45,10 +49,13 @@ def password(url: str) -> str | None:
 
 
 def printable_key(key: str, where: str) -> str:
-    """Return `key`. Raise AgentSystemError, which does not quote the key, for a character that cannot be in a header."""
+    """Return `key`. Raise AgentSystemError, which does not quote the key, for a character that cannot be in a
+    header.
+    """
     if not key.isprintable():
         place = next(place for place, character in enumerate(key) if not character.isprintable())
         raise AgentSystemError(
-            f"{where}: character {place + 1} of {len(key)} of the key is a control character; is it a line break or a tab?"
+            f"{where}: character {place + 1} of {len(key)} of the key is a control character; is it a line "
+            "break or a tab?"
         )
     return key

@@ -1,9 +1,11 @@
-"""What Python allows in a process's main thread only, for code of users that runs in other threads: alarms and event loops.
+"""What Python allows in a process's main thread only, for code of users that runs in other threads: alarms
+and event loops.
 
-Reward functions, environments, tools and teams run in pool threads or on an event loop in a thread. `signal.signal` raises there, and
-libraries that limit their time by `SIGALRM` (math-verify does by default) then fail; a caller that handles every error sees a wrong
-score only. After `support_main_thread_calls` the functions of `signal` that belong to an alarm work in every thread, each thread and each
-asyncio task with an alarm of its own, and `asyncio.get_event_loop` gives each pool thread a loop, as it gives the main thread one.
+Reward functions, environments, tools and teams run in pool threads or on an event loop in a thread.
+`signal.signal` raises there, and libraries that limit their time by `SIGALRM` (math-verify does by default)
+then fail; a caller that handles every error sees a wrong score only. After `support_main_thread_calls` the
+functions of `signal` that belong to an alarm work in every thread, each thread and each asyncio task with an
+alarm of its own, and `asyncio.get_event_loop` gives each pool thread a loop, as it gives the main thread one.
 """
 
 from __future__ import annotations
@@ -58,7 +60,9 @@ class _ThreadAlarms:
     plain_alarm: Callable[[int], int] = signal.alarm
 
     def install(self) -> None:
-        """Replace the functions in the module `signal`; calls of the main thread, and of other signals, reach Python's own."""
+        """Replace the functions in the module `signal`; calls of the main thread, and of other signals, reach
+        Python's own.
+        """
         signal.signal = self.signal  # type: ignore[assignment]
         signal.getsignal = self.getsignal  # type: ignore[assignment]
         signal.setitimer = self.setitimer
@@ -132,7 +136,9 @@ class _ThreadAlarms:
             timer.start()
 
     def _ring(self, alarm: _Alarm, owner: _Owner, timer: threading.Timer | None) -> None:
-        """Call the handler in the timer's thread, and raise its exception in the thread that set the alarm."""
+        """Call the handler in the timer's thread, and raise its exception in the thread that set the
+        alarm.
+        """
         while isinstance(owner, asyncio.Task) and not _runs(owner):
             if owner.done() or alarm.timer is not timer:
                 return
@@ -168,7 +174,9 @@ class _LoopPerThread(asyncio.DefaultEventLoopPolicy):
 
 
 def support_main_thread_calls() -> None:
-    """Let alarms, and `asyncio.get_event_loop` under Python's own policy, work in every thread of this process from now on."""
+    """Let alarms, and `asyncio.get_event_loop` under Python's own policy, work in every thread of this
+    process from now on.
+    """
     if not _supported.is_set():
         _supported.set()
         _alarms.install()
@@ -182,9 +190,11 @@ def forget_alarm() -> None:
 
 
 class ThreadWatch:
-    """Warns, once a function, of errors of the kind "works in the main thread only" that a function handles itself.
+    """Warns, once a function, of errors of the kind "works in the main thread only" that a function handles
+    itself.
 
-    The function goes on then, perhaps with a wrong result. Its first calls are traced; one that raises needs no warning.
+    The function goes on then, perhaps with a wrong result. Its first calls are traced; one that raises needs
+    no warning.
     """
 
     def __init__(self) -> None:
@@ -215,7 +225,8 @@ class ThreadWatch:
             with self._lock:
                 self._calls[name] = WATCHED_CALLS
             logger.warning(
-                "%s handled an error of its thread, %s: %s. It runs in a thread of the run, where only a process's main thread can do "
+                "%s handled an error of its thread, %s: %s. It runs in a thread of the run, where only a "
+                "process's main thread can do "
                 "this; if its results depend on it, let it do this in a process of its own",
                 name.removeprefix("."), type(errors[0]).__name__, " ".join(str(errors[0]).split())[:300],
             )  # fmt: skip
@@ -239,12 +250,18 @@ def _runs(task: asyncio.Task[Any]) -> bool:
 
 
 def _raise_in(thread: threading.Thread, error: BaseException) -> None:
-    """Raise `error` at the next bytecode of a thread; Python takes a class there and makes the exception without arguments."""
+    """Raise `error` at the next bytecode of a thread; Python takes a class there and makes the exception
+    without arguments.
+    """
     cls = type(error)
 
     def initialise(self: BaseException) -> None:
         self.args = error.args
         self.__dict__.update(error.__dict__)
 
-    like = type(cls.__name__, (cls,), {"__init__": initialise, "__module__": cls.__module__, "__qualname__": cls.__qualname__})
+    like = type(
+        cls.__name__,
+        (cls,),
+        {"__init__": initialise, "__module__": cls.__module__, "__qualname__": cls.__qualname__},
+    )
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(like))

@@ -41,7 +41,9 @@ def build_options(cls: type[T], values: Mapping[str, Any] | None, where: str) ->
     for name, value in values.items():
         if name not in valid:
             listed = ", ".join(sorted(valid)) or "none (it takes no options)"
-            raise AgentSystemError(f"{where}.{name} is not an option{did_you_mean(name, valid)}; valid: {listed}")
+            raise AgentSystemError(
+                f"{where}.{name} is not an option{did_you_mean(name, valid)}; valid: {listed}"
+            )
         kind = hints[name]
         if {*(get_args(kind) if get_origin(kind) in (Union, UnionType) else [kind])} <= _SCALARS:
             values[name] = _validated(value, kind, f"{where}.{name}")
@@ -52,22 +54,30 @@ def build_options(cls: type[T], values: Mapping[str, Any] | None, where: str) ->
 
 
 def _validated(value: Any, kind: Any, name: str) -> Any:
-    """Return `value` as type `kind`; an integer is converted to a declared float. Raise AgentSystemError for any other type."""
+    """Return `value` as type `kind`; an integer is converted to a declared float. Raise AgentSystemError for
+    any other type.
+    """
     try:
         return TypeAdapter(kind).validate_python(value, strict=True)
     except ValidationError as error:
         expected = kind.__name__ if isinstance(kind, type) else kind
-        raise AgentSystemError(f"{name} must be {expected}, found {value!r} ({type(value).__name__})") from error
+        raise AgentSystemError(
+            f"{name} must be {expected}, found {value!r} ({type(value).__name__})"
+        ) from error
 
 
 def check_choice(name: str, value: str, known: Collection[str]) -> None:
     """Raise AgentSystemError unless `value` of the option called `name` is one of `known`."""
     if value not in known:
-        raise AgentSystemError(f"{name} must be one of {', '.join(known)}, found {value!r}{did_you_mean(value, known)}")
+        raise AgentSystemError(
+            f"{name} must be one of {', '.join(known)}, found {value!r}{did_you_mean(value, known)}"
+        )
 
 
 def check_floats(options: Any, where: str) -> None:
-    """Raise AgentSystemError unless every float among the fields of the dataclass `options` is finite and 0 or more."""
+    """Raise AgentSystemError unless every float among the fields of the dataclass `options` is finite and 0
+    or more.
+    """
     for field in fields(options):
         value = getattr(options, field.name)
         if isinstance(value, float) and not 0 <= value < math.inf:

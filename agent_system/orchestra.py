@@ -1,4 +1,5 @@
-"""An orchestra is the workflow inside one turn: which agents are called, in which order, under which conditions.
+"""An orchestra is the workflow inside one turn: which agents are called, in which order, under which
+conditions.
 
     class MathOrchestra(BaseOrchestra):
         agents = ("Solver Agent", "Verifier Agent")
@@ -33,7 +34,9 @@ class Episode(Protocol):
         ...
 
     async def step(self, action: Any) -> Outcome:
-        """End the turn with the team's action and return the environment's outcome; an empty one if a call has ended the episode."""
+        """End the turn with the team's action and return the environment's outcome; an empty one if a call
+        has ended the episode.
+        """
         ...
 
 
@@ -44,9 +47,11 @@ class BaseOrchestra(ABC):
         agents: names of the agents that may be called; options may change it per object.
         config_class: dataclass of the options under `agent.orchestra.<type>`.
         memory_class: memory of the team across turns; options may change it per object.
-        uses_sandbox: its agents write programs that the environment runs in `agent_system.sandbox.shared_sandbox()`; a run without a
-            working sandbox then does not start. Options may change it per object.
-        uses_prompts: its calls have the prompts of the agents' classes; tasks are filtered by the length of these.
+        uses_sandbox: its agents write programs that the environment runs in
+            `agent_system.sandbox.shared_sandbox()`; a run without a working sandbox then does not start.
+            Options may change it per object.
+        uses_prompts: its calls have the prompts of the agents' classes; tasks are filtered by the length of
+            these.
         config: the options of this run.
     """
 
@@ -64,7 +69,9 @@ class BaseOrchestra(ABC):
         """Build the orchestra registered as `name` from the dict under `agent.orchestra.<name>`."""
         return cls(build_options(cls.config_class, options, f"agent.orchestra.{name}"))
 
-    def check(self, agents: Mapping[str, BaseAgent], make_env: Callable[[int], BaseEnv], *, forks: bool) -> None:  # noqa: B027 - nothing to refuse
+    def check(  # noqa: B027 - nothing to refuse
+        self, agents: Mapping[str, BaseAgent], make_env: Callable[[int], BaseEnv], *, forks: bool
+    ) -> None:
         """Reject a team or an environment that this workflow does not support, before a model loads.
 
         Args:
@@ -77,7 +84,9 @@ class BaseOrchestra(ABC):
         """
 
     async def play_episode(self, episode: Episode) -> None:
-        """Play a whole episode: `run` for every turn. A program that spans the turns of an episode overrides it."""
+        """Play a whole episode: `run` for every turn. A program that spans the turns of an episode overrides
+        it.
+        """
         while (turn := episode.turn) is not None:
             action = None
             try:
@@ -88,7 +97,9 @@ class BaseOrchestra(ABC):
             await episode.step(action)
 
     async def release(self) -> None:  # noqa: B027 - most have nothing to release
-        """Release what episodes share in this event loop; called after the last of the episodes that are played together."""
+        """Release what episodes share in this event loop; called after the last of the episodes that are
+        played together.
+        """
 
     @abstractmethod
     async def run(self, turn: Turn) -> Any:

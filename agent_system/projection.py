@@ -1,7 +1,7 @@
 r"""Parsing of a reply's text into an action.
 
-A projection is a function text -> `Projection`. All of them ignore `<think>...</think>`, match tags in any case, take the last
-well-formed match, and return `valid=False` instead of guessing.
+A projection is a function text -> `Projection`. All of them ignore `<think>...</think>`, match tags in any
+case, take the last well-formed match, and return `valid=False` instead of guessing.
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ _NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|[-+]?\.\d+")
 
 
 def strip_thinking(text: str) -> str:
-    """Return `text` without its thinking; an unclosed `<think>` removes all text after it, a lone `</think>` all text before it."""
+    """Return `text` without its thinking; an unclosed `<think>` removes all text after it, a lone `</think>`
+    all text before it.
+    """
     return _visible(text).strip()
 
 
@@ -61,7 +63,9 @@ def _visible(text: str) -> str:
 
 
 def without_thinking(text: str) -> str:
-    """Return `text` without its thinking and the line ends after it, else as it is: code may begin with an indentation."""
+    """Return `text` without its thinking and the line ends after it, else as it is: code may begin with an
+    indentation.
+    """
     visible = _visible(text)
     return visible if visible == text else visible.lstrip("\n")
 
@@ -97,7 +101,10 @@ def raw_text(text: str) -> Projection:
 
 def tag(name: str) -> Projector:
     """Return a projection to the content of the last `<name>...</name>`."""
-    pair = re.compile(rf"<{re.escape(name)}\s*>((?:(?!<{re.escape(name)}\s*>).)*?)</{re.escape(name)}\s*>", re.IGNORECASE | re.DOTALL)
+    pair = re.compile(
+        rf"<{re.escape(name)}\s*>((?:(?!<{re.escape(name)}\s*>).)*?)</{re.escape(name)}\s*>",
+        re.IGNORECASE | re.DOTALL,
+    )
 
     def project(text: str) -> Projection:
         visible = strip_thinking(text)
@@ -137,7 +144,8 @@ def last_boxed(text: str) -> str:
 
 
 def code_block(*languages: str) -> Projector:
-    """Return a projection to the last fenced block; with `languages`, the last one of those (`fields["language"]`).
+    """Return a projection to the last fenced block; with `languages`, the last one of those
+    (`fields["language"]`).
 
     Of a reply without a closed block, it is the one that is open at the end.
     """
@@ -191,12 +199,15 @@ class _Fence(NamedTuple):
 def fenced_blocks(text: str) -> list[Block]:
     """Return the fenced blocks of a Markdown text (CommonMark 0.31, 4.5), in order.
 
-    Beyond that, fences may be indented by any width, as in lists, and the fence of another language ends an open block.
+    Beyond that, fences may be indented by any width, as in lists, and the fence of another language ends an
+    open block.
     """
     blocks: list[Block] = []
     opened: _Fence | None = None
     lines: list[str] = []
-    for line in text.replace("\r\n", "\n").split("\n"):  # not `splitlines`, which also cuts at characters inside literals
+    for line in text.replace("\r\n", "\n").split(
+        "\n"
+    ):  # not `splitlines`, which also cuts at characters inside literals
         fence = _fence(line)
         if opened is None:
             opened = fence
@@ -240,7 +251,9 @@ def _block(fence: _Fence, lines: Sequence[str], closed: bool, number: int) -> Bl
     # Code may begin left of its fence; then all of its lines do.
     width = _columns(fence.prefix[last + blank :])
     width = min(width, next((_indentation(line) for line in lines if line.strip()), width))
-    return Block(language.group(1).lower(), "\n".join(_outdented(line, width) for line in lines), closed, number)
+    return Block(
+        language.group(1).lower(), "\n".join(_outdented(line, width) for line in lines), closed, number
+    )
 
 
 def _unquoted(line: str, quotes: int) -> str:
@@ -284,7 +297,8 @@ def verdict(
 ) -> Projector:
     """Return a projection to `approve` or `reject` from the last `<name>...</name>`.
 
-    `fields` holds `approved` (bool) and `parsed` (bool). A reply without a clear verdict is invalid and counts as `fallback`.
+    `fields` holds `approved` (bool) and `parsed` (bool). A reply without a clear verdict is invalid and
+    counts as `fallback`.
 
     Raises:
         AgentSystemError: `fallback` is neither `approve` nor `reject`.
@@ -299,7 +313,10 @@ def verdict(
         parsed = words.get(inner.action.strip(" \t\n.!*").lower())
         approved = fallback == "approve" if parsed is None else parsed
         return Projection(
-            "approve" if approved else "reject", parsed is not None, {"approved": approved, "parsed": parsed is not None}, inner.text
+            "approve" if approved else "reject",
+            parsed is not None,
+            {"approved": approved, "parsed": parsed is not None},
+            inner.text,
         )
 
     return project

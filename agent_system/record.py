@@ -16,12 +16,16 @@ from agent_system.errors import AgentSystemError
 from agent_system.tools.agent import ToolUse
 from verl.protocol.generate import Generation
 
-PROGRAM_ERROR = "program_error"  # in the info of an episode: the error that a program raised because of a reply
+PROGRAM_ERROR = (
+    "program_error"  # in the info of an episode: the error that a program raised because of a reply
+)
 NUMBERS = (bool, int, float, np.number, np.bool_)
 
 
 def plain(value: Any) -> Any:
-    """Return `value` in JSON types: numpy scalars as Python numbers, values of other types as `str(value)`."""
+    """Return `value` in JSON types: numpy scalars as Python numbers, values of other types as
+    `str(value)`.
+    """
     if isinstance(value, Mapping):
         return {str(k): plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
@@ -32,7 +36,9 @@ def plain(value: Any) -> Any:
 
 
 def finite(value: Any, name: str, where: str) -> float:
-    """Return a reward as a float. Raise AgentSystemError, naming `where` it came from, unless it is a finite number."""
+    """Return a reward as a float. Raise AgentSystemError, naming `where` it came from, unless it is a finite
+    number.
+    """
     number = float(value) if isinstance(value, Real) or hasattr(value, "__float__") else math.nan
     if not math.isfinite(number):
         raise AgentSystemError(f"{where} gave {name}={value!r}; rewards must be finite numbers")
@@ -57,36 +63,46 @@ class Sample:
         pad_token_id: padding token of the row in a batch.
         seed: seed of the request.
         max_tokens: longest reply of the agent, in tokens, also where a program asked for a shorter one.
-        anchor: the state that the call acted on: `Observation.info["anchor"]`, else the text of this agent's observation; for a later round
-            of a `ToolAgent` with the tool calls and results before it, for a summary with that word.
-        act_reward: `Outcome.team` of the `act` that followed this call; None when the environment has no `act`, and for a candidate that
-            was not committed.
+        anchor: the state that the call acted on: `Observation.info["anchor"]`, else the text of this agent's
+            observation; for a later round of a `ToolAgent` with the tool calls and results before it, for a
+            summary with that word.
+        act_reward: `Outcome.team` of the `act` that followed this call; None when the environment has no
+            `act`, and for a candidate that was not committed.
         local_reward: reward that the environment gave to this call alone; 0 where it gave none.
         local_given: the environment gave a local reward, possibly 0.
         team_reward: the team reward credited to this call, by `reward.team_scope` or `reward.propagation`.
-        step_reward: `alpha` * the team rewards that arrived between this call and the agent's next one, plus `local_reward`,
-            less both penalties.
+        step_reward: `alpha` * the team rewards that arrived between this call and the agent's next one, plus
+            `local_reward`, less both penalties.
         mixed_reward: `alpha * team_reward + local_reward`, before shaping.
         invalid_penalty: subtracted because the reply could not be parsed.
         overlong_penalty: subtracted because the reply came near the length limit.
         reward: `mixed_reward` shaped, less both penalties.
-        prior_replies: the `order` of the next reply when this call's prompt was built: it may have read replies of a lower one.
-        order: index of this reply in the episode, by time of arrival, from 0; the candidates of a call share it.
+        prior_replies: the `order` of the next reply when this call's prompt was built: it may have read
+            replies of a lower one.
+        order: index of this reply in the episode, by time of arrival, from 0; the candidates of a call share
+            it.
         committed: the episode continued with this reply. False for the other candidates of a tree.
-        fork_reward: tree sampling: team reward of `act` and `score` on this candidate's own fork of the environment, else None.
-        candidate_reward: tree sampling: `alpha * team + local` of `act` and `score` on this candidate's own fork; 0 otherwise.
-        episode_local: tree sampling: local reward of the committed reply in the episode as played, where `score` gives none.
-        greedy: a greedy reply to the call of a tree, tried on a fork for its reward alone (ReMax); neither committed nor trained.
+        fork_reward: tree sampling: team reward of `act` and `score` on this candidate's own fork of the
+            environment, else None.
+        candidate_reward: tree sampling: `alpha * team + local` of `act` and `score` on this candidate's own
+            fork; 0 otherwise.
+        episode_local: tree sampling: local reward of the committed reply in the episode as played, where
+            `score` gives none.
+        greedy: a greedy reply to the call of a tree, tried on a fork for its reward alone (ReMax); neither
+            committed nor trained.
         trained: it is a row of a training batch; False for agents that are frozen or behind an API.
         reward_terms: named terms that reward functions reported for this call.
-        token_rewards: the part of `local_reward` that belongs to single tokens, one number per token; empty if there is none.
+        token_rewards: the part of `local_reward` that belongs to single tokens, one number per token; empty
+            if there is none.
         tools: tool calls of the reply of a `ToolAgent`, else None.
         messages: chat messages of the prompt, for reward models; not in trajectory files.
-        final_call: for an earlier generation of a call (a round of a `ToolAgent`, a summary), the number of the last one in the turn, which
-            `act` followed; else None.
+        final_call: for an earlier generation of a call (a round of a `ToolAgent`, a summary), the number of
+            the last one in the turn, which `act` followed; else None.
         summary: it is a summary that the agent wrote for its memory.
-        rounds: the generations that are joined in this sample (`tool_samples=sequence`), without rewards of their own; empty for one.
-        response_mask: 1 for the sampled tokens of `generation`, 0 for those of tool messages between them; empty: all are sampled.
+        rounds: the generations that are joined in this sample (`tool_samples=sequence`), without rewards of
+            their own; empty for one.
+        response_mask: 1 for the sampled tokens of `generation`, 0 for those of tool messages between them;
+            empty: all are sampled.
         masked: its tokens were sampled under a mask (`SamplingParams.structure`).
     """
 
@@ -137,19 +153,25 @@ class Sample:
 
     @property
     def generations(self) -> tuple[Sample, ...]:
-        """The generations of the sample, each with its own prompt and reply; the sample itself if it has one."""
+        """The generations of the sample, each with its own prompt and reply; the sample itself if it
+        has one.
+        """
         return self.rounds or (self,)
 
     @property
     def whole_call(self) -> tuple[int, int]:
-        """Turn and number of the call that the generation belongs to; the number is that of its last generation."""
+        """Turn and number of the call that the generation belongs to; the number is that of its last
+        generation.
+        """
         return self.turn, self.call if self.final_call is None else self.final_call
 
     @property
     def mean_version(self) -> float:
         """Version of the weights, averaged over the tokens that they sampled."""
         replies = [s.generation for s in self.generations]
-        return sum(reply.mean_version * len(reply.token_ids) for reply in replies) / sum(len(reply.token_ids) for reply in replies)
+        return sum(reply.mean_version * len(reply.token_ids) for reply in replies) / sum(
+            len(reply.token_ids) for reply in replies
+        )
 
     @property
     def prompt_tokens(self) -> int:
@@ -207,7 +229,18 @@ class Sample:
     def _round(self) -> dict[str, Any]:
         """Return the entry of one of several generations."""
         entry = self.to_json()
-        names = ("reply", "action", "valid", "fields", "prompt_tokens", "response_tokens", "stop_reason", "version", "seed", "tools")
+        names = (
+            "reply",
+            "action",
+            "valid",
+            "fields",
+            "prompt_tokens",
+            "response_tokens",
+            "stop_reason",
+            "version",
+            "seed",
+            "tools",
+        )
         return {name: entry[name] for name in names}
 
 
@@ -227,11 +260,12 @@ class EpisodeRecord:
         failure: why the episode was left out, or None.
         turn_rewards: `Outcome.team` of `step`, one per turn; 0 for a turn that `act` ended.
         left_out: number of candidates of a tree that could not be sampled or scored.
-        answer: the action that the orchestra passed to the environment at the end of the last turn, as text; empty if `act` ended it.
+        answer: the action that the orchestra passed to the environment at the end of the last turn, as text;
+            empty if `act` ended it.
         task: the task with its ground truth and extra data, for reward functions; not in trajectory files.
         reward_terms: named terms that a reward function reported for the episode.
-        unheard: replies to a program that no client got (`agent_system.gateway`), and rounds of a `ToolAgent`'s call that failed; they
-            are neither rewarded nor trained.
+        unheard: replies to a program that no client got (`agent_system.gateway`), and rounds of a
+            `ToolAgent`'s call that failed; they are neither rewarded nor trained.
     """
 
     uid: str
@@ -262,18 +296,32 @@ class EpisodeRecord:
         return any(s.fork_reward is not None for s in self.samples)
 
     def term(self, sample: Sample, name: str) -> float | None:
-        """Return a named term of a reward: that of the sample, of its final call, or of the episode; None if none of these has it."""
-        final = [s.reward_terms for s in self.committed if (s.turn, s.call) == (sample.turn, sample.final_call)]
-        return next((terms[name] for terms in (sample.reward_terms, *final, self.reward_terms) if name in terms), None)
+        """Return a named term of a reward: that of the sample, of its final call, or of the episode; None if
+        none of these has it.
+        """
+        final = [
+            s.reward_terms for s in self.committed if (s.turn, s.call) == (sample.turn, sample.final_call)
+        ]
+        return next(
+            (terms[name] for terms in (sample.reward_terms, *final, self.reward_terms) if name in terms), None
+        )
 
     def with_team_reward(self, team: float) -> EpisodeRecord:
         """Return the episode with another team reward, which arrives at its end."""
         samples = tuple(s if s.act_reward is None else replace(s, act_reward=0.0) for s in self.samples)
-        return replace(self, team_reward=team, turn_rewards=(*(0.0 for _ in self.turn_rewards[1:]), team), samples=samples)
+        return replace(
+            self,
+            team_reward=team,
+            turn_rewards=(*(0.0 for _ in self.turn_rewards[1:]), team),
+            samples=samples,
+        )
 
     def as_played(self) -> EpisodeRecord:
         """Return the committed replies of a tree as an episode of parallel sampling."""
-        samples = [s if s.fork_reward is None else replace(s, fork_reward=None, local_reward=s.episode_local) for s in self.committed]
+        samples = [
+            s if s.fork_reward is None else replace(s, fork_reward=None, local_reward=s.episode_local)
+            for s in self.committed
+        ]
         return replace(self, samples=tuple(samples))
 
     @property
@@ -283,13 +331,18 @@ class EpisodeRecord:
 
     @property
     def reply_tokens(self) -> int:
-        """Tokens generated by engines of the run, candidates that were not committed and unheard replies included."""
+        """Tokens generated by engines of the run, candidates that were not committed and unheard replies
+        included.
+        """
         return sum(len(g.generation.token_ids) for s in (*self.samples, *self.unheard) for g in s.generations)
 
     @property
     def scores(self) -> dict[str, float]:
         """`team_reward` and every number (or boolean) of `info`, such as `success`."""
-        return {"team_reward": self.team_reward, **{k: float(v) for k, v in self.info.items() if isinstance(v, NUMBERS)}}
+        return {
+            "team_reward": self.team_reward,
+            **{k: float(v) for k, v in self.info.items() if isinstance(v, NUMBERS)},
+        }
 
     def to_json(self) -> dict[str, Any]:
         """Return the line of a trajectory file."""

@@ -1,8 +1,8 @@
 """Registries of agents, orchestras and environments, which users extend without an edit in this repository.
 
-A built-in workflow named `math` is the package `agent_system.workflows.math`, imported when its name is first looked up.
-A user's own package registers itself when it is imported: list it in `agent.plugins`, or declare the entry point group
-`verl_mas.plugins`.
+A built-in workflow named `math` is the package `agent_system.workflows.math`, imported when its name is first
+looked up. A user's own package registers itself when it is imported: list it in `agent.plugins`, or declare
+the entry point group `verl_mas.plugins`.
 """
 
 from __future__ import annotations
@@ -31,16 +31,22 @@ C = TypeVar("C", bound=type)
 
 
 class Registry(Generic[T]):
-    """Classes by name, optionally scoped to an orchestra, so that two can each have a "Verifier Agent", and to an environment."""
+    """Classes by name, optionally scoped to an orchestra, so that two can each have a "Verifier Agent", and
+    to an environment.
+    """
 
     def __init__(self, kind: str, base: type[T], *, in_workflows: bool = True) -> None:
-        """Make an empty registry of subclasses of `base`; `in_workflows`: a built-in workflow may register its own, called as itself."""
+        """Make an empty registry of subclasses of `base`; `in_workflows`: a built-in workflow may register
+        its own, called as itself.
+        """
         self.kind = kind
         self.base = base
         self._in_workflows = in_workflows
         self._entries: dict[tuple[str | None, str | None, str], type[T]] = {}
 
-    def register(self, name: str, *, orchestra: str | None = None, env: str | None = None) -> Callable[[C], C]:
+    def register(
+        self, name: str, *, orchestra: str | None = None, env: str | None = None
+    ) -> Callable[[C], C]:
         """Return a class decorator that registers the class under `name`.
 
         Args:
@@ -49,17 +55,21 @@ class Registry(Generic[T]):
             env: scope; the name is then found only by lookups for that environment, which prefer it.
 
         Raises:
-            AgentSystemError: the name is taken in this scope, or the class does not derive from the registry's base.
+            AgentSystemError: the name is taken in this scope, or the class does not derive from the
+                registry's base.
         """
 
         def decorate(cls: C) -> C:
             if not (isinstance(cls, type) and issubclass(cls, self.base)):
-                raise AgentSystemError(f"{self.kind} {name!r}: {cls!r} must be a subclass of {self.base.__name__}")
+                raise AgentSystemError(
+                    f"{self.kind} {name!r}: {cls!r} must be a subclass of {self.base.__name__}"
+                )
             taken = self._entries.get((orchestra, env, name))
             if taken is not None and taken is not cls:
                 scope = _scope(orchestra, env)
                 raise AgentSystemError(
-                    f"{self.kind} {name!r}{scope} is already registered by {taken.__module__}.{taken.__qualname__}; "
+                    f"{self.kind} {name!r}{scope} is already registered by "
+                    f"{taken.__module__}.{taken.__qualname__}; "
                     f"choose another name{'' if orchestra else ' or scope it: register(name, orchestra=...)'}"
                 )
             self._entries[(orchestra, env, name)] = cls
@@ -68,30 +78,44 @@ class Registry(Generic[T]):
         return decorate
 
     def get(self, name: str, *, orchestra: str | None = None, env: str | None = None) -> type[T]:
-        """Return the class of `name`: scoped to `orchestra` and `env`, else to `orchestra`, else unscoped, else `ANY` of the orchestra.
+        """Return the class of `name`: scoped to `orchestra` and `env`, else to `orchestra`, else unscoped,
+        else `ANY` of the orchestra.
 
         Raises:
-            AgentSystemError: the name is not registered; the message lists the registered names and the nearest one.
+            AgentSystemError: the name is not registered; the message lists the registered names and the
+                nearest one.
         """
         if self._in_workflows:
             import_workflow(orchestra or name)
             if env is not None:
                 import_workflow(env)
-        for place in ((orchestra, env, name), (orchestra, None, name), (None, None, name), (orchestra, None, ANY)):
+        for place in (
+            (orchestra, env, name),
+            (orchestra, None, name),
+            (None, None, name),
+            (orchestra, None, ANY),
+        ):
             if place in self._entries:
                 return self._entries[place]
         built_in = built_in_workflows() if self._in_workflows and orchestra is None else ()
         known = sorted({*self.names(orchestra=orchestra, env=env), *built_in})
         elsewhere = sorted({str(s) for s, _, n in self._entries if n == name and s is not None} - {orchestra})
-        hint = f" (it exists in the scope of orchestra {', '.join(elsewhere)})" if elsewhere else did_you_mean(name, known)
+        hint = (
+            f" (it exists in the scope of orchestra {', '.join(elsewhere)})"
+            if elsewhere
+            else did_you_mean(name, known)
+        )
         raise AgentSystemError(
             f"no {self.kind} named {name!r}{_scope(orchestra, env, 'for')}{hint}; "
-            f"known: {', '.join(known) or 'none'}. A module of your own must be imported first: agent.plugins=[your.module]"
+            f"known: {', '.join(known) or 'none'}. A module of your own must be imported first: "
+            "agent.plugins=[your.module]"
         )
 
     def names(self, *, orchestra: str | None = None, env: str | None = None) -> list[str]:
         """Return the names that a lookup for `orchestra` and `env` can find, sorted."""
-        return sorted({n for s, e, n in self._entries if n != ANY and e in (None, env) and s in (None, orchestra)})
+        return sorted(
+            {n for s, e, n in self._entries if n != ANY and e in (None, env) and s in (None, orchestra)}
+        )
 
     def remove(self, name: str, *, orchestra: str | None = None, env: str | None = None) -> None:
         """Remove one entry, so that a notebook or a test can register the name again."""
@@ -100,7 +124,9 @@ class Registry(Generic[T]):
 
 def _scope(orchestra: str | None, env: str | None, word: str = "of") -> str:
     """Return a scope for messages."""
-    return (f" {word} orchestra {orchestra!r}" if orchestra else "") + (f" in environment {env!r}" if env else "")
+    return (f" {word} orchestra {orchestra!r}" if orchestra else "") + (
+        f" in environment {env!r}" if env else ""
+    )
 
 
 AgentRegistry: Registry[BaseAgent] = Registry("agent", BaseAgent)
@@ -125,7 +151,8 @@ def import_workflow(name: str) -> bool:
 
 
 def load_plugins(modules: Iterable[str] = ()) -> list[str]:
-    """Import `modules` and every installed entry point of the group `verl_mas.plugins`; return the names of all these modules.
+    """Import `modules` and every installed entry point of the group `verl_mas.plugins`; return the names of
+    all these modules.
 
     Raises:
         AgentSystemError: a module named in `modules`, or one that it imports, does not exist.
@@ -137,9 +164,12 @@ def load_plugins(modules: Iterable[str] = ()) -> list[str]:
             importlib.import_module(module)
         except ModuleNotFoundError as error:
             if error.name is None or not (module == error.name or module.startswith(error.name + ".")):
-                raise AgentSystemError(f"agent.plugins: {module!r} imports what is not installed: {error}") from error
+                raise AgentSystemError(
+                    f"agent.plugins: {module!r} imports what is not installed: {error}"
+                ) from error
             raise AgentSystemError(
-                f"agent.plugins names the module {module!r}, which Python cannot find; install the package or add its folder to PYTHONPATH"
+                f"agent.plugins names the module {module!r}, which Python cannot find; install the package "
+                "or add its folder to PYTHONPATH"
             ) from error
         loaded.append(module)
     for entry in entry_points(group=PLUGIN_GROUP):

@@ -48,7 +48,11 @@ class EpisodeResources:
         if tasks:
             _, late = await asyncio.wait(tasks, timeout=CLOSE_TIMEOUT_S)
             if late:
-                logger.warning("%d resources of an episode did not end within %g s; abandoned", len(late), CLOSE_TIMEOUT_S)
+                logger.warning(
+                    "%d resources of an episode did not end within %g s; abandoned",
+                    len(late),
+                    CLOSE_TIMEOUT_S,
+                )
 
 
 def of_episode() -> EpisodeResources | None:

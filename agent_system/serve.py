@@ -3,8 +3,9 @@
     python -m agent_system.serve CHECKPOINT "What is 3 + 4?"
     python -m agent_system.serve CHECKPOINT --openai
 
-Without QUESTION, questions are read from standard input or prompted for. With --openai, clients of OpenAI's chat completions and responses
-get each agent as a model of its name, and the whole team as a model that has the name of the orchestra. See `agent_system.launch.serving`.
+Without QUESTION, questions are read from standard input or prompted for. With --openai, clients of OpenAI's
+chat completions and responses get each agent as a model of its name, and the whole team as a model that has
+the name of the orchestra. See `agent_system.launch.serving`.
 """
 
 from __future__ import annotations
@@ -25,13 +26,22 @@ from verl.trainer.config.entry import fail
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line; exit with 1 and a one-line error if the team cannot be loaded, and with 1 if the last episode failed."""
+    """Run the command line; exit with 1 and a one-line error if the team cannot be loaded, and with 1 if the
+    last episode failed.
+    """
     given = _parsed(arguments)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     try:
         if given.openai:
             own = Address(given.host, given.port, given.api_key_env)
-            serve_openai(given.checkpoint, own, greedy=given.greedy, device=given.device, engine=given.engine, say=_print)
+            serve_openai(
+                given.checkpoint,
+                own,
+                greedy=given.greedy,
+                device=given.device,
+                engine=given.engine,
+                say=_print,
+            )
             answered = True
         else:
             answered = _ask(given)
@@ -43,17 +53,30 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m agent_system.serve", description="Ask a trained team questions, or serve it.")
+    parser = argparse.ArgumentParser(
+        prog="python -m agent_system.serve", description="Ask a trained team questions, or serve it."
+    )
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help="global_step_N, or the folder of a run")
-    parser.add_argument("question", nargs="?", help="default: read from standard input, or prompted for on a terminal")
-    parser.add_argument("--greedy", action="store_true", help="decode greedily instead of sampling as in validation")
+    parser.add_argument(
+        "question", nargs="?", help="default: read from standard input, or prompted for on a terminal"
+    )
+    parser.add_argument(
+        "--greedy", action="store_true", help="decode greedily instead of sampling as in validation"
+    )
     parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
     server = parser.add_argument_group("server")
-    server.add_argument("--openai", action="store_true", help="answer clients of OpenAI's chat completions and responses")
+    server.add_argument(
+        "--openai", action="store_true", help="answer clients of OpenAI's chat completions and responses"
+    )
     server.add_argument("--engine", default="", choices=("hf", "vllm"), help="default: that of the training")
     server.add_argument("--host", default=Address.host, help="default: the loopback interface")
     server.add_argument("--port", type=int, default=Address.port, help="default: %(default)s; 0: a free one")
-    server.add_argument("--api-key-env", default="", metavar="NAME", help="environment variable with the key that clients must send")
+    server.add_argument(
+        "--api-key-env",
+        default="",
+        metavar="NAME",
+        help="environment variable with the key that clients must send",
+    )
     given = parser.parse_args(arguments)
     own = Address(given.host, given.port, given.api_key_env)
     if given.openai and given.question is not None:
@@ -72,7 +95,10 @@ def _ask(given: argparse.Namespace) -> bool:
     """Ask the questions; return whether the last one was answered."""
     console, answered = Console(), True
     read_all = None if sys.stdin.isatty() else sys.stdin.read
-    with conversation(given.checkpoint, greedy=given.greedy, device=given.device) as team, asyncio.Runner() as runner:
+    with (
+        conversation(given.checkpoint, greedy=given.greedy, device=given.device) as team,
+        asyncio.Runner() as runner,
+    ):
         for question in questions(given.question, console, read_all):
             record = runner.run(team.ask(question))
             show(record, console)

@@ -1,4 +1,6 @@
-"""For tests of workflows: a team whose replies are scripted, and `check_env` for user-defined environments."""
+"""For tests of workflows: a team whose replies are scripted, and `check_env` for user-defined
+environments.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ from verl.protocol.generate import GenerateRequest, Generation, RolloutError, Sa
 __all__ = ["CHAT_TEMPLATE", "Script", "ScriptedEngine", "check_env", "make_tokenizer", "scripted_team"]
 
 CHAT_TEMPLATE = (
-    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% "
+    "endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
@@ -21,7 +24,8 @@ Script = Callable[[str, GenerateRequest], str] | Sequence[str]
 
 
 class ScriptedEngine:
-    """A `RolloutClient` whose replies come from a function of (prompt text, request), or from a list, one per request.
+    """A `RolloutClient` whose replies come from a function of (prompt text, request), or from a list, one per
+    request.
 
     Attributes:
         requests: all requests so far.
@@ -64,7 +68,9 @@ class ScriptedEngine:
 
     def _reply(self, request: GenerateRequest) -> Generation:
         if self._script is not None:
-            text = self._script(self.tokenizer.decode(request.prompt_ids) if self._decode_prompt else "", request)
+            text = self._script(
+                self.tokenizer.decode(request.prompt_ids) if self._decode_prompt else "", request
+            )
         else:
             found = next(self._replies, None)
             if found is None:
@@ -95,7 +101,8 @@ def scripted_team(
     delay: Callable[[GenerateRequest], Awaitable[None]] | None = None,
     **settings: Any,
 ) -> Collector:
-    """Return a collector for a registered workflow whose agents reply from scripts; its `collect` plays tasks.
+    """Return a collector for a registered workflow whose agents reply from scripts; its `collect` plays
+    tasks.
 
     Args:
         workflow: name of the orchestra.
@@ -110,7 +117,14 @@ def scripted_team(
     tokenizer, sampling = tokenizer or make_tokenizer(), SamplingParams(max_tokens=max_tokens)
     bindings = {
         agent: AgentBinding(
-            agent, agent, agent, ScriptedEngine(tokenizer, script, delay=delay), tokenizer, sampling, sampling, max_prompt_length
+            agent,
+            agent,
+            agent,
+            ScriptedEngine(tokenizer, script, delay=delay),
+            tokenizer,
+            sampling,
+            sampling,
+            max_prompt_length,
         )
         for agent, script in replies.items()
     }
@@ -125,7 +139,9 @@ def scripted_team(
 
 
 def make_tokenizer(corpus: Iterable[str] = (), vocab_size: int = 512) -> Any:
-    """Return a byte-level BPE tokenizer with a ChatML template, trained on `corpus` (bytes only when it is empty)."""
+    """Return a byte-level BPE tokenizer with a ChatML template, trained on `corpus` (bytes only when it is
+    empty).
+    """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -134,7 +150,10 @@ def make_tokenizer(corpus: Iterable[str] = (), vocab_size: int = 512) -> Any:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size, special_tokens=special, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+        vocab_size=vocab_size,
+        special_tokens=special,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
     )
     tokenizer.train_from_iterator(corpus, trainer)
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=special[0], eos_token=special[2])

@@ -41,16 +41,19 @@ class _Call(Future[Any]):
 class DaemonExecutor(Executor):
     """A thread pool of daemon threads, started on demand.
 
-    The pool of the standard library joins its threads when Python exits, so one environment that hangs would hang the run. If the
-    system allows fewer threads than `max_workers`, jobs wait for the existing ones. A call that is cancelled while it runs has its
-    thread replaced: environments that hang would otherwise take all threads of a long run. Alarms work in the threads, and everywhere
-    else in the process (`support_main_thread_calls`).
+    The pool of the standard library joins its threads when Python exits, so one environment that hangs would
+    hang the run. If the system allows fewer threads than `max_workers`, jobs wait for the existing ones. A
+    call that is cancelled while it runs has its thread replaced: environments that hang would otherwise take
+    all threads of a long run. Alarms work in the threads, and everywhere else in the process
+    (`support_main_thread_calls`).
     """
 
     def __init__(self, max_workers: int) -> None:
         support_main_thread_calls()
         self._max_workers = max_workers
-        self._jobs: queue.SimpleQueue[tuple[_Call, Callable[..., Any], tuple[Any, ...], dict[str, Any]] | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[
+            tuple[_Call, Callable[..., Any], tuple[Any, ...], dict[str, Any]] | None
+        ] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._idle = threading.Semaphore(0)
 
@@ -81,7 +84,9 @@ class DaemonExecutor(Executor):
             self._start_thread()
 
     def shutdown(self, wait: bool = False, *, cancel_futures: bool = False) -> None:
-        """End the threads after the queued jobs. `wait` is ignored, because a hung environment would block for ever."""
+        """End the threads after the queued jobs. `wait` is ignored, because a hung environment would block
+        for ever.
+        """
         self._jobs.put(None)
 
     def _work(self) -> None:
@@ -106,7 +111,9 @@ _watch = ThreadWatch()
 
 
 def run_plain(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    """Return `function(*args)`. Raise RuntimeError instead of StopIteration, which a future cannot raise: its waiter never ends."""
+    """Return `function(*args)`. Raise RuntimeError instead of StopIteration, which a future cannot raise: its
+    waiter never ends.
+    """
     try:
         return _watch.call(function, args)
     except StopIteration as error:

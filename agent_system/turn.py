@@ -12,7 +12,9 @@ from agent_system.projection import Projection
 
 
 class TurnOver(Exception):
-    """The environment ended the episode inside this turn (`Outcome.done` of `env.act`), so no further call is possible."""
+    """The environment ended the episode inside this turn (`Outcome.done` of `env.act`), so no further call is
+    possible.
+    """
 
 
 class Sampler(Protocol):
@@ -24,17 +26,20 @@ class Sampler(Protocol):
 class Turn:
     """One environment step from the team's side.
 
-    Calls may run concurrently (`asyncio.gather` of several `turn.act`); their prompts then do not contain each other's replies, and they
-    are numbered in the order in which they were started. In concurrent branches of several calls each, later calls are numbered and
-    seeded in the order in which they are made. With `rollout.sampling=tree` all branches continue together, so this order never changes;
-    in parallel sampling it depends on the order of the replies, and a run is reproduced exactly only where that order is the same.
+    Calls may run concurrently (`asyncio.gather` of several `turn.act`); their prompts then do not contain
+    each other's replies, and they are numbered in the order in which they were started. In concurrent
+    branches of several calls each, later calls are numbered and seeded in the order in which they are made.
+    With `rollout.sampling=tree` all branches continue together, so this order never changes; in parallel
+    sampling it depends on the order of the replies, and a run is reproduced exactly only where that order is
+    the same.
 
     Attributes:
         observation: observation at the start of the turn.
         step: number of the turn, from 1.
         entries: replies and notes of this turn so far, in call order.
         memory: memory of earlier turns.
-        info: numbers that the orchestra adds to the metrics (`env/<name>`); they are merged into the episode's info.
+        info: numbers that the orchestra adds to the metrics (`env/<name>`); they are merged into the
+            episode's info.
         done: the environment has ended the episode; a further `act` raises `TurnOver`.
     """
 
@@ -62,13 +67,16 @@ class Turn:
 
         Args:
             agent_id: one of the orchestra's agents.
-            variables: variables of its prompt template beyond `env_prompt`, `team_context`, `memory` and `step`.
+            variables: variables of its prompt template beyond `env_prompt`, `team_context`, `memory` and
+                `step`.
 
         Raises:
             TurnOver: the environment has already ended the episode.
         """
         if self.done:
-            raise TurnOver(f"{agent_id} was called after the environment ended the episode in turn {self.step}")
+            raise TurnOver(
+                f"{agent_id} was called after the environment ended the episode in turn {self.step}"
+            )
         return await self._sampler(self, agent_id, variables)
 
     def note(self, speaker: str, text: str) -> None:
@@ -76,7 +84,9 @@ class Turn:
         self._entries.append(Entry(speaker, text))
 
     def reserve(self) -> int:
-        """Reserve a place in the team context for a call that starts now, so that the order does not depend on the order of replies."""
+        """Reserve a place in the team context for a call that starts now, so that the order does not depend
+        on the order of replies.
+        """
         self._entries.append(None)
         return len(self._entries) - 1
 

@@ -2,12 +2,14 @@
 
     python benchmarks/advantage.py [--quick] [--repeats 15] [--threads 2]
 
-The batch is 1,024 tasks x 8 episodes x 2 agents, replies of up to 256 tokens; a call is `compute_advantage` from token rewards to
-advantages. The peer is a plain implementation: a dict of lists filled row by row, then one tensor operation per group, as in verl and
-Dr. MAS. The last line is one JSON object: `ms_16k` (median of the slowest key), `ms_16k_own` (the same with separate string objects in
-every row), `ms_1m` (1,000,000 rows of 8 tokens, so that they fit into memory), `ms_16k_8` (16,384 such rows, for the growth of time),
-`gigpo_50k_ms` (grouping and advantages of 50,000 calls by GiGPO), all in wall-clock time; `pass_ms` is the limit, one pass over the
-16,384 rows that writes one number per token into new memory; `spread` has the lowest and highest repeat of each, `cpu` the median CPU time.
+The batch is 1,024 tasks x 8 episodes x 2 agents, replies of up to 256 tokens; a call is `compute_advantage`
+from token rewards to advantages. The peer is a plain implementation: a dict of lists filled row by row, then
+one tensor operation per group, as in verl and Dr. MAS. The last line is one JSON object: `ms_16k` (median of
+the slowest key), `ms_16k_own` (the same with separate string objects in every row), `ms_1m` (1,000,000 rows
+of 8 tokens, so that they fit into memory), `ms_16k_8` (16,384 such rows, for the growth of time),
+`gigpo_50k_ms` (grouping and advantages of 50,000 calls by GiGPO), all in wall-clock time; `pass_ms` is the
+limit, one pass over the 16,384 rows that writes one number per token into new memory; `spread` has the lowest
+and highest repeat of each, `cpu` the median CPU time.
 """
 
 from __future__ import annotations
@@ -40,7 +42,9 @@ KEYS: dict[str, list[str]] = {
 
 
 class Spread(NamedTuple):
-    """Milliseconds: median, lowest and highest repeat in wall-clock time, and median CPU time, which depends less on the load."""
+    """Milliseconds: median, lowest and highest repeat in wall-clock time, and median CPU time, which depends
+    less on the load.
+    """
 
     median: float
     low: float
@@ -56,9 +60,11 @@ def objects(values: list[Any]) -> np.ndarray:
 
 
 def make_batch(rows: int, width: int, own: bool = False) -> DataProto:
-    """Return rows in the order of the collector, with scores of 0 or 1 plus noise and lengths from an eighth of `width` up to `width`.
+    """Return rows in the order of the collector, with scores of 0 or 1 plus noise and lengths from an eighth
+    of `width` up to `width`.
 
-    Rows of one task, episode or agent share string objects, as in the collector's batch; with `own` each row has its own copy.
+    Rows of one task, episode or agent share string objects, as in the collector's batch; with `own` each row
+    has its own copy.
     """
     rng = np.random.default_rng(0)
     number = np.arange(rows)
@@ -67,7 +73,10 @@ def make_batch(rows: int, width: int, own: bool = False) -> DataProto:
     rewards = torch.zeros(rows, width)
     scores = (rng.random(rows) < 0.5) + np.round(rng.normal(size=rows), 2)
     rewards[torch.arange(rows), lengths - 1] = torch.as_tensor(scores, dtype=torch.float32)
-    tensors = {"token_level_rewards": rewards, "response_mask": (torch.arange(width) < lengths.unsqueeze(1)).long()}
+    tensors = {
+        "token_level_rewards": rewards,
+        "response_mask": (torch.arange(width) < lengths.unsqueeze(1)).long(),
+    }
     uids = [f"train/1/task-{t}/0" for t in range(task[-1] + 1)]
     episodes = [f"{uids[e // EPISODES]}#{e % EPISODES}" for e in range(episode[-1] + 1)]
     columns: dict[str, list[Any]] = {
@@ -122,7 +131,10 @@ def ours(batch: DataProto, fields: list[str]) -> Callable[[], object]:
 def table(rows: int, width: int, repeats: int, with_peer: bool = False, own: bool = False) -> Spread:
     """Measure every key and return the spread of the slowest."""
     batch, worst = make_batch(rows, width, own), Spread(0.0, 0.0, 0.0, 0.0)
-    write(f"{rows:,} rows x {width} tokens, {'with separate strings, ' if own else ''}load {os.getloadavg()[0]:.1f}")
+    write(
+        f"{rows:,} rows x {width} tokens, {'with separate strings, ' if own else ''}load "
+        f"{os.getloadavg()[0]:.1f}"
+    )
     for name, fields in KEYS.items():
         mine = times(repeats, ours(batch, fields))
         worst = max(worst, mine)
@@ -135,7 +147,9 @@ def table(rows: int, width: int, repeats: int, with_peer: bool = False, own: boo
 
 
 def gigpo(rows: int, repeats: int) -> Spread:
-    """Measure GiGPO on calls of which about one in seven of a task has the same observation, a text of 360 characters."""
+    """Measure GiGPO on calls of which about one in seven of a task has the same observation, a text of 360
+    characters.
+    """
     batch = make_batch(rows, 8)
     uid = batch.non_tensor_batch["uid"]
     filler = "a room with doors " * 20
@@ -143,19 +157,27 @@ def gigpo(rows: int, repeats: int) -> Spread:
     batch.non_tensor_batch["step_reward"] = objects([float(i % 3) for i in range(rows)])
     config = AlgorithmConfig(adv_estimator="gigpo", gamma=0.95)
     measured = times(repeats, lambda: compute_advantage(batch, "gigpo", gamma=0.95, config=config))
-    write(f"GiGPO, {rows:,} rows: {measured.median:.1f} ms [{measured.low:.1f}, {measured.high:.1f}], cpu {measured.cpu:.1f}")
+    write(
+        f"GiGPO, {rows:,} rows: {measured.median:.1f} ms [{measured.low:.1f}, {measured.high:.1f}], cpu "
+        f"{measured.cpu:.1f}"
+    )
     return measured
 
 
 def one_pass(rows: int, width: int, repeats: int) -> Spread:
-    """Measure the minimum work of any call: broadcast one number per row over the tokens of the mask, into new memory."""
+    """Measure the minimum work of any call: broadcast one number per row over the tokens of the mask, into
+    new memory.
+    """
     mask, number, kept = make_batch(rows, width).batch["response_mask"], torch.rand(rows, 1), {}
 
     def call() -> None:
         kept["advantages"] = torch.mul(mask, number)
 
     measured = times(repeats, call)
-    write(f"one pass over {rows:,} rows: {measured.median:.2f} ms [{measured.low:.2f}, {measured.high:.2f}], cpu {measured.cpu:.2f}")
+    write(
+        f"one pass over {rows:,} rows: {measured.median:.2f} ms [{measured.low:.2f}, {measured.high:.2f}], "
+        f"cpu {measured.cpu:.2f}"
+    )
     return measured
 
 
@@ -180,7 +202,9 @@ def main() -> None:
         "pass_ms": one_pass(16_384 // cut, 256, args.repeats),
     }
     result: dict[str, Any] = {name: round(spread.median, 2) for name, spread in measured.items()}
-    result["spread"] = {name: [round(spread.low, 2), round(spread.high, 2)] for name, spread in measured.items()}
+    result["spread"] = {
+        name: [round(spread.low, 2), round(spread.high, 2)] for name, spread in measured.items()
+    }
     result["cpu"] = {name: round(spread.cpu, 2) for name, spread in measured.items()}
     write(json.dumps(result))
 

@@ -1,11 +1,13 @@
-"""Cost of the controller with an engine without cost: CPU time of 2,000 concurrent Solver-Verifier episodes, and time of 256 episodes in an
-environment that blocks.
+"""Cost of the controller with an engine without cost: CPU time of 2,000 concurrent Solver-Verifier episodes,
+and time of 256 episodes in an environment that blocks.
 
     python benchmarks/controller.py
 
-CPU time of this process includes everything from prompt building to the finished `DataProto`. Replies are drawn from 20,000 per agent, so
-that nearly all texts of a collection are different and each reply must be tokenized for the next prompt. The blocking environment waits
-0.5 s in each of three steps, so 1.5 s is the limit. The last line is JSON: `{"cpu_ms_per_call", "spread", "blocking_s"}`.
+CPU time of this process includes everything from prompt building to the finished `DataProto`. Replies are
+drawn from 20,000 per agent, so that nearly all texts of a collection are different and each reply must be
+tokenized for the next prompt. The blocking environment waits
+0.5 s in each of three steps, so 1.5 s is the limit. The last line is JSON:
+  `{"cpu_ms_per_call", "spread", "blocking_s"}`.
 """
 
 from __future__ import annotations
@@ -25,7 +27,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 
-from agent_system import BaseAgent, BaseEnv, BaseOrchestra, Observation, Outcome, Task, Turn, boxed_answer, verdict
+from agent_system import (
+    BaseAgent,
+    BaseEnv,
+    BaseOrchestra,
+    Observation,
+    Outcome,
+    Task,
+    Turn,
+    boxed_answer,
+    verdict,
+)
 from agent_system.rollout import AgentBinding, Collector, CollectorSettings, CollectResult, EnvFactory
 from agent_system.testing import make_tokenizer
 from verl.protocol.generate import GenerateRequest, Generation, SamplingParams
@@ -47,7 +59,8 @@ class Solver(BaseAgent):
 class Verifier(BaseAgent):
     system = "You check solutions of word problems."
     prompt = (
-        "Problem: {env_prompt}\n\n{team_context}\n\nRecompute every step. End with <verify>approve</verify> or <verify>reject</verify>."
+        "Problem: {env_prompt}\n\n{team_context}\n\nRecompute every step. End with <verify>approve</verify> or "
+        "<verify>reject</verify>."
     )
     projection = verdict()
 
@@ -93,7 +106,9 @@ class Waits(World):
 
 def sentence(rng: random.Random, words: int) -> str:
     """Return random words and numbers in place of a step of a solution."""
-    return " ".join(rng.choice(WORDS) if rng.random() > 0.2 else str(rng.randrange(100)) for _ in range(words))
+    return " ".join(
+        rng.choice(WORDS) if rng.random() > 0.2 else str(rng.randrange(100)) for _ in range(words)
+    )
 
 
 class FreeEngine:
@@ -109,31 +124,53 @@ class FreeEngine:
 
 
 def make_collector(concurrent: int, replies: int = 20_000, *, blocking: bool = False) -> Collector:
-    """Return a collector whose two agents share one engine, or one with a single agent in a blocking environment."""
+    """Return a collector whose two agents share one engine, or one with a single agent in a blocking
+    environment.
+    """
     rng = random.Random(0)
     tokenizer = make_tokenizer([sentence(rng, 400) for _ in range(20)], vocab_size=1024)
     solutions = [f"{sentence(rng, 40)} so the answer is \\boxed{{{i % 10}}}" for i in range(replies)]
-    verdicts = [f"{sentence(rng, 15)} <verify>{'approve' if i % 2 else 'reject'}</verify>" for i in range(replies)]
+    verdicts = [
+        f"{sentence(rng, 15)} <verify>{'approve' if i % 2 else 'reject'}</verify>" for i in range(replies)
+    ]
 
     def generations(texts: list[str]) -> list[Generation]:
-        encoded = [(*ids, tokenizer.eos_token_id) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]]
+        encoded = [
+            (*ids, tokenizer.eos_token_id) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]
+        ]
         return [Generation(ids, (-0.5,) * len(ids), "stop") for ids in encoded]
 
     engine = FreeEngine({"solver": generations(solutions), "verifier": generations(verdicts)})
     sampling = SamplingParams(max_tokens=256)
     bindings = {
-        name: AgentBinding(name, name.lower(), name.lower(), engine, tokenizer, sampling, sampling, 1024, adapter=name.lower())
+        name: AgentBinding(
+            name,
+            name.lower(),
+            name.lower(),
+            engine,
+            tokenizer,
+            sampling,
+            sampling,
+            1024,
+            adapter=name.lower(),
+        )
         for name in Team.agents
     }
-    settings = CollectorSettings(max_concurrent_episodes=concurrent, max_steps=WAITS if blocking else 1, max_failure_rate=0.0)
+    settings = CollectorSettings(
+        max_concurrent_episodes=concurrent, max_steps=WAITS if blocking else 1, max_failure_rate=0.0
+    )
     agents = {"Solver": Solver("Solver"), "Verifier": Verifier("Verifier")}
-    return Collector(Alone() if blocking else Team(), agents, EnvFactory(Waits if blocking else World), bindings, settings)
+    return Collector(
+        Alone() if blocking else Team(), agents, EnvFactory(Waits if blocking else World), bindings, settings
+    )
 
 
 def measure(collector: Collector, episodes: int, step: int) -> tuple[float, CollectResult]:
     """Return CPU milliseconds per call of one collection, and its result."""
     rng = random.Random(step)
-    tasks = [Task(f"task-{step}-{i}", sentence(rng, 40), "words", str(i % 10)) for i in range(episodes // GROUP)]
+    tasks = [
+        Task(f"task-{step}-{i}", sentence(rng, 40), "words", str(i % 10)) for i in range(episodes // GROUP)
+    ]
     start = time.process_time()
     result: Any = asyncio.run(collector.collect(tasks, GROUP, step=step))
     spent = time.process_time() - start
@@ -168,9 +205,23 @@ def main() -> None:
     median = sorted(costs)[len(costs) // 2]
     waiting = make_collector(args.blocking_episodes, 1, blocking=True)
     times = sorted(seconds(waiting, args.blocking_episodes, step) for step in range(args.repeats))
-    logger.info("%d episodes that block for %g s: [%.2f, %.2f] s", args.blocking_episodes, WAITS * WAIT_S, times[0], times[-1])
+    logger.info(
+        "%d episodes that block for %g s: [%.2f, %.2f] s",
+        args.blocking_episodes,
+        WAITS * WAIT_S,
+        times[0],
+        times[-1],
+    )
     spread = [round(min(costs), 4), round(max(costs), 4)]
-    logger.info(json.dumps({"cpu_ms_per_call": round(median, 4), "spread": spread, "blocking_s": round(times[len(times) // 2], 2)}))
+    logger.info(
+        json.dumps(
+            {
+                "cpu_ms_per_call": round(median, 4),
+                "spread": spread,
+                "blocking_s": round(times[len(times) // 2], 2),
+            }
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -1,14 +1,16 @@
-"""Environments in two worker processes against the driver: CPU-bound steps, 2,000 steps that block, and the added time of a step.
+"""Environments in two worker processes against the driver: CPU-bound steps, 2,000 steps that block, and the
+added time of a step.
 
     python benchmarks/env_workers.py
 
-cpu_speedup: seconds of the same CPU-bound episodes in the driver, on threads, over those in the workers; rounds alternate, the median of
-their ratios is reported. It needs as many idle cores as workers. bare_speedup: seconds of the same steps in a loop of one process over
-those of as many processes as workers that divide them, in the same rounds: what the machine allows. blocking_2000_s: seconds of 2,000
-concurrent episodes whose only step blocks 0.5 s. overhead_ms: time of one step of an environment without work in a worker, less that in the
-driver, one step after the other.
-The last line is JSON: `{"cpu_speedup", "bare_speedup", "blocking_2000_s", "overhead_ms", "spread"}`: medians, and the lowest and highest
-round of each.
+cpu_speedup: seconds of the same CPU-bound episodes in the driver, on threads, over those in the workers;
+rounds alternate, the median of their ratios is reported. It needs as many idle cores as workers.
+bare_speedup: seconds of the same steps in a loop of one process over those of as many processes as workers
+that divide them, in the same rounds: what the machine allows. blocking_2000_s: seconds of 2,000 concurrent
+episodes whose only step blocks 0.5 s. overhead_ms: time of one step of an environment without work in a
+worker, less that in the driver, one step after the other.
+The last line is JSON: `{"cpu_speedup", "bare_speedup", "blocking_2000_s", "overhead_ms", "spread"}`: medians,
+and the lowest and highest round of each.
 """
 
 from __future__ import annotations
@@ -83,7 +85,11 @@ class Alone(BaseOrchestra):
 def workers(env: str, num: int) -> Iterator[EnvWorkers]:
     """Start workers that import this file; it is their plug-in."""
     source = pickle.dumps(EnvSource(env, plugins=("benchmarks.env_workers",), threads=THREADS))
-    path = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH", "")])}
+    path = {
+        "PYTHONPATH": os.pathsep.join(
+            [str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH", "")]
+        )
+    }
     started = EnvWorkers(EnvRegistry.get(env), num, lambda: ProcessWorker(source, path))
     try:
         yield started
@@ -92,17 +98,28 @@ def workers(env: str, num: int) -> Iterator[EnvWorkers]:
 
 
 def collect_seconds(env: str, episodes: int, steps: int, started: EnvWorkers | None) -> float:
-    """Return the seconds of one collection of concurrent episodes with an engine without cost, none of which fails."""
-    from agent_system.rollout import AgentBinding, Collector, CollectorSettings, EnvFactory  # imports torch, which workers do not need
+    """Return the seconds of one collection of concurrent episodes with an engine without cost, none of which
+    fails.
+    """
+    from agent_system.rollout import (
+        AgentBinding,
+        Collector,
+        CollectorSettings,
+        EnvFactory,
+    )  # imports torch, which workers do not need
     from agent_system.testing import ScriptedEngine, make_tokenizer
     from verl.protocol.generate import SamplingParams
 
     tokenizer = make_tokenizer()
     engine, sampling = ScriptedEngine(tokenizer, lambda prompt, request: "go"), SamplingParams(8)
     binding = AgentBinding("Speaker", "speaker", "speaker", engine, tokenizer, sampling, sampling, 200)
-    settings = CollectorSettings(max_steps=steps, max_concurrent_episodes=episodes, max_failure_rate=0.0, env_threads=THREADS)
+    settings = CollectorSettings(
+        max_steps=steps, max_concurrent_episodes=episodes, max_failure_rate=0.0, env_threads=THREADS
+    )
     agents = {"Speaker": Speaker("Speaker")}
-    collector = Collector(Alone(), agents, EnvFactory(EnvRegistry.get(env)), {"Speaker": binding}, settings, started)
+    collector = Collector(
+        Alone(), agents, EnvFactory(EnvRegistry.get(env)), {"Speaker": binding}, settings, started
+    )
     began = time.perf_counter()
     result = asyncio.run(collector.collect([Task("t", "say go")], episodes, step=1))
     assert result.metrics["episode/failed"] == 0
@@ -132,7 +149,9 @@ async def step_seconds(env: EnvHandle, steps: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--cpu-episodes", type=int, default=64)
     parser.add_argument("--blocking-episodes", type=int, default=2000)
@@ -142,18 +161,34 @@ def main() -> None:
     say = sys.stdout.write
     say(f"load {os.getloadavg()[0]:.2f}, {os.cpu_count()} cores\n")
     ratios, bare = [], []
-    with workers("works", args.workers) as started, ProcessPoolExecutor(args.workers, get_context("spawn")) as pool:
+    with (
+        workers("works", args.workers) as started,
+        ProcessPoolExecutor(args.workers, get_context("spawn")) as pool,
+    ):
         bare_seconds(pool, args.workers, args.workers)  # starts the processes
         for repeat in range(args.repeats):
-            here, there = (collect_seconds("works", args.cpu_episodes, STEPS, place) for place in (None, started))
+            here, there = (
+                collect_seconds("works", args.cpu_episodes, STEPS, place) for place in (None, started)
+            )
             ratios.append(here / there)
-            say(f"CPU-bound, round {repeat}: driver {here:.2f} s, {args.workers} workers {there:.2f} s, ratio {here / there:.2f}\n")
-            one, several = (bare_seconds(pool, args.cpu_episodes * STEPS, processes) for processes in (1, args.workers))
+            say(
+                f"CPU-bound, round {repeat}: driver {here:.2f} s, {args.workers} workers {there:.2f} s, "
+                f"ratio {here / there:.2f}\n"
+            )
+            one, several = (
+                bare_seconds(pool, args.cpu_episodes * STEPS, processes) for processes in (1, args.workers)
+            )
             bare.append(one / several)
-            say(f"bare loop, round {repeat}: one process {one:.2f} s, {args.workers} processes {several:.2f} s, ratio {bare[-1]:.2f}\n")
+            say(
+                f"bare loop, round {repeat}: one process {one:.2f} s, {args.workers} processes {several:.2f} "
+                f"s, ratio {bare[-1]:.2f}\n"
+            )
     with workers("waits", args.workers) as started:
         waited = [collect_seconds("waits", args.blocking_episodes, 1, started) for _ in range(args.repeats)]
-    say(f"{args.blocking_episodes} episodes that block {WAIT_S} s: {', '.join(f'{w:.2f}' for w in waited)} s\n")
+    say(
+        f"{args.blocking_episodes} episodes that block {WAIT_S} s: {', '.join(f'{w:.2f}' for w in waited)} "
+        "s\n"
+    )
     added = []
     with workers("idle", args.workers) as started, DaemonExecutor(1) as threads:
         for _ in range(args.repeats):

@@ -2,10 +2,11 @@
 
     python benchmarks/gateway.py
 
-Programs in a process of their own send 100 requests per second, at equal intervals, to engines that answer after 5 s, so that 500 are open.
-Half of them begin a conversation with 2,000 tokens of new text, half continue one by a short message. The time of a request is measured
-in the server, from its body read to the first byte of the answer, less the 5 s, so it contains the delay of a busy event loop. The echo
-reads the same bodies and answers after the same time. Rounds alternate; the last line has the medians of the rounds.
+Programs in a process of their own send 100 requests per second, at equal intervals, to engines that answer
+after 5 s, so that 500 are open. Half of them begin a conversation with 2,000 tokens of new text, half
+continue one by a short message. The time of a request is measured in the server, from its body read to the
+first byte of the answer, less the 5 s, so it contains the delay of a busy event loop. The echo reads the same
+bodies and answers after the same time. Rounds alternate; the last line has the medians of the rounds.
 """
 
 from __future__ import annotations
@@ -66,7 +67,9 @@ class Clock:
 
     def _middleware(self) -> Any:
         @web.middleware
-        async def read_first(request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> web.StreamResponse:
+        async def read_first(
+            request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+        ) -> web.StreamResponse:
             await request.read()
             _begun.set(time.perf_counter())
             return await handler(request)
@@ -121,16 +124,24 @@ def words() -> list[str]:
 
 
 async def send(url: str, keys: Sequence[str], seconds: float, rate: float, length: int, seed: int) -> None:
-    """Send requests at a rate for some seconds: every second one continues an answered conversation, if there is one."""
+    """Send requests at a rate for some seconds: every second one continues an answered conversation, if there
+    is one.
+    """
     rng, vocabulary, answered = random.Random(seed), words(), deque[tuple[str, list[dict[str, Any]]]]()
 
-    async def one(key: str, messages: list[dict[str, Any]], http: aiohttp.ClientSession, goes_on: bool) -> None:
+    async def one(
+        key: str, messages: list[dict[str, Any]], http: aiohttp.ClientSession, goes_on: bool
+    ) -> None:
         headers = {"Authorization": f"Bearer {key}"}
-        async with http.post(f"{url}/chat/completions", json={"model": "Writer", "messages": messages}, headers=headers) as answer:
+        async with http.post(
+            f"{url}/chat/completions", json={"model": "Writer", "messages": messages}, headers=headers
+        ) as answer:
             body = await answer.json()
             assert answer.status == 200, body
         if goes_on:
-            answered.append((key, [*messages, body["choices"][0]["message"], {"role": "user", "content": MORE}]))
+            answered.append(
+                (key, [*messages, body["choices"][0]["message"], {"role": "user", "content": MORE}])
+            )
 
     begun, open_calls = time.monotonic(), set()
     connector = aiohttp.TCPConnector(limit=0)
@@ -138,14 +149,20 @@ async def send(url: str, keys: Sequence[str], seconds: float, rate: float, lengt
         for number in range(int(seconds * rate)):
             again = number % 2 == 1 and bool(answered)
             text = " ".join(rng.choice(vocabulary) for _ in range(0 if again else length))
-            key, messages = answered.popleft() if again else (rng.choice(keys), [{"role": "user", "content": text}])
+            key, messages = (
+                answered.popleft() if again else (rng.choice(keys), [{"role": "user", "content": text}])
+            )
             await asyncio.sleep(begun + number / rate - time.monotonic())
             open_calls.add(asyncio.create_task(one(key, messages, http, not again)))
         await asyncio.gather(*open_calls)
 
 
-async def load(url: str, keys: Sequence[str], length: int, seed: int, args: argparse.Namespace, clock: Clock) -> dict[str, float]:
-    """Let another process send requests; return what was measured while `args.seconds` passed with all calls open."""
+async def load(
+    url: str, keys: Sequence[str], length: int, seed: int, args: argparse.Namespace, clock: Clock
+) -> dict[str, float]:
+    """Let another process send requests; return what was measured while `args.seconds` passed with all calls
+    open.
+    """
     given = json.dumps([url, list(keys), args.delay + args.seconds + 1, args.rate, length, seed])
     process = await asyncio.create_subprocess_exec(sys.executable, __file__, "--send", given)
     while not clock.added_ms and process.returncode is None:
@@ -175,12 +192,18 @@ async def gateway(length: int, seed: int, args: argparse.Namespace, tokenizer: A
     agents = {"Writer": AgentRegistry.get("Writer", orchestra="gateway")("Writer")}
     orchestra = GatewayOrchestra(GatewayOptions(team))
     orchestra._server = MeasuredServer(clock)
-    bindings = {"Writer": AgentBinding("Writer", "writer", "writer", engine, tokenizer, sampling, sampling, 4096)}
+    bindings = {
+        "Writer": AgentBinding("Writer", "writer", "writer", engine, tokenizer, sampling, sampling, 4096)
+    }
     settings = CollectorSettings(max_concurrent_episodes=EPISODES, max_failure_rate=0.0)
     collector = Collector(orchestra, agents, EnvFactory(Nothing), bindings, settings)
-    played = asyncio.create_task(collector.collect([Task(f"task-{i}", "") for i in range(EPISODES)], 1, step=seed))
+    played = asyncio.create_task(
+        collector.collect([Task(f"task-{i}", "") for i in range(EPISODES)], 1, step=seed)
+    )
     sessions = [await ready.get() for _ in range(EPISODES)]
-    found = await load(sessions[0].base_url, [session.api_key for session in sessions], length, seed, args, clock)
+    found = await load(
+        sessions[0].base_url, [session.api_key for session in sessions], length, seed, args, clock
+    )
     over.set()
     result = await played
     prompts = [len(sample.prompt_ids) for episode in result.episodes for sample in episode.samples]
@@ -215,7 +238,9 @@ def main() -> None:
     """Measure both servers in turn."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rate", type=float, default=100.0, help="requests per second")
-    parser.add_argument("--delay", type=float, default=5.0, help="seconds that the engine needs; rate x delay calls are open")
+    parser.add_argument(
+        "--delay", type=float, default=5.0, help="seconds that the engine needs; rate x delay calls are open"
+    )
     parser.add_argument("--tokens", type=int, default=2000, help="tokens of a prompt")
     parser.add_argument("--seconds", type=float, default=10.0, help="of each measurement")
     parser.add_argument("--repeats", type=int, default=3)
@@ -236,14 +261,30 @@ def main() -> None:
             "echo": asyncio.run(echo(length, seed, args)),
         }
         for server, values in measured.items():
-            logger.info("round %d, %s: %s", seed, server, ", ".join(f"{name} {value:.2f}" for name, value in values.items()))
+            logger.info(
+                "round %d, %s: %s",
+                seed,
+                server,
+                ", ".join(f"{name} {value:.2f}" for name, value in values.items()),
+            )
             for name, value in values.items():
                 found.setdefault(f"{server}_{name}", []).append(value)
-    names = {"server_ms_p50": "server_ms_p50", "server_ms_p99": "server_ms_p99", "cpu_ms_per_call": "server_cpu_ms"}
-    names |= {"echo_ms_p50": "echo_ms_p50", "echo_ms_p99": "echo_ms_p99", "echo_cpu_ms_per_call": "echo_cpu_ms"}
+    names = {
+        "server_ms_p50": "server_ms_p50",
+        "server_ms_p99": "server_ms_p99",
+        "cpu_ms_per_call": "server_cpu_ms",
+    }
+    names |= {
+        "echo_ms_p50": "echo_ms_p50",
+        "echo_ms_p99": "echo_ms_p99",
+        "echo_cpu_ms_per_call": "echo_cpu_ms",
+    }
     result: dict[str, Any] = {name: round(statistics.median(found[key]), 3) for name, key in names.items()}
     spread = {name: [round(min(found[key]), 3), round(max(found[key]), 3)] for name, key in names.items()}
-    sizes = {"open": round(args.rate * args.delay), "prompt_tokens": statistics.median(found["server_prompt_tokens"])}
+    sizes = {
+        "open": round(args.rate * args.delay),
+        "prompt_tokens": statistics.median(found["server_prompt_tokens"]),
+    }
     logger.info(json.dumps(result | sizes | {"spread": spread, "load": round(os.getloadavg()[0], 1)}))
 
 

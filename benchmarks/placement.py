@@ -1,13 +1,16 @@
-"""Time of a step of a team of four with one model, with one adapter per agent and with one model per agent, and with a single adapter.
+"""Time of a step of a team of four with one model, with one adapter per agent and with one model per agent,
+and with a single adapter.
 
     python benchmarks/placement.py [--tasks 4] [--group 4] [--steps 4] [--rounds 3] [key=value ...]
 
-Every level is a separate run in a separate process with the local controller; a round runs all of them, one after the other. Learning
-rates are almost 0, so that all levels sample and train on replies of the same lengths. The last line is one JSON object: `l1_s`, `l2_s`,
-`l3_s` and `single_s` are the seconds of a step from the first prompt to the last weight sent (medians of all steps but each run's first),
-`l2_over_single` is the median over rounds of L2's seconds relative to a single adapter on the same rows, `l2_update_over_single` the same
-for the update alone; `lora_sync_bytes` and `full_sync_bytes` are the sizes of the weight sync of a step with four adapters and with four
-models; `peak_gib` is the peak memory of a run's process (median of the rounds), `spread` the lowest and highest round.
+Every level is a separate run in a separate process with the local controller; a round runs all of them, one
+after the other. Learning rates are almost 0, so that all levels sample and train on replies of the same
+lengths. The last line is one JSON object: `l1_s`, `l2_s`, `l3_s` and `single_s` are the seconds of a step
+from the first prompt to the last weight sent (medians of all steps but each run's first), `l2_over_single` is
+the median over rounds of L2's seconds relative to a single adapter on the same rows, `l2_update_over_single`
+the same for the update alone; `lora_sync_bytes` and `full_sync_bytes` are the sizes of the weight sync of a
+step with four adapters and with four models; `peak_gib` is the peak memory of a run's process (median of the
+rounds), `spread` the lowest and highest round.
 """
 
 from __future__ import annotations
@@ -25,7 +28,18 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from agent_system import AgentRegistry, BaseAgent, BaseEnv, BaseOrchestra, EnvRegistry, Observation, OrchestraRegistry, Outcome, Task, Turn
+from agent_system import (
+    AgentRegistry,
+    BaseAgent,
+    BaseEnv,
+    BaseOrchestra,
+    EnvRegistry,
+    Observation,
+    OrchestraRegistry,
+    Outcome,
+    Task,
+    Turn,
+)
 from agent_system.launch import train as launch
 from agent_system.projection import Projection
 from examples.embedded.math.tasks import generate_split, to_row
@@ -93,7 +107,9 @@ def prepare(folder: Path, args: argparse.Namespace) -> None:
     rows = [to_row(problem, i, "train") for i, problem in enumerate(problems)]
     size = TinyModelSize(hidden_size=args.hidden, intermediate_size=3 * args.hidden)
     with without_progress_bars():
-        make_tiny_model(folder / "model", (message["content"] for row in rows for message in row["prompt"]), size=size)
+        make_tiny_model(
+            folder / "model", (message["content"] for row in rows for message in row["prompt"]), size=size
+        )
     (folder / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
@@ -126,7 +142,9 @@ def train(overrides: list[str]) -> None:
 
 
 def run_forked(call: Callable[..., object], *args: object) -> None:
-    """Call a function in a fork of this process, which has imported all libraries. Raises RuntimeError when it fails."""
+    """Call a function in a fork of this process, which has imported all libraries. Raises RuntimeError when
+    it fails.
+    """
     process = multiprocessing.get_context("fork").Process(target=call, args=args)
     process.start()
     process.join()
@@ -172,8 +190,12 @@ def summarise(rounds: list[dict[str, list[dict[str, Any]]]]) -> dict[str, Any]:
         "peak_gib": {level: round(statistics.median(found), 3) for level, found in memory.items()},
         "reply_tokens": {level: round(median(first[level], "perf/generated_tokens")) for level in LEVELS},
         "spread": {
-            **{f"{level}_s": [round(min(found), 4), round(max(found), 4)] for level, found in seconds.items()},
-            "peak_gib": {level: [round(min(found), 3), round(max(found), 3)] for level, found in memory.items()},
+            **{
+                f"{level}_s": [round(min(found), 4), round(max(found), 4)] for level, found in seconds.items()
+            },
+            "peak_gib": {
+                level: [round(min(found), 3), round(max(found), 3)] for level, found in memory.items()
+            },
             "l2_over_single": [round(min(ratio), 3), round(max(ratio), 3)],
             "l2_update_over_single": [round(min(update_ratio), 3), round(max(update_ratio), 3)],
         },
@@ -182,12 +204,16 @@ def summarise(rounds: list[dict[str, list[dict[str, Any]]]]) -> dict[str, Any]:
 
 def main() -> None:
     """Measure rounds of all levels and report medians."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--tasks", type=int, default=4)
     parser.add_argument("--group", type=int, default=4)
     parser.add_argument("--tokens", type=int, default=32, help="maximum length of a reply")
     parser.add_argument("--hidden", type=int, default=256)
-    parser.add_argument("--steps", type=int, default=4, help="measured steps of each run, after one step of warm-up")
+    parser.add_argument(
+        "--steps", type=int, default=4, help="measured steps of each run, after one step of warm-up"
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("overrides", nargs="*", help="hydra overrides of every run")
     args = parser.parse_args()
@@ -196,9 +222,14 @@ def main() -> None:
         run_forked(prepare, Path(folder), args)
         settings = shared_settings(Path(folder), args)
         for number in range(args.rounds):
-            found = {level: run(level, settings, Path(folder) / f"{level}-{number}", args.overrides) for level in LEVELS}
+            found = {
+                level: run(level, settings, Path(folder) / f"{level}-{number}", args.overrides)
+                for level in LEVELS
+            }
             rounds.append(found)
-            shown = "  ".join(f"{level} {median(lines, 'timing_s/step'):.2f} s" for level, lines in found.items())
+            shown = "  ".join(
+                f"{level} {median(lines, 'timing_s/step'):.2f} s" for level, lines in found.items()
+            )
             sys.stdout.write(f"round {number + 1} of {args.rounds}: {shown}\n")
             sys.stdout.flush()
     sys.stdout.write(json.dumps(summarise(rounds)) + "\n")

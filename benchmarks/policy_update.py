@@ -2,10 +2,10 @@
 
     python benchmarks/policy_update.py [--device cpu] [--rows 256] [--tokens 120] [--hidden 128] [--layers 4] [--rounds 3]
 
-The last line is one JSON object: seconds of both and `ratio` (engine / bare) for `--rows` rows of `--tokens` tokens, and of mixed length.
-The plain loop pads every micro-batch to its longest row; both use the same number of micro-batches, and on a GPU bf16 with fp32 master
-weights. Weights are random. `conversation_ratio` compares the engine with itself, on
-conversations of 6 turns: with merged rows / with single rows.
+The last line is one JSON object: seconds of both and `ratio` (engine / bare) for `--rows` rows of `--tokens`
+tokens, and of mixed length. The plain loop pads every micro-batch to its longest row; both use the same
+number of micro-batches, and on a GPU bf16 with fp32 master weights. Weights are random. `conversation_ratio`
+compares the engine with itself, on conversations of 6 turns: with merged rows / with single rows.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ TURNS = 6
 
 
 def make_rows(count: int, tokens: int, vocab: int, mixed: bool) -> dict[str, torch.Tensor]:
-    """Return random rows, half prompt and half response; `mixed` draws both lengths from a quarter of the maximum up to the maximum."""
+    """Return random rows, half prompt and half response; `mixed` draws both lengths from a quarter of the
+    maximum up to the maximum.
+    """
     generator = torch.Generator().manual_seed(0)
     half = tokens // 2
     low = half // 4 if mixed else half
@@ -53,7 +55,9 @@ def make_rows(count: int, tokens: int, vocab: int, mixed: bool) -> dict[str, tor
 
 
 def make_conversations(count: int, tokens: int, vocab: int) -> dict[str, torch.Tensor]:
-    """Return `TURNS` rows for each of `count` conversations; a turn adds `tokens` random tokens, half message and half reply."""
+    """Return `TURNS` rows for each of `count` conversations; a turn adds `tokens` random tokens, half message
+    and half reply.
+    """
     generator = torch.Generator().manual_seed(0)
     half = tokens // 2
     ids = torch.randint(3, vocab, (count, TURNS * 2 * half), generator=generator)
@@ -72,7 +76,9 @@ def make_conversations(count: int, tokens: int, vocab: int) -> dict[str, torch.T
     }
 
 
-def bare_update(model: Any, optimizer: torch.optim.AdamW, rows: dict[str, torch.Tensor], micro_batches: int) -> None:
+def bare_update(
+    model: Any, optimizer: torch.optim.AdamW, rows: dict[str, torch.Tensor], micro_batches: int
+) -> None:
     """Make one plain update: padded micro-batches, log-softmax, clipped loss, AdamW."""
     count, total = len(rows["input_ids"]), rows["response_mask"].sum()
     half = rows["responses"].shape[1]
@@ -91,7 +97,9 @@ def bare_update(model: Any, optimizer: torch.optim.AdamW, rows: dict[str, torch.
 
 
 def fastest(rounds: int, *runs: Callable[[], object]) -> list[float]:
-    """Return the lowest wall-clock seconds of each, measured alternately under the same load after one round of warm-up."""
+    """Return the lowest wall-clock seconds of each, measured alternately under the same load after one round
+    of warm-up.
+    """
     best = [float("inf")] * len(runs)
     for turn in range(rounds + 1):
         for i, run in enumerate(runs):
@@ -114,7 +122,9 @@ def build(args: argparse.Namespace) -> tuple[Any, FSDPEngine]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add_device(parser)
     add_model_sizes(parser, vocab=512)
     parser.add_argument("--gradient-checkpointing", action="store_true", help="in both")
@@ -140,11 +150,21 @@ def main() -> None:
         budget = -(-int(rows["attention_mask"].sum()) // args.micro_batches) + args.tokens
         plain = partial(bare_update, bare, optimizer, rows, args.micro_batches)
         ours, theirs = fastest(args.rounds, partial(update, rows, budget), plain)
-        result |= {f"{name}_engine_s": round(ours, 4), f"{name}_bare_s": round(theirs, 4), f"{name}_ratio": round(ours / theirs, 3)}
+        result |= {
+            f"{name}_engine_s": round(ours, 4),
+            f"{name}_bare_s": round(theirs, 4),
+            f"{name}_ratio": round(ours / theirs, 3),
+        }
     rows = make_conversations(max(1, args.rows // TURNS), args.tokens, args.vocab)
     budget = max(1, 32 // args.micro_batches) * args.tokens * TURNS
-    single, merged = fastest(args.rounds, partial(update, rows, budget, False), partial(update, rows, budget, True))
-    result |= {"single_rows_s": round(single, 4), "merged_rows_s": round(merged, 4), "conversation_ratio": round(merged / single, 3)}
+    single, merged = fastest(
+        args.rounds, partial(update, rows, budget, False), partial(update, rows, budget, True)
+    )
+    result |= {
+        "single_rows_s": round(single, 4),
+        "merged_rows_s": round(merged, 4),
+        "conversation_ratio": round(merged / single, 3),
+    }
     print(json.dumps(result))
 
 

@@ -1,19 +1,21 @@
-"""Recall and speed of the retrieval server on the generated two-hop questions: many queries per request against one.
+"""Recall and speed of the retrieval server on the generated two-hop questions: many queries per request
+against one.
 
     python benchmarks/retrieval.py [--questions 200] [--train 1000] [--repeats 3]
 
 The server is started as a separate process, as in a run, and used over HTTP by one client.
 
-Recall@k: share of the facts of the test questions that are among the first k documents. `recall_question_k` uses the question as the query;
-its second fact shares only a common word with it, so one search can find half of the facts. `recall_hops_k` uses one query per fact, as a
-careful Search Agent does.
+Recall@k: share of the facts of the test questions that are among the first k documents. `recall_question_k`
+uses the question as the query; its second fact shares only a common word with it, so one search can find half
+of the facts. `recall_hops_k` uses one query per fact, as a careful Search Agent does.
 
-Speed: distinct queries, so that none is cached. `batched` sends `--batch` queries per request, `concurrent` one query per request with
-`--concurrent` requests at a time, `single` one after the other. `cached` repeats the queries of `single`.
+Speed: distinct queries, so that none is cached. `batched` sends `--batch` queries per request, `concurrent`
+one query per request with `--concurrent` requests at a time, `single` one after the other. `cached` repeats
+the queries of `single`.
 
-The last line is one JSON object: `recall_question_1`, `recall_question_3`, ..., `recall_hops_1`, ..., `batched_per_s`,
-`concurrent_per_s`, `single_per_s`, `cached_per_s`, `speedup` (batched / single; medians of the repeats), `documents` and `spread`, the
-lowest and highest repeat.
+The last line is one JSON object: `recall_question_1`, `recall_question_3`, ..., `recall_hops_1`, ...,
+`batched_per_s`, `concurrent_per_s`, `single_per_s`, `cached_per_s`, `speedup` (batched / single; medians of
+the repeats), `documents` and `spread`, the lowest and highest repeat.
 """
 
 from __future__ import annotations
@@ -66,7 +68,10 @@ async def recall(ask: Ask, questions: Sequence[Question]) -> dict[str, float]:
         hits = [fact in texts[:k] for wanted, texts in zip(facts, whole, strict=True) for fact in wanted]
         found[f"recall_question_{k}"] = statistics.mean(hits)
     for k in DEPTHS:
-        hits = [fact in texts[:k] for fact, texts in zip([f for wanted in facts for f in wanted], flat, strict=True)]
+        hits = [
+            fact in texts[:k]
+            for fact, texts in zip([f for wanted in facts for f in wanted], flat, strict=True)
+        ]
         found[f"recall_hops_{k}"] = statistics.mean(hits)
     return found
 
@@ -85,7 +90,9 @@ async def queries_per_s(ask: Ask, queries: Sequence[str], batch: int, at_a_time:
     return len(queries) / (time.perf_counter() - began)
 
 
-async def measure(url: str, questions: Sequence[Question], words: Sequence[str], args: argparse.Namespace) -> dict[str, list[float]]:
+async def measure(
+    url: str, questions: Sequence[Question], words: Sequence[str], args: argparse.Namespace
+) -> dict[str, list[float]]:
     """Return all numbers by name, one per repeat."""
     speeds: dict[str, list[float]] = {}
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
@@ -105,14 +112,20 @@ async def measure(url: str, questions: Sequence[Question], words: Sequence[str],
             }
             for name, value in numbers.items():
                 speeds.setdefault(name, []).append(value)
-    speeds["speedup"] = [many / one for many, one in zip(speeds["batched_per_s"], speeds["single_per_s"], strict=True)]
+    speeds["speedup"] = [
+        many / one for many, one in zip(speeds["batched_per_s"], speeds["single_per_s"], strict=True)
+    ]
     return found | speeds
 
 
 def main() -> None:
     """Measure and write one line per number, then all of them as JSON."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--train", type=int, default=1000, help="training questions whose facts fill the corpus")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--train", type=int, default=1000, help="training questions whose facts fill the corpus"
+    )
     parser.add_argument("--questions", type=int, default=200, help="test questions, all of two hops")
     parser.add_argument("--queries", type=int, default=512, help="queries per measurement of speed")
     parser.add_argument("--batch", type=int, default=64, help="queries per request")
@@ -123,7 +136,9 @@ def main() -> None:
     corpus, _, questions = generate_split(args.train, args.questions, 0, two_hop=1.0)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "corpus.jsonl"
-        path.write_text("".join(json.dumps(to_document(fact, number)) + "\n" for number, fact in enumerate(corpus)))
+        path.write_text(
+            "".join(json.dumps(to_document(fact, number)) + "\n" for number, fact in enumerate(corpus))
+        )
         server = LocalServer(str(path), start_timeout_s=300)
         try:
             found = asyncio.run(measure(server.url, questions, [fact.query for fact in corpus], args))
@@ -132,8 +147,16 @@ def main() -> None:
     for name, values in found.items():
         logger.info("%s: median %.3f [%.3f, %.3f]", name, statistics.median(values), min(values), max(values))
     result: dict[str, Any] = {name: round(statistics.median(values), 3) for name, values in found.items()}
-    spread = {name: [round(min(values), 3), round(max(values), 3)] for name, values in found.items() if len(values) > 1}
-    logger.info(json.dumps(result | {"documents": len(corpus), "spread": spread, "load": round(os.getloadavg()[0], 1)}))
+    spread = {
+        name: [round(min(values), 3), round(max(values), 3)]
+        for name, values in found.items()
+        if len(values) > 1
+    }
+    logger.info(
+        json.dumps(
+            result | {"documents": len(corpus), "spread": spread, "load": round(os.getloadavg()[0], 1)}
+        )
+    )
 
 
 if __name__ == "__main__":

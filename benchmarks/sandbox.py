@@ -1,16 +1,19 @@
-"""Speed of the sandbox: tests per second with warm workers against a fresh `python` for each test, and the delay of the event loop.
+"""Speed of the sandbox: tests per second with warm workers against a fresh `python` for each test, and the
+delay of the event loop.
 
     python benchmarks/sandbox.py [--programs 20] [--tests 20] [--workers 2] [--repeats 5]
 
-Warm: every program is one call of `run_tests`, so its tests share a namespace and a job only, with `--workers` jobs at a time. The peer
-starts `python program.py` for every test, with the same number at a time. Both get the same programs and inputs alternately, and the
-outputs are compared. `runs` is the same with one test per program, so that every test needs a job.
+Warm: every program is one call of `run_tests`, so its tests share a namespace and a job only, with
+`--workers` jobs at a time. The peer starts `python program.py` for every test, with the same number at a
+time. Both get the same programs and inputs alternately, and the outputs are compared. `runs` is the same with
+one test per program, so that every test needs a job.
 
-Event loop: `--waiting` runs are submitted to the sandbox at once while a coroutine repeatedly sleeps for a millisecond; the delay is the
-time by which it wakes too late. The limit is 20 ms for the 99th percentile.
+Event loop: `--waiting` runs are submitted to the sandbox at once while a coroutine repeatedly sleeps for a
+millisecond; the delay is the time by which it wakes too late. The limit is 20 ms for the 99th percentile.
 
-The last line is one JSON object: `speedup` (tests per second, warm / fresh), `speedup_runs` (with one test per program),
-`loop_delay_ms_p99` (medians of the repeats), `level`, `tests_per_s`, `fresh_per_s`, and `spread`, the lowest and highest repeat of each.
+The last line is one JSON object: `speedup` (tests per second, warm / fresh), `speedup_runs` (with one test
+per program), `loop_delay_ms_p99` (medians of the repeats), `level`, `tests_per_s`, `fresh_per_s`, and
+`spread`, the lowest and highest repeat of each.
 """
 
 from __future__ import annotations
@@ -50,7 +53,9 @@ print({number}, solve(sys.stdin.read().split()))
 
 def tasks(programs: int, tests: int) -> list[tuple[str, list[str]]]:
     """Return programs, each with its inputs."""
-    return [(PROGRAM.format(number=n), [f"a b{n} a c{t} b{n} d" for t in range(tests)]) for n in range(programs)]
+    return [
+        (PROGRAM.format(number=n), [f"a b{n} a c{t} b{n} d" for t in range(tests)]) for n in range(programs)
+    ]
 
 
 async def warm(sandbox: LocalSandbox, work: Sequence[tuple[str, list[str]]]) -> tuple[float, list[str]]:
@@ -71,7 +76,14 @@ def fresh(work: Sequence[tuple[str, list[str]]], workers: int) -> tuple[float, l
         calls = [(file, text) for file, (_, inputs) in zip(files, work, strict=True) for text in inputs]
 
         def run(call: tuple[Path, str]) -> str:
-            done = subprocess.run([sys.executable, str(call[0])], input=call[1], capture_output=True, text=True, timeout=60, check=True)
+            done = subprocess.run(
+                [sys.executable, str(call[0])],
+                input=call[1],
+                capture_output=True,
+                text=True,
+                timeout=60,
+                check=True,
+            )
             return done.stdout
 
         began = time.perf_counter()
@@ -81,7 +93,9 @@ def fresh(work: Sequence[tuple[str, list[str]]], workers: int) -> tuple[float, l
 
 
 async def loop_delay_ms(sandbox: LocalSandbox, waiting: int) -> float:
-    """Return the 99th percentile of the delay with which the event loop wakes a coroutine during `waiting` runs, in milliseconds."""
+    """Return the 99th percentile of the delay with which the event loop wakes a coroutine during `waiting`
+    runs, in milliseconds.
+    """
     runs = asyncio.gather(*[sandbox.run(f"print({i})") for i in range(waiting)])
     delays = []
     while not runs.done():
@@ -116,7 +130,9 @@ async def measure(args: argparse.Namespace, sandbox: LocalSandbox) -> dict[str, 
 
 def main() -> None:
     """Measure and write one line per number, then all of them as JSON."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--programs", type=int, default=20)
     parser.add_argument("--tests", type=int, default=20, help="tests per program")
     parser.add_argument("--waiting", type=int, default=500, help="runs in the measurement of the event loop")
@@ -134,7 +150,9 @@ def main() -> None:
         logger.info("%s: median %.1f [%.1f, %.1f]", name, statistics.median(values), min(values), max(values))
     result = {name: round(statistics.median(values), 2) for name, values in found.items()}
     spread = {name: [round(min(values), 2), round(max(values), 2)] for name, values in found.items()}
-    logger.info(json.dumps(result | {"level": sandbox.level, "spread": spread, "load": round(os.getloadavg()[0], 1)}))
+    logger.info(
+        json.dumps(result | {"level": sandbox.level, "spread": spread, "load": round(os.getloadavg()[0], 1)})
+    )
 
 
 if __name__ == "__main__":

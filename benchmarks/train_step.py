@@ -1,14 +1,17 @@
-"""A whole training step of the trainer (collection to weight sync, on Ray) against a plain torch loop with the same tokens, in one run.
+"""A whole training step of the trainer (collection to weight sync, on Ray) against a plain torch loop with
+the same tokens, in one run.
 
     python benchmarks/train_step.py [--tasks 16] [--group 8] [--repeats 5] [key=value ...]
 
-Ours: `RayPPOTrainer` as `verl.trainer.main_ppo` builds it, a Solver and a Verifier with a tiny model each, every agent with `tasks * group`
-replies per step; a step lasts from the first prompt to the log of its metrics, including files. After each step the plain loop processes
-the same prompts and reply lengths for one model after the other, with all cores: batches of 64 sampled token by token with a key-value
-cache, then forward, clipped loss, backward and AdamW. The first step of both is warm-up.
+Ours: `RayPPOTrainer` as `verl.trainer.main_ppo` builds it, a Solver and a Verifier with a tiny model each,
+every agent with `tasks * group` replies per step; a step lasts from the first prompt to the log of its
+metrics, including files. After each step the plain loop processes the same prompts and reply lengths for one
+model after the other, with all cores: batches of 64 sampled token by token with a key-value cache, then
+forward, clipped loss, backward and AdamW. The first step of both is warm-up.
 
-The last line is JSON: `ratio` is the median of (ours / bare) over the repeats, `cpu_ratio` the same for the CPU seconds of all processes,
-and `peak_gib` an upper bound of the peak memory of all processes of the trainer.
+The last line is JSON: `ratio` is the median of (ours / bare) over the repeats, `cpu_ratio` the same for the
+CPU seconds of all processes, and `peak_gib` an upper bound of the peak memory of all processes of the
+trainer.
 """
 
 from __future__ import annotations
@@ -51,8 +54,13 @@ class BareTeam:
 
     def __init__(self, model_dir: Path, count: int) -> None:
         torch.manual_seed(0)
-        self.models = [load_causal_lm(str(model_dir), dtype=torch.float32, attn_implementation="sdpa") for _ in range(count)]
-        self.optimizers = [torch.optim.AdamW(model.parameters(), lr=1e-6, fused=True) for model in self.models]
+        self.models = [
+            load_causal_lm(str(model_dir), dtype=torch.float32, attn_implementation="sdpa")
+            for _ in range(count)
+        ]
+        self.optimizers = [
+            torch.optim.AdamW(model.parameters(), lr=1e-6, fused=True) for model in self.models
+        ]
 
     def step(self, parts: Sequence[DataProto]) -> dict[str, float]:
         """Sample from and update every model on its own rows; return the seconds."""
@@ -63,7 +71,12 @@ class BareTeam:
         for model, optimizer, part in zip(self.models, self.optimizers, parts, strict=True):
             update(model.train(), optimizer, part)
         ended = time.perf_counter()
-        return {"gen": sampled - started, "update": ended - sampled, "step": ended - started, "cpu": time.process_time() - cpu}
+        return {
+            "gen": sampled - started,
+            "update": ended - sampled,
+            "step": ended - started,
+            "cpu": time.process_time() - cpu,
+        }
 
 
 @torch.inference_mode()
@@ -102,7 +115,9 @@ def update(model: PreTrainedModel, optimizer: torch.optim.Optimizer, rows: DataP
             use_cache=False,
             logits_to_keep=width + 1,
         ).logits[:, :-1]
-        log_probs = torch.log_softmax(logits.float(), -1).gather(-1, batch["responses"][..., None]).squeeze(-1)
+        log_probs = (
+            torch.log_softmax(logits.float(), -1).gather(-1, batch["responses"][..., None]).squeeze(-1)
+        )
         advantages, ratio = batch["advantages"], torch.exp(log_probs - log_probs.detach())
         losses = torch.maximum(-advantages * ratio, -advantages * ratio.clamp(0.8, 1.2))
         ((losses * batch["response_mask"]).sum() / total).backward()
@@ -113,7 +128,9 @@ def update(model: PreTrainedModel, optimizer: torch.optim.Optimizer, rows: DataP
 
 @dataclass
 class Comparison:
-    """Collector and tracker of the trainer at once, which time every step and repeat it with the plain loop."""
+    """Collector and tracker of the trainer at once, which time every step and repeat it with the
+    plain loop.
+    """
 
     collector: Any
     bare: BareTeam
@@ -126,7 +143,9 @@ class Comparison:
     tokens: int = 0
     peak_gib: float = 0.0
 
-    async def collect(self, rows: Sequence[Mapping[str, Any]], n: int, *, step: int, validate: bool = False) -> CollectResult:
+    async def collect(
+        self, rows: Sequence[Mapping[str, Any]], n: int, *, step: int, validate: bool = False
+    ) -> CollectResult:
         """Play the episodes and keep their batch."""
         self.started, self.cpu = time.perf_counter(), cpu_seconds()
         result = await self.collector.collect(rows, n, step=step, validate=validate)
@@ -139,7 +158,11 @@ class Comparison:
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         """Stop the time of the trainer's step and run the plain loop on the same rows."""
         whole = time.perf_counter() - self.started - metrics.get("timing_s/save_checkpoint", 0.0)
-        phases = {name.removeprefix("timing_s/"): value for name, value in metrics.items() if name.startswith("timing_s/")}
+        phases = {
+            name.removeprefix("timing_s/"): value
+            for name, value in metrics.items()
+            if name.startswith("timing_s/")
+        }
         self.ours.append(phases | {"step": whole, "cpu": cpu_seconds() - self.cpu})
         if not self.theirs:
             self.peak_gib = peak_gib(psutil.Process())
@@ -149,7 +172,9 @@ class Comparison:
         self.rows = [len(part) for part in parts]
         self.tokens = int(self.batch.batch["response_mask"].sum())
         self.theirs.append(self.bare.step(parts))
-        sizes = "  ".join(f"{len(p)} rows {p.batch['prompts'].shape[1]}+{p.batch['responses'].shape[1]}" for p in parts)
+        sizes = "  ".join(
+            f"{len(p)} rows {p.batch['prompts'].shape[1]}+{p.batch['responses'].shape[1]}" for p in parts
+        )
         logger.info(
             "step %d: ours %.2f s, bare %.2f s, ratio %.2f, load %.1f  (%s)",
             step, whole, self.theirs[-1]["step"], whole / self.theirs[-1]["step"], os.getloadavg()[0], sizes,
@@ -163,12 +188,18 @@ def cpu_seconds() -> float:
 
 
 def peak_gib(*processes: psutil.Process) -> float:
-    """Return an upper bound of the common peak memory in GiB: proportional set sizes plus each process's difference to its peak."""
+    """Return an upper bound of the common peak memory in GiB: proportional set sizes plus each process's
+    difference to its peak.
+    """
     total = 0
     for process in processes:
         folder = Path("/proc") / str(process.pid)
         try:
-            total += _kib(folder / "smaps_rollup", "Pss:") + _kib(folder / "status", "VmHWM:") - _kib(folder / "status", "VmRSS:")
+            total += (
+                _kib(folder / "smaps_rollup", "Pss:")
+                + _kib(folder / "status", "VmHWM:")
+                - _kib(folder / "status", "VmRSS:")
+            )
         except (OSError, StopIteration):  # the process has ended
             continue
     return total / 2**20
@@ -179,15 +210,23 @@ def _kib(path: Path, name: str) -> int:
 
 
 def make_config(args: argparse.Namespace, folder: Path) -> RunConfig:
-    """Return the configuration of a run with tiny random models in `folder`, in which every agent is called once per episode."""
+    """Return the configuration of a run with tiny random models in `folder`, in which every agent is called
+    once per episode.
+    """
     from verl.trainer.config.entry import compose_config
 
     problems, _ = generate_split(args.tasks * 2, 8, 0)
     size = TinyModelSize(hidden_size=args.hidden, intermediate_size=3 * args.hidden)
     conversations = make_demos(MathCourse(count=400), 0, exclude=frozenset())
     with without_progress_bars():
-        make_tiny_model(folder / "model", (m["content"] for conversation in conversations for m in conversation), size=size)
-    (folder / "tasks.jsonl").write_text("".join(json.dumps(to_row(p, i, "train")) + "\n" for i, p in enumerate(problems)))
+        make_tiny_model(
+            folder / "model",
+            (m["content"] for conversation in conversations for m in conversation),
+            size=size,
+        )
+    (folder / "tasks.jsonl").write_text(
+        "".join(json.dumps(to_row(p, i, "train")) + "\n" for i, p in enumerate(problems))
+    )
     base = {
         "actor_rollout_ref.model.path": folder / "model",
         "agent.orchestra.math.max_loop_num": 1,
@@ -228,7 +267,9 @@ def measure(config: RunConfig) -> Comparison:
     try:
         team.start()
         collector = build_collector(config, placement, tokenizers, team.engines.clients)
-        comparison = Comparison(collector, BareTeam(Path(str(config.actor_rollout_ref.model.path)), len(placement.groups)))
+        comparison = Comparison(
+            collector, BareTeam(Path(str(config.actor_rollout_ref.model.path)), len(placement.groups))
+        )
         RayPPOTrainer(config, placement, team, comparison, train, None, comparison, run_dir).fit()  # type: ignore[arg-type]
         comparison.peak_gib += peak_gib(*psutil.Process().children(recursive=True))
         return comparison
@@ -239,14 +280,21 @@ def measure(config: RunConfig) -> Comparison:
 
 def main() -> None:
     """Measure several steps and report medians."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--tasks", type=int, default=16)
     parser.add_argument("--group", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=48, help="maximum length of a reply")
     parser.add_argument("--hidden", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="CPU threads of the plain loop")
-    parser.add_argument("--prompts", choices=("short", "full"), default="short", help="wording: agent.orchestra.math.prompt_style")
+    parser.add_argument(
+        "--prompts",
+        choices=("short", "full"),
+        default="short",
+        help="wording: agent.orchestra.math.prompt_style",
+    )
     parser.add_argument("overrides", nargs="*", help="hydra overrides of our run")
     args = parser.parse_args()
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stdout)
@@ -256,7 +304,11 @@ def main() -> None:
         comparison = measure(make_config(args, Path(folder)))
     ours, theirs = comparison.ours[1:], comparison.theirs[1:]
     ratios = [mine["step"] / other["step"] for mine, other in zip(ours, theirs, strict=True)]
-    median = lambda rows: {name: round(statistics.median(row[name] for row in rows if name in row), 3) for name in rows[-1]}  # noqa: E731
+
+    def median(rows: list[dict[str, float]]) -> dict[str, float]:
+        names = rows[-1]
+        return {name: round(statistics.median(row[name] for row in rows if name in row), 3) for name in names}
+
     cpu_ratios = [mine["cpu"] / other["cpu"] for mine, other in zip(ours, theirs, strict=True)]
     result = {
         "ratio": round(statistics.median(ratios), 3),

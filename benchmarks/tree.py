@@ -1,18 +1,22 @@
-"""Cost of tree sampling: prompt tokens computed per committed call with one candidate and with K, and microseconds of a fork.
+"""Cost of tree sampling: prompt tokens computed per committed call with one candidate and with K, and
+microseconds of a fork.
 
     python benchmarks/tree.py [--tasks 32] [--k 8] [--select first] [--repeats 3]
 
-Prompts: a Tool and an Executor with one random tiny model play Plan-Path on the `hf` engine, one episode per task, by parallel sampling
-(one reply per call) and as a tree (K replies per call). With `--select first` the tree continues with the reply of parallel sampling, so
-both make the same calls; `greedy` continues with the best. Four episodes share a slot, so replies wait for slots and no slot keeps a prompt
-of an earlier turn. The limit is the mean length of the prompts: each is computed once. Without sharing it would be K times as much. A
-random model writes no `<moves>`; the agents take every U, D, L and R of a reply as a move, so that candidates differ and the team moves.
+Prompts: a Tool and an Executor with one random tiny model play Plan-Path on the `hf` engine, one episode per
+task, by parallel sampling (one reply per call) and as a tree (K replies per call). With `--select first` the
+tree continues with the reply of parallel sampling, so both make the same calls; `greedy` continues with the
+best. Four episodes share a slot, so replies wait for slots and no slot keeps a prompt of an earlier turn. The
+limit is the mean length of the prompts: each is computed once. Without sharing it would be K times as much. A
+random model writes no `<moves>`; the agents take every U, D, L and R of a reply as a move, so that candidates
+differ and the team moves.
 
-Forks: an environment in the middle of an episode and of a turn (after the Tool's call); the peer is `copy.deepcopy` of the same object.
+Forks: an environment in the middle of an episode and of a turn (after the Tool's call); the peer is
+`copy.deepcopy` of the same object.
 
-The last line is one JSON object: `prompt_tokens_k1` and `prompt_tokens_k<K>` (medians of the repeats, each with other maps),
-`prompt_limit_*` (mean prompt lengths), `fork_us` (Plan-Path), `fork_us_<world>`, `deepcopy_us_<world>` (medians), and `spread`, the
-lowest and highest repeat of each.
+The last line is one JSON object: `prompt_tokens_k1` and `prompt_tokens_k<K>` (medians of the repeats, each
+with other maps), `prompt_limit_*` (mean prompt lengths), `fork_us` (Plan-Path), `fork_us_<world>`,
+`deepcopy_us_<world>` (medians), and `spread`, the lowest and highest repeat of each.
 """
 
 from __future__ import annotations
@@ -82,10 +86,14 @@ class Executor(plan_path.ExecutorAgent):
 
 
 class Prompts:
-    """Numbers of prompt tokens that the engine computes for the same tasks with one candidate and with several."""
+    """Numbers of prompt tokens that the engine computes for the same tasks with one candidate and with
+    several.
+    """
 
     def __init__(self, folder: str, args: argparse.Namespace) -> None:
-        corpus = [message["content"] for demo in make_demos(PlanPathCourse(count=200), seed=0) for message in demo]
+        corpus = [
+            message["content"] for demo in make_demos(PlanPathCourse(count=200), seed=0) for message in demo
+        ]
         with without_progress_bars():
             make_tiny_model(folder, corpus)
             self.tokenizer, self.args = load_tokenizer(folder), args
@@ -94,8 +102,13 @@ class Prompts:
     def per_call(self, k: int, seed: int) -> tuple[float, float]:
         """Return the prompt tokens computed and the mean length of a prompt, per committed call."""
         maps = generate(self.args.tasks, seed)
-        tasks = [Task(f"{seed}-{i}", grid.text, "plan_path", None, {"map": grid.text}) for i, grid in enumerate(maps)]
-        engine = HFEngine(self.model, max_num_seqs=max(1, self.args.tasks // EPISODES_PER_SLOT), max_model_len=512)
+        tasks = [
+            Task(f"{seed}-{i}", grid.text, "plan_path", None, {"map": grid.text})
+            for i, grid in enumerate(maps)
+        ]
+        engine = HFEngine(
+            self.model, max_num_seqs=max(1, self.args.tasks // EPISODES_PER_SLOT), max_model_len=512
+        )
         result = asyncio.run(self._collector(engine, k).collect(tasks, 1, step=seed))
         committed = [sample for episode in result.episodes for sample in episode.committed]
         assert not any(episode.failed for episode in result.episodes)
@@ -106,9 +119,14 @@ class Prompts:
     def _collector(self, engine: HFEngine, k: int) -> Collector:
         sampling = SamplingParams(self.args.tokens, stop_token_ids=(self.tokenizer.eos_token_id,))
         agents = {plan_path.TOOL: Tool(config=SHORT), plan_path.EXECUTOR: Executor(config=SHORT)}
-        bindings = {name: AgentBinding(name, "policy", "wg", engine, self.tokenizer, sampling, sampling, 384) for name in agents}
+        bindings = {
+            name: AgentBinding(name, "policy", "wg", engine, self.tokenizer, sampling, sampling, 384)
+            for name in agents
+        }
         tree = TreeConfig(k=k, select=self.args.select) if k > 1 else None
-        settings = CollectorSettings(max_steps=self.args.turns, max_failure_rate=0.0, reward=RewardConfig(team_scope="call"), tree=tree)
+        settings = CollectorSettings(
+            max_steps=self.args.turns, max_failure_rate=0.0, reward=RewardConfig(team_scope="call"), tree=tree
+        )
         world = EnvFactory(plan_path.PlanPathEnv, plan_path.PlanPathEnvOptions(view="compact"))
         return Collector(PlanPathOrchestra(SHORT), agents, world, bindings, settings)
 
@@ -152,7 +170,11 @@ def pushing(seed: int) -> BaseEnv:
     return env
 
 
-WORLDS: dict[str, Callable[[int], BaseEnv]] = {"plan_path": walking, "sudoku": half_filled, "sokoban": pushing}
+WORLDS: dict[str, Callable[[int], BaseEnv]] = {
+    "plan_path": walking,
+    "sudoku": half_filled,
+    "sokoban": pushing,
+}
 
 
 def microseconds(call: Callable[[], object], number: int) -> float:
@@ -171,24 +193,40 @@ def measure(args: argparse.Namespace) -> dict[str, list[float]]:
                 found.setdefault(f"prompt_tokens_k{k}", []).append(computed)
                 found.setdefault(f"prompt_limit_k{k}", []).append(limit)
                 peer = f"; without sharing {k * limit:.1f}" if k > 1 else ""
-                logger.info("maps %d, K=%d: %.1f prompt tokens computed per committed call of %.1f%s", repeat, k, computed, limit, peer)
+                logger.info(
+                    "maps %d, K=%d: %.1f prompt tokens computed per committed call of %.1f%s",
+                    repeat,
+                    k,
+                    computed,
+                    limit,
+                    peer,
+                )
     for repeat in range(args.repeats):
         for name, make in random.Random(repeat).sample(list(WORLDS.items()), len(WORLDS)):
             env = make(repeat)
             key = "fork_us" if name == "plan_path" else f"fork_us_{name}"
             found.setdefault(key, []).append(microseconds(env.fork, args.forks))
-            found.setdefault(f"deepcopy_us_{name}", []).append(microseconds(lambda env=env: copy.deepcopy(env), max(1, args.forks // 20)))
+            found.setdefault(f"deepcopy_us_{name}", []).append(
+                microseconds(lambda env=env: copy.deepcopy(env), max(1, args.forks // 20))
+            )
     return found
 
 
 def main() -> None:
     """Measure and write one line per number, then all of them as JSON."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--tasks", type=int, default=32)
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=8, help="maximum length of a reply")
     parser.add_argument("--k", type=int, default=8, help="candidates per call of the tree, 2 or more")
-    parser.add_argument("--select", choices=("first", "greedy"), default="first", help="candidate with which the tree continues")
+    parser.add_argument(
+        "--select",
+        choices=("first", "greedy"),
+        default="first",
+        help="candidate with which the tree continues",
+    )
     parser.add_argument("--forks", type=int, default=2000, help="forks per repeat")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)

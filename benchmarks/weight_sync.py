@@ -1,13 +1,15 @@
-"""Time of a weight update from one process to others by each way of sending weights, and of the update of one adapter.
+"""Time of a weight update from one process to others by each way of sending weights, and of the update of one
+adapter.
 
     python benchmarks/weight_sync.py [--device cpu] [--receivers 2] [--mib 256] [--bucket-mb 64] [--adapter-mib 1] [--rounds 7]
 
-Ray actors make the calls of a training step: buckets are sent one ahead, every receiver copies them into tensors of its own. With
-`--device cuda` the tensors are on one GPU that all processes share, and `cuda_ipc` is measured too; with `--own-gpus` every process has a
-GPU of its own, and `collective` uses NCCL in place of gloo. A round
-measures all ways one after the other, after one update of each without measurement. The last line is one JSON object: `<way>_s` are seconds
-of an update of `--mib` MiB, `<way>_adapter_ms` milliseconds of one of `--adapter-mib` (medians of the rounds),
-`collective_over_object_store` the median of the rounds' ratios if both are measured, `spread` the lowest and highest round.
+Ray actors make the calls of a training step: buckets are sent one ahead, every receiver copies them into
+tensors of its own. With `--device cuda` the tensors are on one GPU that all processes share, and `cuda_ipc`
+is measured too; with `--own-gpus` every process has a GPU of its own, and `collective` uses NCCL in place of
+gloo. A round measures all ways one after the other, after one update of each without measurement. The last
+line is one JSON object: `<way>_s` are seconds of an update of `--mib` MiB, `<way>_adapter_ms` milliseconds of
+one of `--adapter-mib` (medians of the rounds), `collective_over_object_store` the median of the rounds'
+ratios if both are measured, `spread` the lowest and highest round.
 """
 
 from __future__ import annotations
@@ -43,13 +45,17 @@ class Process:
         torch.set_num_threads(1)
         self._device = device
         self._transfers = {way: build_transfer(way) for way in WAYS}
-        self._parameters = {str(index): torch.full((1 << 18,), float(index), device=device) for index in range(mib)}
+        self._parameters = {
+            str(index): torch.full((1 << 18,), float(index), device=device) for index in range(mib)
+        }
 
     def send(self, way: str, names: Sequence[str], receivers: int) -> Any:
         """Send parameters and return the handle."""
         transfer = self._transfers[way]
         device = self._device if transfer.on_device else "cpu"
-        return transfer.send({name: self._parameters[name].to(device, copy=True) for name in names}, receivers)
+        return transfer.send(
+            {name: self._parameters[name].to(device, copy=True) for name in names}, receivers
+        )
 
     def load(self, way: str, handle: Any) -> None:
         """Copy a bucket into the parameters."""
@@ -72,7 +78,10 @@ class Team:
 
     def seconds(self, way: str, mib: int, bucket_mb: int) -> float:
         """Send an update of `mib` MiB and return its time."""
-        buckets = [[str(index) for index in range(first, min(first + bucket_mb, mib))] for first in range(0, mib, bucket_mb)]
+        buckets = [
+            [str(index) for index in range(first, min(first + bucket_mb, mib))]
+            for first in range(0, mib, bucket_mb)
+        ]
         start, handles = now(), []
         coming = self.sender.send.remote(way, buckets[0], len(self.receivers))
         for names in [*buckets[1:], None]:
@@ -85,7 +94,9 @@ class Team:
 
 def parse() -> argparse.Namespace:
     """Return the options; exit with one line where there are fewer GPUs than they need."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add_device(parser)
     parser.add_argument("--own-gpus", action="store_true", help="with --device cuda: a GPU for every process")
     parser.add_argument("--ways", nargs="+", choices=WAYS, help="default: all, but cuda_ipc only on one GPU")
@@ -96,7 +107,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=7)
     args = parser.parse_args()
     if args.own_gpus and (args.device == "cpu" or "cuda_ipc" in (args.ways or ())):
-        sys.exit("--own-gpus needs --device cuda, and --ways without cuda_ipc, by which only processes that share a GPU can send")
+        sys.exit(
+            "--own-gpus needs --device cuda, and --ways without cuda_ipc, by which only processes that share "
+            "a GPU can send"
+        )
     args.gpus = 0 if args.device == "cpu" else 1 + args.receivers if args.own_gpus else 1
     check_device(args.device, args.gpus)
     args.ways = args.ways or (WAYS if args.device == "cuda" and not args.own_gpus else WAYS[:-1])
@@ -106,13 +120,18 @@ def parse() -> argparse.Namespace:
 def main() -> None:
     """Measure rounds of all ways and report medians."""
     args = parse()
-    found: dict[str, list[float]] = {f"{way}{unit}": [] for way in args.ways for unit in ("_s", "_adapter_ms")}
+    found: dict[str, list[float]] = {
+        f"{way}{unit}": [] for way in args.ways for unit in ("_s", "_adapter_ms")
+    }
     env = {"WG_BACKEND": "ray", "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
     start_private_cluster(num_cpus=2, num_gpus=args.gpus, log_to_driver=False, runtime_env={"env_vars": env})
     team = Team(args.mib, args.device, args.receivers, 1 if args.own_gpus else SHARE * args.gpus)
     for number in range(args.rounds + 1):
         for way in args.ways:
-            seconds, adapter_s = team.seconds(way, args.mib, args.bucket_mb), team.seconds(way, args.adapter_mib, args.adapter_mib)
+            seconds, adapter_s = (
+                team.seconds(way, args.mib, args.bucket_mb),
+                team.seconds(way, args.adapter_mib, args.adapter_mib),
+            )
             if number:
                 found[f"{way}_s"].append(seconds)
                 found[f"{way}_adapter_ms"].append(1000 * adapter_s)

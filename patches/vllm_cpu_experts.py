@@ -1,12 +1,12 @@
 """vLLM on a CPU: pack the experts of a mixture again when their weights are reloaded.
 
-The kernel on a CPU reads packed weights. `UnquantizedFusedMoEMethod` packs them when a model is loaded and not when weights are reloaded
-(`model_loader.reload`): the new weights, unpacked, are copied into the storage of the packed ones, and the experts compute something else.
-With this patch they are packed on every load.
+The kernel on a CPU reads packed weights. `UnquantizedFusedMoEMethod` packs them when a model is loaded and
+not when weights are reloaded (`model_loader.reload`): the new weights, unpacked, are copied into the storage
+of the packed ones, and the experts compute something else. With this patch they are packed on every load.
 
-Upstream: `_setup_kernel` of `vllm/model_executor/layers/fused_moe/unquantized_fused_moe_method.py` processes weights on its first call
-alone; vLLM's own `reload_weights` of an unchanged folder shows it. For vLLM 0.32. The patch can be removed when a reload packs experts:
-`tests/patches/test_vllm_cpu_experts.py` fails then.
+Upstream: `_setup_kernel` of `vllm/model_executor/layers/fused_moe/unquantized_fused_moe_method.py` processes
+weights on its first call alone; vLLM's own `reload_weights` of an unchanged folder shows it. For vLLM 0.32.
+The patch can be removed when a reload packs experts: `tests/patches/test_vllm_cpu_experts.py` fails then.
 """
 
 from __future__ import annotations

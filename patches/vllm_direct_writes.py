@@ -1,12 +1,15 @@
-"""vLLM: new weights reach parameters that a model's `load_weights` writes itself, and not through their weight loader.
+"""vLLM: new weights reach parameters that a model's `load_weights` writes itself, and not through their
+weight loader.
 
-While weights are reloaded (`model_loader.reload`), parameters are on the meta device and their loaders are recorded. Some models write a
-part of their parameters directly (gpt-oss: `param.copy_(...)` of experts, their biases and attention sinks): the values are lost without
-an error, and the layer keeps its old ones ("Failed to load weights" in the log). With this patch such a write goes to a tensor on the
-layer's device, which the reload then processes as one that a loader has filled.
+While weights are reloaded (`model_loader.reload`), parameters are on the meta device and their loaders are
+recorded. Some models write a part of their parameters directly (gpt-oss: `param.copy_(...)` of experts, their
+biases and attention sinks): the values are lost without an error, and the layer keeps its old ones ("Failed
+to load weights" in the log). With this patch such a write goes to a tensor on the layer's device, which the
+reload then processes as one that a loader has filled.
 
-Upstream: the docstring of `vllm/model_executor/model_loader/reload/__init__.py` lists limitations, not this one. For vLLM 0.32. The patch
-can be removed when a reload sees direct writes: `tests/patches/test_vllm_direct_writes.py` fails then.
+Upstream: the docstring of `vllm/model_executor/model_loader/reload/__init__.py` lists limitations, not this
+one. For vLLM 0.32. The patch can be removed when a reload sees direct writes:
+`tests/patches/test_vllm_direct_writes.py` fails then.
 """
 
 from __future__ import annotations
@@ -74,7 +77,8 @@ class DirectWrites(TorchDispatchMode):
 
 @contextmanager
 def redirected(model: Any) -> Iterator[None]:
-    """Let `model.load_weights` inside the block write parameters directly, during a reload; complete layers are processed after it.
+    """Let `model.load_weights` inside the block write parameters directly, during a reload; complete layers
+    are processed after it.
 
     Raises:
         PatchError: another version of vLLM.

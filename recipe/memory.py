@@ -7,7 +7,9 @@ from pathlib import Path
 
 
 class MemoryWatch(threading.Thread):
-    """Thread that samples the memory of a process and its descendants until `stop`; `peak_gib` is the highest sum."""
+    """Thread that samples the memory of a process and its descendants until `stop`; `peak_gib` is the highest
+    sum.
+    """
 
     def __init__(self, pid: int, period_s: float = 2.0) -> None:
         super().__init__(daemon=True)
@@ -26,7 +28,9 @@ class MemoryWatch(threading.Thread):
 
 
 def tree_memory(pid: int) -> int:
-    """Return the memory of a process and its descendants in bytes (proportional set size: shared pages are divided among their users)."""
+    """Return the memory of a process and its descendants in bytes (proportional set size: shared pages are
+    divided among their users).
+    """
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():

@@ -26,12 +26,19 @@ T = TypeVar("T")
 def run_module(module: str, *arguments: str) -> list[str]:
     """Run a module of the project and return the lines of its standard output."""
     command = [sys.executable, "-m", module, *arguments]
-    env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
-    return subprocess.run(command, cwd=ROOT, env=env, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()
+    env = os.environ | {
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    }
+    return subprocess.run(
+        command, cwd=ROOT, env=env, check=True, stdout=subprocess.PIPE, text=True
+    ).stdout.splitlines()
 
 
-def run_example(workflow: str, seed: int, arguments: Sequence[str], log: Path, course: str | None = None) -> float:
-    """Run `bash examples/run_<workflow>.sh` with these arguments and append its output to `log`; `course` is that of the warm start.
+def run_example(
+    workflow: str, seed: int, arguments: Sequence[str], log: Path, course: str | None = None
+) -> float:
+    """Run `bash examples/run_<workflow>.sh` with these arguments and append its output to `log`; `course` is
+    that of the warm start.
 
     Returns:
         The peak memory of all its processes together, in GiB.
@@ -41,15 +48,24 @@ def run_example(workflow: str, seed: int, arguments: Sequence[str], log: Path, c
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     hidden = ("MODEL_PATH", "DATA", "EXPERIMENT", "COURSE")
-    env = {k: v for k, v in os.environ.items() if k not in hidden} | {"SEED": str(seed)} | ({"COURSE": course} if course else {})
+    env = (
+        {k: v for k, v in os.environ.items() if k not in hidden}
+        | {"SEED": str(seed)}
+        | ({"COURSE": course} if course else {})
+    )
     command = ["bash", f"examples/run_{workflow}.sh", *arguments]
-    with log.open("a") as out, subprocess.Popen(command, cwd=ROOT, env=env, stdout=out, stderr=subprocess.STDOUT) as process:
+    with (
+        log.open("a") as out,
+        subprocess.Popen(command, cwd=ROOT, env=env, stdout=out, stderr=subprocess.STDOUT) as process,
+    ):
         watch = MemoryWatch(process.pid)
         watch.start()
         status = process.wait()
         watch.stop()
     if status != 0:
-        raise RuntimeError(f"{' '.join(command)} (SEED={seed}) ended with status {status}; its output is in {log}")
+        raise RuntimeError(
+            f"{' '.join(command)} (SEED={seed}) ended with status {status}; its output is in {log}"
+        )
     return watch.peak_gib
 
 
@@ -69,7 +85,8 @@ def train_embedded(
         settings: keys of the run.
         demos: demonstrations of the warm start; None for all.
         more: further `key=value`.
-        prepare: module that creates tasks and warm start, and its arguments; by default those of the word problems.
+        prepare: module that creates tasks and warm start, and its arguments; by default those of the word
+            problems.
     """
     arguments = [] if demos is None else ["--demos", str(demos)]
     embedded = run_module(*prepare, "--out", "outputs/embedded", "--seed", str(seed), *arguments)[-1]
@@ -91,8 +108,9 @@ def train_embedded(
 def finished(calls: Iterable[Callable[[], T]], jobs: int) -> Iterator[T]:
     """Yield the results of calls as they finish, with `jobs` calls at a time.
 
-    The processes of a call get their share of the cores by OMP_NUM_THREADS, unless it is set: runs that all use every core slow each other
-    down. The error of a failed call is written to stderr, and SystemExit is raised after the last call.
+    The processes of a call get their share of the cores by OMP_NUM_THREADS, unless it is set: runs that all
+    use every core slow each other down. The error of a failed call is written to stderr, and SystemExit is
+    raised after the last call.
     """
     if jobs > 1:
         os.environ.setdefault("OMP_NUM_THREADS", str(max((os.cpu_count() or 1) // jobs, 1)))
@@ -110,7 +128,9 @@ def finished(calls: Iterable[Callable[[], T]], jobs: int) -> Iterator[T]:
 
 
 def make_parser(doc: str | None, here: Path) -> argparse.ArgumentParser:
-    """Return the command line of a recipe, with the options that all have; `here` is the default folder of the results."""
+    """Return the command line of a recipe, with the options that all have; `here` is the default folder of
+    the results.
+    """
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--jobs", type=int, default=1, help="runs at the same time")
@@ -128,7 +148,8 @@ def measure_all(
     order: Callable[[tuple[Any, ...]], Any] | None = None,
     plot: Callable[[dict[str, Any], Path], None] | None = None,
 ) -> None:
-    """Run measurements; write `results.json` and `curves.json` after each, and `curves.svg` at the end. Rows of earlier calls are kept.
+    """Run measurements; write `results.json` and `curves.json` after each, and `curves.svg` at the end. Rows
+    of earlier calls are kept.
 
     Args:
         calls: each returns a row of `results.json` and its entry in `curves.json`.
@@ -139,7 +160,10 @@ def measure_all(
         plot: draws all curves into a file.
     """
     results, drawn = out / "results.json", out / "curves.json"
-    rows = {tuple(row[name] for name in columns): row for row in (json.loads(results.read_text()) if results.exists() else [])}
+    rows = {
+        tuple(row[name] for name in columns): row
+        for row in (json.loads(results.read_text()) if results.exists() else [])
+    }
     curves = json.loads(drawn.read_text()) if drawn.exists() else {}
     try:
         for row, curve in finished(calls, jobs):
@@ -173,12 +197,25 @@ def measure_grid(
     parser = make_parser(doc, here)
     parser.add_argument(f"--{name}s", dest="variants", nargs="+", choices=tuple(labels), default=list(labels))
     args = parser.parse_args()
-    calls = [partial(measure, variant, seed, args.overrides) for seed, variant in product(args.seeds, args.variants)]
-    measure_all(calls, args.jobs, args.out, (name, "seed"), plot=lambda curves, path: plot_curves(curves, labels, here.name, path))
+    calls = [
+        partial(measure, variant, seed, args.overrides)
+        for seed, variant in product(args.seeds, args.variants)
+    ]
+    measure_all(
+        calls,
+        args.jobs,
+        args.out,
+        (name, "seed"),
+        plot=lambda curves, path: plot_curves(curves, labels, here.name, path),
+    )
 
 
-def plot_curves(curves: Mapping[str, Curve], labels: Mapping[str, tuple[str, str]], salt: str, path: Path) -> None:
-    """Draw success over steps with one colour per variant and one line per seed; `salt` determines the ids in the file."""
+def plot_curves(
+    curves: Mapping[str, Curve], labels: Mapping[str, tuple[str, str]], salt: str, path: Path
+) -> None:
+    """Draw success over steps with one colour per variant and one line per seed; `salt` determines the ids in
+    the file.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
@@ -190,7 +227,9 @@ def plot_curves(curves: Mapping[str, Curve], labels: Mapping[str, tuple[str, str
     for run, points in sorted(curves.items()):
         variant = run.split("/")[0]
         colour, label = labels[variant]
-        panel.plot(*zip(*points, strict=True), color=colour, linewidth=1.0, label=None if variant in named else label)
+        panel.plot(
+            *zip(*points, strict=True), color=colour, linewidth=1.0, label=None if variant in named else label
+        )
         named.add(variant)
     panel.set_xlabel("step")
     panel.set_ylabel("team accuracy at validation")
@@ -200,7 +239,9 @@ def plot_curves(curves: Mapping[str, Curve], labels: Mapping[str, tuple[str, str
 
 
 def folder(path: str) -> Path:
-    """Create a folder of results and return it, as `type` of an argument, so that an error occurs before any run."""
+    """Create a folder of results and return it, as `type` of an argument, so that an error occurs before any
+    run.
+    """
     try:
         Path(path).mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -230,7 +271,8 @@ def success_curve(lines: Lines, x: str = "step") -> Curve:
 
 
 def success_row(lines: Lines, shares: Mapping[str, str]) -> Row:
-    """Return success and shares at the first and the last validation, seconds of training, and steps, as columns of `results.json`.
+    """Return success and shares at the first and the last validation, seconds of training, and steps, as
+    columns of `results.json`.
 
     Args:
         lines: lines of the run; the first one has a validation.

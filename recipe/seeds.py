@@ -1,4 +1,6 @@
-"""Measurement of a script of `examples/` before and after training, shared by `measure.py` of several recipes."""
+"""Measurement of a script of `examples/` before and after training, shared by `measure.py` of several
+recipes.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,11 @@ from recipe.runs import (
 )
 
 
-def run_seed(workflow: str, seed: int, settings: Mapping[str, Any], more: Sequence[str], metrics: Mapping[str, str]) -> tuple[Row, Curve]:
-    """Run `examples/run_<workflow>.sh` with one seed; return the row of `results.json` and the curve of `curves.json`.
+def run_seed(
+    workflow: str, seed: int, settings: Mapping[str, Any], more: Sequence[str], metrics: Mapping[str, str]
+) -> tuple[Row, Curve]:
+    """Run `examples/run_<workflow>.sh` with one seed; return the row of `results.json` and the curve of
+    `curves.json`.
 
     Args:
         workflow: names the script.
@@ -41,13 +46,20 @@ def run_seed(workflow: str, seed: int, settings: Mapping[str, Any], more: Sequen
     run_dir = ROOT / "outputs" / "verl-mas" / f"{workflow}_measured_seed{seed}"
     (run_dir / "metrics.jsonl").unlink(missing_ok=True)
     (run_dir / "run.log").unlink(missing_ok=True)
-    run_example(workflow, seed, [*overrides_of(settings), f"trainer.default_local_dir={run_dir}", *more], run_dir / "run.log")
+    run_example(
+        workflow,
+        seed,
+        [*overrides_of(settings), f"trainer.default_local_dir={run_dir}", *more],
+        run_dir / "run.log",
+    )
     lines = read_metrics(run_dir / "metrics.jsonl")
     return summarise(seed, lines, metrics), success_curve(lines)
 
 
 def summarise(seed: int, lines: Lines, metrics: Mapping[str, str]) -> Row:
-    """Return one row: success before and after, seconds and generated tokens of training, metrics of the first and last validation."""
+    """Return one row: success before and after, seconds and generated tokens of training, metrics of the
+    first and last validation.
+    """
     validations = [line for line in lines if any(name.startswith("val-core/") for name in line)]
     first, last = validations[0], validations[-1]
     accuracy = accuracy_key(first)

@@ -1,6 +1,7 @@
 """Build the documentation site: `bash scripts/docs.sh [FOLDER]` (default `site/`); any warning is an error.
 
-The pages are the Markdown files and the files that they link to, in the folders of the repository, and an API reference from docstrings.
+The pages are the Markdown files and the files that they link to, in the folders of the repository, and an API
+reference from docstrings.
 """
 
 from __future__ import annotations
@@ -17,13 +18,15 @@ ROOT = Path(__file__).resolve().parents[1]
 # Title of a page of the API reference -> the modules on it.
 API = {
     "Agents and workflows": [
-        "agent_system.agent", "agent_system.orchestra", "agent_system.turn", "agent_system.environment", "agent_system.projection",
+        "agent_system.agent", "agent_system.orchestra", "agent_system.turn", "agent_system.environment",
+        "agent_system.projection",
         "agent_system.memory", "agent_system.registry", "agent_system.testing",
     ],
     "Batches and engines": ["verl.protocol.data_proto", "verl.protocol.generate"],
     "Credit and losses": ["verl.trainer.ppo.registry", "verl.trainer.ppo.core_algos.grouping"],
     "Workers": [
-        "verl.single_controller.worker", "verl.single_controller.worker_group", "verl.single_controller.dispatch",
+        "verl.single_controller.worker", "verl.single_controller.worker_group",
+        "verl.single_controller.dispatch",
         "verl.workers.weight_transfer.base",
     ],
 }  # fmt: skip
@@ -75,11 +78,19 @@ def inline(value: object) -> str:
 
 
 def build(project: Path, navigation: list[object]) -> Path:
-    """Build the site of `project/pages` and return its folder. Exit with zensical's status if there is a warning."""
-    template = (ROOT / "docs" / "site.toml").read_text().replace('paths = ["."]', f"paths = [{json.dumps(str(ROOT))}]")
+    """Build the site of `project/pages` and return its folder. Exit with zensical's status if there is a
+    warning.
+    """
+    template = (
+        (ROOT / "docs" / "site.toml")
+        .read_text()
+        .replace('paths = ["."]', f"paths = [{json.dumps(str(ROOT))}]")
+    )
     keys = f'[project]\ndocs_dir = "pages"\nsite_dir = "site"\nnav = {inline(navigation)}\n'
     (project / "zensical.toml").write_text(template.replace("[project]\n", keys, 1))
-    status = subprocess.run([sys.executable, "-m", "zensical", "build", "--strict"], cwd=project, check=False).returncode
+    status = subprocess.run(
+        [sys.executable, "-m", "zensical", "build", "--strict"], cwd=project, check=False
+    ).returncode
     if status:
         sys.exit(status)
     return project / "site"

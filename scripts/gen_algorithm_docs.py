@@ -1,4 +1,6 @@
-"""Write docs/algorithms.md from the docstrings of the algorithms: `python scripts/gen_algorithm_docs.py [--check]`."""
+"""Write docs/algorithms.md from the docstrings of the algorithms:
+`python scripts/gen_algorithm_docs.py [--check]`.
+"""
 
 import inspect
 import re
@@ -45,7 +47,9 @@ REWARDS = """Mixing, team scope, shaping, propagation and penalties are applied 
 def before_arguments(documented: Any) -> str:
     """Return the docstring of a function, class or module up to `Args:`."""
     text = inspect.cleandoc(documented.__doc__ or "")
-    return re.split(r"^(?:Args|Returns|Raises|Attributes):$", text, flags=re.MULTILINE)[0].strip("\n").rstrip()
+    return (
+        re.split(r"^(?:Args|Returns|Raises|Attributes):$", text, flags=re.MULTILINE)[0].strip("\n").rstrip()
+    )
 
 
 def facts(text: str, where: str) -> tuple[list[str], dict[str, str]]:
@@ -61,7 +65,11 @@ def facts(text: str, where: str) -> tuple[list[str], dict[str, str]]:
             about.append(starts[0].rstrip())
         found |= {name: " ".join(text.split()) for name, text in zip(starts[1::2], starts[2::2], strict=True)}
     missing = [name for name in FACTS if name not in found]
-    missing += [name for name, pattern in IN_THE_TEXT.items() if not re.search(pattern, "\n\n".join(about), re.MULTILINE)]
+    missing += [
+        name
+        for name, pattern in IN_THE_TEXT.items()
+        if not re.search(pattern, "\n\n".join(about), re.MULTILINE)
+    ]
     if missing:
         raise ValueError(f"{where}: the docstring lacks {missing}")
     return about, found
@@ -70,7 +78,12 @@ def facts(text: str, where: str) -> tuple[list[str], dict[str, str]]:
 def entry(title: str, where: str, text: str) -> str:
     """Return one section: heading, location in the code, content of the docstring."""
     about, found = facts(text, where)
-    return f"### {title}\n\n`{where}`\n\n" + "\n\n".join(about) + "\n\n" + "".join(f"- **{name}**: {found[name]}\n" for name in FACTS)
+    return (
+        f"### {title}\n\n`{where}`\n\n"
+        + "\n\n".join(about)
+        + "\n\n"
+        + "".join(f"- **{name}**: {found[name]}\n" for name in FACTS)
+    )
 
 
 def entries(registry: Mapping[str, Callable[..., Any]]) -> str:
@@ -81,14 +94,19 @@ def entries(registry: Mapping[str, Callable[..., Any]]) -> str:
             names.setdefault(fn, []).append(name)
     ordered = sorted(names.items(), key=lambda item: item[1][0])
     return "\n".join(
-        entry(", ".join(f"`{n}`" for n in known_as), f"{fn.__module__}.{fn.__name__}", before_arguments(fn)) for fn, known_as in ordered
+        entry(", ".join(f"`{n}`" for n in known_as), f"{fn.__module__}.{fn.__name__}", before_arguments(fn))
+        for fn, known_as in ordered
     )
 
 
 def described(titled: Mapping[str, Any]) -> str:
     """Return one section per function, class or module that is not selected by a name."""
     return "\n".join(
-        entry(title, what.__name__ if inspect.ismodule(what) else f"{what.__module__}.{what.__qualname__}", before_arguments(what))
+        entry(
+            title,
+            what.__name__ if inspect.ismodule(what) else f"{what.__module__}.{what.__qualname__}",
+            before_arguments(what),
+        )
         for title, what in titled.items()
     )
 
@@ -97,7 +115,9 @@ def in_parts(module: ModuleType) -> str:
     """Return a module's docstring with one section for each of its underlined titles."""
     preface, *parts = re.split(r"^(\w+)\n-{3,}\n", inspect.cleandoc(module.__doc__ or ""), flags=re.MULTILINE)
     sections = zip(parts[::2], parts[1::2], strict=True)
-    return "\n".join([preface.rstrip() + "\n", *(entry(f"`{title}`", module.__name__, text) for title, text in sections)])
+    return "\n".join(
+        [preface.rstrip() + "\n", *(entry(f"`{title}`", module.__name__, text) for title, text in sections)]
+    )
 
 
 def render() -> str:
@@ -143,7 +163,10 @@ def render() -> str:
 
 def presets_table(known: Mapping[str, Any]) -> str:
     """Return a table with the name and expansion of every preset."""
-    rows = [f"| `{name}` | {' '.join(f'`{k}={v}`' for k, v in preset.items())} |" for name, preset in known.items()]
+    rows = [
+        f"| `{name}` | {' '.join(f'`{k}={v}`' for k, v in preset.items())} |"
+        for name, preset in known.items()
+    ]
     return "| `algorithm.preset` | stands for |\n|---|---|\n" + "\n".join(rows) + "\n"
 
 

@@ -1,4 +1,5 @@
-"""Write docs/config.md from the typed configuration, and the tables of upstream keys into docs/upstream_map.md.
+"""Write docs/config.md from the typed configuration, and the tables of upstream keys into
+docs/upstream_map.md.
 
 `python scripts/gen_config_docs.py [--check]`
 """
@@ -47,9 +48,19 @@ def render(declared: Iterable[Key]) -> str:
     """Return the Markdown page of `keys(RunConfig)`: one table per section, in the order of declaration."""
     pages = [HEADER]
     for section, members in groupby(declared, key=lambda key: section_of(key.name)):
-        pages.append(f"\n## `{section}`\n\n| key | type | default | allowed | has an effect with | meaning |\n|---|---|---|---|---|---|\n")
+        pages.append(
+            f"\n## `{section}`\n\n| key | type | default | allowed | has an effect with | meaning "
+            "|\n|---|---|---|---|---|---|\n"
+        )
         for key in members:
-            cells = (f"`{key.name}`", f"`{type_text(key.type)}`", f"`{key.default!r}`", allowed(key), effect(key), key.meaning)
+            cells = (
+                f"`{key.name}`",
+                f"`{type_text(key.type)}`",
+                f"`{key.default!r}`",
+                allowed(key),
+                effect(key),
+                key.meaning,
+            )
             pages.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n")
     return "".join(pages)
 
@@ -78,7 +89,9 @@ def our_keys(here: Sequence[str]) -> str:
 def render_verl_keys(entries: Sequence[VerlKey]) -> str:
     """Return the table of verl's keys that do not exist here; entries with the same text share a row."""
     rows = []
-    for (here, taken, note), members in groupby(entries, key=lambda entry: (entry.here, entry.taken(), entry.note)):
+    for (here, taken, note), members in groupby(
+        entries, key=lambda entry: (entry.here, entry.taken(), entry.note)
+    ):
         rows.append(f"| {upstream_names(members)} | {our_keys(here)} | {taken} | {note} |\n")
     return KEYS_HEADER + "".join(rows)
 
@@ -92,8 +105,14 @@ def render_verl_values(entries: Sequence[VerlKey]) -> str:
 
 
 def render_defaults(tables: Mapping[str, Mapping[str, str]], follow: Mapping[str, str]) -> str:
-    """Return the table of the defaults that a translated command gets: those of each upstream, and those that follow another key."""
-    rows = [f"| `{key}={value}` | {upstream} |\n" for upstream, defaults in tables.items() for key, value in defaults.items()]
+    """Return the table of the defaults that a translated command gets: those of each upstream, and those that
+    follow another key.
+    """
+    rows = [
+        f"| `{key}={value}` | {upstream} |\n"
+        for upstream, defaults in tables.items()
+        for key, value in defaults.items()
+    ]
     rows += [f"| `{key}` as `{leader}` | both |\n" for key, leader in follow.items()]
     return DEFAULTS_HEADER + "".join(rows)
 
@@ -109,13 +128,17 @@ def upstream_tables() -> dict[str, str]:
     return {
         KEYS_HEADER: render_verl_keys(VERL_KEYS),
         VALUES_HEADER: render_verl_values([*VERL_VALUES, *VERL_MEANINGS]),
-        DEFAULTS_HEADER: render_defaults({"verl or Dr. MAS": VERL_DEFAULTS, "Dr. MAS": DR_MAS_DEFAULTS}, FOLLOW),
+        DEFAULTS_HEADER: render_defaults(
+            {"verl or Dr. MAS": VERL_DEFAULTS, "Dr. MAS": DR_MAS_DEFAULTS}, FOLLOW
+        ),
         PETTINGLLMS_HEADER: render_pettingllms(PETTINGLLMS_KEYS),
     }
 
 
 def with_tables(page: str) -> str:
-    """Return a page with its generated tables written anew. Raises ValueError for a table whose header is not on the page once."""
+    """Return a page with its generated tables written anew. Raises ValueError for a table whose header is not
+    on the page once.
+    """
     for header, table in upstream_tables().items():
         if page.count(header) != 1:
             raise ValueError(f"{MAP.relative_to(ROOT)} must have this table once:\n{header}")
@@ -129,7 +152,12 @@ def main(arguments: list[str]) -> int:
     new = {DOC: render(keys(RunConfig).values()), MAP: with_tables(old[MAP])}
     if "--check" in arguments:
         stale = [path for path in new if new[path] != old[path]]
-        sys.stderr.write("".join(f"{path.relative_to(ROOT)} is out of date; run: python scripts/gen_config_docs.py\n" for path in stale))
+        sys.stderr.write(
+            "".join(
+                f"{path.relative_to(ROOT)} is out of date; run: python scripts/gen_config_docs.py\n"
+                for path in stale
+            )
+        )
         return int(bool(stale))
     for path, text in new.items():
         path.parent.mkdir(exist_ok=True)

@@ -1,4 +1,5 @@
-"""Draw docs/curves.svg, the success of teams on held-out tasks during training, from the recorded `recipe/*/curves.json`.
+"""Draw docs/curves.svg, the success of teams on held-out tasks during training, from the recorded
+`recipe/*/curves.json`.
 
 python scripts/plot_curves.py [--out FILE]
 """
@@ -10,7 +11,8 @@ import json
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-# Title of a panel, its recipe, the prefix of its runs' names (a name ends with the seed), and the unit of the x axis.
+# Title of a panel, its recipe, the prefix of its runs' names (a name ends with the seed), and the unit of the
+# x axis.
 PANELS = (
     ("Mathematics", "specialization", "L2/", "steps"),
     ("Plan-Path", "at_grpo", "plan_path/script/", "million tokens"),
@@ -22,9 +24,13 @@ PANELS = (
 
 
 def runs(recipe: str, start: str) -> dict[str, list[list[float]]]:
-    """Return the points (x, success in [0, 1]) by seed of a recipe's runs whose names are `start` and a seed."""
+    """Return the points (x, success in [0, 1]) by seed of a recipe's runs whose names are `start` and
+    a seed.
+    """
     curves = json.loads((ROOT / "recipe" / recipe / "curves.json").read_text())
-    return {name.removeprefix(start): points for name, points in sorted(curves.items()) if name.startswith(start)}
+    return {
+        name.removeprefix(start): points for name, points in sorted(curves.items()) if name.startswith(start)
+    }
 
 
 def plot(path: Path) -> None:
@@ -39,7 +45,12 @@ def plot(path: Path) -> None:
     for panel, (title, recipe, start, unit) in zip(panels, PANELS, strict=True):
         scale = 1e6 if unit == "million tokens" else 1
         for seed, points in runs(recipe, start).items():
-            panel.plot([x / scale for x, _ in points], [100 * y for _, y in points], linewidth=1.2, label=f"seed {seed}")
+            panel.plot(
+                [x / scale for x, _ in points],
+                [100 * y for _, y in points],
+                linewidth=1.2,
+                label=f"seed {seed}",
+            )
         panel.set(title=title, xlabel=unit, ylim=(0, 102))
         panel.grid(alpha=0.3)
     panels[0].set_ylabel("success, % of held-out tasks")
@@ -48,6 +59,8 @@ def plot(path: Path) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "curves.svg")
     plot(parser.parse_args().out)

@@ -1,9 +1,10 @@
-"""Run benchmarks at their default sizes, one after the other, and record their last lines in benchmarks/results.json.
+"""Run benchmarks at their default sizes, one after the other, and record their last lines in
+benchmarks/results.json.
 
     python scripts/record_benchmarks.py [advantage controller ...] [--wait 300]
 
-Each starts when the machine is idle, or after `--wait` seconds. A row is the last line of the benchmark with `commit`, `date`, `load` (load
-average of the minute before) and `seconds`; rows of other benchmarks are kept.
+Each starts when the machine is idle, or after `--wait` seconds. A row is the last line of the benchmark with
+`commit`, `date`, `load` (load average of the minute before) and `seconds`; rows of other benchmarks are kept.
 """
 
 from __future__ import annotations
@@ -25,9 +26,15 @@ RESULTS = ROOT / "benchmarks" / "results.json"
 
 
 def measure(name: str, patience_s: float) -> dict[str, Any]:
-    """Return the last line of one benchmark with its origin. Raises CalledProcessError when the benchmark fails."""
+    """Return the last line of one benchmark with its origin. Raises CalledProcessError when the benchmark
+    fails.
+    """
     commit = subprocess.check_output(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, text=True).strip()
-    origin = {"commit": commit, "date": time.strftime("%Y-%m-%d"), "load": settled_load(patience_s=patience_s)}
+    origin = {
+        "commit": commit,
+        "date": time.strftime("%Y-%m-%d"),
+        "load": settled_load(patience_s=patience_s),
+    }
     env = os.environ | {"PYTHONPATH": str(ROOT)}
     start = time.monotonic()
     command = [sys.executable, str(ROOT / "benchmarks" / f"{name}.py")]
@@ -44,7 +51,9 @@ def measure(name: str, patience_s: float) -> dict[str, Any]:
 
 def main() -> None:
     """Run the selected benchmarks and write the file after each."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     known = sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py"))
     parser.add_argument("names", nargs="*", default=known, help="default: all")
     parser.add_argument("--wait", type=float, default=300.0, help="seconds to wait for an idle machine")

@@ -12,11 +12,16 @@ from typing import Any
 def completion(text: str | None, finish: str = "stop", **more: Any) -> dict[str, Any]:
     """A chat completion as servers write it."""
     usage = {"prompt_tokens": 11, "completion_tokens": 3}
-    return {"choices": [{"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": finish}], "usage": usage, **more}
+    return {
+        "choices": [{"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": finish}],
+        "usage": usage,
+        **more,
+    }
 
 
 class ChatServer:
-    """`answer` makes an object for JSON, bytes as they are, or a number for that HTTP status; it may take its time.
+    """`answer` makes an object for JSON, bytes as they are, or a number for that HTTP status; it may take its
+    time.
 
     Attributes:
         bodies: of all requests so far.

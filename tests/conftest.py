@@ -20,10 +20,13 @@ from tests.house.source import ROOT
 # Property tests draw the same examples in every run; `bash scripts/test.sh fuzz` searches for new ones.
 hypothesis.settings.register_profile("fixed", derandomize=True)
 FUZZ_EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "2000"))
-hypothesis.settings.register_profile("fuzz", max_examples=FUZZ_EXAMPLES, derandomize=False, deadline=None, print_blob=True)
+hypothesis.settings.register_profile(
+    "fuzz", max_examples=FUZZ_EXAMPLES, derandomize=False, deadline=None, print_blob=True
+)
 hypothesis.settings.load_profile("fixed")
 
-# Whole runs, scripts, recipes, commands of the docs, vLLM, Ray, hostile programs, servers, graders and judges in processes of their own.
+# Whole runs, scripts, recipes, commands of the docs, vLLM, Ray, hostile programs, servers, graders and judges
+# in processes of their own.
 INTEGRATION = (
     "tests/agent_system/gateway/test_command.py",
     "tests/agent_system/rollout/test_endpoint.py",
@@ -52,19 +55,26 @@ INTEGRATION = (
     "tests/workers/rollout/vllm/",
 )
 # Files that keep one process busy for minutes; they begin first.
-LONGEST = ("tests/workers/rollout/test_conformance.py", "tests/e2e/test_training.py", "tests/e2e/test_nodes.py")
+LONGEST = (
+    "tests/workers/rollout/test_conformance.py",
+    "tests/e2e/test_training.py",
+    "tests/e2e/test_nodes.py",
+)
 HAS_VLLM = find_spec("vllm") is not None
 
 pytest.register_assert_rewrite("tests.agent_system.sandbox.arena")
-# With Python's own 700, collections are a fifth of the time in which modules are imported and tests collected.
+# With Python's own 700, collections are a fifth of the time in which modules are imported and tests
+# collected.
 gc.set_threshold(50_000)
 # Ray gives its workers a low priority; beside other tests they would hardly run.
 os.environ.setdefault("RAY_worker_niceness", "0")
-# Ray looks for new log files ten times a second, and collects figures for a dashboard that no test has: 4 % of a core for each cluster.
+# Ray looks for new log files ten times a second, and collects figures for a dashboard that no test has: 4 %
+# of a core for each cluster.
 os.environ.setdefault("RAY_LOG_MONITOR_MANY_FILES_THRESHOLD", "0")
 os.environ.setdefault("LOG_NAME_UPDATE_INTERVAL_S", "2")
 os.environ.setdefault("REPORTER_UPDATE_INTERVAL_MS", "60000")
-# Dozens of processes import torch or vLLM; compiling their modules anew in each takes longer than the imports themselves.
+# Dozens of processes import torch or vLLM; compiling their modules anew in each takes longer than the imports
+# themselves.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -72,7 +82,8 @@ os.environ.setdefault("WANDB_MODE", "offline")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 if int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")) > 1:
-    # Test processes share the cores; threads that wait for each other's cores would take several times as long.
+    # Test processes share the cores; threads that wait for each other's cores would take several times as
+    # long.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
@@ -85,12 +96,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "what needs packages of its own",
     )
     parser.addoption(
-        "--timing", choices=("with", "without", "only"), default="with", help="whether tests that measure time (mark timing) run"
+        "--timing",
+        choices=("with", "without", "only"),
+        default="with",
+        help="whether tests that measure time (mark timing) run",
     )
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Import nothing of what `-m "not integration"` leaves out by its path: that takes longer than many tests."""
+    """Import nothing of what `-m "not integration"` leaves out by its path: that takes longer than many
+    tests.
+    """
     path = f"{collection_path}/".removeprefix(f"{ROOT}/")
     return True if config.getoption("-m") == "not integration" and path.startswith(INTEGRATION) else None
 
@@ -98,7 +114,11 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def is_integration(item: pytest.Item) -> bool:
     """Whether a test is in `INTEGRATION`, is marked as one that starts Ray or a run, or forks commands."""
     by_mark = item.get_closest_marker("ray") or item.get_closest_marker("e2e")
-    return item.nodeid.startswith(INTEGRATION) or bool(by_mark) or "fork_server" in getattr(item, "fixturenames", ())
+    return (
+        item.nodeid.startswith(INTEGRATION)
+        or bool(by_mark)
+        or "fork_server" in getattr(item, "fixturenames", ())
+    )
 
 
 def draw_more(test: Callable[..., Any]) -> None:
@@ -114,15 +134,18 @@ def needs_vllm(item: pytest.Item) -> bool:
     if item.nodeid.startswith((*files, "tests/e2e/test_verl_commands.py::test_a_recorded_command_for_gsm8k")):
         return True
     case = getattr(item, "callspec", None)
-    return case is not None and any(case.params.get(name) in ("vllm", "vllm-2") for name in ("name", "engine"))
+    return case is not None and any(
+        case.params.get(name) in ("vllm", "vllm-2") for name in ("name", "engine")
+    )
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark integration tests, and say which process runs a test: a file stays in one, `spread` tests go to the next that is free.
+    """Mark integration tests, and say which process runs a test: a file stays in one, `spread` tests go to
+    the next that is free.
 
-    What takes long begins first, so that the processes end at about the same time: `LONGEST`, `spread` tests, other files with integration
-    tests, then the rest.
+    What takes long begins first, so that the processes end at about the same time: `LONGEST`, `spread` tests,
+    other files with integration tests, then the rest.
     """
     for item in items:
         if is_integration(item):
@@ -132,11 +155,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if config.getoption("--hypothesis-profile") == "fuzz" and isinstance(item, pytest.Function):
             draw_more(item.function)
     if (timing := config.getoption("--timing")) != "with":
-        chosen = [item for item in items if (item.get_closest_marker("timing") is not None) == (timing == "only")]
+        chosen = [
+            item for item in items if (item.get_closest_marker("timing") is not None) == (timing == "only")
+        ]
         config.hook.pytest_deselected(items=list(set(items) - set(chosen)))
         items[:] = chosen
         gc.collect()
-        gc.freeze()  # else a collection of the whole session's objects stops what is measured for most of a second
+        # else a collection of the whole session's objects stops what is measured for most of a second
+        gc.freeze()
     for item in items:
         if not item.get_closest_marker("spread"):
             item.add_marker(pytest.mark.xdist_group(item.nodeid.split("::")[0]))
@@ -155,7 +181,9 @@ def pytest_sessionfinish() -> None:
 
 
 def is_idle(within_s: float) -> bool:
-    """Whether the cluster has no actor, no placement group and all its resources, after so many seconds at most."""
+    """Whether the cluster has no actor, no placement group and all its resources, after so many seconds at
+    most.
+    """
     import ray
     from ray.util import list_named_actors, placement_group_table
 
@@ -164,7 +192,11 @@ def is_idle(within_s: float) -> bool:
         groups = [group for group in placement_group_table().values() if group["state"] != "REMOVED"]
         resources = ("CPU", "GPU")
         free, whole = ray.available_resources(), ray.cluster_resources()
-        if not groups and not list_named_actors(all_namespaces=True) and all(free.get(r) == whole.get(r) for r in resources):
+        if (
+            not groups
+            and not list_named_actors(all_namespaces=True)
+            and all(free.get(r) == whole.get(r) for r in resources)
+        ):
             return True
         if time.monotonic() > deadline:
             return False
@@ -181,7 +213,8 @@ def _cluster_of_the_session() -> Iterator[None]:
 
 @pytest.fixture
 def ray_cluster(forked_python: str, _cluster_of_the_session: None) -> Iterator[None]:
-    """A Ray cluster of 4 CPUs with nothing on it, whose workers are forked; a run with `trainer.controller=ray` in this process joins it.
+    """A Ray cluster of 4 CPUs with nothing on it, whose workers are forked; a run with
+    `trainer.controller=ray` in this process joins it.
 
     Tests share it, unless one leaves something there: the next then has a new one.
     """
@@ -191,7 +224,11 @@ def ray_cluster(forked_python: str, _cluster_of_the_session: None) -> Iterator[N
     from verl.trainer.ppo.controller import RAY_SYSTEM_CONFIG
 
     if not ray.is_initialized():
-        options = {"object_store_memory": 500 * 2**20, "log_to_driver": False, "_system_config": dict(RAY_SYSTEM_CONFIG)}
+        options = {
+            "object_store_memory": 500 * 2**20,
+            "log_to_driver": False,
+            "_system_config": dict(RAY_SYSTEM_CONFIG),
+        }
         start_private_cluster(num_cpus=4, runtime_env={"py_executable": forked_python}, **options)
     yield
     if ray.is_initialized() and not is_idle(within_s=20):
@@ -208,7 +245,9 @@ def fork_server() -> Iterator[ForkServer]:
 
 @pytest.fixture(scope="session")
 def forked_python(fork_server: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A program that takes the arguments of `python` and starts with torch, transformers and verl imported (tests/forked.py)."""
+    """A program that takes the arguments of `python` and starts with torch, transformers and verl imported
+    (tests/forked.py).
+    """
     path = tmp_path_factory.mktemp("forked") / "python"
     fork_server.write_client(path)
     return str(path)
@@ -216,7 +255,9 @@ def forked_python(fork_server: ForkServer, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture
 def checkout(fork_server: ForkServer, tmp_path: Path) -> Path:
-    """A copy of what the example scripts and recipes need; set-up does nothing there, and `.venv/bin/python` is that of tests/forked.py."""
+    """A copy of what the example scripts and recipes need; set-up does nothing there, and `.venv/bin/python`
+    is that of tests/forked.py.
+    """
     folder = tmp_path / "checkout"
     for name in ("scripts", ".venv/bin"):
         (folder / name).mkdir(parents=True)
@@ -231,14 +272,17 @@ def checkout(fork_server: ForkServer, tmp_path: Path) -> Path:
 
 
 CHAT_TEMPLATE = (
-    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% "
+    "endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 
 
 def save_tokenizer(folder: Path) -> int:
-    """Write a byte-level tokenizer (one token a byte, no merges) with a chat template; returns the vocabulary size."""
+    """Write a byte-level tokenizer (one token a byte, no merges) with a chat template; returns the vocabulary
+    size.
+    """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -249,7 +293,10 @@ def save_tokenizer(folder: Path) -> int:
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(SPECIAL_TOKENS)
     fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>", chat_template=CHAT_TEMPLATE
+        tokenizer_object=tokenizer,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        chat_template=CHAT_TEMPLATE,
     )
     fast.save_pretrained(folder)
     return len(fast)
@@ -257,7 +304,8 @@ def save_tokenizer(folder: Path) -> int:
 
 @pytest.fixture(scope="session")
 def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Hugging Face folder: random two-layer Qwen3 (about 50k parameters, fp32) with a byte-level tokenizer and chat template.
+    """A Hugging Face folder: random two-layer Qwen3 (about 50k parameters, fp32) with a byte-level tokenizer
+    and chat template.
 
     The weights come from seed 0, so every session sees the same model. Copy the folder before changing it.
     """
@@ -290,15 +338,24 @@ def tiny_config(vocab_size: int, **changes: Any) -> Any:
 
 
 def save_peft_adapter(model: Path, folder: Path, **changes: Any) -> Path:
-    """Write a LoRA adapter with random weights, made by plain PEFT, on the model in a folder; `changes` are fields of `LoraConfig`."""
+    """Write a LoRA adapter with random weights, made by plain PEFT, on the model in a folder; `changes` are
+    fields of `LoraConfig`.
+    """
     import torch
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
 
-    config = LoraConfig(**({"r": 3, "lora_alpha": 12, "target_modules": ["q_proj", "down_proj"], "init_lora_weights": False} | changes))
+    config = LoraConfig(
+        **(
+            {"r": 3, "lora_alpha": 12, "target_modules": ["q_proj", "down_proj"], "init_lora_weights": False}
+            | changes
+        )
+    )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
-        get_peft_model(AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32), config).save_pretrained(folder)
+        get_peft_model(
+            AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32), config
+        ).save_pretrained(folder)
     return folder
 
 
@@ -316,17 +373,27 @@ def save_tiny_model(folder: Path, **changes: Any) -> Path:
 
 
 LLAMA_TEMPLATE = (
-    "<|begin_of_text|>{% for message in messages %}<|start_header_id|>{{ message['role'] }}<|end_header_id|>\n\n{{ message['content'] }}"
-    "<|eot_id|>{% endfor %}{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
+    "<|begin_of_text|>{% for message in messages %}<|start_header_id|>{{ message['role'] "
+    "}}<|end_header_id|>\n\n{{ message['content'] }}"
+    "<|eot_id|>{% endfor %}{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% "
+    "endif %}"
 )
-LLAMA_TOKENS = ["<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
+LLAMA_TOKENS = [
+    "<|begin_of_text|>",
+    "<|end_of_text|>",
+    "<|start_header_id|>",
+    "<|end_header_id|>",
+    "<|eot_id|>",
+]
 
 
 @pytest.fixture(scope="session")
 def tiny_llama_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Another family beside `tiny_model_dir`: a random Llama with untied weights and a tokenizer with merges and other special tokens.
+    """Another family beside `tiny_model_dir`: a random Llama with untied weights and a tokenizer with merges
+    and other special tokens.
 
-    As in the models of that family, texts end with a token that is not the one that ends a turn, which the generation config names.
+    As in the models of that family, texts end with a token that is not the one that ends a turn, which the
+    generation config names.
     """
     return save_tiny_llama(tmp_path_factory.mktemp("tiny_llama"))
 
@@ -347,10 +414,17 @@ def save_tiny_llama(folder: Path, head_dim: int = 8) -> Path:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    trainer = trainers.BpeTrainer(vocab_size=320, special_tokens=LLAMA_TOKENS, initial_alphabet=alphabet, show_progress=False)
-    tokenizer.train_from_iterator(["Ask: Judge: user assistant system verify approve reject the answer is"] * 2, trainer)
+    trainer = trainers.BpeTrainer(
+        vocab_size=320, special_tokens=LLAMA_TOKENS, initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator(
+        ["Ask: Judge: user assistant system verify approve reject the answer is"] * 2, trainer
+    )
     fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, bos_token=LLAMA_TOKENS[0], eos_token=LLAMA_TOKENS[1], chat_template=LLAMA_TEMPLATE
+        tokenizer_object=tokenizer,
+        bos_token=LLAMA_TOKENS[0],
+        eos_token=LLAMA_TOKENS[1],
+        chat_template=LLAMA_TEMPLATE,
     )
     fast.save_pretrained(folder)
     config = LlamaConfig(

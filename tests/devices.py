@@ -13,7 +13,9 @@ FP32 = {"actor_rollout_ref.actor.fsdp_config.dtype": "fp32", "actor_rollout_ref.
 
 def needs_gpus(count: int) -> pytest.MarkDecorator:
     """Skips a test where there are fewer CUDA GPUs."""
-    return pytest.mark.skipif(torch.cuda.device_count() < count, reason=f"needs {count} CUDA GPU{'s' * (count > 1)}")
+    return pytest.mark.skipif(
+        torch.cuda.device_count() < count, reason=f"needs {count} CUDA GPU{'s' * (count > 1)}"
+    )
 
 
 def on(gpus: int) -> list[Any]:

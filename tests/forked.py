@@ -1,9 +1,11 @@
-"""Python commands forked from a process that has imported torch, transformers and verl: they do not pay for these imports again.
+"""Python commands forked from a process that has imported torch, transformers and verl: they do not pay for
+these imports again.
 
-`ForkServer.write_client` makes a program that takes the arguments of `python`. It sends them with its folder, environment and standard
-streams to the server, which forks, and ends with the exit status of the forked process, or by the same signal. Signals to the client
-reach the process; the process is killed when its client is gone. Use it where start and end of the interpreter are not what is tested:
-modules are imported already, what lives to the end is not finalized (functions of `atexit` are called), and `/proc/<pid>/environ` of the
+`ForkServer.write_client` makes a program that takes the arguments of `python`. It sends them with its folder,
+environment and standard streams to the server, which forks, and ends with the exit status of the forked
+process, or by the same signal. Signals to the client reach the process; the process is killed when its client
+is gone. Use it where start and end of the interpreter are not what is tested: modules are imported already,
+what lives to the end is not finalized (functions of `atexit` are called), and `/proc/<pid>/environ` of the
 forked process is the environment of the server.
 """
 
@@ -87,20 +89,35 @@ class ForkServer:
         root = Path(__file__).resolve().parents[1]
         command = [sys.executable, "-m", "tests.forked", self.address, *preloaded]
         self.process = subprocess.Popen(
-            command, cwd=root, env=os.environ | WITHOUT_THREADS, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+            command,
+            cwd=root,
+            env=os.environ | WITHOUT_THREADS,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
         )
         assert self.process.stdout is not None
-        assert self.process.stdout.readline() == b"ready\n", "the server ended while it started; its error is on stderr"
+        assert self.process.stdout.readline() == b"ready\n", (
+            "the server ended while it started; its error is on stderr"
+        )
 
     def write_client(self, path: Path, starts_itself: bool = False) -> None:
-        """Make the program; with `starts_itself` it is `sys.executable` in the scripts (not the modules) that it runs."""
+        """Make the program; with `starts_itself` it is `sys.executable` in the scripts (not the modules) that
+        it runs.
+        """
         executable = repr(str(path) if starts_itself else sys.executable)
-        path.write_text(CLIENT.replace("EXECUTABLE", executable).replace("PYTHON", sys.executable).replace("ADDRESS", self.address))
+        path.write_text(
+            CLIENT.replace("EXECUTABLE", executable)
+            .replace("PYTHON", sys.executable)
+            .replace("ADDRESS", self.address)
+        )
         path.chmod(0o755)
 
     @staticmethod
     def workers(python: str) -> dict[str, str]:
-        """The environment of a command whose Ray workers are forked as well, by a program of `write_client`."""
+        """The environment of a command whose Ray workers are forked as well, by a program of
+        `write_client`.
+        """
         return {"RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps({"runtime_env": {"py_executable": python}})}
 
     def close(self) -> None:
@@ -200,7 +217,9 @@ def other_threads(within_s: float) -> list[str]:
 
 
 def run(request: dict[str, Any], streams: list[int]) -> None:
-    """Run the client's command as `python` does: as `__main__`, in its folder and environment, on its streams."""
+    """Run the client's command as `python` does: as `__main__`, in its folder and environment, on its
+    streams.
+    """
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
         os.close(stream)
@@ -231,7 +250,9 @@ def run(request: dict[str, Any], streams: list[int]) -> None:
 
 
 def leave() -> None:
-    """End a forked process that has a status, after everything else that is done at the end: taking modules apart takes half a second."""
+    """End a forked process that has a status, after everything else that is done at the end: taking modules
+    apart takes half a second.
+    """
     gc.unfreeze()  # one without a status takes its modules apart
     for status in statuses:
         with suppress(Exception):
@@ -246,6 +267,9 @@ if __name__ == "__main__":
     for name in sys.argv[2:]:
         importlib.import_module(name)
     gc.collect()
-    gc.freeze()  # else every forked process searches all modules for what it may free, and gets a copy of them
-    assert not (running := other_threads(within_s=10)), f"what is imported has started {running}: a forked process would not have them"
+    # else every forked process searches all modules for what it may free, and gets a copy of them
+    gc.freeze()
+    assert not (running := other_threads(within_s=10)), (
+        f"what is imported has started {running}: a forked process would not have them"
+    )
     run(*serve(sys.argv[1]))

@@ -17,7 +17,8 @@ import pytest
 TRL = "trl==1.16.0"
 XINFERENCE = "xinference==4.1.0"
 LLAMA_CPP = "llama-cpp-python==0.3.36"  # as source: its wheel does not hold llama.cpp's templates
-# In the form in which model families write tokens: <|im_end|>, <｜User｜>, </s>, [INST], <start_of_turn>, <bos>, <|turn>.
+# In the form in which model families write tokens: <|im_end|>, <｜User｜>, </s>, [INST], <start_of_turn>,
+# <bos>, <|turn>.
 _TOKENS = re.compile(
     r"<\|?[\w:]{1,40}\|>|<\|[\w:]{1,40}\|?>|<｜[\w▁]{1,40}｜>|</?s>|\[/?[A-Z_]{3,20}\]|<\w{1,20}_of_\w{1,20}>|<[be]os>"
     r"|</?assistant>|\]~\w*\]|\[e~\["
@@ -33,7 +34,18 @@ def downloaded(package: str, *options: str) -> Path:
     with (root / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not made.exists():
-            command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", *options, package, "-d", str(root)]
+            command = [
+                sys.executable,
+                "-m",
+                "pip",
+                "download",
+                "-q",
+                "--no-deps",
+                *options,
+                package,
+                "-d",
+                str(root),
+            ]
             done = subprocess.run(command, capture_output=True, text=True)
             if done.returncode:
                 pytest.skip(f"{package} cannot be downloaded: {done.stderr.strip()[-300:]}")
@@ -42,7 +54,9 @@ def downloaded(package: str, *options: str) -> Path:
                 subprocess.run([sys.executable, "-m", "zipfile", "-e", str(archive), str(folder)], check=True)
             else:
                 folder.mkdir(exist_ok=True)
-                subprocess.run(["tar", "-xzf", str(archive), "-C", str(folder), "--wildcards", "*.jinja"], check=True)
+                subprocess.run(
+                    ["tar", "-xzf", str(archive), "-C", str(folder), "--wildcards", "*.jinja"], check=True
+                )
             archive.unlink()
             made.touch()
     return folder
@@ -62,7 +76,9 @@ def all_templates() -> dict[str, str]:
             if isinstance(template := each.get("chat_template"), str) and "{%" in template:
                 found[f"xinference {each['model_name']}"] = template
     (source,) = downloaded(LLAMA_CPP, "--no-binary", "llama-cpp-python").iterdir()
-    found |= {f"llama.cpp {n}": t for n, t in _files(source / "vendor" / "llama.cpp" / "models" / "templates")}
+    found |= {
+        f"llama.cpp {n}": t for n, t in _files(source / "vendor" / "llama.cpp" / "models" / "templates")
+    }
     return {name: template for template, name in {template: name for name, template in found.items()}.items()}
 
 
@@ -72,7 +88,8 @@ def _files(folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def tokenizer_for(template: str, *, blanks: str = "") -> Any:
-    """A tokenizer of bytes, or of characters with SentencePiece's blank before a text, that knows a template's tokens.
+    """A tokenizer of bytes, or of characters with SentencePiece's blank before a text, that knows a
+    template's tokens.
 
     Args:
         template: the template.
@@ -84,7 +101,11 @@ def tokenizer_for(template: str, *, blanks: str = "") -> Any:
     special = sorted({"<s>", "</s>", *_TOKENS.findall(template)})
     vocabulary = {token: place for place, token in enumerate(special)}
     if blanks:
-        characters = ["▁", *(f"▁{chr(c)}" for c in range(33, 127)), *(f"<0x{byte:02X}>" for byte in range(256))]
+        characters = [
+            "▁",
+            *(f"▁{chr(c)}" for c in range(33, 127)),
+            *(f"<0x{byte:02X}>" for byte in range(256)),
+        ]
         for text in (*characters, *(chr(c) for c in range(33, 127))):
             vocabulary.setdefault(text, len(vocabulary))
         merges = [("▁", chr(c)) for c in range(33, 127)]
@@ -96,7 +117,10 @@ def tokenizer_for(template: str, *, blanks: str = "") -> Any:
             vocabulary.setdefault(letter, len(vocabulary))
         core = Tokenizer(models.BPE(vocabulary, []))
         core.pre_tokenizer = pre_tokenizers.Sequence(
-            [pre_tokenizers.Split(Regex(r"\n+|[^\n]+"), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+            [
+                pre_tokenizers.Split(Regex(r"\n+|[^\n]+"), "isolated"),
+                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+            ]
         )
         core.decoder = decoders.ByteLevel()
     core.add_special_tokens(special)

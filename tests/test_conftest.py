@@ -1,4 +1,6 @@
-"""What tests share: a model folder that plain transformers loads, Python that is forked, a cluster of Ray, and marks."""
+"""What tests share: a model folder that plain transformers loads, Python that is forked, a cluster of Ray,
+and marks.
+"""
 
 import os
 import signal
@@ -15,7 +17,9 @@ def test_tiny_model_dir_loads_and_its_tokenizer_round_trips(tiny_model_dir: Path
     model = AutoModelForCausalLM.from_pretrained(tiny_model_dir)
     text = "What is 3 + 4?\n<answer>é 7</answer>"
     assert tokenizer.decode(tokenizer(text).input_ids) == text
-    rendered = tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], add_generation_prompt=True, tokenize=False)
+    rendered = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "hi"}], add_generation_prompt=True, tokenize=False
+    )
     assert rendered == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
     ids = tokenizer(rendered, return_tensors="pt").input_ids
     assert ids[0, 0] == tokenizer.convert_tokens_to_ids("<|im_start|>")
@@ -25,7 +29,9 @@ def test_tiny_model_dir_loads_and_its_tokenizer_round_trips(tiny_model_dir: Path
 
 
 def test_tests_of_one_file_stay_in_one_process(request: pytest.FixtureRequest) -> None:
-    """pytest-xdist reads a test's group from the suffix it adds to the node id; pytest 9.2 ignores that suffix."""
+    """pytest-xdist reads a test's group from the suffix it adds to the node id; pytest 9.2 ignores that
+    suffix.
+    """
     if not hasattr(request.config, "workerinput"):
         pytest.skip("this session has one process")
     assert request.node.nodeid.endswith("@tests/test_conftest.py")
@@ -49,15 +55,22 @@ def test_a_forked_program_sees_and_leaves_what_python_would(forked_python: str, 
 
     def start(*arguments: str) -> "subprocess.Popen[str]":
         streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        return subprocess.Popen([forked_python, *arguments], cwd=tmp_path, env=environment, text=True, **streams)  # type: ignore[call-overload]
+        return subprocess.Popen(
+            [forked_python, *arguments], cwd=tmp_path, env=environment, text=True, **streams
+        )  # type: ignore[call-overload]
 
     for arguments in (("-m", "program", "7"), ("program.py", "7")):
         process = start(*arguments)
         first = str(tmp_path / "program.py") if "-m" in arguments else "program.py"
-        assert process.communicate(timeout=60) == (f"__main__ {[first, '7']} {tmp_path} said {tmp_path} True\nthe end\n", "")
+        assert process.communicate(timeout=60) == (
+            f"__main__ {[first, '7']} {tmp_path} said {tmp_path} True\nthe end\n",
+            "",
+        )
         assert process.returncode == 7
     failed = start("-m", "program", "fail")
-    assert failed.communicate(timeout=60)[1].endswith("KeyError: 'of the program'\n") and failed.returncode == 1
+    assert (
+        failed.communicate(timeout=60)[1].endswith("KeyError: 'of the program'\n") and failed.returncode == 1
+    )
     for number in (signal.SIGTERM, signal.SIGKILL):
         waiting = start("-m", "program", "wait")
         assert waiting.stdout is not None and waiting.stdout.readline().startswith("__main__")
@@ -84,7 +97,11 @@ def test_the_shared_cluster_is_idle_unless_a_test_leaves_something_there(ray_clu
     assert is_idle(within_s=60)
 
 
-def test_whole_runs_are_integration_tests_and_those_of_a_formula_are_not(request: pytest.FixtureRequest) -> None:
+def test_whole_runs_are_integration_tests_and_those_of_a_formula_are_not(
+    request: pytest.FixtureRequest,
+) -> None:
     for item in request.session.items:
         if item.nodeid.startswith(("tests/e2e/", "tests/recipe/", "tests/trainer/ppo/core_algos/")):
-            assert (item.get_closest_marker("integration") is None) == item.nodeid.startswith("tests/trainer/"), item.nodeid
+            assert (item.get_closest_marker("integration") is None) == item.nodeid.startswith(
+                "tests/trainer/"
+            ), item.nodeid

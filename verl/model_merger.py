@@ -19,8 +19,12 @@ from verl.utils.checkpoint import CheckpointError
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; errors that a user can fix are one line on stderr and exit status 1."""
-    parser = argparse.ArgumentParser(prog="python -m verl.model_merger", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--checkpoint", required=True, metavar="DIR", help="global_step_N, or the folder of a run")
+    parser = argparse.ArgumentParser(
+        prog="python -m verl.model_merger", description=" ".join((__doc__ or "").partition("\n\n")[0].split())
+    )
+    parser.add_argument(
+        "--checkpoint", required=True, metavar="DIR", help="global_step_N, or the folder of a run"
+    )
     parser.add_argument("--out", required=True, metavar="DIR", help="a new or empty folder")
     given = parser.parse_args(arguments)
     try:

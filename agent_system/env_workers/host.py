@@ -1,4 +1,6 @@
-"""The worker's side: environments by number, each called through the `EnvCaller` that plays in the driver without workers."""
+"""The worker's side: environments by number, each called through the `EnvCaller` that plays in the driver
+without workers.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,8 @@ CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/
 MEMORY_CHECK_S = 0.2
 # A worker above its limit whose event loop does not answer in this time ends itself.
 LEAVE_S = 5.0
-# Python's 5 ms cost steps that compute a third of their time on a machine whose cores are all busy: every waiting thread wakes at each
-# interval, and the one that gets the lock of the interpreter waits for a core.
+# Python's 5 ms cost steps that compute a third of their time on a machine whose cores are all busy: every
+# waiting thread wakes at each interval, and the one that gets the lock of the interpreter waits for a core.
 SWITCH_INTERVAL_S = 0.05
 
 
@@ -33,14 +35,18 @@ class EnvHost:
     """All environments of one worker."""
 
     def __init__(self, source: EnvSource) -> None:
-        """Import the plug-ins, look the environment up and start the sandbox if it uses one. Raise AgentSystemError as the driver does."""
+        """Import the plug-ins, look the environment up and start the sandbox if it uses one. Raise
+        AgentSystemError as the driver does.
+        """
         load_plugins(source.plugins)
         self._cls = EnvRegistry.get(source.name)
         self._config = build_options(self._cls.config_class, source.params, "env.params")
         if self._cls(self._config).uses_sandbox:
             configure(source.sandbox)
         default = source.memory_bytes is None
-        self._memory_bytes = max(LEAST_BYTES, node_memory() // (2 * source.workers)) if default else source.memory_bytes
+        self._memory_bytes = (
+            max(LEAST_BYTES, node_memory() // (2 * source.workers)) if default else source.memory_bytes
+        )
         self._limit = f"env.workers.memory_gib={(self._memory_bytes or 0) / 2**30:g}{', the default here' if default else ''}"
         self._threads = DaemonExecutor(source.threads)
         self._envs: dict[int, EnvCaller] = {}
@@ -95,12 +101,15 @@ class EnvHost:
     async def outgrown(self, handle: int) -> str:
         """Wait until this process is above its memory limit, and return what was found.
 
-        Without a limit the request stays open as well: the driver learns from it that an idle worker has died.
+        Without a limit the request stays open as well: the driver learns from it that an idle worker has
+        died.
         """
         loop, found = asyncio.get_running_loop(), asyncio.Event()
         sizes: list[int] = []
         if self._memory_bytes:
-            threading.Thread(target=_watch, args=(self._memory_bytes, sizes, loop, found), daemon=True).start()
+            threading.Thread(
+                target=_watch, args=(self._memory_bytes, sizes, loop, found), daemon=True
+            ).start()
         await found.wait()
         return f"it used {sizes[0] / 2**30:.2f} GiB, more than {self._limit}"
 
@@ -113,11 +122,18 @@ def _called(request: Request) -> str:
 def node_memory() -> int:
     """Return the memory of this machine, or of its container if that has less, in bytes."""
     own = [path.read_text().strip() for path in CGROUP_LIMITS if path.is_file()]
-    return min([os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), *(int(limit) for limit in own if limit.isdigit())])
+    return min(
+        [
+            os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+            *(int(limit) for limit in own if limit.isdigit()),
+        ]
+    )
 
 
 def _watch(limit: int, sizes: list[int], loop: asyncio.AbstractEventLoop, found: asyncio.Event) -> None:
-    """Wait in a thread until the resident memory is above `limit` bytes; report it, and end the process if it still lives later."""
+    """Wait in a thread until the resident memory is above `limit` bytes; report it, and end the process if it
+    still lives later.
+    """
     page = os.sysconf("SC_PAGE_SIZE")
     while (size := int(Path("/proc/self/statm").read_text().split()[1]) * page) <= limit:
         time.sleep(MEMORY_CHECK_S)
@@ -128,7 +144,8 @@ def _watch(limit: int, sizes: list[int], loop: asyncio.AbstractEventLoop, found:
 
 
 def start_host(payload: bytes) -> tuple[EnvHost | None, bytes]:
-    """Return the host of a pickled `EnvSource` and the answer to the driver: a pickled None, or a `Failure` without a host.
+    """Return the host of a pickled `EnvSource` and the answer to the driver: a pickled None, or a `Failure`
+    without a host.
 
     Threads of this process switch every `SWITCH_INTERVAL_S` from then on.
     """

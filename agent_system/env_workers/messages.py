@@ -1,4 +1,6 @@
-"""What driver and worker send each other, as pickles between processes of one run; no text of a model is ever unpickled."""
+"""What driver and worker send each other, as pickles between processes of one run; no text of a model is ever
+unpickled.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +33,8 @@ class EnvSource:
         plugins: modules to import first (`agent.plugins`).
         sandbox: settings of the worker's sandbox, started if the environment uses one.
         threads: maximum number of threads for blocking methods in one worker.
-        memory_bytes: resident memory above which a worker is replaced; 0: no limit; None: half of its node's memory / `workers`, at
-            least 2 GiB.
+        memory_bytes: resident memory above which a worker is replaced; 0: no limit; None: half of its node's
+            memory / `workers`, at least 2 GiB.
         workers: number of workers.
     """
 
@@ -74,7 +76,9 @@ class Failure:
         return cls(type(error).__name__, str(error), innermost_line(error))
 
     def exception(self) -> Exception:
-        """Return an exception whose class has the name of the original one; `innermost_line` returns the original line."""
+        """Return an exception whose class has the name of the original one; `innermost_line` returns the
+        original line.
+        """
         error: Exception = type(self.kind, (RemoteError,), {})(self.message)
         assert isinstance(error, RemoteError)
         error.line = self.line
@@ -131,7 +135,8 @@ def pickled(value: Any, what: str) -> bytes:
         return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
     except Exception as error:  # any __reduce__ may run
         raise AgentSystemError(
-            f"{what} cannot be pickled, which env.workers.num>0 needs: {type(error).__name__}: {' '.join(str(error).split())}"
+            f"{what} cannot be pickled, which env.workers.num>0 needs: {type(error).__name__}: "
+            f"{' '.join(str(error).split())}"
         ) from error
 
 
@@ -141,5 +146,6 @@ def unpickled(data: bytes, what: str) -> Any:
         return pickle.loads(data)
     except Exception as error:  # any constructor may run
         raise AgentSystemError(
-            f"{what} cannot be unpickled, which env.workers.num>0 needs: {type(error).__name__}: {' '.join(str(error).split())}"
+            f"{what} cannot be unpickled, which env.workers.num>0 needs: {type(error).__name__}: "
+            f"{' '.join(str(error).split())}"
         ) from error

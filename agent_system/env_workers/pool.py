@@ -9,7 +9,15 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from typing import Any
 
-from agent_system.env_workers.messages import EnvWorkerError, Failure, Request, Transport, WorkerGoneError, pickled, unpickled
+from agent_system.env_workers.messages import (
+    EnvWorkerError,
+    Failure,
+    Request,
+    Transport,
+    WorkerGoneError,
+    pickled,
+    unpickled,
+)
 from agent_system.environment import BaseEnv, Observation, Outcome, Task
 
 logger = logging.getLogger(__name__)
@@ -75,11 +83,16 @@ class EnvWorker:
             self._transport.kill()
 
     def wait_for_start(self, limit: float) -> None:
-        """Wait until the worker can be used. Raise EnvWorkerError when it cannot, or not within `limit` seconds."""
+        """Wait until the worker can be used. Raise EnvWorkerError when it cannot, or not within `limit`
+        seconds.
+        """
         started = self._transport.started
         wait([started], limit)
         if not started.done():
-            raise EnvWorkerError(f"environment worker {self.number} did not start within {limit:g} s; is its machine overloaded?")
+            raise EnvWorkerError(
+                f"environment worker {self.number} did not start within {limit:g} s; is its machine "
+                "overloaded?"
+            )
         self._on_start(started)  # the callback may run later
         if self.dead is not None:
             raise EnvWorkerError(f"environment worker {self.number} cannot be used: {self.dead}")
@@ -112,7 +125,9 @@ def _result(future: Future[bytes]) -> Any:
 
 
 class EnvWorkers:
-    """The workers of a run. An episode's environment stays in the worker that had the fewest when it began."""
+    """The workers of a run. An episode's environment stays in the worker that had the fewest when it
+    began.
+    """
 
     def __init__(self, env: type[BaseEnv], num: int, start: Callable[[], Transport]) -> None:
         """Start `num` workers; `start` starts one and returns its transport.
@@ -141,7 +156,9 @@ class EnvWorkers:
         return next(self._handles)
 
     def least_loaded(self) -> EnvWorker:
-        """Return the worker with the fewest environments; a dead one has none, and is replaced if it is that."""
+        """Return the worker with the fewest environments; a dead one has none, and is replaced if it
+        is that.
+        """
         worker = min(self._workers, key=lambda w: (0, True) if w.dead is not None else (w.open, False))
         if worker.dead is not None:
             worker = self._workers[worker.number] = EnvWorker(worker.number, self._start)
@@ -149,7 +166,9 @@ class EnvWorkers:
 
     async def sandbox_failures(self) -> Sequence[float]:
         """Return `shared_failures` of every worker that has a sandbox."""
-        asked = [worker.ask("a count", 0, "sandbox_failures") for worker in self._workers if worker.dead is None]
+        asked = [
+            worker.ask("a count", 0, "sandbox_failures") for worker in self._workers if worker.dead is None
+        ]
         found = await asyncio.gather(*asked, return_exceptions=True)
         return [count for count in found if isinstance(count, float)]
 
@@ -169,7 +188,9 @@ class RemoteEnv:
     def __init__(self, workers: EnvWorkers, seed: int, worker: EnvWorker | None = None) -> None:
         cls = workers.env_class
         self.name = cls.__name__
-        self.has_act, self.has_observe, self.has_score = (cls.overrides(method) for method in ("act", "observe", "score"))
+        self.has_act, self.has_observe, self.has_score = (
+            cls.overrides(method) for method in ("act", "observe", "score")
+        )
         self._workers, self._seed, self._worker = workers, seed, worker
         self._handle = workers.next_handle()
 
@@ -179,7 +200,9 @@ class RemoteEnv:
         return outcome
 
     async def observation(self, method: str, *args: Any) -> Observation:
-        """Call `method`, which returns an `Observation`; `reset` makes the environment in the least loaded worker."""
+        """Call `method`, which returns an `Observation`; `reset` makes the environment in the least loaded
+        worker.
+        """
         observation: Observation
         if method == "reset":
             observation = await self._reset(*args)
@@ -196,7 +219,9 @@ class RemoteEnv:
         return copy
 
     async def close(self, limit: float) -> None:
-        """Close the environment; a worker that does not answer is replaced. Nothing to do before `reset` or in a dead worker."""
+        """Close the environment; a worker that does not answer is replaced. Nothing to do before `reset` or
+        in a dead worker.
+        """
         worker, self._worker = self._worker, None
         if worker is None:
             return
@@ -209,7 +234,10 @@ class RemoteEnv:
         except TimeoutError:
             if not clock.expired():
                 raise
-            worker.retire(f"it did not answer within {limit + ANSWER_S:g} s; does a method of {self.name} with blocking=False block?")
+            worker.retire(
+                f"it did not answer within {limit + ANSWER_S:g} s; does a method of {self.name} with "
+                "blocking=False block?"
+            )
         except EnvWorkerError as error:
             logger.warning("%s", error)
 

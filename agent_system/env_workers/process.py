@@ -1,4 +1,6 @@
-"""A worker as a process of this machine, connected by a socket pair: `python -m agent_system.env_workers <descriptor>`."""
+"""A worker as a process of this machine, connected by a socket pair:
+`python -m agent_system.env_workers <descriptor>`.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ EXIT_S = 5.0
 class ProcessWorker:
     """The driver's end of a worker process. A frame is the request's number in 8 bytes and a pickle.
 
-    Two threads own the socket, so that sending never blocks the event loop, and a worker outlives the loop that started it.
+    Two threads own the socket, so that sending never blocks the event loop, and a worker outlives the loop
+    that started it.
     """
 
     def __init__(self, source: bytes, environment: Mapping[str, str] | None = None) -> None:
@@ -103,7 +106,9 @@ class ProcessWorker:
             self._process.wait(EXIT_S)
         self._process.kill()
         status = self._process.wait()
-        gone = WorkerGoneError(f"it died ({signal.Signals(-status).name if status < 0 else f'exit status {status}'})")
+        gone = WorkerGoneError(
+            f"it died ({signal.Signals(-status).name if status < 0 else f'exit status {status}'})"
+        )
         with self._lock:
             self._gone = gone
             pending, self._pending = self._pending, {}

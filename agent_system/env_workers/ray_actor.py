@@ -24,7 +24,9 @@ class EnvActor:
     """The actor: one `EnvHost` in the actor's event loop."""
 
     def __init__(self, source: bytes) -> None:
-        """Build the host from a pickled `EnvSource`: Ray may start calls in another order than they were sent, but none before this."""
+        """Build the host from a pickled `EnvSource`: Ray may start calls in another order than they were
+        sent, but none before this.
+        """
         self._host, self._answer = start_host(source)
 
     async def start(self) -> bytes:
@@ -65,7 +67,9 @@ class RayWorker:
         return _future(self._actor.answer.remote(number, payload))
 
     def kill(self) -> None:
-        """Kill the actor, in a thread: callbacks of Ray's futures call this, and Ray blocks when it is called from there."""
+        """Kill the actor, in a thread: callbacks of Ray's futures call this, and Ray blocks when it is called
+        from there.
+        """
         threading.Thread(target=ray.kill, args=(self._actor,), daemon=True).start()
 
     def close(self) -> None:
@@ -89,7 +93,9 @@ def _future(answer: ray.ObjectRef) -> Future[bytes]:
             if error is None:
                 future.set_result(done.result())
             else:
-                future.set_exception(WorkerGoneError(f"its Ray actor died ({' '.join(str(error).split())[:300]})"))
+                future.set_exception(
+                    WorkerGoneError(f"its Ray actor died ({' '.join(str(error).split())[:300]})")
+                )
 
     answer.future().add_done_callback(finish)
     return future

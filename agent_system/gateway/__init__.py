@@ -1,4 +1,5 @@
-"""An OpenAI-compatible server for teams that are programs: every request is a call of an agent, and its reply a sample.
+"""An OpenAI-compatible server for teams that are programs: every request is a call of an agent, and its reply
+a sample.
 
 agent.orchestra_type=gateway agent.team=my_module:team agent.agent_ids='[Writer,Editor]'
 

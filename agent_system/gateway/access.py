@@ -22,7 +22,9 @@ class Access:
     """
 
     def __init__(self, base_url: str, key: str, agents: Sequence[str], forms: bool) -> None:
-        """Set the address, which ends with /v1, and the key; with `forms` requests may ask for a reply of a certain form."""
+        """Set the address, which ends with /v1, and the key; with `forms` requests may ask for a reply of a
+        certain form.
+        """
         self.base_url, self.api_key, self.agents = base_url.rstrip("/"), key, tuple(agents)
         self.clients = Clients(self.base_url, self.api_key, forms)
 
@@ -44,13 +46,16 @@ class Access:
 
 
 class ServedSession(Access):
-    """The session of a program whose team `python -m agent_system.serve CHECKPOINT --openai` serves: `await team(task, session)`.
+    """The session of a program whose team `python -m agent_system.serve CHECKPOINT --openai` serves:
+    `await team(task, session)`.
 
-    There is no episode and no environment: what the program returns is the answer. `async with` closes its clients.
+    There is no episode and no environment: what the program returns is the answer. `async with` closes its
+    clients.
     """
 
     def __init__(self, base_url: str, key: str = "any", agents: Sequence[str] = ()) -> None:
-        """Set the address that the server prints, such as http://127.0.0.1:8000/v1, and its key, if it has one.
+        """Set the address that the server prints, such as http://127.0.0.1:8000/v1, and its key, if it has
+        one.
 
         Args:
             base_url: the address.
@@ -75,7 +80,9 @@ class ServedSession(Access):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         await self.clients.close()
 
 

@@ -1,7 +1,9 @@
-"""The next prompt of a conversation: the tokens so far and those of the new messages, or the whole conversation rendered anew.
+"""The next prompt of a conversation: the tokens so far and those of the new messages, or the whole
+conversation rendered anew.
 
-A continued prompt is the last prompt, the reply as it was sampled, and the tokens of what the template puts after it. It is used only where
-the template shows the prompt and the reply as they were sent; a sample is right in either case, because it holds what the engine got.
+A continued prompt is the last prompt, the reply as it was sampled, and the tokens of what the template puts
+after it. It is used only where the template shows the prompt and the reply as they were sent; a sample is
+right in either case, because it holds what the engine got.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ class Bridge:
     """
 
     def __init__(self, template: Template | NoTemplate, keep_thinking: bool) -> None:
-        """Set the template; `keep_thinking` continues tokens with thinking that the template would leave out."""
+        """Set the template; `keep_thinking` continues tokens with thinking that the template would
+        leave out.
+        """
         self.template, self._keep_thinking = template, keep_thinking
 
     def build(self, views: Sequence[View], tools: Sequence[Mapping[str, Any]], history: History) -> Built:
@@ -38,7 +42,9 @@ class Bridge:
         shown = [view.message for view in views]
         if node is None:
             text = self.template.render(shown, tools)
-            return Built(Prompt(text, self.template.encode(text), messages=_plain(shown)), views, shown, reason)
+            return Built(
+                Prompt(text, self.template.encode(text), messages=_plain(shown)), views, shown, reason
+            )
         messages = [*node.messages, *self.template.with_sampled_ids(node.messages, shown[length:])]
         try:
             text = self.template.render(messages, node.tools)
@@ -48,7 +54,9 @@ class Bridge:
         following = self.template.after(node.prompt, node.generation, text, self._keep_thinking)
         if following is None:
             return Built(Prompt(text, self.template.encode(text), messages=_plain(shown)), views, messages)
-        earlier = node.prompt.messages  # equal to the first ones shown; prompts share them, so that their texts are kept once
+        earlier = (
+            node.prompt.messages
+        )  # equal to the first ones shown; prompts share them, so that their texts are kept once
         prompt = Prompt(following.text, following.ids, messages=(*earlier, *_plain(shown[len(earlier) :])))
         return Built(prompt, views, messages, "template" if following.rewritten else "", following.rewritten)
 

@@ -18,7 +18,8 @@ class Built:
         prompt: what the engine gets.
         views: the messages of the request.
         messages: the same for the chat template: with the thinking of replies that were sampled here.
-        rewritten: why sampled tokens were rendered anew: `client`, `template` or `tools`; empty where none were.
+        rewritten: why sampled tokens were rendered anew: `client`, `template` or `tools`; empty where none
+            were.
         why: what the template shows in another way, in words; empty for other reasons.
     """
 

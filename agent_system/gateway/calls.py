@@ -41,13 +41,17 @@ class EpisodeCalls:
         counts: see `COUNTS`.
         stored: see `Stored`.
         failed: fails with the error of an engine, an agent or the environment, which ends the episode.
-        forms: what becomes of a form that a request asks for: `gateway.structured`, in validation `mask` instead of `refuse`.
-        unanswered: the error of the last request that got one, unless a request that came later has been answered.
+        forms: what becomes of a form that a request asks for: `gateway.structured`, in validation `mask`
+            instead of `refuse`.
+        unanswered: the error of the last request that got one, unless a request that came later has been
+            answered.
         heard: whether the program has got a reply.
         of_environment: the last error of the environment that `Session.step` raised.
     """
 
-    def __init__(self, episode: EpisodeRunner, keys: GatewayConfig, chat: Callable[[str], Chat], notices: Notices) -> None:
+    def __init__(
+        self, episode: EpisodeRunner, keys: GatewayConfig, chat: Callable[[str], Chat], notices: Notices
+    ) -> None:
         """Begin.
 
         Args:
@@ -83,12 +87,18 @@ class EpisodeCalls:
         if name not in self._names:
             known = ", ".join(self.agents)
             raise Refusal(
-                f"no agent {name!r:.80}{did_you_mean(name, self._names)}; the model is one of: {known}", 404, "model_not_found", "model"
+                f"no agent {name!r:.80}{did_you_mean(name, self._names)}; the model is one of: {known}",
+                404,
+                "model_not_found",
+                "model",
             )
         return self._names[name]
 
-    def start(self, agent_id: str, ask: Ask, body: bytes, retried: bool, connected: Callable[[], bool]) -> Request:
-        """Return the request of a body: a new one, or with `retried` the one that the client did not get an answer to.
+    def start(
+        self, agent_id: str, ask: Ask, body: bytes, retried: bool, connected: Callable[[], bool]
+    ) -> Request:
+        """Return the request of a body: a new one, or with `retried` the one that the client did not get an
+        answer to.
 
         Raises Refusal.
         """
@@ -106,7 +116,10 @@ class EpisodeCalls:
         own = self._episode.spec.sampling_of(self._episode.runtimes[agent_id].binding)
         sampling, other = chat.sampling(ask, own)
         if other and self._keys.client_sampling == "refuse":
-            raise Refusal(f"{', '.join(other)} differs from the run's and gateway.client_sampling=refuse; leave it out", param=other[0])
+            raise Refusal(
+                f"{', '.join(other)} differs from the run's and gateway.client_sampling=refuse; leave it out",
+                param=other[0],
+            )
         sampling = replace(sampling, structure="" if self.forms == FREE else chat.structure(ask, ABLE))
         built = chat.read(ask)
         if other:
@@ -122,11 +135,15 @@ class EpisodeCalls:
         self._came += 1
         request = Request(connected, number=self._came)
         request.task = asyncio.create_task(self._generate(request, agent_id, chat, ask, built, sampling))
-        request.task.add_done_callback(lambda task: task.cancelled() or task.exception())  # nobody may be left to read it
+        request.task.add_done_callback(
+            lambda task: task.cancelled() or task.exception()
+        )  # nobody may be left to read it
         same.append(request)
         return request
 
-    async def _generate(self, request: Request, agent_id: str, chat: Chat, ask: Ask, built: Built, sampling: SamplingParams) -> Completion:
+    async def _generate(
+        self, request: Request, agent_id: str, chat: Chat, ask: Ask, built: Built, sampling: SamplingParams
+    ) -> Completion:
         seed: tuple[int | str, ...] = ()
         if self._keys.seed_by == "prompt":
             ids = built.prompt.ids
@@ -135,7 +152,9 @@ class EpisodeCalls:
             seed = ("prompt", asked, self._asked[agent_id, asked])
             self._asked[agent_id, asked] += 1
         try:
-            replies = await self._episode.reply_to(agent_id, built.prompt, sampling, self._slots, n=ask.n, seed=seed, also=ask.seed)
+            replies = await self._episode.reply_to(
+                agent_id, built.prompt, sampling, self._slots, n=ask.n, seed=seed, also=ask.seed
+            )
         except TurnOver as error:
             raise Refusal(OVER, code="episode_over") from error
         except StructureError as error:
@@ -170,7 +189,8 @@ class EpisodeCalls:
         self._refused_at = self._came
 
     def local(self, rewards: Mapping[int | str, float]) -> dict[int | str, float]:
-        """Return local rewards by call number or agent: ids of answers, of either kind, stand for their calls.
+        """Return local rewards by call number or agent: ids of answers, of either kind, stand for their
+        calls.
 
         Raises AgentSystemError for an answer of an earlier turn.
         """
@@ -188,13 +208,17 @@ class EpisodeCalls:
     async def close(self) -> None:
         """End the episode for its clients: requests in progress are cancelled, later ones refused."""
         self._open = False
-        tasks = [request.task for same in self._requests.values() for request in same if not request.task.done()]
+        tasks = [
+            request.task for same in self._requests.values() for request in same if not request.task.done()
+        ]
         for task in tasks:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks, timeout=CLOSE_TIMEOUT_S)
         asked = [request for same in self._requests.values() for request in same]
-        self.counts["gateway/undelivered"] += sum(len(request.replies) for request in asked if not request.delivered)
+        self.counts["gateway/undelivered"] += sum(
+            len(request.replies) for request in asked if not request.delivered
+        )
 
     def _fail(self, error: Exception) -> None:
         if not self.failed.done():

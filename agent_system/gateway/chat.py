@@ -1,4 +1,6 @@
-"""The conversations of one agent in one episode: from a request to its prompt, from sampled replies to the answer."""
+"""The conversations of one agent in one episode: from a request to its prompt, from sampled replies to the
+answer.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ class Chat:
         """Return the prompt of a request. Raise Refusal when it cannot be built or is too long."""
         viewer, binding = self._template.viewer, self._template.binding
         if ask.logprobs and not isinstance(binding, AgentBinding):
-            raise Refusal(f"{binding.agent_id!r} is behind an API, which gives no log-probabilities", param="logprobs")
+            raise Refusal(
+                f"{binding.agent_id!r} is behind an API, which gives no log-probabilities", param="logprobs"
+            )
         if ask.prompt is not None:
             built = self._template.continued(ask.prompt)
         else:
@@ -46,8 +50,13 @@ class Chat:
 
     def sampling(self, ask: Ask, own: SamplingParams) -> tuple[SamplingParams, tuple[str, ...]]:
         """Return the parameters of a request, from those of the run, and the client's that do not apply."""
-        held = {"chat_template_kwargs": getattr(self._template.binding, "template_kwargs", {}), "stop_token_ids": list(own.stop_token_ids)}
-        other = tuple(name for name, value in ask.sampling.items() if held.get(name, getattr(own, name, None)) != value)
+        held = {
+            "chat_template_kwargs": getattr(self._template.binding, "template_kwargs", {}),
+            "stop_token_ids": list(own.stop_token_ids),
+        }
+        other = tuple(
+            name for name, value in ask.sampling.items() if held.get(name, getattr(own, name, None)) != value
+        )
         longest = own.max_tokens if ask.max_tokens is None else min(ask.max_tokens, own.max_tokens)
         return replace(own, max_tokens=longest, stop=(*own.stop, *ask.stop)), other
 
@@ -56,10 +65,17 @@ class Chat:
 
         Raises Refusal, with the `fix`, if the agent's engine cannot make a reply follow one.
         """
-        binding, structure = self._template.binding, structure_of(ask, self._template.syntaxes[0] if self._template.syntaxes else None)
+        binding, structure = (
+            self._template.binding,
+            structure_of(ask, self._template.syntaxes[0] if self._template.syntaxes else None),
+        )
         if structure and not binding.structured:
             here = f"has an engine that cannot make a reply follow a schema; {fix}, or"
-            why = here if isinstance(binding, AgentBinding) else "is behind an API, through which the form of a reply is not passed on;"
+            why = (
+                here
+                if isinstance(binding, AgentBinding)
+                else "is behind an API, through which the form of a reply is not passed on;"
+            )
             raise Refusal(f"{binding.agent_id!r} {why} describe the form in a message", param=ask.form_field)
         return structure
 
@@ -76,7 +92,9 @@ class Chat:
             id=name,
             model=self._template.binding.agent_id,
             created=int(time.time()),
-            prompt_tokens=getattr(replies[0][1].generation, "prompt_tokens", len(built.prompt.ids)),  # as a server has counted them
+            prompt_tokens=getattr(
+                replies[0][1].generation, "prompt_tokens", len(built.prompt.ids)
+            ),  # as a server has counted them
             choices=[self._choice(ask, built, call, reply) for call, reply in replies],
         )
 
@@ -91,21 +109,35 @@ class Chat:
             return Choice(text, (), "", finish, tokens, scored)
         tools = OfferedTools.of(ask.tools)
         may_call = ask.tools and not self._answers(ask, text)
-        content, requests = split_calls(text, self._template.syntaxes, tools) if may_call else (without_thinking(text), [])
+        content, requests = (
+            split_calls(text, self._template.syntaxes, tools) if may_call else (without_thinking(text), [])
+        )
         found = thoughts(text)
         shown = requests[: self._template.most_calls]
-        calls: list[dict[str, Any]] = [{"name": r.name, "arguments": r.arguments or {}, "id": r.id} for r in shown]
+        calls: list[dict[str, Any]] = [
+            {"name": r.name, "arguments": r.arguments or {}, "id": r.id} for r in shown
+        ]
         whole = self._template.said_with_calls(text, content) if calls else closed_thinking(text)
         before = sum(view.calls for view in built.views)
         viewer = self._template.viewer
         view, message = viewer.reply(content, whole, calls, before, closed_thinking(text))
         shown_tools = viewer.clean_json(list(ask.tools))
-        self._history.add(built.views, view, shown_tools, Node(built.prompt, generation, [*built.messages, message], shown_tools))
-        named = [(f"call_{call.turn}_{call.number}_{i}", c["name"], json.dumps(c["arguments"])) for i, c in enumerate(calls)]
+        self._history.add(
+            built.views,
+            view,
+            shown_tools,
+            Node(built.prompt, generation, [*built.messages, message], shown_tools),
+        )
+        named = [
+            (f"call_{call.turn}_{call.number}_{i}", c["name"], json.dumps(c["arguments"]))
+            for i, c in enumerate(calls)
+        ]
         return Choice(content, named, "\n\n".join(found), "tool_calls" if calls else finish, tokens, scored)
 
     def _answers(self, ask: Ask, text: str) -> bool:
-        """Return whether a reply to a request with tools is an answer in its schema: JSON, where a call begins with a mark."""
+        """Return whether a reply to a request with tools is an answer in its schema: JSON, where a call
+        begins with a mark.
+        """
         if ask.schema is None or ask.forced or not all(syntax.trigger for syntax in self._template.syntaxes):
             return False
         try:

@@ -1,6 +1,7 @@
 """Clients of a session for OpenAI's library, LangChain and AutoGen, each imported when a program asks for it.
 
-Time limits and repetitions are those of the run (`rollout.call_timeout_s`), so the clients have none of their own.
+Time limits and repetitions are those of the run (`rollout.call_timeout_s`), so the clients have none of their
+own.
 """
 
 from __future__ import annotations
@@ -16,9 +17,16 @@ class Clients:
     """The clients of one session, and the connections that they share."""
 
     def __init__(self, base_url: str, key: str, forms: bool) -> None:
-        """Make clients of the address `base_url` with the key of an episode; with `forms` they may ask for a reply of a certain form."""
+        """Make clients of the address `base_url` with the key of an episode; with `forms` they may ask for a
+        reply of a certain form.
+        """
         self._certificates = base_url.startswith("https:")  # http has none, and they take 20 ms to load
-        self._arguments: dict[str, Any] = {"base_url": base_url, "api_key": key, "max_retries": 0, "timeout": None}
+        self._arguments: dict[str, Any] = {
+            "base_url": base_url,
+            "api_key": key,
+            "max_retries": 0,
+            "timeout": None,
+        }
         self._open: list[Any] = []
         self._forms = forms
 
@@ -31,7 +39,9 @@ class Clients:
     def openai_in_thread(self) -> Any:
         """Return an `openai.OpenAI`, which blocks."""
         library = _load("openai", "openai")
-        return library.OpenAI(**self._arguments, http_client=library.DefaultHttpxClient(verify=self._certificates))
+        return library.OpenAI(
+            **self._arguments, http_client=library.DefaultHttpxClient(verify=self._certificates)
+        )
 
     def chat_model(self, agent_id: str) -> Any:
         """Return a `langchain_openai.ChatOpenAI`."""
@@ -50,7 +60,9 @@ class Clients:
     async def close(self) -> None:
         """Close all connections."""
         for client in self._open:
-            with suppress(Exception):  # connections of an event loop that a plain function ran for itself have ended with it
+            with suppress(
+                Exception
+            ):  # connections of an event loop that a plain function ran for itself have ended with it
                 await client.close()
 
     def _connections(self) -> Any:
@@ -70,4 +82,6 @@ def _load(module: str, package: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise AgentSystemError(f"the team needs {package} ({error}): pip install '{package}', or this package with [frameworks]") from error
+        raise AgentSystemError(
+            f"the team needs {package} ({error}): pip install '{package}', or this package with [frameworks]"
+        ) from error

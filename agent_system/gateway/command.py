@@ -1,7 +1,9 @@
-"""A team that is a command: a process per episode, with the address and the key of the episode in its environment.
+"""A team that is a command: a process per episode, with the address and the key of the episode in its
+environment.
 
-It reads the task as JSON from its standard input, and the last line of its standard output is its result as JSON: a text is the answer,
-a number the team's reward, and an object the fields `team`, `local` and `info` of an `Outcome`.
+It reads the task as JSON from its standard input, and the last line of its standard output is its result as
+JSON: a text is the answer, a number the team's reward, and an object the fields `team`, `local` and `info` of
+an `Outcome`.
 """
 
 from __future__ import annotations
@@ -30,15 +32,21 @@ FIELDS = ("task_id", "prompt", "data_source", "extra", "messages")
 
 
 def load_command(command: str | Sequence[str], team: Any) -> Callable[..., Any]:
-    """Return the program that is a command. Raise AgentSystemError if there is a function as well, or no such command."""
+    """Return the program that is a command. Raise AgentSystemError if there is a function as well, or no such
+    command.
+    """
     if team is not None:
         raise AgentSystemError("agent.team and agent.team_command are both set; the team is one of them")
     try:
         command = shlex.split(command) if isinstance(command, str) else command
     except ValueError as error:
-        raise AgentSystemError(f"agent.team_command={command}: {error}; expected a command line or a list of its parts") from error
+        raise AgentSystemError(
+            f"agent.team_command={command}: {error}; expected a command line or a list of its parts"
+        ) from error
     if shutil.which(command[0]) is None:
-        raise AgentSystemError(f"agent.team_command: no program {command[0]!r} is found; expected its path, or a name on PATH")
+        raise AgentSystemError(
+            f"agent.team_command: no program {command[0]!r} is found; expected its path, or a name on PATH"
+        )
     return command_team(command)
 
 
@@ -68,7 +76,8 @@ def command_team(command: Sequence[str]) -> Callable[[Task, Session], Awaitable[
         if status != 0:
             said = errors.decode("utf-8", "replace").strip()
             raise CommandError(
-                f"the command {command[0]!r} ended with status {status}: {said[-SHOWN_CHARS:] or 'it printed no error'}",
+                f"the command {command[0]!r} ended with status {status}: "
+                f"{said[-SHOWN_CHARS:] or 'it printed no error'}",
                 said,
                 killed=status is None or status < 0 or status in NOT_RUN,
             )
@@ -85,11 +94,14 @@ def _result(printed: bytes, name: str) -> Any:
             return found
         local = found.get("local")
         if isinstance(local, dict):  # JSON has no numbers as names
-            found["local"] = {int(name) if name.isdecimal() else name: reward for name, reward in local.items()}
+            found["local"] = {
+                int(name) if name.isdecimal() else name: reward for name, reward in local.items()
+            }
         return Outcome(**found)
     except (ValueError, TypeError, RecursionError) as error:
         raise CommandError(
-            f"the last line that the command {name!r} printed is no result ({error}): expected JSON, an answer as text, a reward, or an "
+            f"the last line that the command {name!r} printed is no result ({error}): expected JSON, an "
+            "answer as text, a reward, or an "
             f"object with team, local and info, found {line[:SHOWN_CHARS]!r}"
         ) from error
 

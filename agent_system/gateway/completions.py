@@ -19,7 +19,10 @@ def completion_ask(body: Mapping[str, Any], forms: str) -> Ask:
     if body.get("suffix"):
         raise Refusal("suffix is not supported; the reply follows the prompt", param="suffix")
     if body.get("add_special_tokens") is False:
-        raise Refusal("add_special_tokens=false is not supported; send the prompt as token ids", param="add_special_tokens")
+        raise Refusal(
+            "add_special_tokens=false is not supported; send the prompt as token ids",
+            param="add_special_tokens",
+        )
     fields = {name: body[name] for name in _FIELDS if name in body}
     if fields.get("best_of") == fields.get("n"):
         fields.pop("best_of", None)
@@ -31,13 +34,19 @@ def _prompt(prompt: Any) -> str | tuple[int, ...]:
     """Return the text or the token ids of a prompt, which may be in a list with no other one."""
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], (str, list)):
         if len(prompt) > 1:
-            raise Refusal(f"prompt has {len(prompt)} entries; one is answered, so send a request for each", param="prompt")
+            raise Refusal(
+                f"prompt has {len(prompt)} entries; one is answered, so send a request for each",
+                param="prompt",
+            )
         prompt = prompt[0]
     if isinstance(prompt, str) and prompt:
         return prompt
     if isinstance(prompt, list) and prompt and all(type(token) is int and token >= 0 for token in prompt):
         return tuple(prompt)
-    raise Refusal(f"prompt must be a text or a list of token ids, which are not empty, found {json.dumps(prompt)[:80]}", param="prompt")
+    raise Refusal(
+        f"prompt must be a text or a list of token ids, which are not empty, found {json.dumps(prompt)[:80]}",
+        param="prompt",
+    )
 
 
 def _logprobs(value: Any) -> bool:
@@ -47,6 +56,7 @@ def _logprobs(value: Any) -> bool:
     if value is True or (type(value) is int and value in (0, 1)):
         return True
     raise Refusal(
-        f"logprobs must be 0 or 1, found {json.dumps(value)[:80]}: the engine reports the log-probability of the sampled token alone",
+        f"logprobs must be 0 or 1, found {json.dumps(value)[:80]}: the engine reports the log-probability of "
+        "the sampled token alone",
         param="logprobs",
     )

@@ -20,7 +20,9 @@ class Refusal(Exception):
         param: field of the request that is at fault.
     """
 
-    def __init__(self, message: str, status: int = 400, code: str | None = None, param: str | None = None) -> None:
+    def __init__(
+        self, message: str, status: int = 400, code: str | None = None, param: str | None = None
+    ) -> None:
         super().__init__(message)
         self.status, self.code, self.param = status, code, param
 

@@ -20,16 +20,20 @@ _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 def structure_of(ask: Ask, syntax: Syntax | None) -> str:
     """Return the form of the reply that a request asks for, as `SamplingParams.structure`.
 
-    A forced reply is a call of one of the tools; with a schema and tools it is an answer in the schema or one call.
+    A forced reply is a call of one of the tools; with a schema and tools it is an answer in the schema or one
+    call.
 
     Args:
         ask: the request.
         syntax: how the agent's model writes tool calls; None: it calls none.
 
-    Raises Refusal for a reference that engines would take for one to anything, and for a call in a syntax that cannot be forced.
+    Raises Refusal for a reference that engines would take for one to anything, and for a call in a syntax
+    that cannot be forced.
     """
     if ask.forced:
-        forms = [_call(tool["function"], syntax) for tool in ask.tools if tool["function"]["name"] in ask.forced]
+        forms = [
+            _call(tool["function"], syntax) for tool in ask.tools if tool["function"]["name"] in ask.forced
+        ]
     elif ask.schema is not None:
         answer = _json(_referring(ask.schema, "#", "response_format"))
         forms = [answer, *(_call_beside(tool["function"], syntax) for tool in ask.tools)]
@@ -45,7 +49,9 @@ def impossible(ask: Ask, error: StructureError) -> Refusal:
 
 
 def _json(schema: Any) -> Mapping[str, Any]:
-    """Return the form of JSON in a schema, with few blanks in a row: a model without training may write no end of them."""
+    """Return the form of JSON in a schema, with few blanks in a row: a model without training may write no
+    end of them.
+    """
     return {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": MOST_BLANKS}
 
 
@@ -56,7 +62,9 @@ def _begin(function: Mapping[str, Any], syntax: Syntax) -> str:
 
 
 def _call_beside(function: Mapping[str, Any], syntax: Syntax | None) -> Mapping[str, Any]:
-    """Return the form of a call that a reply may be instead of an answer; arguments that are no JSON are any text."""
+    """Return the form of a call that a reply may be instead of an answer; arguments that are no JSON are any
+    text.
+    """
     if syntax is None or syntax.kind in ("json", "object"):
         return _call(function, syntax)
     close = syntax.close if syntax.kind == "literal" else ""
@@ -67,12 +75,23 @@ def _call_beside(function: Mapping[str, Any], syntax: Syntax | None) -> Mapping[
 def _call(function: Mapping[str, Any], syntax: Syntax | None) -> Mapping[str, Any]:
     parameters = function.get("parameters") or {"type": "object"}
     if syntax is None or syntax.kind not in ("json", "object"):
-        raise Refusal("the agent's model writes tool calls in a form that cannot be forced; use tool_choice=auto", param="tool_choice")
+        raise Refusal(
+            "the agent's model writes tool calls in a form that cannot be forced; use tool_choice=auto",
+            param="tool_choice",
+        )
     begin = syntax.before + syntax.begin
     if syntax.kind == "json":
         name, arguments = syntax.keys.name or "name", syntax.keys.arguments
-        fields = {name: {"const": function["name"]}, arguments: _referring(parameters, f"#/properties/{arguments}", "tools")}
-        schema = {"type": "object", "properties": fields, "required": list(fields), "additionalProperties": False}
+        fields = {
+            name: {"const": function["name"]},
+            arguments: _referring(parameters, f"#/properties/{arguments}", "tools"),
+        }
+        schema = {
+            "type": "object",
+            "properties": fields,
+            "required": list(fields),
+            "additionalProperties": False,
+        }
     else:
         begin = _begin(function, syntax)
         schema = _referring(parameters, "#", "tools")
@@ -82,7 +101,9 @@ def _call(function: Mapping[str, Any], syntax: Syntax | None) -> Mapping[str, An
 
 
 def _referring(schema: Any, root: str, field: str) -> Any:
-    """Return a schema whose references begin at `root`, where it is put. Raise Refusal for references by an anchor or an address."""
+    """Return a schema whose references begin at `root`, where it is put. Raise Refusal for references by an
+    anchor or an address.
+    """
     if isinstance(schema, list):
         return [_referring(item, root, field) for item in schema]
     if not isinstance(schema, dict):
@@ -91,7 +112,10 @@ def _referring(schema: Any, root: str, field: str) -> Any:
     for name, value in schema.items():
         if name in _REFERENCES and isinstance(value, str):
             if name != "$ref" or not (value == "#" or value.startswith("#/")):
-                raise Refusal(f'a schema has the reference {name}={value!r:.80}; expected $ref="#" or "#/..."', param=field)
+                raise Refusal(
+                    f'a schema has the reference {name}={value!r:.80}; expected $ref="#" or "#/..."',
+                    param=field,
+                )
             moved[name] = root + value[1:]
         elif name in _NAMED and isinstance(value, dict):
             moved[name] = {key: _referring(inner, root, field) for key, inner in value.items()}

@@ -34,10 +34,12 @@ class Node:
 
 @dataclass
 class History:
-    """Finds the conversation that a request continues. Conversations are told apart by the keys of their views.
+    """Finds the conversation that a request continues. Conversations are told apart by the keys of their
+    views.
 
     Attributes:
-        most: number of conversations that are kept, those answered last, each with its last `MOST_TOOLS` lists of tools; None: all.
+        most: number of conversations that are kept, those answered last, each with its last `MOST_TOOLS`
+            lists of tools; None: all.
     """
 
     most: int | None = None
@@ -56,10 +58,11 @@ class History:
             self._replies.add(reply.key)
 
     def find(self, views: Sequence[View], tools: Sequence[Mapping[str, Any]]) -> tuple[Node | None, int, str]:
-        """Return the longest conversation that a request continues, the number of its messages, and why there is none.
+        """Return the longest conversation that a request continues, the number of its messages, and why there
+        is none.
 
-        The reason is `tools` (the request has other tools), `client` (a reply was edited, invented or moved), or empty for a request that
-        continues nothing.
+        The reason is `tools` (the request has other tools), `client` (a reply was edited, invented or moved),
+        or empty for a request that continues nothing.
         """
         prefixes, key = _prefixes(views), _tools_key(tools)
         for length in range(len(views), 0, -1):

@@ -1,8 +1,9 @@
 """Errors of a program: whether what the model said may be their cause, and how they are told.
 
-A program raises where a reply is not what it expects, in whatever class its library has for that. So the other causes are
-told apart: a request that the gateway has refused, a program that has no reply yet, errors of this project and of the
-environment, and those of imports, connections and the machine, also as the causes of others or as the text of a command.
+A program raises where a reply is not what it expects, in whatever class its library has for that. So the
+other causes are told apart: a request that the gateway has refused, a program that has no reply yet, errors
+of this project and of the environment, and those of imports, connections and the machine, also as the causes
+of others or as the text of a command.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ _NAMES = r"\w*(?:Connection|Connect|Transport|Timeout|TimedOut|Protocol|APIStatu
 _CLASS = re.compile(rf"{_NAMES}|ClientError|HTTPException|RpcError")
 # A line of a traceback, or of Node's description of an error.
 _LINE = re.compile(
-    rf"^[\s|+\[]*(?:cause\]: )?(?:[\w.]+\.)?(?:{_NAMES}(?:Error|Exception|Refused)|ImportError|ModuleNotFoundError|MemoryError"
+    r"^[\s|+\[]*(?:cause\]: "
+    rf")?(?:[\w.]+\.)?(?:{_NAMES}(?:Error|Exception|Refused)|ImportError|ModuleNotFoundError|MemoryError"
     r"|NameError|FileNotFoundError|PermissionError)\b|\bE(?:CONN[A-Z]+|NOTFOUND|TIMEDOUT|PIPE|AI_AGAIN|HOSTUNREACH|ADDRINUSE)\b"
     r"|MODULE_NOT_FOUND",
     re.MULTILINE,
@@ -49,7 +51,9 @@ class WrongResultError(AgentSystemError):
 
 
 def caused_by_a_reply(error: BaseException, calls: EpisodeCalls) -> bool:
-    """Return whether the error of a program may come from what the model said, and from nothing else that is known."""
+    """Return whether the error of a program may come from what the model said, and from nothing else that is
+    known.
+    """
     if calls.failed.done() or not calls.heard:
         return False
     chain = list(_chain(error))
@@ -75,7 +79,9 @@ def _is_other(error: BaseException) -> bool:
     kind = type(error)
     if isinstance(error, _OUTSIDE) or kind.__module__.partition(".")[0] in _PACKAGES:
         return True
-    if isinstance(error, NameError) and not isinstance(error, UnboundLocalError):  # a variable that only some replies set
+    if isinstance(error, NameError) and not isinstance(
+        error, UnboundLocalError
+    ):  # a variable that only some replies set
         return True
     named = any(_CLASS.fullmatch(base.__name__) for base in kind.__mro__ if issubclass(base, BaseException))
     return named or _LINE.match(str(error)) is not None  # some libraries raise the text of another error

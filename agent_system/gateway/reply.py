@@ -33,7 +33,10 @@ class Choice:
     @property
     def message(self) -> dict[str, Any]:
         """The assistant's message in OpenAI's format."""
-        calls = [{"id": i, "type": "function", "function": {"name": name, "arguments": text}} for i, name, text in self.calls]
+        calls = [
+            {"id": i, "type": "function", "function": {"name": name, "arguments": text}}
+            for i, name, text in self.calls
+        ]
         return {
             "role": "assistant",
             "content": self.content if self.content or not calls else None,
@@ -56,12 +59,16 @@ class Choice:
         """The field `logprobs`."""
         if self.logprobs is None:
             return None
-        tokens = [{"token": t, "logprob": p, "bytes": _bytes(t), "top_logprobs": []} for t, p in self.logprobs]
+        tokens = [
+            {"token": t, "logprob": p, "bytes": _bytes(t), "top_logprobs": []} for t, p in self.logprobs
+        ]
         return {"content": tokens, "refusal": None}
 
 
 def _bytes(token: str) -> list[int] | None:
-    """Return the bytes of a token; None for one that is a part of a character, whose text does not say which."""
+    """Return the bytes of a token; None for one that is a part of a character, whose text does not
+    say which.
+    """
     return None if "\ufffd" in token else list(token.encode("utf-8", "replace"))
 
 
@@ -87,12 +94,21 @@ class Completion:
     def usage(self) -> dict[str, int]:
         """Counts of tokens."""
         sampled = sum(choice.tokens for choice in self.choices)
-        return {"prompt_tokens": self.prompt_tokens, "completion_tokens": sampled, "total_tokens": self.prompt_tokens + sampled}
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": sampled,
+            "total_tokens": self.prompt_tokens + sampled,
+        }
 
     def to_text_json(self) -> dict[str, Any]:
         """Return the object `text_completion`."""
         choices = [
-            {"index": i, "text": choice.content, "finish_reason": choice.finish, "logprobs": choice.text_details}
+            {
+                "index": i,
+                "text": choice.content,
+                "finish_reason": choice.finish,
+                "logprobs": choice.text_details,
+            }
             for i, choice in enumerate(self.choices)
         ]
         return {**self.text_head, "choices": choices, "usage": self.usage}
@@ -106,7 +122,12 @@ class Completion:
     def to_json(self) -> dict[str, Any]:
         """Return the object `chat.completion`."""
         choices = [
-            {"index": i, "message": choice.message, "finish_reason": choice.finish, "logprobs": choice.token_details}
+            {
+                "index": i,
+                "message": choice.message,
+                "finish_reason": choice.finish,
+                "logprobs": choice.token_details,
+            }
             for i, choice in enumerate(self.choices)
         ]
         head = {"id": self.id, "object": "chat.completion", "created": self.created, "model": self.model}

@@ -16,7 +16,8 @@ from agent_system.rollout.call import Call, Reply
 OVER = "the episode is over"
 # Metrics, counts of an episode.
 COUNTS = (
-    "gateway/rewritten/client", "gateway/rewritten/template", "gateway/rewritten/tools", "gateway/overridden", "gateway/ignored",
+    "gateway/rewritten/client", "gateway/rewritten/template", "gateway/rewritten/tools", "gateway/overridden",
+    "gateway/ignored",
     "gateway/repeated", "gateway/retried", "gateway/undelivered", "gateway/program_errors",
 )  # fmt: skip
 
@@ -56,7 +57,9 @@ class Answering(Protocol):
 
     @property
     def forms(self) -> str:
-        """What becomes of a form that a request asks for: `refuse`, `mask`, or `free`, which samples any reply."""
+        """What becomes of a form that a request asks for: `refuse`, `mask`, or `free`, which samples any
+        reply.
+        """
 
     @property
     def stored(self) -> Stored:
@@ -65,7 +68,9 @@ class Answering(Protocol):
     def agent(self, name: str) -> str:
         """Return the model that a request names. Raise Refusal if there is none."""
 
-    def start(self, agent_id: str, ask: Ask, body: bytes, retried: bool, connected: Callable[[], bool]) -> Request:
+    def start(
+        self, agent_id: str, ask: Ask, body: bytes, retried: bool, connected: Callable[[], bool]
+    ) -> Request:
         """Return the request of a body; `retried` means that the client sends it again. Raise Refusal."""
 
     def deliver(self, request: Request) -> None:

@@ -1,4 +1,6 @@
-"""Requests and answers of `/v1/responses`, translated to and from those of `/v1/chat/completions`. Bodies are untrusted."""
+"""Requests and answers of `/v1/responses`, translated to and from those of `/v1/chat/completions`. Bodies are
+untrusted.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,11 @@ from agent_system.gateway.stored import Stored
 Messages = list[Any]
 RESPONSE = "resp_"  # an answer has this before the id of its chat completion
 _SAME = ("model", "tool_choice", "seed", "stop", "stream", *SAMPLING, *MASKING, *UNSUPPORTED)
-_NAMES = {"messages": "input", "max_tokens": "max_output_tokens", "response_format": "text.format"}  # of fields of chat completions
+_NAMES = {
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "response_format": "text.format",
+}  # of fields of chat completions
 _TEXTS = ("input_text", "output_text", "text", "refusal")
 _REFERENCE = "item_reference"
 
@@ -23,7 +29,8 @@ def chat_body(body: Mapping[str, Any], stored: Stored) -> dict[str, Any]:
 
     Args:
         body: of a request to `/v1/responses`.
-        stored: earlier answers, which `previous_response_id` continues and items of the type `item_reference` name.
+        stored: earlier answers, which `previous_response_id` continues and items of the type `item_reference`
+            name.
 
     Raises Refusal for items that are not supported.
     """
@@ -53,9 +60,24 @@ def response_body(completion: Completion, body: Mapping[str, Any]) -> dict[str, 
     output: list[dict[str, Any]] = []
     if choice.content or not choice.calls:
         text = {"type": "output_text", "text": choice.content, "annotations": []}
-        output.append({"type": "message", "id": f"msg_{completion.id}", "status": status, "role": "assistant", "content": [text]})
+        output.append(
+            {
+                "type": "message",
+                "id": f"msg_{completion.id}",
+                "status": status,
+                "role": "assistant",
+                "content": [text],
+            }
+        )
     for name, call, arguments in choice.calls:
-        item = {"type": "function_call", "id": f"fc_{name}", "call_id": name, "name": call, "arguments": arguments, "status": status}
+        item = {
+            "type": "function_call",
+            "id": f"fc_{name}",
+            "call_id": name,
+            "name": call,
+            "arguments": arguments,
+            "status": status,
+        }
         output.append(item)
     usage = completion.usage
     return {
@@ -86,11 +108,17 @@ def response_body(completion: Completion, body: Mapping[str, Any]) -> dict[str, 
 def with_own_names(error: Refusal) -> Refusal:
     """Return the refusal of a request to chat completions with the names of the fields in `/v1/responses`."""
     field = _NAMES.get(error.param or "")
-    return error if field is None else Refusal(str(error).replace(str(error.param), field, 1), error.status, error.code, field)
+    return (
+        error
+        if field is None
+        else Refusal(str(error).replace(str(error.param), field, 1), error.status, error.code, field)
+    )
 
 
 def conversation(chat: Mapping[str, Any], body: Mapping[str, Any], completion: Completion) -> Messages:
-    """Return the messages of a request and its answer, for `previous_response_id`: without instructions, which every request gives anew."""
+    """Return the messages of a request and its answer, for `previous_response_id`: without instructions,
+    which every request gives anew.
+    """
     return [*chat["messages"][len(_instructions(body)) :], completion.choices[0].message]
 
 
@@ -118,12 +146,18 @@ def _earlier(body: Mapping[str, Any], stored: Stored) -> Messages:
     if name is None:
         return []
     if not isinstance(name, str) or name not in stored.conversations:
-        raise Refusal(f"previous_response_id={name!r:.100} is no answer that is known", 404, param="previous_response_id")
+        raise Refusal(
+            f"previous_response_id={name!r:.100} is no answer that is known",
+            404,
+            param="previous_response_id",
+        )
     return stored.conversations[name]
 
 
 def _messages(given: Any, stored: Stored) -> Messages:
-    """Return the messages of the items `input`; an assistant's text and the tool calls after it are one message."""
+    """Return the messages of the items `input`; an assistant's text and the tool calls after it are one
+    message.
+    """
     items = [{"role": "user", "content": given}] if isinstance(given, str) else given
     if not isinstance(items, list):
         raise Refusal("input must be a text or a list of items", param="input")
@@ -140,10 +174,13 @@ def _messages(given: Any, stored: Stored) -> Messages:
             call = {"id": item.get("call_id"), "type": "function", "function": function}
             messages[-1].setdefault("tool_calls", []).append(call)
         elif kind == "function_call_output":
-            messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": _content(item.get("output"))})
+            messages.append(
+                {"role": "tool", "tool_call_id": item.get("call_id"), "content": _content(item.get("output"))}
+            )
         elif kind != "reasoning":  # the engine's tokens have the thinking
             raise Refusal(
-                f"input[{place}] has the type {kind!r:.80}; expected message, function_call, function_call_output or {_REFERENCE}",
+                f"input[{place}] has the type {kind!r:.80}; expected message, function_call, "
+                f"function_call_output or {_REFERENCE}",
                 param="input",
             )
     return messages
@@ -158,7 +195,8 @@ def _referred(item: Any, place: int, stored: Stored) -> Any:
     found = stored.items.get(name) if isinstance(name, str) else None
     if found is None:
         raise Refusal(
-            f"input[{place}] refers to the item {name!r:.100}, which no answer to this key has given, or too many have since; send "
+            f"input[{place}] refers to the item {name!r:.100}, which no answer to this key has given, or too "
+            "many have since; send "
             "the item itself",
             param="input",
         )
@@ -180,5 +218,7 @@ def _content(content: Any) -> Any:
 def _tool(tool: Any) -> Any:
     if not isinstance(tool, dict) or tool.get("type") != "function":
         return tool
-    function = {name: tool[name] for name in ("name", "description", "parameters") if tool.get(name) is not None}
+    function = {
+        name: tool[name] for name in ("name", "description", "parameters") if tool.get(name) is not None
+    }
     return {"type": "function", "function": function}

@@ -41,13 +41,17 @@ class Routes:
         for root in ROUTES:
             app.router.add_post(f"{root}/chat/completions", self._told(self._chat), expect_handler=_expected)
             app.router.add_post(f"{root}/responses", self._told(self._responses), expect_handler=_expected)
-            app.router.add_post(f"{root}/completions", self._told(self._completions), expect_handler=_expected)
+            app.router.add_post(
+                f"{root}/completions", self._told(self._completions), expect_handler=_expected
+            )
             app.router.add_get(f"{root}/models", self._models, expect_handler=_expected)
             app.router.add_get(f"{root}/models/{{model}}", self._model, expect_handler=_expected)
         return app
 
     def _told(self, answered: Callable[[web.Request, Answering], Awaitable[web.StreamResponse]]) -> Handler:
-        """Return a handler of requests to agents; the episode or the team learns which of them get an error."""
+        """Return a handler of requests to agents; the episode or the team learns which of them get an
+        error.
+        """
 
         async def handle(http: web.Request) -> web.StreamResponse:
             calls = self._find(http)
@@ -60,7 +64,9 @@ class Routes:
         return handle
 
     async def _models(self, request: web.Request) -> web.StreamResponse:
-        return web.json_response({"object": "list", "data": [_described(name) for name in self._find(request).agents]})
+        return web.json_response(
+            {"object": "list", "data": [_described(name) for name in self._find(request).agents]}
+        )
 
     async def _model(self, request: web.Request) -> web.StreamResponse:
         named = request.match_info
@@ -69,12 +75,21 @@ class Routes:
     async def _chat(self, http: web.Request, calls: Answering) -> web.StreamResponse:
         data = await http.read()
         ask = read_ask(read_body(data), calls.forms)
-        return await _answered(http, calls, ask, data, Completion.to_json, lambda completion: events(completion, ask.usage))
+        return await _answered(
+            http, calls, ask, data, Completion.to_json, lambda completion: events(completion, ask.usage)
+        )
 
     async def _completions(self, http: web.Request, calls: Answering) -> web.StreamResponse:
         data = await http.read()
         ask = completion_ask(read_body(data), calls.forms)
-        return await _answered(http, calls, ask, data, Completion.to_text_json, lambda completion: text_events(completion, ask.usage))
+        return await _answered(
+            http,
+            calls,
+            ask,
+            data,
+            Completion.to_text_json,
+            lambda completion: text_events(completion, ask.usage),
+        )
 
     async def _responses(self, http: web.Request, calls: Answering) -> web.StreamResponse:
         data = await http.read()
@@ -87,7 +102,9 @@ class Routes:
             calls.stored.add(answer, conversation(chat, body, completion))
             return answer
 
-        return await _answered(http, calls, ask, data, stored, lambda completion: response_events(stored(completion)))
+        return await _answered(
+            http, calls, ask, data, stored, lambda completion: response_events(stored(completion))
+        )
 
 
 async def _answered(
@@ -129,7 +146,9 @@ async def _streamed(
     http: web.Request, calls: Answering, request: Request, made: Callable[[Completion], Iterator[bytes]]
 ) -> web.StreamResponse:
     """Answer with the events `made` of the reply once it is whole, and with comments until then."""
-    response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache", **HEADERS})
+    response = web.StreamResponse(
+        headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache", **HEADERS}
+    )
     while not request.task.done():
         await asyncio.wait([request.task], timeout=KEEP_ALIVE_S)
         if not request.task.done():

@@ -66,7 +66,10 @@ class ServedTeam:
         self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._runtimes, self._spec, self._limit_s, self._team = runtimes, spec, limit_s, team
         self._names = {slug(name): name for name in self.agents} | {name: name for name in self.agents}
-        self._chats = {name: Chat(bridge_of(runtime.binding, keys), KEPT_CONVERSATIONS) for name, runtime in runtimes.items()}
+        self._chats = {
+            name: Chat(bridge_of(runtime.binding, keys), KEPT_CONVERSATIONS)
+            for name, runtime in runtimes.items()
+        }
         self._numbers, self._notices = count(), Notices()
 
     def agent(self, name: str) -> str:
@@ -74,17 +77,23 @@ class ServedTeam:
         if name not in self._names:
             known = ", ".join(self.agents)
             hint = did_you_mean(name, self._names)
-            raise Refusal(f"no model {name!r:.80}{hint}; the model is one of: {known}", 404, "model_not_found", "model")
+            raise Refusal(
+                f"no model {name!r:.80}{hint}; the model is one of: {known}", 404, "model_not_found", "model"
+            )
         return self._names[name]
 
-    def start(self, agent_id: str, ask: Ask, body: bytes, retried: bool, connected: Callable[[], bool]) -> Request:
+    def start(
+        self, agent_id: str, ask: Ask, body: bytes, retried: bool, connected: Callable[[], bool]
+    ) -> Request:
         """Return the request, which is being answered. Raises Refusal."""
         team = self._team if self._team is not None and agent_id == self._team.name else None
         work = self._generated(agent_id, ask) if team is None else team.answer(ask, _new_id())
         self._notices.ignored([*ask.ignored, *(team.ignored(ask) if team is not None else ())])
         request = Request(connected)
         request.task = asyncio.create_task(self._answered(work))
-        request.task.add_done_callback(lambda task: task.cancelled() or task.exception())  # the client may have left
+        request.task.add_done_callback(
+            lambda task: task.cancelled() or task.exception()
+        )  # the client may have left
         return request
 
     def deliver(self, request: Request) -> None:
@@ -112,7 +121,9 @@ class ServedTeam:
 
     def _generated(self, agent_id: str, ask: Ask) -> Awaitable[Completion]:
         runtime, chat = self._runtimes[agent_id], self._chats[agent_id]
-        sampling, other = chat.sampling(ask, client_sampling(ask.sampling, self._spec.sampling_of(runtime.binding)))
+        sampling, other = chat.sampling(
+            ask, client_sampling(ask.sampling, self._spec.sampling_of(runtime.binding))
+        )
         if name := next((name for name in other if name not in HONOURED), None):
             raise Refusal(f"{name} is not supported; {', '.join(HONOURED)} are", param=name)
         structure = chat.structure(ask, "pip install 'xgrammar>=0.2.8,<0.3' and serve the team again")
@@ -120,7 +131,20 @@ class ServedTeam:
         seed = secrets.randbits(63) if ask.seed is None else ask.seed
         sampling, seen = replace(sampling, structure=structure), Observation("")
         calls = [
-            Call(self._spec, agent_id, runtime, 1, n, 0, seen, built.prompt, 0, seed, runtime.agent, own_sampling=sampling)
+            Call(
+                self._spec,
+                agent_id,
+                runtime,
+                1,
+                n,
+                0,
+                seen,
+                built.prompt,
+                0,
+                seed,
+                runtime.agent,
+                own_sampling=sampling,
+            )
             for n in (number, *(next(self._numbers) for _ in range(ask.n - 1)))
         ]
 
@@ -133,7 +157,11 @@ class ServedTeam:
                 raise impossible(ask, error) from error
             except RolloutError as error:
                 raise Refusal(str(error), 503, "generation_failed") from error
-            replies = [(call, _whole(call, reply)) for call, reply in zip(calls, generations, strict=True) if reply is not None]
+            replies = [
+                (call, _whole(call, reply))
+                for call, reply in zip(calls, generations, strict=True)
+                if reply is not None
+            ]
             return chat.answer(ask, built, replies, _new_id())
 
         return work()

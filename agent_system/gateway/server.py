@@ -1,4 +1,6 @@
-"""The HTTP server: of a run's episodes, in whose event loop it runs, or of a served team. It keeps its port."""
+"""The HTTP server: of a run's episodes, in whose event loop it runs, or of a served team. It keeps
+its port.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +20,17 @@ from agent_system.gateway.routes import Routes
 
 BACKLOG = 1024
 REMEMBERED_KEYS = 4096
-SOCKETS = 65536  # both ends of a program's connection are in this process; systems allow 1024 unless they are asked for more
+# both ends of a program's connection are in this process; systems allow 1024 unless they are asked for more
+SOCKETS = 65536
 
 
 class Server:
     """Answers the requests of episodes in progress, on the loopback interface."""
 
     def __init__(self, host: str = "127.0.0.1", port: int = 0, ends_left: bool = False) -> None:
-        """Set the address, where 0 is a free port; with `ends_left` the handler of a client that leaves is cancelled."""
+        """Set the address, where 0 is a free port; with `ends_left` the handler of a client that leaves is
+        cancelled.
+        """
         self._host, self._port, self._ends_left = host, port, ends_left
         self._open: dict[str, EpisodeCalls] = {}
         self._ended: OrderedDict[str, None] = OrderedDict()
@@ -40,8 +45,12 @@ class Server:
                 if self._socket is None:
                     _allow_sockets()
                     family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
-                    self._socket = socket.create_server((self._host, self._port), family=family, backlog=BACKLOG)
-                runner = web.AppRunner(self._app(), access_log=None, shutdown_timeout=1.0, handler_cancellation=self._ends_left)
+                    self._socket = socket.create_server(
+                        (self._host, self._port), family=family, backlog=BACKLOG
+                    )
+                runner = web.AppRunner(
+                    self._app(), access_log=None, shutdown_timeout=1.0, handler_cancellation=self._ends_left
+                )
                 await runner.setup()
                 await web.SockSite(runner, self._socket.dup(), backlog=BACKLOG).start()
                 self._runner = runner
@@ -90,10 +99,18 @@ class ServedServer(Server):
 
     def _calls(self, request: web.Request) -> Answering:
         given = _given_key(request)
-        if self._key and not hmac.compare_digest(given.encode("utf-8", "surrogateescape"), self._key.encode("utf-8", "surrogateescape")):
+        if self._key and not hmac.compare_digest(
+            given.encode("utf-8", "surrogateescape"), self._key.encode("utf-8", "surrogateescape")
+        ):
             raise Refusal("wrong API key", 401, "invalid_api_key")
-        if not self._key and "Origin" in request.headers:  # any page in a browser of this machine can reach the loopback interface
-            raise Refusal("a web page asks; serve the team with --api-key-env to answer those that know the key", 403, "no_api_key")
+        if (
+            not self._key and "Origin" in request.headers
+        ):  # any page in a browser of this machine can reach the loopback interface
+            raise Refusal(
+                "a web page asks; serve the team with --api-key-env to answer those that know the key",
+                403,
+                "no_api_key",
+            )
         return self._team
 
 

@@ -1,4 +1,6 @@
-"""Server-sent events made from a whole reply: engines answer whole, so a stream tells a client nothing earlier."""
+"""Server-sent events made from a whole reply: engines answer whole, so a stream tells a client nothing
+earlier.
+"""
 
 from __future__ import annotations
 
@@ -19,15 +21,24 @@ def event(content: Mapping[str, Any]) -> bytes:
 
 
 def events(completion: Completion, usage: bool) -> Iterator[bytes]:
-    """Yield the events of a `chat.completion.chunk` stream; with `usage` the counts of tokens come before its end."""
-    head = {"id": completion.id, "object": "chat.completion.chunk", "created": completion.created, "model": completion.model}
+    """Yield the events of a `chat.completion.chunk` stream; with `usage` the counts of tokens come before its
+    end.
+    """
+    head = {
+        "id": completion.id,
+        "object": "chat.completion.chunk",
+        "created": completion.created,
+        "model": completion.model,
+    }
 
     def chunk(index: int, delta: Mapping[str, Any], finish: str | None = None, details: Any = None) -> bytes:
         choice = {"index": index, "delta": delta, "finish_reason": finish, "logprobs": details}
         return event({**head, "choices": [choice], **({"usage": None} if usage else {})})
 
     for index, choice in enumerate(completion.choices):
-        calls = [{"index": number, **call} for number, call in enumerate(choice.message.get("tool_calls", ()))]
+        calls = [
+            {"index": number, **call} for number, call in enumerate(choice.message.get("tool_calls", ()))
+        ]
         delta = {**choice.message, **({"tool_calls": calls} if calls else {})}
         yield chunk(index, delta, details=choice.token_details)
         yield chunk(index, {}, choice.finish)
@@ -37,7 +48,9 @@ def events(completion: Completion, usage: bool) -> Iterator[bytes]:
 
 
 def text_events(completion: Completion, usage: bool) -> Iterator[bytes]:
-    """Yield the events of a `text_completion` stream; with `usage` the counts of tokens come before its end."""
+    """Yield the events of a `text_completion` stream; with `usage` the counts of tokens come before
+    its end.
+    """
     empty = {"usage": None} if usage else {}
     for index, choice in enumerate(completion.choices):
         parts = ((choice.content, None, choice.text_details), ("", choice.finish, None))
@@ -62,7 +75,9 @@ def response_events(answer: Mapping[str, Any]) -> Iterator[bytes]:
     for index, item in enumerate(answer["output"]):
         at = {"output_index": index, "item_id": item["id"]}
         empty: dict[str, Any] = {"content": []} if item["type"] == "message" else {"arguments": ""}
-        yield told("response.output_item.added", output_index=index, item={**item, "status": "in_progress", **empty})
+        yield told(
+            "response.output_item.added", output_index=index, item={**item, "status": "in_progress", **empty}
+        )
         for place, part in enumerate(item.get("content", ())):
             here, text = {**at, "content_index": place}, part["text"]
             yield told("response.content_part.added", **here, part={**part, "text": ""})
@@ -71,6 +86,8 @@ def response_events(answer: Mapping[str, Any]) -> Iterator[bytes]:
             yield told("response.content_part.done", **here, part=part)
         if item["type"] == "function_call":
             yield told("response.function_call_arguments.delta", **at, delta=item["arguments"])
-            yield told("response.function_call_arguments.done", **at, name=item["name"], arguments=item["arguments"])
+            yield told(
+                "response.function_call_arguments.done", **at, name=item["name"], arguments=item["arguments"]
+            )
         yield told("response.output_item.done", output_index=index, item=item)
     yield told(f"response.{answer['status']}", response=answer)

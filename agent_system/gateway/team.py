@@ -40,7 +40,8 @@ class GatewayOptions:
 
     Attributes:
         team: `agent.team`: the program as `module:function`, or the function.
-        command: `agent.team_command`: the program as a command, in one text as in a shell or in parts; empty for a function.
+        command: `agent.team_command`: the program as a command, in one text as in a shell or in parts; empty
+            for a function.
         keys: the keys under `gateway`.
     """
 
@@ -58,23 +59,32 @@ class GatewayOrchestra(BaseOrchestra):
     def __init__(self, config: GatewayOptions | None = None) -> None:
         """Import the program. Raise AgentSystemError if there is none."""
         super().__init__(config)
-        self.team = load_command(self.config.command, self.config.team) if self.config.command else load_team(self.config.team)
+        self.team = (
+            load_command(self.config.command, self.config.team)
+            if self.config.command
+            else load_team(self.config.team)
+        )
         self._server = Server()
         self._bridges: dict[str, Bridge] = {}
         self._notices = Notices()
 
-    def check(self, agents: Mapping[str, BaseAgent], make_env: Callable[[int], BaseEnv], *, forks: bool) -> None:
+    def check(
+        self, agents: Mapping[str, BaseAgent], make_env: Callable[[int], BaseEnv], *, forks: bool
+    ) -> None:
         """Reject tree sampling, and agents that do more than the program asks of them."""
         if forks:
             raise AgentSystemError(
-                "agent.orchestra_type=gateway with rollout.sampling=tree: a program cannot be forked in the middle of its run, so its "
+                "agent.orchestra_type=gateway with rollout.sampling=tree: a program cannot be forked in the "
+                "middle of its run, so its "
                 "calls have no candidates; use rollout.sampling=parallel"
             )
         for name, agent in agents.items():
             if isinstance(agent, ToolAgent) or agent.memory_class is not None:
                 raise AgentSystemError(
-                    f"agent.orchestra_type=gateway with {type(agent).__name__} for {name!r}: its tools and its memory would not be used, "
-                    "because the program sends the messages and calls the tools; register a BaseAgent without a memory, or none"
+                    f"agent.orchestra_type=gateway with {type(agent).__name__} for {name!r}: its tools and "
+                    "its memory would not be used, "
+                    "because the program sends the messages and calls the tools; register a BaseAgent "
+                    "without a memory, or none"
                 )
 
     async def run(self, turn: Turn) -> Any:
@@ -85,7 +95,9 @@ class GatewayOrchestra(BaseOrchestra):
         """Run the program and end the episode with what it returns."""
         assert isinstance(episode, EpisodeRunner)
         url = await self._server.start()
-        calls = EpisodeCalls(episode, self.config.keys, lambda agent_id: self._chat(episode, agent_id), self._notices)
+        calls = EpisodeCalls(
+            episode, self.config.keys, lambda agent_id: self._chat(episode, agent_id), self._notices
+        )
         self._server.open(calls)
         session = Session(episode, url, calls)
         try:
@@ -104,7 +116,9 @@ class GatewayOrchestra(BaseOrchestra):
         await _end(episode, calls, result)
 
     def _reward_of(self, error: Exception, calls: EpisodeCalls) -> _Ended:
-        """Return how an episode ends whose program raised because of a reply. Raise the error if it is left out."""
+        """Return how an episode ends whose program raised because of a reply. Raise the error if it is left
+        out.
+        """
         reward = reward_of_error(self.config.keys.program_error)
         if reward is None or not caused_by_a_reply(error, calls):
             raise error
@@ -127,18 +141,23 @@ def load_team(team: Any) -> Callable[..., Any]:
         try:
             found = getattr(importlib.import_module(module), name) if name else None
         except (ImportError, AttributeError) as error:
-            raise AgentSystemError(f"agent.team={team}: {error}; expected module:function that Python can import") from error
+            raise AgentSystemError(
+                f"agent.team={team}: {error}; expected module:function that Python can import"
+            ) from error
     else:
         found = team
     if not callable(found):
         raise AgentSystemError(
-            f"agent.team={team}: agent.orchestra_type=gateway needs the program of the team as module:function, `async def "
+            f"agent.team={team}: agent.orchestra_type=gateway needs the program of the team as "
+            "module:function, `async def "
             "function(task, session)`, or a plain function, which runs in a thread; or agent.team_command"
         )
     return found
 
 
-async def _run(team: Callable[..., Any], session: Session, failed: asyncio.Future[None], episode: EpisodeRunner) -> Any:
+async def _run(
+    team: Callable[..., Any], session: Session, failed: asyncio.Future[None], episode: EpisodeRunner
+) -> Any:
     """Run the program until it returns, or a call fails. Raises its error, or that of the call.
 
     A plain function cannot be cancelled: its thread goes on until its next request, which is refused.
@@ -149,7 +168,9 @@ async def _run(team: Callable[..., Any], session: Session, failed: asyncio.Futur
             if inspect.iscoroutinefunction(team):
                 return await team(session.task, session)
             result = await asyncio.wrap_future(_threads.submit(run_plain, team, (session.task, session)))
-            return await result if inspect.isawaitable(result) else result  # of an object that is called, or a lambda
+            return (
+                await result if inspect.isawaitable(result) else result
+            )  # of an object that is called, or a lambda
         except (KeyboardInterrupt, SystemExit) as error:  # it would end the event loop
             raise RuntimeError(f"{type(error).__name__}: {error}") from error
 
@@ -175,7 +196,8 @@ def _check_result(result: Any, episode: EpisodeRunner) -> None:
     fits = isinstance(result, (str, Outcome, int, float)) and not isinstance(result, bool)
     if not fits and episode.turn is not None and not episode.turn.done:
         raise WrongResultError(
-            f"the team returned {type(result).__name__}; expected its answer as text, which the environment scores, a reward, or an Outcome"
+            f"the team returned {type(result).__name__}; expected its answer as text, which the environment "
+            "scores, a reward, or an Outcome"
         )
 
 
@@ -188,7 +210,9 @@ async def _end(episode: EpisodeRunner, calls: EpisodeCalls, result: Any) -> None
             await episode.step("")
     elif episode.turn is None or episode.turn.done:
         if isinstance(result, (Outcome, int, float)) and not isinstance(result, bool):
-            raise AgentSystemError("the team returned a reward after the environment had ended the episode; return None")
+            raise AgentSystemError(
+                "the team returned a reward after the environment had ended the episode; return None"
+            )
         if episode.turn is not None:
             await episode.step(result)
     elif isinstance(result, str):

@@ -1,4 +1,6 @@
-"""What the gateway knows of a policy's chat template: rendering, how conversations go on, and how tool calls are written."""
+"""What the gateway knows of a policy's chat template: rendering, how conversations go on, and how tool calls
+are written.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +37,12 @@ class Template:
         self.binding, self.chat = binding, binding.chat
         self._encoder = Encoder(binding.tokenizer)
         clean = SpecialTokens(binding.tokenizer, self.chat.structure).cleaned
-        clean_reply = SpecialTokens(binding.tokenizer, self.chat.structure, self.chat.marks_of_replies).cleaned
-        self.viewer = Viewer(clean, _reads_name(self.chat.source), self.chat.calls is not None, self.chat.call_id, clean_reply)
+        clean_reply = SpecialTokens(
+            binding.tokenizer, self.chat.structure, self.chat.marks_of_replies
+        ).cleaned
+        self.viewer = Viewer(
+            clean, _reads_name(self.chat.source), self.chat.calls is not None, self.chat.call_id, clean_reply
+        )
 
     @property
     def syntaxes(self) -> tuple[Syntax, ...]:
@@ -48,21 +54,31 @@ class Template:
         """The largest number of calls in one reply that the template can show; None for any number."""
         return 1 if self.chat.calls is not None and self.chat.calls.most == 1 else None
 
-    def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], prompt: bool = True) -> str:
-        """Return the text of a conversation; with `prompt` the beginning of a reply follows. Raise Refusal if it cannot be shown."""
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], prompt: bool = True
+    ) -> str:
+        """Return the text of a conversation; with `prompt` the beginning of a reply follows. Raise Refusal if
+        it cannot be shown.
+        """
         if tools and not self.chat.shows_tools:
-            raise Refusal(f"the chat template of {self.binding.agent_id!r} shows no tools; describe them in a message", param="tools")
+            raise Refusal(
+                f"the chat template of {self.binding.agent_id!r} shows no tools; describe them in a message",
+                param="tools",
+            )
         if tools and not self.syntaxes:
             raise Refusal(
-                f"the tool calls that the chat template of {self.binding.agent_id!r} shows cannot be read; set "
-                "data.apply_chat_template_kwargs.chat_template to another one, or describe the tools in a message",
+                f"the tool calls that the chat template of {self.binding.agent_id!r} shows cannot be read; "
+                "set "
+                "data.apply_chat_template_kwargs.chat_template to another one, or describe the tools in a "
+                "message",
                 param="tools",
             )
         try:
             return self.chat.render(messages, tools, prompt)
         except Exception as error:  # whatever a template raises for an order of roles that it does not know
             raise Refusal(
-                f"the chat template of {self.binding.agent_id!r} cannot show these messages: {error}", param="messages"
+                f"the chat template of {self.binding.agent_id!r} cannot show these messages: {error}",
+                param="messages",
             ) from error
 
     @property
@@ -71,13 +87,17 @@ class Template:
         return self.binding.max_prompt_length * self.chat.longest_token
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """Return the token ids of a text. Raise Refusal for one that is too long whatever its tokens: tokenizing it would take seconds."""
+        """Return the token ids of a text. Raise Refusal for one that is too long whatever its tokens:
+        tokenizing it would take seconds.
+        """
         if len(text) > self.longest_prompt:
             raise too_long(self.binding, f"{len(text)} characters")
         return self._encoder.encode(text)
 
     def after(self, prompt: Prompt, reply: Generation, whole: str, keep_thinking: bool) -> NextPrompt | None:
-        """Return the prompt after a reply, from what the template shows of the whole conversation; see `Continuation`."""
+        """Return the prompt after a reply, from what the template shows of the whole conversation; see
+        `Continuation`.
+        """
         return Continuation(self.chat, self.encode, keep_thinking).after(prompt, reply, whole)
 
     def said_with_calls(self, text: str, visible: str) -> str:
@@ -99,7 +119,9 @@ class Template:
         return max(self.binding.tokenizer.get_vocab().values())
 
     def continued(self, prompt: str | Sequence[int]) -> Built:
-        """Return the prompt of a completion, special tokens included. Raise Refusal for one that has no tokens, or unknown ones."""
+        """Return the prompt of a completion, special tokens included. Raise Refusal for one that has no
+        tokens, or unknown ones.
+        """
         if isinstance(prompt, str):
             text = prompt.encode("utf-8", "replace").decode()
             ids = self.encode(text)
@@ -107,7 +129,9 @@ class Template:
             ids = ids if ids[: len(first)] == first else (*first, *ids)
         else:
             if (token := max(prompt)) > self._largest_token:
-                raise Refusal(f"prompt has the token {token}; the largest is {self._largest_token}", param="prompt")
+                raise Refusal(
+                    f"prompt has the token {token}; the largest is {self._largest_token}", param="prompt"
+                )
             ids = tuple(prompt)
             text = self.decode(ids)
         if not ids:
@@ -119,24 +143,38 @@ class Template:
         """Return the text of tokens, special ones included."""
         return decode(self.binding.tokenizer, tokens, special=True)
 
-    def with_sampled_ids(self, earlier: Sequence[Mapping[str, Any]], added: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    def with_sampled_ids(
+        self, earlier: Sequence[Mapping[str, Any]], added: Sequence[Mapping[str, Any]]
+    ) -> list[Mapping[str, Any]]:
         """Return new messages whose results name the calls by the ids that the model gave them."""
         calls = [call for message in earlier for call in message.get("tool_calls") or ()]
-        ids = {self.chat.call_id(call["function"]["name"], place): call["id"] for place, call in enumerate(calls)}
-        return [{**m, "tool_call_id": ids.get(m["tool_call_id"], m["tool_call_id"])} if m.get("tool_call_id") else m for m in added]
+        ids = {
+            self.chat.call_id(call["function"]["name"], place): call["id"] for place, call in enumerate(calls)
+        }
+        return [
+            {**m, "tool_call_id": ids.get(m["tool_call_id"], m["tool_call_id"])}
+            if m.get("tool_call_id")
+            else m
+            for m in added
+        ]
 
 
 def _reads_name(source: str) -> bool:
     """Return whether a template reads `name` of a message, whatever it calls the message."""
     messages = "|".join({"message", *_MESSAGES.findall(source)})
-    return re.search(rf"""\b(?:{messages})(?:\.name\b|\[['"]name['"]\]|\.get\(['"]name['"])""", source) is not None
+    return (
+        re.search(rf"""\b(?:{messages})(?:\.name\b|\[['"]name['"]\]|\.get\(['"]name['"])""", source)
+        is not None
+    )
 
 
 def too_long(binding: AgentBinding, found: str) -> Refusal:
     """Return the error for a prompt of this size."""
     return Refusal(
-        f"the prompt of {binding.agent_id!r} has {found}, more than {binding.prompt_length_key}={binding.max_prompt_length} "
-        "tokens; send less, or raise it. In words that clients look for: prompt is too long, this model's maximum context "
+        f"the prompt of {binding.agent_id!r} has {found}, more than "
+        f"{binding.prompt_length_key}={binding.max_prompt_length} "
+        "tokens; send less, or raise it. In words that clients look for: prompt is too long, this model's "
+        "maximum context "
         f"length is {binding.max_prompt_length}",
         code=TOO_LONG,
         param="messages",
@@ -153,20 +191,29 @@ class NoTemplate:
         self.binding = binding
         self.viewer = Viewer(lambda text: text, False, False)
 
-    def with_sampled_ids(self, earlier: Sequence[Mapping[str, Any]], added: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    def with_sampled_ids(
+        self, earlier: Sequence[Mapping[str, Any]], added: Sequence[Mapping[str, Any]]
+    ) -> list[Mapping[str, Any]]:
         """Return new messages as they are."""
         return list(added)
 
-    def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], prompt: bool = True) -> str:
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], prompt: bool = True
+    ) -> str:
         """Return the messages as text, for trajectories. Raise Refusal for tools."""
         if tools:
-            raise Refusal(f"{self.binding.agent_id!r} is behind an API, through which tools are not passed on", param="tools")
+            raise Refusal(
+                f"{self.binding.agent_id!r} is behind an API, through which tools are not passed on",
+                param="tools",
+            )
         return "\n\n".join(f"{m['role']}: {m['content']}" for m in messages)
 
     def continued(self, prompt: str | Sequence[int]) -> Built:
         """Raise Refusal: servers get messages."""
         raise Refusal(
-            f"{self.binding.agent_id!r} is behind an API, to which messages are passed on; use /v1/chat/completions", param="prompt"
+            f"{self.binding.agent_id!r} is behind an API, to which messages are passed on; use "
+            "/v1/chat/completions",
+            param="prompt",
         )
 
     def encode(self, text: str) -> tuple[int, ...]:

@@ -1,4 +1,6 @@
-"""Messages as the chat template gets them, and the keys by which messages are equal whatever a client library did to their form."""
+"""Messages as the chat template gets them, and the keys by which messages are equal whatever a client library
+did to their form.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,10 @@ class View:
     """One message.
 
     Attributes:
-        message: what the template gets: `role`, `content`, and where there are any `tool_calls`, `tool_call_id` and `name`.
-        key: a hash, equal for messages that say the same; the thinking of an assistant's message is left aside.
+        message: what the template gets: `role`, `content`, and where there are any `tool_calls`,
+            `tool_call_id` and `name`.
+        key: a hash, equal for messages that say the same; the thinking of an assistant's message is left
+            aside.
         call_list: its tool calls.
     """
 
@@ -45,8 +49,8 @@ class View:
 class Viewer:
     """Reads the messages of requests to one agent.
 
-    A text loses its special tokens: what a web page says must not end a message. Ids of tool calls are replaced by numbers in the order of
-    the conversation, because libraries invent their own.
+    A text loses its special tokens: what a web page says must not end a message. Ids of tool calls are
+    replaced by numbers in the order of the conversation, because libraries invent their own.
     """
 
     def __init__(
@@ -73,10 +77,14 @@ class Viewer:
     def views(self, messages: Sequence[Any]) -> list[View]:
         """Return the views of a request's messages. Raise Refusal naming the message that cannot be read."""
         if len(messages) > MOST_MESSAGES:
-            raise Refusal(f"messages has {len(messages)} entries; at most {MOST_MESSAGES} are read", param="messages")
+            raise Refusal(
+                f"messages has {len(messages)} entries; at most {MOST_MESSAGES} are read", param="messages"
+            )
         calls = _Calls()
         try:
-            return _in_order([self._view(message, f"messages[{place}]", calls) for place, message in enumerate(messages)])
+            return _in_order(
+                [self._view(message, f"messages[{place}]", calls) for place, message in enumerate(messages)]
+            )
         except RecursionError as error:
             raise Refusal("the arguments of a tool call are nested too deep", param="messages") from error
 
@@ -98,7 +106,10 @@ class Viewer:
             found = message.get("role") if isinstance(message, dict) else message
             raise Refusal(f"{where}.role must be one of {', '.join(ROLES)}, found {found!r:.80}", param=where)
         text = self.clean(_text(message.get("content"), where))
-        view: dict[str, Any] = {"role": role, "content": without_thinking(text) if role == "assistant" else text}
+        view: dict[str, Any] = {
+            "role": role,
+            "content": without_thinking(text) if role == "assistant" else text,
+        }
         if self._reads_name and isinstance(message.get("name"), str):
             view["name"] = self.clean(message["name"])
         calls = self._calls(message.get("tool_calls"), where, seen) if role == "assistant" else []
@@ -111,7 +122,8 @@ class Viewer:
     def reply(
         self, content: str, thought: str, calls: Sequence[Mapping[str, Any]], before: int, text: str = ""
     ) -> tuple[View, dict[str, Any]]:
-        """Return the view of a reply, equal to that of the message with which a client echoes it, and the message with its thinking.
+        """Return the view of a reply, equal to that of the message with which a client echoes it, and the
+        message with its thinking.
 
         Args:
             content: its text without thinking and calls.
@@ -121,8 +133,13 @@ class Viewer:
             text: the whole reply, for a template that shows no calls: its model writes them in the text.
         """
         cleaned = self.clean_json(list(calls))
-        numbered = [_call(self._call_id(call["name"], before + i), call["name"], call["arguments"]) for i, call in enumerate(cleaned)]
-        sampled = [{**call, "id": own["id"] or call["id"]} for call, own in zip(numbered, cleaned, strict=True)]
+        numbered = [
+            _call(self._call_id(call["name"], before + i), call["name"], call["arguments"])
+            for i, call in enumerate(cleaned)
+        ]
+        sampled = [
+            {**call, "id": own["id"] or call["id"]} for call, own in zip(numbered, cleaned, strict=True)
+        ]
         view = {"role": "assistant", "content": without_thinking(self.clean(content))}
         if calls and not self._reads_calls and text:
             whole = {**view, "content": self._clean_reply(text)}
@@ -161,7 +178,9 @@ class _Calls:
 
 
 def _in_order(views: list[View]) -> list[View]:
-    """Return the views with the results of a reply's calls in the order of the calls: templates show them by their place."""
+    """Return the views with the results of a reply's calls in the order of the calls: templates show them by
+    their place.
+    """
     ordered: list[View] = []
     places: dict[str, int] = {}
     for is_result, group in groupby(views, key=lambda view: view.role == "tool"):
@@ -177,7 +196,9 @@ def _in_order(views: list[View]) -> list[View]:
 def _key(view: Mapping[str, Any], calls: Sequence[Mapping[str, Any]]) -> bytes:
     if view["role"] == "assistant":  # client libraries strip replies
         view = {**view, "content": strip_thinking(view["content"])}
-    return blake2b(json.dumps([view, _as_in_javascript(calls)], sort_keys=True).encode(), digest_size=16).digest()
+    return blake2b(
+        json.dumps([view, _as_in_javascript(calls)], sort_keys=True).encode(), digest_size=16
+    ).digest()
 
 
 def _call(number: str, name: str, arguments: Any) -> dict[str, Any]:

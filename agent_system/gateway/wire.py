@@ -12,8 +12,10 @@ from agent_system.gateway.sampling import CHAT, MASKING, SAMPLING, UNSUPPORTED, 
 
 MOST_REPLIES, MOST_STOPS = 128, 16
 _MASKS = (
-    "masks tokens, so that what is sampled is not what is trained; set gateway.structured=free, which samples the reply "
-    "without a mask, so that the client checks it, or gateway.structured=mask, or describe the form in a message"
+    "masks tokens, so that what is sampled is not what is trained; set gateway.structured=free, which "
+    "samples the reply "
+    "without a mask, so that the client checks it, or gateway.structured=mask, or describe the form in a "
+    "message"
 )
 # What becomes of a form that a request asks for, beside masking.
 REFUSED, FREE = "refuse", "free"
@@ -86,7 +88,10 @@ def read_ask(body: Mapping[str, Any], forms: str = REFUSED, ignored: tuple[str, 
     messages = _typed(body, "messages", list, None)
     if not messages:
         raise Refusal("messages must be a list with at least one message", param="messages")
-    return replace(read_fields(body, forms, without_effect(body, CHAT) if ignored is None else ignored), messages=messages)
+    return replace(
+        read_fields(body, forms, without_effect(body, CHAT) if ignored is None else ignored),
+        messages=messages,
+    )
 
 
 def read_fields(body: Mapping[str, Any], forms: str, ignored: tuple[str, ...]) -> Ask:
@@ -94,7 +99,11 @@ def read_fields(body: Mapping[str, Any], forms: str, ignored: tuple[str, ...]) -
     _refuse_unsupported(body, forms)
     schema = _schema(body, forms)
     tools, forced = _offered(body, _tools(body), forms)
-    limits = [value for name in ("max_tokens", "max_completion_tokens") if (value := _typed(body, name, int, None, least=1)) is not None]
+    limits = [
+        value
+        for name in ("max_tokens", "max_completion_tokens")
+        if (value := _typed(body, name, int, None, least=1)) is not None
+    ]
     return Ask(
         model=_typed(body, "model", str, ""),
         tools=tools,
@@ -105,7 +114,11 @@ def read_fields(body: Mapping[str, Any], forms: str, ignored: tuple[str, ...]) -
         logprobs=_typed(body, "logprobs", bool, False),
         stream=_typed(body, "stream", bool, False),
         usage=bool((_typed(body, "stream_options", dict, None) or {}).get("include_usage")),
-        sampling={name: body[name] for name, same in SAMPLING.items() if body.get(name) is not None and body[name] != same},
+        sampling={
+            name: body[name]
+            for name, same in SAMPLING.items()
+            if body.get(name) is not None and body[name] != same
+        },
         ignored=ignored,
         schema=schema,
         forced=forced,
@@ -136,15 +149,20 @@ def _schema(body: Mapping[str, Any], forms: str) -> Mapping[str, Any] | None:
     schema = given.get("schema") if isinstance(given, dict) else None
     if not isinstance(schema, dict):
         raise Refusal(
-            'response_format must be {"type": "text"}, {"type": "json_object"}, or {"type": "json_schema", "json_schema": {"schema": ...}} '
+            'response_format must be {"type": "text"}, {"type": "json_object"}, or {"type": "json_schema", '
+            '"json_schema": {"schema": ...}} '
             f"with an object as the schema, found {json.dumps(shape)[:80]}",
             param="response_format",
         )
     return schema
 
 
-def _offered(body: Mapping[str, Any], tools: list[Mapping[str, Any]], forms: str) -> tuple[list[Mapping[str, Any]], tuple[str, ...]]:
-    """Return the tools that `tool_choice` leaves to the reply, and the names of those of which it must call one."""
+def _offered(
+    body: Mapping[str, Any], tools: list[Mapping[str, Any]], forms: str
+) -> tuple[list[Mapping[str, Any]], tuple[str, ...]]:
+    """Return the tools that `tool_choice` leaves to the reply, and the names of those of which it must call
+    one.
+    """
     choice = body.get("tool_choice")
     if choice is None or choice in ("auto", "none"):
         return [] if choice == "none" else tools, ()
@@ -169,11 +187,20 @@ def _allowed(allowed: Any, names: Sequence[str]) -> tuple[str, list[str]]:
     """Return the mode and the names of `allowed_tools`, a choice among the tools with these names."""
     mode = allowed.get("mode") if isinstance(allowed, dict) else None
     listed = allowed.get("tools") if isinstance(allowed, dict) else None
-    functions = [tool.get("function") if isinstance(tool, dict) else None for tool in listed or ()] if isinstance(listed, list) else []
+    functions = (
+        [tool.get("function") if isinstance(tool, dict) else None for tool in listed or ()]
+        if isinstance(listed, list)
+        else []
+    )
     chosen = [function.get("name") if isinstance(function, dict) else None for function in functions]
-    if mode not in ("auto", "required") or not chosen or not all(isinstance(name, str) and name in names for name in chosen):
+    if (
+        mode not in ("auto", "required")
+        or not chosen
+        or not all(isinstance(name, str) and name in names for name in chosen)
+    ):
         raise Refusal(
-            "tool_choice of the type allowed_tools must have the mode auto or required and a list of at least one of the tools "
+            "tool_choice of the type allowed_tools must have the mode auto or required and a list of at "
+            "least one of the tools "
             f"({', '.join(names)[:200] or 'there are none'}), found {json.dumps(allowed)[:200]}",
             param="tool_choice",
         )
@@ -183,17 +210,30 @@ def _allowed(allowed: Any, names: Sequence[str]) -> tuple[str, list[str]]:
 def _wrong_choice(choice: Any, tools: Sequence[Mapping[str, Any]]) -> Refusal:
     names = ", ".join(tool["function"]["name"] for tool in tools)[:200] or "there are none"
     return Refusal(
-        f"tool_choice must be auto, none, required, allowed_tools, or name one of the tools ({names}), found {json.dumps(choice)[:80]}",
+        f"tool_choice must be auto, none, required, allowed_tools, or name one of the tools ({names}), found "
+        f"{json.dumps(choice)[:80]}",
         param="tool_choice",
     )
 
 
-def _typed(body: Mapping[str, Any], name: str, kind: type, default: Any, *, least: int | None = None, most: int | None = None) -> Any:
+def _typed(
+    body: Mapping[str, Any],
+    name: str,
+    kind: type,
+    default: Any,
+    *,
+    least: int | None = None,
+    most: int | None = None,
+) -> Any:
     value = body.get(name)
     if value is None:
         return default
     wrong = type(value) is not kind
-    if wrong or (kind is int and not (least is None or value >= least)) or (kind is int and not (most is None or value <= most)):
+    if (
+        wrong
+        or (kind is int and not (least is None or value >= least))
+        or (kind is int and not (most is None or value <= most))
+    ):
         bounds = f" from {least}" * (least is not None) + f" to {most}" * (most is not None)
         raise Refusal(f"{name} must be {kind.__name__}{bounds}, found {json.dumps(value)[:80]}", param=name)
     return value
@@ -202,8 +242,14 @@ def _typed(body: Mapping[str, Any], name: str, kind: type, default: Any, *, leas
 def _stop(body: Mapping[str, Any]) -> tuple[str, ...]:
     found = body.get("stop")
     texts = [] if found is None else [found] if isinstance(found, str) else found
-    if not isinstance(texts, list) or len(texts) > MOST_STOPS or not all(isinstance(text, str) and text for text in texts):
-        raise Refusal(f"stop must be a text or a list of at most {MOST_STOPS} texts that are not empty", param="stop")
+    if (
+        not isinstance(texts, list)
+        or len(texts) > MOST_STOPS
+        or not all(isinstance(text, str) and text for text in texts)
+    ):
+        raise Refusal(
+            f"stop must be a text or a list of at most {MOST_STOPS} texts that are not empty", param="stop"
+        )
     return tuple(texts)
 
 
@@ -212,5 +258,8 @@ def _tools(body: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     for tool in found:
         function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise Refusal('every tool must be {"type": "function", "function": {"name": ..., "parameters": ...}}', param="tools")
+            raise Refusal(
+                'every tool must be {"type": "function", "function": {"name": ..., "parameters": ...}}',
+                param="tools",
+            )
     return list(found)

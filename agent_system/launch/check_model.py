@@ -14,7 +14,13 @@ def template_rows(path: str, trust_remote_code: bool) -> list[Row]:
         tokenizer = load_tokenizer(path, trust_remote_code=trust_remote_code)
     except ModelPathError as error:
         return [Row("tokenizer", REFUSED, str(error), needed=False)]
-    rows = [Row("tokenizer", EXACT, f"{type(tokenizer).__name__}, {len(tokenizer):,} tokens: blanks, line ends and digits come back")]
+    rows = [
+        Row(
+            "tokenizer",
+            EXACT,
+            f"{type(tokenizer).__name__}, {len(tokenizer):,} tokens: blanks, line ends and digits come back",
+        )
+    ]
     for fact in template_facts(tokenizer):
         rows.append(Row(fact.name, EXACT if fact.is_right else NOTE, fact.text, needed=False))
     return rows

@@ -32,10 +32,23 @@ from verl.trainer.config.cross_checks import check_settings
 from verl.trainer.config.group_checks import warn_of_warmup
 from verl.trainer.config.presets import describe_preset
 from verl.trainer.config.spec import ConfigError
-from verl.trainer.derived import load_group_tokenizer, max_model_len, resolve_defaults, run_dir_of, steps_of_run
+from verl.trainer.derived import (
+    load_group_tokenizer,
+    max_model_len,
+    resolve_defaults,
+    run_dir_of,
+    steps_of_run,
+)
 from verl.trainer.exactness_checks import check_exactness
 from verl.trainer.memory_plan import plan_memory
-from verl.trainer.model_checks import adapter_sizes, check_critic, check_forms, check_reward_model, check_vllm, warn_of_positions
+from verl.trainer.model_checks import (
+    adapter_sizes,
+    check_critic,
+    check_forms,
+    check_reward_model,
+    check_vllm,
+    warn_of_positions,
+)
 from verl.trainer.placement.role_policies import output_dir
 from verl.trainer.placement.table import Placement
 from verl.trainer.ppo.asynchronous.saved_groups import check_checkpoint
@@ -50,15 +63,18 @@ from verl.utils.tracking import check_backends
 
 logger = logging.getLogger(__name__)
 
-# Errors that a user can fix, or limits of the machine (a full disk, a timeout): reported in one line. Bugs and OSError keep a traceback.
+# Errors that a user can fix, or limits of the machine (a full disk, a timeout): reported in one line. Bugs
+# and OSError keep a traceback.
 USER_ERRORS = (
-    AgentSystemError, CheckpointError, ConfigError, ControllerError, DatasetError, DiskError, EngineGoneError, ModelPathError,
+    AgentSystemError, CheckpointError, ConfigError, ControllerError, DatasetError, DiskError, EngineGoneError,
+    ModelPathError,
     NoSamplesError, TeamError, TimeoutError, TooManyFailuresError, WorkerDiedError,
 )  # fmt: skip
 
 
 def check_team(config: RunConfig) -> None:
-    """Look up every name of the team; add the modules of installed entry points to `agent.plugins`, for the workers.
+    """Look up every name of the team; add the modules of installed entry points to `agent.plugins`, for the
+    workers.
 
     Raises AgentSystemError listing the registered names.
     """
@@ -69,7 +85,8 @@ def check_team(config: RunConfig) -> None:
     missing = [a for a in orchestra.agents if a not in config.agent.agent_ids]
     if missing:
         raise AgentSystemError(
-            f"orchestra '{config.agent.orchestra_type}' needs {missing}, which agent.agent_ids={config.agent.agent_ids} lacks"
+            f"orchestra '{config.agent.orchestra_type}' needs {missing}, which "
+            f"agent.agent_ids={config.agent.agent_ids} lacks"
         )
     env = EnvRegistry.get(config.env.env_name)
     if config.rollout.sampling == "tree":
@@ -77,27 +94,39 @@ def check_team(config: RunConfig) -> None:
     unknown = [k for k in config.agent.orchestra if k != config.agent.orchestra_type]
     if unknown:
         raise AgentSystemError(
-            f"agent.orchestra.{unknown[0]} has no effect: agent.orchestra_type is '{config.agent.orchestra_type}', "
+            f"agent.orchestra.{unknown[0]} has no effect: agent.orchestra_type is "
+            f"'{config.agent.orchestra_type}', "
             f"whose options are agent.orchestra.{config.agent.orchestra_type}.<option>"
         )
 
 
 def start_sandbox(config: RunConfig) -> None:
-    """Start the sandbox of a run whose environment runs programs or whose agents write some, and log its isolation level.
+    """Start the sandbox of a run whose environment runs programs or whose agents write some, and log its
+    isolation level.
 
-    Raises AgentSystemError when the level is below `sandbox.min_level`, and for keys under `sandbox` that have no effect.
+    Raises AgentSystemError when the level is below `sandbox.min_level`, and for keys under `sandbox` that
+    have no effect.
     """
     sandbox, team = config.sandbox, config.agent.orchestra_type
-    orchestra = OrchestraRegistry.get(team, env=config.env.env_name).from_options(orchestra_options(config), team)
-    agents = [AgentRegistry.get(name, orchestra=team, env=config.env.env_name) for name in config.agent.agent_ids]
+    orchestra = OrchestraRegistry.get(team, env=config.env.env_name).from_options(
+        orchestra_options(config), team
+    )
+    agents = [
+        AgentRegistry.get(name, orchestra=team, env=config.env.env_name) for name in config.agent.agent_ids
+    ]
     cls = EnvRegistry.get(config.env.env_name)
     env = cls(build_options(cls.config_class, config.env.params, "env.params"))
     if env.uses_sandbox or orchestra.uses_sandbox or any(runs_programs(a) for a in agents):
         configure(sandbox)
     elif sandbox != SandboxConfig():
-        changed = [f"sandbox.{name}" for name, value in vars(sandbox).items() if value != getattr(SandboxConfig(), name)]
+        changed = [
+            f"sandbox.{name}"
+            for name, value in vars(sandbox).items()
+            if value != getattr(SandboxConfig(), name)
+        ]
         raise AgentSystemError(
-            f"{', '.join(changed)} has no effect: env.env_name={config.env.env_name} runs no programs, and with the options of "
+            f"{', '.join(changed)} has no effect: env.env_name={config.env.env_name} runs no programs, and "
+            "with the options of "
             f"agent.orchestra.{team} the agents write none"
         )
 
@@ -105,14 +134,27 @@ def start_sandbox(config: RunConfig) -> None:
 def build_datasets(
     config: RunConfig, tokenizer: Any, measures: Sequence[PromptMeasure] = ()
 ) -> tuple[RLHFDataset | None, RLHFDataset | None]:
-    """Return the training and validation tasks whose prompts fit; no training tasks with `trainer.val_only`."""
+    """Return the training and validation tasks whose prompts fit; no training tasks with
+    `trainer.val_only`.
+    """
     data = config.data
     judged = EnvRegistry.get(config.env.env_name).needs_ground_truth
-    train = None if config.trainer.val_only else RLHFDataset(data.train_files, tokenizer, data, data.train_max_samples, measures, judged)
-    val = RLHFDataset(data.val_files, tokenizer, data, data.val_max_samples, measures, judged) if data.val_files else None
+    train = (
+        None
+        if config.trainer.val_only
+        else RLHFDataset(data.train_files, tokenizer, data, data.train_max_samples, measures, judged)
+    )
+    val = (
+        RLHFDataset(data.val_files, tokenizer, data, data.val_max_samples, measures, judged)
+        if data.val_files
+        else None
+    )
     if val is None and config.trainer.val_only:
         raise DatasetError("trainer.val_only=true needs data.val_files")
-    _check_sources(config, [row["data_source"] for dataset in (train, val) if dataset is not None for row in dataset.rows])
+    _check_sources(
+        config,
+        [row["data_source"] for dataset in (train, val) if dataset is not None for row in dataset.rows],
+    )
     return train, val
 
 
@@ -147,17 +189,25 @@ class CheckedRun:
 
 
 def tell_of_templates(placement: Placement, tokenizers: Mapping[str, Any], kwargs: Mapping[str, Any]) -> None:
-    """Log what the chat templates of the models show in another way than training would like, and the time that they show."""
+    """Log what the chat templates of the models show in another way than training would like, and the time
+    that they show.
+    """
     told: dict[str, None] = {}
     for group in placement.groups:
         facts = template_facts(tokenizers[group.wg_id], kwargs)
-        told |= {f"chat template of {group.model_path}: {f.name}: {f.text}": None for f in facts if not f.is_right or f.name == "time"}
+        told |= {
+            f"chat template of {group.model_path}: {f.name}: {f.text}": None
+            for f in facts
+            if not f.is_right or f.name == "time"
+        }
     for text in told:
         logger.info(text)
 
 
 def check_run(config: RunConfig) -> CheckedRun:
-    """Check a configuration before Ray starts and before a model loads. Raise one of `USER_ERRORS` for an error in it."""
+    """Check a configuration before Ray starts and before a model loads. Raise one of `USER_ERRORS` for an
+    error in it.
+    """
     if config.algorithm.preset is not None:
         logger.info(describe_preset(config))
     resolve_defaults(config)
@@ -198,10 +248,16 @@ def check_run(config: RunConfig) -> CheckedRun:
     collector = build_collector(config, placement, tokenizers, dict.fromkeys(tokenizers))
     train, val = build_datasets(config, next(iter(tokenizers.values()), None), collector.measures())
     if train is not None:
-        loader = TaskLoader(train, config.data.train_batch_size, seed=config.data.seed, shuffle=config.data.shuffle)
+        loader = TaskLoader(
+            train, config.data.train_batch_size, seed=config.data.seed, shuffle=config.data.shuffle
+        )
         warn_of_warmup(config.trainer, steps_of_run(config.trainer, len(loader)))
         if checkpoint is not None:
             loader.load_state_dict(torch.load(checkpoint / "data.pt", weights_only=True))
     check_endpoints(config, placement)
-    name = config.trainer.experiment_name if run_dir == trained_in else f"{config.trainer.experiment_name}/{run_dir.name}"
+    name = (
+        config.trainer.experiment_name
+        if run_dir == trained_in
+        else f"{config.trainer.experiment_name}/{run_dir.name}"
+    )
     return CheckedRun(placement, sizes, tokenizers, train, val, run_dir, name)

@@ -66,10 +66,19 @@ class TaskGroupPlayer:
         return self.player.in_time
 
     async def play(
-        self, row: Mapping[str, Any], n: int, *, step: int, attempt: int = 0, number: int = 0, greedy: bool = False
+        self,
+        row: Mapping[str, Any],
+        n: int,
+        *,
+        step: int,
+        attempt: int = 0,
+        number: int = 0,
+        greedy: bool = False,
     ) -> list[EpisodeRecord]:
         """Convert a row to a task and play its group; see `GroupPlayer.play`."""
-        return await self.player.play(task_from_row(row), n, step=step, attempt=attempt, number=number, greedy=greedy)
+        return await self.player.play(
+            task_from_row(row), n, step=step, attempt=attempt, number=number, greedy=greedy
+        )
 
     def uid(self, row: Mapping[str, Any], *, step: int, attempt: int, number: int) -> str:
         """See `GroupPlayer.uid`."""
@@ -95,11 +104,20 @@ class TaskCollector:
         self.collector = collector
 
     async def collect(
-        self, rows: Sequence[Mapping[str, Any]], n: int, *, step: int, validate: bool = False, greedy: bool = False, attempt: int = 0
+        self,
+        rows: Sequence[Mapping[str, Any]],
+        n: int,
+        *,
+        step: int,
+        validate: bool = False,
+        greedy: bool = False,
+        attempt: int = 0,
     ) -> CollectResult:
         """Convert rows to tasks and play their episodes; arguments as for `Collector.collect`."""
         tasks = [task_from_row(r) for r in rows]
-        return await self.collector.collect(tasks, n, step=step, validate=validate, greedy=greedy, attempt=attempt)
+        return await self.collector.collect(
+            tasks, n, step=step, validate=validate, greedy=greedy, attempt=attempt
+        )
 
     def set_theta(self, theta: float) -> None:
         """Set `reward.propagation.theta` for later collections."""
@@ -130,7 +148,9 @@ class TaskCollector:
         return self.collector.join(results)
 
     def measures(self) -> list[PromptMeasure]:
-        """Return for every agent with a tokenizer how to measure its first prompt, and its `max_prompt_length`."""
+        """Return for every agent with a tokenizer how to measure its first prompt, and its
+        `max_prompt_length`.
+        """
         return [
             PromptMeasure(f"agent '{name}'", runtime.binding.max_prompt_length, partial(self._lengths, name))
             for name, runtime in self.collector.runtimes.items()
@@ -141,7 +161,9 @@ class TaskCollector:
         return self.collector.first_prompt_lengths(agent_id, [task_from_row(r) for r in rows])
 
 
-def sampling_of(rollout: RolloutConfig, config: RunConfig, stop_token_ids: Sequence[int], validate: bool) -> SamplingParams:
+def sampling_of(
+    rollout: RolloutConfig, config: RunConfig, stop_token_ids: Sequence[int], validate: bool
+) -> SamplingParams:
     """Return the sampling parameters of an agent with these keys, in training or validation."""
     source = rollout.val_kwargs if validate else rollout
     greedy = validate and not rollout.val_kwargs.do_sample
@@ -156,7 +178,9 @@ def sampling_of(rollout: RolloutConfig, config: RunConfig, stop_token_ids: Seque
 
 
 def remote_bindings(config: RunConfig, placement: Placement) -> dict[str, RemoteBinding]:
-    """Bind every agent behind an API to its server. Raise ConfigError when the environment variable of an API key is not set."""
+    """Bind every agent behind an API to its server. Raise ConfigError when the environment variable of an API
+    key is not set.
+    """
     if not placement.api:
         return {}
     from agent_system.rollout.endpoint import Endpoint
@@ -170,7 +194,9 @@ def remote_bindings(config: RunConfig, placement: Placement) -> dict[str, Remote
 
 
 def check_endpoints(config: RunConfig, placement: Placement) -> None:
-    """Request one reply from the server of every agent and of the reward model. Raise ConfigError if one gives none."""
+    """Request one reply from the server of every agent and of the reward model. Raise ConfigError if one
+    gives none.
+    """
     servers = [("agent.api", binding.endpoint) for binding in remote_bindings(config, placement).values()]
     if config.reward.model.kind == "api":
         servers.append(("reward.model.api", _reward_endpoint(config)))
@@ -188,10 +214,16 @@ def check_endpoints(config: RunConfig, placement: Placement) -> None:
 
 
 def _greedy_baselines(config: RunConfig, placement: Placement) -> list[str]:
-    """Return the agents whose candidates are compared with a greedy reply to the same call; with committed returns none are."""
+    """Return the agents whose candidates are compared with a greedy reply to the same call; with committed
+    returns none are.
+    """
     if config.rollout.sampling != "tree" or follows_committed(config):
         return []
-    return [a.agent_id for a in placement.trained if needs_baselines(str(agent_config(config.algorithm, a.agent_id).adv_estimator))]
+    return [
+        a.agent_id
+        for a in placement.trained
+        if needs_baselines(str(agent_config(config.algorithm, a.agent_id).adv_estimator))
+    ]
 
 
 def _reward_terms(config: RunConfig, placement: Placement) -> dict[str, list[str]]:
@@ -200,7 +232,9 @@ def _reward_terms(config: RunConfig, placement: Placement) -> dict[str, list[str
     for agent in placement.trained:
         settings = agent_config(config.algorithm, agent.agent_id)
         if ESTIMATORS.reads(str(settings.adv_estimator), "gdpo_reward_keys"):
-            found[agent.agent_id] = [name for name in settings.gdpo_reward_keys or () if name not in REWARD_FIELDS]
+            found[agent.agent_id] = [
+                name for name in settings.gdpo_reward_keys or () if name not in REWARD_FIELDS
+            ]
     return found
 
 
@@ -214,7 +248,8 @@ def orchestra_options(config: RunConfig) -> dict[str, Any]:
         return options
     if options:
         raise AgentSystemError(
-            f"agent.orchestra.gateway.{next(iter(options))} has no effect; the team is agent.team or agent.team_command, and its options "
+            f"agent.orchestra.gateway.{next(iter(options))} has no effect; the team is agent.team or "
+            "agent.team_command, and its options "
             "are the keys under gateway"
         )
     return {"team": config.agent.team, "command": config.agent.team_command, "keys": config.gateway}
@@ -234,7 +269,12 @@ def build_reward_model(
         return None
     if row is not None and settings.kind == CLASSIFIER:
         return Classifier(clients[row.wg_id], tokenizers[row.wg_id], settings)
-    return Judge(_judge_binding(config, row, tokenizers, clients), settings, _question(settings.template), config.data.seed)
+    return Judge(
+        _judge_binding(config, row, tokenizers, clients),
+        settings,
+        _question(settings.template),
+        config.data.seed,
+    )
 
 
 def _judge_binding(
@@ -246,9 +286,21 @@ def _judge_binding(
         return RemoteBinding(REWARD_MODEL, REWARD_MODEL, _reward_endpoint(config), sampling, sampling)
     tokenizer = tokenizers[row.wg_id]
     template_kwargs = config.data.apply_chat_template_kwargs
-    sampling = replace(sampling, stop_token_ids=stop_token_ids(str(row.config.model.path), tokenizer, template_kwargs))
+    sampling = replace(
+        sampling, stop_token_ids=stop_token_ids(str(row.config.model.path), tokenizer, template_kwargs)
+    )
     names = (REWARD_MODEL, row.policy_id, row.wg_id)
-    return AgentBinding(*names, clients[row.wg_id], tokenizer, sampling, sampling, settings.max_length, None, template_kwargs, False)
+    return AgentBinding(
+        *names,
+        clients[row.wg_id],
+        tokenizer,
+        sampling,
+        sampling,
+        settings.max_length,
+        None,
+        template_kwargs,
+        False,
+    )
 
 
 def _reward_endpoint(config: RunConfig) -> Endpoint:
@@ -265,7 +317,9 @@ def _question(path: str | None) -> str:
     try:
         return Path(path).expanduser().read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"reward.model.template={path}: {error}; expected a text file with {{reply}} in it") from error
+        raise ConfigError(
+            f"reward.model.template={path}: {error}; expected a text file with {{reply}} in it"
+        ) from error
 
 
 def build_collector(
@@ -275,7 +329,9 @@ def build_collector(
     clients: Mapping[str, Any],
     workers: EnvWorkers | None = None,
 ) -> TaskCollector:
-    """Bind every agent to the client of its policy, or to its server, and build the team's collector; environments run in `workers`."""
+    """Bind every agent to the client of its policy, or to its server, and build the team's collector;
+    environments run in `workers`.
+    """
     found: dict[str, AgentBinding | RemoteBinding] = dict(remote_bindings(config, placement))
     structured = {group.wg_id for group in placement.groups if group.config.rollout.structured_outputs}
     for agent_id, row in policy_rows(config, placement).items():
@@ -304,7 +360,9 @@ def build_collector(
         experiment_name=config.trainer.experiment_name,
         reward=config.reward,
         invalid_action_penalty={
-            a.agent_id: a.config.actor.invalid_action_penalty_coef for a in placement.trained if a.config.actor.use_invalid_action_penalty
+            a.agent_id: a.config.actor.invalid_action_penalty_coef
+            for a in placement.trained
+            if a.config.actor.use_invalid_action_penalty
         },
         max_steps=config.env.max_steps,
         history_length=config.env.history_length,

@@ -11,21 +11,42 @@ import sys
 # Subcommand -> its module, arguments inserted before the user's, and its help text.
 COMMANDS = {
     "train": ("verl.trainer.main_ppo", (), "train a team: key=value ..."),
-    "eval": ("verl.trainer.main_ppo", ("trainer.val_only=true",), "evaluate the last checkpoint of an experiment: key=value ..."),
-    "check": ("verl.trainer.config.check_keys", (), "whether keys exist and their values are right, in a second: key=value ..."),
-    "check-model": ("agent_system.launch.check_model", (), "whether a model is trained and served exactly, in seconds: PATH"),
+    "eval": (
+        "verl.trainer.main_ppo",
+        ("trainer.val_only=true",),
+        "evaluate the last checkpoint of an experiment: key=value ...",
+    ),
+    "check": (
+        "verl.trainer.config.check_keys",
+        (),
+        "whether keys exist and their values are right, in a second: key=value ...",
+    ),
+    "check-model": (
+        "agent_system.launch.check_model",
+        (),
+        "whether a model is trained and served exactly, in seconds: PATH",
+    ),
     "sft": ("verl.trainer.sft_trainer", (), "supervised fine-tuning: key=value ..."),
-    "export": ("verl.model_merger", (), "write a checkpoint's policies for transformers and peft: --checkpoint DIR --out DIR"),
+    "export": (
+        "verl.model_merger",
+        (),
+        "write a checkpoint's policies for transformers and peft: --checkpoint DIR --out DIR",
+    ),
     "serve": ("agent_system.serve", (), "ask a trained team, or serve it: CHECKPOINT [QUESTION | --openai]"),
 }
 
 
 def main() -> None:
-    """Run the subcommand named first; for an unknown name print the list of subcommands and exit with status 2."""
+    """Run the subcommand named first; for an unknown name print the list of subcommands and exit with status
+    2.
+    """
     if len(sys.argv) < 2 or sys.argv[1] not in COMMANDS:
         asked_for_help = sys.argv[1:2] in (["-h"], ["--help"])
         stream = sys.stdout if asked_for_help else sys.stderr
-        stream.write("usage: verl-mas COMMAND ...\n\n" + "".join(f"  {name:13}{does}\n" for name, (_, _, does) in COMMANDS.items()))
+        stream.write(
+            "usage: verl-mas COMMAND ...\n\n"
+            + "".join(f"  {name:13}{does}\n" for name, (_, _, does) in COMMANDS.items())
+        )
         sys.exit(0 if asked_for_help else 2)
     module, first, _ = COMMANDS[sys.argv[1]]
     sys.argv[1:] = [*first, *sys.argv[2:]]

@@ -19,7 +19,8 @@ from verl.trainer.ppo.controller import BUNDLE_CPUS, free_cpus, import_path
 def check_cpus(config: RunConfig, placement: Placement) -> None:
     """Raise ConfigError if the workers of `env.workers` reserve more CPUs than Ray has free.
 
-    Without a running Ray, the size of the private cluster to start counts; a cluster to join is only known once it is joined.
+    Without a running Ray, the size of the private cluster to start counts; a cluster to join is only known
+    once it is joined.
     """
     keys, free = config.env.workers, free_cpus(config) if config.env.workers.num else None
     if free is None:
@@ -27,7 +28,8 @@ def check_cpus(config: RunConfig, placement: Placement) -> None:
     free -= BUNDLE_CPUS * count_devices(config) if placement.groups else 0.0
     if keys.num * keys.cpus > free:
         raise ConfigError(
-            f"env.workers.num={keys.num} and env.workers.cpus={keys.cpus:g} reserve {keys.num * keys.cpus:g} CPUs, but the Ray cluster has "
+            f"env.workers.num={keys.num} and env.workers.cpus={keys.cpus:g} reserve {keys.num * keys.cpus:g} "
+            "CPUs, but the Ray cluster has "
             f"{free:g} free; lower one of them, or raise ray_init.num_cpus of a private cluster"
         )
 

@@ -41,20 +41,29 @@ class Address:
     key_env: str = ""
 
     def key(self) -> str:
-        """Return the key. Raise ConfigError if the variable is empty, and for other interfaces than loopback without a key."""
+        """Return the key. Raise ConfigError if the variable is empty, and for other interfaces than loopback
+        without a key.
+        """
         key = os.environ.get(self.key_env, "").strip() if self.key_env else ""
         if self.key_env and not key:
             raise ConfigError(f"--api-key-env {self.key_env}: the environment variable is not set")
         if not key and not _is_loopback(self.host):
             raise ConfigError(
-                f"--host {self.host} can be reached from other machines, which needs a key: set an environment variable to one and add "
+                f"--host {self.host} can be reached from other machines, which needs a key: set an "
+                "environment variable to one and add "
                 "--api-key-env with its name"
             )
         return key
 
 
 def serve_openai(
-    checkpoint: str, address: Address, *, greedy: bool, device: str, engine: str, say: Callable[[str], object] = logger.info
+    checkpoint: str,
+    address: Address,
+    *,
+    greedy: bool,
+    device: str,
+    engine: str,
+    say: Callable[[str], object] = logger.info,
 ) -> None:
     """Serve the team of a checkpoint until SIGINT or SIGTERM.
 
@@ -66,14 +75,21 @@ def serve_openai(
         engine: hf | vllm; empty: as in training.
         say: gets the address and the names of the models once requests are answered.
 
-    Raises as `loaded_team` does; ConfigError for an address that cannot be used, EngineGoneError when an engine has ended.
+    Raises as `loaded_team` does; ConfigError for an address that cannot be used, EngineGoneError when an
+    engine has ended.
     """
     key = address.key()
-    with loaded_team(checkpoint, device, Engines(engine, None)) as team, asyncio.Runner() as runner, suppress(KeyboardInterrupt):
+    with (
+        loaded_team(checkpoint, device, Engines(engine, None)) as team,
+        asyncio.Runner() as runner,
+        suppress(KeyboardInterrupt),
+    ):
         runner.run(_serve(team, address, key, greedy, say))
 
 
-async def _serve(team: LoadedTeam, address: Address, key: str, greedy: bool, say: Callable[[str], object]) -> None:
+async def _serve(
+    team: LoadedTeam, address: Address, key: str, greedy: bool, say: Callable[[str], object]
+) -> None:
     async with listening(team, address, key, greedy) as (url, served):
         ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, _end, ended)
@@ -84,7 +100,9 @@ async def _serve(team: LoadedTeam, address: Address, key: str, greedy: bool, say
 
 
 @asynccontextmanager
-async def listening(team: LoadedTeam, address: Address, key: str, greedy: bool) -> AsyncIterator[tuple[str, ServedTeam]]:
+async def listening(
+    team: LoadedTeam, address: Address, key: str, greedy: bool
+) -> AsyncIterator[tuple[str, ServedTeam]]:
     """Answer requests to a team, in this event loop; yield the URL, without /v1, and what answers.
 
     Args:
@@ -108,7 +126,9 @@ async def listening(team: LoadedTeam, address: Address, key: str, greedy: bool) 
         try:
             url = await server.start()
         except (OSError, OverflowError) as error:
-            raise ConfigError(f"--host {address.host} --port {address.port}: {error}; use 0 for a free port") from error
+            raise ConfigError(
+                f"--host {address.host} --port {address.port}: {error}; use 0 for a free port"
+            ) from error
         try:
             yield url, served
         finally:
@@ -121,7 +141,9 @@ def _end(future: asyncio.Future[None]) -> None:
 
 
 def _team_model(team: LoadedTeam, greedy: bool) -> TeamModel | None:
-    """Return the whole team as a model, named by its orchestra; None if its environment takes no questions."""
+    """Return the whole team as a model, named by its orchestra; None if its environment takes no
+    questions.
+    """
     name = team.config.agent.orchestra_type
     try:
         questions = Conversation(team.collector, team.env, greedy)

@@ -1,4 +1,6 @@
-"""A saved team outside of training: engines in this process; agents, orchestra and environment as in validation."""
+"""A saved team outside of training: engines in this process; agents, orchestra and environment as in
+validation.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,10 @@ class LoadedTeam:
 
 @contextmanager
 def loaded_team(
-    checkpoint: str, device: str, engines: Engines, check: Callable[[Collector, type[BaseEnv]], object] = lambda collector, env: None
+    checkpoint: str,
+    device: str,
+    engines: Engines,
+    check: Callable[[Collector, type[BaseEnv]], object] = lambda collector, env: None,
 ) -> Iterator[LoadedTeam]:
     """Load the team of a checkpoint; shut its engines down at exit.
 
@@ -50,8 +55,8 @@ def loaded_team(
         engines: how it is served.
         check: called before a model loads.
 
-    Raises one of `USER_ERRORS`: no checkpoint, a workflow that is not installed, a missing model, an engine that cannot serve it, or a
-    server of `agent.api` that does not answer; and the errors of `check`.
+    Raises one of `USER_ERRORS`: no checkpoint, a workflow that is not installed, a missing model, an engine
+    that cannot serve it, or a server of `agent.api` that does not answer; and the errors of `check`.
     """
     saved = SavedRun.open(checkpoint)
     config, placement = for_serving(saved.config, device), saved.placement
@@ -75,7 +80,9 @@ def loaded_team(
         team.start()
         team.init_model(1)
         serve_weights(saved, team)
-        clients = {wg_id: client.serving for wg_id, client in team.engines.clients.items()}  # a restarted one lacks trained weights
+        clients = {
+            wg_id: client.serving for wg_id, client in team.engines.clients.items()
+        }  # a restarted one lacks trained weights
         yield LoadedTeam(config, build_collector(config, served, tokenizers, clients).collector, env)
 
 

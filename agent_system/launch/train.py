@@ -1,4 +1,6 @@
-"""Train a team: check the configuration, start the workers, and pass datasets, worker groups and collector to `RayPPOTrainer`."""
+"""Train a team: check the configuration, start the workers, and pass datasets, worker groups and collector to
+`RayPPOTrainer`.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,14 @@ from agent_system.launch.env_workers import check_cpus, env_workers
 from agent_system.sandbox import close_shared
 from verl.trainer.checkpoint.store import CONFIG_FILE
 from verl.trainer.config import RunConfig
-from verl.trainer.config.entry import explain, fail, prepare, register_config, report_config_errors, save_config
+from verl.trainer.config.entry import (
+    explain,
+    fail,
+    prepare,
+    register_config,
+    report_config_errors,
+    save_config,
+)
 from verl.trainer.derived import table_row
 from verl.trainer.placement.pools import describe_devices
 from verl.trainer.placement.role_policies import policy_rows
@@ -47,7 +56,9 @@ def run(config: RunConfig) -> RayPPOTrainer:
     for agent_id, row in policy_rows(config, placement).items():
         logger.info(table_row(agent_id, row, checked.adapter_sizes))
     for remote in placement.api:
-        logger.info("agent %s -> %s at %s (not trained)", remote.agent_id, remote.policy_id, remote.api.base_url)
+        logger.info(
+            "agent %s -> %s at %s (not trained)", remote.agent_id, remote.policy_id, remote.api.base_url
+        )
     for wg_id, devices in describe_devices(config, placement).items():
         logger.info("worker group %s -> %s", wg_id, devices)
     logger.info("output folder: %s", run_dir)
@@ -62,16 +73,22 @@ def run(config: RunConfig) -> RayPPOTrainer:
         team.start()
         workers = started.enter_context(env_workers(config))
         collector = build_collector(config, placement, checked.tokenizers, team.engines.clients, workers)
-        tracking = Tracking(config.trainer.project_name, checked.name, config.trainer.logger, asdict(config), run_dir)
+        tracking = Tracking(
+            config.trainer.project_name, checked.name, config.trainer.logger, asdict(config), run_dir
+        )
         started.callback(tracking.finish)
-        trainer = RayPPOTrainer(config, placement, team, collector, checked.train, checked.val, tracking, run_dir)
+        trainer = RayPPOTrainer(
+            config, placement, team, collector, checked.train, checked.val, tracking, run_dir
+        )
         trainer.fit()
     print_before_after(rows_before_after(trainer.before, trainer.after))
     return trainer
 
 
 def entry(task: Callable[[RunConfig], RayPPOTrainer]) -> Callable[[DictConfig], None]:
-    """Wrap `task`: an error of the user is one line on stderr and exit status 1; a stop by a signal exits with 128 + its number."""
+    """Wrap `task`: an error of the user is one line on stderr and exit status 1; a stop by a signal exits
+    with 128 + its number.
+    """
 
     def wrapped(cfg: DictConfig) -> None:
         try:
@@ -98,7 +115,9 @@ def main(cfg: DictConfig) -> None:
 
 
 def log_to_terminal() -> None:
-    """Write this project's messages from INFO on, and those of libraries from WARNING on: frameworks of teams log every request."""
+    """Write this project's messages from INFO on, and those of libraries from WARNING on: frameworks of teams
+    log every request.
+    """
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     for package in ("agent_system", "verl", "recipe"):
         logging.getLogger(package).setLevel(logging.INFO)

@@ -2,7 +2,8 @@
 
     python -m agent_system.new my_flow
 
-creates the folder `my_flow` with `team.py`, `env.py`, `README.md`, a test with scripted replies and `train.sh`.
+creates the folder `my_flow` with `team.py`, `env.py`, `README.md`, a test with scripted replies and
+`train.sh`.
 """
 
 from __future__ import annotations
@@ -29,16 +30,23 @@ def write_workflow(name: str, parent: Path) -> Path:
     """
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
         raise AgentSystemError(
-            f"a workflow is named like a Python package, in lower-case letters, digits and _, found {name!r}; try my_flow"
+            "a workflow is named like a Python package, in lower-case letters, digits and _, found "
+            f"{name!r}; try my_flow"
         )
     folder = parent / name
     if folder.exists():
         raise AgentSystemError(f"{folder} exists, so nothing was written; choose another name")
     if name in built_in_workflows() or find_spec(name) is not None:
-        raise AgentSystemError(f"{name!r} is the name of a built-in workflow or of an installed package; choose another name")
+        raise AgentSystemError(
+            f"{name!r} is the name of a built-in workflow or of an installed package; choose another name"
+        )
     folder.mkdir()
     for source in sorted(path for path in TEMPLATE.iterdir() if path.is_file()):
-        text = source.read_text(encoding="utf-8").replace("MyFlow", name.title().replace("_", "")).replace("my_flow", name)
+        text = (
+            source.read_text(encoding="utf-8")
+            .replace("MyFlow", name.title().replace("_", ""))
+            .replace("my_flow", name)
+        )
         file = folder / source.name.replace("my_flow", name)
         file.write_text(text, encoding="utf-8")
         file.chmod(0o755 if file.suffix == ".sh" else 0o644)
@@ -47,7 +55,9 @@ def write_workflow(name: str, parent: Path) -> Path:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Parse the command line and write the folder."""
-    parser = argparse.ArgumentParser(prog="python -m agent_system.new", description="Write a workflow template.")
+    parser = argparse.ArgumentParser(
+        prog="python -m agent_system.new", description="Write a workflow template."
+    )
     parser.add_argument("name", help="name of the workflow and its folder, such as my_flow")
     name = parser.parse_args(argv).name
     try:

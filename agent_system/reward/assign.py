@@ -24,16 +24,18 @@ def assign_rewards(
 ) -> tuple[list[EpisodeRecord], dict[str, float]]:
     """Compute every reward term of the samples of the episodes that did not fail.
 
-    `reward = shaping(alpha * team + local) - invalid_penalty - overlong_penalty`, where `team` follows `team_scope` or, if set, the
-    propagation mode. `step_reward = alpha * arrived + local - invalid_penalty - overlong_penalty`, see `scope.step_rewards`.
-    Statistics of the batch (a quantile, the share of links that pass) do not depend on its order.
+    `reward = shaping(alpha * team + local) - invalid_penalty -
+    overlong_penalty`, where `team` follows `team_scope` or, if set, the propagation mode. `step_reward =
+    alpha * arrived + local - invalid_penalty - overlong_penalty`, see `scope.step_rewards`. Statistics of the
+    batch (a quantile, the share of links that pass) do not depend on its order.
 
     Args:
         records: all episodes of one collection.
         settings: the keys under `reward`.
-        invalid_action_penalty: agent -> penalty of a reply that cannot be parsed; 0 for agents that are not listed.
-        tree_returns: `rollout.tree.returns`. With `committed` the committed replies of a tree are rewarded as an episode of parallel
-            sampling, and the other candidates for their own action.
+        invalid_action_penalty: agent -> penalty of a reply that cannot be parsed; 0 for agents that are not
+            listed.
+        tree_returns: `rollout.tree.returns`. With `committed` the committed replies of a tree are rewarded as
+            an episode of parallel sampling, and the other candidates for their own action.
 
     Returns:
         The episodes in the same order, and the metrics of propagation (`reward/propagation/*`).
@@ -51,15 +53,29 @@ def assign_rewards(
     credited = propagate(chains, settings.propagation)
     mixed = mix(credited.team, credited.local, settings.alpha)
     coefficients = [(invalid_action_penalty or {}).get(s.agent_id, 0.0) for s in samples]
-    invalid = invalid_action(np.array([s.valid for s in samples], dtype=bool), np.array(coefficients, dtype=np.float64))
+    invalid = invalid_action(
+        np.array([s.valid for s in samples], dtype=bool), np.array(coefficients, dtype=np.float64)
+    )
     too_long = overlong(
         np.array([max(len(g.generation.token_ids) for g in s.generations) for s in samples]),
         np.array([s.max_tokens for s in samples]),
         settings.overlong_buffer,
     )
     reward = SHAPING_FUNCTIONS[settings.shaping](mixed, positions, settings) - invalid - too_long
-    step = np.array([value for r in played for value in step_rewards(r, settings.alpha)], dtype=np.float64) - invalid - too_long
-    columns = zip(credited.team.tolist(), step.tolist(), mixed.tolist(), invalid.tolist(), too_long.tolist(), reward.tolist(), strict=True)
+    step = (
+        np.array([value for r in played for value in step_rewards(r, settings.alpha)], dtype=np.float64)
+        - invalid
+        - too_long
+    )
+    columns = zip(
+        credited.team.tolist(),
+        step.tolist(),
+        mixed.tolist(),
+        invalid.tolist(),
+        too_long.tolist(),
+        reward.tolist(),
+        strict=True,
+    )
     rewarded = iter([_with_rewards(s, *terms) for s, terms in zip(samples, columns, strict=True)])
     kept = {id(r): replace(r, samples=tuple(next(rewarded) for _ in r.samples)) for r in played}
     return [kept.get(id(r), r) for r in records], credited.metrics
@@ -76,12 +92,25 @@ def _with_continuations(
 
 def _joined(alone: EpisodeRecord, episode: EpisodeRecord) -> EpisodeRecord:
     committed = iter(episode.samples)
-    return replace(alone, samples=tuple(replace(next(committed), fork_reward=s.fork_reward) if s.committed else s for s in alone.samples))
-
-
-def _with_rewards(sample: Sample, team: float, step: float, mixed: float, invalid: float, too_long: float, reward: float) -> Sample:
     return replace(
-        sample, team_reward=team, step_reward=step, mixed_reward=mixed, invalid_penalty=invalid, overlong_penalty=too_long, reward=reward
+        alone,
+        samples=tuple(
+            replace(next(committed), fork_reward=s.fork_reward) if s.committed else s for s in alone.samples
+        ),
+    )
+
+
+def _with_rewards(
+    sample: Sample, team: float, step: float, mixed: float, invalid: float, too_long: float, reward: float
+) -> Sample:
+    return replace(
+        sample,
+        team_reward=team,
+        step_reward=step,
+        mixed_reward=mixed,
+        invalid_penalty=invalid,
+        overlong_penalty=too_long,
+        reward=reward,
     )
 
 
@@ -98,13 +127,16 @@ def _chains(played: Sequence[EpisodeRecord], samples: Sequence[Sample], scope: s
 def _positions(played: Sequence[EpisodeRecord]) -> CallPositions:
     hop, hops = _hops(played)
     turn = np.array([s.turn for r in played for s in r.samples])
-    return CallPositions(turn, np.repeat([r.turns for r in played], [len(r.samples) for r in played]), hop, hops)
+    return CallPositions(
+        turn, np.repeat([r.turns for r in played], [len(r.samples) for r in played]), hop, hops
+    )
 
 
 def _hops(played: Sequence[EpisodeRecord]) -> tuple[np.ndarray, np.ndarray]:
     """Return for each sample the number of its call, from 1, and the calls of its episode.
 
-    The candidates of a call share its number, and so do its generations: rounds of a `ToolAgent`, a summary before it.
+    The candidates of a call share its number, and so do its generations: rounds of a `ToolAgent`, a summary
+    before it.
     """
     hops, totals = list[int](), list[int]()
     for record in played:

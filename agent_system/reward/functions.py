@@ -1,4 +1,6 @@
-"""Reward functions of the user: found, checked before a model loads, and called by the managers `episode` and `naive`."""
+"""Reward functions of the user: found, checked before a model loads, and called by the managers `episode` and
+`naive`.
+"""
 
 from __future__ import annotations
 
@@ -37,13 +39,15 @@ class EpisodeRewardManager(RewardManager):
 
 @RewardManagerRegistry.register("naive")
 class NaiveRewardManager(RewardManager):
-    """Calls verl's `compute_score(data_source, solution_str, ground_truth, extra_info, **kwargs)` on the reply with the team's answer.
+    """Calls verl's `compute_score(data_source, solution_str, ground_truth, extra_info, **kwargs)` on the
+    reply with the team's answer.
 
-    `solution_str` is the whole text of the last reply whose action is `episode.answer`, so that functions find the box or tag they look
-    for; `episode.answer` itself if no reply has that action, and the last reply if the last turn gave no answer. `extra_info` is the
-    row's, with `num_turns` (messages of the episode: a prompt and a reply per turn), `rollout_reward_scores` (empty: tools give no
-    rewards) and `experiment_name`, as verl's managers `naive` and `gdpo` add them. A mapping must have a `score`; its other numbers are
-    terms.
+    `solution_str` is the whole text of the last reply whose action is `episode.answer`, so that functions
+    find the box or tag they look for; `episode.answer` itself if no reply has that action, and the last reply
+    if the last turn gave no answer. `extra_info` is the row's, with `num_turns` (messages of the episode: a
+    prompt and a reply per turn), `rollout_reward_scores` (empty: tools give no rewards) and
+    `experiment_name`, as verl's managers `naive` and `gdpo` add them. A mapping must have a `score`; its
+    other numbers are terms.
     """
 
     def __init__(self, function: Callable[..., Any] | None, kwargs: Mapping[str, Any]) -> None:
@@ -54,7 +58,11 @@ class NaiveRewardManager(RewardManager):
         """Return the function's result."""
         task = episode.task
         assert task is not None, "the collector sets the task"
-        added = {"num_turns": 2 * episode.samples[-1].turn, "rollout_reward_scores": {}, "experiment_name": self.experiment_name}
+        added = {
+            "num_turns": 2 * episode.samples[-1].turn,
+            "rollout_reward_scores": {},
+            "experiment_name": self.experiment_name,
+        }
         return self._call(
             data_source=task.data_source,
             solution_str=self.solution(episode),
@@ -75,22 +83,32 @@ class NaiveRewardManager(RewardManager):
         if not isinstance(found, Mapping):
             return super().read(found)
         if "score" not in found:
-            raise AgentSystemError(f"compute_score returned a mapping without 'score'; it has {sorted(map(str, found))}")
+            raise AgentSystemError(
+                f"compute_score returned a mapping without 'score'; it has {sorted(map(str, found))}"
+            )
         score = number(found["score"], "compute_score, under 'score',")
-        return Reward(score, {k: float(v) for k, v in found.items() if k != "score" and isinstance(v, NUMBERS)})
+        return Reward(
+            score, {k: float(v) for k, v in found.items() if k != "score" and isinstance(v, NUMBERS)}
+        )
 
 
 @RewardManagerRegistry.register("naive_action")
 class NaiveActionRewardManager(NaiveRewardManager):
-    """As `naive`, but `solution_str` is `episode.answer`, the parsed action, without the rest of its reply."""
+    """As `naive`, but `solution_str` is `episode.answer`, the parsed action, without the rest of its
+    reply.
+    """
 
     def solution(self, episode: EpisodeRecord) -> str:
         """Return `solution_str`."""
         return episode.answer or super().solution(episode)
 
 
-def checked(function: Callable[..., Any] | None, where: str, /, *arguments: Any, **named: Any) -> Callable[..., Any]:
-    """Return the function. Raise AgentSystemError if there is none, or it cannot be called with these arguments."""
+def checked(
+    function: Callable[..., Any] | None, where: str, /, *arguments: Any, **named: Any
+) -> Callable[..., Any]:
+    """Return the function. Raise AgentSystemError if there is none, or it cannot be called with these
+    arguments.
+    """
     if function is None:
         raise AgentSystemError(f"{where} calls a function: set reward.custom_reward_function.path")
     try:
@@ -98,7 +116,8 @@ def checked(function: Callable[..., Any] | None, where: str, /, *arguments: Any,
     except TypeError as error:
         expected = ", ".join([*map(str, arguments), *named])
         raise AgentSystemError(
-            f"{where}: {function.__qualname__}{inspect.signature(function)} cannot be called with ({expected}): {error}"
+            f"{where}: {function.__qualname__}{inspect.signature(function)} cannot be called with "
+            f"({expected}): {error}"
         ) from error
     except ValueError:  # a builtin without a signature
         pass
@@ -119,13 +138,26 @@ def load_function(path: str, name: str, key: str) -> Callable[..., Any]:
     try:
         module = _load(str(Path(path).expanduser().resolve()) if path.endswith(".py") else path)
     except (Exception, SystemExit) as error:
-        missing = isinstance(error, FileNotFoundError) or (isinstance(error, ModuleNotFoundError) and error.name == path)
-        what = "no such file or module" if missing else f"importing it failed with {type(error).__name__}: {error}"
+        missing = isinstance(error, FileNotFoundError) or (
+            isinstance(error, ModuleNotFoundError) and error.name == path
+        )
+        what = (
+            "no such file or module"
+            if missing
+            else f"importing it failed with {type(error).__name__}: {error}"
+        )
         raise AgentSystemError(f"{key}: {path}: {what}") from error
     function = getattr(module, name, None)
     if not callable(function):
-        names = [n for n, value in vars(module).items() if inspect.isfunction(value) and value.__module__ == module.__name__]
-        raise AgentSystemError(f"{key}: {path} has no function {name!r}{did_you_mean(name, names)}; it has: {', '.join(names) or 'none'}")
+        names = [
+            n
+            for n, value in vars(module).items()
+            if inspect.isfunction(value) and value.__module__ == module.__name__
+        ]
+        raise AgentSystemError(
+            f"{key}: {path} has no function {name!r}{did_you_mean(name, names)}; it has: "
+            f"{', '.join(names) or 'none'}"
+        )
     return function  # type: ignore[no-any-return]
 
 
@@ -147,7 +179,8 @@ def build_manager(settings: RewardConfig, experiment_name: str = "") -> RewardMa
     `auto` takes `naive` for a function that has a parameter of `VERLS`, and `episode` for any other.
 
     Raises:
-        AgentSystemError: an unknown manager, a function that cannot be loaded, or one that the manager cannot call.
+        AgentSystemError: an unknown manager, a function that cannot be loaded, or one that the manager cannot
+            call.
     """
     custom, name = settings.custom_reward_function, settings.reward_manager.name
     if custom.path is None and name == AUTO:

@@ -1,4 +1,6 @@
-"""A model that scores replies (`reward.model`): which replies it gets, the cache of its scores, and their place among the rewards."""
+"""A model that scores replies (`reward.model`): which replies it gets, the cache of its scores, and their
+place among the rewards.
+"""
 
 from __future__ import annotations
 
@@ -47,14 +49,17 @@ class Conversation:
     def digest(self) -> str:
         """Hash of the content; equal conversations have equal scores."""
         content = [self.messages, self.reply, self.task.prompt, self.task.ground_truth]
-        return blake2b(json.dumps(content, default=str).encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+        return blake2b(
+            json.dumps(content, default=str).encode("utf-8", "surrogatepass"), digest_size=16
+        ).hexdigest()
 
 
 class RewardModel(Protocol):
     """A model that scores one conversation at a time; its engine batches concurrent ones."""
 
     async def score(self, conversation: Conversation, counts: Counter[str], priority: int = 0) -> float:
-        """Return the score, which depends on the conversation alone; `counts` takes named counts for the metrics.
+        """Return the score, which depends on the conversation alone; `counts` takes named counts for the
+        metrics.
 
         `priority` is that of the requests.
 
@@ -80,11 +85,17 @@ class ReplyScorer:
         AgentSystemError: `reward.model.agents` matches no agent.
     """
 
-    def __init__(self, settings: RewardModelConfig, model: RewardModel, agent_ids: Sequence[str], limit_s: float) -> None:
+    def __init__(
+        self, settings: RewardModelConfig, model: RewardModel, agent_ids: Sequence[str], limit_s: float
+    ) -> None:
         self.settings, self._model, self._limit_s = settings, model, limit_s
-        self._agents = {a for a in agent_ids if re.fullmatch(settings.agents, a) or re.fullmatch(settings.agents, slug(a))}
+        self._agents = {
+            a for a in agent_ids if re.fullmatch(settings.agents, a) or re.fullmatch(settings.agents, slug(a))
+        }
         if settings.scope == "call" and not self._agents:
-            raise AgentSystemError(f"reward.model.agents={settings.agents} matches no agent; agents: {', '.join(agent_ids)}")
+            raise AgentSystemError(
+                f"reward.model.agents={settings.agents} matches no agent; agents: {', '.join(agent_ids)}"
+            )
         self._known: OrderedDict[str, float] = OrderedDict()
         self._running: dict[str, asyncio.Task[float]] = {}
         self._counts: Counter[str] = Counter()
@@ -100,14 +111,17 @@ class ReplyScorer:
         """Return the score of a reply to chat messages.
 
         Raises:
-            TimeoutError: a model behind an API gave no score, of this reply or another, for `rollout.call_timeout_s`.
+            TimeoutError: a model behind an API gave no score, of this reply or another, for
+                `rollout.call_timeout_s`.
             AgentSystemError: a score that is not a finite number.
             Exception: whatever the model raises.
         """
         return await self._score(Conversation(tuple(map(_readable, messages)), strip_thinking(text), task))
 
     async def of_calls(self, record: EpisodeRecord) -> dict[int, float]:
-        """Return the scores of an episode's calls, by index. The rounds of a `ToolAgent`'s call have the score of the last one."""
+        """Return the scores of an episode's calls, by index. The rounds of a `ToolAgent`'s call have the
+        score of the last one.
+        """
         assert record.task is not None, "the collector sets the task"
         scored = [i for i, s in enumerate(record.samples) if self.takes(s.agent_id) and s.final_call is None]
         asked = [self._of_sample(record.samples[i], record.task) for i in scored]
@@ -117,13 +131,16 @@ class ReplyScorer:
         return scores | {i: last[place] for i, place in rounds.items() if place in last}
 
     async def of_episode(self, record: EpisodeRecord) -> float:
-        """Return the score of an episode's answer to its task, or of its last reply if it ended before the orchestra answered."""
+        """Return the score of an episode's answer to its task, or of its last reply if it ended before the
+        orchestra answered.
+        """
         assert record.task is not None, "the collector sets the task"
         text = record.answer or record.samples[-1].generations[-1].text
         return await self.of_reply([{"role": "user", "content": record.task.prompt}], text, record.task)
 
     def combined(self, reward: float, score: float, by_function: bool = False) -> float:
-        """Return a reward with the model's, `weight * score`: added, or with `reward.model.combine=replace` in place of the environment's.
+        """Return a reward with the model's, `weight * score`: added, or with `reward.model.combine=replace`
+        in place of the environment's.
 
         The reward of a function (`by_function`), which has replaced the environment's itself, is added to.
         """
@@ -132,18 +149,28 @@ class ReplyScorer:
             return reward
         return own if self.settings.combine == "replace" and not by_function else reward + own
 
-    def with_local_scores(self, record: EpisodeRecord, scores: Mapping[int, float], by_function: Collection[int]) -> EpisodeRecord:
-        """Return the episode with the model's part of the local rewards; `by_function` are the calls that functions have rewarded."""
+    def with_local_scores(
+        self, record: EpisodeRecord, scores: Mapping[int, float], by_function: Collection[int]
+    ) -> EpisodeRecord:
+        """Return the episode with the model's part of the local rewards; `by_function` are the calls that
+        functions have rewarded.
+        """
         if not self.settings.weight:
             return record
         samples = [
-            replace(s, local_reward=self.combined(s.local_reward, scores[i], i in by_function), local_given=True) if i in scores else s
+            replace(
+                s, local_reward=self.combined(s.local_reward, scores[i], i in by_function), local_given=True
+            )
+            if i in scores
+            else s
             for i, s in enumerate(record.samples)
         ]
         return replace(record, samples=tuple(samples))
 
     def with_team_score(self, record: EpisodeRecord, score: float, by_function: bool) -> EpisodeRecord:
-        """Return the episode with the model's part of the team reward, which arrives at the end of the last turn."""
+        """Return the episode with the model's part of the team reward, which arrives at the end of the last
+        turn.
+        """
         team = self.combined(record.team_reward, score, by_function)
         if self.settings.combine == "replace" and self.settings.weight:
             return record.with_team_reward(team)
@@ -151,20 +178,26 @@ class ReplyScorer:
         return replace(record, team_reward=team, turn_rewards=(*earlier, self.combined(last, score)))
 
     def apart(self) -> ReplyScorer:
-        """Return the same scorer for a validation, with its cache and its scores in progress, and counts of its own."""
+        """Return the same scorer for a validation, with its cache and its scores in progress, and counts of
+        its own.
+        """
         scorer = copy(self)
         scorer._counts, scorer._priority = Counter(), priority_of(validate=True)
         return scorer
 
     def stopping(self, stopped: Callable[[], AbstractContextManager[None]]) -> ReplyScorer:
-        """Return the same scorer for an episode whose clock stands still within `stopped()`, while a score is awaited."""
+        """Return the same scorer for an episode whose clock stands still within `stopped()`, while a score is
+        awaited.
+        """
         scorer = copy(self)
         scorer._stopped = stopped
         return scorer
 
     def take_counts(self) -> dict[str, float]:
         """Return counts since the last call: `requests`, `cache_hits`, and those of the model."""
-        taken = {f"{COUNTS}{name}": float(self._counts[name]) for name in {"requests", "cache_hits", *self._counts}}
+        taken = {
+            f"{COUNTS}{name}": float(self._counts[name]) for name in {"requests", "cache_hits", *self._counts}
+        }
         self._counts.clear()  # scores in progress go on counting
         return taken
 
@@ -189,7 +222,9 @@ class ReplyScorer:
             return self._known[digest]
         task = self._running.get(digest)
         if task is None:
-            task = self._running[digest] = asyncio.create_task(self._asked(conversation), name=f"score {digest}")
+            task = self._running[digest] = asyncio.create_task(
+                self._asked(conversation), name=f"score {digest}"
+            )
             task.add_done_callback(lambda done: self._finished(digest, done))
         else:
             self._counts["cache_hits"] += 1
@@ -201,7 +236,9 @@ class ReplyScorer:
         asked = asyncio.ensure_future(self._model.score(conversation, self._counts, self._priority))
         try:
             while not asked.done():
-                left = math.inf if kind != "api" else limit + max(began, self._scored_at[0]) - time.monotonic()
+                left = (
+                    math.inf if kind != "api" else limit + max(began, self._scored_at[0]) - time.monotonic()
+                )
                 if left <= 0:
                     raise TimeoutError(f"no score within rollout.call_timeout_s={limit:g} s from the {kind}")
                 await asyncio.wait([asked], timeout=None if left == math.inf else left)
@@ -221,16 +258,22 @@ class ReplyScorer:
 
 
 def with_call_scores(record: EpisodeRecord, scores: Mapping[int, float]) -> EpisodeRecord:
-    """Return the episode with scores of calls, by index, among their terms; a `ToolAgent`'s call counts once."""
+    """Return the episode with scores of calls, by index, among their terms; a `ToolAgent`'s call
+    counts once.
+    """
     samples = [
-        replace(s, reward_terms={**s.reward_terms, TERM: scores[i]}) if i in scores and s.final_call is None else s
+        replace(s, reward_terms={**s.reward_terms, TERM: scores[i]})
+        if i in scores and s.final_call is None
+        else s
         for i, s in enumerate(record.samples)
     ]
     return replace(record, samples=tuple(samples))
 
 
 def _readable(message: Message) -> Message:
-    """Return a message that every chat template shows: results of tools are the user's, calls of tools are in the text."""
+    """Return a message that every chat template shows: results of tools are the user's, calls of tools are in
+    the text.
+    """
     calls: Any = message.get("tool_calls", ())
     role = "user" if message["role"] == "tool" else message["role"]
     return {"role": role, "content": with_calls(message["content"], calls)}

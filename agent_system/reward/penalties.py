@@ -1,4 +1,6 @@
-"""Penalties that are subtracted from a shaped reward. They apply in training only, not in validation scores."""
+"""Penalties that are subtracted from a shaped reward. They apply in training only, not in validation
+scores.
+"""
 
 from __future__ import annotations
 
@@ -20,16 +22,19 @@ def invalid_action(valid: np.ndarray, coefficients: np.ndarray) -> np.ndarray:
 
 
 def overlong(lengths: np.ndarray, limits: np.ndarray, buffer: OverlongBufferConfig) -> np.ndarray:
-    """Return `factor * clip((length - (limit - len)) / len, 0, 1)`, `[calls]` (DAPO, arXiv 2503.14476, equation 13 negated).
+    """Return `factor * clip((length - (limit - len)) / len, 0, 1)`, `[calls]` (DAPO, arXiv 2503.14476,
+    equation 13 negated).
 
-    Keys: `reward.overlong_buffer.enable`, `reward.overlong_buffer.len`, `reward.overlong_buffer.penalty_factor`.
+    Keys: `reward.overlong_buffer.enable`, `reward.overlong_buffer.len`,
+    `reward.overlong_buffer.penalty_factor`.
     Use when: replies reach the length limit and are cut before their answer, so that they earn nothing.
     Fails when: the limit is short for the task: the penalty then discourages reasoning that the task needs.
 
     Args:
         lengths: tokens of each reply.
         limits: longest reply of its agent, in tokens.
-        buffer: the penalty grows from 0, `len` tokens before the limit (0: a fifth of the limit), to `penalty_factor` at the limit.
+        buffer: the penalty grows from 0, `len` tokens before the limit (0: a fifth of the limit), to
+            `penalty_factor` at the limit.
     """
     if not buffer.enable:
         return np.zeros(len(lengths))

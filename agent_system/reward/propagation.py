@@ -1,21 +1,25 @@
 """Propagation of an episode's team reward back along its calls 1..m (`reward.propagation`).
 
-Local rewards are scaled to 0..1 first, so that `alpha` has the same weight in every environment and `theta` is a share:
+Local rewards are scaled to 0..1 first, so that `alpha` has the same weight in every environment and `theta`
+is a share:
 
     uniform      b_j = R
     discounted   b_j = gamma^(m - j) * R
     threshold    b_m = R;  b_j = b_(j+1) if local_(j+1) >= theta, or call j+1 was given no local reward, else 0
 
-The reward of a call is `alpha * b_j + local_j`. With `threshold`, a call with a low local reward cuts the credit of all earlier calls; a
-call without a local reward cuts none. A missing local reward counts as 0 in the call's own reward, scaled like the others. The generations
-of a call (rounds of a `ToolAgent`, a summary before it) count as one call, with the local reward of the last one.
+The reward of a call is `alpha * b_j + local_j`. With `threshold`, a call with a low local reward cuts the
+credit of all earlier calls; a call without a local reward cuts none. A missing local reward counts as 0 in
+the call's own reward, scaled like the others. The generations of a call (rounds of a `ToolAgent`, a summary
+before it) count as one call, with the local reward of the last one.
 No paper: the rule is this project's; `discounted` is the return of a reward at the end of the episode.
 
-Keys: `reward.propagation.mode`, `reward.propagation.gamma`, `reward.propagation.theta`, `reward.propagation.theta_quantile`,
-`reward.propagation.theta_step`, `reward.propagation.theta_fall`, `reward.propagation.theta_window`, `reward.propagation.local_range`,
-`reward.propagation.min_pass_rate`.
-Use when: each agent builds on the work of the one before and the environment rewards each call, so that local rewards show which failed.
-Fails when: local rewards correlate little with a call's effect on the outcome: `threshold` then cuts credit at random.
+Keys: `reward.propagation.mode`, `reward.propagation.gamma`, `reward.propagation.theta`,
+`reward.propagation.theta_quantile`, `reward.propagation.theta_step`, `reward.propagation.theta_fall`,
+`reward.propagation.theta_window`, `reward.propagation.local_range`, `reward.propagation.min_pass_rate`.
+Use when: each agent builds on the work of the one before and the environment rewards each call, so that local
+rewards show which failed.
+Fails when: local rewards correlate little with a call's effect on the outcome: `threshold` then cuts credit
+at random.
 """
 
 from __future__ import annotations
@@ -73,7 +77,9 @@ class PropagationResult:
 
 
 def propagate(chains: Chains, settings: PropagationConfig) -> PropagationResult:
-    """Return the rewards of every sample. Raise AgentSystemError for a local reward outside `local_range`, with the agent and the value."""
+    """Return the rewards of every sample. Raise AgentSystemError for a local reward outside `local_range`,
+    with the agent and the value.
+    """
     if settings.mode == "none":
         return PropagationResult(chains.team, chains.local)
     local = scaled(chains, settings.local_range)
@@ -85,14 +91,18 @@ def propagate(chains: Chains, settings: PropagationConfig) -> PropagationResult:
 
 
 def scaled(chains: Chains, local_range: Sequence[float]) -> np.ndarray:
-    """Return local rewards as shares of `local_range`, 0..1; a missing one counts as 0, clipped to the range."""
+    """Return local rewards as shares of `local_range`, 0..1; a missing one counts as 0, clipped to
+    the range.
+    """
     low, high = local_range
     outside = np.flatnonzero(chains.given & ((chains.local < low) | (chains.local > high)))
     if len(outside):
         first = outside[0]
         raise AgentSystemError(
-            f"reward.propagation.local_range=[{low:g}, {high:g}], but a call of {chains.agent_ids[first]} got the local reward "
-            f"{chains.local[first]:g} ({len(outside)} of {int(chains.given.sum())} local rewards are outside the range): "
+            f"reward.propagation.local_range=[{low:g}, {high:g}], but a call of {chains.agent_ids[first]} "
+            "got the local reward "
+            f"{chains.local[first]:g} ({len(outside)} of {int(chains.given.sum())} local rewards are outside "
+            "the range): "
             "set it to the lowest and the highest local reward of the environment"
         )
     return np.clip((chains.local - low) / (high - low), 0.0, 1.0)
@@ -108,7 +118,8 @@ def _threshold(chains: Chains, local: np.ndarray, settings: PropagationConfig) -
     fallback = pass_rate < settings.min_pass_rate
     if fallback:
         logger.warning(
-            "only %.3g of the links between calls pass reward.propagation.theta=%.3g, fewer than reward.propagation.min_pass_rate=%.3g: "
+            "only %.3g of the links between calls pass reward.propagation.theta=%.3g, fewer than "
+            "reward.propagation.min_pass_rate=%.3g: "
             "in this step every call gets the full team reward",
             pass_rate, theta, settings.min_pass_rate,
         )  # fmt: skip
@@ -117,4 +128,6 @@ def _threshold(chains: Chains, local: np.ndarray, settings: PropagationConfig) -
     cut = chains.hop < last_bad[chains.episode]  # a bad call comes after this one in the same episode
     team = chains.team if fallback else np.where(cut, 0.0, chains.team)
     metrics = {"pass_rate": pass_rate, "theta": theta, "fallback": float(fallback)}
-    return PropagationResult(team, local, {f"reward/propagation/{name}": value for name, value in metrics.items()})
+    return PropagationResult(
+        team, local, {f"reward/propagation/{name}": value for name, value in metrics.items()}
+    )

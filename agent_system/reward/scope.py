@@ -1,7 +1,8 @@
 """Assignment of an episode's team rewards to its calls.
 
-An environment gives team rewards at two points: `act` right after a call, `step` at the end of a turn. Both are recorded where they
-arrived (`Sample.act_reward`, `EpisodeRecord.turn_rewards`); everything here is derived from these.
+An environment gives team rewards at two points: `act` right after a call, `step` at the end of a turn. Both
+are recorded where they arrived (`Sample.act_reward`, `EpisodeRecord.turn_rewards`); everything here is
+derived from these.
 """
 
 from __future__ import annotations
@@ -16,13 +17,15 @@ def team_rewards(record: EpisodeRecord, scope: str) -> list[float]:
 
     - `episode`: the sum over the episode, the same for all (Dr. MAS, arXiv 2602.08847).
     - `turn`: the rewards of the sample's turn: all `act` of that turn and its `step`.
-    - `call`: the rewards right after the sample's own action (AT-GRPO, arXiv 2510.11062): its own `act`, and the `step` for the
-      call whose action ended the turn, which is the one that began last. Without `act` the calls of a turn cannot be told apart: each gets
-      the turn's `step`. An earlier generation of a call gets what the last one gets.
+    - `call`: the rewards right after the sample's own action (AT-GRPO, arXiv 2510.11062): its own `act`, and
+      the `step` for the
+      call whose action ended the turn, which is the one that began last. Without `act` the calls of a turn
+      cannot be told apart: each gets the turn's `step`. An earlier generation of a call gets what the last
+      one gets.
 
-    Tree sampling with `rollout.tree.returns=step` requires `call`: each candidate, the committed one included, gets the rewards of `act`
-    and `score` on its own fork, so that the candidates of a call are compared by the same measure. A `step` reward belongs to the episode
-    and to no candidate.
+    Tree sampling with `rollout.tree.returns=step` requires `call`: each candidate, the committed one
+    included, gets the rewards of `act` and `score` on its own fork, so that the candidates of a call are
+    compared by the same measure. A `step` reward belongs to the episode and to no candidate.
     """
     if any(s.fork_reward is not None for s in record.samples):
         return [s.fork_reward or 0.0 for s in record.samples]
@@ -33,8 +36,13 @@ def team_rewards(record: EpisodeRecord, scope: str) -> list[float]:
         for s in record.samples:
             acts[s.turn - 1] += s.act_reward or 0.0
         return [acts[s.turn - 1] + record.turn_rewards[s.turn - 1] for s in record.samples]
-    last = dict(list(dict.fromkeys(s.whole_call for s in record.samples)))  # by turn, in the order of first generations
-    own = {(s.turn, s.call): _call_reward(s, record.turn_rewards[s.turn - 1], last[s.turn] == s.call) for s in record.samples}
+    last = dict(
+        list(dict.fromkeys(s.whole_call for s in record.samples))
+    )  # by turn, in the order of first generations
+    own = {
+        (s.turn, s.call): _call_reward(s, record.turn_rewards[s.turn - 1], last[s.turn] == s.call)
+        for s in record.samples
+    }
     return [own[s.whole_call] for s in record.samples]
 
 
@@ -45,29 +53,42 @@ def _call_reward(sample: Sample, step: float, ended_turn: bool) -> float:
 
 
 def step_rewards(record: EpisodeRecord, alpha: float) -> list[float]:
-    """Return `alpha * arrived + local` of every sample, where a team reward arrives at each agent's latest call before it.
+    """Return `alpha * arrived + local` of every sample, where a team reward arrives at each agent's latest
+    call before it.
 
-    Team rewards between two calls of an agent (from other agents' actions, or the end of the turn) are a consequence of the first of the
-    two and are credited to it. A call counts from the moment its prompt was built, so each of several concurrent calls comes before the
-    rewards of the others. A `step` reward goes to the last call of each agent in that turn, or in an earlier turn for an agent without a
-    call in it. Summed over an agent's calls, no reward counts twice, and none after its first call is lost. A candidate of a tree has no
-    next call of its own: it gets `alpha` times the team reward of its fork.
+    Team rewards between two calls of an agent (from other agents' actions, or the end of the turn) are a
+    consequence of the first of the two and are credited to it. A call counts from the moment its prompt was
+    built, so each of several concurrent calls comes before the rewards of the others. A `step` reward goes to
+    the last call of each agent in that turn, or in an earlier turn for an agent without a call in it. Summed
+    over an agent's calls, no reward counts twice, and none after its first call is lost. A candidate of a
+    tree has no next call of its own: it gets `alpha` times the team reward of its fork.
     """
     if any(s.fork_reward is not None for s in record.samples):
         return [alpha * (s.fork_reward or 0.0) + s.local_reward for s in record.samples]
     samples = record.samples
     arrived = [0.0] * len(samples)
-    made = sorted(range(len(samples)), key=lambda i: (samples[i].turn, samples[i].prior_replies, samples[i].call))
+    made = sorted(
+        range(len(samples)), key=lambda i: (samples[i].turn, samples[i].prior_replies, samples[i].call)
+    )
     acts = [(s.turn, s.order, s.act_reward, i) for i, s in enumerate(samples) if s.act_reward]
-    steps = [(turn, math.inf, reward, None) for turn, reward in enumerate(record.turn_rewards, start=1) if reward]
+    steps = [
+        (turn, math.inf, reward, None) for turn, reward in enumerate(record.turn_rewards, start=1) if reward
+    ]
     latest: dict[str, int] = {}
     asked = 0
     for turn, moment, amount, call in sorted([*acts, *steps], key=lambda event: event[:2]):
-        while asked < len(made) and (samples[made[asked]].turn, samples[made[asked]].prior_replies) <= (turn, moment):
+        while asked < len(made) and (samples[made[asked]].turn, samples[made[asked]].prior_replies) <= (
+            turn,
+            moment,
+        ):
             latest[samples[made[asked]].agent_id] = made[asked]
             asked += 1
-        own = {} if call is None else {samples[call].agent_id: call}  # also if its agent has two concurrent calls
+        own = (
+            {} if call is None else {samples[call].agent_id: call}
+        )  # also if its agent has two concurrent calls
         for index in (latest | own).values():
             arrived[index] += amount
-    local = [s.local_reward if s.final_call is None else 0.0 for s in samples]  # the last generation of a call has it
+    local = [
+        s.local_reward if s.final_call is None else 0.0 for s in samples
+    ]  # the last generation of a call has it
     return [alpha * team + own for team, own in zip(arrived, local, strict=True)]

@@ -44,7 +44,8 @@ class EpisodeScorer:
         experiment_name: `trainer.experiment_name`.
 
     Raises:
-        AgentSystemError: a manager or function that does not exist or has a wrong signature, or a pattern that matches no agent.
+        AgentSystemError: a manager or function that does not exist or has a wrong signature, or a pattern
+            that matches no agent.
     """
 
     def __init__(
@@ -67,7 +68,9 @@ class EpisodeScorer:
             function = checked(load_function(path, name, where), where, "episode", "call")
             matched = [a for a in agent_ids if re.fullmatch(pattern, a) or re.fullmatch(pattern, slug(a))]
             if not matched:
-                raise AgentSystemError(f"{where}: the pattern matches no agent; agents: {', '.join(agent_ids)}")
+                raise AgentSystemError(
+                    f"{where}: the pattern matches no agent; agents: {', '.join(agent_ids)}"
+                )
             for agent_id in matched:
                 self._functions[agent_id].append(function)
         self._threads = DaemonExecutor(threads)
@@ -79,15 +82,21 @@ class EpisodeScorer:
     async def score(self, record: EpisodeRecord, model: ReplyScorer | None = None) -> EpisodeRecord:
         """Return the episode with the rewards of the model, if there is one, and of all functions.
 
-        Of a tree with `rollout.tree.returns=committed` the committed replies are rewarded as an episode of parallel sampling. With `step`
-        nothing remains to be done: the model has scored every candidate when it was tried.
+        Of a tree with `rollout.tree.returns=committed` the committed replies are rewarded as an episode of
+        parallel sampling. With `step` nothing remains to be done: the model has scored every candidate when
+        it was tried.
 
         Raises:
             AgentSystemError: a reward that is not a finite number, or belongs to no call.
-            TimeoutError: no result within `reward.timeout_s`, or from a model behind an API within `rollout.call_timeout_s`.
+            TimeoutError: no result within `reward.timeout_s`, or from a model behind an API within
+                `rollout.call_timeout_s`.
             Exception: whatever a function or the model raises.
         """
-        if not record.samples or not (model or self._has_functions) or (record.branched and self._tree_returns == "step"):
+        if (
+            not record.samples
+            or not (model or self._has_functions)
+            or (record.branched and self._tree_returns == "step")
+        ):
             return record
         played = await self._rewarded(record.as_played(), model)
         return _with_committed(record, played) if record.branched else played
@@ -108,7 +117,11 @@ class EpisodeScorer:
         waiting_for = "the reward manager"
         try:
             async with asyncio.timeout(self._limit) as clock:
-                reward = Reward() if self._manager is None else self._manager.read(await self._run(self._manager.score, record))
+                reward = (
+                    Reward()
+                    if self._manager is None
+                    else self._manager.read(await self._run(self._manager.score, record))
+                )
                 calls: dict[int, list[Reward]] = {i: [] for i in range(len(record.samples))}
                 for i, sample in enumerate(record.samples):
                     for function in self._functions[sample.agent_id] if sample.final_call is None else ():
@@ -117,10 +130,14 @@ class EpisodeScorer:
         except TimeoutError as error:
             if not clock.expired():
                 raise
-            raise TimeoutError(f"no reward within reward.timeout_s={self._limit:g} s, waiting for {waiting_for}") from error
+            raise TimeoutError(
+                f"no reward within reward.timeout_s={self._limit:g} s, waiting for {waiting_for}"
+            ) from error
         record = _with_episode(record, reward)
         given = _of_generations(record.samples, reward, calls, self._prefix)
-        rewarded = tuple(_with_local(s, own, self._prefix) for s, own in zip(record.samples, given, strict=True))
+        rewarded = tuple(
+            _with_local(s, own, self._prefix) for s, own in zip(record.samples, given, strict=True)
+        )
         by_function = {i for i, own in enumerate(given) if any(r.value is not None for r in own)}
         return replace(record, samples=rewarded), Rewarded(reward.value is not None, by_function)
 
@@ -140,32 +157,42 @@ def _name(function: Callable[..., Any]) -> str:
 
 
 def _of_call(found: Any, where: str) -> Reward:
-    """Return the result of an agent's function for one call: a mapping holds terms, whose sum is the reward."""
+    """Return the result of an agent's function for one call: a mapping holds terms, whose sum is the
+    reward.
+    """
     if isinstance(found, Mapping):
         terms = _terms(found, where)
         return Reward(sum(terms.values()), terms)
     reward = found if isinstance(found, Reward) else Reward(number(found, where))
     if reward.local:
-        raise AgentSystemError(f"{where} gave Reward.local, but it is called for one call, whose reward is Reward.value")
+        raise AgentSystemError(
+            f"{where} gave Reward.local, but it is called for one call, whose reward is Reward.value"
+        )
     return reward
 
 
 def _terms(terms: Mapping[str, Any], where: str) -> dict[str, float]:
     for name in terms:
         if not isinstance(name, str) or not re.fullmatch(r"[\w.-]+", name):
-            raise AgentSystemError(f"{where} gave a term named {name!r:.80}; expected letters, digits, '_', '-' and '.'")
+            raise AgentSystemError(
+                f"{where} gave a term named {name!r:.80}; expected letters, digits, '_', '-' and '.'"
+            )
     return {name: finite(value, f"the term {name}", where) for name, value in terms.items()}
 
 
 def _with_episode(record: EpisodeRecord, reward: Reward) -> EpisodeRecord:
     """Return the record with the terms and the team reward, which arrives at the end of the episode."""
-    record = replace(record, reward_terms={**record.reward_terms, **_terms(reward.terms, "the reward manager")})
+    record = replace(
+        record, reward_terms={**record.reward_terms, **_terms(reward.terms, "the reward manager")}
+    )
     if reward.value is None:
         return record
     if getattr(reward.value, "ndim", isinstance(reward.value, (list, tuple))):
         raise AgentSystemError(
-            "the reward manager gave a list as the team reward; rewards of tokens or spans are of one call: with the manager `episode` "
-            f"return a mapping that names it, such as {{0: [...]}} or {{{record.samples[0].agent_id!r}: [...]}}"
+            "the reward manager gave a list as the team reward; rewards of tokens or spans are of one call: "
+            "with the manager `episode` "
+            f"return a mapping that names it, such as {{0: [...]}} or {{{record.samples[0].agent_id!r}: "
+            f"[...]}}"
         )
     return record.with_team_reward(finite(reward.value, "the team reward", "the reward manager"))
 
@@ -175,7 +202,8 @@ def _of_generations(
 ) -> list[list[Reward]]:
     """Return the rewards of every generation, which add up and replace the environment's.
 
-    An earlier generation of a call has the sum of the last one's; a reward that the manager gave to itself replaces the last one's.
+    An earlier generation of a call has the sum of the last one's; a reward that the manager gave to itself
+    replaces the last one's.
     """
     paid: dict[int, list[Reward]] = {i: [] for i in range(len(samples))}
     for place, value in reward.local.items():
@@ -191,7 +219,9 @@ def _of_generations(
         which = final, bool(paid[i])
         if which not in sums:
             last_one = replace(samples[final], local_given=False)
-            sums[which] = _with_local(last_one, calls[final] if paid[i] else [*calls[final], *paid[final]], prefix)
+            sums[which] = _with_local(
+                last_one, calls[final] if paid[i] else [*calls[final], *paid[final]], prefix
+            )
         given.append([*([Reward(sums[which].local_reward)] if sums[which].local_given else []), *paid[i]])
     return given
 
@@ -201,10 +231,15 @@ def _calls_of(samples: Sequence[Sample], place: int | str) -> Iterable[int]:
     if isinstance(place, str):
         found = [i for i, s in enumerate(samples) if s.agent_id == place and s.final_call is None]
         if not found:
-            raise AgentSystemError(f"a local reward names {place!r}, which made no call; agents: {sorted({s.agent_id for s in samples})}")
+            raise AgentSystemError(
+                f"a local reward names {place!r}, which made no call; agents: "
+                f"{sorted({s.agent_id for s in samples})}"
+            )
         return found
     if isinstance(place, bool) or not isinstance(place, int) or not 0 <= place < len(samples):
-        raise AgentSystemError(f"a local reward names call {place!r}, but the episode had {len(samples)} calls (numbered from 0)")
+        raise AgentSystemError(
+            f"a local reward names call {place!r}, but the episode had {len(samples)} calls (numbered from 0)"
+        )
     return [place]
 
 
@@ -220,7 +255,9 @@ def _with_local(sample: Sample, rewards: Sequence[Reward], prefix: Prefix | None
         if not isinstance(value, (list, tuple, np.ndarray)):
             given.append(finite(value, "a local reward", where))
         elif prefix is None:
-            raise AgentSystemError(f"{where} is a list; rewards of tokens or spans need reward.granularity=token")
+            raise AgentSystemError(
+                f"{where} is a list; rewards of tokens or spans need reward.granularity=token"
+            )
         else:
             by_token.append(token_rewards(list(value), sample, prefix, where))
             given.append(math.fsum(by_token[-1]))
@@ -232,9 +269,13 @@ def _with_local(sample: Sample, rewards: Sequence[Reward], prefix: Prefix | None
 
 
 def _with_committed(tree: EpisodeRecord, played: EpisodeRecord) -> EpisodeRecord:
-    """Return a tree with the rewards of its committed replies as an episode; the rewards on their own forks stay."""
+    """Return a tree with the rewards of its committed replies as an episode; the rewards on their own forks
+    stay.
+    """
     committed = {id(s): p for s, p in zip(tree.committed, played.samples, strict=True)}
-    return replace(played, samples=tuple(_with_played(s, committed[id(s)]) if s.committed else s for s in tree.samples))
+    return replace(
+        played, samples=tuple(_with_played(s, committed[id(s)]) if s.committed else s for s in tree.samples)
+    )
 
 
 def _with_played(sample: Sample, played: Sample) -> Sample:

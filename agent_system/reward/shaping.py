@@ -1,9 +1,10 @@
 """Shaping: the transformation of a call's mixed reward before penalties (`reward.shaping`).
 
-The names are PettingLLMs' (the code of AT-GRPO, arXiv 2510.11062). Three things differ, so that the last call of any episode
-keeps its whole reward: turns and calls are counted relative to the length of the episode that was played, not to a configured
-maximum (an early success is not worth less than a late one); the last turn's discount is 1, not gamma; and the shaped quantity is
-the call's own mixed reward, not only the final one of the environment.
+The names are PettingLLMs' (the code of AT-GRPO, arXiv 2510.11062). Three things differ, so that the last call
+of any episode keeps its whole reward: turns and calls are counted relative to the length of the episode that
+was played, not to a configured maximum (an early success is not worth less than a late one); the last turn's
+discount is 1, not gamma; and the shaped quantity is the call's own mixed reward, not only the final one of
+the environment.
 
     turn_weighted, hop_weighted  r * turn / turns, r * call / calls
     discount, hop_discount       r * gamma^(turns - turn), r * gamma^(calls - call)
@@ -11,8 +12,10 @@ the call's own mixed reward, not only the final one of the environment.
     normalized                   clip(r, -1, 1)
 
 Keys: `reward.shaping`, `reward.shaping_gamma`, `reward.shaping_threshold`.
-Use when: later calls decide the outcome (weighted, discount), or single rewards dominate a group (binary, normalized).
-Fails when: calls of different turns are compared in one group: early calls then have lower rewards by shaping alone.
+Use when: later calls decide the outcome (weighted, discount), or single rewards dominate a group (binary,
+normalized).
+Fails when: calls of different turns are compared in one group: early calls then have lower rewards by shaping
+alone.
 """
 
 from __future__ import annotations
@@ -31,7 +34,8 @@ class CallPositions:
 
     Attributes:
         turn, turns: number of its turn, from 1, and turns of the episode.
-        hop, hops: number of its call in the episode, from 1, and calls of the episode; the generations of a call share its number.
+        hop, hops: number of its call in the episode, from 1, and calls of the episode; the generations of a
+            call share its number.
     """
 
     turn: np.ndarray

@@ -21,17 +21,20 @@ def build_batch(
     token_rewards: bool = False,
     reward_terms: Mapping[str, Collection[str]] | None = None,
 ) -> DataProto | None:
-    """Return one row per trained sample of the episodes that did not fail, in their order; None when there is no such sample.
+    """Return one row per trained sample of the episodes that did not fail, in their order; None when there is
+    no such sample.
 
-    Tensors: `prompts` [bsz, P] left-padded, `responses` [bsz, R] right-padded, `input_ids`, `attention_mask`, `position_ids`
-    [bsz, P + R], `response_mask` [bsz, R] (0 for padding and tool messages), `rollout_log_probs` [bsz, R] float32. P and R are the longest
-    of the batch.
-    Objects: the sample fields of `_columns`, and `repeated_reward`: of an earlier generation of a call its reward before penalties, which
-    the last one has as well; 0 of others; `replies`, `partial_replies` and `partial_span`: number of its generations, of those with several
-    weight versions, and the most steps between the first and the last version of one. With `critic_prompts` (see `joint_prompts`) also
-    `critic_prompts` [bsz, Pc] left-padded and `critic_prompt_mask` [bsz, Pc]; with `token_rewards` also `token_rewards` [bsz, R] float64,
-    0 where a token has none. With `reward_terms` (agent -> names) each of these terms is a column, NaN where a call has none or its agent
-    does not learn from it. With `greedy_baselines` the column `reward_baselines` has the reward of the greedy reply to the row's call; of
+    Tensors: `prompts` [bsz, P] left-padded, `responses` [bsz, R] right-padded, `input_ids`, `attention_mask`,
+    `position_ids` [bsz, P + R], `response_mask` [bsz, R] (0 for padding and tool messages),
+    `rollout_log_probs` [bsz, R] float32. P and R are the longest of the batch.
+    Objects: the sample fields of `_columns`, and `repeated_reward`: of an earlier generation of a call its
+    reward before penalties, which the last one has as well; 0 of others; `replies`, `partial_replies` and
+    `partial_span`: number of its generations, of those with several weight versions, and the most steps
+    between the first and the last version of one. With `critic_prompts` (see `joint_prompts`) also
+    `critic_prompts` [bsz, Pc] left-padded and `critic_prompt_mask` [bsz, Pc]; with `token_rewards` also
+    `token_rewards` [bsz, R] float64, 0 where a token has none. With `reward_terms` (agent -> names) each of
+    these terms is a column, NaN where a call has none or its agent does not learn from it. With
+    `greedy_baselines` the column `reward_baselines` has the reward of the greedy reply to the row's call; of
     a call without one, the mean reward of its candidates.
     """
     rows = [(e, s) for e in episodes if not e.failed for s in e.samples if s.trained]
@@ -40,10 +43,14 @@ def build_batch(
     samples = [s for _, s in rows]
     pad = np.fromiter((s.pad_token_id for s in samples), np.int64, len(samples))[:, None]
     prompts, prompt_mask = _pack((s.prompt_ids for s in samples), np.int64, pad, left=True)
-    responses, response_attention = _pack((s.generation.token_ids for s in samples), np.int64, pad, left=False)
+    responses, response_attention = _pack(
+        (s.generation.token_ids for s in samples), np.int64, pad, left=False
+    )
     masks = (s.response_mask or (1,) * len(s.generation.token_ids) for s in samples)
     response_mask, _ = _pack(masks, np.int64, np.zeros_like(pad), left=False)
-    log_probs, _ = _pack((s.generation.log_probs for s in samples), np.float32, np.zeros_like(pad), left=False)
+    log_probs, _ = _pack(
+        (s.generation.log_probs for s in samples), np.float32, np.zeros_like(pad), left=False
+    )
     attention_mask = np.concatenate([prompt_mask, response_attention], axis=1)
     left_pad = prompts.shape[1] - prompt_mask.sum(axis=1, keepdims=True)
     positions = np.maximum(np.arange(attention_mask.shape[1])[None, :] - left_pad, 0)
@@ -66,7 +73,9 @@ def build_batch(
     named = dict.fromkeys(name for names in (reward_terms or {}).values() for name in names)
     columns = {name: _term(rows, name, reward_terms or {}) for name in named} | columns
     shaped = [s.reward + s.invalid_penalty + s.overlong_penalty for s in samples]
-    columns["repeated_reward"] = np.array([0.0 if s.final_call is None else r for s, r in zip(samples, shaped, strict=True)])
+    columns["repeated_reward"] = np.array(
+        [0.0 if s.final_call is None else r for s, r in zip(samples, shaped, strict=True)]
+    )
     spans = [[g.generation.version - g.generation.oldest_version for g in s.generations] for s in samples]
     columns["replies"] = np.array([len(own) for own in spans])
     columns["partial_replies"] = np.array([sum(map(bool, own)) for own in spans])
@@ -74,11 +83,17 @@ def build_batch(
     if greedy_baselines:
         by_episode = {e.traj_uid: _baselines(e) for e in episodes}
         columns["reward_baselines"] = _objects([by_episode[e.traj_uid][s.turn, s.call] for e, s in rows])
-    return DataProto.from_dict(tensors={k: torch.from_numpy(v) for k, v in tensors.items()}, non_tensors=columns)
+    return DataProto.from_dict(
+        tensors={k: torch.from_numpy(v) for k, v in tensors.items()}, non_tensors=columns
+    )
 
 
-def _pack(rows: Iterable[Sequence[Any]], dtype: Any, pad: np.ndarray, *, left: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Return rows of different lengths as one array [bsz, longest] and the mask of entries that are not padding."""
+def _pack(
+    rows: Iterable[Sequence[Any]], dtype: Any, pad: np.ndarray, *, left: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return rows of different lengths as one array [bsz, longest] and the mask of entries that are not
+    padding.
+    """
     rows = list(rows)
     lengths = np.fromiter(map(len, rows), np.int64, len(rows))
     width = int(lengths.max())
@@ -93,8 +108,10 @@ def _pack(rows: Iterable[Sequence[Any]], dtype: Any, pad: np.ndarray, *, left: b
 def _columns(rows: Sequence[tuple[EpisodeRecord, Any]]) -> dict[str, np.ndarray]:
     episode_fields = ("uid", "traj_uid", "task_id", "data_source")
     sample_fields = (
-        "agent_id", "policy_id", "wg_id", "turn", "call", "candidate", "committed", "team_reward", "local_reward", "step_reward",
-        "mixed_reward", "invalid_penalty", "overlong_penalty", "reward", "valid", "anchor", "candidate_reward", "masked",
+        "agent_id", "policy_id", "wg_id", "turn", "call", "candidate", "committed", "team_reward",
+        "local_reward", "step_reward",
+        "mixed_reward", "invalid_penalty", "overlong_penalty", "reward", "valid", "anchor",
+        "candidate_reward", "masked",
     )  # fmt: skip
     columns = {name: [getattr(e, name) for e, _ in rows] for name in episode_fields}
     columns |= {name: [getattr(s, name) for _, s in rows] for name in sample_fields}
@@ -106,7 +123,9 @@ def _columns(rows: Sequence[tuple[EpisodeRecord, Any]]) -> dict[str, np.ndarray]
     return {name: _objects(values) for name, values in columns.items()}
 
 
-def _term(rows: Sequence[tuple[EpisodeRecord, Any]], name: str, wanted: Mapping[str, Collection[str]]) -> np.ndarray:
+def _term(
+    rows: Sequence[tuple[EpisodeRecord, Any]], name: str, wanted: Mapping[str, Collection[str]]
+) -> np.ndarray:
     found = [e.term(s, name) if name in wanted.get(s.agent_id, ()) else None for e, s in rows]
     return np.array([math.nan if value is None else value for value in found], dtype=np.float64)
 

@@ -57,12 +57,18 @@ class AgentBinding:
     async def replies(
         self, prompt: Prompt, sampling: SamplingParams, n: int, seed: int, request_id: str, priority: int = 0
     ) -> Sequence[Generation]:
-        """Request `n` replies from the engine with one request; see `GenerateRequest`. Raise RolloutError when it cannot be served."""
-        replies = await self.client.generate(GenerateRequest(prompt.ids, sampling, n, self.adapter, seed, request_id, priority))
+        """Request `n` replies from the engine with one request; see `GenerateRequest`. Raise RolloutError
+        when it cannot be served.
+        """
+        replies = await self.client.generate(
+            GenerateRequest(prompt.ids, sampling, n, self.adapter, seed, request_id, priority)
+        )
         return [self._cut(reply, sampling.stop) for reply in replies] if sampling.stop else replies
 
     def _cut(self, reply: Generation, stop: Sequence[str]) -> Generation:
-        """Cut a reply after the token that completes the first of the texts `stop`, special tokens included; keep it whole without one."""
+        """Cut a reply after the token that completes the first of the texts `stop`, special tokens included;
+        keep it whole without one.
+        """
 
         def contains_stop(count: int) -> bool:
             text = decode(self.tokenizer, reply.token_ids[:count], special=True)

@@ -79,7 +79,9 @@ class EpisodeSpec:
 
     @property
     def env_uid(self) -> str:
-        """Part of the environment's seed: a greedy episode has the environment of the group that it is a baseline for."""
+        """Part of the environment's seed: a greedy episode has the environment of the group that it is a
+        baseline for.
+        """
         return self.uid.removesuffix(GREEDY_SUFFIX)
 
     def sampling_of(self, binding: AgentBinding | RemoteBinding) -> SamplingParams:
@@ -124,8 +126,10 @@ class Call:
         prior_replies: number of replies in the episode when the prompt was built.
         seed: seed of the request.
         before: the agent at the beginning of the call, before its summary and its first round.
-        summary: the generation of a summary with which the call began, and its reply; None for a call without one.
-        so_far: the tool calls and results before this round of a `ToolAgent`, as texts; they belong to the anchor.
+        summary: the generation of a summary with which the call began, and its reply; None for a call without
+            one.
+        so_far: the tool calls and results before this round of a `ToolAgent`, as texts; they belong to the
+            anchor.
         own_sampling: sampling parameters of this call alone; None: those of the agent in this episode.
     """
 
@@ -196,11 +200,12 @@ class Call:
         return reply
 
     async def generate(self, n: int, clock: EpisodeClock) -> Sequence[Generation | None]:
-        """Request `n` replies from the engine or server with one request; None stands for an aborted or empty reply.
+        """Request `n` replies from the engine or server with one request; None stands for an aborted or empty
+        reply.
 
         Raises:
-            RolloutError: no reply of a server within `clock.call_s` seconds, or of an engine that sampled nothing for as long; only
-                aborted or empty replies; a wrong number of replies or log-probs.
+            RolloutError: no reply of a server within `clock.call_s` seconds, or of an engine that sampled
+                nothing for as long; only aborted or empty replies; a wrong number of replies or log-probs.
         """
         binding = self.runtime.binding
         request_id = f"{self.spec.traj_uid}/{self.turn}.{self.number}"
@@ -209,22 +214,34 @@ class Call:
             with nullcontext() if served else clock.stopped():
                 async with asyncio.timeout(clock.call_s if served else None) as timeout:
                     priority = priority_of(self.spec.validate)
-                    replies = await binding.replies(self.prompt, self.sampling, n, self.seed, request_id, priority)
+                    replies = await binding.replies(
+                        self.prompt, self.sampling, n, self.seed, request_id, priority
+                    )
         except (TimeoutError, EngineStuckError) as error:
             if isinstance(error, TimeoutError) and not timeout.expired():
                 raise
             why = f": {error}" if isinstance(error, EngineStuckError) else ""
             raise RolloutError(
-                f"no reply for {binding.agent_id} within rollout.call_timeout_s={clock.call_s:g} s (policy {binding.policy_id}){why}"
+                f"no reply for {binding.agent_id} within rollout.call_timeout_s={clock.call_s:g} s (policy "
+                f"{binding.policy_id}){why}"
             ) from error
         if len(replies) != n:
-            raise RolloutError(f"asked the engine of {binding.policy_id} for {n} {'reply' if n == 1 else 'replies'}, got {len(replies)}")
-        whole = [None if r.stop_reason == "abort" or not (r.token_ids or isinstance(r, RemoteGeneration)) else r for r in replies]
+            raise RolloutError(
+                f"asked the engine of {binding.policy_id} for {n} {'reply' if n == 1 else 'replies'}, got "
+                f"{len(replies)}"
+            )
+        whole = [
+            None if r.stop_reason == "abort" or not (r.token_ids or isinstance(r, RemoteGeneration)) else r
+            for r in replies
+        ]
         if all(reply is None for reply in whole):
-            raise RolloutError(f"the engine of {binding.policy_id} returned an aborted or empty reply for {binding.agent_id}")
+            raise RolloutError(
+                f"the engine of {binding.policy_id} returned an aborted or empty reply for {binding.agent_id}"
+            )
         for reply in whole:
             if reply is not None and len(reply.log_probs) != len(reply.token_ids):
                 raise RolloutError(
-                    f"the engine of {binding.policy_id} returned {len(reply.token_ids)} tokens but {len(reply.log_probs)} log-probs"
+                    f"the engine of {binding.policy_id} returned {len(reply.token_ids)} tokens but "
+                    f"{len(reply.log_probs)} log-probs"
                 )
         return whole

@@ -1,4 +1,6 @@
-"""Candidates of tree sampling: replies of one call, each tried on a fork, and the choice of the one to commit."""
+"""Candidates of tree sampling: replies of one call, each tried on a fork, and the choice of the one to
+commit.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class CandidateSet:
-    """A call, its scored candidates, the chosen candidate, and the greedy reply that they are compared with, if there is one."""
+    """A call, its scored candidates, the chosen candidate, and the greedy reply that they are compared with,
+    if there is one.
+    """
 
     call: Call
     candidates: Sequence[Candidate]

@@ -1,21 +1,42 @@
-"""A policy's chat template: how it shows messages, and what its model writes, found by rendering conversations that are known."""
+"""A policy's chat template: how it shows messages, and what its model writes, found by rendering
+conversations that are known.
+"""
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from itertools import product
 from typing import Any
 
 from agent_system.errors import AgentSystemError
 from agent_system.projection import thoughts, with_visible, without_thinking
+from agent_system.rollout.template_marks import (
+    MARK,
+    ReplyMarks,
+    after_prefix,
+    last_marks,
+    whole_marks,
+    without_end,
+)
+from agent_system.rollout.template_trials import (
+    FIRST,
+    HARD,
+    OFFERED,
+    SECOND,
+    TOOLS,
+    CallForm,
+    in_parts,
+    numbered_call,
+    reads,
+    with_arguments,
+)
 from agent_system.rollout.tokens import decode, encode_all, special_tokens
-from agent_system.tools.formats import OfferedTools, Syntax, read_calls, split_calls, with_calls
+from agent_system.tools.formats import OfferedTools, Syntax, split_calls, with_calls
 from agent_system.tools.formats.derive import TrialCall, derived
 from agent_system.tools.formats.named import NAMED
 from agent_system.tools.formats.syntax import NUMBER
@@ -30,7 +51,6 @@ _ANSWER = "zq answer"
 _SYSTEM = "zq system"
 _THOUGHT = "zq thought"
 _RESULT = "zq result"
-_END_MARKS = re.compile(r"[<\[][^<>\[\]\s]+[>\]]\w*")
 _TAG_NAME = re.compile(r"</?[A-Za-z][\w.:-]*>")
 _THINKING_FIELDS = ("reasoning_content", "reasoning", "thinking")
 _SOURCE_TAGS = re.compile(r"<([\w:]*think|thought)>", re.IGNORECASE)
@@ -38,83 +58,7 @@ _BLANKS = " a\n b\n\n  c\t1 23\n"  # as they may stand around any token
 _PLAIN = ("llama3", "llama3_builtin", "pythonic")  # forms that models without marks around calls mix
 
 
-def _schema(name: str, properties: Mapping[str, str]) -> dict[str, Any]:
-    fields = {key: {"type": kind, "description": key} for key, kind in properties.items()}
-    parameters = {"type": "object", "properties": fields, "required": list(fields)}
-    return {"type": "function", "function": {"name": name, "description": f"Does {name}.", "parameters": parameters}}
-
-
-FIRST = TrialCall("zq_tool_a", {"zq_a": "zq value a", "zq_b": 73194, "zq_c": "zq value c"}, "zqid00001")
-SECOND = TrialCall("zq_tool_b", {"zq_d": "zq value d"}, "zqid00002")
-_HARD_TYPES = {
-    "zq_a": "string", "zq_b": "string", "zq_c": "string", "zq_d": "string", "zq_e": "integer", "zq_f": "number", "zq_g": "boolean",
-    "zq_h": "object", "zq_i": "array", "zq_j": "integer",
-}  # fmt: skip
-HARD = TrialCall(
-    "zq_tool_c",
-    {
-        "zq_a": "  red, \"ripe\" ('2') [3] {4}: a=b",
-        "zq_b": "def f(x):\n    return x < 1 & x > 0\n",
-        "zq_c": "crème 日本 \U0001f600",
-        "zq_d": "C:\\new\\table 12",
-        "zq_e": -7,
-        "zq_f": 2.5,
-        "zq_g": True,
-        "zq_h": {"zq k": ["a, b", {"n": None}], "e": {}},
-        "zq_i": [1, "two, (2)", False],
-        "zq_j": None,
-    },
-    "zqid00003",
-)
-TOOLS = [
-    _schema(FIRST.name, {"zq_a": "string", "zq_b": "integer", "zq_c": "string"}),
-    _schema(SECOND.name, {"zq_d": "string"}),
-    _schema(HARD.name, _HARD_TYPES),
-]
-_OFFERED = OfferedTools.of(TOOLS)
 _ANY_TOOL = OfferedTools()
-
-
-@dataclass(frozen=True, slots=True)
-class CallForm:
-    """How calls are given to a template, and how its model writes them.
-
-    Attributes:
-        as_text: arguments as text of JSON, else as an object.
-        empty: content of a message that only calls: `""` or None.
-        syntax: how the model writes calls.
-        most: the largest number of calls in one message that it shows: 1, or 2 for any number.
-        is_exact: also texts with quotes, brackets and line ends come back as they were.
-        numbered: ids are `functions.NAME:NUMBER`.
-    """
-
-    as_text: bool
-    empty: str | None
-    syntax: Syntax
-    most: int = 2
-    is_exact: bool = True
-    numbered: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class ReplyMarks:
-    """Texts that a model writes around its thinking and its answer.
-
-    Attributes:
-        field: the field of a message in which the template takes thinking; `content`: in tags in the text.
-        begin, end: around the thinking.
-        before: before the answer; empty for most models.
-        lead, trail: blanks between the marks and the thinking.
-        gap: blanks between the thinking and the answer.
-    """
-
-    field: str = "content"
-    begin: str = "<think>"
-    end: str = "</think>"
-    before: str = ""
-    lead: str = ""
-    trail: str = ""
-    gap: str = ""
 
 
 class ChatTemplate:
@@ -130,16 +74,29 @@ class ChatTemplate:
         self.tokenizer, self.kwargs = tokenizer, dict(kwargs or {})
         self.source = str(self.kwargs.get("chat_template") or tokenizer.chat_template or "")
 
-    def raw(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = (), prompt: bool = True) -> str:
+    def raw(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        prompt: bool = True,
+    ) -> str:
         """Return the text of messages as they are. Raise whatever the template raises."""
         options = {**template_clock(), **self.kwargs}
         shown = [dict(message) for message in messages]
         return str(
-            self.tokenizer.apply_chat_template(shown, tools=list(tools) or None, tokenize=False, add_generation_prompt=prompt, **options)
+            self.tokenizer.apply_chat_template(
+                shown, tools=list(tools) or None, tokenize=False, add_generation_prompt=prompt, **options
+            )
         )
 
-    def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = (), prompt: bool = True) -> str:
-        """Return the text of a conversation, each message given in the form that this template shows; with `prompt` a reply may follow.
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        prompt: bool = True,
+    ) -> str:
+        """Return the text of a conversation, each message given in the form that this template shows; with
+        `prompt` a reply may follow.
 
         Raises:
             Exception: whatever the template raises.
@@ -148,7 +105,10 @@ class ChatTemplate:
 
     def prepared(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Return messages in the form that this template shows."""
-        shown = [self._assistant(message) if message["role"] == "assistant" else dict(message) for message in messages]
+        shown = [
+            self._assistant(message) if message["role"] == "assistant" else dict(message)
+            for message in messages
+        ]
         if shown and shown[0]["role"] == "system" and not self.shows_system:
             system, *shown = shown
             first = next((m for m in shown if m["role"] == "user"), None)
@@ -157,7 +117,7 @@ class ChatTemplate:
             else:
                 first["content"] = f"{system['content']}\n\n{first['content']}"
         if self.wants_parts:
-            return [_in_parts(m) for m in shown]
+            return [in_parts(m) for m in shown]
         return shown
 
     @cached_property
@@ -192,7 +152,7 @@ class ChatTemplate:
     def shows_system(self) -> bool:
         """Whether a system message is shown."""
         messages = [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": _QUESTION}]
-        return _SYSTEM in (self._try([_in_parts(m) for m in messages] if self.wants_parts else messages) or "")
+        return _SYSTEM in (self._try([in_parts(m) for m in messages] if self.wants_parts else messages) or "")
 
     @cached_property
     def wants_parts(self) -> bool:
@@ -205,7 +165,12 @@ class ChatTemplate:
     @cached_property
     def shows_tools(self) -> bool:
         """Whether the prompt of a request with tools names them."""
-        text = self._try_plain([{"role": "system", "content": _SYSTEM}, {"role": "user", "content": _QUESTION}], TOOLS) or ""
+        text = (
+            self._try_plain(
+                [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": _QUESTION}], TOOLS
+            )
+            or ""
+        )
         alone = self._try_plain([{"role": "user", "content": _QUESTION}], TOOLS) or ""
         return all(call.name in shown for call in (FIRST, SECOND) for shown in (text, alone))
 
@@ -226,13 +191,19 @@ class ChatTemplate:
         """Whether a call comes back where the template shows it after a text."""
         if self.calls is None:
             return True
-        first = _numbered(FIRST, 0) if self.calls.numbered else FIRST
+        first = numbered_call(FIRST, 0) if self.calls.numbered else FIRST
         text = self._shown((first,), self.calls.as_text, _ANSWER)
-        return text is None or _ANSWER not in text.partition(first.name)[0] or _reads(self.calls.syntax, text, (first,))
+        return (
+            text is None
+            or _ANSWER not in text.partition(first.name)[0]
+            or reads(self.calls.syntax, text, (first,))
+        )
 
     @cached_property
     def syntaxes(self) -> tuple[Syntax, ...]:
-        """The syntaxes in which calls of its model are read: its own, and those that the model's family uses besides."""
+        """The syntaxes in which calls of its model are read: its own, and those that the model's family uses
+        besides.
+        """
         if not self.shows_tools and self.calls is None:
             return (NAMED["hermes"],)  # as the text that then describes the tools
         if self.calls is None:
@@ -244,39 +215,51 @@ class ChatTemplate:
         """Return `syntaxes` for an agent that calls tools.
 
         Raises:
-            AgentSystemError: what the template shows of a call cannot be read back, or it shows none and names no syntax.
+            AgentSystemError: what the template shows of a call cannot be read back, or it shows none and
+                names no syntax.
         """
         if not self.syntaxes:
             why = f"does not show how its model calls tools{self._failure}"
             if self._renders_calls:
                 why = "shows tool calls in a form that cannot be read back"
             raise AgentSystemError(
-                f"the chat template of {agent_id!r} {why}; set tool_format of the agent to one of {', '.join(NAMED)}, or "
+                f"the chat template of {agent_id!r} {why}; set tool_format of the agent to one of "
+                f"{', '.join(NAMED)}, or "
                 "data.apply_chat_template_kwargs.chat_template to another template"
             )
         if self.calls is not None and not self.calls.is_exact:
             logger.warning(
-                "the chat template of %r writes texts with quotes, brackets or line ends in tool calls so that they cannot be read back",
+                "the chat template of %r writes texts with quotes, brackets or line ends in tool calls so "
+                "that they cannot be read back",
                 agent_id,
             )
         return self.syntaxes
 
     def call_id(self, name: str, place: int) -> str:
-        """Return the id of a call that the model gave none, by its place in the conversation: nine letters and digits, as some want."""
-        return f"functions.{name}:{place}" if self.calls is not None and self.calls.numbered else f"call{place:05d}"
+        """Return the id of a call that the model gave none, by its place in the conversation: nine letters
+        and digits, as some want.
+        """
+        return (
+            f"functions.{name}:{place}"
+            if self.calls is not None and self.calls.numbered
+            else f"call{place:05d}"
+        )
 
     def without_lead(self, text: str) -> str:
         """Return a rendered reply without what stands before every reply."""
         return text[len(whole_marks(max((shared_start(text, lead) for lead in self._leads), key=len))) :]
 
     def begin_of_calls(self, text: str, least: int) -> int:
-        """Return where the first tool call after a place begins in a rendered conversation; the place itself if no mark says so."""
+        """Return where the first tool call after a place begins in a rendered conversation; the place itself
+        if no mark says so.
+        """
         assert self.calls is not None, "only a template that shows calls is asked"
         spans = self.calls.syntax.spans(text[least:], _ANY_TOOL) if self.calls.syntax.trigger else ()
         return least + next((span.begin for span in spans), 0)
 
     def said_with_calls(self, text: str, visible: str) -> str:
-        """Return the content of a message with calls: the thinking of a reply and its text, without the blanks before its calls.
+        """Return the content of a message with calls: the thinking of a reply and its text, without the
+        blanks before its calls.
 
         Args:
             text: the reply.
@@ -287,13 +270,15 @@ class ChatTemplate:
 
     @cached_property
     def _gap_after_tags(self) -> str:
-        """The blanks that the template adds between thinking that it takes for text and the calls after it."""
+        """The blanks that the template adds between thinking that it takes for text and the calls
+        after it.
+        """
         if self.calls is None or self.marks.field != "content":
             return ""
         head = f"<think>\n{_THOUGHT}\n</think>\n\n"
         said = {"role": "assistant", "content": head, "tool_calls": [FIRST.message(self.calls.as_text)]}
         _, tags, text = (self._reply([said], TOOLS) or "").partition(head)
-        spans = list(self.calls.syntax.spans(text, _OFFERED)) if tags else []
+        spans = list(self.calls.syntax.spans(text, OFFERED)) if tags else []
         gap = text[: spans[0].begin] if spans else ""
         return gap if not gap.strip() else ""
 
@@ -305,7 +290,9 @@ class ChatTemplate:
         return place + len(mark[0]) if place >= 0 else len(text)
 
     def ends_turn(self, token_id: int) -> bool:
-        """Return whether a token with which an engine has stopped ends a turn, whatever the template puts there."""
+        """Return whether a token with which an engine has stopped ends a turn, whatever the template puts
+        there.
+        """
         return token_id in self._end_ids
 
     @cached_property
@@ -326,7 +313,11 @@ class ChatTemplate:
     @cached_property
     def _renders_calls(self) -> bool:
         """Whether anything of a call is shown."""
-        return any(self._shown((FIRST,), as_text, empty) is not None for as_text in (False, True) for empty in ("", None))
+        return any(
+            self._shown((FIRST,), as_text, empty) is not None
+            for as_text in (False, True)
+            for empty in ("", None)
+        )
 
     @cached_property
     def marks(self) -> ReplyMarks:
@@ -337,41 +328,59 @@ class ChatTemplate:
         if thinking is None:
             tags = _SOURCE_TAGS.search(self.source)
             is_pair = tags is not None and f"</{tags.group(1)}>" in self.source
-            begin, end = (tags.group(0), f"</{tags.group(1)}>") if tags and is_pair else ("<think>", "</think>")
+            begin, end = (
+                (tags.group(0), f"</{tags.group(1)}>") if tags and is_pair else ("<think>", "</think>")
+            )
             # Some templates put an empty block before every answer, also before one with thinking in tags.
             said = self._reply([{"role": "assistant", "content": f"{begin}{_THOUGHT}{end}{_ANSWER}"}]) or ""
             is_added = f"{begin}{end}" in "".join(said.split()) and _THOUGHT in said
-            fields = [field for field in _THINKING_FIELDS if is_added and re.search(rf"[.'\"]{field}\b", self.source)]
+            fields = [
+                field
+                for field in _THINKING_FIELDS
+                if is_added and re.search(rf"[.'\"]{field}\b", self.source)
+            ]
             thinking = ReplyMarks(next(iter(fields), "content"), begin, end)
         if thinking.end in wrap:
             wrap = wrap.partition(thinking.end)[2]
         wrap = wrap.replace(thinking.begin, "").strip() if thinking.begin else wrap.strip()
-        if not _END_MARKS.search(wrap):  # a word is no mark
+        if not MARK.search(wrap):  # a word is no mark
             wrap = ""
         end = thinking.end.removesuffix(wrap).strip() or thinking.end
         return replace(thinking, end=end, before=wrap)
 
     @cached_property
     def structure(self) -> frozenset[str]:
-        """Tokens of the vocabulary that the template puts around messages, whether they are marked as special or not."""
+        """Tokens of the vocabulary that the template puts around messages, whether they are marked as special
+        or not.
+        """
         conversation = [
             {"role": "system", "content": _SYSTEM},
             {"role": "user", "content": _QUESTION},
             {"role": "assistant", "content": _ANSWER},
             {"role": "user", "content": _QUESTION},
         ]
-        texts = [self._try(self._plain(conversation)) or self._try(self._plain(conversation[1:2])) or "", self.after]
+        texts = [
+            self._try(self._plain(conversation)) or self._try(self._plain(conversation[1:2])) or "",
+            self.after,
+        ]
         if self.calls is not None:
             call = FIRST.message(self.calls.as_text)
             said = {"role": "assistant", "content": self.calls.empty, "tool_calls": [call]}
             result = {"role": "tool", "content": _RESULT, "name": FIRST.name, "tool_call_id": FIRST.id}
-            texts.append((self._reply([said, result], TOOLS) or "").partition(FIRST.name)[2].rpartition(str(FIRST.arguments["zq_c"]))[2])
+            texts.append(
+                (self._reply([said, result], TOOLS) or "")
+                .partition(FIRST.name)[2]
+                .rpartition(str(FIRST.arguments["zq_c"]))[2]
+            )
         tokens = {*special_tokens(self.tokenizer), *self.tokenizer.get_added_vocab()}
         inner = f"{self.marks.begin} {self.marks.end} <think> </think> {self._call_marks}"
-        return frozenset(t for t in tokens if t.strip() and t not in inner and any(t in text for text in texts))
+        return frozenset(
+            t for t in tokens if t.strip() and t not in inner and any(t in text for text in texts)
+        )
 
     def text_of(self, token_ids: Sequence[int], prompt: str = "") -> str:
-        """Return a reply as text: thinking in `<think>` tags, calls as they are, the answer without marks and special tokens.
+        """Return a reply as text: thinking in `<think>` tags, calls as they are, the answer without marks and
+        special tokens.
 
         Args:
             token_ids: the reply.
@@ -397,7 +406,10 @@ class ChatTemplate:
     def keeps_text(self) -> bool:
         """Whether texts come back from their tokens as they were, also next to the template's own tokens."""
         sample = "".join(f"{_BLANKS}{token}" for token in sorted(self.structure)) + _BLANKS
-        return all(decode(self.tokenizer, encode_all(self.tokenizer, [text])[0], special=True) == text for text in (sample, _BLANKS))
+        return all(
+            decode(self.tokenizer, encode_all(self.tokenizer, [text])[0], special=True) == text
+            for text in (sample, _BLANKS)
+        )
 
     @cached_property
     def anchor(self) -> tuple[int, ...]:
@@ -417,9 +429,13 @@ class ChatTemplate:
 
     @cached_property
     def _before(self) -> str:
-        """The blanks or words that the template puts between the end of a prompt and an answer, which a reply therefore begins with."""
+        """The blanks or words that the template puts between the end of a prompt and an answer, which a reply
+        therefore begins with.
+        """
         shown = self._reply([{"role": "assistant", "content": _ANSWER}]) or ""
-        before = shown.removeprefix(self.opening).partition(_ANSWER)[0] if shown.startswith(self.opening) else ""
+        before = (
+            shown.removeprefix(self.opening).partition(_ANSWER)[0] if shown.startswith(self.opening) else ""
+        )
         return "" if self._has_mark(before) else before
 
     @cached_property
@@ -428,7 +444,9 @@ class ChatTemplate:
 
     @cached_property
     def _before_after_results(self) -> str:
-        """As `_before`, where the prompt ends with the result of a tool: some templates have the model begin its turn there."""
+        """As `_before`, where the prompt ends with the result of a tool: some templates have the model begin
+        its turn there.
+        """
         if self.calls is None:
             return self._before
         said = {**FIRST.message(self.calls.as_text), "id": self.call_id(FIRST.name, 0)}
@@ -438,18 +456,24 @@ class ChatTemplate:
             {"role": "tool", "content": _RESULT, "name": FIRST.name, "tool_call_id": said["id"]},
         ]
         prompt = self._try_plain(asked, TOOLS)
-        whole = self._try(self._plain([*asked, {"role": "assistant", "content": _ANSWER}]), TOOLS, prompt=False)
+        whole = self._try(
+            self._plain([*asked, {"role": "assistant", "content": _ANSWER}]), TOOLS, prompt=False
+        )
         if not prompt or whole is None or not whole.startswith(prompt):
             return self._before
         before = whole[len(prompt) :].partition(_ANSWER)[0].replace(self.marks.before, "")
         return "" if any(mark and mark in before for mark in (self.marks.begin, self.marks.end)) else before
 
     def _has_mark(self, text: str) -> bool:
-        return bool(_END_MARKS.search(text)) or any(mark and mark in text for mark in (self.marks.begin, self.marks.end))
+        return bool(MARK.search(text)) or any(
+            mark and mark in text for mark in (self.marks.begin, self.marks.end)
+        )
 
     @cached_property
     def _blanks_after(self) -> str:
-        """The blanks that the template puts between an answer and the token that ends it, which a reply therefore ends with."""
+        """The blanks that the template puts between an answer and the token that ends it, which a reply
+        therefore ends with.
+        """
         return self.after[: len(self.after) - len(self.after.lstrip())]
 
     @cached_property
@@ -460,13 +484,18 @@ class ChatTemplate:
     @cached_property
     def _has_marks(self) -> bool:
         """Whether replies have marks besides `<think>` and those of calls."""
-        return (self.marks.begin, self.marks.end, self.marks.before) != ("<think>", "</think>", "") or "<|message|>" in self._header
+        return (self.marks.begin, self.marks.end, self.marks.before) != (
+            "<think>",
+            "</think>",
+            "",
+        ) or "<|message|>" in self._header
 
     @cached_property
     def _call_marks(self) -> str:
         """All texts around calls, in one."""
         return " ".join(
-            f"{s.begin} {s.before} {s.end} {s.after} {s.quote} {' '.join(s.header)} {' '.join(s.around)}" for s in self.syntaxes
+            f"{s.begin} {s.before} {s.end} {s.after} {s.quote} {' '.join(s.header)} {' '.join(s.around)}"
+            for s in self.syntaxes
         )
 
     @cached_property
@@ -476,22 +505,32 @@ class ChatTemplate:
 
     @cached_property
     def _kept_ids(self) -> frozenset[int]:
-        """Special tokens that belong to the text of a reply: those around thinking and calls, and tags such as `<answer>`."""
+        """Special tokens that belong to the text of a reply: those around thinking and calls, and tags such
+        as `<answer>`.
+        """
         inner = f"{self.marks.begin} {self.marks.end} {self._call_marks}"
         named = [getattr(self.tokenizer, f"{name}_token", None) for name in ("bos", "eos", "pad", "unk")]
         ends = {*self.structure, *named}
-        kept = [t for t in special_tokens(self.tokenizer) if t in inner or (_TAG_NAME.fullmatch(t) and t not in ends)]
+        kept = [
+            t
+            for t in special_tokens(self.tokenizer)
+            if t in inner or (_TAG_NAME.fullmatch(t) and t not in ends)
+        ]
         return frozenset(self.tokenizer.convert_tokens_to_ids(kept))
 
     def _read(self, raw: str, opened: bool) -> str:
-        """Return the text of a reply whose special tokens are in it; with `opened` it begins inside its thinking."""
-        text = _without_end(raw, self.after)
+        """Return the text of a reply whose special tokens are in it; with `opened` it begins inside its
+        thinking.
+        """
+        text = without_end(raw, self.after)
         if opened and self.marks.begin not in text.partition(self.marks.end)[0]:
             text = text.replace(self.marks.end, "</think>", 1)
         elif text.lstrip().startswith(self.marks.end):  # nothing was thought
             text = text.lstrip().removeprefix(self.marks.end)
         if self.marks.begin:
-            text = self._thoughts.sub(lambda match: f"<think>{match['thought']}{'</think>' if match['end'] else ''}", text)
+            text = self._thoughts.sub(
+                lambda match: f"<think>{match['thought']}{'</think>' if match['end'] else ''}", text
+            )
         kept: list[str] = []
         place = 0
         for syntax in self.syntaxes:
@@ -499,18 +538,30 @@ class ChatTemplate:
                 for span in spans:
                     kept += [self._answer(text[place : span.begin]), text[span.begin : span.end]]
                     place = span.end
-                return "".join([*kept, self._answer(text[place:].replace(syntax.after, "") if syntax.after else text[place:])])
+                return "".join(
+                    [
+                        *kept,
+                        self._answer(
+                            text[place:].replace(syntax.after, "") if syntax.after else text[place:]
+                        ),
+                    ]
+                )
         return "".join([*kept, self._answer(text[place:])])
 
     @cached_property
     def _thoughts(self) -> re.Pattern[str]:
-        return re.compile(rf"{re.escape(self.marks.begin)}(?P<thought>.*?)(?:(?P<end>{re.escape(self.marks.end)})|\Z)", re.DOTALL)
+        return re.compile(
+            rf"{re.escape(self.marks.begin)}(?P<thought>.*?)(?:(?P<end>{re.escape(self.marks.end)})|\Z)",
+            re.DOTALL,
+        )
 
     def _answer(self, text: str) -> str:
         """Return a part of a reply without the marks of an answer and without special tokens."""
         for mark in (self.marks.before, self._turn_header):
             if mark:
-                text = re.sub(rf"(?:(?<![ \t])[ \t]+)?{re.escape(mark)}", "", text)  # a run of blanks is tried once
+                text = re.sub(
+                    rf"(?:(?<![ \t])[ \t]+)?{re.escape(mark)}", "", text
+                )  # a run of blanks is tried once
         return self._stripped.sub("", text) if self._stripped else text
 
     @cached_property
@@ -538,13 +589,15 @@ class ChatTemplate:
             return {**shown, "content": with_calls(shown.get("content") or "", calls)}
         if self.calls.most == 1:
             calls = calls[:1]
-        shown["tool_calls"] = [_with_arguments(call, self.calls.as_text) for call in calls]
+        shown["tool_calls"] = [with_arguments(call, self.calls.as_text) for call in calls]
         if not shown.get("content"):
             shown["content"] = self.calls.empty
         return shown
 
     def _parts_of(self, text: str) -> tuple[str, str]:
-        """Return the thinking and the answer of a reply, without the blanks that the template puts around them itself."""
+        """Return the thinking and the answer of a reply, without the blanks that the template puts around
+        them itself.
+        """
         head, end, rest = text.partition("</think>")
         thought = head.lstrip().removeprefix("<think>")
         if not end or "</think>" in rest or "<think>" in thought + rest:
@@ -555,25 +608,36 @@ class ChatTemplate:
             thought = thought.strip()
         return thought, rest.removeprefix(self.marks.gap).lstrip("\n")
 
-    def _try(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = (), prompt: bool = True) -> str | None:
-        for offered in (tools, TOOLS) if not tools else (tools,):  # some templates show no conversation without tools
+    def _try(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        prompt: bool = True,
+    ) -> str | None:
+        for offered in (
+            (tools, TOOLS) if not tools else (tools,)
+        ):  # some templates show no conversation without tools
             try:
                 return self.raw(messages, offered, prompt)
             except Exception:  # a template may raise anything for a conversation that it does not show
                 continue
         return None
 
-    def _try_plain(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str | None:
+    def _try_plain(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> str | None:
         return self._try(self._plain(messages), tools)
 
     def _plain(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Return messages for a trial: without a system message or as parts where the template wants that."""
         shown = [dict(m) for m in messages if m["role"] != "system" or self.shows_system]
         if self.wants_parts:
-            return [_in_parts(m) for m in shown]
+            return [in_parts(m) for m in shown]
         return shown
 
-    def _reply(self, added: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str | None:
+    def _reply(
+        self, added: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> str | None:
         """Return what the template shows after a question; None if it shows nothing of it."""
         whole = self._try(self._plain([{"role": "user", "content": _QUESTION}, *added]), tools, prompt=False)
         if whole is None:
@@ -601,46 +665,72 @@ class ChatTemplate:
         call = [{"tool_calls": [FIRST.message(self.calls.as_text)]}] if self.calls is not None else []
         for extra in ({}, *call):
             for field in _THINKING_FIELDS:
-                text = self._reply([{"role": "assistant", "content": _ANSWER, field: _THOUGHT, **extra}], TOOLS if extra else ())
+                text = self._reply(
+                    [{"role": "assistant", "content": _ANSWER, field: _THOUGHT, **extra}],
+                    TOOLS if extra else (),
+                )
                 if text is None or _THOUGHT not in text:
                     continue
                 head, _, rest = text.partition(_THOUGHT)
                 end = self._end_of_thought(rest)
                 if call and not extra:
                     end = self._shared_end(field, end)
-                begin = _after_prefix(head, self._header)
+                begin = after_prefix(head, self._header)
                 if not begin:
-                    begin = _last_marks(head, end) if end in plain else _after_prefix(self.opening, self._header)
+                    begin = (
+                        last_marks(head, end) if end in plain else after_prefix(self.opening, self._header)
+                    )
                 if not end:
                     continue
-                said = {"role": "assistant", "content": f"<think>\n{_THOUGHT}\n</think>\n\n{_ANSWER}", **extra}
+                said = {
+                    "role": "assistant",
+                    "content": f"<think>\n{_THOUGHT}\n</think>\n\n{_ANSWER}",
+                    **extra,
+                }
                 same = (self._reply([said], TOOLS if extra else ()) or "").split() == text.split()
                 lead = head[len(head.rstrip()) :]
                 trail = rest[: len(rest) - len(rest.lstrip())]
                 after = rest[len(trail) + len(end) :].partition(_ANSWER)[0]
                 gap = after[: len(after) - len(after.lstrip())]
-                return ReplyMarks("content" if same and begin == "<think>" else field, begin, end, lead=lead, trail=trail, gap=gap)
+                return ReplyMarks(
+                    "content" if same and begin == "<think>" else field,
+                    begin,
+                    end,
+                    lead=lead,
+                    trail=trail,
+                    gap=gap,
+                )
         return None
 
     def _shared_end(self, field: str, end: str) -> str:
-        """Return what ends thinking before an answer and before a call alike: the rest of it begins the answer."""
+        """Return what ends thinking before an answer and before a call alike: the rest of it begins the
+        answer.
+        """
         assert self.calls is not None, "only a template that shows calls is asked"
-        said = {"role": "assistant", "content": self.calls.empty, field: _THOUGHT, "tool_calls": [FIRST.message(self.calls.as_text)]}
+        said = {
+            "role": "assistant",
+            "content": self.calls.empty,
+            field: _THOUGHT,
+            "tool_calls": [FIRST.message(self.calls.as_text)],
+        }
         _, shown, rest = (self._reply([said], TOOLS) or "").partition(_THOUGHT)
         before_call = self._end_of_thought(rest) if shown else ""
-        marks = list(_END_MARKS.finditer(whole_marks(shared_start(end, before_call))))
+        marks = list(MARK.finditer(whole_marks(shared_start(end, before_call))))
         return end[: marks[-1].end()] if marks else end
 
     def _end_of_thought(self, rest: str) -> str:
         """Return the mark that ends thinking, from what the template shows after it."""
         places = [place for place in (rest.find(_ANSWER),) if place >= 0]
         if self.calls is not None:
-            places += [span.begin for span in self.calls.syntax.spans(rest, _OFFERED)][:1]
+            places += [span.begin for span in self.calls.syntax.spans(rest, OFFERED)][:1]
         return rest[: min(places)].strip() if places else ""
 
     def _form(self, as_text: bool, empty: str | None, numbered: bool) -> CallForm | None:
         """Return the form of calls if a syntax reads back what this template shows of them."""
-        first, second, hard = (_numbered(call, place) if numbered else call for call, place in ((FIRST, 0), (SECOND, 1), (HARD, 0)))
+        first, second, hard = (
+            numbered_call(call, place) if numbered else call
+            for call, place in ((FIRST, 0), (SECOND, 1), (HARD, 0))
+        )
         one = self._shown((first,), as_text, empty)
         if one is None:
             return None
@@ -650,17 +740,31 @@ class ChatTemplate:
         found = derived(text, calls)
         best: list[tuple[bool, int, Syntax]] = []
         for syntax in [*NAMED.values(), *([found] if found else [])]:
-            if _reads(syntax, one, (first,)) and (two is None or _reads(syntax, two, (first, second))):
-                best.append((three is None or not _reads(syntax, three, (hard,)), len(split_calls(text, [syntax], _OFFERED)[0]), syntax))
+            if reads(syntax, one, (first,)) and (two is None or reads(syntax, two, (first, second))):
+                best.append(
+                    (
+                        three is None or not reads(syntax, three, (hard,)),
+                        len(split_calls(text, [syntax], OFFERED)[0]),
+                        syntax,
+                    )
+                )
         if not best:
             return None
         is_lossy, _, syntax = min(best, key=lambda entry: entry[:2])
         return CallForm(as_text, empty, syntax, most, not is_lossy, numbered or NUMBER in syntax.header)
 
     def _shown(self, calls: Sequence[TrialCall], as_text: bool, empty: str | None) -> str | None:
-        """Return the reply with these calls as its model would write it: through the tokens, without the end of the turn."""
-        said = {"role": "assistant", "content": empty, "tool_calls": [call.message(as_text) for call in calls]}
-        results = [{"role": "tool", "content": _RESULT, "name": call.name, "tool_call_id": call.id} for call in calls]
+        """Return the reply with these calls as its model would write it: through the tokens, without the end
+        of the turn.
+        """
+        said = {
+            "role": "assistant",
+            "content": empty,
+            "tool_calls": [call.message(as_text) for call in calls],
+        }
+        results = [
+            {"role": "tool", "content": _RESULT, "name": call.name, "tool_call_id": call.id} for call in calls
+        ]
         alone = self._reply([said], TOOLS)
         text = self._reply([said, *results], TOOLS)
         if text is None or alone is None or any(call.name not in text for call in calls):
@@ -671,65 +775,23 @@ class ChatTemplate:
         ends = turn_end_ids(self.tokenizer, self.kwargs)
         end = next((place for place, token in enumerate(ids) if token in ends), len(ids))
         written = decode(self.tokenizer, ids[:end], special=True)
-        return written if all(call.name in written for call in calls) else None  # an engine stops before the model has written it
+        return (
+            written if all(call.name in written for call in calls) else None
+        )  # an engine stops before the model has written it
 
     def _mentioned(self) -> tuple[Syntax, ...]:
-        """Return the syntaxes whose marks the prompt or the vocabulary names, for a template that shows no calls."""
+        """Return the syntaxes whose marks the prompt or the vocabulary names, for a template that shows no
+        calls.
+        """
         prompt = self._try_plain([{"role": "user", "content": _QUESTION}], TOOLS) or ""
         tokens = {*special_tokens(self.tokenizer), *self.tokenizer.get_added_vocab()}
         named = [syntax for syntax in NAMED.values() if syntax.trigger and syntax.trigger in prompt]
         named += [syntax for syntax in NAMED.values() if syntax.trigger in tokens and syntax not in named]
-        keys = ["llama3"] if '"parameters"' in self.source else ["json"] if '"arguments"' in self.source or named else []
+        keys = (
+            ["llama3"]
+            if '"parameters"' in self.source
+            else ["json"]
+            if '"arguments"' in self.source or named
+            else []
+        )
         return (*(NAMED[key] for key in keys), *named)
-
-
-def _in_parts(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a message whose text is a list of parts."""
-    text = message.get("content")
-    return {**message, "content": [{"type": "text", "text": text}] if isinstance(text, str) else text}
-
-
-def _with_arguments(call: Mapping[str, Any], as_text: bool) -> dict[str, Any]:
-    function = call["function"]
-    arguments = function["arguments"]
-    if as_text and not isinstance(arguments, str):
-        arguments = json.dumps(arguments, ensure_ascii=False)
-    return {**call, "function": {**function, "arguments": arguments}}
-
-
-def whole_marks(text: str) -> str:
-    """Return a text without a mark at its end that is cut."""
-    return re.sub(r"[<\[][^<>\[\]]*\Z", "", text)
-
-
-def _after_prefix(text: str, prefix: str) -> str:
-    """Return a text without a beginning that it shares with another one."""
-    return text[len(whole_marks(shared_start(text, prefix))) :].strip()
-
-
-def _last_marks(text: str, like: str) -> str:
-    """Return as many marks at the end of a text as another one has, or as there are."""
-    for count in range(max(len(re.findall(r"[<\[][^<>\[\]\s]+[>\]]", like)), 1), 0, -1):
-        if found := re.search(rf"(?:[<\[][^<>\[\]\s]{{1,40}}[>\]]\w*\s*){{{count}}}\Z", text):
-            return found.group().strip()
-    return ""
-
-
-def _without_end(text: str, after: str) -> str:
-    """Return a reply without the marks that the template puts after one, or the first of them."""
-    marks = _END_MARKS.findall(after)
-    for count in range(len(marks), 0, -1):
-        end = "".join(marks[:count])
-        if text.endswith(end):
-            return text.removesuffix(end)
-    return text
-
-
-def _numbered(call: TrialCall, place: int) -> TrialCall:
-    return replace(call, id=f"functions.{call.name}:{place}")
-
-
-def _reads(syntax: Syntax, text: str, calls: Sequence[TrialCall]) -> bool:
-    """Return whether a syntax reads these calls from a text, and nothing else."""
-    found = read_calls(text, [syntax], _OFFERED)
-    return [(r.name, r.arguments, r.error) for r in found] == [(c.name, dict(c.arguments), "") for c in calls]

@@ -12,7 +12,8 @@ REPLY_S = 1.0
 
 
 class EpisodeClock:
-    """As `asyncio.timeout`, but it stands still while engines generate: a busy engine is slow, and a stuck one ends the call.
+    """As `asyncio.timeout`, but it stands still while engines generate: a busy engine is slow, and a stuck
+    one ends the call.
 
     The first `REPLY_S` seconds of a reply count, so that an endless loop of calls ends too.
 

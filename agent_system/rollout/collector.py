@@ -49,10 +49,12 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, repr=False)
 class CollectResult:
-    """The result of one collection. It has no generated repr, because asyncio computes the repr of a task's result, with all its texts.
+    """The result of one collection. It has no generated repr, because asyncio computes the repr of a task's
+    result, with all its texts.
 
     Attributes:
-        batch: one row per trained sample, ordered by task, episode, call and candidate; None when there is none.
+        batch: one row per trained sample, ordered by task, episode, call and candidate; None when there is
+            none.
         episodes: all episodes in the order of tasks, failed ones included.
         metrics: see `collect_metrics`.
     """
@@ -96,12 +98,17 @@ class GroupPlayer:
         """See `EpisodePlayer.in_time`."""
         return self._player.in_time
 
-    async def play(self, task: Task, n: int, *, step: int, attempt: int = 0, number: int = 0, greedy: bool = False) -> list[EpisodeRecord]:
-        """Play `n` episodes of a task: those that `Collector.collect` plays for the `number`-th appearance of the task.
+    async def play(
+        self, task: Task, n: int, *, step: int, attempt: int = 0, number: int = 0, greedy: bool = False
+    ) -> list[EpisodeRecord]:
+        """Play `n` episodes of a task: those that `Collector.collect` plays for the `number`-th appearance of
+        the task.
 
         Raises as `EpisodePlayer.play` does.
         """
-        return await self._player.play(_group(task, n, _prefix(step, attempt), number, step, validate=False, greedy=greedy))
+        return await self._player.play(
+            _group(task, n, _prefix(step, attempt), number, step, validate=False, greedy=greedy)
+        )
 
     def uid(self, task: Task, *, step: int, attempt: int, number: int) -> str:
         """Return the id of a group that `play` plays."""
@@ -135,11 +142,12 @@ class Collector:
     ) -> None:
         """Bind the agents to their policies and the environment to its options.
 
-        Episodes' environments run in `workers`, if given; `reward_model` is the model of `settings.reward.model`.
+        Episodes' environments run in `workers`, if given; `reward_model` is the model of
+        `settings.reward.model`.
 
         Raises:
-            AgentSystemError: an agent of the orchestra has no binding, the environment does not support tree sampling, the orchestra
-                rejects the team, or a reward function cannot be loaded or called.
+            AgentSystemError: an agent of the orchestra has no binding, the environment does not support tree
+                sampling, the orchestra rejects the team, or a reward function cannot be loaded or called.
         """
         if settings.tree is not None:
             check_tree_env(env.cls, settings.reward)
@@ -152,10 +160,13 @@ class Collector:
         orchestra.check(agents, env.make, forks=settings.tree is not None)
         if issubclass(orchestra.memory_class, SummaryMemory):
             raise AgentSystemError(
-                f"{type(orchestra).__name__}.memory_class is {orchestra.memory_class.__name__}, which an agent writes; make it the "
+                f"{type(orchestra).__name__}.memory_class is {orchestra.memory_class.__name__}, which an "
+                "agent writes; make it the "
                 "memory_class of an agent"
             )
-        check_tool_agents(agents, bindings, branches=settings.tree is not None, sequences=settings.tool_sequences)
+        check_tool_agents(
+            agents, bindings, branches=settings.tree is not None, sequences=settings.tool_sequences
+        )
         self.orchestra = orchestra
         self.env = env
         self.settings = settings
@@ -169,10 +180,17 @@ class Collector:
         self._shared = {name: own_data(r.agent) for name, r in self.runtimes.items() if not r.agent.stateful}
         self._models: dict[bool, ReplyScorer] = {}  # of training and of validation, which count apart
         if reward_model is not None:
-            model = ReplyScorer(settings.reward.model, reward_model, list(self.runtimes), settings.call_timeout_s)
+            model = ReplyScorer(
+                settings.reward.model, reward_model, list(self.runtimes), settings.call_timeout_s
+            )
             self._models = {False: model, True: model.apart()}
         self._scorer = EpisodeScorer(
-            settings.reward, list(self.runtimes), settings.env_threads, self._beginning, settings.tree_returns, settings.experiment_name
+            settings.reward,
+            list(self.runtimes),
+            settings.env_threads,
+            self._beginning,
+            settings.tree_returns,
+            settings.experiment_name,
         )
 
     @classmethod
@@ -188,19 +206,27 @@ class Collector:
         workers: EnvWorkers | None = None,
         reward_model: RewardModel | None = None,
     ) -> Collector:
-        """Build a collector from registered names: the team is `bindings`, its agents looked up in the orchestra's scope first.
+        """Build a collector from registered names: the team is `bindings`, its agents looked up in the
+        orchestra's scope first.
 
         Raises:
-            AgentSystemError: an unknown name, an unknown option, or an agent of the orchestra without a binding.
+            AgentSystemError: an unknown name, an unknown option, or an agent of the orchestra without a
+                binding.
         """
-        orchestra = OrchestraRegistry.get(orchestra_type, env=env_name).from_options(orchestra_options, orchestra_type)
-        agents = {name: AgentRegistry.get(name, orchestra=orchestra_type, env=env_name)(name, orchestra.config) for name in bindings}
+        orchestra = OrchestraRegistry.get(orchestra_type, env=env_name).from_options(
+            orchestra_options, orchestra_type
+        )
+        agents = {
+            name: AgentRegistry.get(name, orchestra=orchestra_type, env=env_name)(name, orchestra.config)
+            for name in bindings
+        }
         env_cls = EnvRegistry.get(env_name)
         env = EnvFactory(env_cls, build_options(env_cls.config_class, env_params, "env.params"))
         return cls(orchestra, agents, env, bindings, settings, workers, reward_model)
 
     def first_prompt_lengths(self, agent_id: str, tasks: Sequence[Task]) -> list[int]:
-        """Return for every task the tokens of an agent's first prompt: its templates with the task, without team context or memory.
+        """Return for every task the tokens of an agent's first prompt: its templates with the task, without
+        team context or memory.
 
         0 where they are not known: for an agent behind an API, and a team that is a program.
         """
@@ -211,29 +237,45 @@ class Collector:
         variables = [{"env_prompt": task.prompt, "messages": task.messages, "step": 1} for task in tasks]
         if not runtime.agent.stateful:
             return runtime.prompts.first_lengths(variables, memory)
-        return [self._first_length(runtime, task, own, memory) for task, own in zip(tasks, variables, strict=True)]
+        return [
+            self._first_length(runtime, task, own, memory) for task, own in zip(tasks, variables, strict=True)
+        ]
 
-    def _first_length(self, runtime: AgentRuntime, task: Task, variables: Mapping[str, Any], memory: Memory) -> int:
-        """Return the tokens of the first prompt of an agent with state; 0 if its `start` fails, which will cost the task's episodes.
+    def _first_length(
+        self, runtime: AgentRuntime, task: Task, variables: Mapping[str, Any], memory: Memory
+    ) -> int:
+        """Return the tokens of the first prompt of an agent with state; 0 if its `start` fails, which will
+        cost the task's episodes.
 
         Raises AgentSystemError when the state after `start` cannot be copied.
         """
         try:
             begun = runtime.begin(task, self.settings.history_length)
         except Exception as error:  # whatever a user's class raises
-            logger.warning("start() of %r failed for task %s: %r", runtime.agent.agent_id, task.task_id, error)
+            logger.warning(
+                "start() of %r failed for task %s: %r", runtime.agent.agent_id, task.task_id, error
+            )
             return 0
         begun.agent.fork()
         assert isinstance(begun.prompts, PromptBuilder)
-        return begun.prompts.first_lengths([variables], memory if begun.agent.memory is None else begun.agent.memory)[0]
+        return begun.prompts.first_lengths(
+            [variables], memory if begun.agent.memory is None else begun.agent.memory
+        )[0]
 
     async def collect(
-        self, tasks: Sequence[Task], n: int, *, step: int, validate: bool = False, greedy: bool = False, attempt: int = 0
+        self,
+        tasks: Sequence[Task],
+        n: int,
+        *,
+        step: int,
+        validate: bool = False,
+        greedy: bool = False,
+        attempt: int = 0,
     ) -> CollectResult:
         """Play `n` episodes of every task.
 
-        The result depends on tasks, seeds and weights, never on which episode ends first. An episode whose environment worker died is
-        played once more; if that worker dies as well, it has failed.
+        The result depends on tasks, seeds and weights, never on which episode ends first. An episode whose
+        environment worker died is played once more; if that worker dies as well, it has failed.
 
         Args:
             tasks: the step's tasks; a task that is listed twice makes two groups.
@@ -245,8 +287,8 @@ class Collector:
 
         Raises:
             EngineGoneError: an engine's process died.
-            TooManyFailuresError: the share of failed episodes, or of candidates left out of the trees of the other episodes, is above
-                `max_failure_rate`; the message groups the causes.
+            TooManyFailuresError: the share of failed episodes, or of candidates left out of the trees of the
+                other episodes, is above `max_failure_rate`; the message groups the causes.
             AgentSystemError: a local reward outside `reward.propagation.local_range`.
         """
         specs = _specs(tasks, n, step, validate, greedy, attempt)
@@ -266,7 +308,8 @@ class Collector:
 
     @asynccontextmanager
     async def playing(self, window: int) -> AsyncIterator[EpisodePlayer]:
-        """Yield a player of episodes. Connections to servers are closed when the last of several players ends.
+        """Yield a player of episodes. Connections to servers are closed when the last of several players
+        ends.
 
         Args:
             window: number of episodes to which `max_failure_rate` applies.
@@ -277,7 +320,9 @@ class Collector:
 
             def start(spec: EpisodeSpec) -> EpisodeRunner:
                 model = self._models.get(spec.validate)
-                return EpisodeRunner(spec, self.orchestra, self.runtimes, self._env(spec, threads), settings, model)
+                return EpisodeRunner(
+                    spec, self.orchestra, self.runtimes, self._env(spec, threads), settings, model
+                )
 
             try:
                 limits = settings.episode_timeout_s, settings.reward.timeout_s
@@ -295,7 +340,9 @@ class Collector:
             if isinstance(runtime.binding, RemoteBinding):
                 await runtime.binding.endpoint.close()
 
-    async def _collected(self, played: Sequence[EpisodeRecord], player: EpisodePlayer, validate: bool = False) -> CollectResult:
+    async def _collected(
+        self, played: Sequence[EpisodeRecord], player: EpisodePlayer, validate: bool = False
+    ) -> CollectResult:
         """Return the result of played episodes."""
         if self._workers is not None:
             self._sandbox_failures = await self._workers.sandbox_failures()
@@ -305,12 +352,16 @@ class Collector:
         result = await asyncio.to_thread(self._result, played, settings)  # other episodes go on
         if self._models:
             result = replace(result, metrics=result.metrics | self._models[validate].take_counts())
-        if not validate and self.settings.tree_returns == "step":  # otherwise agents learn from the rewards of `step`, and from ties
+        if (
+            not validate and self.settings.tree_returns == "step"
+        ):  # otherwise agents learn from the rewards of `step`, and from ties
             self._tied_candidates.update(result.episodes)
         return result
 
     def join(self, results: Sequence[CollectResult]) -> CollectResult:
-        """Return several training collections as one: rows and episodes in their order, rewards and metrics computed over all."""
+        """Return several training collections as one: rows and episodes in their order, rewards and metrics
+        computed over all.
+        """
         joined = self._result([e for result in results for e in result.episodes], self.settings)
         counts = Counter[str]()
         for result in results:
@@ -318,13 +369,21 @@ class Collector:
         return replace(joined, metrics=joined.metrics | counts)
 
     def _result(self, played: Sequence[EpisodeRecord], settings: CollectorSettings) -> CollectResult:
-        records, metrics = assign_rewards(played, settings.reward, settings.invalid_action_penalty, settings.tree_returns)
+        records, metrics = assign_rewards(
+            played, settings.reward, settings.invalid_action_penalty, settings.tree_returns
+        )
         prompts = None
         if settings.joint_prompt_length:
-            local = [runtime.binding for runtime in self.runtimes.values() if isinstance(runtime.binding, AgentBinding)]
+            local = [
+                runtime.binding
+                for runtime in self.runtimes.values()
+                if isinstance(runtime.binding, AgentBinding)
+            ]
             tokenizers = {binding.wg_id: binding.tokenizer for binding in local}
             prompts = joint_prompts(records, tokenizers, settings.joint_prompt_length)
-        metrics = collect_metrics(records, list(self.runtimes), self._branching(), self._sandbox_failures) | metrics
+        metrics = (
+            collect_metrics(records, list(self.runtimes), self._branching(), self._sandbox_failures) | metrics
+        )
         batch = build_batch(
             records,
             prompts,
@@ -340,15 +399,21 @@ class Collector:
             after = own_data(self.runtimes[name].agent)
             if changed := sorted(key for key in before | after if before.get(key) != after.get(key)):
                 logger.warning(
-                    "agent %r changed its attribute %s during an episode, but all episodes share one agent that does not override start(), "
-                    "those of a validation too; set the attribute in start(self, task) to give every episode its own",
+                    "agent %r changed its attribute %s during an episode, but all episodes share one agent "
+                    "that does not override start(), "
+                    "those of a validation too; set the attribute in start(self, task) to give every episode "
+                    "its own",
                     name, ", ".join(map(repr, changed)),
                 )  # fmt: skip
         self._shared = {}
 
     def _branching(self) -> list[str]:
         """Return the agents whose calls have several candidates."""
-        return [name for name, runtime in self.runtimes.items() if self.settings.candidates(name, runtime.binding.trained) > 1]
+        return [
+            name
+            for name, runtime in self.runtimes.items()
+            if self.settings.candidates(name, runtime.binding.trained) > 1
+        ]
 
     def _beginning(self, sample: Sample, count: int) -> str:
         """Return the text of the first `count` tokens of a reply."""
@@ -364,14 +429,18 @@ class Collector:
 
     def _check_terms(self, record: EpisodeRecord) -> None:
         """Raise AgentSystemError for a trained call without a term from which its agent learns."""
-        learning = [s for s in record.samples if s.trained and (s.committed or self.settings.tree_returns == "step")]
+        learning = [
+            s for s in record.samples if s.trained and (s.committed or self.settings.tree_returns == "step")
+        ]
         for sample in learning:
             for name in self.settings.reward_terms.get(sample.agent_id, ()):
                 if record.term(sample, name) is None:
                     came = sorted({*sample.reward_terms, *record.reward_terms})
                     raise AgentSystemError(
-                        f"algorithm.gdpo_reward_keys names {name!r}, which is no field of a sample, and no reward function gave "
-                        f"{sample.agent_id} a term of that name in turn {sample.turn}; terms that came: {', '.join(came) or 'none'}"
+                        f"algorithm.gdpo_reward_keys names {name!r}, which is no field of a sample, and no "
+                        "reward function gave "
+                        f"{sample.agent_id} a term of that name in turn {sample.turn}; terms that came: "
+                        f"{', '.join(came) or 'none'}"
                     )
 
     def _env(self, spec: EpisodeSpec, threads: DaemonExecutor) -> EnvHandle:
@@ -379,7 +448,9 @@ class Collector:
         return EnvCaller(self.env.make(seed), threads) if self._workers is None else self._workers.env(seed)
 
 
-def _runtimes(agents: Mapping[str, BaseAgent], bindings: Mapping[str, AgentBinding | RemoteBinding]) -> dict[str, AgentRuntime]:
+def _runtimes(
+    agents: Mapping[str, BaseAgent], bindings: Mapping[str, AgentBinding | RemoteBinding]
+) -> dict[str, AgentRuntime]:
     runtimes: dict[str, AgentRuntime] = {}
     encoders: dict[int, Encoder] = {}
     for name, agent in agents.items():
@@ -389,13 +460,25 @@ def _runtimes(agents: Mapping[str, BaseAgent], bindings: Mapping[str, AgentBindi
             continue
         tokenizer = binding.tokenizer
         encoder = encoders.get(id(tokenizer)) or encoders.setdefault(id(tokenizer), Encoder(tokenizer))
-        arguments = (tokenizer, binding.max_prompt_length, binding.template_kwargs, encoder, binding.prompt_length_key)
-        builder = ToolPromptBuilder(agent, *arguments) if isinstance(agent, ToolAgent) else PromptBuilder(agent, *arguments)
+        arguments = (
+            tokenizer,
+            binding.max_prompt_length,
+            binding.template_kwargs,
+            encoder,
+            binding.prompt_length_key,
+        )
+        builder = (
+            ToolPromptBuilder(agent, *arguments)
+            if isinstance(agent, ToolAgent)
+            else PromptBuilder(agent, *arguments)
+        )
         runtimes[name] = AgentRuntime(agent, binding, builder)
     return runtimes
 
 
-def _specs(tasks: Sequence[Task], n: int, step: int, validate: bool, greedy: bool, attempt: int) -> list[EpisodeSpec]:
+def _specs(
+    tasks: Sequence[Task], n: int, step: int, validate: bool, greedy: bool, attempt: int
+) -> list[EpisodeSpec]:
     if n < 1:
         raise AgentSystemError(f"the number of episodes per task must be at least 1, found {n}")
     seen: Counter[str] = Counter()
@@ -415,6 +498,8 @@ def _uid(task: Task, prefix: str, number: int) -> str:
     return f"{prefix}/{task.task_id}/{number}"
 
 
-def _group(task: Task, n: int, prefix: str, number: int, step: int, validate: bool, greedy: bool) -> list[EpisodeSpec]:
+def _group(
+    task: Task, n: int, prefix: str, number: int, step: int, validate: bool, greedy: bool
+) -> list[EpisodeSpec]:
     uid = _uid(task, prefix, number) + (GREEDY_SUFFIX if greedy else "")
     return [EpisodeSpec(task, uid, index, step, validate, greedy) for index in range(n)]

@@ -1,7 +1,9 @@
-"""The prompt after a reply: the tokens that were sent and sampled, where the chat template goes on from them, else its own rendering.
+"""The prompt after a reply: the tokens that were sent and sampled, where the chat template goes on from them,
+else its own rendering.
 
-What the template makes of the whole conversation decides. If it begins with the prompt and the reply, as text or as tokens, the
-tokens that were sampled stand and those of the rest follow: of several tokenizations of a text the sampled one is to be trained.
+What the template makes of the whole conversation decides. If it begins with the prompt and the reply, as text
+or as tokens, the tokens that were sampled stand and those of the rest follow: of several tokenizations of a
+text the sampled one is to be trained.
 """
 
 from __future__ import annotations
@@ -41,8 +43,12 @@ class NextPrompt:
 class Continuation:
     """Makes the next prompts of conversations in one chat template."""
 
-    def __init__(self, chat: ChatTemplate, encode: Callable[[str], tuple[int, ...]], keep_thinking: bool = False) -> None:
-        """Set the template and the encoder of its texts; `keep_thinking` goes on from thinking that the template would leave out."""
+    def __init__(
+        self, chat: ChatTemplate, encode: Callable[[str], tuple[int, ...]], keep_thinking: bool = False
+    ) -> None:
+        """Set the template and the encoder of its texts; `keep_thinking` goes on from thinking that the
+        template would leave out.
+        """
         self._chat = chat
         self._tokenizer = chat.tokenizer
         self._encode = encode
@@ -83,14 +89,17 @@ class Continuation:
         return self._by_tokens(prompt, sampled, whole)
 
     def _by_text(self, prompt: Prompt, sampled: tuple[int, ...], said: str, whole: str) -> NextPrompt | None:
-        """Return the next prompt if the conversation begins with the text of the last prompt and of the reply."""
+        """Return the next prompt if the conversation begins with the text of the last prompt and of the
+        reply.
+        """
         if not whole.startswith(prompt.text) or not whole.startswith(said, len(prompt.text)):
             return None
         rest = whole[len(prompt.text) + len(said) :]
         return NextPrompt(whole, (*prompt.ids, *sampled, *self._encode(rest)))
 
     def _by_tokens(self, prompt: Prompt, sampled: tuple[int, ...], whole: str) -> NextPrompt | None:
-        """Return the next prompt if the tokens of the conversation begin with those that were sent, or with others of the same text.
+        """Return the next prompt if the tokens of the conversation begin with those that were sent, or with
+        others of the same text.
 
         For vocabularies that add or take away blanks, so that texts alone cannot be compared.
         """
@@ -99,14 +108,21 @@ class Continuation:
         if ids[: len(sent)] == sent:
             return NextPrompt(whole, ids)
         text = decode(self._tokenizer, sent, special=True)
-        for place in sorted(range(max(0, len(sent) - _SEAM), min(len(ids), len(sent) + _SEAM) + 1), key=lambda n: abs(n - len(sent))):
+        for place in sorted(
+            range(max(0, len(sent) - _SEAM), min(len(ids), len(sent) + _SEAM) + 1),
+            key=lambda n: abs(n - len(sent)),
+        ):
             if decode(self._tokenizer, ids[:place], special=True) == text:
                 return NextPrompt(whole, (*sent, *ids[place:]))
         shown = decode(self._tokenizer, ids, special=True)
-        return NextPrompt(whole, (*sent, *self._encode(shown[len(text) :]))) if shown.startswith(text) else None
+        return (
+            NextPrompt(whole, (*sent, *self._encode(shown[len(text) :]))) if shown.startswith(text) else None
+        )
 
     def _aligned(self, sent: str, whole: str) -> int | None:
-        """Return where a conversation goes on after what was sent, thinking in both left aside; None if something else differs."""
+        """Return where a conversation goes on after what was sent, thinking in both left aside; None if
+        something else differs.
+        """
         left = self._thinking.sub("", sent)
         place = count = 0
         for match in self._thinking.finditer(whole):
@@ -123,10 +139,16 @@ class Continuation:
     @cached_property
     def _thinking(self) -> re.Pattern[str]:
         marks = {("<think>", "</think>"), (self._chat.marks.begin, self._chat.marks.end)}
-        blocks = [rf"{re.escape(begin)}(?:(?!{re.escape(begin)}).)*?{re.escape(end)}\s*" for begin, end in sorted(marks) if begin and end]
+        blocks = [
+            rf"{re.escape(begin)}(?:(?!{re.escape(begin)}).)*?{re.escape(end)}\s*"
+            for begin, end in sorted(marks)
+            if begin and end
+        ]
         return re.compile("|".join(blocks), re.DOTALL)
 
 
 def texts_of_tokens(chat: ChatTemplate, ids: Sequence[int]) -> list[str]:
-    """Return the text of every token as it stands inside a text: alone, some vocabularies take a blank from its beginning."""
+    """Return the text of every token as it stands inside a text: alone, some vocabularies take a blank from
+    its beginning.
+    """
     return [text_after(chat.tokenizer, chat.anchor, [token]) for token in ids]

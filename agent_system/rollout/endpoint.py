@@ -1,6 +1,8 @@
-"""Client of an OpenAI-compatible server that replies for an agent: one request per reply, with timeouts, retries and a size limit.
+"""Client of an OpenAI-compatible server that replies for an agent: one request per reply, with timeouts,
+retries and a size limit.
 
-Answers are untrusted text: they are parsed as JSON and otherwise only quoted, at most 200 characters, with the key masked.
+Answers are untrusted text: they are parsed as JSON and otherwise only quoted, at most 200 characters, with
+the key masked.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ PATH = "/chat/completions"
 MAX_ANSWER_BYTES = 8 << 20
 # Characters of an answer in which the key is masked, and the longest escaped form of a key there.
 MAX_SEARCHED_CHARS, MAX_KEY_CHARS = 1 << 16, 1 << 13
-# HTTP statuses that are retried: request timeout, conflict, too early, too many requests; and all from 500 on.
+# HTTP statuses that are retried: request timeout, conflict, too early, too many requests; and all from 500
+# on.
 RETRIED_STATUSES = (408, 409, 425, 429)
 MAX_WAIT_S = 60.0
 SEEDS = 2**31
@@ -59,7 +62,9 @@ class EndpointError(RolloutError):
 
 
 class _RetryableError(Exception):
-    """A failed attempt that is worth retrying; `wait_s` is the delay that the server asked for, in seconds."""
+    """A failed attempt that is worth retrying; `wait_s` is the delay that the server asked for, in
+    seconds.
+    """
 
     def __init__(self, cause: str, wait_s: float = 0.0) -> None:
         super().__init__(cause)
@@ -101,7 +106,9 @@ class Slots:
 
 
 class Endpoint:
-    """The server of one agent. Connections belong to an event loop: `close` in it before a request from another one."""
+    """The server of one agent. Connections belong to an event loop: `close` in it before a request from
+    another one.
+    """
 
     def __init__(self, agent_id: str, config: ApiConfig, api_key: str | None = None) -> None:
         """Connect with the first request.
@@ -112,11 +119,14 @@ class Endpoint:
             api_key: value of the environment variable `config.api_key_env`.
 
         Raises:
-            AgentSystemError: the key contains a control character, or there is a key and `base_url` contains a password.
+            AgentSystemError: the key contains a control character, or there is a key and `base_url` contains
+                a password.
         """
         printable_key(api_key or "", f"the server of {agent_id}")
         if api_key and password(config.base_url):
-            raise AgentSystemError(f"the server of {agent_id} has a key and a password in its base_url; give one of them")
+            raise AgentSystemError(
+                f"the server of {agent_id} has a key and a password in its base_url; give one of them"
+            )
         self.agent_id, self.config = agent_id, config
         self._api_key = api_key
         self._url = config.base_url.rstrip("/").removesuffix(PATH) + PATH
@@ -133,12 +143,20 @@ class Endpoint:
     async def check(self) -> None:
         """Request one short reply, without retries. Raise EndpointError when there is none."""
         try:
-            await self.ask([{"role": "user", "content": "Say OK."}], SamplingParams(max_tokens=16), seed=0, retries=0)
+            await self.ask(
+                [{"role": "user", "content": "Say OK."}], SamplingParams(max_tokens=16), seed=0, retries=0
+            )
         finally:
             await self.close()
 
     async def ask(
-        self, messages: Sequence[Message], sampling: SamplingParams, *, seed: int, retries: int | None = None, priority: int = 0
+        self,
+        messages: Sequence[Message],
+        sampling: SamplingParams,
+        *,
+        seed: int,
+        retries: int | None = None,
+        priority: int = 0,
     ) -> Answer:
         """Return one reply.
 
@@ -150,7 +168,8 @@ class Endpoint:
             priority: as of a `GenerateRequest`, of requests that wait because of `max_concurrent_requests`.
 
         Raises:
-            EndpointError: no attempt gave a reply, or the server rejects the request with a status that is not retried.
+            EndpointError: no attempt gave a reply, or the server rejects the request with a status that is
+                not retried.
         """
         attempts = 1 + (self.config.max_retries if retries is None else retries)
         body = self._body(messages, sampling, seed % SEEDS)
@@ -183,19 +202,25 @@ class Endpoint:
 
     async def _post(self, body: Mapping[str, Any]) -> str:
         if self._session is None:
-            self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=None))
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=None)
+            )
         headers = {"Authorization": f"Bearer {self._api_key}"} if self._api_key else {}
         limit = self.config.request_timeout_s
         try:
             async with asyncio.timeout(limit) as clock:
                 # No redirects: the key is meant for this server alone.
-                async with self._session.post(self._url, json=body, headers=headers, allow_redirects=False) as answer:
+                async with self._session.post(
+                    self._url, json=body, headers=headers, allow_redirects=False
+                ) as answer:
                     data = bytearray()
                     async for chunk in answer.content.iter_chunked(1 << 16):
                         data += chunk
                         if len(data) > MAX_ANSWER_BYTES:
                             raise _RetryableError(f"an answer of more than {MAX_ANSWER_BYTES >> 20} MiB")
-                    return self._checked(answer.status, answer.headers.get("Retry-After", ""), data.decode("utf-8", "replace"))
+                    return self._checked(
+                        answer.status, answer.headers.get("Retry-After", ""), data.decode("utf-8", "replace")
+                    )
         except TimeoutError as error:
             if not clock.expired():
                 raise
@@ -212,7 +237,9 @@ class Endpoint:
         raise EndpointError(f"{self._name()} refuses the request with {cause}")
 
     def _quoted(self, text: str) -> str:
-        """Return the beginning of a server's text in one line, with secrets masked: some servers quote the key."""
+        """Return the beginning of a server's text in one line, with secrets masked: some servers quote the
+        key.
+        """
         line = " ".join(text.split())
         clean = masked(line[:MAX_SEARCHED_CHARS], self._api_key, password(self.config.base_url))
         # The end may hold the beginning of a key that was cut and is therefore not masked.
@@ -223,7 +250,9 @@ class Endpoint:
 
 
 def _parse(text: str, retries: int) -> Answer:
-    """Return the reply in a server's answer. Raise `_RetryableError` for text that is not a chat completion."""
+    """Return the reply in a server's answer. Raise `_RetryableError` for text that is not a chat
+    completion.
+    """
     try:
         found = json.loads(text)
         choice = found["choices"][0]
@@ -238,7 +267,9 @@ def _parse(text: str, retries: int) -> Answer:
         content = ""  # a refusal, or a reply that was cut before its first visible word
     counts = usage if isinstance(usage, dict) else {}
     stop: StopReason = "length" if choice.get("finish_reason") == "length" else "stop"
-    return Answer(content, stop, _count(counts.get("prompt_tokens")), _count(counts.get("completion_tokens")), retries)
+    return Answer(
+        content, stop, _count(counts.get("prompt_tokens")), _count(counts.get("completion_tokens")), retries
+    )
 
 
 def _count(value: Any) -> int:

@@ -24,18 +24,24 @@ CLASSES = {cls.__name__: cls for cls in (EpisodeRecord, Sample, Generation, Remo
 RECORDS = ("samples", "unheard", "generation", "tools", "task", "rounds")
 # Long fields, stored together as tensors; JSON has their lengths.
 TENSORS = {
-    "prompt_ids": torch.int64, "token_ids": torch.int64, "response_mask": torch.int64, "log_probs": torch.float64,
+    "prompt_ids": torch.int64, "token_ids": torch.int64, "response_mask": torch.int64,
+    "log_probs": torch.float64,
     "token_rewards": torch.float64,
 }  # fmt: skip
 
 
 def save_episodes(episodes: Sequence[EpisodeRecord], folder: Path) -> None:
-    """Write episodes; values of `info`, `fields` and tasks that JSON does not have become texts, as in trajectory files."""
+    """Write episodes; values of `info`, `fields` and tasks that JSON does not have become texts, as in
+    trajectory files.
+    """
     long: dict[str, list[Sequence[float]]] = {name: [] for name in TENSORS}
     with (folder / EPISODES).open("w") as file:
         for episode in episodes:
             file.write(json.dumps(_encoded(episode, long)) + "\n")
-    save_file({name: torch.tensor(list(chain(*long[name])), dtype=dtype) for name, dtype in TENSORS.items()}, folder / TOKENS)
+    save_file(
+        {name: torch.tensor(list(chain(*long[name])), dtype=dtype) for name, dtype in TENSORS.items()},
+        folder / TOKENS,
+    )
 
 
 def load_episodes(folder: Path) -> list[EpisodeRecord]:
@@ -52,7 +58,11 @@ def _encoded(record: Any, long: Mapping[str, list[Sequence[float]]]) -> dict[str
             long[own.name].append(content)
             found[own.name] = len(content)
         elif own.name in RECORDS and content is not None:
-            found[own.name] = [_encoded(c, long) for c in content] if isinstance(content, tuple) else _encoded(content, long)
+            found[own.name] = (
+                [_encoded(c, long) for c in content]
+                if isinstance(content, tuple)
+                else _encoded(content, long)
+            )
         else:
             found[own.name] = plain(content)
     return found
@@ -64,7 +74,13 @@ def _decoded(found: dict[str, Any], long: Mapping[str, Iterator[float]]) -> Any:
         if name in TENSORS:
             content[name] = tuple(islice(long[name], item))
         elif name in RECORDS and item is not None:
-            content[name] = tuple(_decoded(i, long) for i in item) if isinstance(item, list) else _decoded(item, long)
+            content[name] = (
+                tuple(_decoded(i, long) for i in item) if isinstance(item, list) else _decoded(item, long)
+            )
         else:
-            content[name] = tuple(tuple(i) if isinstance(i, list) else i for i in item) if isinstance(item, list) else item
+            content[name] = (
+                tuple(tuple(i) if isinstance(i, list) else i for i in item)
+                if isinstance(item, list)
+                else item
+            )
     return CLASSES[content.pop("class")](**content)

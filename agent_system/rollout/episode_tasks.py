@@ -30,12 +30,20 @@ class EpisodeTasks:
         return task
 
     async def cancel_others(self, episode: str) -> None:
-        """Cancel all tasks but the running one and wait for them; abandon with a warning those that ignore the cancellation."""
+        """Cancel all tasks but the running one and wait for them; abandon with a warning those that ignore
+        the cancellation.
+        """
         me = asyncio.current_task()
-        while others := [task for task in self._tasks if task is not None and task is not me and not task.done()]:
+        while others := [
+            task for task in self._tasks if task is not None and task is not me and not task.done()
+        ]:
             for task in others:
                 task.cancel()
             _, pending = await asyncio.wait(others, timeout=CLOSE_TIMEOUT_S)
             if pending:
-                logger.warning("%d calls of episode %s did not end when they were cancelled; abandoned", len(pending), episode)
+                logger.warning(
+                    "%d calls of episode %s did not end when they were cancelled; abandoned",
+                    len(pending),
+                    episode,
+                )
                 return

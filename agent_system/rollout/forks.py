@@ -23,7 +23,9 @@ class Forks:
         self._ended = False
 
     async def make(self, origin: EnvHandle) -> EnvHandle:
-        """Return a fork of `origin`. If the caller is cancelled, the fork is still made and closed with the others."""
+        """Return a fork of `origin`. If the caller is cancelled, the fork is still made and closed with the
+        others.
+        """
         await self._one_at_a_time.acquire()  # environments need not support concurrent copies
         making = _keep(self._making, asyncio.create_task(self._make(origin)))
         making.add_done_callback(lambda _: self._one_at_a_time.release())
@@ -42,13 +44,16 @@ class Forks:
             await asyncio.wait(self._closing)
 
     async def end(self, env: EnvHandle) -> None:
-        """Close the environment of the episode as well, and forks that are still being made as soon as they exist.
+        """Close the environment of the episode as well, and forks that are still being made as soon as they
+        exist.
 
         Raises the error of `env.close`.
         """
         self._ended = True
         self._close_all()
-        closing = _keep(self._closing, asyncio.create_task(env.close(CLOSE_TIMEOUT_S))) if env.has_close else None
+        closing = (
+            _keep(self._closing, asyncio.create_task(env.close(CLOSE_TIMEOUT_S))) if env.has_close else None
+        )
         if self._making:
             _, late = await asyncio.wait(self._making, timeout=CLOSE_TIMEOUT_S)
             if late:

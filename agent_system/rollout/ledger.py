@@ -20,8 +20,10 @@ class Ledger:
     Attributes:
         turns: `Outcome.team` of `step`, one per turn.
         acts: `Outcome.team` of `act` by (turn, call).
-        rounds: number of the last generation of a call, by (turn, call) of the earlier ones: rounds of a `ToolAgent`, a summary.
-        unheard: (turn, call) of replies to a program that no client has got, and of rounds of a `ToolAgent`'s call that failed.
+        rounds: number of the last generation of a call, by (turn, call) of the earlier ones: rounds of a
+            `ToolAgent`, a summary.
+        unheard: (turn, call) of replies to a program that no client has got, and of rounds of a `ToolAgent`'s
+            call that failed.
     """
 
     def __init__(self, env_name: str, known: Callable[[str], object]) -> None:
@@ -41,7 +43,9 @@ class Ledger:
 
     @property
     def team_reward(self) -> float:
-        """Sum over the episode, added in order of turns and calls, so that it does not depend on the order of concurrent replies."""
+        """Sum over the episode, added in order of turns and calls, so that it does not depend on the order of
+        concurrent replies.
+        """
         steps = {(turn, math.inf): reward for turn, reward in enumerate(self.turns, start=1)}
         total = 0.0
         for _, reward in sorted([*self.acts.items(), *steps.items()]):
@@ -51,23 +55,32 @@ class Ledger:
     def turn_rewards(self, unheard: Sequence[Sample]) -> tuple[float, ...]:
         """Return `turns`, to which the rewards of `act` belong that followed replies that nobody heard."""
         lost = [(s.turn, self.acts.get((s.turn, s.call), 0.0)) for s in unheard]
-        return tuple(reward + sum(act for of, act in lost if of == turn) for turn, reward in enumerate(self.turns, start=1))
+        return tuple(
+            reward + sum(act for of, act in lost if of == turn)
+            for turn, reward in enumerate(self.turns, start=1)
+        )
 
     def local(self, turn: int, call: int) -> float:
-        """Return the sum of a call's local rewards, added in a fixed order like `team_reward`; 0 for a call without any."""
+        """Return the sum of a call's local rewards, added in a fixed order like `team_reward`; 0 for a call
+        without any.
+        """
         return sum(reward for _, reward in sorted(self._local.get((turn, call), {}).items()))
 
     def credit(self, sample: Sample) -> Sample:
-        """Return the sample with the rewards of its call. A candidate of a tree keeps the local reward of its own fork as well.
+        """Return the sample with the rewards of its call. A candidate of a tree keeps the local reward of its
+        own fork as well.
 
-        An earlier generation of a call has the local reward of the last one, but not its `act_reward`, which would count twice.
+        An earlier generation of a call has the local reward of the last one, but not its `act_reward`, which
+        would count twice.
         """
         if not sample.committed:
             return sample
         place = (sample.turn, sample.call)
         if (final := self.rounds.get(place)) is not None:
             last = (sample.turn, final)
-            return _with_local(replace(sample, final_call=final, local_given=last in self._local), self.local(*last))
+            return _with_local(
+                replace(sample, final_call=final, local_given=last in self._local), self.local(*last)
+            )
         act, given = self.acts.get(place), place in self._local
         if act is None and not given:  # the usual case; avoids copying the sample
             return sample
@@ -79,7 +92,9 @@ class Ledger:
         self._callers.append(callers)
 
     def act(self, outcome: Outcome, callers: Mapping[int, str], call: int, turn: int) -> None:
-        """Record the rewards of `act` for a call of a turn, which may already be over; `callers` maps the turn's calls to agents."""
+        """Record the rewards of `act` for a call of a turn, which may already be over; `callers` maps the
+        turn's calls to agents.
+        """
         where = f"{self._env_name}.act() after call {call} of {callers[call]} in turn {turn}"
         self.acts[(turn, call)] = finite(outcome.team, "team", where)
         if isinstance(outcome.local, Mapping):
@@ -99,11 +114,18 @@ class Ledger:
             self._share(outcome.local, callers, (len(self.turns), math.inf), where)
         elif outcome.local:
             raise AgentSystemError(
-                f"step() returned local={outcome.local!r}, which belongs to no call; use a mapping by agent name or call number: "
+                f"step() returned local={outcome.local!r}, which belongs to no call; use a mapping by agent "
+                "name or call number: "
                 "{'Agent Name': 1.0} or {0: 1.0}"
             )
 
-    def _share(self, local: Mapping[int | str, float], callers: Mapping[int, str], source: tuple[int, float], where: str) -> None:
+    def _share(
+        self,
+        local: Mapping[int | str, float],
+        callers: Mapping[int, str],
+        source: tuple[int, float],
+        where: str,
+    ) -> None:
         turn = source[0]
         for key, value in local.items():
             if isinstance(key, str):
@@ -113,14 +135,21 @@ class Ledger:
             elif key in callers:
                 places = [(turn, self.rounds.get((turn, key), key))]
             else:
-                raise AgentSystemError(f"Outcome.local names call {key}, but turn {turn} had {len(callers)} calls (numbered from 0)")
+                raise AgentSystemError(
+                    f"Outcome.local names call {key}, but turn {turn} had {len(callers)} calls (numbered "
+                    "from 0)"
+                )
             for place in places:
                 self._add(place, source, value, where, f" for {self._callers[place[0] - 1][place[1]]}")
 
     def _latest(self, agent_id: str, turn: int) -> list[tuple[int, int]]:
-        """Return the (turn, call) of an agent's last call before a turn whose reply was heard, in a list; empty when there is none."""
+        """Return the (turn, call) of an agent's last call before a turn whose reply was heard, in a list;
+        empty when there is none.
+        """
         for earlier in range(turn - 1, 0, -1):
-            calls = self._heard([(earlier, call) for call, caller in self._callers[earlier - 1].items() if caller == agent_id])
+            calls = self._heard(
+                [(earlier, call) for call, caller in self._callers[earlier - 1].items() if caller == agent_id]
+            )
             if calls:
                 return [max(calls)]
         return []
@@ -128,11 +157,17 @@ class Ledger:
     def _heard(self, calls: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
         return [call for call in calls if call not in self.unheard]
 
-    def _add(self, place: tuple[int, int], source: tuple[int, float], value: Any, where: str, whose: str = "") -> None:
+    def _add(
+        self, place: tuple[int, int], source: tuple[int, float], value: Any, where: str, whose: str = ""
+    ) -> None:
         rewards = self._local.setdefault(place, {})
         rewards[source] = rewards.get(source, 0.0) + finite(value, f"local{whose}", where)
 
 
 def _with_local(sample: Sample, local: float) -> Sample:
     """Return the sample with a local reward of the episode; in a tree it keeps that of its fork beside it."""
-    return replace(sample, local_reward=local) if sample.fork_reward is None else replace(sample, episode_local=local)
+    return (
+        replace(sample, local_reward=local)
+        if sample.fork_reward is None
+        else replace(sample, episode_local=local)
+    )

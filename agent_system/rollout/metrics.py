@@ -14,18 +14,30 @@ from agent_system.sandbox import shared_failures
 from verl.utils.names import slug
 
 # Terms of a sample's reward, each with its own metric.
-REWARD_TERMS = ("local_reward", "team_reward", "step_reward", "mixed_reward", "invalid_penalty", "overlong_penalty")
+REWARD_TERMS = (
+    "local_reward",
+    "team_reward",
+    "step_reward",
+    "mixed_reward",
+    "invalid_penalty",
+    "overlong_penalty",
+)
 
 
 def collect_metrics(
-    episodes: Sequence[EpisodeRecord], agent_ids: Sequence[str], branching: Collection[str] = (), in_workers: Sequence[float] = ()
+    episodes: Sequence[EpisodeRecord],
+    agent_ids: Sequence[str],
+    branching: Collection[str] = (),
+    in_workers: Sequence[float] = (),
 ) -> dict[str, float]:
-    """Return `episode/*`, `env/*` and `agent/<name>/*` over the episodes that did not fail, and the sandbox's failures since its start.
+    """Return `episode/*`, `env/*` and `agent/<name>/*` over the episodes that did not fail, and the sandbox's
+    failures since its start.
 
     Args:
         episodes: all episodes of one collection.
         agent_ids: agents of the team; an agent without calls has `calls` 0 and no other metric.
-        branching: the agents whose calls have several candidates (`rollout.sampling=tree`); tree metrics are over their calls.
+        branching: the agents whose calls have several candidates (`rollout.sampling=tree`); tree metrics are
+            over their calls.
         in_workers: the sandbox's failures in each environment worker.
     """
     played = [e for e in episodes if not e.failed]
@@ -82,20 +94,28 @@ def _agent_metrics(samples: Sequence[Sample], episodes: int) -> dict[str, float]
 
 
 def _tool_metrics(samples: Sequence[Sample], episodes: int) -> dict[str, float]:
-    """Return counts of a `ToolAgent`: tool calls per episode, failed ones by kind, rounds per call, conversations restarted or cut off."""
+    """Return counts of a `ToolAgent`: tool calls per episode, failed ones by kind, rounds per call,
+    conversations restarted or cut off.
+    """
     uses = [s.tools for s in samples if s.tools is not None]
     if not uses:
         return {}
-    totals = {name: float(sum(getattr(use, name) for use in uses)) for name in ("malformed", "errors", "timeouts", "restarted", "cut")}
+    totals = {
+        name: float(sum(getattr(use, name) for use in uses))
+        for name in ("malformed", "errors", "timeouts", "restarted", "cut")
+    }
     return {
         "tools/calls_per_episode": sum(use.calls for use in uses) / episodes,
-        "tools/rounds/mean": sum(len(s.generations) for s in samples if s.tools is not None) / sum(s.final_call is None for s in samples),
+        "tools/rounds/mean": sum(len(s.generations) for s in samples if s.tools is not None)
+        / sum(s.final_call is None for s in samples),
         **{f"tools/{name}": total for name, total in totals.items()},
     }
 
 
 def _reward_terms(episodes: Sequence[EpisodeRecord]) -> dict[str, float]:
-    """Return mean and standard deviation of every term of reward functions, over episodes and calls, and per agent over its calls."""
+    """Return mean and standard deviation of every term of reward functions, over episodes and calls, and per
+    agent over its calls.
+    """
     values: dict[str, list[float]] = defaultdict(list)
     for episode in episodes:
         for name, value in episode.reward_terms.items():
@@ -112,7 +132,9 @@ def _reward_terms(episodes: Sequence[EpisodeRecord]) -> dict[str, float]:
 
 
 def _tree_metrics(episodes: Sequence[EpisodeRecord], branching: Collection[str]) -> dict[str, float]:
-    """Return candidates per call, candidates that could not be scored, and shares of calls whose candidates differ or tie in reward."""
+    """Return candidates per call, candidates that could not be scored, and shares of calls whose candidates
+    differ or tie in reward.
+    """
     calls = {key: found for key, found in candidates_of(episodes).items() if found[0].agent_id in branching}
     if not calls:
         return {}
@@ -125,15 +147,18 @@ def _tree_metrics(episodes: Sequence[EpisodeRecord], branching: Collection[str])
 
 
 def _info_means(episodes: Sequence[EpisodeRecord]) -> dict[str, float]:
-    """Return the mean of every score over the episodes that report it; `success` and the team reward are under `episode/`, counts of
-    the gateway under `gateway/`."""
+    """Return the mean of every score over the episodes that report it; `success` and the team reward are
+    under `episode/`, counts of the gateway under `gateway/`.
+    """
     values: dict[str, list[float]] = defaultdict(list)
     for episode in episodes:
         for name, value in episode.scores.items():
             values[name].append(value)
     if "success" in values:  # the environment has not scored programs that raised
         values["success"] += [0.0 for e in episodes if PROGRAM_ERROR in e.info and "success" not in e.info]
-    means = {name if name.startswith("gateway/") else f"env/{name}": _mean(v) for name, v in sorted(values.items())}
+    means = {
+        name if name.startswith("gateway/") else f"env/{name}": _mean(v) for name, v in sorted(values.items())
+    }
     means["episode/team_reward/mean"] = means.pop("env/team_reward")
     if "env/success" in means:
         means["episode/success_rate"] = means.pop("env/success")

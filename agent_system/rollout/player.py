@@ -1,4 +1,6 @@
-"""Plays episodes one by one, with the limits that hold for all of them: threads, concurrency, and the share that may fail."""
+"""Plays episodes one by one, with the limits that hold for all of them: threads, concurrency, and the share
+that may fail.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,8 @@ class EpisodePlayer:
 
     Attributes:
         start: makes the runner of an episode.
-        score: calls the reward functions on the record of a finished episode; the clock stands still while a reward model is awaited.
+        score: calls the reward functions on the record of a finished episode; the clock stands still while a
+            reward model is awaited.
         slots: as `rollout.max_concurrent_episodes`.
         limit_s: `rollout.episode_timeout_s`.
         score_s: `reward.timeout_s`.
@@ -68,7 +71,9 @@ class EpisodePlayer:
 
     @property
     def end_s(self) -> float:
-        """Seconds after which an episode that has begun has ended, or is abandoned, without the time that `limit_s` leaves out."""
+        """Seconds after which an episode that has begun has ended, or is abandoned, without the time that
+        `limit_s` leaves out.
+        """
         return self.limit_s + self.score_s + CLOSING_S + 2 * END_TIMEOUT_S
 
     @property
@@ -87,7 +92,8 @@ class EpisodePlayer:
 
         Raises:
             EngineGoneError: an engine's process died.
-            TooManyFailuresError: more than `rate` of `window` episodes failed; the message groups the causes and names groups.
+            TooManyFailuresError: more than `rate` of `window` episodes failed; the message groups the causes
+                and names groups.
         """
         tasks = [asyncio.create_task(self._play(spec)) for spec in specs]
         try:
@@ -98,7 +104,9 @@ class EpisodePlayer:
             await _cancel(tasks)
 
     def check_left_out(self, records: Sequence[EpisodeRecord]) -> None:
-        """Raise TooManyFailuresError if more than `rate` of the candidates of these episodes, the last ones, failed."""
+        """Raise TooManyFailuresError if more than `rate` of the candidates of these episodes, the last ones,
+        failed.
+        """
         failures, self._left_out = self._left_out, []
         left_out = sum(r.left_out for r in records if not r.failed)
         tried = left_out + sum(len(r.samples) for r in records if not r.failed)
@@ -126,7 +134,8 @@ class EpisodePlayer:
     async def _run(self, spec: EpisodeSpec) -> tuple[EpisodeRunner, asyncio.Task[EpisodeRecord]]:
         """Play an episode in a task of its own, which it may cancel itself, and return both.
 
-        An episode whose code ignores the end of its time is abandoned: its task may go on, but its calls get no reply.
+        An episode whose code ignores the end of its time is abandoned: its task may go on, but its calls get
+        no reply.
         """
         episode = self.start(spec)
         task = asyncio.create_task(self._scored(episode), name=spec.traj_uid)
@@ -164,7 +173,9 @@ class EpisodePlayer:
 
 
 def _error(task: asyncio.Task[EpisodeRecord]) -> BaseException | None:
-    """Return the error with which an episode's task ended; none of one that was abandoned and goes on, or cancelled."""
+    """Return the error with which an episode's task ended; none of one that was abandoned and goes on, or
+    cancelled.
+    """
     return task.exception() if task.done() and not task.cancelled() else None
 
 
@@ -172,7 +183,9 @@ def _cause(episode: EpisodeRunner, task: asyncio.Task[EpisodeRecord]) -> str | N
     """Return why an episode failed, with the innermost line of code, or None."""
     if episode.abandoned:
         limit = "reward.timeout_s" if episode.waiting_for == SCORING else "rollout.episode_timeout_s"
-        return f"TimeoutError: episode ignored its cancellation after {limit}, waiting for {episode.waiting_for}"
+        return (
+            f"TimeoutError: episode ignored its cancellation after {limit}, waiting for {episode.waiting_for}"
+        )
     if task.cancelled():
         return "CancelledError: the episode cancelled itself"
     error = _error(task)
@@ -188,11 +201,16 @@ def _grouped(failures: Sequence[Failure], failed: int, total: int, of: str, allo
         uids.setdefault(failure.cause, []).append(failure.uid)
     most = sorted(uids.items(), key=lambda item: -len(item[1]))[:10]
     lines = [f"  {len(own)} x {cause}, in {listed(own)}" for cause, own in most]
-    return f"{failed} of {total} {of} failed, more than rollout.max_failure_rate={allowed:g} allows:\n" + "\n".join(lines)
+    return (
+        f"{failed} of {total} {of} failed, more than rollout.max_failure_rate={allowed:g} allows:\n"
+        + "\n".join(lines)
+    )
 
 
 async def _cancel(tasks: Sequence[asyncio.Task[EpisodeRecord]]) -> None:
-    """Cancel tasks that have not ended, so that none outlives its caller; asyncio logs no errors of tasks that nobody awaits."""
+    """Cancel tasks that have not ended, so that none outlives its caller; asyncio logs no errors of tasks
+    that nobody awaits.
+    """
     left = [task for task in tasks if not task.done()]
     for task in left:
         task.cancel()

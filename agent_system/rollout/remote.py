@@ -1,4 +1,6 @@
-"""An agent behind an API, without a policy: chat messages go to a server, and its replies are text that is not trained on."""
+"""An agent behind an API, without a policy: chat messages go to a server, and its replies are text that is
+not trained on.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,10 @@ from agent_system.rollout.prompt import Prompt
 from verl.protocol.generate import Generation, RolloutError, SamplingParams
 
 if TYPE_CHECKING:
-    from agent_system.rollout.endpoint import Answer, Endpoint  # aiohttp, which teams without an API do not need
+    from agent_system.rollout.endpoint import (
+        Answer,
+        Endpoint,
+    )  # aiohttp, which teams without an API do not need
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,12 +61,15 @@ class RemoteBinding:
     async def replies(
         self, prompt: Prompt, sampling: SamplingParams, n: int, seed: int, request_id: str, priority: int = 0
     ) -> Sequence[Generation]:
-        """Request `n` replies, each with its own request and seed; failed ones are replies with stop reason `abort`.
+        """Request `n` replies, each with its own request and seed; failed ones are replies with stop reason
+        `abort`.
 
-        Results of tools are sent as the user's: without the calls, which a program's other agents made, servers refuse them.
-        Raises RolloutError when all fail.
+        Results of tools are sent as the user's: without the calls, which a program's other agents made,
+        servers refuse them. Raises RolloutError when all fail.
         """
-        messages: list[Message] = [{**m, "role": "user"} if m["role"] == "tool" else m for m in prompt.messages]
+        messages: list[Message] = [
+            {**m, "role": "user"} if m["role"] == "tool" else m for m in prompt.messages
+        ]
         asked = [self.endpoint.ask(messages, sampling, seed=seed + i, priority=priority) for i in range(n)]
         found: list[Answer | BaseException] = await asyncio.gather(*asked, return_exceptions=True)
         errors = [answer for answer in found if isinstance(answer, BaseException)]
@@ -76,7 +84,9 @@ class RemoteBinding:
 
 
 class MessageBuilder:
-    """Builds the prompts of an agent behind an API. They are not shortened: the server enforces its own limit."""
+    """Builds the prompts of an agent behind an API. They are not shortened: the server enforces its own
+    limit.
+    """
 
     def __init__(self, agent: BaseAgent) -> None:
         self.agent = agent
@@ -89,11 +99,15 @@ class MessageBuilder:
         """Return the prompt of one call; arguments are those of `PromptBuilder.build`."""
         filled = {**variables, "team_context": self.agent.team_context(entries), "memory": memory.text(0)}
         messages = self.agent.messages(filled)
-        return Prompt("\n\n".join(f"{m['role']}: {m['content']}" for m in messages), (), messages=tuple(messages))
+        return Prompt(
+            "\n\n".join(f"{m['role']}: {m['content']}" for m in messages), (), messages=tuple(messages)
+        )
 
 
 def _generation(answer: Answer | BaseException, stop: Sequence[str]) -> RemoteGeneration:
-    """Return the reply, cut after the first text of `stop`. Servers would leave the stop text out, so `stop` is not sent to them."""
+    """Return the reply, cut after the first text of `stop`. Servers would leave the stop text out, so `stop`
+    is not sent to them.
+    """
     if isinstance(answer, BaseException):
         return RemoteGeneration((), (), "abort")
     ends = [at + len(end) for end in stop if (at := answer.text.find(end)) >= 0]

@@ -1,7 +1,8 @@
 """The models of `reward.model`: a sequence classifier, and a judge in an engine of the run or behind an API.
 
-A judge reads replies that may be written to mislead it. They stand between lines with a code that depends on their own content, so that
-no reply can contain it, and the score is read from the last line of what the judge itself wrote, never from its prompt.
+A judge reads replies that may be written to mislead it. They stand between lines with a code that depends on
+their own content, so that no reply can contain it, and the score is read from the last line of what the judge
+itself wrote, never from its prompt.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ _VERDICT = re.compile(r"\**Score:\**\s*(-?[0-9]+(?:\.[0-9]+)?)\**", re.IGNORECAS
 
 
 class _Questioner(BaseAgent):
-    """The judge as an agent: its prompt loses the oldest messages of the conversation first, never the reply."""
+    """The judge as an agent: its prompt loses the oldest messages of the conversation first, never
+    the reply.
+    """
 
     def __init__(self, template: str, settings: RewardModelConfig) -> None:
         super().__init__("reward model")
@@ -49,7 +52,11 @@ class _Questioner(BaseAgent):
         self._lowest, self._highest = settings.score_range
 
     def messages(self, variables: Mapping[str, Any]) -> list[Message]:
-        known = {"lowest": f"{self._lowest:g}", "highest": f"{self._highest:g}", "conversation": variables["team_context"]}
+        known = {
+            "lowest": f"{self._lowest:g}",
+            "highest": f"{self._highest:g}",
+            "conversation": variables["team_context"],
+        }
         return super().messages({**variables, **known})
 
 
@@ -59,40 +66,57 @@ class Judge:
     Args:
         binding: the judge's engine, or its server.
         settings: the keys under `reward.model`.
-        template: the question, with `{conversation}`, `{reply}`, `{task}`, `{ground_truth}`, `{mark}`, `{lowest}`, `{highest}`.
+        template: the question, with `{conversation}`, `{reply}`, `{task}`, `{ground_truth}`, `{mark}`,
+            `{lowest}`, `{highest}`.
         seed: `data.seed`.
 
     Raises:
-        AgentSystemError: the template names another variable or lacks `{reply}`, or the judge's tokenizer has no chat template.
+        AgentSystemError: the template names another variable or lacks `{reply}`, or the judge's tokenizer has
+            no chat template.
     """
 
-    def __init__(self, binding: AgentBinding | RemoteBinding, settings: RewardModelConfig, template: str, seed: int) -> None:
+    def __init__(
+        self, binding: AgentBinding | RemoteBinding, settings: RewardModelConfig, template: str, seed: int
+    ) -> None:
         self._binding, self._settings, self._seed = binding, settings, seed
         agent = _Questioner(template, settings)
         self._prompts: PromptBuilder | MessageBuilder = MessageBuilder(agent)
         if isinstance(binding, AgentBinding):
-            self._prompts = PromptBuilder(agent, binding.tokenizer, binding.max_prompt_length, binding.template_kwargs)
-        shown = agent.messages({**dict.fromkeys(("task", "ground_truth", "mark", "team_context"), ""), "reply": "\0"})
+            self._prompts = PromptBuilder(
+                agent, binding.tokenizer, binding.max_prompt_length, binding.template_kwargs
+            )
+        shown = agent.messages(
+            {**dict.fromkeys(("task", "ground_truth", "mark", "team_context"), ""), "reply": "\0"}
+        )
         if "\0" not in shown[-1]["content"]:
-            raise AgentSystemError("reward.model.template does not contain {reply}: the judge would not see what it grades")
+            raise AgentSystemError(
+                "reward.model.template does not contain {reply}: the judge would not see what it grades"
+            )
 
     async def score(self, conversation: Conversation, counts: Counter[str], priority: int = 0) -> float:
         """Return the verdict, scaled to [0, 1]; `counts` gets `asked_again`, `unparsable` and `truncated`.
 
         Raises:
-            AgentSystemError: no verdict can be read after all retries, or the conversation is longer than `max_length`.
+            AgentSystemError: no verdict can be read after all retries, or the conversation is longer than
+                `max_length`.
             RolloutError: the engine or the server gives no reply.
         """
         digest, settings = conversation.digest, self._settings
         try:
-            prompt = self._prompts.build(*_parts(conversation, f"{stable_seed(self._seed, 'mark', digest):016x}"), Memory(0))
+            prompt = self._prompts.build(
+                *_parts(conversation, f"{stable_seed(self._seed, 'mark', digest):016x}"), Memory(0)
+            )
         except PromptTooLongError:
             prompt = None
         if prompt is None or (prompt.dropped and not settings.truncate):
             raise AgentSystemError(
                 f"the judge's question{' without the conversation' if prompt is None else ''} is longer than "
                 f"reward.model.max_length={settings.max_length} tokens; raise it"
-                + (", or set reward.model.truncate=true to leave out the oldest part of the conversation" if prompt else "")
+                + (
+                    ", or set reward.model.truncate=true to leave out the oldest part of the conversation"
+                    if prompt
+                    else ""
+                )
             )
         counts["truncated"] += prompt.dropped > 0
         text = ""
@@ -113,9 +137,12 @@ class Judge:
         if settings.unparsable_score is not None:
             return settings.unparsable_score
         raise AgentSystemError(
-            f"the judge gave no verdict in {settings.retries + 1} replies; expected a last line 'Score: x' with x from "
-            f"{settings.score_range[0]:g} to {settings.score_range[1]:g} within reward.model.response_length={settings.response_length} "
-            f"tokens, found at the end {text[-80:]!r}; reward.model.unparsable_score gives such replies a score"
+            f"the judge gave no verdict in {settings.retries + 1} replies; expected a last line 'Score: x' "
+            "with x from "
+            f"{settings.score_range[0]:g} to {settings.score_range[1]:g} within "
+            f"reward.model.response_length={settings.response_length} "
+            f"tokens, found at the end {text[-80:]!r}; reward.model.unparsable_score gives such replies a "
+            "score"
         )
 
     async def close(self) -> None:
@@ -138,7 +165,10 @@ class Classifier:
 
     def __init__(self, client: Any, tokenizer: Any, settings: RewardModelConfig) -> None:
         if not tokenizer.chat_template:
-            raise AgentSystemError(f"the tokenizer of reward.model.path={settings.path} has no chat template, which the model is to read")
+            raise AgentSystemError(
+                f"the tokenizer of reward.model.path={settings.path} has no chat template, which the model "
+                "is to read"
+            )
         self._client, self._tokenizer, self._settings = client, tokenizer, settings
         self._special = SpecialTokens(tokenizer)
 
@@ -155,11 +185,14 @@ class Classifier:
         (ids,) = encode_all(self._tokenizer, [str(text)])
         if len(ids) > limit and not self._settings.truncate:
             raise AgentSystemError(
-                f"a conversation of {len(ids)} tokens is longer than reward.model.max_length={limit}; raise it, or set "
+                f"a conversation of {len(ids)} tokens is longer than reward.model.max_length={limit}; raise "
+                "it, or set "
                 "reward.model.truncate=true to cut its beginning"
             )
         counts["truncated"] += len(ids) > limit
-        request = GenerateRequest(ids[-limit:], SamplingParams(1), request_id=f"score/{conversation.digest}", priority=priority)
+        request = GenerateRequest(
+            ids[-limit:], SamplingParams(1), request_id=f"score/{conversation.digest}", priority=priority
+        )
         (reply,) = await self._client.generate(request)
         assert isinstance(reply, ScoredPrompt)
         return reply.score
@@ -169,7 +202,9 @@ class Classifier:
 
 
 def read_verdict(text: str, lowest: float, highest: float) -> float | None:
-    """Return the score in the last line of a judge's reply, scaled to [0, 1]; None if there is none in the range."""
+    """Return the score in the last line of a judge's reply, scaled to [0, 1]; None if there is none in the
+    range.
+    """
     lines = strip_thinking(text).splitlines()
     found = _VERDICT.fullmatch(lines[-1].strip()) if lines else None
     score = float(found[1]) if found else None
@@ -178,5 +213,10 @@ def read_verdict(text: str, lowest: float, highest: float) -> float | None:
 
 def _parts(conversation: Conversation, mark: str) -> tuple[dict[str, Any], list[Entry]]:
     task = conversation.task
-    variables = {"reply": conversation.reply, "task": task.prompt, "ground_truth": str(task.ground_truth), "mark": mark}
+    variables = {
+        "reply": conversation.reply,
+        "task": task.prompt,
+        "ground_truth": str(task.ground_truth),
+        "mark": mark,
+    }
     return variables, [Entry(m["role"], m["content"]) for m in conversation.messages]

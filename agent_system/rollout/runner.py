@@ -69,18 +69,26 @@ class EpisodeRunner:
         self._tasks = EpisodeTasks()
         self._answer = ""
         self._replies = 0  # calls replied to so far
-        self._delivered: dict[tuple[int, int], int] = {}  # calls of `reply_to` -> place in the order of replies
+        self._delivered: dict[
+            tuple[int, int], int
+        ] = {}  # calls of `reply_to` -> place in the order of replies
         self._turn: Turn | None = None
         self._acting = asyncio.Lock()  # one reply of `reply_to` at a time: its action may end the episode
         self._forks = Forks()
         self._tree: Tree | None = None
         if settings.tree is not None and not (spec.validate or spec.greedy):
-            self._tree = Tree(settings.tree, settings.reward.alpha, self._forks, model and model.stopping(self.clock.stopped))
+            self._tree = Tree(
+                settings.tree,
+                settings.reward.alpha,
+                self._forks,
+                model and model.stopping(self.clock.stopped),
+            )
 
     async def run(self) -> None:
         """Play until the environment is done or `max_steps` turns are over.
 
-        Raises the errors of the orchestra, the environment and the engine, and TimeoutError naming what the episode was waiting for.
+        Raises the errors of the orchestra, the environment and the engine, and TimeoutError naming what the
+        episode was waiting for.
         """
         limit, resources = self.clock.limit_s, EpisodeResources()
         resources.enter()
@@ -90,7 +98,10 @@ class EpisodeRunner:
         except TimeoutError as error:
             if not self.clock.expired:
                 raise
-            raise TimeoutError(f"episode took longer than rollout.episode_timeout_s={limit:g} s, waiting for {self.waiting_for}") from error
+            raise TimeoutError(
+                f"episode took longer than rollout.episode_timeout_s={limit:g} s, waiting for "
+                f"{self.waiting_for}"
+            ) from error
         finally:
             self._over, self.waiting_for = True, f"{self._env.name}.close()"
             try:
@@ -102,7 +113,9 @@ class EpisodeRunner:
                     await self._forks.end(self._env)
 
     def abandon_if_late(self) -> bool:
-        """End an episode that is still played, so that its further calls are refused; return whether it was."""
+        """End an episode that is still played, so that its further calls are refused; return whether
+        it was.
+        """
         self.abandoned = not self._over
         self._over = True
         return self.abandoned
@@ -113,7 +126,9 @@ class EpisodeRunner:
         return self._tree.left_out if self._tree else Counter()
 
     def record(self, failure: str | None = None) -> EpisodeRecord:
-        """Return the record of the episode, every reward where it arrived; `assign_rewards` computes the samples' rewards from it."""
+        """Return the record of the episode, every reward where it arrived; `assign_rewards` computes the
+        samples' rewards from it.
+        """
         ledger, task = self._ledger, self.spec.task
         found = sorted(map(self._ordered, self._samples), key=lambda s: (s.turn, s.call, s.candidate))
         samples = [ledger.credit(s) for s in found if s.order != NEVER]
@@ -122,13 +137,16 @@ class EpisodeRunner:
             samples = join_generations(samples, self._settings.tool_sequences, self._text_of)
         return EpisodeRecord(
             self.spec.uid, self.spec.traj_uid, task.task_id, task.data_source, self.spec.index,
-            tuple(samples), ledger.team_reward, len(ledger.turns), dict(self._info), failure, ledger.turn_rewards(unheard),
+            tuple(samples), ledger.team_reward, len(ledger.turns), dict(self._info), failure,
+            ledger.turn_rewards(unheard),
             self.left_out.total(), self._answer, task, unheard=unheard,
         )  # fmt: skip
 
     @property
     def turn(self) -> Turn | None:
-        """The current turn; None after the end of the episode, and in a tree while the environment makes its step."""
+        """The current turn; None after the end of the episode, and in a tree while the environment makes its
+        step.
+        """
         return self._turn
 
     async def step(self, action: Any) -> Outcome:
@@ -158,7 +176,9 @@ class EpisodeRunner:
         return outcome
 
     def finish(self, outcome: Outcome) -> None:
-        """End the episode with an outcome that the team made itself, without the environment. Raise TurnOver after its end."""
+        """End the episode with an outcome that the team made itself, without the environment. Raise TurnOver
+        after its end.
+        """
         turn, self._turn = self._ending(), None
         self._info.update({**turn.info, **outcome.info})
         self._ledger.step(outcome, self._callers)
@@ -190,7 +210,9 @@ class EpisodeRunner:
 
     def _ending(self) -> Turn:
         if self._turn is None or self._over:
-            raise TurnOver("the episode is over: the environment has ended it, or env.max_steps turns are played")
+            raise TurnOver(
+                "the episode is over: the environment has ended it, or env.max_steps turns are played"
+            )
         return self._turn
 
     async def reply_to(
@@ -212,35 +234,57 @@ class EpisodeRunner:
             agent_id: an agent of the run.
             prompt: its prompt.
             sampling: parameters of the request.
-            slots: requests that may be generated at the same time; the others wait, in the turn in which they came.
+            slots: requests that may be generated at the same time; the others wait, in the turn in which they
+                came.
             n: number of calls.
-            seed: parts of the seed besides those of episode and agent; empty: turn and number of the call, as of an orchestra's calls.
+            seed: parts of the seed besides those of episode and agent; empty: turn and number of the call, as
+                of an orchestra's calls.
             also: a number that the seed depends on as well.
 
-        Raises TurnOver when the episode is over, and the errors of `Call.generate`, also for one aborted reply among several. After a
-        StructureError the calls do not exist.
+        Raises TurnOver when the episode is over, and the errors of `Call.generate`, also for one aborted
+        reply among several. After a StructureError the calls do not exist.
         """
         self._tasks.enter()
         turn = self._ending()
         if turn.done:
-            raise TurnOver(f"{agent_id} was called after the environment ended the episode in turn {turn.step}")
+            raise TurnOver(
+                f"{agent_id} was called after the environment ended the episode in turn {turn.step}"
+            )
         callers, spec, heard, runtime = self._callers, self.spec, self._replies, self._agents.now(agent_id)
         numbers = [self._number(agent_id) for _ in range(n)]
         self._ledger.unheard.update((turn.step, number) for number in numbers)
         places = [turn.reserve() for _ in numbers]
         parts = seed or (turn.step, numbers[0], 0)
-        drawn = stable_seed(self._settings.seed, spec.step, spec.validate, spec.uid, spec.index, agent_id, *parts)
+        drawn = stable_seed(
+            self._settings.seed, spec.step, spec.validate, spec.uid, spec.index, agent_id, *parts
+        )
         drawn = drawn if also is None else stable_seed(drawn, "client", also)
         seen = await self._env.observation("observe", agent_id) if self._env.has_observe else turn.observation
         calls = [
-            Call(spec, agent_id, runtime, turn.step, number, place, seen, prompt, heard, drawn, runtime.agent, own_sampling=sampling)
+            Call(
+                spec,
+                agent_id,
+                runtime,
+                turn.step,
+                number,
+                place,
+                seen,
+                prompt,
+                heard,
+                drawn,
+                runtime.agent,
+                own_sampling=sampling,
+            )
             for number, place in zip(numbers, places, strict=True)
         ]
         self.waiting_for = f"the reply of {agent_id} (turn {turn.step}, call {numbers[0]})"
         async with slots:
             self._ending()
             if turn.done:
-                raise TurnOver(f"the environment ended the episode in turn {turn.step}, while a call of {agent_id} waited")
+                raise TurnOver(
+                    f"the environment ended the episode in turn {turn.step}, while a call of {agent_id} "
+                    "waited"
+                )
             try:
                 generations = await calls[0].generate(n, self.clock)
             except StructureError:
@@ -269,7 +313,9 @@ class EpisodeRunner:
                 self._replies += 1
             self.waiting_for = f"the team (after turn {call.turn}, call {call.number})"
             if self._turn is not None and self._turn.step == call.turn:
-                self._turn.record(call.place, Entry(call.agent_id, reply.visible_text, reply.projection.action))
+                self._turn.record(
+                    call.place, Entry(call.agent_id, reply.visible_text, reply.projection.action)
+                )
 
     def withdraw(self, replies: Sequence[tuple[Call, Reply]]) -> None:
         """Undo `deliver`: the client has gone before the first byte."""
@@ -284,7 +330,9 @@ class EpisodeRunner:
         if isinstance(call.runtime.agent, ToolAgent):
             rounds = [call.number]
             try:
-                call, reply = await play_rounds(call, self._reply_to, self._keep, partial(self._again, callers, rounds))
+                call, reply = await play_rounds(
+                    call, self._reply_to, self._keep, partial(self._again, callers, rounds)
+                )
             except BaseException:
                 self._ledger.unheard.update((turn.step, number) for number in rounds)
                 raise
@@ -314,8 +362,12 @@ class EpisodeRunner:
         sample = call.sample(reply, order)
         self._samples.append(sample if tools is None else replace(sample, tools=tools))
 
-    def _again(self, callers: dict[int, str], rounds: list[int], call: Call, prompt: Prompt, seed: int) -> Call:
-        """Return the next generation of a call of a `ToolAgent`, with a number of its own in the turn, which is added to `rounds`."""
+    def _again(
+        self, callers: dict[int, str], rounds: list[int], call: Call, prompt: Prompt, seed: int
+    ) -> Call:
+        """Return the next generation of a call of a `ToolAgent`, with a number of its own in the turn, which
+        is added to `rounds`.
+        """
         number = len(callers)
         callers[number] = call.agent_id
         rounds.append(number)
@@ -328,9 +380,14 @@ class EpisodeRunner:
         assert tree is not None
         await tree.ready()
         if turn.done:
-            raise TurnOver(f"{agent_id} was called while the environment ended the episode in turn {turn.step}")
+            raise TurnOver(
+                f"{agent_id} was called while the environment ended the episode in turn {turn.step}"
+            )
         if turn is not self._turn:
-            raise AgentSystemError(f"{agent_id} was called after turn {turn.step}; with rollout.sampling=tree a turn must await its calls")
+            raise AgentSystemError(
+                f"{agent_id} was called after turn {turn.step}; with rollout.sampling=tree a turn must await "
+                "its calls"
+            )
         calls = tree.enter(turn, lambda calls: self._tasks.start(self._commit(calls)))
         place = calls.enter()
         try:
@@ -351,7 +408,9 @@ class EpisodeRunner:
         return candidate_set.winner.reply.projection
 
     async def _commit(self, calls: SimultaneousCalls) -> None:
-        """Continue with the chosen candidates of simultaneous calls: adopt the fork of one, apply the actions of several in call order."""
+        """Continue with the chosen candidates of simultaneous calls: adopt the fork of one, apply the actions
+        of several in call order.
+        """
         chosen = calls.take()
         for candidate_set in chosen:
             self._refuse_late(candidate_set.call)
@@ -376,7 +435,9 @@ class EpisodeRunner:
             self._add_summary(call, self._rewarded(summary, chosen))
         self._replies += 1
         self._agents.finish(call, chosen.reply)
-        turn.record(call.place, Entry(call.agent_id, chosen.reply.visible_text, chosen.reply.projection.action))
+        turn.record(
+            call.place, Entry(call.agent_id, chosen.reply.visible_text, chosen.reply.projection.action)
+        )
 
     def _rewarded(self, sample: Sample, candidate: Candidate) -> Sample:
         own = mix(candidate.team, candidate.local, self._settings.reward.alpha)
@@ -388,8 +449,12 @@ class EpisodeRunner:
 
     async def _act(self, call: Call, reply: Reply, turn: Turn, callers: Mapping[int, str]) -> None:
         if self._env.has_act:
-            self.waiting_for = f"the environment's reaction to {call.agent_id} (turn {call.turn}, call {call.number})"
-            self._record_act(call, await self._env.outcome("act", call.agent_id, reply.projection.action), turn, callers)
+            self.waiting_for = (
+                f"the environment's reaction to {call.agent_id} (turn {call.turn}, call {call.number})"
+            )
+            self._record_act(
+                call, await self._env.outcome("act", call.agent_id, reply.projection.action), turn, callers
+            )
 
     def _record_act(self, call: Call, outcome: Outcome, turn: Turn, callers: Mapping[int, str]) -> None:
         if self._env.has_act:
@@ -398,7 +463,9 @@ class EpisodeRunner:
             turn.done = turn.done or outcome.done
 
     async def _ask(self, turn: Turn, agent_id: str, variables: Mapping[str, Any]) -> Call:
-        """Number a call and build its prompt; if the agent's memory is due, it first writes a summary, which has the number before."""
+        """Number a call and build its prompt; if the agent's memory is due, it first writes a summary, which
+        has the number before.
+        """
         self._tasks.enter()
         if self._over:
             raise TurnOver(f"{agent_id} was called after the episode had ended")
@@ -410,8 +477,30 @@ class EpisodeRunner:
         entries, prior_replies = turn.entries, self._replies
         seen = await self._env.observation("observe", agent_id) if self._env.has_observe else turn.observation
         filled, spec = {**seen.info, "env_prompt": seen.text, "step": turn.step, **variables}, self.spec
-        seed = stable_seed(self._settings.seed, spec.step, spec.validate, spec.uid, spec.index, agent_id, turn.step, number, 0)
-        call = Call(spec, agent_id, runtime, turn.step, number, place, seen, Prompt("", ()), prior_replies, seed, runtime.agent)
+        seed = stable_seed(
+            self._settings.seed,
+            spec.step,
+            spec.validate,
+            spec.uid,
+            spec.index,
+            agent_id,
+            turn.step,
+            number,
+            0,
+        )
+        call = Call(
+            spec,
+            agent_id,
+            runtime,
+            turn.step,
+            number,
+            place,
+            seen,
+            Prompt("", ()),
+            prior_replies,
+            seed,
+            runtime.agent,
+        )
         if summary_number is not None:
             self.waiting_for = f"the summary of {agent_id} (turn {turn.step}, call {summary_number})"
             call = await summarize(call, summary_number, filled, self.clock)
@@ -425,7 +514,9 @@ class EpisodeRunner:
     def _ordered(self, sample: Sample) -> Sample:
         """Return the sample with its place in the order of replies: NEVER if nobody heard it."""
         place = (sample.turn, sample.call)
-        return replace(sample, order=NEVER if place in self._ledger.unheard else self._delivered.get(place, sample.order))
+        return replace(
+            sample, order=NEVER if place in self._ledger.unheard else self._delivered.get(place, sample.order)
+        )
 
     def _number(self, agent_id: str) -> int:
         """Return a new number of the turn, for a generation of an agent."""
@@ -444,7 +535,8 @@ class EpisodeRunner:
         runtime = self._runtimes.get(agent_id)
         if runtime is None:
             raise AgentSystemError(
-                f"no agent {agent_id!r} in this run{did_you_mean(agent_id, self._runtimes)}; agents: {', '.join(self._runtimes)} "
+                f"no agent {agent_id!r} in this run{did_you_mean(agent_id, self._runtimes)}; agents: "
+                f"{', '.join(self._runtimes)} "
                 "(turn.act and Outcome.local name agents, BaseOrchestra.agents lists them)"
             )
         return runtime

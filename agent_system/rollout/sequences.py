@@ -1,4 +1,6 @@
-"""The generations of one call of a `ToolAgent` as one sample (`actor_rollout_ref.rollout.tool_samples=sequence`)."""
+"""The generations of one call of a `ToolAgent` as one sample
+(`actor_rollout_ref.rollout.tool_samples=sequence`).
+"""
 
 from __future__ import annotations
 
@@ -12,18 +14,23 @@ from agent_system.tools.agent import ToolUse
 from verl.protocol.generate import Generation
 
 
-def join_generations(samples: Sequence[Sample], agents: Collection[str], text_of: Callable[[str, Generation], str]) -> list[Sample]:
-    """Return samples of one episode, ordered by turn and call, in which those of each call of the `agents` are joined.
+def join_generations(
+    samples: Sequence[Sample], agents: Collection[str], text_of: Callable[[str, Generation], str]
+) -> list[Sample]:
+    """Return samples of one episode, ordered by turn and call, in which those of each call of the `agents`
+    are joined.
 
-    The joined sample has the first prompt; its response is all generations with the tokens between them, which `Sample.response_mask`
-    leaves out. A generation whose prompt does not continue the tokens of the last prompt and reply begins a sample of its own, with the
-    rewards of an earlier generation of the call. A sample has the call number of its first generation; the tokens of tool messages
-    belong to the version of the weights that sampled those before. Prompts have at most `max_prompt_length` tokens, so that prompt and
+    The joined sample has the first prompt; its response is all generations with the tokens between them,
+    which `Sample.response_mask` leaves out. A generation whose prompt does not continue the tokens of the
+    last prompt and reply begins a sample of its own, with the rewards of an earlier generation of the call. A
+    sample has the call number of its first generation; the tokens of tool messages belong to the version of
+    the weights that sampled those before. Prompts have at most `max_prompt_length` tokens, so that prompt and
     response together have at most that many and those of one reply.
 
     Args:
         samples: with the rewards of `Ledger.credit`.
-        agents: agents with `tool_samples=sequence`; samples of others, and of agents without tools, stay as they are.
+        agents: agents with `tool_samples=sequence`; samples of others, and of agents without tools, stay as
+            they are.
         text_of: decodes a response of an agent.
     """
     calls: dict[tuple[int, int], list[Sample]] = defaultdict(list)
@@ -63,7 +70,11 @@ def _joined(rounds: Sequence[Sample], text_of: Callable[[str, Generation], str])
     mask, log_probs, spans = list[int](), list[float](), list[tuple[int, int]]()
     for sample, following in zip_longest(rounds, rounds[1:]):
         reply = sample.generation
-        message = 0 if following is None else len(following.prompt_ids) - len(sample.prompt_ids) - len(reply.token_ids)
+        message = (
+            0
+            if following is None
+            else len(following.prompt_ids) - len(sample.prompt_ids) - len(reply.token_ids)
+        )
         mask += [1] * len(reply.token_ids) + [0] * message
         log_probs += (*reply.log_probs, *(0.0,) * message)
         *earlier, (version, count) = reply.spans
@@ -72,7 +83,9 @@ def _joined(rounds: Sequence[Sample], text_of: Callable[[str, Generation], str])
         last.generation,
         token_ids=tokens,
         log_probs=tuple(log_probs),
-        stop_reason="length" if any(s.generation.stop_reason == "length" for s in rounds) else last.generation.stop_reason,
+        stop_reason="length"
+        if any(s.generation.stop_reason == "length" for s in rounds)
+        else last.generation.stop_reason,
         earlier=tuple(spans[:-1]),
     )
     return replace(
@@ -94,5 +107,7 @@ def _joined(rounds: Sequence[Sample], text_of: Callable[[str, Generation], str])
 
 
 def _total(uses: Sequence[ToolUse]) -> ToolUse:
-    counts = {name: sum(getattr(use, name) for use in uses) for name in ("calls", "malformed", "errors", "timeouts")}
+    counts = {
+        name: sum(getattr(use, name) for use in uses) for name in ("calls", "malformed", "errors", "timeouts")
+    }
     return ToolUse(uses[0].round, **counts, restarted=uses[0].restarted, cut=uses[-1].cut)

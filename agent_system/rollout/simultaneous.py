@@ -1,4 +1,6 @@
-"""Calls of one turn that act on the same state: none continues before all candidates are scored and the choices are committed."""
+"""Calls of one turn that act on the same state: none continues before all candidates are scored and the
+choices are committed.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ class SimultaneousCalls:
 
         Args:
             turn: the turn of the calls.
-            start: called once, when every call has its candidates, has failed or was cancelled; starts the commit of what `take` returns.
+            start: called once, when every call has its candidates, has failed or was cancelled; starts the
+                commit of what `take` returns.
         """
         self.turn = turn
         self.failure: BaseException | None = None
@@ -54,7 +57,8 @@ class SimultaneousCalls:
             self._commit.add_done_callback(self._end)
 
     async def settle(self, place: int, candidate_set: CandidateSet | None) -> None:
-        """Register the candidates of a finished call (None: it failed) and wait until all choices are committed.
+        """Register the candidates of a finished call (None: it failed) and wait until all choices are
+        committed.
 
         Calls continue in the order of their places. A call that is cancelled before `take` is left out.
 

@@ -55,7 +55,9 @@ async def summarize(call: Call, number: int, variables: Mapping[str, Any], clock
 
 
 def summary_sample(call: Call, order: int) -> Sample | None:
-    """Return the sample of the summary with which a call began, without rewards; None for a call without one."""
+    """Return the sample of the summary with which a call began, without rewards; None for a call
+    without one.
+    """
     if call.summary is None:
         return None
     asked, reply = call.summary

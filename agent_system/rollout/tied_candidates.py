@@ -1,4 +1,6 @@
-"""Warnings about rewards that carry no signal in tree sampling: those of `step`, and equal rewards of all candidates of a call."""
+"""Warnings about rewards that carry no signal in tree sampling: those of `step`, and equal rewards of all
+candidates of a call.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ Key = tuple[str, int, int]
 
 
 def candidates_of(episodes: Sequence[EpisodeRecord]) -> dict[Key, list[Sample]]:
-    """Return the candidates of every call of a tree, by (episode, turn, call); summaries, failed and parallel episodes have none."""
+    """Return the candidates of every call of a tree, by (episode, turn, call); summaries, failed and parallel
+    episodes have none.
+    """
     calls: dict[Key, list[Sample]] = defaultdict(list)
     for episode in episodes:
         for sample in episode.samples:
@@ -27,15 +31,18 @@ def candidates_of(episodes: Sequence[EpisodeRecord]) -> dict[Key, list[Sample]]:
 
 
 def tied(candidates: Sequence[Sample]) -> bool:
-    """Return whether all candidates of a call have equal rewards before shaping and penalties; True for a single one."""
+    """Return whether all candidates of a call have equal rewards before shaping and penalties; True for a
+    single one.
+    """
     return len({sample.candidate_reward for sample in candidates}) == 1
 
 
 class TiedCandidateMonitor:
-    """Warns once if `step` gives rewards, which no candidate gets, and once per agent whose candidates (nearly) always tie.
+    """Warns once if `step` gives rewards, which no candidate gets, and once per agent whose candidates
+    (nearly) always tie.
 
-    Ties count where actions differ. Only trained agents and the first calls of a run are considered: later an agent may do everything
-    right, and ties then do not indicate a problem of the environment.
+    Ties count where actions differ. Only trained agents and the first calls of a run are considered: later an
+    agent may do everything right, and ties then do not indicate a problem of the environment.
     """
 
     def __init__(self, env: type[BaseEnv]) -> None:
@@ -52,14 +59,19 @@ class TiedCandidateMonitor:
         if self._steps[0] and not self._has_score and not self._warned_of_steps and calls:
             self._warned_of_steps = True
             logger.warning(
-                "rollout.sampling=tree: step() of %s gave a reward in %d of %d turns; these rewards are in the episode's metrics, but no "
+                "rollout.sampling=tree: step() of %s gave a reward in %d of %d turns; these rewards are in "
+                "the episode's metrics, but no "
                 "candidate gets them: give the rewards to learn from in act() or score()",
                 self._env_name, *self._steps,
             )  # fmt: skip
         complete = {agent_id for agent_id, seen in self._seen.items() if len(seen) >= ENOUGH_CALLS}
         for candidates in calls.values():
             agent_id = candidates[0].agent_id
-            if agent_id not in complete and candidates[0].trained and len({sample.action for sample in candidates}) > 1:
+            if (
+                agent_id not in complete
+                and candidates[0].trained
+                and len({sample.action for sample in candidates}) > 1
+            ):
                 self._seen[agent_id].append(tied(candidates))
         for agent_id, seen in self._seen.items():
             if agent_id not in complete and len(seen) >= ENOUGH_CALLS and sum(seen) >= NEARLY_ALL * len(seen):
@@ -67,8 +79,10 @@ class TiedCandidateMonitor:
 
     def _warn(self, agent_id: str, seen: Sequence[bool]) -> None:
         logger.warning(
-            "rollout.sampling=tree: in %d of the first %d calls of %s with different candidates, all candidates got the same reward, so "
-            "the agent learns nothing: the rewards of act() and score() of %s do not depend on its action. Reward the action in act(), "
+            "rollout.sampling=tree: in %d of the first %d calls of %s with different candidates, all "
+            "candidates got the same reward, so "
+            "the agent learns nothing: the rewards of act() and score() of %s do not depend on its action. "
+            "Reward the action in act(), "
             "define score(), or use rollout.sampling=parallel",
             sum(seen), len(seen), agent_id, self._env_name,
         )  # fmt: skip

@@ -1,4 +1,6 @@
-"""The rounds of a `ToolAgent`'s call: generation, tool calls, and the next prompt that continues the tokens exactly."""
+"""The rounds of a `ToolAgent`'s call: generation, tool calls, and the next prompt that continues the tokens
+exactly.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +15,11 @@ from agent_system.agent import BaseAgent, Message
 from agent_system.errors import AgentSystemError
 from agent_system.projection import closed_thinking, strip_thinking, thoughts
 from agent_system.rollout.call import Call, Reply
-from agent_system.rollout.chat_template import whole_marks
 from agent_system.rollout.continuation import END, Continuation, NextPrompt
 from agent_system.rollout.prompt import Prompt, PromptBuilder, SpecialTokens
 from agent_system.rollout.remote import RemoteBinding
 from agent_system.rollout.seeds import stable_seed
+from agent_system.rollout.template_marks import whole_marks
 from agent_system.rollout.tokens import decode, text_after
 from agent_system.tools.agent import ToolAgent, ToolUse
 from agent_system.tools.formats import OfferedTools, ToolRequest, read_calls, split_calls, syntaxes_of
@@ -47,23 +49,35 @@ class ToolPromptBuilder(PromptBuilder):
         self._own = SpecialTokens(tokenizer, self.chat.structure, self.chat.marks_of_replies)
         if not self._native and agent.tool_format not in ("auto", "hermes"):
             raise AgentSystemError(
-                f"the chat template of {agent.agent_id!r} shows no tools, so describe_tools() asks for <tool_call>; "
+                f"the chat template of {agent.agent_id!r} shows no tools, so describe_tools() asks for "
+                "<tool_call>; "
                 f"use tool_format=hermes (or auto), found {agent.tool_format!r}"
             )
         if agent.tool_format != "auto":
             self.syntaxes = syntaxes_of(agent.tool_format)
         else:
-            self.syntaxes = self.chat.checked_syntaxes(agent.agent_id) if self._native else syntaxes_of("hermes")
+            self.syntaxes = (
+                self.chat.checked_syntaxes(agent.agent_id) if self._native else syntaxes_of("hermes")
+            )
 
     def of(self, agent: BaseAgent) -> PromptBuilder:
         """Return the builder of another state of the agent, without tools for a summary."""
         if isinstance(agent, ToolAgent):
             return super().of(agent)
-        return PromptBuilder(agent, self.tokenizer, self.max_prompt_length, self.template_kwargs, self._encoder, self._length_key)
+        return PromptBuilder(
+            agent,
+            self.tokenizer,
+            self.max_prompt_length,
+            self.template_kwargs,
+            self._encoder,
+            self._length_key,
+        )
 
     @property
     def shown_tools(self) -> str:
-        """What prompts show of the tools of an agent with state, which may change them; empty for one without."""
+        """What prompts show of the tools of an agent with state, which may change them; empty for one
+        without.
+        """
         if not self.agent.stateful:
             return ""
         return json.dumps(self.agent.schemas) if self._native else self.agent.describe_tools()
@@ -76,16 +90,24 @@ class ToolPromptBuilder(PromptBuilder):
             earlier: number of calls in the conversation before it.
         """
         found = read_calls(text, self.syntaxes, OfferedTools.of(self.agent.schemas))
-        return [r if r.id else replace(r, id=self.chat.call_id(r.name, earlier + i)) for i, r in enumerate(found)]
+        return [
+            r if r.id else replace(r, id=self.chat.call_id(r.name, earlier + i)) for i, r in enumerate(found)
+        ]
 
     def following(
-        self, prompt: Prompt, reply: Reply, requests: Sequence[ToolRequest], results: Sequence[Message], same_tools: bool = True
+        self,
+        prompt: Prompt,
+        reply: Reply,
+        requests: Sequence[ToolRequest],
+        results: Sequence[Message],
+        same_tools: bool = True,
     ) -> tuple[Prompt | None, bool]:
-        """Return the prompt after a reply and its tool results, and whether it does not begin with all tokens of the last prompt and reply.
+        """Return the prompt after a reply and its tool results, and whether it does not begin with all tokens
+        of the last prompt and reply.
 
-        The template's rendering of the whole conversation decides, see `Continuation`. A call that cannot be read has no rendering of its
-        own: the reply stands as it was sampled, and what the template puts after calls follows. It is None when it is longer than
-        `max_prompt_length`.
+        The template's rendering of the whole conversation decides, see `Continuation`. A call that cannot be
+        read has no rendering of its own: the reply stands as it was sampled, and what the template puts after
+        calls follows. It is None when it is longer than `max_prompt_length`.
 
         Raises:
             AgentSystemError: the template cannot show the calls and their results.
@@ -97,7 +119,11 @@ class ToolPromptBuilder(PromptBuilder):
             following = NextPrompt(whole, self._encoder.encode(whole), "other tools")
         else:
             following = self._continuation.after(prompt, reply.generation, whole)
-            tail = self._tail(prompt, messages, whole) if following.rewritten and self._is_malformed(requests, said) else None
+            tail = (
+                self._tail(prompt, messages, whole)
+                if following.rewritten and self._is_malformed(requests, said)
+                else None
+            )
             if tail is not None:
                 sampled, rest = self._joined(reply.generation, tail)
                 text = prompt.text + text_after(self.tokenizer, prompt.ids, (*sampled, *rest))
@@ -105,17 +131,27 @@ class ToolPromptBuilder(PromptBuilder):
                 following = NextPrompt(text, (*prompt.ids, *sampled, *rest), "" if same else END)
         if following.rewritten and following.rewritten not in self._told:
             self._told.add(following.rewritten)
-            logger.info("prompts of %r are rendered anew after tool calls: %s", self.agent.agent_id, following.rewritten)
+            logger.info(
+                "prompts of %r are rendered anew after tool calls: %s",
+                self.agent.agent_id,
+                following.rewritten,
+            )
         whole_prompt = Prompt(following.text, following.ids, prompt.dropped, tuple(messages))
-        return (whole_prompt if len(following.ids) <= self.max_prompt_length else None), bool(following.rewritten)
+        return (whole_prompt if len(following.ids) <= self.max_prompt_length else None), bool(
+            following.rewritten
+        )
 
     @staticmethod
     def _is_malformed(requests: Sequence[ToolRequest], said: Message) -> bool:
         """Whether calls of a reply cannot be shown as they were written."""
         shown = len(said.get("tool_calls", requests))
-        return shown < len(requests) or any(not (request.is_readable and request.name) for request in requests)
+        return shown < len(requests) or any(
+            not (request.is_readable and request.name) for request in requests
+        )
 
-    def _messages(self, reply: Reply, requests: Sequence[ToolRequest], results: Sequence[Message]) -> tuple[Message, list[Message]]:
+    def _messages(
+        self, reply: Reply, requests: Sequence[ToolRequest], results: Sequence[Message]
+    ) -> tuple[Message, list[Message]]:
         """Return a reply and the results of its calls as the template gets them."""
         if not self._native or self.chat.calls is None:
             (said,) = self._own.removed([{"role": "assistant", "content": closed_thinking(reply.text)}])
@@ -124,10 +160,17 @@ class ToolPromptBuilder(PromptBuilder):
         content = self.chat.said_with_calls(reply.text, visible)
         shown = self.agent.named_calls(requests)
         calls: Any = [
-            {"id": r.id, "type": "function", "function": {"name": r.name, "arguments": self._clean_json(r.arguments or {})}} for r in shown
+            {
+                "id": r.id,
+                "type": "function",
+                "function": {"name": r.name, "arguments": self._clean_json(r.arguments or {})},
+            }
+            for r in shown
         ]
         named = [{**m, "name": r.name, "tool_call_id": r.id} for m, r in zip(results, shown, strict=True)]
-        said, *answers = self._special.removed([{"role": "assistant", "content": content, "tool_calls": calls}, *named])
+        said, *answers = self._special.removed(
+            [{"role": "assistant", "content": content, "tool_calls": calls}, *named]
+        )
         return said, answers
 
     def _clean_json(self, value: Any) -> Any:
@@ -138,17 +181,24 @@ class ToolPromptBuilder(PromptBuilder):
             return self._template(messages)
         except Exception as error:  # whatever a template raises for messages that it does not show
             raise AgentSystemError(
-                f"the chat template of {self.agent.agent_id!r} cannot show tool calls and their results: {error}; set "
+                f"the chat template of {self.agent.agent_id!r} cannot show tool calls and their results: "
+                f"{error}; set "
                 "data.apply_chat_template_kwargs.chat_template to one that can, or use an agent without tools"
             ) from error
 
     def _tail(self, prompt: Prompt, messages: list[Message], whole: str) -> str | None:
-        """Return the text that the template puts after a reply; None if it would not show all of the reply."""
+        """Return the text that the template puts after a reply; None if it would not show all of the
+        reply.
+        """
         at = len(prompt.messages)
         said = messages[at]
         if "tool_calls" not in said:
-            around = self._shown([*messages[:at], {"role": "assistant", "content": _REPLY}, *messages[at + 1 :]])
-            is_shown = "".join(str(said["content"]).split()) in "".join(whole.split()) and around.count(_REPLY) == 1
+            around = self._shown(
+                [*messages[:at], {"role": "assistant", "content": _REPLY}, *messages[at + 1 :]]
+            )
+            is_shown = (
+                "".join(str(said["content"]).split()) in "".join(whole.split()) and around.count(_REPLY) == 1
+            )
             return around.partition(_REPLY)[2] if is_shown else None
         before = self._shown_alone(messages[: at + 1]).removesuffix(self.chat.after)
         squeezed = "".join(before.split())
@@ -158,18 +208,30 @@ class ToolPromptBuilder(PromptBuilder):
         begin = len(whole_marks(shared_start(before, self._shown(messages[:at]))))
         calls = before[self.chat.begin_of_calls(before, begin) :]
         place = len(before) - len(calls) if whole.startswith(before) else whole.find(calls, begin)
-        if not calls or place < 0 or not all("".join(part.split()) in "".join(whole[: place + len(calls)].split()) for part in parts):
+        if (
+            not calls
+            or place < 0
+            or not all(
+                "".join(part.split()) in "".join(whole[: place + len(calls)].split()) for part in parts
+            )
+        ):
             return None
         return whole[place + self.chat.end_of_calls(calls) :]
 
     def _joined(self, generation: Generation, tail: str) -> tuple[Sequence[int], Sequence[int]]:
-        """Return the sampled tokens and those of the text after them, without what is in both; another end of turn is left out."""
+        """Return the sampled tokens and those of the text after them, without what is in both; another end of
+        turn is left out.
+        """
         sampled = generation.token_ids
         rest = self._encoder.encode(tail)
         text = decode(self.tokenizer, sampled[-_LONGEST_OVERLAP:], special=True)
-        size = next((size for size in range(min(len(text), len(tail)), 0, -1) if text.endswith(tail[:size])), 0)
+        size = next(
+            (size for size in range(min(len(text), len(tail)), 0, -1) if text.endswith(tail[:size])), 0
+        )
         if not size:
-            other_end = generation.stop_reason == "stop" and len(sampled) > 1 and self.chat.ends_turn(sampled[-1])
+            other_end = (
+                generation.stop_reason == "stop" and len(sampled) > 1 and self.chat.ends_turn(sampled[-1])
+            )
             return (sampled[:-1] if other_end else sampled), rest
         both = self._encoder.encode(tail[:size])
         return sampled, rest[len(both) :] if rest[: len(both)] == both else self._encoder.encode(tail[size:])
@@ -191,13 +253,17 @@ class ToolPromptBuilder(PromptBuilder):
         return self.chat.render(messages, self._tools())
 
     def _described(self, messages: list[Message]) -> list[Message]:
-        """Return the messages for a template that knows no tools: their description in the system message, results in a user message."""
+        """Return the messages for a template that knows no tools: their description in the system message,
+        results in a user message.
+        """
         text, rest = self._special.cleaned(self.agent.describe_tools()), messages
         if messages and messages[0]["role"] == "system":
             text, rest = f"{text}\n\n{messages[0]['content']}", messages[1:]
         shown: list[Message] = [{"role": "system", "content": text}]
         for role, group in groupby(rest, key=lambda m: m["role"]):
-            if role == "tool":  # one message for all results of a reply: some templates want user and assistant in turn
+            if (
+                role == "tool"
+            ):  # one message for all results of a reply: some templates want user and assistant in turn
                 results = "\n".join(f"<tool_response>\n{m['content']}\n</tool_response>" for m in group)
                 shown.append({"role": "user", "content": results})
             else:
@@ -234,7 +300,9 @@ async def play_rounds(
         runtime, shown = call.runtime.of(reply.agent), prompts.shown_tools
         prompts = runtime.prompts
         assert isinstance(prompts, ToolPromptBuilder)
-        following, anew = prompts.following(call.prompt, reply, requests, results, prompts.shown_tools == shown)
+        following, anew = prompts.following(
+            call.prompt, reply, requests, results, prompts.shown_tools == shown
+        )
         earlier += len(requests)
         own = reply.projection
         action, valid = ("", True) if following else (own.action, own.valid)
@@ -242,28 +310,48 @@ async def play_rounds(
         keep(call, reply, order, replace(use, restarted=restarted, cut=following is None))
         if following is None:
             break
-        so_far = (*call.so_far, *(f"{r.name} {r.arguments!r}" for r in requests), *(str(m["content"]) for m in results))
-        call, restarted = again(replace(call, runtime=runtime, so_far=so_far), following, stable_seed(seed, "round", number + 1)), anew
+        so_far = (
+            *call.so_far,
+            *(f"{r.name} {r.arguments!r}" for r in requests),
+            *(str(m["content"]) for m in results),
+        )
+        call, restarted = (
+            again(
+                replace(call, runtime=runtime, so_far=so_far),
+                following,
+                stable_seed(seed, "round", number + 1),
+            ),
+            anew,
+        )
     return call, reply
 
 
 def check_tool_agents(
-    agents: Mapping[str, BaseAgent], bindings: Mapping[str, object], *, branches: bool, sequences: Collection[str] = ()
+    agents: Mapping[str, BaseAgent],
+    bindings: Mapping[str, object],
+    *,
+    branches: bool,
+    sequences: Collection[str] = (),
 ) -> None:
-    """Raise AgentSystemError for a `ToolAgent` behind an API or with tree sampling (`branches`), and if `sequences` name none."""
+    """Raise AgentSystemError for a `ToolAgent` behind an API or with tree sampling (`branches`), and if
+    `sequences` name none.
+    """
     with_tools = [n for n, agent in agents.items() if isinstance(agent, ToolAgent)]
     if sequences and not set(sequences) & set(with_tools):
         raise AgentSystemError(
-            f"actor_rollout_ref.rollout.tool_samples=sequence has no effect: none of {', '.join(sequences)} is a ToolAgent; use generation"
+            f"actor_rollout_ref.rollout.tool_samples=sequence has no effect: none of {', '.join(sequences)} "
+            "is a ToolAgent; use generation"
         )
     for name in with_tools:
         if branches:
             raise AgentSystemError(
-                f"{name!r} is a ToolAgent, whose call has several generations; rollout.sampling=tree compares candidates of one "
+                f"{name!r} is a ToolAgent, whose call has several generations; rollout.sampling=tree "
+                "compares candidates of one "
                 "generation: use rollout.sampling=parallel"
             )
         if isinstance(bindings[name], RemoteBinding):
             raise AgentSystemError(
-                f"{name!r} is a ToolAgent, whose tool calls are read from the tokens of a local policy; an agent behind an API "
+                f"{name!r} is a ToolAgent, whose tool calls are read from the tokens of a local policy; an "
+                "agent behind an API "
                 "(agent.api) cannot have tools: use a policy of the run, or a BaseAgent"
             )

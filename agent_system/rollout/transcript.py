@@ -9,11 +9,14 @@ from agent_system.record import EpisodeRecord
 from agent_system.rollout.tokens import encode_all
 
 
-def joint_prompts(episodes: Sequence[EpisodeRecord], tokenizers: Mapping[str, Any], limit: int) -> list[tuple[int, ...]]:
+def joint_prompts(
+    episodes: Sequence[EpisodeRecord], tokenizers: Mapping[str, Any], limit: int
+) -> list[tuple[int, ...]]:
     """Return the token ids of transcript and prompt of every trained sample, in the order of `build_batch`.
 
-    The transcript has a block `<agent>: <reply>` for each reply of the episode, earlier turns included, that existed when the call's
-    prompt was built. It is encoded with the tokenizer of the sample's policy; its oldest tokens are cut so that it fits before the prompt.
+    The transcript has a block `<agent>: <reply>` for each reply of the episode, earlier turns included, that
+    existed when the call's prompt was built. It is encoded with the tokenizer of the sample's policy; its
+    oldest tokens are cut so that it fits before the prompt.
 
     Args:
         episodes: all episodes; failed ones are skipped.
@@ -22,7 +25,10 @@ def joint_prompts(episodes: Sequence[EpisodeRecord], tokenizers: Mapping[str, An
     """
     played = [e for e in episodes if not e.failed]
     texts = [f"{s.agent_id}: {s.text}\n\n" for e in played for s in e.samples]
-    encoded = {wg: encode_all(tokenizers[wg], texts) for wg in dict.fromkeys(s.wg_id for e in played for s in e.samples if s.trained)}
+    encoded = {
+        wg: encode_all(tokenizers[wg], texts)
+        for wg in dict.fromkeys(s.wg_id for e in played for s in e.samples if s.trained)
+    }
     prompts, first = [], 0
     for episode in played:
         for sample in (s for s in episode.samples if s.trained):

@@ -1,13 +1,16 @@
-"""Tree sampling (AT-GRPO, arXiv 2510.11062): K replies per call, each tried on a fork of the environment; the episode continues with one.
+"""Tree sampling (AT-GRPO, arXiv 2510.11062): K replies per call, each tried on a fork of the environment; the
+episode continues with one.
 
-K may differ by agent; it is 1 for agents that are not trained, unless `rollout.tree.k_per_agent` says otherwise.
+K may differ by agent; it is 1 for agents that are not trained, unless `rollout.tree.k_per_agent` says
+otherwise.
 
-A candidate's reward is `alpha * team + local`, from the rewards of `act` on its own fork, of `score` if the environment has it, and of a
-reward model (`reward.model.scope=call`), which scores every candidate in its context before one is chosen. With
-`rollout.tree.returns=committed` the committed candidate has the rewards of the episode instead, and this one for the comparison only.
-Concurrent calls form one `SimultaneousCalls`: the candidates of all of them are tried on forks of the state before any of them, and none
-continues before all choices are made. A single call commits its fork; of several calls, the chosen actions are applied to the environment
-in call order.
+A candidate's reward is `alpha * team + local`, from the rewards of `act` on its own fork, of `score` if the
+environment has it, and of a reward model (`reward.model.scope=call`), which scores every candidate in its
+context before one is chosen. With `rollout.tree.returns=committed` the committed candidate has the rewards of
+the episode instead, and this one for the comparison only. Concurrent calls form one `SimultaneousCalls`: the
+candidates of all of them are tried on forks of the state before any of them, and none continues before all
+choices are made. A single call commits its fork; of several calls, the chosen actions are applied to the
+environment in call order.
 """
 
 from __future__ import annotations
@@ -45,7 +48,9 @@ class Tree:
         left_out: number of candidates that could not be sampled or scored, by cause.
     """
 
-    def __init__(self, settings: TreeConfig, alpha: float, forks: Forks, model: ReplyScorer | None = None) -> None:
+    def __init__(
+        self, settings: TreeConfig, alpha: float, forks: Forks, model: ReplyScorer | None = None
+    ) -> None:
         self.settings = settings
         self.left_out: Counter[str] = Counter()
         self._alpha = alpha
@@ -54,7 +59,9 @@ class Tree:
         self._open: SimultaneousCalls | None = None
 
     async def ready(self) -> None:
-        """Wait while choices are being committed. Raise the error of a failed commit: the state is then unknown."""
+        """Wait while choices are being committed. Raise the error of a failed commit: the state is then
+        unknown.
+        """
         while self._open is not None and self._open.settled:
             await self._finish(self._open)
 
@@ -63,24 +70,37 @@ class Tree:
         while self._open is not None:
             await self._finish(self._open)
 
-    def enter(self, turn: Turn, start: Callable[[SimultaneousCalls], asyncio.Task[None]]) -> SimultaneousCalls:
-        """Return the simultaneous calls that a call starting now belongs to; `start` commits the choices of a new one."""
+    def enter(
+        self, turn: Turn, start: Callable[[SimultaneousCalls], asyncio.Task[None]]
+    ) -> SimultaneousCalls:
+        """Return the simultaneous calls that a call starting now belongs to; `start` commits the choices of a
+        new one.
+        """
         self._open = self._open or SimultaneousCalls(turn, start)
         return self._open
 
     async def grow(
-        self, call: Call, replies: Sequence[Generation | None], origin: EnvHandle, greedy: Generation | None = None
+        self,
+        call: Call,
+        replies: Sequence[Generation | None],
+        origin: EnvHandle,
+        greedy: Generation | None = None,
     ) -> CandidateSet:
-        """Try every reply, and a greedy one, on a fork of `origin`, concurrently, and choose one of `replies`.
+        """Try every reply, and a greedy one, on a fork of `origin`, concurrently, and choose one of
+        `replies`.
 
-        Raises AgentSystemError with the first cause when no candidate could be scored, EnvWorkerError or EngineGoneError when the
-        environment's worker, or the reward model's engine, died.
+        Raises AgentSystemError with the first cause when no candidate could be scored, EnvWorkerError or
+        EngineGoneError when the environment's worker, or the reward model's engine, died.
         """
         numbered = [(number, reply) for number, reply in enumerate(replies) if reply is not None]
         self.left_out[f"a reply of {call.agent_id} was aborted"] += len(replies) - len(numbered)
         numbered += [] if greedy is None else [(len(replies), greedy)]
-        results = await asyncio.gather(*(self._try(call, n, reply, origin) for n, reply in numbered), return_exceptions=True)
-        if lost := next((result for result in results if isinstance(result, (EnvWorkerError, EngineGoneError))), None):
+        results = await asyncio.gather(
+            *(self._try(call, n, reply, origin) for n, reply in numbered), return_exceptions=True
+        )
+        if lost := next(
+            (result for result in results if isinstance(result, (EnvWorkerError, EngineGoneError))), None
+        ):
             raise lost  # the state that the episode would continue from, or all later scores
         candidates, causes = [], []
         for (number, _), result in zip(numbered, results, strict=True):
@@ -96,7 +116,8 @@ class Tree:
         baseline = candidates.pop() if candidates and candidates[-1].number == len(replies) else None
         if not candidates:
             raise AgentSystemError(
-                f"none of the {len(replies)} candidates of {call.agent_id} in turn {call.turn} could be scored: "
+                f"none of the {len(replies)} candidates of {call.agent_id} in turn {call.turn} could be "
+                "scored: "
                 f"{type(causes[0]).__name__}: {causes[0]}"
             ) from causes[0]
         rewards = [mix(c.team, c.local, self._alpha) for c in candidates]
@@ -116,7 +137,9 @@ class Tree:
         action = reply.projection.action
         outcome = await env.outcome("act", call.agent_id, action) if env.has_act else Outcome()
         more = await env.outcome("score", call.agent_id, action) if env.has_score else Outcome()
-        where = f"{env.name}, candidate {number} of call {call.number} of {call.agent_id} in turn {call.turn},"
+        where = (
+            f"{env.name}, candidate {number} of call {call.number} of {call.agent_id} in turn {call.turn},"
+        )
         team = finite(outcome.team, "team", where) + finite(more.team, "team", where)
         local = sum(_local(o, call, where) for o in (outcome, more))
         if self._model is None or not self._model.takes(call.agent_id):
@@ -126,7 +149,9 @@ class Tree:
 
 
 def check_tree_env(env: type[BaseEnv], reward: RewardConfig | None = None) -> None:
-    """Raise AgentSystemError for an environment in which candidates cannot be tried, or compared by its rewards or a reward model's."""
+    """Raise AgentSystemError for an environment in which candidates cannot be tried, or compared by its
+    rewards or a reward model's.
+    """
     if not env.overrides("fork"):
         raise AgentSystemError(
             f"rollout.sampling=tree tries candidates on forks, but {env.__name__} has no fork(); "
@@ -135,7 +160,8 @@ def check_tree_env(env: type[BaseEnv], reward: RewardConfig | None = None) -> No
     by_model = reward is not None and reward.model.kind is not None
     if not (by_model or env.overrides("act") or env.overrides("score")):
         raise AgentSystemError(
-            f"rollout.sampling=tree compares candidates by the rewards of act() or score(), but {env.__name__} has neither (rewards of "
+            "rollout.sampling=tree compares candidates by the rewards of act() or score(), but "
+            f"{env.__name__} has neither (rewards of "
             "step() come too late); define one of them, set reward.model, or use rollout.sampling=parallel"
         )
 
@@ -145,4 +171,8 @@ def _local(outcome: Outcome, call: Call, where: str) -> float:
         return 0.0
     if not isinstance(outcome.local, Mapping):
         return finite(outcome.local, "local", where)
-    return sum(finite(value, "local", where) for key, value in outcome.local.items() if key in (call.number, call.agent_id))
+    return sum(
+        finite(value, "local", where)
+        for key, value in outcome.local.items()
+        if key in (call.number, call.agent_id)
+    )

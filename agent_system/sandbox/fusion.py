@@ -34,7 +34,8 @@ class OutputError(ValueError):
 
 
 class HttpSandbox(Sandbox):
-    """Sends each run to a server, at most `settings.workers` concurrently; a failure of the server gives a result with its cause.
+    """Sends each run to a server, at most `settings.workers` concurrently; a failure of the server gives a
+    result with its cause.
 
     Requests run on the sandbox's own event loop, so that connections outlive the event loops of callers.
     """
@@ -58,7 +59,8 @@ class HttpSandbox(Sandbox):
         (result,) = self._submit(Job("print(6 * 7)", [""], self.settings.limits)).result()
         if result.stdout.strip() != "42":
             raise SandboxError(
-                f"sandbox.url={without_password(self.settings.url)}: a program that prints 42 ended with {result.reason}: "
+                f"sandbox.url={without_password(self.settings.url)}: a program that prints 42 ended with "
+                f"{result.reason}: "
                 f"{result.message or result.stderr[-500:]}; is this a SandboxFusion server?"
             )
 
@@ -87,7 +89,9 @@ class HttpSandbox(Sandbox):
         for test in job.tests:
             async with self._slots:
                 message = job.message(test)
-                results.append(message if isinstance(message, RunResult) else await self._run_test(job, *message))
+                results.append(
+                    message if isinstance(message, RunResult) else await self._run_test(job, *message)
+                )
             timeouts += results[-1].reason is Reason.TIMEOUT
             if 0 < job.max_timeouts <= timeouts:
                 break
@@ -95,7 +99,9 @@ class HttpSandbox(Sandbox):
 
     async def _run_test(self, job: Job, header: dict[str, Any], stdin: bytes) -> RunResult:
         if self._session is None:
-            self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=None))
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=None)
+            )
         body, mark = request(job, header, stdin)
         seconds = 2 * job.limits.wall_s + self.settings.request_timeout_s
         try:
@@ -119,7 +125,10 @@ class HttpSandbox(Sandbox):
         """
         limit = 3 * ESCAPED_BYTES * job.limits.output_kb * 1024 + ENVELOPE_BYTES
         async with session.post(
-            self._url, data=json.dumps(body), headers={"Content-Type": "application/json"}, allow_redirects=False
+            self._url,
+            data=json.dumps(body),
+            headers={"Content-Type": "application/json"},
+            allow_redirects=False,
         ) as answer:
             text = bytearray()
             async for chunk in answer.content.iter_chunked(1 << 16):

@@ -1,6 +1,7 @@
 """SandboxFusion's `POST /run_code`: the request for a test, and the meaning of an answer.
 
-A function call is sent as a wrapper program that runs the tested program and prints the value as JSON after a random mark.
+A function call is sent as a wrapper program that runs the tested program and prints the value as JSON after a
+random mark.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ HELPERS = inspect.getsource(callee)
 
 
 def request(job: Job, header: dict[str, Any], stdin: bytes) -> tuple[dict[str, Any], str]:
-    """Return the body of the request for a test, and the mark before the printed value; the mark is empty without a function call."""
+    """Return the body of the request for a test, and the mark before the printed value; the mark is empty
+    without a function call.
+    """
     mark = ""
     program = job.source.decode()
     if header.get("mode") == "compile":
@@ -73,14 +76,20 @@ def read_answer(answer: object, mark: str, job: Job) -> RunResult:
     if not isinstance(answer, Mapping) or "status" not in answer:
         raise ValueError(f"an answer without status: {str(answer)[:200]}")
     if answer["status"] == "SandboxError":
-        return RunResult(Reason.SANDBOX, message=f"the server's sandbox failed: {str(answer.get('message', ''))[:500]}")
+        return RunResult(
+            Reason.SANDBOX, message=f"the server's sandbox failed: {str(answer.get('message', ''))[:500]}"
+        )
     compiled, ran = answer.get("compile_result"), answer.get("run_result")
-    if isinstance(compiled, Mapping) and (compiled.get("status") != "Finished" or compiled.get("return_code") not in (0, None)):
+    if isinstance(compiled, Mapping) and (
+        compiled.get("status") != "Finished" or compiled.get("return_code") not in (0, None)
+    ):
         return RunResult(Reason.COMPILE, stdout=_text(compiled, "stdout"), stderr=_text(compiled, "stderr"))
     if not isinstance(ran, Mapping):
         raise ValueError(f"an answer without run_result: {str(answer)[:200]}")
     status, code = ran.get("status"), ran.get("return_code")
-    if status not in ("Finished", "TimeLimitExceeded") or (status == "Finished" and not isinstance(code, int)):
+    if status not in ("Finished", "TimeLimitExceeded") or (
+        status == "Finished" and not isinstance(code, int)
+    ):
         raise ValueError(f"run_result has status {status!r} and return_code {code!r}")
     out, err = _text(ran, "stdout"), _text(ran, "stderr")
     value = None

@@ -15,7 +15,8 @@ REMEDIES = {
     "landlock": "needs Linux 5.13 or newer with landlock in the boot option lsm=",
     "namespaces": (
         "needs unprivileged user namespaces: sysctl user.max_user_namespaces above 0; on Ubuntu also "
-        "kernel.apparmor_restrict_unprivileged_userns=0; in Docker --security-opt seccomp=unconfined --security-opt apparmor=unconfined, "
+        "kernel.apparmor_restrict_unprivileged_userns=0; in Docker --security-opt seccomp=unconfined "
+        "--security-opt apparmor=unconfined, "
         "in Kubernetes a pod with seccompProfile Unconfined"
     ),
 }
@@ -32,7 +33,8 @@ def describe(level: str) -> str:
 
 
 def level_error(level: str | None, min_level: str, missing: dict[str, str]) -> str:
-    """Return the message for a machine without the required level: the levels found and required, and how to enable missing ones.
+    """Return the message for a machine without the required level: the levels found and required, and how to
+    enable missing ones.
 
     Args:
         level: the strongest level that works; None for none.
@@ -40,7 +42,8 @@ def level_error(level: str | None, min_level: str, missing: dict[str, str]) -> s
         missing: error by level that does not work.
     """
     causes = "\n".join(
-        f"  {name}: {error}; {REMEDIES[name]}" if name in REMEDIES else f"  {name}: {error}" for name, error in missing.items()
+        f"  {name}: {error}; {REMEDIES[name]}" if name in REMEDIES else f"  {name}: {error}"
+        for name, error in missing.items()
     )
     found = f"this machine offers {level!r} only" if level else "no level works on this machine"
     way_out = "or use sandbox.backend=http with a SandboxFusion server, or a lower sandbox.min_level"

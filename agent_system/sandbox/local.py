@@ -138,7 +138,9 @@ class LocalSandbox(Sandbox):
                 self._alive.discard(worker)
 
     def _strongest_level(self) -> tuple[str, Worker]:
-        """Return the level to use with a probed worker. Raise SandboxError, naming a weaker level that works, if none suffices."""
+        """Return the level to use with a probed worker. Raise SandboxError, naming a weaker level that works,
+        if none suffices.
+        """
         settings = self.settings
         missing: dict[str, str] = {}
         for level in reversed(LEVELS) if settings.level == "auto" else [settings.level]:
@@ -154,7 +156,9 @@ class LocalSandbox(Sandbox):
         raise SandboxError(level_error(None, settings.min_level, missing))
 
     def _probe(self, level: str) -> Worker:
-        """Start a worker and run a program that tries forbidden operations. Raise SandboxError listing those that succeed."""
+        """Start a worker and run a program that tries forbidden operations. Raise SandboxError listing those
+        that succeed.
+        """
         worker = self._start(level)
         try:
             with tempfile.NamedTemporaryFile(prefix="sandbox-probe-") as file:
@@ -169,4 +173,6 @@ class LocalSandbox(Sandbox):
         self._retire(worker)
         if broken:
             raise SandboxError(f"a program can do this to files of the trainer: {', '.join(sorted(broken))}")
-        raise SandboxError(result.message or f"a program that prints 42 ended with {result.reason}: {result.stderr[-500:]}")
+        raise SandboxError(
+            result.message or f"a program that prints 42 ended with {result.reason}: {result.stderr[-500:]}"
+        )

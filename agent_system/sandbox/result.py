@@ -15,7 +15,8 @@ from agent_system.sandbox.jail.runner import REPORT, STOPPED
 from verl.trainer.config.sandbox import SandboxLimitsConfig
 
 MAX_NESTING = 200
-# Arguments and values of tests are integers of more digits than Python reads and writes by default; of this number it takes milliseconds.
+# Arguments and values of tests are integers of more digits than Python reads and writes by default; of this
+# number it takes milliseconds.
 MAX_DIGITS = 20_000
 if 0 < sys.get_int_max_str_digits() < MAX_DIGITS:
     sys.set_int_max_str_digits(MAX_DIGITS)
@@ -41,7 +42,14 @@ class Reason(StrEnum):
     @property
     def is_limit(self) -> bool:
         """Whether the run exceeded a limit."""
-        return self in (Reason.TIMEOUT, Reason.CPU, Reason.MEMORY, Reason.DISK, Reason.OUTPUT, Reason.PROCESSES)
+        return self in (
+            Reason.TIMEOUT,
+            Reason.CPU,
+            Reason.MEMORY,
+            Reason.DISK,
+            Reason.OUTPUT,
+            Reason.PROCESSES,
+        )
 
     @property
     def is_no_program(self) -> bool:
@@ -54,15 +62,18 @@ class RunResult:
     """The result of a run. All text is data: none of it is ever evaluated.
 
     Attributes:
-        reason: why it ended: `error` (an exception or exit code other than 0), `compile` (not a valid program), `signal` (killed, also by
-            itself), `timeout` (wall-clock time), `cpu`, `memory`, `disk`, `output`, `processes` (a limit), `skipped` (earlier tests timed
-            out), `refused` (too large to be run), `sandbox` (the sandbox failed twice, see `message`).
-        exit_code: exit code of the program, or the negative number of a signal; None if the program was ended by the sandbox.
+        reason: why it ended: `error` (an exception or exit code other than 0), `compile` (not a valid
+            program), `signal` (killed, also by itself), `timeout` (wall-clock time), `cpu`, `memory`, `disk`,
+            `output`, `processes` (a limit), `skipped` (earlier tests timed out), `refused` (too large to be
+            run), `sandbox` (the sandbox failed twice, see `message`).
+        exit_code: exit code of the program, or the negative number of a signal; None if the program was ended
+            by the sandbox.
         stdout: at most `SandboxLimitsConfig.output_kb`, invalid UTF-8 replaced.
         stderr: likewise; a traceback names the program `program.py`.
         seconds: wall-clock time.
         cpu_seconds: CPU time of its processes.
-        finished: the program ran to the end of its source or to `sys.exit`; False after `os._exit`. A program can forge it.
+        finished: the program ran to the end of its source or to `sys.exit`; False after `os._exit`. A program
+            can forge it.
         value: JSON of the called function's return value; None without a call.
         message: the error of the sandbox.
     """
@@ -95,7 +106,9 @@ class RunResult:
 
 
 def parse_json(text: str) -> Any:
-    """Parse JSON written by a program. Raise ValueError for other text, more than `MAX_NESTING` levels or `MAX_DIGITS` digits."""
+    """Parse JSON written by a program. Raise ValueError for other text, more than `MAX_NESTING` levels or
+    `MAX_DIGITS` digits.
+    """
     try:
         value = json.loads(text)
     except RecursionError as error:
@@ -116,13 +129,20 @@ def from_report(blobs: Sequence[bytes], limits: SandboxLimitsConfig) -> RunResul
     """Return the result of a test from the report of a job's init.
 
     Args:
-        blobs: `runner.REPORT`, stdout, stderr, the end report of the program's process, and the error if it could not be confined.
+        blobs: `runner.REPORT`, stdout, stderr, the end report of the program's process, and the error if it
+            could not be confined.
         limits: limits of the run.
     """
     report, out, err, end_report, failure = blobs
     index, status, seconds, cpu_s = REPORT.unpack(report)
     stopped, ending = STOPPED[index], _parse_end_report(end_report)
-    reason = Reason.SANDBOX if failure else Reason(stopped) if stopped is not None else _reason(status, cpu_s, ending, limits)
+    reason = (
+        Reason.SANDBOX
+        if failure
+        else Reason(stopped)
+        if stopped is not None
+        else _reason(status, cpu_s, ending, limits)
+    )
     value = ending.get("value")
     return RunResult(
         reason=reason,
@@ -138,7 +158,9 @@ def from_report(blobs: Sequence[bytes], limits: SandboxLimitsConfig) -> RunResul
 
 
 def _parse_end_report(report: bytes) -> dict[str, Any]:
-    """Return the end report of the program's process, which the program may have forged; empty if it is not a JSON object."""
+    """Return the end report of the program's process, which the program may have forged; empty if it is not a
+    JSON object.
+    """
     if report == RETURNED:  # the usual case
         return {"end": "returned"}
     try:
@@ -152,7 +174,8 @@ def _reason(status: int, cpu_s: float, ending: Mapping[str, Any], limits: Sandbo
     """Return the reason of a program that ended by itself."""
     if status == 0:
         return Reason.OK
-    # A program can ignore the first signal of its CPU limit, and is then killed. The kernel's CPU count for limits is ahead of `cpu_s`.
+    # A program can ignore the first signal of its CPU limit, and is then killed. The kernel's CPU count for
+    # limits is ahead of `cpu_s`.
     if status == -SIGXCPU or (status == -SIGKILL and cpu_s >= limits.cpu_s / 2):
         return Reason.CPU
     if status < 0:

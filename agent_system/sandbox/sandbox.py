@@ -23,7 +23,8 @@ logger = logging.getLogger(__name__)
 class Sandbox(ABC):
     """Runs untrusted programs.
 
-    Event loops and threads may share one sandbox. No method blocks the event loop, and none raises because of a program.
+    Event loops and threads may share one sandbox. No method blocks the event loop, and none raises because of
+    a program.
 
     Attributes:
         settings: the keys under `sandbox`.
@@ -35,7 +36,9 @@ class Sandbox(ABC):
         self.settings = settings
         self.counts: Counter[str] = Counter()
 
-    async def run(self, program: str, stdin: str = "", *, limits: SandboxLimitsConfig | None = None) -> RunResult:
+    async def run(
+        self, program: str, stdin: str = "", *, limits: SandboxLimitsConfig | None = None
+    ) -> RunResult:
         """Run a program once.
 
         Args:
@@ -46,24 +49,34 @@ class Sandbox(ABC):
         return (await self.run_tests(program, [stdin], limits=limits, usual_names=False))[0]
 
     async def run_tests(
-        self, program: str, tests: Sequence[Test], *, limits: SandboxLimitsConfig | None = None, usual_names: bool = True
+        self,
+        program: str,
+        tests: Sequence[Test],
+        *,
+        limits: SandboxLimitsConfig | None = None,
+        usual_names: bool = True,
     ) -> list[RunResult]:
         """Run a program once for every test, each in its own process and folder.
 
         Args:
             program: Python source.
             tests: text for stdin, or a `FunctionCall`.
-            usual_names: define `List`, `math`, `deque` and the like where the program mentions them without an import, as judges of
-                programming tasks do.
+            usual_names: define `List`, `math`, `deque` and the like where the program mentions them without
+                an import, as judges of programming tasks do.
             limits: limits of each run, instead of `sandbox.limits`.
 
         Returns:
-            The results in the order of the tests. The caller compares them with the expected output, which the program never sees.
+            The results in the order of the tests. The caller compares them with the expected output, which
+            the program never sees.
         """
-        return await self._run(Job(program, list(tests), self._limits(limits), usual_names, self.settings.max_timeouts))
+        return await self._run(
+            Job(program, list(tests), self._limits(limits), usual_names, self.settings.max_timeouts)
+        )
 
     async def compile(self, program: str, *, limits: SandboxLimitsConfig | None = None) -> RunResult:
-        """Compile a program without running it: `Reason.OK`, `Reason.COMPILE`, or a limit, since compiling can take arbitrarily long."""
+        """Compile a program without running it: `Reason.OK`, `Reason.COMPILE`, or a limit, since compiling
+        can take arbitrarily long.
+        """
         return (await self._run(Job(program, [""], self._limits(limits), compile_only=True)))[0]
 
     def _limits(self, own: SandboxLimitsConfig | None) -> SandboxLimitsConfig:
@@ -74,7 +87,9 @@ class Sandbox(ABC):
         return own
 
     async def _run(self, job: Job) -> list[RunResult]:
-        """Return the results of a job; tests in which the sandbox failed are repeated once, by a fresh worker where there are workers."""
+        """Return the results of a job; tests in which the sandbox failed are repeated once, by a fresh worker
+        where there are workers.
+        """
         results = await self._once(job)
         lost = [place for place, result in enumerate(results) if result.reason is Reason.SANDBOX]
         if lost:
@@ -84,7 +99,9 @@ class Sandbox(ABC):
                     results[place] = result
             failed = [result.message for result in results if result.reason is Reason.SANDBOX]
             if failed:
-                logger.warning("sandbox: %d runs failed twice and count as wrong, the last: %s", len(failed), failed[-1])
+                logger.warning(
+                    "sandbox: %d runs failed twice and count as wrong, the last: %s", len(failed), failed[-1]
+                )
         self.counts.update(result.reason.value for result in results)
         return results
 
@@ -114,7 +131,10 @@ class Sandbox(ABC):
     def stats(self) -> dict[str, float]:
         """Return the number of runs, in all and by reason, as `runs` and `runs/<reason>`."""
         counts = dict(self.counts)
-        return {"runs": float(sum(counts.values())), **{f"runs/{reason}": float(counts.get(reason, 0)) for reason in Reason}}
+        return {
+            "runs": float(sum(counts.values())),
+            **{f"runs/{reason}": float(counts.get(reason, 0)) for reason in Reason},
+        }
 
 
 def padded(job: Job, results: list[RunResult], rest: RunResult) -> list[RunResult]:

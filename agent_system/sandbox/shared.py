@@ -16,9 +16,13 @@ _sandbox: Sandbox | None = None
 
 
 def make_sandbox(settings: SandboxConfig) -> Sandbox:
-    """Start a separate sandbox. Raise ConfigError for invalid settings, SandboxError when this machine cannot meet them."""
+    """Start a separate sandbox. Raise ConfigError for invalid settings, SandboxError when this machine cannot
+    meet them.
+    """
     if settings.backend == "http":
-        from agent_system.sandbox.fusion import HttpSandbox  # imports aiohttp, which other backends do not need
+        from agent_system.sandbox.fusion import (
+            HttpSandbox,
+        )  # imports aiohttp, which other backends do not need
 
         return HttpSandbox(settings)
     return LocalSandbox(settings)
@@ -43,7 +47,9 @@ def configure(settings: SandboxConfig) -> Sandbox:
 
 
 def shared_sandbox() -> Sandbox:
-    """Return the sandbox of this process, started with the last settings (or the defaults) if it is not running."""
+    """Return the sandbox of this process, started with the last settings (or the defaults) if it is not
+    running.
+    """
     global _sandbox
     with _lock:
         if _sandbox is None:
@@ -52,7 +58,9 @@ def shared_sandbox() -> Sandbox:
 
 
 def shared_failures() -> float | None:
-    """Return how many runs failed twice in the sandbox of this process since its start; None without a sandbox."""
+    """Return how many runs failed twice in the sandbox of this process since its start; None without a
+    sandbox.
+    """
     with _lock:
         return None if _sandbox is None else float(_sandbox.counts[Reason.SANDBOX.value])
 

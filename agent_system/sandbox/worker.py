@@ -1,4 +1,6 @@
-"""One sandbox process as the trainer uses it: started clean, given jobs one at a time, killed when it does not answer."""
+"""One sandbox process as the trainer uses it: started clean, given jobs one at a time, killed when it does
+not answer.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +22,12 @@ from agent_system.sandbox.job import Job, Test
 from agent_system.sandbox.result import Reason, RunResult, from_report
 
 FOLDER = Path(__file__).parent
-# The package `jail` is imported from the end of the path, which is then removed: its modules must not shadow Python's.
+# The package `jail` is imported from the end of the path, which is then removed: its modules must not shadow
+# Python's.
 BOOT = "import sys; sys.path.append(sys.argv[1]); from jail.main import main; sys.path.pop(); main()"
-# The environment has nothing of the trainer's, since a program can read it. Libraries are bound and hashes fixed once for all runs.
-# Integers of any length have a text, as where the programs of public data sets were accepted.
+# The environment has nothing of the trainer's, since a program can read it. Libraries are bound and hashes
+# fixed once for all runs. Integers of any length have a text, as where the programs of public data sets were
+# accepted.
 ENVIRONMENT = {
     "PYTHONHASHSEED": "0",
     "PYTHONINTMAXSTRDIGITS": "0",
@@ -100,14 +104,17 @@ class Worker:
         return self._child.poll() is None
 
     def run(self, job: Job) -> Iterator[RunResult]:
-        """Run a job and yield the result of each test as it arrives; stop early after `max_timeouts` timeouts.
+        """Run a job and yield the result of each test as it arrives; stop early after `max_timeouts`
+        timeouts.
 
         Raises:
             WorkerError: the worker must be killed.
         """
         try:
             wait = _waiting(GRACE_S, job)
-            frames.write_frame(self._commands, {"limits": vars(job.limits)}, job.source, wait=wait(select.POLLOUT))
+            frames.write_frame(
+                self._commands, {"limits": vars(job.limits)}, job.source, wait=wait(select.POLLOUT)
+            )
             timeouts = 0
             for test in job.tests:
                 result = self._test(job, test)
@@ -143,7 +150,8 @@ class Worker:
 
 
 def _waiting(seconds: float, job: Job | None = None) -> Callable[[int], Callable[[int], None]]:
-    """Return a factory: event of `select.poll` -> function that waits for the event on a descriptor; all share one deadline.
+    """Return a factory: event of `select.poll` -> function that waits for the event on a descriptor; all
+    share one deadline.
 
     The functions raise WorkerError after the deadline, and when the job has been abandoned.
     """

@@ -32,7 +32,8 @@ class ToolUse:
         errors: calls whose tool raised an exception.
         timeouts: calls that exceeded `tool_timeout_s`.
         restarted: the prompt was rendered anew instead of continuing the tokens of the last round.
-        cut: the conversation ended with this reply although it calls tools, because of `max_rounds` or the longest prompt.
+        cut: the conversation ended with this reply although it calls tools, because of `max_rounds` or the
+            longest prompt.
     """
 
     round: int = 0
@@ -48,12 +49,15 @@ class ToolAgent(BaseAgent):
     """An agent with tools. `turn.act` returns the projection of its last reply.
 
     Attributes:
-        tools: plain or coroutine functions with typed arguments and a docstring with `Args:`; names of methods of the agent; or
-            `McpServer`, for the tools of a server.
-        max_rounds: maximum number of generations per call of the agent; the last one is the reply, also if it calls tools.
+        tools: plain or coroutine functions with typed arguments and a docstring with `Args:`; names of
+            methods of the agent; or `McpServer`, for the tools of a server.
+        max_rounds: maximum number of generations per call of the agent; the last one is the reply, also if it
+            calls tools.
         max_calls: maximum number of tool calls in one reply; further ones are malformed.
-        tool_format: auto (the one that the chat template's own rendering shows) or a name of `agent_system.tools.formats.FORMATS`.
-        tool_timeout_s: time limit of one tool call in seconds, including the wait for a free process of the sandbox.
+        tool_format: auto (the one that the chat template's own rendering shows) or a name of
+            `agent_system.tools.formats.FORMATS`.
+        tool_timeout_s: time limit of one tool call in seconds, including the wait for a free process of the
+            sandbox.
         max_tool_chars: longest result of a tool in a prompt, in characters; the rest is cut off.
     """
 
@@ -68,14 +72,23 @@ class ToolAgent(BaseAgent):
         super().__init__(agent_id, config)
         check_format(self.tool_format)
         if not self.tools:
-            raise AgentSystemError(f"{type(self).__name__} has no tools; set `tools`, or derive from BaseAgent")
-        limits = {name: getattr(self, name) for name in ("max_rounds", "max_calls", "tool_timeout_s", "max_tool_chars")}
+            raise AgentSystemError(
+                f"{type(self).__name__} has no tools; set `tools`, or derive from BaseAgent"
+            )
+        limits = {
+            name: getattr(self, name)
+            for name in ("max_rounds", "max_calls", "tool_timeout_s", "max_tool_chars")
+        }
         if wrong := [name for name, value in limits.items() if value <= 0]:
-            raise AgentSystemError(f"{type(self).__name__}.{wrong[0]} must be positive, found {limits[wrong[0]]!r}")
+            raise AgentSystemError(
+                f"{type(self).__name__}.{wrong[0]} must be positive, found {limits[wrong[0]]!r}"
+            )
         made = [tool for entry in self.tools for tool in self._tools(entry)]
         self.by_name: dict[str, Tool | McpTool] = {tool.name: tool for tool in made}
         if len(self.by_name) < len(made):
-            raise AgentSystemError(f"two tools of {type(self).__name__} have the same name: {', '.join(t.name for t in made)}")
+            raise AgentSystemError(
+                f"two tools of {type(self).__name__} have the same name: {', '.join(t.name for t in made)}"
+            )
 
     def _tools(self, entry: Callable[..., Any] | str | McpServer) -> Sequence[Tool | McpTool]:
         if isinstance(entry, McpServer):
@@ -88,7 +101,9 @@ class ToolAgent(BaseAgent):
         return [tool.schema for tool in self.by_name.values()]
 
     def describe_tools(self) -> str:
-        """Return the text that is put before the system message when the chat template has no `tools`. Override to change the wording."""
+        """Return the text that is put before the system message when the chat template has no `tools`.
+        Override to change the wording.
+        """
         return _DESCRIPTION.format(schemas="\n".join(json.dumps(schema) for schema in self.schemas))
 
     async def answer(self, requests: Sequence[ToolRequest], number: int) -> tuple[list[Message], ToolUse]:
@@ -101,7 +116,12 @@ class ToolAgent(BaseAgent):
         done = await asyncio.gather(*(self._one(r) for r in requests[: self.max_calls]))
         extra = len(requests) - len(done)
         if extra:
-            done.append(("malformed", f"error: {extra} more tool calls were ignored; at most {self.max_calls} per reply"))
+            done.append(
+                (
+                    "malformed",
+                    f"error: {extra} more tool calls were ignored; at most {self.max_calls} per reply",
+                )
+            )
         kinds = [kind for kind, _ in done]
         malformed = kinds.count("malformed") + max(extra - 1, 0)
         use = ToolUse(number, len(requests), malformed, kinds.count("error"), kinds.count("timeout"))
@@ -109,10 +129,14 @@ class ToolAgent(BaseAgent):
         return [_result(text, request) for (_, text), request in zip(done, answered, strict=True)], use
 
     def named_calls(self, requests: Sequence[ToolRequest]) -> list[ToolRequest]:
-        """Return the calls that get an answer, as a template can show them: a malformed one without arguments."""
+        """Return the calls that get an answer, as a template can show them: a malformed one without
+        arguments.
+        """
         shown = requests[: self.max_calls + 1]
         name = next(iter(self.by_name))
-        return [r if r.is_readable and r.name else replace(r, name=r.name or name, arguments={}) for r in shown]
+        return [
+            r if r.is_readable and r.name else replace(r, name=r.name or name, arguments={}) for r in shown
+        ]
 
     async def _one(self, request: ToolRequest) -> tuple[str, str]:
         tool = self.by_name.get(request.name)
@@ -120,7 +144,11 @@ class ToolAgent(BaseAgent):
             return "malformed", f"error: {request.error[:200]}"
         if tool is None:
             name = request.name[:60]
-            return "malformed", f"error: no tool {name!r}{did_you_mean(name, self.by_name)}; tools: {', '.join(self.by_name)}"
+            return (
+                "malformed",
+                f"error: no tool {name!r}{did_you_mean(name, self.by_name)}; tools: "
+                f"{', '.join(self.by_name)}",
+            )
         try:
             text = await tool.call(tool.validate(request.arguments), self.tool_timeout_s)
         except ToolInputError as error:

@@ -1,4 +1,6 @@
-"""JSON schemas of argument types that chat templates' own schemas do not describe: enumerations, dataclasses, typed dictionaries."""
+"""JSON schemas of argument types that chat templates' own schemas do not describe: enumerations, dataclasses,
+typed dictionaries.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ def is_plain(hint: Any) -> bool:
     origin = typing.get_origin(hint)
     if origin is None:
         return hint in _PLAIN
-    return origin is typing.Literal or (origin in _PLAIN_ORIGINS and all(map(is_plain, typing.get_args(hint))))
+    return origin is typing.Literal or (
+        origin in _PLAIN_ORIGINS and all(map(is_plain, typing.get_args(hint)))
+    )
 
 
 class SelfReferenceError(TypeError):
@@ -28,7 +32,8 @@ class SelfReferenceError(TypeError):
 
 
 def readable(hint: Any, above: tuple[Any, ...] = ()) -> Any:
-    """Return a type with `typing_extensions.TypedDict` in place of `typing.TypedDict`, which pydantic does not read before Python 3.12.
+    """Return a type with `typing_extensions.TypedDict` in place of `typing.TypedDict`, which pydantic does
+    not read before Python 3.12.
 
     Raises:
         SelfReferenceError: such a type is one of those around it, `above`.
@@ -47,7 +52,11 @@ def readable(hint: Any, above: tuple[Any, ...] = ()) -> Any:
         return typing_extensions.TypedDict(hint.__name__, items)  # type: ignore[operator]
     origin = typing.get_origin(hint)
     arguments = typing.get_args(hint)
-    changed = tuple(readable(one, above) for one in arguments) if origin not in (None, typing.Literal, typing.Annotated) else arguments
+    changed = (
+        tuple(readable(one, above) for one in arguments)
+        if origin not in (None, typing.Literal, typing.Annotated)
+        else arguments
+    )
     if changed == arguments:
         return hint
     return typing.Union[changed] if origin in (typing.Union, types.UnionType) else origin[changed]
@@ -62,7 +71,9 @@ def schema_of(hint: Any, what: str) -> dict[str, Any]:
     try:
         schema = TypeAdapter(readable(hint)).json_schema()
     except (PydanticUserError, SelfReferenceError) as error:
-        raise AgentSystemError(f"{what}: type {hint!r} has no JSON schema: {str(error).partition(chr(10))[0]}") from error
+        raise AgentSystemError(
+            f"{what}: type {hint!r} has no JSON schema: {str(error).partition(chr(10))[0]}"
+        ) from error
     definitions = schema.pop("$defs", {})
 
     def inlined(value: Any, above: tuple[str, ...]) -> Any:
@@ -72,12 +83,20 @@ def schema_of(hint: Any, what: str) -> dict[str, Any]:
             return value
         name = str(value.get("$ref", "")).rpartition("/")[2]
         if name in above:
-            raise AgentSystemError(f"{what}: type {name} refers to itself, which a schema for a model cannot show")
+            raise AgentSystemError(
+                f"{what}: type {name} refers to itself, which a schema for a model cannot show"
+            )
         if name:
-            return inlined(definitions[name], (*above, name)) | {key: one for key, one in value.items() if key != "$ref"}
+            return inlined(definitions[name], (*above, name)) | {
+                key: one for key, one in value.items() if key != "$ref"
+            }
         if isinstance(value.get("properties"), dict):
             properties = {key: inlined(one, above) for key, one in value["properties"].items()}
-            return {key: properties if key == "properties" else inlined(one, above) for key, one in value.items() if key != "title"}
+            return {
+                key: properties if key == "properties" else inlined(one, above)
+                for key, one in value.items()
+                if key != "title"
+            }
         return {key: inlined(one, above) for key, one in value.items() if key != "title"}
 
     return inlined(schema, ())

@@ -1,6 +1,7 @@
 """Tools of a user's MCP server: `tools = (McpServer(command=("python", "my_server.py")),)` in a `ToolAgent`.
 
-The server is a process that is started here and talks over its standard input and output, or one that runs at a URL (streamable HTTP).
+The server is a process that is started here and talks over its standard input and output, or one that runs at
+a URL (streamable HTTP).
 """
 
 from __future__ import annotations
@@ -29,8 +30,9 @@ class McpServer(Endpoint):
 
     Attributes:
         only: names of the tools that the agent gets; empty for all.
-        scope: `episode`: every episode that calls a tool has a connection of its own (a process of its own, for a command), so that what
-            one episode changes no other sees; `run`: all episodes share one, for servers without state.
+        scope: `episode`: every episode that calls a tool has a connection of its own (a process of its own,
+            for a command), so that what one episode changes no other sees; `run`: all episodes share one, for
+            servers without state.
     """
 
     only: Sequence[str] = ()
@@ -39,28 +41,36 @@ class McpServer(Endpoint):
     def __post_init__(self) -> None:
         """Raise AgentSystemError for a server that is not described."""
         if bool(self.command) == bool(self.url) or isinstance(self.command, str):
-            raise AgentSystemError(f"McpServer needs a command, as a sequence of words, or a url; found {self.command!r} and {self.url!r}")
+            raise AgentSystemError(
+                f"McpServer needs a command, as a sequence of words, or a url; found {self.command!r} and "
+                f"{self.url!r}"
+            )
         if self.scope not in SCOPES:
-            raise AgentSystemError(f"McpServer.scope must be one of {', '.join(SCOPES)}, found {self.scope!r}")
+            raise AgentSystemError(
+                f"McpServer.scope must be one of {', '.join(SCOPES)}, found {self.scope!r}"
+            )
 
     def tools(self) -> list[McpTool]:
         """Return its tools, with a connection for this purpose the first time.
 
-        Raises AgentSystemError when it cannot be reached, has too many tools or two of one name, or lacks one of `only`.
+        Raises AgentSystemError when it cannot be reached, has too many tools or two of one name, or lacks one
+        of `only`.
         """
         found = [McpTool(self, tool) for tool in tools_of(self)]
         names = [tool.name for tool in found]
         if missing := [name for name in self.only if name not in names]:
             known = ", ".join(names[:MOST_TOOLS]) or "none"
             raise AgentSystemError(
-                f"the MCP server {self.name!r} has no tool {missing[0]!r}{did_you_mean(missing[0], names)}; its tools: {known}"
+                f"the MCP server {self.name!r} has no tool {missing[0]!r}{did_you_mean(missing[0], names)}; "
+                f"its tools: {known}"
             )
         if twice := [name for name, count in Counter(names).items() if count > 1]:
             raise AgentSystemError(f"the MCP server {self.name!r} has two tools of the name {twice[0]!r}")
         chosen = [tool for tool in found if not self.only or tool.name in self.only]
         if len(chosen) > MOST_TOOLS:
             raise AgentSystemError(
-                f"the MCP server {self.name!r} has {len(chosen)} tools, more than {MOST_TOOLS}; choose some with McpServer.only"
+                f"the MCP server {self.name!r} has {len(chosen)} tools, more than {MOST_TOOLS}; choose some "
+                "with McpServer.only"
             )
         return chosen
 
@@ -111,20 +121,30 @@ class McpTool:
         return self
 
     def validate(self, arguments: Any) -> dict[str, Any]:
-        """Return the arguments, whose types the server checks. Raise ToolInputError for unknown, missing or too large ones."""
+        """Return the arguments, whose types the server checks. Raise ToolInputError for unknown, missing or
+        too large ones.
+        """
         parameters = self.schema["function"]["parameters"]
         known = parameters.get("properties") or {}
         if not isinstance(arguments, dict):
-            raise ToolInputError(f"the arguments of {self.name} must be a JSON object with {', '.join(known) or 'no keys'}")
+            raise ToolInputError(
+                f"the arguments of {self.name} must be a JSON object with {', '.join(known) or 'no keys'}"
+            )
         arguments = valid_json(arguments)
         takes_more = parameters.get("additionalProperties") or parameters.get("properties") is None
         unknown = [key for key in arguments if key not in known and not takes_more]
         missing = [key for key in parameters.get("required") or () if key not in arguments]
         for key in unknown[:1] or missing[:1]:
-            problem = f"{self.name} has no argument {key!r}" if unknown else f"{self.name} needs the argument {key!r}"
+            problem = (
+                f"{self.name} has no argument {key!r}"
+                if unknown
+                else f"{self.name} needs the argument {key!r}"
+            )
             raise ToolInputError(cut(f"{problem}; its arguments: {', '.join(known) or 'none'}"))
         if len(json.dumps(arguments)) > LONGEST_ARGUMENTS:
-            raise ToolInputError(f"the arguments of {self.name} have more than {LONGEST_ARGUMENTS} characters")
+            raise ToolInputError(
+                f"the arguments of {self.name} have more than {LONGEST_ARGUMENTS} characters"
+            )
         return dict(arguments)
 
     async def call(self, arguments: Mapping[str, Any], limit_s: float) -> str:

@@ -1,4 +1,6 @@
-"""Connections to MCP servers, on an event loop of their own, so that they outlive the event loops of episodes."""
+"""Connections to MCP servers, on an event loop of their own, so that they outlive the event loops of
+episodes.
+"""
 
 from __future__ import annotations
 
@@ -80,7 +82,9 @@ class Connection:
         self._errors, self._cause = _Tail(), ""
 
     async def ready(self) -> Any:
-        """Connect, unless that is done, and return the client of `mcp`. Raise ServerError if it is not possible."""
+        """Connect, unless that is done, and return the client of `mcp`. Raise ServerError if it is not
+        possible.
+        """
         if self._task is None:
             self._opened: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
             self._closing = asyncio.Event()
@@ -88,7 +92,9 @@ class Connection:
         return await asyncio.shield(self._opened)
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """Return the text of a tool's result. Raise ToolError for an error that it reports, ServerError when the server has ended."""
+        """Return the text of a tool's result. Raise ToolError for an error that it reports, ServerError when
+        the server has ended.
+        """
         from mcp import MCPError
         from mcp.types import CONNECTION_CLOSED
 
@@ -113,7 +119,9 @@ class Connection:
         return text
 
     async def close(self) -> None:
-        """End the connection, and the server's process if it was started for it. May be called from any event loop."""
+        """End the connection, and the server's process if it was started for it. May be called from any event
+        loop.
+        """
         self.ended = True
         if self._task is not None:
             await on_loop(self._close())
@@ -128,7 +136,9 @@ class Connection:
     async def _end(self, error: Exception) -> ServerError:
         self.ended = True
         self._closing.set()
-        return ServerError(f"has ended: {await self._errors.last() or self._cause or error or type(error).__name__}")
+        return ServerError(
+            f"has ended: {await self._errors.last() or self._cause or error or type(error).__name__}"
+        )
 
     async def _hold(self) -> None:
         """Keep the connection open: `mcp` wants to close it in the task that has opened it."""
@@ -141,8 +151,12 @@ class Connection:
         except Exception as error:  # of the transport, in groups
             self.ended, self._cause = True, _innermost(error)
             if not self._opened.done():
-                limit = f" within {self._server.start_timeout_s:g} s" if isinstance(error, TimeoutError) else ""
-                self._opened.set_exception(ServerError(f"gave no connection{limit}: {await self._errors.last() or self._cause}"))
+                limit = (
+                    f" within {self._server.start_timeout_s:g} s" if isinstance(error, TimeoutError) else ""
+                )
+                self._opened.set_exception(
+                    ServerError(f"gave no connection{limit}: {await self._errors.last() or self._cause}")
+                )
                 self._opened.exception()  # the caller may have gone
 
 
@@ -153,7 +167,9 @@ async def _client(server: Endpoint, errors: _Tail) -> AsyncIterator[Any]:
         from mcp import Client, StdioServerParameters
         from mcp.client.stdio import stdio_client
     except ImportError as error:
-        raise AgentSystemError(f"McpServer needs the package mcp: pip install 'mcp>=2.3' ({error})") from error
+        raise AgentSystemError(
+            f"McpServer needs the package mcp: pip install 'mcp>=2.3' ({error})"
+        ) from error
     if server.url:
         async with Client(server.url) as client:
             yield client
@@ -166,7 +182,8 @@ async def _client(server: Endpoint, errors: _Tail) -> AsyncIterator[Any]:
 
 
 class _Lines(codecs.IncrementalDecoder):
-    """UTF-8 without the rest of a line of more than `LONGEST_LINE` bytes, as an encoding: `mcp` keeps a line, however long, until its end.
+    """UTF-8 without the rest of a line of more than `LONGEST_LINE` bytes, as an encoding: `mcp` keeps a line,
+    however long, until its end.
 
     Such a line is no message, so its call gets no result; others go on.
     """
@@ -234,7 +251,9 @@ _listed: dict[str, list[dict[str, Any]]] = {}
 
 
 def tools_of(server: Endpoint) -> list[dict[str, Any]]:
-    """Return the OpenAI-style schemas of a server's tools. Raise AgentSystemError when it cannot be reached or lists what is no tool."""
+    """Return the OpenAI-style schemas of a server's tools. Raise AgentSystemError when it cannot be reached
+    or lists what is no tool.
+    """
     if server.key not in _listed:
         try:
             _listed[server.key] = asyncio.run_coroutine_threadsafe(_list(server), _loop()).result()
@@ -268,12 +287,18 @@ async def _list(server: Endpoint) -> list[dict[str, Any]]:
 
 def _schema(tool: Any) -> dict[str, Any]:
     """Return the OpenAI-style schema of a tool."""
-    function = {"name": tool.name, "description": tool.description or "", "parameters": dict(tool.input_schema)}
+    function = {
+        "name": tool.name,
+        "description": tool.description or "",
+        "parameters": dict(tool.input_schema),
+    }
     return {"type": "function", "function": function}
 
 
 def _shown(block: Any) -> str:
-    """Return the text of a block of a result, of a resource too; of others their kind, and their address if they have one."""
+    """Return the text of a block of a result, of a resource too; of others their kind, and their address if
+    they have one.
+    """
     for source in (block, getattr(block, "resource", None)):
         if isinstance(text := getattr(source, "text", None), str):
             return text

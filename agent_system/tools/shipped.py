@@ -44,8 +44,11 @@ def calculator(expression: str) -> str:
     return str(_value(ast.parse(expression.strip(), mode="eval").body))
 
 
-def search_tool(*, corpus: str = "", url: str = "", topk: int = 3, timeout_s: float = 15.0) -> Callable[[str], Coroutine[Any, Any, str]]:
-    """Return the tool `search` of a corpus or a retrieval server, which all agents and episodes of a process share.
+def search_tool(
+    *, corpus: str = "", url: str = "", topk: int = 3, timeout_s: float = 15.0
+) -> Callable[[str], Coroutine[Any, Any, str]]:
+    """Return the tool `search` of a corpus or a retrieval server, which all agents and episodes of a process
+    share.
 
     Args:
         corpus: file of the corpus, for which a server is started with the first query.
@@ -53,7 +56,9 @@ def search_tool(*, corpus: str = "", url: str = "", topk: int = 3, timeout_s: fl
         topk: passages per query.
         timeout_s: time limit of a query, in seconds.
     """
-    from agent_system.workflows.search.world.shared import shared_retriever  # aiohttp, which other tools do not need
+    from agent_system.workflows.search.world.shared import (
+        shared_retriever,
+    )  # aiohttp, which other tools do not need
 
     async def search(query: str) -> str:
         """Search for passages and return the best ones.
@@ -81,7 +86,11 @@ def _value(node: ast.AST) -> Number:
             return -_value(inner) if isinstance(sign, ast.USub) else _value(inner)
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
             first, second = _value(left), _value(right)
-            if isinstance(op, ast.Pow) and isinstance(first, int) and abs(second) * first.bit_length() > MOST_BITS:
+            if (
+                isinstance(op, ast.Pow)
+                and isinstance(first, int)
+                and abs(second) * first.bit_length() > MOST_BITS
+            ):
                 raise ValueError(f"the power has more than {MOST_BITS} bits")
             return _limited(_BINARY[type(op)](first, second))
     raise ValueError("only numbers, + - * / // % ** and parentheses can be computed")

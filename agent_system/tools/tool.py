@@ -1,4 +1,6 @@
-"""A tool: a typed Python function that a model calls with JSON arguments, which are validated before the call."""
+"""A tool: a typed Python function that a model calls with JSON arguments, which are validated before the
+call.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,8 @@ class Tool:
     Attributes:
         name: name of the function.
         schema: OpenAI-style JSON schema, from the signature and the docstring.
-        function: called with keyword arguments; a plain function runs in a thread, a coroutine function in the event loop.
+        function: called with keyword arguments; a plain function runs in a thread, a coroutine function in
+            the event loop.
         arguments: model of the arguments.
     """
 
@@ -53,22 +56,41 @@ class Tool:
         return _tool_of, (self.name, self.schema, self.function)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tool:
-        """Copy the schema and the function, which may be a method of an agent; the model of the arguments does not change."""
-        return replace(self, schema=copy.deepcopy(self.schema, memo), function=copy.deepcopy(self.function, memo))
+        """Copy the schema and the function, which may be a method of an agent; the model of the arguments
+        does not change.
+        """
+        return replace(
+            self, schema=copy.deepcopy(self.schema, memo), function=copy.deepcopy(self.function, memo)
+        )
 
     def validate(self, arguments: Any) -> dict[str, Any]:
-        """Return the arguments converted to the types of the signature. Raise ToolInputError if they do not fit."""
+        """Return the arguments converted to the types of the signature. Raise ToolInputError if they do not
+        fit.
+        """
         known = {str(field.alias): name for name, field in self.arguments.model_fields.items()}
         if not isinstance(arguments, dict):
-            raise ToolInputError(f"the arguments of {self.name} must be a JSON object with {', '.join(known) or 'no keys'}")
+            raise ToolInputError(
+                f"the arguments of {self.name} must be a JSON object with {', '.join(known) or 'no keys'}"
+            )
         unknown = [key for key in arguments if key not in known]
         if unknown:
-            raise ToolInputError(cut(f"{self.name} has no argument {unknown[0]!r}; its arguments: {', '.join(known) or 'none'}"))
+            raise ToolInputError(
+                cut(
+                    f"{self.name} has no argument {unknown[0]!r}; its arguments: {', '.join(known) or 'none'}"
+                )
+            )
         try:
             valid = self.arguments.model_validate(arguments)
         except (ValidationError, RecursionError) as error:
-            found = error.errors(include_url=False, include_input=False) if isinstance(error, ValidationError) else []
-            causes = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in found[:3]) or "nested too deep"
+            found = (
+                error.errors(include_url=False, include_input=False)
+                if isinstance(error, ValidationError)
+                else []
+            )
+            causes = (
+                "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in found[:3])
+                or "nested too deep"
+            )
             raise ToolInputError(cut(f"wrong arguments of {self.name}: {causes}")) from error
         return {name: getattr(valid, field) for name, field in known.items()}
 
@@ -77,7 +99,8 @@ class Tool:
 
         Args:
             arguments: result of `validate`.
-            limit_s: time limit in seconds. A function in a thread that exceeds it is left behind, a coroutine is cancelled.
+            limit_s: time limit in seconds. A function in a thread that exceeds it is left behind, a coroutine
+                is cancelled.
 
         Raises:
             TimeoutError: no result within the limit.
@@ -85,11 +108,15 @@ class Tool:
         """
         task = asyncio.ensure_future(self._guarded(arguments))
         try:
-            await asyncio.wait({task}, timeout=limit_s)  # unlike wait_for, it does not wait for a coroutine that refuses cancellation
+            await asyncio.wait(
+                {task}, timeout=limit_s
+            )  # unlike wait_for, it does not wait for a coroutine that refuses cancellation
         finally:
             task.cancel()
         if not task.done():
-            task.add_done_callback(lambda t: t.cancelled() or t.exception())  # marks a late exception as retrieved
+            task.add_done_callback(
+                lambda t: t.cancelled() or t.exception()
+            )  # marks a late exception as retrieved
             raise TimeoutError(f"{self.name} gave no result within {limit_s:g} s")
         return task.result()
 
@@ -107,18 +134,24 @@ def make_tool(function: Callable[..., Any]) -> Tool:
     """Return the tool of a function or bound method.
 
     Raises:
-        AgentSystemError: an argument without a type, or without a line under `Args:` of the docstring, or of a kind that JSON cannot fill.
+        AgentSystemError: an argument without a type, or without a line under `Args:` of the docstring, or of
+            a kind that JSON cannot fill.
     """
     from transformers.utils import get_json_schema  # takes seconds, and most teams have no tools
 
     name = getattr(function, "__name__", type(function).__name__)
     try:
         hints = typing.get_type_hints(function)
-        special = {argument: hint for argument, hint in hints.items() if argument != "return" and not is_plain(hint)}
-        schema = get_json_schema(_described(function, hints | dict.fromkeys(special, dict)) if special else function)
+        special = {
+            argument: hint for argument, hint in hints.items() if argument != "return" and not is_plain(hint)
+        }
+        schema = get_json_schema(
+            _described(function, hints | dict.fromkeys(special, dict)) if special else function
+        )
     except Exception as error:  # transformers raises its own errors, whose classes differ between versions
         raise AgentSystemError(
-            f"tool {name!r} has no JSON schema: {error}; it needs a type for every argument and a docstring in Google style with `Args:`"
+            f"tool {name!r} has no JSON schema: {error}; it needs a type for every argument and a docstring "
+            "in Google style with `Args:`"
         ) from error
     tool = _tool_of(name, schema, function)
     properties = schema["function"]["parameters"].get("properties", {})
@@ -134,28 +167,41 @@ def _described(function: Callable[..., Any], hints: Mapping[str, Any]) -> Callab
     def described() -> None: ...
 
     signature = inspect.signature(function)
-    parameters = [one.replace(annotation=hints.get(one.name, one.annotation)) for one in signature.parameters.values()]
+    parameters = [
+        one.replace(annotation=hints.get(one.name, one.annotation)) for one in signature.parameters.values()
+    ]
     described.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-    described.__annotations__ = {one.name: one.annotation for one in parameters if one.annotation is not one.empty}
+    described.__annotations__ = {
+        one.name: one.annotation for one in parameters if one.annotation is not one.empty
+    }
     described.__doc__ = function.__doc__
     described.__name__ = getattr(function, "__name__", type(function).__name__)
     return described
 
 
 def _tool_of(name: str, schema: Mapping[str, Any], function: Callable[..., Any]) -> Tool:
-    """Return the tool of a function with its schema. Raise AgentSystemError for an argument of a kind that JSON cannot fill."""
+    """Return the tool of a function with its schema. Raise AgentSystemError for an argument of a kind that
+    JSON cannot fill.
+    """
     hints = typing.get_type_hints(function, include_extras=True)
     fields: dict[str, Any] = {}
     try:
         for argument in inspect.signature(function).parameters.values():
             if argument.kind not in (argument.POSITIONAL_OR_KEYWORD, argument.KEYWORD_ONLY):
-                raise AgentSystemError(f"tool {name!r} has the argument {argument}; a model can only fill named arguments")
+                raise AgentSystemError(
+                    f"tool {name!r} has the argument {argument}; a model can only fill named arguments"
+                )
             default = ... if argument.default is argument.empty else argument.default
             # Names of fields are not those of arguments, some of which pydantic does not take.
-            fields[f"argument_{len(fields)}"] = (readable(hints[argument.name]), Field(default, alias=argument.name))
+            fields[f"argument_{len(fields)}"] = (
+                readable(hints[argument.name]),
+                Field(default, alias=argument.name),
+            )
         arguments = create_model(name, __config__=ConfigDict(extra="forbid"), **fields)
     except (PydanticUserError, SelfReferenceError) as error:
-        raise AgentSystemError(f"tool {name!r} has an argument that JSON cannot fill: {str(error).partition(chr(10))[0]}") from error
+        raise AgentSystemError(
+            f"tool {name!r} has an argument that JSON cannot fill: {str(error).partition(chr(10))[0]}"
+        ) from error
     return Tool(name, schema, function, arguments)
 
 
@@ -170,4 +216,8 @@ def _as_text(result: Any) -> str:
 
 def cut(text: str) -> str:
     """Return a message for a model, in valid Unicode, at most `LONGEST_MESSAGE` characters long."""
-    return text.encode("utf-8", "replace").decode() if len(text) <= LONGEST_MESSAGE else cut(text[: LONGEST_MESSAGE - 4] + " ...")
+    return (
+        text.encode("utf-8", "replace").decode()
+        if len(text) <= LONGEST_MESSAGE
+        else cut(text[: LONGEST_MESSAGE - 4] + " ...")
+    )

@@ -2,8 +2,8 @@
 
     python -m agent_system.workflows.data plan_path --out data/plan_path --seed 0 --train 2000 --test 200
 
-writes `train.parquet` and `test.parquet`. `plan_path --help` lists the options of difficulty. A workflow has generated tasks when its
-`world/generate.py` defines `TASKS`.
+writes `train.parquet` and `test.parquet`. `plan_path --help` lists the options of difficulty. A workflow has
+generated tasks when its `world/generate.py` defines `TASKS`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ class TaskSet:
     """Generator of tasks from a seed.
 
     Attributes:
-        generate: maps (number of training tasks, number of test tasks, seed[, difficulty]) to both lists of tasks.
+        generate: maps (number of training tasks, number of test tasks, seed[, difficulty]) to both lists of
+            tasks.
         row: maps (task, index, name of the split) to a row.
         key: maps a task to its identity.
         difficulty: a dataclass with defaults, whose fields are options of the command.
@@ -59,17 +60,24 @@ class TaskSet:
     files: Callable[..., Mapping[str, str]] = lambda *_: {}
 
     def split(self, num_train: int, num_test: int, seed: int, difficulty: Any = None) -> Split:
-        """Return training and test rows. Raises AgentSystemError when there are too few different tasks of this difficulty."""
+        """Return training and test rows. Raises AgentSystemError when there are too few different tasks of
+        this difficulty.
+        """
         made = [num_train, num_test, seed]
         if self.difficulty is not None:
             made.append(self.difficulty() if difficulty is None else difficulty)
         train, test = self.generate(*made)
-        rows = [[self.row(task, i, name) for i, task in enumerate(tasks)] for name, tasks in (("train", train), ("test", test))]
+        rows = [
+            [self.row(task, i, name) for i, task in enumerate(tasks)]
+            for name, tasks in (("train", train), ("test", test))
+        ]
         return Split(rows[0], rows[1], frozenset(map(self.key, test)), self.files(*made))
 
 
 def write_split(split: Split, out: Path) -> None:
-    """Write `train.parquet`, `test.parquet` and further files into the folder `out`, which is created if missing."""
+    """Write `train.parquet`, `test.parquet` and further files into the folder `out`, which is created if
+    missing.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -86,13 +94,17 @@ def run(task_sets: Mapping[str, TaskSet], argv: Sequence[str] | None = None) -> 
     commands = parser.add_subparsers(dest="workflow", required=True, metavar="|".join(task_sets))
     for name, tasks in task_sets.items():
         help_text = inspect.getdoc(tasks.difficulty) if tasks.difficulty else None
-        command = commands.add_parser(name, description=help_text, formatter_class=argparse.RawDescriptionHelpFormatter)
+        command = commands.add_parser(
+            name, description=help_text, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
         command.add_argument("--out", type=Path, required=True, help="folder for the files")
         command.add_argument("--seed", type=int, default=0)
         command.add_argument("--train", type=int, default=2000, help="training tasks")
         command.add_argument("--test", type=int, default=200, help="test tasks")
         for option in fields(tasks.difficulty()) if tasks.difficulty else ():
-            command.add_argument(f"--{option.name.replace('_', '-')}", type=type(option.default), default=option.default)
+            command.add_argument(
+                f"--{option.name.replace('_', '-')}", type=type(option.default), default=option.default
+            )
     args = vars(parser.parse_args(argv))
     tasks = task_sets[args.pop("workflow")]
     out, seed, num_train, num_test = (args.pop(name) for name in ("out", "seed", "train", "test"))
@@ -108,7 +120,9 @@ def run(task_sets: Mapping[str, TaskSet], argv: Sequence[str] | None = None) -> 
 def main(argv: Sequence[str] | None = None) -> None:
     """Write the tasks of a built-in workflow."""
     names = sorted(path.parent.parent.name for path in Path(__file__).parent.glob("*/world/generate.py"))
-    modules = {name: importlib.import_module(f"agent_system.workflows.{name}.world.generate") for name in names}
+    modules = {
+        name: importlib.import_module(f"agent_system.workflows.{name}.world.generate") for name in names
+    }
     run({name: module.TASKS for name, module in modules.items() if hasattr(module, "TASKS")}, argv)
 
 

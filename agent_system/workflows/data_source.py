@@ -69,12 +69,16 @@ class DataSourceOptions:
 
     def __post_init__(self) -> None:
         if self.programs and not self.graded:
-            raise AgentSystemError("env.params.programs has no effect with env.params.graded=false: nothing is graded")
+            raise AgentSystemError(
+                "env.params.programs has no effect with env.params.graded=false: nothing is graded"
+            )
 
 
 @EnvRegistry.register("data_source")
 class DataSourceEnv(BaseEnv):
-    """Environment that gives the messages of the row, ends after one reply and grades it. `info`: `success`, of a graded reply."""
+    """Environment that gives the messages of the row, ends after one reply and grades it. `info`: `success`,
+    of a graded reply.
+    """
 
     config_class = DataSourceOptions
     blocking = False
@@ -90,11 +94,13 @@ class DataSourceEnv(BaseEnv):
             raise AgentSystemError(
                 f"env.env_name=data_source has no reward for data_source={data_source!r}; known: "
                 f"{', '.join([*GSM8K, *BOXED, *LINE, *PROGRAMS, *prefixes])}; set "
-                "reward.custom_reward_function.path to a file with compute_score (and env.params.graded=false) for others"
+                "reward.custom_reward_function.path to a file with compute_score (and "
+                "env.params.graded=false) for others"
             )
         if self.config.graded and data_source in PROGRAMS and not self.config.programs:
             raise AgentSystemError(
-                f"replies to data_source={data_source!r} are programs: set env.params.programs=true to run them in the sandbox"
+                f"replies to data_source={data_source!r} are programs: set env.params.programs=true to run "
+                "them in the sandbox"
             )
 
     def reset(self, task: Task) -> Observation:
@@ -150,7 +156,11 @@ async def _boxed(reply: str, truth: Any) -> float:
 
 async def _answer_line(reply: str, truth: Any) -> float:
     found = _ANSWER.findall(reply[-TAIL_CHARS:])
-    return 1.0 if await _equals(found[-1].strip() if found else last_boxed(reply[-BOX_TAIL_CHARS:]), truth) else -1.0
+    return (
+        1.0
+        if await _equals(found[-1].strip() if found else last_boxed(reply[-BOX_TAIL_CHARS:]), truth)
+        else -1.0
+    )
 
 
 async def _element(reply: str, truth: Any) -> float:
@@ -164,23 +174,38 @@ async def _program(reply: str, truth: Any) -> float:
     function, cases = read_ground_truth(_from_verls_form(truth))
     if not program.strip():
         return 0.0
-    passed = [result.passed for result in await check_program(program, cases, Problem(cases, function), TOLERANCE)]
-    wrapped = [i for i, case in enumerate(cases) if not passed[i] and function and isinstance(case.expected, list) and case.expected]
+    passed = [
+        result.passed for result in await check_program(program, cases, Problem(cases, function), TOLERANCE)
+    ]
+    wrapped = [
+        i
+        for i, case in enumerate(cases)
+        if not passed[i] and function and isinstance(case.expected, list) and case.expected
+    ]
     if wrapped:
         inner = [replace(cases[i], expected=cases[i].expected[0]) for i in wrapped]
-        for i, result in zip(wrapped, await check_program(program, inner, Problem(tuple(inner), function), TOLERANCE), strict=True):
+        for i, result in zip(
+            wrapped,
+            await check_program(program, inner, Problem(tuple(inner), function), TOLERANCE),
+            strict=True,
+        ):
             passed[i] = result.passed
     return sum(passed) / len(passed)
 
 
 def _from_verls_form(truth: Any) -> Any:
-    """Return tests in the form of `read_ground_truth`: calls whose arguments and results are JSON text, numbers and lists of lines."""
+    """Return tests in the form of `read_ground_truth`: calls whose arguments and results are JSON text,
+    numbers and lists of lines.
+    """
     found = parse_json(truth) if isinstance(truth, str) else truth
-    if not isinstance(found, Mapping) or not all(isinstance(found.get(key), Sequence) for key in ("inputs", "outputs")):
+    if not isinstance(found, Mapping) or not all(
+        isinstance(found.get(key), Sequence) for key in ("inputs", "outputs")
+    ):
         return found
     if found.get("fn_name"):
         inputs = [
-            [parse_json(line) for line in one.split("\n") if line.strip()] if isinstance(one, str) else one for one in found["inputs"]
+            [parse_json(line) for line in one.split("\n") if line.strip()] if isinstance(one, str) else one
+            for one in found["inputs"]
         ]
         outputs = [_json_or_text(one) if isinstance(one, str) else one for one in found["outputs"]]
     else:

@@ -2,8 +2,8 @@
 
     agent.orchestra_type=gateway agent.team=my_module:team agent.agent_ids='[Writer,Editor]' env.env_name=math
 
-An agent that is registered under its name keeps its projection; others need no class. A program that returns its own reward needs no
-environment of its own: env.env_name=gateway.
+An agent that is registered under its name keeps its projection; others need no class. A program that returns
+its own reward needs no environment of its own: env.env_name=gateway.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ class ScoredByProgram(BaseEnv):
     def step(self, action: Any) -> Any:
         """Raise AgentSystemError: nothing scores an answer."""
         raise AgentSystemError(
-            "the team gave an answer, which env.env_name=gateway does not score: let it return a reward or an Outcome, or choose an "
+            "the team gave an answer, which env.env_name=gateway does not score: let it return a reward or "
+            "an Outcome, or choose an "
             "environment that scores answers"
         )

@@ -1,4 +1,6 @@
-"""Plans by code: a role writes a program, the environment runs it in the sandbox, and its output is the role's plan."""
+"""Plans by code: a role writes a program, the environment runs it in the sandbox, and its output is the
+role's plan.
+"""
 
 from __future__ import annotations
 
@@ -32,21 +34,28 @@ class ProgramOutput:
 
 
 def read_program(text: str) -> Projection:
-    """Return the last fenced `python` block as a `Program`; a reply without one is invalid and its action empty."""
+    """Return the last fenced `python` block as a `Program`; a reply without one is invalid and its action
+    empty.
+    """
     found = python_block(text)
     return replace(found, action=Program(found.action) if found.valid else "")
 
 
 def check_writes_programs(section: str, tool: str, prompt_style: str, otherwise: str) -> None:
-    """Raise AgentSystemError for `tool=code` with prompts that do not ask for a program; the message suggests `tool=<otherwise>`."""
+    """Raise AgentSystemError for `tool=code` with prompts that do not ask for a program; the message suggests
+    `tool=<otherwise>`.
+    """
     if tool == "code" and prompt_style != "full":
         raise AgentSystemError(
-            f"{section}.tool=code needs prompt_style=full, the only wording that asks for a program, found {prompt_style!r}; "
+            f"{section}.tool=code needs prompt_style=full, the only wording that asks for a program, found "
+            f"{prompt_style!r}; "
             f"models too small for it write no programs: use tool={otherwise}"
         )
 
 
-async def run_program(program: Program, stdin: str, is_plan: Callable[[str], bool], plan: str) -> ProgramOutput:
+async def run_program(
+    program: Program, stdin: str, is_plan: Callable[[str], bool], plan: str
+) -> ProgramOutput:
     """Run a program in the sandbox of this process. Its whole output must be one plan.
 
     Args:
@@ -58,4 +67,8 @@ async def run_program(program: Program, stdin: str, is_plan: Callable[[str], boo
     result = await shared_sandbox().run(program, stdin)
     if not result.ok:
         return ProgramOutput("", f"the program {result.failure(LONGEST_REASON - len('the program '))}")
-    return ProgramOutput(result.stdout) if is_plan(result.stdout) else ProgramOutput("", f"the program printed no {plan}")
+    return (
+        ProgramOutput(result.stdout)
+        if is_plan(result.stdout)
+        else ProgramOutput("", f"the program printed no {plan}")
+    )

@@ -40,8 +40,8 @@ class SingleOptions:
 class SingleAgent(StyledAgent):
     """The only agent of an environment; a workflow sets `styles`, `template` and `projection`.
 
-    Where one role of the team proposes what the single agent does, the short prompts of both are equal, so that a model that has learned
-    the role can play alone.
+    Where one role of the team proposes what the single agent does, the short prompts of both are equal, so
+    that a model that has learned the role can play alone.
     """
 
     role = SINGLE

@@ -12,8 +12,9 @@ class StyledAgent(BaseAgent):
     """A role whose prompt is a field of a style.
 
     Attributes:
-        styles: style by name. A style has a template for each role, and `entry` (template for quoting a reply of this turn, with
-            `{role}`, the first word of the agent's name, and `{text}`), `separator` (between replies) and `no_replies`.
+        styles: style by name. A style has a template for each role, and `entry` (template for quoting a reply
+            of this turn, with `{role}`, the first word of the agent's name, and `{text}`), `separator`
+            (between replies) and `no_replies`.
         options: class of the team's options; its defaults hold where an agent is created without options.
         role: default name of the agent.
         template: field of the style that is this role's prompt.
@@ -26,7 +27,9 @@ class StyledAgent(BaseAgent):
     template: ClassVar[str]
 
     def __init__(self, agent_id: str = "", config: Any = None) -> None:
-        super().__init__(agent_id or self.role, config if isinstance(config, self.options) else self.options())
+        super().__init__(
+            agent_id or self.role, config if isinstance(config, self.options) else self.options()
+        )
         self.style = self.styles[self.style_name]
         self.prompt = getattr(self.style, self.template)
 
@@ -36,5 +39,7 @@ class StyledAgent(BaseAgent):
         return self.config.prompt_style
 
     def team_context(self, entries: Sequence[Entry]) -> str:
-        quoted = (self.style.entry.format(role=entry.agent_id.split()[0], text=entry.text) for entry in entries)
+        quoted = (
+            self.style.entry.format(role=entry.agent_id.split()[0], text=entry.text) for entry in entries
+        )
         return self.style.separator.join(quoted) or self.style.no_replies

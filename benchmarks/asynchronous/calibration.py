@@ -1,4 +1,6 @@
-"""Measured costs of the simulator: of the engine alone, and of training runs with short and with long replies."""
+"""Measured costs of the simulator: of the engine alone, and of training runs with short and with long
+replies.
+"""
 
 from __future__ import annotations
 
@@ -46,8 +48,15 @@ def measure_engine(model_dir: Path, decoded: int, seconds: float, out: Path) -> 
         """Return the seconds of replies of `tokens` tokens to `rows` prompts."""
 
         async def replies() -> None:
-            prompts = [tuple(3 + (row * prompt + place) % 250 for place in range(prompt)) for row in range(rows)]
-            await asyncio.gather(*[engine.generate(GenerateRequest(prompt, SamplingParams(tokens), seed=7)) for prompt in prompts])
+            prompts = [
+                tuple(3 + (row * prompt + place) % 250 for place in range(prompt)) for row in range(rows)
+            ]
+            await asyncio.gather(
+                *[
+                    engine.generate(GenerateRequest(prompt, SamplingParams(tokens), seed=7))
+                    for prompt in prompts
+                ]
+            )
 
         started = time.perf_counter()
         asyncio.run(replies())
@@ -55,7 +64,10 @@ def measure_engine(model_dir: Path, decoded: int, seconds: float, out: Path) -> 
 
     def step_s(rows: int, prompt: int = PROMPT) -> float:
         """Return the seconds of a decode step."""
-        whole, first = repeated(lambda: decode(rows, decoded, prompt), seconds), repeated(lambda: decode(rows, 1, prompt), seconds)
+        whole, first = (
+            repeated(lambda: decode(rows, decoded, prompt), seconds),
+            repeated(lambda: decode(rows, 1, prompt), seconds),
+        )
         return (whole - first) / (decoded - 1)
 
     few, many = MOST_ROWS // 8, MOST_ROWS
@@ -78,15 +90,20 @@ def repeated(call: Callable[[], float], seconds: float) -> float:
 
 def played(episodes: list[list[PlayedEpisode]]) -> Iterator[Group]:
     """Yield the groups of a run, over and over."""
-    return itertools.cycle([[list(zip(one.tokens, one.waits_s, strict=True)) for one in group] for group in episodes])
+    return itertools.cycle(
+        [[list(zip(one.tokens, one.waits_s, strict=True)) for one in group] for group in episodes]
+    )
 
 
-def calibrate(folder: Path, run_dir: Path, mode: Mode, beside: Mode, args: argparse.Namespace, seed: int) -> Costs:
+def calibrate(
+    folder: Path, run_dir: Path, mode: Mode, beside: Mode, args: argparse.Namespace, seed: int
+) -> Costs:
     """Return the costs, measured in runs under `run_dir`.
 
-    The time of a decode step, and of an update per token, come from the difference between a run with long replies and one with short ones,
-    the rest of a call's time from the latter; `mode` is synchronous and computes old log-probs. In `beside` the engine and the trainer work
-    at the same time, which gives their speeds.
+    The time of a decode step, and of an update per token, come from the difference between a run with long
+    replies and one with short ones, the rest of a call's time from the latter; `mode` is synchronous and
+    computes old log-probs. In `beside` the engine and the trainer work at the same time, which gives their
+    speeds.
     """
     lengths = min(SHORT, args.tokens // 2), min(LONG, args.tokens)
     run_forked(measure_engine, folder / "model", lengths[1], args.engine_seconds, run_dir / "engine.json")
@@ -99,7 +116,9 @@ def calibrate(folder: Path, run_dir: Path, mode: Mode, beside: Mode, args: argpa
     short, long = (alone for alone, _ in pairs)
     replies = args.tasks * args.group * CALLS
     batch_tokens = [mean_of(found, "perf/total_num_tokens") for found in (short, long)]
-    costs = Costs(**asdict(engine), slots=MOST_ROWS, prompt_tokens=round(batch_tokens[0] / replies) - lengths[0])
+    costs = Costs(
+        **asdict(engine), slots=MOST_ROWS, prompt_tokens=round(batch_tokens[0] / replies) - lengths[0]
+    )
 
     def collecting(found: MeasuredRun, costs: Costs) -> float:
         """Return the simulated seconds of a collection: those of a step in which nothing else takes time."""
@@ -108,9 +127,14 @@ def calibrate(folder: Path, run_dir: Path, mode: Mode, beside: Mode, args: argpa
     measured_s = [mean_of(found, "timing_s/gen") for found in (short, long)]
     simulated_s = [collecting(found, costs) for found in (short, long)]
     scale = line(simulated_s, measured_s)[1]
-    costs = replace(costs, decode_s=costs.decode_s * scale, row_s=costs.row_s * scale, cache_s=costs.cache_s * scale)
+    costs = replace(
+        costs, decode_s=costs.decode_s * scale, row_s=costs.row_s * scale, cache_s=costs.cache_s * scale
+    )
     update_s, update_token_s = line(batch_tokens, [found.busy_s("update_actor") for found in (short, long)])
-    log_prob_s, sync_s = short.busy_s("compute_log_prob"), statistics.mean([short.busy_s("sync_weights"), long.busy_s("sync_weights")])
+    log_prob_s, sync_s = (
+        short.busy_s("compute_log_prob"),
+        statistics.mean([short.busy_s("sync_weights"), long.busy_s("sync_weights")]),
+    )
     engine_speed, update_speed = speeds(pairs)
     rest_s = short.mean_step_s - measured_s[0] - short.busy_s("update_actor") - log_prob_s - sync_s
     return replace(
@@ -127,20 +151,25 @@ def calibrate(folder: Path, run_dir: Path, mode: Mode, beside: Mode, args: argpa
 
 
 def speeds(pairs: Sequence[tuple[MeasuredRun, MeasuredRun]]) -> tuple[float, float]:
-    """Return the speeds of the engine and of the trainer while both work, from `SLOWEST` to 1 whatever the noise.
+    """Return the speeds of the engine and of the trainer while both work, from `SLOWEST` to 1 whatever the
+    noise.
 
-    Each pair has the same replies, trained one after the other and beside each other: the seconds by which sampling or training takes
-    longer in the latter are the part of the overlap in which it stands still.
+    Each pair has the same replies, trained one after the other and beside each other: the seconds by which
+    sampling or training takes longer in the latter are the part of the overlap in which it stands still.
     """
     overlap_s = sum(beside.overlap_s() for _, beside in pairs)
     sampling_s = sum(beside.busy_s("generate") - alone.busy_s("generate") for alone, beside in pairs)
     training_s = sum(beside.training_s() - alone.training_s() for alone, beside in pairs)
-    engine_speed, update_speed = (min(max(1 - longer / overlap_s, SLOWEST), 1.0) for longer in (sampling_s, training_s))
+    engine_speed, update_speed = (
+        min(max(1 - longer / overlap_s, SLOWEST), 1.0) for longer in (sampling_s, training_s)
+    )
     return engine_speed, update_speed
 
 
 def line(x: Sequence[float], y: Sequence[float]) -> tuple[float, float]:
-    """Return intercept and slope of the line through two points; through the origin and their mean if one of both is negative."""
+    """Return intercept and slope of the line through two points; through the origin and their mean if one of
+    both is negative.
+    """
     slope = (y[1] - y[0]) / (x[1] - x[0])
     if slope > 0 and y[0] > slope * x[0]:
         return y[0] - slope * x[0], slope

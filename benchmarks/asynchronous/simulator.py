@@ -1,7 +1,8 @@
-"""Discrete-event simulation of training: episodes with sequential calls and waits, engines that decode batches, updates, weight syncs.
+"""Discrete-event simulation of training: episodes with sequential calls and waits, engines that decode
+batches, updates, weight syncs.
 
-Coroutines in simulated time (`virtual_time.py`). The schedules are those of `async_training.mode`; `fully_async` has its admission, its
-deadlines and its order of taking groups, for one policy.
+Coroutines in simulated time (`virtual_time.py`). The schedules are those of `async_training.mode`;
+`fully_async` has its admission, its deadlines and its order of taking groups, for one policy.
 """
 
 from __future__ import annotations
@@ -19,9 +20,14 @@ from typing import TypeAlias
 
 from benchmarks.asynchronous.virtual_time import simulate
 
-Episode: TypeAlias = Sequence[tuple[int, float]]  # tokens of the reply and seconds of the wait after it, of every call
+Episode: TypeAlias = Sequence[
+    tuple[int, float]
+]  # tokens of the reply and seconds of the wait after it, of every call
 Group: TypeAlias = Sequence[Episode]
-ROW_BLOCK, CACHE_BLOCK = 8, 64  # an engine runs a multiple of so many rows, each over a multiple of so many cached tokens
+ROW_BLOCK, CACHE_BLOCK = (
+    8,
+    64,
+)  # an engine runs a multiple of so many rows, each over a multiple of so many cached tokens
 TICK_S = 1e-9  # replies that end so soon have ended: the clock cannot tell such times apart
 TICK_STEPS = 1e-3  # the same for a block of the cache that is full so soon
 
@@ -31,14 +37,15 @@ class Costs:
     """Seconds of everything, and devices.
 
     Attributes:
-        decode_s, row_s, cache_s: a decode step takes `decode_s + rows * (row_s + cache_s * length)`; rows are the slots up to the last one
-            in use, length is that of the longest prompt and reply among them.
+        decode_s, row_s, cache_s: a decode step takes `decode_s + rows * (row_s + cache_s * length)`; rows are
+            the slots up to the last one in use, length is that of the longest prompt and reply among them.
         call_s: an engine's time for a call before its first token, control included.
         update_s, update_token_s: an update takes `update_s + update_token_s * tokens`, prompts included.
         log_prob_token_s: old log-probs per token; not computed in mode `sync`.
         sync_s: weights to the engines, which do not sample meanwhile.
         rest_s: everything else of a step in the trainer.
-        engine_speed, update_speed: speed of an engine during an update, and of an update while an engine samples; 1 with separate devices.
+        engine_speed, update_speed: speed of an engine during an update, and of an update while an engine
+            samples; 1 with separate devices.
         engines: number of engines.
         slots: of each engine.
         prompt_tokens: of a call.
@@ -62,7 +69,8 @@ class Costs:
 
 @dataclass(frozen=True)
 class Schedule:
-    """`async_training.mode` and, in `fully_async`, staleness threshold (tau), steps between two weight syncs (M), off-policy bound (K).
+    """`async_training.mode` and, in `fully_async`, staleness threshold (tau), steps between two weight syncs
+    (M), off-policy bound (K).
 
     Raises ValueError if more groups would be in flight than can be trained within the bound.
     """
@@ -76,7 +84,8 @@ class Schedule:
         ahead = (1 + self.staleness) * self.trigger
         if self.mode == "fully_async" and ahead > self.off_policy + 1:
             raise ValueError(
-                f"{ahead:g} steps of groups in flight, but each must be trained within {self.off_policy + 1}: raise off_policy"
+                f"{ahead:g} steps of groups in flight, but each must be trained within "
+                f"{self.off_policy + 1}: raise off_policy"
             )
 
 
@@ -86,7 +95,8 @@ class Report:
 
     Attributes:
         updated: time at the end of every update.
-        staleness: largest number of steps between the weights that a group started with and those that it trains, of every step.
+        staleness: largest number of steps between the weights that a group started with and those that it
+            trains, of every step.
         sampling, updating: beginning and end of the times in which an engine samples, and the trainer works.
     """
 
@@ -96,7 +106,9 @@ class Report:
     updating: list[tuple[float, float]] = field(default_factory=list)
 
     def step_s(self, warm_up: int, steps: int) -> float:
-        """Return the mean seconds from the end of one update to that of the next, over the `steps` after the warm-up."""
+        """Return the mean seconds from the end of one update to that of the next, over the `steps` after the
+        warm-up.
+        """
         ends = self.updated[warm_up - 1 : warm_up + steps]
         return statistics.mean(after - before for before, after in pairwise(ends))
 
@@ -155,14 +167,18 @@ class Devices:
 
 
 class Engine:
-    """Decodes one token of every running reply in each step; replies beyond the slots wait in order of arrival."""
+    """Decodes one token of every running reply in each step; replies beyond the slots wait in order of
+    arrival.
+    """
 
     def __init__(self, costs: Costs, devices: Devices) -> None:
         self._costs, self._devices = costs, devices
         self._loop = asyncio.get_running_loop()
         self._free = list(range(costs.slots))
         self._used: set[int] = set()
-        self._running: list[tuple[float, int, asyncio.Future[None]]] = []  # by the decode step after which the reply ends
+        self._running: list[
+            tuple[float, int, asyncio.Future[None]]
+        ] = []  # by the decode step after which the reply ends
         self._began: dict[int, float] = {}  # decode step at the beginning of the reply in a slot
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._steps, self._stall, self._at = 0.0, 0.0, self._loop.time()
@@ -232,7 +248,11 @@ class Engine:
         if idle and self._running:
             self._devices.add_busy(1)
         rows = -(-(max(self._used, default=0) + 1) // ROW_BLOCK) * ROW_BLOCK
-        self._cached = (math.floor((self._length + TICK_STEPS) / CACHE_BLOCK) + 1) * CACHE_BLOCK if self._costs.cache_s else 0
+        self._cached = (
+            (math.floor((self._length + TICK_STEPS) / CACHE_BLOCK) + 1) * CACHE_BLOCK
+            if self._costs.cache_s
+            else 0
+        )
         self._step_s = self._costs.decode_s + rows * (self._costs.row_s + self._costs.cache_s * self._cached)
 
     def _end_replies(self) -> None:
@@ -276,7 +296,9 @@ class Run:
 
     async def play(self, steps: int) -> Report:
         """Run so many steps."""
-        await {"sync": self._sync, "one_step_off": self._one_step_off, "fully_async": self._fully_async}[self._schedule.mode](steps)
+        await {"sync": self._sync, "one_step_off": self._one_step_off, "fully_async": self._fully_async}[
+            self._schedule.mode
+        ](steps)
         return self.report
 
     async def _sync(self, steps: int) -> None:
@@ -299,7 +321,9 @@ class Run:
             await self._train(batch, step, publish=step % self._schedule.trigger == 0)
 
     async def _batch(self) -> list[_Flight]:
-        return await asyncio.gather(*[self._group(_Flight(0, self._version, 0), next(self._groups)) for _ in range(self._tasks)])
+        return await asyncio.gather(
+            *[self._group(_Flight(0, self._version, 0), next(self._groups)) for _ in range(self._tasks)]
+        )
 
     async def _group(self, flight: _Flight, group: Group) -> _Flight:
         flight.tokens = sum(tokens + self._costs.prompt_tokens for episode in group for tokens, _ in episode)
@@ -324,7 +348,9 @@ class Run:
             await self._publish(step)
 
     async def _publish(self, step: int) -> None:
-        for engine in self._engines:  # replies go on with new weights, for which their keys are computed again
+        for (
+            engine
+        ) in self._engines:  # replies go on with new weights, for which their keys are computed again
             engine.stall(self._costs.sync_s + self._costs.call_s * engine.running)
         await asyncio.sleep(self._costs.sync_s)
         self._version = step
@@ -335,7 +361,10 @@ class Run:
         """Start as many groups as `floor((1 + tau) * M * B) + v * B - admitted` allows."""
         if self._schedule.mode != "fully_async":
             return
-        limit = int((1 + self._schedule.staleness) * self._schedule.trigger * self._tasks) + self._version * self._tasks
+        limit = (
+            int((1 + self._schedule.staleness) * self._schedule.trigger * self._tasks)
+            + self._version * self._tasks
+        )
         for number in range(self._admitted, limit):
             flight = _Flight(number, self._version, 0)
             self._outstanding.append(flight)
@@ -345,14 +374,21 @@ class Run:
         self._admitted = max(self._admitted, limit)
 
     def _take(self, step: int) -> list[_Flight] | None:
-        """Return the groups of a step, earliest deadline first; None while later steps could not take the others in time."""
+        """Return the groups of a step, earliest deadline first; None while later steps could not take the
+        others in time.
+        """
         bound, size = self._schedule.off_policy, self._tasks
-        ready = sorted((flight for flight in self._outstanding if flight.ready), key=lambda flight: (flight.oldest, flight.number))
+        ready = sorted(
+            (flight for flight in self._outstanding if flight.ready),
+            key=lambda flight: (flight.oldest, flight.number),
+        )
         batch = ready[:size]
         taken = {flight.number for flight in batch}
         left = [flight for flight in self._outstanding if flight.number not in taken]
         due = [flight.oldest + bound for flight in left]
-        if len(batch) < size or any(sum(other <= d for other in due) > (d - step + 1) * size for d in set(due)):
+        if len(batch) < size or any(
+            sum(other <= d for other in due) > (d - step + 1) * size for d in set(due)
+        ):
             return None
         self._outstanding = left
         return batch

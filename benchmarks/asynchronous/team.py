@@ -1,4 +1,6 @@
-"""A team whose episodes have four calls, one policy, tools that take time and replies of forced lengths, in any mode."""
+"""A team whose episodes have four calls, one policy, tools that take time and replies of forced lengths, in
+any mode.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,17 @@ from math import log
 from pathlib import Path
 from typing import Any, ClassVar
 
-from agent_system import AgentRegistry, BaseEnv, BaseOrchestra, EnvRegistry, Observation, OrchestraRegistry, Outcome, Task, Turn
+from agent_system import (
+    AgentRegistry,
+    BaseEnv,
+    BaseOrchestra,
+    EnvRegistry,
+    Observation,
+    OrchestraRegistry,
+    Outcome,
+    Task,
+    Turn,
+)
 from agent_system.rollout.binding import AgentBinding
 from agent_system.rollout.prompt import Prompt
 from benchmarks.placement import Member, run_forked, shared_settings, train
@@ -28,7 +40,9 @@ from verl.protocol.generate import Generation, SamplingParams
 CALLS = 4
 AGENTS = ("Planner", "Worker")
 EPISODES = "episodes.json"
-REPLIES: ContextVar[list[tuple[str, int]]] = ContextVar("replies")  # group and length of the replies of the episode in this context
+REPLIES: ContextVar[list[tuple[str, int]]] = ContextVar(
+    "replies"
+)  # group and length of the replies of the episode in this context
 
 
 @dataclass(frozen=True)
@@ -47,7 +61,9 @@ class Workload:
 
     def length(self, seed: int, longest: int) -> int:
         """Return the length of the reply to the request with this seed, in 1..`longest`."""
-        return min(max(round(random.Random(seed).lognormvariate(log(self.tokens), self.tokens_sigma)), 1), longest)
+        return min(
+            max(round(random.Random(seed).lognormvariate(log(self.tokens), self.tokens_sigma)), 1), longest
+        )
 
 
 @dataclass(frozen=True)
@@ -57,7 +73,8 @@ class Mode:
     Attributes:
         keys: configuration of the mode.
         warm_up: steps before the steady state, which are not measured.
-        ahead: last steps of a run, during which fewer episodes are in flight than before, which are not measured either.
+        ahead: last steps of a run, during which fewer episodes are in flight than before, which are not
+            measured either.
     """
 
     keys: Mapping[str, Any]
@@ -75,7 +92,8 @@ class Tools:
 
 @dataclass(frozen=True)
 class PlayedEpisode:
-    """One episode: tokens of every reply, the waits after them, and CPU seconds of the event loop's thread at the end.
+    """One episode: tokens of every reply, the waits after them, and CPU seconds of the event loop's thread at
+    the end.
 
     `began` is on a clock of its own.
     """
@@ -111,19 +129,28 @@ class MeasuredRun:
     @property
     def staleness(self) -> float:
         """Age in steps of the oldest sample."""
-        return max(value for line in self.lines for name, value in line.items() if name.endswith("/staleness/max"))
+        return max(
+            value for line in self.lines for name, value in line.items() if name.endswith("/staleness/max")
+        )
 
     def busy_s(self, call: str) -> float:
         """Return the mean seconds of a step in which the worker group was in `call`."""
-        return sum(span["end"] - span["start"] for span in self.spans if span["call"] == call) / len(self.step_s)
+        return sum(span["end"] - span["start"] for span in self.spans if span["call"] == call) / len(
+            self.step_s
+        )
 
     def training(self) -> list[tuple[float, float]]:
-        """Return beginning and end of the trainer's work of every step, from old log-probs to the end of the update."""
+        """Return beginning and end of the trainer's work of every step, from old log-probs to the end of the
+        update.
+        """
         steps: dict[int, list[dict[str, Any]]] = defaultdict(list)
         for span in self.spans:
             if span["call"] in ("compute_log_prob", "update_actor"):
                 steps[span["step"]].append(span)
-        return [(min(span["start"] for span in step), max(span["end"] for span in step)) for step in steps.values()]
+        return [
+            (min(span["start"] for span in step), max(span["end"] for span in step))
+            for step in steps.values()
+        ]
 
     def training_s(self) -> float:
         """Return the mean seconds of the trainer's work of a step."""
@@ -132,11 +159,15 @@ class MeasuredRun:
     def overlap_s(self) -> float:
         """Return the mean seconds of a step in which the engine and the trainer work."""
         sampling = [(span["start"], span["end"]) for span in self.spans if span["call"] == "generate"]
-        common = [min(one[1], other[1]) - max(one[0], other[0]) for one, other in product(sampling, self.training())]
+        common = [
+            min(one[1], other[1]) - max(one[0], other[0]) for one, other in product(sampling, self.training())
+        ]
         return sum(max(seconds, 0.0) for seconds in common) / len(self.step_s)
 
     def control_ms_per_call(self) -> float:
-        """Return the CPU milliseconds per call of the thread that plays the episodes, from the first third of the run to its end."""
+        """Return the CPU milliseconds per call of the thread that plays the episodes, from the first third of
+        the run to its end.
+        """
         later = self.episodes[len(self.episodes) // 3 :]
         return 1000 * (later[-1].thread_s - later[0].thread_s) / (CALLS * (len(later) - 1))
 
@@ -181,7 +212,11 @@ class ToolWorld(BaseEnv):
 
     async def act(self, agent_id: str, action: str) -> Outcome:
         draw = random.Random(f"{self.seed} {len(self.waits)} {action}")
-        self.waits.append(draw.lognormvariate(log(self.config.wait_s), self.config.wait_sigma) if self.config.wait_s else 0.0)
+        self.waits.append(
+            draw.lognormvariate(log(self.config.wait_s), self.config.wait_sigma)
+            if self.config.wait_s
+            else 0.0
+        )
         await asyncio.sleep(self.waits[-1])
         return Outcome(local=zlib.crc32(action.encode()) % 100 / 100)
 
@@ -196,7 +231,13 @@ def train_forced(overrides: list[str], workload: Workload, run_dir: Path) -> Non
     sample = AgentBinding.replies
 
     async def forced(
-        self: AgentBinding, prompt: Prompt, sampling: SamplingParams, n: int, seed: int, request_id: str, priority: int = 0
+        self: AgentBinding,
+        prompt: Prompt,
+        sampling: SamplingParams,
+        n: int,
+        seed: int,
+        request_id: str,
+        priority: int = 0,
     ) -> Sequence[Generation]:
         tokens = workload.length(seed, sampling.max_tokens)
         REPLIES.get().append((request_id.rpartition("#")[0], tokens))
@@ -208,8 +249,12 @@ def train_forced(overrides: list[str], workload: Workload, run_dir: Path) -> Non
     (run_dir / EPISODES).write_text(json.dumps([asdict(episode) for episode in ToolWorld.played]))
 
 
-def run(mode: Mode, workload: Workload, folder: Path, run_dir: Path, args: argparse.Namespace, seed: int = 1) -> MeasuredRun:
-    """Train `args.steps` measured steps and those around them, in a process of its own; lengths and waits depend on `seed`."""
+def run(
+    mode: Mode, workload: Workload, folder: Path, run_dir: Path, args: argparse.Namespace, seed: int = 1
+) -> MeasuredRun:
+    """Train `args.steps` measured steps and those around them, in a process of its own; lengths and waits
+    depend on `seed`.
+    """
     steps = mode.warm_up + args.steps + mode.ahead
     settings = shared_settings(folder, args) | {
         "agent.orchestra_type": "tool_team",
@@ -231,8 +276,12 @@ def run(mode: Mode, workload: Workload, folder: Path, run_dir: Path, args: argpa
 def read_run(run_dir: Path, warm_up: int, steps: int) -> MeasuredRun:
     """Return the `steps` steps after the warm-up of a run."""
     spans = [json.loads(line) for line in (run_dir / "timeline.jsonl").read_text().splitlines()]
-    ends = sorted(span["end"] for span in spans if span["call"] == "update_actor")[warm_up - 1 : warm_up + steps]
-    lines = [line for line in read_metrics(run_dir / "metrics.jsonl") if "actor/lr" in line][warm_up : warm_up + steps]
+    ends = sorted(span["end"] for span in spans if span["call"] == "update_actor")[
+        warm_up - 1 : warm_up + steps
+    ]
+    lines = [line for line in read_metrics(run_dir / "metrics.jsonl") if "actor/lr" in line][
+        warm_up : warm_up + steps
+    ]
     measured = [span for span in spans if ends[0] <= span["start"] < ends[-1]]
     episodes = [PlayedEpisode(**episode) for episode in json.loads((run_dir / EPISODES).read_text())]
     return MeasuredRun([after - before for before, after in pairwise(ends)], lines, measured, episodes)

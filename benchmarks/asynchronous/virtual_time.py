@@ -34,6 +34,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 def simulate(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine in simulated time. Raises RuntimeError when it waits for something that never happens."""
+    """Run a coroutine in simulated time. Raises RuntimeError when it waits for something that never
+    happens.
+    """
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         return runner.run(work)

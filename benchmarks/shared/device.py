@@ -34,14 +34,16 @@ def check_device(name: str, gpus: int = 1) -> None:
     found = torch.cuda.device_count()
     if found < gpus:
         sys.exit(
-            f"--device {name} needs {gpus} CUDA GPU{'s' * (gpus > 1)}, but torch {torch.__version__} sees {found}; use --device cpu, or a "
+            f"--device {name} needs {gpus} CUDA GPU{'s' * (gpus > 1)}, but torch {torch.__version__} sees "
+            f"{found}; use --device cpu, or a "
             "CUDA build of torch on a machine with GPUs"
         )
     sys.stdout.write(f"{gpus} x {torch.cuda.get_device_name()}, torch {torch.__version__}\n")
 
 
 def random_model(args: argparse.Namespace, dtype: str = "auto", window: int | None = None) -> Any:
-    """Return a Qwen3 model with random weights, the same for the same options; exit with one line where the sizes do not fit.
+    """Return a Qwen3 model with random weights, the same for the same options; exit with one line where the
+    sizes do not fit.
 
     Args:
         args: `--device` and the options of `add_model_sizes`.
@@ -53,14 +55,18 @@ def random_model(args: argparse.Namespace, dtype: str = "auto", window: int | No
     if args.hidden < 1 or args.hidden % (2 * args.head_dim):
         sys.exit(f"--hidden {args.hidden}: expected a multiple of {2 * args.head_dim}, twice --head-dim")
     config = Qwen3Config(
-        vocab_size=args.vocab, hidden_size=args.hidden, intermediate_size=3 * args.hidden, num_hidden_layers=args.layers,
-        num_attention_heads=args.hidden // args.head_dim, num_key_value_heads=args.hidden // (2 * args.head_dim), head_dim=args.head_dim,
+        vocab_size=args.vocab, hidden_size=args.hidden, intermediate_size=3 * args.hidden,
+        num_hidden_layers=args.layers,
+        num_attention_heads=args.hidden // args.head_dim,
+        num_key_value_heads=args.hidden // (2 * args.head_dim), head_dim=args.head_dim,
         tie_word_embeddings=True,
         use_sliding_window=window is not None, sliding_window=window, max_window_layers=0,
     )  # fmt: skip
     torch.manual_seed(0)
     with torch.device(args.device):
-        model = AutoModelForCausalLM.from_config(config, dtype=resolve_dtype(dtype, args.device), attn_implementation="sdpa")
+        model = AutoModelForCausalLM.from_config(
+            config, dtype=resolve_dtype(dtype, args.device), attn_implementation="sdpa"
+        )
     sys.stdout.write(f"{model.num_parameters():,} parameters\n")
     return model
 

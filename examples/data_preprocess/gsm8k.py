@@ -45,16 +45,30 @@ def convert(file: Path, skip_incomplete: bool = False) -> list[dict[str, Any]]:
             conversion.lacks(index, missing, needs)
             continue
         extra = {"question": question, "answer": solution}
-        conversion.rows.append(make_row(question, answer, data_source="openai/gsm8k", split=file.stem, index=index, **extra))
+        conversion.rows.append(
+            make_row(question, answer, data_source="openai/gsm8k", split=file.stem, index=index, **extra)
+        )
     return conversion.report()
 
 
 def main(argv: Sequence[str] | None = None) -> list[Path]:
     """Run the command line; return the files written."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--input", nargs="+", type=Path, required=True, help="GSM8K jsonl files; a file's name becomes its split")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--input",
+        nargs="+",
+        type=Path,
+        required=True,
+        help="GSM8K jsonl files; a file's name becomes its split",
+    )
     parser.add_argument("--output", type=Path, required=True, help="folder of the parquet files")
-    parser.add_argument("--skip-incomplete", action="store_true", help="drop rows without a question or an answer, and count them")
+    parser.add_argument(
+        "--skip-incomplete",
+        action="store_true",
+        help="drop rows without a question or an answer, and count them",
+    )
     args = parser.parse_args(argv)
     written = []
     for file in args.input:

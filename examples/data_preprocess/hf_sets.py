@@ -1,10 +1,12 @@
-"""Convert the mathematics sets of Dr. MAS on the Hugging Face hub to verl parquet. Needs the `datasets` package.
+"""Convert the mathematics sets of Dr. MAS on the Hugging Face hub to verl parquet. Needs the `datasets`
+package.
 
     python examples/data_preprocess/hf_sets.py --output data/drmas_math                       # train, test_sampled and test
     python examples/data_preprocess/hf_sets.py --output data/deepscaler --sets deepscaler     # single sets
     python examples/data_preprocess/hf_sets.py --output data/drmas_math --local /mnt/copies   # copies: <local>/<repository name>/
 
-Instructions added to the questions by a set ("Let's think step by step ...") are removed: the agents' prompts state the form of an answer.
+Instructions added to the questions by a set ("Let's think step by step ...") are removed: the agents' prompts
+state the form of an answer.
 """
 
 from __future__ import annotations
@@ -62,10 +64,15 @@ DR_MAS: dict[str, list[tuple[str, int | None]]] = {
 }
 ADDED = (
     re.compile(
-        r"\s*(?:\\n)*\s*let'?s\s+think\s+step\s+by\s+step\s+and\s+output\s+the\s+final\s+answer\s+within\s+\\boxed\{\}\.?\s*$", re.I
+        r"\s*(?:\\n)*\s*let'?s\s+think\s+step\s+by\s+step\s+and\s+output\s+the\s+final\s+answer\s+within\s+\\boxed\{\}\.?\s*$",
+        re.I,
     ),
     re.compile(r'\s*remember to put your answer on its own line after "Answer:"\.?\s*$', re.I),
-    re.compile(r"^\s*solve the following math problem step by step\. the last line of your response should be .*?\n\s*\n", re.I | re.S),
+    re.compile(
+        r"^\s*solve the following math problem step by step\. the last line of your response should be "
+        r".*?\n\s*\n",
+        re.I | re.S,
+    ),
 )
 
 
@@ -77,7 +84,8 @@ def bare_question(text: str) -> str:
 
 
 def convert(name: str, source: Iterable[Mapping[str, Any]], skip_incomplete: bool = False) -> list[Row]:
-    """Return the rows of a set; repeated questions and answers that say there is none are dropped and counted.
+    """Return the rows of a set; repeated questions and answers that say there is none are dropped and
+    counted.
 
     Raises:
         DatasetError: a row has no question or no answer, unless these rows are skipped; or no row is kept.
@@ -98,7 +106,9 @@ def convert(name: str, source: Iterable[Mapping[str, Any]], skip_incomplete: boo
             conversion.drop(index, f"the answer is {answer!r}")
         else:
             seen.add(question)
-            conversion.rows.append(make_row(question, answer, data_source=name, split=chosen.use, index=index))
+            conversion.rows.append(
+                make_row(question, answer, data_source=name, split=chosen.use, index=index)
+            )
             if only_as_text(answer):
                 conversion.note(index, ONLY_AS_TEXT)
     return conversion.report()
@@ -117,20 +127,36 @@ def load(name: str, local: Path | None = None, skip_incomplete: bool = False) ->
     if local is not None:
         folder = local / chosen.repository.rsplit("/", 1)[1]
         if not folder.is_dir():
-            raise DatasetError(f"no local copy of {chosen.repository}: {folder} is not a folder; download it there or leave out --local")
+            raise DatasetError(
+                f"no local copy of {chosen.repository}: {folder} is not a folder; download it there or leave "
+                "out --local"
+            )
         source = str(folder)
     return convert(name, datasets.load_dataset(source, split=chosen.split), skip_incomplete)
 
 
 def main(argv: Sequence[str] | None = None) -> list[Path]:
     """Run the command line; return the files written."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--output", type=Path, required=True, help="folder of the parquet files")
-    parser.add_argument("--sets", nargs="+", choices=sorted(SETS), help="write these sets, a file each, instead of Dr. MAS's three files")
+    parser.add_argument(
+        "--sets",
+        nargs="+",
+        choices=sorted(SETS),
+        help="write these sets, a file each, instead of Dr. MAS's three files",
+    )
     parser.add_argument("--local", type=Path, help="folder with copies of the repositories")
-    parser.add_argument("--skip-incomplete", action="store_true", help="drop rows without a question or an answer, and count them")
+    parser.add_argument(
+        "--skip-incomplete",
+        action="store_true",
+        help="drop rows without a question or an answer, and count them",
+    )
     args = parser.parse_args(argv)
-    files: Mapping[str, Sequence[tuple[str, int | None]]] = {name: [(name, None)] for name in args.sets} if args.sets else DR_MAS
+    files: Mapping[str, Sequence[tuple[str, int | None]]] = (
+        {name: [(name, None)] for name in args.sets} if args.sets else DR_MAS
+    )
     wanted = dict.fromkeys(name for parts in files.values() for name, _ in parts)
     loaded = {name: load(name, args.local, args.skip_incomplete) for name in wanted}
     written = []

@@ -1,4 +1,5 @@
-r"""Convert MATH-style jsonl to verl parquet: `problem` (or `question`) with `answer`, or with a `solution` that ends in `\boxed{}`.
+r"""Convert MATH-style jsonl to verl parquet: `problem` (or `question`) with `answer`, or with a `solution`
+that ends in `\boxed{}`.
 
     python examples/data_preprocess/math_jsonl.py --input train.jsonl test.jsonl --output data/math --data-source my_math
 
@@ -31,7 +32,8 @@ KEPT = ("level", "type", "subject")
 
 
 def convert(file: Path, data_source: str, skip_incomplete: bool = False) -> list[dict[str, Any]]:
-    """Return the rows of one file; problems without an answer that can be compared ("proof") are dropped and counted.
+    """Return the rows of one file; problems without an answer that can be compared ("proof") are dropped and
+    counted.
 
     Raises:
         DatasetError: a problem or an answer is missing, unless these rows are skipped; or no row is kept.
@@ -49,7 +51,9 @@ def convert(file: Path, data_source: str, skip_incomplete: bool = False) -> list
             conversion.drop(index, f"the answer is {answer!r}")
         else:
             extra = {name: str(row.get(name) or "") for name in KEPT}
-            conversion.rows.append(make_row(problem, answer, data_source=data_source, split=file.stem, index=index, **extra))
+            conversion.rows.append(
+                make_row(problem, answer, data_source=data_source, split=file.stem, index=index, **extra)
+            )
             if only_as_text(answer):
                 conversion.note(index, ONLY_AS_TEXT)
     return conversion.report()
@@ -57,13 +61,23 @@ def convert(file: Path, data_source: str, skip_incomplete: bool = False) -> list
 
 def main(argv: Sequence[str] | None = None) -> list[Path]:
     """Run the command line; return the files written."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument(
-        "--input", nargs="+", type=Path, required=True, help="jsonl, json or parquet files; a file's name becomes its split"
+        "--input",
+        nargs="+",
+        type=Path,
+        required=True,
+        help="jsonl, json or parquet files; a file's name becomes its split",
     )
     parser.add_argument("--output", type=Path, required=True, help="folder of the parquet files")
     parser.add_argument("--data-source", default="math", help="name of the data set in metrics")
-    parser.add_argument("--skip-incomplete", action="store_true", help="drop rows without a problem or an answer, and count them")
+    parser.add_argument(
+        "--skip-incomplete",
+        action="store_true",
+        help="drop rows without a problem or an answer, and count them",
+    )
     args = parser.parse_args(argv)
     written = []
     for file in args.input:

@@ -1,8 +1,8 @@
 """A warm start: demonstrations that first teach mostly a skill and then mostly a habit.
 
-Careful replies of the demonstrators earn rewards; habitual ones are short and mostly fail. The course has mostly careful replies and ends
-with habitual ones. So the warm-started team has the skill but seldom uses it, and reinforcement learning, which has no demonstrations, can
-discover that careful replies are rewarded.
+Careful replies of the demonstrators earn rewards; habitual ones are short and mostly fail. The course has
+mostly careful replies and ends with habitual ones. So the warm-started team has the skill but seldom uses it,
+and reinforcement learning, which has no demonstrations, can discover that careful replies are rewarded.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ class Course:
     difficulty: Any = None
     batch_size: int = 32
 
-    def conversations(self, rng: random.Random, tasks: Iterable[T], episode: Callable[[T, Any], Iterable[Messages]]) -> list[Messages]:
+    def conversations(
+        self, rng: random.Random, tasks: Iterable[T], episode: Callable[[T, Any], Iterable[Messages]]
+    ) -> list[Messages]:
         """Return `count` conversations (prompt and reply), or fewer if there are too few tasks.
 
         Args:
@@ -59,7 +61,9 @@ class Course:
         return made[: self.count]
 
 
-def conversation(agent: BaseAgent, env_prompt: str, reply: str, entries: Sequence[Entry] = (), **variables: Any) -> Messages:
+def conversation(
+    agent: BaseAgent, env_prompt: str, reply: str, entries: Sequence[Entry] = (), **variables: Any
+) -> Messages:
     """Return an agent's prompt, as in training, and its reply.
 
     Args:
@@ -69,7 +73,13 @@ def conversation(agent: BaseAgent, env_prompt: str, reply: str, entries: Sequenc
         entries: earlier replies of the turn.
         variables: further variables of the prompt.
     """
-    variables = {"env_prompt": env_prompt, "team_context": agent.team_context(entries), "step": 1, "memory": "", **variables}
+    variables = {
+        "env_prompt": env_prompt,
+        "team_context": agent.team_context(entries),
+        "step": 1,
+        "memory": "",
+        **variables,
+    }
     return [*agent.messages(variables), {"role": "assistant", "content": reply}]
 
 

@@ -1,4 +1,5 @@
-"""Write the generated tasks of any world of the embedded default, like `python -m agent_system.workflows.data` for the built-in workflows:
+"""Write the generated tasks of any world of the embedded default, like
+`python -m agent_system.workflows.data` for the built-in workflows:
 
     python -m examples.embedded.data search --out data/search --seed 0 --train 2000 --test 200
 

@@ -9,8 +9,8 @@ writes, into the folder that is the last line of its output,
     demos.jsonl                     the demonstrations of all roles
     model/                          the warm-started model, the initial model of all agents, with metrics.jsonl
 
-The folder's name contains a hash of the recipe and of its source code: an existing folder is reused, a change creates a new one.
-`--data-only` creates the tasks without a model.
+The folder's name contains a hash of the recipe and of its source code: an existing folder is reused, a change
+creates a new one. `--data-only` creates the tasks without a model.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from verl.models.tiny import TinyModelSize, make_tiny_model
 from verl.trainer.sft.config import SFTConfig
 
 logger = logging.getLogger(__name__)
-# Modules that a recipe runs, besides the workflow and this folder. They are hashed without an import, so that a second run, which finds its
-# folder, does not import torch.
+# Modules that a recipe runs, besides the workflow and this folder. They are hashed without an import, so that
+# a second run, which finds its folder, does not import torch.
 SFT_MODULES = ("chats", "data", "encoding", "loop", "muon", "optim", "rendering")
 MODULES = ("verl.models.tiny", *(f"verl.trainer.sft.{name}" for name in SFT_MODULES))
 
@@ -72,17 +72,27 @@ def recipe_hash(recipe: Recipe) -> str:
     """Return a short hash of the recipe and of the source files that it runs."""
     digest = hashlib.sha256(json.dumps(asdict(recipe), sort_keys=True).encode())
     world = WORLDS[recipe.world]
-    folders = [Path(str(find_spec(name).origin)).parent for name in ("agent_system.workflows", "examples.embedded.prepare")]
+    folders = [
+        Path(str(find_spec(name).origin)).parent
+        for name in ("agent_system.workflows", "examples.embedded.prepare")
+    ]
     modules = [Path(str(find_spec(name).origin)) for name in MODULES]
     shared = [path for folder in folders for path in sorted(folder.glob("*.py"))]
-    own = [path for folder in folders for name in (recipe.world, *world.borrows) for path in sorted((folder / name).rglob("*.py"))]
+    own = [
+        path
+        for folder in folders
+        for name in (recipe.world, *world.borrows)
+        for path in sorted((folder / name).rglob("*.py"))
+    ]
     for path in (*shared, *own, *modules):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:12]
 
 
 def find(out: Path, recipe: Recipe, data_only: bool = False) -> tuple[Path, bool]:
-    """Return the folder of the embedded default under `out`, and whether it exists; with `data_only` a folder with a model is used too."""
+    """Return the folder of the embedded default under `out`, and whether it exists; with `data_only` a folder
+    with a model is used too.
+    """
     folder = out / f"{recipe.world}-seed{recipe.seed}-{recipe_hash(recipe)}"
     if data_only and not folder.is_dir():
         folder = folder.with_name(f"{folder.name}-data")
@@ -90,7 +100,9 @@ def find(out: Path, recipe: Recipe, data_only: bool = False) -> tuple[Path, bool
 
 
 def prepare(out: Path, recipe: Recipe, num_threads: int = 0, data_only: bool = False) -> Path:
-    """Return the folder of the embedded default under `out`, created if missing; an existing folder is always complete."""
+    """Return the folder of the embedded default under `out`, created if missing; an existing folder is always
+    complete.
+    """
     folder, _ = find(out, recipe, data_only)
     out.mkdir(parents=True, exist_ok=True)
     # Another process that needs the same folder at the same time waits for it.
@@ -111,7 +123,9 @@ def _make(folder: Path, recipe: Recipe, num_threads: int, data_only: bool) -> No
         split = world.tasks.split(recipe.num_train, recipe.num_test, recipe.seed, recipe.course.difficulty)
         write_split(split, partial)
         if not data_only:
-            _make_model(partial, recipe, world.demos(recipe.course, recipe.seed, split.test_keys), num_threads)
+            _make_model(
+                partial, recipe, world.demos(recipe.course, recipe.seed, split.test_keys), num_threads
+            )
         partial.chmod(0o755)
         os.replace(partial, folder)
     finally:
@@ -124,7 +138,9 @@ def _make_model(folder: Path, recipe: Recipe, conversations: Sequence[Messages],
     from verl.trainer.sft import loop
 
     _write_jsonl(conversations, WORLDS[recipe.world].tools, folder / "demos.jsonl")
-    corpus = ["\n".join(message["content"] for message in conversation) for conversation in conversations[::5]]
+    corpus = [
+        "\n".join(message["content"] for message in conversation) for conversation in conversations[::5]
+    ]
     make_tiny_model(folder / "untrained", corpus, size=recipe.size, seed=recipe.seed)
     logger.info("embedded default: warm start on %d demonstrations", len(conversations))
     metrics = loop.run_sft(_sft_config(recipe, folder, num_threads))
@@ -149,7 +165,9 @@ def _sft_config(recipe: Recipe, folder: Path, num_threads: int) -> SFTConfig:
     return config
 
 
-def _write_jsonl(conversations: Sequence[Messages], tools_of: Callable[[Messages], list[Any]], path: Path) -> None:
+def _write_jsonl(
+    conversations: Sequence[Messages], tools_of: Callable[[Messages], list[Any]], path: Path
+) -> None:
     with path.open("w", encoding="utf-8") as file:
         for messages in conversations:
             tools = tools_of(messages)
@@ -160,13 +178,17 @@ def main() -> None:
     """Parse the command line, create the folder, and write its path as the only line on standard output."""
     parser = argparse.ArgumentParser(description="Create data, model and warm start of the embedded default.")
     parser.add_argument("--world", choices=sorted(WORLDS), default="math", help="workflow")
-    parser.add_argument("--out", type=Path, default=Path("outputs/embedded"), help="parent folder of the result")
+    parser.add_argument(
+        "--out", type=Path, default=Path("outputs/embedded"), help="parent folder of the result"
+    )
     parser.add_argument("--seed", type=int, default=0, help="seed of data, initialisation and demonstrations")
     parser.add_argument("--course", help="another course of the world, such as default_maps of plan_path")
     parser.add_argument("--demos", type=int, help="demonstrations of the warm start; fewer teach less")
     parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0 for torch's default")
     parser.add_argument("--data-only", action="store_true", help="tasks without demonstrations and model")
-    parser.add_argument("--find", action="store_true", help="print the folder if it exists, else nothing; create none")
+    parser.add_argument(
+        "--find", action="store_true", help="print the folder if it exists, else nothing; create none"
+    )
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     courses = WORLDS[args.world].courses

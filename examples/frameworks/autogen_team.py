@@ -1,4 +1,6 @@
-"""A Solver and a Verifier in AutoGen, who take turns (`team`), or whose model chooses who begins (`selector_team`)."""
+"""A Solver and a Verifier in AutoGen, who take turns (`team`), or whose model chooses who begins
+(`selector_team`).
+"""
 
 import re
 
@@ -12,8 +14,12 @@ END = TextMentionTermination("<verify>approve</verify>", sources=["verifier"])
 
 
 def agents(session):
-    solver = AssistantAgent("solver", session.autogen("Solver Agent"), description="Solves.", system_message=SOLVE)
-    verifier = AssistantAgent("verifier", session.autogen("Verifier Agent"), description="Checks solutions.", system_message=CHECK)
+    solver = AssistantAgent(
+        "solver", session.autogen("Solver Agent"), description="Solves.", system_message=SOLVE
+    )
+    verifier = AssistantAgent(
+        "verifier", session.autogen("Verifier Agent"), description="Checks solutions.", system_message=CHECK
+    )
     return [solver, verifier]
 
 
@@ -24,12 +30,16 @@ async def answer(chat, task):
 
 
 async def team(task, session):
-    return await answer(RoundRobinGroupChat(agents(session), termination_condition=END | MaxMessageTermination(4)), task)
+    return await answer(
+        RoundRobinGroupChat(agents(session), termination_condition=END | MaxMessageTermination(4)), task
+    )
 
 
 async def selector_team(task, session):
     def choose(messages):
-        return {"solver": "verifier", "verifier": "solver"}.get(messages[-1].source)  # None to begin with: the model chooses
+        return {"solver": "verifier", "verifier": "solver"}.get(
+            messages[-1].source
+        )  # None to begin with: the model chooses
 
     chat = SelectorGroupChat(
         agents(session),

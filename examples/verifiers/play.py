@@ -1,14 +1,17 @@
-"""Environments of the package `verifiers` as they are: their datasets as rows, their rollouts as episodes, their rubrics as rewards.
+"""Environments of the package `verifiers` as they are: their datasets as rows, their rollouts as episodes,
+their rubrics as rewards.
 
-This file runs in a Python environment of its own, which has `verifiers` and the environment but not this project:
+This file runs in a Python environment of its own, which has `verifiers` and the environment but not this
+project:
 
     python -m venv vf && vf/bin/pip install 'verifiers==0.3.1' <the package of the environment>
     vf/bin/python examples/verifiers/play.py rows my-env --output tasks.jsonl
     python -m verl.trainer.main_ppo agent.orchestra_type=gateway agent.agent_ids='[Player]' env.env_name=gateway \
       agent.team_command='[vf/bin/python,examples/verifiers/play.py,team,my-env]' data.train_files=tasks.jsonl ...
 
-`my-env` is a module `my_env` with `load_environment(**args)`, which needs `verifiers==0.3.1` or older, or one with a taskset of
-`verifiers.v1`, which needs 0.4 or newer. Its reward is that of the team, its metrics are metrics of the run.
+`my-env` is a module `my_env` with `load_environment(**args)`, which needs `verifiers==0.3.1` or older, or one
+with a taskset of `verifiers.v1`, which needs 0.4 or newer. Its reward is that of the team, its metrics are
+metrics of the run.
 """
 
 from __future__ import annotations
@@ -28,21 +31,38 @@ COLUMNS = ("example_id", "prompt", "answer", "info", "task", "env_id")  # of a d
 
 
 def load(name: str, arguments: Mapping[str, Any]) -> Any:
-    """Return an environment with a dataset and a rubric. Exits with a message if the package is too new for it."""
+    """Return an environment with a dataset and a rubric. Exits with a message if the package is too new for
+    it.
+    """
     try:
         from verifiers.utils.env_utils import load_environment
     except ImportError as error:
-        sys.exit(f"{name} has load_environment(), which this version of verifiers does not call ({error}): pip install 'verifiers==0.3.1'")
+        sys.exit(
+            f"{name} has load_environment(), which this version of verifiers does not call ({error}): pip "
+            "install 'verifiers==0.3.1'"
+        )
     return load_environment(name, **arguments)
 
 
 def row_of(name: str, number: int, found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row of this project from one of an environment's dataset, with what the rollout gets in `extra_info`."""
+    """Return a row of this project from one of an environment's dataset, with what the rollout gets in
+    `extra_info`.
+    """
     given = {column: found[column] for column in COLUMNS if found.get(column) is not None}
-    messages = [{"role": "user", "content": found["prompt"]}] if isinstance(found["prompt"], str) else found["prompt"]
-    texts = [message for message in messages if message["role"] == "user" and isinstance(message["content"], str)]
+    messages = (
+        [{"role": "user", "content": found["prompt"]}]
+        if isinstance(found["prompt"], str)
+        else found["prompt"]
+    )
+    texts = [
+        message for message in messages if message["role"] == "user" and isinstance(message["content"], str)
+    ]
     shown = texts or [{"role": "user", "content": f"{name} {number}"}]
-    return {"data_source": name, "prompt": shown, "extra_info": {"index": number, "verifiers": json.dumps(given, default=str)}}
+    return {
+        "data_source": name,
+        "prompt": shown,
+        "extra_info": {"index": number, "verifiers": json.dumps(given, default=str)},
+    }
 
 
 def rows(name: str, arguments: Mapping[str, Any], count: int, evaluation: bool) -> list[dict[str, Any]]:
@@ -52,14 +72,20 @@ def rows(name: str, arguments: Mapping[str, Any], count: int, evaluation: bool) 
     return [row_of(name, number, dict(row)) for number, row in enumerate(found)]
 
 
-async def play(name: str, arguments: Mapping[str, Any], agent: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Play a row against the gateway and return the outcome, also where a reply is empty. Exits with a message on other errors."""
+async def play(
+    name: str, arguments: Mapping[str, Any], agent: str, given: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Play a row against the gateway and return the outcome, also where a reply is empty. Exits with a
+    message on other errors.
+    """
     from verifiers.types import ClientConfig
 
     env = load(name, arguments)
     if env.requires_group_rollouts:
         sys.exit(f"the rubric of {name} compares the rollouts of a group, which one episode does not have")
-    client = ClientConfig(api_key_var="OPENAI_API_KEY", api_base_url=os.environ["OPENAI_BASE_URL"], max_retries=0)
+    client = ClientConfig(
+        api_key_var="OPENAI_API_KEY", api_base_url=os.environ["OPENAI_BASE_URL"], max_retries=0
+    )
     output = await env.run_rollout(given, client, agent, {})
     failure = output.get("error")
     kind = failure.get("error") if isinstance(failure, Mapping) else failure  # older versions have a text
@@ -76,7 +102,10 @@ def outcome(reward: float, metrics: Mapping[str, Any]) -> dict[str, Any]:
 
 def agents_of_run() -> list[str]:
     """Return the names of the agents."""
-    request = Request(os.environ["OPENAI_BASE_URL"] + "/models", headers={"Authorization": f"Bearer {os.environ['OPENAI_API_KEY']}"})
+    request = Request(
+        os.environ["OPENAI_BASE_URL"] + "/models",
+        headers={"Authorization": f"Bearer {os.environ['OPENAI_API_KEY']}"},
+    )
     with urlopen(request) as answer:
         return [model["id"] for model in json.load(answer)["data"]]
 
@@ -101,15 +130,24 @@ def main() -> None:
     if is_taskset(name):
         import tasksets
     if given.what == "rows":
-        made = tasksets.rows(name, arguments, given.count) if is_taskset(name) else rows(name, arguments, given.count, given.eval)
+        made = (
+            tasksets.rows(name, arguments, given.count)
+            if is_taskset(name)
+            else rows(name, arguments, given.count, given.eval)
+        )
         given.output.write_text("".join(f"{json.dumps(row)}\n" for row in made), encoding="utf-8")
         return
     result, sys.stdout = sys.stdout, sys.stderr  # whatever the environment prints is no result
-    row, agents = json.loads(json.load(sys.stdin)["extra"]["verifiers"]), [given.agent] if given.agent else agents_of_run()
+    row, agents = (
+        json.loads(json.load(sys.stdin)["extra"]["verifiers"]),
+        [given.agent] if given.agent else agents_of_run(),
+    )
     if is_taskset(name):
         found = asyncio.run(tasksets.play(name, arguments, agents, row))
     elif len(agents) > 1:
-        sys.exit(f"{name} has one player, the run has the agents {', '.join(agents)}; choose one with --agent")
+        sys.exit(
+            f"{name} has one player, the run has the agents {', '.join(agents)}; choose one with --agent"
+        )
     else:
         found = asyncio.run(play(name, arguments, agents[0], row))
     result.write(json.dumps(found) + "\n")

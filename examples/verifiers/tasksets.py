@@ -1,4 +1,6 @@
-"""Tasksets of `verifiers.v1` for `play.py`: an agent of the run for each seat, chats in this process instead of installed programs."""
+"""Tasksets of `verifiers.v1` for `play.py`: an agent of the run for each seat, chats in this process instead
+of installed programs.
+"""
 
 from __future__ import annotations
 
@@ -30,12 +32,24 @@ class Chat(vf.Harness[HarnessConfig]):
     NEEDS_CONTAINER = False
 
     async def launch(
-        self, ctx: Any, trace: Any, runtime: Any, endpoint: str, secret: str, mcp_urls: Mapping[str, str], data: Any, **more: Any
+        self,
+        ctx: Any,
+        trace: Any,
+        runtime: Any,
+        endpoint: str,
+        secret: str,
+        mcp_urls: Mapping[str, str],
+        data: Any,
+        **more: Any,
     ) -> ProgramResult:
         """Send the conversation; the reply reaches the trace through `endpoint`."""
         system, prompt = self.resolve_prompt(data)
         messages: list[Any] = [{"role": "system", "content": system}] if system else []
-        messages += [{"role": "user", "content": prompt}] if isinstance(prompt, str) else map(message_to_wire, prompt or ())
+        messages += (
+            [{"role": "user", "content": prompt}]
+            if isinstance(prompt, str)
+            else map(message_to_wire, prompt or ())
+        )
         async with AsyncOpenAI(base_url=endpoint, api_key=secret, max_retries=0) as client:
             try:
                 await client.chat.completions.create(model=ctx.model, messages=messages)
@@ -45,7 +59,8 @@ class Chat(vf.Harness[HarnessConfig]):
 
 
 def build(name: str, arguments: Mapping[str, Any], agents: Sequence[str] = ()) -> Any:
-    """Return the environment of a taskset, with agents in its seats. Exits with a message for a seat that none of several agents has.
+    """Return the environment of a taskset, with agents in its seats. Exits with a message for a seat that
+    none of several agents has.
 
     Args:
         name: of the taskset.
@@ -55,7 +70,10 @@ def build(name: str, arguments: Mapping[str, Any], agents: Sequence[str] = ()) -
     seats = list(agent_config_fields(env_config_type(name)(taskset={"id": name})))
     by_name = {agent.lower(): agent for agent in agents}
     if missing := [seat for seat in seats if len(agents) > 1 and seat.lower() not in by_name]:
-        sys.exit(f"no agent of the run is named as the seat {missing[0]!r} of {name}; its seats: {', '.join(seats)}")
+        sys.exit(
+            f"no agent of the run is named as the seat {missing[0]!r} of {name}; its seats: "
+            f"{', '.join(seats)}"
+        )
     config: dict[str, Any] = {"taskset": {"id": name, **arguments}}
     for seat in seats:
         own = {"harness": {"id": "tasksets"}, "runtime": {"type": "subprocess"}}
@@ -64,7 +82,9 @@ def build(name: str, arguments: Mapping[str, Any], agents: Sequence[str] = ()) -
 
 
 def rows(name: str, arguments: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
-    """Return rows of the tasks; a `count` of -1 is all of them. Exits with a message for all of a taskset without an end."""
+    """Return rows of the tasks; a `count` of -1 is all of them. Exits with a message for all of a taskset
+    without an end.
+    """
     taskset = build(name, arguments).taskset
     if count < 0 and not taskset.bounded:
         sys.exit(f"{name} has no end; choose a number of rows with --count")
@@ -73,22 +93,32 @@ def rows(name: str, arguments: Mapping[str, Any], count: int) -> list[dict[str, 
         prompt = task.data.prompt
         text = prompt if isinstance(prompt, str) else task.data.name or f"{name} {number}"
         given = json.dumps({"idx": number})
-        made.append({"data_source": name, "prompt": text, "extra_info": {"index": number, "verifiers": given}})
+        made.append(
+            {"data_source": name, "prompt": text, "extra_info": {"index": number, "verifiers": given}}
+        )
     return made
 
 
-async def play(name: str, arguments: Mapping[str, Any], agents: Sequence[str], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Play a row against the gateway and return the outcome: the mean reward of the seats. Exits with a message when the episode fails."""
+async def play(
+    name: str, arguments: Mapping[str, Any], agents: Sequence[str], given: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Play a row against the gateway and return the outcome: the mean reward of the seats. Exits with a
+    message when the episode fails.
+    """
     from play import outcome
 
     env = build(name, arguments, agents)
     (task,) = env.taskset.include(idx=[str(given["idx"])])
     client = EvalClientConfig(base_url=os.environ["OPENAI_BASE_URL"], api_key_var="OPENAI_API_KEY")
     async with env.serving():
-        episode = await env.run_slot(env.slots(task)[0], ModelContext(client=client, model=agents[0], sampling=vf.SamplingConfig()))
+        episode = await env.run_slot(
+            env.slots(task)[0], ModelContext(client=client, model=agents[0], sampling=vf.SamplingConfig())
+        )
     errors = [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]
     if not episode.ok:
-        sys.exit(f"the episode of {name} failed: {'; '.join(f'{error.type}: {error.message}' for error in errors)}")
+        sys.exit(
+            f"the episode of {name} failed: {'; '.join(f'{error.type}: {error.message}' for error in errors)}"
+        )
     metrics = {key: value for trace in episode.traces for key, value in trace.metrics.items()}
     rewards = [trace.reward for trace in episode.traces]
     return outcome(sum(rewards) / len(rewards), metrics)

@@ -1,11 +1,13 @@
-"""AT-GRPO against parallel sampling, turn-blind groups and a single agent, with the same number of generated tokens.
+"""AT-GRPO against parallel sampling, turn-blind groups and a single agent, with the same number of generated
+tokens.
 
     python recipe/at_grpo/measure.py --tasks plan_path --seeds 0 1 2
 
-runs `examples/run_<task>.sh` as it is and with each variant of `config.yaml`, and writes `results.json` (rows `{"task", "variant",
-"seed", "before", "after", "swapped", "train_seconds", "generated_tokens", ...}`), `curves.json` and `curves.svg` into this folder.
-`before` and `after` are the success on held-out tasks; `swapped` is that of the trained team when each role uses the other role's policy.
-Rows of an earlier call are kept unless they are measured again.
+runs `examples/run_<task>.sh` as it is and with each variant of `config.yaml`, and writes `results.json` (rows
+`{"task", "variant", "seed", "before", "after", "swapped", "train_seconds", "generated_tokens",
+...}`), `curves.json` and `curves.svg` into this folder. `before` and `after` are the success on held-out tasks; `swapped`
+is that of the trained team when each role uses the other role's policy. Rows of an earlier call are kept
+unless they are measured again.
 """
 
 from __future__ import annotations
@@ -68,7 +70,9 @@ LABELS = {
 
 
 def measure(task: str, variant: str, seed: int, more: list[str]) -> tuple[Row, Curve]:
-    """Train one variant, then exchange the roles' policies; return the row and the curve, [tokens, success] of every validation."""
+    """Train one variant, then exchange the roles' policies; return the row and the curve, [tokens, success]
+    of every validation.
+    """
     keys = keys_of(task, variant)
     run_dir = ROOT / "outputs" / "verl-mas" / f"at_grpo_{task}_{variant}_seed{seed}"
     (run_dir / "metrics.jsonl").unlink(missing_ok=True)
@@ -78,7 +82,9 @@ def measure(task: str, variant: str, seed: int, more: list[str]) -> tuple[Row, C
     lines = read_metrics(run_dir / "metrics.jsonl")
     row = summarise(task, variant, seed, lines)
     if not keys.get("agent.model_sharing", False) and variant != "single":
-        row["swapped"] = swapped(task, seed, run_dir, [o for o in overrides if not o.startswith("trainer.resume_mode=")])
+        row["swapped"] = swapped(
+            task, seed, run_dir, [o for o in overrides if not o.startswith("trainer.resume_mode=")]
+        )
     return row, success_curve(lines, "training/generated_tokens")
 
 
@@ -88,7 +94,9 @@ def script_of(task: str) -> tuple[str, str | None]:
 
 
 def keys_of(task: str, variant: str) -> dict[str, Any]:
-    """Return the keys of a run in addition to its script's; the compared variants have a budget of generated tokens."""
+    """Return the keys of a run in addition to its script's; the compared variants have a budget of generated
+    tokens.
+    """
     config = yaml.safe_load((HERE / "config.yaml").read_text())
     keys = config["common"] | config["views"].get(task, {})
     if variant == "script":
@@ -138,7 +146,9 @@ def plot(curves: dict[str, Curve], path: Path) -> None:
     from matplotlib import pyplot
 
     tasks = [task for task in TASKS if any(run.startswith(f"{task}/") for run in curves)]
-    figure, panels = pyplot.subplots(1, len(tasks), figsize=(4.6 * len(tasks), 3.4), layout="constrained", squeeze=False)
+    figure, panels = pyplot.subplots(
+        1, len(tasks), figsize=(4.6 * len(tasks), 3.4), layout="constrained", squeeze=False
+    )
     for panel, task in zip(panels[0], tasks, strict=True):
         named: set[str] = set()
         for run, points in sorted(curves.items()):
@@ -146,7 +156,13 @@ def plot(curves: dict[str, Curve], path: Path) -> None:
             if where == task:
                 label = None if variant in named else LABELS[variant]
                 named.add(variant)
-                panel.plot([t / 1e6 for t, _ in points], [s for _, s in points], color=COLOURS[variant], linewidth=1.0, label=label)
+                panel.plot(
+                    [t / 1e6 for t, _ in points],
+                    [s for _, s in points],
+                    color=COLOURS[variant],
+                    linewidth=1.0,
+                    label=label,
+                )
         panel.set_title(task, fontsize=10)
         panel.set_xlabel("million generated tokens")
         panel.set_ylim(0, 1)
@@ -161,9 +177,14 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
     parser.add_argument("--variants", nargs="+", choices=tuple(LABELS), default=list(LABELS))
     args = parser.parse_args()
-    runs = [run for run in product(args.tasks, args.seeds, args.variants) if run[0] in ONLY.get(run[2], TASKS)]
+    runs = [
+        run for run in product(args.tasks, args.seeds, args.variants) if run[0] in ONLY.get(run[2], TASKS)
+    ]
     if not runs:
-        parser.error(f"none of --tasks {' '.join(args.tasks)} has --variants {' '.join(args.variants)}; variants of few tasks: {ONLY}")
+        parser.error(
+            f"none of --tasks {' '.join(args.tasks)} has --variants {' '.join(args.variants)}; variants of "
+            f"few tasks: {ONLY}"
+        )
     calls = [partial(measure, task, variant, seed, args.overrides) for task, seed, variant in runs]
 
     def order(key: tuple[Any, ...]) -> tuple[int, int, int]:

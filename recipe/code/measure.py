@@ -2,9 +2,10 @@
 
     python recipe/code/measure.py --seeds 0 1 2
 
-writes `results.json` into this folder, rows `{"seed", "before", "after", "train_seconds", ...}`: the share of tasks whose last program
-passes all golden tests, the pass rate, the share of right tests of the Tester, turns and agreement. `curves.json` has the success at
-every validation. Rows of an earlier call are kept unless they are measured again.
+writes `results.json` into this folder, rows `{"seed", "before", "after", "train_seconds", ...}`: the share of
+tasks whose last program passes all golden tests, the pass rate, the share of right tests of the Tester, turns
+and agreement. `curves.json` has the success at every validation. Rows of an earlier call are kept unless they
+are measured again.
 """
 
 from __future__ import annotations

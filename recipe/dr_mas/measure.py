@@ -1,11 +1,12 @@
-"""Gradient norms of a team whose agents have rewards of different scales: one baseline for all agents against one per agent (Dr. MAS).
+"""Gradient norms of a team whose agents have rewards of different scales: one baseline for all agents against
+one per agent (Dr. MAS).
 
     python recipe/dr_mas/measure.py --seeds 0 1 2
 
-trains the team of `team.py` on the embedded word problems with `config.yaml`, every seed with both baselines, and writes
-`results.json` (a list of `{"seed", "baseline", "grad_norm_max", "grad_norm_median", "final", ...}`), `curves.json` and `curves.svg`
-into this folder. Only the baseline differs: data, seeds, warm start and learning rate are the same. Rows of an earlier call are kept
-unless they are measured again.
+trains the team of `team.py` on the embedded word problems with `config.yaml`, every seed with both baselines,
+and writes `results.json` (a list of `{"seed", "baseline", "grad_norm_max", "grad_norm_median", "final",
+...}`), `curves.json` and `curves.svg` into this folder. Only the baseline differs: data, seeds, warm start
+and learning rate are the same. Rows of an earlier call are kept unless they are measured again.
 """
 
 from __future__ import annotations
@@ -25,10 +26,15 @@ from recipe.runs import Lines, Row, accuracy_key, make_parser, measure_all, trai
 HERE = Path(__file__).parent
 AGENTS = ("solver_agent", "verifier_agent", "reviser_agent")
 SPIKE = 0.5  # half of actor.grad_clip
-COLOURS = {"global": ("tab:red", "one baseline for all agents"), "agent": ("tab:blue", "one per agent (Dr. MAS)")}
+COLOURS = {
+    "global": ("tab:red", "one baseline for all agents"),
+    "agent": ("tab:blue", "one per agent (Dr. MAS)"),
+}
 
 
-def measure(seed: int, baseline: str, demos: int | None, more: list[str]) -> tuple[Row, dict[str, list[float | None]]]:
+def measure(
+    seed: int, baseline: str, demos: int | None, more: list[str]
+) -> tuple[Row, dict[str, list[float | None]]]:
     """Train with one baseline; return the row and the curves of the run."""
     config = yaml.safe_load((HERE / "config.yaml").read_text())
     settings = config["common"] | config["baselines"][baseline]
@@ -37,14 +43,18 @@ def measure(seed: int, baseline: str, demos: int | None, more: list[str]) -> tup
 
 
 def curves_of(lines: Lines) -> dict[str, list[float | None]]:
-    """Return the curves of a run: every agent's gradient norm (None in a step without its samples) and the team's success."""
+    """Return the curves of a run: every agent's gradient norm (None in a step without its samples) and the
+    team's success.
+    """
     steps = [line for line in lines if f"wg/{AGENTS[0]}/actor/grad_norm" in line]
     names = {agent: f"wg/{agent}/actor/grad_norm" for agent in AGENTS} | {"success": "episode/success_rate"}
     return {name: [line.get(key) for line in steps] for name, key in names.items()}
 
 
 def summarise(seed: int, baseline: str, lines: Lines) -> Row:
-    """Return one row of `results.json`: norms before clipping over all agents and steps, number of norms above `SPIKE`, norms by agent."""
+    """Return one row of `results.json`: norms before clipping over all agents and steps, number of norms
+    above `SPIKE`, norms by agent.
+    """
     curves = curves_of(lines)
     norms = {agent: [n for n in curves[agent] if n is not None] for agent in AGENTS}
     together = [n for values in norms.values() for n in values]
@@ -60,12 +70,17 @@ def summarise(seed: int, baseline: str, lines: Lines) -> Row:
         "steps": len(curves["success"]),
     }
     for agent, values in norms.items():
-        row |= {f"{agent}_grad_norm_max": max(values, default=None), f"{agent}_grad_norm_median": statistics.median(values or [0.0])}
+        row |= {
+            f"{agent}_grad_norm_max": max(values, default=None),
+            f"{agent}_grad_norm_median": statistics.median(values or [0.0]),
+        }
     return row
 
 
 def plot(curves: dict[str, Any], path: Path) -> None:
-    """Draw one panel per agent and one for the team's success, with one colour per baseline and one line per seed."""
+    """Draw one panel per agent and one for the team's success, with one colour per baseline and one line per
+    seed.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
@@ -78,8 +93,16 @@ def plot(curves: dict[str, Any], path: Path) -> None:
             baseline, seed = run.split("/")
             colour, label = COLOURS[baseline]
             shown = [float("nan") if v is None else v for v in values[name]]
-            panel.plot(range(1, len(shown) + 1), shown, color=colour, linewidth=0.9, label=label if seed == "0" else None)
-        panel.set_title("team success in training" if name == "success" else f"{name}: gradient norm", fontsize=10)
+            panel.plot(
+                range(1, len(shown) + 1),
+                shown,
+                color=colour,
+                linewidth=0.9,
+                label=label if seed == "0" else None,
+            )
+        panel.set_title(
+            "team success in training" if name == "success" else f"{name}: gradient norm", fontsize=10
+        )
         panel.set_xlabel("step")
     panels[0].legend(fontsize=8)
     figure.savefig(path, metadata={"Date": None})
@@ -88,9 +111,16 @@ def plot(curves: dict[str, Any], path: Path) -> None:
 def main() -> None:
     """Train every seed with both baselines."""
     parser = make_parser(__doc__, HERE)
-    parser.add_argument("--demos", type=int, help="demonstrations of the warm start; a few hundred give a quick run that learns little")
+    parser.add_argument(
+        "--demos",
+        type=int,
+        help="demonstrations of the warm start; a few hundred give a quick run that learns little",
+    )
     args = parser.parse_args()
-    calls = [partial(measure, seed, baseline, args.demos, args.overrides) for seed, baseline in product(args.seeds, COLOURS)]
+    calls = [
+        partial(measure, seed, baseline, args.demos, args.overrides)
+        for seed, baseline in product(args.seeds, COLOURS)
+    ]
 
     def order(key: tuple[Any, ...]) -> tuple[int, int]:
         baseline, seed = key

@@ -1,7 +1,8 @@
-"""The math team with a third role that is seldom called and has rewards of another scale; a plug-in of `recipe/dr_mas/measure.py`.
+"""The math team with a third role that is seldom called and has rewards of another scale; a plug-in of
+`recipe/dr_mas/measure.py`.
 
-The Reviser is called once, and only after a rejection: a right solution earns it `bonus` on top of the team's reward, so its rewards differ
-strongly from those of the others, and a task has few samples of it.
+The Reviser is called once, and only after a rejection: a right solution earns it `bonus` on top of the team's
+reward, so its rewards differ strongly from those of the others, and a task has few samples of it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,15 @@ from agent_system.errors import AgentSystemError
 from agent_system.orchestra import BaseOrchestra
 from agent_system.registry import AgentRegistry, EnvRegistry, OrchestraRegistry
 from agent_system.turn import Turn
-from agent_system.workflows.math import SOLVER, VERIFIER, MathEnv, MathEnvOptions, MathOptions, SolverAgent, VerifierAgent
+from agent_system.workflows.math import (
+    SOLVER,
+    VERIFIER,
+    MathEnv,
+    MathEnvOptions,
+    MathOptions,
+    SolverAgent,
+    VerifierAgent,
+)
 
 REVISER = "Reviser Agent"
 NAME = "math_reviser"
@@ -40,7 +49,9 @@ class MathReviserOrchestra(BaseOrchestra):
 
 @dataclass(frozen=True)
 class ReviserEnvOptions(MathEnvOptions):
-    """Options under `env.params`: those of the math environment and `bonus`, the local reward of the Reviser for a right solution."""
+    """Options under `env.params`: those of the math environment and `bonus`, the local reward of the Reviser
+    for a right solution.
+    """
 
     bonus: float = 10.0
 

@@ -3,9 +3,10 @@
     bash scripts/setup.sh frameworks
     python recipe/frameworks/measure.py --seeds 0 1 2
 
-runs `examples/run_math.sh` for both, one run after the other, and writes `results.json` (rows `{"team", "seed", "before", "after",
-"seconds", ...}`), `curves.json` and `curves.svg` into this folder, and the table of its README to the standard output. The warm start is
-that of seed 0 in all runs; `seed` is that of the training. Rows of an earlier call are kept unless they are measured again.
+runs `examples/run_math.sh` for both, one run after the other, and writes `results.json` (rows
+`{"team", "seed", "before", "after", "seconds", ...}`), `curves.json` and `curves.svg` into this folder, and
+the table of its README to the standard output. The warm start is that of seed 0 in all runs; `seed` is that
+of the training. Rows of an earlier call are kept unless they are measured again.
 """
 
 from __future__ import annotations
@@ -60,13 +61,17 @@ COLOURS = {"orchestra": "tab:gray", "langgraph": "tab:blue"}
 
 
 def measure(team: str, seed: int, more: list[str]) -> tuple[Row, Curve]:
-    """Train one team; return its row and its curve, [tokens, success of the training episodes] of every step."""
+    """Train one team; return its row and its curve, [tokens, success of the training episodes] of
+    every step.
+    """
     run_dir = ROOT / "outputs" / "verl-mas" / f"frameworks_{team}_seed{seed}"
     for name in ("metrics.jsonl", "run.log"):
         (run_dir / name).unlink(missing_ok=True)
     own = [f"data.seed={seed}", f"trainer.default_local_dir={run_dir}"]
     load = round(os.getloadavg()[0], 2)
-    run_example("math", WARM_START_SEED, [*overrides_of(COMMON | TEAMS[team]), *own, *more], run_dir / "run.log")
+    run_example(
+        "math", WARM_START_SEED, [*overrides_of(COMMON | TEAMS[team]), *own, *more], run_dir / "run.log"
+    )
     lines = read_metrics(run_dir / "metrics.jsonl")
     steps, last = [line for line in lines if "timing_s/step" in line], lines[-1]
     accuracy = accuracy_key(last)
@@ -80,7 +85,9 @@ def measure(team: str, seed: int, more: list[str]) -> tuple[Row, Curve]:
         "steps": len(steps),
         "load": load,
     }
-    return row, [[int(line["training/generated_tokens"]), round(line["episode/success_rate"], 4)] for line in steps]
+    return row, [
+        [int(line["training/generated_tokens"]), round(line["episode/success_rate"], 4)] for line in steps
+    ]
 
 
 def table(rows: Sequence[Row]) -> list[str]:
@@ -91,7 +98,10 @@ def table(rows: Sequence[Row]) -> list[str]:
         before, after = ([100 * row[name] for row in own] for name in ("before", "after"))
         if own:
             cells = [f"`{team}`", f"{statistics.mean(before):.1f} → **{statistics.mean(after):.1f}**"]
-            cells += [", ".join(f"{value:.1f}" for value in after), ", ".join(f"{row['seconds']:.0f}" for row in own)]
+            cells += [
+                ", ".join(f"{value:.1f}" for value in after),
+                ", ".join(f"{row['seconds']:.0f}" for row in own),
+            ]
             lines.append(f"| {' | '.join(cells)} |")
     return lines
 
@@ -107,7 +117,13 @@ def plot(curves: dict[str, Curve], path: Path) -> None:
     figure, panel = pyplot.subplots(figsize=(6, 3.4), layout="constrained")
     for run, points in sorted(curves.items()):
         team = run.split("/")[0]
-        panel.plot([p[0] / 1000 for p in points], [p[1] for p in points], color=COLOURS[team], linewidth=1.0, label=run)
+        panel.plot(
+            [p[0] / 1000 for p in points],
+            [p[1] for p in points],
+            color=COLOURS[team],
+            linewidth=1.0,
+            label=run,
+        )
     panel.set_xlabel("thousand generated tokens")
     panel.set_ylabel("success in training")
     panel.legend(fontsize=7)

@@ -2,10 +2,12 @@
 
     python recipe/math/measure.py --seeds 0 1 2
 
-writes `results.json` into this folder, a list of `{"seed", "before", "after", "rl_seconds", "total_seconds", "peak_gib", ...}`:
-team accuracy (avg@n over held-out tasks) before and after training, the seconds of all training steps with their checkpoints, the seconds
-of the whole script, and the peak memory of all its processes (proportional set size, so that shared pages count once). `commit` is the
-cloned commit, `load` the load average of the minute before: a seed starts when the load is near 0, or after waiting five minutes for it.
+writes `results.json` into this folder, a list of `{"seed", "before", "after", "rl_seconds", "total_seconds",
+"peak_gib", ...}`: team accuracy (avg@n over held-out tasks) before and after training, the seconds of all
+training steps with their checkpoints, the seconds of the whole script, and the peak memory of all its
+processes (proportional set size, so that shared pages count once). `commit` is the cloned commit, `load` the
+load average of the minute before: a seed starts when the load is near 0, or after waiting five minutes for
+it.
 """
 
 from __future__ import annotations
@@ -31,14 +33,22 @@ def run_seed(seed: int, overrides: list[str]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="verl_mas_") as folder:
         clone = Path(folder) / "verl-mas"
         subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
-        commit = subprocess.check_output(["git", "rev-parse", "--short", "HEAD"], cwd=clone, text=True).strip()
+        commit = subprocess.check_output(
+            ["git", "rev-parse", "--short", "HEAD"], cwd=clone, text=True
+        ).strip()
         origin = {"commit": commit, "date": time.strftime("%Y-%m-%d"), "load": settled_load()}
         log = Path(folder) / "log"
         start = time.monotonic()
         with open(log, "w") as out:
-            env = {k: v for k, v in os.environ.items() if k not in ("VIRTUAL_ENV", "PYTHONPATH", "MODEL_PATH", "DATA")}
+            env = {
+                k: v
+                for k, v in os.environ.items()
+                if k not in ("VIRTUAL_ENV", "PYTHONPATH", "MODEL_PATH", "DATA")
+            }
             command = ["bash", "examples/run_math.sh", *overrides]
-            process = subprocess.Popen(command, cwd=clone, env=env | {"SEED": str(seed)}, stdout=out, stderr=subprocess.STDOUT)
+            process = subprocess.Popen(
+                command, cwd=clone, env=env | {"SEED": str(seed)}, stdout=out, stderr=subprocess.STDOUT
+            )
             watch = MemoryWatch(process.pid)
             watch.start()
             status = process.wait()
@@ -46,8 +56,14 @@ def run_seed(seed: int, overrides: list[str]) -> dict[str, Any]:
         total = time.monotonic() - start
         if status != 0:
             sys.exit(f"seed {seed}: the script ended with status {status}\n" + log.read_text()[-4000:])
-        lines = (clone / "outputs" / "verl-mas" / f"math_seed{seed}" / "metrics.jsonl").read_text().splitlines()
-        return summarise(seed, [json.loads(line) for line in lines]) | {"total_seconds": total, "peak_gib": watch.peak_gib} | origin
+        lines = (
+            (clone / "outputs" / "verl-mas" / f"math_seed{seed}" / "metrics.jsonl").read_text().splitlines()
+        )
+        return (
+            summarise(seed, [json.loads(line) for line in lines])
+            | {"total_seconds": total, "peak_gib": watch.peak_gib}
+            | origin
+        )
 
 
 def summarise(seed: int, lines: list[dict[str, Any]]) -> dict[str, Any]:
@@ -58,7 +74,9 @@ def summarise(seed: int, lines: list[dict[str, Any]]) -> dict[str, Any]:
         "seed": seed,
         "before": first[accuracy],
         "after": last[accuracy],
-        "rl_seconds": sum(line.get("timing_s/step", 0.0) + line.get("timing_s/save_checkpoint", 0.0) for line in lines),
+        "rl_seconds": sum(
+            line.get("timing_s/step", 0.0) + line.get("timing_s/save_checkpoint", 0.0) for line in lines
+        ),
         "steps": last["step"],
     }
     for name in ("precision", "recall", "specificity", "accuracy"):
@@ -66,13 +84,18 @@ def summarise(seed: int, lines: list[dict[str, Any]]) -> dict[str, Any]:
         result[f"verifier_{name}_before"], result[f"verifier_{name}_after"] = first.get(key), last.get(key)
     for loop in (1, 2):
         key = f"val/env/solver/accuracy_loop_{loop}"
-        result[f"solver_loop_{loop}_before"], result[f"solver_loop_{loop}_after"] = first.get(key), last.get(key)
+        result[f"solver_loop_{loop}_before"], result[f"solver_loop_{loop}_after"] = (
+            first.get(key),
+            last.get(key),
+        )
     return result
 
 
 def main() -> None:
     """Measure the seeds and write the results after each."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--out", type=Path, default=Path(__file__).with_name("results.json"))
     parser.add_argument("overrides", nargs="*", help="key=value for the script")

@@ -1,11 +1,13 @@
-"""Two colleagues with equal prompts who must reply differently: one policy, an adapter per agent and a model per agent, and named roles.
+"""Two colleagues with equal prompts who must reply differently: one policy, an adapter per agent and a model
+per agent, and named roles.
 
     python recipe/roles/measure.py --seeds 0 1 2
 
-trains the two colleagues of `team.py` with each level of `config.yaml` and writes `results.json` (rows `{"level", "seed", "before",
-"after", "covered_after", "right_after", ...}`), `curves.json` and `curves.svg` into this folder. Only the level differs: tasks, seeds and
-warm start are the same. Rows of an earlier call are kept unless they are measured again. DEMOS is the number of demonstrations of the warm
-start; a few hundred give a quick run that learns little.
+trains the two colleagues of `team.py` with each level of `config.yaml` and writes `results.json` (rows
+`{"level", "seed", "before", "after", "covered_after", "right_after", ...}`), `curves.json` and `curves.svg`
+into this folder. Only the level differs: tasks, seeds and warm start are the same. Rows of an earlier call
+are kept unless they are measured again. DEMOS is the number of demonstrations of the warm start; a few
+hundred give a quick run that learns little.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ def measure(level: str, seed: int, more: list[str]) -> tuple[Row, Curve]:
     """Train one level; return its row and its curve, [step, success] of every validation."""
     config = yaml.safe_load((HERE / "config.yaml").read_text())
     settings = config["common"] | config["levels"][level]
-    lines = train_embedded(f"roles_{level}_seed{seed}", seed, settings, os.environ.get("DEMOS") or None, more, PREPARE)
+    lines = train_embedded(
+        f"roles_{level}_seed{seed}", seed, settings, os.environ.get("DEMOS") or None, more, PREPARE
+    )
     return {"level": level, "seed": seed} | success_row(lines, SHARES), success_curve(lines)
 
 

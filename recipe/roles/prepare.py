@@ -1,8 +1,10 @@
-"""Create tasks, tokenizer, model and warm start of the colleagues, like `examples.embedded.prepare` and with its options:
+"""Create tasks, tokenizer, model and warm start of the colleagues, like `examples.embedded.prepare` and with
+its options:
 
     python -m recipe.roles.prepare --world colleagues --out outputs/embedded --seed 0
 
-The demonstrations answer either part of a problem in half of the cases, with the same prompt, with that of A and with that of B.
+The demonstrations answer either part of a problem in half of the cases, with the same prompt, with that of A
+and with that of B.
 """
 
 from __future__ import annotations
@@ -51,7 +53,9 @@ def generate(count: int, seed: str, exclude: Collection[str] = ()) -> list[Probl
     rng = random.Random(seed)
     problems: dict[str, Problem] = {}
     while len(problems) < count:
-        problem = Problem(rng.choice(OWNERS), rng.randint(2, 19), rng.randint(2, 9), rng.randint(11, 29), rng.randint(2, 9))
+        problem = Problem(
+            rng.choice(OWNERS), rng.randint(2, 19), rng.randint(2, 9), rng.randint(11, 29), rng.randint(2, 9)
+        )
         if problem.question not in exclude:
             problems[problem.question] = problem
     return list(problems.values())
@@ -76,22 +80,38 @@ def to_row(problem: Problem, index: int, split: str) -> dict[str, Any]:
 
 
 def make_demos(course: Course, seed: int, exclude: Collection[str] = ()) -> list[Messages]:
-    """Return one conversation per problem: half of them without a name in the prompt, the others with that of a random colleague."""
+    """Return one conversation per problem: half of them without a name in the prompt, the others with that of
+    a random colleague.
+    """
     rng = random.Random(f"demos-{seed}")
-    agents = [Colleague(agent_id, ColleaguesOptions(named)) for named in (False, True) for agent_id in COLLEAGUES]
+    agents = [
+        Colleague(agent_id, ColleaguesOptions(named)) for named in (False, True) for agent_id in COLLEAGUES
+    ]
     problems = generate(course.count, f"demos-{seed}", exclude)
-    return [conversation(rng.choice(agents), problem.question, rng.choice(problem.replies)) for problem in problems]
+    return [
+        conversation(rng.choice(agents), problem.question, rng.choice(problem.replies))
+        for problem in problems
+    ]
 
 
 @dataclass(frozen=True)
 class ColleaguesCourse(Course):
-    """See `Course`; `source`, a hash of the files here, is part of the folder's name, so that a change of them creates a new one."""
+    """See `Course`; `source`, a hash of the files here, is part of the folder's name, so that a change of
+    them creates a new one.
+    """
 
     count: int = 14_400
-    source: str = hashlib.sha256(b"".join(Path(__file__).with_name(name).read_bytes() for name in SOURCES)).hexdigest()
+    source: str = hashlib.sha256(
+        b"".join(Path(__file__).with_name(name).read_bytes() for name in SOURCES)
+    ).hexdigest()
 
 
-WORLD = World(ColleaguesCourse(), TaskSet(generate_split, to_row, key=lambda problem: problem.question), make_demos, size=UNTIED)
+WORLD = World(
+    ColleaguesCourse(),
+    TaskSet(generate_split, to_row, key=lambda problem: problem.question),
+    make_demos,
+    size=UNTIED,
+)
 
 if __name__ == "__main__":
     prepare.WORLDS[NAME] = WORLD

@@ -1,8 +1,10 @@
-"""Two colleagues with one problem of two parts: each answers one part, and neither sees the other's reply; a plug-in of `measure.py`.
+"""Two colleagues with one problem of two parts: each answers one part, and neither sees the other's reply; a
+plug-in of `measure.py`.
 
-The team succeeds when the two replies are right and about different parts, so the colleagues must divide the work. Without names in the
-prompts both read the same text: one policy then gives both the same distribution over the two parts, and covers both parts in at most half
-of the episodes, 2p(1-p). That is the XOR game of Fu et al. (2022, arXiv 2206.07505), in which policies of their own reach the optimum.
+The team succeeds when the two replies are right and about different parts, so the colleagues must divide the
+work. Without names in the prompts both read the same text: one policy then gives both the same distribution
+over the two parts, and covers both parts in at most half of the episodes, 2p(1-p). That is the XOR game of Fu
+et al. (2022, arXiv 2206.07505), in which policies of their own reach the optimum.
 """
 
 from __future__ import annotations
@@ -72,10 +74,11 @@ class ColleaguesOrchestra(BaseOrchestra):
 
 @EnvRegistry.register(NAME)
 class ColleaguesEnv(BaseEnv):
-    """One problem, one turn. A right reply, about either part, has the local reward 1; two of them about different parts the team reward 1.
+    """One problem, one turn. A right reply, about either part, has the local reward 1; two of them about
+    different parts the team reward 1.
 
-    `info`: `success`; `covered` (the replies are about different parts, right or wrong); `right` (share of right replies); `a/adds` and
-    `b/adds` (the colleague replied about the part that needs an addition).
+    `info`: `success`; `covered` (the replies are about different parts, right or wrong); `right` (share of
+    right replies); `a/adds` and `b/adds` (the colleague replied about the part that needs an addition).
     """
 
     blocking = False
@@ -96,5 +99,8 @@ class ColleaguesEnv(BaseEnv):
             "covered": float(set(parts) == {ADD, SUBTRACT}),
             "right": sum(reply in self._answers for reply in action) / len(action),
         }
-        adds = {f"{agent_id[-1].lower()}/adds": float(kind == ADD) for agent_id, kind in zip(COLLEAGUES, parts, strict=True)}
+        adds = {
+            f"{agent_id[-1].lower()}/adds": float(kind == ADD)
+            for agent_id, kind in zip(COLLEAGUES, parts, strict=True)
+        }
         return Outcome(team=float(success), done=True, info=info | adds)

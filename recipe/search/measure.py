@@ -2,9 +2,10 @@
 
     python recipe/search/measure.py --seeds 0 1 2
 
-writes `results.json` into this folder, rows `{"seed", "before", "after", "train_seconds", ...}`: exact match at temperature 1, F1, the
-Verifier's accuracy, the share of episodes in which the answer is known at the end, and searches per episode. `curves.json` has exact
-match at every validation. Rows of an earlier call are kept unless they are measured again.
+writes `results.json` into this folder, rows `{"seed", "before", "after", "train_seconds", ...}`: exact match
+at temperature 1, F1, the Verifier's accuracy, the share of episodes in which the answer is known at the end,
+and searches per episode. `curves.json` has exact match at every validation. Rows of an earlier call are kept
+unless they are measured again.
 """
 
 from __future__ import annotations

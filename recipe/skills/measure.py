@@ -1,11 +1,12 @@
-"""A task whose roles need different skills: one policy, one adapter per agent with two ranks, and one model per agent.
+"""A task whose roles need different skills: one policy, one adapter per agent with two ranks, and one model
+per agent.
 
     python recipe/skills/measure.py --seeds 0 1 2
 
-trains the Coder and the Filer of `team.py` with each level of `config.yaml` and writes `results.json` (rows `{"level", "seed", "before",
-"after", "coder_right_after", ...}`), `curves.json` and `curves.svg` into this folder. Only the level and its learning rate differ: tasks,
-seeds and warm start are the same. Rows of an earlier call are kept unless they are measured again. DEMOS is the number of demonstrations
-of the warm start.
+trains the Coder and the Filer of `team.py` with each level of `config.yaml` and writes `results.json` (rows
+`{"level", "seed", "before", "after", "coder_right_after", ...}`), `curves.json` and `curves.svg` into this
+folder. Only the level and its learning rate differ: tasks, seeds and warm start are the same. Rows of an
+earlier call are kept unless they are measured again. DEMOS is the number of demonstrations of the warm start.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ def measure(level: str, seed: int, more: list[str]) -> tuple[Row, Curve]:
     """Train one level; return its row and its curve, [step, success] of every validation."""
     config = yaml.safe_load((HERE / "config.yaml").read_text())
     settings = config["common"] | config["levels"][level]
-    lines = train_embedded(f"skills_{level}_seed{seed}", seed, settings, os.environ.get("DEMOS") or None, more, PREPARE)
+    lines = train_embedded(
+        f"skills_{level}_seed{seed}", seed, settings, os.environ.get("DEMOS") or None, more, PREPARE
+    )
     return {"level": level, "seed": seed} | success_row(lines, SHARES), success_curve(lines)
 
 

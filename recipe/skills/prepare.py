@@ -1,8 +1,10 @@
-"""Create tasks, tokenizer, model and warm start of the depot, like `examples.embedded.prepare` and with its options:
+"""Create tasks, tokenizer, model and warm start of the depot, like `examples.embedded.prepare` and with its
+options:
 
     python -m recipe.skills.prepare --world depot --out outputs/embedded --seed 0
 
-The demonstrations teach the form of the replies: every role answers every letter equally often, so the base has neither skill.
+The demonstrations teach the form of the replies: every role answers every letter equally often, so the base
+has neither skill.
 """
 
 from __future__ import annotations
@@ -36,16 +38,23 @@ class Product:
 
 
 def products(seed: int) -> list[Product]:
-    """Return all 64 products. Every letter is the code of eight of them, chosen at random, and the shelf of one colour."""
+    """Return all 64 products. Every letter is the code of eight of them, chosen at random, and the shelf of
+    one colour.
+    """
     rng = random.Random(f"depot-{seed}")
     names = list(product(COLOURS, KINDS))
     codes = rng.sample(LETTERS * (len(names) // len(LETTERS)), len(names))
     shelves = dict(zip(COLOURS, rng.sample(LETTERS, len(LETTERS)), strict=True))
-    return [Product(f"{colour} {kind}", code, shelves[colour]) for (colour, kind), code in zip(names, codes, strict=True)]
+    return [
+        Product(f"{colour} {kind}", code, shelves[colour])
+        for (colour, kind), code in zip(names, codes, strict=True)
+    ]
 
 
 def generate_split(num_train: int, num_test: int, seed: int) -> tuple[list[Product], list[Product]]:
-    """Return all products twice, for training and for validation: a table has no unseen entries that could be answered."""
+    """Return all products twice, for training and for validation: a table has no unseen entries that could be
+    answered.
+    """
     del num_train, num_test
     return products(seed), products(seed)
 
@@ -62,7 +71,9 @@ def to_row(item: Product, index: int, split: str) -> dict[str, Any]:
 
 
 def make_demos(course: Course, seed: int, exclude: Collection[str] = ()) -> list[Messages]:
-    """Return conversations with random products, roles and letters. `exclude` has no effect, because no demonstration shows an answer."""
+    """Return conversations with random products, roles and letters. `exclude` has no effect, because no
+    demonstration shows an answer.
+    """
     del exclude
     rng = random.Random(f"demos-{seed}")
     agents, items = (Coder(CODER), Filer(FILER)), products(seed)
@@ -72,17 +83,30 @@ def make_demos(course: Course, seed: int, exclude: Collection[str] = ()) -> list
 
 @dataclass(frozen=True)
 class DepotCourse(Course):
-    """See `Course`; `source`, a hash of the files here, is part of the folder's name, so that a change of them creates a new one."""
+    """See `Course`; `source`, a hash of the files here, is part of the folder's name, so that a change of
+    them creates a new one.
+    """
 
     count: int = 9_600
-    source: str = hashlib.sha256(b"".join(Path(__file__).with_name(name).read_bytes() for name in SOURCES)).hexdigest()
+    source: str = hashlib.sha256(
+        b"".join(Path(__file__).with_name(name).read_bytes() for name in SOURCES)
+    ).hexdigest()
 
 
-# Large initial weights: with small ones the frozen head of an adapter's base bounds the probability of a letter, whatever the rank.
+# Large initial weights: with small ones the frozen head of an adapter's base bounds the probability of a
+# letter, whatever the rank.
 SIZE = TinyModelSize(
-    hidden_size=32, intermediate_size=64, num_layers=1, num_heads=2, weight_std=0.25, tie_embeddings=False, embedding_std=0.2
+    hidden_size=32,
+    intermediate_size=64,
+    num_layers=1,
+    num_heads=2,
+    weight_std=0.25,
+    tie_embeddings=False,
+    embedding_std=0.2,
 )
-WORLD = World(DepotCourse(), TaskSet(generate_split, to_row, key=lambda item: item.name), make_demos, size=SIZE)
+WORLD = World(
+    DepotCourse(), TaskSet(generate_split, to_row, key=lambda item: item.name), make_demos, size=SIZE
+)
 
 if __name__ == "__main__":
     prepare.WORLDS[NAME] = WORLD

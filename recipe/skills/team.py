@@ -1,7 +1,9 @@
-"""A Coder and a Filer with one product: the Coder answers a letter by an arbitrary table, the Filer by a rule; a plug-in of `measure.py`.
+"""A Coder and a Filer with one product: the Coder answers a letter by an arbitrary table, the Filer by a
+rule; a plug-in of `measure.py`.
 
-A product has a colour and a kind. Its code is an arbitrary letter per product, so the Coder must learn every product; its shelf depends on
-the colour alone, so the Filer must learn one letter per colour. Neither sees the other's reply, and the prompt names the role.
+A product has a colour and a kind. Its code is an arbitrary letter per product, so the Coder must learn every
+product; its shelf depends on the colour alone, so the Filer must learn one letter per colour. Neither sees
+the other's reply, and the prompt names the role.
 """
 
 from __future__ import annotations
@@ -66,8 +68,9 @@ class DepotOrchestra(BaseOrchestra):
 class DepotEnv(BaseEnv):
     """One product, one turn. A right letter has the local reward 1; two of them the team reward 1.
 
-    The ground truth is the letter of the code and that of the shelf, such as `CF`. `info`: `success`; `coder/right` and `filer/right`;
-    `coder/shelf` (the Coder answered the letter of the shelf, and the code is another one).
+    The ground truth is the letter of the code and that of the shelf, such as `CF`. `info`: `success`;
+    `coder/right` and `filer/right`; `coder/shelf` (the Coder answered the letter of the shelf, and the code
+    is another one).
     """
 
     blocking = False
@@ -80,8 +83,12 @@ class DepotEnv(BaseEnv):
         return Outcome(local=float(action == self._letters[agent_id]))
 
     def step(self, action: tuple[str, ...]) -> Outcome:
-        right = {agent_id: given == self._letters[agent_id] for agent_id, given in zip(AGENTS, action, strict=True)}
+        right = {
+            agent_id: given == self._letters[agent_id] for agent_id, given in zip(AGENTS, action, strict=True)
+        }
         success = float(all(right.values()))
-        info = {"success": success} | {f"{agent_id.lower()}/right": float(value) for agent_id, value in right.items()}
+        info = {"success": success} | {
+            f"{agent_id.lower()}/right": float(value) for agent_id, value in right.items()
+        }
         info["coder/shelf"] = float(not right[CODER] and action[0] == self._letters[FILER])
         return Outcome(team=success, done=True, info=info)

@@ -2,10 +2,11 @@
 
     python recipe/specialization/measure.py --seeds 0 1 2
 
-runs `examples/run_math.sh` with each level of `config.yaml` and writes `results.json` (rows `{"level", "seed", "before", "after",
-"seconds", "peak_gib", ...}`), `curves.json` and `curves.svg` into this folder. `before` and `after` are the team's accuracy on held-out
-problems, `seconds` those of all training steps, `peak_gib` the peak memory of all processes together, `sync_mb` the size of a weight sync.
-Rows of an earlier call are kept unless they are measured again.
+runs `examples/run_math.sh` with each level of `config.yaml` and writes `results.json` (rows
+`{"level", "seed", "before", "after", "seconds", "peak_gib", ...}`), `curves.json` and `curves.svg` into this
+folder. `before` and `after` are the team's accuracy on held-out problems, `seconds` those of all training
+steps, `peak_gib` the peak memory of all processes together, `sync_mb` the size of a weight sync. Rows of an
+earlier call are kept unless they are measured again.
 """
 
 from __future__ import annotations
@@ -44,7 +45,11 @@ def measure(level: str, seed: int, more: list[str]) -> tuple[Row, Curve]:
     run_dir = ROOT / "outputs" / "verl-mas" / f"specialization_{level}_seed{seed}"
     for name in ("metrics.jsonl", "run.log"):
         (run_dir / name).unlink(missing_ok=True)
-    overrides = [*overrides_of(config["common"] | config["levels"][level]), f"trainer.default_local_dir={run_dir}", *more]
+    overrides = [
+        *overrides_of(config["common"] | config["levels"][level]),
+        f"trainer.default_local_dir={run_dir}",
+        *more,
+    ]
     peak_gib = run_example("math", seed, overrides, run_dir / "run.log")
     lines = read_metrics(run_dir / "metrics.jsonl")
     return summarise(level, seed, lines) | {"peak_gib": round(peak_gib, 2)}, success_curve(lines)

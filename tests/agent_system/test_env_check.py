@@ -38,7 +38,9 @@ class Walk(BaseEnv):
 
     def step(self, action: str) -> Outcome:
         self.path.append(self.path[-1] + self.random.choice([-1, 0, 1]))
-        return Outcome(1.0, {"A": 0.5}, action == "end", {"success": action == "end"}, Observation(f"at {self.path[-1]}"))
+        return Outcome(
+            1.0, {"A": 0.5}, action == "end", {"success": action == "end"}, Observation(f"at {self.path[-1]}")
+        )
 
     def fork(self) -> Walk:
         twin = copy.copy(self)
@@ -90,7 +92,9 @@ class SharesTheWind(Walk):
 
 
 class SharesWhatOnlyOtherWaysTouch(Walk):
-    """What all forks write in the order of the actions is there in each of them; another order finds what is not its own."""
+    """What all forks write in the order of the actions is there in each of them; another order finds what is
+    not its own.
+    """
 
     def reset(self, task: Task) -> Observation:
         self.marks: set[str] = set()

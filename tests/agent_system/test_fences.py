@@ -1,4 +1,6 @@
-"""The program of a reply: the block of code in any fence of Markdown, each of its characters as it was written."""
+"""The program of a reply: the block of code in any fence of Markdown, each of its characters as it was
+written.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +70,9 @@ def test_a_character_in_a_literal_stays_what_it_is(character: str) -> None:
     assert PYTHON(f"```python\n{code}\n```").action == code
 
 
-@pytest.mark.parametrize("reply", ["print(1)", "<think>```python\n2\n```</think>\nprint(1)", "print('~~')", "Use ```x``` here"])
+@pytest.mark.parametrize(
+    "reply", ["print(1)", "<think>```python\n2\n```</think>\nprint(1)", "print('~~')", "Use ```x``` here"]
+)
 def test_a_reply_without_a_block_is_the_program(reply: str) -> None:
     assert program_of(reply) == reply.rpartition("</think>\n")[2]
 
@@ -78,17 +82,36 @@ def test_a_reply_with_blocks_of_other_languages_has_no_program() -> None:
 
 
 def test_blocks_are_those_of_a_markdown_parser() -> None:
-    """On texts that need none of our leniency: fences at the width of their list, each closed by a line of its own."""
+    """On texts that need none of our leniency: fences at the width of their list, each closed by a line of
+    its own.
+    """
     parser = MarkdownIt("zero").enable(["fence", "list", "blockquote"])
     draw = random.Random(0)
     for _ in range(300):
         text = ""
         for _ in range(draw.randint(1, 4)):
             mark = draw.choice(["```", "````", "~~~", "~~~~~"])
-            code = draw.choices(["x = 1", "    y", "", "\tz", "``", "~~", "'``` a'", "> q", "- i", "# t"], k=draw.randint(0, 4))
-            lines = [mark + draw.choice(["", "python", " py ", "python a=1"]), *code, mark + draw.choice(["", mark[0], "  "])]
-            first, others = draw.choice([("", ""), (" ", " "), ("   ", "   "), ("- ", "  "), ("1. ", "   "), ("> ", "> ")])
-            text += "\nProse.\n\n" + "\n".join((others if i else first) + line for i, line in enumerate(lines)) + "\n"
+            code = draw.choices(
+                ["x = 1", "    y", "", "\tz", "``", "~~", "'``` a'", "> q", "- i", "# t"],
+                k=draw.randint(0, 4),
+            )
+            lines = [
+                mark + draw.choice(["", "python", " py ", "python a=1"]),
+                *code,
+                mark + draw.choice(["", mark[0], "  "]),
+            ]
+            first, others = draw.choice(
+                [("", ""), (" ", " "), ("   ", "   "), ("- ", "  "), ("1. ", "   "), ("> ", "> ")]
+            )
+            text += (
+                "\nProse.\n\n"
+                + "\n".join((others if i else first) + line for i, line in enumerate(lines))
+                + "\n"
+            )
         tokens = [token for token in parser.parse(text) if token.type == "fence"]
-        assert [block.code for block in fenced_blocks(text)] == [token.content.removesuffix("\n") for token in tokens], text
-        assert [block.language for block in fenced_blocks(text)] == [(token.info.split() or [""])[0] for token in tokens]
+        assert [block.code for block in fenced_blocks(text)] == [
+            token.content.removesuffix("\n") for token in tokens
+        ], text
+        assert [block.language for block in fenced_blocks(text)] == [
+            (token.info.split() or [""])[0] for token in tokens
+        ]

@@ -1,4 +1,6 @@
-"""What Python allows in the main thread only, in functions of reward, environments, tools and teams: alarms and event loops."""
+"""What Python allows in the main thread only, in functions of reward, environments, tools and teams: alarms
+and event loops.
+"""
 
 from __future__ import annotations
 
@@ -113,7 +115,10 @@ def test_an_alarm_that_a_call_leaves_does_not_reach_the_next_one() -> None:
 
     with DaemonExecutor(1) as threads:
         assert threads.submit(leaves).result(5) == 0
-        assert threads.submit(lambda: (time.sleep(1.2), signal.getsignal(signal.SIGALRM))[1]).result(5) == signal.SIG_DFL
+        assert (
+            threads.submit(lambda: (time.sleep(1.2), signal.getsignal(signal.SIGALRM))[1]).result(5)
+            == signal.SIG_DFL
+        )
 
 
 def test_an_alarm_may_repeat_and_reports_what_is_left() -> None:
@@ -169,7 +174,9 @@ def test_alarms_of_the_main_thread_and_other_signals_stay_pythons() -> None:
 
 
 @pytest.mark.parametrize("handled", [True, False])
-def test_other_errors_of_the_thread_that_a_function_handles_are_reported_once(handled: bool, caplog: pytest.LogCaptureFixture) -> None:
+def test_other_errors_of_the_thread_that_a_function_handles_are_reported_once(
+    handled: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     def opens_a_window() -> float:
         try:
             raise RuntimeError("main thread is not in main loop")

@@ -11,7 +11,9 @@ from agent_system import AgentSystemError, boxed_answer, code_block, number, raw
 ALL = [raw_text, tag("answer"), boxed_answer, code_block(), code_block("python"), number, verdict()]
 TEXT = "<think> </think> <answer> </ANSWER> \\boxed{ { } \\} ``` ```python 1,000.5 approve <verify> </verify> 中 İ"
 MARKS = TEXT.split()
-PIECES = st.lists(st.sampled_from([*MARKS, "\n", "\x00", " "]) | st.text(max_size=5), max_size=30).map("".join)
+PIECES = st.lists(st.sampled_from([*MARKS, "\n", "\x00", " "]) | st.text(max_size=5), max_size=30).map(
+    "".join
+)
 
 
 @settings(max_examples=300, deadline=None)
@@ -39,7 +41,9 @@ def test_no_text_makes_a_parser_raise_and_invalid_never_looks_like_an_answer(tex
         ("<answer></answer>", "", False),
     ],
 )
-def test_tag_takes_the_last_well_formed_pair_outside_the_thinking(text: str, action: str, valid: bool) -> None:
+def test_tag_takes_the_last_well_formed_pair_outside_the_thinking(
+    text: str, action: str, valid: bool
+) -> None:
     result = tag("answer")(text)
     assert (result.action, result.valid) == (action, valid)
 
@@ -64,8 +68,21 @@ def test_hostile_text_is_parsed_in_linear_time() -> None:
     import time
 
     start = time.process_time()
-    texts = (r"\boxed{" * 30_000, "<answer>" * 30_000, "</think" * 30_000, "```python\n" * 30_000, "<think>" * 30_000, "1," * 60_000)
-    fences = ("> " * 60_000, "1. - > ~~~\n" * 20_000, "```\n~~~\n" * 20_000, "```a\n" + "x```" * 60_000, "```a\n" + "`" * 200_000)
+    texts = (
+        r"\boxed{" * 30_000,
+        "<answer>" * 30_000,
+        "</think" * 30_000,
+        "```python\n" * 30_000,
+        "<think>" * 30_000,
+        "1," * 60_000,
+    )
+    fences = (
+        "> " * 60_000,
+        "1. - > ~~~\n" * 20_000,
+        "```\n~~~\n" * 20_000,
+        "```a\n" + "x```" * 60_000,
+        "```a\n" + "`" * 200_000,
+    )
     for text in (*texts, *fences):
         for project in ALL:
             project(text)
@@ -79,7 +96,9 @@ def test_code_block_takes_the_last_block_of_the_language() -> None:
     assert not code_block("rust")(text).valid
 
 
-@pytest.mark.parametrize(("text", "action"), [("so 1,234.50 dollars", "1234.50"), ("-3", "-3"), ("a 4 b 5", "5"), ("none", "")])
+@pytest.mark.parametrize(
+    ("text", "action"), [("so 1,234.50 dollars", "1234.50"), ("-3", "-3"), ("a 4 b 5", "5"), ("none", "")]
+)
 def test_number_takes_the_last_one(text: str, action: str) -> None:
     assert number(text).action == action
 
@@ -95,7 +114,9 @@ def test_number_takes_the_last_one(text: str, action: str) -> None:
         ("<verify>approve or reject</verify>", False, False),
     ],
 )
-def test_an_unclear_verdict_is_invalid_and_is_not_an_approval(text: str, approved: bool, parsed: bool) -> None:
+def test_an_unclear_verdict_is_invalid_and_is_not_an_approval(
+    text: str, approved: bool, parsed: bool
+) -> None:
     result = verdict()(text)
     assert (result.fields["approved"], result.fields["parsed"], result.valid) == (approved, parsed, parsed)
 

@@ -9,7 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from agent_system import AgentRegistry, AgentSystemError, BaseAgent, EnvRegistry, OrchestraRegistry, load_plugins
+from agent_system import (
+    AgentRegistry,
+    AgentSystemError,
+    BaseAgent,
+    EnvRegistry,
+    OrchestraRegistry,
+    load_plugins,
+)
 from agent_system.environment import Task
 from agent_system.options import build_options
 from agent_system.orchestra import BaseOrchestra
@@ -37,7 +44,11 @@ def test_a_class_for_any_name_stands_in_for_those_without_one_in_its_scope() -> 
     anyone = registry.register(ANY, orchestra="game")(type("Anyone", (BaseAgent,), {}))
     own = registry.register("Queen", orchestra="game")(type("Queen", (BaseAgent,), {}))
     common = registry.register("Judge")(type("Judge", (BaseAgent,), {}))
-    assert [registry.get(name, orchestra="game") for name in ("Pawn", "Queen", "Judge")] == [anyone, own, common]
+    assert [registry.get(name, orchestra="game") for name in ("Pawn", "Queen", "Judge")] == [
+        anyone,
+        own,
+        common,
+    ]
     assert registry.names(orchestra="game") == ["Judge", "Queen"]
     with pytest.raises(AgentSystemError, match=r"no agent named 'Pawn'.*known: Judge"):
         registry.get("Pawn", orchestra="plan")
@@ -76,7 +87,10 @@ def test_a_missing_plugin_module_is_named(tmp_path: Path, monkeypatch: pytest.Mo
         load_plugins(["no_such_flow.x"])
     (tmp_path / "needs_more.py").write_text("import no_such_library")
     monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(AgentSystemError, match=r"agent.plugins: 'needs_more' imports what is not installed: .*'no_such_library'"):
+    with pytest.raises(
+        AgentSystemError,
+        match=r"agent.plugins: 'needs_more' imports what is not installed: .*'no_such_library'",
+    ):
         load_plugins(["needs_more"])
 
 
@@ -95,7 +109,9 @@ class WithOptions(BaseOrchestra):
 
 def test_options_become_the_workflows_dataclass() -> None:
     assert WithOptions.from_options({"rounds": 3, "rate": 1}, "mine").config == Options(3, 1.0)
-    with pytest.raises(AgentSystemError, match=r"mine.round is not an option; did you mean 'rounds'\?; valid: rate, rounds"):
+    with pytest.raises(
+        AgentSystemError, match=r"mine.round is not an option; did you mean 'rounds'\?; valid: rate, rounds"
+    ):
         WithOptions.from_options({"round": 3}, "mine")
     with pytest.raises(AgentSystemError, match=r"env.params.rounds must be int, found '3' \(str\)"):
         build_options(Options, {"rounds": "3"}, "env.params")
@@ -144,14 +160,22 @@ def test_a_workflow_of_a_users_own_package_runs_without_an_edit_here(user_packag
     tokenizer = make_tokenizer()
     engine = ScriptedEngine(tokenizer, ["<answer>yes</answer>"])
     sampling = SamplingParams(50)
-    bindings = {"Verifier Agent": AgentBinding("Verifier Agent", "p", "w", engine, tokenizer, sampling, sampling, 500)}
-    collector = Collector.from_names(orchestra_type=user_package, env_name=user_package, bindings=bindings, settings=CollectorSettings())
+    bindings = {
+        "Verifier Agent": AgentBinding("Verifier Agent", "p", "w", engine, tokenizer, sampling, sampling, 500)
+    }
+    collector = Collector.from_names(
+        orchestra_type=user_package, env_name=user_package, bindings=bindings, settings=CollectorSettings()
+    )
     result = asyncio.run(collector.collect([Task("t", "well?")], 1, step=1))
     assert result.batch.non_tensor_batch["reward"].tolist() == [1.0]
     assert "Ask: well? in {braces}, quickly" in result.episodes[0].samples[0].prompt_text
-    assert AgentRegistry.get("Verifier Agent", orchestra="math") is not AgentRegistry.get("Verifier Agent", orchestra=user_package)
+    assert AgentRegistry.get("Verifier Agent", orchestra="math") is not AgentRegistry.get(
+        "Verifier Agent", orchestra=user_package
+    )
 
 
 def test_an_agent_without_a_policy_is_an_error_before_anything_runs() -> None:
     with pytest.raises(AgentSystemError, match=r"needs the agents .*Solver Agent.*which no policy serves"):
-        Collector.from_names(orchestra_type="math", env_name="math", bindings={}, settings=CollectorSettings())
+        Collector.from_names(
+            orchestra_type="math", env_name="math", bindings={}, settings=CollectorSettings()
+        )

@@ -14,7 +14,9 @@ for name in ("agent_system.rollout", "verl.trainer", "recipe.mine", "autogen_cor
 
 
 def test_only_this_projects_own_modules_are_raised_to_info() -> None:
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=120, check=True
+    )
     told = [line.split()[1].rstrip(":") for line in done.stderr.splitlines() if line.endswith("told")]
     warned = [line for line in done.stderr.splitlines() if line.endswith("warned")]
     assert told == ["agent_system.rollout", "verl.trainer", "recipe.mine"] and len(warned) == 6

@@ -31,7 +31,9 @@ def test_no_more_threads_than_asked_for_and_they_are_used_again() -> None:
     assert names <= {"env-0", "env-1"}
 
 
-def test_where_the_system_gives_fewer_threads_jobs_wait_for_those_that_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_the_system_gives_fewer_threads_jobs_wait_for_those_that_there_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     given = threading.Thread.start
     begun: list[threading.Thread] = []
 

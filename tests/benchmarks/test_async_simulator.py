@@ -60,19 +60,31 @@ def test_engines_and_updates_that_share_processors_slow_each_other_down() -> Non
 def test_fully_async_with_staleness_0_takes_exactly_as_long_as_sync() -> None:
     costs = replace(COSTS, log_prob_token_s=0.0)
     never_stale = replace(FULLY_ASYNC, staleness=0)
-    assert run_steps(costs, never_stale, slow_tools(), TASKS, 6) == run_steps(costs, Schedule(), slow_tools(), TASKS, 6)
+    assert run_steps(costs, never_stale, slow_tools(), TASKS, 6) == run_steps(
+        costs, Schedule(), slow_tools(), TASKS, 6
+    )
 
 
 @pytest.mark.timeout(60)
 def test_replies_that_need_less_time_than_the_clock_can_tell_end() -> None:
     costs = replace(COSTS, decode_s=1e-9, row_s=0.0)
     assert (
-        step_s(costs, FULLY_ASYNC, ([[(10**6, 1000.0 + wait) for _, wait in episode] for episode in group] for group in slow_tools())) > 0
+        step_s(
+            costs,
+            FULLY_ASYNC,
+            (
+                [[(10**6, 1000.0 + wait) for _, wait in episode] for episode in group]
+                for group in slow_tools()
+            ),
+        )
+        > 0
     )
 
 
 @pytest.mark.parametrize(("staleness", "trigger", "bound"), [(1, 1, 1), (2, 1, 4), (3, 2, 7)])
-def test_no_group_is_older_than_the_bound_and_waits_are_hidden(staleness: int, trigger: int, bound: int) -> None:
+def test_no_group_is_older_than_the_bound_and_waits_are_hidden(
+    staleness: int, trigger: int, bound: int
+) -> None:
     report = run_steps(COSTS, Schedule("fully_async", staleness, trigger, bound), slow_tools(), TASKS, 12)
     assert 0 < max(report.staleness) <= bound
     assert report.step_s(4, 8) < step_s(COSTS, Schedule(), slow_tools())

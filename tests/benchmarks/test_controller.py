@@ -1,4 +1,6 @@
-"""The benchmark of the controller runs and ends with its one JSON line; episodes in an environment that blocks run at once."""
+"""The benchmark of the controller runs and ends with its one JSON line; episodes in an environment that
+blocks run at once.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,12 @@ import pytest
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "controller.py"
 
 
-def test_the_last_line_is_the_cost_of_a_call(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(sys, "argv", [str(SCRIPT), "--episodes", "32", "--blocking-episodes", "256", "--repeats", "1"])
+def test_the_last_line_is_the_cost_of_a_call(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(
+        sys, "argv", [str(SCRIPT), "--episodes", "32", "--blocking-episodes", "256", "--repeats", "1"]
+    )
     with caplog.at_level("INFO"):
         runpy.run_path(str(SCRIPT), run_name="__main__")
     result = json.loads(caplog.messages[-1])

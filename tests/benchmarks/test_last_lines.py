@@ -22,16 +22,33 @@ def run(name: str, *args: str, python: str = sys.executable, **variables: str) -
     """The JSON of the last line, and everything that was written."""
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)} | variables
     script = str(ROOT / "benchmarks" / name)
-    done = subprocess.run([python, script, *args], env=env, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    done = subprocess.run(
+        [python, script, *args], env=env, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1]), done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("device", on(1))
 def test_rollout(forked_python: str, device: str) -> None:
-    sizes = ("--hidden", "128", "--layers", "2", "--head-dim", "64", "--vocab", "300", "--prompt", "9", "--longest", "12")
+    sizes = (
+        "--hidden",
+        "128",
+        "--layers",
+        "2",
+        "--head-dim",
+        "64",
+        "--vocab",
+        "300",
+        "--prompt",
+        "9",
+        "--longest",
+        "12",
+    )
     work = ("--slots", "8", "--requests", "8", "--equal-tokens", "4", "--repeats", "1", "--device", device)
-    result, console = run("rollout.py", *sizes, *work, python=sys.executable if device == "cuda" else forked_python)
+    result, console = run(
+        "rollout.py", *sizes, *work, python=sys.executable if device == "cuda" else forked_python
+    )
     keys = ["equal", "staggered"] + ["equal_tokens_per_s", "staggered_tokens_per_s"] * (device == "cuda")
     assert list(result) == keys and min(result.values()) > 0
     assert f"{300 * 128 + 2 * (12 * 128 * 128 + 2 * 64 + 2 * 128) + 128:,} parameters" in console
@@ -39,7 +56,19 @@ def test_rollout(forked_python: str, device: str) -> None:
 
 @pytest.mark.parametrize("device", on(1))
 def test_policy_update(forked_python: str, device: str) -> None:
-    sizes = ("--rows", "12", "--tokens", "64", "--rounds", "1", "--device", device, "--micro-batches", "3", "--gradient-checkpointing")
+    sizes = (
+        "--rows",
+        "12",
+        "--tokens",
+        "64",
+        "--rounds",
+        "1",
+        "--device",
+        device,
+        "--micro-batches",
+        "3",
+        "--gradient-checkpointing",
+    )
     result, _ = run("policy_update.py", *sizes, python=sys.executable if device == "cuda" else forked_python)
     assert result["equal_ratio"] > 0
     assert result["mixed_ratio"] > 0
@@ -48,7 +77,9 @@ def test_policy_update(forked_python: str, device: str) -> None:
 
 def test_placement_measures_all_levels_on_the_same_rows(forked_python: str) -> None:
     sizes = {"--tasks": 2, "--group": 2, "--tokens": 6, "--hidden": 32, "--steps": 1, "--rounds": 1}
-    result, _ = run("placement.py", *(str(word) for pair in sizes.items() for word in pair), python=forked_python)
+    result, _ = run(
+        "placement.py", *(str(word) for pair in sizes.items() for word in pair), python=forked_python
+    )
     assert min(result[f"{level}_s"] for level in ("l1", "l2", "l3", "single")) > 0
     assert len(set(result["reply_tokens"].values())) == 1
     assert 0 < result["lora_sync_bytes"] < result["full_sync_bytes"]
@@ -56,7 +87,20 @@ def test_placement_measures_all_levels_on_the_same_rows(forked_python: str) -> N
 
 
 def test_async_training_compares_steps_of_the_same_episodes(forked_python: str) -> None:
-    sizes = ("--tasks", "2", "--group", "2", "--tokens", "12", "--hidden", "32", "--steps", "1", "--rounds", "1")
+    sizes = (
+        "--tasks",
+        "2",
+        "--group",
+        "2",
+        "--tokens",
+        "12",
+        "--hidden",
+        "32",
+        "--steps",
+        "1",
+        "--rounds",
+        "1",
+    )
     chosen = ("--workloads", "tools", "--wait", "0.01", "--modes", "one_step_off")
     threads = ("trainer.num_threads=1", "actor_rollout_ref.rollout.num_threads=1")
     result, _ = run("async_training.py", *threads, *sizes, *chosen, python=forked_python)
@@ -66,7 +110,9 @@ def test_async_training_compares_steps_of_the_same_episodes(forked_python: str) 
     assert result["staleness"] == {"one_step_off": {"tools": 1}}
 
 
-def test_async_simulation_predicts_every_mode_where_training_takes_as_long_as_simulated(forked_python: str) -> None:
+def test_async_simulation_predicts_every_mode_where_training_takes_as_long_as_simulated(
+    forked_python: str,
+) -> None:
     """So its calibration finds all costs."""
     sizes = ("--tasks", "2", "--group", "2", "--gpu-tasks", "1", "--rounds", "2")
     result, console = run("../tests/benchmarks/simulated_training.py", *sizes, python=forked_python)
@@ -84,7 +130,9 @@ def test_async_simulation_predicts_every_mode_where_training_takes_as_long_as_si
 def test_weight_sync_measures_every_way_in_the_same_run(forked_python: str, device: str) -> None:
     ways = ("object_store", "collective", "shared_memory", "cuda_ipc")
     sizes = ("--mib", "4", "--bucket-mb", "2", "--rounds", "1", "--device", device)
-    forked: dict[str, str] = {} if device == "cuda" else {"python": forked_python} | ForkServer.workers(forked_python)
+    forked: dict[str, str] = (
+        {} if device == "cuda" else {"python": forked_python} | ForkServer.workers(forked_python)
+    )
     result, _ = run("weight_sync.py", *sizes, "--ways", *ways, **forked)
     assert min(result[f"{way}{unit}"] for way in ways for unit in ("_s", "_adapter_ms")) > 0
     ratio = result["collective_s"] / result["object_store_s"]
@@ -100,7 +148,20 @@ def test_advantage_measures_every_group_key_beside_a_dict_filled_by_hand(forked_
 
 @pytest.mark.ray
 def test_train_step_counts_every_reply_of_both_teams_and_keeps_the_console_quiet(forked_python: str) -> None:
-    sizes = ("--tasks", "2", "--group", "2", "--tokens", "4", "--hidden", "32", "--repeats", "1", "--threads", "1")
+    sizes = (
+        "--tasks",
+        "2",
+        "--group",
+        "2",
+        "--tokens",
+        "4",
+        "--hidden",
+        "32",
+        "--repeats",
+        "1",
+        "--threads",
+        "1",
+    )
     result, console = run("train_step.py", *sizes, python=forked_python, **ForkServer.workers(forked_python))
     assert result["ratio"] > 0
     assert result["spread"] == [result["ratio"], result["ratio"]]
@@ -137,7 +198,19 @@ def test_env_workers(forked_python: str) -> None:
 
 
 def test_retrieval_finds_what_is_asked_for_in_so_many_words_and_batches() -> None:
-    result, _ = run("retrieval.py", "--train", "80", "--questions", "20", "--queries", "16", "--batch", "8", "--repeats", "1")
+    result, _ = run(
+        "retrieval.py",
+        "--train",
+        "80",
+        "--questions",
+        "20",
+        "--queries",
+        "16",
+        "--batch",
+        "8",
+        "--repeats",
+        "1",
+    )
     assert result["recall_hops_1"] == 1
     assert 0 < result["recall_question_1"] <= result["recall_question_10"] < 1
     assert min(result[f"{kind}_per_s"] for kind in ("batched", "concurrent", "single", "cached")) > 0

@@ -1,4 +1,6 @@
-"""What the benchmarks printed last, as recorded, is within the limits that they were made for, or the README says that it is not."""
+"""What the benchmarks printed last, as recorded, is within the limits that they were made for, or the README
+says that it is not.
+"""
 
 import json
 import operator
@@ -64,13 +66,18 @@ def test_the_time_of_an_advantage_grows_with_the_rows() -> None:
     assert row["ms_1m"] / row["ms_16k_8"] < 1.2 * 1_000_000 / 16_384
 
 
-def test_a_row_is_the_last_line_with_its_origin_and_other_rows_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_is_the_last_line_with_its_origin_and_other_rows_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from scripts import record_benchmarks as record
 
     (tmp_path / "benchmarks").mkdir()
     (tmp_path / "benchmarks" / "stub.py").write_text("print('repeat 0')\nprint('{\"ms\": 3}')\n")
     (tmp_path / "results.json").write_text('{"kept": {"ms": 1}}')
-    for command in (["init", "-q"], ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-q", "--allow-empty", "-m", "first"]):
+    for command in (
+        ["init", "-q"],
+        ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-q", "--allow-empty", "-m", "first"],
+    ):
         subprocess.run(["git", *command], cwd=tmp_path, check=True)
     monkeypatch.setattr(record, "ROOT", tmp_path)
     monkeypatch.setattr(record, "RESULTS", tmp_path / "results.json")

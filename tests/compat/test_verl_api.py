@@ -1,4 +1,6 @@
-"""The public names of verl 0.9.0's batches, controller and algorithms are here, with its parameters in its order."""
+"""The public names of verl 0.9.0's batches, controller and algorithms are here, with its parameters in its
+order.
+"""
 
 import importlib
 import inspect
@@ -7,7 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-# Written down from verl 0.9.0: functions, classes and their public methods; parameters in parentheses, none for properties.
+# Written down from verl 0.9.0: functions, classes and their public methods; parameters in parentheses, none
+# for properties.
 VERL = {
     "verl.protocol": """
         DataProtoConfig
@@ -286,7 +289,11 @@ def parameters_of(thing: object) -> list[str]:
     """Names, with their stars; `self` left out."""
     stars = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
     found = [stars.get(p.kind, "") + p.name for p in inspect.signature(thing).parameters.values()]  # type: ignore[arg-type]
-    return found[1:] if inspect.isfunction(thing) and "." in thing.__qualname__ and found[:1] == ["self"] else found
+    return (
+        found[1:]
+        if inspect.isfunction(thing) and "." in thing.__qualname__ and found[:1] == ["self"]
+        else found
+    )
 
 
 @pytest.mark.parametrize("module", VERL)

@@ -1,4 +1,6 @@
-"""Commands in the keys of verl and Dr. MAS: settings that mean the same are taken, those that would change the result are refused."""
+"""Commands in the keys of verl and Dr. MAS: settings that mean the same are taken, those that would change
+the result are refused.
+"""
 
 import json
 import re
@@ -35,15 +37,24 @@ def test_the_facts_are_those_of_37_and_13_scripts() -> None:
 def folders(tmp_path: Path) -> dict[str, Path]:
     """What the checks read of a model and of an adapter that a command takes from the disk."""
     (tmp_path / "config.json").write_text('{"model_type": "qwen3"}')
-    (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj"]}')
+    (tmp_path / "adapter_config.json").write_text(
+        '{"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj"]}'
+    )
     (tmp_path / "adapter_model.safetensors").touch()
-    return dict.fromkeys(("actor_rollout_ref.model.path", "actor_rollout_ref.model.lora_adapter_path"), tmp_path)
+    return dict.fromkeys(
+        ("actor_rollout_ref.model.path", "actor_rollout_ref.model.lora_adapter_path"), tmp_path
+    )
 
 
 @pytest.mark.parametrize("script", VERL)
-def test_the_keys_of_an_example_of_verl_pass_every_check_or_are_refused_by_one_line(script: str, folders: dict[str, Path]) -> None:
+def test_the_keys_of_an_example_of_verl_pass_every_check_or_are_refused_by_one_line(
+    script: str, folders: dict[str, Path]
+) -> None:
     typed = [o.split("=", 1) for o in get_args_parser().parse_args(VERL[script]).overrides]
-    given = [f"{key}={folders[key] if key in folders and value.startswith('/home/') else value}" for key, value in typed]
+    given = [
+        f"{key}={folders[key] if key in folders and value.startswith('/home/') else value}"
+        for key, value in typed
+    ]
     if script in REFUSED:
         with pytest.raises(ConfigError) as refused:
             compose_config(given)
@@ -53,10 +64,16 @@ def test_the_keys_of_an_example_of_verl_pass_every_check_or_are_refused_by_one_l
     resolve_defaults(config)
     check_settings(config)
     settings = dict(o.lstrip("+").split("=", 1) for o in given)
-    assert (config.agent.orchestra_type, config.agent.agent_ids, config.env.env_name) == ("single", ["Single Agent"], "data_source")
+    assert (config.agent.orchestra_type, config.agent.agent_ids, config.env.env_name) == (
+        "single",
+        ["Single Agent"],
+        "data_source",
+    )
     assert config.env.rollout.n == int(settings.get("actor_rollout_ref.rollout.n", 1))
     assert config.algorithm.adv_estimator == settings["algorithm.adv_estimator"]
-    assert config.actor_rollout_ref.actor.ppo_mini_batch_size == int(settings["actor_rollout_ref.actor.ppo_mini_batch_size"])
+    assert config.actor_rollout_ref.actor.ppo_mini_batch_size == int(
+        settings["actor_rollout_ref.actor.ppo_mini_batch_size"]
+    )
 
 
 @pytest.mark.parametrize("script", DR_MAS)
@@ -69,15 +86,34 @@ def test_the_keys_of_an_example_of_dr_mas_pass_every_check(script: str) -> None:
     assert config.algorithm.adv_estimator == settings["algorithm.adv_estimator"]
     grouped = settings["algorithm.adv_estimator"] != "gae"
     assert not grouped or config.algorithm.group_by_agent_id == ("algorithm.group_by_agent_id" in settings)
-    assert config.env.params.get("url") == settings.get("env.search.search_url", "").strip("'") or "search" not in script
-    assert config.actor_rollout_ref.actor.entropy_coeff == float(settings.get("actor_rollout_ref.actor.entropy_coeff", 0.001))
+    assert (
+        config.env.params.get("url") == settings.get("env.search.search_url", "").strip("'")
+        or "search" not in script
+    )
+    assert config.actor_rollout_ref.actor.entropy_coeff == float(
+        settings.get("actor_rollout_ref.actor.entropy_coeff", 0.001)
+    )
     assert (config.agent.specialization == "lora") == ("lora" in script)
 
 
 def test_keys_are_translated_and_defaults_are_verls() -> None:
-    config = compose_config(["actor_rollout_ref.rollout.n=5", "critic.model.fsdp_config.model_dtype=bf16", "trainer.logger=console"])
-    assert (config.env.rollout.n, config.critic.fsdp.model_dtype, config.trainer.logger) == (5, "bf16", ["console"])
-    assert (config.algorithm.adv_estimator, config.trainer.total_epochs, config.data.train_batch_size) == ("gae", 30, 1024)
+    config = compose_config(
+        [
+            "actor_rollout_ref.rollout.n=5",
+            "critic.model.fsdp_config.model_dtype=bf16",
+            "trainer.logger=console",
+        ]
+    )
+    assert (config.env.rollout.n, config.critic.fsdp.model_dtype, config.trainer.logger) == (
+        5,
+        "bf16",
+        ["console"],
+    )
+    assert (config.algorithm.adv_estimator, config.trainer.total_epochs, config.data.train_batch_size) == (
+        "gae",
+        30,
+        1024,
+    )
 
 
 @pytest.mark.parametrize(
@@ -129,7 +165,9 @@ def test_messages_name_the_setting_as_typed() -> None:
 
 
 def test_one_warning_lists_what_was_translated() -> None:
-    said = translate(["actor_rollout_ref.rollout.n=5", "data.truncation=left", "data.return_raw_chat=True"]).warning()
+    said = translate(
+        ["actor_rollout_ref.rollout.n=5", "data.truncation=left", "data.return_raw_chat=True"]
+    ).warning()
     assert "actor_rollout_ref.rollout.n=5: env.rollout.n=5" in said
     assert "data.truncation=left" in said and "return_raw_chat" not in said
 
@@ -174,23 +212,39 @@ def test_another_engine_or_profiler_is_refused(override: str, words: str) -> Non
 
 
 PROFILER = [
-    "actor_rollout_ref.actor.profiler.enable={0}", "actor_rollout_ref.actor.profiler.all_ranks=True", "critic.profiler.enable={0}",
-    "actor_rollout_ref.ref.profiler.enable={0}", "actor_rollout_ref.actor.profiler.tool_config.torch.contents=[stack]",
-    "actor_rollout_ref.rollout.profiler.enable={0}", "actor_rollout_ref.actor.profiler.tool_config.torch.discrete=True",
-    "global_profiler.profile_continuous_steps=True", "global_profiler.save_path=traces", "actor_rollout_ref.model.path=some/model",
+    "actor_rollout_ref.actor.profiler.enable={0}", "actor_rollout_ref.actor.profiler.all_ranks=True",
+    "critic.profiler.enable={0}",
+    "actor_rollout_ref.ref.profiler.enable={0}",
+    "actor_rollout_ref.actor.profiler.tool_config.torch.contents=[stack]",
+    "actor_rollout_ref.rollout.profiler.enable={0}",
+    "actor_rollout_ref.actor.profiler.tool_config.torch.discrete=True",
+    "global_profiler.profile_continuous_steps=True", "global_profiler.save_path=traces",
+    "actor_rollout_ref.model.path=some/model",
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("tool", "steps"), [("torch", "[1,2]"), ("null", "null"), ("nsys", "null"), ("npu", "[]")])
-def test_settings_of_a_profiler_are_taken_and_say_nothing_while_no_step_is_recorded(tool: str, steps: str) -> None:
+@pytest.mark.parametrize(
+    ("tool", "steps"), [("torch", "[1,2]"), ("null", "null"), ("nsys", "null"), ("npu", "[]")]
+)
+def test_settings_of_a_profiler_are_taken_and_say_nothing_while_no_step_is_recorded(
+    tool: str, steps: str
+) -> None:
     on = tool == "torch"
-    given = [f"global_profiler.tool={tool}", f"global_profiler.steps={steps}", *(setting.format(on) for setting in PROFILER)]
+    given = [
+        f"global_profiler.tool={tool}",
+        f"global_profiler.steps={steps}",
+        *(setting.format(on) for setting in PROFILER),
+    ]
     config = compose_config(given)
     resolve_defaults(config)
     check_settings(config)
     worker = config.actor_rollout_ref.actor.profiler
-    assert (worker.enable, worker.all_ranks, worker.contents) == ((True, True, ["stack"]) if on else (False, False, []))
-    assert (config.global_profiler.steps, config.global_profiler.save_path) == (([1, 2], "traces") if on else (None, None))
+    assert (worker.enable, worker.all_ranks, worker.contents) == (
+        (True, True, ["stack"]) if on else (False, False, [])
+    )
+    assert (config.global_profiler.steps, config.global_profiler.save_path) == (
+        ([1, 2], "traces") if on else (None, None)
+    )
 
 
 def test_another_profiler_is_refused_by_a_line_that_names_torch() -> None:
@@ -199,10 +253,24 @@ def test_another_profiler_is_refused_by_a_line_that_names_torch() -> None:
 
 
 def test_values_that_say_what_is_so_anyway_are_taken_in_silence() -> None:
-    values = ("actor.strategy=fsdp2", "ref.strategy=fsdp2", "actor.use_torch_compile=False", "rollout.calculate_log_probs=True")
-    given = [f"actor_rollout_ref.{value}" for value in (*values, "rollout.enable_chunked_prefill=True", "actor.optim.lr=null")]
+    values = (
+        "actor.strategy=fsdp2",
+        "ref.strategy=fsdp2",
+        "actor.use_torch_compile=False",
+        "rollout.calculate_log_probs=True",
+    )
+    given = [
+        f"actor_rollout_ref.{value}"
+        for value in (*values, "rollout.enable_chunked_prefill=True", "actor.optim.lr=null")
+    ]
     own = f"{PER_AGENT}.actor.optim.lr=[1e-6]"
-    for silent in (*given, "critic.strategy=fsdp2", "data.return_raw_chat=True", "data.truncation=error", "trainer.logger=console"):
+    for silent in (
+        *given,
+        "critic.strategy=fsdp2",
+        "data.return_raw_chat=True",
+        "data.truncation=error",
+        "trainer.logger=console",
+    ):
         assert translate([silent, own, *ALONE]).warning() == "", silent
         assert silent not in translate([silent, own]).warning()
     assert "data.truncation=left" in translate(["data.truncation=left", *ALONE]).warning()
@@ -212,16 +280,23 @@ def test_a_note_is_about_one_key() -> None:
     given = ["actor_rollout_ref.rollout.n=5"]
     message = "algorithm.adv_estimator=gae with env.rollout.n=5 and trainer.total_epochs=30: too much"
     assert with_preset_note(message, given) == f"{message} (algorithm.adv_estimator=gae is a default of verl)"
-    assert with_preset_note("env.rollout.n_more is not env.rollout", given) == "env.rollout.n_more is not env.rollout"
+    assert (
+        with_preset_note("env.rollout.n_more is not env.rollout", given)
+        == "env.rollout.n_more is not env.rollout"
+    )
 
 
-@pytest.mark.parametrize(("marker", "upstream"), [("data.truncation=left", "verl"), ("env.seed=3", "Dr. MAS")])
+@pytest.mark.parametrize(
+    ("marker", "upstream"), [("data.truncation=left", "verl"), ("env.seed=3", "Dr. MAS")]
+)
 def test_the_warning_names_the_project_of_the_keys(marker: str, upstream: str) -> None:
     assert translate([marker, *ALONE]).warning().startswith(f"keys of {upstream} (")
 
 
 @pytest.mark.parametrize("marker", ["env.seed=3", "data.truncation=error"])
-@pytest.mark.parametrize("size", ["actor_rollout_ref.actor.ppo_mini_batch_size=64", "critic.ppo_mini_batch_size=64"])
+@pytest.mark.parametrize(
+    "size", ["actor_rollout_ref.actor.ppo_mini_batch_size=64", "critic.ppo_mini_batch_size=64"]
+)
 def test_the_warning_says_that_a_mini_batch_of_dr_mas_counts_rows(marker: str, size: str) -> None:
     said = translate([marker, size, *ALONE]).warning()
     assert (f"{size}: counts rows there, tasks here; " in said) == (marker == "env.seed=3")
@@ -270,9 +345,20 @@ def test_a_reward_model_gives_the_reward_of_the_team() -> None:
     config = compose_config(VERL["grpo_trainer/run_mistral_nemo_12b_skyworkrm_fsdp.sh"])
     model = config.reward.model
     assert (model.kind, model.path) == ("sequence_classification", "Skywork/Skywork-Reward-Llama-3.1-8B")
-    assert (model.scope, model.combine, model.max_length, config.env.params) == ("episode", "replace", 8192 + 4096, {"graded": False})
+    assert (model.scope, model.combine, model.max_length, config.env.params) == (
+        "episode",
+        "replace",
+        8192 + 4096,
+        {"graded": False},
+    )
     with pytest.raises(ConfigError, match=r"reward\.reward_model\.enable"):
-        compose_config(["reward.reward_model.enable=true", "reward.custom_reward_function.path=f.py", "data.truncation=error"])
+        compose_config(
+            [
+                "reward.reward_model.enable=true",
+                "reward.custom_reward_function.path=f.py",
+                "data.truncation=error",
+            ]
+        )
 
 
 @pytest.mark.parametrize(
@@ -285,10 +371,15 @@ def test_a_reward_model_gives_the_reward_of_the_team() -> None:
     ],
 )
 def test_engines_have_the_gpus_that_they_have_in_verl(given: dict[str, int], nodes: int, gpus: int) -> None:
-    engine = ["actor_rollout_ref.model.path=owner/model", *(f"actor_rollout_ref.rollout.{key}={value}" for key, value in given.items())]
+    engine = [
+        "actor_rollout_ref.model.path=owner/model",
+        *(f"actor_rollout_ref.rollout.{key}={value}" for key, value in given.items()),
+    ]
     config = compose_config([*engine, "actor_rollout_ref.rollout.free_cache_engine=false"])
     assert (config.rollout.nnodes, config.rollout.n_gpus_per_node) == (nodes, gpus)
-    assert config.actor_rollout_ref.rollout.free_cache_engine == bool(gpus), "left out where engines never free it"
+    assert config.actor_rollout_ref.rollout.free_cache_engine == bool(gpus), (
+        "left out where engines never free it"
+    )
     apart = [*engine, "actor_rollout_ref.hybrid_engine=false"]
     if gpus:
         assert compose_config(apart).rollout == config.rollout
@@ -305,11 +396,20 @@ def test_an_engine_spans_the_gpus_of_a_node_of_the_engines() -> None:
 
 @pytest.mark.parametrize("mini_batch", ["actor_rollout_ref.actor", "agent.agent_specific_parameters.actor"])
 def test_the_mini_batches_that_a_step_fetches_at_once_are_those_of_its_tasks(mini_batch: str) -> None:
-    given = ["async_training.require_batches=2", f"{mini_batch}.ppo_mini_batch_size=8", "data.train_batch_size=16", *ALONE]
+    given = [
+        "async_training.require_batches=2",
+        f"{mini_batch}.ppo_mini_batch_size=8",
+        "data.train_batch_size=16",
+        *ALONE,
+    ]
     command = translate(given)
     assert (command.overrides, command.listed) == (given[1:], [])
     advice = r"require_batches.*here data\.train_batch_size: the tasks of a step, in every mode: require_batches \* ppo_mini_batch_size"
-    for others in (["data.train_batch_size=32", given[1]], ["data.train_batch_size=16", f"{mini_batch}.ppo_mini_batch_size=[8,4]"], []):
+    for others in (
+        ["data.train_batch_size=32", given[1]],
+        ["data.train_batch_size=16", f"{mini_batch}.ppo_mini_batch_size=[8,4]"],
+        [],
+    ):
         with pytest.raises(ConfigError, match=advice):
             compose_config([given[0], *others, *ALONE])
 
@@ -318,31 +418,52 @@ def test_the_mini_batches_that_a_step_fetches_at_once_are_those_of_its_tasks(min
     ("given", "tasks", "mini_batch"),
     [
         (["async_training.require_batches=2", "actor_rollout_ref.actor.ppo_mini_batch_size=8"], 16, 8),
-        (["async_training.require_batches=2", "actor_rollout_ref.actor.ppo_mini_batch_size=8", "data.train_batch_size=0"], 16, 8),
+        (
+            [
+                "async_training.require_batches=2",
+                "actor_rollout_ref.actor.ppo_mini_batch_size=8",
+                "data.train_batch_size=0",
+            ],
+            16,
+            8,
+        ),
         (["async_training.require_batches=2"], 512, 256),
         (["async_training.require_batches=0", "data.train_batch_size=24", *ALONE], 24, 0),
         (["async_training.require_batches=1", "data.train_batch_size=24", *ALONE], 24, 0),
         (["async_training.require_batches=2", "data.train_batch_size=24", *ALONE], 24, 12),
     ],
 )
-def test_what_is_missing_of_the_sizes_of_a_step_follows(given: list[str], tasks: int, mini_batch: int) -> None:
+def test_what_is_missing_of_the_sizes_of_a_step_follows(
+    given: list[str], tasks: int, mini_batch: int
+) -> None:
     config = compose_config([*given, FULLY_ASYNC, f"{CORRECTION}=token"])
-    assert (config.data.train_batch_size, config.actor_rollout_ref.actor.ppo_mini_batch_size) == (tasks, mini_batch)
+    assert (config.data.train_batch_size, config.actor_rollout_ref.actor.ppo_mini_batch_size) == (
+        tasks,
+        mini_batch,
+    )
 
 
 def test_a_command_of_fully_asynchronous_training_is_translated() -> None:
     """Of verl 0.9 and of versions before; counts of transfers of weights become those of steps."""
     given = [
-        "data.train_batch_size=0", "data.gen_batch_size=1", "actor_rollout_ref.actor.ppo_mini_batch_size=32", "trainer.test_freq=10",
-        "trainer.save_freq=-1", "rollout.n_gpus_per_node=4", "rollout.total_rollout_steps=51500", "rollout.n=4", "rollout.total_epochs=2",
-        "async_training.staleness_threshold=0.1", "async_training.trigger_parameter_sync_step=4", "async_training.require_batches=4",
-        "async_training.partial_rollout=False", "async_training.use_trainer_do_validate=False", "rollout.test_freq=10",
-        "async_training.use_dynamic_resource_scheduling=False", "async_training.dynamic_schedule_policy=default",
+        "data.train_batch_size=0", "data.gen_batch_size=1", "actor_rollout_ref.actor.ppo_mini_batch_size=32",
+        "trainer.test_freq=10",
+        "trainer.save_freq=-1", "rollout.n_gpus_per_node=4", "rollout.total_rollout_steps=51500",
+        "rollout.n=4", "rollout.total_epochs=2",
+        "async_training.staleness_threshold=0.1", "async_training.trigger_parameter_sync_step=4",
+        "async_training.require_batches=4",
+        "async_training.partial_rollout=False", "async_training.use_trainer_do_validate=False",
+        "rollout.test_freq=10",
+        "async_training.use_dynamic_resource_scheduling=False",
+        "async_training.dynamic_schedule_policy=default",
         "async_training.concurrent_samples_per_replica=16", "async_training.use_rollout_log_probs=True",
         "async_training.compute_prox_log_prob=False", "async_training.checkpoint_engine.enable=True",
-        "async_training.checkpoint_engine.device_buffer_size_M=128", "async_training.checkpoint_engine.overlap_broadcast_and_consume=False",
-        "actor_rollout_ref.rollout.checkpoint_engine.backend=nccl", "actor_rollout_ref.rollout.standalone_gpu_memory_utilization=0.8",
-        "actor_rollout_ref.actor.use_rollout_log_probs=True", "actor_rollout_ref.rollout.scheduling_policy=priority",
+        "async_training.checkpoint_engine.device_buffer_size_M=128",
+        "async_training.checkpoint_engine.overlap_broadcast_and_consume=False",
+        "actor_rollout_ref.rollout.checkpoint_engine.backend=nccl",
+        "actor_rollout_ref.rollout.standalone_gpu_memory_utilization=0.8",
+        "actor_rollout_ref.actor.use_rollout_log_probs=True",
+        "actor_rollout_ref.rollout.scheduling_policy=priority",
     ]  # fmt: skip
     config = compose_config([*given, FULLY_ASYNC])
     assert (config.data.train_batch_size, config.trainer.total_training_steps) == (128, 400)
@@ -364,17 +485,39 @@ def test_a_command_of_fully_asynchronous_training_is_translated() -> None:
 def test_old_log_probs_are_of_the_weights_of_verl(given: list[str], bypass: bool) -> None:
     command = translate([*ALONE, *(f"async_training.{setting}" for setting in given)])
     values = {override for override in command.overrides if "bypass_mode" in override}
-    assert values == {f"algorithm.rollout_correction.bypass_mode={str(bypass).lower()}"} and not command.contradictions
+    assert (
+        values == {f"algorithm.rollout_correction.bypass_mode={str(bypass).lower()}"}
+        and not command.contradictions
+    )
 
 
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (["async_training.compute_prox_log_prob=true", "async_training.trigger_parameter_sync_step=2"], "first step after a transfer"),
-        (["async_training.use_dynamic_resource_scheduling=true"], "here rollout.n_gpus_per_node: engines have their devices, or share"),
-        (["data.gen_batch_size=1", "data.truncation=error"], "here data.train_batch_size: filter_groups collects"),
-        (["rollout.total_rollout_steps=100", "actor_rollout_ref.actor.ppo_mini_batch_size=64", "data.train_batch_size=65"], "tasks of the"),
-        (["rollout.total_rollout_steps=10", "actor_rollout_ref.actor.ppo_mini_batch_size=64"], "here trainer.total_training_steps: tasks"),
+        (
+            ["async_training.compute_prox_log_prob=true", "async_training.trigger_parameter_sync_step=2"],
+            "first step after a transfer",
+        ),
+        (
+            ["async_training.use_dynamic_resource_scheduling=true"],
+            "here rollout.n_gpus_per_node: engines have their devices, or share",
+        ),
+        (
+            ["data.gen_batch_size=1", "data.truncation=error"],
+            "here data.train_batch_size: filter_groups collects",
+        ),
+        (
+            [
+                "rollout.total_rollout_steps=100",
+                "actor_rollout_ref.actor.ppo_mini_batch_size=64",
+                "data.train_batch_size=65",
+            ],
+            "tasks of the",
+        ),
+        (
+            ["rollout.total_rollout_steps=10", "actor_rollout_ref.actor.ppo_mini_batch_size=64"],
+            "here trainer.total_training_steps: tasks",
+        ),
     ],
 )
 def test_what_means_something_else_is_refused_with_the_reason(given: list[str], said: str) -> None:
@@ -384,9 +527,15 @@ def test_what_means_something_else_is_refused_with_the_reason(given: list[str], 
 
 def test_frequencies_are_of_steps_unless_weights_of_several_are_sent_at_once() -> None:
     for trigger, expected in (("1", "trainer.test_freq=10"), ("3", "trainer.test_freq=30")):
-        given = ["data.truncation=error", "trainer.test_freq=10", f"async_training.trigger_parameter_sync_step={trigger}"]
+        given = [
+            "data.truncation=error",
+            "trainer.test_freq=10",
+            f"async_training.trigger_parameter_sync_step={trigger}",
+        ]
         assert [o for o in translate(given).overrides if "test_freq" in o] == [expected]
-        assert "trainer.test_freq=10" in translate([*given[1:], *ALONE]).overrides, "a command of this package"
+        assert "trainer.test_freq=10" in translate([*given[1:], *ALONE]).overrides, (
+            "a command of this package"
+        )
 
 
 def test_a_command_that_names_a_team_keeps_the_defaults_here() -> None:

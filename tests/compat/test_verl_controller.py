@@ -1,4 +1,6 @@
-"""What code written for verl's controller relies on beside its workers: pools, modes, hand-made methods, groups of running actors."""
+"""What code written for verl's controller relies on beside its workers: pools, modes, hand-made methods,
+groups of running actors.
+"""
 
 import logging
 import socket
@@ -22,7 +24,12 @@ from verl.single_controller.base.decorator import (
 )
 from verl.single_controller.base.worker import WorkerHelper, find_free_port
 from verl.single_controller.local import LocalWorkerGroup
-from verl.single_controller.ray.base import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup, func_generator
+from verl.single_controller.ray.base import (
+    RayClassWithInitArgs,
+    RayResourcePool,
+    RayWorkerGroup,
+    func_generator,
+)
 
 
 class Doubler(Worker):
@@ -59,7 +66,9 @@ def test_a_pool_is_called_for_its_processes() -> None:
 
 def test_modes_are_listed_in_the_order_they_came() -> None:
     assert Execute.names() == ["ALL", "RANK_ZERO"] and Execute.values() == [Execute.ALL, Execute.RANK_ZERO]
-    assert Dispatch.names()[:3] == ["RANK_ZERO", "ONE_TO_ALL", "ALL_TO_ALL"] and Dispatch.values() == list(Dispatch)
+    assert Dispatch.names()[:3] == ["RANK_ZERO", "ONE_TO_ALL", "ALL_TO_ALL"] and Dispatch.values() == list(
+        Dispatch
+    )
 
 
 def test_the_checks_that_verls_tests_import_are_at_their_path() -> None:
@@ -94,7 +103,11 @@ def test_batches_and_tensordicts_are_cut_and_joined_alike() -> None:
         joined = BatchData(parts).concat()
         assert type(joined) is type(whole)
         assert (joined.batch if isinstance(joined, DataProto) else joined)["a"].tolist() == [0, 1, 2, 3]
-    assert not BatchData([1]).is_chunkable() and not BatchData([]).is_concatable() and not BatchData("text").is_concatable()
+    assert (
+        not BatchData([1]).is_chunkable()
+        and not BatchData([]).is_concatable()
+        and not BatchData("text").is_concatable()
+    )
     with pytest.raises(ValueError, match="at least one part"):
         BatchData([]).concat()
 
@@ -108,7 +121,9 @@ def test_methods_of_a_group_can_be_made_by_hand() -> None:
 
 
 @pytest.mark.ray
-def test_a_group_takes_verls_keywords_and_running_actors_need_no_class(cluster: None, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_group_takes_verls_keywords_and_running_actors_need_no_class(
+    cluster: None, caplog: pytest.LogCaptureFixture
+) -> None:
     pool, spec = RayResourcePool([2], use_gpu=False), RayClassWithInitArgs(Doubler)
     with pytest.raises(ValueError, match="use_gpu=True, but the resource pool has no GPUs"):
         RayWorkerGroup(pool, spec, use_gpu=True)
@@ -118,7 +133,9 @@ def test_a_group_takes_verls_keywords_and_running_actors_need_no_class(cluster: 
         RayWorkerGroup(pool)
     begin = find_free_port("127.0.0.1")
     with caplog.at_level(logging.WARNING):
-        group = RayWorkerGroup(pool, spec, use_gpu=False, master_port_range=[begin, begin + 50], profile_steps=[1], timeout_s=300)
+        group = RayWorkerGroup(
+            pool, spec, use_gpu=False, master_port_range=[begin, begin + 50], profile_steps=[1], timeout_s=300
+        )
     assert "profile_steps has no effect here" in caplog.text
     assert begin <= group.master_port < begin + 50
     assert group.gather() == [[[10.0, 11.0], [[0, 0], [1, 1]], [[0, 0, 1, 1]]]] * 2
@@ -134,7 +151,9 @@ def test_a_group_takes_verls_keywords_and_running_actors_need_no_class(cluster: 
 
     attached = RayWorkerGroup.from_detached(worker_names=group.worker_names)
     assert attached.world_size == 2 and not hasattr(attached, "double")
-    assert attached.execute_all_sync("get_cuda_visible_devices") == group.execute_all_sync("get_cuda_visible_devices")
+    assert attached.execute_all_sync("get_cuda_visible_devices") == group.execute_all_sync(
+        "get_cuda_visible_devices"
+    )
     with pytest.raises(ValueError, match="no worker 'actor' in this group"):
         attached.spawn({"actor"})
     attached.shutdown()

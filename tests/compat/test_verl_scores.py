@@ -37,8 +37,22 @@ Row = dict[str, Any]
 def gsm8k(rng: random.Random) -> Row:
     truth = rng.randint(0, 99999)
     said = truth + rng.choice([0, 0, 1])
-    shown = rng.choice([f"#### {said}", f"#### {said:,}", f"####{said}", f"#### 1\n#### {said}", str(said), f"#### {said}" + " " * 301])
-    return {"source": "openai/gsm8k", "reply": f"So it is\n{shown}", "truth": str(truth), "right": said == truth}
+    shown = rng.choice(
+        [
+            f"#### {said}",
+            f"#### {said:,}",
+            f"####{said}",
+            f"#### 1\n#### {said}",
+            str(said),
+            f"#### {said}" + " " * 301,
+        ]
+    )
+    return {
+        "source": "openai/gsm8k",
+        "reply": f"So it is\n{shown}",
+        "truth": str(truth),
+        "right": said == truth,
+    }
 
 
 def mathematics(source: str, rng: random.Random, forms: list[Any]) -> Row:
@@ -55,7 +69,12 @@ def search(rng: random.Random) -> Row:
     truths = rng.sample(["Paris", "The City of Light", "Lutetia", "Rome"], 2)
     said = rng.choice([truths[0].upper(), f"the {truths[1]}.", "Oslo", ""])
     count = rng.choice([1, 1, 2, 11])
-    return {"source": "searchR1_nq", "reply": f"<answer>{said}</answer> " * count, "truth": {"target": truths}, "right": None}
+    return {
+        "source": "searchR1_nq",
+        "reply": f"<answer>{said}</answer> " * count,
+        "truth": {"target": truths},
+        "right": None,
+    }
 
 
 def program(rng: random.Random) -> Row:
@@ -86,12 +105,29 @@ def rows() -> list[Row]:
 def scored_by_verl(made: list[Row], folder: Path) -> list[float]:
     packages = folder / "packages"
     for package in PACKAGES:
-        command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(packages), package]
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "-q",
+            "--no-deps",
+            "--target",
+            str(packages),
+            package,
+        ]
         if subprocess.run(command, check=False, timeout=300).returncode:
             pytest.skip(f"pip cannot install {package}")
     (folder / "rows.json").write_text(json.dumps(made))
     command = [sys.executable, "-c", SCORES, str(folder / "rows.json"), str(folder / "scores.json")]
-    subprocess.run(command, cwd=folder, env={**os.environ, "PYTHONPATH": str(packages)}, check=True, timeout=1200, capture_output=True)
+    subprocess.run(
+        command,
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(packages)},
+        check=True,
+        timeout=1200,
+        capture_output=True,
+    )
     return [float(score) for score in json.loads((folder / "scores.json").read_text())]
 
 
@@ -100,7 +136,15 @@ async def scored_here(made: list[Row]) -> list[float]:
     for row in made:
         env = DataSourceEnv(DataSourceOptions(programs=True))
         prompt = [{"role": "user", "content": "?"}]
-        env.reset(task_from_row({"data_source": row["source"], "prompt": prompt, "reward_model": {"ground_truth": row["truth"]}}))
+        env.reset(
+            task_from_row(
+                {
+                    "data_source": row["source"],
+                    "prompt": prompt,
+                    "reward_model": {"ground_truth": row["truth"]},
+                }
+            )
+        )
         scores.append(float((await env.step(row["reply"])).team))
     return scores
 
@@ -112,7 +156,9 @@ def on_purpose(row: Row, ours: float, theirs: float) -> bool:
 
 
 def test_scores_are_verls_but_where_the_page_says_so(request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    """Mathematics differs where verl's comparison of texts errs, and for `numina_*` without a box; no other score differs."""
+    """Mathematics differs where verl's comparison of texts errs, and for `numina_*` without a box; no other
+    score differs.
+    """
     if not request.config.getoption("--all-levels"):
         pytest.skip("installs verl beside .venv: needs --all-levels")
     made = rows()
@@ -125,7 +171,13 @@ def test_scores_are_verls_but_where_the_page_says_so(request: pytest.FixtureRequ
     differs = [(row, a, b) for row, a, b in zip(made, ours, theirs, strict=True) if a != b]
     compared = Counter(row["source"] if row["source"] not in PROGRAMS else "program" for row in made)
     assert min(compared.values()) >= 40
-    wrong = [(row["source"], row["reply"], row["truth"], a, b) for row, a, b in differs if not on_purpose(row, a, b)]
+    wrong = [
+        (row["source"], row["reply"], row["truth"], a, b)
+        for row, a, b in differs
+        if not on_purpose(row, a, b)
+    ]
     assert not wrong, f"{len(wrong)} of {len(made)}: {wrong[:8]}"
     mathematical = {row["source"] for row, _, _ in differs}
-    assert mathematical <= {BOXED[0], "math_dapo", "aime24", "numina_olympiads"}, "differences by the grader alone"
+    assert mathematical <= {BOXED[0], "math_dapo", "aime24", "numina_olympiads"}, (
+        "differences by the grader alone"
+    )

@@ -7,7 +7,9 @@ from functools import cache
 
 from tests.house.source import ROOT
 
-FENCE = re.compile(r"^(?P<indent> *)```(?P<language>\w*)\n(?P<text>.*?)^(?P=indent)```$", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(
+    r"^(?P<indent> *)```(?P<language>\w*)\n(?P<text>.*?)^(?P=indent)```$", re.MULTILINE | re.DOTALL
+)
 
 
 @dataclass(frozen=True)
@@ -24,10 +26,18 @@ class Block:
 def pages() -> dict[str, str]:
     """Path from the root to text, of every Markdown page under version control or about to be."""
     listed = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.md"], cwd=ROOT, capture_output=True, text=True, timeout=30
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.md"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=30,
     )
-    names = listed.stdout.split() or [str(p.relative_to(ROOT)) for p in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"))]
-    return {name: (ROOT / name).read_text(encoding="utf-8") for name in sorted(names) if (ROOT / name).is_file()}
+    names = listed.stdout.split() or [
+        str(p.relative_to(ROOT)) for p in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"))
+    ]
+    return {
+        name: (ROOT / name).read_text(encoding="utf-8") for name in sorted(names) if (ROOT / name).is_file()
+    }
 
 
 def blocks(language: str) -> list[Block]:
@@ -44,12 +54,18 @@ def blocks(language: str) -> list[Block]:
 
 
 def commands() -> list[tuple[str, str]]:
-    """(page, command) of every bash block that is not marked to be run whole; comments and line continuations taken out."""
+    """(page, command) of every bash block that is not marked to be run whole; comments and line continuations
+    taken out.
+    """
     found = []
     for block in blocks("bash"):
         if not block.marker.startswith("run:"):
             lines = block.text.replace("\\\n", " ").splitlines()
-            found += [(block.page, " ".join(line.split("  #")[0].split())) for line in lines if line.strip() and line[0] != "#"]
+            found += [
+                (block.page, " ".join(line.split("  #")[0].split()))
+                for line in lines
+                if line.strip() and line[0] != "#"
+            ]
     return found
 
 
@@ -65,7 +81,11 @@ def code_spans(text: str) -> list[str]:
 
 def links(text: str) -> list[str]:
     """Targets of links and images that stay inside the project."""
-    return [target for target in re.findall(r"\]\(([^)\s]+)\)", prose(text)) if not target.startswith(("http:", "https:", "mailto:"))]
+    return [
+        target
+        for target in re.findall(r"\]\(([^)\s]+)\)", prose(text))
+        if not target.startswith(("http:", "https:", "mailto:"))
+    ]
 
 
 def anchors(text: str) -> set[str]:
@@ -77,4 +97,9 @@ def anchors(text: str) -> set[str]:
 def first_column(text: str, heading: str) -> list[str]:
     """Code spans of the first column of the table under a heading."""
     section = prose(text).split(f"# {heading}\n", 1)[1].split("\n#", 1)[0]
-    return [span for line in section.splitlines() if line.startswith("| `") for span in re.findall(r"`([^`]+)`", line.split(" | ")[0])]
+    return [
+        span
+        for line in section.splitlines()
+        if line.startswith("| `")
+        for span in re.findall(r"`([^`]+)`", line.split(" | ")[0])
+    ]

@@ -26,11 +26,17 @@ def test_the_page_is_up_to_date(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
 
 
 def test_every_algorithm_has_an_entry() -> None:
-    ours = [n for r in (ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY) for n, fn in r.items() if fn.__module__.startswith("verl.")]
+    ours = [
+        n
+        for r in (ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY)
+        for n, fn in r.items()
+        if fn.__module__.startswith("verl.")
+    ]
     assert [name for name in ours if not re.search(rf"^### .*`{name}`", PAGE, re.MULTILINE)] == []
 
 
-# What has to stand in an entry, whatever wrote it: where the method comes from, a formula (code, with an operator in it), and its facts.
+# What has to stand in an entry, whatever wrote it: where the method comes from, a formula (code, with an
+# operator in it), and its facts.
 PARTS = {
     "source": r"arXiv \d{4}\.\d{5}|https?://|No paper: ",
     "formula": r"`[^`\n]*\S\s?(?:[-+*/<>]|[<>:]?=)\s?\S[^`\n]*`|^ {4}\S.*[-+*/<>=]",
@@ -46,7 +52,12 @@ Dynamic sampling, Call weighting, Mixing, Shaping, Propagation, Invalid-action p
 
 def test_every_entry_has_its_five_parts() -> None:
     assert len(ENTRIES) > 40
-    lacking = [(title, part) for title, text in ENTRIES for part, how in PARTS.items() if not re.search(how, text, re.MULTILINE)]
+    lacking = [
+        (title, part)
+        for title, text in ENTRIES
+        for part, how in PARTS.items()
+        if not re.search(how, text, re.MULTILINE)
+    ]
     assert lacking == []
 
 
@@ -75,14 +86,24 @@ def test_a_docstring_without_a_part_stops_the_generator(left_out: str, message: 
 
 @pytest.mark.parametrize("kind", [ESTIMATORS, POLICY_LOSSES], ids=["estimators", "losses"])
 def test_a_key_that_only_some_algorithms_read_is_among_their_keys(kind: Registry[Any]) -> None:
-    told = {name: facts(before_arguments(fn), name)[1]["Keys"] for name, fn in kind.functions.items() if fn.__module__.startswith("verl.")}
-    left_out = [(name, key) for name, keys in told.items() for key in kind.traits(name).reads if key not in keys]
+    told = {
+        name: facts(before_arguments(fn), name)[1]["Keys"]
+        for name, fn in kind.functions.items()
+        if fn.__module__.startswith("verl.")
+    }
+    left_out = [
+        (name, key) for name, keys in told.items() for key in kind.traits(name).reads if key not in keys
+    ]
     assert left_out == []
 
 
 def test_every_key_of_an_entry_exists() -> None:
     known = [*spec.keys(RunConfig)]
-    spans = [span for line in re.findall(r"^- \*\*Keys\*\*: (.*)$", PAGE, re.MULTILINE) for span in re.findall(r"`([^`]*)`", line)]
+    spans = [
+        span
+        for line in re.findall(r"^- \*\*Keys\*\*: (.*)$", PAGE, re.MULTILINE)
+        for span in re.findall(r"`([^`]*)`", line)
+    ]
     named = {span.removesuffix("*").removesuffix(".") for span in spans}
     keys = {span for span in named if "=" not in span and " " not in span}
     assert len(keys) > 20

@@ -29,13 +29,18 @@ def teams() -> Iterator[str]:
     recipe = importlib.import_module("recipe.async.measure")  # `async` is a keyword
     rows = json.loads((ROOT / "recipe/async/results.json").read_text())
     for team in recipe.SCRIPTS:
-        sync = {row["seed"]: row["seconds"] for row in rows if (row["workload"], row["variant"]) == (team, "sync")}
+        sync = {
+            row["seed"]: row["seconds"] for row in rows if (row["workload"], row["variant"]) == (team, "sync")
+        }
         for variant, mode in MODES.items():
             own = [row for row in rows if (row["workload"], row["variant"]) == (team, variant)]
             ratios = [sync[row["seed"]] / row["seconds"] for row in own]
             cells = [team, mode, spread([100 * row["after"] for row in own], 1)]
             cells += ["—" if variant == "sync" else spread(ratios, 2, statistics.median(ratios))]
-            cells += [str(max(row["staleness_max"] for row in own)), f"{100 * statistics.mean(row['idle'] for row in own):.0f} %"]
+            cells += [
+                str(max(row["staleness_max"] for row in own)),
+                f"{100 * statistics.mean(row['idle'] for row in own):.0f} %",
+            ]
             yield f"| {' | '.join(cells)} |"
 
 
@@ -51,7 +56,9 @@ def benchmarks() -> Iterator[str]:
     yield f"a step with tools takes {bound} times the seconds of the simulated machine"
     yield f"{training['control_ms_per_call']:.2f} ms of CPU per call"
     yield f"within {100 * simulation['error']:.1f} % of the measured one"
-    rounds = [abs(error) for found in simulation["errors"].values() for errors in found.values() for error in errors]
+    rounds = [
+        abs(error) for found in simulation["errors"].values() for errors in found.values() for error in errors
+    ]
     yield f"single rounds within {100 * max(rounds):.1f} %"
     ahead = f"{simulation['one_step_off']:.2f}"
     yield f"{simulation['gpu_rollout_bound']:.2f} times as fast as `sync` where episodes wait, `one_step_off` {ahead}"
@@ -62,4 +69,6 @@ def test_the_figures_are_those_of_the_recorded_runs() -> None:
     page = pages()["docs/async.md"]
     lines, text = page.splitlines(), " ".join(page.split())
     assert [line for line in teams() if line not in lines] == []
-    assert [said for said in benchmarks() if (said not in lines if said.startswith("|") else said not in text)] == []
+    assert [
+        said for said in benchmarks() if (said not in lines if said.startswith("|") else said not in text)
+    ] == []

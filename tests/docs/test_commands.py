@@ -73,8 +73,17 @@ def having(text: str) -> list[str]:
 
 
 def test_every_command_is_run_by_some_test() -> None:
-    cheap = [*having(SCRIPT), *having(GSM8K), *having(SFT), *having(PPO), *having(ALL_LEVELS), *having(BENCHMARK)]
-    homeless = [(page, command) for page, command in commands() if command not in cheap and command not in ELSEWHERE]
+    cheap = [
+        *having(SCRIPT),
+        *having(GSM8K),
+        *having(SFT),
+        *having(PPO),
+        *having(ALL_LEVELS),
+        *having(BENCHMARK),
+    ]
+    homeless = [
+        (page, command) for page, command in commands() if command not in cheap and command not in ELSEWHERE
+    ]
     assert homeless == [], "run it in this file, or say in ELSEWHERE what does"
     assert [place for place in ELSEWHERE.values() if not (ROOT / place).is_file()] == []
 
@@ -88,7 +97,9 @@ def asked_for(command: str, tmp_path: Path) -> tuple[list[str], RunConfig]:
     for script in (ROOT / "examples").glob("*.sh"):
         shutil.copy(script, tmp_path / "examples")
     (tmp_path / "scripts" / "setup.sh").touch()
-    (tmp_path / ".venv" / "bin" / "activate").write_text(f"PATH={shlex.quote(str(tmp_path))}/.venv/bin:$PATH\n")
+    (tmp_path / ".venv" / "bin" / "activate").write_text(
+        f"PATH={shlex.quote(str(tmp_path))}/.venv/bin:$PATH\n"
+    )
     (tmp_path / ".venv" / "bin" / "python").write_text(STAND_IN)
     (tmp_path / ".venv" / "bin" / "python").chmod(0o755)
     for folder in ("embedded", "data/gsm8k", "data/search_r1", "data/apps"):
@@ -100,7 +111,9 @@ def asked_for(command: str, tmp_path: Path) -> tuple[list[str], RunConfig]:
 
 
 @pytest.mark.parametrize("command", [command for command in having(SCRIPT) if command not in ELSEWHERE])
-def test_a_script_asks_for_a_run_whose_keys_exist_and_agree(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_script_asks_for_a_run_whose_keys_exist_and_agree(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     overrides, config = asked_for(command, tmp_path)
     monkeypatch.setenv("JUDGE_KEY", "of the page")
     resolve_defaults(config)
@@ -109,7 +122,9 @@ def test_a_script_asks_for_a_run_whose_keys_exist_and_agree(command: str, tmp_pa
     script = re.search(r"examples/run_(\w+)\.sh", command)[1]
     workflow = WORKFLOW_OF.get(script, script)
     alone = config.agent.orchestra_type == "single"
-    assert config.agent.agent_ids == (["Single Agent"] if alone else TEAMS.get(workflow, ["Tool Agent", "Executor Agent"]))
+    assert config.agent.agent_ids == (
+        ["Single Agent"] if alone else TEAMS.get(workflow, ["Tool Agent", "Executor Agent"])
+    )
     assert (config.agent.orchestra_type, config.env.env_name) == ("single" if alone else workflow, workflow)
     assert config.algorithm.preset == (None if workflow in ("math", "search") else "at_grpo")
     assert config.trainer.val_only == (" eval" in command)
@@ -121,14 +136,18 @@ def test_a_script_asks_for_a_run_whose_keys_exist_and_agree(command: str, tmp_pa
 
 
 def overrides_in_prose() -> list[list[str]]:
-    """The overrides of every code span that has nothing else, without those that stand for others (`key=n`, `key=<name>`, `key=...`)."""
+    """The overrides of every code span that has nothing else, without those that stand for others (`key=n`,
+    `key=<name>`, `key=...`).
+    """
     spans = {span.replace("\\|", "|") for text in pages().values() for span in code_spans(text)}
     found = [re.split(r" (?=[a-z_.]+=)", span) for span in spans if re.match(rf"{KEY.pattern}=", span)]
     return sorted(f for f in found if not any(re.search(r"=(n|C|name)$|<\w+>|\.\.\.|\|", o) for o in f))
 
 
 def test_overrides_in_prose_are_taken_from_the_command_line() -> None:
-    """As many at once as are about different keys: composing takes much longer than reading another override."""
+    """As many at once as are about different keys: composing takes much longer than reading another
+    override.
+    """
     from verl.trainer.config.entry import compose_config, key_of
 
     def apart(one: str, other: str) -> bool:
@@ -138,7 +157,9 @@ def test_overrides_in_prose_are_taken_from_the_command_line() -> None:
     assert len(overrides_in_prose()) > 60
     lines: list[list[str]] = []
     for overrides in overrides_in_prose():
-        line = next((line for line in lines if all(apart(o, other) for o in overrides for other in line)), None)
+        line = next(
+            (line for line in lines if all(apart(o, other) for o in overrides for other in line)), None
+        )
         if line is None:
             lines.append(line := [])
         line += overrides
@@ -148,11 +169,15 @@ def test_overrides_in_prose_are_taken_from_the_command_line() -> None:
 
 def test_commands_stand_in_bash_blocks_where_they_are_run() -> None:
     shown = [block for language in ("", "text", "console", "sh", "shell") for block in blocks(language)]
-    assert [(block.page, block.text) for block in shown if KEY.search(block.text) or "python -m" in block.text] == []
+    assert [
+        (block.page, block.text) for block in shown if KEY.search(block.text) or "python -m" in block.text
+    ] == []
 
 
 @pytest.mark.parametrize("command", having(PPO))
-def test_a_command_of_verl_asks_for_one_agent_that_trains(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_of_verl_asks_for_one_agent_that_trains(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from verl.trainer.config.entry import compose_config
 
     monkeypatch.chdir(tmp_path)
@@ -164,20 +189,33 @@ def test_a_command_of_verl_asks_for_one_agent_that_trains(command: str, tmp_path
     check_team(config)
     check_settings(config)
     assert (config.agent.orchestra_type, config.agent.agent_ids) == ("single", ["Single Agent"])
-    assert (config.env.rollout.n, config.algorithm.adv_estimator, config.trainer.logger) == (5, "grpo", ["console"])
+    assert (config.env.rollout.n, config.algorithm.adv_estimator, config.trainer.logger) == (
+        5,
+        "grpo",
+        ["console"],
+    )
 
 
 @pytest.mark.parametrize("command", having(GSM8K))
 def test_gsm8k_is_converted(command: str, tmp_path: Path, forked_python: str) -> None:
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     for split in ("train", "test"):
-        (tmp_path / f"{split}.jsonl").write_text(json.dumps({"question": "1+1?", "answer": "1+1=2\n#### 2"}) + "\n")
-    subprocess.run(["bash", "-c", command], cwd=tmp_path, env=environment(forked_python), check=True, timeout=120)
-    assert sorted(p.name for p in (tmp_path / "data" / "gsm8k").iterdir()) == ["test.parquet", "train.parquet"]
+        (tmp_path / f"{split}.jsonl").write_text(
+            json.dumps({"question": "1+1?", "answer": "1+1=2\n#### 2"}) + "\n"
+        )
+    subprocess.run(
+        ["bash", "-c", command], cwd=tmp_path, env=environment(forked_python), check=True, timeout=120
+    )
+    assert sorted(p.name for p in (tmp_path / "data" / "gsm8k").iterdir()) == [
+        "test.parquet",
+        "train.parquet",
+    ]
 
 
 @pytest.mark.parametrize("command", having(SFT))
-def test_sft_trains(command: str, tmp_path: Path, tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sft_trains(
+    command: str, tmp_path: Path, tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from verl.trainer.sft_trainer import main
 
     monkeypatch.chdir(tmp_path)
@@ -204,11 +242,16 @@ def test_benchmarks_on_a_gpu_take_their_options_and_without_one_say_so_in_a_line
     assert len(having(BENCHMARK)) == 3
     for command in having(BENCHMARK):
         said = subprocess.run(
-            [forked_python, *shlex.split(command)[1:]], cwd=ROOT, env=environment(forked_python, CUDA_VISIBLE_DEVICES=""), text=True,
+            [forked_python, *shlex.split(command)[1:]], cwd=ROOT,
+            env=environment(forked_python, CUDA_VISIBLE_DEVICES=""), text=True,
             capture_output=True, check=False, timeout=120,
         )  # fmt: skip
         found = f"--device cuda needs 1 CUDA GPU, but torch {torch.__version__} sees 0; use --device cpu, or"
-        assert (said.returncode, said.stdout) == (1, "") and said.stderr.startswith(found) and said.stderr.count("\n") == 1, said.stderr
+        assert (
+            (said.returncode, said.stdout) == (1, "")
+            and said.stderr.startswith(found)
+            and said.stderr.count("\n") == 1
+        ), said.stderr
 
 
 def test_the_variables_of_the_scripts_are_those_they_read() -> None:
@@ -219,6 +262,13 @@ def test_the_variables_of_the_scripts_are_those_they_read() -> None:
 
 def test_the_keys_of_an_api_are_those_of_its_page() -> None:
     section = pages()["docs/training.md"].split("### Agents behind an API")[1].split("\n## ")[0]
-    rows = [[cell.strip() for cell in line.split("|")[1:3]] for line in section.splitlines() if line.startswith("| `")]
-    defaults = {name: "null" if value is None else str(value).removesuffix(".0") for name, value in vars(ApiConfig()).items()}
+    rows = [
+        [cell.strip() for cell in line.split("|")[1:3]]
+        for line in section.splitlines()
+        if line.startswith("| `")
+    ]
+    defaults = {
+        name: "null" if value is None else str(value).removesuffix(".0")
+        for name, value in vars(ApiConfig()).items()
+    }
     assert {key.strip("`"): default for key, default in rows} == defaults

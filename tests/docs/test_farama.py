@@ -15,7 +15,9 @@ PAGE = "agent_system/workflows/farama/README.md"
 
 @pytest.mark.e2e
 @pytest.mark.parametrize("name", ["frozen_lake", "tictactoe"])
-def test_its_commands_train_two_steps(name: str, tmp_path: Path, tiny_model_dir: Path, forked_python: str) -> None:
+def test_its_commands_train_two_steps(
+    name: str, tmp_path: Path, tiny_model_dir: Path, forked_python: str
+) -> None:
     run_block(name, tmp_path, tiny_model_dir, forked_python)
     (file,) = (tmp_path / "outputs" / "verl-mas").glob("*/metrics.jsonl")
     lines = [json.loads(line) for line in file.read_text().splitlines()]

@@ -10,7 +10,9 @@ from tests.docs.test_readme import run_block
 
 
 @pytest.mark.e2e
-def test_the_program_of_the_page_trains_two_policies(tmp_path: Path, tiny_model_dir: Path, forked_python: str) -> None:
+def test_the_program_of_the_page_trains_two_policies(
+    tmp_path: Path, tiny_model_dir: Path, forked_python: str
+) -> None:
     pytest.importorskip("openai")
     run_block("openai_team", tmp_path, tiny_model_dir, forked_python)
     (file,) = (tmp_path / "outputs" / "verl-mas").glob("*/metrics.jsonl")

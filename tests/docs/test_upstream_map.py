@@ -1,4 +1,6 @@
-"""The upstream map keeps its word: every place imports, every key exists, every difference is pinned by a test that is there."""
+"""The upstream map keeps its word: every place imports, every key exists, every difference is pinned by a
+test that is there.
+"""
 
 import importlib
 import re

@@ -1,4 +1,6 @@
-"""A user's own workflow in a package of their own, and runs of it: every reply earns a reward that depends on all of its text."""
+"""A user's own workflow in a package of their own, and runs of it: every reply earns a reward that depends on
+all of its text.
+"""
 
 import functools
 import json
@@ -90,7 +92,11 @@ Run = Callable[..., Any]
 
 def write_tasks(path: Path, count: int) -> str:
     rows = [
-        {"data_source": "toy", "prompt": [{"role": "user", "content": f"{i}?"}], "reward_model": {"style": "rule", "ground_truth": str(i)}}
+        {
+            "data_source": "toy",
+            "prompt": [{"role": "user", "content": f"{i}?"}],
+            "reward_model": {"style": "rule", "ground_truth": str(i)},
+        }
         for i in range(count)
     ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -139,7 +145,8 @@ def overrides(
             "data.max_response_length": 6,
             "trainer.controller": "local",
             "trainer.device": "cpu",
-            "trainer.check_engines": "false",  # half a second of each run; test_engine_check.py and runs of scripts have it
+            # half a second of each run; test_engine_check.py and runs of scripts have it
+            "trainer.check_engines": "false",
             "trainer.logger": "[jsonl]",
             "trainer.total_training_steps": 2,
             "trainer.default_local_dir": tmp_path / "run",
@@ -162,7 +169,9 @@ def compose(overrides: Callable[..., list[str]]) -> Callable[..., Any]:
 
 @pytest.fixture
 def train(compose: Callable[..., Any], request: pytest.FixtureRequest) -> Run:
-    """Run the trainer in this process on `overrides`, on the shared cluster of Ray if on Ray; returns the trainer after `fit`."""
+    """Run the trainer in this process on `overrides`, on the shared cluster of Ray if on Ray; returns the
+    trainer after `fit`.
+    """
     from agent_system.launch.train import run
 
     def go(changes: Mapping[str, Any] | None = None) -> Any:
@@ -181,7 +190,9 @@ def _folders() -> dict[str, Path]:
 
 @pytest.fixture
 def once(train: Run, tmp_path: Path, _folders: dict[str, Path]) -> Callable[..., Path]:
-    """Train with these changes unless a test of the module has done so; returns the folder of the run, which must stay as it is."""
+    """Train with these changes unless a test of the module has done so; returns the folder of the run, which
+    must stay as it is.
+    """
 
     def go(changes: Mapping[str, Any] | None = None) -> Path:
         key = str(changes)
@@ -212,7 +223,10 @@ def refused(train: Run) -> Callable[[dict[str, Any]], str]:
 
     def go(changes: dict[str, Any]) -> str:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("agent_system.launch.train.build_controller", lambda config: pytest.fail("a worker would have been started"))
+            patch.setattr(
+                "agent_system.launch.train.build_controller",
+                lambda config: pytest.fail("a worker would have been started"),
+            )
             with pytest.raises(USER_ERRORS) as error:
                 train(changes)
         return str(error.value)
@@ -269,7 +283,9 @@ def scored(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 @pytest.fixture
 def samples(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Every `Sample` of the episodes that end in a test's asynchronous runs, whether a step trains on it or not."""
+    """Every `Sample` of the episodes that end in a test's asynchronous runs, whether a step trains on it or
+    not.
+    """
     from agent_system.rollout.collector import GroupPlayer
 
     result, found = GroupPlayer.result, list[Any]()
@@ -306,20 +322,35 @@ def mortal(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return {}
 
 
-def fit_digits(folder: Path, chats: Sequence[list[dict[str, str]]], prefix: str, suffix: str = "", digits: str = "0123456789") -> Path:
-    """Train the model in a folder to reply to chats of one length with one of the digits after `prefix`, and save it there."""
+def fit_digits(
+    folder: Path,
+    chats: Sequence[list[dict[str, str]]],
+    prefix: str,
+    suffix: str = "",
+    digits: str = "0123456789",
+) -> Path:
+    """Train the model in a folder to reply to chats of one length with one of the digits after `prefix`, and
+    save it there.
+    """
     import torch
     from transformers import AutoModelForCausalLM
 
     from verl.models.loader import load_tokenizer
 
     tokenizer = load_tokenizer(str(folder))
-    asked = [tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False) for chat in chats]
+    asked = [
+        tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False) for chat in chats
+    ]
     replies = [[*tokenizer.encode(f"{prefix}{digit}{suffix}"), tokenizer.eos_token_id] for digit in digits]
-    model, draw = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32), torch.Generator().manual_seed(0)
+    model, draw = (
+        AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32),
+        torch.Generator().manual_seed(0),
+    )
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.0)
     for _ in range(100):
-        ids = torch.tensor([prompt + replies[torch.randint(len(digits), (), generator=draw)] for prompt in asked])
+        ids = torch.tensor(
+            [prompt + replies[torch.randint(len(digits), (), generator=draw)] for prompt in asked]
+        )
         labels = ids.clone()
         labels[:, : -len(replies[0])] = -100
         model(input_ids=ids, labels=labels).loss.backward()

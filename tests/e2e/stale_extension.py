@@ -14,4 +14,6 @@ class StaleExtension(EngineExtension):
 
     def verl_load(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Load some of the tensors."""
-        super().verl_load({name: value for name, value in tensors.items() if "layers.1.self_attn.q_proj" not in name})
+        super().verl_load(
+            {name: value for name, value in tensors.items() if "layers.1.self_attn.q_proj" not in name}
+        )

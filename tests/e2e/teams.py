@@ -51,7 +51,10 @@ LEVELS: dict[str, Level] = {
     "L0": Level({"agent.orchestra_type": "alone", "agent.agent_ids": "[Asker]"}, {ASKER: "asker"}),
     "L1": Level({"agent.specialization": "prompt"}, {ASKER: "tiny_qwen3", VERIFIER: "tiny_qwen3"}),
     "L2": Level({"agent.specialization": "lora"} | ADAPTER, OWN),
-    "L2_shared": Level({"agent.specialization": "lora", "agent.adapter_ids": "[Both,Both]"} | ADAPTER, {ASKER: "both", VERIFIER: "both"}),
+    "L2_shared": Level(
+        {"agent.specialization": "lora", "agent.adapter_ids": "[Both,Both]"} | ADAPTER,
+        {ASKER: "both", VERIFIER: "both"},
+    ),
     "L2_critic": Level({"agent.specialization": "lora", "algorithm.adv_estimator": "gae"} | ADAPTER, OWN),
     "mixed": Level({"agent.specialization": "[lora,full]"} | ADAPTER, OWN),
     "L3": Level({"agent.specialization": "full"}, OWN),
@@ -62,18 +65,24 @@ LEVELS: dict[str, Level] = {
         ("tiny_qwen3_lora",),
     ),
     "heterogeneous": Level({"agent.model_ids": "[{qwen},{llama}]"}, OWN),
-    "heterogeneous_lora": Level({"agent.model_ids": "[{qwen},{llama}]", "agent.specialization": "lora"} | ADAPTER, OWN),
+    "heterogeneous_lora": Level(
+        {"agent.model_ids": "[{qwen},{llama}]", "agent.specialization": "lora"} | ADAPTER, OWN
+    ),
 }
 
 
 def changes_of(level: Level, qwen: Path, llama: Path) -> dict[str, Any]:
     """The overrides of a level on two models."""
-    return {k: v.format(qwen=qwen, llama=llama) if isinstance(v, str) else v for k, v in level.changes.items()}
+    return {
+        k: v.format(qwen=qwen, llama=llama) if isinstance(v, str) else v for k, v in level.changes.items()
+    }
 
 
 @contextmanager
 def asked_at_the_end() -> Iterator[dict[str, Generation]]:
-    """What each policy's engine says to `PROMPT` when a run in this block is over, by `policy_id`; adapters and bases apart."""
+    """What each policy's engine says to `PROMPT` when a run in this block is over, by `policy_id`; adapters
+    and bases apart.
+    """
     said: dict[str, Generation] = {}
     shutdown = TeamWorkers.shutdown
 
@@ -92,13 +101,16 @@ def asked_at_the_end() -> Iterator[dict[str, Generation]]:
 
 async def ask(client: RolloutClient, adapter: str | None) -> Generation:
     """What an engine says to `PROMPT`."""
-    (said,) = await client.generate(GenerateRequest(PROMPT, SamplingParams(max_tokens=12), adapter=adapter, seed=5))
+    (said,) = await client.generate(
+        GenerateRequest(PROMPT, SamplingParams(max_tokens=12), adapter=adapter, seed=5)
+    )
     return said
 
 
 @contextmanager
 def compared_after_every_transfer() -> Iterator[list[tuple[str, int]]]:
-    """After each transfer of weights its engine says what the trainer's weights say, and with other adapters to the last bit what it said.
+    """After each transfer of weights its engine says what the trainer's weights say, and with other adapters
+    to the last bit what it said.
 
     Yields the policies that were sent, with their versions. For runs in this process that do not pack rows.
     """
@@ -109,7 +121,9 @@ def compared_after_every_transfer() -> Iterator[list[tuple[str, int]]]:
         def said(policy: str) -> Generation:
             return asyncio.run(ask(engines._client(wg_id), engines._learners[policy].adapter))
 
-        known = by_group(engines._learners, engines._learners)[wg_id] if any(engines._versions.values()) else []  # none before the first
+        known = (
+            by_group(engines._learners, engines._learners)[wg_id] if any(engines._versions.values()) else []
+        )  # none before the first
         before = {policy: said(policy) for policy in known}
         publish(engines, wg_id, policies)
         assert all(said(policy) == before[policy] for policy in known if policy not in policies)
@@ -118,7 +132,9 @@ def compared_after_every_transfer() -> Iterator[list[tuple[str, int]]]:
             now = said(policy)
             with worker.engine.using(engines._learners[policy].adapter):
                 assert now.log_probs == pytest.approx(log_probs(worker.engine.model, now), abs=1e-5)
-            assert policy not in before or now.log_probs != pytest.approx(before[policy].log_probs, abs=1e-3), "the update moved it"
+            assert policy not in before or now.log_probs != pytest.approx(
+                before[policy].log_probs, abs=1e-3
+            ), "the update moved it"
             sent.append((policy, now.version))
 
     with pytest.MonkeyPatch.context() as patch:
@@ -148,20 +164,30 @@ def load_exported(folder: Path) -> Any:
 def policies(run_dir: Path, step: int) -> dict[str, bytes]:
     """Weights of every policy in a checkpoint, as Hugging Face and PEFT read them."""
     actor = run_dir / "checkpoints" / f"global_step_{step}" / "actor"
-    files = sorted(actor.glob("*/huggingface/model.safetensors")) + sorted(actor.glob("*/huggingface/*/adapter_model.safetensors"))
-    return {(f.parent.parent if f.name == "model.safetensors" else f.parent).name: f.read_bytes() for f in files}
+    files = sorted(actor.glob("*/huggingface/model.safetensors")) + sorted(
+        actor.glob("*/huggingface/*/adapter_model.safetensors")
+    )
+    return {
+        (f.parent.parent if f.name == "model.safetensors" else f.parent).name: f.read_bytes() for f in files
+    }
 
 
 def without_copies(run_dir: Path, step: int) -> Path:
     """A copy of a run's checkpoint that has no Hugging Face folders, away from the run."""
     moved = run_dir.with_name("moved") / f"global_step_{step}"
-    shutil.copytree(run_dir / "checkpoints" / f"global_step_{step}", moved, ignore=shutil.ignore_patterns("huggingface"))
+    shutil.copytree(
+        run_dir / "checkpoints" / f"global_step_{step}", moved, ignore=shutil.ignore_patterns("huggingface")
+    )
     return moved
 
 
 def largest_gap(models: Sequence[Any], sample: Sample) -> float:
     """Between the log-probs of a reply and those of a plain model of the version of each token."""
-    ids, first, gaps = torch.tensor([[*sample.prompt_ids, *sample.generation.token_ids]]), len(sample.prompt_ids), [0.0]
+    ids, first, gaps = (
+        torch.tensor([[*sample.prompt_ids, *sample.generation.token_ids]]),
+        len(sample.prompt_ids),
+        [0.0],
+    )
     given = torch.tensor(sample.generation.log_probs)
     for version, count in sample.generation.spans:
         with torch.no_grad():
@@ -174,10 +200,14 @@ def largest_gap(models: Sequence[Any], sample: Sample) -> float:
 
 
 def check_versions(run_dir: Path, model: Path, samples: list[Sample], bar: float) -> None:
-    """Replies went on with new weights; each token has the log-prob of the checkpoint of its version. For runs that keep all of them."""
+    """Replies went on with new weights; each token has the log-prob of the checkpoint of its version. For
+    runs that keep all of them.
+    """
     assert any(len(sample.generation.spans) > 1 for sample in samples)
     steps = range(1, max(sample.generation.version for sample in samples) + 1)
-    saved = [next((run_dir / "checkpoints").glob(f"global_step_{step}/actor/*/huggingface")) for step in steps]
+    saved = [
+        next((run_dir / "checkpoints").glob(f"global_step_{step}/actor/*/huggingface")) for step in steps
+    ]
     models = [load_exported(folder) for folder in (model, *saved)]
     assert max(largest_gap(models, sample) for sample in samples) < bar
     assert any(largest_gap(models[::-1], sample) > 1e-3 for sample in samples), "the versions differ"

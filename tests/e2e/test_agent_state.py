@@ -1,4 +1,6 @@
-"""Agents with state in whole runs: a summary as memory, notes, tools that change the agent; resumed and served."""
+"""Agents with state in whole runs: a summary as memory, notes, tools that change the agent; resumed and
+served.
+"""
 
 from __future__ import annotations
 
@@ -100,24 +102,34 @@ KEYS = {
 def check_state(calls: list[dict[str, Any]]) -> None:
     """The second prompt of each agent shows what it noted, summarized and wrote in the first turn."""
     first, summary, second = (c for c in calls if c["agent_id"] == "Scout")
-    assert f"notes [{len(first['reply'])}] memory Summary: {summary['action']}" in second["prompt"] and summary["summary"]
+    assert (
+        f"notes [{len(first['reply'])}] memory Summary: {summary['action']}" in second["prompt"]
+        and summary["summary"]
+    )
     written: list[str] = []
     for call in (c for c in calls if c["agent_id"] == "Clerk"):
         assert f"written: {written}" in call["prompt"]
         written += ["x"] * (call["tools"]["calls"] and not call["tools"]["cut"])
 
 
-def test_a_run_of_agents_with_state_is_resumed_to_the_bit_and_served(train: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_of_agents_with_state_is_resumed_to_the_bit_and_served(
+    train: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "state_package.py").write_text(PACKAGE)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(
-        tool_loop, "read_calls", lambda text, syntaxes, tools: [ToolRequest("write", {"word": "x"})] if len(text) % 2 else []
+        tool_loop,
+        "read_calls",
+        lambda text, syntaxes, tools: [ToolRequest("write", {"word": "x"})] if len(text) % 2 else [],
     )
     whole, resumed = tmp_path / "run", tmp_path / "resumed"
     train(KEYS)
     for line in (whole / "trajectories" / "train_000002.jsonl").read_text().splitlines():
         check_state(json.loads(line)["calls"])
-    start = {"trainer.resume_mode": "resume_path", "trainer.resume_from_path": whole / "checkpoints" / "global_step_1"}
+    start = {
+        "trainer.resume_mode": "resume_path",
+        "trainer.resume_from_path": whole / "checkpoints" / "global_step_1",
+    }
     train(KEYS | start | {"trainer.default_local_dir": resumed})
     assert weights(resumed, 2) == weights(whole, 2)
     with conversation(str(whole)) as team:

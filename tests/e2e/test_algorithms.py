@@ -1,6 +1,7 @@
 """Every advantage estimator and every policy loss trains the tiny math team, and a user's own beside them.
 
-Names come from the registries, so that a new one joins by itself; `NEEDS` says what some of them cannot do without.
+Names come from the registries, so that a new one joins by itself; `NEEDS` says what some of them cannot do
+without.
 """
 
 import math
@@ -21,7 +22,9 @@ from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGI
 
 def built_in(registry: Mapping[str, Callable[..., Any]]) -> list[str]:
     """One name of every function of the project."""
-    names = {fn: name for name, fn in sorted(registry.items(), reverse=True) if fn.__module__.startswith("verl.")}
+    names = {
+        fn: name for name, fn in sorted(registry.items(), reverse=True) if fn.__module__.startswith("verl.")
+    }
     return sorted(names.values())
 
 
@@ -32,7 +35,8 @@ NEEDS: Mapping[str, Mapping[str, Any]] = {
     "gdpo": {"algorithm.gdpo_reward_keys": "[team_reward,local_reward]"},
     "m_grpo": {"algorithm.m_grpo.main_agent": "Solver Agent"},
 }
-# The Solver and Verifier of the project; rewards are drawn, for a model of random weights earns nothing that differs.
+# The Solver and Verifier of the project; rewards are drawn, for a model of random weights earns nothing that
+# differs.
 TEAM: Mapping[str, Any] = {
     "agent.orchestra_type": "math",
     "agent.agent_ids": "[Solver Agent,Verifier Agent]",
@@ -101,7 +105,9 @@ def plugin(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def steps(train: Run, tmp_path: Path, plugin: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[dict[str, Any]]]:
+def steps(
+    train: Run, tmp_path: Path, plugin: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., list[dict[str, Any]]]:
     """Train the team with changes; returns the metrics of each step."""
     monkeypatch.syspath_prepend(str(plugin))
 
@@ -114,10 +120,15 @@ def steps(train: Run, tmp_path: Path, plugin: Path, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize(
     ("kind", "name"),
-    [*(("estimator", name) for name in built_in(ADV_ESTIMATOR_REGISTRY)), *(("loss", name) for name in built_in(POLICY_LOSS_REGISTRY))],
+    [
+        *(("estimator", name) for name in built_in(ADV_ESTIMATOR_REGISTRY)),
+        *(("loss", name) for name in built_in(POLICY_LOSS_REGISTRY)),
+    ],
     ids=lambda value: value,
 )
-def test_the_math_team_trains_three_steps(steps: Callable[..., list[dict[str, Any]]], kind: str, name: str) -> None:
+def test_the_math_team_trains_three_steps(
+    steps: Callable[..., list[dict[str, Any]]], kind: str, name: str
+) -> None:
     key = "algorithm.adv_estimator" if kind == "estimator" else f"{LOSS}.loss_mode"
     lines = steps({key: name} | dict(NEEDS.get(name, {})))
     assert [line["step"] for line in lines] == [1, 2, 3]
@@ -136,7 +147,11 @@ def test_a_users_estimator_and_loss_train_by_their_names(steps: Callable[..., li
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_preset_trains_from_the_command_line_and_is_in_the_config_of_the_run(
-    overrides: Callable[..., list[str]], plugin: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    overrides: Callable[..., list[str]],
+    plugin: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
 ) -> None:
     monkeypatch.syspath_prepend(str(plugin))
     given = {"trainer.total_training_steps": 1, "algorithm.preset": name, "algorithm.adv_estimator": "grpo"}
@@ -145,7 +160,9 @@ def test_every_preset_trains_from_the_command_line_and_is_in_the_config_of_the_r
     (line,) = [line for line in read_metrics(tmp_path / "run") if line["step"] == 1]
     assert line["wg/solver_agent/actor/grad_norm"] > 0
     written = OmegaConf.load(tmp_path / "run" / "config.yaml")
-    assert {key: OmegaConf.select(written, key) for key in PRESETS[name]} == {key: safe_load(text) for key, text in PRESETS[name].items()}
+    assert {key: OmegaConf.select(written, key) for key in PRESETS[name]} == {
+        key: safe_load(text) for key, text in PRESETS[name].items()
+    }
 
 
 @pytest.mark.parametrize("key", ["algorithm.adv_estimator", f"{LOSS}.loss_mode"])

@@ -1,4 +1,6 @@
-"""What a run of `async_training.mode=fully_async` survives: a full disk, lost workers, worlds that hang or always fail."""
+"""What a run of `async_training.mode=fully_async` survives: a full disk, lost workers, worlds that hang or
+always fail.
+"""
 
 import asyncio
 import gc
@@ -33,9 +35,15 @@ from verl.trainer.ppo.train_step import StepTrainer
 from verl.utils import loop_thread
 from verl.utils.checkpoint import CheckpointError
 
-FEW = {"data.val_files": "[]", "trainer.val_before_train": False, "trainer.test_freq": 0, "trainer.save_hf_model": False}
+FEW = {
+    "data.val_files": "[]",
+    "trainer.val_before_train": False,
+    "trainer.test_freq": 0,
+    "trainer.save_hf_model": False,
+}
 QUICK = STALE | FEW
-# Two episodes at a time with longer replies: sampling takes longer than updates, so episodes are always in progress.
+# Two episodes at a time with longer replies: sampling takes longer than updates, so episodes are always in
+# progress.
 BUSY = QUICK | LEVELS["L1"].changes | {"rollout.max_concurrent_episodes": 2, "data.max_response_length": 48}
 
 
@@ -54,11 +62,20 @@ def test_a_disk_that_fills_up_while_groups_are_saved_keeps_the_checkpoint_before
 
     monkeypatch.setattr(collector, "save_episodes", third_and_its_repetition_have_no_room)
     checkpoints = tmp_path / "run" / "checkpoints"
-    with pytest.raises(CheckpointError, match=f"checkpoint of step 3 could not be written to {checkpoints}: .* previous one is") as error:
+    with pytest.raises(
+        CheckpointError,
+        match=f"checkpoint of step 3 could not be written to {checkpoints}: .* previous one is",
+    ) as error:
         train(QUICK)
     assert "\n" not in str(error.value)
-    assert error.value.__notes__[0].endswith(f"the last checkpoint is {checkpoints / 'global_step_2'}; the same command continues from it")
-    assert sorted(path.name for path in checkpoints.iterdir()) == ["global_step_1", "global_step_2", "latest_checkpointed_iteration.txt"]
+    assert error.value.__notes__[0].endswith(
+        f"the last checkpoint is {checkpoints / 'global_step_2'}; the same command continues from it"
+    )
+    assert sorted(path.name for path in checkpoints.iterdir()) == [
+        "global_step_1",
+        "global_step_2",
+        "latest_checkpointed_iteration.txt",
+    ]
     train(QUICK)
     check_ledger(tmp_path / "run", 6)
 
@@ -67,8 +84,12 @@ def test_a_disk_that_fills_up_while_groups_are_saved_keeps_the_checkpoint_before
 
 
 @pytest.fixture
-def hanging(train: Run, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Callable[[int], bool]], list[float]]]:
-    """Let the steps of tasks hang whose number, in the order in which they begin, is chosen; returns when they began to."""
+def hanging(
+    train: Run, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[Callable[[int], bool]], list[float]]]:
+    """Let the steps of tasks hang whose number, in the order in which they begin, is chosen; returns when
+    they began to.
+    """
     import my_flow_package
 
     over, numbers, began = threading.Event(), dict[str, int](), list[float]()
@@ -97,23 +118,38 @@ def hanging(train: Run, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[C
 
 
 def test_a_world_that_hangs_holds_its_own_group_alone(
-    train: Run, tmp_path: Path, hanging: Callable[..., list[float]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    train: Run,
+    tmp_path: Path,
+    hanging: Callable[..., list[float]],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Steps train on other groups until the time of its episodes is over; another task takes the place of its group."""
+    """Steps train on other groups until the time of its episodes is over; another task takes the place of its
+    group.
+    """
     update, updates = StepTrainer._update, list[float]()
     monkeypatch.setattr(StepTrainer, "_update", lambda *args: (updates.append(time.time()), update(*args))[1])
     began = hanging(lambda number: number == 2)
     train(QUICK | {"rollout.episode_timeout_s": 5, "rollout.max_failure_rate": 0.5, "trainer.save_freq": 6})
-    failed = [record.created for record in caplog.records if "waiting for the environment's step 1" in record.getMessage()]
+    failed = [
+        record.created
+        for record in caplog.records
+        if "waiting for the environment's step 1" in record.getMessage()
+    ]
     assert len(began) == len(failed) == 3
     assert sum(max(began) < at < min(failed) for at in updates) >= 2
     assert steps_of(tmp_path / "run")[-1]["fully_async/count/failed"] == 1
     check_ledger(tmp_path / "run", 6, failing=True)
 
 
-def test_worlds_that_all_hang_end_the_run_with_the_cause(train: Run, hanging: Callable[..., list[float]]) -> None:
+def test_worlds_that_all_hang_end_the_run_with_the_cause(
+    train: Run, hanging: Callable[..., list[float]]
+) -> None:
     hanging(lambda number: True)
-    with pytest.raises(TooManyFailuresError, match=r"x TimeoutError: episode took longer than .*=1 s, waiting for the environment's step"):
+    with pytest.raises(
+        TooManyFailuresError,
+        match=r"x TimeoutError: episode took longer than .*=1 s, waiting for the environment's step",
+    ):
         train(QUICK | {"rollout.episode_timeout_s": 1})
 
 
@@ -128,7 +164,9 @@ def test_episodes_that_cannot_be_ended_are_named(train: Run, monkeypatch: pytest
 
     monkeypatch.setattr(my_flow_package.MyWorld, "step", deaf)
     monkeypatch.setattr(GroupPlayer, "limit_s", 1.0)  # before the episodes are abandoned
-    with pytest.raises(TimeoutError, match=r"^step 1 waited 3 s for groups in progress: (step\d/toy:\d+/0(, |$)){4}$"):
+    with pytest.raises(
+        TimeoutError, match=r"^step 1 waited 3 s for groups in progress: (step\d/toy:\d+/0(, |$)){4}$"
+    ):
         train(QUICK | {"rollout.episode_timeout_s": 1, "rollout.call_timeout_s": 1})
 
 
@@ -152,7 +190,13 @@ def test_an_episode_that_cannot_be_ended_costs_itself_alone_in_every_mode(
     monkeypatch.setattr("agent_system.rollout.player.END_TIMEOUT_S", 0.5)
     keys = QUICK if mode == "fully_async" else ONE_STEP_OFF | FEW | {"async_training.mode": mode}
     train(keys | {"rollout.episode_timeout_s": 2, "rollout.max_failure_rate": 0.5})
-    assert sum("ignored its cancellation after rollout.episode_timeout_s" in record.getMessage() for record in caplog.records) == 1
+    assert (
+        sum(
+            "ignored its cancellation after rollout.episode_timeout_s" in record.getMessage()
+            for record in caplog.records
+        )
+        == 1
+    )
     assert len(steps_of(tmp_path / "run")) == (6 if mode == "fully_async" else 2)
 
 
@@ -183,7 +227,9 @@ def test_a_rank_that_dies_in_an_update_ends_the_run_in_one_line_and_its_checkpoi
     with monkeypatch.context() as patch:
         patch.setattr(StepTrainer, "_update", mortal)
         patch.setattr(GroupStream, "take", lambda self, *args: streams.append(self) or take(self, *args))
-        with pytest.raises(TeamError, match=r"^worker group 'tiny_qwen3': worker policy_tiny_qwen3.* died while it ran ") as error:
+        with pytest.raises(
+            TeamError, match=r"^worker group 'tiny_qwen3': worker policy_tiny_qwen3.* died while it ran "
+        ) as error:
             train(steps | {"trainer.controller": "ray", "trainer.n_gpus_per_node": 2})
     assert "\n" not in str(error.value)
     assert error.value.__notes__[0].startswith("step 2 was being updated, so the policies have not all")
@@ -200,7 +246,12 @@ def test_an_engine_that_is_killed_in_an_update_when_it_gets_weights_and_while_it
 ) -> None:
     import my_flow_package
 
-    update, load, act, kills = StepTrainer._update, weight_sync.load_weights, my_flow_package.MyWorld.act, list[str]()
+    update, load, act, kills = (
+        StepTrainer._update,
+        weight_sync.load_weights,
+        my_flow_package.MyWorld.act,
+        list[str](),
+    )
     updated = 0
 
     def once(moment: str) -> None:
@@ -235,7 +286,9 @@ def test_an_engine_that_is_killed_in_an_update_when_it_gets_weights_and_while_it
     check_ledger(tmp_path / "run", 5)
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore:coroutine .* was never awaited")
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning", "ignore:coroutine .* was never awaited"
+)
 def test_an_episode_that_blocks_the_event_loop_ends_the_run_and_no_group_is_lost(
     train: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -260,11 +313,16 @@ def test_an_episode_that_blocks_the_event_loop_ends_the_run_and_no_group_is_lost
     monkeypatch.setattr(loop_thread, "LOOK_S", 0.1)
     monkeypatch.setattr(loop_thread, "END_TIMEOUT_S", 0.2)
     keys = BUSY | {"trainer.save_freq": 50}
-    with pytest.raises(TimeoutError, match=r"has been blocked for .* rollout.episode_timeout_s=4 s. It runs \S+/toy:\d+/\d+#\d+") as error:
+    with pytest.raises(
+        TimeoutError,
+        match=r"has been blocked for .* rollout.episode_timeout_s=4 s. It runs \S+/toy:\d+/\d+#\d+",
+    ) as error:
         train(keys | {"rollout.episode_timeout_s": 4})
     free.set()
     (checkpoint,) = (tmp_path / "run" / "checkpoints").glob("global_step_*")
-    assert error.value.__notes__[0].startswith(f"{checkpoint.name.replace('global_', '').replace('_', ' ')} is saved in {checkpoint}; ")
+    assert error.value.__notes__[0].startswith(
+        f"{checkpoint.name.replace('global_', '').replace('_', ' ')} is saved in {checkpoint}; "
+    )
     saved = json.loads((checkpoint / FOLDER / STATE).read_text())["queue"]
     assert complete[0] and complete[0] <= {group["index"] for group in saved["complete"]}
     train(keys)
@@ -294,5 +352,8 @@ def test_a_loop_that_is_blocked_and_an_engine_that_is_busy_at_the_end_are_record
     assert len(steps) < 6 and steps[-1]["fully_async/count/running"] > 0
     assert max(line["rollouter/loop_lag_s"] for line in steps) > 0.6
     spans = [json.loads(line) for line in (tmp_path / "run" / "timeline.jsonl").read_text().splitlines()]
-    ends = {call: max(span["end"] for span in spans if span["call"] == call) for call in ("generate", "sync_weights")}
+    ends = {
+        call: max(span["end"] for span in spans if span["call"] == call)
+        for call in ("generate", "sync_weights")
+    }
     assert ends["generate"] > ends["sync_weights"]

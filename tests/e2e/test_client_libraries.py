@@ -1,6 +1,8 @@
-"""Public client libraries, with their own tests where they have some, against a served team; they have a Python environment of their own.
+"""Public client libraries, with their own tests where they have some, against a served team; they have a
+Python environment of their own.
 
-Three teams are served: one whose engine is a script that does what it is asked to do, and a model without training with each engine.
+Three teams are served: one whose engine is a script that does what it is asked to do, and a model without
+training with each engine.
 """
 
 from __future__ import annotations
@@ -26,15 +28,23 @@ from tests.environments import python_with
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 OPENAI, OPENAI_2 = "openai==3.57.0", ("openai[aiohttp]==2.54.0", "pytest-asyncio", "respx", "rich")
-LIBRARIES = ("langchain-tests==1.1.9", "langchain-openai==1.7.4", "litellm==1.110.2", "pydantic-ai-slim[openai]==2.68.0", "llm==0.36")
+LIBRARIES = (
+    "langchain-tests==1.1.9",
+    "langchain-openai==1.7.4",
+    "litellm==1.110.2",
+    "pydantic-ai-slim[openai]==2.68.0",
+    "llm==0.36",
+)
 INSTRUCTOR = ("instructor==1.17.0",)  # wants jiter below 0.15, which OPENAI does not accept
 CLIENTS = Path(__file__).with_name("clients")
 # Of LangChain's tests, those that no model without training passes, also where a reply has a form.
 FOR_AN_ABLE_MODEL = ("tool_calling", "agent_loop", "bind_runnables", "unicode_tool_call")
-# Of the tests of OpenAI's client, those of what is served; `all_params` ask for sound, `functions` and a reply of no token.
+# Of the tests of OpenAI's client, those of what is served; `all_params` ask for sound, `functions` and a
+# reply of no token.
 SERVED = "(Completions and create and not all_params) or (Models and not delete)"
 EXAMPLES = (
-    "demo", "async_demo", "streaming", "parsing", "parsing_stream", "parsing_tools", "parsing_tools_stream", "responses/streaming",
+    "demo", "async_demo", "streaming", "parsing", "parsing_stream", "parsing_tools", "parsing_tools_stream",
+    "responses/streaming",
     "responses/streaming_tools", "responses/structured_outputs", "responses/structured_outputs_tools",
 )  # fmt: skip
 
@@ -60,7 +70,9 @@ def example(schema: Mapping[str, Any], whole: Mapping[str, Any]) -> Any:
         return [example(schema.get("items", {}), whole)]
     if schema.get("type") == "object":
         return {name: example(inner, whole) for name, inner in schema.get("properties", {}).items()}
-    return {"integer": 3, "number": 3.0, "boolean": True, "null": None}.get(str(schema.get("type")), "你好こんにちは")
+    return {"integer": 3, "number": 3.0, "boolean": True, "null": None}.get(
+        str(schema.get("type")), "你好こんにちは"
+    )
 
 
 def able(prompt: str, request: Any) -> str:
@@ -70,7 +82,9 @@ def able(prompt: str, request: Any) -> str:
     content = form.get("content", form)
     if form:
         schema = content["json_schema"]
-        value = example(schema, schema) if schema.get("properties") else {"setup": "a", "punchline": "b"}  # of the test of JSON mode
+        value = (
+            example(schema, schema) if schema.get("properties") else {"setup": "a", "punchline": "b"}
+        )  # of the test of JSON mode
         return f"{form.get('begin', '')}{json.dumps(value)}{form.get('end', '')}"
     lines = [line for line in prompt.splitlines() if line.startswith('{"type": "function"')]
     tools = [json.JSONDecoder().raw_decode(line)[0]["function"] for line in lines]
@@ -83,7 +97,8 @@ def able(prompt: str, request: Any) -> str:
 async def call(*command: str | Path, cwd: Path | None = None, **env: str) -> str:
     """Run a command, which must succeed; return what it printed."""
     process = await asyncio.create_subprocess_exec(
-        *map(str, command), cwd=cwd, env={**os.environ, "OPENAI_API_KEY": "sk-team", "LITELLM_LOCAL_MODEL_COST_MAP": "True", **env},
+        *map(str, command), cwd=cwd,
+        env={**os.environ, "OPENAI_API_KEY": "sk-team", "LITELLM_LOCAL_MODEL_COST_MAP": "True", **env},
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
     said, _ = await process.communicate()
@@ -99,19 +114,35 @@ async def check_all(url: str, left_out: str) -> None:
     for name in ("litellm", "pydantic_ai", "llm"):
         await call(python, CLIENTS / f"{name}_calls.py", **env)
     await call(older, CLIENTS / "instructor_calls.py", **env)
-    one_loop = [f"asyncio_default_{kind}_loop_scope=session" for kind in ("test", "fixture")]  # connections are kept between tests
+    one_loop = [
+        f"asyncio_default_{kind}_loop_scope=session" for kind in ("test", "fixture")
+    ]  # connections are kept between tests
     options = [word for option in ("asyncio_mode=auto", "addopts=", *one_loop) for word in ("-o", option)]
     plain = ("-p", "no:cacheprovider", "-q", "-rfEsx", "--tb=short", *options)
     chosen = ("-k", f"not ({left_out})") if left_out else ()
-    said = await call(python, "-m", "pytest", CLIENTS / "langchain_standard.py", "--confcutdir", CLIENTS, *plain, *chosen, **env)
+    said = await call(
+        python,
+        "-m",
+        "pytest",
+        CLIENTS / "langchain_standard.py",
+        "--confcutdir",
+        CLIENTS,
+        *plain,
+        *chosen,
+        **env,
+    )
     assert f"\n{34 if left_out else 43} passed" in said
     agent = f"{url.removesuffix('/v1')}/agents/solver_agent/v1"  # whatever model a request names
     tests = [f"tests/api_resources/{name}.py" for name in ("chat/test_completions", "test_models")]
     for client, version, passed in ((python, OPENAI, 65), (python_with(*OPENAI_2), OPENAI_2[0], 70)):
         files = source(client, version)
-        for name in () if left_out else [name for name in EXAMPLES if version == OPENAI or name != "streaming"]:  # of completions, in 2
+        for name in (
+            () if left_out else [name for name in EXAMPLES if version == OPENAI or name != "streaming"]
+        ):  # of completions, in 2
             await call(client, files / "examples" / f"{name}.py", OPENAI_BASE_URL=agent)
-        said = await call(client, "-m", "pytest", *tests, *plain, "-k", SERVED, cwd=files, TEST_API_BASE_URL=agent)
+        said = await call(
+            client, "-m", "pytest", *tests, *plain, "-k", SERVED, cwd=files, TEST_API_BASE_URL=agent
+        )
         assert f"\n{passed} passed" in said
 
 
@@ -119,7 +150,19 @@ def source(python: str, version: str) -> Path:
     """The source of a version of OpenAI's client, with its tests."""
     folder = Path(python).parents[2] / "source"
     if not folder.exists():
-        command = [python, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", "openai", "-d", folder, version]
+        command = [
+            python,
+            "-m",
+            "pip",
+            "download",
+            "-q",
+            "--no-deps",
+            "--no-binary",
+            "openai",
+            "-d",
+            folder,
+            version,
+        ]
         subprocess.run(command, check=True, capture_output=True)
         with tarfile.open(next(folder.glob("*.tar.gz"))) as packed:
             packed.extractall(folder, filter="data")

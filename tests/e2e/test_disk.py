@@ -1,4 +1,6 @@
-"""A disk that fills up under what a run writes is one line that names the file and the fix; a bug keeps its traceback."""
+"""A disk that fills up under what a run writes is one line that names the file and the fix; a bug keeps its
+traceback.
+"""
 
 import errno
 import sys
@@ -37,14 +39,21 @@ def test_a_full_disk_is_one_line(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(written_by, no_room)
-    changes = {"trainer.val_before_train": False, "trainer.total_training_steps": 1, "trainer.logger": "[jsonl,tensorboard]"}
+    changes = {
+        "trainer.val_before_train": False,
+        "trainer.total_training_steps": 1,
+        "trainer.logger": "[jsonl,tensorboard]",
+    }
     monkeypatch.setattr(sys, "argv", ["main_ppo", *overrides(changes)])
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
     with pytest.raises(SystemExit) as stopped:
         train.cli()
     assert stopped.value.code == 1
     said = capfd.readouterr().err
-    assert f"error: {tmp_path}/run/{file} could not be written: No space left on device; free space there" in said
+    assert (
+        f"error: {tmp_path}/run/{file} could not be written: No space left on device; free space there"
+        in said
+    )
     assert "Traceback" not in said
 
 

@@ -1,4 +1,6 @@
-"""The check at the start of a run: engines that serve what the trainer has pass it and leave no trace; others end the run in one line."""
+"""The check at the start of a run: engines that serve what the trainer has pass it and leave no trace; others
+end the run in one line.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,12 @@ from verl.workers.rollout.hf_engine import HFEngine
 from verl.workers.weight_change import WeightChange
 
 ADAPTERS = LEVELS["L2"].changes
-SHORT = {"trainer.total_training_steps": 1, "trainer.save_freq": -1, "data.val_files": "[]", "trainer.val_before_train": False}
+SHORT = {
+    "trainer.total_training_steps": 1,
+    "trainer.save_freq": -1,
+    "data.val_files": "[]",
+    "trainer.val_before_train": False,
+}
 Update = Callable[..., None]
 
 
@@ -32,17 +39,29 @@ def train(train: Run) -> Run:
 
 @pytest.fixture
 def loses(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[str | None, str], bool]], None]:
-    """Make engines keep the old values of tensors, chosen by the adapter and the name, from the first update on."""
+    """Make engines keep the old values of tensors, chosen by the adapter and the name, from the first update
+    on.
+    """
 
     def lose(keeps: Callable[[str | None, str], bool]) -> None:
         update: Update = HFEngine.update_weights
         first: dict[tuple[str | None, str], torch.Tensor] = {}
 
-        def stale(self: HFEngine, tensors: Mapping[str, torch.Tensor], *, adapter: str | None = None, **arguments: Any) -> None:
+        def stale(
+            self: HFEngine,
+            tensors: Mapping[str, torch.Tensor],
+            *,
+            adapter: str | None = None,
+            **arguments: Any,
+        ) -> None:
             own = self._weights._tensors if adapter is None else {}
             sent = {}
             for name, value in tensors.items():
-                old = own[name].detach() if adapter is None else first.setdefault((adapter, name), value.clone())
+                old = (
+                    own[name].detach()
+                    if adapter is None
+                    else first.setdefault((adapter, name), value.clone())
+                )
                 sent[name] = old.clone() if keeps(adapter, name) else value
             update(self, sent, adapter=adapter, **arguments)
 
@@ -53,7 +72,11 @@ def loses(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[str | None, st
 
 @pytest.mark.parametrize("changes", [{}, ADAPTERS], ids=["model", "adapters"])
 def test_a_run_is_the_same_with_the_check_as_without(
-    train: Run, tmp_path: Path, changes: dict[str, Any], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    train: Run,
+    tmp_path: Path,
+    changes: dict[str, Any],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     digests: list[str] = []
     apply, undo = WeightChange.apply, WeightChange.undo
@@ -82,16 +105,25 @@ def test_a_run_is_the_same_with_the_check_as_without(
     assert outcome(tmp_path / "with") == outcome(tmp_path / "without")
 
 
-def test_an_engine_that_keeps_one_tensor_is_refused_in_one_line(train: Run, loses: Callable[..., None], tmp_path: Path) -> None:
+def test_an_engine_that_keeps_one_tensor_is_refused_in_one_line(
+    train: Run, loses: Callable[..., None], tmp_path: Path
+) -> None:
     loses(lambda adapter, name: name.endswith("layers.1.mlp.up_proj.weight"))
     with pytest.raises(ConfigError, match="does not serve what it is sent") as error:
         train(SHORT)
     line = str(error.value)
-    assert "\n" not in line and "worker group" in line and "agent.specialization=lora" in line and "trainer.check_engines=false" in line
+    assert (
+        "\n" not in line
+        and "worker group" in line
+        and "agent.specialization=lora" in line
+        and "trainer.check_engines=false" in line
+    )
     assert not list((tmp_path / "run").rglob("train_*.jsonl"))
 
 
-def test_an_engine_that_ignores_updates_of_adapters_is_refused(train: Run, loses: Callable[..., None]) -> None:
+def test_an_engine_that_ignores_updates_of_adapters_is_refused(
+    train: Run, loses: Callable[..., None]
+) -> None:
     loses(lambda adapter, name: adapter is not None and "lora_B" in name)
     with pytest.raises(ConfigError, match="does not serve what it is sent"):
         train(ADAPTERS | SHORT)
@@ -102,7 +134,9 @@ def test_the_check_can_be_left_out(train: Run, loses: Callable[..., None]) -> No
     assert train(SHORT | {"trainer.check_engines": False}).global_step == 1
 
 
-def test_an_engine_that_differs_before_any_update_is_refused_at_once(train: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_differs_before_any_update_is_refused_at_once(
+    train: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     init = HFEngine.__init__
 
     def broken(self: HFEngine, model: Any, **arguments: Any) -> None:
@@ -116,14 +150,18 @@ def test_an_engine_that_differs_before_any_update_is_refused_at_once(train: Run,
         train(SHORT)
 
 
-def test_an_evaluation_compares_and_changes_nothing(train: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_evaluation_compares_and_changes_nothing(
+    train: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(WeightChange, "apply", lambda self, adapters: pytest.fail("weights were changed"))
     with caplog.at_level(logging.INFO):
         train({"trainer.val_only": True, "trainer.resume_mode": "disable"})
     assert "after they were sent weights" in caplog.text
 
 
-def test_a_run_that_continues_is_checked_with_its_own_weights(train: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_run_that_continues_is_checked_with_its_own_weights(
+    train: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     train({"trainer.total_training_steps": 1, "trainer.save_freq": 1})
     caplog.clear()
     with caplog.at_level(logging.INFO):
@@ -135,7 +173,12 @@ def test_a_step_on_samples_of_another_policy_is_said_once_and_a_sound_one_is_not
     train: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """By the pass before the update, and by the update itself."""
-    own = {"data.val_files": "[]", "trainer.val_before_train": False, "trainer.check_engines": False, "trainer.resume_mode": "disable"}
+    own = {
+        "data.val_files": "[]",
+        "trainer.val_before_train": False,
+        "trainer.check_engines": False,
+        "trainer.resume_mode": "disable",
+    }
     passes = {"actor_rollout_ref.actor.ppo_epochs": 2}
     train(own)
     train(own | passes)
@@ -144,7 +187,9 @@ def test_a_step_on_samples_of_another_policy_is_said_once_and_a_sound_one_is_not
 
     async def another(self: HFEngine, request: Any) -> Any:
         replies = await generate(self, request)
-        return [replace(reply, log_probs=tuple(2.5 * value for value in reply.log_probs)) for reply in replies]
+        return [
+            replace(reply, log_probs=tuple(2.5 * value for value in reply.log_probs)) for reply in replies
+        ]
 
     monkeypatch.setattr(HFEngine, "generate", another)
     for changes in ({}, passes):

@@ -22,7 +22,9 @@ pytestmark = pytest.mark.e2e
 
 @pytest.fixture
 def dying(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Make calls of a worker's method fail as they do when its process is gone: those with the given numbers, from 1."""
+    """Make calls of a worker's method fail as they do when its process is gone: those with the given numbers,
+    from 1.
+    """
 
     def make(worker: type[Any], method: str, *numbers: int) -> None:
         kill(monkeypatch, worker, method, *numbers)
@@ -30,7 +32,13 @@ def dying(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return make
 
 
-def kill(patch: pytest.MonkeyPatch, worker: type[Any], method: str, *numbers: int, error: type[Exception] = WorkerDiedError) -> None:
+def kill(
+    patch: pytest.MonkeyPatch,
+    worker: type[Any],
+    method: str,
+    *numbers: int,
+    error: type[Exception] = WorkerDiedError,
+) -> None:
     """As `dying`, for as long as the patch lasts."""
     call, calls = getattr(worker, method), iter(range(1, 1000))
 
@@ -55,15 +63,21 @@ def test_a_dead_engine_is_replaced_when_it_gets_its_weights(train: Run, tmp_path
             train(changes | {"trainer.default_local_dir": folder})
         first, second = (line for line in read_metrics(folder) if "actor/lr" in line)
         assert [line["training/engine_restarts"] for line in (first, second)] == [1, 1], folder.name
-        assert second["actor/grad_norm"] == whole["actor/grad_norm"], f"{folder.name}: the new engine samples from the weights of the step"
+        assert second["actor/grad_norm"] == whole["actor/grad_norm"], (
+            f"{folder.name}: the new engine samples from the weights of the step"
+        )
 
 
-def test_an_engine_that_dies_while_it_samples_is_replaced_with_all_adapters(train: Run, dying: Callable[..., None], tmp_path: Path) -> None:
+def test_an_engine_that_dies_while_it_samples_is_replaced_with_all_adapters(
+    train: Run, dying: Callable[..., None], tmp_path: Path
+) -> None:
     changes = LEVELS["L2"].changes | {"trainer.val_before_train": False, "data.val_files": "[]"}
     submits = calls_of(("submit",), tmp_path / "whole", train, changes, syncs=1)
     dying(RolloutWorker, "submit", submits["submit"] - 1)
     train(changes)
-    lines, whole = ([line for line in read_metrics(tmp_path / name) if "actor/lr" in line] for name in ("run", "whole"))
+    lines, whole = (
+        [line for line in read_metrics(tmp_path / name) if "actor/lr" in line] for name in ("run", "whole")
+    )
     assert [line["training/engine_restarts"] for line in lines] == [0, 1]
     for name in ("asker", "verifier_agent"):
         key = f"wg/{name}/actor/grad_norm"
@@ -81,13 +95,24 @@ def test_an_engine_is_not_started_anew_on_another_base(
         raise WorkerDiedError("submit met a dead process")
 
     monkeypatch.setattr(RolloutWorker, "submit", dies)
-    changes = {"actor_rollout_ref.model.path": base, "trainer.val_before_train": False, "data.val_files": "[]"}
-    with pytest.raises(EngineGoneError, match=r"could not be restarted: the files of .*base' have changed since the run began"):
+    changes = {
+        "actor_rollout_ref.model.path": base,
+        "trainer.val_before_train": False,
+        "data.val_files": "[]",
+    }
+    with pytest.raises(
+        EngineGoneError,
+        match=r"could not be restarted: the files of .*base' have changed since the run began",
+    ):
         train(LEVELS["L2"].changes | changes)
 
 
-def calls_of(methods: tuple[str, ...], folder: Path, train: Run, changes: dict[str, Any], syncs: int = 3) -> dict[str, int]:
-    """How often a sync calls each method: one before the first step and one after each of two; or how often it is called at all."""
+def calls_of(
+    methods: tuple[str, ...], folder: Path, train: Run, changes: dict[str, Any], syncs: int = 3
+) -> dict[str, int]:
+    """How often a sync calls each method: one before the first step and one after each of two; or how often
+    it is called at all.
+    """
     counts = dict.fromkeys(methods, 0)
 
     def counted(method: str) -> Callable[..., Any]:
@@ -108,14 +133,20 @@ def calls_of(methods: tuple[str, ...], folder: Path, train: Run, changes: dict[s
     return {method: count // syncs for method, count in counts.items()}
 
 
-def test_an_engine_that_dies_again_in_a_step_ends_the_run_in_one_line(train: Run, dying: Callable[..., None]) -> None:
+def test_an_engine_that_dies_again_in_a_step_ends_the_run_in_one_line(
+    train: Run, dying: Callable[..., None]
+) -> None:
     dying(RolloutWorker, "wake", 2, 3)
-    with pytest.raises(TeamError, match=r"worker group '(\w+)': engine \1 died and could not be restarted: wake met") as e:
+    with pytest.raises(
+        TeamError, match=r"worker group '(\w+)': engine \1 died and could not be restarted: wake met"
+    ) as e:
         train({"trainer.val_before_train": False, "data.val_files": "[]"})
     assert "\n" not in str(e.value)
 
 
-def test_an_engine_that_dies_in_the_check_at_the_start_is_replaced(train: Run, dying: Callable[..., None], tmp_path: Path) -> None:
+def test_an_engine_that_dies_in_the_check_at_the_start_is_replaced(
+    train: Run, dying: Callable[..., None], tmp_path: Path
+) -> None:
     dying(RolloutWorker, "generate", 2, 14)
     train({"trainer.check_engines": True, "trainer.val_before_train": False, "data.val_files": "[]"})
     steps = [line for line in read_metrics(tmp_path / "run") if "actor/lr" in line]

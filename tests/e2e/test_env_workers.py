@@ -21,7 +21,10 @@ TREE = {
 def scores(folder: Path) -> list[dict[str, Any]]:
     """Metrics of every step that do not measure time or memory."""
     kept = ("episode/", "env/", "agent/", "critic/", "actor/")
-    return [{name: value for name, value in step.items() if name.startswith(kept)} for step in read_metrics(folder)]
+    return [
+        {name: value for name, value in step.items() if name.startswith(kept)}
+        for step in read_metrics(folder)
+    ]
 
 
 def test_a_run_of_the_command_line_has_the_numbers_of_a_run_in_the_driver(
@@ -30,7 +33,15 @@ def test_a_run_of_the_command_line_has_the_numbers_of_a_run_in_the_driver(
     keys = {"env.workers.num": 2, "env.workers.memory_gib": 4, "trainer.default_local_dir": tmp_path / "away"}
     command = [forked_python, "-m", "verl.trainer.main_ppo", *overrides(TREE | keys)]
     path = {"PYTHONPATH": os.pathsep.join([str(user_package), str(ROOT)])}
-    done = subprocess.run(command, cwd=ROOT, env={**os.environ, **path}, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env={**os.environ, **path},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     train(TREE | {"trainer.default_local_dir": tmp_path / "home"})
     assert scores(tmp_path / "away") == scores(tmp_path / "home")

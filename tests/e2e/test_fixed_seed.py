@@ -1,4 +1,5 @@
-"""Runs of a fixed seed give the metrics, replies, rewards and weights that are recorded in `fixed_seed.json`, to the bit.
+"""Runs of a fixed seed give the metrics, replies, rewards and weights that are recorded in `fixed_seed.json`,
+to the bit.
 
 A change that is meant to change them records them anew, and its commit says why:
 
@@ -46,11 +47,15 @@ RUNS: Mapping[str, Mapping[str, Any]] = {
 
 
 def arithmetic() -> str:
-    """Digest of a small calculation, which differs where another processor or another torch rounds in another way."""
+    """Digest of a small calculation, which differs where another processor or another torch rounds in another
+    way.
+    """
     generator = torch.Generator().manual_seed(0)
     x, y = torch.randn(2, 67, 96, generator=generator)
     scores = torch.nn.functional.scaled_dot_product_attention(x[None], y[None], y[None])[0]
-    return digest((torch.nn.functional.rms_norm(scores @ y.T, (67,)).log_softmax(-1).exp() @ x).numpy().tobytes())
+    return digest(
+        (torch.nn.functional.rms_norm(scores @ y.T, (67,)).log_softmax(-1).exp() @ x).numpy().tobytes()
+    )
 
 
 def digest(content: bytes) -> str:
@@ -59,14 +64,20 @@ def digest(content: bytes) -> str:
 
 def outcome(run_dir: Path) -> dict[str, Any]:
     """What a run leaves that a seed determines."""
-    lines = [{k: v for k, v in line.items() if not any(word in k for word in MACHINE)} for line in read_metrics(run_dir)]
+    lines = [
+        {k: v for k, v in line.items() if not any(word in k for word in MACHINE)}
+        for line in read_metrics(run_dir)
+    ]
     episodes = [
         [[call[k] for k in ("prompt", "reply", "reward")] for call in json.loads(line)["calls"]]
         for file in sorted((run_dir / "trajectories").glob("train_*.jsonl"))
         for line in file.read_text().splitlines()
     ]
     checkpoint = run_dir / "checkpoints" / "global_step_2"
-    weights = {str(p.relative_to(checkpoint)): digest(p.read_bytes()) for p in sorted(checkpoint.rglob("*.safetensors"))}
+    weights = {
+        str(p.relative_to(checkpoint)): digest(p.read_bytes())
+        for p in sorted(checkpoint.rglob("*.safetensors"))
+    }
     return {"metrics": lines, "episodes": digest(json.dumps(episodes).encode()), "weights": weights}
 
 
@@ -82,5 +93,8 @@ def test_a_run_of_a_fixed_seed_is_the_recorded_one(train: Run, tmp_path: Path, n
     expected = recorded[name]
     assert [set(line) for line in found["metrics"]] == [set(line) for line in expected["metrics"]]
     if arithmetic() != recorded["arithmetic"]:
-        pytest.skip("this machine rounds in another way than the one that recorded the runs: only the metrics' names were compared")
+        pytest.skip(
+            "this machine rounds in another way than the one that recorded the runs: only the metrics' names "
+            "were compared"
+        )
     assert found == expected

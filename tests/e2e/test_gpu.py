@@ -1,7 +1,8 @@
 """Engines and runs on CUDA GPUs; skipped where there are none.
 
-In fp32 log-probs of an engine are within 1e-4 of those on a CPU. In bf16, whose numbers have 8 significant bits, probabilities of sampled
-tokens are within 2e-2 of them on average; log-probs of engine and trainer, with a model whose tokens are nearly equally likely, too.
+In fp32 log-probs of an engine are within 1e-4 of those on a CPU. In bf16, whose numbers have 8 significant
+bits, probabilities of sampled tokens are within 2e-2 of them on average; log-probs of engine and trainer,
+with a model whose tokens are nearly equally likely, too.
 """
 
 from __future__ import annotations
@@ -32,14 +33,20 @@ pytestmark = pytest.mark.timeout(1200)
 HEAD_DIM = 64
 
 
-def log_probs(model: torch.nn.Module, requests: list[GenerateRequest], replies: list[Generation]) -> tuple[torch.Tensor, torch.Tensor]:
+def log_probs(
+    model: torch.nn.Module, requests: list[GenerateRequest], replies: list[Generation]
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Of all tokens of the replies: the engine's, and those of PEFT's own forward pass on the CPU."""
     found, expected = [], []
     for req, reply in zip(requests, replies, strict=True):
         select_adapter(model, req.adapter)
         with torch.no_grad():
-            logits = model(torch.tensor([req.prompt_ids + reply.token_ids])).logits[0, len(req.prompt_ids) - 1 : -1]
-        expected.append(torch.log_softmax(logits.float(), -1).gather(-1, torch.tensor(reply.token_ids)[:, None])[:, 0])
+            logits = model(torch.tensor([req.prompt_ids + reply.token_ids])).logits[
+                0, len(req.prompt_ids) - 1 : -1
+            ]
+        expected.append(
+            torch.log_softmax(logits.float(), -1).gather(-1, torch.tensor(reply.token_ids)[:, None])[:, 0]
+        )
         found.append(torch.tensor(reply.log_probs))
     return torch.cat(found), torch.cat(expected)
 
@@ -72,14 +79,19 @@ NO_VLLM = pytest.mark.skipif(without_vllm_for_gpus(), reason="needs vllm for GPU
 @needs_gpus(1)
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("name", ["hf", pytest.param("vllm", marks=NO_VLLM)])
-async def test_base_and_adapters_in_one_batch_agree_with_peft_before_and_after_an_update(name: str, dtype: str, tmp_path: Path) -> None:
+async def test_base_and_adapters_in_one_batch_agree_with_peft_before_and_after_an_update(
+    name: str, dtype: str, tmp_path: Path
+) -> None:
     """With vLLM in fp32 the base alone: its kernels for adapters take 16 bits."""
     specs = {} if (name, dtype) == ("vllm", "fp32") else SPECS
     tiny_model(0, HEAD_DIM).save_pretrained(tmp_path / "model")
     adapters = {
         key: ActorRolloutRefConfig(
             model=ModelConfig(
-                lora_rank=spec.rank, lora_alpha=spec.alpha, target_modules=spec.target_modules, exclude_modules=spec.exclude_modules
+                lora_rank=spec.rank,
+                lora_alpha=spec.alpha,
+                target_modules=spec.target_modules,
+                exclude_modules=spec.exclude_modules,
             )
         )
         for key, spec in specs.items()
@@ -88,11 +100,17 @@ async def test_base_and_adapters_in_one_batch_agree_with_peft_before_and_after_a
     config = ActorRolloutRefConfig(model=ModelConfig(path=str(tmp_path / "model")), rollout=rollout)
     engine = build_engine(config, max_model_len=256, device="cuda", seed=0, adapters=adapters)
     plain = [request(140, 12, seed=seed, prompt_seed=7) for seed in range(5)]
-    requests = [dataclasses.replace(req, adapter=who, request_id=f"{who}-{req.seed}") for req in plain for who in (None, *specs)]
+    requests = [
+        dataclasses.replace(req, adapter=who, request_id=f"{who}-{req.seed}")
+        for req in plain
+        for who in (None, *specs)
+    ]
     try:
         for seed in (0, 1):
             model = peft_model(seed, base=seed, head_dim=HEAD_DIM)
-            engine.update_weights({key: p.detach() for key, p in tiny_model(seed, HEAD_DIM).named_parameters()}, version=seed)
+            engine.update_weights(
+                {key: p.detach() for key, p in tiny_model(seed, HEAD_DIM).named_parameters()}, version=seed
+            )
             for who in specs:
                 engine.update_weights(tensors_of(model, who), adapter=who, version=seed)
             found, expected = log_probs(rounded(model, dtype), requests, await all_of(engine, requests))
@@ -106,10 +124,14 @@ async def test_base_and_adapters_in_one_batch_agree_with_peft_before_and_after_a
 
 @needs_gpus(1)
 @NO_VLLM
-async def test_an_engine_of_vllm_frees_its_memory_while_it_sleeps_and_samples_the_same_after_it(tmp_path: Path) -> None:
+async def test_an_engine_of_vllm_frees_its_memory_while_it_sleeps_and_samples_the_same_after_it(
+    tmp_path: Path,
+) -> None:
     model = tiny_model(0, HEAD_DIM)
     model.save_pretrained(tmp_path / "model")
-    rollout = RolloutConfig(name="vllm", max_num_seqs=16, dtype="bf16", gpu_memory_utilization=0.3, enforce_eager=True)
+    rollout = RolloutConfig(
+        name="vllm", max_num_seqs=16, dtype="bf16", gpu_memory_utilization=0.3, enforce_eager=True
+    )
     config = ActorRolloutRefConfig(model=ModelConfig(path=str(tmp_path / "model")), rollout=rollout)
     before = bytes_in_use()
     engine = build_engine(config, max_model_len=256, device="cuda", seed=0, adapters={})
@@ -131,13 +153,20 @@ async def test_an_engine_of_vllm_frees_its_memory_while_it_sleeps_and_samples_th
 @needs_gpus(1)
 @pytest.mark.skipif(find_spec("flash_attn") is None, reason="needs flash-attn")
 def test_gradients_of_packed_rows_by_flash_attention(wide_heads_model_dir: Path) -> None:
-    """In bf16 as far from those in fp32 as padded rows by flash attention and packed rows by torch's own attention are."""
+    """In bf16 as far from those in fp32 as padded rows by flash attention and packed rows by torch's own
+    attention are.
+    """
     rows = make_rows(33, prompt=70, response=60)
 
     def gradient(packed: bool, device: str = "cuda", **options: object) -> torch.Tensor:
         engine = make_engine(wide_heads_model_dir, device=device, use_remove_padding=packed, **options)
         own = {name: value.to(device) for name, value in rows.items()}
-        return torch.cat([g.flatten().float().cpu() for g in gradients(engine, own, MicroBatchRule(None, 40, packed))[0].values()])
+        return torch.cat(
+            [
+                g.flatten().float().cpu()
+                for g in gradients(engine, own, MicroBatchRule(None, 40, packed))[0].values()
+            ]
+        )
 
     exact = gradient(False, "cpu")
     ways = {
@@ -146,7 +175,10 @@ def test_gradients_of_packed_rows_by_flash_attention(wide_heads_model_dir: Path)
         "torch, packed": gradient(True, attn_implementation="sdpa"),
     }
     far = {way: float((found - exact).norm() / exact.norm()) for way, found in ways.items()}
-    assert far["flash, packed"] < 1.5 * max(far["flash, padded"], far["torch, packed"]) and far["flash, packed"] < 5e-2
+    assert (
+        far["flash, packed"] < 1.5 * max(far["flash, padded"], far["torch, packed"])
+        and far["flash, packed"] < 5e-2
+    )
 
 
 def largest_gap(run_dir: Path) -> float:
@@ -159,7 +191,9 @@ def largest_gap(run_dir: Path) -> float:
 @needs_gpus(1)
 @pytest.mark.parametrize("level", ["full", "lora"])
 @pytest.mark.parametrize(("changes", "far"), [(FP32, 1e-4), ({}, 2e-2)], ids=["fp32", "bf16"])
-def test_two_steps_on_a_gpu_without_ray(train: Run, tmp_path: Path, changes: dict[str, Any], far: float, level: str) -> None:
+def test_two_steps_on_a_gpu_without_ray(
+    train: Run, tmp_path: Path, changes: dict[str, Any], far: float, level: str
+) -> None:
     train({"agent.specialization": level} | GPU | changes)
     assert largest_gap(tmp_path / "run") < far
 
@@ -168,8 +202,12 @@ def test_two_steps_on_a_gpu_without_ray(train: Run, tmp_path: Path, changes: dic
 @NO_VLLM
 @pytest.mark.parametrize("level", ["full", "lora"])
 @pytest.mark.parametrize("eager", [False, True])
-def test_two_steps_on_a_gpu_with_vllm(train: Run, tmp_path: Path, wide_heads_model_dir: Path, level: str, eager: bool) -> None:
-    """Engines sleep while the policies are updated; with a model per agent there are two of them on the GPU."""
+def test_two_steps_on_a_gpu_with_vllm(
+    train: Run, tmp_path: Path, wide_heads_model_dir: Path, level: str, eager: bool
+) -> None:
+    """Engines sleep while the policies are updated; with a model per agent there are two of them on
+    the GPU.
+    """
     rollout = {"name": "vllm", "gpu_memory_utilization": 0.3, "enforce_eager": eager}
     keys = {f"actor_rollout_ref.rollout.{key}": value for key, value in rollout.items()}
     train({"agent.specialization": level, "actor_rollout_ref.model.path": wide_heads_model_dir} | GPU | keys)
@@ -180,8 +218,18 @@ def test_two_steps_on_a_gpu_with_vllm(train: Run, tmp_path: Path, wide_heads_mod
 @pytest.mark.ray
 @pytest.mark.parametrize("way", ["object_store", "cuda_ipc"])
 @pytest.mark.parametrize("level", ["full", "lora"])
-def test_policies_and_engines_of_two_agents_share_one_gpu(train: Run, tmp_path: Path, way: str, level: str) -> None:
-    train({"trainer.controller": "ray", "actor_rollout_ref.rollout.weight_transfer": way, "agent.specialization": level} | GPU | FP32)
+def test_policies_and_engines_of_two_agents_share_one_gpu(
+    train: Run, tmp_path: Path, way: str, level: str
+) -> None:
+    train(
+        {
+            "trainer.controller": "ray",
+            "actor_rollout_ref.rollout.weight_transfer": way,
+            "agent.specialization": level,
+        }
+        | GPU
+        | FP32
+    )
     assert largest_gap(tmp_path / "run") < 1e-4
 
 
@@ -189,29 +237,57 @@ def test_policies_and_engines_of_two_agents_share_one_gpu(train: Run, tmp_path: 
 def test_offloaded_state_trains_the_same(train: Run, tmp_path: Path) -> None:
     fsdp = "actor_rollout_ref.actor.fsdp_config"
     train(GPU | FP32)
-    train(GPU | FP32 | {f"{fsdp}.param_offload": True, f"{fsdp}.optimizer_offload": True, "trainer.default_local_dir": tmp_path / "off"})
-    np.testing.assert_allclose(training_of(tmp_path / "off"), training_of(tmp_path / "run"), rtol=1e-4, atol=1e-5)
+    train(
+        GPU
+        | FP32
+        | {
+            f"{fsdp}.param_offload": True,
+            f"{fsdp}.optimizer_offload": True,
+            "trainer.default_local_dir": tmp_path / "off",
+        }
+    )
+    np.testing.assert_allclose(
+        training_of(tmp_path / "off"), training_of(tmp_path / "run"), rtol=1e-4, atol=1e-5
+    )
 
 
 @needs_gpus(1)
 @pytest.mark.ray
 @pytest.mark.parametrize("controller", ["local", "ray"])
-def test_a_run_that_resumes_and_one_that_never_waits_equal_a_synchronous_one(train: Run, tmp_path: Path, controller: str) -> None:
-    keys = GPU | FP32 | {"trainer.controller": controller, "trainer.total_training_steps": 4, "trainer.save_freq": 2}
+def test_a_run_that_resumes_and_one_that_never_waits_equal_a_synchronous_one(
+    train: Run, tmp_path: Path, controller: str
+) -> None:
+    keys = (
+        GPU
+        | FP32
+        | {"trainer.controller": controller, "trainer.total_training_steps": 4, "trainer.save_freq": 2}
+    )
     train(keys)
-    train(keys | FRESH | {"algorithm.rollout_correction.rollout_is": "null", "trainer.default_local_dir": tmp_path / "async"})
+    train(
+        keys
+        | FRESH
+        | {"algorithm.rollout_correction.rollout_is": "null", "trainer.default_local_dir": tmp_path / "async"}
+    )
     train(keys | {"trainer.total_training_steps": 2, "trainer.default_local_dir": tmp_path / "resumed"})
     train(keys | {"trainer.default_local_dir": tmp_path / "resumed"})
     assert len(training_of(tmp_path / "run")) == 4
     for other in ("async", "resumed"):
-        np.testing.assert_allclose(training_of(tmp_path / other), training_of(tmp_path / "run"), rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(
+            training_of(tmp_path / other), training_of(tmp_path / "run"), rtol=1e-4, atol=1e-5
+        )
 
 
 @needs_gpus(1)
 @pytest.mark.ray
 def test_episodes_are_collected_while_the_policy_is_updated(train: Run, tmp_path: Path) -> None:
-    """Log-probs of the trainer and the sampler are those of different versions, which the correction links."""
-    keys = {"trainer.controller": "ray", "async_training.max_off_policy_threshold": 1, "trainer.total_training_steps": 6}
+    """Log-probs of the trainer and the sampler are those of different versions, which the correction
+    links.
+    """
+    keys = {
+        "trainer.controller": "ray",
+        "async_training.max_off_policy_threshold": 1,
+        "trainer.total_training_steps": 6,
+    }
     train(ASYNC | keys | GPU)
     steps = [line for line in read_metrics(tmp_path / "run") if line["step"]]
     assert len(steps) == 6 and all(line["actor/grad_norm"] > 0 for line in steps)
@@ -221,9 +297,14 @@ def test_episodes_are_collected_while_the_policy_is_updated(train: Run, tmp_path
 @needs_gpus(2)
 @NO_VLLM
 @pytest.mark.ray
-def test_an_engine_of_vllm_over_two_gpus(train: Run, tmp_path: Path, wide_heads_model_dir: Path, titles: set[str]) -> None:
+def test_an_engine_of_vllm_over_two_gpus(
+    train: Run, tmp_path: Path, wide_heads_model_dir: Path, titles: set[str]
+) -> None:
     two = {"trainer.controller": "ray", "trainer.n_gpus_per_node": 2, "agent.specialization": "prompt"}
-    engine = {"actor_rollout_ref.rollout.name": "vllm", "actor_rollout_ref.rollout.tensor_model_parallel_size": 2}
+    engine = {
+        "actor_rollout_ref.rollout.name": "vllm",
+        "actor_rollout_ref.rollout.tensor_model_parallel_size": 2,
+    }
     train(two | GPU | engine | {"actor_rollout_ref.model.path": wide_heads_model_dir})
     assert largest_gap(tmp_path / "run") < 2e-2
     assert titles >= {"VLLM::Worker_TP0", "VLLM::Worker_TP1"}, "one process of the model for each GPU"
@@ -232,6 +313,10 @@ def test_an_engine_of_vllm_over_two_gpus(train: Run, tmp_path: Path, wide_heads_
 @needs_gpus(2)
 @pytest.mark.ray
 def test_policies_and_engines_on_gpus_of_their_own(train: Run, tmp_path: Path) -> None:
-    apart = {"trainer.controller": "ray", "rollout.n_gpus_per_node": 1, "actor_rollout_ref.rollout.weight_transfer": "auto"}
+    apart = {
+        "trainer.controller": "ray",
+        "rollout.n_gpus_per_node": 1,
+        "actor_rollout_ref.rollout.weight_transfer": "auto",
+    }
     train(apart | GPU | FP32)
     assert largest_gap(tmp_path / "run") < 1e-4

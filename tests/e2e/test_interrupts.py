@@ -1,7 +1,8 @@
-"""What a running job survives: signals, a full disk, workers that die, environments that fail, a cluster that is not its own.
+"""What a running job survives: signals, a full disk, workers that die, environments that fail, a cluster that
+is not its own.
 
-Faults come from a user's package: its environment and its advantage estimator run in the driver, in the middle of a step, so that
-no test has to guess when that is.
+Faults come from a user's package: its environment and its advantage estimator run in the driver, in the
+middle of a step, so that no test has to guess when that is.
 """
 
 import os
@@ -146,8 +147,17 @@ for line in sys.stdin:
     print(ray.get(alive.remote(), timeout=60), flush=True)
 ray.shutdown()
 """
-HARM = {"env.env_name": "harmful_world", "algorithm.adv_estimator": "harmful", "agent.plugins": "[my_flow_package,faults_package]"}
-STEPS = {"trainer.total_training_steps": 3, "trainer.save_freq": 1, "trainer.val_before_train": False, "data.val_files": "[]"}
+HARM = {
+    "env.env_name": "harmful_world",
+    "algorithm.adv_estimator": "harmful",
+    "agent.plugins": "[my_flow_package,faults_package]",
+}
+STEPS = {
+    "trainer.total_training_steps": 3,
+    "trainer.save_freq": 1,
+    "trainer.val_before_train": False,
+    "data.val_files": "[]",
+}
 # A cluster that `ray.init` starts asks for a token; who joins it has to say so.
 TOKEN = {"RAY_AUTH_MODE": "token"}
 DONE = {"asker", "verifier_agent"}
@@ -160,7 +170,9 @@ def on_the_cluster(test: Any) -> Any:
 
 @pytest.fixture
 def faults(user_package: Path, train: Run) -> Iterator[Callable[..., Any]]:
-    """Train in this process with a fault in step 2 (None for none); the module's count of steps starts anew."""
+    """Train in this process with a fault in step 2 (None for none); the module's count of steps
+    starts anew.
+    """
     (user_package / "faults_package.py").write_text(FAULTS)
     unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
 
@@ -187,7 +199,10 @@ def uninterrupted(
 
     def go(changes: Mapping[str, Any]) -> tuple[Path, Any]:
         if (key := str(changes)) not in finished:
-            finished[key] = tmp_path / "whole", faults(None, dict(changes) | {"trainer.default_local_dir": tmp_path / "whole"})
+            finished[key] = (
+                tmp_path / "whole",
+                faults(None, dict(changes) | {"trainer.default_local_dir": tmp_path / "whole"}),
+            )
         return finished[key]
 
     return go
@@ -203,7 +218,11 @@ def saved(run_dir: Path) -> int:
 
 @pytest.mark.parametrize(("fault", "kept"), [("collect:SIGTERM", 1), ("update:SIGTERM", 2)])
 def test_a_signal_checkpoints_the_last_finished_step_and_the_run_resumes_as_if_nothing_had_been(
-    faults: Callable[..., Any], uninterrupted: Callable[..., tuple[Path, Any]], tmp_path: Path, fault: str, kept: int
+    faults: Callable[..., Any],
+    uninterrupted: Callable[..., tuple[Path, Any]],
+    tmp_path: Path,
+    fault: str,
+    kept: int,
 ) -> None:
     rarely = {"trainer.save_freq": -1}
     whole, _ = uninterrupted(rarely)
@@ -218,9 +237,18 @@ def test_a_signal_checkpoints_the_last_finished_step_and_the_run_resumes_as_if_n
 
 @pytest.mark.parametrize("fault", ["update:SIGTERM", "validate:SIGTERM", "validate:raise_all"])
 def test_what_ends_the_last_validation_costs_that_alone_and_the_next_start_makes_up_for_it(
-    faults: Callable[..., Any], uninterrupted: Callable[..., tuple[Path, Any]], tmp_path: Path, tasks: str, fault: str
+    faults: Callable[..., Any],
+    uninterrupted: Callable[..., tuple[Path, Any]],
+    tmp_path: Path,
+    tasks: str,
+    fault: str,
 ) -> None:
-    two = {"trainer.total_training_steps": 2, "trainer.save_freq": -1, "trainer.val_before_train": True, "data.val_files": tasks}
+    two = {
+        "trainer.total_training_steps": 2,
+        "trainer.save_freq": -1,
+        "trainer.val_before_train": True,
+        "data.val_files": tasks,
+    }
     _, whole = uninterrupted(two)
     if fault.endswith("SIGTERM"):
         stopped = faults(fault, two)
@@ -233,12 +261,18 @@ def test_what_ends_the_last_validation_costs_that_alone_and_the_next_start_makes
     assert made_up.stopped_by is None
     assert made_up.before.table == whole.before.table
     assert made_up.after.table == again.after.table == whole.after.table
-    validations = [line["step"] for line in read_metrics(tmp_path / "run") if any(key.startswith("val-core") for key in line)]
+    validations = [
+        line["step"]
+        for line in read_metrics(tmp_path / "run")
+        if any(key.startswith("val-core") for key in line)
+    ]
     assert validations == [0, 2]
 
 
 @pytest.mark.parametrize("phase", ["collect", "update"])
-def test_a_second_signal_stops_at_once_and_leaves_the_last_checkpoint(faults: Callable[..., Any], tmp_path: Path, phase: str) -> None:
+def test_a_second_signal_stops_at_once_and_leaves_the_last_checkpoint(
+    faults: Callable[..., Any], tmp_path: Path, phase: str
+) -> None:
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(StoppedAtOnce, match="SIGTERM for the second time") as stopped:
         faults(f"{phase}:twice")
@@ -249,10 +283,15 @@ def test_a_second_signal_stops_at_once_and_leaves_the_last_checkpoint(faults: Ca
 
 
 def test_a_disk_that_fills_up_keeps_the_last_checkpoint(faults: Callable[..., Any], tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"checkpoint of step 2 could not be written .* the previous one is intact"):
+    with pytest.raises(
+        CheckpointError, match=r"checkpoint of step 2 could not be written .* the previous one is intact"
+    ):
         faults("update:full_disk")
     assert saved(tmp_path / "run") == 1
-    assert sorted(p.name for p in (tmp_path / "run" / "checkpoints").iterdir()) == ["global_step_1", "latest_checkpointed_iteration.txt"]
+    assert sorted(p.name for p in (tmp_path / "run" / "checkpoints").iterdir()) == [
+        "global_step_1",
+        "latest_checkpointed_iteration.txt",
+    ]
     assert [line["step"] for line in read_metrics(tmp_path / "run")] == [1, 2]
 
 
@@ -262,15 +301,23 @@ def test_failed_episodes_are_counted_and_left_out(faults: Callable[..., Any], tm
     assert calls == {1: 6, 2: 5, 3: 6}
 
 
-def test_too_many_failed_episodes_stop_the_run_with_their_causes(faults: Callable[..., Any], tmp_path: Path) -> None:
-    with pytest.raises(TooManyFailuresError, match=r"rollout.max_failure_rate=0.5(.|\n)*x KeyError: 'the world broke' \(faults_package"):
+def test_too_many_failed_episodes_stop_the_run_with_their_causes(
+    faults: Callable[..., Any], tmp_path: Path
+) -> None:
+    with pytest.raises(
+        TooManyFailuresError,
+        match=r"rollout.max_failure_rate=0.5(.|\n)*x KeyError: 'the world broke' \(faults_package",
+    ):
         faults("collect:raise_all", {"rollout.max_failure_rate": 0.5})
     assert saved(tmp_path / "run") == 1
 
 
 def test_an_environment_that_hangs_costs_its_episode_only(faults: Callable[..., Any], tmp_path: Path) -> None:
     start = time.monotonic()
-    faults("collect:hang_one", {"env.env_name": "slow_world", "rollout.episode_timeout_s": 3, "rollout.max_failure_rate": 0.5})
+    faults(
+        "collect:hang_one",
+        {"env.env_name": "slow_world", "rollout.episode_timeout_s": 3, "rollout.max_failure_rate": 0.5},
+    )
     assert time.monotonic() - start < 110, "not the 120 s of the world"
     assert {line["step"]: line["agent/asker/calls"] for line in read_metrics(tmp_path / "run")}[2] == 5
 
@@ -282,13 +329,21 @@ TRAINER = (sys.executable, "-m", "verl.trainer.main_ppo")
 
 
 class Command:
-    """A run of ours in a session of its own; its processes and theirs are found by a mark in the environment."""
+    """A run of ours in a session of its own; its processes and theirs are found by a mark in the
+    environment.
+    """
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         self.mark = uuid.uuid4().hex
         env = {**os.environ, **environment, "VERL_TEST_MARK": self.mark}
         self.process = subprocess.Popen(
-            command, cwd=ROOT, env=env, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+            command,
+            cwd=ROOT,
+            env=env,
+            start_new_session=True,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
         )
 
     def end(self, within_s: float = 180) -> tuple[int, list[str]]:
@@ -308,7 +363,10 @@ class Command:
         found = []
         for process in psutil.process_iter(["cmdline"]):
             try:
-                if process.status() != psutil.STATUS_ZOMBIE and process.environ().get("VERL_TEST_MARK") == self.mark:
+                if (
+                    process.status() != psutil.STATUS_ZOMBIE
+                    and process.environ().get("VERL_TEST_MARK") == self.mark
+                ):
                     found.append(process)
             except psutil.Error:
                 continue
@@ -316,13 +374,20 @@ class Command:
 
 
 @pytest.fixture
-def command(overrides: Callable[..., list[str]], user_package: Path, tmp_path: Path) -> Iterator[Callable[..., Command]]:
+def command(
+    overrides: Callable[..., list[str]], user_package: Path, tmp_path: Path
+) -> Iterator[Callable[..., Command]]:
     """Start the real command, or a script that ends in it, with a fault in step 2."""
     (user_package / "faults_package.py").write_text(FAULTS)
     path = os.pathsep.join([str(user_package), str(ROOT)])
     started: list[Command] = []
 
-    def go(fault: str, changes: Mapping[str, Any] | None = None, program: Sequence[str] = TRAINER, **variables: str) -> Command:
+    def go(
+        fault: str,
+        changes: Mapping[str, Any] | None = None,
+        program: Sequence[str] = TRAINER,
+        **variables: str,
+    ) -> Command:
         ray = {"trainer.controller": "ray", "agent.model_sharing": True, "trainer.save_hf_model": False}
         (user_package / "fault").write_text(fault)
         environment = {"PYTHONPATH": path} | TOKEN | variables
@@ -339,7 +404,11 @@ def command(overrides: Callable[..., list[str]], user_package: Path, tmp_path: P
 def cluster() -> Iterator[subprocess.Popen[str]]:
     """A Ray cluster of another process; a line on stdin is answered `alive`."""
     host = subprocess.Popen(
-        [sys.executable, "-c", CLUSTER], env=os.environ | TOKEN, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", CLUSTER],
+        env=os.environ | TOKEN,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     yield host
     assert host.stdin is not None
@@ -362,11 +431,15 @@ def answers(cluster: subprocess.Popen[str]) -> bool:
 
 
 @pytest.fixture
-def on_cluster(command: Callable[..., Command], forked_python: str, fork_server: ForkServer, address: str) -> Callable[..., Command]:
+def on_cluster(
+    command: Callable[..., Command], forked_python: str, fork_server: ForkServer, address: str
+) -> Callable[..., Command]:
     """As `command`, on the cluster; the command and its workers are forked."""
     variables = {"STARTS_WORKERS": str(fork_server.process.pid)} | ForkServer.workers(forked_python)
     trainer = (forked_python, *TRAINER[1:])
-    return lambda fault, changes: command(fault, changes | {"ray_init.address": address}, trainer, **variables)
+    return lambda fault, changes: command(
+        fault, changes | {"ray_init.address": address}, trainer, **variables
+    )
 
 
 def our_actors(fork_server: ForkServer, within_s: float = 20.0) -> list[str]:
@@ -390,8 +463,18 @@ def test_ctrl_c_under_a_script_checkpoints_and_leaves_no_process(
     for split in ("train", "test"):
         (tmp_path / f"{split}.parquet").touch()
     script = ("bash", "examples/run_math.sh")
-    team = {"agent.orchestra_type": "math", "agent.agent_ids": "[Solver Agent,Verifier Agent]", "data.max_prompt_length": 512}
-    run = command("collect:ctrl_c", team | {"trainer.save_freq": -1}, program=script, MODEL_PATH=str(tiny_model_dir), DATA=str(tmp_path))
+    team = {
+        "agent.orchestra_type": "math",
+        "agent.agent_ids": "[Solver Agent,Verifier Agent]",
+        "data.max_prompt_length": 512,
+    }
+    run = command(
+        "collect:ctrl_c",
+        team | {"trainer.save_freq": -1},
+        program=script,
+        MODEL_PATH=str(tiny_model_dir),
+        DATA=str(tmp_path),
+    )
     assert run.end() == (130, [])
     assert run.left(10) == []
     assert saved(tmp_path / "run") == 1
@@ -401,10 +484,16 @@ def test_ctrl_c_under_a_script_checkpoints_and_leaves_no_process(
 @pytest.mark.spread
 @pytest.mark.timeout(900)
 def test_sigterm_in_the_update_and_a_second_run_without_ray_end_as_one_uninterrupted_run(
-    command: Callable[..., Command], faults: Callable[..., Any], tmp_path: Path, forked_python: str, fork_server: ForkServer
+    command: Callable[..., Command],
+    faults: Callable[..., Any],
+    tmp_path: Path,
+    forked_python: str,
+    fork_server: ForkServer,
 ) -> None:
     rarely = {"trainer.save_freq": -1, "trainer.save_hf_model": True}
-    run = command("update:SIGTERM", rarely, (forked_python, *TRAINER[1:]), **ForkServer.workers(forked_python))
+    run = command(
+        "update:SIGTERM", rarely, (forked_python, *TRAINER[1:]), **ForkServer.workers(forked_python)
+    )
     assert run.end() == (143, [])
     assert run.left(10) == []
     assert our_actors(fork_server) == []
@@ -453,7 +542,10 @@ def test_a_foreign_cluster_outlives_a_stopped_run_and_the_one_that_goes_on_altho
 
 @pytest.mark.ray
 @on_the_cluster
-@pytest.mark.parametrize(("fault", "ranks"), [("collect:RolloutWorkers", 1), ("update:PolicyWorker", 1), ("update:PolicyWorker", 2)])
+@pytest.mark.parametrize(
+    ("fault", "ranks"),
+    [("collect:RolloutWorkers", 1), ("update:PolicyWorker", 1), ("update:PolicyWorker", 2)],
+)
 def test_a_worker_that_dies_is_named_in_one_line_and_ends_the_run(
     on_cluster: Callable[..., Command],
     cluster: subprocess.Popen[str],
@@ -484,7 +576,9 @@ def test_a_disk_that_fills_up_under_a_worker_keeps_the_last_checkpoint(
     tmp_path: Path,
     request: pytest.FixtureRequest,
 ) -> None:
-    """The disk is full where the loss of an installed package is computed: its entry point is found on the command line and in workers."""
+    """The disk is full where the loss of an installed package is computed: its entry point is found on the
+    command line and in workers.
+    """
     installed = user_package / "faults-1.0.dist-info"
     installed.mkdir()
     request.addfinalizer(lambda: shutil.rmtree(installed))  # the folder is also that of other tests

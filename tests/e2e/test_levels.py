@@ -1,4 +1,6 @@
-"""One line of config from a shared model to adapters to models of their own: two steps each, the right parameters move and no others."""
+"""One line of config from a shared model to adapters to models of their own: two steps each, the right
+parameters move and no others.
+"""
 
 import itertools
 import json
@@ -13,7 +15,16 @@ from safetensors.torch import load
 
 from tests.conftest import save_peft_adapter
 from tests.e2e.conftest import Run, read_metrics
-from tests.e2e.teams import ADAPTER, KL, LEVELS, asked_at_the_end, changes_of, load_exported, log_probs, policies
+from tests.e2e.teams import (
+    ADAPTER,
+    KL,
+    LEVELS,
+    asked_at_the_end,
+    changes_of,
+    load_exported,
+    log_probs,
+    policies,
+)
 from tests.e2e.test_training import without_clock
 from verl.trainer.checkpoint.export import export
 from verl.utils.names import slug
@@ -25,16 +36,22 @@ CASES += [(level, "hf", "ray") for level in ("L1", "heterogeneous")]
 # What tests/e2e/test_vllm.py does not sample with vLLM: engines side by side, and adapters beside the base.
 CASES += [(level, "vllm", "local") for level in ("mixed", "frozen_base")]
 EVERY = list(itertools.product(LEVELS, ("hf", "vllm"), ("local", "ray")))
-# Starting vLLM again takes as long as the rest of a case: without `--all-levels` one level, with both kinds of engines, resumes.
+# Starting vLLM again takes as long as the rest of a case: without `--all-levels` one level, with both kinds
+# of engines, resumes.
 RESUMED_WITH_VLLM = "mixed"
-SLOTS = {"hf": 8, "vllm": 1}  # bits of vLLM depend on who shares the batch; those of a reply that is alone do not
+SLOTS = {
+    "hf": 8,
+    "vllm": 1,
+}  # bits of vLLM depend on who shares the batch; those of a reply that is alone do not
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """`CASES`, and with `--all-levels` the remaining ones of `EVERY`."""
     names = ("level", "engine", "controller")
     if set(names) <= set(metafunc.fixturenames):
-        others = [case for case in EVERY if case not in CASES] if metafunc.config.getoption("--all-levels") else []
+        others = (
+            [case for case in EVERY if case not in CASES] if metafunc.config.getoption("--all-levels") else []
+        )
         marks = {"ray": pytest.mark.ray, "local": ()}
         metafunc.parametrize(names, [pytest.param(*case, marks=marks[case[-1]]) for case in CASES + others])
 
@@ -81,13 +98,21 @@ def test_two_steps_move_the_right_parameters_resume_equal_and_export_as_they_are
     first, second = policies(run_dir, 1), policies(run_dir, 2)
     assert set(second) == team.trained and all(first[p] != second[p] for p in second)
     for line in steps:
-        assert line["training/rollout_probs_diff_max"] < 1e-5 and line["rollout_corr/log_prob_diff_max"] < 1e-5
-        assert {name.split("/")[1] for name in line if name.startswith("wg/") and name.endswith("actor/lr")} == team.trained
+        assert (
+            line["training/rollout_probs_diff_max"] < 1e-5 and line["rollout_corr/log_prob_diff_max"] < 1e-5
+        )
+        assert {
+            name.split("/")[1] for name in line if name.startswith("wg/") and name.endswith("actor/lr")
+        } == team.trained
         assert all(line[f"wg/{policy}/actor/grad_norm"] > 0 for policy in second)
         assert all(line[f"agent/{slug(agent)}/calls"] == 6 for agent in team.policy_of)
         sent = sum(value for name, value in line.items() if name.endswith("/perf/sync_mb"))
-        assert sent * 2**20 == sum(tensor.nbytes for policy in second.values() for tensor in load(policy).values())
-    table = json.loads((run_dir / "checkpoints" / "global_step_2" / "trainer_state.json").read_text())["placement"]
+        assert sent * 2**20 == sum(
+            tensor.nbytes for policy in second.values() for tensor in load(policy).values()
+        )
+    table = json.loads((run_dir / "checkpoints" / "global_step_2" / "trainer_state.json").read_text())[
+        "placement"
+    ]
     assert {row["agent_id"]: (row["policy_id"], row.get("frozen", False)) for row in table} == {
         agent: (policy, policy in team.frozen) for agent, policy in team.policy_of.items()
     }
@@ -106,27 +131,46 @@ def test_two_steps_move_the_right_parameters_resume_equal_and_export_as_they_are
     if engine == "vllm" and level != RESUMED_WITH_VLLM and not request.config.getoption("--all-levels"):
         return
     # Without Ray, whoever wrote the checkpoint: both controllers give the same bits.
-    again = {"trainer.default_local_dir": tmp_path / "resumed", "trainer.resume_mode": "resume_path", "trainer.controller": "local"}
+    again = {
+        "trainer.default_local_dir": tmp_path / "resumed",
+        "trainer.resume_mode": "resume_path",
+        "trainer.controller": "local",
+    }
     train(run | again | {"trainer.resume_from_path": run_dir / "checkpoints" / "global_step_1"})
     assert policies(tmp_path / "resumed", 2) == second
     tail = [line for line in without_clock(read_metrics(run_dir)) if line["step"] > 1]
     assert without_clock(read_metrics(tmp_path / "resumed")) == tail
 
 
-def test_an_agent_that_does_not_learn_leaves_its_adapter_and_the_other_ones_move(train: Run, tmp_path: Path) -> None:
-    """The verifier's learning rate is zero: only the asker's tensors differ between two steps, and each has the rank that it was given."""
-    own = {"actor.optim.lr": "[0.01,0.0]", "model.lora_rank": "[2,3]", "model.target_modules": "[all-linear,[q_proj]]"}
-    train({"agent.specialization": "lora", "trainer.save_freq": 1} | {f"agent.agent_specific_parameters.{k}": v for k, v in own.items()})
+def test_an_agent_that_does_not_learn_leaves_its_adapter_and_the_other_ones_move(
+    train: Run, tmp_path: Path
+) -> None:
+    """The verifier's learning rate is zero: only the asker's tensors differ between two steps, and each has
+    the rank that it was given.
+    """
+    own = {
+        "actor.optim.lr": "[0.01,0.0]",
+        "model.lora_rank": "[2,3]",
+        "model.target_modules": "[all-linear,[q_proj]]",
+    }
+    train(
+        {"agent.specialization": "lora", "trainer.save_freq": 1}
+        | {f"agent.agent_specific_parameters.{k}": v for k, v in own.items()}
+    )
     first, second = policies(tmp_path / "run", 1), policies(tmp_path / "run", 2)
     assert first["asker"] != second["asker"] and first["verifier_agent"] == second["verifier_agent"]
     ranks = {policy: {min(tensor.shape) for tensor in load(data).values()} for policy, data in second.items()}
     assert ranks == {"asker": {2}, "verifier_agent": {3}} and len(load(second["verifier_agent"])) == 4
     lines = [line for line in read_metrics(tmp_path / "run") if "actor/lr" in line]
-    assert [(line["wg/asker/actor/lr"], line["wg/verifier_agent/actor/lr"]) for line in lines] == [(0.01, 0.0)] * 2
+    assert [(line["wg/asker/actor/lr"], line["wg/verifier_agent/actor/lr"]) for line in lines] == [
+        (0.01, 0.0)
+    ] * 2
 
 
 def test_adapters_of_one_base_have_a_schedule_and_a_clip_each(train: Run, tmp_path: Path) -> None:
-    """What the verifier is given changes nothing for the asker in the first step, before that reads new replies, and all for itself."""
+    """What the verifier is given changes nothing for the asker in the first step, before that reads new
+    replies, and all for itself.
+    """
     lora = {"agent.specialization": "lora", "actor_rollout_ref.model.lora_rank": 2, "trainer.save_freq": 1}
     train(lora | {"trainer.default_local_dir": tmp_path / "alike"})
     own = {
@@ -142,10 +186,14 @@ def test_adapters_of_one_base_have_a_schedule_and_a_clip_each(train: Run, tmp_pa
     def farthest(data: bytes) -> float:
         return max(float(tensor.abs().max()) for name, tensor in load(data).items() if "lora_B" in name)
 
-    assert farthest(apart["verifier_agent"]) < 1e-3 * farthest(alike["verifier_agent"]), "gradients far below Adam's epsilon move nothing"
+    assert farthest(apart["verifier_agent"]) < 1e-3 * farthest(alike["verifier_agent"]), (
+        "gradients far below Adam's epsilon move nothing"
+    )
     lines = [line for line in read_metrics(tmp_path / "run") if "actor/lr" in line]
     assert [line["wg/asker/actor/lr"] for line in lines] == [0.001] * 2
-    assert [line["wg/verifier_agent/actor/lr"] for line in lines] == pytest.approx([0.001, 0.001 * (1 - 0.5 / 3)])
+    assert [line["wg/verifier_agent/actor/lr"] for line in lines] == pytest.approx(
+        [0.001, 0.001 * (1 - 0.5 / 3)]
+    )
 
 
 def test_a_run_of_adapters_resumes_to_the_last_bit(train: Run, tmp_path: Path) -> None:
@@ -170,7 +218,9 @@ def test_a_run_of_adapters_resumes_to_the_last_bit(train: Run, tmp_path: Path) -
 
 
 @pytest.mark.ray
-def test_adapters_on_ray_are_those_of_the_local_controller(train: Run, tmp_path: Path, tiny_model_dir: Path) -> None:
+def test_adapters_on_ray_are_those_of_the_local_controller(
+    train: Run, tmp_path: Path, tiny_model_dir: Path
+) -> None:
     """One of them starts from PEFT's folder."""
     given = save_peft_adapter(tiny_model_dir, tmp_path / "given", r=4)
     own = {"agent.agent_specific_parameters.model.lora_adapter_path": f"[{given},null]"}
@@ -181,10 +231,15 @@ def test_adapters_on_ray_are_those_of_the_local_controller(train: Run, tmp_path:
     assert without_clock(read_metrics(tmp_path / "ray")) == without_clock(read_metrics(tmp_path / "run"))
 
 
-def test_teams_of_adapters_that_cannot_be_are_one_line_before_anything_expensive(refused: Callable[[dict[str, Any]], str]) -> None:
+def test_teams_of_adapters_that_cannot_be_are_one_line_before_anything_expensive(
+    refused: Callable[[dict[str, Any]], str],
+) -> None:
     lora, own = {"agent.specialization": "lora"}, "agent.agent_specific_parameters.model.lora_rank"
     said = refused(lora | {"actor_rollout_ref.model.target_modules": "[q_proj,c_attn]"})
-    assert "adapter 'asker' on " in said and "model.target_modules=['q_proj', 'c_attn']: the model has no layer 'c_attn'" in said
+    assert (
+        "adapter 'asker' on " in said
+        and "model.target_modules=['q_proj', 'c_attn']: the model has no layer 'c_attn'" in said
+    )
     assert ": actor_rollout_ref.model.target_modules=" in said
     targets = "agent.agent_specific_parameters.model.target_modules"
     assert f": {targets}=['c_attn']: the model has no layer" in refused(lora | {targets: "[null,[c_attn]]"})
@@ -207,9 +262,15 @@ def test_an_adapter_to_start_from_that_cannot_be_is_one_line(
     own = "agent.agent_specific_parameters.model.lora_adapter_path"
     given = save_peft_adapter(tiny_model_dir, tmp_path / "given")
     said = refused(lora | {key: tmp_path / "nowhere"})
-    assert f"{key}={tmp_path}/nowhere (agent 'Asker'), which is no folder; expected one with adapter_config.json" in said
+    assert (
+        f"{key}={tmp_path}/nowhere (agent 'Asker'), which is no folder; expected one with adapter_config.json"
+        in said
+    )
     said = refused(lora | {own: f"[null,{given}]", "actor_rollout_ref.model.lora_rank": 8})
-    assert f"model.lora_rank=8 (agent 'Verifier Agent') contradicts the adapter of {own}={given}, whose lora_rank is 3" in said
+    assert (
+        f"model.lora_rank=8 (agent 'Verifier Agent') contradicts the adapter of {own}={given}, whose "
+        "lora_rank is 3" in said
+    )
     assert "needs an agent with agent.specialization=lora" in refused({key: given})
     config = given / "adapter_config.json"
     for layers, words in (
@@ -230,7 +291,9 @@ def test_a_checkpoint_of_other_adapters_or_on_another_base_is_refused(
     train(run | {"trainer.total_training_steps": 1})
     said = refused(run | {"actor_rollout_ref.model.lora_rank": 8})
     assert "adapter 'asker' of agent 'Asker' with lora_rank=4, this run has lora_rank=8" in said
-    assert "team" in refused(run | {"agent.specialization": "full", "actor_rollout_ref.model.lora_rank": "null"})
+    assert "team" in refused(
+        run | {"agent.specialization": "full", "actor_rollout_ref.model.lora_rank": "null"}
+    )
     weights = model / "model.safetensors"
     data = weights.read_bytes()
     weights.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
@@ -257,13 +320,25 @@ def test_a_checkpoint_whose_kl_was_measured_from_another_model_is_refused(
     said = refused(run | {key: True})
     assert f"is of a team with an earlier version of the model '{model}'; its files have changed" in said
     assert train(run).global_step == 2, "without a KL nothing is read from there"
-    assert "have changed" in refused(run | {key: True, "trainer.total_training_steps": 3}), "nor is it forgotten"
+    assert "have changed" in refused(run | {key: True, "trainer.total_training_steps": 3}), (
+        "nor is it forgotten"
+    )
 
 
 def test_the_table_says_what_each_agent_has(train: Run, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO"):
-        train({"agent.specialization": "[lora,full]", "trainer.val_only": True, "trainer.resume_mode": "disable"} | ADAPTER)
+        train(
+            {
+                "agent.specialization": "[lora,full]",
+                "trainer.val_only": True,
+                "trainer.resume_mode": "disable",
+            }
+            | ADAPTER
+        )
     lines = [record.getMessage() for record in caplog.records if record.getMessage().startswith("agent ")]
     assert lines[0].startswith("agent Asker -> policy asker -> worker group tiny_qwen3_lora (")
     assert lines[0].endswith("adapter of rank 4 with 4,096 parameters)")
-    assert lines[1].startswith("agent Verifier Agent -> policy verifier_agent -> worker group verifier_agent (") and "rank" not in lines[1]
+    assert (
+        lines[1].startswith("agent Verifier Agent -> policy verifier_agent -> worker group verifier_agent (")
+        and "rank" not in lines[1]
+    )

@@ -1,4 +1,6 @@
-"""Every key of a micro-batch's size, of the team and of one agent, reaches what the engine of that agent runs."""
+"""Every key of a micro-batch's size, of the team and of one agent, reaches what the engine of that agent
+runs.
+"""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -16,8 +18,16 @@ from verl.workers.engine.micro_batch import MicroBatchRule
 MODEL, OWN = "actor_rollout_ref", "agent.agent_specific_parameters"
 PASSES = ("update_actor", "compute_log_prob", "compute_ref_log_prob")
 DYNAMIC = ("actor.use_dynamic_bsz", "rollout.log_prob_use_dynamic_bsz", "ref.log_prob_use_dynamic_bsz")
-ROWS = ("actor.ppo_micro_batch_size_per_gpu", "rollout.log_prob_micro_batch_size_per_gpu", "ref.log_prob_micro_batch_size_per_gpu")
-TOKENS = ("actor.ppo_max_token_len_per_gpu", "rollout.log_prob_max_token_len_per_gpu", "ref.log_prob_max_token_len_per_gpu")
+ROWS = (
+    "actor.ppo_micro_batch_size_per_gpu",
+    "rollout.log_prob_micro_batch_size_per_gpu",
+    "ref.log_prob_micro_batch_size_per_gpu",
+)
+TOKENS = (
+    "actor.ppo_max_token_len_per_gpu",
+    "rollout.log_prob_max_token_len_per_gpu",
+    "ref.log_prob_max_token_len_per_gpu",
+)
 TWO_PASSES = {
     f"{MODEL}.actor.ppo_epochs": 2,
     f"{MODEL}.actor.use_kl_loss": True,
@@ -36,7 +46,10 @@ class Cut:
     def keeps_its_rule(self) -> bool:
         """By rows, all but the last are full; by tokens, none is over the budget but a row alone."""
         if self.rule.token_budget is None:
-            return all(len(rows) == self.rule.rows for rows in self.lengths[:-1]) and len(self.lengths[-1]) <= self.rule.rows
+            return (
+                all(len(rows) == self.rule.rows for rows in self.lengths[:-1])
+                and len(self.lengths[-1]) <= self.rule.rows
+            )
         return all(len(rows) == 1 or sum(rows) <= self.rule.token_budget for rows in self.lengths)
 
 
@@ -79,14 +92,30 @@ def verifiers(names: tuple[str, ...], *values: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("changes", "asker", "verifier"),
     [
-        (everyones(DYNAMIC, *[False] * 3) | everyones(ROWS, 1, 2, 3) | verifiers(ROWS, 4, 5, 2), (1, 2, 3), (4, 5, 2)),
-        (everyones(TOKENS, 61, 122, 183) | verifiers(TOKENS, 124, 185, 246), ("61", "122", "183"), ("124", "185", "246")),
-        (askers(TOKENS, 61, 122, 183) | verifiers(DYNAMIC, *["false"] * 3) | verifiers(ROWS, 2, 3, 1), ("61", "122", "183"), (2, 3, 1)),
+        (
+            everyones(DYNAMIC, *[False] * 3) | everyones(ROWS, 1, 2, 3) | verifiers(ROWS, 4, 5, 2),
+            (1, 2, 3),
+            (4, 5, 2),
+        ),
+        (
+            everyones(TOKENS, 61, 122, 183) | verifiers(TOKENS, 124, 185, 246),
+            ("61", "122", "183"),
+            ("124", "185", "246"),
+        ),
+        (
+            askers(TOKENS, 61, 122, 183) | verifiers(DYNAMIC, *["false"] * 3) | verifiers(ROWS, 2, 3, 1),
+            ("61", "122", "183"),
+            (2, 3, 1),
+        ),
     ],
     ids=["rows", "tokens", "tokens of one and rows of the other"],
 )
 def test_sizes_reach_the_micro_batches_of_each_agent(
-    train: Run, cuts: Mapping[tuple[str, str], list[Cut]], changes: dict[str, Any], asker: tuple[Any, ...], verifier: tuple[Any, ...]
+    train: Run,
+    cuts: Mapping[tuple[str, str], list[Cut]],
+    changes: dict[str, Any],
+    asker: tuple[Any, ...],
+    verifier: tuple[Any, ...],
 ) -> None:
     """Numbers are rows, and digits in quotes are tokens."""
     train(TWO_PASSES | changes)

@@ -1,4 +1,6 @@
-"""`async_training.mode=one_step_off`: the next step's episodes are collected during the updates, and the run is still exact."""
+"""`async_training.mode=one_step_off`: the next step's episodes are collected during the updates, and the run
+is still exact.
+"""
 
 import asyncio
 import functools
@@ -29,7 +31,8 @@ from verl.workers.rollout.server import RolloutWorker
 ONE_STEP_OFF = {"async_training.mode": "one_step_off", "algorithm.rollout_correction.rollout_is": "token"}
 # One policy: teams of several are compared with the schedule written by hand.
 THREE = ONE_STEP_OFF | {
-    "agent.model_sharing": True, "trainer.total_training_steps": 3, "trainer.save_freq": 1, "trainer.max_ckpt_to_keep": 0,
+    "agent.model_sharing": True, "trainer.total_training_steps": 3, "trainer.save_freq": 1,
+    "trainer.max_ckpt_to_keep": 0,
     "trainer.test_freq": 2, "trainer.val_before_train": False,
 }  # fmt: skip
 TREE = {
@@ -43,12 +46,17 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "parallel": {},
     "tree, adapters": TREE | {"agent.specialization": "lora"} | ADAPTER,
     "remax, one policy": {"algorithm.adv_estimator": "remax", "agent.model_sharing": True},
-    "dynamic sampling": {"algorithm.filter_groups.enable": True, "algorithm.filter_groups.metric": "seq_reward"},
+    "dynamic sampling": {
+        "algorithm.filter_groups.enable": True,
+        "algorithm.filter_groups.metric": "seq_reward",
+    },
 }
 
 
 def by_hand(trainer: RayPPOTrainer, steps: int) -> None:
-    """The schedule without any concurrency: the samples of s+1 are collected before the update of s, which trains on those of s."""
+    """The schedule without any concurrency: the samples of s+1 are collected before the update of s, which
+    trains on those of s.
+    """
 
     def collect(step: int) -> Any:
         return asyncio.run(collect_step(trainer.config, trainer.collector, trainer.loader, step))
@@ -73,12 +81,17 @@ def test_it_equals_the_schedule_written_by_hand_to_the_last_bit(
     keys = ONE_STEP_OFF | VARIANTS[variant] | {"trainer.total_training_steps": 3, "data.val_files": "null"}
     keys |= {"trainer.save_freq": 2, "trainer.max_ckpt_to_keep": 0}
     train(keys | {"trainer.default_local_dir": tmp_path / "ours"})
-    resume = {"trainer.resume_mode": "resume_path", "trainer.resume_from_path": tmp_path / "ours" / "checkpoints" / "global_step_2"}
+    resume = {
+        "trainer.resume_mode": "resume_path",
+        "trainer.resume_from_path": tmp_path / "ours" / "checkpoints" / "global_step_2",
+    }
     train(keys | resume | {"trainer.default_local_dir": tmp_path / "resumed"})
     monkeypatch.setattr(RayPPOTrainer, "fit", lambda trainer: by_hand(trainer, 3))
     train(keys | {"trainer.default_local_dir": tmp_path / "hand"})
     assert policies(tmp_path / "ours", 3) and policies(tmp_path / "ours", 3) == policies(tmp_path / "hand", 3)
-    assert policies(tmp_path / "resumed", 3) == policies(tmp_path / "ours", 3) != policies(tmp_path / "ours", 2)
+    assert (
+        policies(tmp_path / "resumed", 3) == policies(tmp_path / "ours", 3) != policies(tmp_path / "ours", 2)
+    )
     assert comparable(tmp_path / "resumed") == comparable(tmp_path / "ours", after=2)
     learning = [line for line in read_metrics(tmp_path / "ours") if "actor/lr" in line]
     assert [line["agent/asker/staleness/max"] for line in learning] == [0, 1, 1]
@@ -139,10 +152,15 @@ def test_episodes_are_played_while_policies_are_updated(train: Run, monkeypatch:
     monkeypatch.setattr(my_flow_package.MyWorld, "reset", late)
     monkeypatch.setattr(my_flow_package.MyWorld, "blocking", True)
     monkeypatch.setattr(StepTrainer, "_update", watched)
-    train(ONE_STEP_OFF | {"data.val_files": "null", "trainer.total_training_steps": 2, "trainer.save_hf_model": False})
+    train(
+        ONE_STEP_OFF
+        | {"data.val_files": "null", "trainer.total_training_steps": 2, "trainer.save_hf_model": False}
+    )
 
 
-def test_a_run_whose_next_step_has_no_samples_can_be_resumed(train: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_whose_next_step_has_no_samples_can_be_resumed(
+    train: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def nothing(*args: Any) -> StepSamples:
         samples = await collect_step(*args)
         return samples if args[-1] == 1 else replace(samples, batch=None)
@@ -162,7 +180,10 @@ def test_ray_equals_the_local_controller(train: Run, tmp_path: Path, whole: Path
 
 
 def test_a_checkpoint_of_another_mode_is_refused(train: Run, whole: Path) -> None:
-    resume = {"trainer.resume_mode": "resume_path", "trainer.resume_from_path": whole / "checkpoints" / "global_step_2"}
+    resume = {
+        "trainer.resume_mode": "resume_path",
+        "trainer.resume_from_path": whole / "checkpoints" / "global_step_2",
+    }
     with pytest.raises(CheckpointError, match=r"async_training\.mode=one_step_off, this run has sync"):
         train(THREE | {"async_training.mode": "sync"} | resume)
 
@@ -170,18 +191,27 @@ def test_a_checkpoint_of_another_mode_is_refused(train: Run, whole: Path) -> Non
 def test_it_needs_a_correction(refused: Callable[[dict[str, Any]], str]) -> None:
     message = refused({"async_training.mode": "one_step_off"})
     assert message.startswith("async_training.mode=one_step_off trains on samples of older weights")
-    assert "rollout_correction.rollout_is" in message and "(docs/training.md#sampler-against-trainer)" in message
+    assert (
+        "rollout_correction.rollout_is" in message and "(docs/training.md#sampler-against-trainer)" in message
+    )
     assert "sampler-against-trainer" in anchors(pages()["docs/training.md"])
 
 
 def test_an_engine_that_dies_during_an_update_is_replaced_by_one_with_the_updated_weights(
     train: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first request of step 2, in the update of step 1, meets a dead engine: the replies come from the weights that step 2 trains."""
+    """The first request of step 2, in the update of step 1, meets a dead engine: the replies come from the
+    weights that step 2 trains.
+    """
     import my_flow_package
 
     updating, died, dead = threading.Event(), threading.Event(), list[RolloutWorker]()
-    reset, submit, update, begun = my_flow_package.MyWorld.reset, RolloutWorker.submit, PolicyWorker.update_actor, []
+    reset, submit, update, begun = (
+        my_flow_package.MyWorld.reset,
+        RolloutWorker.submit,
+        PolicyWorker.update_actor,
+        [],
+    )
 
     def late(world: Any, task: Any) -> Any:
         begun.append(task)
@@ -207,7 +237,12 @@ def test_an_engine_that_dies_during_an_update_is_replaced_by_one_with_the_update
     monkeypatch.setattr(my_flow_package.MyWorld, "blocking", True)
     monkeypatch.setattr(RolloutWorker, "submit", submitted)
     monkeypatch.setattr(PolicyWorker, "update_actor", updated)
-    changes = {"agent.model_sharing": False, "trainer.save_freq": -1, "trainer.save_hf_model": False, "data.val_files": "null"}
+    changes = {
+        "agent.model_sharing": False,
+        "trainer.save_freq": -1,
+        "trainer.save_hf_model": False,
+        "data.val_files": "null",
+    }
     train(THREE | changes | {"trainer.test_freq": 0} | LEVELS["L0"].changes)
     lines = [line for line in read_metrics(tmp_path / "run") if "actor/lr" in line]
     assert [line["training/engine_restarts"] for line in lines] == [1, 1, 1]

@@ -93,7 +93,11 @@ def test_two_policies_play_tictactoe_against_each_other(play: Run, tmp_path: Pat
 
 
 def test_a_tree_grows_over_tictactoe(play: Run, tmp_path: Path) -> None:
-    tree = {"rollout.sampling": "tree", "reward.team_scope": "call", "algorithm.group_by": "[traj_uid,agent_id,turn,call]"}
+    tree = {
+        "rollout.sampling": "tree",
+        "reward.team_scope": "call",
+        "algorithm.group_by": "[traj_uid,agent_id,turn,call]",
+    }
     play(tree | {"rollout.tree.k": 3, "env.rollout.n": 1, "rollout.max_failure_rate": 0.0})
     lines = check_training(tmp_path / "run", {"player_1", "player_2"})
     assert all(line["tree/candidates/mean"] == 3 and line["tree/left_out"] == 0 for line in lines)
@@ -101,14 +105,22 @@ def test_a_tree_grows_over_tictactoe(play: Run, tmp_path: Path) -> None:
 
 
 def test_one_policy_plays_against_chance(play: Run, tmp_path: Path) -> None:
-    changes = {"agent.agent_ids": "[player_1]", "env.params.random_seats": "[player_2]", "env.params.success_return": 1}
+    changes = {
+        "agent.agent_ids": "[player_1]",
+        "env.params.random_seats": "[player_2]",
+        "env.params.success_return": 1,
+    }
     play(changes | {"env.rollout.n": 4})
     lines = check_training(tmp_path / "run", {"player_1"})
     assert all(0.0 <= line["episode/success_rate"] <= 1.0 for line in lines)
 
 
 def test_players_at_the_same_time_train(play: Run, tmp_path: Path) -> None:
-    rps = {"env.params.env_id": "classic/rps-v2", "env.params.api": "parallel", "env.params.kwargs.max_cycles": 2}
+    rps = {
+        "env.params.env_id": "classic/rps-v2",
+        "env.params.api": "parallel",
+        "env.params.kwargs.max_cycles": 2,
+    }
     play(rps | {"agent.agent_ids": "[player_0,player_1]", "env.params.actions": "[]"})
     lines = check_training(tmp_path / "run", {"player_0", "player_1"})
     assert all(line["env/moves"] == 2.0 and line["env/truncated"] == 1.0 for line in lines)

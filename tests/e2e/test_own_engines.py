@@ -1,4 +1,6 @@
-"""Engines with devices of their own: in another placement group than the policies, with the policies' weights."""
+"""Engines with devices of their own: in another placement group than the policies, with the policies'
+weights.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +21,9 @@ ON_RAY = {"trainer.controller": "ray", "ray_init.num_cpus": 2}
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, Any]]:
-    """Of every worker group that is started: its name, its number of ranks and the placement group of all of them."""
+    """Of every worker group that is started: its name, its number of ranks and the placement group of all of
+    them.
+    """
     found: list[tuple[str, int, Any]] = []
     spawn = RayController.spawn
 
@@ -34,7 +38,9 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, Any]]:
 
 
 def check_apart(started: list[tuple[str, int, Any]], policies: int, engines: int) -> None:
-    """Policies have one placement group and so many ranks, engines another one and theirs, also after a restart."""
+    """Policies have one placement group and so many ranks, engines another one and theirs, also after a
+    restart.
+    """
     ranks, groups = ({"policy": set(), "rollout": set()} for _ in range(2))
     for name, size, where in started:
         kind = name.partition("_")[0]
@@ -57,11 +63,17 @@ def test_two_engines_of_one_rank_get_its_weights_to_the_last_bit_also_after_one_
     one = LAST | {"agent.model_sharing": True}
     with caplog.at_level("INFO"):
         train(one | ON_RAY | {"rollout.n_gpus_per_node": 2, TRANSFER: "own_collective.Dies"})
-    assert (tmp_path / "own_collective.died").exists() and len([name for name, *_ in started if name.startswith("rollout")]) == 2
+    assert (tmp_path / "own_collective.died").exists() and len(
+        [name for name, *_ in started if name.startswith("rollout")]
+    ) == 2
     check_apart(started, policies=1, engines=2)
     assert "-> device 0, engines on rollout devices 0 to 1" in caplog.text
-    assert ['"free_caches"' in (run / "timeline.jsonl").read_text() for run in (tmp_path / "run", once(one))] == [False, True]
-    assert [line["training/engine_restarts"] for line in read_metrics(tmp_path / "run") if "actor/lr" in line] == [1, 1]
+    assert [
+        '"free_caches"' in (run / "timeline.jsonl").read_text() for run in (tmp_path / "run", once(one))
+    ] == [False, True]
+    assert [
+        line["training/engine_restarts"] for line in read_metrics(tmp_path / "run") if "actor/lr" in line
+    ] == [1, 1]
     assert weights(tmp_path / "run", 2) == weights(once(one), 2)
 
 
@@ -76,7 +88,9 @@ def test_an_engine_of_two_ranks_serves_their_last_weights_after_asynchronous_tra
     assert sorted(name for name, *_ in started) == ["policy_asker", "rollout_asker", "rollout_verifier_agent"]
     check_apart(started, policies=2, engines=1)
     check_ledger(tmp_path / "run", 2)
-    saved = load_exported(tmp_path / "run" / "checkpoints" / "global_step_2" / "actor" / "asker" / "huggingface")
+    saved = load_exported(
+        tmp_path / "run" / "checkpoints" / "global_step_2" / "actor" / "asker" / "huggingface"
+    )
     assert said["asker"].log_probs == pytest.approx(log_probs(saved, said["asker"]), abs=1e-5)
     assert said["asker"].version == 2 and said[LEVELS["frozen"].policy_of[VERIFIER]].version == 0
 

@@ -1,4 +1,6 @@
-"""A team whose agents learn by estimators of their own: trained, resumed, and refused by the command line's own words."""
+"""A team whose agents learn by estimators of their own: trained, resumed, and refused by the command line's
+own words.
+"""
 
 import json
 from collections.abc import Callable
@@ -25,7 +27,9 @@ MIXED: dict[str, Any] = {
 }
 
 
-def test_two_estimators_in_one_team_train_both_and_go_on_after_a_stop_to_the_bit(train: Run, tmp_path: Path) -> None:
+def test_two_estimators_in_one_team_train_both_and_go_on_after_a_stop_to_the_bit(
+    train: Run, tmp_path: Path
+) -> None:
     whole = train(MIXED)
     lines = [line for line in read_metrics(tmp_path / "run") if line["step"] > 0]
     for line in lines:
@@ -35,16 +39,21 @@ def test_two_estimators_in_one_team_train_both_and_go_on_after_a_stop_to_the_bit
     folder = tmp_path / "again"
     train(MIXED | {"trainer.default_local_dir": folder, "trainer.total_training_steps": 1})
     resumed = train(MIXED | {"trainer.default_local_dir": folder})
-    assert {json.loads(name)[1] for name in whole.credit.estimator_state["rae"]} == {"Asker"}, "by kind of task and role"
+    assert {json.loads(name)[1] for name in whole.credit.estimator_state["rae"]} == {"Asker"}, (
+        "by kind of task and role"
+    )
     assert resumed.credit.estimator_state == whole.credit.estimator_state
     assert weights(folder, 2) == weights(tmp_path / "run", 2)
 
 
 def test_agents_make_their_own_number_of_updates_a_step(train: Run, tmp_path: Path) -> None:
-    """The Asker makes one of 2 in the run, the Verifier 2 mini-batches x 2 epochs of 8; the rate falls by the steps of each."""
+    """The Asker makes one of 2 in the run, the Verifier 2 mini-batches x 2 epochs of 8; the rate falls by the
+    steps of each.
+    """
     own = "agent.agent_specific_parameters.actor"
     changes: dict[str, Any] = {
-        f"{own}.ppo_epochs": "[1,2]", f"{own}.ppo_mini_batch_size": "[null,1]", "trainer.val_before_train": False,
+        f"{own}.ppo_epochs": "[1,2]", f"{own}.ppo_mini_batch_size": "[null,1]",
+        "trainer.val_before_train": False,
         "actor_rollout_ref.actor.optim.lr_scheduler_type": "linear"
     }  # fmt: skip
     trainer = train(changes)
@@ -54,8 +63,12 @@ def test_agents_make_their_own_number_of_updates_a_step(train: Run, tmp_path: Pa
     assert rates == [pytest.approx([1.0, (7 + 6 + 5 + 4) / 28]), pytest.approx([0.0, (3 + 2 + 1 + 0) / 28])]
 
 
-def test_agents_have_mini_and_micro_batches_of_their_own_size(train: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Six rows per agent of 2 tasks: the Asker's one step has micro-batches of 4 rows, the Verifier's two steps of 2 rows at most."""
+def test_agents_have_mini_and_micro_batches_of_their_own_size(
+    train: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Six rows per agent of 2 tasks: the Asker's one step has micro-batches of 4 rows, the Verifier's two
+    steps of 2 rows at most.
+    """
     sizes: dict[int, list[list[int]]] = {}
     cut = FSDPEngine.micro_batches
 
@@ -94,23 +107,42 @@ UPDATES: dict[str, Any] = {
 }
 
 
-def test_agents_and_critics_make_as_many_updates_as_each_is_told_and_go_on_after_a_stop_to_the_bit(train: Run, tmp_path: Path) -> None:
-    """Six rows per agent: the Asker makes 4 of the 8 updates of its run, the Verifier 6, one per row, of 14 that its schedule counts."""
+def test_agents_and_critics_make_as_many_updates_as_each_is_told_and_go_on_after_a_stop_to_the_bit(
+    train: Run, tmp_path: Path
+) -> None:
+    """Six rows per agent: the Asker makes 4 of the 8 updates of its run, the Verifier 6, one per row, of 14
+    that its schedule counts.
+    """
     train(UPDATES)
     lines = [line for line in read_metrics(tmp_path / "run") if line["step"] > 0]
-    names = ("wg/asker/actor/updates", "wg/verifier_agent/actor/updates", "wg/asker/critic/updates", "wg/verifier_agent/critic/updates")
+    names = (
+        "wg/asker/actor/updates",
+        "wg/verifier_agent/actor/updates",
+        "wg/asker/critic/updates",
+        "wg/verifier_agent/critic/updates",
+    )
     assert [[line[name] for name in names] for line in lines] == [[4, 6, 4, 4]] * 2
     rates = [[line[f"wg/{wg}/actor/lr"] / 0.001 for wg in ("asker", "verifier_agent")] for line in lines]
     assert rates == [pytest.approx([5.5 / 7, 10.5 / 13]), pytest.approx([1.5 / 7, 3.5 / 13])]
     first, folder = tmp_path / "run" / "checkpoints" / "global_step_1", tmp_path / "again"
-    train(UPDATES | {"trainer.default_local_dir": folder, "trainer.resume_mode": "resume_path", "trainer.resume_from_path": first})
+    train(
+        UPDATES
+        | {
+            "trainer.default_local_dir": folder,
+            "trainer.resume_mode": "resume_path",
+            "trainer.resume_from_path": first,
+        }
+    )
     assert weights(folder, 2) == weights(tmp_path / "run", 2)
 
 
 @pytest.mark.parametrize("key", ["ppo_mini_batch_size", "ppo_micro_batch_size_per_gpu"])
 def test_agents_on_one_policy_cannot_have_batches_of_different_sizes(train: Run, key: str) -> None:
     shared = {"agent.model_sharing": True, "actor_rollout_ref.actor.use_dynamic_bsz": False}
-    with pytest.raises(ConfigError, match=rf"share policy .* but differ in actor\.{key} \(2 and 1\).*agent\.model_sharing=false"):
+    with pytest.raises(
+        ConfigError,
+        match=rf"share policy .* but differ in actor\.{key} \(2 and 1\).*agent\.model_sharing=false",
+    ):
         train(shared | {f"agent.agent_specific_parameters.actor.{key}": "[2,1]"})
 
 
@@ -122,7 +154,9 @@ def test_agents_on_one_policy_cannot_have_batches_of_different_sizes(train: Run,
         ("asker.group_by", "[uid,trun]", "per_agent.asker.group_by.*did you mean 'turn'"),
     ],
 )
-def test_what_an_agent_cannot_have_is_refused_before_anything_starts(train: Run, key: str, value: str, message: str) -> None:
+def test_what_an_agent_cannot_have_is_refused_before_anything_starts(
+    train: Run, key: str, value: str, message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         train({f"{OWN}.{key}": value})
 
@@ -146,15 +180,24 @@ def test_every_agent_samples_as_it_is_told_in_training_and_in_validation(compose
         }
     )
     run = check_run(config)
-    runtimes = build_collector(config, run.placement, run.tokenizers, dict.fromkeys(run.tokenizers)).collector.runtimes
+    runtimes = build_collector(
+        config, run.placement, run.tokenizers, dict.fromkeys(run.tokenizers)
+    ).collector.runtimes
     stop, ends = runtimes["Asker"].binding.sampling.stop_token_ids, (".", "</a>")
-    assert {name: (runtime.binding.sampling, runtime.binding.val_sampling) for name, runtime in runtimes.items()} == {
+    assert {
+        name: (runtime.binding.sampling, runtime.binding.val_sampling) for name, runtime in runtimes.items()
+    } == {
         "Asker": (SamplingParams(4, 0.9, 1.0, 3, stop), SamplingParams(4, 0.6, 0.5, -1, stop)),
-        "Verifier Agent": (SamplingParams(5, 0.8, 0.7, -1, stop, ends), SamplingParams(9, 0.0, 1.0, -1, stop, ends)),
+        "Verifier Agent": (
+            SamplingParams(5, 0.8, 0.7, -1, stop, ends),
+            SamplingParams(9, 0.0, 1.0, -1, stop, ends),
+        ),
     }
 
 
-def test_rewards_and_each_agents_own_penalty_and_limit_reach_the_collector(compose: Callable[..., Any]) -> None:
+def test_rewards_and_each_agents_own_penalty_and_limit_reach_the_collector(
+    compose: Callable[..., Any],
+) -> None:
     from agent_system.launch.checks import check_run
     from agent_system.launch.collector import build_collector
 
@@ -169,10 +212,15 @@ def test_rewards_and_each_agents_own_penalty_and_limit_reach_the_collector(compo
         }
     )
     run = check_run(config)
-    collector = build_collector(config, run.placement, run.tokenizers, dict.fromkeys(run.tokenizers)).collector
+    collector = build_collector(
+        config, run.placement, run.tokenizers, dict.fromkeys(run.tokenizers)
+    ).collector
     assert collector.settings.reward == config.reward and config.reward.alpha == 0.5
     assert collector.settings.invalid_action_penalty == {"Verifier Agent": 0.25}
-    assert {name: runtime.binding.sampling.max_tokens for name, runtime in collector.runtimes.items()} == {"Asker": 4, "Verifier Agent": 5}
+    assert {name: runtime.binding.sampling.max_tokens for name, runtime in collector.runtimes.items()} == {
+        "Asker": 4,
+        "Verifier Agent": 5,
+    }
 
 
 @pytest.mark.parametrize(
@@ -184,7 +232,11 @@ def test_rewards_and_each_agents_own_penalty_and_limit_reach_the_collector(compo
     ],
 )
 def test_texts_that_end_a_reply_may_be_others_in_validation(
-    compose: Callable[..., Any], common: str | None, own: str, train: list[tuple[str, ...]], val: list[tuple[str, ...]]
+    compose: Callable[..., Any],
+    common: str | None,
+    own: str,
+    train: list[tuple[str, ...]],
+    val: list[tuple[str, ...]],
 ) -> None:
     from agent_system.launch.checks import check_run
     from agent_system.launch.collector import build_collector
@@ -193,7 +245,9 @@ def test_texts_that_end_a_reply_may_be_others_in_validation(
     given = {f"{rollout}.stop": "['</a>']", "agent.agent_specific_parameters.rollout.val_kwargs.stop": own}
     config = compose(given if common is None else given | {f"{rollout}.val_kwargs.stop": common})
     run = check_run(config)
-    runtimes = build_collector(config, run.placement, run.tokenizers, dict.fromkeys(run.tokenizers)).collector.runtimes.values()
+    runtimes = build_collector(
+        config, run.placement, run.tokenizers, dict.fromkeys(run.tokenizers)
+    ).collector.runtimes.values()
     assert [runtime.binding.sampling.stop for runtime in runtimes] == train
     assert [runtime.binding.val_sampling.stop for runtime in runtimes] == val
 
@@ -201,24 +255,39 @@ def test_texts_that_end_a_reply_may_be_others_in_validation(
 @pytest.mark.parametrize(
     ("key", "values", "message"),
     [
-        ("rollout.val_kwargs.temperature", "[null,0.5]", "val_kwargs.temperature=0.5 has no effect for agent 'Verifier Agent'"),
+        (
+            "rollout.val_kwargs.temperature",
+            "[null,0.5]",
+            "val_kwargs.temperature=0.5 has no effect for agent 'Verifier Agent'",
+        ),
         ("actor.kl_loss_coef", "[0.1,null]", "actor.kl_loss_coef=0.1 has no effect for agent 'Asker'"),
         ("model.lora_rank", "[4,null]", "model.lora_rank=4 has no effect for agent 'Asker'"),
     ],
 )
-def test_a_key_of_an_agent_that_nothing_reads_is_refused(train: Run, key: str, values: str, message: str) -> None:
+def test_a_key_of_an_agent_that_nothing_reads_is_refused(
+    train: Run, key: str, values: str, message: str
+) -> None:
     greedy = {"actor_rollout_ref.rollout.val_kwargs.do_sample": False}
     with pytest.raises(IneffectiveKeyError, match=message):
         train(greedy | {f"agent.agent_specific_parameters.{key}": values})
 
 
-def test_replies_of_validation_may_be_longer_than_those_of_training_and_fit_the_engine(train: Run, tmp_path: Path) -> None:
-    train({"agent.agent_specific_parameters.rollout.val_kwargs.response_length": "[20,null]", "trainer.total_training_steps": 1})
+def test_replies_of_validation_may_be_longer_than_those_of_training_and_fit_the_engine(
+    train: Run, tmp_path: Path
+) -> None:
+    train(
+        {
+            "agent.agent_specific_parameters.rollout.val_kwargs.response_length": "[20,null]",
+            "trainer.total_training_steps": 1,
+        }
+    )
     longest: dict[str, dict[str, int]] = {"train": {}, "val": {}}
     for file in (tmp_path / "run" / "trajectories").glob("*.jsonl"):
         kind = file.name.split("_")[0]
         for line in file.read_text().splitlines():
             for call in json.loads(line)["calls"]:
-                longest[kind][call["agent_id"]] = max(longest[kind].get(call["agent_id"], 0), call["response_tokens"])
+                longest[kind][call["agent_id"]] = max(
+                    longest[kind].get(call["agent_id"], 0), call["response_tokens"]
+                )
     assert longest["train"]["Asker"] <= 6 < longest["val"]["Asker"] <= 20
     assert longest["val"]["Verifier Agent"] <= 6

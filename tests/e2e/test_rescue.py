@@ -1,4 +1,6 @@
-"""A run that ends with an error saves its last completed step, and the run that goes on equals one without the error."""
+"""A run that ends with an error saves its last completed step, and the run that goes on equals one without
+the error.
+"""
 
 import asyncio
 import json
@@ -35,7 +37,8 @@ from verl.workers.policy_worker import PolicyWorker
 from verl.workers.rollout.server import RolloutWorker
 
 NEVER_SAVED = {
-    "trainer.total_training_steps": 4, "trainer.save_freq": -1, "trainer.test_freq": 0, "trainer.val_before_train": False,
+    "trainer.total_training_steps": 4, "trainer.save_freq": -1, "trainer.test_freq": 0,
+    "trainer.val_before_train": False,
     "data.val_files": "[]", "env.rollout.n": 2,
 }  # fmt: skip
 MODES: dict[str, dict[str, Any]] = {"sync": {}, "one_step_off": ONE_STEP_OFF, "fully_async": FRESH}
@@ -70,7 +73,9 @@ def break_worlds(patch: pytest.MonkeyPatch, step: int) -> None:
 
 
 def break_credit(patch: pytest.MonkeyPatch, step: int) -> None:
-    """Let the credit of the step after `step` end with an error when it has changed its state and the batch."""
+    """Let the credit of the step after `step` end with an error when it has changed its state and the
+    batch.
+    """
     score = CreditAssigner.score
 
     def scored(credit: CreditAssigner, batch: Any, timer: Any, version: int) -> Any:
@@ -113,8 +118,12 @@ def test_the_last_step_is_saved_and_the_resumed_run_equals_an_undisturbed_one_to
         fault(patch, 2)
         with pytest.raises((TooManyFailuresError, TimeoutError)) as error:
             train(keys)
-    assert error.value.__notes__ == [f"step 2 is saved in {folder_of(tmp_path / 'run', 2)}; the same command continues from it"]
-    assert fault is break_credit or re.search(r"x KeyError: 'the world broke' .*, in step3/toy:", str(error.value))
+    assert error.value.__notes__ == [
+        f"step 2 is saved in {folder_of(tmp_path / 'run', 2)}; the same command continues from it"
+    ]
+    assert fault is break_credit or re.search(
+        r"x KeyError: 'the world broke' .*, in step3/toy:", str(error.value)
+    )
     train(keys)
     assert policies(tmp_path / "run", 4) and policies(tmp_path / "run", 4) == policies(whole, 4)
     assert [line["step"] for line in read_metrics(tmp_path / "run")] == [1, 2, 3, 4]
@@ -126,31 +135,47 @@ def test_samples_that_cannot_be_collected_beside_an_update_cost_no_update_and_no
     keys = NEVER_SAVED | ONE_STEP_OFF | {"algorithm.adv_estimator": "rae"}
     whole, begins = once(keys), NextStep.update_begins
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(NextStep, "update_begins", lambda source, step, last: (step == 2 and break_now(patch), begins(source, step, last)))
+        patch.setattr(
+            NextStep,
+            "update_begins",
+            lambda source, step, last: (step == 2 and break_now(patch), begins(source, step, last)),
+        )
         with pytest.raises(TooManyFailuresError) as error:
             train(keys)
     assert error.value.__notes__[0].startswith("step 2 is saved in ")
     train(keys)
-    tasks = [{line["uid"] for line in map(json.loads, read(folder, 3))} for folder in (whole, tmp_path / "run")]
+    tasks = [
+        {line["uid"] for line in map(json.loads, read(folder, 3))} for folder in (whole, tmp_path / "run")
+    ]
     assert tasks[0] == tasks[1]
 
 
 @pytest.mark.parametrize("mode", ["sync", "fully_async"])
-def test_an_engine_that_dies_twice_costs_no_update(train: Run, tmp_path: Path, once: Callable[..., Path], mode: str) -> None:
-    """It dies when it gets the first policy's weights of step 2, before the other adapter on the same base is updated."""
+def test_an_engine_that_dies_twice_costs_no_update(
+    train: Run, tmp_path: Path, once: Callable[..., Path], mode: str
+) -> None:
+    """It dies when it gets the first policy's weights of step 2, before the other adapter on the same base is
+    updated.
+    """
     keys = NEVER_SAVED | MODES[mode] | LEVELS["L2"].changes
     whole = once(keys)
     with pytest.MonkeyPatch.context() as patch:
         updating(patch, 2, lambda: kill(patch, RolloutWorker, "update_weights", *range(1, 100)))
-        with pytest.raises(TeamError, match="died and could not be restarted: update_weights met a dead process") as error:
+        with pytest.raises(
+            TeamError, match="died and could not be restarted: update_weights met a dead process"
+        ) as error:
             train(keys)
-    assert error.value.__notes__ == [f"step 2 is saved in {folder_of(tmp_path / 'run', 2)}; the same command continues from it"]
+    assert error.value.__notes__ == [
+        f"step 2 is saved in {folder_of(tmp_path / 'run', 2)}; the same command continues from it"
+    ]
     train(keys)
     assert policies(tmp_path / "run", 4) and policies(tmp_path / "run", 4) == policies(whole, 4)
 
 
 @pytest.mark.parametrize("level", ["L1", "L3"])
-def test_groups_in_progress_and_complete_ones_are_saved_when_a_world_hangs(train: Run, tmp_path: Path, level: str) -> None:
+def test_groups_in_progress_and_complete_ones_are_saved_when_a_world_hangs(
+    train: Run, tmp_path: Path, level: str
+) -> None:
     """With a model per agent (L3) one may be a step ahead of the other when the error comes."""
     import my_flow_package
 
@@ -159,16 +184,25 @@ def test_groups_in_progress_and_complete_ones_are_saved_when_a_world_hangs(train
             await asyncio.sleep(600)
         await asyncio.sleep(600)
 
-    limits, keys = {"rollout.episode_timeout_s": 1, "rollout.call_timeout_s": 1}, STALE_NEVER_SAVED | LEVELS[level].changes
+    limits, keys = (
+        {"rollout.episode_timeout_s": 1, "rollout.call_timeout_s": 1},
+        STALE_NEVER_SAVED | LEVELS[level].changes,
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(GroupPlayer, "limit_s", 1.0)  # before the episodes are abandoned
         updating(patch, 2, lambda: patch.setattr(my_flow_package.MyWorld, "step", deaf))
-        with pytest.raises(TimeoutError, match=r"^step \d waited 3 s for groups in progress: step\d/toy:\d+/0, step\d") as error:
+        with pytest.raises(
+            TimeoutError, match=r"^step \d waited 3 s for groups in progress: step\d/toy:\d+/0, step\d"
+        ) as error:
             train(keys | limits)
-    found = re.fullmatch(r"step (\d) is saved in (.*); the same command continues from it", error.value.__notes__[0])
+    found = re.fullmatch(
+        r"step (\d) is saved in (.*); the same command continues from it", error.value.__notes__[0]
+    )
     assert found is not None and int(found[1]) >= 2
     queue = json.loads((Path(found[2]) / "groups" / "queue.json").read_text())["queue"]
-    assert queue["running"] and queue["dispatched"] == queue["trained"] + len(queue["running"]) + len(queue["complete"])
+    assert queue["running"] and queue["dispatched"] == queue["trained"] + len(queue["running"]) + len(
+        queue["complete"]
+    )
     train(keys)
     check_ledger(tmp_path / "run", 6)
 
@@ -193,14 +227,20 @@ def test_a_full_disk_hides_neither_the_error_nor_an_earlier_checkpoint(
             train(keys)
     (note,) = error.value.__notes__
     assert "\n" not in note
-    assert note.startswith(f"step 3 could not be saved: checkpoint of step 3 could not be written to {run_dir / 'checkpoints'}: ")
-    assert note.endswith(f"; the last checkpoint is {folder_of(run_dir, 2)}; the same command continues from it")
+    assert note.startswith(
+        f"step 3 could not be saved: checkpoint of step 3 could not be written to {run_dir / 'checkpoints'}: "
+    )
+    assert note.endswith(
+        f"; the last checkpoint is {folder_of(run_dir, 2)}; the same command continues from it"
+    )
     assert saved(run_dir) == ["global_step_2", "latest_checkpointed_iteration.txt"]
 
 
 @pytest.mark.parametrize("mode", ["sync", "one_step_off"])
 def test_nothing_is_saved_in_the_middle_of_an_update(train: Run, tmp_path: Path, mode: str) -> None:
-    """One of two policies has been updated when the other one fails; episodes of the next step are in progress, if the mode has them."""
+    """One of two policies has been updated when the other one fails; episodes of the next step are in
+    progress, if the mode has them.
+    """
     keys, run_dir = NEVER_SAVED | MODES[mode] | LEVELS["L3"].changes, tmp_path / "run"
     run, begun = EpisodeRunner.run, threading.Event()
 
@@ -221,8 +261,10 @@ def test_nothing_is_saved_in_the_middle_of_an_update(train: Run, tmp_path: Path,
             train(keys | {"trainer.save_freq": 1, "trainer.max_ckpt_to_keep": 1})
     (note,), uid = error.value.__notes__, r"toy:\d+/0"
     assert re.fullmatch(
-        "step 3 was being updated, so the policies have not all completed the same step; the last checkpoint is "
-        f"{folder_of(run_dir, 2)}; the same command continues from it; groups of that step: step3/{uid}, step3/{uid}; "
+        "step 3 was being updated, so the policies have not all completed the same step; the last checkpoint "
+        "is "
+        f"{folder_of(run_dir, 2)}; the same command continues from it; groups of that step: step3/{uid}, "
+        f"step3/{uid}; "
         f"in progress: {'none' if mode == 'sync' else f'step4/{uid}, step4/{uid}'}",
         note,
     )
@@ -251,8 +293,10 @@ def test_groups_of_a_failed_update_are_trained_unless_a_policy_has_newer_weights
             train(keys)
     uids = list(dict.fromkeys(json.loads(line)["uid"] for line in read(tmp_path / "run", 3)))
     assert len(uids) == 2 and error.value.__notes__ == [
-        "step 3 was being updated, so the policies have not all completed the same step; the last checkpoint is "
-        f"{checkpoint}; the same command continues from it, {'with' if level == 'L1' else 'without'} the groups that were complete; "
+        "step 3 was being updated, so the policies have not all completed the same step; the last checkpoint "
+        "is "
+        f"{checkpoint}; the same command continues from it, {'with' if level == 'L1' else 'without'} the "
+        "groups that were complete; "
         f"groups of that step: {', '.join(uids)}; in progress: none"
     ]
     train(keys)
@@ -270,12 +314,16 @@ def test_without_any_step_or_checkpoint_there_is_no_promise(train: Run, tmp_path
         updating(patch, 2, lambda: kill(patch, PolicyWorker, "update_actor", 1))
         with pytest.raises(TeamError) as failed:
             train(NEVER_SAVED)
-    assert failed.value.__notes__[0].endswith("the same step; no earlier step was saved, see trainer.save_freq")
+    assert failed.value.__notes__[0].endswith(
+        "the same step; no earlier step was saved, see trainer.save_freq"
+    )
 
 
 @pytest.mark.ray
 @pytest.mark.timeout(600)
-def test_a_rank_that_is_lost_is_named_and_the_earlier_checkpoint_continues(train: Run, tmp_path: Path, fork_server: ForkServer) -> None:
+def test_a_rank_that_is_lost_is_named_and_the_earlier_checkpoint_continues(
+    train: Run, tmp_path: Path, fork_server: ForkServer
+) -> None:
     keys, run_dir = NEVER_SAVED | LEVELS["L1"].changes | {"trainer.save_freq": 2}, tmp_path / "run"
     score = CreditAssigner.score
 
@@ -287,14 +335,25 @@ def test_a_rank_that_is_lost_is_named_and_the_earlier_checkpoint_continues(train
     old = {"actor_rollout_ref.actor.ppo_epochs": 2}  # the old log-probs of the dead rank are asked for
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(CreditAssigner, "score", scored)
-        with pytest.raises(TeamError, match=r"^worker group 'tiny_qwen3': worker policy_tiny_qwen3.* died while it ran ") as error:
+        with pytest.raises(
+            TeamError, match=r"^worker group 'tiny_qwen3': worker policy_tiny_qwen3.* died while it ran "
+        ) as error:
             train(keys | old | {"trainer.controller": "ray", "trainer.n_gpus_per_node": 2})
     (note,) = error.value.__notes__
-    assert re.match(r"step 3 could not be saved: .*worker policy_tiny_qwen3.* died while it ran save_checkpoint", note)
-    assert note.endswith(f"; the last checkpoint is {folder_of(run_dir, 2)}; the same command continues from it")
-    assert [name for name in saved(run_dir) if not name.startswith(".writing_")] == ["global_step_2", "latest_checkpointed_iteration.txt"]
+    assert re.match(
+        r"step 3 could not be saved: .*worker policy_tiny_qwen3.* died while it ran save_checkpoint", note
+    )
+    assert note.endswith(
+        f"; the last checkpoint is {folder_of(run_dir, 2)}; the same command continues from it"
+    )
+    assert [name for name in saved(run_dir) if not name.startswith(".writing_")] == [
+        "global_step_2",
+        "latest_checkpointed_iteration.txt",
+    ]
     assert train(keys | old).global_step == 4
-    assert not list((run_dir / "checkpoints").glob(".writing_*")), "the next checkpoint removes what the living rank wrote"
+    assert not list((run_dir / "checkpoints").glob(".writing_*")), (
+        "the next checkpoint removes what the living rank wrote"
+    )
 
 
 def test_the_command_line_says_where_to_continue(capfd: pytest.CaptureFixture[str]) -> None:

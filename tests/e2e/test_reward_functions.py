@@ -29,15 +29,28 @@ def calls(folder: Path) -> list[tuple[str, float, float]]:
     """Episode, team reward and reward of every call of training."""
     files = sorted((folder / "trajectories").glob("*.jsonl"))
     lines = [json.loads(line) for file in files for line in file.read_text().splitlines()]
-    return [(e["traj_uid"], e["team_reward"], c["reward"]) for e in lines if e["traj_uid"].startswith("step") for c in e["calls"]]
+    return [
+        (e["traj_uid"], e["team_reward"], c["reward"])
+        for e in lines
+        if e["traj_uid"].startswith("step")
+        for c in e["calls"]
+    ]
 
 
-def test_the_example_of_the_page_trains_and_goes_on_after_a_stop_to_the_bit(train: Run, tmp_path: Path, example: dict[str, Any]) -> None:
-    changes = example | {"algorithm.adv_estimator": "reinforce_plus_plus", "trainer.save_freq": 1, "trainer.val_before_train": False}
+def test_the_example_of_the_page_trains_and_goes_on_after_a_stop_to_the_bit(
+    train: Run, tmp_path: Path, example: dict[str, Any]
+) -> None:
+    changes = example | {
+        "algorithm.adv_estimator": "reinforce_plus_plus",
+        "trainer.save_freq": 1,
+        "trainer.val_before_train": False,
+    }
     train(changes)
     for line in read_metrics(tmp_path / "run"):
         assert line["wg/asker/actor/grad_norm"] > 0
-        assert line["agent/asker/reward/mean"] == pytest.approx(0.5 * line["reward/brief/mean"] + line["agent/asker/local_reward/mean"])
+        assert line["agent/asker/reward/mean"] == pytest.approx(
+            0.5 * line["reward/brief/mean"] + line["agent/asker/local_reward/mean"]
+        )
         assert line["agent/verifier_agent/reward/short/mean"] == 1.0
         assert "agent/asker/reward/short/mean" not in line
     again = tmp_path / "again"
@@ -51,15 +64,31 @@ def test_the_example_of_the_page_trains_and_goes_on_after_a_stop_to_the_bit(trai
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"reward.shaping": "binary"}, ConfigError, "reward.granularity=token places rewards on tokens as they are"),
-        ({"reward.propagation.mode": "uniform"}, ConfigError, "reward.propagation.mode=uniform change the reward of a whole reply"),
-        ({"reward.agent_functions": "{ask: my_rewards.py}"}, ConfigError, "expected file_or_module:function for the agents 'ask'"),
+        (
+            {"reward.shaping": "binary"},
+            ConfigError,
+            "reward.granularity=token places rewards on tokens as they are",
+        ),
+        (
+            {"reward.propagation.mode": "uniform"},
+            ConfigError,
+            "reward.propagation.mode=uniform change the reward of a whole reply",
+        ),
+        (
+            {"reward.agent_functions": "{ask: my_rewards.py}"},
+            ConfigError,
+            "expected file_or_module:function for the agents 'ask'",
+        ),
         ({"reward.agent_functions": "{ask*+*: a:b}"}, ConfigError, "is not a regular expression"),
         ({"rollout.sampling": "tree"}, ConfigError, "score finished episodes"),
     ],
 )
 def test_keys_that_cannot_be_combined_are_refused(
-    compose: Callable[..., Any], example: dict[str, Any], changes: dict[str, Any], error: type[Exception], message: str
+    compose: Callable[..., Any],
+    example: dict[str, Any],
+    changes: dict[str, Any],
+    error: type[Exception],
+    message: str,
 ) -> None:
     from verl.trainer.config.cross_checks import check_settings
     from verl.trainer.derived import resolve_defaults
@@ -70,12 +99,16 @@ def test_keys_that_cannot_be_combined_are_refused(
         check_settings(config)
 
 
-@pytest.mark.parametrize("key", ["reward.granularity=token", "reward.timeout_s=5", "reward.custom_reward_function.name=f"])
+@pytest.mark.parametrize(
+    "key", ["reward.granularity=token", "reward.timeout_s=5", "reward.custom_reward_function.name=f"]
+)
 def test_a_key_without_a_function_has_no_effect(compose: Callable[..., Any], key: str) -> None:
     from verl.trainer.config.cross_checks import check_settings
     from verl.trainer.derived import resolve_defaults
 
     config = compose(dict([key.split("=")]))
     resolve_defaults(config)
-    with pytest.raises(IneffectiveKeyError, match=r"has no effect; it needs reward.custom_reward_function.path"):
+    with pytest.raises(
+        IneffectiveKeyError, match=r"has no effect; it needs reward.custom_reward_function.path"
+    ):
         check_settings(config)

@@ -44,7 +44,9 @@ def save_classifier(folder: Path, num_labels: int = 1) -> Path:
 @pytest.fixture
 def judge_server() -> Iterator[ChatServer]:
     """Grades a reply by the length of the question."""
-    server = ChatServer(lambda body: completion(f"Because.\nScore: {len(body['messages'][0]['content']) % 11}"))
+    server = ChatServer(
+        lambda body: completion(f"Because.\nScore: {len(body['messages'][0]['content']) % 11}")
+    )
     yield server
     server.stop()
 
@@ -57,11 +59,20 @@ def calls(folder: Path) -> list[dict[str, Any]]:
 
 
 def classifier(path: Path) -> dict[str, Any]:
-    return {"reward.model.kind": "sequence_classification", "reward.model.path": path, "reward.model.max_length": 512}
+    return {
+        "reward.model.kind": "sequence_classification",
+        "reward.model.path": path,
+        "reward.model.max_length": 512,
+    }
 
 
 # One step, without a validation.
-ONE_STEP = {"trainer.total_training_steps": 1, "data.val_files": "null", "trainer.save_freq": -1, "trainer.save_hf_model": False}
+ONE_STEP = {
+    "trainer.total_training_steps": 1,
+    "data.val_files": "null",
+    "trainer.save_freq": -1,
+    "trainer.save_hf_model": False,
+}
 
 
 def test_the_example_of_the_page_trains_and_a_resumed_run_is_the_same_to_the_bit(
@@ -85,17 +96,31 @@ def test_the_example_of_the_page_trains_and_a_resumed_run_is_the_same_to_the_bit
         else:
             assert "reward_terms" not in call
     again = tmp_path / "again"
-    first = {"trainer.resume_mode": "resume_path", "trainer.resume_from_path": tmp_path / "run" / "checkpoints" / "global_step_1"}
+    first = {
+        "trainer.resume_mode": "resume_path",
+        "trainer.resume_from_path": tmp_path / "run" / "checkpoints" / "global_step_1",
+    }
     train(changes | first | {"trainer.default_local_dir": again, "reward.model.cache_size": 0})
     assert weights(again, 2) == weights(tmp_path / "run", 2)
     (model / "config.json").write_text((model / "config.json").read_text() + "\n")
     said = refused(changes | {"trainer.total_training_steps": 3})
-    assert "rewards of an earlier version of the model" in said and str(model) in said and "resume_mode=disable" in said
+    assert (
+        "rewards of an earlier version of the model" in said
+        and str(model) in said
+        and "resume_mode=disable" in said
+    )
 
 
 @pytest.mark.parametrize("returns", ["step", "committed"])
-def test_candidates_of_a_tree_are_scored_and_the_best_is_committed(train: Run, tmp_path: Path, classifier_dir: Path, returns: str) -> None:
-    tree = {"rollout.sampling": "tree", "rollout.tree.k": 3, "rollout.tree.returns": returns, "env.env_name": "my_forkable_world"}
+def test_candidates_of_a_tree_are_scored_and_the_best_is_committed(
+    train: Run, tmp_path: Path, classifier_dir: Path, returns: str
+) -> None:
+    tree = {
+        "rollout.sampling": "tree",
+        "rollout.tree.k": 3,
+        "rollout.tree.returns": returns,
+        "env.env_name": "my_forkable_world",
+    }
     groups = "[traj_uid,agent_id,turn,call]" if returns == "step" else "[uid,agent_id]"
     keys = {"algorithm.group_by": groups, "reward.team_scope": "call", "reward.model.combine": "replace"}
     train(classifier(classifier_dir) | tree | keys | ONE_STEP)
@@ -111,9 +136,16 @@ def test_candidates_of_a_tree_are_scored_and_the_best_is_committed(train: Run, t
 
 
 def test_an_api_judges_whole_episodes(train: Run, tmp_path: Path, judge_server: ChatServer) -> None:
-    changes = {"reward.model.kind": "api", "reward.model.api.base_url": judge_server.url, "reward.model.api.model": "big"}
+    changes = {
+        "reward.model.kind": "api",
+        "reward.model.api.base_url": judge_server.url,
+        "reward.model.api.model": "big",
+    }
     changes |= {"reward.model.scope": "episode", "reward.model.combine": "replace"}
-    train(changes | {"trainer.total_training_steps": 1, "trainer.val_before_train": False, "trainer.save_freq": -1})
+    train(
+        changes
+        | {"trainer.total_training_steps": 1, "trainer.val_before_train": False, "trainer.save_freq": -1}
+    )
     files = sorted((tmp_path / "run" / "trajectories").glob("*.jsonl"))
     episodes = [json.loads(line) for file in files for line in file.read_text().splitlines()]
     assert episodes
@@ -132,7 +164,12 @@ def judge_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("own", [True, False], ids=["own model", "frozen agent"])
 def test_a_judge_of_the_run_gives_the_scores_that_it_writes(
-    train: Run, tmp_path: Path, tiny_model_dir: Path, judge_dir: Path, own: bool, monkeypatch: pytest.MonkeyPatch
+    train: Run,
+    tmp_path: Path,
+    tiny_model_dir: Path,
+    judge_dir: Path,
+    own: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     written: dict[str, str] = {}  # the judge's last text for each question
     replies = AgentBinding.replies
@@ -149,8 +186,18 @@ def test_a_judge_of_the_run_gives_the_scores_that_it_writes(
     agents = {"agent.frozen": "[Verifier Agent]", "agent.specialization": "full", "agent.model_ids": models}
     keys = {"template": tmp_path / "template", "max_length": 96, "response_length": 10, "temperature": 1.0}
     keys |= {"retries": 3, "agents": "asker"}
-    train({"reward.model.kind": "judge"} | where | agents | {f"reward.model.{k}": value for k, value in keys.items()} | ONE_STEP)
-    scores = {call["reply"].strip(): call["reward_terms"]["model_score"] for call in calls(tmp_path / "run") if call["agent_id"] == "Asker"}
+    train(
+        {"reward.model.kind": "judge"}
+        | where
+        | agents
+        | {f"reward.model.{k}": value for k, value in keys.items()}
+        | ONE_STEP
+    )
+    scores = {
+        call["reply"].strip(): call["reward_terms"]["model_score"]
+        for call in calls(tmp_path / "run")
+        if call["agent_id"] == "Asker"
+    }
     assert scores and {reply: f"Score: {round(10 * score)}" for reply, score in scores.items()} == {
         reply: written[f"user\n{reply}\nassistant\n"] for reply in scores
     }
@@ -162,7 +209,10 @@ def test_a_judge_of_the_run_gives_the_scores_that_it_writes(
     [
         ({"reward.model.kind": "sequence_classification"}, "needs reward.model.path"),
         ({"reward.model.kind": "judge"}, "needs either reward.model.path or reward.model.agent"),
-        ({"reward.model.kind": "judge", "reward.model.agent": "asker"}, "is trained, so its scores would change"),
+        (
+            {"reward.model.kind": "judge", "reward.model.agent": "asker"},
+            "is trained, so its scores would change",
+        ),
         ({"reward.model.kind": "judge", "reward.model.agent": "askr"}, "no agent 'askr'; did you mean"),
         ({"reward.model.kind": "api"}, "needs reward.model.api.base_url and reward.model.api.model"),
         ({"reward.model.weight": 2.0}, "has no effect; it needs reward.model.kind"),
@@ -186,5 +236,7 @@ def test_a_model_that_gives_no_scores_is_refused(
 ) -> None:
     assert "no head for scores" in refused(classifier(tiny_model_dir))
     assert "has 3 outputs" in refused(classifier(save_classifier(tmp_path / "three", 3)))
-    assert "reads at most 1024 tokens" in refused(classifier(classifier_dir) | {"reward.model.max_length": 2000})
+    assert "reads at most 1024 tokens" in refused(
+        classifier(classifier_dir) | {"reward.model.max_length": 2000}
+    )
     assert "matches no agent" in refused(classifier(classifier_dir) | {"reward.model.agents": "nobody"})

@@ -27,7 +27,9 @@ def other_model_dir(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Pa
     shutil.copytree(tiny_model_dir, folder)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
-        AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder, initializer_range=0.3)).save_pretrained(folder)
+        AutoModelForCausalLM.from_config(
+            AutoConfig.from_pretrained(folder, initializer_range=0.3)
+        ).save_pretrained(folder)
     return folder
 
 
@@ -35,14 +37,19 @@ def renumber_tokens(folder: Path) -> None:
     """Give the bytes of a model's tokenizer the opposite order."""
     file = folder / "tokenizer.json"
     tokenizer = json.loads(file.read_text())
-    tokenizer["model"]["vocab"] = {token: 255 - number for token, number in tokenizer["model"]["vocab"].items() if number < 256}
+    tokenizer["model"]["vocab"] = {
+        token: 255 - number for token, number in tokenizer["model"]["vocab"].items() if number < 256
+    }
     file.write_text(json.dumps(tokenizer))
 
 
 @pytest.fixture
 def math(train: Run, tmp_path: Path, tiny_model_dir: Path, other_model_dir: Path) -> Run:
     """Run the math team, whose policies start from different weights, with changes."""
-    rows = [{"data_source": "toy", "prompt": f"{i}+{i}?", "reward_model": {"ground_truth": str(2 * i)}} for i in range(4)]
+    rows = [
+        {"data_source": "toy", "prompt": f"{i}+{i}?", "reward_model": {"ground_truth": str(2 * i)}}
+        for i in range(4)
+    ]
     (tmp_path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     team = {
         "agent.orchestra_type": "math",
@@ -117,12 +124,18 @@ def exchange_checkpoints(run_dir: Path, folder: Path) -> Path:
     """A copy of a run in which each policy's checkpoint folder holds the other one's weights."""
     shutil.copytree(run_dir, folder)
     actor = folder / "checkpoints" / "global_step_1" / "actor"
-    for old, new in (("solver_agent", "aside"), ("verifier_agent", "solver_agent"), ("aside", "verifier_agent")):
+    for old, new in (
+        ("solver_agent", "aside"),
+        ("verifier_agent", "solver_agent"),
+        ("aside", "verifier_agent"),
+    ):
         (actor / old).rename(actor / new)
     return folder
 
 
-def same(one: Any, other: Any, columns: tuple[str, ...] = ("input_ids", "response_mask", "rollout_log_probs")) -> bool:
+def same(
+    one: Any, other: Any, columns: tuple[str, ...] = ("input_ids", "response_mask", "rollout_log_probs")
+) -> bool:
     a, b = one.batch.batch, other.batch.batch
     return all(a[c].shape == b[c].shape and torch.equal(a[c], b[c]) for c in columns)
 
@@ -139,23 +152,34 @@ def test_swapped_roles_equal_exchanged_checkpoint_folders_to_the_last_bit_and_me
     assert same(swapped, by_hand)
     assert not same(swapped, as_trained, ("input_ids",))
     assert spoken(run_dir) == {"Solver Agent": {"solver_agent"}, "Verifier Agent": {"verifier_agent"}}
-    assert spoken(run_dir / SWAPPED) == {"Solver Agent": {"verifier_agent"}, "Verifier Agent": {"solver_agent"}}
+    assert spoken(run_dir / SWAPPED) == {
+        "Solver Agent": {"verifier_agent"},
+        "Verifier Agent": {"solver_agent"},
+    }
     assert list(swapped.batch.non_tensor_batch["wg_id"]) == list(swapped.batch.non_tensor_batch["policy_id"])
-    nameless = [[call | {"policy_id": ""} for call in calls(folder)] for folder in (run_dir / SWAPPED, exchanged)]
+    nameless = [
+        [call | {"policy_id": ""} for call in calls(folder)] for folder in (run_dir / SWAPPED, exchanged)
+    ]
     assert nameless[0] == nameless[1]
     found = validation(run_dir / SWAPPED)
     assert found == validation(exchanged) != validation(run_dir)
-    assert found["val/agent/solver_agent/calls"] == sum(c["agent_id"] == "Solver Agent" for c in calls(run_dir / SWAPPED))
+    assert found["val/agent/solver_agent/calls"] == sum(
+        c["agent_id"] == "Solver Agent" for c in calls(run_dir / SWAPPED)
+    )
     assert {"val-core/toy/acc/mean@2", "val/agent/verifier_agent/response_length/mean"} <= found.keys()
     assert ("team", "accuracy avg@2") in trainer.before.table
     assert trainer.global_step == 1
 
 
-def test_a_policy_may_speak_for_two_agents_and_answers_the_same_prompt_in_its_own_way(math: Run, run_dir: Path) -> None:
+def test_a_policy_may_speak_for_two_agents_and_answers_the_same_prompt_in_its_own_way(
+    math: Run, run_dir: Path
+) -> None:
     math(EVAL | {"agent.role_policies.solver_agent": "verifier_agent"})
     folder = run_dir / "swapped" / "solver_agent-verifier_agent"
     assert spoken(folder) == {"Solver Agent": {"verifier_agent"}, "Verifier Agent": {"verifier_agent"}}
-    first = [[c for c in calls(f) if (c["agent_id"], c["call"]) == ("Solver Agent", 0)] for f in (run_dir, folder)]
+    first = [
+        [c for c in calls(f) if (c["agent_id"], c["call"]) == ("Solver Agent", 0)] for f in (run_dir, folder)
+    ]
     assert [c["prompt"] for c in first[0]] == [c["prompt"] for c in first[1]]
     assert all(a["reply"] != b["reply"] for a, b in zip(*first, strict=True))
 
@@ -165,7 +189,10 @@ def test_a_swapped_evaluation_leaves_every_file_of_the_run_as_it_was(math: Run, 
     math({"trainer.save_freq": 1, "trainer.total_training_steps": 2})
     before = files(run_dir)
     math(EVAL | SWAP)
-    earlier = {"trainer.resume_mode": "resume_path", "trainer.resume_from_path": run_dir / "checkpoints" / "global_step_1"}
+    earlier = {
+        "trainer.resume_mode": "resume_path",
+        "trainer.resume_from_path": run_dir / "checkpoints" / "global_step_1",
+    }
     math(EVAL | SWAP | earlier)
     after = files(run_dir)
     assert {name: after[name] for name in before} == before

@@ -38,7 +38,11 @@ class OneSided(MyWorld):
     def act(self, agent_id, action):
         return super().act(agent_id, action) if agent_id == "Asker" else Outcome(local=1.0)
 """
-FILTER: Mapping[str, Any] = {"env.env_name": "mostly_silent", "algorithm.filter_groups.enable": True, "trainer.save_freq": 1}
+FILTER: Mapping[str, Any] = {
+    "env.env_name": "mostly_silent",
+    "algorithm.filter_groups.enable": True,
+    "trainer.save_freq": 1,
+}
 
 
 @pytest.fixture
@@ -50,14 +54,19 @@ def mostly_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, 
 
 
 def episodes_of(run_dir: Path, step: int) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run_dir / "trajectories" / f"train_{step:06d}.jsonl").read_text().splitlines()]
+    return [
+        json.loads(line)
+        for line in (run_dir / "trajectories" / f"train_{step:06d}.jsonl").read_text().splitlines()
+    ]
 
 
 def steps_of(run_dir: Path) -> list[dict[str, Any]]:
     return [line for line in read_metrics(run_dir) if "actor/lr" in line]
 
 
-def test_a_filtered_run_trains_full_batches_of_tasks_with_a_signal(train: Run, tmp_path: Path, mostly_silent: dict[str, str]) -> None:
+def test_a_filtered_run_trains_full_batches_of_tasks_with_a_signal(
+    train: Run, tmp_path: Path, mostly_silent: dict[str, str]
+) -> None:
     train(mostly_silent)
     lines = steps_of(tmp_path / "run")
     assert [line["step"] for line in lines] == [1, 2]
@@ -65,11 +74,17 @@ def test_a_filtered_run_trains_full_batches_of_tasks_with_a_signal(train: Run, t
         episodes = episodes_of(tmp_path / "run", line["step"])
         collections = line["train/filter_groups/num_gen_batches"]
         assert len(episodes) == collections * 2 * 3 == line["episode/count"]
-        assert len({e["task_id"] for e in episodes}) == collections * 2 == line["train/filter_groups/tasks_drawn"]
+        assert (
+            len({e["task_id"] for e in episodes})
+            == collections * 2
+            == line["train/filter_groups/tasks_drawn"]
+        )
         assert line["train/filter_groups/tasks_missing"] == 0
         assert 0 < line["train/filter_groups/dropped/asker"] < 1
         assert line["agent/asker/zero_signal_groups"] == line["agent/verifier_agent/zero_signal_groups"] == 0
-        assert line["perf/generated_tokens"] == sum(c["response_tokens"] for e in episodes for c in e["calls"])
+        assert line["perf/generated_tokens"] == sum(
+            c["response_tokens"] for e in episodes for c in e["calls"]
+        )
         assert all(math.isfinite(value) for value in line.values())
     assert max(line["train/filter_groups/num_gen_batches"] for line in lines) > 1
 
@@ -77,10 +92,16 @@ def test_a_filtered_run_trains_full_batches_of_tasks_with_a_signal(train: Run, t
 def test_a_signal_between_two_collections_of_a_step_costs_no_task(
     train: Run, tmp_path: Path, mostly_silent: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The interrupted step is played again from its first task: the resumed run equals one that was never stopped."""
+    """The interrupted step is played again from its first task: the resumed run equals one that was never
+    stopped.
+    """
     three = mostly_silent | {"trainer.total_training_steps": 3}
     train(three | {"trainer.default_local_dir": tmp_path / "whole"})
-    several = next(line["step"] for line in steps_of(tmp_path / "whole") if line["train/filter_groups/num_gen_batches"] > 1 < line["step"])
+    several = next(
+        line["step"]
+        for line in steps_of(tmp_path / "whole")
+        if line["train/filter_groups/num_gen_batches"] > 1 < line["step"]
+    )
     collect = TaskCollector.collect
 
     async def stopped(self: Any, rows: Any, n: int, *, step: int, attempt: int = 0, **rest: Any) -> Any:
@@ -94,22 +115,37 @@ def test_a_signal_between_two_collections_of_a_step_costs_no_task(
     assert steps_of(tmp_path / "run")[-1]["step"] == several - 1
     assert train(three).global_step == 3
     assert weights(tmp_path / "run", 3) == weights(tmp_path / "whole", 3)
-    assert [e["uid"] for e in episodes_of(tmp_path / "run", 3)] == [e["uid"] for e in episodes_of(tmp_path / "whole", 3)]
+    assert [e["uid"] for e in episodes_of(tmp_path / "run", 3)] == [
+        e["uid"] for e in episodes_of(tmp_path / "whole", 3)
+    ]
 
 
 def test_when_no_task_has_a_signal_the_run_says_why_and_keeps_the_episodes(
     train: Run, tmp_path: Path, mostly_silent: dict[str, str]
 ) -> None:
-    with pytest.raises(NoSamplesError, match=r"step 1: team_reward differs within no group of 12 tasks .* too easy or too hard"):
+    with pytest.raises(
+        NoSamplesError,
+        match=r"step 1: team_reward differs within no group of 12 tasks .* too easy or too hard",
+    ):
         train(mostly_silent | {"algorithm.filter_groups.metric": "team_reward"})
     assert len(episodes_of(tmp_path / "run", 1)) == 12 * 3
     (line,) = [line for line in read_metrics(tmp_path / "run") if line["step"] == 1]
-    assert line["train/filter_groups/dropped/asker"] == line["train/filter_groups/dropped/verifier_agent"] == 1
+    assert (
+        line["train/filter_groups/dropped/asker"] == line["train/filter_groups/dropped/verifier_agent"] == 1
+    )
 
 
-def test_too_few_tasks_and_a_policy_without_rows_still_train(train: Run, tmp_path: Path, mostly_silent: dict[str, str]) -> None:
-    """Two mini-batches of what is left of two tasks; the Verifier, paid the same for everything, stays as it is."""
-    few = {"algorithm.filter_groups.max_num_gen_batches": 1, "data.shuffle": False, "actor_rollout_ref.actor.ppo_mini_batch_size": 1}
+def test_too_few_tasks_and_a_policy_without_rows_still_train(
+    train: Run, tmp_path: Path, mostly_silent: dict[str, str]
+) -> None:
+    """Two mini-batches of what is left of two tasks; the Verifier, paid the same for everything, stays as it
+    is.
+    """
+    few = {
+        "algorithm.filter_groups.max_num_gen_batches": 1,
+        "data.shuffle": False,
+        "actor_rollout_ref.actor.ppo_mini_batch_size": 1,
+    }
     train(mostly_silent | few)
     lines = steps_of(tmp_path / "run")
     assert [line["train/filter_groups/tasks_missing"] for line in lines] == [1.0, 1.0]
@@ -122,7 +158,12 @@ def test_too_few_tasks_and_a_policy_without_rows_still_train(train: Run, tmp_pat
 
 
 def test_remax_compares_with_a_greedy_episode_of_each_task(train: Run, tmp_path: Path) -> None:
-    fixed = {"algorithm.adv_estimator": "remax", "data.shuffle": False, "trainer.total_training_steps": 1, "env.rollout.n": 2}
+    fixed = {
+        "algorithm.adv_estimator": "remax",
+        "data.shuffle": False,
+        "trainer.total_training_steps": 1,
+        "env.rollout.n": 2,
+    }
     train(fixed)
     train(fixed | {"data.seed": 5, "trainer.default_local_dir": tmp_path / "other"})
     both = [episodes_of(tmp_path / name, 1) for name in ("run", "other")]
@@ -131,7 +172,9 @@ def test_remax_compares_with_a_greedy_episode_of_each_task(train: Run, tmp_path:
     assert [len(e) for e in both] == [6, 6]
     said = [[c["reply"] for e in episodes for c in e["calls"]] for episodes in greedy]
     assert said[0] == said[1], "greedy replies depend on the seed"
-    assert [c["reply"] for e in both[0][:4] for c in e["calls"]] != [c["reply"] for e in both[1][:4] for c in e["calls"]]
+    assert [c["reply"] for e in both[0][:4] for c in e["calls"]] != [
+        c["reply"] for e in both[1][:4] for c in e["calls"]
+    ]
     (line,) = steps_of(tmp_path / "run")
     earned = {(e["task_id"], c["agent_id"]): c["reward"] for e in greedy[0] for c in e["calls"]}
     expected = [earned[(e["task_id"], c["agent_id"])] for e in both[0][:4] for c in e["calls"]]
@@ -139,6 +182,9 @@ def test_remax_compares_with_a_greedy_episode_of_each_task(train: Run, tmp_path:
     assert line["train/remax/silent"] == line["train/remax/failed"] == 0
     sampled = [(e["task_id"], c) for e in both[0][:4] for c in e["calls"]]
     tokens = sum(c["response_tokens"] for _, c in sampled)
-    advantage = sum((c["reward"] - earned[(task, c["agent_id"])]) * c["response_tokens"] for task, c in sampled) / tokens
+    advantage = (
+        sum((c["reward"] - earned[(task, c["agent_id"])]) * c["response_tokens"] for task, c in sampled)
+        / tokens
+    )
     assert line["critic/advantages/mean"] == pytest.approx(advantage, abs=1e-6)
     assert line["perf/generated_tokens"] == sum(c["response_tokens"] for e in both[0] for c in e["calls"])

@@ -1,4 +1,6 @@
-"""A Plan-Path team whose Tool writes programs trains, is validated, and is evaluated with its roles swapped."""
+"""A Plan-Path team whose Tool writes programs trains, is validated, and is evaluated with its roles
+swapped.
+"""
 
 import json
 import zlib
@@ -26,7 +28,10 @@ def mumbled(self: ToolAgent, text: str) -> Projection:
 def team(train: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """Train on two small maps, with changes."""
     monkeypatch.setattr(ToolAgent, "project", mumbled)
-    rows = [to_row(grid, i, "train") for i, grid in enumerate(generate(2, 0, Difficulty(size=3, wall_share=0.0, min_path=2, max_path=4)))]
+    rows = [
+        to_row(grid, i, "train")
+        for i, grid in enumerate(generate(2, 0, Difficulty(size=3, wall_share=0.0, min_path=2, max_path=4)))
+    ]
     (tmp_path / "maps.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     keys = {
         "agent.orchestra_type": "plan_path",
@@ -51,12 +56,16 @@ def team(train: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 
 
 def programs_of(folder: Path, name: str) -> list[dict[str, Any]]:
-    """The Tool's calls of a step, after checking that the Executor has read what the program of its episode printed."""
+    """The Tool's calls of a step, after checking that the Executor has read what the program of its episode
+    printed.
+    """
     found = []
     for line in (folder / "trajectories" / f"{name}_000001.jsonl").read_text().splitlines():
         calls = json.loads(line)["calls"]
         (chosen,) = [call for call in calls if call["agent_id"] == TOOL and call["committed"]]
-        read = ("R", "D, L", "none: the program failed (error) ZeroDivisionError")[PROGRAMS.index(chosen["action"])]
+        read = ("R", "D, L", "none: the program failed (error) ZeroDivisionError")[
+            PROGRAMS.index(chosen["action"])
+        ]
         executors = [call for call in calls if call["agent_id"] == EXECUTOR]
         assert executors and all(f"program proposes: {read}" in call["prompt"] for call in executors)
         found += [call for call in calls if call["agent_id"] == TOOL]
@@ -67,10 +76,17 @@ def test_programs_are_run_in_training_in_validation_and_with_swapped_roles(team:
     team()
     run_dir = tmp_path / "run"
     tried = programs_of(run_dir, "train")
-    assert len(tried) == 2 * 4 and all((call["local_reward"] == -0.5) == (call["action"] == PROGRAMS[2]) for call in tried)
+    assert len(tried) == 2 * 4 and all(
+        (call["local_reward"] == -0.5) == (call["action"] == PROGRAMS[2]) for call in tried
+    )
     assert programs_of(run_dir, "val")
     assert any(name.endswith("env/tool/failed_runs") for name in read_metrics(run_dir)[-1])
-    team({"trainer.val_only": True, "agent.role_policies": "{Tool Agent: executor_agent, Executor Agent: tool_agent}"})
+    team(
+        {
+            "trainer.val_only": True,
+            "agent.role_policies": "{Tool Agent: executor_agent, Executor Agent: tool_agent}",
+        }
+    )
     swapped = programs_of(run_dir / "swapped" / "tool_agent-executor_agent+executor_agent-tool_agent", "val")
     assert {call["policy_id"] for call in swapped} == {"executor_agent"}
 

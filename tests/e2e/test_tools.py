@@ -80,7 +80,11 @@ def team(train: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 @pytest.fixture
 def asking(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tool calls in every second reply: a random model writes none."""
-    asked = [ToolRequest("double", {"number": 4}), ToolRequest("python", {"code": "print(3)"}), ToolRequest("double", {"number": "many"})]
+    asked = [
+        ToolRequest("double", {"number": 4}),
+        ToolRequest("python", {"code": "print(3)"}),
+        ToolRequest("double", {"number": "many"}),
+    ]
     monkeypatch.setattr(tool_loop, "read_calls", lambda text, syntaxes, tools: asked if len(text) % 2 else [])
 
 
@@ -88,12 +92,17 @@ def asking(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_rounds_are_trained_and_validated(team: Run, tmp_path: Path) -> None:
     team({"trainer.test_freq": 1, "trainer.log_trajectories": -1})
     metrics = read_metrics(tmp_path / "run")
-    assert any(m.get("agent/solver/tools/calls_per_episode", 0) > 0 and m["agent/solver/tools/malformed"] > 0 for m in metrics)
+    assert any(
+        m.get("agent/solver/tools/calls_per_episode", 0) > 0 and m["agent/solver/tools/malformed"] > 0
+        for m in metrics
+    )
     prompts = []
     for path in sorted((tmp_path / "run" / "trajectories").glob("*.jsonl")):
         for line in path.read_text().splitlines():
             calls = json.loads(line)["calls"]
-            assert [c["tools"]["round"] for c in calls] == [c["call"] for c in calls] == list(range(len(calls)))
+            assert (
+                [c["tools"]["round"] for c in calls] == [c["call"] for c in calls] == list(range(len(calls)))
+            )
             prompts += [later["prompt"].removeprefix(first["prompt"]) for first, later in pairwise(calls)]
     assert prompts and all("\n8\n" in p and "\n3\n" in p and "valid integer" in p for p in prompts)
 
@@ -103,7 +112,9 @@ def servers() -> set[int]:
     return {process.pid for process, title in titles_below(os.getpid()) if SERVER.name in title}
 
 
-def test_a_team_trains_with_the_tools_of_an_mcp_server(train: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_team_trains_with_the_tools_of_an_mcp_server(
+    train: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Every episode has a server of its own, whose results it reads, and which ends with it."""
     pytest.importorskip("mcp")
     asked = [ToolRequest("note", {"text": "seen"}), ToolRequest("fail", {}), ToolRequest("note", {})]
@@ -111,7 +122,11 @@ def test_a_team_trains_with_the_tools_of_an_mcp_server(train: Run, tmp_path: Pat
     monkeypatch.setattr(AgentRegistry, "_entries", dict(AgentRegistry._entries))
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "mcp_package.py").write_text(MCP_PACKAGE)
-    mcp = {"agent.plugins": "[my_flow_package,mcp_package]", "agent.orchestra_type": "alone", "agent.agent_ids": "[Asker]"}
+    mcp = {
+        "agent.plugins": "[my_flow_package,mcp_package]",
+        "agent.orchestra_type": "alone",
+        "agent.agent_ids": "[Asker]",
+    }
     sizes = {"data.train_batch_size": 1, "env.rollout.n": 2, "data.max_prompt_length": 600}
     before = servers()
     train(mcp | sizes | {"data.val_files": "null", "trainer.log_trajectories": -1})
@@ -124,24 +139,53 @@ def test_a_team_trains_with_the_tools_of_an_mcp_server(train: Run, tmp_path: Pat
             assert "tools: note, fail" in first
             for notes, prompt in zip(("seen", "seen seen"), later, strict=True):
                 results = prompt.split("<tool_response>\n")[-3:]
-                assert results[0].startswith(f"{notes}\n") and "fail failed" in results[1] and "argument 'text'" in results[2], prompt
+                assert (
+                    results[0].startswith(f"{notes}\n")
+                    and "fail failed" in results[1]
+                    and "argument 'text'" in results[2]
+                ), prompt
 
 
-def test_merged_rounds_train_to_the_same_weights(team: Run, tmp_path: Path, tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In all passes: old log-probs, those of the reference, and two updates of the policy, and values and an update of its critic."""
-    monkeypatch.setattr(tool_loop, "read_calls", lambda text, syntaxes, tools: [ToolRequest("double", {"number": 4})])
+def test_merged_rounds_train_to_the_same_weights(
+    team: Run, tmp_path: Path, tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In all passes: old log-probs, those of the reference, and two updates of the policy, and values and an
+    update of its critic.
+    """
+    monkeypatch.setattr(
+        tool_loop, "read_calls", lambda text, syntaxes, tools: [ToolRequest("double", {"number": 4})]
+    )
     models = ("actor_rollout_ref.model", "critic.model")
-    keys = {"actor_rollout_ref.actor.use_kl_loss": True, "actor_rollout_ref.actor.ppo_epochs": 2, "algorithm.adv_estimator": "gae"}
+    keys = {
+        "actor_rollout_ref.actor.use_kl_loss": True,
+        "actor_rollout_ref.actor.ppo_epochs": 2,
+        "algorithm.adv_estimator": "gae",
+    }
     trained = []
     for merge in (False, True):
         run_dir = tmp_path / str(merge)
-        own = {f"{model}.merge_rows": merge for model in models} | {"trainer.total_training_steps": 1, "data.val_files": "[]"}
+        own = {f"{model}.merge_rows": merge for model in models} | {
+            "trainer.total_training_steps": 1,
+            "data.val_files": "[]",
+        }
         team(keys | own | {"trainer.default_local_dir": run_dir})
         trained.append((load(weights(run_dir, 1)["solver"]), read_metrics(run_dir)[-1]))
     (single, expected), (merged, metrics) = trained
-    assert min(metrics[f"{part}/merged_{what}"] for part in ("actor", "critic") for what in ("rows", "tokens")) > 0.1
-    same = ("actor/pg_loss", "actor/kl_loss", "actor/grad_norm", "actor/ppo_kl", "critic/vf_loss", "critic/grad_norm")
-    assert {name: metrics[name] for name in same} == pytest.approx({name: expected[name] for name in same}, rel=1e-4, abs=1e-6)
+    assert (
+        min(metrics[f"{part}/merged_{what}"] for part in ("actor", "critic") for what in ("rows", "tokens"))
+        > 0.1
+    )
+    same = (
+        "actor/pg_loss",
+        "actor/kl_loss",
+        "actor/grad_norm",
+        "actor/ppo_kl",
+        "critic/vf_loss",
+        "critic/grad_norm",
+    )
+    assert {name: metrics[name] for name in same} == pytest.approx(
+        {name: expected[name] for name in same}, rel=1e-4, abs=1e-6
+    )
     start = load_file(tiny_model_dir / "model.safetensors")
     moved = sum(float((single[name] - start[name]).square().sum()) for name in single)
     assert sum(float((single[name] - merged[name]).square().sum()) for name in single) < 1e-6 * moved
@@ -167,17 +211,30 @@ def test_masked_sequences_are_trained_and_resumed(team: Run, tmp_path: Path, est
     ]
     assert len(calls) == (8 if estimator == "remax" else 6), "one per episode, greedy ones included"
     assert any("rounds" in call for call in calls)
-    assert all(call["response_tokens"] == sum(r["response_tokens"] for r in call["rounds"]) for call in calls if "rounds" in call)
+    assert all(
+        call["response_tokens"] == sum(r["response_tokens"] for r in call["rounds"])
+        for call in calls
+        if "rounds" in call
+    )
     last = read_metrics(tmp_path / "run")[-1]
-    assert last["response_length/max"] > 18 >= last["agent/solver/response_length/max"], "tool messages count in the first alone"
+    assert last["response_length/max"] > 18 >= last["agent/solver/response_length/max"], (
+        "tool messages count in the first alone"
+    )
     if estimator == "remax":
         return
-    start = {"trainer.resume_mode": "resume_path", "trainer.resume_from_path": tmp_path / "run" / "checkpoints" / "global_step_1"}
+    start = {
+        "trainer.resume_mode": "resume_path",
+        "trainer.resume_from_path": tmp_path / "run" / "checkpoints" / "global_step_1",
+    }
     team(keys | start | {"trainer.default_local_dir": tmp_path / "resumed"})
     assert weights(tmp_path / "resumed", 2) == weights(tmp_path / "run", 2)
 
 
 def test_a_tree_is_refused_before_a_model_loads(team: Run) -> None:
-    tree = {"rollout.sampling": "tree", "reward.team_scope": "call", "algorithm.group_by": "[traj_uid,agent_id,turn,call]"}
+    tree = {
+        "rollout.sampling": "tree",
+        "reward.team_scope": "call",
+        "algorithm.group_by": "[traj_uid,agent_id,turn,call]",
+    }
     with pytest.raises(AgentSystemError, match=r"ToolAgent.*rollout.sampling=parallel"):
         team(tree | {"env.rollout.n": 1})

@@ -48,14 +48,27 @@ def test_a_users_package_trains_and_leaves_what_the_docs_promise(once: Callable[
         shares = [line[f"agent/{wg}/truncated_replies"] for wg in ("asker", "verifier_agent")]
         assert line["response_length/clip_ratio"] == pytest.approx(sum(shares) / 2)
         assert line["prompt_length/clip_ratio"] == 0.0
-        assert line["training/rollout_probs_diff_std"] < 1e-5 and line["training/rollout_actor_probs_pearson_corr"] > 0.99
-        assert 0 < line["rollout_corr/log_prob_diff_max"] < 1e-5, "log-probs of the engine are those of the trainer"
+        assert (
+            line["training/rollout_probs_diff_std"] < 1e-5
+            and line["training/rollout_actor_probs_pearson_corr"] > 0.99
+        )
+        assert 0 < line["rollout_corr/log_prob_diff_max"] < 1e-5, (
+            "log-probs of the engine are those of the trainer"
+        )
     assert (run_dir / "config.yaml").is_file()
-    episodes = [json.loads(line) for line in (run_dir / "trajectories" / "train_000001.jsonl").read_text().splitlines()]
+    episodes = [
+        json.loads(line)
+        for line in (run_dir / "trajectories" / "train_000001.jsonl").read_text().splitlines()
+    ]
     assert len(episodes) == 6
     assert {"prompt", "reply", "reward", "local_reward", "team_reward"} <= episodes[0]["calls"][0].keys()
     checkpoint = run_dir / "checkpoints" / "global_step_2"
-    assert sorted(p.name for p in checkpoint.iterdir()) == ["actor", "config.yaml", "data.pt", "trainer_state.json"]
+    assert sorted(p.name for p in checkpoint.iterdir()) == [
+        "actor",
+        "config.yaml",
+        "data.pt",
+        "trainer_state.json",
+    ]
     first, second = weights(run_dir, 1), weights(run_dir, 2)
     assert set(second) == {"asker", "verifier_agent"}
     assert all(first[wg] != second[wg] for wg in second)
@@ -68,7 +81,9 @@ def test_a_users_package_trains_and_leaves_what_the_docs_promise(once: Callable[
     AutoModelForCausalLM.from_pretrained(folder)
 
 
-def test_resuming_after_step_3_equals_an_uninterrupted_run_to_the_last_bit(train: Run, tmp_path: Path) -> None:
+def test_resuming_after_step_3_equals_an_uninterrupted_run_to_the_last_bit(
+    train: Run, tmp_path: Path
+) -> None:
     """Several mini-batches, the KL to the reference and a schedule are all part of the state."""
     schedule = {
         "trainer.total_training_steps": 5,
@@ -89,12 +104,17 @@ def test_resuming_after_step_3_equals_an_uninterrupted_run_to_the_last_bit(train
     train(schedule | again)
     assert weights(tmp_path / "resumed", 5) == weights(whole, 5)
     learning = [line for line in read_metrics(whole) if "actor/lr" in line]
-    assert all(line["training/rollout_probs_diff_max"] < 1e-5 and line["rollout_corr/log_prob_diff_max"] < 1e-5 for line in learning)
+    assert all(
+        line["training/rollout_probs_diff_max"] < 1e-5 and line["rollout_corr/log_prob_diff_max"] < 1e-5
+        for line in learning
+    )
     tail = [line for line in without_clock(read_metrics(whole)) if line["step"] > 3]
     assert without_clock(read_metrics(tmp_path / "resumed")) == tail
 
 
-def test_auto_resume_continues_the_same_experiment_and_a_finished_one_does_nothing(train: Run, tmp_path: Path) -> None:
+def test_auto_resume_continues_the_same_experiment_and_a_finished_one_does_nothing(
+    train: Run, tmp_path: Path
+) -> None:
     train({"trainer.total_training_steps": 1})
     assert train({"trainer.total_training_steps": 2}).global_step == 2
     before = weights(tmp_path / "run", 2)
@@ -105,7 +125,9 @@ def test_auto_resume_continues_the_same_experiment_and_a_finished_one_does_nothi
 
 def test_a_budget_of_generated_tokens_ends_the_run_and_survives_a_resume(train: Run, tmp_path: Path) -> None:
     train({"trainer.total_training_steps": 1})
-    (spent,) = [line["training/generated_tokens"] for line in read_metrics(tmp_path / "run") if "actor/lr" in line]
+    (spent,) = [
+        line["training/generated_tokens"] for line in read_metrics(tmp_path / "run") if "actor/lr" in line
+    ]
     assert spent > 0
     longer = {"trainer.total_training_steps": 9, "trainer.test_freq": -1}
     trainer = train(longer | {"trainer.total_generated_tokens": int(spent) + 1})
@@ -144,7 +166,9 @@ def test_environment_workers_without_free_cpus_are_refused_before_a_model_loads(
         before_the_start.setattr("ray.is_initialized", lambda: False)
         assert refusal in refused(keys | {"ray_init.num_cpus": 4}), "a private one that is not started yet"
     monkeypatch.setattr("agent_system.launch.checks.check_cpus", lambda *of_a_cluster_to_join: None)
-    monkeypatch.setattr("agent_system.launch.train.TeamWorkers", lambda *_: pytest.fail("a model would have been loaded"))
+    monkeypatch.setattr(
+        "agent_system.launch.train.TeamWorkers", lambda *_: pytest.fail("a model would have been loaded")
+    )
     with pytest.raises(ConfigError, match=refusal):
         train(keys)
 
@@ -175,9 +199,11 @@ def test_weights_that_travel_one_by_one_are_those_that_travel_together(
 def test_two_ranks_of_a_pool_of_their_own_train_as_one_and_at_the_same_time_as_the_other_group(
     train: Run, tmp_path: Path, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With gloo on CPUs to 1e-6; with nccl on GPUs the first step in fp32 to 1e-4: a later one may have sampled another token.
+    """With gloo on CPUs to 1e-6; with nccl on GPUs the first step in fp32 to 1e-4: a later one may have
+    sampled another token.
 
-    A call begins its work when both groups are in it: the work of a tiny model may end before a thread of a busy machine starts the other.
+    A call begins its work when both groups are in it: the work of a tiny model may end before a thread of a
+    busy machine starts the other.
     """
     span, both = Timeline.span, threading.Barrier(2, timeout=120)
 
@@ -199,7 +225,11 @@ def test_two_ranks_of_a_pool_of_their_own_train_as_one_and_at_the_same_time_as_t
         first, second = (s for s in spans if s["step"] == step and s["call"] == call)
         assert {first["wg_id"], second["wg_id"]} == {"asker", "verifier_agent"}
         assert max(first["start"], second["start"]) < min(first["end"], second["end"]), (step, call)
-    assert min(line["timing_s/overlap"] for line in two if line["step"]) > 0 == max(line.get("timing_s/overlap", 0) for line in one)
+    assert (
+        min(line["timing_s/overlap"] for line in two if line["step"])
+        > 0
+        == max(line.get("timing_s/overlap", 0) for line in one)
+    )
     compared, times = (None, 1) if device == "cpu" else (2, 100)
     for a, b in list(zip(one, two, strict=True))[:compared]:
         for name, far in (("actor/grad_norm", 1e-5), ("actor/pg_loss", 1e-6), ("critic/score/mean", 1e-6)):
@@ -239,7 +269,13 @@ def test_agents_may_have_models_of_different_size(train: Run, tmp_path: Path, ti
     config = AutoConfig.from_pretrained(larger)
     config.hidden_size, config.intermediate_size = 48, 96
     AutoModelForCausalLM.from_config(config).save_pretrained(larger)
-    train({"agent.model_ids": f"[{tiny_model_dir},{larger}]", "actor_rollout_ref.model.path": "null", "trainer.save_freq": 1})
+    train(
+        {
+            "agent.model_ids": f"[{tiny_model_dir},{larger}]",
+            "actor_rollout_ref.model.path": "null",
+            "trainer.save_freq": 1,
+        }
+    )
     first, second = weights(tmp_path / "run", 1), weights(tmp_path / "run", 2)
     assert len(second["verifier_agent"]) > len(second["asker"])
     assert all(first[wg] != second[wg] for wg in second)
@@ -260,14 +296,21 @@ def test_val_only_evaluates_a_checkpoint_and_writes_none(
 
 
 def test_a_single_agent_trains_in_a_built_in_world(train: Run, tmp_path: Path) -> None:
-    single = {"agent.orchestra_type": "single", "agent.agent_ids": "[Single Agent]", "env.env_name": "math", "agent.plugins": "[]"}
+    single = {
+        "agent.orchestra_type": "single",
+        "agent.agent_ids": "[Single Agent]",
+        "env.env_name": "math",
+        "agent.plugins": "[]",
+    }
     train(single | {"agent.orchestra.single.prompt_style": "short"})
     lines = read_metrics(tmp_path / "run")
     assert [line["step"] for line in lines] == [0, 1, 2]
     assert all("agent/single_agent/reward/mean" in line for line in lines if line["step"] > 0)
 
 
-def test_a_resumed_run_shows_the_time_of_the_first_one_from_its_first_prompt_on(train: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resumed_run_shows_the_time_of_the_first_one_from_its_first_prompt_on(
+    train: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Data sets, whose rows are measured, are built after the checkpoint is read."""
     built = checks.build_datasets
     shown: list[str] = []
@@ -279,5 +322,7 @@ def test_a_resumed_run_shows_the_time_of_the_first_one_from_its_first_prompt_on(
     monkeypatch.setattr(checks, "build_datasets", noted)
     for year, steps in ((2031, 1), (2032, 2)):
         monkeypatch.setattr(TEMPLATE_TIME, "value", datetime(year, 5, 6, 7, 8, 9))
-        train({"trainer.total_training_steps": steps, "data.val_files": "[]", "trainer.val_before_train": False})
+        train(
+            {"trainer.total_training_steps": steps, "data.val_files": "[]", "trainer.val_before_train": False}
+        )
     assert shown == ["2031-05-06T07:08:09"] * 2

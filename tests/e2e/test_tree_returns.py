@@ -1,4 +1,6 @@
-"""Trees whose committed replies form an episode train with every estimator, and single steps with those that compare single steps."""
+"""Trees whose committed replies form an episode train with every estimator, and single steps with those that
+compare single steps.
+"""
 
 import json
 import zlib
@@ -29,8 +31,14 @@ RUNS: Mapping[str, Mapping[str, Any]] = {
     "gigpo": COMMITTED | {"algorithm.adv_estimator": "gigpo"},
     "gae_turn": COMMITTED | {"algorithm.adv_estimator": "gae", "algorithm.gae.level": "turn"},
     "remax": COMMITTED | {"algorithm.adv_estimator": "remax", "rollout.tree.k_per_agent.asker": 3},
-    "m_grpo": COMMITTED | {"algorithm.adv_estimator": "m_grpo", "algorithm.m_grpo.main_agent": "Verifier Agent"},
-    "threshold": COMMITTED | {"reward.propagation.mode": "threshold", "reward.propagation.min_pass_rate": 0.0, "agent.frozen": "[Asker]"},
+    "m_grpo": COMMITTED
+    | {"algorithm.adv_estimator": "m_grpo", "algorithm.m_grpo.main_agent": "Verifier Agent"},
+    "threshold": COMMITTED
+    | {
+        "reward.propagation.mode": "threshold",
+        "reward.propagation.min_pass_rate": 0.0,
+        "agent.frozen": "[Asker]",
+    },
     "remax_step": TREE | {"reward.team_scope": "call", "algorithm.adv_estimator": "remax"},
     "gae_step": TREE | {"reward.team_scope": "call", "algorithm.adv_estimator": "gae"},
 }
@@ -68,7 +76,10 @@ def test_a_tree_trains(train: Run, tmp_path: Path, name: str) -> None:
     frozen = "agent.frozen" in RUNS[name]
     assert line["agent/verifier_agent/advantage_abs"] > 0 and line["wg/verifier_agent/actor/grad_norm"] > 0
     assert ("agent/asker/advantage_abs" in line) is not frozen
-    episodes = [json.loads(row) for row in (tmp_path / "run" / "trajectories" / "train_000001.jsonl").read_text().splitlines()]
+    episodes = [
+        json.loads(row)
+        for row in (tmp_path / "run" / "trajectories" / "train_000001.jsonl").read_text().splitlines()
+    ]
     trees = [e for e in episodes if "greedy" not in e["uid"]]
     for episode in trees:
         counts = {"Asker": 0, "Verifier Agent": 0}
@@ -84,7 +95,9 @@ def test_a_tree_trains(train: Run, tmp_path: Path, name: str) -> None:
         assert [c["team_reward"] for e in trees for c in e["calls"] if c["committed"]] == [
             rewards[e["traj_uid"]] for e in trees for c in e["calls"] if c["committed"]
         ]
-        assert all(c["reward"] == c["candidate_reward"] for e in trees for c in e["calls"] if not c["committed"])
+        assert all(
+            c["reward"] == c["candidate_reward"] for e in trees for c in e["calls"] if not c["committed"]
+        )
         assert all(c["reward"] > c["candidate_reward"] for c in committed)
     assert ("reward/propagation/pass_rate" in line) is (name == "threshold")
     assert len(list((tmp_path / "run" / "trajectories").glob("val_*"))) == 2
@@ -95,7 +108,11 @@ def test_critics_learn_and_are_asked_about_committed_replies_only_and_a_resumed_
 ) -> None:
     learned: list[DataProto] = []
     update = TeamWorkers.update_critic
-    monkeypatch.setattr(TeamWorkers, "update_critic", lambda self, batch, *rest: (learned.append(batch), update(self, batch, *rest))[1])
+    monkeypatch.setattr(
+        TeamWorkers,
+        "update_critic",
+        lambda self, batch, *rest: (learned.append(batch), update(self, batch, *rest))[1],
+    )
     longer = RUNS["gae_turn"] | {
         "trainer.total_training_steps": 2,
         "trainer.save_freq": 1,

@@ -1,4 +1,6 @@
-"""Whole runs that sample with vLLM: both controllers, a shared model and adapters, an engine over two ranks, one that dies in a step."""
+"""Whole runs that sample with vLLM: both controllers, a shared model and adapters, an engine over two ranks,
+one that dies in a step.
+"""
 
 import json
 import logging
@@ -28,7 +30,8 @@ from verl.workers.rollout.vllm import arguments
 
 pytestmark = [pytest.mark.e2e, pytest.mark.spread, pytest.mark.timeout(1500)]
 VLLM = {
-    "actor_rollout_ref.rollout.name": "vllm", "data.val_files": "[]", "trainer.val_before_train": False, "trainer.save_freq": 1,
+    "actor_rollout_ref.rollout.name": "vllm", "data.val_files": "[]", "trainer.val_before_train": False,
+    "trainer.save_freq": 1,
 }  # fmt: skip
 FAULTS = '''
 """A world that kills vLLM's process: before the update of step 1, when the first episodes of step 2 begin, and twice in step 3."""
@@ -90,7 +93,8 @@ def vllm(train: Run, wide_heads_model_dir: Path) -> Iterator[Callable[[dict[str,
 
 
 def check_steps(run_dir: Path, moved: set[str], same: str = "") -> list[dict[str, Any]]:
-    """Two steps with finite numbers, engine and trainer of one mind, and exactly these policies changed; returns the steps.
+    """Two steps with finite numbers, engine and trainer of one mind, and exactly these policies changed;
+    returns the steps.
 
     `same` is the prefix of the metrics of the policies that are sampled as they are.
     """
@@ -106,7 +110,8 @@ def check_steps(run_dir: Path, moved: set[str], same: str = "") -> list[dict[str
 def test_a_shared_model_without_ray_and_an_engine_that_dies_once_a_step_and_then_twice(
     vllm: Callable[..., Any], tmp_path: Path, deadly: dict[str, Any]
 ) -> None:
-    """In step 1 before the update, which finds it when caches are freed and weights sent; in step 2 while it samples.
+    """In step 1 before the update, which finds it when caches are freed and weights sent; in step 2 while it
+    samples.
 
     In step 3 it dies twice while it samples: the run ends with the last checkpoint.
     """
@@ -162,7 +167,8 @@ async def team(task, session):
 @pytest.mark.ray
 @pytest.mark.parametrize(("engine", "controller"), [("vllm", "ray"), ("hf", "local")])
 def test_adapters_where_replies_of_one_agent_follow_a_schema(
-    vllm: Callable[..., Any], tmp_path: Path, user_package: Path, wide_heads_model_dir: Path, scored: list[DataProto],
+    vllm: Callable[..., Any], tmp_path: Path, user_package: Path, wide_heads_model_dir: Path,
+    scored: list[DataProto],
     engine: str, controller: str, request: pytest.FixtureRequest,
 ) -> None:  # fmt: skip
     if engine == "vllm" and not request.config.getoption("--all-levels"):
@@ -171,42 +177,64 @@ def test_adapters_where_replies_of_one_agent_follow_a_schema(
         pytest.importorskip(package)
     (user_package / "judges.py").write_text(JUDGES)
     changes = {"agent.orchestra_type": "gateway", "agent.team": "judges:team", "gateway.structured": "mask"}
-    changes |= {"actor_rollout_ref.rollout.structured_outputs": True, "data.max_prompt_length": 200, "data.max_response_length": 16}
+    changes |= {
+        "actor_rollout_ref.rollout.structured_outputs": True,
+        "data.max_prompt_length": 200,
+        "data.max_response_length": 16,
+    }
     changes |= {"actor_rollout_ref.rollout.name": engine, "trainer.controller": controller}
     vllm({"agent.specialization": "lora"} | ADAPTER | changes)
     steps = check_steps(tmp_path / "run", {"asker", "verifier_agent"}, "wg/asker/")
-    assert [(line["gateway/asker/masked_calls"], line["gateway/verifier_agent/masked_calls"]) for line in steps] == [(0, 6)] * 2
+    assert [
+        (line["gateway/asker/masked_calls"], line["gateway/verifier_agent/masked_calls"]) for line in steps
+    ] == [(0, 6)] * 2
     assert all(0 < line["gateway/verifier_agent/mass_cut_off_mean"] <= 1 for line in steps)
     columns, tensors = scored[0].non_tensor_batch, scored[0].batch
     assert (columns["masked"] == (columns["agent_id"] == "Verifier Agent")).all()
-    tokenizer, model = load_tokenizer(str(wide_heads_model_dir)), load_exported(wide_heads_model_dir)  # adapters begin as 0
+    tokenizer, model = (
+        load_tokenizer(str(wide_heads_model_dir)),
+        load_exported(wide_heads_model_dir),
+    )  # adapters begin as 0
     cut_off = list[float]()
     for row in np.flatnonzero(columns["masked"]):
-        ids, count = tensors["input_ids"][row][tensors["attention_mask"][row].bool()], int(tensors["response_mask"][row].sum())
+        ids, count = (
+            tensors["input_ids"][row][tensors["attention_mask"][row].bool()],
+            int(tensors["response_mask"][row].sum()),
+        )
         reply, sampler = ids[-count:], tensors["rollout_log_probs"][row, :count]
         assert json.loads(tokenizer.decode(reply, skip_special_tokens=True)) in WORDS
         with torch.no_grad():
             log_probs = model(ids[None]).logits[0, -count - 1 : -1].log_softmax(dim=-1)
-        masses = [float(log_probs[place, allowed(tokenizer, reply[:place])].exp().sum()) for place in range(count)]
+        masses = [
+            float(log_probs[place, allowed(tokenizer, reply[:place])].exp().sum()) for place in range(count)
+        ]
         sampled = log_probs.gather(1, reply[:, None])[:, 0]
         assert torch.allclose((sampled - sampler).exp(), torch.tensor(masses), atol=1e-5)
         cut_off += [1 - mass for mass in masses]
-    assert steps[0]["gateway/verifier_agent/mass_cut_off_mean"] == pytest.approx(sum(cut_off) / len(cut_off), abs=1e-5)
+    assert steps[0]["gateway/verifier_agent/mass_cut_off_mean"] == pytest.approx(
+        sum(cut_off) / len(cut_off), abs=1e-5
+    )
 
 
 def allowed(tokenizer: Any, before: torch.Tensor) -> list[int]:
-    """The tokens that may follow the beginning of a word in quotes, each a byte; after the word the one that ends a reply."""
+    """The tokens that may follow the beginning of a word in quotes, each a byte; after the word the one that
+    ends a reply.
+    """
     text, words = tokenizer.decode(before), [f'"{word}"' for word in WORDS]
     following = {word[len(text)] for word in words if word.startswith(text) and word != text}
     return tokenizer.convert_tokens_to_ids(sorted(following)) or [tokenizer.eos_token_id]
 
 
 @pytest.mark.ray
-def test_an_engine_over_the_devices_of_two_ranks(vllm: Callable[..., Any], tmp_path: Path, titles: set[str]) -> None:
+def test_an_engine_over_the_devices_of_two_ranks(
+    vllm: Callable[..., Any], tmp_path: Path, titles: set[str]
+) -> None:
     two = {"trainer.n_gpus_per_node": 2, "actor_rollout_ref.rollout.tensor_model_parallel_size": 2}
     vllm({"agent.specialization": "prompt", "trainer.controller": "ray"} | two)
     check_steps(tmp_path / "run", {"wide_heads_qwen3"})
-    assert titles >= {"VLLM::Worker_TP0", "VLLM::Worker_TP1"}, "one process of the model for each rank's device"
+    assert titles >= {"VLLM::Worker_TP0", "VLLM::Worker_TP1"}, (
+        "one process of the model for each rank's device"
+    )
 
 
 def test_it_samples_beside_updates_and_every_token_has_the_version_of_its_weights(
@@ -216,7 +244,9 @@ def test_it_samples_beside_updates_and_every_token_has_the_version_of_its_weight
     monkeypatch: pytest.MonkeyPatch,
     samples: list[Sample],
 ) -> None:
-    """Replies go on with new weights; the log-prob of each token is that of the checkpoint whose version it has."""
+    """Replies go on with new weights; the log-prob of each token is that of the checkpoint whose version it
+    has.
+    """
     changes = VLLM | {"actor_rollout_ref.model.path": wide_heads_model_dir, "agent.specialization": "prompt"}
     changes |= {"async_training.mode": "fully_async", "algorithm.rollout_correction.rollout_is": "token"}
     changes |= {"rollout.max_concurrent_episodes": 3, "data.max_response_length": 96}
@@ -228,24 +258,33 @@ def test_it_samples_beside_updates_and_every_token_has_the_version_of_its_weight
     check_versions(tmp_path / "run", wide_heads_model_dir, samples, 1e-5)
 
 
-PADDED = {"actor_rollout_ref.model.use_remove_padding": False, "actor_rollout_ref.model.attn_implementation": "eager"}
+PADDED = {
+    "actor_rollout_ref.model.use_remove_padding": False,
+    "actor_rollout_ref.model.attn_implementation": "eager",
+}
 FAMILIES: dict[str, dict[str, Any]] = {
-    "qwen3_moe": {}, "gpt_oss": PADDED, "llama-tied": {}, "gemma3_text": {}, "mistral-window": {}, "granite": {}, "mixtral": {},
+    "qwen3_moe": {}, "gpt_oss": PADDED, "llama-tied": {}, "gemma3_text": {}, "mistral-window": {},
+    "granite": {}, "mixtral": {},
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_family_is_exact_after_updates_of_all_weights(
-    vllm: Callable[..., Any], tmp_path: Path, wide_heads_model_dir: Path, family: str, request: pytest.FixtureRequest,
+    vllm: Callable[..., Any], tmp_path: Path, wide_heads_model_dir: Path, family: str,
+    request: pytest.FixtureRequest,
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
-    """By the check at the start, which changes every tensor, and by the samples of a second step after updates that are large."""
+    """By the check at the start, which changes every tensor, and by the samples of a second step after
+    updates that are large.
+    """
     if family != "qwen3_moe" and not request.config.getoption("--all-levels"):
         pytest.skip("one engine more: needs --all-levels")
     folder = save_model(family, tmp_path / "model", load_tokenizer(str(wide_heads_model_dir)).save_pretrained)
     with caplog.at_level(logging.INFO):
         vllm({"agent.specialization": "prompt", "actor_rollout_ref.model.path": folder} | FAMILIES[family])
-    assert "engines agree with the trainer" in caplog.text and "engine and trainer disagree" not in caplog.text
+    assert (
+        "engines agree with the trainer" in caplog.text and "engine and trainer disagree" not in caplog.text
+    )
     steps = [line for line in read_metrics(tmp_path / "run") if "actor/lr" in line]
     assert len(steps) == 2 and all(line["rollout_corr/log_prob_diff_max"] < 1e-4 for line in steps)
 
@@ -254,7 +293,9 @@ def test_a_tensor_that_an_update_loses_ends_the_run_before_the_first_episode(
     vllm: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(arguments, "EXTENSION", "tests.e2e.stale_extension.StaleExtension")
-    with pytest.raises(ConfigError, match=r"vllm engine differ from the trainer's by .* after an update of all weights") as error:
+    with pytest.raises(
+        ConfigError, match=r"vllm engine differ from the trainer's by .* after an update of all weights"
+    ) as error:
         vllm({"agent.specialization": "prompt"})
     assert "actor_rollout_ref.rollout.name=hf" in str(error.value) and "\n" not in str(error.value)
     assert not list((tmp_path / "run").rglob("train_*.jsonl"))

@@ -76,20 +76,32 @@ ADAPTERS = LAST | {"agent.specialization": "lora"} | ADAPTER
 def adapters(run_dir: Path) -> dict[str, bytes]:
     """The adapters of the last checkpoint, by path."""
     folder = run_dir / "checkpoints" / "global_step_2" / "actor"
-    found = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("adapter_model.safetensors")}
+    found = {
+        str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("adapter_model.safetensors")
+    }
     assert len(found) == 2
     return found
 
 
-def test_a_transfer_of_ones_own_trains_to_the_same_weights(train: Run, once: Callable[..., Path], tmp_path: Path, own: str) -> None:
+def test_a_transfer_of_ones_own_trains_to_the_same_weights(
+    train: Run, once: Callable[..., Path], tmp_path: Path, own: str
+) -> None:
     for name in (own, "shared_memory", "collective", "cuda_ipc", "auto"):
-        train(LAST | {"actor_rollout_ref.rollout.weight_transfer": name, "trainer.default_local_dir": tmp_path / name})
+        train(
+            LAST
+            | {
+                "actor_rollout_ref.rollout.weight_transfer": name,
+                "trainer.default_local_dir": tmp_path / name,
+            }
+        )
         assert weights(tmp_path / name, 2) == weights(once(LAST), 2)
 
 
 @pytest.mark.ray
 @pytest.mark.parametrize("name", ["own", "collective", "cuda_ipc"])
-def test_a_transfer_reaches_engines_in_other_processes(train: Run, once: Callable[..., Path], tmp_path: Path, own: str, name: str) -> None:
+def test_a_transfer_reaches_engines_in_other_processes(
+    train: Run, once: Callable[..., Path], tmp_path: Path, own: str, name: str
+) -> None:
     changes = {
         "actor_rollout_ref.rollout.weight_transfer": own if name == "own" else name,
         "trainer.controller": "ray",
@@ -100,7 +112,9 @@ def test_a_transfer_reaches_engines_in_other_processes(train: Run, once: Callabl
 
 
 @pytest.mark.parametrize("way", ["collective", "cuda_ipc"])
-def test_an_adapter_for_each_agent_trains_to_the_same_weights(train: Run, once: Callable[..., Path], tmp_path: Path, way: str) -> None:
+def test_an_adapter_for_each_agent_trains_to_the_same_weights(
+    train: Run, once: Callable[..., Path], tmp_path: Path, way: str
+) -> None:
     train(ADAPTERS | {"actor_rollout_ref.rollout.weight_transfer": way})
     assert adapters(tmp_path / "run") == adapters(once(ADAPTERS))
 
@@ -108,15 +122,27 @@ def test_an_adapter_for_each_agent_trains_to_the_same_weights(train: Run, once: 
 @pytest.mark.ray
 @pytest.mark.parametrize("base", [LAST, ADAPTERS], ids=["model", "adapters"])
 def test_an_engine_that_dies_in_a_broadcast_is_replaced_and_joins_again(
-    train: Run, once: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, base: dict[str, Any]
+    train: Run,
+    once: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    base: dict[str, Any],
 ) -> None:
-    """It dies in the second update: that after a step, or, of the first weights, in the one of the second adapter."""
+    """It dies in the second update: that after a step, or, of the first weights, in the one of the second
+    adapter.
+    """
     (tmp_path / "own_collective.py").write_text(DIES)
     monkeypatch.syspath_prepend(str(tmp_path))
-    changes = {"actor_rollout_ref.rollout.weight_transfer": "own_collective.Dies", "trainer.controller": "ray", "ray_init.num_cpus": 2}
+    changes = {
+        "actor_rollout_ref.rollout.weight_transfer": "own_collective.Dies",
+        "trainer.controller": "ray",
+        "ray_init.num_cpus": 2,
+    }
     train(base | changes)
     assert (tmp_path / "own_collective.died").exists()
-    assert [line["training/engine_restarts"] for line in read_metrics(tmp_path / "run") if "actor/lr" in line] == [1, 1]
+    assert [
+        line["training/engine_restarts"] for line in read_metrics(tmp_path / "run") if "actor/lr" in line
+    ] == [1, 1]
     if base is ADAPTERS:
         assert adapters(tmp_path / "run") == adapters(once(base))
     else:
@@ -128,13 +154,21 @@ def test_a_transfer_that_is_not_there_is_one_error_before_anything_starts(refuse
     assert "weight_transfer=carrier_pigeon" in line and "shared_memory" in line
 
 
-def test_gpu_memory_that_cannot_be_shared_is_one_error_before_anything_starts(refused: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_memory_that_cannot_be_shared_is_one_error_before_anything_starts(
+    refused: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     line = refused({"actor_rollout_ref.rollout.weight_transfer": "cuda_ipc", "trainer.device": "cuda"})
     assert "unset PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True" in line
 
 
 def test_memory_of_a_gpu_that_engines_do_not_share_is_one_error_before_anything_starts(refused: Any) -> None:
-    apart = {"actor_rollout_ref.rollout.weight_transfer": "cuda_ipc", "rollout.n_gpus_per_node": 2, "trainer.controller": "ray"}
+    apart = {
+        "actor_rollout_ref.rollout.weight_transfer": "cuda_ipc",
+        "rollout.n_gpus_per_node": 2,
+        "trainer.controller": "ray",
+    }
     line = refused(apart | {"trainer.device": "cuda"})
-    assert "rollout.weight_transfer=cuda_ipc sends weights within one GPU, but rollout.n_gpus_per_node=2" in line
+    assert (
+        "rollout.weight_transfer=cuda_ipc sends weights within one GPU, but rollout.n_gpus_per_node=2" in line
+    )

@@ -43,12 +43,18 @@ def test_the_wheel_trains_and_evaluates_outside_the_checkout(
         return subprocess.run([*map(str, command)], cwd=elsewhere, env=env, capture_output=True, text=True)
 
     found = call(
-        sys.executable, "-P", "-c", "import verl, agent_system, patches; print(verl.__file__, agent_system.__file__, patches.__file__)"
+        sys.executable,
+        "-P",
+        "-c",
+        "import verl, agent_system, patches; print(verl.__file__, agent_system.__file__, patches.__file__)",
     )
     assert [Path(file).parents[1] for file in found.stdout.split()] == [installed] * 3
     keys = [*overrides({"trainer.total_training_steps": 1}), f"hydra.run.dir={elsewhere}"]
     command = (sys.executable, installed / "bin" / "verl-mas")
-    assert [call(*command, "check", *keys).returncode, call(*command, "check", "data.sed=1").returncode] == [0, 1]
+    assert [call(*command, "check", *keys).returncode, call(*command, "check", "data.sed=1").returncode] == [
+        0,
+        1,
+    ]
     for name in ("train", "eval"):
         done = call(*command, name, *keys)
         assert done.returncode == 0, done.stderr[-2000:]

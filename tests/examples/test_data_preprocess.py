@@ -22,19 +22,30 @@ def jsonl(path: Path, *rows: dict) -> Path:
 
 
 def test_gsm8k_script_makes_tasks_that_the_trainer_reads(tmp_path):
-    source = jsonl(tmp_path / "train.jsonl", {"question": "How much?", "answer": "10 * 108 = 1080\n#### 1,080"})
+    source = jsonl(
+        tmp_path / "train.jsonl", {"question": "How much?", "answer": "10 * 108 = 1080\n#### 1,080"}
+    )
     script = ROOT / "examples/data_preprocess/gsm8k.py"
     command = [sys.executable, str(script), "--input", str(source), "--output", str(tmp_path / "out")]
-    subprocess.run(command, check=True, env={"PYTHONPATH": str(ROOT), "PATH": ""}, cwd=tmp_path, capture_output=True)
+    subprocess.run(
+        command, check=True, env={"PYTHONPATH": str(ROOT), "PATH": ""}, cwd=tmp_path, capture_output=True
+    )
     dataset = RLHFDataset(tmp_path / "out" / "train.parquet", None, DataConfig())
     task = task_from_row(dataset[0])
     assert (task.task_id, task.prompt, task.ground_truth) == ("openai/gsm8k:0", "How much?", "1080")
-    assert dataset[0]["extra_info"] | {"question": "", "answer": ""} == {"split": "train", "index": 0, "question": "", "answer": ""}
+    assert dataset[0]["extra_info"] | {"question": "", "answer": ""} == {
+        "split": "train",
+        "index": 0,
+        "question": "",
+        "answer": "",
+    }
 
 
 @pytest.mark.parametrize("answer", ["no mark", "#### ", ""])
 def test_gsm8k_row_without_answer_is_named(tmp_path, answer):
-    source = jsonl(tmp_path / "train.jsonl", {"question": "q", "answer": "#### 1"}, {"question": "q", "answer": answer})
+    source = jsonl(
+        tmp_path / "train.jsonl", {"question": "q", "answer": "#### 1"}, {"question": "q", "answer": answer}
+    )
     with pytest.raises(DatasetError, match=r"train\.jsonl, row 1"):
         gsm8k.convert(source)
 
@@ -42,7 +53,9 @@ def test_gsm8k_row_without_answer_is_named(tmp_path, answer):
 @pytest.mark.needs_shared
 @pytest.mark.skipif(not GSM8K.is_dir(), reason="no ../shared/data/gsm8k")
 def test_real_gsm8k_converts_whole(tmp_path):
-    files = gsm8k.main(["--input", str(GSM8K / "train.jsonl"), str(GSM8K / "test.jsonl"), "--output", str(tmp_path)])
+    files = gsm8k.main(
+        ["--input", str(GSM8K / "train.jsonl"), str(GSM8K / "test.jsonl"), "--output", str(tmp_path)]
+    )
     assert [len(read_rows(file)) for file in files] == [7473, 1319]
 
 
@@ -57,21 +70,38 @@ def test_math_jsonl_takes_the_answer_or_the_last_box(tmp_path):
     assert [row["reward_model"]["ground_truth"] for row in rows] == [r"\frac{1}{2}", "7"]
     assert rows[0]["extra_info"]["level"] == "Level 5" and rows[1]["data_source"] == "mine"
     with pytest.raises(DatasetError, match="row 0"):
-        math_jsonl.convert(jsonl(tmp_path / "bad.jsonl", {"problem": "a", "solution": "forgot the box"}), "mine")
+        math_jsonl.convert(
+            jsonl(tmp_path / "bad.jsonl", {"problem": "a", "solution": "forgot the box"}), "mine"
+        )
 
 
 def local_copies(folder: Path) -> None:
     """What the hub holds, in miniature: the columns of the real sets."""
     suffix = "\n\nLet's think step by step and output the final answer within \\boxed{}."
     prompt = [{"role": "user", "content": "Old question?" + suffix}]
-    dapo = {"prompt": prompt, "reward_model": {"ground_truth": "34", "style": "rule"}, "ability": "MATH", "data_source": "math_dapo"}
+    dapo = {
+        "prompt": prompt,
+        "reward_model": {"ground_truth": "34", "style": "rule"},
+        "ability": "MATH",
+        "data_source": "math_dapo",
+    }
     write_rows([dapo, dapo], folder / "dapo_filter" / "train.parquet")
-    math = [{"problem": f"Problem {i}", "solution": rf"\boxed{{{i}}}", "answer": str(i), "subject": "Algebra"} for i in range(60)]
+    math = [
+        {"problem": f"Problem {i}", "solution": rf"\boxed{{{i}}}", "answer": str(i), "subject": "Algebra"}
+        for i in range(60)
+    ]
     write_rows(math, folder / "MATH-500" / "test.jsonl")
-    write_rows([{"problem": "AIME 24", "answer": "204", "solution": ""}], folder / "aime_2024" / "train.parquet")
-    write_rows([{"problem": "AIME 25", "answer": 70, "problem_idx": 1}], folder / "aime_2025" / "train.parquet")
+    write_rows(
+        [{"problem": "AIME 24", "answer": "204", "solution": ""}], folder / "aime_2024" / "train.parquet"
+    )
+    write_rows(
+        [{"problem": "AIME 25", "answer": 70, "problem_idx": 1}], folder / "aime_2025" / "train.parquet"
+    )
     write_rows([{"problem": "AMC", "answer": 27.0}], folder / "AMC-23" / "train.parquet")
-    write_rows([{"problem": "Polaris", "answer": "21", "difficulty": "3/8"}], folder / "Polaris-Dataset-53K" / "train.parquet")
+    write_rows(
+        [{"problem": "Polaris", "answer": "21", "difficulty": "3/8"}],
+        folder / "Polaris-Dataset-53K" / "train.parquet",
+    )
     write_rows([{"problem": "Olympiad", "answer": ["2", "3"]}], folder / "olympiadbench" / "test.parquet")
 
 
@@ -84,14 +114,22 @@ def test_hub_sets_become_dr_mas_three_files(tmp_path, monkeypatch):
     assert {name: len(part) for name, part in rows.items()} == {"train": 1, "test_sampled": 52, "test": 64}
     assert task_from_row(rows["train"][0]).prompt == "Old question?"
     truths = {row["data_source"]: row["reward_model"]["ground_truth"] for row in rows["test"]}
-    assert truths == {"math500": "59", "aime24": "204", "aime25": "70", "olympiadbench": "2, 3", "amc23": "27.0"}
+    assert truths == {
+        "math500": "59",
+        "aime24": "204",
+        "aime25": "70",
+        "olympiadbench": "2, 3",
+        "amc23": "27.0",
+    }
 
 
 def test_polaris_becomes_training_tasks(tmp_path, monkeypatch):
     datasets = pytest.importorskip("datasets")
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     local_copies(tmp_path / "copies")
-    [file] = hf_sets.main(["--output", str(tmp_path / "out"), "--local", str(tmp_path / "copies"), "--sets", "polaris"])
+    [file] = hf_sets.main(
+        ["--output", str(tmp_path / "out"), "--local", str(tmp_path / "copies"), "--sets", "polaris"]
+    )
     [task] = [task_from_row(row) for row in read_rows(file)]
     assert (task.prompt, task.ground_truth, task.data_source) == ("Polaris", "21", "polaris")
 
@@ -104,7 +142,8 @@ def test_missing_local_copy_names_the_folder(tmp_path):
 
 def test_instructions_of_a_set_are_taken_off():
     dapo = (
-        "Solve the following math problem step by step. The last line of your response should be of the form Answer: $Answer (without "
+        "Solve the following math problem step by step. The last line of your response should be of the form "
+        "Answer: $Answer (without "
         "quotes) where $Answer is the answer to the problem.\n\n"
         "What is 1+1?\n\n"
         'Remember to put your answer on its own line after "Answer:".'
@@ -113,21 +152,45 @@ def test_instructions_of_a_set_are_taken_off():
 
 
 def test_questions_of_nq_hotpotqa_and_search_r1_become_tasks_with_all_accepted_answers(tmp_path):
-    nq = jsonl(tmp_path / "nq.jsonl", {"question": "who?", "answer": ["A", "B"]}, {"question": "who?", "answer": ["C"]})
+    nq = jsonl(
+        tmp_path / "nq.jsonl",
+        {"question": "who?", "answer": ["A", "B"]},
+        {"question": "who?", "answer": ["C"]},
+    )
     hotpot = tmp_path / "hotpotqa.json"
-    hotpot.write_text(json.dumps([{"_id": "5", "question": "where?", "answer": "yes", "type": "bridge", "level": "hard"}]))
+    hotpot.write_text(
+        json.dumps([{"_id": "5", "question": "where?", "answer": "yes", "type": "bridge", "level": "hard"}])
+    )
     prompt = [{"role": "user", "content": "Answer the given question. Question: when?"}]
-    mixed = write_rows([{"prompt": prompt, "reward_model": {"ground_truth": {"target": ["1984"]}}}], tmp_path / "search_r1.parquet")
-    arguments = ["--input", str(nq), str(hotpot), str(mixed), "--split", "test", "--output", str(tmp_path / "out")]
+    mixed = write_rows(
+        [{"prompt": prompt, "reward_model": {"ground_truth": {"target": ["1984"]}}}],
+        tmp_path / "search_r1.parquet",
+    )
+    arguments = [
+        "--input",
+        str(nq),
+        str(hotpot),
+        str(mixed),
+        "--split",
+        "test",
+        "--output",
+        str(tmp_path / "out"),
+    ]
     [file] = search_sets.main(arguments)
     tasks = [task_from_row(row) for row in read_rows(file)]
-    assert [(t.prompt, t.data_source) for t in tasks] == [("who?", "nq"), ("where?", "hotpotqa"), ("when?", "search_r1")]
+    assert [(t.prompt, t.data_source) for t in tasks] == [
+        ("who?", "nq"),
+        ("where?", "hotpotqa"),
+        ("when?", "search_r1"),
+    ]
     assert [t.ground_truth["target"] for t in tasks] == [["A", "B"], ["yes"], ["1984"]]
     assert tasks[1].extra["level"] == "hard"
     assert len(RLHFDataset(file, None, DataConfig())) == 3
 
 
-@pytest.mark.parametrize(("row", "missing"), [({"answer": "A"}, "a 'question'"), ({"question": "q", "answer": []}, "an answer")])
+@pytest.mark.parametrize(
+    ("row", "missing"), [({"answer": "A"}, "a 'question'"), ({"question": "q", "answer": []}, "an answer")]
+)
 def test_a_question_set_without_its_fields_names_the_row(tmp_path, row, missing):
     source = jsonl(tmp_path / "nq.jsonl", {"question": "who?", "answer": ["A"]}, row)
     with pytest.raises(DatasetError, match=rf"nq\.jsonl, row 1: lacks {missing}"):
@@ -136,16 +199,25 @@ def test_a_question_set_without_its_fields_names_the_row(tmp_path, row, missing)
 
 def test_a_question_set_whose_answers_cannot_be_read_names_row_and_column(tmp_path):
     source = jsonl(tmp_path / "nq.jsonl", {"question": "who?", "answer": [{"text": "Ada"}]})
-    with pytest.raises(DatasetError, match=r"nq\.jsonl, row 0: answer: an accepted answer is \{'text': 'Ada'\}"):
+    with pytest.raises(
+        DatasetError, match=r"nq\.jsonl, row 0: answer: an accepted answer is \{'text': 'Ada'\}"
+    ):
         search_sets.main(["--input", str(source), "--output", str(tmp_path / "out")])
 
 
 def test_questions_that_no_answer_can_match_are_left_out_and_counted(tmp_path, caplog):
     caplog.set_level("INFO")
-    source = jsonl(tmp_path / "popqa.jsonl", {"question": "who?", "possible_answers": '["Ada"]'}, {"question": "which?", "answer": "A"})
+    source = jsonl(
+        tmp_path / "popqa.jsonl",
+        {"question": "who?", "possible_answers": '["Ada"]'},
+        {"question": "which?", "answer": "A"},
+    )
     [file] = search_sets.main(["--input", str(source), "--output", str(tmp_path / "out")])
     assert [task_from_row(row).ground_truth["target"] for row in read_rows(file)] == [["Ada"]]
-    assert "1 rows kept; 1 dropped: its answers are only articles or punctuation and match nothing (first: row 1)" in caplog.text
+    assert (
+        "1 rows kept; 1 dropped: its answers are only articles or punctuation and match nothing (first: row "
+        "1)" in caplog.text
+    )
 
 
 def test_the_hub_gives_search_r1s_training_and_testing_sets(tmp_path, monkeypatch):
@@ -198,7 +270,9 @@ def test_a_prompt_may_be_messages_or_their_json_text(tmp_path, prompt):
     converted = [
         math_jsonl.convert(jsonl(tmp_path / "a.jsonl", row), "mine"),
         hf_sets.convert("dapo", [row]),
-        search_sets.convert("here", [row | {"reward_model": json.dumps({"ground_truth": {"target": ["34"]}})}], "nq", "train"),
+        search_sets.convert(
+            "here", [row | {"reward_model": json.dumps({"ground_truth": {"target": ["34"]}})}], "nq", "train"
+        ),
     ]
     assert [rows[0]["prompt"] for rows in converted] == [[{"role": "user", "content": "How many?"}]] * 3
 
@@ -220,13 +294,21 @@ def test_other_spellings_of_an_answer_are_accepted(columns, targets):
 
 SCRIPTS = {
     "gsm8k": ([{"question": "q", "answer": "#### 1"}, {"question": "q"}], "no answer"),
-    "math_jsonl": ([{"problem": "q", "answer": "1"}, {"problem": "q"}, {"problem": "p", "answer": "proof"}], "no answer"),
-    "search_sets": ([{"question": "q", "answer": "1"}, {"question": "p"}, {"question": "q", "answer": "2"}], "lacks an answer"),
+    "math_jsonl": (
+        [{"problem": "q", "answer": "1"}, {"problem": "q"}, {"problem": "p", "answer": "proof"}],
+        "no answer",
+    ),
+    "search_sets": (
+        [{"question": "q", "answer": "1"}, {"question": "p"}, {"question": "q", "answer": "2"}],
+        "lacks an answer",
+    ),
 }
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_a_script_prints_what_it_kept_and_dropped_and_its_errors_are_one_line(tmp_path, name, monkeypatch, caplog):
+def test_a_script_prints_what_it_kept_and_dropped_and_its_errors_are_one_line(
+    tmp_path, name, monkeypatch, caplog
+):
     caplog.set_level("INFO")
     rows, missing = SCRIPTS[name]
     source = jsonl(tmp_path / "a.jsonl", *rows)
@@ -239,13 +321,26 @@ def test_a_script_prints_what_it_kept_and_dropped_and_its_errors_are_one_line(tm
     monkeypatch.setattr(sys, "argv", [*argv, "--skip-incomplete"])
     runpy.run_path(script, run_name="__main__")
     assert f"{source}: 1 rows kept; 1 dropped: {missing}" in caplog.text
-    others = {"math_jsonl": "1 dropped: the answer is 'proof' (first: row 2)", "search_sets": "1 dropped: the question is repeated"}
+    others = {
+        "math_jsonl": "1 dropped: the answer is 'proof' (first: row 2)",
+        "search_sets": "1 dropped: the question is repeated",
+    }
     assert others.get(name, "") in caplog.text
 
 
 def test_answers_that_say_there_is_none_are_dropped_and_a_file_of_them_is_an_error(tmp_path):
-    rows = [{"problem": str(n), "answer": answer} for n, answer in enumerate(["proof", "Proof.", "notfound", "N/A"])]
-    assert len(math_jsonl.convert(jsonl(tmp_path / "a.jsonl", *rows, {"problem": "q", "answer": "a proof of 1"}), "mine")) == 1
+    rows = [
+        {"problem": str(n), "answer": answer}
+        for n, answer in enumerate(["proof", "Proof.", "notfound", "N/A"])
+    ]
+    assert (
+        len(
+            math_jsonl.convert(
+                jsonl(tmp_path / "a.jsonl", *rows, {"problem": "q", "answer": "a proof of 1"}), "mine"
+            )
+        )
+        == 1
+    )
     with pytest.raises(DatasetError, match="0 rows kept; 1 dropped: the answer is 'proof'"):
         math_jsonl.convert(jsonl(tmp_path / "a.jsonl", rows[0]), "mine")
 
@@ -253,8 +348,26 @@ def test_answers_that_say_there_is_none_are_dropped_and_a_file_of_them_is_an_err
 @pytest.mark.parametrize("script", [math_jsonl, hf_sets])
 def test_answers_that_only_their_own_text_matches_are_kept_and_counted(script, tmp_path, caplog):
     caplog.set_level("INFO")
-    answers = ["7", r"\frac{1}{2}", "x=3", "Monday", "(1, 2)", "5 apples", "3:30 p.m.", "the line that meets $x$ twice", "x +", "1" * 1001]
+    answers = [
+        "7",
+        r"\frac{1}{2}",
+        "x=3",
+        "Monday",
+        "(1, 2)",
+        "5 apples",
+        "3:30 p.m.",
+        "the line that meets $x$ twice",
+        "x +",
+        "1" * 1001,
+    ]
     rows = [{"problem": f"q{n}", "answer": answer} for n, answer in enumerate(answers)]
-    made = math_jsonl.convert(jsonl(tmp_path / "a.jsonl", *rows), "m") if script is math_jsonl else hf_sets.convert("dapo", rows)
+    made = (
+        math_jsonl.convert(jsonl(tmp_path / "a.jsonl", *rows), "m")
+        if script is math_jsonl
+        else hf_sets.convert("dapo", rows)
+    )
     assert len(made) == len(rows)
-    assert "10 rows kept; 4 of them have an answer that the grader cannot read" in caplog.text and "(first: row 6)" in caplog.text
+    assert (
+        "10 rows kept; 4 of them have an answer that the grader cannot read" in caplog.text
+        and "(first: row 6)" in caplog.text
+    )

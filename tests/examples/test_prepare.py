@@ -35,7 +35,10 @@ def test_every_world_has_tasks_and_demonstrations_that_do_not_overlap(world):
     roles = [[message["role"] for message in demo] for demo in demos]
     if world == "math_tool":  # replies that call a tool come before the answer
         assert any("tool" in demo for demo in roles)
-        roles = [[role for role, following in pairwise([*demo, ""]) if "tool" not in (role, following)] for demo in roles]
+        roles = [
+            [role for role, following in pairwise([*demo, ""]) if "tool" not in (role, following)]
+            for demo in roles
+        ]
     assert roles == [["user", "assistant"]] * len(demos)
 
 
@@ -45,8 +48,12 @@ def test_the_default_maps_of_plan_path_have_a_fifth_of_walls_and_views_without_v
     maps = [row["prompt"][0]["content"] for row in split.train]
     assert {text.count("#") / len(text.replace("\n", "")) for text in maps} == {0.2}
     views = [demo[0]["content"] for demo in make_plan_path_demos(course, 3)]
-    assert all(" at 0\n" in view for view in views) and not any("worn" in demo[1]["content"] for demo in make_plan_path_demos(course, 3))
-    assert any(" at 2\n" in demo[0]["content"] for demo in make_plan_path_demos(replace(course, visits=True), 3))
+    assert all(" at 0\n" in view for view in views) and not any(
+        "worn" in demo[1]["content"] for demo in make_plan_path_demos(course, 3)
+    )
+    assert any(
+        " at 2\n" in demo[0]["content"] for demo in make_plan_path_demos(replace(course, visits=True), 3)
+    )
 
 
 def test_an_unknown_course_is_named(monkeypatch, capsys):
@@ -93,8 +100,21 @@ def test_an_interrupted_preparation_leaves_nothing(tmp_path):
 
 
 def test_two_that_ask_at_the_same_time_share_one_folder(tmp_path, forked_python):
-    command = [forked_python, "-m", "examples.embedded.prepare", "--world", "plan_path", "--demos", "64", "--threads", "1"]
-    both = [subprocess.Popen([*command, "--out", str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    command = [
+        forked_python,
+        "-m",
+        "examples.embedded.prepare",
+        "--world",
+        "plan_path",
+        "--demos",
+        "64",
+        "--threads",
+        "1",
+    ]
+    both = [
+        subprocess.Popen([*command, "--out", str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
     printed = {process.communicate(timeout=200)[0] for process in both}
     assert [process.returncode for process in both] == [0, 0]
     assert len(printed) == 1

@@ -1,6 +1,8 @@
-"""The scripts of `examples/` for real, made small: prepare, train two policies, evaluate, then evaluate the checkpoint.
+"""The scripts of `examples/` for real, made small: prepare, train two policies, evaluate, then evaluate the
+checkpoint.
 
-Math trains by the documented command as it stands, on Ray and with the `.venv` of this checkout; the rest is forked (tests/forked.py).
+Math trains by the documented command as it stands, on Ray and with the `.venv` of this checkout; the rest is
+forked (tests/forked.py).
 """
 
 import json
@@ -50,13 +52,22 @@ def run(
     hidden = ("MODEL_PATH", "DATA", "EXPERIMENT", "SEED")
     small = {"EMBEDDED_DIR": str(tmp_path / "embedded"), "DEMOS": "96"}
     env = {k: v for k, v in os.environ.items() if k not in hidden} | small | variables
-    command = ["bash", name if "/" in name else f"examples/run_{name}.sh", *arguments, f"trainer.default_local_dir={tmp_path / 'run'}"]
-    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=within_s, check=False)
+    command = [
+        "bash",
+        name if "/" in name else f"examples/run_{name}.sh",
+        *arguments,
+        f"trainer.default_local_dir={tmp_path / 'run'}",
+    ]
+    return subprocess.run(
+        command, cwd=folder, env=env, capture_output=True, text=True, timeout=within_s, check=False
+    )
 
 
 @pytest.fixture(scope="session")
 def embedded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The variable for one folder of tasks and warm starts in all test processes: what a script has prepared, the next one finds."""
+    """The variable for one folder of tasks and warm starts in all test processes: what a script has prepared,
+    the next one finds.
+    """
     base = tmp_path_factory.getbasetemp()
     return {"EMBEDDED_DIR": str((base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "embedded")}
 
@@ -70,8 +81,12 @@ def arguments_of(block: str) -> list[str]:
 def test_the_settings_for_a_real_model_turn_thinking_off_and_leave_time_for_long_replies(name: str) -> None:
     from verl.trainer.config.entry import compose_config
 
-    script, common = ((ROOT / "examples" / file).read_text(encoding="utf-8") for file in (f"run_{name}.sh", "common.sh"))
-    real = arguments_of(common.split("real_model() {", 1)[1]) + arguments_of(script.split("  real_model\n", 1)[1])
+    script, common = (
+        (ROOT / "examples" / file).read_text(encoding="utf-8") for file in (f"run_{name}.sh", "common.sh")
+    )
+    real = arguments_of(common.split("real_model() {", 1)[1]) + arguments_of(
+        script.split("  real_model\n", 1)[1]
+    )
     config = compose_config(real)
     assert config.data.apply_chat_template_kwargs == {"enable_thinking": False}
     assert (config.rollout.call_timeout_s, config.rollout.episode_timeout_s) == (1800, 3600)
@@ -115,7 +130,11 @@ def test_the_script_trains_and_then_evaluates_what_it_trained(
     # One whole run on Ray; the others are quicker without.
     small = [*SMALL, "env.rollout.val_n=2"] if name == "math" else [*SMALL, "trainer.controller=local"]
     samples = 2 if name == "math" else 1
-    if name in ("plan_path", "sokoban", "sudoku"):  # a team that has learned nothing talks on to the last turn
+    if name in (
+        "plan_path",
+        "sokoban",
+        "sudoku",
+    ):  # a team that has learned nothing talks on to the last turn
         small.append("env.max_steps=2")
     if name == "async":
         small.append("env.params.latency_s=0.1")
@@ -125,20 +144,41 @@ def test_the_script_trains_and_then_evaluates_what_it_trained(
     assert "before" in trained.stdout
     assert f"accuracy avg@{samples}" in trained.stdout
     if name == "math":  # each with an interval before and after
-        for row in ("team .*accuracy avg@2", "accuracy pass@2", "solver .*accuracy_loop_1 avg@2", "verifier .*"):
+        for row in (
+            "team .*accuracy avg@2",
+            "accuracy pass@2",
+            "solver .*accuracy_loop_1 avg@2",
+            "verifier .*",
+        ):
             assert re.search(rf"{row}( .*\[.*\]){{2}}", trained.stdout), trained.stdout
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [0, 1, 2]
     checkpoint = tmp_path / "run" / "checkpoints" / "global_step_2" / "actor"
     assert tuple(sorted(p.name for p in checkpoint.iterdir())) == POLICIES[name]
     roles = {policy.replace("_", " ").title(): policy for policy in POLICIES[name]}
-    swap = {} if name in ("math", "search", "async") else dict(zip(roles, [*POLICIES[name][1:], POLICIES[name][0]], strict=True))
+    swap = (
+        {}
+        if name in ("math", "search", "async")
+        else dict(zip(roles, [*POLICIES[name][1:], POLICIES[name][0]], strict=True))
+    )
     mapping = f"agent.role_policies={{{', '.join(f'{role}: {policy}' for role, policy in swap.items())}}}"
-    evaluated = run(request.getfixturevalue("checkout"), name, tmp_path, "eval", *small, "trainer.controller=local", mapping, **shared)
+    evaluated = run(
+        request.getfixturevalue("checkout"),
+        name,
+        tmp_path,
+        "eval",
+        *small,
+        "trainer.controller=local",
+        mapping,
+        **shared,
+    )
     assert evaluated.returncode == 0, evaluated.stderr[-2000:]
     assert f"accuracy avg@{samples}" in evaluated.stdout
     (found,) = (tmp_path / "run" / "swapped").iterdir() if swap else [tmp_path / "run"]
-    episodes = [json.loads(line) for line in (found / "trajectories" / "val_000002.jsonl").read_text(encoding="utf-8").splitlines()]
+    episodes = [
+        json.loads(line)
+        for line in (found / "trajectories" / "val_000002.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
     spoke = {call["agent_id"]: call["policy_id"] for episode in episodes for call in episode["calls"]}
     # A search that is all that its Verifier asks for leaves the Answer Agent silent.
     assert set(spoke) - {"Answer Agent"} == set(swap or roles) - {"Answer Agent"}
@@ -146,11 +186,21 @@ def test_the_script_trains_and_then_evaluates_what_it_trained(
 
 
 @pytest.mark.parametrize("framework", ["langgraph", "node"])
-def test_the_script_of_a_framework_trains_its_team(framework: str, tmp_path: Path, checkout: Path, embedded: dict[str, str]) -> None:
+def test_the_script_of_a_framework_trains_its_team(
+    framework: str, tmp_path: Path, checkout: Path, embedded: dict[str, str]
+) -> None:
     if framework == "node" and shutil.which("npm") is None:
         pytest.skip("needs Node")
     pytest.importorskip("langgraph")
-    trained = run(checkout, "examples/frameworks/run.sh", tmp_path, framework, *SMALL, "trainer.controller=local", **embedded)
+    trained = run(
+        checkout,
+        "examples/frameworks/run.sh",
+        tmp_path,
+        framework,
+        *SMALL,
+        "trainer.controller=local",
+        **embedded,
+    )
     if "npm error" in trained.stderr:
         pytest.skip("npm cannot install the package openai")
     assert trained.returncode == 0, trained.stderr[-2000:]
@@ -169,7 +219,10 @@ def gsm8k(tmp_path: Path) -> Path:
     folder.mkdir()
     for split in ("train", "test"):
         rows = [
-            {"question": f"Ann has {n} pens and finds {n}. How many?", "answer": f"{n}+{n}=<<{n}+{n}={2 * n}>>\n#### {2 * n}"}
+            {
+                "question": f"Ann has {n} pens and finds {n}. How many?",
+                "answer": f"{n}+{n}=<<{n}+{n}={2 * n}>>\n#### {2 * n}",
+            }
             for n in range(20)
         ]
         (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -180,8 +233,15 @@ def gsm8k(tmp_path: Path) -> Path:
 def test_five_asynchronous_steps_on_gsm8k_as_it_is_published_go_through(
     checkout: Path, tmp_path: Path, gsm8k: Path, embedded: dict[str, str]
 ) -> None:
-    steps = [*SMALL, "trainer.total_training_steps=5", "trainer.val_before_train=false", "trainer.controller=local"]
-    trained = run(checkout, "math", tmp_path, "async_training.mode=fully_async", *steps, DATA=str(gsm8k), **embedded)
+    steps = [
+        *SMALL,
+        "trainer.total_training_steps=5",
+        "trainer.val_before_train=false",
+        "trainer.controller=local",
+    ]
+    trained = run(
+        checkout, "math", tmp_path, "async_training.mode=fully_async", *steps, DATA=str(gsm8k), **embedded
+    )
     assert trained.returncode == 0, trained.stderr[-2000:]
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [1, 2, 3, 4, 5]
@@ -193,8 +253,16 @@ def test_five_asynchronous_steps_on_gsm8k_as_it_is_published_go_through(
 @pytest.mark.parametrize(
     ("arguments", "variables", "said"),
     [
-        ([], {"DATA": "/nowhere"}, "error: no /nowhere/train.parquet; DATA must be a folder with train.parquet and test.parquet"),
-        ([], {"MODEL_PATH": "./nowhere"}, "error: MODEL_PATH=./nowhere is not a Hugging Face model folder (it has no config.json)"),
+        (
+            [],
+            {"DATA": "/nowhere"},
+            "error: no /nowhere/train.parquet; DATA must be a folder with train.parquet and test.parquet",
+        ),
+        (
+            [],
+            {"MODEL_PATH": "./nowhere"},
+            "error: MODEL_PATH=./nowhere is not a Hugging Face model folder (it has no config.json)",
+        ),
         (["trainer.loger=[jsonl]"], {}, "error: unknown key trainer.loger"),
     ],
     ids=["data", "model", "key"],
@@ -209,8 +277,16 @@ def test_errors_are_raised_before_anything_is_created(
     assert not (tmp_path / "embedded").exists()
 
 
-def test_a_model_of_the_users_own_on_generated_tasks_makes_no_other_model(checkout: Path, tmp_path: Path, tiny_model_dir: Path) -> None:
-    small = [*SMALL, "trainer.controller=local", "trainer.total_training_steps=1", "trainer.device=cpu", "data.max_response_length=8"]
+def test_a_model_of_the_users_own_on_generated_tasks_makes_no_other_model(
+    checkout: Path, tmp_path: Path, tiny_model_dir: Path
+) -> None:
+    small = [
+        *SMALL,
+        "trainer.controller=local",
+        "trainer.total_training_steps=1",
+        "trainer.device=cpu",
+        "data.max_response_length=8",
+    ]
     ended = run(
         checkout,
         "math",

@@ -123,18 +123,30 @@ def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def read(python: str, *arguments: str) -> list[Any]:
         output = tmp_path / "tasks.jsonl"
-        done = subprocess.run([python, SCRIPT, "rows", *arguments, "--output", output], capture_output=True, text=True)
+        done = subprocess.run(
+            [python, SCRIPT, "rows", *arguments, "--output", output], capture_output=True, text=True
+        )
         assert done.returncode == 0, done.stderr[-2000:]
         return [task_from_row(json.loads(line)) for line in output.read_text().splitlines()]
 
     return read
 
 
-async def play(python: str, tasks: Any, replies: Any, *arguments: str, agents: Sequence[str] = ("Player",)) -> tuple[Any, Any]:
+async def play(
+    python: str, tasks: Any, replies: Any, *arguments: str, agents: Sequence[str] = ("Player",)
+) -> tuple[Any, Any]:
     """Episodes of tasks, and their metrics."""
     command = (python, SCRIPT, "team", *arguments)
     env = EnvRegistry.get("gateway")
-    collector, _ = build(tokenizer_of("qwen2.5"), None, replies, team_command=command, agents=agents, env=env, max_failure_rate=1.0)
+    collector, _ = build(
+        tokenizer_of("qwen2.5"),
+        None,
+        replies,
+        team_command=command,
+        agents=agents,
+        env=env,
+        max_failure_rate=1.0,
+    )
     result = await collector.collect(tasks, 1, step=1)
     return result.episodes, result.metrics
 
@@ -150,7 +162,9 @@ async def test_a_rollout_of_several_turns_is_an_episode_with_exact_tokens(python
     assert [episode.failure for episode in episodes] == [None, None]
     assert [(episode.team_reward, len(episode.samples)) for episode in episodes] == [(1.0, 2), (1.0, 3)]
     assert all(sample.trained and sample.reward == 1.0 for episode in episodes for sample in episode.samples)
-    assert "You guess." in episodes[0].samples[0].prompt_text and "higher" in episodes[0].samples[1].prompt_text
+    assert (
+        "You guess." in episodes[0].samples[0].prompt_text and "higher" in episodes[0].samples[1].prompt_text
+    )
     for episode in episodes:
         for before, after in zip(episode.samples, episode.samples[1:], strict=False):
             said = before.prompt_ids + before.generation.token_ids
@@ -168,23 +182,34 @@ async def test_an_environment_with_tools_calls_them(python: str, rows: Any) -> N
     arguments = ("my-games", "--args", '{"kind": "tools"}')
 
     def replies(prompt: str, request: Any) -> str:
-        return "4" if "<tool_response>" in prompt else '<tool_call>{"name": "double", "arguments": {"x": 2}}</tool_call>'
+        return (
+            "4"
+            if "<tool_response>" in prompt
+            else '<tool_call>{"name": "double", "arguments": {"x": 2}}</tool_call>'
+        )
 
     episodes, metrics = await play(python, rows(python, *arguments), replies, *arguments)
     assert [(e.failure, e.team_reward, len(e.samples)) for e in episodes] == [(None, 1.0, 2), (None, 0.25, 2)]
     assert metrics["gateway/rewritten/client"] == 0
 
 
-async def test_an_environment_of_the_package_scores_with_its_own_rubric(python: str, rows: Any, tmp_path: Path) -> None:
+async def test_an_environment_of_the_package_scores_with_its_own_rubric(
+    python: str, rows: Any, tmp_path: Path
+) -> None:
     (tmp_path / "sums.py").write_text(
-        "import verifiers as vf\n\n\ndef load_environment(**args):\n    return vf.ReasoningGymEnv(gym='chain_sum', **args)\n"
+        "import verifiers as vf\n\n\ndef load_environment(**args):\n    return "
+        "vf.ReasoningGymEnv(gym='chain_sum', **args)\n"
     )
     arguments = ("sums", "--args", '{"num_train_examples": 2, "num_eval_examples": 2}')
     tasks = rows(python, *arguments)
 
     def replies(prompt: str, request: Any) -> str:
         terms = re.search(r"([-+ \d]+)=", prompt)
-        return f"<answer>{calculator(terms[1])}</answer>" if terms and tasks[0].prompt in prompt else "<answer>none</answer>"
+        return (
+            f"<answer>{calculator(terms[1])}</answer>"
+            if terms and tasks[0].prompt in prompt
+            else "<answer>none</answer>"
+        )
 
     episodes, _ = await play(python, tasks, replies, *arguments)
     assert [episode.failure for episode in episodes] == [None, None]
@@ -206,10 +231,18 @@ async def test_each_seat_of_a_taskset_is_an_agent(rows: Any) -> None:
     agents = ["Writer", "Editor"]
     episodes, _ = await play(python, tasks, lambda prompt, request: "2", "duo", agents=agents)
     assert [episode.failure for episode in episodes] == [None, None]
-    assert [[sample.agent_id for sample in episode.samples] for episode in episodes] == [["Writer", "Writer", "Editor"]] * 2
+    assert [[sample.agent_id for sample in episode.samples] for episode in episodes] == [
+        ["Writer", "Writer", "Editor"]
+    ] * 2
     assert [episode.team_reward for episode in episodes] == [0.0, 1.0]
     first, second, _ = episodes[1].samples
     said = first.prompt_ids + first.generation.token_ids
-    assert second.prompt_ids[: len(said)] == said and "You add." in first.prompt_text and "sure?" in second.prompt_text
-    episodes, _ = await play(python, tasks[:1], lambda prompt, request: "2", "duo", agents=["Writer", "Judge"])
+    assert (
+        second.prompt_ids[: len(said)] == said
+        and "You add." in first.prompt_text
+        and "sure?" in second.prompt_text
+    )
+    episodes, _ = await play(
+        python, tasks[:1], lambda prompt, request: "2", "duo", agents=["Writer", "Judge"]
+    )
     assert "no agent of the run is named as the seat 'editor'" in episodes[0].failure

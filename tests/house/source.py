@@ -36,7 +36,8 @@ def absolute(module: str, path: Path, node: ast.ImportFrom) -> str:
 
 
 def imports(module: str) -> Iterator[tuple[str, int]]:
-    """(imported module, line) of every import in the file, those inside functions and TYPE_CHECKING blocks included.
+    """(imported module, line) of every import in the file, those inside functions and TYPE_CHECKING blocks
+    included.
 
     `from a import b` is an import of `a.b` when that is a module, else of `a`.
     """

@@ -54,7 +54,9 @@ class Reads(ast.NodeVisitor):
         called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
         if called in PASS_THROUGH and node.args:
             argument = node.args[0]
-            self.whole.add(argument.attr if isinstance(argument, ast.Attribute) else getattr(argument, "id", ""))
+            self.whole.add(
+                argument.attr if isinstance(argument, ast.Attribute) else getattr(argument, "id", "")
+            )
         if called == "own_key" and isinstance(node.args[1], ast.Constant):
             key = str(node.args[1].value)
             self.attributes.add(key)
@@ -77,13 +79,17 @@ def readers() -> dict[str, Reads]:
 def is_read(name: str, by: dict[str, Reads]) -> bool:
     """A file that knows the section (by its name or its class) reads the key, or hands the section on whole.
 
-    Losses take their section as `config`, of any class: there a key whose last name no other section has is told by that name.
+    Losses take their section as `config`, of any class: there a key whose last name no other section has is
+    told by that name.
     """
     section, _, leaf = name.rpartition(".")
     if LEAVES.count(leaf) == 1 and any(leaf in reads.of_config for reads in by.values()):
         return True
     known_as = {section.rpartition(".")[2], section_class(section)}
-    return any((leaf in reads.attributes and known_as & reads.names) or (known_as & reads.whole) for reads in by.values())
+    return any(
+        (leaf in reads.attributes and known_as & reads.names) or (known_as & reads.whole)
+        for reads in by.values()
+    )
 
 
 def test_every_key_is_read_somewhere() -> None:

@@ -1,4 +1,6 @@
-"""Arrows between modules run downward only, and importing the packages costs torch, numpy, tensordict and transformers at most."""
+"""Arrows between modules run downward only, and importing the packages costs torch, numpy, tensordict and
+transformers at most.
+"""
 
 import ast
 import os
@@ -15,10 +17,23 @@ SHARED = ("verl.protocol", "verl.trainer.config", "verl.utils.names")
 # Where names of verl are to be found that only code written for verl uses.
 VERLS_PATHS = (
     "verl.protocol", "verl.protocol.data_proto", "verl.single_controller", "verl.single_controller.base",
-    "verl.single_controller.base.decorator", "verl.single_controller.base.worker", "verl.single_controller.base.worker_group",
+    "verl.single_controller.base.decorator", "verl.single_controller.base.worker",
+    "verl.single_controller.base.worker_group",
     "verl.single_controller.ray.base", "verl.trainer.config.entry",
 )  # fmt: skip
-HEAVY = ("ray", "vllm", "hydra", "omegaconf", "wandb", "pandas", "datasets", "math_verify", "peft", "tensorboard", "sglang")
+HEAVY = (
+    "ray",
+    "vllm",
+    "hydra",
+    "omegaconf",
+    "wandb",
+    "pandas",
+    "datasets",
+    "math_verify",
+    "peft",
+    "tensorboard",
+    "sglang",
+)
 
 
 def within(module: str, package: str) -> bool:
@@ -53,13 +68,23 @@ def test_what_only_verls_users_need_is_known_to_verls_import_paths_alone() -> No
 
 
 def test_nothing_imports_an_entry_point() -> None:
-    wrong = [f"{module}:{line} imports {target}" for module in modules() for target, line in imports(module) if target in (TRAINS, SERVES)]
+    wrong = [
+        f"{module}:{line} imports {target}"
+        for module in modules()
+        for target, line in imports(module)
+        if target in (TRAINS, SERVES)
+    ]
     assert not wrong, f"what is started by a user is at the top of the house: {wrong}"
 
 
 def cycles() -> list[list[str]]:
-    """Strongly connected components of two or more modules (Tarjan 1972), and modules that import themselves."""
-    graph = {module: sorted({target for target, _ in imports(module) if target in modules()}) for module in modules()}
+    """Strongly connected components of two or more modules (Tarjan 1972), and modules that import
+    themselves.
+    """
+    graph = {
+        module: sorted({target for target, _ in imports(module) if target in modules()})
+        for module in modules()
+    }
     index: dict[str, int] = {}
     low: dict[str, int] = {}
     stack: list[str] = []
@@ -112,14 +137,24 @@ def imported_at_once(path: Path) -> set[str]:
 
 
 def test_the_tests_are_collected_without_vllm() -> None:
-    """No test's file imports vLLM at once, or a module of ours that does, or one that imports such a module."""
+    """No test's file imports vLLM at once, or a module of ours that does, or one that imports such a
+    module.
+    """
     needing = {"vllm"}
     graph = {module: imported_at_once(path) for module, path in modules().items()}
-    while more := {m for m, targets in graph.items() if m not in needing and any(within(t, "vllm") or t in needing for t in targets)}:
+    while more := {
+        m
+        for m, targets in graph.items()
+        if m not in needing and any(within(t, "vllm") or t in needing for t in targets)
+    }:
         needing |= more
     assert "verl.workers.rollout.vllm.executor" in needing
     files = (ROOT / "tests").rglob("*.py")
-    wrong = {str(file.relative_to(ROOT)): found for file in files if (found := sorted(imported_at_once(file) & needing))}
+    wrong = {
+        str(file.relative_to(ROOT)): found
+        for file in files
+        if (found := sorted(imported_at_once(file) & needing))
+    }
     assert not wrong, f"import it in the test: {wrong}"
 
 
@@ -132,7 +167,8 @@ NOT_LOADED = {
     "import agent_system.launch.train": ("transformers", "peft", "vllm", "pandas"),
     "import verl.models.loader": ("transformers",),
 }
-# Each statement in a process of its own, forked from one that has imported nothing, then from one that has imported torch.
+# Each statement in a process of its own, forked from one that has imported nothing, then from one that has
+# imported torch.
 EACH = f"""
 import os, sys
 for statement, names in {NOT_LOADED!r}.items():
@@ -148,11 +184,17 @@ for statement, names in {NOT_LOADED!r}.items():
 
 def test_importing_loads_nothing_heavy() -> None:
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-c", EACH], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", EACH], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120
+    )
     assert done.stdout.splitlines() == [f"{statement} []" for statement in NOT_LOADED], done.stderr
 
 
 def test_garbage_is_collected_rarely_unless_the_process_has_chosen_so_itself() -> None:
-    for before, after in {(700, 10, 10): (50_000, 20, 20), (0, 10, 10): (0, 10, 10), (90_000, 5, 5): (90_000, 5, 5)}.items():
+    for before, after in {
+        (700, 10, 10): (50_000, 20, 20),
+        (0, 10, 10): (0, 10, 10),
+        (90_000, 5, 5): (90_000, 5, 5),
+    }.items():
         program = f"import gc; gc.set_threshold(*{before}); import verl; assert gc.get_threshold() == {after}, gc.get_threshold()"
         subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)

@@ -10,8 +10,8 @@ import pytest
 
 from tests.house.source import ROOT
 
-# Stands for a virtual environment: everything is the real interpreter, but `-m pip` only writes down its arguments, and as much of
-# what pip says as pip would with these.
+# Stands for a virtual environment: everything is the real interpreter, but `-m pip` only writes down its
+# arguments, and as much of what pip says as pip would with these.
 FAKE_PYTHON = """#!/usr/bin/env bash
 if [[ ${{1:-}} == -m && ${{2:-}} == pip ]]; then echo "$*" >>"{log}"; [[ "$*" == *" -q"* ]] || echo "Collecting torch"; exit {status}; fi
 if [[ ${{2:-}} == *"!= (3, 11)"* ]]; then exit {other_version}; fi
@@ -20,7 +20,9 @@ exec "{python}" "$@"
 
 
 def make_checkout(folder: Path, pip_status: int = 0, other_version: bool = False) -> Path:
-    """A folder with the files that set-up reads and a fake `.venv` of Python 3.11, or of another; returns the log of pip calls."""
+    """A folder with the files that set-up reads and a fake `.venv` of Python 3.11, or of another; returns the
+    log of pip calls.
+    """
     log = folder / "pip.log"
     log.touch()
     for name in ("setup.py", "constraints.txt", "scripts/setup.sh", "scripts/test.sh"):
@@ -28,13 +30,19 @@ def make_checkout(folder: Path, pip_status: int = 0, other_version: bool = False
         shutil.copy(ROOT / name, folder / name)
     fake = folder / ".venv" / "bin" / "python"
     fake.parent.mkdir(parents=True)
-    fake.write_text(FAKE_PYTHON.format(log=log, status=pip_status, python=sys.executable, other_version=int(other_version)))
+    fake.write_text(
+        FAKE_PYTHON.format(
+            log=log, status=pip_status, python=sys.executable, other_version=int(other_version)
+        )
+    )
     fake.chmod(0o755)
     return log
 
 
 def set_up(folder: Path, *extras: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(["bash", "scripts/setup.sh", *extras], cwd=folder, capture_output=True, text=True, timeout=60)
+    return subprocess.run(
+        ["bash", "scripts/setup.sh", *extras], cwd=folder, capture_output=True, text=True, timeout=60
+    )
 
 
 def test_setup_installs_the_pinned_set_once(tmp_path: Path) -> None:
@@ -46,7 +54,9 @@ def test_setup_installs_the_pinned_set_once(tmp_path: Path) -> None:
     assert "-c constraints.txt" in install
 
 
-def test_setup_says_what_it_installs_and_shows_how_far_pip_is_but_writes_nothing_to_stdout(tmp_path: Path) -> None:
+def test_setup_says_what_it_installs_and_shows_how_far_pip_is_but_writes_nothing_to_stdout(
+    tmp_path: Path,
+) -> None:
     make_checkout(tmp_path)
     for extra in ((), ("farama",)):
         result = set_up(tmp_path, *extra)
@@ -70,7 +80,11 @@ def test_an_extra_is_added_once_and_stays(tmp_path: Path) -> None:
     for extras in ((), ("cpu-vllm",), (), ("cpu-vllm",), ("farama",), ("cpu-vllm", "farama")):
         assert set_up(tmp_path, *extras).returncode == 0
     first, second, uninstall, third = log.read_text().splitlines()
-    assert [line.split("-e ")[1].split()[0] for line in (first, second, third)] == [".[dev]", ".[cpu-vllm]", ".[farama]"]
+    assert [line.split("-e ")[1].split()[0] for line in (first, second, third)] == [
+        ".[dev]",
+        ".[cpu-vllm]",
+        ".[farama]",
+    ]
     assert uninstall.endswith("-y torchvision torchaudio torchcodec")
 
 
@@ -89,7 +103,10 @@ def test_a_failed_install_is_tried_again(tmp_path: Path) -> None:
     for _ in range(2):
         result = set_up(tmp_path)
         assert result.returncode != 0
-        assert "is installed" not in result.stderr and "setup: pip could not install verl-mas[dev]" in result.stderr
+        assert (
+            "is installed" not in result.stderr
+            and "setup: pip could not install verl-mas[dev]" in result.stderr
+        )
     assert len(log.read_text().splitlines()) == 2
 
 
@@ -101,12 +118,19 @@ def test_without_a_python_setup_says_what_to_install(tmp_path: Path) -> None:
     for name in ("bash", "dirname", "mkdir"):
         (tools / name).symlink_to(str(shutil.which(name)))
     result = subprocess.run(
-        ["bash", "scripts/setup.sh"], cwd=tmp_path, env={"PATH": str(tools)}, capture_output=True, text=True, timeout=60
+        ["bash", "scripts/setup.sh"],
+        cwd=tmp_path,
+        env={"PATH": str(tools)},
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert result.returncode != 0
     assert "no Python 3.11 or newer found" in result.stderr
     chosen = {"PATH": str(tools), "PYTHON": "/no/python"}
-    result = subprocess.run(["bash", "scripts/setup.sh"], cwd=tmp_path, env=chosen, capture_output=True, text=True, timeout=60)
+    result = subprocess.run(
+        ["bash", "scripts/setup.sh"], cwd=tmp_path, env=chosen, capture_output=True, text=True, timeout=60
+    )
     assert "PYTHON=/no/python cannot be run" in result.stderr and result.returncode != 0
     assert not (tmp_path / ".venv").exists()
 
@@ -123,7 +147,13 @@ if [[ "$1 $2" == "ruff check" ]]; then exit {status}; fi
 """
 LINT = ("ruff check .", "ruff format --check .")
 TEST_MODES: dict[tuple[str, ...], list[str]] = {
-    (): ["setup cpu-vllm frameworks", *LINT, "mypy", "pytest --timing=without", "pytest --timing=only tests/test_time.py"],
+    (): [
+        "setup cpu-vllm frameworks",
+        *LINT,
+        "mypy",
+        "pytest --timing=without",
+        "pytest --timing=only tests/test_time.py",
+    ],
     ("tests/x", "-k", "y"): [
         "setup cpu-vllm frameworks",
         *LINT,
@@ -132,13 +162,18 @@ TEST_MODES: dict[tuple[str, ...], list[str]] = {
         "pytest --timing=only tests/x -k y",
     ],
     ("fast",): ["setup", *LINT, "pytest --timing=without -m not integration"],
-    ("fuzz", "-x"): ["setup", "pytest --timing=without -m hypothesis --hypothesis-profile fuzz --timeout 0 -x"],
+    ("fuzz", "-x"): [
+        "setup",
+        "pytest --timing=without -m hypothesis --hypothesis-profile fuzz --timeout 0 -x",
+    ],
 }
 
 
 @pytest.mark.parametrize("arguments", TEST_MODES, ids=" ".join)
 @pytest.mark.parametrize("fails", [False, True])
-def test_each_mode_runs_its_checks_and_names_those_that_fail(tmp_path: Path, arguments: tuple[str, ...], fails: bool) -> None:
+def test_each_mode_runs_its_checks_and_names_those_that_fail(
+    tmp_path: Path, arguments: tuple[str, ...], fails: bool
+) -> None:
     for folder in ("scripts", "tests", ".venv/bin"):
         (tmp_path / folder).mkdir(parents=True)
     shutil.copy(ROOT / "scripts" / "test.sh", tmp_path / "scripts")
@@ -148,9 +183,25 @@ def test_each_mode_runs_its_checks_and_names_those_that_fail(tmp_path: Path, arg
     python.write_text(FAKE_CHECKS.format(status=int(fails)))
     python.chmod(0o755)
     given = os.environ | {"CI": "true" if fails else ""}
-    done = subprocess.run(["bash", "scripts/test.sh", *arguments], cwd=tmp_path, env=given, capture_output=True, text=True, timeout=60)
-    said = (tmp_path / "log").read_text().replace(" -n logical --maxprocesses 4 --dist loadgroup --no-loadscope-reorder", "")
-    wanted = [f"mypy{' --cache-dir=/dev/null' * fails}" if line == "mypy" else line for line in TEST_MODES[arguments]]
+    done = subprocess.run(
+        ["bash", "scripts/test.sh", *arguments],
+        cwd=tmp_path,
+        env=given,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    said = (
+        (tmp_path / "log")
+        .read_text()
+        .replace(" -n logical --maxprocesses 4 --dist loadgroup --no-loadscope-reorder", "")
+    )
+    wanted = [
+        f"mypy{' --cache-dir=/dev/null' * fails}" if line == "mypy" else line
+        for line in TEST_MODES[arguments]
+    ]
     assert sorted(said.splitlines()) == sorted(wanted)  # types are checked beside the tests
     linted = "ruff check ." in TEST_MODES[arguments]
-    assert (done.returncode, "failed: ruff check" in done.stderr) == ((1, True) if fails and linted else (0, False))
+    assert (done.returncode, "failed: ruff check" in done.stderr) == (
+        (1, True) if fails and linted else (0, False)
+    )

@@ -1,4 +1,6 @@
-"""Configurations of every causal language model of the installed transformers, in the sizes of their classes' defaults."""
+"""Configurations of every causal language model of the installed transformers, in the sizes of their classes'
+defaults.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ def config_classes() -> list[type]:
 
 
 def variants(config_class: type) -> Iterator[Any]:
-    """Yield configurations of a class that might be usable: its defaults as a decoder, and then with what the defaults leave out.
+    """Yield configurations of a class that might be usable: its defaults as a decoder, and then with what the
+    defaults leave out.
 
     Some classes have no usable defaults: `head_dim` or the number of experts is None, or no layer attends.
     """

@@ -14,7 +14,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCau
 from verl.models.tiny import CHAT_TEMPLATE, SPECIAL_TOKENS, train_tokenizer
 
 SHAPE = {
-    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2,
     "head_dim": 16, "vocab_size": 384,
 }  # fmt: skip
 MODELS = {"llama": (LlamaConfig, LlamaForCausalLM), "qwen3": (Qwen3Config, Qwen3ForCausalLM)}
@@ -29,7 +30,11 @@ def small_model(architecture: str = "llama", **options: Any) -> Any:
 
 def permuted(weights: torch.Tensor, heads: int) -> torch.Tensor:
     """Return the rows of a projection of Llama in the order of llama.cpp, which rotates neighbours."""
-    return weights.reshape(heads, 2, weights.shape[0] // heads // 2, *weights.shape[1:]).swapaxes(1, 2).reshape(weights.shape)
+    return (
+        weights.reshape(heads, 2, weights.shape[0] // heads // 2, *weights.shape[1:])
+        .swapaxes(1, 2)
+        .reshape(weights.shape)
+    )
 
 
 def write_gguf(
@@ -41,7 +46,9 @@ def write_gguf(
     fields: Mapping[str, Any] | None = None,
     more: Mapping[str, torch.Tensor] | None = None,
 ) -> Path:
-    """Write a model with the tiny tokenizer; `fields` replace strings and numbers of the metadata, None leaves one out."""
+    """Write a model with the tiny tokenizer; `fields` replace strings and numbers of the metadata, None
+    leaves one out.
+    """
     tokenizer = train_tokenizer(["Anna has 12 apples and buys 7 more."], vocab_size=SHAPE["vocab_size"])
     text = json.loads(tokenizer.backend_tokenizer.to_str())
     config = model.config
@@ -85,7 +92,13 @@ def write_gguf(
     return path
 
 
-def _add_tensors(writer: GGUFWriter, model: Any, architecture: str, kind: GGMLQuantizationType, more: Mapping[str, torch.Tensor]) -> None:
+def _add_tensors(
+    writer: GGUFWriter,
+    model: Any,
+    architecture: str,
+    kind: GGMLQuantizationType,
+    more: Mapping[str, torch.Tensor],
+) -> None:
     arch = next(key for key, name in MODEL_ARCH_NAMES.items() if name == architecture)
     names = get_tensor_name_map(arch, model.config.num_hidden_layers)
     heads = {"q_proj": model.config.num_attention_heads, "k_proj": model.config.num_key_value_heads}

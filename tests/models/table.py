@@ -1,4 +1,6 @@
-"""The table of docs/models.md: how each family of the tests is trained and served. `python -m tests.models.table` writes it."""
+"""The table of docs/models.md: how each family of the tests is trained and served.
+`python -m tests.models.table` writes it.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +25,32 @@ from verl.workers.engine.layout_check import LayoutError, choose_layout, trainin
 from verl.workers.rollout.serving import serving_of
 
 PAGE = ROOT / "docs" / "models.md"
-COLUMNS = ("family", "trainer", "attention", "random in training", "`hf` engine", "export", "adapters", "critic", "reward model")
+COLUMNS = (
+    "family",
+    "trainer",
+    "attention",
+    "random in training",
+    "`hf` engine",
+    "export",
+    "adapters",
+    "critic",
+    "reward model",
+)
 MAX_MODEL_LEN = 512
 
 
 def cells(name: str) -> tuple[str, ...]:
     """Return the row of one family, as the checks of a run find it."""
     config = FAMILIES[name].config()
-    return (name, *_trainer(config), _randomness(config), _engine(config), _export(config), _adapters(config), *_heads(config))
+    return (
+        name,
+        *_trainer(config),
+        _randomness(config),
+        _engine(config),
+        _export(config),
+        _adapters(config),
+        *_heads(config),
+    )
 
 
 def _trainer(config: Any) -> tuple[str, str]:
@@ -99,7 +119,8 @@ def table() -> str:
     critics = sum(row[7] == "yes" for row in rows)
     reward_models = sum(bool(row[8]) for row in rows)
     counts = (
-        f"Of {len(rows)} variants: trainer {_count(trainer)}; `hf` engine {_count(engine)}; export exact for {exported}; adapters for "
+        f"Of {len(rows)} variants: trainer {_count(trainer)}; `hf` engine {_count(engine)}; export exact for "
+        f"{exported}; adapters for "
         f"{adapted}; a critic can be made from {critics}, a reward model is exact for {reward_models}."
     )
     return counts + "\n\n" + "\n".join(f"| {line} |" for line in lines) + "\n"

@@ -1,4 +1,6 @@
-"""Adapters on tiny models of many families: plain PEFT reads them with equal log-probs, and all have an effect."""
+"""Adapters on tiny models of many families: plain PEFT reads them with equal log-probs, and all have an
+effect.
+"""
 
 from __future__ import annotations
 
@@ -123,7 +125,9 @@ def test_names_of_dense_and_shared_layers_of_a_mixture_stay_theirs(family: str, 
     model = make_model(FAMILIES[family].config())
     plain = copy.deepcopy(model)
     modules = [name for name, _ in model.named_modules()]
-    shared = next(name for name in modules if name.endswith(("shared_expert", "shared_experts"))).split(".")[-1]
+    shared = next(name for name in modules if name.endswith(("shared_expert", "shared_experts"))).split(".")[
+        -1
+    ]
     spec = LoraSpec(3, 6, [f"{shared}.down_proj"])
     expected = [name for name in modules if name.endswith(f"{shared}.down_proj")]
     assert list(lora_targets(model, spec)) == expected

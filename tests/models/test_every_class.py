@@ -1,4 +1,6 @@
-"""Every causal language model of the installed transformers: trained, served and exported exactly, or refused by one line."""
+"""Every causal language model of the installed transformers: trained, served and exported exactly, or refused
+by one line.
+"""
 
 from __future__ import annotations
 

@@ -6,7 +6,9 @@ from pathlib import Path
 from verl.models.fingerprint import model_fingerprint
 
 
-def test_a_copy_is_the_same_and_any_change_of_weights_or_shape_is_another(tiny_model_dir: Path, tmp_path: Path) -> None:
+def test_a_copy_is_the_same_and_any_change_of_weights_or_shape_is_another(
+    tiny_model_dir: Path, tmp_path: Path
+) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(tiny_model_dir, copy)
     first = model_fingerprint(str(tiny_model_dir))

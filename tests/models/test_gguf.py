@@ -27,7 +27,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("architecture", MODELS)
-def test_a_file_gives_the_numbers_of_its_model_and_stays_a_normal_folder(architecture: str, tied: bool, tmp_path: Path) -> None:
+def test_a_file_gives_the_numbers_of_its_model_and_stays_a_normal_folder(
+    architecture: str, tied: bool, tmp_path: Path
+) -> None:
     model = small_model(architecture, tie_word_embeddings=tied)
     folder = absolute_model_path(str(write_gguf(tmp_path / "m.gguf", model, architecture=architecture)))
     check_files(folder)
@@ -39,24 +41,38 @@ def test_a_file_gives_the_numbers_of_its_model_and_stays_a_normal_folder(archite
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_1", "BF16"])
-def test_blocks_are_dequantized_and_written_in_shards(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_are_dequantized_and_written_in_shards(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(gguf, "SHARD_BYTES", 100_000)
     model, quantized = small_model("qwen3"), GGMLQuantizationType[kind]
-    folder = Path(absolute_model_path(str(write_gguf(tmp_path / "m.gguf", model, architecture="qwen3", kind=quantized))))
+    folder = Path(
+        absolute_model_path(str(write_gguf(tmp_path / "m.gguf", model, architecture="qwen3", kind=quantized)))
+    )
     assert len(list(folder.glob("model-0000*-of-0000*.safetensors"))) > 1
     check_files(str(folder))
-    weights = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).model.layers[1].mlp.up_proj.weight
+    weights = (
+        AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).model.layers[1].mlp.up_proj.weight
+    )
     blocks = quantize(model.model.layers[1].mlp.up_proj.weight.detach().numpy(), quantized)
     assert torch.equal(weights.detach(), torch.from_numpy(dequantize(blocks, quantized).copy()))
 
 
 @pytest.mark.parametrize("architecture", MODELS)
 def test_the_tokenizer_has_its_own_ends_tokens_and_template(architecture: str, tmp_path: Path) -> None:
-    folder = absolute_model_path(str(write_gguf(tmp_path / "m.gguf", small_model(architecture), architecture=architecture)))
+    folder = absolute_model_path(
+        str(write_gguf(tmp_path / "m.gguf", small_model(architecture), architecture=architecture))
+    )
     tokenizer = load_tokenizer(folder)
-    assert (tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token) == ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
+    assert (tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token) == (
+        "<|im_start|>",
+        "<|im_end|>",
+        "<|endoftext|>",
+    )
     assert stop_token_ids(folder, tokenizer) == (2,)
-    text = tokenizer.apply_chat_template([{"role": "user", "content": "12 apples"}], tokenize=False, add_generation_prompt=True)
+    text = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "12 apples"}], tokenize=False, add_generation_prompt=True
+    )
     assert text.endswith("12 apples<|im_end|>\n<|im_start|>assistant\n")
     assert tokenizer(text)["input_ids"][0] == 1
 
@@ -65,16 +81,27 @@ def test_numbers_are_cut_by_the_rule_that_the_file_names(tmp_path: Path) -> None
     pieces = {}
     for rule in ("smollm", "llama-bpe", "gpt-2"):
         file = write_gguf(tmp_path / f"{rule}.gguf", small_model(), fields={"tokenizer.ggml.pre": rule})
-        cut = load_tokenizer(absolute_model_path(str(file))).backend_tokenizer.pre_tokenizer.pre_tokenize_str("x12345")
+        cut = load_tokenizer(absolute_model_path(str(file))).backend_tokenizer.pre_tokenizer.pre_tokenize_str(
+            "x12345"
+        )
         pieces[rule] = [piece for piece, _ in cut]
-    assert pieces == {"smollm": ["x", "1", "2", "3", "4", "5"], "llama-bpe": ["x", "123", "45"], "gpt-2": ["x", "12345"]}
+    assert pieces == {
+        "smollm": ["x", "1", "2", "3", "4", "5"],
+        "llama-bpe": ["x", "123", "45"],
+        "gpt-2": ["x", "12345"],
+    }
 
 
-def test_a_folder_that_holds_one_file_is_that_model_and_it_is_converted_once(tmp_path: Path, cache: Path) -> None:
+def test_a_folder_that_holds_one_file_is_that_model_and_it_is_converted_once(
+    tmp_path: Path, cache: Path
+) -> None:
     (tmp_path / "f").mkdir()
     file = write_gguf(tmp_path / "f" / "m.gguf", small_model())
     folders: list[str] = []
-    threads = [threading.Thread(target=lambda: folders.append(absolute_model_path(str(tmp_path / "f")))) for _ in range(3)]
+    threads = [
+        threading.Thread(target=lambda: folders.append(absolute_model_path(str(tmp_path / "f"))))
+        for _ in range(3)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -86,7 +113,13 @@ def test_a_folder_that_holds_one_file_is_that_model_and_it_is_converted_once(tmp
 
 
 def test_llama_3s_factors_of_positions_become_its_scaling(tmp_path: Path) -> None:
-    scaling = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    scaling = {
+        "rope_type": "llama3",
+        "rope_theta": 5e5,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+    }
     model = small_model(rope_parameters=scaling | {"original_max_position_embeddings": 8192})
     plain = 1.0 / 5e5 ** (torch.arange(0, 16, 2) / 16)
     factors = {"rope_freqs.weight": plain / model.model.rotary_emb.inv_freq}
@@ -104,14 +137,20 @@ REFUSED = {
     ),
     "scaled positions": ({"llama.rope.scaling.type": "yarn"}, {}, "scales its positions (yarn)"),
     "rule": ({"tokenizer.ggml.pre": "new-rule"}, {}, "cuts text by the rule 'new-rule'"),
-    "tokenizer": ({"tokenizer.ggml.model": "rwkv"}, {}, "a tokenizer of kind 'rwkv'; expected 'gpt2' or 'llama'"),
+    "tokenizer": (
+        {"tokenizer.ggml.model": "rwkv"},
+        {},
+        "a tokenizer of kind 'rwkv'; expected 'gpt2' or 'llama'",
+    ),
     "no end": ({"tokenizer.ggml.eos_token_id": None}, {}, "names no end token"),
     "end outside": ({"tokenizer.ggml.eos_token_id": 9999}, {}, "its eos_token has id 9999"),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_transformers_would_read_wrongly_is_refused_by_one_line(case: str, tmp_path: Path, cache: Path) -> None:
+def test_what_transformers_would_read_wrongly_is_refused_by_one_line(
+    case: str, tmp_path: Path, cache: Path
+) -> None:
     fields, more, message = REFUSED[case]
     file = write_gguf(tmp_path / "m.gguf", small_model(), fields=fields, more=more)
     with pytest.raises(ModelPathError) as error:
@@ -129,7 +168,9 @@ def test_a_file_of_another_architecture_names_those_that_can_be_read(tmp_path: P
         absolute_model_path(str(file))
 
 
-def test_a_type_that_cannot_be_dequantized_is_named_with_those_that_can(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_type_that_cannot_be_dequantized_is_named_with_those_that_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = write_gguf(tmp_path / "m.gguf", small_model(), kind=GGMLQuantizationType.Q8_0)
     monkeypatch.setattr(gguf, "_is_readable", lambda kind: kind.name != "Q8_0")
     with pytest.raises(ModelPathError, match=r"as Q8_0, which cannot be dequantized; types that can: .*Q4_1"):

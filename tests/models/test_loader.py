@@ -25,7 +25,9 @@ def test_a_path_that_does_not_exist_is_refused(path: str | None) -> None:
 
 
 def test_a_relative_path_that_could_be_a_hub_id_is_told_apart_when_it_is_loaded() -> None:
-    with pytest.raises(ModelPathError, match="'models/nowhere' is neither an existing folder nor a model of the hub") as refused:
+    with pytest.raises(
+        ModelPathError, match="'models/nowhere' is neither an existing folder nor a model of the hub"
+    ) as refused:
         load_tokenizer("models/nowhere")
     assert "tokenizer_path" not in str(refused.value)
 
@@ -61,13 +63,18 @@ def test_the_tokenizer_has_a_pad_token(tiny_model_dir: Path, tmp_path: Path) -> 
     (tmp_path / "config.json").write_text('{"model_type": "qwen3"}')
     with pytest.raises(ModelPathError, match="tokenizer"):
         load_tokenizer(str(tmp_path))
-    listed = {"tokenizer_class": "Qwen2TokenizerFast", "added_tokens_decoder": {"0": {"content": "<|eot_id|>", "special": True}}}
+    listed = {
+        "tokenizer_class": "Qwen2TokenizerFast",
+        "added_tokens_decoder": {"0": {"content": "<|eot_id|>", "special": True}},
+    }
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(listed))
     with pytest.raises(ModelPathError, match="has no tokenizer files"):
         load_tokenizer(str(tmp_path))
 
 
-def test_flash_attention_is_used_on_a_gpu_in_16_bits_if_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flash_attention_is_used_on_a_gpu_in_16_bits_if_it_is_installed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     places = [("cpu", torch.bfloat16), ("cuda", torch.float32), ("cuda", torch.bfloat16)]
     monkeypatch.setattr("transformers.utils.is_flash_attn_2_available", lambda: True)
     assert [is_flash_attention_usable(*place) for place in places] == [False, False, True]
@@ -104,7 +111,11 @@ def damage(folder: Path, how: str) -> None:
     elif how == "image model":
         edit_config(folder, model_type="qwen3_vl", architectures=["Qwen3VLForConditionalGeneration"])
     elif how == "own code":
-        edit_config(folder, model_type="nowhere", auto_map={"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"})
+        edit_config(
+            folder,
+            model_type="nowhere",
+            auto_map={"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"},
+        )
     elif how == "not finite":
         next(iter(tensors.values()))[0] = float("nan")
         save_file(tensors, weights, metadata={"format": "pt"})
@@ -125,7 +136,9 @@ def damage(folder: Path, how: str) -> None:
         "not finite": "holds numbers that are not finite",
     }.items(),
 )
-def test_a_damaged_folder_is_refused_by_one_line(how: str, match: str, tiny_model_dir: Path, tmp_path: Path) -> None:
+def test_a_damaged_folder_is_refused_by_one_line(
+    how: str, match: str, tiny_model_dir: Path, tmp_path: Path
+) -> None:
     folder = tmp_path / "model"
     shutil.copytree(tiny_model_dir, folder)
     damage(folder, how)
@@ -135,11 +148,18 @@ def test_a_damaged_folder_is_refused_by_one_line(how: str, match: str, tiny_mode
     assert "\n" not in str(refused.value)
 
 
-def test_a_reply_ends_where_the_model_says_beside_the_end_of_a_text(tiny_model_dir: Path, tiny_llama_dir: Path) -> None:
+def test_a_reply_ends_where_the_model_says_beside_the_end_of_a_text(
+    tiny_model_dir: Path, tiny_llama_dir: Path
+) -> None:
     llama, qwen = load_tokenizer(str(tiny_llama_dir)), load_tokenizer(str(tiny_model_dir))
-    assert stop_token_ids(str(tiny_llama_dir), llama) == tuple(llama.convert_tokens_to_ids(["<|end_of_text|>", "<|eot_id|>"]))
+    assert stop_token_ids(str(tiny_llama_dir), llama) == tuple(
+        llama.convert_tokens_to_ids(["<|end_of_text|>", "<|eot_id|>"])
+    )
     assert stop_token_ids(str(tiny_model_dir), qwen) == (qwen.convert_tokens_to_ids("<|im_end|>"),)
-    assert stop_token_ids("no/such-model", llama) == (llama.eos_token_id, llama.convert_tokens_to_ids("<|eot_id|>")), "by the template"
+    assert stop_token_ids("no/such-model", llama) == (
+        llama.eos_token_id,
+        llama.convert_tokens_to_ids("<|eot_id|>"),
+    ), "by the template"
     llama.chat_template = None
     assert stop_token_ids("no/such-model", llama) == (llama.eos_token_id,)
 

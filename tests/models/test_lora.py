@@ -1,4 +1,6 @@
-"""Adapters as PEFT makes them: which layers get one, how they start, and that plain PEFT reads what is written."""
+"""Adapters as PEFT makes them: which layers get one, how they start, and that plain PEFT reads what is
+written.
+"""
 
 import json
 from pathlib import Path
@@ -22,7 +24,9 @@ from verl.models.lora import (
 )
 
 MLP = {f"model.layers.{i}.mlp.{end}" for i in range(2) for end in ("gate_proj", "up_proj", "down_proj")}
-ATTENTION = {f"model.layers.{i}.self_attn.{end}" for i in range(2) for end in ("q_proj", "k_proj", "v_proj", "o_proj")}
+ATTENTION = {
+    f"model.layers.{i}.self_attn.{end}" for i in range(2) for end in ("q_proj", "k_proj", "v_proj", "o_proj")
+}
 
 
 @pytest.fixture
@@ -40,11 +44,16 @@ def model(tiny_model_dir: Path) -> Any:
         (LoraSpec(2, 2, ["lm_head"]), {"lm_head"}),
     ],
 )
-def test_the_layers_of_an_adapter_are_those_that_peft_chooses(model: Any, spec: LoraSpec, expected: set[str] | None) -> None:
+def test_the_layers_of_an_adapter_are_those_that_peft_chooses(
+    model: Any, spec: LoraSpec, expected: set[str] | None
+) -> None:
     chosen = lora_targets(model, spec)
     assert expected is None or set(chosen) == expected
     add_adapters(model, {"a": spec}, "base", seed=0)
-    layers = {name.removeprefix("base_model.model.").rsplit(".lora_", 1)[0] for name in adapter_parameters(model, "a")}
+    layers = {
+        name.removeprefix("base_model.model.").rsplit(".lora_", 1)[0]
+        for name in adapter_parameters(model, "a")
+    }
     assert layers == set(chosen)
 
 
@@ -67,7 +76,9 @@ def test_an_adapter_that_does_not_fit_is_refused(model: Any, spec: LoraSpec, mes
 
 def test_an_adapter_begins_as_its_base_and_does_not_depend_on_other_adapters(tiny_model_dir: Path) -> None:
     def made(specs: dict[str, LoraSpec], seed: int = 0) -> Any:
-        return add_adapters(AutoModelForCausalLM.from_pretrained(tiny_model_dir, dtype=torch.bfloat16), specs, "base", seed)
+        return add_adapters(
+            AutoModelForCausalLM.from_pretrained(tiny_model_dir, dtype=torch.bfloat16), specs, "base", seed
+        )
 
     spec = LoraSpec(3, 6)
     torch.manual_seed(5)
@@ -75,9 +86,13 @@ def test_an_adapter_begins_as_its_base_and_does_not_depend_on_other_adapters(tin
     torch.manual_seed(5)
     alone, beside = made({"train": spec}), made({"other": LoraSpec(1, 1, ["q_proj"]), "train": spec})
     assert torch.equal(noise, torch.rand(1)), "the caller's random state stays"
-    first, same, other = (adapter_parameters(m, n) for m, n in ((alone, "train"), (beside, "train"), (made({"x": spec}), "x")))
+    first, same, other = (
+        adapter_parameters(m, n) for m, n in ((alone, "train"), (beside, "train"), (made({"x": spec}), "x"))
+    )
     assert all(torch.equal(first[name], same[name]) for name in first)
-    assert any(not torch.equal(first[name], other[name]) for name in first), "adapters of one rank start differently"
+    assert any(not torch.equal(first[name], other[name]) for name in first), (
+        "adapters of one rank start differently"
+    )
     again = adapter_parameters(made({"train": spec}, seed=1), "train")
     assert any(not torch.equal(first[name], again[name]) for name in first)
     assert all(p.dtype == torch.float32 and p.requires_grad for p in first.values())
@@ -102,31 +117,52 @@ def test_plain_peft_reads_what_was_saved(model: Any, tiny_model_dir: Path, tmp_p
         for name in specs:
             for p in adapter_parameters(model, name).values():
                 p.copy_(0.3 * torch.randn(p.shape, generator=generator))
-            save_adapter(model, name, {key: p.detach().clone() for key, p in adapter_parameters(model, name).items()}, tmp_path / name)
+            save_adapter(
+                model,
+                name,
+                {key: p.detach().clone() for key, p in adapter_parameters(model, name).items()},
+                tmp_path / name,
+            )
         for name, spec in specs.items():
             select_adapter(model, name)
-            plain = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tiny_model_dir, dtype=torch.float32), tmp_path / name)
+            plain = PeftModel.from_pretrained(
+                AutoModelForCausalLM.from_pretrained(tiny_model_dir, dtype=torch.float32), tmp_path / name
+            )
             expected = model(ids).logits
             assert (plain(ids).logits - expected).abs().max() < 1e-6
             assert (expected - base).abs().max() > 1e-2
             config = json.loads((tmp_path / name / "adapter_config.json").read_text())
-            assert (config["r"], config["lora_alpha"], config["base_model_name_or_path"]) == (spec.rank, spec.alpha, str(tiny_model_dir))
+            assert (config["r"], config["lora_alpha"], config["base_model_name_or_path"]) == (
+                spec.rank,
+                spec.alpha,
+                str(tiny_model_dir),
+            )
         select_adapter(model, None)
         assert torch.equal(model(ids).logits, base)
 
 
 def from_folder(folder: Path, **changes: Any) -> LoraSpec:
     shape = read_adapter_shape(str(folder)) | changes
-    return LoraSpec(shape["lora_rank"], shape["lora_alpha"], shape["target_modules"], shape["exclude_modules"], str(folder))
+    return LoraSpec(
+        shape["lora_rank"],
+        shape["lora_alpha"],
+        shape["target_modules"],
+        shape["exclude_modules"],
+        str(folder),
+    )
 
 
-def test_an_adapter_starts_from_that_of_a_folder_beside_new_ones(model: Any, tiny_model_dir: Path, tmp_path: Path) -> None:
+def test_an_adapter_starts_from_that_of_a_folder_beside_new_ones(
+    model: Any, tiny_model_dir: Path, tmp_path: Path
+) -> None:
     from peft import PeftModel
 
     folder = save_peft_adapter(tiny_model_dir, tmp_path / "given", lora_dropout=0.5)
     ids = torch.arange(7)[None]
     add_adapters(model, {"new": LoraSpec(2, 8), "given": from_folder(folder)}, str(tiny_model_dir), seed=0)
-    plain = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tiny_model_dir, dtype=torch.float32), folder)
+    plain = PeftModel.from_pretrained(
+        AutoModelForCausalLM.from_pretrained(tiny_model_dir, dtype=torch.float32), folder
+    )
     with torch.no_grad():
         base = model(ids).logits
         select_adapter(model, "given")
@@ -134,7 +170,9 @@ def test_an_adapter_starts_from_that_of_a_folder_beside_new_ones(model: Any, tin
         assert (model(ids).logits - base).abs().max() > 1e-2
         select_adapter(model, "new")
         assert torch.equal(model(ids).logits, base)
-    assert all(p.requires_grad and p.dtype == torch.float32 for p in adapter_parameters(model, "given").values())
+    assert all(
+        p.requires_grad and p.dtype == torch.float32 for p in adapter_parameters(model, "given").values()
+    )
 
 
 @pytest.mark.parametrize(
@@ -149,15 +187,30 @@ def test_an_adapter_starts_from_that_of_a_folder_beside_new_ones(model: Any, tin
         ({"r": 0}, "r=0; expected a positive integer"),
         ({"lora_alpha": None}, "lora_alpha=None"),
         ({"target_modules": None}, "target_modules=None; expected layer names"),
-        ({"target_parameters": ["experts.gate_up_proj"]}, r"target_parameters=\['experts.gate_up_proj'\] beside"),
-        ({"target_modules": "q_.*", "target_parameters": ["down_proj.weight"]}, "expected a list of weights of linear layers"),
+        (
+            {"target_parameters": ["experts.gate_up_proj"]},
+            r"target_parameters=\['experts.gate_up_proj'\] beside",
+        ),
+        (
+            {"target_modules": "q_.*", "target_parameters": ["down_proj.weight"]},
+            "expected a list of weights of linear layers",
+        ),
         (None, "cannot be read"),
         ("adapter_config.json", "has no adapter_config.json"),
         ("adapter_model.safetensors", "neither adapter_model.safetensors nor adapter_model.bin"),
     ],
 )
-def test_a_folder_without_a_plain_lora_is_refused(tmp_path: Path, changes: dict[str, Any] | str | None, message: str) -> None:
-    good = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["v_proj", "q_proj"], "bias": "none", "use_dora": False}
+def test_a_folder_without_a_plain_lora_is_refused(
+    tmp_path: Path, changes: dict[str, Any] | str | None, message: str
+) -> None:
+    good = {
+        "peft_type": "LORA",
+        "r": 2,
+        "lora_alpha": 4,
+        "target_modules": ["v_proj", "q_proj"],
+        "bias": "none",
+        "use_dora": False,
+    }
     text = json.dumps(good | (changes if isinstance(changes, dict) else {})) if changes is not None else "{"
     (tmp_path / "adapter_config.json").write_text(text)
     (tmp_path / "adapter_model.safetensors").touch()

@@ -1,4 +1,6 @@
-"""Miniatures keep the structure of a model, of every class of transformers, and leave the caller's configuration and random state alone."""
+"""Miniatures keep the structure of a model, of every class of transformers, and leave the caller's
+configuration and random state alone.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,22 @@ from tests.models.families import FAMILIES
 from verl.models.miniature import MiniatureError, miniature, miniature_model
 
 CI_STEP = 16  # every sixteenth class in CI; all of them with --all-levels
-STRUCTURAL = {"max_position_embeddings", "chunk_size", "mamba_chunk_size", "block_size", "n_positions", "max_seq_len", "rel_extent"}
-YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 40.0, "original_max_position_embeddings": 4096, "beta_fast": 32.0}
+STRUCTURAL = {
+    "max_position_embeddings",
+    "chunk_size",
+    "mamba_chunk_size",
+    "block_size",
+    "n_positions",
+    "max_seq_len",
+    "rel_extent",
+}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 40.0,
+    "original_max_position_embeddings": 4096,
+    "beta_fast": 32.0,
+}
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "original_max_position_embeddings": 8192, "low_freq_factor": 1.0,
           "high_freq_factor": 4.0}  # fmt: skip
 LONGROPE = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 48, "long_factor": [1.0 + i for i in range(48)],
@@ -27,7 +43,9 @@ def config_of(model_type: str, **fields: Any) -> Any:
 
 
 def tiny_or_reason(config_class: type) -> str:
-    """Return nothing if a model of the class can be made tiny, run and seen to differ between tokens; else the reason."""
+    """Return nothing if a model of the class can be made tiny, run and seen to differ between tokens; else
+    the reason.
+    """
     reason = ""
     try:
         for config in variants(config_class):
@@ -67,7 +85,9 @@ def test_a_tiny_configuration_is_left_as_it_is_apart_from_windows_and_limits(nam
     assert config.to_dict() == before
     assert after.keys() == before.keys()
     changed = {key for key in before if after[key] != before[key]}
-    assert changed <= STRUCTURAL | {"original_max_position_embeddings", "floor_scale", "rope_parameters"}, changed
+    assert changed <= STRUCTURAL | {"original_max_position_embeddings", "floor_scale", "rope_parameters"}, (
+        changed
+    )
 
 
 def test_a_miniature_has_the_dtype_and_the_path_of_its_own_configuration() -> None:
@@ -82,9 +102,11 @@ def test_a_miniature_has_the_dtype_and_the_path_of_its_own_configuration() -> No
 
 PUBLISHED = {
     "llama3-gqa": ("llama", {"hidden_size": 8192, "num_hidden_layers": 80, "num_attention_heads": 64, "num_key_value_heads": 8,
-                             "vocab_size": 128256, "rope_parameters": LLAMA3, "max_position_embeddings": 131072}),
+                             "vocab_size": 128256, "rope_parameters": LLAMA3,
+                             "max_position_embeddings": 131072}),
     "qwen2-bias": ("qwen2", {"hidden_size": 3584, "num_attention_heads": 28, "num_key_value_heads": 4, "num_hidden_layers": 28,
-                             "vocab_size": 152064, "use_sliding_window": True, "sliding_window": 4096, "max_window_layers": 20}),
+                             "vocab_size": 152064, "use_sliding_window": True, "sliding_window": 4096,
+                             "max_window_layers": 20}),
     "gemma2-caps": ("gemma2", {}),
     "phi3-longrope": ("phi3", {"rope_parameters": LONGROPE, "original_max_position_embeddings": 4096, "max_position_embeddings": 131072}),
     "deepseek-yarn": ("deepseek_v3", {"rope_parameters": YARN}),
@@ -95,8 +117,10 @@ PUBLISHED = {
     "gpt-oss-sinks": ("gpt_oss", {}),
 }  # fmt: skip
 SIZES = {"hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size",
-         "max_position_embeddings", "rope_parameters", "original_max_position_embeddings", "sliding_window", "layer_types",
-         "max_window_layers", "n_layer", "n_head", "n_embd", "n_positions", "num_local_experts", "num_experts_per_tok"}  # fmt: skip
+         "max_position_embeddings", "rope_parameters", "original_max_position_embeddings", "sliding_window",
+         "layer_types",
+         "max_window_layers", "n_layer", "n_head", "n_embd", "n_positions", "num_local_experts",
+         "num_experts_per_tok"}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -108,7 +132,10 @@ def test_options_that_are_no_size_stay_as_published(name: str) -> None:
         if isinstance(value, (bool, float, str, type(None))) and key not in SIZES:
             assert small.to_dict()[key] == value, key
     queries = config.num_attention_heads // (getattr(config, "num_key_value_heads", None) or 1)
-    assert small.num_attention_heads // (getattr(small, "num_key_value_heads", None) or 1) in (queries, small.num_attention_heads)
+    assert small.num_attention_heads // (getattr(small, "num_key_value_heads", None) or 1) in (
+        queries,
+        small.num_attention_heads,
+    )
     assert small.hidden_size <= 256
     assert small.vocab_size == 512
     assert 2 <= small.num_hidden_layers <= 4
@@ -121,14 +148,23 @@ def test_options_that_are_no_size_stay_as_published(name: str) -> None:
 def test_ropes_with_an_original_limit_get_the_small_one() -> None:
     small = miniature(config_of("phi3", **PUBLISHED["phi3-longrope"][1]))
     rope = small.rope_parameters
-    assert (rope["rope_type"], rope["original_max_position_embeddings"], small.max_position_embeddings) == ("longrope", 32, 1024)
+    assert (rope["rope_type"], rope["original_max_position_embeddings"], small.max_position_embeddings) == (
+        "longrope",
+        32,
+        1024,
+    )
     rotary = small.hidden_size // small.num_attention_heads
     assert (len(rope["long_factor"]), len(rope["short_factor"])) == (rotary // 2, rotary // 2)
     assert len(set(rope["long_factor"])) == rotary // 2
     llama = miniature(config_of("llama", **PUBLISHED["llama3-gqa"][1]))
     assert llama.rope_parameters == {**LLAMA3, "original_max_position_embeddings": 32}
     dynamic = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}
-    assert miniature(config_of("llama", max_position_embeddings=8192, rope_parameters=dynamic)).max_position_embeddings == 32
+    assert (
+        miniature(
+            config_of("llama", max_position_embeddings=8192, rope_parameters=dynamic)
+        ).max_position_embeddings
+        == 32
+    )
 
 
 @pytest.mark.parametrize(
@@ -143,7 +179,9 @@ def test_ropes_with_an_original_limit_get_the_small_one() -> None:
         ("smollm3", "no_rope_layers", [1, 0]),
     ],
 )
-def test_one_layer_of_each_kind_is_left_in_the_original_order(model_type: str, field: str, kinds: list[Any]) -> None:
+def test_one_layer_of_each_kind_is_left_in_the_original_order(
+    model_type: str, field: str, kinds: list[Any]
+) -> None:
     small = miniature(config_of(model_type))
     assert list(dict.fromkeys(getattr(small, field))) == kinds
     assert len(getattr(small, field)) == small.num_hidden_layers <= 8
@@ -155,7 +193,12 @@ def test_shared_keys_dense_first_layers_and_groups_of_experts_are_kept() -> None
     assert shared.vocab_size_per_layer_input == 512
     routed = miniature(config_of("deepseek_v3"))
     assert (routed.first_k_dense_replace, routed.num_hidden_layers) == (1, 2)
-    assert (routed.n_routed_experts, routed.n_group, routed.topk_group, routed.num_experts_per_tok) == (8, 2, 1, 2)
+    assert (routed.n_routed_experts, routed.n_group, routed.topk_group, routed.num_experts_per_tok) == (
+        8,
+        2,
+        1,
+        2,
+    )
 
 
 def test_layers_with_fields_of_their_own_keep_them() -> None:
@@ -174,7 +217,9 @@ def test_the_text_part_of_an_image_model_is_made_small_in_its_own_class() -> Non
 
 
 def test_a_class_without_a_causal_model_is_refused_in_one_line() -> None:
-    with pytest.raises(MiniatureError, match=r"^no miniature of Mistral3Config can be built and run: [^\n]*$"):
+    with pytest.raises(
+        MiniatureError, match=r"^no miniature of Mistral3Config can be built and run: [^\n]*$"
+    ):
         miniature(config_of("mistral3"))
 
 

@@ -18,6 +18,8 @@ def test_every_name_of_a_folder_is_its_absolute_one(tmp_path: Path, monkeypatch:
     assert absolute_model_path("n") == str(tmp_path / "models" / "n")
 
 
-@pytest.mark.parametrize("name", ["Qwen/Qwen3-4B", "gpt2", "/no/such/folder", "~nobody_has_this_name/m", "../nowhere", ""])
+@pytest.mark.parametrize(
+    "name", ["Qwen/Qwen3-4B", "gpt2", "/no/such/folder", "~nobody_has_this_name/m", "../nowhere", ""]
+)
 def test_what_is_no_folder_here_stays_as_it_is(name: str) -> None:
     assert absolute_model_path(name) == name

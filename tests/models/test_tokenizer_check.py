@@ -16,7 +16,9 @@ def byte_level_folder(folder: Path, name: str) -> Path:
     make_tokenizer(["Hello world, don't stop"]).backend_tokenizer.save(str(folder / "tokenizer.json"))
     names = {"tokenizer_class": name, "bos_token": "<|endoftext|>", "eos_token": "<|im_end|>"}
     (folder / "tokenizer_config.json").write_text(json.dumps(names))
-    (folder / "config.json").write_text(json.dumps({"model_type": "llama", "architectures": ["LlamaForCausalLM"]}))
+    (folder / "config.json").write_text(
+        json.dumps({"model_type": "llama", "architectures": ["LlamaForCausalLM"]})
+    )
     return folder
 
 
@@ -30,6 +32,8 @@ def test_a_tokenizer_that_loses_blanks_however_it_is_loaded_is_refused_in_one_li
     parts = json.loads((folder / "tokenizer.json").read_text())
     parts["normalizer"] = {"type": "Replace", "pattern": {"String": " "}, "content": ""}
     (folder / "tokenizer.json").write_text(json.dumps(parts))
-    with pytest.raises(ModelPathError, match=r"loses parts of texts: .* set actor_rollout_ref.model.tokenizer_path") as caught:
+    with pytest.raises(
+        ModelPathError, match=r"loses parts of texts: .* set actor_rollout_ref.model.tokenizer_path"
+    ) as caught:
         load_tokenizer(str(folder))
     assert "\n" not in str(caught.value)

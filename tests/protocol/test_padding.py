@@ -5,11 +5,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verl.protocol import DataProto, fold_batch_dim, pad_dataproto_to_divisor, unfold_batch_dim, unpad_dataproto
+from verl.protocol import (
+    DataProto,
+    fold_batch_dim,
+    pad_dataproto_to_divisor,
+    unfold_batch_dim,
+    unpad_dataproto,
+)
 
 
 def make(rows: int) -> DataProto:
-    return DataProto.from_dict({"a": torch.arange(rows)}, {"l": [str(i) for i in range(rows)]}, meta_info={"m": 1})
+    return DataProto.from_dict(
+        {"a": torch.arange(rows)}, {"l": [str(i) for i in range(rows)]}, meta_info={"m": 1}
+    )
 
 
 @settings(max_examples=40, deadline=None)
@@ -30,7 +38,9 @@ def test_an_empty_batch_stays_empty() -> None:
 
 def test_unfolding_undoes_folding() -> None:
     folded = fold_batch_dim(make(6), 3)
-    assert folded.batch["a"].tolist() == [[0, 1], [2, 3], [4, 5]] and folded.non_tensor_batch["l"].tolist()[1] == ["2", "3"]
+    assert folded.batch["a"].tolist() == [[0, 1], [2, 3], [4, 5]] and folded.non_tensor_batch["l"].tolist()[
+        1
+    ] == ["2", "3"]
     assert unfold_batch_dim(folded).batch["a"].tolist() == list(range(6))
     with pytest.raises(AssertionError, match="do not fold"):
         fold_batch_dim(make(6), 4)

@@ -21,7 +21,9 @@ from verl.protocol import (
 )
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.int32, torch.bool])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.int32, torch.bool]
+)
 @pytest.mark.parametrize("shape", [(3, 4, 5), (0, 2), ()])
 def test_a_tensor_survives_serialisation(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     tensor = (torch.randn(shape) * 3).to(dtype)
@@ -31,7 +33,9 @@ def test_a_tensor_survives_serialisation(dtype: torch.dtype, shape: tuple[int, .
 @pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
 def test_nested_tensors_keep_layout_and_components(layout: torch.layout) -> None:
     parts = [torch.randn(n, 3) for n in (2, 3, 1)]
-    batch = TensorDict({"n": torch.nested.as_nested_tensor(parts, layout=layout), "r": torch.ones(3, 2)}, batch_size=(3,))
+    batch = TensorDict(
+        {"n": torch.nested.as_nested_tensor(parts, layout=layout), "r": torch.ones(3, 2)}, batch_size=(3,)
+    )
     back = deserialize_tensordict(serialize_tensordict(batch))
     assert back["n"].is_nested and back["n"].layout == layout and torch.equal(back["r"], batch["r"])
     assert all(torch.equal(a, b) for a, b in zip(back["n"].unbind(), parts, strict=True))
@@ -56,13 +60,16 @@ def test_a_saved_batch_comes_back_whole(tmp_path: Path) -> None:
     data.save_to_disk(tmp_path / "d.pt")
     back = DataProto.load_from_disk(tmp_path / "d.pt")
     assert all(deep_equal(back.batch[key], data.batch[key]) for key in ("a", "h"))
-    assert deep_equal(back.non_tensor_batch, data.non_tensor_batch) and deep_equal(back.meta_info, data.meta_info)
+    assert deep_equal(back.non_tensor_batch, data.non_tensor_batch) and deep_equal(
+        back.meta_info, data.meta_info
+    )
     assert [path.name for path in tmp_path.iterdir()] == ["d.pt"]
 
 
 PLAIN_OBJECTS: dict[str, Any] = {
     "ordered": OrderedDict([("b", 1), ("a", frozenset({1, "x"}))]),
-    "defaults": [defaultdict(kind, {"k": kind()}) for kind in (list, int, dict, set, float, str)] + [defaultdict(None, {})],
+    "defaults": [defaultdict(kind, {"k": kind()}) for kind in (list, int, dict, set, float, str)]
+    + [defaultdict(None, {})],
     "dtypes": (torch.bfloat16, torch.int64, torch.bool),
     "devices": [torch.device("cpu"), torch.device("cuda", 1)],
     "times": [date(2026, 2, 3), datetime(2026, 2, 3, 4, 5, 6, 7), datetime(2026, 2, 3, tzinfo=UTC)],
@@ -76,19 +83,37 @@ def test_plain_objects_are_saved_as_what_they_are(tmp_path: Path, kind: str) -> 
     data = DataProto.from_dict(non_tensors={"column": [value, {"inside": value}]}, meta_info={"value": value})
     data.save_to_disk(tmp_path / "d.pt")
     back = DataProto.load_from_disk(tmp_path / "d.pt")
-    assert deep_equal(back.meta_info["value"], value) and deep_equal(back.non_tensor_batch, data.non_tensor_batch)
+    assert deep_equal(back.meta_info["value"], value) and deep_equal(
+        back.non_tensor_batch, data.non_tensor_batch
+    )
     if kind == "defaults":
-        assert [part.default_factory for part in back.meta_info["value"]] == [list, int, dict, set, float, str, None]
+        assert [part.default_factory for part in back.meta_info["value"]] == [
+            list,
+            int,
+            dict,
+            set,
+            float,
+            str,
+            None,
+        ]
 
 
-@pytest.mark.parametrize("value", [defaultdict(lambda: 3), datetime(2026, 1, 1, tzinfo=timezone(timedelta(hours=1), "here"))])
+@pytest.mark.parametrize(
+    "value", [defaultdict(lambda: 3), datetime(2026, 1, 1, tzinfo=timezone(timedelta(hours=1), "here"))]
+)
 def test_plain_objects_with_more_inside_than_plain_data_are_refused(tmp_path: Path, value: Any) -> None:
     with pytest.raises(TypeError, match=r"\['value'\].*cannot be saved"):
         DataProto(meta_info={"value": value}).save_to_disk(tmp_path / "d.pt")
 
 
 @pytest.mark.parametrize(
-    "content", [("default", "eval", []), ("dtype", "torch.load"), ("date", "timedelta", "1"), ("device", "no such device")]
+    "content",
+    [
+        ("default", "eval", []),
+        ("dtype", "torch.load"),
+        ("date", "timedelta", "1"),
+        ("device", "no such device"),
+    ],
 )
 def test_a_file_names_no_type_but_the_known_ones(tmp_path: Path, content: Any) -> None:
     torch.save(("dict", [("format", 1), ("x", content)]), tmp_path / "x.pt")
@@ -114,7 +139,10 @@ class Hostile:
 
 
 def test_a_hostile_file_runs_no_code(tmp_path: Path) -> None:
-    for name, save in {"p": lambda value, path: path.write_bytes(pickle.dumps(value)), "t": torch.save}.items():
+    for name, save in {
+        "p": lambda value, path: path.write_bytes(pickle.dumps(value)),
+        "t": torch.save,
+    }.items():
         with pytest.raises(pickle.UnpicklingError):
             path = tmp_path / f"{name}.pt"
             save(Hostile(str(tmp_path / "ran")), path)
@@ -122,7 +150,9 @@ def test_a_hostile_file_runs_no_code(tmp_path: Path) -> None:
     assert not (tmp_path / "ran").exists()
 
 
-@pytest.mark.parametrize("content", [{"a": 1}, ("tag", 1), ("dict", []), ("array", "|O", [1], torch.zeros(8, dtype=torch.uint8))])
+@pytest.mark.parametrize(
+    "content", [{"a": 1}, ("tag", 1), ("dict", []), ("array", "|O", [1], torch.zeros(8, dtype=torch.uint8))]
+)
 def test_a_file_that_is_no_batch_is_refused(tmp_path: Path, content: Any) -> None:
     torch.save(content, tmp_path / "x.pt")
     with pytest.raises(ValueError, match=r"not a saved batch|no DataProto"):
@@ -130,7 +160,9 @@ def test_a_file_that_is_no_batch_is_refused(tmp_path: Path, content: Any) -> Non
 
 
 def test_a_tensordict_carries_objects_and_meta_info() -> None:
-    data = DataProto.from_dict({"a": torch.arange(3)}, {"l": ["x", "y", "z"], "d": [{"k": 1}, {}, {"k": 2}]}, meta_info={"name": "n"})
+    data = DataProto.from_dict(
+        {"a": torch.arange(3)}, {"l": ["x", "y", "z"], "d": [{"k": 1}, {}, {"k": 2}]}, meta_info={"name": "n"}
+    )
     whole = data.to_tensordict()
     assert whole["l"] == ["x", "y", "z"] and whole["name"] == "n"
     back = DataProto.from_tensordict(whole)

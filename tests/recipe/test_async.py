@@ -1,4 +1,6 @@
-"""The recipe of asynchronous training runs, made small; its variants differ as they should, and its README is that of its rows."""
+"""The recipe of asynchronous training runs, made small; its variants differ as they should, and its README is
+that of its rows.
+"""
 
 import importlib
 import json
@@ -24,7 +26,13 @@ from verl.trainer.ppo.core_algos.rollout_correction import compute_rollout_rejec
 recipe = importlib.import_module("recipe.async.measure")  # `async` is a keyword
 HERE = recipe.HERE
 ROWS = json.loads((HERE / "results.json").read_text())
-SMALL = ["trainer.total_generated_tokens=1", "data.train_batch_size=2", "data.val_max_samples=4", "env.rollout.n=2", "env.rollout.val_n=1"]
+SMALL = [
+    "trainer.total_generated_tokens=1",
+    "data.train_batch_size=2",
+    "data.val_max_samples=4",
+    "env.rollout.n=2",
+    "env.rollout.val_n=1",
+]
 
 
 def test_the_script_trains_without_waiting_and_keeps_earlier_rows(checkout: Path, tmp_path: Path) -> None:
@@ -33,13 +41,28 @@ def test_the_script_trains_without_waiting_and_keeps_earlier_rows(checkout: Path
     }  # fmt: skip
     (tmp_path / "results.json").write_text(json.dumps([earlier]))
     env = os.environ | {"DEMOS": "96", "EMBEDDED_DIR": str(tmp_path / "embedded")}
-    arguments = ["--workloads", "math", "--variants", "stale_uncorrected", "--seeds", "7", "--out", str(tmp_path), *SMALL]
+    arguments = [
+        "--workloads",
+        "math",
+        "--variants",
+        "stale_uncorrected",
+        "--seeds",
+        "7",
+        "--out",
+        str(tmp_path),
+        *SMALL,
+    ]
     command = [checkout / ".venv/bin/python", "recipe/async/measure.py", *arguments]
-    done = subprocess.run(command, cwd=checkout, env=env, check=True, timeout=300, stdout=subprocess.PIPE, text=True)
+    done = subprocess.run(
+        command, cwd=checkout, env=env, check=True, timeout=300, stdout=subprocess.PIPE, text=True
+    )
     kept, row = json.loads((tmp_path / "results.json").read_text())
     assert (kept, row["variant"], row["steps"], row["before"]) == (earlier, "stale_uncorrected", 1, None)
     assert 0 <= row["after"] <= 1 and 0 < row["idle"] <= 1 and row["staleness_max"] == 0
-    assert json.loads((tmp_path / "curves.json").read_text())["math/stale_uncorrected/7"][0][0] == row["generated_tokens"]
+    assert (
+        json.loads((tmp_path / "curves.json").read_text())["math/stale_uncorrected/7"][0][0]
+        == row["generated_tokens"]
+    )
     assert "<svg" in (tmp_path / "curves.svg").read_text()
     assert f"| math | `stale_uncorrected` | 50.0 → **{100 * row['after']:.1f}** |" in done.stdout
 
@@ -47,7 +70,9 @@ def test_the_script_trains_without_waiting_and_keeps_earlier_rows(checkout: Path
 def configured(workload: str, variant: str, tmp_path: Path) -> RunConfig:
     """The configuration of a run before its checks."""
     script = f"examples/run_{recipe.SCRIPTS[workload]}.sh"
-    return asked_for(shlex.join(["bash", script, *overrides_of(recipe.keys_of(workload, variant))]), tmp_path)[1]
+    return asked_for(
+        shlex.join(["bash", script, *overrides_of(recipe.keys_of(workload, variant))]), tmp_path
+    )[1]
 
 
 @pytest.mark.parametrize("workload", recipe.SCRIPTS)
@@ -61,15 +86,24 @@ def test_variants_differ_in_mode_and_correction_only(workload: str, tmp_path: Pa
         assert correction.rollout_is == (None if variant in ("sync", "stale_uncorrected") else "token")
         assert mode.mode == (variant if variant in ("sync", "one_step_off") else "fully_async")
         assert mode.staleness_threshold == (4 if variant.startswith("stale") else 1)
-        assert config.env.params.get("latency_s") == recipe.keys_of(workload, variant).get("env.params.latency_s")
+        assert config.env.params.get("latency_s") == recipe.keys_of(workload, variant).get(
+            "env.params.latency_s"
+        )
     keys = [set(recipe.keys_of(workload, variant)) for variant in recipe.LABELS]
     differ = set.union(*keys) - set.intersection(*keys)
-    assert all(key.startswith(("async_training.", "algorithm.rollout_correction.", "trainer.val_before_train")) for key in differ)
+    assert all(
+        key.startswith(("async_training.", "algorithm.rollout_correction.", "trainer.val_before_train"))
+        for key in differ
+    )
 
 
-def test_the_variant_without_correction_rejects_nothing_and_is_refused_without_its_bound(tmp_path: Path) -> None:
+def test_the_variant_without_correction_rejects_nothing_and_is_refused_without_its_bound(
+    tmp_path: Path,
+) -> None:
     keys = recipe.keys_of("math", "stale_uncorrected")
-    mode, bound = (keys[f"algorithm.rollout_correction.{name}"] for name in ("rollout_rs", "rollout_rs_threshold"))
+    mode, bound = (
+        keys[f"algorithm.rollout_correction.{name}"] for name in ("rollout_rs", "rollout_rs_threshold")
+    )
     mask = torch.ones(1, 4)
     kept, _ = compute_rollout_rejection_mask(torch.tensor([[-1e4, -1.0, 0.0, 1e4]]), mask, mode, bound)
     assert torch.equal(kept, mask)
@@ -87,7 +121,12 @@ def test_the_table_of_the_readme_is_that_of_the_committed_rows() -> None:
     curves = json.loads((HERE / "curves.json").read_text())
     ends = {run: [points[-1][0], round(points[-1][1]), len(points)] for run, points in curves.items()}
     assert ends == {
-        f"{row['workload']}/{row['variant']}/{row['seed']}": [row["generated_tokens"], round(row["seconds"]), row["steps"]] for row in ROWS
+        f"{row['workload']}/{row['variant']}/{row['seed']}": [
+            row["generated_tokens"],
+            round(row["seconds"]),
+            row["steps"],
+        ]
+        for row in ROWS
     }
 
 

@@ -33,12 +33,16 @@ def test_the_teams_differ_in_the_team_alone(tmp_path: Path) -> None:
     assert program.agent.agent_ids == orchestra.agent.agent_ids
     for section in ("data", "actor_rollout_ref", "algorithm", "reward", "rollout", "env"):
         assert getattr(program, section) == getattr(orchestra, section), section
-    for name in program.agent.agent_ids:  # the recipe's agents of programs, which are not those of other tests
+    for (
+        name
+    ) in program.agent.agent_ids:  # the recipe's agents of programs, which are not those of other tests
         AgentRegistry.remove(name, orchestra="gateway")
 
 
 def test_the_table_of_the_readme_is_that_of_three_seeds() -> None:
-    assert [(row["team"], row["seed"]) for row in ROWS] == [(team, seed) for team in TEAMS for seed in (0, 1, 2)]
+    assert [(row["team"], row["seed"]) for row in ROWS] == [
+        (team, seed) for team in TEAMS for seed in (0, 1, 2)
+    ]
     readme = (HERE / "README.md").read_text(encoding="utf-8")
     assert all(f"{line}\n" in readme for line in table(ROWS))
     budget = COMMON["trainer.total_generated_tokens"]

@@ -1,4 +1,6 @@
-"""The committed runs of `bash examples/run_math.sh` keep what the README says of them, and within the limits of a newcomer's patience."""
+"""The committed runs of `bash examples/run_math.sh` keep what the README says of them, and within the limits
+of a newcomer's patience.
+"""
 
 import json
 
@@ -16,7 +18,11 @@ def test_the_table_is_that_of_the_committed_runs_and_every_seed_learns_in_time()
     for row in rows:
         assert row["after"] - row["before"] >= 0.25
         assert row["verifier_precision_after"] > row["verifier_precision_before"]
-        assert (row["rl_seconds"] < 360, row["total_seconds"] < 900, row["peak_gib"] < 10) == (True, True, True)
+        assert (row["rl_seconds"] < 360, row["total_seconds"] < 900, row["peak_gib"] < 10) == (
+            True,
+            True,
+            True,
+        )
         shares = [
             f"{100 * row[f'{name}_before']:.1f} → {100 * row[f'{name}_after']:.1f}"
             for name in ("solver_loop_1", "verifier_precision", "verifier_specificity", "solver_loop_2")

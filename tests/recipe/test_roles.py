@@ -1,4 +1,5 @@
-"""The recipe of the colleagues: what the team is paid for, what the prompts tell apart, a run made small, and the committed rows.
+"""The recipe of the colleagues: what the team is paid for, what the prompts tell apart, a run made small, and
+the committed rows.
 
 The small run is also that of recipe/skills.
 """
@@ -59,7 +60,9 @@ async def test_only_named_prompts_tell_the_colleagues_apart_and_neither_shows_a_
     def reply_of(agent: str) -> Callable[[str, object], str]:
         return lambda prompt, _: seen.setdefault(agent, prompt) and "apples 6+7=13"
 
-    await scripted_team(NAME, {agent: reply_of(agent) for agent in COLLEAGUES}, options={"named": named}).collect([TASK], n=1, step=1)
+    await scripted_team(
+        NAME, {agent: reply_of(agent) for agent in COLLEAGUES}, options={"named": named}
+    ).collect([TASK], n=1, step=1)
     assert (seen[COLLEAGUES[0]] == seen[COLLEAGUES[1]]) is not named
     assert all(TASK.prompt in prompt and "=" not in prompt for prompt in seen.values())
 
@@ -75,14 +78,31 @@ def test_demonstrations_answer_either_part_rightly_and_never_a_test_problem() ->
 
 
 @pytest.mark.parametrize(("recipe", "level"), [("roles", "L2"), ("skills", "L2_rank1")])
-def test_the_script_trains_a_level_and_draws_it(recipe: str, level: str, checkout: Path, tmp_path: Path) -> None:
+def test_the_script_trains_a_level_and_draws_it(
+    recipe: str, level: str, checkout: Path, tmp_path: Path
+) -> None:
     (tmp_path / "results.json").write_text(json.dumps([{"level": "L1", "seed": 7, "before": 0.3}]))
-    command = [checkout / ".venv/bin/python", f"recipe/{recipe}/measure.py", "--seeds", "7", "--levels", level, "--out", str(tmp_path)]
-    subprocess.run([*command, *SMALL], cwd=checkout, env=os.environ | {"DEMOS": "96"}, check=True, timeout=240)
+    command = [
+        checkout / ".venv/bin/python",
+        f"recipe/{recipe}/measure.py",
+        "--seeds",
+        "7",
+        "--levels",
+        level,
+        "--out",
+        str(tmp_path),
+    ]
+    subprocess.run(
+        [*command, *SMALL], cwd=checkout, env=os.environ | {"DEMOS": "96"}, check=True, timeout=240
+    )
     kept, row = json.loads((tmp_path / "results.json").read_text())
     assert kept == {"level": "L1", "seed": 7, "before": 0.3}
     assert (row["level"], row["seed"], row["steps"]) == (level, 7, 1)
-    own = ("covered_after", "right_after", "a_adds_after") if recipe == "roles" else ("coder_right_after", "coder_shelf_after")
+    own = (
+        ("covered_after", "right_after", "a_adds_after")
+        if recipe == "roles"
+        else ("coder_right_after", "coder_shelf_after")
+    )
     assert all(0 <= row[name] <= 1 for name in ("before", "after", *own))
     assert list(json.loads((tmp_path / "curves.json").read_text())) == [f"{level}/7"]
     assert "<svg" in (tmp_path / "curves.svg").read_text()
@@ -90,10 +110,16 @@ def test_the_script_trains_a_level_and_draws_it(recipe: str, level: str, checkou
 
 def test_the_table_of_the_readme_is_that_of_the_committed_rows() -> None:
     folder = ROOT / "recipe" / "roles"
-    rows, readme = json.loads((folder / "results.json").read_text()), (folder / "README.md").read_text(encoding="utf-8")
+    rows, readme = (
+        json.loads((folder / "results.json").read_text()),
+        (folder / "README.md").read_text(encoding="utf-8"),
+    )
     assert {row["level"] for row in rows} <= set(LABELS)
     for row in rows:
-        shares = [f"{100 * row[f'{a}before']:.1f} → **{100 * row[f'{a}after']:.1f}**" for a in ("", "covered_", "right_")]
+        shares = [
+            f"{100 * row[f'{a}before']:.1f} → **{100 * row[f'{a}after']:.1f}**"
+            for a in ("", "covered_", "right_")
+        ]
         adds = [f"{100 * row[f'{colleague}_adds_after']:.0f}" for colleague in "ab"]
         assert f"| `{row['level']}` | {row['seed']} | {' | '.join(shares)} | {', '.join(adds)} |" in readme
     curves = json.loads((folder / "curves.json").read_text())

@@ -33,7 +33,9 @@ def test_a_failed_run_is_reported_and_does_not_affect_the_others(
 
 
 @pytest.mark.parametrize(("jobs", "cores", "threads"), [(1, 8, None), (2, 8, "4"), (3, 2, "1")])
-def test_runs_at_the_same_time_share_the_cores(monkeypatch: pytest.MonkeyPatch, jobs: int, cores: int, threads: str | None) -> None:
+def test_runs_at_the_same_time_share_the_cores(
+    monkeypatch: pytest.MonkeyPatch, jobs: int, cores: int, threads: str | None
+) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "9")  # so that what is there now comes back afterwards
     monkeypatch.delenv("OMP_NUM_THREADS")
     monkeypatch.setattr(os, "cpu_count", lambda: cores)
@@ -48,7 +50,9 @@ def test_the_folder_of_results_is_there_before_anything_starts(tmp_path: Path) -
 
 
 def test_the_memory_of_a_process_is_that_of_all_below_it() -> None:
-    program = f"'{sys.executable}' -S -c 'kept = bytes(1) + bytearray(100 << 20); print(flush=True); input()'; true"
+    program = (
+        f"'{sys.executable}' -S -c 'kept = bytes(1) + bytearray(100 << 20); print(flush=True); input()'; true"
+    )
     with subprocess.Popen(["bash", "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None and process.stdout.readline() == b"\n"
         watch = MemoryWatch(process.pid, period_s=0.01)

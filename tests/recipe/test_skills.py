@@ -1,4 +1,5 @@
-"""The recipe of the depot: what each role is paid for, what the warm start shows, what can be stored, and the committed rows.
+"""The recipe of the depot: what each role is paid for, what the warm start shows, what can be stored, and the
+committed rows.
 
 Its small run is in test_roles.py.
 """
@@ -46,15 +47,26 @@ async def test_each_role_is_paid_for_its_letter_and_the_team_for_both(
     team = scripted_team(NAME, {CODER: reply_of(CODER, code), FILER: reply_of(FILER, shelf)})
     found = await team.collect([task], n=1, step=1)
     columns = found.batch.non_tensor_batch
-    assert dict(zip(columns["agent_id"], columns["local_reward"], strict=True)) == {CODER: coder, FILER: filer}
+    assert dict(zip(columns["agent_id"], columns["local_reward"], strict=True)) == {
+        CODER: coder,
+        FILER: filer,
+    }
     assert set(columns["team_reward"]) == {coder * filer}
-    assert [found.metrics[f"env/{name}"] for name in ("coder/right", "filer/right", "coder/shelf")] == [coder, filer, shelf_as_code]
+    assert [found.metrics[f"env/{name}"] for name in ("coder/right", "filer/right", "coder/shelf")] == [
+        coder,
+        filer,
+        shelf_as_code,
+    ]
     assert "code: red kiwi" in seen[CODER] and "shelf: red kiwi" in seen[FILER]
 
 
 def test_codes_need_every_product_and_shelves_the_colour_alone() -> None:
     items = products(3)
-    assert Counter(item.code for item in items) == Counter(item.shelf for item in items) == dict.fromkeys(LETTERS, 8)
+    assert (
+        Counter(item.code for item in items)
+        == Counter(item.shelf for item in items)
+        == dict.fromkeys(LETTERS, 8)
+    )
     shelves = {(item.name.split()[0], item.shelf) for item in items}
     codes = {(item.name.split()[0], item.code) for item in items}
     assert len(shelves) == len(COLOURS) and len(codes) > 3 * len(COLOURS)
@@ -63,9 +75,15 @@ def test_codes_need_every_product_and_shelves_the_colour_alone() -> None:
 
 def test_demonstrations_have_the_form_of_right_replies_and_no_answer() -> None:
     demos = WORLD.demos(WORLD.course.__class__(count=4000), 3, frozenset())
-    given = Counter(role.project(demo[-1]["content"]).action for demo in demos for role in (Coder(CODER), Filer(FILER)))
+    given = Counter(
+        role.project(demo[-1]["content"]).action for demo in demos for role in (Coder(CODER), Filer(FILER))
+    )
     assert given.pop("") == 4000 and set(given) == set(LETTERS)  # every reply is one of one role
-    answers = {f"{word}: {item.name}": f"{word} {getattr(item, word)}" for item in products(3) for word in ("code", "shelf")}
+    answers = {
+        f"{word}: {item.name}": f"{word} {getattr(item, word)}"
+        for item in products(3)
+        for word in ("code", "shelf")
+    }
     right = sum(answers[demo[0]["content"]] == demo[-1]["content"] for demo in demos)
     assert 400 < right < 600
 
@@ -74,7 +92,9 @@ def test_a_model_stores_more_in_a_few_steps_than_one_for_both_roles_and_an_adapt
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     demos = WORLD.demos(WORLD.course.__class__(count=600), 0, frozenset())
-    base = make_tiny_model(tmp_path / "base", ["\n".join(message["content"] for message in demo) for demo in demos], size=SIZE)
+    base = make_tiny_model(
+        tmp_path / "base", ["\n".join(message["content"] for message in demo) for demo in demos], size=SIZE
+    )
     given = ["fit.py", "--base", str(base), "--seeds", "0", "--steps", "25", "--out", str(tmp_path)]
     monkeypatch.setattr("sys.argv", given)
     runpy.run_module("recipe.skills.fit", run_name="__main__")
@@ -87,9 +107,13 @@ def test_a_model_stores_more_in_a_few_steps_than_one_for_both_roles_and_an_adapt
 
 def test_the_tables_of_the_readme_are_those_of_the_committed_rows() -> None:
     readme = (HERE / "README.md").read_text(encoding="utf-8")
-    rows, fits, curves = (json.loads((HERE / name).read_text()) for name in ("results.json", "fit.json", "curves.json"))
+    rows, fits, curves = (
+        json.loads((HERE / name).read_text()) for name in ("results.json", "fit.json", "curves.json")
+    )
     runs = [(level, seed) for level in LABELS for seed in (0, 1, 2)]
-    assert [(row["level"], row["seed"]) for row in rows] == [(row["level"], row["seed"]) for row in fits] == runs
+    assert (
+        [(row["level"], row["seed"]) for row in rows] == [(row["level"], row["seed"]) for row in fits] == runs
+    )
     for row, fitted in zip(rows, fits, strict=True):
         team = f"{100 * row['before']:.1f} → **{100 * row['after']:.1f}**"
         shares = [f"{100 * row[name]:.1f}" for name in ("coder_right_after", "filer_right_after")]

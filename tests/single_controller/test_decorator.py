@@ -49,7 +49,10 @@ def test_modes_can_be_added_and_replaced(registry: None) -> None:
 
     functions = {"dispatch_fn": dispatch, "collect_fn": collect}
     register_dispatch_mode("TEST_MODE", dispatch, collect)
-    assert get_predefined_dispatch_fn(Dispatch.TEST_MODE) == functions and Dispatch.TEST_MODE in Dispatch.__members__.values()
+    assert (
+        get_predefined_dispatch_fn(Dispatch.TEST_MODE) == functions
+        and Dispatch.TEST_MODE in Dispatch.__members__.values()
+    )
     with pytest.raises(ValueError, match="already"):
         register_dispatch_mode("TEST_MODE", dispatch, collect)
     update_dispatch_mode(Dispatch.ONE_TO_ALL, dispatch, collect)
@@ -69,7 +72,11 @@ def test_register_notes_the_modes_and_refuses_others() -> None:
     def method(self: Any) -> int:
         return 1
 
-    assert getattr(method, MAGIC_ATTR) == {"dispatch_mode": Dispatch.ONE_TO_ALL, "execute_mode": Execute.ALL, "blocking": False}
+    assert getattr(method, MAGIC_ATTR) == {
+        "dispatch_mode": Dispatch.ONE_TO_ALL,
+        "execute_mode": Execute.ALL,
+        "blocking": False,
+    }
     with pytest.raises(AssertionError, match="dispatch_mode must be"):
         register(dispatch_mode="ONE_TO_ALL")
     with pytest.raises(AssertionError, match="collect_fn"):
@@ -77,7 +84,9 @@ def test_register_notes_the_modes_and_refuses_others() -> None:
 
 
 def test_ranks_of_one_replica_receive_the_same_rows() -> None:
-    args, _ = dispatch_nd_compute_dataproto([0, 0, 1, 1], 2, Group(), DataProto.from_dict({"a": torch.arange(4)}))
+    args, _ = dispatch_nd_compute_dataproto(
+        [0, 0, 1, 1], 2, Group(), DataProto.from_dict({"a": torch.arange(4)})
+    )
     assert [part.batch["a"].tolist() for part in args[0]] == [[0, 1], [0, 1], [2, 3], [2, 3]]
 
 
@@ -106,7 +115,9 @@ def test_names_are_members_look_ups_and_attributes(registry: None) -> None:
     register_dispatch_mode("TEST_MODE", print, print)
     assert Dispatch.TEST_MODE is Dispatch.from_name("test_mode")
     Dispatch.remove("TEST_MODE")
-    with pytest.raises(AttributeError, match=r"Dispatch has no member 'TEST_MODE'; its members are \['ALL_TO_ALL'"):
+    with pytest.raises(
+        AttributeError, match=r"Dispatch has no member 'TEST_MODE'; its members are \['ALL_TO_ALL'"
+    ):
         _ = Dispatch.TEST_MODE
 
 

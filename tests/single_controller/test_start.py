@@ -26,7 +26,9 @@ class FakeRay:
             raise self.errors.pop(0)
 
 
-def test_a_start_that_was_too_slow_is_retried(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_start_that_was_too_slow_is_retried(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     fake = FakeRay(monkeypatch, Exception(SLOW), Exception(SLOW))
     start_private_cluster(num_cpus=2)
     options = {"address": "local", "include_dashboard": False, "num_cpus": 2}
@@ -34,7 +36,9 @@ def test_a_start_that_was_too_slow_is_retried(monkeypatch: pytest.MonkeyPatch, c
     assert "retrying" in caplog.text
 
 
-def test_a_machine_that_is_always_too_slow_and_another_error_are_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_that_is_always_too_slow_and_another_error_are_raised(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     fake = FakeRay(monkeypatch, *[Exception(SLOW)] * ATTEMPTS)
     with pytest.raises(Exception, match="timed out during startup"):
         start_private_cluster()

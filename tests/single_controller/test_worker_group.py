@@ -1,4 +1,6 @@
-"""Worker groups: one class of workers behaves the same on Ray and in this process; Ray's processes, failures and clean-up."""
+"""Worker groups: one class of workers behaves the same on Ray and in this process; Ray's processes, failures
+and clean-up.
+"""
 
 import asyncio
 import atexit
@@ -18,7 +20,12 @@ import torch
 from verl import DataProto
 from verl.protocol import DataProtoFuture
 from verl.single_controller.base import ClassWithInitArgs, Worker, WorkerDiedError, WorkerGroup
-from verl.single_controller.base.decorator import Dispatch, Execute, make_nd_compute_dataproto_dispatch_fn, register
+from verl.single_controller.base.decorator import (
+    Dispatch,
+    Execute,
+    make_nd_compute_dataproto_dispatch_fn,
+    register,
+)
 from verl.single_controller.base.worker_group import ArgumentLostError
 from verl.single_controller.local import LocalResourcePool, LocalWorkerGroup
 from verl.single_controller.ray import (
@@ -124,7 +131,11 @@ class Adder(Worker):
 
 def listening() -> set[tuple[str, int]]:
     """Addresses and ports on which this process listens."""
-    return {(c.laddr.ip, c.laddr.port) for c in psutil.Process().net_connections() if c.status == psutil.CONN_LISTEN}
+    return {
+        (c.laddr.ip, c.laddr.port)
+        for c in psutil.Process().net_connections()
+        if c.status == psutil.CONN_LISTEN
+    }
 
 
 def negated(worker: Adder, data: DataProto) -> DataProto:
@@ -158,12 +169,16 @@ class Server(Worker):
 
 def make_group(backend: str, cls: type, *args: Any) -> WorkerGroup:
     if backend == "ray":
-        return RayWorkerGroup(RayResourcePool([1], use_gpu=False), RayClassWithInitArgs(cls, *args), timeout_s=60)
+        return RayWorkerGroup(
+            RayResourcePool([1], use_gpu=False), RayClassWithInitArgs(cls, *args), timeout_s=60
+        )
     return LocalWorkerGroup(LocalResourcePool(), ClassWithInitArgs(cls, *args), timeout_s=60)
 
 
 def batch(rows: int = 4, **kwargs: Any) -> DataProto:
-    return DataProto.from_dict({"a": torch.arange(float(rows))}, {"l": [str(i) for i in range(rows)]}, meta_info={"t": 1}, **kwargs)
+    return DataProto.from_dict(
+        {"a": torch.arange(float(rows))}, {"l": [str(i) for i in range(rows)]}, meta_info={"t": 1}, **kwargs
+    )
 
 
 @pytest.mark.parametrize("backend", ["local", pytest.param("ray", marks=pytest.mark.ray)])
@@ -171,7 +186,11 @@ def test_both_backends_answer_alike(backend: str, ray_cluster: None) -> None:
     group = make_group(backend, Adder, 5.0)
     data = batch()
     out = group.add(data)
-    assert out.batch["out"].tolist() == [5, 6, 7, 8] and out.non_tensor_batch["l"].tolist() == list("0123") and out.meta_info == {"t": 1}
+    assert (
+        out.batch["out"].tolist() == [5, 6, 7, 8]
+        and out.non_tensor_batch["l"].tolist() == list("0123")
+        and out.meta_info == {"t": 1}
+    )
     assert set(data.batch.keys()) == {"a"}, "the worker must not change the caller's batch"
     later = group.add_later(data)
     assert isinstance(later, DataProtoFuture) and later.get().batch["out"].tolist() == [5, 6, 7, 8]
@@ -197,7 +216,9 @@ def test_both_backends_answer_alike(backend: str, ray_cluster: None) -> None:
 
 
 @pytest.mark.parametrize("backend", ["local", pytest.param("ray", marks=pytest.mark.ray)])
-def test_a_worker_hands_a_value_to_another_and_the_caller_never_has_it(backend: str, ray_cluster: None) -> None:
+def test_a_worker_hands_a_value_to_another_and_the_caller_never_has_it(
+    backend: str, ray_cluster: None
+) -> None:
     giver, taker = make_group(backend, Adder), make_group(backend, Adder, 0.5)
     value, rows = giver.give(1_000)[0]
     assert isinstance(value, ray.ObjectRef) == (backend == "ray") and rows == 1_000
@@ -208,7 +229,9 @@ def test_a_worker_hands_a_value_to_another_and_the_caller_never_has_it(backend: 
         group.shutdown()
 
 
-def check_a_lost_argument_is_not_the_death_of_the_receiving_worker(giver: WorkerGroup, taker: WorkerGroup) -> None:
+def check_a_lost_argument_is_not_the_death_of_the_receiving_worker(
+    giver: WorkerGroup, taker: WorkerGroup
+) -> None:
     value, _ = giver.give(1_000_000)[0]
     giver.shutdown()
 
@@ -272,7 +295,12 @@ def test_the_local_backend_refuses_more_than_one_process(monkeypatch: pytest.Mon
 @pytest.mark.ray
 def test_two_ranks_split_the_batch_and_meet_over_loopback(ray_cluster: None) -> None:
     pool = RayResourcePool([2], use_gpu=False)
-    group = RayWorkerGroup(pool, RayClassWithInitArgs(ray.remote(Adder), offset=1.0), worker_env={"OMP_NUM_THREADS": "1"}, timeout_s=90)
+    group = RayWorkerGroup(
+        pool,
+        RayClassWithInitArgs(ray.remote(Adder), offset=1.0),
+        worker_env={"OMP_NUM_THREADS": "1"},
+        timeout_s=90,
+    )
     assert group.add(batch()).batch["out"].tolist() == [1, 2, 103, 104]
     assert group.add(group.add_later(batch())).batch["out"].tolist() == [1, 2, 103, 104]
     with pytest.raises(AssertionError, match="only support equal chunk"):
@@ -281,14 +309,20 @@ def test_two_ranks_split_the_batch_and_meet_over_loopback(ray_cluster: None) -> 
     assert group.add(padded).batch["out"].tolist() == [1, 2, 103] and len(padded) == 3
     assert group.add_later(padded).get().batch["out"].tolist() == [1, 2, 103]
     assert group.add_replicated(batch(3)).batch["out"].tolist() == [101, 102, 103]
-    assert (group.chief([7]), group.each([3, 4]), group.total(batch())) == ((0, [7]), [30, 41], [{"sum": 1.0}, {"sum": 5.0}])
+    assert (group.chief([7]), group.each([3, 4]), group.total(batch())) == (
+        (0, [7]),
+        [30, 41],
+        [{"sum": 1.0}, {"sum": 5.0}],
+    )
     assert group.execute_with_func_generator(negated, batch()).batch["out"].tolist() == [0, -1, -102, -103]
     assert group.execute_func_rank_zero(max, 3, 4) == 4
     assert ray.get(group.execute_all_async("getenv", ["RANK", "LOCAL_RANK"])) == ["0", "1"]
     assert group.execute_all_sync("getenv", "OMP_NUM_THREADS") == ["1", "1"]
     assert group.execute_all_sync("getenv", "MASTER_ADDR") == ["127.0.0.1"] * 2
     assert group.all_reduce() == [(3.0, {"127.0.0.1"})] * 2
-    attached = RayWorkerGroup.from_detached(worker_names=group.worker_names, ray_cls_with_init=group.ray_cls_with_init)
+    attached = RayWorkerGroup.from_detached(
+        worker_names=group.worker_names, ray_cls_with_init=group.ray_cls_with_init
+    )
     assert attached.set_offset(2.0) == [2.0, 2.0]
     attached.shutdown()
     with pytest.raises(TimeoutError, match=r"waited 0.2 s for sleep on .*:0, .*:1"):
@@ -303,8 +337,12 @@ def test_two_ranks_split_the_batch_and_meet_over_loopback(ray_cluster: None) -> 
 
 @pytest.mark.ray
 @pytest.mark.parametrize("on_a_loop", [False, True])
-def test_the_rank_that_died_is_named_and_not_the_one_that_lost_its_connection(ray_cluster: None, on_a_loop: bool) -> None:
-    group = RayWorkerGroup(RayResourcePool([2], use_gpu=False), RayClassWithInitArgs(ray.remote(Adder)), timeout_s=90)
+def test_the_rank_that_died_is_named_and_not_the_one_that_lost_its_connection(
+    ray_cluster: None, on_a_loop: bool
+) -> None:
+    group = RayWorkerGroup(
+        RayResourcePool([2], use_gpu=False), RayClassWithInitArgs(ray.remote(Adder)), timeout_s=90
+    )
 
     async def waited() -> None:
         await group.execute_all_async("lose_a_peer", 1.0).wait()
@@ -315,7 +353,9 @@ def test_the_rank_that_died_is_named_and_not_the_one_that_lost_its_connection(ra
 
 
 @pytest.mark.ray
-def test_sigterm_ends_a_worker_at_once_and_a_second_one_meets_no_exit_in_progress(ray_cluster: None, tmp_path: Path) -> None:
+def test_sigterm_ends_a_worker_at_once_and_a_second_one_meets_no_exit_in_progress(
+    ray_cluster: None, tmp_path: Path
+) -> None:
     group = make_group("ray", Server)
     with pytest.raises(WorkerDiedError):
         group.terminate(tmp_path / "exits")
@@ -347,7 +387,9 @@ def test_colocated_workers_share_processes_and_a_split_pool_its_bundles(ray_clus
 @pytest.mark.ray
 def test_what_cannot_start_says_why(ray_cluster: None) -> None:
     with pytest.raises(ValueError, match="WORLD_SIZE"):
-        RayWorkerGroup(RayResourcePool([1], use_gpu=False), RayClassWithInitArgs(Adder), worker_env={"WORLD_SIZE": "2"})
+        RayWorkerGroup(
+            RayResourcePool([1], use_gpu=False), RayClassWithInitArgs(Adder), worker_env={"WORLD_SIZE": "2"}
+        )
     with pytest.raises(TimeoutError, match="no room for"):
         RayWorkerGroup(RayResourcePool([64], use_gpu=False, timeout_s=1), RayClassWithInitArgs(Adder))
     with pytest.raises(AssertionError, match="divisor"):

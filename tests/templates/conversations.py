@@ -1,6 +1,8 @@
-"""Conversations in a published template, played through the gateway's conversations and through `ToolAgent`'s prompts.
+"""Conversations in a published template, played through the gateway's conversations and through `ToolAgent`'s
+prompts.
 
-The model writes what the template itself shows as the reply. Every prompt is compared with the template's rendering of the conversation.
+The model writes what the template itself shows as the reply. Every prompt is compared with the template's
+rendering of the conversation.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from agent_system.gateway.errors import Refusal
 from agent_system.gateway.wire import Ask
 from agent_system.projection import thoughts
 from agent_system.rollout.binding import AgentBinding
-from agent_system.rollout.chat_template import ChatTemplate, whole_marks
+from agent_system.rollout.chat_template import ChatTemplate
+from agent_system.rollout.template_marks import whole_marks
 from agent_system.rollout.tokens import decode, encode_all, special_tokens
 from agent_system.rollout.tool_loop import ToolPromptBuilder
 from agent_system.testing import ScriptedEngine
@@ -41,7 +44,11 @@ PRICE = {
 }
 CLOCK = {
     "type": "function",
-    "function": {"name": "clock", "description": "Time.", "parameters": {"type": "object", "properties": {}, "required": []}},
+    "function": {
+        "name": "clock",
+        "description": "Time.",
+        "parameters": {"type": "object", "properties": {}, "required": []},
+    },
 }
 TOOLS = [PRICE, CLOCK]
 PLUM = ("price", {"fruit": "plum", "count": 3})
@@ -73,7 +80,11 @@ def _user(text: str = "Capital of France?") -> Mapping[str, Any]:
 ITALY = Step([_user("And Italy?")], "Rome.")
 CONVERSATIONS: dict[str, Sequence[Step]] = {
     "plain": (Step([_user()]), ITALY, Step([_user("And Spain?")], "Madrid.")),
-    "system": (Step([{"role": "system", "content": "Be brief."}, _user()]), ITALY, Step([_user("And Spain?")], "Madrid.")),
+    "system": (
+        Step([{"role": "system", "content": "Be brief."}, _user()]),
+        ITALY,
+        Step([_user("And Spain?")], "Madrid."),
+    ),
     "two users": (Step([_user(), _user("Quickly.")]), ITALY),
     "empty reply": (Step([_user()], ""), ITALY),
     "cut": (Step([_user()], "Paris is the capital of France.", cut=True), ITALY),
@@ -95,8 +106,9 @@ class Played:
     """A conversation in a template.
 
     Attributes:
-        turns: one letter for every request after the first, see `RIGHT`; `r`: the request is refused. Wrong are `A` (counted as rewritten
-            although the template goes on), `K` (goes on although the template shows it in another way), `X` (rendered anew, otherwise).
+        turns: one letter for every request after the first, see `RIGHT`; `r`: the request is refused. Wrong
+            are `A` (counted as rewritten although the template goes on), `K` (goes on although the template
+            shows it in another way), `X` (rendered anew, otherwise).
         wrong: what else is wrong.
         refused: why a request was refused.
     """
@@ -108,7 +120,9 @@ class Played:
 
 def binding_of(tokenizer: Any) -> AgentBinding:
     """An agent's policy with a tokenizer."""
-    sampling = SamplingParams(400, stop_token_ids=tuple(sorted({tokenizer.eos_token_id, *turn_end_ids(tokenizer)} - {None})))
+    sampling = SamplingParams(
+        400, stop_token_ids=tuple(sorted({tokenizer.eos_token_id, *turn_end_ids(tokenizer)} - {None}))
+    )
     return AgentBinding("A", "a", "a", ScriptedEngine(tokenizer, ()), tokenizer, sampling, sampling, 10_000)
 
 
@@ -129,8 +143,14 @@ class Conversation:
         inner = f"{marks.lead}{step.thought}{marks.trail}"
         content = f"<think>{inner}</think>{marks.gap}{step.content}" if step.thought else step.content
         calls = [
-            {"id": self.chat.call_id(name, self.count + i), "type": "function", "function": {"name": name, "arguments": dict(arguments)}}
-            for i, (name, arguments) in enumerate(step.calls[: self.chat.calls.most if self.chat.calls else None])
+            {
+                "id": self.chat.call_id(name, self.count + i),
+                "type": "function",
+                "function": {"name": name, "arguments": dict(arguments)},
+            }
+            for i, (name, arguments) in enumerate(
+                step.calls[: self.chat.calls.most if self.chat.calls else None]
+            )
         ]
         return {"role": "assistant", "content": content, **({"tool_calls": calls} if calls else {})}
 
@@ -138,7 +158,12 @@ class Conversation:
         """Results of the calls of the last reply."""
         calls = self.known[-1].get("tool_calls", ()) if self.known else ()
         return [
-            {"role": "tool", "content": f"{7 + place}", "name": call["function"]["name"], "tool_call_id": call["id"]}
+            {
+                "role": "tool",
+                "content": f"{7 + place}",
+                "name": call["function"]["name"],
+                "tool_call_id": call["id"],
+            }
             for place, call in enumerate(calls)
         ]
 
@@ -149,7 +174,9 @@ class Conversation:
                 call["id"] = call_id
 
     def reply(self, step: Step, said: dict[str, Any], prompt: str) -> tuple[Generation, dict[str, Any]]:
-        """The tokens that the model writes for a reply, and the reply as a message: with thinking where the prompt begins it."""
+        """The tokens that the model writes for a reply, and the reply as a message: with thinking where the
+        prompt begins it.
+        """
         text, said = self._text_of(step, said, prompt)
         ids = encode_all(self.tokenizer, [prompt + text])[0]
         head = encode_all(self.tokenizer, [prompt])[0]
@@ -180,7 +207,9 @@ class Conversation:
             calls = ""
             if step.calls:
                 shown = self.chat.render([*self.known, said, *self._results_of(said)], self.tools)
-                calls = self._calls_in(shown[self.chat.begin_of_calls(shown, len(prompt) - len(self.chat.opening)) :])
+                calls = self._calls_in(
+                    shown[self.chat.begin_of_calls(shown, len(prompt) - len(self.chat.opening)) :]
+                )
             return f"{inner}{marks.end}{marks.gap}{step.content}{calls or self.chat.after}", said
         text = whole[len(prompt) :] if whole.startswith(prompt) else ""
         if not whole.startswith(prompt) and not step.calls and not step.thought:
@@ -193,11 +222,15 @@ class Conversation:
         if not whole.startswith(prompt):
             text = whole[len(shared_start(whole, prompt[: len(prompt) - len(self.chat.opening)])) :]
             thought = text.find(step.thought) if step.thought and marks.begin else -1
-            begins = text.rfind(marks.begin, 0, thought) if thought >= 0 else -1  # an empty block of the prompt is no part of it
+            begins = (
+                text.rfind(marks.begin, 0, thought) if thought >= 0 else -1
+            )  # an empty block of the prompt is no part of it
             text = text[begins:] if begins >= 0 else self.chat.without_lead(text)
         if step.calls:
             shown = self.chat.render([*self.known, said, *self._results_of(said)], self.tools)
-            if shown.startswith(prompt) and not all(name in text for name, _ in step.calls):  # only together with its result
+            if shown.startswith(prompt) and not all(
+                name in text for name, _ in step.calls
+            ):  # only together with its result
                 text = shown[len(prompt) :]
                 begin = self.chat.begin_of_calls(text, 0)
                 text = text[:begin] + self._calls_in(text[begin:])
@@ -211,7 +244,9 @@ class Conversation:
         end = spans[-1].end if spans else len(text)
         rest = text[end:]
         token = min((t for t in special_tokens(self.tokenizer) if t in rest), key=rest.index, default="")
-        return text[:end] + (rest[: rest.index(token) + len(token)] if token and not rest[: rest.index(token)].strip() else "")
+        return text[:end] + (
+            rest[: rest.index(token) + len(token)] if token and not rest[: rest.index(token)].strip() else ""
+        )
 
     def _results_of(self, said: Mapping[str, Any]) -> list[dict[str, Any]]:
         earlier = self.known
@@ -226,23 +261,38 @@ class Conversation:
         whole = encode_all(self.tokenizer, [expected])[0]
         goes_on = ids[: len(self.sent)] == self.sent
         same = ids == whole
-        same_text = text == expected or decode(self.tokenizer, ids, special=True) == decode(self.tokenizer, whole, special=True)
+        same_text = text == expected or decode(self.tokenizer, ids, special=True) == decode(
+            self.tokenizer, whole, special=True
+        )
         could = whole[: len(self.sent)] == self.sent
         if not rewritten:
-            self.played.turns += "c" if same and goes_on else "x" if goes_on and same_text else "K" if goes_on else "X"
+            self.played.turns += (
+                "c" if same and goes_on else "x" if goes_on and same_text else "K" if goes_on else "X"
+            )
         else:
             self.played.turns += "A" if could else "a" if same_text else "X"
 
-    def heard(self, step: Step, text: str, content: str, thinking: str, calls: Sequence[tuple[str, Any]]) -> None:
+    def heard(
+        self, step: Step, text: str, content: str, thinking: str, calls: Sequence[tuple[str, Any]]
+    ) -> None:
         """Compare a reply as it was read with what was meant, and its tokens show."""
         if step.cut:
             return
         meant_text = step.content.strip() if step.content.strip() in text else ""
-        if content.strip() != meant_text and not (step.calls and meant_text == thinking.strip()):  # some show it as thinking
+        if content.strip() != meant_text and not (
+            step.calls and meant_text == thinking.strip()
+        ):  # some show it as thinking
             self.played.wrong.append(f"content {content!r:.60}")
-        if step.thought and step.thought in text and thinking.strip() != step.thought and self.chat.marks.field != "content":
+        if (
+            step.thought
+            and step.thought in text
+            and thinking.strip() != step.thought
+            and self.chat.marks.field != "content"
+        ):
             self.played.wrong.append(f"thinking {thinking!r:.60}")
-        meant = [(name, dict(arguments)) for name, arguments in step.calls][: 1 if self.chat.calls and self.chat.calls.most == 1 else None]
+        meant = [(name, dict(arguments)) for name, arguments in step.calls][
+            : 1 if self.chat.calls and self.chat.calls.most == 1 else None
+        ]
         if [(name, dict(arguments)) for name, arguments in calls] != meant:
             self.played.wrong.append(f"calls {calls!r:.80}")
 
@@ -260,7 +310,10 @@ def play(chat: ChatTemplate, steps: Sequence[Step]) -> Played:
     for number, step in enumerate(steps):
         asked = [*own.results(), *(dict(message) for message in step.asked)]
         own.known += asked
-        results = [{"role": "tool", "content": m["content"], "tool_call_id": i} for m, i in zip(asked, answers, strict=False)]
+        results = [
+            {"role": "tool", "content": m["content"], "tool_call_id": i}
+            for m, i in zip(asked, answers, strict=False)
+        ]
         messages += [*results, *asked[len(answers) :]]
         ask = Ask("A", messages, own.tools)
         try:
@@ -281,14 +334,22 @@ def play(chat: ChatTemplate, steps: Sequence[Step]) -> Played:
         reply = SimpleNamespace(generation=generation, text=text)
         choice = gateway.answer(ask, built, [(SimpleNamespace(turn=1, number=number), reply)], "x").choices[0]
         calls = [(name, json.loads(arguments)) for _, name, arguments in choice.calls]
-        own.heard(step, decode(chat.tokenizer, generation.token_ids, special=True), choice.content, choice.thinking, calls)
+        own.heard(
+            step,
+            decode(chat.tokenizer, generation.token_ids, special=True),
+            choice.content,
+            choice.thinking,
+            calls,
+        )
         if own.played.wrong:
             break
         own.known.append({"role": "assistant", "content": closed(text)} if step.cut else said)
         own.count += len(step.calls)
         own.sent = (*built.prompt.ids, *generation.token_ids)
         answers = [call_id for call_id, _, _ in choice.calls]
-        own.name_calls([request.id for request in split_calls(text, chat.syntaxes, OfferedTools.of(TOOLS))[1]])
+        own.name_calls(
+            [request.id for request in split_calls(text, chat.syntaxes, OfferedTools.of(TOOLS))[1]]
+        )
         messages.append({key: value for key, value in choice.message.items() if key != "reasoning_content"})
     return own.played
 
@@ -349,7 +410,9 @@ def play_rounds(tokenizer: Any, steps: Sequence[Step]) -> Played:
         own.known.append(said)
         own.name_calls([request.id for request in requests])
         results = [{"role": "tool", "content": f"{7 + place}"} for place, _ in enumerate(requests)]
-        following, anew = builder.following(prompt, SimpleNamespace(text=text, generation=generation), requests, results)  # type: ignore[arg-type]
+        following, anew = builder.following(
+            prompt, SimpleNamespace(text=text, generation=generation), requests, results
+        )  # type: ignore[arg-type]
         assert following is not None, "the prompt is short"
         own.sent = (*prompt.ids, *generation.token_ids)
         own.known += own.results()

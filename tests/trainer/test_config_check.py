@@ -22,7 +22,9 @@ def test_the_kl_of_the_loss_may_be_straight_through(config: RunConfig, name: str
 @pytest.mark.parametrize("name", ["k9+", "+", "k1++"])
 def test_another_kl_of_the_loss_is_refused(config: RunConfig, name: str) -> None:
     config.actor_rollout_ref.actor.kl_loss_type = name
-    with pytest.raises(ConfigError, match=r"actor_rollout_ref\.actor\.kl_loss_type='.*': expected one of kl, .*k3\+"):
+    with pytest.raises(
+        ConfigError, match=r"actor_rollout_ref\.actor\.kl_loss_type='.*': expected one of kl, .*k3\+"
+    ):
         check_settings(config)
 
 
@@ -34,11 +36,15 @@ def test_the_kl_of_the_reward_has_no_gradient_to_pass_through(config: RunConfig)
 
 def test_an_empty_text_ends_no_reply(config: RunConfig) -> None:
     config.actor_rollout_ref.rollout.stop = ["</a>", ""]
-    with pytest.raises(ConfigError, match=r"rollout\.stop=\['</a>', ''\].*: an empty string would end every reply"):
+    with pytest.raises(
+        ConfigError, match=r"rollout\.stop=\['</a>', ''\].*: an empty string would end every reply"
+    ):
         check_settings(config)
     config.actor_rollout_ref.rollout.stop = []
     config.actor_rollout_ref.rollout.val_kwargs.stop = [""]
-    with pytest.raises(ConfigError, match=r"rollout\.val_kwargs\.stop=\[''\].*: an empty string would end every reply"):
+    with pytest.raises(
+        ConfigError, match=r"rollout\.val_kwargs\.stop=\[''\].*: an empty string would end every reply"
+    ):
         check_settings(config)
 
 
@@ -49,12 +55,16 @@ def test_masks_need_a_gateway_an_engine_that_can_and_a_pass_that_measures_them(c
         check_settings(config)
     config.agent.orchestra_type = "gateway"
     for rollout.name in ("hf", "vllm"):
-        with pytest.raises(ConfigError, match=said + r"an agent with actor_rollout_ref\.rollout\.structured_outputs=true"):
+        with pytest.raises(
+            ConfigError, match=said + r"an agent with actor_rollout_ref\.rollout\.structured_outputs=true"
+        ):
             check_settings(config)
     rollout.structured_outputs = True
     check_settings(config)
     config.algorithm.rollout_correction.bypass_mode = True
-    with pytest.raises(ConfigError, match=r"gateway\.structured=mask needs the pass for old log-probs.*set bypass_mode=false"):
+    with pytest.raises(
+        ConfigError, match=r"gateway\.structured=mask needs the pass for old log-probs.*set bypass_mode=false"
+    ):
         check_settings(config)
     config.gateway.structured = "masks"
     with pytest.raises(ConfigError, match=r"gateway\.structured='masks': expected one of refuse, mask"):

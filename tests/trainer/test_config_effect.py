@@ -51,12 +51,17 @@ def test_a_changed_key_without_effect_is_named_with_what_it_needs(config: RunCon
 
 
 def test_a_per_agent_override_counts_for_its_agent(config: RunConfig) -> None:
-    config.agent.agent_specific_parameters = {"actor": {"kl_loss_coef": [0.001, 0.5], "use_kl_loss": [True, False]}}
+    config.agent.agent_specific_parameters = {
+        "actor": {"kl_loss_coef": [0.001, 0.5], "use_kl_loss": [True, False]}
+    }
     with pytest.raises(
-        IneffectiveKeyError, match=r"actor\.kl_loss_coef=0\.5 has no effect for agent 'Verifier Agent'; it needs .*use_kl_loss=true"
+        IneffectiveKeyError,
+        match=r"actor\.kl_loss_coef=0\.5 has no effect for agent 'Verifier Agent'; it needs .*use_kl_loss=true",
     ):
         check(config)
-    config.agent.agent_specific_parameters = {"actor": {"kl_loss_coef": [0.001, 0.5], "use_kl_loss": [True, True]}}
+    config.agent.agent_specific_parameters = {
+        "actor": {"kl_loss_coef": [0.001, 0.5], "use_kl_loss": [True, True]}
+    }
     check(config)
 
 
@@ -64,7 +69,11 @@ def test_a_per_agent_override_counts_for_its_agent(config: RunConfig) -> None:
 def test_a_lead_needs_policies_that_train_in_several_lanes(config: RunConfig, shared: bool) -> None:
     config.async_training.mode, config.async_training.max_lead = "fully_async", 0
     config.algorithm.group_by, config.agent.model_sharing = ["uid", "agent_id"], shared
-    with pytest.raises(IneffectiveKeyError, match=r"max_lead=0 has no effect; it needs .* several lanes") if shared else nullcontext():
+    with (
+        pytest.raises(IneffectiveKeyError, match=r"max_lead=0 has no effect; it needs .* several lanes")
+        if shared
+        else nullcontext()
+    ):
         check(config)
 
 
@@ -84,23 +93,37 @@ def test_a_users_estimator_may_read_any_key(config: RunConfig, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("estimator", ["gae", "rae", "reinforce_plus_plus", "remax"])
-@pytest.mark.parametrize(("key", "value"), [("group_by", ["uid"]), ("group_by_agent_id", False), ("singleton", "raw")])
-def test_keys_of_groups_need_an_estimator_that_has_some(config: RunConfig, estimator: str, key: str, value: Any) -> None:
+@pytest.mark.parametrize(
+    ("key", "value"), [("group_by", ["uid"]), ("group_by_agent_id", False), ("singleton", "raw")]
+)
+def test_keys_of_groups_need_an_estimator_that_has_some(
+    config: RunConfig, estimator: str, key: str, value: Any
+) -> None:
     config.algorithm.adv_estimator = estimator
     setattr(config.algorithm, key, value)
-    with pytest.raises(IneffectiveKeyError, match=rf"algorithm\.{key}=.* has no effect; it needs algorithm\.adv_estimator=.*grpo.*rloo"):
+    with pytest.raises(
+        IneffectiveKeyError,
+        match=rf"algorithm\.{key}=.* has no effect; it needs algorithm\.adv_estimator=.*grpo.*rloo",
+    ):
         check(config)
     config.algorithm.per_agent = {"solver_agent": {"adv_estimator": "grpo"}}
     check(config)
 
 
 def test_a_key_of_one_agent_is_judged_by_that_agents_estimator(config: RunConfig) -> None:
-    config.algorithm.per_agent = {"solver_agent": {"adv_estimator": "reinforce_plus_plus", "gamma": 0.9}, "verifier_agent": {"lam": 0.5}}
+    config.algorithm.per_agent = {
+        "solver_agent": {"adv_estimator": "reinforce_plus_plus", "gamma": 0.9},
+        "verifier_agent": {"lam": 0.5},
+    }
     with pytest.raises(
-        IneffectiveKeyError, match=r"algorithm\.per_agent\.verifier_agent\.lam=0\.5 has no effect; it needs, for this agent, .*gae"
+        IneffectiveKeyError,
+        match=r"algorithm\.per_agent\.verifier_agent\.lam=0\.5 has no effect; it needs, for this agent, .*gae",
     ):
         check(config)
-    config.algorithm.per_agent["verifier_agent"] = {"gigpo": {"step_advantage_w": 0.5}, "adv_estimator": "gigpo"}
+    config.algorithm.per_agent["verifier_agent"] = {
+        "gigpo": {"step_advantage_w": 0.5},
+        "adv_estimator": "gigpo",
+    }
     check(config)
 
 
@@ -121,7 +144,9 @@ def test_a_key_of_one_agent_is_judged_by_that_agents_estimator(config: RunConfig
         ("geo_mean", "loss_agg_mode", "seq-mean-token-mean"),
     ],
 )
-def test_keys_that_the_loss_does_not_read_are_refused(config: RunConfig, loss: str, key: str, value: Any) -> None:
+def test_keys_that_the_loss_does_not_read_are_refused(
+    config: RunConfig, loss: str, key: str, value: Any
+) -> None:
     actor = config.actor_rollout_ref.actor
     actor.policy_loss.loss_mode = loss
     *sections, name = key.split(".")
@@ -130,7 +155,9 @@ def test_keys_that_the_loss_does_not_read_are_refused(config: RunConfig, loss: s
         check(config)
 
 
-@pytest.mark.parametrize(("loss", "key"), [("dppo", "clip_ratio_c"), ("gspo", "clip_ratio"), ("clip_cov", "clip_ratio_low")])
+@pytest.mark.parametrize(
+    ("loss", "key"), [("dppo", "clip_ratio_c"), ("gspo", "clip_ratio"), ("clip_cov", "clip_ratio_low")]
+)
 def test_keys_that_the_loss_reads_are_silent(config: RunConfig, loss: str, key: str) -> None:
     config.actor_rollout_ref.actor.policy_loss.loss_mode = loss
     setattr(config.actor_rollout_ref.actor, key, 7.0)
@@ -159,7 +186,8 @@ def test_a_pass_over_rows_reads_either_tokens_or_rows(config: RunConfig, section
     check(config)
     keys.log_prob_use_dynamic_bsz = False
     with pytest.raises(
-        IneffectiveKeyError, match=rf"{section}\.log_prob_max_token_len_per_gpu=4096 has no .*log_prob_use_dynamic_bsz=true"
+        IneffectiveKeyError,
+        match=rf"{section}\.log_prob_max_token_len_per_gpu=4096 has no .*log_prob_use_dynamic_bsz=true",
     ):
         check(config)
 
@@ -171,7 +199,9 @@ PASS_KEYS = {"log_prob_use_dynamic_bsz": False, "log_prob_max_token_len_per_gpu"
 @pytest.mark.parametrize("makes", ["algorithm.use_kl_in_reward", "actor_rollout_ref.actor.use_kl_loss"])
 def test_keys_of_the_reference_need_one(config: RunConfig, key: str, makes: str) -> None:
     setattr(config.actor_rollout_ref.ref, key, PASS_KEYS[key])
-    with pytest.raises(IneffectiveKeyError, match=rf"actor_rollout_ref\.ref\.{key}=.* has no effect .*; it needs a reference"):
+    with pytest.raises(
+        IneffectiveKeyError, match=rf"actor_rollout_ref\.ref\.{key}=.* has no effect .*; it needs a reference"
+    ):
         check(config)
     change(config, makes)
     check(config)
@@ -188,9 +218,13 @@ def test_keys_of_the_reference_need_one(config: RunConfig, key: str, makes: str)
         ("algorithm.adv_estimator", "optimal_token_baseline"),
     ],
 )
-def test_keys_of_old_log_probs_need_a_pass_for_them(config: RunConfig, key: str, makes: str, value: Any) -> None:
+def test_keys_of_old_log_probs_need_a_pass_for_them(
+    config: RunConfig, key: str, makes: str, value: Any
+) -> None:
     setattr(config.actor_rollout_ref.rollout, key, PASS_KEYS[key])
-    with pytest.raises(IneffectiveKeyError, match=rf"rollout\.{key}=.* has no effect .*; it needs a pass for old log-probs"):
+    with pytest.raises(
+        IneffectiveKeyError, match=rf"rollout\.{key}=.* has no effect .*; it needs a pass for old log-probs"
+    ):
         check(config)
     *sections, name = makes.split(".")
     setattr(reduce(getattr, sections, config), name, value)
@@ -207,12 +241,15 @@ def test_bypass_mode_has_no_pass_for_old_log_probs_except_during_critic_warmup(c
 
 
 @pytest.mark.parametrize("section", ["actor_rollout_ref.actor", "critic"])
-def test_keys_of_the_end_of_a_schedule_are_refused_for_a_constant_learning_rate(config: RunConfig, section: str) -> None:
+def test_keys_of_the_end_of_a_schedule_are_refused_for_a_constant_learning_rate(
+    config: RunConfig, section: str
+) -> None:
     config.algorithm.adv_estimator = "gae"
     optim = reduce(getattr, section.split("."), config).optim
     optim.min_lr_ratio = 0.1
     with pytest.raises(
-        IneffectiveKeyError, match=rf"{section}\.optim\.min_lr_ratio=0\.1 has no .*{section}\.optim\.lr_scheduler_type=linear"
+        IneffectiveKeyError,
+        match=rf"{section}\.optim\.min_lr_ratio=0\.1 has no .*{section}\.optim\.lr_scheduler_type=linear",
     ):
         check(config)
     optim.lr_scheduler_type = "cosine"
@@ -220,7 +257,9 @@ def test_keys_of_the_end_of_a_schedule_are_refused_for_a_constant_learning_rate(
 
 
 @pytest.mark.parametrize(("key", "value"), [("policy_loss.loss_mode", "gspo"), ("clip_ratio", 0.1)])
-def test_reinforce_in_bypass_mode_reads_neither_loss_nor_clip(config: RunConfig, key: str, value: Any) -> None:
+def test_reinforce_in_bypass_mode_reads_neither_loss_nor_clip(
+    config: RunConfig, key: str, value: Any
+) -> None:
     correction, actor = config.algorithm.rollout_correction, config.actor_rollout_ref.actor
     correction.bypass_mode, correction.loss_type = True, "reinforce"
     *sections, name = key.split(".")
@@ -245,15 +284,22 @@ def test_keys_of_a_gpu_are_refused_on_a_cpu(config: RunConfig, key: str) -> None
     setattr(reduce(getattr, sections, config), name, GPU_KEYS[key])
     check(config)
     config.trainer.device = "cpu"
-    with pytest.raises(IneffectiveKeyError, match=rf"{key}=.* has no effect.*; it needs a GPU: trainer\.device=auto or cuda"):
+    with pytest.raises(
+        IneffectiveKeyError, match=rf"{key}=.* has no effect.*; it needs a GPU: trainer\.device=auto or cuda"
+    ):
         check(config)
 
 
 @pytest.mark.parametrize(("key", "value"), [("gpu_memory_utilization", 0.3), ("enforce_eager", True)])
-def test_keys_of_vllm_are_refused_for_a_frozen_agent_on_another_engine_too(config: RunConfig, key: str, value: Any) -> None:
+def test_keys_of_vllm_are_refused_for_a_frozen_agent_on_another_engine_too(
+    config: RunConfig, key: str, value: Any
+) -> None:
     config.agent.frozen = ["Verifier Agent"]
     config.agent.agent_specific_parameters = {"rollout": {key: [None, value]}}
-    with pytest.raises(IneffectiveKeyError, match=rf"rollout\.{key}={value} has no effect for agent 'Verifier Agent'; it needs .*vllm"):
+    with pytest.raises(
+        IneffectiveKeyError,
+        match=rf"rollout\.{key}={value} has no effect for agent 'Verifier Agent'; it needs .*vllm",
+    ):
         check(config)
     config.agent.agent_specific_parameters["rollout"]["name"] = [None, "vllm"]
     check(config)
@@ -267,7 +313,8 @@ def test_engines_with_devices_of_their_own_free_no_cache(config: RunConfig) -> N
     check(config)
     config.rollout.n_gpus_per_node = 2
     with pytest.raises(
-        IneffectiveKeyError, match=r"free_cache_engine=False has no effect.* needs shared devices: rollout\.n_gpus_per_node=0"
+        IneffectiveKeyError,
+        match=r"free_cache_engine=False has no effect.* needs shared devices: rollout\.n_gpus_per_node=0",
     ):
         check(config)
 
@@ -277,9 +324,12 @@ def test_a_frozen_agent_frees_no_cache_unless_its_base_learns(config: RunConfig)
     config.agent.frozen = ["Verifier Agent"]
     config.agent.agent_specific_parameters = {"rollout": {"free_cache_engine": [None, False]}}
     with pytest.raises(
-        IneffectiveKeyError, match=r"rollout\.free_cache_engine gives agent 'Verifier Agent' False, which has no effect: it is frozen"
+        IneffectiveKeyError,
+        match=r"rollout\.free_cache_engine gives agent 'Verifier Agent' False, which has no effect: it is frozen",
     ):
         check_untrained(config, build_placement(config.agent, config.actor_rollout_ref))
     config.agent.specialization = "lora"
-    config.agent.agent_specific_parameters = {"rollout": {"free_cache_engine": [False, False], "update_bucket_mb": [8, 8]}}
+    config.agent.agent_specific_parameters = {
+        "rollout": {"free_cache_engine": [False, False], "update_bucket_mb": [8, 8]}
+    }
     check_untrained(config, build_placement(config.agent, config.actor_rollout_ref))

@@ -29,13 +29,25 @@ def make(tiny_model_dir: Path, changes: dict[str, Any]) -> RunConfig:
     [
         ({"reward.alpha": -0.5}, "reward.alpha=-0.5: expected at least 0"),
         ({"reward.alpha": float("inf")}, "reward.alpha=inf: expected at least 0 and finite"),
-        ({"reward.shaping_threshold": float("nan")}, "reward.shaping_threshold=nan: expected a finite number"),
-        ({"reward.overlong_buffer.penalty_factor": float("inf")}, "reward.overlong_buffer.penalty_factor=inf"),
-        ({"reward.team_scope": "calls"}, "reward.team_scope='calls': expected one of episode, turn, call; did you mean 'call'"),
+        (
+            {"reward.shaping_threshold": float("nan")},
+            "reward.shaping_threshold=nan: expected a finite number",
+        ),
+        (
+            {"reward.overlong_buffer.penalty_factor": float("inf")},
+            "reward.overlong_buffer.penalty_factor=inf",
+        ),
+        (
+            {"reward.team_scope": "calls"},
+            "reward.team_scope='calls': expected one of episode, turn, call; did you mean 'call'",
+        ),
         ({"reward.shaping": "hop"}, "reward.shaping='hop': expected one of default, turn_weighted"),
         ({"reward.shaping_gamma": 1.5}, "reward.shaping_gamma=1.5: expected at least 0 and at most 1"),
         ({"reward.propagation.mode": "treshold"}, "did you mean 'threshold'"),
-        ({"reward.propagation.theta": 1.2}, "reward.propagation.theta=1.2: expected at least 0 and at most 1"),
+        (
+            {"reward.propagation.theta": 1.2},
+            "reward.propagation.theta=1.2: expected at least 0 and at most 1",
+        ),
         ({"reward.propagation.theta": float("nan")}, "reward.propagation.theta=nan"),
         ({"reward.propagation.theta_quantile": -0.1}, "reward.propagation.theta_quantile=-0.1"),
         ({"reward.propagation.theta_step": -0.1}, "reward.propagation.theta_step=-0.1"),
@@ -43,22 +55,45 @@ def make(tiny_model_dir: Path, changes: dict[str, Any]) -> RunConfig:
         ({"reward.propagation.theta_window": 0}, "reward.propagation.theta_window=0"),
         ({"reward.propagation.gamma": 2.0}, "reward.propagation.gamma=2.0"),
         ({"reward.propagation.min_pass_rate": 7.0}, "reward.propagation.min_pass_rate=7.0"),
-        ({"reward.propagation.local_range": [1.0, 1.0]}, "reward.propagation.local_range=[1.0, 1.0]: expected two numbers"),
-        ({"reward.propagation.local_range": [0.0]}, "reward.propagation.local_range=[0.0]: expected two numbers"),
-        ({"reward.propagation.mode": "uniform", "reward.team_scope": "turn"}, "reward.team_scope=turn contradicts reward.propagation.mode"),
         (
-            {"reward.model.kind": "judge", "reward.model.path": "/j", "reward.model.combine": "replace", "reward.model.weight": 0.0},
+            {"reward.propagation.local_range": [1.0, 1.0]},
+            "reward.propagation.local_range=[1.0, 1.0]: expected two numbers",
+        ),
+        (
+            {"reward.propagation.local_range": [0.0]},
+            "reward.propagation.local_range=[0.0]: expected two numbers",
+        ),
+        (
+            {"reward.propagation.mode": "uniform", "reward.team_scope": "turn"},
+            "reward.team_scope=turn contradicts reward.propagation.mode",
+        ),
+        (
+            {
+                "reward.model.kind": "judge",
+                "reward.model.path": "/j",
+                "reward.model.combine": "replace",
+                "reward.model.weight": 0.0,
+            },
             "reward.model.combine=replace has no effect; it needs reward.model.weight other than 0.0",
         ),
-        ({"reward.model.unparsable_score": 2.0}, "reward.model.unparsable_score=2.0: expected at least 0 and at most 1"),
+        (
+            {"reward.model.unparsable_score": 2.0},
+            "reward.model.unparsable_score=2.0: expected at least 0 and at most 1",
+        ),
         ({"reward.overlong_buffer.penalty_factor": -1.0}, "reward.overlong_buffer.penalty_factor=-1.0"),
         (
-            {"reward.overlong_buffer.enable": True, "reward.overlong_buffer.len": 65, "data.max_response_length": 64},
+            {
+                "reward.overlong_buffer.enable": True,
+                "reward.overlong_buffer.len": 65,
+                "data.max_response_length": 64,
+            },
             "reward.overlong_buffer.len=65 is more than the 64 tokens that agent",
         ),
     ],
 )
-def test_a_value_that_cannot_be_used_is_named(tiny_model_dir: Path, changes: dict[str, Any], words: str) -> None:
+def test_a_value_that_cannot_be_used_is_named(
+    tiny_model_dir: Path, changes: dict[str, Any], words: str
+) -> None:
     with pytest.raises(ConfigError) as error:
         check_settings(make(tiny_model_dir, changes))
     assert words in str(error.value)
@@ -72,13 +107,17 @@ def test_a_value_that_cannot_be_used_is_named(tiny_model_dir: Path, changes: dic
         ("algorithm.use_kl_in_reward", ""),
     ],
 )
-def test_a_part_of_the_reward_that_gdpo_does_not_read_is_refused(tiny_model_dir: Path, key: str, column: str) -> None:
+def test_a_part_of_the_reward_that_gdpo_does_not_read_is_refused(
+    tiny_model_dir: Path, key: str, column: str
+) -> None:
     gdpo = {"algorithm.adv_estimator": "gdpo", "env.rollout.n": 2, key: True}
 
     def check(*keys: str, **others: Any) -> None:
         check_settings(make(tiny_model_dir, gdpo | {"algorithm.gdpo_reward_keys": list(keys)} | others))
 
-    with pytest.raises(IneffectiveKeyError, match=rf"{key}=true.* has no effect: gdpo learns from .*team_reward"):
+    with pytest.raises(
+        IneffectiveKeyError, match=rf"{key}=true.* has no effect: gdpo learns from .*team_reward"
+    ):
         check("team_reward", "mixed_reward")
     for read in ("reward", "step_reward", column) if column else ():
         check("team_reward", read)

@@ -1,4 +1,6 @@
-"""Every declared key, misspelt, mistyped and beyond its range, is one line of error that names it, before torch is imported."""
+"""Every declared key, misspelt, mistyped and beyond its range, is one line of error that names it, before
+torch is imported.
+"""
 
 from __future__ import annotations
 
@@ -35,14 +37,30 @@ def beyond(key: Key) -> Iterator[Any]:
         least = -1e39 if kind is float else -LARGEST_INT - 2
         below = key.gt if key.gt is not None else least if key.ge is None else key.ge - 1
         yield kind(below - 1 if below == key.off else below)
-        yield kind(key.lt if key.lt is not None else key.le + 1 if key.le is not None else 1e39 if kind is float else LARGEST_INT + 1)
+        yield kind(
+            key.lt
+            if key.lt is not None
+            else key.le + 1
+            if key.le is not None
+            else 1e39
+            if kind is float
+            else LARGEST_INT + 1
+        )
         yield from [float("nan"), float("inf")] if kind is float else [2.5]
 
 
 def mistyped(key: Key) -> Any:
     """A value of another type."""
     kind = kind_of(key)
-    return "abc" if kind in (int, float) else 2 if kind is bool else [["a"]] if str in (kind, *get_args(kind)) else 5
+    return (
+        "abc"
+        if kind in (int, float)
+        else 2
+        if kind is bool
+        else [["a"]]
+        if str in (kind, *get_args(kind))
+        else 5
+    )
 
 
 def mistakes() -> Iterator[tuple[str, str]]:
@@ -57,7 +75,9 @@ def mistakes() -> Iterator[tuple[str, str]]:
 
 
 def try_all() -> dict[str, Any]:
-    """Give each mistake to the command line. Returns how many there were, and what is wrong with their messages."""
+    """Give each mistake to the command line. Returns how many there were, and what is wrong with their
+    messages.
+    """
     wrong, tried = [], 0
     for name, override in mistakes():
         said, status = io.StringIO(), None
@@ -94,7 +114,9 @@ def test_a_value_of_one_agent_is_blamed_on_the_key_of_that_agent(number: int) ->
                 own = {section: own}
             with pytest.raises(ConfigError) as refused:
                 build_placement(AgentConfig(agent_ids=["A", "B"], agent_specific_parameters=own), base)
-            assert str(refused.value).startswith(f"agent.agent_specific_parameters.{name}={value} (agent 'B'): expected ")
+            assert str(refused.value).startswith(
+                f"agent.agent_specific_parameters.{name}={value} (agent 'B'): expected "
+            )
     for name, key in keys(AlgorithmConfig).items():
         for value in list(beyond(key))[number : number + 1] if name.split(".")[0] in PER_AGENT_KEYS else ():
             tree: dict[str, Any] = {name.split(".")[-1]: value}
@@ -120,7 +142,9 @@ def test_every_condition_can_be_evaluated_and_names_keys_that_exist() -> None:
                     value_at(config, alternative.split("=")[0].split("!")[0].split(">")[0])
 
 
-def test_the_override_that_is_wrong_is_named_not_another_of_the_same_key(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_override_that_is_wrong_is_named_not_another_of_the_same_key(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     lr = "actor_rollout_ref.actor.optim.lr"
     with pytest.raises(SystemExit):
         check_command_line([f"{lr}=3e-4", f"{lr}=abc"], list)
@@ -129,9 +153,18 @@ def test_the_override_that_is_wrong_is_named_not_another_of_the_same_key(capsys:
 
 def test_a_key_that_only_the_preset_gives_is_called_the_presets(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        check_command_line(["algorithm.preset=at_grpo", "actor_rollout_ref.model.path=owner/model", "rollout.sampling=parallel"], list)
+        check_command_line(
+            [
+                "algorithm.preset=at_grpo",
+                "actor_rollout_ref.model.path=owner/model",
+                "rollout.sampling=parallel",
+            ],
+            list,
+        )
     line = capsys.readouterr().err
-    assert line.startswith("error: algorithm.group_by=['traj_uid', ") and line.endswith(" (set by algorithm.preset=at_grpo)\n")
+    assert line.startswith("error: algorithm.group_by=['traj_uid', ") and line.endswith(
+        " (set by algorithm.preset=at_grpo)\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -141,20 +174,43 @@ def test_a_key_that_only_the_preset_gives_is_called_the_presets(capsys: pytest.C
         ("agent.plugins=['']", "agent.plugins=['']: expected no empty string"),
         ("agent.agent_ids=[[a]]", "agent.agent_ids=[[a]]: expected list[str]"),
         ("agent.orchestra.draft=5", "agent.orchestra.draft=5: expected dict[str, Any]"),
-        ("data.apply_chat_template_kwargs.tools=5", "data.apply_chat_template_kwargs.tools=5: tools is set by the run"),
-        ("data.apply_chat_template_kwargs.self=1", "data.apply_chat_template_kwargs.self=1: self is set by the run"),
-        ("data.seed=18446744073709551616", "data.seed=18446744073709551616: expected at least 0 and at most 4294967295"),
-        ("trainer.worker_timeout_s=1e10", "trainer.worker_timeout_s=1e10: expected above 0 and at most 2000000"),
+        (
+            "data.apply_chat_template_kwargs.tools=5",
+            "data.apply_chat_template_kwargs.tools=5: tools is set by the run",
+        ),
+        (
+            "data.apply_chat_template_kwargs.self=1",
+            "data.apply_chat_template_kwargs.self=1: self is set by the run",
+        ),
+        (
+            "data.seed=18446744073709551616",
+            "data.seed=18446744073709551616: expected at least 0 and at most 4294967295",
+        ),
+        (
+            "trainer.worker_timeout_s=1e10",
+            "trainer.worker_timeout_s=1e10: expected above 0 and at most 2000000",
+        ),
         ("trainer.num_threads=100000", "trainer.num_threads=100000: expected at least 0 and at most 1024"),
         ("reward.alpha=1e300", "reward.alpha=1e300: expected at least 0 and at most 3.4e+38"),
-        ("actor_rollout_ref.actor.clip_ratio=1e39", "actor_rollout_ref.actor.clip_ratio=1e39: expected at least 0 and at most 3.4e+38"),
-        ("actor_rollout_ref.actor.optim.eps=1e-50", "actor_rollout_ref.actor.optim.eps=1e-50: expected at least 1.2e-38 (float32)"),
+        (
+            "actor_rollout_ref.actor.clip_ratio=1e39",
+            "actor_rollout_ref.actor.clip_ratio=1e39: expected at least 0 and at most 3.4e+38",
+        ),
+        (
+            "actor_rollout_ref.actor.optim.eps=1e-50",
+            "actor_rollout_ref.actor.optim.eps=1e-50: expected at least 1.2e-38 (float32)",
+        ),
         ("data.train_max_samples=0", "data.train_max_samples=0: expected -1 or at least 1"),
-        ("algorithm.per_agent.a.gdpo_reward_weights=[x]", "algorithm.per_agent.a.gdpo_reward_weights=['x']: expected list[float]"),
+        (
+            "algorithm.per_agent.a.gdpo_reward_weights=[x]",
+            "algorithm.per_agent.a.gdpo_reward_weights=['x']: expected list[float]",
+        ),
         ("trainer.val_only=2", "trainer.val_only=2: expected bool"),
     ],
 )
-def test_what_no_type_of_omegaconf_rules_out_is_one_line(override: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_no_type_of_omegaconf_rules_out_is_one_line(
+    override: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     team = ["actor_rollout_ref.model.path=owner/model", "agent.agent_ids=[a]"]
     with pytest.raises(SystemExit):
         check_command_line([*team, override], list)

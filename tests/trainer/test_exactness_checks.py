@@ -29,7 +29,9 @@ print(time.perf_counter() - began)
 
 @pytest.mark.timing
 @pytest.mark.parametrize("specialization", ["full", "lora"])
-def test_the_numbers_of_a_small_model_are_checked_in_two_seconds(tiny_model_dir: Path, specialization: str) -> None:
+def test_the_numbers_of_a_small_model_are_checked_in_two_seconds(
+    tiny_model_dir: Path, specialization: str
+) -> None:
     """Beside what a run imports and reads in any case: transformers, the configuration and the tokenizer."""
     command = [sys.executable, "-c", CHECK, str(tiny_model_dir), specialization]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)

@@ -29,16 +29,30 @@ MIB = 2**20
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(make_tiny_model(tmp_path_factory.mktemp("model") / "m", ["a few words"], size=TinyModelSize(num_layers=7)))
+    return str(
+        make_tiny_model(
+            tmp_path_factory.mktemp("model") / "m", ["a few words"], size=TinyModelSize(num_layers=7)
+        )
+    )
 
 
 def counted(path: str, *, checkpointing: bool = False) -> TrainingMemory:
-    return TrainingMemory(path, CAUSAL_LM, PACKED, dtype=torch.float32, adapters={}, checkpointing=checkpointing, trust_remote_code=False)
+    return TrainingMemory(
+        path,
+        CAUSAL_LM,
+        PACKED,
+        dtype=torch.float32,
+        adapters={},
+        checkpointing=checkpointing,
+        trust_remote_code=False,
+    )
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("rows", [1, 16])
-def test_layers_that_are_left_out_are_added_exactly(model: str, rows: int, checkpointing: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layers_that_are_left_out_are_added_exactly(
+    model: str, rows: int, checkpointing: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shape = Shape(rows, 24, 8)
     some = counted(model, checkpointing=checkpointing).of_pass(shape)
     monkeypatch.setattr(activation_memory, "COUNTED_LAYERS", 99)
@@ -57,7 +71,9 @@ def planned(model: str, free: int, monkeypatch: pytest.MonkeyPatch, *keys: str) 
     monkeypatch.setattr(memory_plan, "_processes", lambda config, placement: 0)
     process = type("Process", (), {"memory_info": lambda self: type("Memory", (), {"rss": 0})()})
     monkeypatch.setattr(memory_plan.psutil, "Process", process)
-    config = compose_config([f"actor_rollout_ref.model.path={model}", "trainer.controller=local", "trainer.device=cpu", *keys])
+    config = compose_config(
+        [f"actor_rollout_ref.model.path={model}", "trainer.controller=local", "trainer.device=cpu", *keys]
+    )
     resolve_defaults(config)
     placement = build_placement(config.agent, config.actor_rollout_ref)
     memory_plan.plan_memory(config, placement, "cpu", partial(max_model_len, config, placement))
@@ -77,24 +93,42 @@ def test_with_enough_memory_budgets_are_the_largest_and_nothing_is_recomputed(
     assert "a micro-batch" in lines[0]
 
 
-def test_with_less_memory_micro_batches_are_smaller_and_then_recomputed(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    lengths = ("data.max_prompt_length=48", "data.max_response_length=16", "actor_rollout_ref.rollout.max_num_seqs=2")
+def test_with_less_memory_micro_batches_are_smaller_and_then_recomputed(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lengths = (
+        "data.max_prompt_length=48",
+        "data.max_response_length=16",
+        "actor_rollout_ref.rollout.max_num_seqs=2",
+    )
     most = planned(model, 10**12, monkeypatch, *lengths).actor_rollout_ref
     less = planned(model, 120 * MIB, monkeypatch, *lengths).actor_rollout_ref
     assert 64 <= less.actor.ppo_max_token_len_per_gpu < most.actor.ppo_max_token_len_per_gpu
     assert less.rollout.log_prob_max_token_len_per_gpu == less.actor.ppo_max_token_len_per_gpu
-    long = ("data.max_prompt_length=900", "data.max_response_length=100", "actor_rollout_ref.rollout.max_num_seqs=2")
+    long = (
+        "data.max_prompt_length=900",
+        "data.max_response_length=100",
+        "actor_rollout_ref.rollout.max_num_seqs=2",
+    )
     recomputed = planned(model, 90 * MIB, monkeypatch, *long).actor_rollout_ref
     assert recomputed.model.enable_gradient_checkpointing is True
 
 
-def test_what_cannot_fit_is_refused_with_keys_and_figures(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_fit_is_refused_with_keys_and_figures(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(ConfigError) as error:
         planned(model, 300 * MIB, monkeypatch, "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=16384")
     message = str(error.value)  # another policy holds the rest of the 0.29 GiB
-    assert "GiB and can have 0.27 GiB; these would do: actor_rollout_ref.actor.ppo_max_token_len_per_gpu=1024 (" in message
+    assert (
+        "GiB and can have 0.27 GiB; these would do: actor_rollout_ref.actor.ppo_max_token_len_per_gpu=1024 ("
+        in message
+    )
     assert "\n" not in message
-    with pytest.raises(ConfigError, match=r"use a smaller model, or a machine with more memory \(trainer.check_memory=false starts\)"):
+    with pytest.raises(
+        ConfigError,
+        match=r"use a smaller model, or a machine with more memory \(trainer.check_memory=false starts\)",
+    ):
         planned(model, 5 * MIB, monkeypatch)
 
 
@@ -105,7 +139,11 @@ def test_a_model_of_any_family_is_counted_or_a_line_says_that_it_is_not(
     """Some operations, such as products of an expert's rows in fp32, have no form without numbers."""
     caplog.set_level(logging.INFO)
     FAMILIES[name].config().save_pretrained(tmp_path)
-    lengths = ("data.max_prompt_length=8", "data.max_response_length=8", "actor_rollout_ref.rollout.max_num_seqs=2")
+    lengths = (
+        "data.max_prompt_length=8",
+        "data.max_response_length=8",
+        "actor_rollout_ref.rollout.max_num_seqs=2",
+    )
     own = planned(str(tmp_path), 10**12, monkeypatch, *lengths).actor_rollout_ref
     assert own.actor.ppo_max_token_len_per_gpu == MOST_TOKENS
     lines = {record.getMessage().split(":")[0] for record in caplog.records if "emory" in record.getMessage()}
@@ -121,7 +159,11 @@ def test_a_model_of_any_family_is_counted_or_a_line_says_that_it_is_not(
     ],
 )
 def test_memory_that_the_driver_does_not_see_is_not_counted_and_refuses_nothing(
-    model: str, device: str, keys: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    model: str,
+    device: str,
+    keys: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The GPU, which the driver may not have, and other nodes of a cluster."""
     caplog.set_level(logging.INFO)

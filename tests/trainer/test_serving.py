@@ -18,6 +18,9 @@ def test_a_team_whose_engines_spanned_devices_is_served_on_one(tiny_model_dir: P
     team = serving_team(own, placement, LocalController(own, "cpu"))
     team.start()
     team.init_model(1)
-    assert [stats["active"] for engines in team.engines.groups.values() for stats in engines.stats()] == [0.0, 0.0]
+    assert [stats["active"] for engines in team.engines.groups.values() for stats in engines.stats()] == [
+        0.0,
+        0.0,
+    ]
     team.shutdown()
     assert rollout.tensor_model_parallel_size == 2, "the saved configuration stays as it is"

@@ -21,14 +21,17 @@ from verl.utils.dataset.messages import read_messages
 
 SMALL = TinyModelSize(hidden_size=32, intermediate_size=64, num_layers=1, num_heads=2, num_kv_heads=1)
 CONVERSATIONS = [
-    [{"role": "user", "content": f"say {word}"}, {"role": "assistant", "content": word * 2}] for word in ("ab", "cd", "ef", "gh")
+    [{"role": "user", "content": f"say {word}"}, {"role": "assistant", "content": word * 2}]
+    for word in ("ab", "cd", "ef", "gh")
 ]
 
 
 @pytest.fixture(scope="module")
 def model_folder(tmp_path_factory):
     torch.set_num_threads(1)
-    return make_tiny_model(tmp_path_factory.mktemp("tiny") / "m", ["say ab cd ef gh"], size=SMALL, vocab_size=300)
+    return make_tiny_model(
+        tmp_path_factory.mktemp("tiny") / "m", ["say ab cd ef gh"], size=SMALL, vocab_size=300
+    )
 
 
 @pytest.fixture
@@ -71,7 +74,9 @@ def test_training_learns_the_replies_and_leaves_a_folder_that_loads(model_folder
     assert metrics["loss"] < 0.2 * lines[0]["loss"]
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
-    prompt = tokenizer.apply_chat_template(CONVERSATIONS[1][:1], add_generation_prompt=True, return_tensors="pt", return_dict=True)
+    prompt = tokenizer.apply_chat_template(
+        CONVERSATIONS[1][:1], add_generation_prompt=True, return_tensors="pt", return_dict=True
+    )
     reply = model.generate(**prompt, max_new_tokens=8, do_sample=False)[0, prompt["input_ids"].shape[1] :]
     assert tokenizer.decode(reply, skip_special_tokens=True) == "cdcd"
 
@@ -85,7 +90,9 @@ def test_folders_may_be_named_from_the_users_home(model_folder, demo_file, tmp_p
 
 def test_a_run_is_a_function_of_its_seed(model_folder, demo_file, tmp_path):
     losses = [
-        run_sft(sft_config(model_folder, demo_file, tmp_path / str(i), total_training_steps=4, seed=seed))["loss"]
+        run_sft(sft_config(model_folder, demo_file, tmp_path / str(i), total_training_steps=4, seed=seed))[
+            "loss"
+        ]
         for i, seed in enumerate((0, 0, 1))
     ]
     assert losses[0] == losses[1] != losses[2]
@@ -127,7 +134,11 @@ def test_an_epoch_holds_every_row_once(shuffle, bucket_batches):
 
 def test_unshuffled_windows_keep_the_order_of_a_curriculum():
     rows = rows_of_lengths([3, 1, 2, 4, 9, 7, 8, 6])
-    seen = [row.input_ids[0] for cut in batches(rows, 2, shuffle=False, bucket_batches=2, rng=random.Random(0)) for row in cut]
+    seen = [
+        row.input_ids[0]
+        for cut in batches(rows, 2, shuffle=False, bucket_batches=2, rng=random.Random(0))
+        for row in cut
+    ]
     assert set(seen[:4]) == {0, 1, 2, 3}
 
 
@@ -139,7 +150,9 @@ def test_muon_leaves_embeddings_and_vectors_to_adamw(model_folder):
     embedding = model.get_input_embeddings().weight
     assert any(p is embedding for p in adamw.param_groups[0]["params"])
     assert all(p.ndim == 2 and p is not embedding for p in muon.param_groups[0]["params"])
-    assert len(adamw.param_groups[0]["params"]) + len(muon.param_groups[0]["params"]) == len(list(model.parameters()))
+    assert len(adamw.param_groups[0]["params"]) + len(muon.param_groups[0]["params"]) == len(
+        list(model.parameters())
+    )
 
 
 def test_parquet_and_jsonl_hold_the_same_conversations(demo_file, tmp_path):
@@ -173,8 +186,22 @@ def test_a_failed_run_leaves_no_output_folder(model_folder, demo_file, tmp_path)
         ([], "default_local_dir"),
         (["trainer.default_local_dir={tmp}/o"], "train_files is empty"),
         (["trainer.default_local_dir={tmp}/o", "data.train_files=[{tmp}/none.jsonl]"], "no such data file"),
-        (["trainer.default_local_dir={tmp}/o", "data.train_files=[{tmp}/demos.jsonl]", "model.path={tmp}/none"], "no such folder"),
-        (["trainer.default_local_dir={tmp}/o", "data.train_files=[{tmp}/demos.jsonl]", "data.messages_key=chat"], "no assistant message"),
+        (
+            [
+                "trainer.default_local_dir={tmp}/o",
+                "data.train_files=[{tmp}/demos.jsonl]",
+                "model.path={tmp}/none",
+            ],
+            "no such folder",
+        ),
+        (
+            [
+                "trainer.default_local_dir={tmp}/o",
+                "data.train_files=[{tmp}/demos.jsonl]",
+                "data.messages_key=chat",
+            ],
+            "no assistant message",
+        ),
         (["trainer.default_local_dir={tmp}"], "exists"),
     ],
 )
@@ -194,7 +221,10 @@ def test_overrides_reach_the_typed_configuration():
 def test_muon_steps_as_torch_does(shape):
     torch.manual_seed(0)
     ours, theirs = (torch.nn.Parameter(w.clone()) for w in [torch.randn(shape)] * 2)
-    optimizers = Muon([ours], lr=0.02, weight_decay=0.1, ns_steps=4), torch.optim.Muon([theirs], lr=0.02, weight_decay=0.1, ns_steps=4)
+    optimizers = (
+        Muon([ours], lr=0.02, weight_decay=0.1, ns_steps=4),
+        torch.optim.Muon([theirs], lr=0.02, weight_decay=0.1, ns_steps=4),
+    )
     for _ in range(4):
         gradient = torch.randn(shape)
         for parameter, optimizer in zip((ours, theirs), optimizers, strict=True):
@@ -217,14 +247,18 @@ def test_muon_refuses_what_is_no_matrix():
 
 
 PROBE_TOOLS = [
-    {"type": "function", "function": {"name": n, "parameters": {"type": "object", "properties": {p: {"type": "string"}}}}}
+    {
+        "type": "function",
+        "function": {"name": n, "parameters": {"type": "object", "properties": {p: {"type": "string"}}}},
+    }
     for n, p in (("get_weather", "city"), ("add", "a"))
 ]
 CALLS = (
     "{% for tool in tools or [] %}{{ tool | tojson }}\n{% endfor %}"
     "{% for m in messages %}<|im_start|>{{ m.role }}\n"
     "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}"
-    "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function.arguments | tojson }}{{ c.function.name }}</tool_call>{% endfor %}"
+    "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function.arguments | tojson }}{{ c.function.name "
+    "}}</tool_call>{% endfor %}"
     "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n"
     "{% if enable_thinking is false %}<think></think>{% endif %}{% endif %}"
 )
@@ -239,15 +273,24 @@ def trained_texts(messages, template=CALLS, tokenizer=None, tools=None, **templa
         places = [n for n, learned in enumerate(row.loss_mask) if learned]
         breaks = [n for n, (one, two) in enumerate(pairwise(places), 1) if two != one + 1]
         cuts = [0, *breaks, len(places)]
-        texts.append("|".join(tokenizer.decode([row.input_ids[p] for p in places[a:b]]) for a, b in pairwise(cuts)))
+        texts.append(
+            "|".join(tokenizer.decode([row.input_ids[p] for p in places[a:b]]) for a, b in pairwise(cuts))
+        )
     return texts
 
 
 def asked(*replies):
-    return [message for reply in replies for message in ({"role": "user", "content": "?"}, {"role": "assistant", **reply})]
+    return [
+        message
+        for reply in replies
+        for message in ({"role": "user", "content": "?"}, {"role": "assistant", **reply})
+    ]
 
 
-CALL = {"content": None, "tool_calls": [{"function": {"name": "get_weather", "arguments": '{"city": "Oslo"}'}}]}
+CALL = {
+    "content": None,
+    "tool_calls": [{"function": {"name": "get_weather", "arguments": '{"city": "Oslo"}'}}],
+}
 
 
 @pytest.mark.parametrize(
@@ -276,18 +319,24 @@ def test_a_reply_may_be_left_out_of_the_loss_and_stays_in_the_context(mark, no):
     assert trained_texts(asked({"content": "one", mark: None})) == ["one<|im_end|>"]
 
 
-@pytest.mark.parametrize(("role", "value"), [("assistant", 0.5), ("assistant", "no"), ("assistant", [0, 1]), ("user", 1)])
+@pytest.mark.parametrize(
+    ("role", "value"), [("assistant", 0.5), ("assistant", "no"), ("assistant", [0, 1]), ("user", 1)]
+)
 def test_a_mark_that_cannot_be_followed_is_refused(role, value):
     messages = asked({"content": "one"})
     messages[("user", "assistant").index(role)]["weight"] = value
-    with pytest.raises(DatasetError, match=rf"message {int(role != 'user')} of '{role}' has weight=.*; expected 0 or 1"):
+    with pytest.raises(
+        DatasetError, match=rf"message {int(role != 'user')} of '{role}' has weight=.*; expected 0 or 1"
+    ):
         trained_texts(messages)
 
 
 def test_the_end_is_that_of_the_template_and_ends_generation(model_folder, demo_file, tmp_path):
     tokenizer = AutoTokenizer.from_pretrained(model_folder)
     tokenizer.eos_token = "<|endoftext|>"
-    assert trained_texts(asked({"content": "7"}, {"content": "8"}), tokenizer=tokenizer) == ["7<|im_end|>|8<|im_end|>"]
+    assert trained_texts(asked({"content": "7"}, {"content": "8"}), tokenizer=tokenizer) == [
+        "7<|im_end|>|8<|im_end|>"
+    ]
     folder = tmp_path / "m"
     model = AutoModelForCausalLM.from_pretrained(model_folder)
     model.generation_config.eos_token_id = tokenizer.eos_token_id
@@ -301,16 +350,23 @@ def test_the_end_is_that_of_the_template_and_ends_generation(model_folder, demo_
 
 def test_arguments_of_the_template_are_those_of_sampling():
     messages = asked({"content": "7"})
-    with pytest.raises(DatasetError, match=r"prompt of this reply goes on with '<think></think>' where .* shows the reply with '7"):
+    with pytest.raises(
+        DatasetError,
+        match=r"prompt of this reply goes on with '<think></think>' where .* shows the reply with '7",
+    ):
         trained_texts(messages, enable_thinking=False)
     closed = CALLS.replace(
-        "{{ m.content }}", "{% if enable_thinking is false and m.role == 'assistant' %}<think></think>{% endif %}{{ m.content }}"
+        "{{ m.content }}",
+        "{% if enable_thinking is false and m.role == 'assistant' %}<think></think>{% endif %}{{ m.content "
+        "}}",
     )
     assert trained_texts(messages, closed, enable_thinking=False) == ["7<|im_end|>"]
-    assert load_config(["data.apply_chat_template_kwargs.enable_thinking=false"]).data.apply_chat_template_kwargs == {
-        "enable_thinking": False
-    }
-    assert trained_texts(messages, enable_thinking=True, chat_template=CALLS.replace("m.content", "m.content ~ '!'")) == ["7!<|im_end|>"]
+    assert load_config(
+        ["data.apply_chat_template_kwargs.enable_thinking=false"]
+    ).data.apply_chat_template_kwargs == {"enable_thinking": False}
+    assert trained_texts(
+        messages, enable_thinking=True, chat_template=CALLS.replace("m.content", "m.content ~ '!'")
+    ) == ["7!<|im_end|>"]
 
 
 def test_where_the_template_has_no_end_the_token_of_the_next_message_ends_a_reply():
@@ -321,8 +377,15 @@ def test_where_the_template_has_no_end_the_token_of_the_next_message_ends_a_repl
 
 def test_replies_that_the_template_shows_otherwise_later_are_trained_in_sequences_of_their_own():
     forgets = CALLS.replace("{% if m.reasoning_content %}", "{% if m.reasoning_content and loop.last %}")
-    messages = asked({"content": "1", "reasoning_content": "a"}, {"content": "2"}, {"content": "3", "reasoning_content": "b"})
-    assert trained_texts(messages, forgets) == ["<think>a</think>1<|im_end|>", "2<|im_end|>|<think>b</think>3<|im_end|>"]
+    messages = asked(
+        {"content": "1", "reasoning_content": "a"},
+        {"content": "2"},
+        {"content": "3", "reasoning_content": "b"},
+    )
+    assert trained_texts(messages, forgets) == [
+        "<think>a</think>1<|im_end|>",
+        "2<|im_end|>|<think>b</think>3<|im_end|>",
+    ]
 
 
 def test_a_template_that_shows_the_time_shows_one_time():
@@ -335,7 +398,9 @@ def test_generation_marks_of_the_template_say_what_is_trained():
     marked = CALLS.replace("{{ m.content }}", "{% generation %}{{ m.content }}{% endgeneration %}{{ '' }}")
     marked = marked.replace("{% for c in", "{% if m.role == 'assistant' %}{% endif %}{% for c in")
     assert trained_texts(asked({"content": "7"}, {"content": "8"}), marked) == ["7|8"]
-    with pytest.raises(DatasetError, match="generated behind '<think>hm</think>', which is no part of the prompt"):
+    with pytest.raises(
+        DatasetError, match="generated behind '<think>hm</think>', which is no part of the prompt"
+    ):
         trained_texts(asked({"content": "7", "reasoning_content": "hm"}), marked)
 
 
@@ -347,7 +412,9 @@ def test_tokenizers_that_put_a_blank_before_a_text_put_none_before_a_reply(blank
     tokenizer.chat_template = template
     messages = asked({"content": "7"}, {"content": "8 9"})
     (row,) = encode(Chat(messages), tokenizer)
-    whole = tokenizer(tokenizer.apply_chat_template(messages, tokenize=False), add_special_tokens=False)["input_ids"]
+    whole = tokenizer(tokenizer.apply_chat_template(messages, tokenize=False), add_special_tokens=False)[
+        "input_ids"
+    ]
     assert list(row.input_ids) == whole[: len(row.input_ids)]
     assert tokenizer.convert_ids_to_tokens([i for i, learned in zip(row.input_ids, row.loss_mask, strict=True) if learned]) == [
         "7", "<|end|>", "8", "▁9", "<|end|>",
@@ -359,19 +426,48 @@ def test_tokenizers_that_put_a_blank_before_a_text_put_none_before_a_reply(blank
     [
         (CALLS.replace("m.tool_calls", "m.none"), asked(CALL), PROBE_TOOLS, "does not show its tool_calls"),
         (CALLS.replace("tools", "none"), asked(CALL), PROBE_TOOLS, "does not show the tools of this row"),
-        (CALLS.replace("<|im_end|>", "").replace("<|im_start|>", ""), asked({"content": "7"}), None, "puts no special token behind it"),
-        (CALLS.replace("<|im_start|>assistant\n", "<|im_start|>bot\n"), asked({"content": "7"}), None, "goes on with 'bot"),
-        ("{{ raise_exception('no') if messages | length > 1 }}" + CALLS, asked({"content": "7"}), None, "cannot show .*: no"),
-        (CALLS.replace("if add_generation_prompt", "if true"), asked({"content": "7"}), None, "although no other message follows"),
-        (CALLS.replace("m.content", "'fixed'"), asked({"content": "7"}), None, "does not show contents that are text"),
+        (
+            CALLS.replace("<|im_end|>", "").replace("<|im_start|>", ""),
+            asked({"content": "7"}),
+            None,
+            "puts no special token behind it",
+        ),
+        (
+            CALLS.replace("<|im_start|>assistant\n", "<|im_start|>bot\n"),
+            asked({"content": "7"}),
+            None,
+            "goes on with 'bot",
+        ),
+        (
+            "{{ raise_exception('no') if messages | length > 1 }}" + CALLS,
+            asked({"content": "7"}),
+            None,
+            "cannot show .*: no",
+        ),
+        (
+            CALLS.replace("if add_generation_prompt", "if true"),
+            asked({"content": "7"}),
+            None,
+            "although no other message follows",
+        ),
+        (
+            CALLS.replace("m.content", "'fixed'"),
+            asked({"content": "7"}),
+            None,
+            "does not show contents that are text",
+        ),
     ],
 )
-def test_what_cannot_be_trained_as_it_would_be_sampled_is_refused_with_the_cause(template, messages, tools, cause):
+def test_what_cannot_be_trained_as_it_would_be_sampled_is_refused_with_the_cause(
+    template, messages, tools, cause
+):
     with pytest.raises(DatasetError, match=cause):
         trained_texts(messages, template, tools=tools)
 
 
-@pytest.mark.parametrize("template", [CALLS, CALLS.replace("m.content", "m.content | map(attribute='text') | join")])
+@pytest.mark.parametrize(
+    "template", [CALLS, CALLS.replace("m.content", "m.content | map(attribute='text') | join")]
+)
 def test_texts_and_parts_are_shown_as_the_template_takes_them(template):
     parts = [{"type": "text", "text": "7"}, {"type": "text", "text": "8"}]
     for content in ("78", parts):
@@ -383,19 +479,32 @@ def test_texts_and_parts_are_shown_as_the_template_takes_them(template):
 def test_fields_that_the_template_does_not_show_are_counted():
     tokenizer = train_tokenizer([])
     encoder = ChatEncoder(tokenizer)
-    encoder.encode(Chat(asked({"content": "7", "reasoning_content": "hm", "name": "bob"}, {"content": "8", "name": "bob"})))
+    encoder.encode(
+        Chat(
+            asked({"content": "7", "reasoning_content": "hm", "name": "bob"}, {"content": "8", "name": "bob"})
+        )
+    )
     assert encoder.unseen == {"reasoning_content": 1, "name": 2}
 
 
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"messages": asked({"content": [{"type": "image_url"}]})}, "row 1: column 'messages', message 1: content must be text"),
+        (
+            {"messages": asked({"content": [{"type": "image_url"}]})},
+            "row 1: column 'messages', message 1: content must be text",
+        ),
         ({"messages": asked({"content": None})}, "row 1: column 'messages', message 1: content must be text"),
         ({"messages": "7"}, "row 1: column 'messages': expected chat messages"),
-        ({"messages": [{"role": "user", "content": "?"}]}, "row 1: column 'messages' contains no assistant message"),
+        (
+            {"messages": [{"role": "user", "content": "?"}]},
+            "row 1: column 'messages' contains no assistant message",
+        ),
         ({"messages": asked({"content": "\ud83d"})}, "row 1: .* half of a surrogate pair"),
-        ({"messages": asked({"content": "7"}), "tools": "{oops"}, "row 1: column 'tools': expected a list of JSON schemas"),
+        (
+            {"messages": asked({"content": "7"}), "tools": "{oops"},
+            "row 1: column 'tools': expected a list of JSON schemas",
+        ),
         ({"messages": asked({"content": "7", "weight": 2})}, r"row 1: message 1 of 'assistant' has weight=2"),
         ({"messages": asked(CALL)}, "row 1: message 1: the chat template does not show its tool_calls"),
     ],
@@ -404,29 +513,56 @@ def test_a_row_that_cannot_be_trained_is_one_line_with_file_and_row(model_folder
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(json.dumps(each) + "\n" for each in ({"messages": CONVERSATIONS[0]}, row)))
     with pytest.raises(SystemExit, match=rf"^sft_trainer: {file}, {message}") as error:
-        main([f"model.path={model_folder}", f"trainer.default_local_dir={tmp_path / 'o'}", f"data.train_files=[{file}]"])
+        main(
+            [
+                f"model.path={model_folder}",
+                f"trainer.default_local_dir={tmp_path / 'o'}",
+                f"data.train_files=[{file}]",
+            ]
+        )
     assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("name", ["a.parquet", "a.jsonl", "a.json"])
 def test_tools_calls_and_messages_are_the_same_from_every_file(tmp_path, name):
     rows = [{"messages": asked(CALL), "tools": [tool]} for tool in PROBE_TOOLS]
-    rows += [{"messages": json.dumps(asked({"content": [{"type": "text", "text": "7"}]})), "tools": json.dumps(PROBE_TOOLS)}]
+    rows += [
+        {
+            "messages": json.dumps(asked({"content": [{"type": "text", "text": "7"}]})),
+            "tools": json.dumps(PROBE_TOOLS),
+        }
+    ]
     if name == "a.parquet":  # a column of a parquet file has one type
         files = [write_rows(rows[:2], tmp_path / name), write_rows(rows[2:], tmp_path / "b.parquet")]
     else:
         files = [tmp_path / name]
-        files[0].write_text(json.dumps(rows) if name == "a.json" else "".join(json.dumps(row) + "\n" for row in rows))
+        files[0].write_text(
+            json.dumps(rows) if name == "a.json" else "".join(json.dumps(row) + "\n" for row in rows)
+        )
     chats = read_chats([str(file) for file in files], "messages", "tools")
-    call = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "get_weather", "arguments": {"city": "Oslo"}}}]}
+    call = {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"function": {"name": "get_weather", "arguments": {"city": "Oslo"}}}],
+    }
     assert [chat.messages[1] for chat in chats] == [call, call, {"role": "assistant", "content": "7"}]
     assert [chat.tools for chat in chats] == [[PROBE_TOOLS[0]], [PROBE_TOOLS[1]], PROBE_TOOLS]
 
 
 HEADS = {
-    "granite": {"logits_scaling": 8, "embedding_multiplier": 12, "residual_multiplier": 0.22, "attention_multiplier": 0.015625},
+    "granite": {
+        "logits_scaling": 8,
+        "embedding_multiplier": 12,
+        "residual_multiplier": 0.22,
+        "attention_multiplier": 0.015625,
+    },
     "cohere": {"logit_scale": 0.0625},
-    "gemma2": {"head_dim": 32, "final_logit_softcapping": 30.0, "attn_logit_softcapping": 50.0, "query_pre_attn_scalar": 32},
+    "gemma2": {
+        "head_dim": 32,
+        "final_logit_softcapping": 30.0,
+        "attn_logit_softcapping": 50.0,
+        "query_pre_attn_scalar": 32,
+    },
     "gpt_neox": {},
     "phi": {},
     "qwen3": {},
@@ -436,7 +572,8 @@ HEADS = {
 @pytest.mark.parametrize("family", HEADS)
 def test_the_loss_is_the_models_own(family):
     config = AutoConfig.for_model(
-        family, vocab_size=320, hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+        family, vocab_size=320, hidden_size=64, intermediate_size=64, num_hidden_layers=2,
+        num_attention_heads=2,
         num_key_value_heads=2, pad_token_id=0, **HEADS[family],
     )  # fmt: skip
     torch.manual_seed(0)
@@ -448,4 +585,6 @@ def test_the_loss_is_the_models_own(family):
     input_ids = torch.randint(1, 320, (2, 12))
     labels = input_ids.clone()
     labels[0, :5] = labels[1, 8:] = IGNORED_LABEL
-    torch.testing.assert_close(assistant_loss(model, input_ids, labels), model(input_ids, labels=labels).loss, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(
+        assistant_loss(model, input_ids, labels), model(input_ids, labels=labels).loss, atol=1e-4, rtol=1e-4
+    )

@@ -1,7 +1,8 @@
-"""What is trained of a conversation, against published chat templates: a round trip that does not use the encoder's own steps.
+"""What is trained of a conversation, against published chat templates: a round trip that does not use the
+encoder's own steps.
 
-A conversation is exact if every reply is trained once, behind the tokens of the prompt that sampling would have, up to the end that the
-template shows, and nothing else; all others are refused with a cause.
+A conversation is exact if every reply is trained once, behind the tokens of the prompt that sampling would
+have, up to the end that the template shows, and nothing else; all others are refused with a cause.
 """
 
 from __future__ import annotations
@@ -26,7 +27,11 @@ TOOLS = [
         "function": {
             "name": name,
             "description": f"The {name}.",
-            "parameters": {"type": "object", "properties": {"fruit": {"type": "string"}, "count": {"type": "integer"}}, "required": []},
+            "parameters": {
+                "type": "object",
+                "properties": {"fruit": {"type": "string"}, "count": {"type": "integer"}},
+                "required": [],
+            },
         },
     }
     for name in ("price", "clock")
@@ -38,7 +43,11 @@ ANSWER = {"role": "assistant", "content": "It costs three."}
 def calls(*names: str, content: Any = "", **fields: Any) -> dict[str, Any]:
     """A message with calls in OpenAI's form, whose arguments are JSON text."""
     made = [
-        {"id": f"call0000{n}", "type": "function", "function": {"name": name, "arguments": json.dumps({"fruit": "plum", "count": 3})}}
+        {
+            "id": f"call0000{n}",
+            "type": "function",
+            "function": {"name": name, "arguments": json.dumps({"fruit": "plum", "count": 3})},
+        }
         for n, name in enumerate(names)
     ]
     return {"role": "assistant", "content": content, "tool_calls": made, **fields}
@@ -51,22 +60,39 @@ def result(number: int = 0, name: str = "price") -> dict[str, Any]:
 CONVERSATIONS: dict[str, list[dict[str, Any]]] = {
     "plain": [USER, ANSWER],
     "system": [{"role": "system", "content": "Be brief."}, USER, ANSWER],
-    "two turns": [USER, ANSWER, {"role": "user", "content": "And a pear?"}, {"role": "assistant", "content": "Four."}],
+    "two turns": [
+        USER,
+        ANSWER,
+        {"role": "user", "content": "And a pear?"},
+        {"role": "assistant", "content": "Four."},
+    ],
     "blanks": [USER, {"role": "assistant", "content": "\n  if x:\n    return 1 \n"}],
     "thinking": [USER, {**ANSWER, "reasoning_content": "One and two."}],
-    "thinking in two turns": [USER, {**ANSWER, "reasoning_content": "Hm."}, USER, {**ANSWER, "reasoning_content": "One and two."}],
+    "thinking in two turns": [
+        USER,
+        {**ANSWER, "reasoning_content": "Hm."},
+        USER,
+        {**ANSWER, "reasoning_content": "One and two."},
+    ],
     "call": [USER, calls("price")],
     "call without content": [USER, calls("price", content=None)],
     "call with content": [USER, calls("price", content="I look it up.")],
     "two calls": [USER, calls("price", "clock")],
     "call, result, answer": [USER, calls("price"), result(), ANSWER],
     "two calls, results, answer": [USER, calls("price", "clock"), result(), result(1, "clock"), ANSWER],
-    "thinking and calls": [USER, calls("price", reasoning_content="I ask."), result(), {**ANSWER, "reasoning_content": "So it is."}],
+    "thinking and calls": [
+        USER,
+        calls("price", reasoning_content="I ask."),
+        result(),
+        {**ANSWER, "reasoning_content": "So it is."},
+    ],
 }
 
 
 def rendered(tokenizer: Any, messages: list[dict[str, Any]], tools: Any, prompt: bool = False) -> list[str]:
-    """A conversation in each form of calls that the template may want, without those in which it cannot be shown."""
+    """A conversation in each form of calls that the template may want, without those in which it cannot be
+    shown.
+    """
     found = []
     for as_text in (False, True):
         for content in ("", None):
@@ -77,7 +103,11 @@ def rendered(tokenizer: Any, messages: list[dict[str, Any]], tools: Any, prompt:
                         call["function"]["arguments"] = json.dumps(call["function"]["arguments"])
                     message["content"] = message["content"] or content
             try:
-                found.append(tokenizer.apply_chat_template(shown, tools=tools, tokenize=False, add_generation_prompt=prompt))
+                found.append(
+                    tokenizer.apply_chat_template(
+                        shown, tools=tools, tokenize=False, add_generation_prompt=prompt
+                    )
+                )
             except Exception:
                 continue
     return found
@@ -95,16 +125,30 @@ def check(tokenizer: Any, chat: Chat, rows: list[Conversation]) -> None:
             at, prompt = replied(tokenizer, chat, row.input_ids[:begin], trained)
             trained.append(at)
             reply = tokenizer.decode(row.input_ids[begin:end])
-            wholes = [text for text in rendered(tokenizer, chat.messages[: at + 1], chat.tools) if text.startswith(prompt)]
+            wholes = [
+                text
+                for text in rendered(tokenizer, chat.messages[: at + 1], chat.tools)
+                if text.startswith(prompt)
+            ]
             shown = [tokenizer.decode(encoded(tokenizer, text)[begin:]) for text in wholes]
-            assert marked or special.fullmatch(tokenizer.decode(row.input_ids[end - 1])), f"message {at} has no end: {reply!r}"
+            assert marked or special.fullmatch(tokenizer.decode(row.input_ids[end - 1])), (
+                f"message {at} has no end: {reply!r}"
+            )
             body = special.sub("", reply)
-            rests = [special.sub("", text).removeprefix(body) for text in shown if special.sub("", text).startswith(body)]
-            assert any(marked or not rest.strip() for rest in rests), f"message {at}: {reply!r} is trained of {shown!r}"
+            rests = [
+                special.sub("", text).removeprefix(body)
+                for text in shown
+                if special.sub("", text).startswith(body)
+            ]
+            assert any(marked or not rest.strip() for rest in rests), (
+                f"message {at}: {reply!r} is trained of {shown!r}"
+            )
             exact = any(encoded(tokenizer, text)[: end - 1] == row.input_ids[: end - 1] for text in wholes)
             apart = reply[: len(reply.lstrip())] != reply  # white space that one token joins to the prompt's
             assert exact or apart, f"message {at}: other tokens than those of the whole text: {reply!r}"
-    assert sorted(trained) == [at for at, message in enumerate(chat.messages) if message["role"] == "assistant"]
+    assert sorted(trained) == [
+        at for at, message in enumerate(chat.messages) if message["role"] == "assistant"
+    ]
 
 
 def replied(tokenizer: Any, chat: Chat, ids: tuple[int, ...], trained: list[int]) -> tuple[int, str]:
@@ -135,7 +179,8 @@ def outcome(template: str, kind: str, blanks: str = "") -> str:
     return "exact"
 
 
-# Of templates with different ends, prompts and calls, the outcome of each conversation in their order: exact (.) or refused (r).
+# Of templates with different ends, prompts and calls, the outcome of each conversation in their order: exact
+# (.) or refused (r).
 EXPECTED = {
     "cohere2": "......rrrrrrr",
     "deepseekv3": "rrrrrrrrrrrrr",
@@ -164,7 +209,9 @@ def test_a_reply_is_trained_exactly_as_a_published_template_shows_it_or_refused(
 
 @pytest.mark.parametrize("blanks", ["first", "always"])
 @pytest.mark.parametrize("name", ["cohere2", "gemma", "phi3_5", "qwen3"])
-def test_tokenizers_with_blanks_before_a_text_train_the_tokens_of_the_whole_text(name: str, blanks: str) -> None:
+def test_tokenizers_with_blanks_before_a_text_train_the_tokens_of_the_whole_text(
+    name: str, blanks: str
+) -> None:
     template = trl_templates()[name]
     for kind in ("plain", "two turns", "call, result, answer"):
         assert (outcome(template, kind, blanks) == "exact") == (outcome(template, kind) == "exact")
@@ -192,5 +239,8 @@ def test_every_published_template_is_exact_or_refused(request: pytest.FixtureReq
     if not request.config.getoption("--all-levels"):
         pytest.skip("downloads 130 MB: needs --all-levels")
     templates = all_templates()
-    found = {kind: Counter(outcome(template, kind) == "exact" for template in templates.values()) for kind in CONVERSATIONS}
+    found = {
+        kind: Counter(outcome(template, kind) == "exact" for template in templates.values())
+        for kind in CONVERSATIONS
+    }
     assert {kind: counts[True] for kind, counts in found.items()} == EXACT, f"of {len(templates)} templates"

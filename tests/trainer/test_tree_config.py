@@ -38,16 +38,30 @@ BY_AGENT = {"algorithm.group_by": ["uid", "agent_id"]}
     "changes",
     [
         {"algorithm.adv_estimator": "gigpo"} | BY_AGENT,
-        {"algorithm.adv_estimator": "m_grpo", "algorithm.m_grpo.main_agent": "Solver Agent", "algorithm.group_by": ["uid"]},
+        {
+            "algorithm.adv_estimator": "m_grpo",
+            "algorithm.m_grpo.main_agent": "Solver Agent",
+            "algorithm.group_by": ["uid"],
+        },
         {"algorithm.adv_estimator": "gae", "algorithm.gae.level": "turn", "algorithm.group_by": None},
-        {"algorithm.adv_estimator": "remax", "algorithm.group_by": None, "algorithm.norm_adv_by_std_in_grpo": False},
+        {
+            "algorithm.adv_estimator": "remax",
+            "algorithm.group_by": None,
+            "algorithm.norm_adv_by_std_in_grpo": False,
+        },
         {"algorithm.adv_estimator": "reinforce_plus_plus", "algorithm.group_by": None},
         {"algorithm.adv_estimator": "rae", "algorithm.group_by": None},
         {"reward.team_scope": "episode", "reward.propagation.mode": "threshold"} | BY_AGENT,
-        {"algorithm.statistics_over": "trajectories", "algorithm.group_by": ["uid"], "reward.team_scope": "turn"},
+        {
+            "algorithm.statistics_over": "trajectories",
+            "algorithm.group_by": ["uid"],
+            "reward.team_scope": "turn",
+        },
     ],
 )
-def test_committed_replies_are_an_episode_for_every_estimator(tiny_model_dir: Path, changes: dict[str, Any]) -> None:
+def test_committed_replies_are_an_episode_for_every_estimator(
+    tiny_model_dir: Path, changes: dict[str, Any]
+) -> None:
     check(tiny_model_dir, COMMITTED | changes)
 
 
@@ -65,38 +79,81 @@ def test_the_preset_fits_every_estimator_with_a_group_baseline(tiny_model_dir: P
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"rollout.sampling": "trees"}, "rollout.sampling='trees': expected one of parallel, tree; did you mean 'tree'"),
-        ({"rollout.tree.select": "best"}, "rollout.tree.select='best': expected one of greedy, first, random, softmax"),
+        (
+            {"rollout.sampling": "trees"},
+            "rollout.sampling='trees': expected one of parallel, tree; did you mean 'tree'",
+        ),
+        (
+            {"rollout.tree.select": "best"},
+            "rollout.tree.select='best': expected one of greedy, first, random, softmax",
+        ),
         ({"rollout.tree.k": 1}, "rollout.tree.k=1: expected at least 2"),
         ({"rollout.tree.temperature": 0.0}, "rollout.tree.temperature=0.0: expected above 0"),
         ({"rollout.tree.epsilon": 1.5}, "rollout.tree.epsilon=1.5: expected at least 0 and at most 1"),
         ({"reward.team_scope": "episode"}, "set reward.team_scope=call and reward.propagation.mode=none"),
-        ({"algorithm.adv_estimator": "gae", "algorithm.gae.level": "turn"}, "adv_estimator=gae with algorithm.gae.level=turn reads values"),
-        ({"algorithm.adv_estimator": "gigpo"}, "algorithm.adv_estimator=gigpo follows the rewards of an episode's steps"),
+        (
+            {"algorithm.adv_estimator": "gae", "algorithm.gae.level": "turn"},
+            "adv_estimator=gae with algorithm.gae.level=turn reads values",
+        ),
+        (
+            {"algorithm.adv_estimator": "gigpo"},
+            "algorithm.adv_estimator=gigpo follows the rewards of an episode's steps",
+        ),
         (
             {"algorithm.adv_estimator": "m_grpo", "algorithm.m_grpo.main_agent": "Solver Agent"},
             "adv_estimator=m_grpo counts the calls of an episode; set rollout.tree.returns=committed",
         ),
-        ({"reward.team_scope": "episode", "reward.propagation.mode": "threshold"}, "or rollout.tree.returns=committed"),
-        ({"rollout.tree.returns": "episode"}, "rollout.tree.returns='episode': expected one of step, committed"),
+        (
+            {"reward.team_scope": "episode", "reward.propagation.mode": "threshold"},
+            "or rollout.tree.returns=committed",
+        ),
+        (
+            {"rollout.tree.returns": "episode"},
+            "rollout.tree.returns='episode': expected one of step, committed",
+        ),
         (
             COMMITTED,
-            "rollout.tree.returns=committed, so every advantage of the estimator is 0; set rollout.tree.returns=step",
+            "rollout.tree.returns=committed, so every advantage of the estimator is 0; set "
+            "rollout.tree.returns=step",
         ),
-        (COMMITTED | BY_AGENT | {"algorithm.filter_groups.enable": True}, "filter_groups.enable=true drops rows of groups"),
-        (COMMITTED | BY_AGENT | {"rollout.tree.candidate_weight": -1.0}, "rollout.tree.candidate_weight=-1.0: expected at least 0"),
+        (
+            COMMITTED | BY_AGENT | {"algorithm.filter_groups.enable": True},
+            "filter_groups.enable=true drops rows of groups",
+        ),
+        (
+            COMMITTED | BY_AGENT | {"rollout.tree.candidate_weight": -1.0},
+            "rollout.tree.candidate_weight=-1.0: expected at least 0",
+        ),
         (
             {"rollout.tree.candidate_weight": 0.5},
             "rollout.tree.candidate_weight=0.5 has no effect; it needs rollout.tree.returns=committed",
         ),
-        ({"algorithm.adv_estimator": "rae", "algorithm.group_by": None}, "averaged first with algorithm.statistics_over=auto"),
-        ({"algorithm.statistics_over": "trajectories"}, "averaged first with algorithm.statistics_over=trajectories"),
+        (
+            {"algorithm.adv_estimator": "rae", "algorithm.group_by": None},
+            "averaged first with algorithm.statistics_over=auto",
+        ),
+        (
+            {"algorithm.statistics_over": "trajectories"},
+            "averaged first with algorithm.statistics_over=trajectories",
+        ),
         ({"algorithm.group_by": ["uid"]}, "groups ['uid']"),
         ({"rollout.sampling": "parallel"}, "holds one sample per group with rollout.sampling=parallel"),
-        ({"rollout.tree.k_per_agent": {"solver_agent": 0}}, "rollout.tree.k_per_agent.solver_agent=0: expected at least 1"),
-        ({"rollout.tree.k_per_agent": {"solver_agent": 1}}, "holds one sample per group with rollout.tree.k_per_agent.solver_agent=1"),
-        ({"rollout.tree.k_per_agent": {"Solver Agent": 8, "solver_agent": 8}}, "names agent 'Solver Agent' twice"),
-        ({"rollout.tree.k_per_agent": {"solver": 8}}, "rollout.tree.k_per_agent: no agent 'solver'; did you mean 'solver_agent'?"),
+        (
+            {"rollout.tree.k_per_agent": {"solver_agent": 0}},
+            "rollout.tree.k_per_agent.solver_agent=0: expected at least 1",
+        ),
+        (
+            {"rollout.tree.k_per_agent": {"solver_agent": 1}},
+            "holds one sample per group with rollout.tree.k_per_agent.solver_agent=1",
+        ),
+        (
+            {"rollout.tree.k_per_agent": {"Solver Agent": 8, "solver_agent": 8}},
+            "names agent 'Solver Agent' twice",
+        ),
+        (
+            {"rollout.tree.k_per_agent": {"solver": 8}},
+            "rollout.tree.k_per_agent: no agent 'solver'; did you mean 'solver_agent'?",
+        ),
     ],
 )
 def test_contradicting_keys_are_refused(tiny_model_dir: Path, changes: dict[str, Any], words: str) -> None:
@@ -113,10 +170,15 @@ def test_agents_have_candidates_of_their_own_under_their_names(tiny_model_dir: P
     own = {"rollout.tree.k_per_agent": {"solver_agent": 8, "Verifier Agent": 1}}
     config = check(tiny_model_dir, own | {"agent.frozen": ["Verifier Agent"], "agent.specialization": "full"})
     assert candidates_of(config) == {"Solver Agent": 8, "Verifier Agent": 1}
-    check(tiny_model_dir, {"rollout.tree.k_per_agent": {"solver_agent": 1}, "algorithm.group_by": ["uid", "agent_id"]})
+    check(
+        tiny_model_dir,
+        {"rollout.tree.k_per_agent": {"solver_agent": 1}, "algorithm.group_by": ["uid", "agent_id"]},
+    )
 
 
-@pytest.mark.parametrize("given", ["rollout.tree.k_per_agent={Solver Agent: 8}", "rollout.tree.k_per_agent.solver_agent=8"])
+@pytest.mark.parametrize(
+    "given", ["rollout.tree.k_per_agent={Solver Agent: 8}", "rollout.tree.k_per_agent.solver_agent=8"]
+)
 def test_the_command_line_gives_an_agent_candidates_of_its_own(given: str) -> None:
     assert candidates_of(compose_config([given])) == {"Solver Agent": 8}
 
@@ -142,7 +204,9 @@ def test_a_temperature_without_softmax_is_refused(tiny_model_dir: Path) -> None:
 
 
 def test_epsilon_is_refused_with_random_selection(tiny_model_dir: Path) -> None:
-    with pytest.raises(IneffectiveKeyError, match=r"rollout\.tree\.epsilon=0\.5 has no effect; it needs .*other than random"):
+    with pytest.raises(
+        IneffectiveKeyError, match=r"rollout\.tree\.epsilon=0\.5 has no effect; it needs .*other than random"
+    ):
         check(tiny_model_dir, {"rollout.tree.epsilon": 0.5, "rollout.tree.select": "random"})
 
 

@@ -1,4 +1,6 @@
-"""A key of verl 0.9 is a key here, or the one line that refuses it says which of ours does the same or why there is none."""
+"""A key of verl 0.9 is a key here, or the one line that refuses it says which of ours does the same or why
+there is none.
+"""
 
 import pytest
 
@@ -25,17 +27,33 @@ def test_every_key_of_verl_is_a_key_here_or_accounted_for() -> None:
 
 
 def test_defaults_of_verl_are_taken() -> None:
-    """Together, beside a key that makes the command one of verl's; only verl's two keys for removing padding contradict each other."""
+    """Together, beside a key that makes the command one of verl's; only verl's two keys for removing padding
+    contradict each other.
+    """
     mark, contradicted = "reward.num_workers=8", "actor_rollout_ref.actor.use_remove_padding"
-    defaults = {key: value for key, value in verl_0_9_defaults().items() if value is not None and "~" not in value and key != contradicted}
-    config, alone = compose_config([mark, *(f"{key}={value}" for key, value in defaults.items())]), compose_config([mark])
-    assert (config.algorithm, config.data, config.reward, config.env) == (alone.algorithm, alone.data, alone.reward, alone.env)
+    defaults = {
+        key: value
+        for key, value in verl_0_9_defaults().items()
+        if value is not None and "~" not in value and key != contradicted
+    }
+    config, alone = (
+        compose_config([mark, *(f"{key}={value}" for key, value in defaults.items())]),
+        compose_config([mark]),
+    )
+    assert (config.algorithm, config.data, config.reward, config.env) == (
+        alone.algorithm,
+        alone.data,
+        alone.reward,
+        alone.env,
+    )
     assert config.actor_rollout_ref.actor.optim == alone.actor_rollout_ref.actor.optim
 
 
 @pytest.mark.parametrize("entry", VERL_KEYS, ids=lambda entry: entry.name)
 def test_an_entry_names_keys_that_exist_and_says_why(entry: VerlKey) -> None:
-    assert [key for key in entry.here if key not in OURS | SECTIONS and not key.startswith("env.params.")] == []
+    assert [
+        key for key in entry.here if key not in OURS | SECTIONS and not key.startswith("env.params.")
+    ] == []
     assert entry.note
 
 
@@ -51,12 +69,18 @@ def test_every_entry_is_reached() -> None:
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ("actor_rollout_ref.rollout.data_parallel_size=2", "here actor_rollout_ref.rollout.tensor_model_parallel_size:"),
+        (
+            "actor_rollout_ref.rollout.data_parallel_size=2",
+            "here actor_rollout_ref.rollout.tensor_model_parallel_size:",
+        ),
         (
             "actor_rollout_ref.rollout.pipeline_model_parallel_size=2",
             "no equivalent here: an engine spans devices by tensor parallelism",
         ),
-        ("+actor_rollout_ref.actor.megatron.tensor_model_parallel_size=2", "FSDP2 is the one training engine"),
+        (
+            "+actor_rollout_ref.actor.megatron.tensor_model_parallel_size=2",
+            "FSDP2 is the one training engine",
+        ),
         ("actor_rollout_ref.actor.checkpoint.save_contents=[model]", "here trainer.save_hf_model:"),
         ("reward_model.enable=true", "here reward.model:"),
         ("actor_rollout_ref.actor.profiler.tool=nsys", "torch is the one profiler"),

@@ -7,23 +7,44 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verl.utils.accuracy import bootstrap_interval, estimate, estimate_avg, estimate_pass, pass_at_k, wilson_interval
+from verl.utils.accuracy import (
+    bootstrap_interval,
+    estimate,
+    estimate_avg,
+    estimate_pass,
+    pass_at_k,
+    wilson_interval,
+)
 
 
 @pytest.mark.parametrize(
     ("num_samples", "num_correct", "k", "expected"),
-    [(4, 1, 1, 0.25), (4, 1, 2, 0.5), (4, 2, 2, 5 / 6), (5, 2, 3, 0.9), (4, 0, 4, 0.0), (4, 3, 2, 1.0), (1, 1, 1, 1.0)],
+    [
+        (4, 1, 1, 0.25),
+        (4, 1, 2, 0.5),
+        (4, 2, 2, 5 / 6),
+        (5, 2, 3, 0.9),
+        (4, 0, 4, 0.0),
+        (4, 3, 2, 1.0),
+        (1, 1, 1, 1.0),
+    ],
 )
-def test_pass_at_k_equals_hand_computed_values(num_samples: int, num_correct: int, k: int, expected: float) -> None:
+def test_pass_at_k_equals_hand_computed_values(
+    num_samples: int, num_correct: int, k: int, expected: float
+) -> None:
     assert pass_at_k(num_samples, num_correct, k) == pytest.approx(expected, abs=1e-12)
 
 
 @given(st.integers(1, 8), st.data())
-def test_pass_at_k_is_the_share_of_subsets_with_a_correct_sample(num_samples: int, data: st.DataObject) -> None:
+def test_pass_at_k_is_the_share_of_subsets_with_a_correct_sample(
+    num_samples: int, data: st.DataObject
+) -> None:
     num_correct = data.draw(st.integers(0, num_samples))
     k = data.draw(st.integers(1, num_samples))
     subsets = list(combinations([True] * num_correct + [False] * (num_samples - num_correct), k))
-    assert pass_at_k(num_samples, num_correct, k) == pytest.approx(np.mean([any(s) for s in subsets]), abs=1e-12)
+    assert pass_at_k(num_samples, num_correct, k) == pytest.approx(
+        np.mean([any(s) for s in subsets]), abs=1e-12
+    )
 
 
 def test_pass_at_k_is_exact_for_many_samples() -> None:
@@ -42,7 +63,9 @@ def test_average_is_over_tasks_not_rows() -> None:
 
 
 def test_rows_of_tasks_may_be_interleaved() -> None:
-    assert estimate_avg([1, 0, 1, 0, 0, 1], ["a", "b", "a", "b", "a", "b"]).value == pytest.approx((2 / 3 + 1 / 3) / 2)
+    assert estimate_avg([1, 0, 1, 0, 0, 1], ["a", "b", "a", "b", "a", "b"]).value == pytest.approx(
+        (2 / 3 + 1 / 3) / 2
+    )
 
 
 def test_more_rows_of_the_same_tasks_do_not_narrow_the_interval() -> None:

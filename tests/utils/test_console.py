@@ -31,9 +31,14 @@ def test_without_a_terminal_every_step_is_one_plain_line() -> None:
     display = StepDisplay(40, console=console, clock=clock)
     display.update(0, {"val-core/gsm8k/acc/mean@4": 0.25})
     clock.now = 8.0
-    display.update(2, {"critic/score/mean": 0.4123, "perf/throughput": 1234.6, "timing_s/step": 4.0, "actor/lr": 1e-6})
+    display.update(
+        2, {"critic/score/mean": 0.4123, "perf/throughput": 1234.6, "timing_s/step": 4.0, "actor/lr": 1e-6}
+    )
     display.finish()
-    assert written(console).splitlines() == ["step  0/40  acc 25.0%", "step  2/40  reward 0.412  1235 tok/s  4.0 s  ETA 2:32"]
+    assert written(console).splitlines() == [
+        "step  0/40  acc 25.0%",
+        "step  2/40  reward 0.412  1235 tok/s  4.0 s  ETA 2:32",
+    ]
 
 
 def test_eta_of_a_resumed_run_counts_its_own_steps_only() -> None:
@@ -53,7 +58,9 @@ def test_an_unknown_number_of_steps_has_no_share_and_no_eta() -> None:
 
 def test_a_narrow_console_does_not_break_the_line() -> None:
     console = Console(file=io.StringIO(), force_terminal=False, width=20)
-    StepDisplay(2, console=console, clock=Clock()).update(1, {"critic/score/mean": 1.0, "perf/throughput": 1e6})
+    StepDisplay(2, console=console, clock=Clock()).update(
+        1, {"critic/score/mean": 1.0, "perf/throughput": 1e6}
+    )
     assert len(written(console).splitlines()) == 1
 
 
@@ -69,7 +76,12 @@ def test_a_terminal_gets_the_bar_and_the_cursor_back() -> None:
 
 
 def test_the_first_matching_key_is_the_headline() -> None:
-    data = {"val-core/z/reward": 0.1, "val-core/z/acc/mean@1": 0.5, "critic/rewards/mean": 0.2, "critic/score/mean": 0.3}
+    data = {
+        "val-core/z/reward": 0.1,
+        "val-core/z/acc/mean@1": 0.5,
+        "critic/rewards/mean": 0.2,
+        "critic/score/mean": 0.3,
+    }
     assert headline_values(data) == ["reward 0.300", "acc 50.0%"]
 
 

@@ -61,7 +61,9 @@ def test_work_that_is_cancelled_later_ends_and_close_ends_what_is_left(loop: Loo
         left.result()
 
 
-def test_a_run_that_was_stopped_begins_no_work_even_if_it_could_end_at_once(loop: LoopThread, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_was_stopped_begins_no_work_even_if_it_could_end_at_once(
+    loop: LoopThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Else a step whose samples are complete would be trained after the signal."""
     stop, begun, start = StopRequest(), list[str](), loop.start
 
@@ -106,7 +108,10 @@ def test_a_blocked_loop_is_reported_once_with_the_place_while_threads_wait(
         assert len(said) == reports
         for line in said:
             assert "event loop test has been blocked for" in line and "must not set blocking=False" in line
-            assert line.index("test_loop_thread.py") < line.index(" act > ") < line.index(" compute: ") and "\n" not in line
+            assert (
+                line.index("test_loop_thread.py") < line.index(" act > ") < line.index(" compute: ")
+                and "\n" not in line
+            )
 
     waits_for(asyncio.sleep(0.8), 0)
     waits_for(act(), 1)
@@ -114,7 +119,9 @@ def test_a_blocked_loop_is_reported_once_with_the_place_while_threads_wait(
 
 
 def test_a_collection_does_not_begin_while_frames_are_read() -> None:
-    """Data of a thread in a cycle, freed while the frames are read, stopped the process: a collection is due at each allocation in turn."""
+    """Data of a thread in a cycle, freed while the frames are read, stopped the process: a collection is due
+    at each allocation in turn.
+    """
     read = """
 import gc, threading
 from verl.utils.loop_thread import frame_of
@@ -137,7 +144,9 @@ assert frame_of(threading.main_thread()) is not None and not gc.isenabled()
     subprocess.run([sys.executable, "-c", read], check=True, timeout=20, cwd=ROOT)
 
 
-def test_a_loop_that_stays_blocked_ends_the_wait_and_names_what_is_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loop_that_stays_blocked_ends_the_wait_and_names_what_is_on_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(loop_thread, "BLOCKED_S", 0.1)
     monkeypatch.setattr(loop_thread, "LOOK_S", 0.05)
     loop, begun, free = LoopThread("test", 0.4, "some.key"), threading.Event(), threading.Event()
@@ -153,7 +162,9 @@ def test_a_loop_that_stays_blocked_ends_the_wait_and_names_what_is_on_it(monkeyp
 
     since, playing = time.perf_counter(), loop.start(play())
     assert begun.wait(5)
-    message = r"test has been blocked for .* some.key=0.4 s. It runs step7/toy:1/0/0; waiting: step7/toy:2/0/1$"
+    message = (
+        r"test has been blocked for .* some.key=0.4 s. It runs step7/toy:1/0/0; waiting: step7/toy:2/0/1$"
+    )
     for work in (playing, loop.start(asyncio.sleep(0))):
         with pytest.raises(TimeoutError, match=message):
             work.result()
@@ -173,7 +184,9 @@ def test_a_loop_that_stays_blocked_ends_the_wait_and_names_what_is_on_it(monkeyp
     loop.close()
 
 
-def test_a_signal_handler_runs_while_the_main_thread_waits(loop: LoopThread, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_handler_runs_while_the_main_thread_waits(
+    loop: LoopThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(loop_thread, "LOOK_S", 30.0)
     begun, seen = threading.Event(), list[float]()
     running, since = loop.start(forever(begun)), time.perf_counter()
@@ -204,7 +217,9 @@ def test_an_error_of_the_work_is_its_own_even_a_timeout(loop: LoopThread) -> Non
     assert read.call_count == 1
 
 
-def test_work_that_ends_when_the_wait_for_it_does_has_its_result(loop: LoopThread, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_that_ends_when_the_wait_for_it_does_has_its_result(
+    loop: LoopThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
     work, result, waits = Mock(return_value="saved"), Running.result, list[Running[str]]()
 
     def gives_up_once(running: Running[str]) -> str:
@@ -219,9 +234,15 @@ def test_work_that_ends_when_the_wait_for_it_does_has_its_result(loop: LoopThrea
     assert work.call_count == 1 and len(waits) == 2
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore:coroutine .* was never awaited")
-def test_a_thread_that_waits_for_a_blocked_loop_is_released_by_close(loop: LoopThread, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As at the end of a run whose environment computes for ever: the process ends only when no thread waits."""
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning", "ignore:coroutine .* was never awaited"
+)
+def test_a_thread_that_waits_for_a_blocked_loop_is_released_by_close(
+    loop: LoopThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As at the end of a run whose environment computes for ever: the process ends only when no
+    thread waits.
+    """
     monkeypatch.setattr(loop_thread, "END_TIMEOUT_S", 0.2)
     held, free, ended = threading.Event(), threading.Event(), list[BaseException]()
 

@@ -26,7 +26,9 @@ def test_equal_size_parts_have_as_many_sequences(lengths: list[int]) -> None:
 def test_sums_are_nearly_equal() -> None:
     lengths = [(37 * i) % 501 + 1 for i in range(256)]
     for equal_size in (False, True):
-        sums = [sum(lengths[i] for i in part) for part in get_seqlen_balanced_partitions(lengths, 8, equal_size)]
+        sums = [
+            sum(lengths[i] for i in part) for part in get_seqlen_balanced_partitions(lengths, 8, equal_size)
+        ]
         assert max(sums) - min(sums) <= 5
 
 

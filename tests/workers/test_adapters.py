@@ -1,4 +1,6 @@
-"""Worker and engine together: adapters are trained in the one and sampled in the other, and both agree on every log-prob."""
+"""Worker and engine together: adapters are trained in the one and sampled in the other, and both agree on
+every log-prob.
+"""
 
 import asyncio
 from pathlib import Path
@@ -24,7 +26,11 @@ def config(model: Path, rank: int, lr: float = 1e-2, **actor: object) -> ActorRo
 
 def make_workers(model: Path) -> tuple[PolicyWorker, RolloutWorker]:
     """Three adapters; the loss of `loose` has another clip, and it another learning rate."""
-    adapters = {"wide": config(model, 8), "narrow": config(model, 1), "loose": config(model, 2, lr=1e-3, clip_ratio=5.0)}
+    adapters = {
+        "wide": config(model, 8),
+        "narrow": config(model, 1),
+        "loose": config(model, 2, lr=1e-3, clip_ratio=5.0),
+    }
     common = {"config": adapters["wide"], "adapters": adapters, "seed": 0, "device": "cpu", "num_threads": 1}
     policy = PolicyWorker(use_reference=True, **common)  # type: ignore[arg-type]
     policy.init_model()
@@ -54,7 +60,9 @@ def batch_of(request: GenerateRequest, reply: Generation, adapter: str | None) -
     return DataProto.from_dict(tensors=tensors, meta_info={"temperature": 1.0, "adapter": adapter})
 
 
-def test_trainer_and_engine_agree_on_base_and_adapters_in_one_batch_before_and_after_an_update(tiny_model_dir: Path) -> None:
+def test_trainer_and_engine_agree_on_base_and_adapters_in_one_batch_before_and_after_an_update(
+    tiny_model_dir: Path,
+) -> None:
     policy, rollout = make_workers(tiny_model_dir)
     names = (None, "wide", "narrow", "loose")
 
@@ -86,7 +94,9 @@ def test_trainer_and_engine_agree_on_base_and_adapters_in_one_batch_before_and_a
             rows = make_rows(6)
             rows["advantages"] = torch.ones_like(rows["advantages"])
             for _ in range(3):
-                policy.update_actor(DataProto.from_dict(tensors=rows, meta_info={"temperature": 1.0, "adapter": name}))
+                policy.update_actor(
+                    DataProto.from_dict(tensors=rows, meta_info={"temperature": 1.0, "adapter": name})
+                )
         trained = await replies(1)
         assert trained[0] == start[0] and len(set(trained[:4])) == 4
 
@@ -98,7 +108,9 @@ def test_each_adapter_has_its_own_learning_rate_clip_and_schedule(tiny_model_dir
     policy.set_total_training_steps(10)
     found = {}
     for name in ("wide", "loose"):
-        data = DataProto.from_dict(tensors=make_rows(6), meta_info={"temperature": 1.0, "adapter": name, "num_mini_batches": 2})
+        data = DataProto.from_dict(
+            tensors=make_rows(6), meta_info={"temperature": 1.0, "adapter": name, "num_mini_batches": 2}
+        )
         found[name] = policy.update_actor(data).meta_info["metrics"]
     assert (found["wide"]["actor/lr"], found["loose"]["actor/lr"]) == (1e-2, 1e-3)
     assert found["loose"]["actor/pg_clipfrac"] == 0 < found["wide"]["actor/pg_clipfrac"]
@@ -128,4 +140,6 @@ def test_the_reference_of_an_adapter_is_its_base_and_no_second_model(tiny_model_
 def test_a_batch_must_name_an_adapter_of_the_worker(tiny_model_dir: Path, adapter: str | None) -> None:
     policy, _ = make_workers(tiny_model_dir)
     with pytest.raises(ValueError, match=r"expected one of \['loose', 'narrow', 'wide'\]"):
-        policy.compute_log_prob(DataProto.from_dict(tensors=make_rows(3), meta_info={"temperature": 1.0, "adapter": adapter}))
+        policy.compute_log_prob(
+            DataProto.from_dict(tensors=make_rows(3), meta_info={"temperature": 1.0, "adapter": adapter})
+        )

@@ -13,7 +13,9 @@ from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 from verl.workers.policy_worker import PolicyWorker
 
 
-@pytest.mark.parametrize("name", sorted(name for name, fn in POLICY_LOSS_REGISTRY.items() if fn.__module__.startswith("verl.")))
+@pytest.mark.parametrize(
+    "name", sorted(name for name, fn in POLICY_LOSS_REGISTRY.items() if fn.__module__.startswith("verl."))
+)
 def test_three_steps_of_training(tiny_model_dir: Path, name: str) -> None:
     actor, plan = loss_settings(name)
     actor.optim = OptimConfig(lr=1e-3)

@@ -12,7 +12,9 @@ from verl.trainer.config import ActorConfig, ActorRolloutRefConfig, ModelConfig,
 from verl.workers.policy_worker import PolicyWorker
 
 
-def make_worker(model: Path, *, reference: bool = False, actor: ActorConfig | None = None, bucket_mb: int = 256) -> PolicyWorker:
+def make_worker(
+    model: Path, *, reference: bool = False, actor: ActorConfig | None = None, bucket_mb: int = 256
+) -> PolicyWorker:
     config = ActorRolloutRefConfig(
         model=ModelConfig(path=str(model)),
         actor=actor or ActorConfig(optim=OptimConfig(lr=1e-2)),
@@ -49,7 +51,16 @@ def test_an_update_makes_rewarded_tokens_likelier(tiny_model_dir: Path) -> None:
         metrics = worker.update_actor(batch).meta_info["metrics"]
         assert metrics["actor/ppo_kl"] == 0.0
     assert worker.compute_log_prob(batch).batch["old_log_probs"].sum() > first + 1
-    expected = {"pg_loss", "pg_clipfrac", "ppo_kl", "pg_clipfrac_lower", "entropy", "grad_norm", "lr", "skipped_steps"}
+    expected = {
+        "pg_loss",
+        "pg_clipfrac",
+        "ppo_kl",
+        "pg_clipfrac_lower",
+        "entropy",
+        "grad_norm",
+        "lr",
+        "skipped_steps",
+    }
     assert set(metrics) == {f"actor/{name}" for name in expected} | {"perf/tokens", "perf/cpu_memory_used_gb"}
     assert metrics["perf/tokens"] == float(rows["attention_mask"][:-1].sum())
 
@@ -58,12 +69,20 @@ def test_agents_that_share_a_policy_are_measured_each_on_its_own_tokens(tiny_mod
     names, rows = ("actor/entropy", "actor/ppo_kl", "actor/pg_clipfrac"), make_rows(9)
     index = torch.tensor([0, 1, 1, 0, 1, 0, 0, 1, 2])  # the last row is padding
     together = make_worker(tiny_model_dir)
-    metrics = together.update_actor(make_batch(rows | {"agent_index": index}, agents=["a", "b", "c"])).meta_info["metrics"]
-    assert {name for name in metrics if name.startswith("agent/")} == {f"agent/{agent}/{name}" for agent in "ab" for name in names}
+    metrics = together.update_actor(
+        make_batch(rows | {"agent_index": index}, agents=["a", "b", "c"])
+    ).meta_info["metrics"]
+    assert {name for name in metrics if name.startswith("agent/")} == {
+        f"agent/{agent}/{name}" for agent in "ab" for name in names
+    }
     for place, agent in enumerate("ab"):
         alone = make_worker(tiny_model_dir)
-        own = alone.update_actor(make_batch({name: value[index == place] for name, value in rows.items()})).meta_info["metrics"]
-        assert [metrics[f"agent/{agent}/{name}"] for name in names] == pytest.approx([own[name] for name in names], rel=1e-5)
+        own = alone.update_actor(
+            make_batch({name: value[index == place] for name, value in rows.items()})
+        ).meta_info["metrics"]
+        assert [metrics[f"agent/{agent}/{name}"] for name in names] == pytest.approx(
+            [own[name] for name in names], rel=1e-5
+        )
     unmeasured = make_worker(tiny_model_dir)
     unmeasured.update_actor(make_batch(rows))
     assert unmeasured.state_digest() == together.state_digest()
@@ -79,16 +98,27 @@ def test_mini_batches_and_epochs_are_optimizer_steps_of_the_schedule(tiny_model_
 
 
 @pytest.mark.parametrize(("value", "name"), [("low_var_kl", "k3+"), ("kl", "k1+")])
-def test_a_straight_through_kl_has_its_own_value_and_the_gradient_of_k2(tiny_model_dir: Path, value: str, name: str) -> None:
+def test_a_straight_through_kl_has_its_own_value_and_the_gradient_of_k2(
+    tiny_model_dir: Path, value: str, name: str
+) -> None:
     """Without advantages the loss is the KL alone."""
     made: dict[str, tuple[float, float, str]] = {}
     for kind in (value, name, "k2"):
-        worker, rows = make_worker(tiny_model_dir, actor=ActorConfig(use_kl_loss=True, kl_loss_coef=1.0, kl_loss_type=kind)), make_rows(5)
+        worker, rows = (
+            make_worker(
+                tiny_model_dir, actor=ActorConfig(use_kl_loss=True, kl_loss_coef=1.0, kl_loss_type=kind)
+            ),
+            make_rows(5),
+        )
         rows["advantages"].zero_()
         metrics = worker.update_actor(make_batch(rows)).meta_info["metrics"]
         made[kind] = (metrics["actor/kl_loss"], metrics["actor/grad_norm"], worker.state_digest())
-    assert made[name][0] == pytest.approx(made[value][0], rel=1e-6) and made[name][0] != pytest.approx(made["k2"][0], rel=1e-3)
-    assert made[name][1] == pytest.approx(made["k2"][1], rel=1e-6) and made[name][1] != pytest.approx(made[value][1], rel=1e-3)
+    assert made[name][0] == pytest.approx(made[value][0], rel=1e-6) and made[name][0] != pytest.approx(
+        made["k2"][0], rel=1e-3
+    )
+    assert made[name][1] == pytest.approx(made["k2"][1], rel=1e-6) and made[name][1] != pytest.approx(
+        made[value][1], rel=1e-3
+    )
     assert made[name][2] == made["k2"][2] != made[value][2]
 
 
@@ -96,13 +126,19 @@ def test_the_constant_of_dr_grpo_is_the_one_that_the_call_names(tiny_model_dir: 
     norms = []
     for constant in (8.0, 16.0):
         worker = make_worker(tiny_model_dir, actor=ActorConfig(loss_agg_mode="seq-mean-token-sum-norm"))
-        metrics = worker.update_actor(make_batch(make_rows(5), loss_scale_factor=constant)).meta_info["metrics"]
+        metrics = worker.update_actor(make_batch(make_rows(5), loss_scale_factor=constant)).meta_info[
+            "metrics"
+        ]
         norms.append(metrics["actor/grad_norm"])
     assert norms[0] == pytest.approx(2 * norms[1], rel=1e-5)
 
 
-def test_weights_are_saved_without_a_tokenizer_that_is_gone(tiny_model_dir: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    config = ActorRolloutRefConfig(model=ModelConfig(path=str(tiny_model_dir), tokenizer_path="/no/such/tokenizer"))
+def test_weights_are_saved_without_a_tokenizer_that_is_gone(
+    tiny_model_dir: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = ActorRolloutRefConfig(
+        model=ModelConfig(path=str(tiny_model_dir), tokenizer_path="/no/such/tokenizer")
+    )
     worker = PolicyWorker(config, use_reference=False, seed=0, device="cpu", num_threads=1)
     worker.init_model()
     before = worker.state_digest()
@@ -157,13 +193,19 @@ def test_weights_come_whole_once_and_in_buckets(tiny_model_dir: Path) -> None:
 
     worker = make_worker(tiny_model_dir, bucket_mb=0)
     buckets = all_buckets(worker)
-    expected = dict(AutoModelForCausalLM.from_pretrained(tiny_model_dir, dtype=torch.float32).named_parameters())
+    expected = dict(
+        AutoModelForCausalLM.from_pretrained(tiny_model_dir, dtype=torch.float32).named_parameters()
+    )
     assert len(buckets) == len(expected), "with no room every parameter has a bucket of its own"
-    together = {name: value for bucket in all_buckets(make_worker(tiny_model_dir)) for name, value in bucket.items()}
+    together = {
+        name: value for bucket in all_buckets(make_worker(tiny_model_dir)) for name, value in bucket.items()
+    }
     assert together.keys() == expected.keys()
     assert all(torch.equal(together[name], expected[name]) for name in expected)
     worker.update_actor(make_batch(make_rows(4)))
-    assert torch.equal(next(iter(buckets[0].values())), expected[next(iter(buckets[0]))]), "buckets are copies"
+    assert torch.equal(next(iter(buckets[0].values())), expected[next(iter(buckets[0]))]), (
+        "buckets are copies"
+    )
 
 
 def test_off_policy_weights_scale_the_policy_loss(tiny_model_dir: Path) -> None:
@@ -190,7 +232,9 @@ def test_a_call_before_init_model_says_so(tiny_model_dir: Path) -> None:
         ({"empty_prompt": True, "meta": {"on_policy": True}}, "empty prompt"),
     ],
 )
-def test_a_batch_that_cannot_be_trained_on_is_one_clear_error(tiny_model_dir: Path, change: dict, message: str) -> None:
+def test_a_batch_that_cannot_be_trained_on_is_one_clear_error(
+    tiny_model_dir: Path, change: dict, message: str
+) -> None:
     rows = make_rows(4)
     del rows["old_log_probs"]
     rows.pop(change.get("drop", ""), None)
@@ -206,8 +250,12 @@ def test_a_batch_that_cannot_be_trained_on_is_one_clear_error(tiny_model_dir: Pa
 
 
 def test_the_schedule_counts_updates_that_a_policy_had_no_rows_for(tiny_model_dir: Path) -> None:
-    worker = make_worker(tiny_model_dir, actor=ActorConfig(optim=OptimConfig(lr=1.0, lr_scheduler_type="linear")))
+    worker = make_worker(
+        tiny_model_dir, actor=ActorConfig(optim=OptimConfig(lr=1.0, lr_scheduler_type="linear"))
+    )
     worker.set_total_training_steps(10)
     batch = make_batch(make_rows(4))
     batch.meta_info["first_update"] = 5
-    assert worker.update_actor(batch).meta_info["metrics"]["actor/lr"] == pytest.approx(4 / 9), "the sixth of ten, which end at 0"
+    assert worker.update_actor(batch).meta_info["metrics"]["actor/lr"] == pytest.approx(4 / 9), (
+        "the sixth of ten, which end at 0"
+    )

@@ -21,7 +21,10 @@ def engine_of(model: torch.nn.Module) -> Any:
 
 
 def bits(model: torch.nn.Module) -> dict[str, bytes]:
-    return {name: bytes(value.contiguous().view(-1).view(torch.uint8).tolist()) for name, value in model.state_dict().items()}
+    return {
+        name: bytes(value.contiguous().view(-1).view(torch.uint8).tolist())
+        for name, value in model.state_dict().items()
+    }
 
 
 @torch.no_grad()
@@ -51,7 +54,8 @@ def test_the_bits_of_any_values_come_back(dtype: torch.dtype) -> None:
     edge = torch.tensor([0.0, -0.0, 1e-45, -1e-40, 3e38, -3e38, float("inf"), 1.0], dtype=dtype)
     model = torch.nn.Module()
     for name, value in {"edge": edge, "zeros": torch.zeros(4, 2, dtype=dtype), "minus": -torch.zeros(3, dtype=dtype),
-                        "scalar": torch.tensor(2.0, dtype=dtype), "empty": torch.zeros(0, dtype=dtype)}.items():  # fmt: skip
+                        "scalar": torch.tensor(2.0, dtype=dtype),
+                        "empty": torch.zeros(0, dtype=dtype)}.items():  # fmt: skip
         model.register_parameter(name, torch.nn.Parameter(value))
     before = bits(model)
     change = WeightChange(engine_of(model))

@@ -20,7 +20,9 @@ from verl.protocol.arrays import type_name
 
 @dataclass(eq=False)
 class DataProtoItem:
-    """One row of a `DataProto`: tensors without the batch dimension, the row's objects, the batch's meta_info."""
+    """One row of a `DataProto`: tensors without the batch dimension, the row's objects, the batch's
+    meta_info.
+    """
 
     batch: TensorDict | None = None
     non_tensor_batch: dict[str, Any] = field(default_factory=dict)
@@ -42,7 +44,9 @@ class VerlBatch:
             meta_info: dict[str, Any] | None = None,
         ) -> None: ...
         def __len__(self) -> int: ...
-        def slice(self, start: int | None = None, end: int | None = None, step: int | None = None) -> Self: ...
+        def slice(
+            self, start: int | None = None, end: int | None = None, step: int | None = None
+        ) -> Self: ...
         def select_idxs(self, idxs: Any) -> Self: ...
         @classmethod
         def from_dict(
@@ -56,7 +60,10 @@ class VerlBatch:
 
     @classmethod
     def from_single_dict(
-        cls, data: dict[str, torch.Tensor | np.ndarray], meta_info: dict[str, Any] | None = None, auto_padding: bool = False
+        cls,
+        data: dict[str, torch.Tensor | np.ndarray],
+        meta_info: dict[str, Any] | None = None,
+        auto_padding: bool = False,
     ) -> Self:
         """Return a batch of the given tensors and arrays. Raise ValueError for a value of another type."""
         tensors: dict[str, torch.Tensor] = {}
@@ -67,14 +74,23 @@ class VerlBatch:
             elif isinstance(value, np.ndarray):
                 non_tensors[key] = value
             else:
-                raise ValueError(f"Unsupported type in data {type(value)}: `{key}` must be a torch tensor or a numpy array")
-        return cls.from_dict(tensors=tensors, non_tensors=non_tensors, meta_info=meta_info, auto_padding=auto_padding)
+                raise ValueError(
+                    f"Unsupported type in data {type(value)}: `{key}` must be a torch tensor or a numpy array"
+                )
+        return cls.from_dict(
+            tensors=tensors, non_tensors=non_tensors, meta_info=meta_info, auto_padding=auto_padding
+        )
 
     @classmethod
     def from_tensordict(
-        cls, tensor_dict: TensorDict | None = None, meta_info: dict[str, Any] | None = None, num_batch_dims: int = 1
+        cls,
+        tensor_dict: TensorDict | None = None,
+        meta_info: dict[str, Any] | None = None,
+        num_batch_dims: int = 1,
     ) -> Self:
-        """Return a batch from a TensorDict, which may have non-tensor columns; see `to_tensordict`. None gives no columns."""
+        """Return a batch from a TensorDict, which may have non-tensor columns; see `to_tensordict`. None
+        gives no columns.
+        """
         if tensor_dict is None:
             return cls(meta_info=dict(meta_info or {}))
         batch, arrays, info = from_tensordict(tensor_dict, num_batch_dims)
@@ -86,7 +102,9 @@ class VerlBatch:
         for key, tensor in self.batch.items() if self.batch is not None else ():
             lines.append(f"  {key}: {tuple(tensor.shape)} ({tensor.dtype}) {tensor.device}")
         lines.append("non_tensor_batch")
-        lines += [f"  {key}: ndarray{value.shape} ({value.dtype})" for key, value in self.non_tensor_batch.items()]
+        lines += [
+            f"  {key}: ndarray{value.shape} ({value.dtype})" for key, value in self.non_tensor_batch.items()
+        ]
         lines.append("meta_info")
         lines += [f"  {key}: {type_name(value)}" for key, value in self.meta_info.items()]
         return "\n".join(lines)
@@ -116,7 +134,9 @@ class VerlBatch:
     def sample_level_repeat(self, repeat_times: Sequence[int] | np.ndarray | torch.Tensor) -> Self:
         """Repeat row i `repeat_times[i]` times. Raise AssertionError unless there is one count per row."""
         counts = np.asarray(repeat_times)
-        assert counts.ndim == 1 and len(counts) == len(self), f"expected {len(self)} repeat counts, got shape {counts.shape}"
+        assert counts.ndim == 1 and len(counts) == len(self), (
+            f"expected {len(self)} repeat counts, got shape {counts.shape}"
+        )
         return self.select_idxs(np.repeat(np.arange(len(self)), counts))
 
     def unfold_column_chunks(self, n_split: int, split_keys: list[str] | None = None) -> Self:
@@ -126,12 +146,19 @@ class VerlBatch:
         """
         split = set(split_keys or ())
         whole = self.repeat(n_split, interleave=True)
-        columns: list[tuple[Any, Any]] = [(self.batch, whole.batch), (self.non_tensor_batch, whole.non_tensor_batch)]
+        columns: list[tuple[Any, Any]] = [
+            (self.batch, whole.batch),
+            (self.non_tensor_batch, whole.non_tensor_batch),
+        ]
         for source, target in columns:
             for key in split & set(source.keys() if source is not None else ()):
                 column = source[key]
-                assert column.shape[1] % n_split == 0, f"`{key}` of shape {tuple(column.shape)} cannot be split into {n_split} chunks"
-                target[key] = column.reshape(column.shape[0] * n_split, column.shape[1] // n_split, *column.shape[2:])
+                assert column.shape[1] % n_split == 0, (
+                    f"`{key}` of shape {tuple(column.shape)} cannot be split into {n_split} chunks"
+                )
+                target[key] = column.reshape(
+                    column.shape[0] * n_split, column.shape[1] // n_split, *column.shape[2:]
+                )
         return whole
 
     def pop(
@@ -140,7 +167,9 @@ class VerlBatch:
         non_tensor_batch_keys: Sequence[str] | None = None,
         meta_info_keys: Sequence[str] | None = None,
     ) -> Self:
-        """Remove the named columns from this batch and return them as a batch. Raise AssertionError for a missing one."""
+        """Remove the named columns from this batch and return them as a batch. Raise AssertionError for a
+        missing one.
+        """
         held: tuple[tuple[Any, Sequence[str]], ...] = (
             (self.batch, batch_keys or ()),
             (self.non_tensor_batch, non_tensor_batch_keys or ()),
@@ -153,8 +182,12 @@ class VerlBatch:
         tensors, arrays, info = ({key: part.pop(key) for key in keys} for part, keys in held)
         return type(self).from_dict(tensors=tensors, non_tensors=arrays, meta_info=info)
 
-    def rename(self, old_keys: str | list[str] | None = None, new_keys: str | list[str] | None = None) -> Self:
-        """Rename tensor columns in place. Raise TypeError for keys that are not text, ValueError when the lists differ in length."""
+    def rename(
+        self, old_keys: str | list[str] | None = None, new_keys: str | list[str] | None = None
+    ) -> Self:
+        """Rename tensor columns in place. Raise TypeError for keys that are not text, ValueError when the
+        lists differ in length.
+        """
 
         def as_list(keys: Any, name: str) -> list[str]:
             if isinstance(keys, (str, list)):
@@ -165,16 +198,22 @@ class VerlBatch:
             return self
         old, new = as_list(old_keys, "old_keys"), as_list(new_keys, "new_keys")
         if len(new) != len(old):
-            raise ValueError(f"new_keys and old_keys must have the same length, but got {len(new)} and {len(old)}")
+            raise ValueError(
+                f"new_keys and old_keys must have the same length, but got {len(new)} and {len(old)}"
+            )
         if self.batch is None:
             raise ValueError(f"cannot rename {old}: the batch has no tensors")
-        moved = {name: self.batch.pop(key) for key, name in zip(old, new, strict=True)}  # all removed first, so that names can be swapped
+        moved = {
+            name: self.batch.pop(key) for key, name in zip(old, new, strict=True)
+        }  # all removed first, so that names can be swapped
         self.batch.update(moved)
         return self
 
     def is_padding_enabled(self) -> bool:
         """Return whether dispatch may pad this batch to a multiple of the number of workers."""
-        return bool(self.meta_info.get(DataProtoConfig.auto_padding_key, False) or DataProtoConfig.auto_padding)
+        return bool(
+            self.meta_info.get(DataProtoConfig.auto_padding_key, False) or DataProtoConfig.auto_padding
+        )
 
     def padding(self, padding_size: int, padding_candidate: str = "") -> None:
         """Append `padding_size` copies of the last row (with "first", of the first row), in place."""
@@ -185,13 +224,20 @@ class VerlBatch:
         self.batch, self.non_tensor_batch = padded.batch, padded.non_tensor_batch
 
     def make_iterator(
-        self, mini_batch_size: int, epochs: int, seed: int | None = None, dataloader_kwargs: dict[str, Any] | None = None
+        self,
+        mini_batch_size: int,
+        epochs: int,
+        seed: int | None = None,
+        dataloader_kwargs: dict[str, Any] | None = None,
     ) -> Iterator[Self]:
-        """Return an iterator over the mini-batches of `epochs` epochs, in the order of torch's DataLoader (`{"shuffle": True}` shuffles).
+        """Return an iterator over the mini-batches of `epochs` epochs, in the order of torch's DataLoader
+        (`{"shuffle": True}` shuffles).
 
         Raises AssertionError when `mini_batch_size` does not divide the batch.
         """
-        assert len(self) % mini_batch_size == 0, f"{len(self)} rows do not divide into mini-batches of {mini_batch_size}"
+        assert len(self) % mini_batch_size == 0, (
+            f"{len(self)} rows do not divide into mini-batches of {mini_batch_size}"
+        )
         generator = None if seed is None else torch.Generator().manual_seed(seed)
         loader = DataLoader(
             dataset=range(len(self)),  # type: ignore[arg-type]
@@ -213,20 +259,30 @@ class VerlBatch:
         return to_tensordict(self.batch, self.non_tensor_batch, self.meta_info, len(self))
 
     def save_to_disk(self, filepath: str | os.PathLike[str]) -> None:
-        """Write the batch to a file. Raise TypeError naming a column with values other than plain data, arrays or tensors."""
+        """Write the batch to a file. Raise TypeError naming a column with values other than plain data,
+        arrays or tensors.
+        """
         batch = None if self.batch is None else dict(self.batch.items())
-        parts = {"format": 1, "batch": batch, "non_tensor_batch": self.non_tensor_batch, "meta_info": self.meta_info}
+        parts = {
+            "format": 1,
+            "batch": batch,
+            "non_tensor_batch": self.non_tensor_batch,
+            "meta_info": self.meta_info,
+        }
         save_plain(parts, filepath, where="DataProto")
 
     @classmethod
     def load_from_disk(cls, filepath: str | os.PathLike[str]) -> Self:
         """Return a batch written by `save_to_disk`, without unpickling objects.
 
-        Raises pickle.UnpicklingError for a file that contains other objects, ValueError for one without a batch.
+        Raises pickle.UnpicklingError for a file that contains other objects, ValueError for one without a
+        batch.
         """
         parts = load_plain(filepath)
         if not isinstance(parts, dict) or parts.get("format") != 1:
-            raise ValueError(f"{os.fspath(filepath)} holds no DataProto of format 1; write it with DataProto.save_to_disk")
+            raise ValueError(
+                f"{os.fspath(filepath)} holds no DataProto of format 1; write it with DataProto.save_to_disk"
+            )
         batch = None
         if parts["batch"] is not None:
             rows = next(iter(parts["batch"].values())).shape[:1] if parts["batch"] else (0,)

@@ -21,16 +21,29 @@ class RayClassWithInitArgs(ActorClass):
         self.update_options({"resources": dict(additional_resource)})
 
     def __call__(  # type: ignore[override]
-        self, placement_group: Any, placement_group_bundle_idx: int, use_gpu: bool = True, num_gpus: float = 1, *, device_name: str = "cuda"
+        self,
+        placement_group: Any,
+        placement_group_bundle_idx: int,
+        use_gpu: bool = True,
+        num_gpus: float = 1,
+        *,
+        device_name: str = "cuda",
     ) -> Any:
         """Start one actor in a bundle, without a name or rank; `RayWorkerGroup` uses `create`."""
-        return self.create(placement_group, placement_group_bundle_idx, None, {}, num_gpus if use_gpu and device_name != "cpu" else 0)
+        return self.create(
+            placement_group,
+            placement_group_bundle_idx,
+            None,
+            {},
+            num_gpus if use_gpu and device_name != "cpu" else 0,
+        )
 
 
 def create_colocated_worker_raw_cls(class_dict: dict[str, RayClassWithInitArgs]) -> type:
     """Return a class with one worker of every given class, each an attribute named by its key.
 
-    Method `m` of the worker under key `k` is the class's method `k_m`; groups of `RayWorkerGroup.spawn` have it as `m`.
+    Method `m` of the worker under key `k` is the class's method `k_m`; groups of `RayWorkerGroup.spawn` have
+    it as `m`.
     """
 
     class ColocatedWorker(Worker):
@@ -53,7 +66,9 @@ def create_colocated_worker_raw_cls(class_dict: dict[str, RayClassWithInitArgs])
 
 
 def create_colocated_worker_cls(class_dict: dict[str, RayClassWithInitArgs]) -> RayClassWithInitArgs:
-    """Return the colocated class of `class_dict` for a `RayWorkerGroup`; actor options of all parts are merged."""
+    """Return the colocated class of `class_dict` for a `RayWorkerGroup`; actor options of all parts are
+    merged.
+    """
     colocated = RayClassWithInitArgs(create_colocated_worker_raw_cls(class_dict))
     for spec in class_dict.values():
         colocated.update_options(spec._options)

@@ -1,4 +1,6 @@
-"""A command line in the names of verl or Dr. MAS, translated to the keys of this package; one warning lists what was translated."""
+"""A command line in the names of verl or Dr. MAS, translated to the keys of this package; one warning lists
+what was translated.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ from verl.compat.defaults import ACTOR, DR_MAS, TEAM, is_verls_default, upstream
 from verl.compat.keys import VERL_MEANINGS, VERL_VALUES, VerlKey, find_verl_key
 from verl.compat.values import PER_AGENT, Setting, Taken, plain, same
 
-MINI_BATCH_SIZES = tuple(f"{section}.ppo_mini_batch_size" for section in (ACTOR, f"{PER_AGENT}.actor", "critic"))
+MINI_BATCH_SIZES = tuple(
+    f"{section}.ppo_mini_batch_size" for section in (ACTOR, f"{PER_AGENT}.actor", "critic")
+)
 
 
 @dataclass
@@ -21,8 +25,8 @@ class Command:
         typed: key here -> the override in verl's names that set it.
         listed: one text per setting that was translated or left out, for the warning.
         translated: whether the command line has keys in verl's names.
-        upstream: the project whose command it is, verl or Dr. MAS; empty for a command of this package, which names a team, even if single
-            keys of it are translated.
+        upstream: the project whose command it is, verl or Dr. MAS; empty for a command of this package, which
+            names a team, even if single keys of it are translated.
         contradictions: pairs of settings of the command line that set a key to different values.
         defaults: keys that it leaves at the defaults of `upstream`, which differ here.
     """
@@ -39,17 +43,22 @@ class Command:
         """Remove settings that have no effect."""
         gone = [o for o in self.overrides if (split(o) or ("", ""))[0] in keys]
         self.overrides = [o for o in self.overrides if o not in gone]
-        self.listed += [f"{o.lstrip('+')}: no effect" for o in gone if (split(o) or ("", ""))[0] not in self.defaults]
+        self.listed += [
+            f"{o.lstrip('+')}: no effect" for o in gone if (split(o) or ("", ""))[0] not in self.defaults
+        ]
         self.defaults = {key: value for key, value in self.defaults.items() if key not in keys}
 
     def warning(self) -> str:
-        """Return what was translated in one line; empty if nothing was, and no default of the project applies."""
+        """Return what was translated in one line; empty if nothing was, and no default of the project
+        applies.
+        """
         if not self.translated:
             return ""
         defaults = " ".join(f"{key}={value}" for key, value in self.defaults.items())
         values = {**self.defaults, **dict(pair for pair in map(split, self.overrides) if pair is not None)}
         rows = [
-            f"{key}={values[key]}: counts rows there, tasks here; with use_adaptive_ppo_mini_batch_size=true beside it, "
+            f"{key}={values[key]}: counts rows there, tasks here; with use_adaptive_ppo_mini_batch_size=true "
+            "beside it, "
             "ppo_mini_update_num sets the number of updates"
             for key in MINI_BATCH_SIZES
             if self.upstream == "Dr. MAS" and plain(values.get(key, "0")) not in ("0", "null")
@@ -62,16 +71,26 @@ class Command:
 
 
 def translate(given: Sequence[str]) -> Command:
-    """Return the command line with settings of verl and Dr. MAS translated; others, and values that are refused, stay as they are."""
+    """Return the command line with settings of verl and Dr. MAS translated; others, and values that are
+    refused, stay as they are.
+    """
     settings = dict(pair for pair in map(split, given) if pair is not None)
     found = {override: _take(override, _find(override), settings) for override in given}
     # Values alone, such as `trainer.logger=console`, do not make it a command of verl, with verl's defaults.
     own = {entry.name for entry in VERL_VALUES}
-    command = Command(translated=any(taken is not None and key_of(override) not in own for override, taken in found.items()))
+    command = Command(
+        translated=any(taken is not None and key_of(override) not in own for override, taken in found.items())
+    )
     if not command.translated:
         command.overrides = list(given)
         return command
-    command.upstream = "Dr. MAS" if any(key.startswith(DR_MAS) for key in settings) else "" if set(TEAM) & set(settings) else "verl"
+    command.upstream = (
+        "Dr. MAS"
+        if any(key.startswith(DR_MAS) for key in settings)
+        else ""
+        if set(TEAM) & set(settings)
+        else "verl"
+    )
     values: dict[str, tuple[str, str]] = {}  # key here -> its value, and the setting that gave it
     for override in given:
         key = key_of(override)
@@ -102,7 +121,9 @@ def _find(override: str) -> VerlKey | None:
 
 
 def _take(override: str, entry: VerlKey | None, settings: Mapping[str, str]) -> Taken | None:
-    """Return what becomes of a setting; None if it is refused, or stays as it is. verl's default of a key that is not here is left out."""
+    """Return what becomes of a setting; None if it is refused, or stays as it is. verl's default of a key
+    that is not here is left out.
+    """
     pair = split(override)
     if pair is None or entry is None:
         return None

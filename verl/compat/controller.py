@@ -1,4 +1,6 @@
-"""verl's workers: device meshes, several workers in one process, execution of functions sent by the caller, processes per node."""
+"""verl's workers: device meshes, several workers in one process, execution of functions sent by the caller,
+processes per node.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +12,17 @@ from typing import Any
 from verl.compat.decorator import Dispatch, Execute, register
 from verl.single_controller.worker import Worker as PlainWorker
 from verl.single_controller.worker import find_free_port
-from verl.single_controller.worker_group import ArgumentLostError, ClassWithInitArgs, WorkerDiedError, WorkerGroup
+from verl.single_controller.worker_group import (
+    ArgumentLostError,
+    ClassWithInitArgs,
+    WorkerDiedError,
+    WorkerGroup,
+)
 from verl.single_controller.worker_group import ResourcePool as PlainPool
 
 __all__ = [
-    "ArgumentLostError", "ClassWithInitArgs", "ResourcePool", "Worker", "WorkerDiedError", "WorkerGroup", "WorkerHelper", "find_free_port",
+    "ArgumentLostError", "ClassWithInitArgs", "ResourcePool", "Worker", "WorkerDiedError", "WorkerGroup",
+    "WorkerHelper", "find_free_port",
 ]  # fmt: skip
 
 logger = logging.getLogger(__name__)
@@ -58,7 +66,15 @@ class Worker(PlainWorker, WorkerHelper):
     @classmethod
     def env_keys(cls) -> list[str]:
         """Return the environment variables that define a worker's rank and visible devices."""
-        return ["WORLD_SIZE", "RANK", "LOCAL_WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES"]
+        return [
+            "WORLD_SIZE",
+            "RANK",
+            "LOCAL_WORLD_SIZE",
+            "LOCAL_RANK",
+            "MASTER_ADDR",
+            "MASTER_PORT",
+            "CUDA_VISIBLE_DEVICES",
+        ]
 
     @property
     def local_rank(self) -> int:
@@ -70,7 +86,9 @@ class Worker(PlainWorker, WorkerHelper):
         return os.environ.get("MASTER_ADDR", "127.0.0.1"), os.environ.get("MASTER_PORT", "0")
 
     def get_fused_worker_by_name(self, worker_name: str) -> Worker | None:
-        """Return the worker under that key in the same process (see `create_colocated_worker_cls`), or None."""
+        """Return the worker under that key in the same process (see `create_colocated_worker_cls`),
+        or None.
+        """
         return self.fused_worker_dict.get(worker_name)
 
     def print_rank0(self, *args: Any) -> None:
@@ -79,7 +97,9 @@ class Worker(PlainWorker, WorkerHelper):
             logger.info(" ".join(str(arg) for arg in args))
 
     def _register_dispatch_collect_info(self, mesh_name: str, dp_rank: int, is_collect: bool) -> None:
-        """Register which part of a batch this worker gets in a named mesh, and whether its result is collected."""
+        """Register which part of a batch this worker gets in a named mesh, and whether its result is
+        collected.
+        """
         if mesh_name in self._dispatch_dp_rank:
             raise ValueError(f"mesh_name {mesh_name} has been registered")
         self._dispatch_dp_rank[mesh_name] = dp_rank
@@ -87,26 +107,37 @@ class Worker(PlainWorker, WorkerHelper):
 
     def get_dispatch_collect(self) -> dict[str, dict[str, Any]]:
         """Return the registered `dispatch_dp_rank` and `collect_dp_rank`, each by mesh."""
-        return {"dispatch_dp_rank": dict(self._dispatch_dp_rank), "collect_dp_rank": dict(self._collect_dp_rank)}
+        return {
+            "dispatch_dp_rank": dict(self._dispatch_dp_rank),
+            "collect_dp_rank": dict(self._collect_dp_rank),
+        }
 
-    def set_dispatch_collect(self, mesh_name: str, dispatch_dp_rank: dict[str, int], collect_dp_rank: dict[str, bool]) -> None:
-        """Register the mesh of an inner worker (its `get_dispatch_collect()`; of several meshes the last) as `mesh_name`.
+    def set_dispatch_collect(
+        self, mesh_name: str, dispatch_dp_rank: dict[str, int], collect_dp_rank: dict[str, bool]
+    ) -> None:
+        """Register the mesh of an inner worker (its `get_dispatch_collect()`; of several meshes the last) as
+        `mesh_name`.
 
         Raises AssertionError for a mesh that is already registered.
         """
-        assert mesh_name not in self._dispatch_dp_rank, f"{mesh_name} is already registered: {sorted(self._dispatch_dp_rank)}"
+        assert mesh_name not in self._dispatch_dp_rank, (
+            f"{mesh_name} is already registered: {sorted(self._dispatch_dp_rank)}"
+        )
         if dispatch_dp_rank:
             self._dispatch_dp_rank[mesh_name] = list(dispatch_dp_rank.values())[-1]
         if collect_dp_rank:
             self._collect_dp_rank[mesh_name] = list(collect_dp_rank.values())[-1]
 
     def query_collect_info(self, mesh_name: str) -> bool:
-        """Return whether this worker's result is collected in a mesh. Raise AssertionError for an unregistered mesh."""
+        """Return whether this worker's result is collected in a mesh. Raise AssertionError for an
+        unregistered mesh.
+        """
         return bool(self._known_mesh(self._collect_dp_rank, mesh_name))
 
     def _known_mesh(self, table: dict[str, Any], mesh_name: str) -> Any:
         assert mesh_name in table, (
-            f"{mesh_name} is not registered in {type(self).__name__}: call _register_dispatch_collect_info first; known: {sorted(table)}"
+            f"{mesh_name} is not registered in {type(self).__name__}: call _register_dispatch_collect_info "
+            f"first; known: {sorted(table)}"
         )
         return table[mesh_name]
 
@@ -132,7 +163,12 @@ class Worker(PlainWorker, WorkerHelper):
 class ResourcePool(PlainPool):
     """Number of worker processes on each node; every node has `n_gpus_per_node` devices."""
 
-    def __init__(self, process_on_nodes: list[int] | None = None, max_colocate_count: int = 10, n_gpus_per_node: int = 8) -> None:
+    def __init__(
+        self,
+        process_on_nodes: list[int] | None = None,
+        max_colocate_count: int = 10,
+        n_gpus_per_node: int = 8,
+    ) -> None:
         super().__init__(process_on_nodes, max_colocate_count)
         self.n_gpus_per_node = n_gpus_per_node
 

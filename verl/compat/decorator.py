@@ -1,4 +1,6 @@
-"""verl's `register`: user-defined dispatch modes, calls of rank 0 only, arguments that are still being computed, padding."""
+"""verl's `register`: user-defined dispatch modes, calls of rank 0 only, arguments that are still being
+computed, padding.
+"""
 
 from __future__ import annotations
 
@@ -33,11 +35,16 @@ from verl.single_controller.dispatch import BIND, dispatch_one_to_all
 from verl.single_controller.worker_group import PendingResult
 
 __all__ = [
-    "DISPATCH_MODE_FN_REGISTRY", "MAGIC_ATTR", "Dispatch", "Execute", "collect_all_to_all", "collect_dp_compute",
-    "collect_dp_compute_data_proto", "collect_lazy_compute_data_proto", "collect_nd_compute", "collect_nd_compute_dataproto",
-    "dispatch_all_to_all", "dispatch_dp_compute", "dispatch_dp_compute_data_proto", "dispatch_dp_compute_data_proto_with_func",
-    "dispatch_lazy_compute_data_proto", "dispatch_nd_compute", "dispatch_nd_compute_dataproto", "dispatch_one_to_all",
-    "dummy_direct_rollout_call", "get_predefined_dispatch_fn", "get_predefined_execute_fn", "make_nd_compute_dataproto_dispatch_fn",
+    "DISPATCH_MODE_FN_REGISTRY", "MAGIC_ATTR", "Dispatch", "Execute", "collect_all_to_all",
+    "collect_dp_compute",
+    "collect_dp_compute_data_proto", "collect_lazy_compute_data_proto", "collect_nd_compute",
+    "collect_nd_compute_dataproto",
+    "dispatch_all_to_all", "dispatch_dp_compute", "dispatch_dp_compute_data_proto",
+    "dispatch_dp_compute_data_proto_with_func",
+    "dispatch_lazy_compute_data_proto", "dispatch_nd_compute", "dispatch_nd_compute_dataproto",
+    "dispatch_one_to_all",
+    "dummy_direct_rollout_call", "get_predefined_dispatch_fn", "get_predefined_execute_fn",
+    "make_nd_compute_dataproto_dispatch_fn",
     "register", "register_dispatch_mode", "update_dispatch_mode",
 ]  # fmt: skip
 
@@ -60,7 +67,10 @@ class _DynamicEnumMeta(type):
         return cls._registry[name]
 
     def __getattr__(cls, name: str) -> Any:
-        raise AttributeError(f"{cls.__name__} has no member {name!r}; its members are {sorted(cls.__dict__.get('_registry', {}))}")
+        raise AttributeError(
+            f"{cls.__name__} has no member {name!r}; its members are "
+            f"{sorted(cls.__dict__.get('_registry', {}))}"
+        )
 
     def names(cls) -> list[str]:
         """Return the names of the members, in order of registration."""
@@ -76,7 +86,9 @@ class _DynamicEnumMeta(type):
 
 
 class DynamicEnum(metaclass=_DynamicEnumMeta):
-    """Base of an enumeration whose members are added with `register`; a subclass sets its own `_registry = {}`."""
+    """Base of an enumeration whose members are added with `register`; a subclass sets its own
+    `_registry = {}`.
+    """
 
     _registry: ClassVar[dict[str, Any]] = {}
 
@@ -148,13 +160,22 @@ DISPATCH_MODE_FN_REGISTRY: dict[Any, dict[str, Callable[..., Any]]] = {
     Dispatch.ALL_TO_ALL: {"dispatch_fn": dispatch_all_to_all, "collect_fn": collect_all_to_all},
     Dispatch.RANK_ZERO: {"dispatch_fn": dispatch_all_to_all, "collect_fn": collect_all_to_all},
     Dispatch.DP_COMPUTE: {"dispatch_fn": dispatch_dp_compute, "collect_fn": collect_dp_compute},
-    Dispatch.DP_COMPUTE_PROTO: {"dispatch_fn": dispatch_dp_compute_data_proto, "collect_fn": collect_dp_compute_data_proto},
+    Dispatch.DP_COMPUTE_PROTO: {
+        "dispatch_fn": dispatch_dp_compute_data_proto,
+        "collect_fn": collect_dp_compute_data_proto,
+    },
     Dispatch.DP_COMPUTE_PROTO_WITH_FUNC: {
         "dispatch_fn": dispatch_dp_compute_data_proto_with_func,
         "collect_fn": collect_dp_compute_data_proto,
     },
-    Dispatch.DP_COMPUTE_METRIC: {"dispatch_fn": dispatch_dp_compute_data_proto, "collect_fn": collect_dp_compute},
-    Dispatch.DIRECT_ROLLOUT_METHOD: {"dispatch_fn": dummy_direct_rollout_call, "collect_fn": dummy_direct_rollout_call},
+    Dispatch.DP_COMPUTE_METRIC: {
+        "dispatch_fn": dispatch_dp_compute_data_proto,
+        "collect_fn": collect_dp_compute,
+    },
+    Dispatch.DIRECT_ROLLOUT_METHOD: {
+        "dispatch_fn": dummy_direct_rollout_call,
+        "collect_fn": dummy_direct_rollout_call,
+    },
 }
 
 
@@ -168,13 +189,17 @@ def get_predefined_execute_fn(execute_mode: Any) -> dict[str, str]:
     return {"execute_fn_name": "execute_rank_zero" if execute_mode is Execute.RANK_ZERO else "execute_all"}
 
 
-def register_dispatch_mode(dispatch_mode_name: str, dispatch_fn: Callable[..., Any], collect_fn: Callable[..., Any]) -> None:
+def register_dispatch_mode(
+    dispatch_mode_name: str, dispatch_fn: Callable[..., Any], collect_fn: Callable[..., Any]
+) -> None:
     """Add a dispatch mode as `Dispatch.<NAME>`. Raise ValueError when it exists."""
     mode = Dispatch.register(dispatch_mode_name)
     DISPATCH_MODE_FN_REGISTRY[mode] = {"dispatch_fn": dispatch_fn, "collect_fn": collect_fn}
 
 
-def update_dispatch_mode(dispatch_mode: Any, dispatch_fn: Callable[..., Any], collect_fn: Callable[..., Any]) -> None:
+def update_dispatch_mode(
+    dispatch_mode: Any, dispatch_fn: Callable[..., Any], collect_fn: Callable[..., Any]
+) -> None:
     """Replace the functions of a mode. Raise AssertionError for an unknown mode."""
     _check_dispatch_mode(dispatch_mode)
     assert dispatch_mode in DISPATCH_MODE_FN_REGISTRY, f"dispatch_mode {dispatch_mode} not found"
@@ -182,10 +207,14 @@ def update_dispatch_mode(dispatch_mode: Any, dispatch_fn: Callable[..., Any], co
 
 
 def _check_dispatch_mode(dispatch_mode: Any) -> None:
-    assert isinstance(dispatch_mode, (Dispatch, dict)), f"dispatch_mode must be a Dispatch or a dict, got {dispatch_mode!r}"
+    assert isinstance(dispatch_mode, (Dispatch, dict)), (
+        f"dispatch_mode must be a Dispatch or a dict, got {dispatch_mode!r}"
+    )
     if isinstance(dispatch_mode, dict):
         for key in ("dispatch_fn", "collect_fn"):
-            assert key in dispatch_mode, f"a dispatch_mode dict needs the key {key}, got {sorted(dispatch_mode)}"
+            assert key in dispatch_mode, (
+                f"a dispatch_mode dict needs the key {key}, got {sorted(dispatch_mode)}"
+            )
 
 
 def _check_execute_mode(execute_mode: Any) -> None:
@@ -225,13 +254,19 @@ def register(
 
         @wraps(function)
         async def async_inner(*args: Any, **kwargs: Any) -> Any:
-            if materialize_futures and any(isinstance(value, DataProtoFuture) for value in (*args, *kwargs.values())):
+            if materialize_futures and any(
+                isinstance(value, DataProtoFuture) for value in (*args, *kwargs.values())
+            ):
                 args = tuple([await asyncio.to_thread(_materialize, arg) for arg in args])
                 kwargs = {key: await asyncio.to_thread(_materialize, value) for key, value in kwargs.items()}
             return await function(*args, **kwargs)
 
         wrapper = async_inner if inspect.iscoroutinefunction(function) else inner
-        setattr(wrapper, MAGIC_ATTR, {"dispatch_mode": dispatch_mode, "execute_mode": execute_mode, "blocking": blocking})
+        setattr(
+            wrapper,
+            MAGIC_ATTR,
+            {"dispatch_mode": dispatch_mode, "execute_mode": execute_mode, "blocking": blocking},
+        )
         setattr(wrapper, BIND, partial(_bound, dispatch_mode, execute_mode, blocking))
         return wrapper  # type: ignore[return-value]
 
@@ -243,18 +278,27 @@ def mode_functions(mode: Any) -> dict[str, Callable[..., Any]]:
     return get_predefined_dispatch_fn(mode) if isinstance(mode, Dispatch) else mode
 
 
-def _bound(mode: Any, execute_mode: Any, blocking: bool, worker_group: Any, method_name: str) -> Callable[..., Any]:
+def _bound(
+    mode: Any, execute_mode: Any, blocking: bool, worker_group: Any, method_name: str
+) -> Callable[..., Any]:
     functions = mode_functions(mode)
     on_all = execute_mode is not Execute.RANK_ZERO and mode is not Dispatch.RANK_ZERO
     # A call of rank 0 only gets its arguments unchanged instead of one copy per worker.
-    dispatch_fn = functions["dispatch_fn"] if on_all or mode is not Dispatch.ONE_TO_ALL else dispatch_all_to_all
+    dispatch_fn = (
+        functions["dispatch_fn"] if on_all or mode is not Dispatch.ONE_TO_ALL else dispatch_all_to_all
+    )
 
     def on_rank_zero(name: str, *args: Any, **kwargs: Any) -> PendingResult:
         return PendingResult(worker_group._submit(name, [(0, args, kwargs)]))
 
     execute_fn = worker_group.execute_all_async if on_all else on_rank_zero
     return bound_method(
-        worker_group, method_name, dispatch_fn, functions["collect_fn"], execute_fn, methodcaller("get") if blocking else None
+        worker_group,
+        method_name,
+        dispatch_fn,
+        functions["collect_fn"],
+        execute_fn,
+        methodcaller("get") if blocking else None,
     )
 
 
@@ -266,7 +310,9 @@ def bound_method(
     execute_fn: Callable[..., Any],
     wait: Callable[[Any], Any] | None,
 ) -> Callable[..., Any]:
-    """Return a method of the group that dispatches arguments, calls the workers, waits if `wait` is given, and collects the results."""
+    """Return a method of the group that dispatches arguments, calls the workers, waits if `wait` is given,
+    and collects the results.
+    """
 
     def call(*args: Any, **kwargs: Any) -> Any:
         args, kwargs = dispatch_fn(group, *args, **kwargs)

@@ -1,4 +1,6 @@
-"""verl's and Dr. MAS's defaults that differ from those here, for command lines in their names; and the keys that may be left out there."""
+"""verl's and Dr. MAS's defaults that differ from those here, for command lines in their names; and the keys
+that may be left out there.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,9 @@ from pathlib import Path
 
 from verl.compat.values import plain, same
 
-ACTOR, REF, ROLLOUT, MODEL = (f"actor_rollout_ref.{section}" for section in ("actor", "ref", "rollout", "model"))
+ACTOR, REF, ROLLOUT, MODEL = (
+    f"actor_rollout_ref.{section}" for section in ("actor", "ref", "rollout", "model")
+)
 # A command line in the names of verl without any of these keys names no team (`ALONE`).
 TEAM = ("agent.agent_ids", "agent.orchestra_type", "env.env_name")
 # It trains one agent on the messages of a row, rewarded by its data_source, as verl does.
@@ -41,7 +45,11 @@ DR_MAS_DEFAULTS = {
     "env.history_length": "2",
 }
 # Defaults of keys of older versions, which verl 0.9 replaced.
-OLDER_DEFAULTS = {"reward_model.enable": "false", "reward_model.reward_manager": "naive", "reward_model.launch_reward_fn_async": "false"}
+OLDER_DEFAULTS = {
+    "reward_model.enable": "false",
+    "reward_model.reward_manager": "naive",
+    "reward_model.launch_reward_fn_async": "false",
+}
 # Keys whose default is the value of another key.
 FOLLOW = {
     f"{REF}.log_prob_use_dynamic_bsz": f"{ACTOR}.use_dynamic_bsz",
@@ -54,33 +62,50 @@ FOLLOW = {
     "critic.shuffle": f"{ACTOR}.shuffle",
     "critic.loss_agg_mode": f"{ACTOR}.loss_agg_mode",
 }
-# Keys that are left out where they have no effect: verl reads them under the same conditions, or they change speed and memory alone.
+# Keys that are left out where they have no effect: verl reads them under the same conditions, or they change
+# speed and memory alone.
 MAY_HAVE_NO_EFFECT = (
-    f"{ACTOR}.kl_loss_coef", f"{ACTOR}.kl_loss_type", f"{ACTOR}.clip_ratio", f"{ACTOR}.ppo_max_token_len_per_gpu",
-    f"{ACTOR}.ppo_micro_batch_size_per_gpu", f"{ACTOR}.fsdp_config.", f"{MODEL}.lora_alpha", f"{REF}.", f"{ROLLOUT}.log_prob_",
-    f"{ROLLOUT}.val_kwargs.", f"{ROLLOUT}.tensor_model_parallel_size", f"{ROLLOUT}.gpu_memory_utilization", f"{ROLLOUT}.enforce_eager",
-    f"{ROLLOUT}.max_num_batched_tokens", f"{ROLLOUT}.enable_chunked_prefill", f"{ROLLOUT}.free_cache_engine", "critic.",
-    "algorithm.gamma", "algorithm.lam", "algorithm.kl_ctrl.", "algorithm.kl_penalty", "algorithm.gigpo.", "algorithm.group_by_agent_id",
-    "algorithm.rollout_correction.", "algorithm.filter_groups.max_num_gen_batches", "trainer.critic_warmup", "trainer.resume_from_path",
+    f"{ACTOR}.kl_loss_coef", f"{ACTOR}.kl_loss_type", f"{ACTOR}.clip_ratio",
+    f"{ACTOR}.ppo_max_token_len_per_gpu",
+    f"{ACTOR}.ppo_micro_batch_size_per_gpu", f"{ACTOR}.fsdp_config.", f"{MODEL}.lora_alpha", f"{REF}.",
+    f"{ROLLOUT}.log_prob_",
+    f"{ROLLOUT}.val_kwargs.", f"{ROLLOUT}.tensor_model_parallel_size", f"{ROLLOUT}.gpu_memory_utilization",
+    f"{ROLLOUT}.enforce_eager",
+    f"{ROLLOUT}.max_num_batched_tokens", f"{ROLLOUT}.enable_chunked_prefill", f"{ROLLOUT}.free_cache_engine",
+    "critic.",
+    "algorithm.gamma", "algorithm.lam", "algorithm.kl_ctrl.", "algorithm.kl_penalty", "algorithm.gigpo.",
+    "algorithm.group_by_agent_id",
+    "algorithm.rollout_correction.", "algorithm.filter_groups.max_num_gen_batches", "trainer.critic_warmup",
+    "trainer.resume_from_path",
     f"{ACTOR}.profiler.", "global_profiler.",
 )  # fmt: skip
 
 
 @cache
 def verl_0_9_defaults() -> dict[str, str | None]:
-    """Return every key of verl 0.9's `ppo_trainer` with its default as typed; None for one that follows another key, or is required."""
+    """Return every key of verl 0.9's `ppo_trainer` with its default as typed; None for one that follows
+    another key, or is required.
+    """
     lines = Path(__file__).with_name("verl_0_9_defaults.txt").read_text(encoding="utf-8").splitlines()[1:]
-    words = [(section, word.partition("=")) for section, _, names in (line.partition(": ") for line in lines) for word in names.split()]
+    words = [
+        (section, word.partition("="))
+        for section, _, names in (line.partition(": ") for line in lines)
+        for word in names.split()
+    ]
     return {f"{section}.{name}": value if equals else None for section, (name, equals, value) in words}
 
 
 def is_verls_default(key: str, value: str) -> bool:
     """Return whether a value as typed is verl's default, which says what is so anyway."""
-    return any(default is not None and same(value, default) for default in (verl_0_9_defaults().get(key), OLDER_DEFAULTS.get(key)))
+    return any(
+        default is not None and same(value, default)
+        for default in (verl_0_9_defaults().get(key), OLDER_DEFAULTS.get(key))
+    )
 
 
 def upstream_defaults(settings: Mapping[str, str], translated: Mapping[str, str]) -> dict[str, str]:
-    """Return the keys, key -> value, that a command line in verl's or Dr. MAS's names leaves at their defaults, which differ here.
+    """Return the keys, key -> value, that a command line in verl's or Dr. MAS's names leaves at their
+    defaults, which differ here.
 
     Args:
         settings: the command line as typed, key -> value.
@@ -91,7 +116,9 @@ def upstream_defaults(settings: Mapping[str, str], translated: Mapping[str, str]
         defaults |= DR_MAS_DEFAULTS
     if plain(translated.get(f"{ACTOR}.use_adaptive_ppo_mini_batch_size", "false")) == "true":
         del defaults[f"{ACTOR}.ppo_mini_batch_size"]
-    rank, path = (plain(translated.get(f"{MODEL}.{name}", "null")) for name in ("lora_rank", "lora_adapter_path"))
+    rank, path = (
+        plain(translated.get(f"{MODEL}.{name}", "null")) for name in ("lora_rank", "lora_adapter_path")
+    )
     if (rank, path) != ("null", "null") and "agent.specialization" not in translated:
         defaults["agent.specialization"] = "lora"
         if path == "null":

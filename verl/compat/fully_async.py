@@ -1,4 +1,6 @@
-"""How values of verl's keys of fully asynchronous training are taken: counts of mini-batches and transfers to those of tasks and steps."""
+"""How values of verl's keys of fully asynchronous training are taken: counts of mini-batches and transfers to
+those of tasks and steps.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,15 @@ TRIGGER = f"{SECTION}.trigger_parameter_sync_step"
 
 
 def batches_of_a_step(setting: Setting) -> Taken | None:
-    """Left out, or what is missing of data.train_batch_size and ppo_mini_batch_size set, if a step has so many, else refused."""
+    """Left out, or what is missing of data.train_batch_size and ppo_mini_batch_size set, if a step has so
+    many, else refused.
+    """
     sizes = _sizes(setting.command)
-    return None if sizes is None else Taken({} if BATCH in setting.command and BATCH in sizes else sizes, listed=False)
+    return (
+        None
+        if sizes is None
+        else Taken({} if BATCH in setting.command and BATCH in sizes else sizes, listed=False)
+    )
 
 
 def zero_batch(setting: Setting) -> Taken | None:
@@ -30,7 +38,9 @@ def one_at_a_time(setting: Setting) -> Taken | None:
 
 
 def tasks_of_the_run(setting: Setting) -> Taken | None:
-    """Translated to as many steps, in whole transfers of weights, if the tasks of a step are known, else refused."""
+    """Translated to as many steps, in whole transfers of weights, if the tasks of a step are known, else
+    refused.
+    """
     sizes, trigger = _sizes(setting.command), _number(setting.command, TRIGGER, default="1")
     size = _number({**setting.command, **(sizes or {})}, BATCH, default="0")
     if setting.plain == "null":
@@ -43,11 +53,16 @@ def tasks_of_the_run(setting: Setting) -> Taken | None:
 
 def steps_of_transfers(setting: Setting) -> Taken | None:
     """Translated to so many times trigger_parameter_sync_step steps."""
-    transfers, trigger = _number(setting.command, setting.key, default=""), _number(setting.command, TRIGGER, default="1")
+    transfers, trigger = (
+        _number(setting.command, setting.key, default=""),
+        _number(setting.command, TRIGGER, default="1"),
+    )
     if transfers is None or not trigger:
         return None
     steps = str(transfers * trigger)
-    return None if (setting.key, setting.plain) == (setting.here[0], steps) else Taken({setting.here[0]: steps})
+    return (
+        None if (setting.key, setting.plain) == (setting.here[0], steps) else Taken({setting.here[0]: steps})
+    )
 
 
 def log_probs_of_the_sampler(setting: Setting) -> Taken | None:
@@ -59,7 +74,9 @@ def log_probs_of_the_sampler(setting: Setting) -> Taken | None:
 
 
 def proximal_log_probs(setting: Setting) -> Taken | None:
-    """Left out if false; true translated to bypass_mode=false with trigger_parameter_sync_step=1, else refused."""
+    """Left out if false; true translated to bypass_mode=false with trigger_parameter_sync_step=1, else
+    refused.
+    """
     if setting.plain == "false":
         return Taken(listed=False)
     same = setting.plain == "true" and _number(setting.command, TRIGGER, default="1") == 1
@@ -82,14 +99,18 @@ def _number(command: Mapping[str, str], *keys: str, default: str) -> int | None:
 
 
 def _sizes(command: Mapping[str, str]) -> dict[str, str] | None:
-    """Return data.train_batch_size or ppo_mini_batch_size, key -> value, so that a step has `require_batches` mini-batches.
+    """Return data.train_batch_size or ppo_mini_batch_size, key -> value, so that a step has `require_batches`
+    mini-batches.
 
-    Nothing if `require_batches` is 0, the whole batch; None if those that are typed contradict each other, or are not enough. A command
-    that names a team leaves the mini-batch at the default here, the whole batch.
+    Nothing if `require_batches` is 0, the whole batch; None if those that are typed contradict each other, or
+    are not enough. A command that names a team leaves the mini-batch at the default here, the whole batch.
     """
     default = "0" if any(key in command for key in TEAM) else VERL_DEFAULTS[MINI_BATCH]
     mini_batch = _number(command, f"{PER_AGENT}.actor.ppo_mini_batch_size", MINI_BATCH, default=default)
-    batches, batch = _number(command, f"{SECTION}.require_batches", default="1"), _number(command, BATCH, default="0")
+    batches, batch = (
+        _number(command, f"{SECTION}.require_batches", default="1"),
+        _number(command, BATCH, default="0"),
+    )
     if batches is None or mini_batch is None or batch is None:
         return None
     if batches == 0:

@@ -41,14 +41,18 @@ class DataProtoFuture:
     def then(self, function: Callable[[Any], Any]) -> DataProtoFuture:
         """Return a future of `function` applied to this future's result."""
         first = self.dispatch_fn
-        return DataProtoFuture(self.collect_fn, self.futures, function if first is None else _Chain(first, function))
+        return DataProtoFuture(
+            self.collect_fn, self.futures, function if first is None else _Chain(first, function)
+        )
 
     def chunk(self, chunks: int) -> list[DataProtoFuture]:
         """Return `chunks` futures of equal parts, without waiting."""
         return [self.then(_Chunk(i, chunks)) for i in range(chunks)]
 
     def get(self, timeout: float | None = None) -> Any:
-        """Wait for the parts and return them concatenated. Raise TimeoutError after `timeout` seconds, or a worker's error."""
+        """Wait for the parts and return them concatenated. Raise TimeoutError after `timeout` seconds, or a
+        worker's error.
+        """
         if isinstance(self.futures, PendingResults):
             parts = self.futures.get(timeout)
         else:
@@ -56,7 +60,9 @@ class DataProtoFuture:
 
             parts = ray.get(list(self.futures), timeout=timeout)
         for part in parts:
-            assert isinstance(part, (DataProto, TensorDict)), f"expected DataProto or TensorDict from a worker, got {type(part)}"
+            assert isinstance(part, (DataProto, TensorDict)), (
+                f"expected DataProto or TensorDict from a worker, got {type(part)}"
+            )
         joined = self.collect_fn(parts)
         return joined if self.dispatch_fn is None else self.dispatch_fn(joined)
 
@@ -77,7 +83,9 @@ class _Chain:
 
 
 class _Chunk:
-    """Picks one chunk; a class, because futures are sent to workers and a closure would be serialized with its frame."""
+    """Picks one chunk; a class, because futures are sent to workers and a closure would be serialized with
+    its frame.
+    """
 
     def __init__(self, index: int, chunks: int) -> None:
         self.index, self.chunks = index, chunks
@@ -87,10 +95,12 @@ class _Chunk:
 
 
 class BatchData:
-    """A value to split (`chunk`), or a list of values to concatenate (`concat`); both return values of the given type.
+    """A value to split (`chunk`), or a list of values to concatenate (`concat`); both return values of the
+    given type.
 
     Args:
-        data: a DataProto, DataProtoFuture or TensorDict to split; DataProtos, TensorDicts or a backend's futures to concatenate.
+        data: a DataProto, DataProtoFuture or TensorDict to split; DataProtos, TensorDicts or a backend's
+            futures to concatenate.
     """
 
     def __init__(self, data: Any) -> None:
@@ -108,12 +118,16 @@ class BatchData:
     def chunk(self, chunks: int) -> Sequence[Any]:
         """Split into `chunks` parts by rows. Raise AssertionError when the rows do not divide."""
         parts: Sequence[Any] = (
-            chunk_tensordict(self._data, chunks) if isinstance(self._data, TensorDict) else self._data.chunk(chunks=chunks)
+            chunk_tensordict(self._data, chunks)
+            if isinstance(self._data, TensorDict)
+            else self._data.chunk(chunks=chunks)
         )
         return parts
 
     def concat(self) -> Any:
-        """Concatenate by rows; of futures return a `DataProtoFuture`. Raise ValueError for an empty list, TypeError for mixed types."""
+        """Concatenate by rows; of futures return a `DataProtoFuture`. Raise ValueError for an empty list,
+        TypeError for mixed types.
+        """
         if not self._data:
             raise ValueError("BatchData.concat needs at least one part, got none")
         return DataProtoFuture.concat(self._data) if _unfinished(self._data) else concat_parts(self._data)

@@ -1,8 +1,9 @@
-"""Keys of verl 0.9 and Dr. MAS that do not exist here, with the equivalent keys or the reason why there is none.
+"""Keys of verl 0.9 and Dr. MAS that do not exist here, with the equivalent keys or the reason why there is
+none.
 
-An entry matches its key and all keys below it; `*` matches any sections, and the first matching entry counts. An entry with `take`
-translates some or all values of a command line (`verl.compat.command`), the others are refused. The table of docs/upstream_map.md is
-generated from this file by `python scripts/gen_config_docs.py`.
+An entry matches its key and all keys below it; `*` matches any sections, and the first matching entry counts.
+An entry with `take` translates some or all values of a command line (`verl.compat.command`), the others are
+refused. The table of docs/upstream_map.md is generated from this file by `python scripts/gen_config_docs.py`.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ from verl.compat.values import (
     within_the_policy,
 )
 
-ACTOR, REF, ROLLOUT, MODEL = (f"actor_rollout_ref.{section}" for section in ("actor", "ref", "rollout", "model"))
+ACTOR, REF, ROLLOUT, MODEL = (
+    f"actor_rollout_ref.{section}" for section in ("actor", "ref", "rollout", "model")
+)
 
 
 @dataclass(frozen=True)
@@ -70,12 +73,16 @@ class VerlKey:
 
     def taken(self) -> str:
         """Return what becomes of a value on a command line, in words."""
-        words = (self.take.__doc__ or "").partition("\n")[0] if self.take else "Refused."
+        words = " ".join((self.take.__doc__ or "").partition("\n\n")[0].split()) if self.take else "Refused."
         return (words[:1].lower() + words[1:]).rstrip(".")
 
     def hint(self) -> str:
         """Return what to use instead, for a one-line error."""
-        return f"verl's key, here {', '.join(self.here)}: {self.note}" if self.here else f"verl's key, no equivalent here: {self.note}"
+        return (
+            f"verl's key, here {', '.join(self.here)}: {self.note}"
+            if self.here
+            else f"verl's key, no equivalent here: {self.note}"
+        )
 
 
 def find_verl_key(key: str) -> VerlKey | None:
@@ -98,7 +105,9 @@ _ALL_TOKENS = "the maximum length of the agent's replies"
 _REWARDS = "the environment computes the reward (docs/workflows.md)"
 _REWARD_MODEL = "kind=sequence_classification with path; verl's team reward is scope=episode, combine=replace"
 _TOOLS = "an orchestra defines the order of calls and the tools (docs/workflows.md)"
-_ENGINE = "devices of the engines' own; with 0 GPUs, the default here, engines share the devices of the trainer"
+_ENGINE = (
+    "devices of the engines' own; with 0 GPUs, the default here, engines share the devices of the trainer"
+)
 _TEXT = "text only: no images, video or audio"
 _BYPASS = "algorithm.rollout_correction.bypass_mode"
 _FSDP2 = "FSDP2 is the one training engine"
@@ -166,7 +175,8 @@ VERL_KEYS: tuple[VerlKey, ...] = (
     *_absent(_FSDP2, "*.strategy", take=nothing("fsdp", "fsdp2")),
     *_absent(_FSDP2, "*.megatron", "*.veomni", "*.torchtitan", "*.mindspeed", "*.automodel"),
     *_absent("a smaller ppo_max_token_len_per_gpu needs less memory", "*.entropy_from_logits_with_chunking",
-             "*.entropy_from_logits_chunk_size", "*.entropy_checkpointing", take=no_effect(silent=("false",))),
+             "*.entropy_from_logits_chunk_size", "*.entropy_checkpointing",
+             take=no_effect(silent=("false",))),
     *_absent("a micro-batch is as long as its rows", "*.pad_to_length", "*.pad_to_length_bucket"),
     *_absent("no quantization", "*.qat", "*.quantization", "*.quantization_config_file", take=nothing("null")),
     *_absent("runs on a CPU are bitwise reproducible; GPU kernels are not changed", "*.full_determinism", take=nothing("false")),
@@ -287,7 +297,8 @@ VERL_KEYS: tuple[VerlKey, ...] = (
     *_absent("the orchestra has the memory", "agent.use_agent_memory", take=nothing("false")),
     # Fully asynchronous training.
     _renamed("async_training.require_batches", "data.train_batch_size",
-             note="the tasks of a step, in every mode: require_batches * ppo_mini_batch_size", take=batches_of_a_step),
+             note="the tasks of a step, in every mode: require_batches * ppo_mini_batch_size",
+             take=batches_of_a_step),
     _renamed("async_training.use_rollout_log_probs", _BYPASS, note="the sampler's log-probs as old ones", take=log_probs_of_the_sampler),
     _renamed(f"{ACTOR}.use_rollout_log_probs", _BYPASS, note="bypass_mode decides, as in verl 0.9", take=no_effect()),
     _renamed("async_training.compute_prox_log_prob", _BYPASS,
@@ -297,9 +308,11 @@ VERL_KEYS: tuple[VerlKey, ...] = (
     *_absent("during a validation episodes in progress go on, none begins, and no weights are sent",
              "async_training.parallel_validate_and_rollout", take=no_effect(silent=("false",))),
     _renamed("async_training.use_dynamic_resource_scheduling", "rollout.n_gpus_per_node",
-             note="engines have their devices, or share those of the trainer, for the whole run", take=nothing("false")),
+             note="engines have their devices, or share those of the trainer, for the whole run",
+             take=nothing("false")),
     *_absent("only with use_dynamic_resource_scheduling", "async_training.dynamic_schedule_policy",
-             "async_training.dynamic_schedule_deactivate_ratio", "async_training.dynamic_schedule_enable_rebalance", take=nothing()),
+             "async_training.dynamic_schedule_deactivate_ratio",
+             "async_training.dynamic_schedule_enable_rebalance", take=nothing()),
     _renamed("async_training.concurrent_samples_per_replica", "rollout.max_concurrent_episodes", note="of the run, not of an engine",
              take=no_effect()),
     _renamed("*.checkpoint_engine.device_buffer_size_M", f"{ROLLOUT}.update_bucket_mb", take=carried),
@@ -356,7 +369,8 @@ VERL_KEYS: tuple[VerlKey, ...] = (
     *_absent("no command is run after the last step", "*.profiler.finish_hook_all_ranks", "global_profiler.finish_hook_all_ranks",
              take=nothing("false")),
     *_absent("no command is run after the last step", "*.profiler.finish_hook_cmd", "*.profiler.finish_hook_ranks",
-             "global_profiler.finish_hook_cmd", "global_profiler.finish_hook_ranks", take=nothing("null", "[]")),
+             "global_profiler.finish_hook_cmd", "global_profiler.finish_hook_ranks",
+             take=nothing("null", "[]")),
     *_absent("batches are sent through Ray's object store", "transfer_queue"),
     *_absent("episodes are always played, never reused", "skip"),
 )  # fmt: skip
@@ -379,7 +393,8 @@ VERL_VALUES: tuple[VerlKey, ...] = (
         for name in (f"{ACTOR}.optim.lr", f"{ACTOR}.ppo_micro_batch_size_per_gpu", f"{ACTOR}.ppo_mini_batch_size")
     ),
 )  # fmt: skip
-# Values of keys of the same name that mean something else in a command line with keys or values of the two tables above.
+# Values of keys of the same name that mean something else in a command line with keys or values of the two
+# tables above.
 VERL_MEANINGS: tuple[VerlKey, ...] = (
     _renamed(f"{ROLLOUT}.tensor_model_parallel_size", f"{ROLLOUT}.tensor_model_parallel_size", note="an engine's devices are on one node",
              take=within_a_node),
@@ -394,7 +409,8 @@ VERL_MEANINGS: tuple[VerlKey, ...] = (
         _renamed(name, name, note="null is the default, as there", take=nothing("null"))
         for name in ("data.seed", "data.val_batch_size", "algorithm.filter_groups.metric", "trainer.total_training_steps",
                      f"{ACTOR}.ppo_micro_batch_size_per_gpu", "critic.ppo_micro_batch_size_per_gpu",
-                     f"{REF}.log_prob_micro_batch_size_per_gpu", f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu")
+                     f"{REF}.log_prob_micro_batch_size_per_gpu",
+                     f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu")
     ),
     _renamed("reward.reward_manager.name", "reward.reward_manager.name",
              note="a function may return terms beside its score; without one, the environment gives the reward", take=reward_manager),

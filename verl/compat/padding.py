@@ -24,6 +24,8 @@ class _Switch(type):
 
 
 class DataProtoConfig(metaclass=_Switch):
-    """`DataProtoConfig.auto_padding = True` (or VERL_AUTO_PADDING=1) lets dispatch pad every batch to the number of workers."""
+    """`DataProtoConfig.auto_padding = True` (or VERL_AUTO_PADDING=1) lets dispatch pad every batch to the
+    number of workers.
+    """
 
     auto_padding_key = "_verl_auto_padding"

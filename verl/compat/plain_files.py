@@ -1,4 +1,5 @@
-"""Batches on disk without pickled objects: only tensors and plain values are written and read (`torch.load(weights_only=True)`).
+"""Batches on disk without pickled objects: only tensors and plain values are written and read
+(`torch.load(weights_only=True)`).
 
 A malicious file cannot run code.
 """
@@ -17,8 +18,12 @@ import torch
 _PLAIN = (str, int, float, bool, bytes, type(None))
 # Types that a file may name; no other name is ever looked up or called.
 _SEQUENCES: dict[str, type] = {kind.__name__: kind for kind in (list, tuple, set, frozenset)}
-_FACTORIES: dict[str, type] = {kind.__name__: kind for kind in (list, tuple, set, frozenset, dict, str, int, float, bool, bytes)}
-_DTYPES: dict[str, torch.dtype] = {str(kind): kind for kind in vars(torch).values() if isinstance(kind, torch.dtype)}
+_FACTORIES: dict[str, type] = {
+    kind.__name__: kind for kind in (list, tuple, set, frozenset, dict, str, int, float, bool, bytes)
+}
+_DTYPES: dict[str, torch.dtype] = {
+    str(kind): kind for kind in vars(torch).values() if isinstance(kind, torch.dtype)
+}
 _DATES: dict[str, type[datetime.date]] = {kind.__name__: kind for kind in (datetime.date, datetime.datetime)}
 
 
@@ -64,7 +69,9 @@ def _encode_dict(value: dict[Any, Any], where: str) -> tuple[Any, ...]:
         return ("ordered" if isinstance(value, OrderedDict) else "dict", entries)
     factory = value.default_factory
     if factory is not None and factory not in _FACTORIES.values():
-        raise TypeError(f"{where} is a defaultdict of {factory!r}, which cannot be saved; save dict(...) of it")
+        raise TypeError(
+            f"{where} is a defaultdict of {factory!r}, which cannot be saved; save dict(...) of it"
+        )
     return ("default", None if factory is None else factory.__name__, entries)  # type: ignore[attr-defined]
 
 
@@ -78,7 +85,10 @@ def _encode_array(array: np.ndarray, where: str) -> tuple[Any, ...]:
             torch.frombuffer(bytearray(contiguous.tobytes()) or bytearray(1), dtype=torch.uint8),
         )
     if array.dtype != object:
-        raise TypeError(f"{where} is an array of dtype {array.dtype}, which cannot be saved; use numbers, text or object entries")
+        raise TypeError(
+            f"{where} is an array of dtype {array.dtype}, which cannot be saved; use numbers, text or object "
+            "entries"
+        )
     return ("objects", list(array.shape), [encode_plain(item, where) for item in array.flat])
 
 
@@ -139,7 +149,9 @@ def _named(known: dict[str, Any], name: str) -> Any:
 
 
 def save_plain(value: Any, path: str | os.PathLike[str], where: str) -> None:
-    """Write nested plain data to a temporary file that is then renamed, so that a full disk leaves no incomplete file."""
+    """Write nested plain data to a temporary file that is then renamed, so that a full disk leaves no
+    incomplete file.
+    """
     target = Path(path)
     temporary = target.with_name(f"{target.name}.tmp{os.getpid()}")
     try:
@@ -150,5 +162,7 @@ def save_plain(value: Any, path: str | os.PathLike[str], where: str) -> None:
 
 
 def load_plain(path: str | os.PathLike[str]) -> Any:
-    """Return the data of a file written by `save_plain`; a file with other Python objects is rejected before they are built."""
+    """Return the data of a file written by `save_plain`; a file with other Python objects is rejected before
+    they are built.
+    """
     return decode_plain(torch.load(path, map_location="cpu", weights_only=True))

@@ -27,7 +27,10 @@ def fold_batch_dim(data: DataProto, new_batch_size: int) -> DataProto:
     if data.batch is not None:
         batch = data.batch.view(new_batch_size, inner)
         batch.auto_batch_size_(batch_dims=1)
-    arrays = {key: value.reshape(new_batch_size, inner, *value.shape[1:]) for key, value in data.non_tensor_batch.items()}
+    arrays = {
+        key: value.reshape(new_batch_size, inner, *value.shape[1:])
+        for key, value in data.non_tensor_batch.items()
+    }
     return type(data)(batch=batch, non_tensor_batch=arrays, meta_info=data.meta_info)
 
 
@@ -37,7 +40,9 @@ def unfold_batch_dim(data: DataProto, batch_dims: int = 2) -> DataProto:
     if data.batch is not None:
         tensors = {key: value.flatten(0, batch_dims - 1) for key, value in data.batch.items()}
         batch = TensorDict(tensors, batch_size=next(iter(tensors.values())).shape[:1] if tensors else (0,))
-    arrays = {key: value.reshape(-1, *value.shape[batch_dims:]) for key, value in data.non_tensor_batch.items()}
+    arrays = {
+        key: value.reshape(-1, *value.shape[batch_dims:]) for key, value in data.non_tensor_batch.items()
+    }
     return type(data)(batch=batch, non_tensor_batch=arrays, meta_info=data.meta_info)
 
 
@@ -57,7 +62,8 @@ def collate_fn(x: list[DataProtoItem]) -> DataProto:
 def allgather_dict_tensors(
     tensors: dict[str, torch.Tensor] | TensorDict, size: int, group: Any, dim: int = 0
 ) -> dict[str, torch.Tensor] | TensorDict:
-    """Concatenate every tensor of all ranks of a process group along `dim`, in rank order; shapes must be equal on every rank.
+    """Concatenate every tensor of all ranks of a process group along `dim`, in rank order; shapes must be
+    equal on every rank.
 
     Args:
         tensors: a dict or a TensorDict; the result has the same type.
@@ -89,7 +95,8 @@ def all_gather_data_proto(data: DataProto, process_group: Any) -> None:
 
 
 def pad_dataproto_to_divisor(data: DataProto, size_divisor: int) -> tuple[DataProto, int]:
-    """Append rows from the start of the batch, repeatedly if necessary, until `size_divisor` divides its length.
+    """Append rows from the start of the batch, repeatedly if necessary, until `size_divisor` divides its
+    length.
 
     Returns:
         The padded batch (the same object if no row was appended) and the number of rows appended.

@@ -39,7 +39,11 @@ class RayResourcePool(Pool):
         timeout_s: float = 300.0,
     ) -> None:
         super().__init__(
-            process_on_nodes, use_gpu, max_colocate_count=max_colocate_count, cpus_per_process=cpus_per_process, timeout_s=timeout_s
+            process_on_nodes,
+            use_gpu,
+            max_colocate_count=max_colocate_count,
+            cpus_per_process=cpus_per_process,
+            timeout_s=timeout_s,
         )
         self.name_prefix = name_prefix or self.name_prefix
         self.lifetime = "detached" if detached else None
@@ -47,7 +51,9 @@ class RayResourcePool(Pool):
 
     def bundle(self) -> dict[str, float]:
         """Return the resources reserved per process."""
-        return super().bundle() | ({self.accelerator_type: 1e-4} if self.use_gpu and self.accelerator_type is not None else {})
+        return super().bundle() | (
+            {self.accelerator_type: 1e-4} if self.use_gpu and self.accelerator_type is not None else {}
+        )
 
     def get_placement_groups(
         self, strategy: str = "STRICT_PACK", name: str | None = None, device_name: str | None = None
@@ -76,7 +82,11 @@ class SubRayResourcePool(SubPool):
 class _MergedRayResourcePool(Pool):
     def __init__(self, parts: list[Pool]) -> None:
         first = parts[0]
-        super().__init__([size for part in parts for size in part.store], first.use_gpu, max_colocate_count=first.max_colocate_count)
+        super().__init__(
+            [size for part in parts for size in part.store],
+            first.use_gpu,
+            max_colocate_count=first.max_colocate_count,
+        )
         self.parts = parts
 
     @property
@@ -109,16 +119,25 @@ def split_resource_pool(resource_pool: Pool, split_size: int | list[int]) -> lis
     """
     total = resource_pool.world_size
     if isinstance(split_size, int):
-        assert total % split_size == 0, f"split_size must be a divisor of world_size, got {split_size} and {total}"
+        assert total % split_size == 0, (
+            f"split_size must be a divisor of world_size, got {split_size} and {total}"
+        )
         split_size = [split_size] * (total // split_size)
     assert sum(split_size) == total, f"split sizes must add up to world_size {total}, got {split_size}"
     starts = [sum(split_size[:i]) for i in range(len(split_size))]
-    return [SubRayResourcePool(resource_pool, start, size) for start, size in zip(starts, split_size, strict=True)]
+    return [
+        SubRayResourcePool(resource_pool, start, size) for start, size in zip(starts, split_size, strict=True)
+    ]
 
 
 def merge_resource_pool(rp1: Pool, rp2: Pool) -> Pool:
-    """Return a pool of the ranks of both, in their placement groups. Raise AssertionError when their resources or lifetimes differ."""
-    kinds = [{"bundle": pool.bundle(), "max_colocate_count": pool.max_colocate_count, "lifetime": pool.lifetime} for pool in (rp1, rp2)]
+    """Return a pool of the ranks of both, in their placement groups. Raise AssertionError when their
+    resources or lifetimes differ.
+    """
+    kinds = [
+        {"bundle": pool.bundle(), "max_colocate_count": pool.max_colocate_count, "lifetime": pool.lifetime}
+        for pool in (rp1, rp2)
+    ]
     assert kinds[0] == kinds[1], f"both pools must agree, got {kinds[0]} and {kinds[1]}"
     return _MergedRayResourcePool([rp1, rp2])
 
@@ -150,17 +169,23 @@ class ResourcePoolManager:
             self._check_gpus()
         for name, process_on_nodes in self.resource_pool_spec.items():
             self.resource_pool_dict[name] = RayResourcePool(
-                process_on_nodes=list(process_on_nodes), use_gpu=self.use_gpu, max_colocate_count=self.max_colocate_count, name_prefix=name
+                process_on_nodes=list(process_on_nodes),
+                use_gpu=self.use_gpu,
+                max_colocate_count=self.max_colocate_count,
+                name_prefix=name,
             )
 
     def get_resource_pool(self, role: Hashable) -> RayResourcePool:
         """Return the pool of a role. Raise KeyError naming the known roles or pools."""
         if role not in self.mapping:
-            raise KeyError(f"no resource pool for {role}: the mapping has {[str(known) for known in self.mapping]}")
+            raise KeyError(
+                f"no resource pool for {role}: the mapping has {[str(known) for known in self.mapping]}"
+            )
         name = self.mapping[role]
         if name not in self.resource_pool_dict:
             raise KeyError(
-                f"{role} is mapped to pool {name!r}; pools made so far: {sorted(self.resource_pool_dict)}, specified: "
+                f"{role} is mapped to pool {name!r}; pools made so far: {sorted(self.resource_pool_dict)}, "
+                "specified: "
                 f"{sorted(self.resource_pool_spec)} (create_resource_pool makes them)"
             )
         return self.resource_pool_dict[name]
@@ -173,6 +198,7 @@ class ResourcePoolManager:
         free, wanted = ray.available_resources().get("GPU", 0), self.get_n_gpus()
         if free < wanted:
             raise ValueError(
-                f"the resource pools {dict(self.resource_pool_spec)} want {wanted} GPUs, the cluster has {free:g} free; ask for fewer, or "
+                f"the resource pools {dict(self.resource_pool_spec)} want {wanted} GPUs, the cluster has "
+                f"{free:g} free; ask for fewer, or "
                 "pass use_gpu=False to run on CPUs"
             )

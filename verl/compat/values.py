@@ -1,4 +1,6 @@
-"""How values of verl's keys are taken: carried to the equivalent key, or left out where they change nothing here."""
+"""How values of verl's keys are taken: carried to the equivalent key, or left out where they change nothing
+here.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ class Setting:
     Attributes:
         key: the key as typed, without `+`.
         value: the value as typed.
-        rest: the part of the key below the entry that matched it, such as `.param_offload`; empty if the entry is the key itself.
+        rest: the part of the key below the entry that matched it, such as `.param_offload`; empty if the
+            entry is the key itself.
         here: the equivalent keys of the entry.
         command: all settings of the command line, key -> value as typed.
     """
@@ -80,7 +83,13 @@ def carried(setting: Setting) -> Taken:
 def carried_per_agent(setting: Setting) -> Taken:
     """Translated, also under agent.agent_specific_parameters."""
     own = setting.key.startswith(f"{PER_AGENT}.")
-    return Taken({setting.here[0].replace("actor_rollout_ref", PER_AGENT, 1) if own else setting.here[0]: setting.value})
+    return Taken(
+        {
+            setting.here[0].replace("actor_rollout_ref", PER_AGENT, 1)
+            if own
+            else setting.here[0]: setting.value
+        }
+    )
 
 
 def both(setting: Setting) -> Taken | None:
@@ -109,7 +118,9 @@ def nothing(*values: str) -> Take:
 
 
 def no_effect(*values: str, silent: tuple[str, ...] = ()) -> Take:
-    """Leave out these values, or all if none are named, and list them: they change speed or memory, not the result."""
+    """Leave out these values, or all if none are named, and list them: they change speed or memory, not the
+    result.
+    """
 
     def take(setting: Setting) -> Taken | None:
         if setting.plain in silent:
@@ -185,34 +196,58 @@ def loggers(setting: Setting) -> Taken | None:
 def reward_manager(setting: Setting) -> Taken | None:
     """Translated: naive, dapo and prime, with a function of the user also gdpo.
 
-    With such a function all of them call `compute_score` with verl's arguments, which is `naive` here; `batch` calls it with lists.
+    With such a function all of them call `compute_score` with verl's arguments, which is `naive` here;
+    `batch` calls it with lists.
     """
-    function = any(key.endswith("custom_reward_function.path") and plain(value) != "null" for key, value in setting.command.items())
+    function = any(
+        key.endswith("custom_reward_function.path") and plain(value) != "null"
+        for key, value in setting.command.items()
+    )
     if function:
         return Taken({setting.here[0]: "naive"}) if setting.plain in ("dapo", "gdpo", "prime") else None
     return Taken(listed=setting.plain != "naive") if setting.plain in ("naive", "dapo", "prime") else None
 
 
 def scored_by_model(setting: Setting) -> Taken | None:
-    """Translated: true to a reward model whose score of the answer is the team's reward, unless a function of the user asks the model."""
+    """Translated: true to a reward model whose score of the answer is the team's reward, unless a function of
+    the user asks the model.
+    """
     if setting.plain == "false":
         return Taken(listed=False)
-    function = any(key.endswith("custom_reward_function.path") and plain(value) != "null" for key, value in setting.command.items())
+    function = any(
+        key.endswith("custom_reward_function.path") and plain(value) != "null"
+        for key, value in setting.command.items()
+    )
     if setting.plain != "true" or function:
         return None
     section = setting.here[0]
-    return Taken({f"{section}.kind": "sequence_classification", f"{section}.scope": "episode", f"{section}.combine": "replace"})
+    return Taken(
+        {
+            f"{section}.kind": "sequence_classification",
+            f"{section}.scope": "episode",
+            f"{section}.combine": "replace",
+        }
+    )
 
 
 def longest_input(setting: Setting) -> Taken | None:
     """Translated: prompt_length and response_length to their sum, the longest input of the reward model."""
     section = setting.key.rpartition(".")[0]
-    lengths = [plain(setting.command.get(f"{section}.{name}", "2048")) for name in ("prompt_length", "response_length")]
-    return Taken({setting.here[0]: str(sum(map(int, lengths)))}) if all(length.isdigit() for length in lengths) else None
+    lengths = [
+        plain(setting.command.get(f"{section}.{name}", "2048"))
+        for name in ("prompt_length", "response_length")
+    ]
+    return (
+        Taken({setting.here[0]: str(sum(map(int, lengths)))})
+        if all(length.isdigit() for length in lengths)
+        else None
+    )
 
 
 def engine_nodes(setting: Setting) -> Taken | None:
-    """Translated if above 0, with the GPUs of each node; left out if 0: engines share the devices of the trainer."""
+    """Translated if above 0, with the GPUs of each node; left out if 0: engines share the devices of the
+    trainer.
+    """
     if setting.plain == "0":
         return Taken(listed=False)
     if not setting.plain.isdigit():
@@ -228,7 +263,11 @@ def engine_gpus(setting: Setting) -> Taken:
 
 def hybrid_engine(setting: Setting) -> Taken | None:
     """Left out if true, or if engines have devices of their own, else refused."""
-    return Taken(listed=False) if setting.plain == "true" or (setting.plain == "false" and _own_engines(setting.command)) else None
+    return (
+        Taken(listed=False)
+        if setting.plain == "true" or (setting.plain == "false" and _own_engines(setting.command))
+        else None
+    )
 
 
 def within_a_node(setting: Setting) -> Taken | None:
@@ -240,10 +279,17 @@ def within_a_node(setting: Setting) -> Taken | None:
 
 def _own_engines(command: Mapping[str, str]) -> bool:
     """Return whether a command line gives engines devices of their own, by verl's keys or by those here."""
-    return any(plain(command.get(key, "0")) != "0" for key in ("actor_rollout_ref.rollout.nnodes", "rollout.n_gpus_per_node"))
+    return any(
+        plain(command.get(key, "0")) != "0"
+        for key in ("actor_rollout_ref.rollout.nnodes", "rollout.n_gpus_per_node")
+    )
 
 
 def _gpus_of_an_engine_node(command: Mapping[str, str]) -> str:
     """Return the number of GPUs of a node on which engines run, as typed."""
-    own = ("actor_rollout_ref.rollout.n_gpus_per_node", "rollout.n_gpus_per_node") if _own_engines(command) else ()
+    own = (
+        ("actor_rollout_ref.rollout.n_gpus_per_node", "rollout.n_gpus_per_node")
+        if _own_engines(command)
+        else ()
+    )
     return next((command[key] for key in (*own, "trainer.n_gpus_per_node") if key in command), "8")

@@ -1,4 +1,6 @@
-"""verl's `RayWorkerGroup`: it can attach to running actors, separate the workers of a colocated class, and bind methods explicitly."""
+"""verl's `RayWorkerGroup`: it can attach to running actors, separate the workers of a colocated class, and
+bind methods explicitly.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +26,15 @@ class RayWorkerGroup(ActorGroup):
 
     Args:
         resource_pool: pool in which the actors run.
-        ray_cls_with_init: their class and constructor arguments. Optional for a group that attaches to running actors: without it their
-            methods are called with `execute_all_sync("method", ...)`.
+        ray_cls_with_init: their class and constructor arguments. Optional for a group that attaches to
+            running actors: without it their methods are called with `execute_all_sync("method", ...)`.
         bin_pack: pack each node's processes onto one node.
         name_prefix: start of the actors' names; random when None.
         detached: actors outlive this driver.
         worker_names: names of running actors to attach to, instead of starting actors.
         worker_handles: handles of running actors to attach to.
-        ray_wait_register_center_timeout: limit of the wait for the pool's resources, in seconds; the pool's own when None.
+        ray_wait_register_center_timeout: limit of the wait for the pool's resources, in seconds; the pool's
+            own when None.
         worker_env: environment variables for the workers, e.g. OMP_NUM_THREADS.
         device_name: "cuda" or "cpu"; taken from the pool when None.
         use_gpu: workers get a share of their bundle's GPU; taken from the pool when None.
@@ -39,11 +42,12 @@ class RayWorkerGroup(ActorGroup):
         master_port: port of rank 0; a free one when None.
         master_port_range: `[begin, end)` to take a free port from.
         timeout_s: limit of every wait for a result, in seconds.
-        **kwargs: accepted for compatibility, without effect (`profile_steps`, `worker_nsight_options`); a warning names them.
+        **kwargs: accepted for compatibility, without effect (`profile_steps`, `worker_nsight_options`); a
+            warning names them.
 
-    Raises ValueError when `worker_env` sets a variable that the group sets itself, for `master_addr` without its port and for
-    GPUs of a pool without GPUs; TimeoutError when resources are not available in time, RuntimeError when `master_port_range` has no free
-    port.
+    Raises ValueError when `worker_env` sets a variable that the group sets itself, for `master_addr` without
+    its port and for GPUs of a pool without GPUs; TimeoutError when resources are not available in time,
+    RuntimeError when `master_port_range` has no free port.
     """
 
     def __init__(
@@ -81,15 +85,24 @@ class RayWorkerGroup(ActorGroup):
         if worker_names is not None or worker_handles is not None:
             WorkerGroup.__init__(self, resource_pool, timeout_s=timeout_s)
             self._begin(name_prefix)
-            self._worker_names = list(worker_names or [f"worker {i}" for i in range(len(worker_handles or []))])
-            self._workers = [ray.get_actor(name) for name in self._worker_names] if worker_handles is None else list(worker_handles)
+            self._worker_names = list(
+                worker_names or [f"worker {i}" for i in range(len(worker_handles or []))]
+            )
+            self._workers = (
+                [ray.get_actor(name) for name in self._worker_names]
+                if worker_handles is None
+                else list(worker_handles)
+            )
             if ray_cls_with_init is not None and not method_prefix:
                 self._bind_worker_methods(ray_cls_with_init.worker_class)
             return
         if ray_cls_with_init is None:
             raise ValueError("RayWorkerGroup needs ray_cls_with_init, a RayClassWithInitArgs")
         if self.use_gpu and not with_gpus:
-            raise ValueError("use_gpu=True, but the resource pool has no GPUs: make it with use_gpu=True, or leave it out here")
+            raise ValueError(
+                "use_gpu=True, but the resource pool has no GPUs: make it with use_gpu=True, or leave it out "
+                "here"
+            )
         if ray_wait_register_center_timeout is not None and isinstance(resource_pool, RayResourcePool):
             resource_pool.timeout_s = ray_wait_register_center_timeout
         if detached:
@@ -112,7 +125,14 @@ class RayWorkerGroup(ActorGroup):
         **kwargs: Any,
     ) -> RayWorkerGroup:
         """Return a group that attaches to running actors; its `shutdown` does not stop them."""
-        return cls(None, ray_cls_with_init, name_prefix=name_prefix, worker_names=worker_names, worker_handles=worker_handles, **kwargs)
+        return cls(
+            None,
+            ray_cls_with_init,
+            name_prefix=name_prefix,
+            worker_names=worker_names,
+            worker_handles=worker_handles,
+            **kwargs,
+        )
 
     @property
     def master_address(self) -> str | None:
@@ -135,7 +155,9 @@ class RayWorkerGroup(ActorGroup):
     def _find_rendezvous(self, slots: list[Slot]) -> tuple[str, int]:
         return find_rendezvous(slots, *self._wanted)
 
-    def _submit(self, method_name: str, calls: list[tuple[int, tuple[Any, ...], dict[str, Any]]]) -> RayPendingResults:
+    def _submit(
+        self, method_name: str, calls: list[tuple[int, tuple[Any, ...], dict[str, Any]]]
+    ) -> RayPendingResults:
         return super()._submit(self._method_prefix + method_name, calls)
 
     # ---- calls
@@ -156,12 +178,21 @@ class RayWorkerGroup(ActorGroup):
         """Alias of `execute_rank_zero_async`."""
         return self.execute_rank_zero_async(method_name, *args, **kwargs)
 
-    def _bind_worker_method(self, user_defined_cls: type, func_generator: Callable[..., Callable[..., Any]]) -> list[str]:
-        """Bind the registered methods of a class with a `func_generator` as in verl, and return their names."""
-        found = {name: getattr(getattr(user_defined_cls, name, None), MAGIC_ATTR, None) for name in dir(user_defined_cls)}
+    def _bind_worker_method(
+        self, user_defined_cls: type, func_generator: Callable[..., Callable[..., Any]]
+    ) -> list[str]:
+        """Bind the registered methods of a class with a `func_generator` as in verl, and return their
+        names.
+        """
+        found = {
+            name: getattr(getattr(user_defined_cls, name, None), MAGIC_ATTR, None)
+            for name in dir(user_defined_cls)
+        }
         registered = {name: attributes for name, attributes in found.items() if attributes is not None}
         for name, attributes in registered.items():
-            execute_fn = getattr(self, get_predefined_execute_fn(attributes["execute_mode"])["execute_fn_name"])
+            execute_fn = getattr(
+                self, get_predefined_execute_fn(attributes["execute_mode"])["execute_fn_name"]
+            )
             parts = {**mode_functions(attributes["dispatch_mode"]), "execute_fn": execute_fn}
             setattr(self, name, func_generator(self, name, **parts, blocking=attributes["blocking"]))
         return list(registered)
@@ -212,7 +243,8 @@ def func_generator(
         self: the worker group.
         method_name: method of the workers.
         dispatch_fn, collect_fn: as in `register_dispatch_mode`.
-        execute_fn: function such as `self.execute_all`, which returns the group's pending results or Ray object references.
+        execute_fn: function such as `self.execute_all`, which returns the group's pending results or Ray
+            object references.
         blocking: wait for the results, up to the group's timeout.
     """
 

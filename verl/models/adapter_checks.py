@@ -52,7 +52,8 @@ class AdapterCoverage:
     """The part of a model that an adapter changes.
 
     Attributes:
-        share: part of the layers' weights that have an adapter, 0 to 1; all matrices without embeddings and head.
+        share: part of the layers' weights that have an adapter, 0 to 1; all matrices without embeddings and
+            head.
         left_out: the other weights by reason, the largest share first.
     """
 
@@ -64,7 +65,10 @@ class AdapterCoverage:
         text = f"adapts {_percent(self.share)} of the layers' weights"
         if not self.left_out:
             return text
-        reasons = (f"{reason} ({_percent(weights.share)}, {weights.example})" for reason, weights in self.left_out.items())
+        reasons = (
+            f"{reason} ({_percent(weights.share)}, {weights.example})"
+            for reason, weights in self.left_out.items()
+        )
         return f"{text}: left out are {'; '.join(reasons)}"
 
 
@@ -108,7 +112,9 @@ def adapter_coverage(model: torch.nn.Module, spec: LoraSpec) -> AdapterCoverage:
 
 
 def _matrices(model: torch.nn.Module) -> list[tuple[str, torch.nn.Module, torch.Tensor]]:
-    """Return the weights of two or more dimensions in a model's layers, each once, with their names and modules."""
+    """Return the weights of two or more dimensions in a model's layers, each once, with their names and
+    modules.
+    """
     seen: set[int] = set()
     head = head_of(model)
     for module in model.modules():
@@ -123,7 +129,9 @@ def _matrices(model: torch.nn.Module) -> list[tuple[str, torch.nn.Module, torch.
     return matrices
 
 
-def _reason(layer: str, module: torch.nn.Module, name: str, value: torch.Tensor, refused: Mapping[str, str]) -> str:
+def _reason(
+    layer: str, module: torch.nn.Module, name: str, value: torch.Tensor, refused: Mapping[str, str]
+) -> str:
     if is_linear(module):
         return f"layers {refused[layer]}" if layer in refused else NOT_CHOSEN
     if isinstance(module, torch.nn.modules.conv._ConvNd):

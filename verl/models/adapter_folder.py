@@ -13,7 +13,8 @@ WEIGHT_FILES = ("adapter_model.safetensors", "adapter_model.bin")
 WEIGHT = ".weight"
 # Parts of PEFT's LoRA that adapters here lack; a value that turns none of them on is accepted.
 UNSUPPORTED = (
-    "use_dora", "use_rslora", "use_qalora", "lora_bias", "modules_to_save", "rank_pattern", "alpha_pattern", "layers_to_transform",
+    "use_dora", "use_rslora", "use_qalora", "lora_bias", "modules_to_save", "rank_pattern", "alpha_pattern",
+    "layers_to_transform",
     "layer_replication", "trainable_token_indices", "alora_invocation_tokens",
 )  # fmt: skip
 # Initialisations that change the base model as well: the adapter alone does not give the trained model.
@@ -21,12 +22,17 @@ CHANGES_BASE = ("pissa", "olora", "corda", "loftq")
 
 
 class AdapterFolderError(ValueError):
-    """A folder without an adapter that can be trained; the message says what was found and what is expected."""
+    """A folder without an adapter that can be trained; the message says what was found and what is
+    expected.
+    """
 
 
 def adapter_shape(model: Any) -> dict[str, Any]:
     """Return the values of the keys in `LORA_DEFAULTS` of a `ModelConfig`, or their defaults."""
-    return {name: default if getattr(model, name) is None else getattr(model, name) for name, default in LORA_DEFAULTS.items()}
+    return {
+        name: default if getattr(model, name) is None else getattr(model, name)
+        for name, default in LORA_DEFAULTS.items()
+    }
 
 
 def read_adapter_shape(path: str) -> dict[str, Any]:
@@ -68,20 +74,24 @@ def _check_supported(config: dict[str, Any]) -> None:
         extras["init_lora_weights"] = config["init_lora_weights"]
     for name, value in extras.items():
         raise AdapterFolderError(
-            f"whose {ADAPTER_CONFIG} has {name}={value!r}, which adapters here do not support: expected LoRA on linear layers with one "
+            f"whose {ADAPTER_CONFIG} has {name}={value!r}, which adapters here do not support: expected LoRA "
+            "on linear layers with one "
             "rank, and an unchanged base model"
         )
 
 
 def _with_weights(config: dict[str, Any], layers: str | list[str] | None) -> str | list[str] | None:
-    """Return `target_modules` and the layers of the weights in `target_parameters`, as some names are written."""
+    """Return `target_modules` and the layers of the weights in `target_parameters`, as some names are
+    written.
+    """
     weights = _layers(config, "target_parameters")
     if weights is None:
         return layers
     of_layers = not isinstance(weights, str) and all(name.endswith(WEIGHT) for name in weights)
     if isinstance(layers, str) or isinstance(weights, str) or not of_layers:
         raise AdapterFolderError(
-            f"whose {ADAPTER_CONFIG} has target_parameters={weights!r} beside target_modules={layers!r}; expected "
+            f"whose {ADAPTER_CONFIG} has target_parameters={weights!r} beside target_modules={layers!r}; "
+            "expected "
             f"a list of weights of linear layers, each with the ending {WEIGHT!r}, and a list of layers"
         )
     return sorted([*(layers or []), *(name.removesuffix(WEIGHT) for name in weights)])
@@ -103,4 +113,6 @@ def _layers(config: dict[str, Any], name: str, required: bool = False) -> str | 
         return value
     if isinstance(value, list) and value and all(isinstance(layer, str) and layer for layer in value):
         return sorted(value)
-    raise AdapterFolderError(f"whose {ADAPTER_CONFIG} has {name}={value!r}; expected layer names, or one regex")
+    raise AdapterFolderError(
+        f"whose {ADAPTER_CONFIG} has {name}={value!r}; expected layer names, or one regex"
+    )

@@ -1,4 +1,6 @@
-"""Which layers of a model can have a LoRA adapter, by a run of its miniature and by what PEFT does with names."""
+"""Which layers of a model can have a LoRA adapter, by a run of its miniature and by what PEFT does with
+names.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,8 @@ class PeftForm(Enum):
 
 @cache
 def peft_form(model_type: str, leaf: str) -> PeftForm:
-    """Return the form for linear layers whose name ends in `leaf`, as PEFT treats one in a model of this type.
+    """Return the form for linear layers whose name ends in `leaf`, as PEFT treats one in a model of this
+    type.
 
     For the types of some mixtures of experts PEFT replaces the names that layers had in older releases of
     transformers, in whatever form `target_modules` has them, by parameters of the routed experts; a weight in
@@ -96,11 +99,12 @@ def _is_adapted(config: Any, model_type: str, leaf: str) -> bool:
 
 
 def refused_layers(model: torch.nn.Module) -> dict[str, str]:
-    """Return the linear layers of a model that cannot have an adapter, with the reason, a clause about "layers".
+    """Return the linear layers of a model that cannot have an adapter, with the reason, a clause about
+    "layers".
 
     Args:
-        model: without adapters; it may be on the meta device. All linear layers of one that is not of transformers
-            can have an adapter.
+        model: without adapters; it may be on the meta device. All linear layers of one that is not of
+            transformers can have an adapter.
     """
     from transformers import PreTrainedModel
 
@@ -137,8 +141,9 @@ _USES: dict[str, Mapping[str, str]] = {}
 
 
 def probe_model(config: Any) -> Any:
-    """Return a small model of a configuration on the CPU, whose layers have the names of the large one but for their
-    numbers. Raises MiniatureError."""
+    """Return a small model of a configuration on the CPU, whose layers have the names of the large one but
+    for their numbers. Raises MiniatureError.
+    """
     return miniature_model(config, attention="eager")
 
 
@@ -169,10 +174,11 @@ class _Use:
 
 
 def layer_uses(model: Any) -> dict[str, str]:
-    """Return why linear layers of a small model cannot have an adapter, by `name_pattern`, without those that can.
+    """Return why linear layers of a small model cannot have an adapter, by `name_pattern`, without those that
+    can.
 
-    An adapter adds a term to the output of a call, so the layer has to be called, in training and in evaluation
-    mode, with one tensor that becomes one tensor, and the output has to reach the logits.
+    An adapter adds a term to the output of a call, so the layer has to be called, in training and in
+    evaluation mode, with one tensor that becomes one tensor, and the output has to reach the logits.
     """
     layers = {name: layer for name, layer in model.named_modules() if is_linear(layer)}
     reasons: dict[str, dict[str, str | None]] = {}
@@ -221,7 +227,9 @@ def _run(model: Any, layers: Mapping[str, torch.nn.Module]) -> dict[str, _Use]:
 
 @contextmanager
 def _watched(layers: Mapping[str, torch.nn.Module], uses: Mapping[str, _Use]) -> Iterator[None]:
-    handles = [layer.register_forward_hook(_observer(uses[name]), with_kwargs=True) for name, layer in layers.items()]
+    handles = [
+        layer.register_forward_hook(_observer(uses[name]), with_kwargs=True) for name, layer in layers.items()
+    ]
     try:
         yield
     finally:

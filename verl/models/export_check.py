@@ -20,7 +20,8 @@ WITH_ADAPTERS = "train it with adapters (agent.specialization=lora), which are e
 @once_per_configuration
 @one_thread()
 def export_difference(config: Any) -> float:
-    """Export a miniature of a model, reload it by transformers, and return the largest difference of its log-probs, in nats.
+    """Export a miniature of a model, reload it by transformers, and return the largest difference of its
+    log-probs, in nats.
 
     NaN if no miniature can be built.
 
@@ -42,27 +43,40 @@ def export_difference(config: Any) -> float:
             )
         except Exception as error:  # code of a model may raise anything
             reason = (str(error).strip() or type(error).__name__).splitlines()[0][:LONGEST_REASON]
-            raise ModelPathError(f"transformers does not read back an export of {config.model_type} ({reason}); {WITH_ADAPTERS}") from error
+            raise ModelPathError(
+                f"transformers does not read back an export of {config.model_type} ({reason}); "
+                f"{WITH_ADAPTERS}"
+            ) from error
     reloaded = tensors_of(loaded[0].eval())
-    wrong = {name for name, value in whole.items() if name not in reloaded or not torch.equal(value, reloaded[name])}
+    wrong = {
+        name
+        for name, value in whole.items()
+        if name not in reloaded or not torch.equal(value, reloaded[name])
+    }
     wrong |= set(loaded[1]["missing_keys"]) | set(loaded[1]["unexpected_keys"])
     if wrong:
         raise ModelPathError(
-            f"an export of {config.model_type} is not what transformers reads back: {sorted(wrong)[:3]} differ ({len(wrong)} in all); "
+            f"an export of {config.model_type} is not what transformers reads back: {sorted(wrong)[:3]} "
+            f"differ ({len(wrong)} in all); "
             f"{WITH_ADAPTERS}"
         )
     ids = torch.arange(3, 3 + TOKENS)[None]
     with torch.no_grad():
-        before, after = (network(input_ids=ids, use_cache=False).logits.log_softmax(-1) for network in (model, loaded[0]))
+        before, after = (
+            network(input_ids=ids, use_cache=False).logits.log_softmax(-1) for network in (model, loaded[0])
+        )
     difference = float((before - after).abs().max())
     if not difference < BOUND:
         raise ModelPathError(
-            f"an export of {config.model_type} has equal tensors, but its log-probs differ by {difference:.2g} after transformers has "
+            f"an export of {config.model_type} has equal tensors, but its log-probs differ by "
+            f"{difference:.2g} after transformers has "
             f"read it back; {WITH_ADAPTERS}"
         )
     return difference
 
 
 def tensors_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Return the tensors that a checkpoint of a model must hold, by name: parameters, tied ones once, and persistent buffers."""
+    """Return the tensors that a checkpoint of a model must hold, by name: parameters, tied ones once, and
+    persistent buffers.
+    """
     return {name: value.detach() for name, value in model.named_parameters()} | persistent_buffers(model)

@@ -1,4 +1,6 @@
-"""Fingerprints of model files, which detect another model under the same name without reading all of its files, and of configurations."""
+"""Fingerprints of model files, which detect another model under the same name without reading all of its
+files, and of configurations.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +21,11 @@ NOT_STRUCTURE = ("dtype", "torch_dtype", "architectures", "transformers_version"
 
 
 def model_fingerprint(path: str) -> str | None:
-    """Return the sha256 over names, sizes and contents of a model's `config.json` and weight files; None for a hub id not in the cache.
+    """Return the sha256 over names, sizes and contents of a model's `config.json` and weight files; None for
+    a hub id not in the cache.
 
-    Of a file over 16 MiB, 256 blocks of 64 KiB spread from its first byte to its last are read, because training changes every tensor.
+    Of a file over 16 MiB, 256 blocks of 64 KiB spread from its first byte to its last are read, because
+    training changes every tensor.
     """
     folder = _folder(path)
     if folder is None:
@@ -57,12 +61,17 @@ def configuration_key(config: Any) -> str:
 
 def _structure(value: Any) -> Any:
     if isinstance(value, dict):
-        return {str(k): _structure(v) for k, v in value.items() if not str(k).startswith("_") and k not in NOT_STRUCTURE}
+        return {
+            str(k): _structure(v)
+            for k, v in value.items()
+            if not str(k).startswith("_") and k not in NOT_STRUCTURE
+        }
     return value
 
 
 def once_per_configuration(check: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T]:
-    """Make a function of a model's configuration run once in a process for configurations of one structure; errors are not kept.
+    """Make a function of a model's configuration run once in a process for configurations of one structure;
+    errors are not kept.
 
     Further arguments are compared by their `repr`; results must not be changed by the caller.
     """

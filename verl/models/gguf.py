@@ -1,7 +1,8 @@
-"""GGUF files as models: read through transformers, written once as a folder of safetensors, which the rest of the program reads.
+"""GGUF files as models: read through transformers, written once as a folder of safetensors, which the rest of
+the program reads.
 
-What transformers leaves out of a file is repaired here, or refused: the ends and special tokens of its tokenizer, the rule by which text is
-cut before tokens are merged, and the scaling of its rotary positions.
+What transformers leaves out of a file is repaired here, or refused: the ends and special tokens of its
+tokenizer, the rule by which text is cut before tokens are merged, and the scaling of its rotary positions.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ DAMAGE = (ValueError, KeyError, IndexError, TypeError, OverflowError, NotImpleme
 
 
 def gguf_file(path: str) -> Path | None:
-    """Return the GGUF file that a model path names: a file, the only one of a folder without other weights, or `owner/name/FILE.gguf`.
+    """Return the GGUF file that a model path names: a file, the only one of a folder without other weights,
+    or `owner/name/FILE.gguf`.
 
     Raises:
         ModelPathError: a folder with several such files, or a hub file that cannot be downloaded.
@@ -56,14 +58,19 @@ def gguf_file(path: str) -> Path | None:
             return None
         files = sorted(name for name in names if name.endswith(ENDING))
         if len(files) > 1:
-            raise ModelPathError(f"model folder {path!r} has {len(files)} GGUF files: name one, such as {local / files[0]}")
+            raise ModelPathError(
+                f"model folder {path!r} has {len(files)} GGUF files: name one, such as {local / files[0]}"
+            )
         return (local / files[0]).absolute() if files else None
     if not path.endswith(ENDING):
         return None
     if local.is_file():
         return local.absolute()
     if path.startswith((".", "~", os.sep)) or path.count("/") != 2:
-        raise ModelPathError(f"model path {path!r} does not exist; give an existing GGUF file, or owner/name/FILE.gguf of the hub")
+        raise ModelPathError(
+            f"model path {path!r} does not exist; give an existing GGUF file, or owner/name/FILE.gguf of the "
+            "hub"
+        )
     return _download(path)
 
 
@@ -75,17 +82,23 @@ def _download(path: str) -> Path:
     try:
         return Path(hf_hub_download(repository, name))
     except (OSError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError) as error:
-        raise ModelPathError(f"{path!r} is neither an existing file nor one of the hub that can be loaded: {_line(error)}") from error
+        raise ModelPathError(
+            f"{path!r} is neither an existing file nor one of the hub that can be loaded: {_line(error)}"
+        ) from error
 
 
 def cache_folder() -> Path:
     """Return the folder of converted models: `VERL_MAS_CACHE`, or `verl-mas` in the user's cache folder."""
-    root = os.environ.get("VERL_MAS_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "verl-mas"
+    root = (
+        os.environ.get("VERL_MAS_CACHE")
+        or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "verl-mas"
+    )
     return Path(root).expanduser().absolute() / "gguf"
 
 
 def converted(file: Path) -> Path:
-    """Return the folder of a GGUF file's model in transformers' format, written at the first call; several processes may call at once.
+    """Return the folder of a GGUF file's model in transformers' format, written at the first call; several
+    processes may call at once.
 
     Raises:
         ModelPathError: the file is damaged, or transformers cannot read it.
@@ -125,10 +138,11 @@ def _identity(file: Path) -> str:
 
 
 def convert(file: Path, folder: Path) -> None:
-    """Write the model of a GGUF file into a folder: configuration, weights in fp32, tokenizer and chat template.
+    """Write the model of a GGUF file into a folder: configuration, weights in fp32, tokenizer and chat
+    template.
 
-    Tensors are dequantized one at a time and written in shards of 1 GiB, which is the memory that this takes; experts of a mixture that
-    transformers joins are in memory until the end.
+    Tensors are dequantized one at a time and written in shards of 1 GiB, which is the memory that this takes;
+    experts of a mixture that transformers joins are in memory until the end.
 
     Raises:
         ModelPathError: as `converted`.
@@ -161,10 +175,13 @@ def _reading(file: Path) -> Iterator[None]:
     except ModelPathError:
         raise
     except ImportError as error:
-        raise ModelPathError(f"reading {str(file)!r} needs the package gguf: pip install -e '.[gguf]' ({_line(error)})") from error
+        raise ModelPathError(
+            f"reading {str(file)!r} needs the package gguf: pip install -e '.[gguf]' ({_line(error)})"
+        ) from error
     except DAMAGE as error:
         raise ModelPathError(
-            f"GGUF file {str(file)!r} cannot be read: {_line(error)}; it is cut or damaged, or transformers cannot read a model like it: "
+            f"GGUF file {str(file)!r} cannot be read: {_line(error)}; it is cut or damaged, or transformers "
+            "cannot read a model like it: "
             "copy the file again, or give the model's own folder of safetensors"
         ) from error
 
@@ -176,9 +193,12 @@ def _check_architecture(file: Path, metadata: Mapping[str, Any]) -> None:
     architecture = metadata["general.architecture"]
     readable = sorted({*GGUF_SUPPORTED_ARCHITECTURES, *GGUF_CONFIG_ARCHS} - {"general"})
     # transformers looks for some architectures under their names in Python.
-    if {architecture, architecture.replace("-", "_"), architecture.replace("moe", "_moe")}.isdisjoint(readable):
+    if {architecture, architecture.replace("-", "_"), architecture.replace("moe", "_moe")}.isdisjoint(
+        readable
+    ):
         raise ModelPathError(
-            f"GGUF file {str(file)!r} has the architecture {architecture!r}, of which transformers reads no GGUF files; it reads "
+            f"GGUF file {str(file)!r} has the architecture {architecture!r}, of which transformers reads no "
+            "GGUF files; it reads "
             f"{', '.join(readable)}"
         )
 
@@ -187,26 +207,32 @@ def _check_tokenizer_kind(file: Path, metadata: Mapping[str, Any]) -> None:
     kind = metadata.get("tokenizer.ggml.model")
     if kind not in TOKENIZER_KINDS:
         raise ModelPathError(
-            f"GGUF file {str(file)!r} has a tokenizer of kind {kind!r}; expected {' or '.join(map(repr, TOKENIZER_KINDS))}: give the "
+            f"GGUF file {str(file)!r} has a tokenizer of kind {kind!r}; expected "
+            f"{' or '.join(map(repr, TOKENIZER_KINDS))}: give the "
             "model's own folder of safetensors"
         )
     rule = metadata.get("tokenizer.ggml.pre")
     if kind == BYTE_PAIRS and rule not in pre_tokenizers():
         raise ModelPathError(
-            f"GGUF file {str(file)!r} cuts text by the rule {rule!r} (tokenizer.ggml.pre), which is not in the file; rules that can be "
+            f"GGUF file {str(file)!r} cuts text by the rule {rule!r} (tokenizer.ggml.pre), which is not in "
+            "the file; rules that can be "
             f"read: {', '.join(pre_tokenizers())}; give the model's own folder of safetensors"
         )
 
 
 def pre_tokenizers() -> dict[str, Callable[[], Any]]:
-    """Return functions that make the pre-tokenizer of a rule, by llama.cpp's name of it: a GGUF file holds the name alone."""
+    """Return functions that make the pre-tokenizer of a rule, by llama.cpp's name of it: a GGUF file holds
+    the name alone.
+    """
     from tokenizers import Regex
     from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence, Split
     from transformers.convert_slow_tokenizer import TikTokenConverter
     from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
 
     def by_pattern(pattern: str) -> Any:
-        return Sequence([Split(Regex(pattern), "isolated"), ByteLevel(add_prefix_space=False, use_regex=False)])
+        return Sequence(
+            [Split(Regex(pattern), "isolated"), ByteLevel(add_prefix_space=False, use_regex=False)]
+        )
 
     def gpt2() -> Any:
         return ByteLevel(add_prefix_space=False)
@@ -237,7 +263,8 @@ def _check_types(file: Path, tensors: Any) -> None:
             readable = [other.name for other in GGMLQuantizationType if _is_readable(other)]
             example = next(tensor.name for tensor in tensors if tensor.tensor_type == kind)
             raise ModelPathError(
-                f"GGUF file {str(file)!r} holds {example} as {kind.name}, which cannot be dequantized; types that can: "
+                f"GGUF file {str(file)!r} holds {example} as {kind.name}, which cannot be dequantized; types "
+                "that can: "
                 f"{', '.join(readable)}"
             )
 
@@ -253,7 +280,9 @@ def _is_readable(kind: Any) -> bool:
 
 
 def _parts(file: Path, metadata: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
-    """Return what transformers reads of a file besides its tensors: `config`, `tokenizer` and `tokenizer_config`."""
+    """Return what transformers reads of a file besides its tensors: `config`, `tokenizer` and
+    `tokenizer_config`.
+    """
     from transformers.integrations.gguf import GGUF_CONFIG_ARCHS, get_gguf_config, get_gguf_tokenizer
     from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
@@ -261,7 +290,12 @@ def _parts(file: Path, metadata: Mapping[str, Any], names: tuple[str, ...]) -> d
         return load_gguf_checkpoint(str(file))
     converter, tokenizer, tokenizer_config = get_gguf_tokenizer(str(file))
     config = get_gguf_config(dict(metadata), names)
-    return {"config": config, "tokenizer": tokenizer, "tokenizer_config": tokenizer_config, "converter": converter}
+    return {
+        "config": config,
+        "tokenizer": tokenizer,
+        "tokenizer_config": tokenizer_config,
+        "converter": converter,
+    }
 
 
 def _configuration(file: Path, values: dict[str, Any], metadata: Mapping[str, Any], tensors: Any) -> Any:
@@ -271,27 +305,43 @@ def _configuration(file: Path, values: dict[str, Any], metadata: Mapping[str, An
     kind = metadata.get(f"{metadata['general.architecture']}.rope.scaling.type", "none")
     if kind != "none" and "rope_scaling" not in values:
         raise ModelPathError(
-            f"GGUF file {str(file)!r} scales its positions ({kind}), which transformers does not read from such a file; give the "
+            f"GGUF file {str(file)!r} scales its positions ({kind}), which transformers does not read from "
+            "such a file; give the "
             "model's own folder of safetensors"
         )
-    config = CONFIG_MAPPING[values["model_type"]].from_dict({k: v for k, v in values.items() if not k.startswith("_")})
+    config = CONFIG_MAPPING[values["model_type"]].from_dict(
+        {k: v for k, v in values.items() if not k.startswith("_")}
+    )
     # transformers reads it for some architectures, and takes the class's default for the others.
-    if "head_dim" in config.to_dict() and (size := metadata.get(f"{metadata['general.architecture']}.attention.key_length")):
+    if "head_dim" in config.to_dict() and (
+        size := metadata.get(f"{metadata['general.architecture']}.attention.key_length")
+    ):
         config.head_dim = size
     classes: Any = AutoModelForCausalLM._model_mapping
     if type(config) in classes:
         config.architectures = [classes[type(config)].__name__]  # vLLM chooses its class by it
-    if (factors := next((tensor for tensor in tensors if tensor.name == "rope_freqs.weight"), None)) is not None:
-        config.rope_parameters = _scaled_positions(file, config, torch.from_numpy(np.array(factors.data, dtype=np.float32)))
+    if (
+        factors := next((tensor for tensor in tensors if tensor.name == "rope_freqs.weight"), None)
+    ) is not None:
+        config.rope_parameters = _scaled_positions(
+            file, config, torch.from_numpy(np.array(factors.data, dtype=np.float32))
+        )
     return config
 
 
 def _scaled_positions(file: Path, config: Any, factors: torch.Tensor) -> dict[str, Any]:
-    """Return the parameters of Llama 3's scaling that give the factors of a file. Raises ModelPathError if there are none."""
+    """Return the parameters of Llama 3's scaling that give the factors of a file. Raises ModelPathError if
+    there are none.
+    """
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     plain = dict(config.rope_parameters)
-    scaling = {"factor": float(factors.max()), "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+    scaling = {
+        "factor": float(factors.max()),
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
     parameters = plain | scaling | {"rope_type": "llama3"}
     config.rope_parameters = parameters
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -299,7 +349,8 @@ def _scaled_positions(file: Path, config: Any, factors: torch.Tensor) -> dict[st
     scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
     if scaled.shape != factors.shape or not torch.allclose(scaled * factors, unscaled, rtol=1e-3):
         raise ModelPathError(
-            f"GGUF file {str(file)!r} scales its positions by factors (rope_freqs.weight) that are not Llama 3's; give the model's own "
+            f"GGUF file {str(file)!r} scales its positions by factors (rope_freqs.weight) that are not Llama "
+            "3's; give the model's own "
             "folder of safetensors"
         )
     return parameters
@@ -319,7 +370,8 @@ def _tokenizer(file: Path, parts: Mapping[str, Any], metadata: Mapping[str, Any]
     values, model_type = parts["tokenizer"], parts.get("converter") or parts["config"]["model_type"]
     if model_type not in GGUF_TO_FAST_CONVERTERS:
         raise ModelPathError(
-            f"GGUF file {str(file)!r}: transformers makes no tokenizer for the architecture {model_type!r}; it makes one for "
+            f"GGUF file {str(file)!r}: transformers makes no tokenizer for the architecture {model_type!r}; "
+            "it makes one for "
             f"{', '.join(sorted(GGUF_TO_FAST_CONVERTERS))}"
         )
     tokens = list(values["tokens"])
@@ -328,17 +380,28 @@ def _tokenizer(file: Path, parts: Mapping[str, Any], metadata: Mapping[str, Any]
         backend.pre_tokenizer = pre_tokenizers()[metadata["tokenizer.ggml.pre"]]()
         backend.decoder = ByteLevel()
     for kind, special in ((CONTROL, True), (USER_DEFINED, False)):
-        names = [token for token, own in zip(tokens, values.get("token_type", ()), strict=False) if own == kind]
+        names = [
+            token for token, own in zip(tokens, values.get("token_type", ()), strict=False) if own == kind
+        ]
         backend.add_tokens([AddedToken(name, normalized=False, special=special) for name in names])
-    ends = {name: _token(file, tokens, values.get(f"{name}_id"), name) for name in ("bos_token", "eos_token", "unk_token", "pad_token")}
+    ends = {
+        name: _token(file, tokens, values.get(f"{name}_id"), name)
+        for name in ("bos_token", "eos_token", "unk_token", "pad_token")
+    }
     if ends["eos_token"] is None:
-        raise ModelPathError(f"GGUF file {str(file)!r} names no end token (tokenizer.ggml.eos_token_id); give the model's own folder")
+        raise ModelPathError(
+            f"GGUF file {str(file)!r} names no end token (tokenizer.ggml.eos_token_id); give the model's own "
+            "folder"
+        )
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, clean_up_tokenization_spaces=False, **ends)
     tokenizer.chat_template = parts["tokenizer_config"].get("chat_template")
     for text in ROUND_TRIPS:
         back = tokenizer.decode(tokenizer.encode(text, add_special_tokens=False))
         if back != text:
-            raise ModelPathError(f"GGUF file {str(file)!r}: its tokenizer turns {text!r} into {back!r}; give the model's own folder")
+            raise ModelPathError(
+                f"GGUF file {str(file)!r}: its tokenizer turns {text!r} into {back!r}; give the model's own "
+                "folder"
+            )
     return tokenizer
 
 
@@ -346,7 +409,10 @@ def _token(file: Path, tokens: list[str], index: int | None, name: str) -> str |
     if index is None:
         return None
     if not 0 <= index < len(tokens):
-        raise ModelPathError(f"GGUF file {str(file)!r}: its {name} has id {index}, but it has {len(tokens)} tokens; the file is damaged")
+        raise ModelPathError(
+            f"GGUF file {str(file)!r}: its {name} has id {index}, but it has {len(tokens)} tokens; the file "
+            "is damaged"
+        )
     return tokens[index]
 
 
@@ -355,7 +421,11 @@ def _write_weights(file: Path, folder: Path, config: Any, architecture: str, ten
     from gguf import dequantize
     from transformers import AutoModelForCausalLM
     from transformers.integrations.gguf import GGUF_CONFIG_ARCHS
-    from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor, get_gguf_hf_weights_map
+    from transformers.modeling_gguf_pytorch_utils import (
+        TENSOR_PROCESSORS,
+        TensorProcessor,
+        get_gguf_hf_weights_map,
+    )
 
     if architecture in GGUF_CONFIG_ARCHS:
         _write_whole(file, folder, config)
@@ -371,7 +441,9 @@ def _write_weights(file: Path, folder: Path, config: Any, architecture: str, ten
         if tensor.name == "rope_freqs.weight":
             continue  # in the configuration
         values = dequantize(tensor.data, tensor.tensor_type)
-        result = processor.process(values, tensor.name, tensor_key_mapping=names, parsed_parameters={"tensors": joined})
+        result = processor.process(
+            values, tensor.name, tensor_key_mapping=names, parsed_parameters={"tensors": joined}
+        )
         if result.name is None:
             continue
         if result.name not in names:
@@ -381,7 +453,8 @@ def _write_weights(file: Path, folder: Path, config: Any, architecture: str, ten
         shards.add(name, torch.from_numpy(np.array(result.weights, dtype=np.float32)))
     if unread:
         raise ModelPathError(
-            f"GGUF file {str(file)!r} holds {count_of(unread, 'tensor')} for which transformers' {config.model_type} has no place, such as "
+            f"GGUF file {str(file)!r} holds {count_of(unread, 'tensor')} for which transformers' "
+            f"{config.model_type} has no place, such as "
             f"{unread[0]}: its model is not the one of the file; give the model's own folder of safetensors"
         )
     for name, weights in joined.items():
@@ -391,13 +464,22 @@ def _write_weights(file: Path, folder: Path, config: Any, architecture: str, ten
 
 
 def _check_complete(file: Path, skeleton: Any, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Raise ModelPathError if tensors of a model are not in the file, or have other shapes there; `skeleton` has no numbers."""
-    expected = {name: tuple(tensor.shape) for name, tensor in skeleton.state_dict().items() if name not in skeleton.all_tied_weights_keys}
+    """Raise ModelPathError if tensors of a model are not in the file, or have other shapes there; `skeleton`
+    has no numbers.
+    """
+    expected = {
+        name: tuple(tensor.shape)
+        for name, tensor in skeleton.state_dict().items()
+        if name not in skeleton.all_tied_weights_keys
+    }
     if missing := sorted(expected.keys() - shapes.keys()):
-        raise ModelPathError(f"GGUF file {str(file)!r} lacks {count_of(missing, 'tensor')} of its model, such as {missing[0]}")
+        raise ModelPathError(
+            f"GGUF file {str(file)!r} lacks {count_of(missing, 'tensor')} of its model, such as {missing[0]}"
+        )
     if other := [name for name in shapes if shapes[name] != expected.get(name, shapes[name])]:
         raise ModelPathError(
-            f"GGUF file {str(file)!r} contradicts its description in {count_of(other, 'tensor')}: {other[0]} has the shape "
+            f"GGUF file {str(file)!r} contradicts its description in {count_of(other, 'tensor')}: {other[0]} "
+            "has the shape "
             f"{shapes[other[0]]}, expected {expected[other[0]]}; give the model's own folder of safetensors"
         )
 
@@ -450,7 +532,11 @@ def _write_whole(file: Path, folder: Path, config: Any) -> None:
     from transformers import AutoModelForCausalLM, GgufConfig
 
     model: Any = AutoModelForCausalLM.from_pretrained(
-        str(file.parent), gguf_file=file.name, config=config, dtype=torch.float32, quantization_config=GgufConfig(dequantize=True)
+        str(file.parent),
+        gguf_file=file.name,
+        config=config,
+        dtype=torch.float32,
+        quantization_config=GgufConfig(dequantize=True),
     )
     # It counts as quantized still, and transformers saves no quantized GGUF.
     model.hf_quantizer = None

@@ -1,4 +1,6 @@
-"""Load a Hugging Face causal language model and its tokenizer, with errors that explain what is wrong with the path."""
+"""Load a Hugging Face causal language model and its tokenizer, with errors that explain what is wrong with
+the path.
+"""
 
 from __future__ import annotations
 
@@ -29,27 +31,39 @@ class ModelPathError(FileNotFoundError):
 def check_model_path(path: str | None) -> str:
     """Return `path`, with `~` expanded, if it can name a model; without heavy imports or network access.
 
-    A path is a folder with a `config.json`, or a hub id (`name` or `owner/name`), whose existence is not checked.
+    A path is a folder with a `config.json`, or a hub id (`name` or `owner/name`), whose existence is not
+    checked.
 
     Raises:
-        ModelPathError: empty, a folder without `config.json`, or neither a folder nor of the form of a hub id.
+        ModelPathError: empty, a folder without `config.json`, or neither a folder nor of the form of a hub
+            id.
     """
     if not path:
-        raise ModelPathError("no model path given; set actor_rollout_ref.model.path or agent.model_ids to a folder or a hub id")
+        raise ModelPathError(
+            "no model path given; set actor_rollout_ref.model.path or agent.model_ids to a folder or a hub id"
+        )
     folder = Path(path).expanduser()
     if folder.is_dir():
         if not (folder / "config.json").is_file():
-            raise ModelPathError(f"model folder {path!r} has no config.json; expected a Hugging Face model folder")
+            raise ModelPathError(
+                f"model folder {path!r} has no config.json; expected a Hugging Face model folder"
+            )
         return str(folder)
     if folder.exists():
-        raise ModelPathError(f"model path {path!r} is a file; expected a Hugging Face model folder or a hub id")
+        raise ModelPathError(
+            f"model path {path!r} is a file; expected a Hugging Face model folder or a hub id"
+        )
     if path.startswith((".", "~", os.sep)) or not _HUB_ID.fullmatch(path):
-        raise ModelPathError(f"model path {path!r} does not exist; give an existing folder or a hub id such as Qwen/Qwen3-4B")
+        raise ModelPathError(
+            f"model path {path!r} does not exist; give an existing folder or a hub id such as Qwen/Qwen3-4B"
+        )
     return path
 
 
 def resolve_dtype(name: str, device: str) -> torch.dtype:
-    """Return the dtype of a name; `auto` is bf16 on a GPU and fp32 on a CPU. Raises ValueError for an unknown name."""
+    """Return the dtype of a name; `auto` is bf16 on a GPU and fp32 on a CPU. Raises ValueError for an unknown
+    name.
+    """
     if name == "auto":
         return torch.bfloat16 if device == "cuda" else torch.float32
     if name not in DTYPES:
@@ -66,7 +80,9 @@ def is_flash_attention_usable(device: str, dtype: torch.dtype) -> bool:
 
 @contextmanager
 def without_progress_bars() -> Iterator[None]:
-    """Disable transformers' progress bars inside the block, for local files, which take too little time to need one."""
+    """Disable transformers' progress bars inside the block, for local files, which take too little time to
+    need one.
+    """
     from transformers.utils import logging as transformers_logging
 
     shown = transformers_logging.is_progress_bar_enabled()
@@ -80,12 +96,13 @@ def without_progress_bars() -> Iterator[None]:
 
 @contextmanager
 def reading_model(path: str) -> Iterator[None]:
-    """Show progress bars for downloads only, and raise ModelPathError with the path for errors about the files of a model.
+    """Show progress bars for downloads only, and raise ModelPathError with the path for errors about the
+    files of a model.
 
-    transformers raises OSError for files that are missing, ValueError for model types that it does not have and for code
-    that it is not allowed to run, ImportError for packages that such code needs, RuntimeError for tensors that do not fit the
-    configuration, SafetensorError for damaged files, and KeyError, TypeError or AttributeError for configurations that
-    contradict themselves.
+    transformers raises OSError for files that are missing, ValueError for model types that it does not have
+    and for code that it is not allowed to run, ImportError for packages that such code needs, RuntimeError
+    for tensors that do not fit the configuration, SafetensorError for damaged files, and KeyError, TypeError
+    or AttributeError for configurations that contradict themselves.
     """
     from safetensors import SafetensorError
 
@@ -94,8 +111,21 @@ def reading_model(path: str) -> Iterator[None]:
             yield
     except ModelPathError:
         raise
-    except (OSError, ValueError, ImportError, RuntimeError, KeyError, TypeError, AttributeError, SafetensorError) as error:
-        advice = "; it ships code of its own: actor_rollout_ref.model.trust_remote_code=true runs it" if _is_own_code(error) else ""
+    except (
+        OSError,
+        ValueError,
+        ImportError,
+        RuntimeError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        SafetensorError,
+    ) as error:
+        advice = (
+            "; it ships code of its own: actor_rollout_ref.model.trust_remote_code=true runs it"
+            if _is_own_code(error)
+            else ""
+        )
         raise ModelPathError(f"model {path!r} cannot be loaded: {_first_line(error)}{advice}") from error
 
 
@@ -105,7 +135,9 @@ def _is_own_code(error: Exception) -> bool:
 
 
 def load_config(path: str | None, *, trust_remote_code: bool = False) -> Any:
-    """Return the configuration of the model at a path. Raises ModelPathError if there is none, or transformers cannot read it."""
+    """Return the configuration of the model at a path. Raises ModelPathError if there is none, or
+    transformers cannot read it.
+    """
     path = check_model_path(path)
     from transformers import AutoConfig
 
@@ -127,18 +159,22 @@ def check_causal_lm(path: str | None, *, trust_remote_code: bool = False) -> Any
         text = config.get_text_config()
         is_part = text is not config and type(text) in AutoModelForCausalLM._model_mapping
         advice = (
-            f"its text part, of type {text.model_type!r}, is one: save that alone (its config.json and weights) and give that folder"
+            f"its text part, of type {text.model_type!r}, is one: save that alone (its config.json and "
+            "weights) and give that folder"
             if is_part
             else "choose a model of another type"
         )
         raise ModelPathError(
-            f"model {path!r} has type {config.model_type!r}, which transformers does not load as a causal language model; {advice}"
+            f"model {path!r} has type {config.model_type!r}, which transformers does not load as a causal "
+            f"language model; {advice}"
         )
     return config
 
 
 def persistent_buffers(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Return the buffers that a checkpoint of the model holds, by name: correction biases of routers, for example."""
+    """Return the buffers that a checkpoint of the model holds, by name: correction biases of routers, for
+    example.
+    """
     return {
         f"{prefix}.{name}" if prefix else name: buffer
         for prefix, module in model.named_modules()
@@ -152,7 +188,8 @@ class ModelLoader:
     """The functions by which the ranks of a training engine make one kind of model.
 
     Attributes:
-        load: returns the model with its weights, `load(path, dtype=, attn_implementation=, trust_remote_code=)`.
+        load: returns the model with its weights,
+            `load(path, dtype=, attn_implementation=, trust_remote_code=)`.
         build: returns the same model without weights.
     """
 
@@ -160,10 +197,13 @@ class ModelLoader:
     build: Callable[..., Any]
 
 
-def load_causal_lm(path: str, *, dtype: torch.dtype, attn_implementation: str, trust_remote_code: bool = False) -> Any:
+def load_causal_lm(
+    path: str, *, dtype: torch.dtype, attn_implementation: str, trust_remote_code: bool = False
+) -> Any:
     """Load a causal language model with real (not meta) tensors on the CPU, in `eval` mode.
 
-    A model made on the meta device would lose buffers that no checkpoint holds, such as the rotary frequencies.
+    A model made on the meta device would lose buffers that no checkpoint holds, such as the rotary
+    frequencies.
 
     Raises:
         ModelPathError: the path is no model, or the hub id cannot be loaded.
@@ -188,11 +228,14 @@ def load_causal_lm(path: str, *, dtype: torch.dtype, attn_implementation: str, t
 
 
 def check_missing(path: str, missing: Iterable[str]) -> None:
-    """Raise ModelPathError if tensors of a model are in none of its files, so that transformers would draw them at random."""
+    """Raise ModelPathError if tensors of a model are in none of its files, so that transformers would draw
+    them at random.
+    """
     names = sorted(missing)
     if names:
         raise ModelPathError(
-            f"the files of model {path!r} lack {count_of(names, 'tensor')} that its config.json asks for, such as {names[0]}; "
+            f"the files of model {path!r} lack {count_of(names, 'tensor')} that its config.json asks for, "
+            f"such as {names[0]}; "
             "complete the folder, or correct config.json"
         )
 
@@ -201,8 +244,12 @@ def check_finite(path: str, model: torch.nn.Module) -> None:
     """Raise ModelPathError if a tensor of a loaded model is not finite."""
     for name, tensor in model.named_parameters():
         # A sum is fast, and not finite if a number is not; one that overflows is looked at number by number.
-        if not bool(torch.isfinite(tensor.detach().sum(dtype=torch.float32))) and not bool(torch.isfinite(tensor).all()):
-            raise ModelPathError(f"model {path!r} is damaged: {name} holds numbers that are not finite; copy its files again")
+        if not bool(torch.isfinite(tensor.detach().sum(dtype=torch.float32))) and not bool(
+            torch.isfinite(tensor).all()
+        ):
+            raise ModelPathError(
+                f"model {path!r} is damaged: {name} holds numbers that are not finite; copy its files again"
+            )
 
 
 def count_of(items: Sequence[Any], noun: str) -> str:
@@ -210,8 +257,11 @@ def count_of(items: Sequence[Any], noun: str) -> str:
     return f"{len(items)} {noun}{'' if len(items) == 1 else 's'}"
 
 
-def build_causal_lm(path: str, *, dtype: torch.dtype, attn_implementation: str, trust_remote_code: bool = False) -> Any:
-    """Return the model of `load_causal_lm` without its weights: parameters are uninitialised, untouched memory, buffers are correct.
+def build_causal_lm(
+    path: str, *, dtype: torch.dtype, attn_implementation: str, trust_remote_code: bool = False
+) -> Any:
+    """Return the model of `load_causal_lm` without its weights: parameters are uninitialised, untouched
+    memory, buffers are correct.
 
     Raises ModelPathError as `load_causal_lm` does.
     """
@@ -244,10 +294,12 @@ def load_tokenizer(path: str, *, trust_remote_code: bool = False) -> Any:
     except (OSError, ValueError) as error:
         if not Path(path).is_dir():
             raise ModelPathError(
-                f"{path!r} is neither an existing folder nor a model of the hub that can be loaded: {_first_line(error)}"
+                f"{path!r} is neither an existing folder nor a model of the hub that can be loaded: "
+                f"{_first_line(error)}"
             ) from error
         raise ModelPathError(
-            f"no tokenizer can be loaded from {path!r}: {_first_line(error)}; set actor_rollout_ref.model.tokenizer_path"
+            f"no tokenizer can be loaded from {path!r}: {_first_line(error)}; set "
+            "actor_rollout_ref.model.tokenizer_path"
         ) from error
     if set(tokenizer.get_vocab()) <= {*tokenizer.all_special_tokens, *tokenizer.get_added_vocab()}:
         raise ModelPathError(f"{path!r} has no tokenizer files; set actor_rollout_ref.model.tokenizer_path")
@@ -268,38 +320,49 @@ class NoTokenizer:
 
 
 def tokenizer_to_save(path: str, *, trust_remote_code: bool = False, warn: bool = True) -> Any:
-    """Return the tokenizer to save with weights; if it cannot be loaded, log a warning and return `NoTokenizer`, so that weights are
-    saved in any case."""
+    """Return the tokenizer to save with weights; if it cannot be loaded, log a warning and return
+    `NoTokenizer`, so that weights are saved in any case.
+    """
     try:
         return load_tokenizer(path, trust_remote_code=trust_remote_code)
     except Exception as error:  # its files or its own code may raise anything
         if warn:
-            logger.warning("weights are saved without a tokenizer, which cannot be loaded from %r: %s", path, _first_line(error))
+            logger.warning(
+                "weights are saved without a tokenizer, which cannot be loaded from %r: %s",
+                path,
+                _first_line(error),
+            )
         return NoTokenizer()
 
 
 def check_vocabulary(tokenizer: Any, source: str, path: str, *, trust_remote_code: bool = False) -> None:
-    """Raise ModelPathError when `tokenizer`, loaded from `source`, has tokens that the model at `path` has no embedding for; only the
-    model's configuration is read."""
+    """Raise ModelPathError when `tokenizer`, loaded from `source`, has tokens that the model at `path` has no
+    embedding for; only the model's configuration is read.
+    """
     config = load_config(path, trust_remote_code=trust_remote_code)
     size, highest = getattr(config.get_text_config(), "vocab_size", None), max(tokenizer.get_vocab().values())
     if size is not None and highest >= size:
         raise ModelPathError(
-            f"the tokenizer of {source!r} has token ids up to {highest}, the model {path!r} has {size} embeddings; set "
+            f"the tokenizer of {source!r} has token ids up to {highest}, the model {path!r} has {size} "
+            "embeddings; set "
             "actor_rollout_ref.model.tokenizer_path to the model's own tokenizer, or leave it out"
         )
 
 
-def stop_token_ids(path: str, tokenizer: Any, template_kwargs: Mapping[str, Any] | None = None) -> tuple[int, ...]:
-    """Return the ids of the tokens that end a reply, sorted: the tokenizer's end token, those of the model's `generation_config.json` if
-    it exists (a chat model may end turns and texts with different tokens), and those that the chat template puts after a reply.
+def stop_token_ids(
+    path: str, tokenizer: Any, template_kwargs: Mapping[str, Any] | None = None
+) -> tuple[int, ...]:
+    """Return the ids of the tokens that end a reply, sorted: the tokenizer's end token, those of the model's
+    `generation_config.json` if it exists (a chat model may end turns and texts with different tokens), and
+    those that the chat template puts after a reply.
 
     Args:
         path: of the model.
         tokenizer: its tokenizer.
         template_kwargs: more arguments of the chat template.
 
-    Raises ModelPathError when the path cannot name a model, or its `generation_config.json` exists and cannot be read.
+    Raises ModelPathError when the path cannot name a model, or its `generation_config.json` exists and cannot
+    be read.
     """
     from transformers import GenerationConfig
 
@@ -308,15 +371,22 @@ def stop_token_ids(path: str, tokenizer: Any, template_kwargs: Mapping[str, Any]
         listed = GenerationConfig.from_pretrained(path).eos_token_id
     except (OSError, ValueError) as error:
         if (file := Path(path) / "generation_config.json").is_file():
-            raise ModelPathError(f"{file} cannot be read: {_first_line(error)}; it holds the tokens that end a reply") from error
+            raise ModelPathError(
+                f"{file} cannot be read: {_first_line(error)}; it holds the tokens that end a reply"
+            ) from error
         listed = None
-    ends = {tokenizer.eos_token_id, *(listed if isinstance(listed, list) else [listed]), *turn_end_ids(tokenizer, template_kwargs)}
+    ends = {
+        tokenizer.eos_token_id,
+        *(listed if isinstance(listed, list) else [listed]),
+        *turn_end_ids(tokenizer, template_kwargs),
+    }
     ends.add(tokenizer.get_vocab().get("<|im_end|>"))
     return tuple(sorted(ends - {None}))
 
 
 def add_turn_ends(model: Any, tokenizer: Any, template_kwargs: Mapping[str, Any] | None = None) -> None:
-    """Add the tokens that end a turn to the model's `generation_config`, so that its saved copy stops where the trained one did.
+    """Add the tokens that end a turn to the model's `generation_config`, so that its saved copy stops where
+    the trained one did.
 
     A model without one, such as a classifier, and one that is saved without a tokenizer stay as they are.
 
@@ -329,14 +399,20 @@ def add_turn_ends(model: Any, tokenizer: Any, template_kwargs: Mapping[str, Any]
     if config is None or isinstance(tokenizer, NoTokenizer):
         return
     listed = config.eos_token_id
-    ends = {tokenizer.eos_token_id, *(listed if isinstance(listed, list) else [listed]), *turn_end_ids(tokenizer, template_kwargs)}
+    ends = {
+        tokenizer.eos_token_id,
+        *(listed if isinstance(listed, list) else [listed]),
+        *turn_end_ids(tokenizer, template_kwargs),
+    }
     ends -= {None}
     if ends:
         config.eos_token_id = sorted(ends)
 
 
 def save_turn_ends(model: Any, tokenizer: Any, folder: str | Path) -> None:
-    """Write the `generation_config.json` of an adapter, with the tokens that end a turn; see `add_turn_ends`."""
+    """Write the `generation_config.json` of an adapter, with the tokens that end a turn; see
+    `add_turn_ends`.
+    """
     add_turn_ends(model, tokenizer)
     if getattr(model, "generation_config", None) is not None:
         model.generation_config.save_pretrained(folder)

@@ -1,6 +1,8 @@
-"""LoRA adapters on a frozen base, made by PEFT: several on one model, of which at most one is active at a time.
+"""LoRA adapters on a frozen base, made by PEFT: several on one model, of which at most one is active at a
+time.
 
-An adapter's initial weights are a function of the run's seed and its own name, independent of other adapters and of its placement.
+An adapter's initial weights are a function of the run's seed and its own name, independent of other adapters
+and of its placement.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ KEY_PREFIX = "policy_"
 
 
 class LoraTargetError(ValueError):
-    """An adapter that does not fit the model; the message begins with the wrong key, as in `target_modules=...`."""
+    """An adapter that does not fit the model; the message begins with the wrong key, as in
+    `target_modules=...`.
+    """
 
 
 @dataclass(frozen=True)
@@ -38,8 +42,8 @@ class LoraSpec:
     Attributes:
         rank: rows of `lora_A`.
         alpha: the adapter's output is scaled by `alpha / rank`.
-        target_modules: `all-linear`, a regex over whole layer names, or layer names or suffixes of them; `all-linear` are
-            the linear layers without the head and without those that cannot have an adapter.
+        target_modules: `all-linear`, a regex over whole layer names, or layer names or suffixes of them;
+            `all-linear` are the linear layers without the head and without those that cannot have an adapter.
         exclude_modules: target layers to leave out; a regex or names.
         path: folder of a PEFT adapter of this shape with the initial weights; None for new ones.
     """
@@ -59,11 +63,18 @@ class LoraSpec:
 def lora_spec(model: Any) -> LoraSpec:
     """Return the adapter that the keys of a `ModelConfig` describe."""
     shape = adapter_shape(model)
-    return LoraSpec(shape["lora_rank"], shape["lora_alpha"], shape["target_modules"], shape["exclude_modules"], model.lora_adapter_path)
+    return LoraSpec(
+        shape["lora_rank"],
+        shape["lora_alpha"],
+        shape["target_modules"],
+        shape["exclude_modules"],
+        model.lora_adapter_path,
+    )
 
 
 def lora_targets(model: torch.nn.Module, spec: LoraSpec) -> dict[str, torch.nn.Module]:
-    """Return the layers of a model without adapters that get one, by name, in the model's order; see `layer_size`.
+    """Return the layers of a model without adapters that get one, by name, in the model's order; see
+    `layer_size`.
 
     Raises:
         LoraTargetError: a target that no layer matches, a target that is not a linear layer or cannot have an
@@ -77,7 +88,9 @@ def lora_targets(model: torch.nn.Module, spec: LoraSpec) -> dict[str, torch.nn.M
         head = head_of(model)
         usable = [name for name, module in linear.items() if module is not head and name not in refused]
         if not usable:
-            raise LoraTargetError(f"target_modules={ALL_LINEAR}: no layer of the model can have an adapter; {_reasons(refused)}")
+            raise LoraTargetError(
+                f"target_modules={ALL_LINEAR}: no layer of the model can have an adapter; {_reasons(refused)}"
+            )
         chosen = _matching(usable, ".*", spec.exclude_modules)
     else:
         for target in _unmatched(layers, spec.target_modules):
@@ -87,16 +100,20 @@ def lora_targets(model: torch.nn.Module, spec: LoraSpec) -> dict[str, torch.nn.M
             )
         chosen = _matching(layers, spec.target_modules, spec.exclude_modules)
     if not chosen:
-        raise LoraTargetError(f"exclude_modules={spec.exclude_modules} leaves no layer of target_modules={spec.target_modules}")
+        raise LoraTargetError(
+            f"exclude_modules={spec.exclude_modules} leaves no layer of target_modules={spec.target_modules}"
+        )
     for name in chosen:
         if name not in linear:
             raise LoraTargetError(
-                f"target_modules={spec.target_modules}: layer {name!r} is a {type(layers[name]).__name__}; expected linear "
+                f"target_modules={spec.target_modules}: layer {name!r} is a {type(layers[name]).__name__}; "
+                "expected linear "
                 f"layers, here {ends}"
             )
         if name in refused:
             raise LoraTargetError(
-                f"target_modules={spec.target_modules}: layer {name!r} cannot have an adapter, as one of the layers "
+                f"target_modules={spec.target_modules}: layer {name!r} cannot have an adapter, as one of the "
+                "layers "
                 f"{refused[name]}; leave it out, also with exclude_modules"
             )
     return {name: linear[name] for name in chosen}
@@ -110,10 +127,16 @@ def head_of(model: torch.nn.Module) -> torch.nn.Module | None:
 
 
 def _unmatched(layers: Iterable[str], targets: str | Sequence[str]) -> list[str]:
-    """Return the targets that match no layer: the regex, or names that neither are a layer nor end one after a dot."""
+    """Return the targets that match no layer: the regex, or names that neither are a layer nor end one after
+    a dot.
+    """
     if isinstance(targets, str):
         return [] if _matching(layers, targets) else [targets]
-    ends = {".".join(pieces[start:]) for pieces in (name.split(".") for name in layers) for start in range(len(pieces))}
+    ends = {
+        ".".join(pieces[start:])
+        for pieces in (name.split(".") for name in layers)
+        for start in range(len(pieces))
+    }
     return [target for target in targets if target not in ends]
 
 
@@ -134,7 +157,9 @@ def _parameter_note(model: torch.nn.Module, target: str) -> str:
     return ""
 
 
-def _matching(layers: Iterable[str], targets: str | Sequence[str], exclude: str | Sequence[str] | None = None) -> list[str]:
+def _matching(
+    layers: Iterable[str], targets: str | Sequence[str], exclude: str | Sequence[str] | None = None
+) -> list[str]:
     """Return the layers to which PEFT would add an adapter."""
     from peft import LoraConfig
     from peft.tuners.tuners_utils import check_target_module_exists
@@ -146,7 +171,9 @@ def _matching(layers: Iterable[str], targets: str | Sequence[str], exclude: str 
     try:
         return [name for name in layers if check_target_module_exists(config, name)]
     except re.error as error:
-        raise LoraTargetError(f"target_modules={targets}, exclude_modules={exclude}: invalid regular expression: {error}") from error
+        raise LoraTargetError(
+            f"target_modules={targets}, exclude_modules={exclude}: invalid regular expression: {error}"
+        ) from error
 
 
 def lora_size(model: torch.nn.Module, spec: LoraSpec) -> int:
@@ -170,15 +197,16 @@ def tensor_name(layer: str, part: str) -> str:
 
 
 def initial_weights(model: torch.nn.Module, spec: LoraSpec) -> dict[str, torch.Tensor]:
-    """Return the tensors of the adapter in `spec.path`, on the CPU, by their names in PEFT's files; {} without a path.
+    """Return the tensors of the adapter in `spec.path`, on the CPU, by their names in PEFT's files; {}
+    without a path.
 
     Args:
         model: without adapters; it may be on the meta device.
         spec: the adapter.
 
     Raises:
-        LoraTargetError: files that cannot be read, or an adapter of another model: tensors that are missing, of another shape, or of
-            layers without an adapter.
+        LoraTargetError: files that cannot be read, or an adapter of another model: tensors that are missing,
+            of another shape, or of layers without an adapter.
     """
     if spec.path is None:
         return {}
@@ -187,23 +215,27 @@ def initial_weights(model: torch.nn.Module, spec: LoraSpec) -> dict[str, torch.T
     try:
         found: dict[str, torch.Tensor] = load_peft_weights(spec.path, device="cpu")
     except Exception as error:  # a damaged file raises errors of several libraries
-        raise LoraTargetError(f"lora_adapter_path={spec.path}: its weights cannot be read: {error}") from error
+        raise LoraTargetError(
+            f"lora_adapter_path={spec.path}: its weights cannot be read: {error}"
+        ) from error
     expected = adapter_shapes(lora_targets(model, spec), spec.rank)
     for name in sorted(expected.keys() | found.keys()):
         here, there = expected.get(name), tuple(found[name].shape) if name in found else None
         if here != there:
             raise LoraTargetError(
-                f"lora_adapter_path={spec.path}: the adapter does not fit the model: {name} has the shape {there or 'of no tensor'} there, "
+                f"lora_adapter_path={spec.path}: the adapter does not fit the model: {name} has the shape "
+                f"{there or 'of no tensor'} there, "
                 f"expected {here or 'no such tensor'}"
             )
     return found
 
 
 def peft_config(model: torch.nn.Module, spec: LoraSpec, base: str | None) -> Any:
-    """Return the `LoraConfig` with which plain PEFT puts an adapter on the layers of `lora_targets`, and on no others.
+    """Return the `LoraConfig` with which plain PEFT puts an adapter on the layers of `lora_targets`, and on
+    no others.
 
-    Layers are named by suffixes if these are unambiguous, and by their weights in `target_parameters` where PEFT
-    would replace their names, see `peft_form`: the adapter's tensors have the same names and shapes.
+    Layers are named by suffixes if these are unambiguous, and by their weights in `target_parameters` where
+    PEFT would replace their names, see `peft_form`: the adapter's tensors have the same names and shapes.
     """
     targets = lora_targets(model, spec)
     model_type = str(getattr(getattr(model, "config", None), "model_type", ""))
@@ -235,7 +267,8 @@ def _lora_config(model: torch.nn.Module, spec: LoraSpec, names: Sequence[str]) -
 def add_adapters(model: Any, specs: Mapping[str, LoraSpec], base: str | None, seed: int) -> Any:
     """Freeze a model, add adapters in fp32, and return it; all are trainable, none is active.
 
-    New adapters do not change the model's output; others start from the weights in the folder `LoraSpec.path`.
+    New adapters do not change the model's output; others start from the weights in the folder
+    `LoraSpec.path`.
 
     Args:
         model: without adapters, not yet sharded; it is changed in place.
@@ -266,11 +299,14 @@ def add_adapters(model: Any, specs: Mapping[str, LoraSpec], base: str | None, se
     return model
 
 
-def _inject(model: torch.nn.Module, spec: LoraSpec, targets: Mapping[str, torch.nn.Module], name: str) -> None:
+def _inject(
+    model: torch.nn.Module, spec: LoraSpec, targets: Mapping[str, torch.nn.Module], name: str
+) -> None:
     """Put a new adapter on exactly these layers, which may have others already."""
     from peft.functional import inject_adapter_in_model
 
-    # PEFT replaces and refuses names by the type in a model's configuration; a module with the same children has none.
+    # PEFT replaces and refuses names by the type in a model's configuration; a module with the same children
+    # has none.
     holder = torch.nn.Module()
     for child, module in model.named_children():
         holder.add_module(child, module)
@@ -286,7 +322,8 @@ def _inject(model: torch.nn.Module, spec: LoraSpec, targets: Mapping[str, torch.
 def select_adapter(model: torch.nn.Module, name: str | None) -> None:
     """Activate one adapter and deactivate the others, or deactivate all.
 
-    All adapters keep requiring gradients, because FSDP reads `requires_grad` only once, before the first forward pass.
+    All adapters keep requiring gradients, because FSDP reads `requires_grad` only once, before the first
+    forward pass.
     """
     from peft.tuners.tuners_utils import BaseTunerLayer
 
@@ -306,7 +343,9 @@ def adapter_parameters(model: torch.nn.Module, name: str) -> dict[str, torch.nn.
 
 
 def peft_names(keys: Iterable[str], name: str) -> dict[str, str]:
-    """Return the names of one adapter's parameters in PEFT's files, by their names in a model with adapters."""
+    """Return the names of one adapter's parameters in PEFT's files, by their names in a model with
+    adapters.
+    """
     middle = f".{KEY_PREFIX}{name}."
     found = [key for key in keys if middle in key and any(f".{part}." in key for part in PARTS)]
     return {key: PEFT_PREFIX + key.replace(middle, ".") for key in found}

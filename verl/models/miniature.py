@@ -1,7 +1,8 @@
 """Miniatures: models of the same architecture as a given one, which a CPU runs in milliseconds.
 
-The fields of the configuration are made smaller by their roles (`verl.models.shrink`), the layers are reduced to one of each kind, and
-the result is built and run once. A change that makes the model unusable is taken back.
+The fields of the configuration are made smaller by their roles (`verl.models.shrink`), the layers are reduced
+to one of each kind, and the result is built and run once. A change that makes the model unusable is taken
+back.
 """
 
 from __future__ import annotations
@@ -34,17 +35,26 @@ from verl.models.shrink import (
 
 SMALL_LAYERS = 8  # configurations with a small hidden size and up to so many layers keep their layers
 PREFIX_LAYERS = 12
-UNIFORM_LAYERS = 8  # layers to look at where no field says how layers differ; code may still treat every second one differently
+# layers to look at where no field says how layers differ; code may still treat every second one differently
+UNIFORM_LAYERS = 8
 PARAMETERS = 30_000_000  # a miniature with more does not run in milliseconds
 TOKENS = 12
-DISTINCT = 6  # an attribute with more values over the layers is a function of the position and not a kind of layer
+DISTINCT = (
+    6  # an attribute with more values over the layers is a function of the position and not a kind of layer
+)
 
-_LAYER_COUNT = re.compile(r"(num_|n_)?(conf_num_)?(hidden_|decoder_|encoder_|global_)?layers?|depth|num_blocks|num_layers_per_stack")
+_LAYER_COUNT = re.compile(
+    r"(num_|n_)?(conf_num_)?(hidden_|decoder_|encoder_|global_)?layers?|depth|num_blocks|num_layers_per_stack"
+)
 _LAYER_INDICES = re.compile(r".*(layer|idx|indices|indexes|ids).*")
-_FIRST_LAYERS = re.compile(r"first_k_dense_replace|num_dense_layers|max_window_layers|\w*start_index|first_\w*layers?")
+_FIRST_LAYERS = re.compile(
+    r"first_k_dense_replace|num_dense_layers|max_window_layers|\w*start_index|first_\w*layers?"
+)
 _LAST_LAYERS = re.compile(r"num_kv_shared_layers|\w*shared_layers")
 _END_LAYER = re.compile(r"\w*end_index")
-_NO_KIND = re.compile(r"_.*|training|(.*_)?(idx|index|id)")  # attributes that say where a layer stands, or nothing
+_NO_KIND = re.compile(
+    r"_.*|training|(.*_)?(idx|index|id)"
+)  # attributes that say where a layer stands, or nothing
 _OF_LAYERS = re.compile(r".*(layer|period|interval|step|pattern|every|offset|dense|sparse|shared|index).*")
 _PERIOD = re.compile(r".*(period|interval|step|pattern|every|offset).*")
 
@@ -54,10 +64,12 @@ class MiniatureError(ValueError):
 
 
 def miniature(config: Any, *, window: int = 8, limit: int = 32) -> Any:
-    """Return a configuration of the same class and the same structure, with 0.3 to 3 million parameters as a rule.
+    """Return a configuration of the same class and the same structure, with 0.3 to 3 million parameters as a
+    rule.
 
-    Kept are the ratio of query to key heads, one layer of each kind in the original's order (at least two), biases, caps, norms,
-    multipliers, dropout, tied heads, activation and whatever else is no size. The given configuration is not changed.
+    Kept are the ratio of query to key heads, one layer of each kind in the original's order (at least two),
+    biases, caps, norms, multipliers, dropout, tied heads, activation and whatever else is no size. The given
+    configuration is not changed.
 
     Args:
         config: the configuration of a causal language model, also one with a `text_config`.
@@ -65,7 +77,8 @@ def miniature(config: Any, *, window: int = 8, limit: int = 32) -> Any:
         limit: the original context length of ropes that change beyond it, in tokens.
 
     Raises:
-        MiniatureError: `AutoModelForCausalLM` builds no model of the configuration, or the model does not run on text alone.
+        MiniatureError: `AutoModelForCausalLM` builds no model of the configuration, or the model does not run
+            on text alone.
     """
     small = copy.deepcopy(_miniature(config, window, limit))
     _take_labels(small, config)
@@ -73,7 +86,9 @@ def miniature(config: Any, *, window: int = 8, limit: int = 32) -> Any:
 
 
 def _take_labels(small: Any, config: Any) -> None:
-    """Give a miniature the path and the dtypes of its own configuration: it may have been made of another one of the same structure."""
+    """Give a miniature the path and the dtypes of its own configuration: it may have been made of another one
+    of the same structure.
+    """
     for name in ("_name_or_path", *NOT_STRUCTURE):
         if hasattr(config, name):
             setattr(small, name, getattr(config, name))
@@ -90,7 +105,9 @@ def _miniature(config: Any, window: int, limit: int) -> Any:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Run torch in one thread inside the block: threads cost more than they save on a miniature, and most on a busy machine."""
+    """Run torch in one thread inside the block: threads cost more than they save on a miniature, and most on
+    a busy machine.
+    """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -133,10 +150,14 @@ class _Search:
             return small
         if (repaired := self._without(changes)) is not None:
             return repaired
-        raise MiniatureError(f"no miniature of {type(self.config).__name__} can be built and run: {self.error}")
+        raise MiniatureError(
+            f"no miniature of {type(self.config).__name__} can be built and run: {self.error}"
+        )
 
     def _without(self, changes: list[Change]) -> Any | None:
-        """Return a configuration without the changes of one kind, or without the one of them that does not go; None if none runs."""
+        """Return a configuration without the changes of one kind, or without the one of them that does not
+        go; None if none runs.
+        """
         for kind in dict.fromkeys(change.kind for change in changes):
             coarse = self._with([change for change in changes if change.kind != kind])
             if not self._runs(coarse):
@@ -227,7 +248,9 @@ def _is_index_list(name: str, value: Any, count: int) -> bool:
         isinstance(value, (list, tuple))
         and len(value) > 0
         and _LAYER_INDICES.fullmatch(name) is not None
-        and all(isinstance(entry, int) and not isinstance(entry, bool) and 0 <= entry <= count for entry in value)
+        and all(
+            isinstance(entry, int) and not isinstance(entry, bool) and 0 <= entry <= count for entry in value
+        )
         and list(value) == sorted(set(value))
     )
 
@@ -236,7 +259,9 @@ Observation = list[dict[Any, Any]]  # of each layer: what its modules and the co
 
 
 def _fewer_layers(config: Any) -> list[Change]:
-    """Return the changes that leave one layer of each kind, at least two; none where no such choice shows the same kinds when built."""
+    """Return the changes that leave one layer of each kind, at least two; none where no such choice shows the
+    same kinds when built.
+    """
     count = _layer_count(config)
     if count is None or count <= 2:
         return []
@@ -273,23 +298,34 @@ def _names_layers(config: Any, count: int) -> bool:
 
 
 def _choices(config: Any, count: int, chosen: list[int]) -> Iterator[tuple[list[Change], list[int]]]:
-    """Yield changes with the layers that they are to leave: the chosen ones or, where fields do not let these be chosen, the first ones."""
+    """Yield changes with the layers that they are to leave: the chosen ones or, where fields do not let these
+    be chosen, the first ones.
+    """
     prefixes = [list(range(length)) for length in range(max(chosen) + 1, min(count, PREFIX_LAYERS + 1))]
     changes = _selection(config, count, chosen)
     yield changes, chosen
     for layers in prefixes[:1]:
         yield _selection(config, count, layers), layers
-    periods = [(path, name) for path, name, value in _main_unit(config).matching(_PERIOD) if type(value) is int and value > 0]
+    periods = [
+        (path, name)
+        for path, name, value in _main_unit(config).matching(_PERIOD)
+        if type(value) is int and value > 0
+    ]
     if 0 < len(periods) <= 2:
         for values in itertools.product(range(len(chosen) + 1), repeat=len(periods)):
-            others = [Change("layers", path, name, value) for (path, name), value in zip(periods, values, strict=True)]
+            others = [
+                Change("layers", path, name, value)
+                for (path, name), value in zip(periods, values, strict=True)
+            ]
             yield [*changes, *others], chosen
     for layers in prefixes[1:]:
         yield _selection(config, count, layers), layers
 
 
 def _selection(config: Any, count: int, chosen: Sequence[int]) -> list[Change]:
-    """Return the changes that leave the chosen ones of `count` layers, as far as names and values tell which fields speak of layers."""
+    """Return the changes that leave the chosen ones of `count` layers, as far as names and values tell which
+    fields speak of layers.
+    """
     unit = _main_unit(config)
     changes = []
     if overrides := layer_overrides(unit.node):
@@ -301,7 +337,9 @@ def _selection(config: Any, count: int, chosen: Sequence[int]) -> list[Change]:
             continue
         if _is_index_list(name, value, count):
             base = 1 if max(value) == count else 0
-            new = type(value)(position + base for position, index in enumerate(chosen) if index + base in value)
+            new = type(value)(
+                position + base for position, index in enumerate(chosen) if index + base in value
+            )
         elif isinstance(value, (list, tuple)) and len(value) == count:
             new = type(value)(value[index] for index in chosen)
         elif type(value) is not int:
@@ -320,9 +358,18 @@ def _selection(config: Any, count: int, chosen: Sequence[int]) -> list[Change]:
 
 
 def _layer_count(config: Any) -> int | None:
-    """Return the number of layers; `num_hidden_layers` of models for translation is that of the encoder, which a decoder alone has not."""
+    """Return the number of layers; `num_hidden_layers` of models for translation is that of the encoder,
+    which a decoder alone has not.
+    """
     unit = _main_unit(config)
-    count = next((value for name in ("decoder_layers", "num_decoder_layers", "num_hidden_layers") if (value := unit.get(name))), None)
+    count = next(
+        (
+            value
+            for name in ("decoder_layers", "num_decoder_layers", "num_hidden_layers")
+            if (value := unit.get(name))
+        ),
+        None,
+    )
     return count if isinstance(count, int) else None
 
 
@@ -341,7 +388,9 @@ def _shows(config: Any, changes: Sequence[Change], kinds: list[Any], varying: di
 
 
 def _observe(config: Any, count: int) -> Observation | None:
-    """Return what a built model's layers are made of, or None where it cannot be built or has no such number of layers."""
+    """Return what a built model's layers are made of, or None where it cannot be built or has no such number
+    of layers.
+    """
     if _layer_count(config) != count:
         return None
     try:
@@ -354,7 +403,11 @@ def _observe(config: Any, count: int) -> Observation | None:
             for layer, entries in zip(stack, layers, strict=True):
                 _describe(layer, name, entries)
     for (path, name), value in _main_unit(config).values.items():
-        if isinstance(value, (list, tuple)) and len(value) == count and not _is_index_list(name, value, count):
+        if (
+            isinstance(value, (list, tuple))
+            and len(value) == count
+            and not _is_index_list(name, value, count)
+        ):
             for entry, entries in zip(value, layers, strict=True):
                 entries[path, name] = str(entry)
     return layers
@@ -372,14 +425,18 @@ def _describe(layer: torch.nn.Module, stack: str, entries: dict[Any, Any]) -> No
 
 
 def _varying(layers: Observation) -> dict[Any, bool]:
-    """Return what differs between kinds of layers, and of each whether its values differ or only whether a layer has it at all.
+    """Return what differs between kinds of layers, and of each whether its values differ or only whether a
+    layer has it at all.
 
-    What follows the layers' positions, as an index of its own in every layer that has one, says nothing of their kind.
+    What follows the layers' positions, as an index of its own in every layer that has one, says nothing of
+    their kind.
     """
     varying = {}
     for key in dict.fromkeys(key for entries in layers for key in entries):
         values = [entries[key] for entries in layers if key in entries]
-        several = 1 < len(set(values)) <= DISTINCT and (len(set(values)) < len(values) or (len(values) == 2 and len(layers) > 2))
+        several = 1 < len(set(values)) <= DISTINCT and (
+            len(set(values)) < len(values) or (len(values) == 2 and len(layers) > 2)
+        )
         if several and all(entries.get(key, index) == index for index, entries in enumerate(layers)):
             several = False
         if several or len(values) < len(layers):
@@ -388,11 +445,16 @@ def _varying(layers: Observation) -> dict[Any, bool]:
 
 
 def _kinds(layers: Observation, varying: dict[Any, bool]) -> list[Any]:
-    return [tuple(entries.get(key) if several else key in entries for key, several in varying.items()) for entries in layers]
+    return [
+        tuple(entries.get(key) if several else key in entries for key, several in varying.items())
+        for entries in layers
+    ]
 
 
 def _build_unallocated(config: Any) -> Any:
-    """Return a model of the configuration whose tensors have no memory, or, where its code needs their values, a real one."""
+    """Return a model of the configuration whose tensors have no memory, or, where its code needs their
+    values, a real one.
+    """
     from transformers.initialization import no_init_weights
 
     with no_init_weights():
@@ -406,9 +468,13 @@ def _build_unallocated(config: Any) -> Any:
 def _build(config: Any, attention: str) -> Any:
     from transformers import AutoModelForCausalLM
 
-    remote = type(config).__module__.startswith("transformers_modules")  # whose code was trusted when the configuration was loaded
+    remote = type(config).__module__.startswith(
+        "transformers_modules"
+    )  # whose code was trusted when the configuration was loaded
     options = {"trust_remote_code": True} if remote else {}
-    return AutoModelForCausalLM.from_config(copy.deepcopy(config), attn_implementation=attention, dtype=torch.float32, **options)
+    return AutoModelForCausalLM.from_config(
+        copy.deepcopy(config), attn_implementation=attention, dtype=torch.float32, **options
+    )
 
 
 @contextmanager
@@ -431,7 +497,9 @@ _BUFFERS = ("e_score_correction_bias", "expert_bias", "layer_scalar")
 
 @torch.no_grad()
 def draw_weights(model: Any, seed: int = 0) -> None:
-    """Draw all parameters and saved buffers anew, so that attention is far from uniform and logits far from flat."""
+    """Draw all parameters and saved buffers anew, so that attention is far from uniform and logits far from
+    flat.
+    """
     generator = torch.Generator().manual_seed(seed)
     head = model.get_output_embeddings()
     tied = model.get_input_embeddings()
@@ -445,7 +513,9 @@ def draw_weights(model: Any, seed: int = 0) -> None:
     for name, value in model.named_parameters():
         leaf = name.rsplit(".", 1)[-1]
         if id(value) in inputs:
-            value.copy_(normal(value) * (1.5 * value.shape[-1] ** -0.5 if is_tied and value is tied.weight else 1.0))
+            value.copy_(
+                normal(value) * (1.5 * value.shape[-1] ** -0.5 if is_tied and value is tied.weight else 1.0)
+            )
         elif leaf in ("A_log", "dt_bias", "D"):
             value.add_(0.1 * normal(value))
         elif leaf == "sinks":
@@ -457,7 +527,9 @@ def draw_weights(model: Any, seed: int = 0) -> None:
             scale = 2.0 if any(part in name for part in (*_QUERY_KEY, *_HEADS)) else 1.0
             value.copy_(normal(value) * scale * fan_in**-0.5)
         elif value.ndim == 1 and leaf == "weight":
-            value.copy_(1 + 0.2 * normal(value) if float(value.float().mean()) > 0.5 else value + 0.2 * normal(value))
+            value.copy_(
+                1 + 0.2 * normal(value) if float(value.float().mean()) > 0.5 else value + 0.2 * normal(value)
+            )
         else:
             value.add_(0.2 * normal(value))
     for name, buffer in model.named_buffers():

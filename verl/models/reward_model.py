@@ -24,7 +24,8 @@ class Scoring:
 
     Attributes:
         attention: the implementation to load it with.
-        padded: whether rows are padded and scored together; otherwise each is scored alone, with the frequencies of a fresh model.
+        padded: whether rows are padded and scored together; otherwise each is scored alone, with the
+            frequencies of a fresh model.
     """
 
     attention: str
@@ -32,12 +33,15 @@ class Scoring:
 
 
 def scoring_of(config: Any) -> Scoring:
-    """Return how reward models of a configuration are run; a miniature is scored once per configuration and process.
+    """Return how reward models of a configuration are run; a miniature is scored once per configuration and
+    process.
 
-    A model of which no miniature can be made, such as an encoder or one of remote code, is padded, with its eager attention.
+    A model of which no miniature can be made, such as an encoder or one of remote code, is padded, with its
+    eager attention.
 
     Raises:
-        ModelPathError: transformers has no sequence classifier of this type, or its scores depend on other rows in any case.
+        ModelPathError: transformers has no sequence classifier of this type, or its scores depend on other
+            rows in any case.
     """
     return _check_scoring(config)
 
@@ -59,7 +63,9 @@ def _check_scoring(config: Any) -> Scoring:
     small.num_labels = 1
     small.get_text_config().pad_token_id = 0
     generator = torch.Generator().manual_seed(0)
-    rows = [torch.randint(1, small.get_text_config().vocab_size, (n,), generator=generator).tolist() for n in ROWS]
+    rows = [
+        torch.randint(1, small.get_text_config().vocab_size, (n,), generator=generator).tolist() for n in ROWS
+    ]
     eager = _classifier(small, "eager")
     expected = torch.tensor([_scores(copy.deepcopy(eager), [row])[0] for row in rows])
     for attention in ("sdpa", "eager"):
@@ -77,7 +83,9 @@ def _check_scoring(config: Any) -> Scoring:
         alone += _scores(eager, [row])
     if torch.allclose(torch.tensor(alone), expected, atol=TOLERANCE, rtol=0):
         return Scoring("eager", padded=False)
-    raise ModelPathError(f"reward models of the type {config.model_type} give a row other scores after other rows")
+    raise ModelPathError(
+        f"reward models of the type {config.model_type} give a row other scores after other rows"
+    )
 
 
 def _classifier(config: Any, attention: str) -> Any:
@@ -85,7 +93,9 @@ def _classifier(config: Any, attention: str) -> Any:
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = AutoModelForSequenceClassification.from_config(copy.deepcopy(config), attn_implementation=attention)
+        model = AutoModelForSequenceClassification.from_config(
+            copy.deepcopy(config), attn_implementation=attention
+        )
     model = model.float().eval()
     draw_weights(model)
     return model
@@ -103,8 +113,8 @@ def check_sequence_classifier(path: str, max_length: int, *, trust_remote_code: 
     """Check by its configuration alone that a model gives one score for inputs of `max_length` tokens.
 
     Raises:
-        ModelPathError: the path is no model, the model is no sequence classifier, has several outputs, or reads fewer tokens; and as
-            `scoring_of` does.
+        ModelPathError: the path is no model, the model is no sequence classifier, has several outputs, or
+            reads fewer tokens; and as `scoring_of` does.
     """
     path = check_model_path(path)
     from transformers import AutoConfig
@@ -115,21 +125,27 @@ def check_sequence_classifier(path: str, max_length: int, *, trust_remote_code: 
     custom = "AutoModelForSequenceClassification" in (getattr(config, "auto_map", None) or {})
     if named and not custom and not any(name.endswith("ForSequenceClassification") for name in named):
         raise ModelPathError(
-            f"model {path!r} is {', '.join(named)}, whose checkpoint has no head for scores; expected a ...ForSequenceClassification "
+            f"model {path!r} is {', '.join(named)}, whose checkpoint has no head for scores; expected a "
+            "...ForSequenceClassification "
             "(a reward model), or reward.model.kind=judge for a language model"
         )
     if config.num_labels != 1:
-        raise ModelPathError(f"model {path!r} has {config.num_labels} outputs; expected a reward model with one (num_labels=1)")
+        raise ModelPathError(
+            f"model {path!r} has {config.num_labels} outputs; expected a reward model with one (num_labels=1)"
+        )
     longest = getattr(config.get_text_config(), "max_position_embeddings", None)
     if longest is not None and max_length > longest:
-        raise ModelPathError(f"model {path!r} reads at most {longest} tokens, fewer than reward.model.max_length={max_length}")
+        raise ModelPathError(
+            f"model {path!r} reads at most {longest} tokens, fewer than reward.model.max_length={max_length}"
+        )
     scoring_of(config)
 
 
 def load_sequence_classifier(path: str, *, dtype: torch.dtype, trust_remote_code: bool = False) -> Any:
     """Load the model on the CPU, in `eval` mode, with the attention of `scoring_of`.
 
-    Raises ModelPathError if its checkpoint lacks weights, such as those of the head, and as `scoring_of` does.
+    Raises ModelPathError if its checkpoint lacks weights, such as those of the head, and as `scoring_of`
+    does.
     """
     path = check_model_path(path)
     from transformers import AutoConfig, AutoModelForSequenceClassification
@@ -138,8 +154,14 @@ def load_sequence_classifier(path: str, *, dtype: torch.dtype, trust_remote_code
         config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
         attention = scoring_of(config).attention
         model, found = AutoModelForSequenceClassification.from_pretrained(
-            path, dtype=dtype, attn_implementation=attention, trust_remote_code=trust_remote_code, output_loading_info=True
+            path,
+            dtype=dtype,
+            attn_implementation=attention,
+            trust_remote_code=trust_remote_code,
+            output_loading_info=True,
         )
     if found["missing_keys"]:
-        raise ModelPathError(f"model {path!r} is no reward model: its checkpoint lacks {sorted(found['missing_keys'])[:4]}")
+        raise ModelPathError(
+            f"model {path!r} is no reward model: its checkpoint lacks {sorted(found['missing_keys'])[:4]}"
+        )
     return model.eval()

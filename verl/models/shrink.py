@@ -1,6 +1,8 @@
-"""Smaller values for the fields of a model's configuration, derived from their roles and from the relations between them.
+"""Smaller values for the fields of a model's configuration, derived from their roles and from the relations
+between them.
 
-Nothing here builds a model: `verl.models.miniature` tries the changes and takes back those that make a model unusable.
+Nothing here builds a model: `verl.models.miniature` tries the changes and takes back those that make a model
+unusable.
 """
 
 from __future__ import annotations
@@ -21,13 +23,27 @@ POSITIONS = 1024
 STATE = 16
 INTERMEDIATE = 32
 
-OVERRIDES = "per_layer_config"  # transformers' field for layers that differ from the others: of a layer's index, its fields
+# transformers' field for layers that differ from the others: of a layer's index, its fields
+OVERRIDES = "per_layer_config"
 
 Path = tuple[Any, ...]  # names, and layers' indices behind `OVERRIDES`
-_NOT_SIZES = re.compile(r"id2label|label2id|.*_plan|rope_parameters|rope_scaling|quantization_config|auto_map|task_specific_params")
-_HIDDEN_NAMES = ("hidden_size", "d_model", "n_embd", "emb_dim", "embedding_dim", "embed_dim", "dim", "model_dim")
+_NOT_SIZES = re.compile(
+    r"id2label|label2id|.*_plan|rope_parameters|rope_scaling|quantization_config|auto_map|task_specific_params"
+)
+_HIDDEN_NAMES = (
+    "hidden_size",
+    "d_model",
+    "n_embd",
+    "emb_dim",
+    "embedding_dim",
+    "embed_dim",
+    "dim",
+    "model_dim",
+)
 _HEAD_COUNT = re.compile(r"\w*heads(_per_layer)?|n_head|num_query_groups")
-_HEAD_DIM = re.compile(r".*head_?dim|(.*_)?d_head|dim_head|kv_channels|attention_head_size|rotary_dim|.*head_dim.*")
+_HEAD_DIM = re.compile(
+    r".*head_?dim|(.*_)?d_head|dim_head|kv_channels|attention_head_size|rotary_dim|.*head_dim.*"
+)
 _SIZE = re.compile(
     r".*(_|^)(size|dim|width|rank|hidden|channels|channel|ffn|inner|dff|d_ff|ssm|filters|d_rel|proj)(_.*|$)|.*_dim(_.*)?|emb\w*_dim"
 )
@@ -36,14 +52,20 @@ _NOT_SIZE = re.compile(
     r"|out_channels|audio_channels|axial|base_channels|latent|dim_model_base|layers|_feat_).*"
 )
 _EXPERTS = re.compile(r"(moe_)?(num|n)_?(local_|routed_)?experts|moe_num_experts|num_experts")
-_TOP_K = re.compile(r"(num_)?experts_per_tok(en)?|num_experts_per_tok(en)?|moe_top_?k|top_k_experts|moe_k|top_?k")
-_TOKEN_ID = re.compile(r".*(token|pad|bos|eos|sep|eod|unk|mask)\w*_(id|ids|index|idx)|.*suppress_tokens|lang_id")
+_TOP_K = re.compile(
+    r"(num_)?experts_per_tok(en)?|num_experts_per_tok(en)?|moe_top_?k|top_k_experts|moe_k|top_?k"
+)
+_TOKEN_ID = re.compile(
+    r".*(token|pad|bos|eos|sep|eod|unk|mask)\w*_(id|ids|index|idx)|.*suppress_tokens|lang_id"
+)
 _VOCABULARY = re.compile(r"(.*_)?vocab(_size)?(_.*)?")
 _WINDOW = re.compile(
     r"sliding_window(_size)?|attention_window_size|(global_|keep_)?window_size|local_attention|attention_chunk_size|(mamba_)?chunk_size"
     r"|block_size|index_block_size|index_topk|(local|lsh)_attn_chunk_length|rel_extent|window"
 )
-_POSITIONS = re.compile(r"max_position_embeddings|n_positions|n_ctx|max_seq_len|model_max_length|max_(source|target)_positions")
+_POSITIONS = re.compile(
+    r"max_position_embeddings|n_positions|n_ctx|max_seq_len|model_max_length|max_(source|target)_positions"
+)
 
 
 @dataclass(frozen=True)
@@ -69,7 +91,9 @@ def node_at(config: Any, path: Path) -> Any:
 
 
 def layer_overrides(node: Any) -> dict[int, dict[str, Any]]:
-    """Return a copy of the fields of layers that differ from the configuration's own, by the layers' indices."""
+    """Return a copy of the fields of layers that differ from the configuration's own, by the layers'
+    indices.
+    """
     if isinstance(node, dict) or not getattr(node, "is_heterogeneous", False):
         return {}
     layers = range(node.num_hidden_layers)
@@ -79,7 +103,11 @@ def layer_overrides(node: Any) -> dict[int, dict[str, Any]]:
     return {
         index: changed
         for index in layers
-        if (changed := {name: value for name, value in overrides[index].items() if value != vars(node).get(name)})
+        if (
+            changed := {
+                name: value for name, value in overrides[index].items() if value != vars(node).get(name)
+            }
+        )
     }
 
 
@@ -94,7 +122,9 @@ def fields_of(node: Any) -> dict[Any, Any]:
 
 
 def apply(config: Any, changes: Sequence[Change]) -> None:
-    """Write the changes into a configuration; fields that it computes from others and does not let be set are left out."""
+    """Write the changes into a configuration; fields that it computes from others and does not let be set are
+    left out.
+    """
     overrides: dict[Path, dict[int, dict[str, Any]]] = {}
     for change in changes:
         if OVERRIDES in change.path:
@@ -123,7 +153,9 @@ def _write(node: Any, change: Change) -> None:
 
 
 def read(node: Any, name: str) -> Any:
-    """Return the value of a name or alias of a configuration's field (`hidden_size` for `n_embd`), or None."""
+    """Return the value of a name or alias of a configuration's field (`hidden_size` for `n_embd`), or
+    None.
+    """
     if isinstance(node, dict):
         return node.get(name)
     name = type(node).attribute_map.get(name, name)
@@ -132,7 +164,9 @@ def read(node: Any, name: str) -> Any:
 
 @dataclass
 class Unit:
-    """The fields that describe one stack of layers: a configuration with a hidden size and the nested ones without."""
+    """The fields that describe one stack of layers: a configuration with a hidden size and the nested ones
+    without.
+    """
 
     path: Path
     node: Any
@@ -142,7 +176,11 @@ class Unit:
     def get(self, name: str) -> Any:
         """Return the value of a name, also by transformers' aliases (`hidden_size` for `n_embd`), or None."""
         value = read(self.node, name)
-        return value if value is not None else next((v for (_, key), v in self.values.items() if key == name), None)
+        return (
+            value
+            if value is not None
+            else next((v for (_, key), v in self.values.items() if key == name), None)
+        )
 
     def matching(self, pattern: re.Pattern[str]) -> Iterator[tuple[Path, str, Any]]:
         """Yield path, name and value of the fields whose name matches."""
@@ -180,13 +218,17 @@ def _is_count(value: Any) -> bool:
 
 
 def _group(name: str) -> str:
-    """Return what a name says beside being a number of heads or a dimension: `linear`, `mamba`, `index`, or nothing."""
+    """Return what a name says beside being a number of heads or a dimension: `linear`, `mamba`, `index`, or
+    nothing.
+    """
     words = re.findall(r"mamba|linear|index|conf|lightning|ssm", name)
     return words[0] if words else ""
 
 
 def head_counts(unit: Unit) -> dict[str, dict[int, int]]:
-    """Return, for each group of head counts, the new value of each value; ratios between queries and keys stay."""
+    """Return, for each group of head counts, the new value of each value; ratios between queries and keys
+    stay.
+    """
     groups: dict[str, set[int]] = {}
     for _, name, value in unit.matching(_HEAD_COUNT):
         for count in value if isinstance(value, (list, tuple)) else [value]:
@@ -222,7 +264,9 @@ def _rotary_share(unit: Unit) -> float:
 
 
 def _head_scale(dims: list[int], least: int, share: float) -> int:
-    """Return the largest power of two by which all head dimensions can be divided, so that they stay even and rotary parts stay whole."""
+    """Return the largest power of two by which all head dimensions can be divided, so that they stay even and
+    rotary parts stay whole.
+    """
     for scale in (64, 32, 16, 8, 4, 2):
         smaller = [dim // scale for dim in dims]
         whole = all(dim % (2 * scale) == 0 for dim in dims)
@@ -234,7 +278,9 @@ def _head_scale(dims: list[int], least: int, share: float) -> int:
 
 @dataclass
 class Sizes:
-    """New sizes of a unit: hidden size, head counts by group, head dimensions by group and the divisor of each group's dimensions."""
+    """New sizes of a unit: hidden size, head counts by group, head dimensions by group and the divisor of
+    each group's dimensions.
+    """
 
     hidden: int
     heads: dict[str, dict[int, int]]
@@ -252,12 +298,20 @@ def sizes_of(unit: Unit) -> Sizes:
         if _is_count(value):
             groups.setdefault(_group(name), []).append(((path, name), value))
     explicit = unit.get("head_dim")
-    implied = _is_count(queries) and (not _is_count(explicit) or explicit * queries == unit.hidden) and unit.hidden % queries == 0
+    implied = (
+        _is_count(queries)
+        and (not _is_count(explicit) or explicit * queries == unit.hidden)
+        and unit.hidden % queries == 0
+    )
     fewer = heads.get("", {}).get(queries, queries) if _is_count(queries) else None
     main = [value for _, value in groups.get("", [])] + ([unit.hidden // queries] if implied else [])
     least = max(8, HIDDEN // fewer) if implied and fewer else (16 if not fewer or fewer <= 8 else 8)
     scales = {"": _head_scale(main, least, _rotary_share(unit)) if main else 1}
-    scales |= {group: _head_scale([value for _, value in entries], 8, 1.0) for group, entries in groups.items() if group}
+    scales |= {
+        group: _head_scale([value for _, value in entries], 8, 1.0)
+        for group, entries in groups.items()
+        if group
+    }
     if implied and fewer and unit.get("kv_lora_rank") is None:
         hidden = fewer * (unit.hidden // queries) // scales[""]
     else:
@@ -268,9 +322,20 @@ def sizes_of(unit: Unit) -> Sizes:
     return Sizes(hidden, heads, scales, dims)
 
 
-def _expanded(unit: Unit, heads: dict[str, dict[int, int]], groups: Any, dims: dict[tuple[Path, str], int], hidden: int) -> None:
-    """Where state-space heads make up a multiple of the hidden size (heads x dimension = expand x hidden), let them do so again."""
-    expand = next((value for _, name, value in unit.matching(re.compile(r".*expand")) if isinstance(value, (int, float))), None)
+def _expanded(
+    unit: Unit, heads: dict[str, dict[int, int]], groups: Any, dims: dict[tuple[Path, str], int], hidden: int
+) -> None:
+    """Where state-space heads make up a multiple of the hidden size (heads x dimension = expand x hidden),
+    let them do so again.
+    """
+    expand = next(
+        (
+            value
+            for _, name, value in unit.matching(re.compile(r".*expand"))
+            if isinstance(value, (int, float))
+        ),
+        None,
+    )
     if not expand:
         return
     for group, entries in groups.items():
@@ -284,7 +349,11 @@ def _scaled(value: int, unit: Unit, sizes: Sizes, least: int = INTERMEDIATE) -> 
     """Return the new value of a size by its ratio to the hidden size."""
     if value % unit.hidden == 0:
         return value // unit.hidden * sizes.hidden
-    if unit.hidden % value == 0 and sizes.hidden % (unit.hidden // value) == 0 and sizes.hidden // (unit.hidden // value) >= least:
+    if (
+        unit.hidden % value == 0
+        and sizes.hidden % (unit.hidden // value) == 0
+        and sizes.hidden // (unit.hidden // value) >= least
+    ):
         return sizes.hidden // (unit.hidden // value)
     return min(value, max(least, 16 * round(value * sizes.hidden / unit.hidden / 16)))
 
@@ -315,7 +384,8 @@ def width_changes(unit: Unit, sizes: Sizes, outer: dict[int, int]) -> list[Chang
     Args:
         unit: a unit with a hidden size above `SMALL_HIDDEN`.
         sizes: its new sizes.
-        outer: new values of hidden sizes of other units, for fields that repeat them (projections from one to the other).
+        outer: new values of hidden sizes of other units, for fields that repeat them (projections from one to
+            the other).
     """
     changes: list[Change] = []
     for (path, name), value in unit.values.items():
@@ -338,7 +408,11 @@ def width_changes(unit: Unit, sizes: Sizes, outer: dict[int, int]) -> list[Chang
         elif name in _HIDDEN_NAMES and value == unit.hidden:
             new = sizes.hidden
         elif _SIZE.fullmatch(name) and not _NOT_SIZE.fullmatch(name):
-            new = outer[value] if value in outer and value != unit.hidden else _new_size(name, value, unit, sizes)
+            new = (
+                outer[value]
+                if value in outer and value != unit.hidden
+                else _new_size(name, value, unit, sizes)
+            )
         else:
             continue
         if new is not None and new != value:
@@ -351,7 +425,14 @@ def expert_changes(unit: Unit) -> list[Change]:
     counts = [value for _, _, value in unit.matching(_EXPERTS) if _is_count(value)]
     if not counts or max(counts) <= 4:
         return []
-    groups = max((value for _, _, value in unit.matching(re.compile(r"n_group|num_expert_groups?")) if _is_count(value)), default=1)
+    groups = max(
+        (
+            value
+            for _, _, value in unit.matching(re.compile(r"n_group|num_expert_groups?"))
+            if _is_count(value)
+        ),
+        default=1,
+    )
     experts = 8 if groups > 1 else 4
     changes = []
     for (path, name), value in unit.values.items():
@@ -391,11 +472,23 @@ def vocabulary_changes(unit: Unit) -> list[Change]:
             continue
         ids = value if isinstance(value, (list, tuple)) else [value]
         for token in ids:
-            if isinstance(token, int) and not isinstance(token, bool) and token >= limit and token not in moved:
+            if (
+                isinstance(token, int)
+                and not isinstance(token, bool)
+                and token >= limit
+                and token not in moved
+            ):
                 moved[token] = max(limit - 1 - len(moved), limit // 2)
         if any(token in moved for token in ids if isinstance(token, int)):
             smaller = [moved.get(token, token) for token in ids]
-            changes.append(Change("vocabulary", path, name, type(value)(smaller) if isinstance(value, (list, tuple)) else smaller[0]))
+            changes.append(
+                Change(
+                    "vocabulary",
+                    path,
+                    name,
+                    type(value)(smaller) if isinstance(value, (list, tuple)) else smaller[0],
+                )
+            )
     return changes
 
 
@@ -406,18 +499,33 @@ def window_changes(unit: Unit, window: int) -> list[Change]:
         if _is_count(value) and value != window and value > 1:
             changes.append(Change("windows", path, name, window))
         elif isinstance(value, (list, tuple)) and any(_is_count(entry) for entry in value):
-            changes.append(Change("windows", path, name, type(value)(window if _is_count(entry) else entry for entry in value)))
+            changes.append(
+                Change(
+                    "windows",
+                    path,
+                    name,
+                    type(value)(window if _is_count(entry) else entry for entry in value),
+                )
+            )
     for path, name, value in unit.matching(re.compile("index_topk_blocks")):
         changes.append(Change("windows", path, name, min(value, 2)))
     return changes
 
 
 def position_changes(unit: Unit, limit: int, divisors: dict[str, int]) -> list[Change]:
-    """Return the changes of positions and ropes; `divisors` holds the divisor of the main head dimensions under the empty name."""
-    ropes = [(name, rope) for name in ("rope_parameters", "rope_scaling") if isinstance(rope := fields_of(unit.node).get(name), dict)]
+    """Return the changes of positions and ropes; `divisors` holds the divisor of the main head dimensions
+    under the empty name.
+    """
+    ropes = [
+        (name, rope)
+        for name in ("rope_parameters", "rope_scaling")
+        if isinstance(rope := fields_of(unit.node).get(name), dict)
+    ]
     entries = [entry for _, rope in ropes for entry in [rope, *rope.values()] if isinstance(entry, dict)]
     kinds = {entry.get("rope_type", entry.get("type")) for entry in entries}
-    originals = [entry.get("original_max_position_embeddings") for entry in entries] + [unit.get("original_max_position_embeddings")]
+    originals = [entry.get("original_max_position_embeddings") for entry in entries] + [
+        unit.get("original_max_position_embeddings")
+    ]
     original = next((value for value in originals if _is_count(value)), None)
     longest = unit.get("max_position_embeddings")
     if kinds & {"dynamic"}:
@@ -431,7 +539,9 @@ def position_changes(unit: Unit, limit: int, divisors: dict[str, int]) -> list[C
         for path, name, value in unit.matching(_POSITIONS)
         if _is_count(value) and value != positions and value > min(positions, 256)
     ]
-    for path, name, value in unit.matching(re.compile("original_max_position_embeddings|floor_scale|log_scaling_floor|n_ctx_original")):
+    for path, name, value in unit.matching(
+        re.compile("original_max_position_embeddings|floor_scale|log_scaling_floor|n_ctx_original")
+    ):
         if _is_count(value):
             changes.append(Change("ropes", path, name, limit))
     for name, rope in ropes:
@@ -442,14 +552,20 @@ def position_changes(unit: Unit, limit: int, divisors: dict[str, int]) -> list[C
 
 
 def _smaller_rope(rope: dict[str, Any], limit: int, divisor: int) -> dict[str, Any]:
-    """Return rope parameters with the limit as original positions, and with lists of the new number of frequencies."""
+    """Return rope parameters with the limit as original positions, and with lists of the new number of
+    frequencies.
+    """
     smaller: dict[str, Any] = {}
     for name, value in rope.items():
         if isinstance(value, dict):
             smaller[name] = _smaller_rope(value, limit, divisor)
         elif name == "original_max_position_embeddings" and _is_count(value):
             smaller[name] = limit
-        elif name in ("long_factor", "short_factor") and isinstance(value, (list, tuple)) and len(value) % divisor == 0:
+        elif (
+            name in ("long_factor", "short_factor")
+            and isinstance(value, (list, tuple))
+            and len(value) % divisor == 0
+        ):
             smaller[name] = list(value[::divisor])
         elif name == "mrope_section" and isinstance(value, (list, tuple)) and sum(value) % divisor == 0:
             smaller[name] = _sections(list(value), sum(value) // divisor)
@@ -459,7 +575,9 @@ def _smaller_rope(rope: dict[str, Any], limit: int, divisor: int) -> dict[str, A
 
 
 def _sections(sections: list[int], total: int) -> list[int]:
-    """Return sections in about the same proportions, at least 1 each where the total lets them, that add up to the total."""
+    """Return sections in about the same proportions, at least 1 each where the total lets them, that add up
+    to the total.
+    """
     smaller = [max(1, section * total // sum(sections)) for section in sections]
     smaller[0] += total - sum(smaller)
     return smaller

@@ -1,7 +1,8 @@
-"""A tiny Qwen3-architecture model with its own tokenizer, made without downloads: the model of the embedded default and of tests.
+"""A tiny Qwen3-architecture model with its own tokenizer, made without downloads: the model of the embedded
+default and of tests.
 
-The tokenizer is a byte-level BPE trained on given texts, so it encodes any text; every digit is a token, so that arithmetic is learned
-digit by digit.
+The tokenizer is a byte-level BPE trained on given texts, so it encodes any text; every digit is a token, so
+that arithmetic is learned digit by digit.
 """
 
 from __future__ import annotations
@@ -17,10 +18,15 @@ if TYPE_CHECKING:
 PAD_TOKEN = "<|endoftext|>"
 START_TOKEN = "<|im_start|>"
 END_TOKEN = "<|im_end|>"
-SPECIAL_TOKENS = (PAD_TOKEN, START_TOKEN, END_TOKEN)  # their ids are their positions: the trainer of the tokenizer puts them first
+SPECIAL_TOKENS = (
+    PAD_TOKEN,
+    START_TOKEN,
+    END_TOKEN,
+)  # their ids are their positions: the trainer of the tokenizer puts them first
 CHAT_TEMPLATE = (  # of tools it shows the names of their arguments: a tiny model has no use for schemas
     "{% if tools %}{{ '<|im_start|>system\nCall by <tool_call>:' }}"
-    "{% for tool in tools %}{{ ' ' + tool.function.name + '(' + tool.function.parameters.properties | join(', ') + ')' }}{% endfor %}"
+    "{% for tool in tools %}{{ ' ' + tool.function.name + '(' + tool.function.parameters.properties | "
+    "join(', ') + ')' }}{% endfor %}"
     "{{ '<|im_end|>\n' }}{% endif %}"
     "{% for message in messages %}"
     "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}"
@@ -33,8 +39,9 @@ CHAT_TEMPLATE = (  # of tools it shows the names of their arguments: a tiny mode
 class TinyModelSize:
     """Shape of the tiny model; the defaults give about 0.7 million parameters.
 
-    Tied embeddings save memory and learn faster at first. But words that compete for one position of a reply then get nearly the same
-    input vectors too, so the following tokens hardly depend on which of them was sampled: untie them if a first word decides the rest.
+    Tied embeddings save memory and learn faster at first. But words that compete for one position of a reply
+    then get nearly the same input vectors too, so the following tokens hardly depend on which of them was
+    sampled: untie them if a first word decides the rest.
     """
 
     hidden_size: int = 128
@@ -49,7 +56,9 @@ class TinyModelSize:
 
 
 def train_tokenizer(corpus: Iterable[str], vocab_size: int = 768) -> PreTrainedTokenizerFast:
-    """Train a byte-level BPE with ChatML tokens on `corpus`; at most `vocab_size` tokens, at least 256 bytes plus the special ones."""
+    """Train a byte-level BPE with ChatML tokens on `corpus`; at most `vocab_size` tokens, at least 256 bytes
+    plus the special ones.
+    """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -66,7 +75,11 @@ def train_tokenizer(corpus: Iterable[str], vocab_size: int = 768) -> PreTrainedT
     )
     tokenizer.train_from_iterator([*corpus, "system\n", "user\n", "assistant\n"], trainer=trainer)
     fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, eos_token=END_TOKEN, pad_token=PAD_TOKEN, additional_special_tokens=[START_TOKEN], padding_side="left"
+        tokenizer_object=tokenizer,
+        eos_token=END_TOKEN,
+        pad_token=PAD_TOKEN,
+        additional_special_tokens=[START_TOKEN],
+        padding_side="left",
     )
     fast.chat_template = CHAT_TEMPLATE
     fast.model_max_length = 1_000_000
@@ -74,7 +87,12 @@ def train_tokenizer(corpus: Iterable[str], vocab_size: int = 768) -> PreTrainedT
 
 
 def make_tiny_model(
-    path: str | Path, corpus: Iterable[str], *, size: TinyModelSize | None = None, vocab_size: int = 768, seed: int = 0
+    path: str | Path,
+    corpus: Iterable[str],
+    *,
+    size: TinyModelSize | None = None,
+    vocab_size: int = 768,
+    seed: int = 0,
 ) -> Path:
     """Write a randomly initialised model and its tokenizer as a Hugging Face folder and return the folder.
 
@@ -103,7 +121,8 @@ def make_tiny_model(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Qwen3ForCausalLM(config)
-        # Narrow matrices need a larger standard deviation than the usual 0.02 to start learning; tied embeddings do not.
+        # Narrow matrices need a larger standard deviation than the usual 0.02 to start learning; tied
+        # embeddings do not.
         torch.nn.init.normal_(model.model.embed_tokens.weight, std=size.embedding_std)
     folder = Path(path)
     folder.mkdir(parents=True, exist_ok=True)

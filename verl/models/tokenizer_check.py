@@ -1,4 +1,6 @@
-"""Whether texts come back from a tokenizer's tokens, and another way to load the one that its files describe."""
+"""Whether texts come back from a tokenizer's tokens, and another way to load the one that its files
+describe.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,11 @@ SCRIPTS = "Grüße, Привет, 日本語, مرحبا, \U0001f600 €"
 
 
 def checked_tokenizer(tokenizer: Any, path: str) -> Any:
-    """Return a tokenizer from whose tokens texts come back: the one that was loaded, or the one that `tokenizer.json` alone describes.
+    """Return a tokenizer from whose tokens texts come back: the one that was loaded, or the one that
+    `tokenizer.json` alone describes.
 
-    The class that transformers takes by the name in a configuration may rebuild a vocabulary in another form, which loses blanks.
+    The class that transformers takes by the name in a configuration may rebuild a vocabulary in another form,
+    which loses blanks.
 
     Args:
         tokenizer: as transformers loads it.
@@ -29,12 +33,18 @@ def checked_tokenizer(tokenizer: Any, path: str) -> Any:
     if seen == PLAIN:
         other = read_back(tokenizer, SCRIPTS)
         if other != SCRIPTS:
-            logger.warning("the tokenizer of %r has no tokens for some scripts: %r comes back as %r", path, SCRIPTS, other)
+            logger.warning(
+                "the tokenizer of %r has no tokens for some scripts: %r comes back as %r",
+                path,
+                SCRIPTS,
+                other,
+            )
         return tokenizer
     direct = _of_the_file(tokenizer, path)
     if direct is not None and read_back(direct, PLAIN) == PLAIN:
         logger.info(
-            "the tokenizer of %r is loaded from its tokenizer.json: as %s, which its configuration names, it makes %r of %r",
+            "the tokenizer of %r is loaded from its tokenizer.json: as %s, which its configuration names, it "
+            "makes %r of %r",
             path,
             type(tokenizer).__name__,
             seen[:30],
@@ -42,7 +52,8 @@ def checked_tokenizer(tokenizer: Any, path: str) -> Any:
         )
         return direct
     raise ValueError(
-        f"the tokenizer of {path!r} ({type(tokenizer).__name__}) loses parts of texts: {PLAIN[:32]!r} comes back as {seen[:32]!r}; set "
+        f"the tokenizer of {path!r} ({type(tokenizer).__name__}) loses parts of texts: {PLAIN[:32]!r} comes "
+        f"back as {seen[:32]!r}; set "
         "actor_rollout_ref.model.tokenizer_path to a folder with the model's own tokenizer.json"
     )
 

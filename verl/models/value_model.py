@@ -9,13 +9,17 @@ import torch
 from verl.models.loader import ModelLoader, ModelPathError, check_model_path, load_config, reading_model
 
 
-def load_value_model(path: str, *, dtype: torch.dtype, attn_implementation: str, trust_remote_code: bool = False) -> Any:
-    """Load a model as transformers' `AutoModelForTokenClassification` with one label, on the CPU, in `eval` mode.
+def load_value_model(
+    path: str, *, dtype: torch.dtype, attn_implementation: str, trust_remote_code: bool = False
+) -> Any:
+    """Load a model as transformers' `AutoModelForTokenClassification` with one label, on the CPU, in `eval`
+    mode.
 
     The head of a language model is replaced by one initialised to 0; a value model keeps its head.
 
     Raises:
-        ModelPathError: the path is no model, its architecture has no such class, or it has a head with more than one output.
+        ModelPathError: the path is no model, its architecture has no such class, or it has a head with more
+            than one output.
     """
     path = check_model_path(path)
     from transformers import AutoModelForTokenClassification
@@ -37,9 +41,13 @@ def load_value_model(path: str, *, dtype: torch.dtype, attn_implementation: str,
             )
     finally:
         transformers_logging.set_verbosity(verbosity)
-    odd = {name for name, *_ in found["mismatched_keys"]} | {n for n in found["missing_keys"] if _in_layers(model, n)}
+    odd = {name for name, *_ in found["mismatched_keys"]} | {
+        n for n in found["missing_keys"] if _in_layers(model, n)
+    }
     if odd:
-        raise ModelPathError(f"model {path!r} cannot initialise a critic: {sorted(odd)[:4]} are missing or of another shape")
+        raise ModelPathError(
+            f"model {path!r} cannot initialise a critic: {sorted(odd)[:4]} are missing or of another shape"
+        )
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name in found["missing_keys"]:
@@ -47,8 +55,12 @@ def load_value_model(path: str, *, dtype: torch.dtype, attn_implementation: str,
     return _finished(model)
 
 
-def build_value_model(path: str, *, dtype: torch.dtype, attn_implementation: str, trust_remote_code: bool = False) -> Any:
-    """Return the model of `load_value_model` with uninitialised, untouched parameters. Raises ModelPathError as that does."""
+def build_value_model(
+    path: str, *, dtype: torch.dtype, attn_implementation: str, trust_remote_code: bool = False
+) -> Any:
+    """Return the model of `load_value_model` with uninitialised, untouched parameters. Raises ModelPathError
+    as that does.
+    """
     path = check_model_path(path)
     from transformers import AutoModelForTokenClassification
     from transformers.initialization import no_init_weights
@@ -66,7 +78,9 @@ VALUE_MODEL = ModelLoader(load_value_model, build_value_model)
 
 
 def check_value_model(path: str, trust_remote_code: bool = False) -> None:
-    """Raise ModelPathError when no value model can be made from the model at `path`; only its configuration is loaded."""
+    """Raise ModelPathError when no value model can be made from the model at `path`; only its configuration
+    is loaded.
+    """
     _scalar_config(check_model_path(path), trust_remote_code)
 
 
@@ -77,8 +91,10 @@ def _scalar_config(path: str, trust_remote_code: bool) -> Any:
     custom = "AutoModelForTokenClassification" in (getattr(config, "auto_map", None) or {})
     if not custom and type(config) not in AutoModelForTokenClassification._model_mapping:
         raise ModelPathError(
-            f"model {path!r} cannot be a critic: transformers has no token-classification class for model type {config.model_type!r}; "
-            "set critic.model.path to a model of another type with the same tokenizer, or use an estimator without a critic"
+            f"model {path!r} cannot be a critic: transformers has no token-classification class for model "
+            f"type {config.model_type!r}; "
+            "set critic.model.path to a model of another type with the same tokenizer, or use an estimator "
+            "without a critic"
         )
     config.num_labels = 1
     config.classifier_dropout = 0.0
@@ -86,7 +102,9 @@ def _scalar_config(path: str, trust_remote_code: bool) -> Any:
 
 
 def _finished(model: Any) -> Any:
-    """Copy the head's output, because FSDP2 warns of modules that return a view, as a head with a bias does; return the model."""
+    """Copy the head's output, because FSDP2 warns of modules that return a view, as a head with a bias does;
+    return the model.
+    """
     for module in model.modules():
         if isinstance(module, torch.nn.Linear) and module.out_features == 1:
             module.register_forward_hook(lambda module, inputs, output: output.clone())

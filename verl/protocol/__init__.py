@@ -1,7 +1,7 @@
 """Types that all packages share: `DataProto` for batches, `generate` for engines.
 
-Names that need torch are imported on demand, so that configurations and environments load without it. Names from `verl.compat` are for
-code written for verl.
+Names that need torch are imported on demand, so that configurations and environments load without it. Names
+from `verl.compat` are for code written for verl.
 """
 
 from importlib import import_module
@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from verl.compat.padding import PADDING_SIZE_KEY as _padding_size_key
 from verl.compat.padding import DataProtoConfig
-from verl.protocol.generate import GenerateRequest, Generation, RolloutClient, RolloutError, SamplingParams, StopReason
+from verl.protocol.generate import (
+    GenerateRequest,
+    Generation,
+    RolloutClient,
+    RolloutError,
+    SamplingParams,
+    StopReason,
+)
 
 if TYPE_CHECKING:
     from verl.compat.batch import DataProtoItem
@@ -39,21 +46,27 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
-    "BatchData", "DataProto", "DataProtoConfig", "DataProtoFuture", "DataProtoItem", "GenerateRequest", "Generation", "RolloutClient",
-    "RolloutError", "SamplingParams", "StopReason", "_padding_size_key", "all_gather_data_proto", "allgather_dict_tensors", "collate_fn",
+    "BatchData", "DataProto", "DataProtoConfig", "DataProtoFuture", "DataProtoItem", "GenerateRequest",
+    "Generation", "RolloutClient",
+    "RolloutError", "SamplingParams", "StopReason", "_padding_size_key", "all_gather_data_proto",
+    "allgather_dict_tensors", "collate_fn",
     "deep_equal",
     "deserialize_single_tensor", "deserialize_tensordict", "fold_batch_dim", "list_of_dict_to_dict_of_list",
-    "pad_dataproto_to_divisor", "serialize_single_tensor", "serialize_tensordict", "unfold_batch_dim", "union_numpy_dict",
+    "pad_dataproto_to_divisor", "serialize_single_tensor", "serialize_tensordict", "unfold_batch_dim",
+    "union_numpy_dict",
     "union_tensor_dict", "union_two_dict", "unpad_dataproto",
 ]  # fmt: skip
 _ON_DEMAND = {
     "verl.protocol.arrays": "deep_equal list_of_dict_to_dict_of_list union_numpy_dict union_tensor_dict union_two_dict",
     "verl.protocol.data_proto": "DataProto",
-    "verl.protocol.serialization": ("deserialize_single_tensor deserialize_tensordict serialize_single_tensor serialize_tensordict"),
+    "verl.protocol.serialization": (
+        "deserialize_single_tensor deserialize_tensordict serialize_single_tensor serialize_tensordict"
+    ),
     "verl.compat.batch": "DataProtoItem",
     "verl.compat.future": "BatchData DataProtoFuture",
     "verl.compat.reshape": (
-        "all_gather_data_proto allgather_dict_tensors collate_fn fold_batch_dim pad_dataproto_to_divisor unfold_batch_dim unpad_dataproto"
+        "all_gather_data_proto allgather_dict_tensors collate_fn fold_batch_dim pad_dataproto_to_divisor "
+        "unfold_batch_dim unpad_dataproto"
     ),
 }
 _MODULE = {name: module for module, names in _ON_DEMAND.items() for name in names.split()}

@@ -12,7 +12,9 @@ from tensordict import TensorDict
 
 
 def as_object_array(values: Sequence[Any] | np.ndarray) -> np.ndarray:
-    """Return a sequence as an object array with one entry (or row) per element; arrays are returned unchanged."""
+    """Return a sequence as an object array with one entry (or row) per element; arrays are returned
+    unchanged.
+    """
     if isinstance(values, np.ndarray):
         return values
     try:
@@ -25,7 +27,8 @@ def as_object_array(values: Sequence[Any] | np.ndarray) -> np.ndarray:
 
 
 def deep_equal(left: Any, right: Any, _open: frozenset[tuple[int, int]] = frozenset()) -> bool:
-    """Return whether both are equal by value: types must agree, NaN equals NaN; arrays and containers are compared recursively.
+    """Return whether both are equal by value: types must agree, NaN equals NaN; arrays and containers are
+    compared recursively.
 
     Pairs that are already being compared (cycles) count as equal.
     """
@@ -48,7 +51,9 @@ def deep_equal(left: Any, right: Any, _open: frozenset[tuple[int, int]] = frozen
     if isinstance(left, dict):
         return left.keys() == right.keys() and all(deep_equal(left[k], right[k], inner) for k in left)
     if isinstance(left, (list, tuple)):
-        return len(left) == len(right) and all(deep_equal(a, b, inner) for a, b in zip(left, right, strict=True))
+        return len(left) == len(right) and all(
+            deep_equal(a, b, inner) for a, b in zip(left, right, strict=True)
+        )
     if isinstance(left, float):
         return left == right or (math.isnan(left) and math.isnan(right))
     return bool(left == right)
@@ -77,7 +82,8 @@ def union_tensor_dict(tensor_dict1: TensorDict, tensor_dict2: TensorDict) -> Ten
     Raises AssertionError when batch sizes differ or a common column holds different values.
     """
     assert tensor_dict1.batch_size == tensor_dict2.batch_size, (
-        f"Two tensor dict must have identical batch size. Got {tensor_dict1.batch_size} and {tensor_dict2.batch_size}"
+        f"Two tensor dict must have identical batch size. Got {tensor_dict1.batch_size} and "
+        f"{tensor_dict2.batch_size}"
     )
     held = set(tensor_dict1.keys())  # iterating a TensorDict itself walks its rows
     for key in list(tensor_dict2.keys()):
@@ -89,7 +95,9 @@ def union_tensor_dict(tensor_dict1: TensorDict, tensor_dict2: TensorDict) -> Ten
     return tensor_dict1
 
 
-def union_numpy_dict(tensor_dict1: dict[str, np.ndarray], tensor_dict2: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def union_numpy_dict(
+    tensor_dict1: dict[str, np.ndarray], tensor_dict2: dict[str, np.ndarray]
+) -> dict[str, np.ndarray]:
     """Add to the first the arrays that only the second has, in place.
 
     Raises AssertionError when a common column holds different values.
@@ -105,10 +113,14 @@ def union_numpy_dict(tensor_dict1: dict[str, np.ndarray], tensor_dict2: dict[str
 
 
 def union_two_dict(dict1: dict[str, Any], dict2: dict[str, Any]) -> dict[str, Any]:
-    """Add the entries of the second to the first, in place. Raise AssertionError for a common key with different values."""
+    """Add the entries of the second to the first, in place. Raise AssertionError for a common key with
+    different values.
+    """
     for key, value in dict2.items():
         if key in dict1:
-            assert deep_equal(dict1[key], value), f"{key} in meta_dict1 and meta_dict2 are not the same object"
+            assert deep_equal(dict1[key], value), (
+                f"{key} in meta_dict1 and meta_dict2 are not the same object"
+            )
         dict1[key] = value
     return dict1
 
@@ -123,7 +135,8 @@ def list_of_dict_to_dict_of_list(list_of_dict: Sequence[dict[str, Any]]) -> dict
 
 
 def merge_meta_info(infos: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Merge the meta_info of several parts: `metrics` become a dict of lists (one value per part), other keys must agree.
+    """Merge the meta_info of several parts: `metrics` become a dict of lists (one value per part), other keys
+    must agree.
 
     Raises AssertionError naming the key whose values differ.
     """

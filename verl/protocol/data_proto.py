@@ -1,7 +1,8 @@
 """`DataProto`: the batch exchanged by the trainer, the collector and the workers.
 
-One row per sample in three parts: `batch` (tensors with a common first dimension), `non_tensor_batch` (numpy arrays, mostly of
-objects, with the same number of rows) and `meta_info` (values for the whole batch). Names and behaviour follow verl 0.9.
+One row per sample in three parts: `batch` (tensors with a common first dimension), `non_tensor_batch` (numpy
+arrays, mostly of objects, with the same number of rows) and `meta_info` (values for the whole batch). Names
+and behaviour follow verl 0.9.
 """
 
 from __future__ import annotations
@@ -18,7 +19,14 @@ from tensordict import TensorDict
 
 from verl.compat.batch import DataProtoItem, VerlBatch
 from verl.compat.padding import DataProtoConfig
-from verl.protocol.arrays import as_object_array, deep_equal, merge_meta_info, union_numpy_dict, union_tensor_dict, union_two_dict
+from verl.protocol.arrays import (
+    as_object_array,
+    deep_equal,
+    merge_meta_info,
+    union_numpy_dict,
+    union_tensor_dict,
+    union_two_dict,
+)
 from verl.protocol.serialization import deserialize_tensordict, serialize_tensordict
 
 Index = Union[slice, list, tuple, np.ndarray, torch.Tensor]
@@ -60,13 +68,16 @@ class DataProto(VerlBatch):
         """
         assert num_batch_dims > 0, f"num_batch_dims must be greater than zero, got {num_batch_dims}"
         if non_tensors:
-            assert num_batch_dims == 1, f"only num_batch_dims=1 is supported with non_tensors, got {num_batch_dims}"
+            assert num_batch_dims == 1, (
+                f"only num_batch_dims=1 is supported with non_tensors, got {num_batch_dims}"
+            )
         batch = None
         if tensors:
             batch_size = next(iter(tensors.values())).shape[:num_batch_dims]
             for key, tensor in tensors.items():
                 assert tensor.shape[:num_batch_dims] == batch_size, (
-                    f"Not all the tensor in tensors have the same batch size with batch_dims={num_batch_dims}. "
+                    "Not all the tensor in tensors have the same batch size with "
+                    f"batch_dims={num_batch_dims}. "
                     f"Got `{key}` of {tuple(tensor.shape)}, expected {tuple(batch_size)} first"
                 )
             batch = TensorDict(source=dict(tensors), batch_size=batch_size)
@@ -78,7 +89,8 @@ class DataProto(VerlBatch):
 
     @staticmethod
     def concat(data: Sequence[DataProto]) -> DataProto:
-        """Concatenate batches row-wise; `metrics` of the parts become a dict of lists, all other meta_info must agree.
+        """Concatenate batches row-wise; `metrics` of the parts become a dict of lists, all other meta_info
+        must agree.
 
         Raises AssertionError when meta_info conflicts, ValueError when columns differ or `data` is empty.
         """
@@ -86,20 +98,30 @@ class DataProto(VerlBatch):
             raise ValueError("DataProto.concat needs at least one batch, got none")
         batches = [part.batch for part in data if part.batch is not None]
         if batches and len(batches) != len(data):
-            raise ValueError(f"{len(data) - len(batches)} of {len(data)} batches have no tensors; concat needs them in all or in none")
+            raise ValueError(
+                f"{len(data) - len(batches)} of {len(data)} batches have no tensors; concat needs them in "
+                "all or in none"
+            )
         names = data[0].non_tensor_batch.keys()
         for part in data[1:]:
             if part.non_tensor_batch.keys() != names:
-                raise ValueError(f"non-tensor columns differ: {sorted(names)} and {sorted(part.non_tensor_batch.keys())}")
+                raise ValueError(
+                    f"non-tensor columns differ: {sorted(names)} and {sorted(part.non_tensor_batch.keys())}"
+                )
         arrays = {key: np.concatenate([part.non_tensor_batch[key] for part in data], axis=0) for key in names}
         batch = torch.cat(batches, dim=0) if batches else None
-        return type(data[0])(batch=batch, non_tensor_batch=arrays, meta_info=merge_meta_info([part.meta_info for part in data]))
+        return type(data[0])(
+            batch=batch, non_tensor_batch=arrays, meta_info=merge_meta_info([part.meta_info for part in data])
+        )
 
     def __eq__(self, other: object) -> bool:
         """Return whether both have equal columns and meta_info, by value; NaN equals NaN."""
         if not isinstance(other, DataProto):
             return NotImplemented
-        mine, theirs = ((None if part.batch is None else dict(part.batch.items()), part.meta_info) for part in (self, other))
+        mine, theirs = (
+            (None if part.batch is None else dict(part.batch.items()), part.meta_info)
+            for part in (self, other)
+        )
         return deep_equal(mine, theirs) and deep_equal(self.non_tensor_batch, other.non_tensor_batch)
 
     # ---- size and consistency
@@ -112,15 +134,22 @@ class DataProto(VerlBatch):
         return 0
 
     def check_consistency(self) -> None:
-        """Raise AssertionError when columns differ in their number of rows or a non-tensor is not a numpy array."""
+        """Raise AssertionError when columns differ in their number of rows or a non-tensor is not a numpy
+        array.
+        """
         if self.batch is not None:
-            assert len(self.batch.batch_size) == 1, f"only support num_batch_dims=1, got batch size {tuple(self.batch.batch_size)}"
+            assert len(self.batch.batch_size) == 1, (
+                f"only support num_batch_dims=1, got batch size {tuple(self.batch.batch_size)}"
+            )
         rows = len(self)
         for key, value in self.non_tensor_batch.items():
             assert isinstance(value, np.ndarray), (
-                f"data in the non_tensor_batch must be a numpy.array with dtype=object, but for key {key!r}, got {type(value)}"
+                f"data in the non_tensor_batch must be a numpy.array with dtype=object, but for key {key!r}, "
+                f"got {type(value)}"
             )
-            assert value.ndim > 0 and value.shape[0] == rows, f"key {key} has {value.shape} where {rows} rows are expected"
+            assert value.ndim > 0 and value.shape[0] == rows, (
+                f"key {key} has {value.shape} where {rows} rows are expected"
+            )
 
     # ---- rows
 
@@ -135,7 +164,10 @@ class DataProto(VerlBatch):
                 non_tensor_batch={key: value[item] for key, value in self.non_tensor_batch.items()},
                 meta_info=self.meta_info,
             )
-        raise TypeError(f"Indexing with {type(item)} is not supported; use an int, a slice, a list, an array, a tensor or a bool mask")
+        raise TypeError(
+            f"Indexing with {type(item)} is not supported; use an int, a slice, a list, an array, a tensor "
+            "or a bool mask"
+        )
 
     def _with_rows(self, tensor_index: Any, array_index: Any) -> Self:
         return type(self)(
@@ -159,7 +191,9 @@ class DataProto(VerlBatch):
         tensor_index = torch.as_tensor(np.asarray(idxs) if isinstance(idxs, (list, tuple)) else idxs)
         if tensor_index.dtype == torch.bool:
             if len(tensor_index) != len(self):
-                raise IndexError(f"a mask of {len(tensor_index)} entries does not fit a batch of {len(self)} rows")
+                raise IndexError(
+                    f"a mask of {len(tensor_index)} entries does not fit a batch of {len(self)} rows"
+                )
             tensor_index = tensor_index.nonzero().flatten()
         elif tensor_index.numel() == 0:
             tensor_index = tensor_index.long()
@@ -168,9 +202,13 @@ class DataProto(VerlBatch):
         return self._with_rows(index if device is None else index.to(device), index.numpy())
 
     def chunk(self, chunks: int) -> list[Self]:
-        """Split into `chunks` parts of equal size. Raise AssertionError when the rows do not divide, unless padding is enabled."""
+        """Split into `chunks` parts of equal size. Raise AssertionError when the rows do not divide, unless
+        padding is enabled.
+        """
         if not self.is_padding_enabled():
-            assert len(self) % chunks == 0, f"only support equal chunk. Got size of DataProto {len(self)} and chunk {chunks}."
+            assert len(self) % chunks == 0, (
+                f"only support equal chunk. Got size of DataProto {len(self)} and chunk {chunks}."
+            )
         size, rest = divmod(len(self), chunks)
         bounds = np.cumsum([0] + [size + (i < rest) for i in range(chunks)]).tolist()
         return [self.slice(start, end) for start, end in itertools.pairwise(bounds)]
@@ -184,7 +222,9 @@ class DataProto(VerlBatch):
         meta_info_keys: Sequence[str] | None = None,
         deepcopy: bool = False,
     ) -> Self:
-        """Return a batch with the named columns only; None keeps a whole part, which is shared with this batch unless `deepcopy`."""
+        """Return a batch with the named columns only; None keeps a whole part, which is shared with this
+        batch unless `deepcopy`.
+        """
         batch = self.batch
         if batch is not None and batch_keys is not None:
             batch = batch.select(*batch_keys)
@@ -221,9 +261,15 @@ class DataProto(VerlBatch):
         return self
 
     def __getstate__(self) -> tuple[Any, dict[str, np.ndarray], dict[str, Any]]:
-        return (None if self.batch is None else serialize_tensordict(self.batch), self.non_tensor_batch, self.meta_info)
+        return (
+            None if self.batch is None else serialize_tensordict(self.batch),
+            self.non_tensor_batch,
+            self.meta_info,
+        )
 
     def __setstate__(self, state: tuple[Any, dict[str, np.ndarray], dict[str, Any]]) -> None:
         batch, arrays, self.meta_info = state
         self.batch = None if batch is None else deserialize_tensordict(batch)
-        self.non_tensor_batch = {key: value if value.flags.writeable else value.copy() for key, value in arrays.items()}
+        self.non_tensor_batch = {
+            key: value if value.flags.writeable else value.copy() for key, value in arrays.items()
+        }

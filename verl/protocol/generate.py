@@ -7,7 +7,8 @@ from typing import Literal, Protocol, Self, runtime_checkable
 
 StopReason = Literal["stop", "length", "abort"]
 
-# Suffix of the group id (`uid`) of greedy episodes; without it, the id is that of the group that they are a baseline for.
+# Suffix of the group id (`uid`) of greedy episodes; without it, the id is that of the group that they are a
+# baseline for.
 GREEDY_SUFFIX = "/greedy"
 
 
@@ -21,10 +22,11 @@ class SamplingParams:
         top_p: nucleus mass in (0, 1]; 1 samples untruncated.
         top_k: number of tokens kept; -1 keeps all.
         stop_token_ids: a reply ends with the first of these, which belongs to the reply.
-        stop: a reply ends with the token that completes one of these texts, special tokens included. Engines have no tokenizer: the agent
-            side, which has it, cuts the reply.
-        structure: form of the reply as a structural tag in JSON; empty for any reply. The logits of tokens that it does not allow after
-            those before them are -inf. Engines need `rollout.structured_outputs` for it.
+        stop: a reply ends with the token that completes one of these texts, special tokens included. Engines
+            have no tokenizer: the agent side, which has it, cuts the reply.
+        structure: form of the reply as a structural tag in JSON; empty for any reply. The logits of tokens
+            that it does not allow after those before them are -inf. Engines need `rollout.structured_outputs`
+            for it.
     """
 
     max_tokens: int
@@ -47,7 +49,8 @@ class GenerateRequest:
         adapter: LoRA adapter name, or None for the base model.
         seed: the replies depend on weights, prompt, sampling and seed only.
         request_id: id for logs and aborts.
-        priority: while requests wait, the engine begins those with the lowest number; equal ones in the order in which they came.
+        priority: while requests wait, the engine begins those with the lowest number; equal ones in the order
+            in which they came.
     """
 
     prompt_ids: tuple[int, ...]
@@ -71,11 +74,14 @@ class Generation:
     Attributes:
         token_ids: sampled ids, the stop token included.
         log_probs: log-probability of every sampled token under softmax(logits / temperature), before any
-            top-p or top-k truncation (temperature 1 when greedy); same length as `token_ids`. With `SamplingParams.structure` after
-            its mask: log pi - log Z of the policy pi and its mass Z on the tokens that are allowed.
+            top-p or top-k truncation (temperature 1 when greedy); same length as `token_ids`. With
+            `SamplingParams.structure` after its mask: log pi - log Z of the policy pi and its mass Z on the
+            tokens that are allowed.
         stop_reason: `stop` (a stop token or text), `length` (max_tokens or the model's limit) or `abort`.
-        version: weight version that the reply was sampled with (the last one, if weights changed during generation).
-        earlier: (version, number of tokens) of the weights that sampled the beginning, oldest first; empty if there was one version.
+        version: weight version that the reply was sampled with (the last one, if weights changed during
+            generation).
+        earlier: (version, number of tokens) of the weights that sampled the beginning, oldest first; empty if
+            there was one version.
     """
 
     token_ids: tuple[int, ...]
@@ -98,7 +104,11 @@ class Generation:
     @property
     def mean_version(self) -> float:
         """Version of the weights, averaged over tokens."""
-        return sum(version * count for version, count in self.spans) / len(self.token_ids) if self.earlier else float(self.version)
+        return (
+            sum(version * count for version, count in self.spans) / len(self.token_ids)
+            if self.earlier
+            else float(self.version)
+        )
 
     def first(self, count: int) -> Self:
         """Return the reply cut after `count` tokens."""
@@ -108,7 +118,9 @@ class Generation:
             if sum(n for _, n in kept) >= count:
                 break
         ids, log_probs = self.token_ids[:count], self.log_probs[:count]
-        return replace(self, token_ids=ids, log_probs=log_probs, version=kept[-1][0], earlier=tuple(kept[:-1]))
+        return replace(
+            self, token_ids=ids, log_probs=log_probs, version=kept[-1][0], earlier=tuple(kept[:-1])
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,15 +11,18 @@ from verl.protocol.template_time import template_clock
 _QUESTION = "zq question"
 _ANSWER = "zq answer"
 _THOUGHT = "zq thought"
-_TOOL = {"type": "function", "function": {"name": "zq_tool", "description": "zq", "parameters": {"type": "object", "properties": {}}}}
+_TOOL = {
+    "type": "function",
+    "function": {"name": "zq_tool", "description": "zq", "parameters": {"type": "object", "properties": {}}},
+}
 _FIELDS = ("reasoning_content", "reasoning", "thinking")
 
 
 def turn_end_ids(tokenizer: Any, template_kwargs: Mapping[str, Any] | None = None) -> frozenset[int]:
     """Return the ids of the tokens that the chat template puts after a reply.
 
-    A token that also stands between a reply's thinking and its answer ends no turn. Where no token ends a reply, the one that begins the
-    next turn does.
+    A token that also stands between a reply's thinking and its answer ends no turn. Where no token ends a
+    reply, the one that begins the next turn does.
 
     Args:
         tokenizer: a Hugging Face tokenizer; one without a chat template has no such token.
@@ -32,18 +35,24 @@ def turn_end_ids(tokenizer: Any, template_kwargs: Mapping[str, Any] | None = Non
     def rendered(conversation: Sequence[Mapping[str, Any]]) -> str:
         for tools in (None, [_TOOL]):  # some templates show no conversation without tools
             try:
-                return str(tokenizer.apply_chat_template(list(conversation), tools=tools, tokenize=False, **kwargs))
+                return str(
+                    tokenizer.apply_chat_template(list(conversation), tools=tools, tokenize=False, **kwargs)
+                )
             except Exception:  # a template may raise anything for a conversation that it does not show
                 continue
         return ""
 
     def shown(field: str = "", more: Sequence[Mapping[str, Any]] = ()) -> tuple[str, str]:
-        """Return what stands before an answer, from its thinking or the question on, and after it, up to the next question."""
+        """Return what stands before an answer, from its thinking or the question on, and after it, up to the
+        next question.
+        """
         said = {"role": "assistant", "content": _ANSWER, **({field: _THOUGHT} if field else {})}
         conversation = [{"role": "user", "content": _QUESTION}, said, *more]
         text = rendered(conversation)
         if _ANSWER not in text:  # some templates show texts only as parts
-            text = rendered([{**m, "content": [{"type": "text", "text": m["content"]}]} for m in conversation])
+            text = rendered(
+                [{**m, "content": [{"type": "text", "text": m["content"]}]} for m in conversation]
+            )
         head, _, rest = text.rpartition(_ANSWER)
         if not head or (field and _THOUGHT not in head):
             return "", ""
@@ -56,7 +65,10 @@ def turn_end_ids(tokenizer: Any, template_kwargs: Mapping[str, Any] | None = Non
     after = _tokens(shared_start(final, earlier), tokens) or _tokens(final, tokens)
     own = [token for token in after if token not in inner]
     also_of_the_user = [token for token in own if token in between]
-    end = next(iter([*also_of_the_user, *own, *(token for token in _tokens(earlier, tokens) if token not in inner)]), "")
+    end = next(
+        iter([*also_of_the_user, *own, *(token for token in _tokens(earlier, tokens) if token not in inner)]),
+        "",
+    )
     return frozenset([int(tokenizer.convert_tokens_to_ids(end))] if end else [])
 
 
@@ -73,5 +85,7 @@ def shared_start(*texts: str) -> str:
         return ""
     first = min(texts)
     last = max(texts)
-    length = next((place for place, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
+    length = next(
+        (place for place, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first)
+    )
     return first[:length]

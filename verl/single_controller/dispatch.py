@@ -58,10 +58,14 @@ def dispatch_one_to_all(worker_group: Any, *args: Any, **kwargs: Any) -> Dispatc
 
 
 def _dispatch_rows(worker_group: Any, *args: Any, **kwargs: Any) -> Dispatched:
-    """Return each batch as a list of equal parts. Raise AssertionError for other types, or if the rows do not divide."""
+    """Return each batch as a list of equal parts. Raise AssertionError for other types, or if the rows do not
+    divide.
+    """
 
     def parts(value: Any) -> list[DataProto]:
-        assert isinstance(value, DataProto), f"expected a DataProto to split over workers, got {type(value).__name__}"
+        assert isinstance(value, DataProto), (
+            f"expected a DataProto to split over workers, got {type(value).__name__}"
+        )
         return value.chunk(worker_group.world_size)
 
     return [parts(arg) for arg in args], {key: parts(value) for key, value in kwargs.items()}

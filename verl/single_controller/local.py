@@ -1,4 +1,6 @@
-"""The local backend: one worker in the caller's process, without Ray; for debugging and for machines without Ray."""
+"""The local backend: one worker in the caller's process, without Ray; for debugging and for machines without
+Ray.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,8 @@ class LocalResourcePool(ResourcePool):
         super().__init__(list(process_on_nodes))
         if self.world_size != 1:
             raise ValueError(
-                f"the local controller runs one process per worker group, got process_on_nodes={list(process_on_nodes)}; "
+                "the local controller runs one process per worker group, got "
+                f"process_on_nodes={list(process_on_nodes)}; "
                 "set one GPU on one node, or use the ray controller"
             )
 
@@ -43,7 +46,9 @@ class LocalResourcePool(ResourcePool):
 class LocalPendingResults(PendingResults):
     """A list of `concurrent.futures.Future`, one per call."""
 
-    def __init__(self, futures: Iterable[concurrent.futures.Future[Any]], method_name: str, timeout_s: float) -> None:
+    def __init__(
+        self, futures: Iterable[concurrent.futures.Future[Any]], method_name: str, timeout_s: float
+    ) -> None:
         super().__init__(futures)
         self.method_name = method_name
         self.timeout_s = timeout_s
@@ -53,11 +58,16 @@ class LocalPendingResults(PendingResults):
         return LocalPendingResults([self[i] for i in ranks], self.method_name, self.timeout_s)
 
     def get(self, timeout: float | None = None) -> list[Any]:
-        """Wait for all calls and return their results. Raise TimeoutError, WorkerDiedError, or the worker's error."""
+        """Wait for all calls and return their results. Raise TimeoutError, WorkerDiedError, or the worker's
+        error.
+        """
         limit = self.timeout_s if timeout is None else timeout
         _done, unfinished = concurrent.futures.wait(self, timeout=limit)
         if unfinished:
-            raise TimeoutError(f"waited {limit:g} s for {self.method_name} on the local worker ({len(unfinished)} calls unfinished)")
+            raise TimeoutError(
+                f"waited {limit:g} s for {self.method_name} on the local worker ({len(unfinished)} calls "
+                "unfinished)"
+            )
         return self._results(self)
 
     async def wait(self) -> list[Any]:
@@ -79,8 +89,9 @@ class LocalPendingResults(PendingResults):
 class LocalWorkerGroup(WorkerGroup):
     """The interface of `RayWorkerGroup` on one worker in this process.
 
-    Calls run immediately in the caller's thread, so a non-blocking call has finished when it returns. A worker with an `async def`
-    method gets a thread with an event loop, on which all its methods run, as in a Ray actor.
+    Calls run immediately in the caller's thread, so a non-blocking call has finished when it returns. A
+    worker with an `async def` method gets a thread with an event loop, on which all its methods run, as in a
+    Ray actor.
 
     Args:
         resource_pool: pool of one process.
@@ -88,7 +99,8 @@ class LocalWorkerGroup(WorkerGroup):
         worker_env: environment variables to set in this process unless they are already set.
         timeout_s: limit of every wait for a result, in seconds.
 
-    Raises ValueError when the pool holds more than one process, or this process is itself a rank of a larger group.
+    Raises ValueError when the pool holds more than one process, or this process is itself a rank of a larger
+    group.
     """
 
     def __init__(
@@ -106,7 +118,8 @@ class LocalWorkerGroup(WorkerGroup):
             raise ValueError("LocalWorkerGroup needs class_with_init, a ClassWithInitArgs")
         if pool.world_size != 1:
             raise ValueError(
-                f"the local controller runs one process per worker group, the pool has {pool.world_size}; use the ray controller"
+                f"the local controller runs one process per worker group, the pool has {pool.world_size}; "
+                "use the ray controller"
             )
         _set_rank_environment(worker_env or {})
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -114,7 +127,9 @@ class LocalWorkerGroup(WorkerGroup):
         self._worker: Any = class_with_init()
         if any(inspect.iscoroutinefunction(member) for _, member in inspect.getmembers(worker_class)):
             self._loop = asyncio.new_event_loop()
-            thread = threading.Thread(target=self._loop.run_forever, name=f"{worker_class.__name__} loop", daemon=True)
+            thread = threading.Thread(
+                target=self._loop.run_forever, name=f"{worker_class.__name__} loop", daemon=True
+            )
             thread.start()
             self._end_loop = weakref.finalize(self, _end_loop, self._loop, thread)
         self._bind_worker_methods(worker_class)
@@ -138,7 +153,9 @@ class LocalWorkerGroup(WorkerGroup):
         if isinstance(worker, Worker):
             worker.close()
 
-    def _submit(self, method_name: str, calls: list[tuple[int, tuple[Any, ...], dict[str, Any]]]) -> LocalPendingResults:
+    def _submit(
+        self, method_name: str, calls: list[tuple[int, tuple[Any, ...], dict[str, Any]]]
+    ) -> LocalPendingResults:
         if self._worker is None:
             raise WorkerDiedError(f"cannot call {method_name}: this worker group has been shut down")
         futures = []
@@ -151,7 +168,9 @@ class LocalWorkerGroup(WorkerGroup):
             futures.append(self._run(method, copied_args, copied_kwargs))
         return LocalPendingResults(futures, method_name, self.timeout_s)
 
-    def _run(self, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> concurrent.futures.Future[Any]:
+    def _run(
+        self, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> concurrent.futures.Future[Any]:
         if self._loop is not None:
 
             async def on_loop() -> Any:
@@ -191,17 +210,30 @@ async def _cancel_all() -> None:
 
 
 def _copy_batch(value: Any) -> Any:
-    """Return a copy of a batch that shares its tensors, so that columns added by the worker do not appear in the caller's batch."""
+    """Return a copy of a batch that shares its tensors, so that columns added by the worker do not appear in
+    the caller's batch.
+    """
     if not isinstance(value, DataProto):
         return value
     batch = None if value.batch is None else value.batch.clone(recurse=False)
-    return type(value)(batch=batch, non_tensor_batch=dict(value.non_tensor_batch), meta_info=dict(value.meta_info))
+    return type(value)(
+        batch=batch, non_tensor_batch=dict(value.non_tensor_batch), meta_info=dict(value.meta_info)
+    )
 
 
 def _set_rank_environment(worker_env: dict[str, str]) -> None:
     if os.environ.get("WORLD_SIZE", "1") != "1":
-        raise ValueError(f"WORLD_SIZE={os.environ['WORLD_SIZE']} in the environment: the local controller cannot run under torchrun")
-    ours = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+        raise ValueError(
+            f"WORLD_SIZE={os.environ['WORLD_SIZE']} in the environment: the local controller cannot run "
+            "under torchrun"
+        )
+    ours = {
+        "RANK": "0",
+        "WORLD_SIZE": "1",
+        "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": "1",
+        "MASTER_ADDR": "127.0.0.1",
+    }
     for key, value in {**ours, **worker_env}.items():
         os.environ.setdefault(key, str(value))
     if "MASTER_PORT" not in os.environ:

@@ -93,7 +93,8 @@ class PendingResult:
 class WorkerGroup:
     """Base of the backends' worker groups.
 
-    A backend implements `world_size`, `_submit` and `shutdown`. Every registered method of the worker class becomes a method of the group.
+    A backend implements `world_size`, `_submit` and `shutdown`. Every registered method of the worker class
+    becomes a method of the group.
 
     Args:
         resource_pool: where the workers run.
@@ -113,7 +114,9 @@ class WorkerGroup:
         """Number of workers."""
         raise NotImplementedError
 
-    def _submit(self, method_name: str, calls: list[tuple[int, tuple[Any, ...], dict[str, Any]]]) -> PendingResults:
+    def _submit(
+        self, method_name: str, calls: list[tuple[int, tuple[Any, ...], dict[str, Any]]]
+    ) -> PendingResults:
         """Start `method_name` on the given (rank, args, kwargs) and return without waiting."""
         raise NotImplementedError
 
@@ -122,12 +125,17 @@ class WorkerGroup:
         raise NotImplementedError
 
     def execute_all_async(self, method_name: str, *args: Any, **kwargs: Any) -> PendingResults:
-        """Start a method on all workers. If every argument is a list with one entry per worker, each worker gets its entry."""
+        """Start a method on all workers. If every argument is a list with one entry per worker, each worker
+        gets its entry.
+        """
         size = self.world_size
         values = [*args, *kwargs.values()]
         calls: list[tuple[int, tuple[Any, ...], dict[str, Any]]]
         if values and all(isinstance(value, list) and len(value) == size for value in values):
-            calls = [(rank, tuple(arg[rank] for arg in args), {key: value[rank] for key, value in kwargs.items()}) for rank in range(size)]
+            calls = [
+                (rank, tuple(arg[rank] for arg in args), {key: value[rank] for key, value in kwargs.items()})
+                for rank in range(size)
+            ]
         else:
             calls = [(rank, args, kwargs) for rank in range(size)]
         return self._submit(method_name, calls)

@@ -1,7 +1,8 @@
 """Check a model for training: `verl-mas check-model PATH`, or `python -m verl.trainer.check_model PATH`.
 
-Two ways must agree in each part: rows laid out as the trainer runs them and rows alone, the engine and a full pass, a model and its export.
-Exit status 0 means that the model can be trained and served exactly; 1, that a part needed for that cannot.
+Two ways must agree in each part: rows laid out as the trainer runs them and rows alone, the engine and a full
+pass, a model and its export. Exit status 0 means that the model can be trained and served exactly; 1, that a
+part needed for that cannot.
 """
 
 from __future__ import annotations
@@ -28,7 +29,13 @@ from verl.models.reward_model import scoring_of
 from verl.models.value_model import check_value_model
 from verl.protocol.generate import RolloutError
 from verl.workers.engine.layout import RowLayout
-from verl.workers.engine.layout_check import FP32_BOUND, LayoutError, choose_layout, layout_difference, training_randomness
+from verl.workers.engine.layout_check import (
+    FP32_BOUND,
+    LayoutError,
+    choose_layout,
+    layout_difference,
+    training_randomness,
+)
 from verl.workers.rollout.serving import serving_of
 
 GIB = 2**30
@@ -52,7 +59,9 @@ class Row:
     needed: bool = True
 
 
-def check_model(path: str, *, dtype: str, max_model_len: int, rank: int, trust_remote_code: bool, weights: bool) -> list[Row]:
+def check_model(
+    path: str, *, dtype: str, max_model_len: int, rank: int, trust_remote_code: bool, weights: bool
+) -> list[Row]:
     """Return the rows of the table.
 
     Args:
@@ -76,7 +85,9 @@ def check_model(path: str, *, dtype: str, max_model_len: int, rank: int, trust_r
         choice = choose_layout(config, dtype=torch_dtype)
         layout = choice.layout
         reasons = "; ".join(f"{other.describe()}: {reason}" for other, reason in choice.rejected[:1])
-        text = f"{layout.describe()}, differs by {choice.difference:.1e}" + (f" ({reasons})" if reasons else "")
+        text = f"{layout.describe()}, differs by {choice.difference:.1e}" + (
+            f" ({reasons})" if reasons else ""
+        )
         rows.append(Row("trainer", SLOWER if choice.rejected else EXACT, text))
     except LayoutError as error:
         rows.append(Row("trainer", REFUSED, str(error)))
@@ -108,7 +119,9 @@ def _export(config: Any) -> tuple[str, str]:
 def _engine(config: Any, max_model_len: int) -> tuple[str, str]:
     serving = serving_of(config, max_model_len=max_model_len)
     notes = "; ".join(serving.notes())
-    return (EXACT if serving.mode == "slots" else SLOWER), f"served in {serving.mode}" + (f": {notes}" if notes else "")
+    return (EXACT if serving.mode == "slots" else SLOWER), f"served in {serving.mode}" + (
+        f": {notes}" if notes else ""
+    )
 
 
 def _critic(path: str, trust_remote_code: bool) -> tuple[str, str]:
@@ -119,13 +132,17 @@ def _critic(path: str, trust_remote_code: bool) -> tuple[str, str]:
 def _reward_model(config: Any) -> tuple[str, str]:
     scoring = scoring_of(config)
     rows = "rows padded" if scoring.padded else "rows one by one"
-    return (EXACT if scoring.padded else SLOWER), f"a sequence classifier of this type is exact: {rows}, attention by {scoring.attention}"
+    return (
+        EXACT if scoring.padded else SLOWER
+    ), f"a sequence classifier of this type is exact: {rows}, attention by {scoring.attention}"
 
 
 def adapters(path: str, rank: int, trust_remote_code: bool) -> list[Row]:
     """Return the rows about an adapter on all linear layers."""
     with torch.device("meta"):
-        base = build_causal_lm(path, dtype=torch.float32, attn_implementation="eager", trust_remote_code=trust_remote_code)
+        base = build_causal_lm(
+            path, dtype=torch.float32, attn_implementation="eager", trust_remote_code=trust_remote_code
+        )
     try:
         report = adapter_report(base, {"all-linear": LoraSpec(rank, rank)})
     except MiniatureError as error:
@@ -137,16 +154,27 @@ def adapters(path: str, rank: int, trust_remote_code: bool) -> list[Row]:
 
 
 def own_weights(path: str, layout: RowLayout, trust_remote_code: bool) -> Row:
-    """Return the row about the model with its own weights, loaded in fp32 if it fits into the memory that is free."""
+    """Return the row about the model with its own weights, loaded in fp32 if it fits into the memory that is
+    free.
+    """
     with torch.device("meta"):
-        empty = build_causal_lm(path, dtype=torch.float32, attn_implementation="eager", trust_remote_code=trust_remote_code)
+        empty = build_causal_lm(
+            path, dtype=torch.float32, attn_implementation="eager", trust_remote_code=trust_remote_code
+        )
     size = sum(parameter.numel() for parameter in empty.parameters()) * 4
     free = psutil.virtual_memory().available
     if size * 1.2 > free:
-        return Row("own weights", NOTE, f"not loaded: {size / GIB:.1f} GiB in fp32, {free / GIB:.1f} GiB are free", needed=False)
+        return Row(
+            "own weights",
+            NOTE,
+            f"not loaded: {size / GIB:.1f} GiB in fp32, {free / GIB:.1f} GiB are free",
+            needed=False,
+        )
 
     def load(attention: str) -> Any:
-        return load_causal_lm(path, dtype=torch.float32, attn_implementation=attention, trust_remote_code=trust_remote_code)
+        return load_causal_lm(
+            path, dtype=torch.float32, attn_implementation=attention, trust_remote_code=trust_remote_code
+        )
 
     try:
         difference = layout_difference(load, layout)
@@ -155,7 +183,11 @@ def own_weights(path: str, layout: RowLayout, trust_remote_code: bool) -> Row:
         return Row("own weights", REFUSED, f"the model cannot be run on this machine: {first}")
     # Published weights give sharper distributions than drawn ones; rounding grows with their logits.
     verdict = EXACT if difference <= 10 * FP32_BOUND else REFUSED
-    return Row("own weights", verdict, f"{size / 4 / 1e6:.0f} M parameters, differs by {difference:.1e} from rows run alone")
+    return Row(
+        "own weights",
+        verdict,
+        f"{size / 4 / 1e6:.0f} M parameters, differs by {difference:.1e} from rows run alone",
+    )
 
 
 def table(rows: Sequence[Row], columns: int = 100) -> str:
@@ -181,7 +213,9 @@ def main(more: Callable[[str, bool], list[Row]] = lambda path, trust_remote_code
     """
     parser = argparse.ArgumentParser(prog="verl-mas check-model", description=__doc__.splitlines()[0])
     parser.add_argument("path", help="model folder, GGUF file or hub id")
-    parser.add_argument("--dtype", choices=("fp32", "bf16"), default="fp32", help="in which the trainer will compute")
+    parser.add_argument(
+        "--dtype", choices=("fp32", "bf16"), default="fp32", help="in which the trainer will compute"
+    )
     parser.add_argument("--max-len", type=int, default=2048, help="tokens of prompt and reply together")
     parser.add_argument("--lora-rank", type=int, default=32)
     parser.add_argument("--trust-remote-code", action="store_true")
@@ -209,7 +243,10 @@ def main(more: Callable[[str, bool], list[Row]] = lambda path, trust_remote_code
     if refused:
         print(f"verdict: cannot be trained exactly ({', '.join(refused)}); {seconds:.1f} s")
         sys.exit(1)
-    print(f"verdict: can be trained exactly{f', without: {chr(44).join(limited)}' if limited else ''}; {seconds:.1f} s")
+    print(
+        f"verdict: can be trained exactly{f', without: {chr(44).join(limited)}' if limited else ''}; "
+        f"{seconds:.1f} s"
+    )
 
 
 if __name__ == "__main__":

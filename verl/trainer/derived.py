@@ -1,4 +1,6 @@
-"""Values derived from a run's configuration before anything is started: output folder, defaults, tokenizers, the printed placement."""
+"""Values derived from a run's configuration before anything is started: output folder, defaults, tokenizers,
+the printed placement.
+"""
 
 from __future__ import annotations
 
@@ -11,23 +13,36 @@ from verl.trainer.config import RolloutConfig, RunConfig, TrainerConfig
 from verl.trainer.placement.pools import engine_pool
 from verl.trainer.placement.table import AgentPlacement, Placement, WorkerGroupSpec
 
-# Enough to keep the engine's slots busy while environments run, few enough that calls do not time out in the queue.
+# Enough to keep the engine's slots busy while environments run, few enough that calls do not time out in the
+# queue.
 EPISODES_PER_SLOT = 4
 
 
 def run_dir_of(config: RunConfig) -> Path:
     """Return `trainer.default_local_dir`, or `outputs/<project>/<experiment>`."""
     trainer = config.trainer
-    return Path(trainer.default_local_dir or Path("outputs") / trainer.project_name / trainer.experiment_name).expanduser().absolute()
+    return (
+        Path(trainer.default_local_dir or Path("outputs") / trainer.project_name / trainer.experiment_name)
+        .expanduser()
+        .absolute()
+    )
 
 
 def steps_of_run(trainer: TrainerConfig, steps_of_epoch: int) -> int:
-    """Return the number of training steps of the run: `trainer.total_training_steps`, or those of all epochs."""
-    return trainer.total_training_steps if trainer.total_training_steps > 0 else steps_of_epoch * trainer.total_epochs
+    """Return the number of training steps of the run: `trainer.total_training_steps`, or those of all
+    epochs.
+    """
+    return (
+        trainer.total_training_steps
+        if trainer.total_training_steps > 0
+        else steps_of_epoch * trainer.total_epochs
+    )
 
 
 def resolve_defaults(config: RunConfig) -> None:
-    """Fill in defaults that other keys determine, and make model folders absolute, so that config.yaml is complete."""
+    """Fill in defaults that other keys determine, and make model folders absolute, so that config.yaml is
+    complete.
+    """
     rollout, data = config.actor_rollout_ref.rollout, config.data
     rollout.prompt_length = rollout.prompt_length or data.max_prompt_length
     rollout.response_length = rollout.response_length or data.max_response_length
@@ -38,7 +53,9 @@ def resolve_defaults(config: RunConfig) -> None:
     reward_model.path = _folder(reward_model.path)
     for model in (config.actor_rollout_ref.model, config.critic.model):
         model.path, model.tokenizer_path = _folder(model.path), _folder(model.tokenizer_path)
-    config.actor_rollout_ref.model.lora_adapter_path = _folder(config.actor_rollout_ref.model.lora_adapter_path)
+    config.actor_rollout_ref.model.lora_adapter_path = _folder(
+        config.actor_rollout_ref.model.lora_adapter_path
+    )
     agent.model_ids = [_folder(model) for model in agent.model_ids]
     own = agent.agent_specific_parameters.get("model")
     if isinstance(own, dict):
@@ -57,22 +74,32 @@ def prompt_length_key(config: RunConfig, rollout: RolloutConfig) -> str:
     if rollout.prompt_length in (None, config.data.max_prompt_length):
         return "data.max_prompt_length"
     shared = rollout.prompt_length == config.actor_rollout_ref.rollout.prompt_length
-    return "actor_rollout_ref.rollout.prompt_length" if shared else "agent.agent_specific_parameters.rollout.prompt_length"
+    return (
+        "actor_rollout_ref.rollout.prompt_length"
+        if shared
+        else "agent.agent_specific_parameters.rollout.prompt_length"
+    )
 
 
 def max_model_len(config: RunConfig, placement: Placement, group: WorkerGroupSpec) -> int:
-    """Return the maximum length of prompt plus reply, in tokens, over the agents of a worker group and the reward model in it."""
+    """Return the maximum length of prompt plus reply, in tokens, over the agents of a worker group and the
+    reward model in it.
+    """
 
     def longest(r: RolloutConfig) -> int:
         trained = r.response_length or config.data.max_response_length
-        return (r.prompt_length or config.data.max_prompt_length) + max(trained, r.val_kwargs.response_length or 0)
+        return (r.prompt_length or config.data.max_prompt_length) + max(
+            trained, r.val_kwargs.response_length or 0
+        )
 
     rows = [*placement.agents, *([] if placement.reward_model is None else [placement.reward_model])]
     return max(longest(row.config.rollout) for row in rows if row.wg_id == group.wg_id)
 
 
 def load_group_tokenizer(group: WorkerGroupSpec) -> Any:
-    """Return the tokenizer of a worker group's model. Raises ModelPathError if it is missing or has tokens that the model lacks."""
+    """Return the tokenizer of a worker group's model. Raises ModelPathError if it is missing or has tokens
+    that the model lacks.
+    """
     from verl.models.loader import ModelPathError, check_vocabulary, load_tokenizer
 
     model = group.config.model
@@ -91,7 +118,9 @@ def table_row(agent_id: str, row: AgentPlacement, adapter_sizes: Mapping[str, in
     """Return one line of the placement table: an agent, its policy, and the model of the policy."""
     model = str(row.config.model.path)
     if row.adapter is not None:
-        model += f", adapter of rank {row.config.model.lora_rank} with {adapter_sizes[row.adapter]:,} parameters"
+        model += (
+            f", adapter of rank {row.config.model.lora_rank} with {adapter_sizes[row.adapter]:,} parameters"
+        )
         if row.config.model.lora_adapter_path is not None:
             model += f" from {row.config.model.lora_adapter_path}"
     if row.frozen:

@@ -1,6 +1,8 @@
-"""Whether trainer and engines are exact on the models of a run, before a worker starts: by miniatures of the models, not by names.
+"""Whether trainer and engines are exact on the models of a run, before a worker starts: by miniatures of the
+models, not by names.
 
-Every obstacle of every model is found before the first error is raised, so that one run of the command shows all of them.
+Every obstacle of every model is found before the first error is raised, so that one run of the command shows
+all of them.
 """
 
 from __future__ import annotations
@@ -24,14 +26,17 @@ from verl.workers.rollout.server import check_served
 logger = logging.getLogger(__name__)
 
 
-def check_exactness(config: RunConfig, placement: Placement, device: str, max_model_len: Callable[[WorkerGroupSpec], int]) -> None:
+def check_exactness(
+    config: RunConfig, placement: Placement, device: str, max_model_len: Callable[[WorkerGroupSpec], int]
+) -> None:
     """Check the model of every worker group, and log what differs from the fastest way.
 
     Args:
         config: of the run.
         placement: of its agents.
         device: cpu or cuda, of the workers.
-        max_model_len: function that returns the maximum length of prompt plus reply, in tokens, of a worker group.
+        max_model_len: function that returns the maximum length of prompt plus reply, in tokens, of a worker
+            group.
 
     Raises:
         ConfigError: all obstacles in one line: each says what differs by how much, and which keys would do.
@@ -117,11 +122,19 @@ def critic_notes(model: TrainedModelConfig, fsdp: FSDPConfig, device: str) -> li
 
 
 def export_notes(group: WorkerGroupSpec) -> list[str]:
-    """Return nothing, or raise ModelPathError if transformers does not read back what an export of the group's model writes."""
-    export_difference(check_causal_lm(group.model_path, trust_remote_code=group.config.model.trust_remote_code))
+    """Return nothing, or raise ModelPathError if transformers does not read back what an export of the
+    group's model writes.
+    """
+    export_difference(
+        check_causal_lm(group.model_path, trust_remote_code=group.config.model.trust_remote_code)
+    )
     return []
 
 
 def engine_notes(group: WorkerGroupSpec, max_model_len: int) -> list[str]:
-    """Return what a user has to know of the `hf` engine's numbers on a group's model. Raises RolloutError if it cannot serve it."""
-    return check_served(group.model_path, max_model_len, trust_remote_code=group.config.model.trust_remote_code)
+    """Return what a user has to know of the `hf` engine's numbers on a group's model. Raises RolloutError if
+    it cannot serve it.
+    """
+    return check_served(
+        group.model_path, max_model_len, trust_remote_code=group.config.model.trust_remote_code
+    )

@@ -1,7 +1,9 @@
-"""What a run needs of the machine's memory, before it starts: counted on the run's own models, beside what the machine has.
+"""What a run needs of the machine's memory, before it starts: counted on the run's own models, beside what
+the machine has.
 
-Budgets of micro-batches that are not set become the largest that fit, up to `MOST_TOKENS`; gradient checkpointing is turned on where the
-longest row does not fit without. A run that cannot fit is refused with the keys that would do.
+Budgets of micro-batches that are not set become the largest that fit, up to `MOST_TOKENS`; gradient
+checkpointing is turned on where the longest row does not fit without. A run that cannot fit is refused with
+the keys that would do.
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ GIB = 2**30
 MOST_SCORED_TOKENS = 32768
 # Share of the memory that a run may plan with: allocators do not return all that was freed.
 SHARE = 0.9
-# Bytes per number of sampling: logits of slots and of prompts, scaled, as log-probs and as probabilities in fp32, their sums in fp64.
+# Bytes per number of sampling: logits of slots and of prompts, scaled, as log-probs and as probabilities in
+# fp32, their sums in fp64.
 SAMPLING_BYTES = 28
 ADAM_STATES = 2
 TRIALS = 2
@@ -83,7 +86,9 @@ class GroupMemory:
 
 
 def free_memory() -> int:
-    """Return the bytes of host memory that this process and those it starts can have: what is free, within the limit of its cgroup."""
+    """Return the bytes of host memory that this process and those it starts can have: what is free, within
+    the limit of its cgroup.
+    """
     free = psutil.virtual_memory().available
     for limit_file, usage_file, stat_file in (
         ("memory.max", "memory.current", "memory.stat"),
@@ -102,7 +107,9 @@ def free_memory() -> int:
     return max(0, free)
 
 
-def plan_memory(config: RunConfig, placement: Placement, device: str, max_model_len: Callable[[WorkerGroupSpec], int]) -> None:
+def plan_memory(
+    config: RunConfig, placement: Placement, device: str, max_model_len: Callable[[WorkerGroupSpec], int]
+) -> None:
     """Set the budgets that are not set, print the plan, and check that it fits.
 
     Args:
@@ -117,7 +124,12 @@ def plan_memory(config: RunConfig, placement: Placement, device: str, max_model_
     trained = [] if config.trainer.val_only else [group for group in placement.groups if group.trained]
     if unseen := _unseen(config, device):
         _fill(config, placement, [])
-        logger.info("memory: not counted (%s); micro-batches have up to %s tokens unless %s is set", unseen, f"{MOST_TOKENS:,}", ACTOR)
+        logger.info(
+            "memory: not counted (%s); micro-batches have up to %s tokens unless %s is set",
+            unseen,
+            f"{MOST_TOKENS:,}",
+            ACTOR,
+        )
         return
     free = free_memory()
     processes = _processes(config, placement)
@@ -140,7 +152,9 @@ def _unseen(config: RunConfig, device: str) -> str:
     """Return why the memory of a run is not counted; empty if it is."""
     if not config.trainer.check_memory:
         return CHECK
-    if device != "cpu":  # the driver may have no GPU, and a context of its own would take memory of the one that it has
+    if (
+        device != "cpu"
+    ):  # the driver may have no GPU, and a context of its own would take memory of the one that it has
         return "on GPUs"
     if config.trainer.controller == "ray" and cluster_address(config) is not None:
         return "on a cluster, whose nodes the driver does not see"
@@ -148,7 +162,9 @@ def _unseen(config: RunConfig, device: str) -> str:
 
 
 def _processes(config: RunConfig, placement: Placement) -> int:
-    """Return the number of processes with a model on the fullest machine; with one controller process it is that one."""
+    """Return the number of processes with a model on the fullest machine; with one controller process it is
+    that one.
+    """
     if config.trainer.controller == "local":
         return 1
     policies = sum(devices.ranks for devices in assign_devices(config, placement).values())
@@ -166,7 +182,9 @@ def _training_memory(
     checkpointing: bool,
     trust_remote_code: bool,
 ) -> TrainingMemory:
-    """Return the memory of a model's training passes, which keeps what it has counted; groups of one model share it."""
+    """Return the memory of a model's training passes, which keeps what it has counted; groups of one model
+    share it.
+    """
     return TrainingMemory(
         path,
         CAUSAL_LM,
@@ -181,7 +199,9 @@ def _training_memory(
 class _Model:
     """The memory of one trained worker group, and the choice of what is not set."""
 
-    def __init__(self, config: RunConfig, placement: Placement, group: WorkerGroupSpec, device: str, longest: int) -> None:
+    def __init__(
+        self, config: RunConfig, placement: Placement, group: WorkerGroupSpec, device: str, longest: int
+    ) -> None:
         self.group = group
         self.own = group.config
         self.longest = longest
@@ -189,7 +209,9 @@ class _Model:
         self._device = device
         self._critic = group.wg_id in critic_agents(config, placement)
         policies = group.policies.values()
-        self._reference = not group.adapters and (config.algorithm.use_kl_in_reward or any(policy.actor.use_kl_loss for policy in policies))
+        self._reference = not group.adapters and (
+            config.algorithm.use_kl_in_reward or any(policy.actor.use_kl_loss for policy in policies)
+        )
         self._dtype = resolve_dtype(self.own.actor.fsdp_config.dtype, device)
         self.memory = GroupMemory(0, 0, 0, 0, 0, 0, 0, False)
         self._counted: dict[bool, TrainingMemory] = {}
@@ -233,17 +255,25 @@ class _Model:
         text = self._network.get_text_config()
         cache = self._cache(text, numbers) + rollout.max_num_seqs * int(text.vocab_size) * SAMPLING_BYTES
         gradients = training.trained * FP32 // self._ranks
-        return GroupMemory(weights // self._ranks, optimizer // self._ranks, gradients, engine, cache, 0, 0, False)
+        return GroupMemory(
+            weights // self._ranks, optimizer // self._ranks, gradients, engine, cache, 0, 0, False
+        )
 
     def _cache(self, text: Any, numbers: int) -> int:
         heads = getattr(text, "num_key_value_heads", None) or getattr(text, "num_attention_heads", 1)
         size = getattr(text, "head_dim", None) or text.hidden_size // getattr(text, "num_attention_heads", 1)
-        return 2 * text.num_hidden_layers * heads * size * numbers * self.longest * self.own.rollout.max_num_seqs
+        return (
+            2 * text.num_hidden_layers * heads * size * numbers * self.longest * self.own.rollout.max_num_seqs
+        )
 
     def _given(self) -> tuple[int | None, int | None]:
         """Return the tokens and the rows of a micro-batch that are set."""
         actor = self.own.actor
-        return (actor.ppo_max_token_len_per_gpu, None) if actor.use_dynamic_bsz else (None, actor.ppo_micro_batch_size_per_gpu)
+        return (
+            (actor.ppo_max_token_len_per_gpu, None)
+            if actor.use_dynamic_bsz
+            else (None, actor.ppo_micro_batch_size_per_gpu)
+        )
 
     def _wanted(self) -> Shape:
         """Return the largest micro-batch that the run may have."""
@@ -258,7 +288,8 @@ class _Model:
         except Exception as error:  # code of any model may raise anything, and some operations need numbers
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             logger.warning(
-                "memory: a pass of %s cannot be counted (%s): micro-batches have up to %s tokens unless %s is set",
+                "memory: a pass of %s cannot be counted (%s): micro-batches have up to %s tokens unless %s "
+                "is set",
                 self.own.model.path,
                 reason,
                 f"{MOST_TOKENS:,}",
@@ -268,7 +299,9 @@ class _Model:
         return True
 
     def choose(self, room: int) -> None:
-        """Set `memory` to the plan with the largest budget that fits into `room` bytes. Raises ConfigError if none does."""
+        """Set `memory` to the plan with the largest budget that fits into `room` bytes. Raises ConfigError if
+        none does.
+        """
         fixed = self.fixed()
         left = room - fixed.resident - fixed.gradients - self._gathered()
         given, rows = self._given()
@@ -282,14 +315,19 @@ class _Model:
                 continue  # not even the shortest micro-batch
             tokens = max(shape.tokens, given or 0)
             self.memory = _with(
-                fixed, counted.of_pass(shape) + self._gathered(), tokens if shape is not wanted else given or MOST_TOKENS, option
+                fixed,
+                counted.of_pass(shape) + self._gathered(),
+                tokens if shape is not wanted else given or MOST_TOKENS,
+                option,
             )
             break
         if not self.memory.tokens or fixed.resident + fixed.cache > room:
             raise ConfigError(self._refusal(fixed, room, least))
 
     def _gathered(self) -> int:
-        """Return the bytes of the whole parameters in a pass: of one rank FSDP2 frees none of them before its end."""
+        """Return the bytes of the whole parameters in a pass: of one rank FSDP2 frees none of them before its
+        end.
+        """
         return self._training(False).parameters * self._dtype.itemsize if self._ranks == 1 else 0
 
     def _shape(self, tokens: int) -> Shape:
@@ -301,7 +339,9 @@ class _Model:
         return Shape(rows, self.longest - reply, reply)
 
     def _largest(self, counted: TrainingMemory, least: Shape, wanted: Shape, left: int) -> Shape | None:
-        """Return the largest shape from `least` to `wanted` that fits, or None; one pass is counted where all fits."""
+        """Return the largest shape from `least` to `wanted` that fits, or None; one pass is counted where all
+        fits.
+        """
         if counted.of_pass(wanted) <= left:
             return wanted
         if least == wanted or counted.of_pass(least) > left:
@@ -332,15 +372,25 @@ class _Model:
         options = {
             f"{ACTOR}={one.tokens}": total(one, False, 1.0),
             f"{ACTOR}={one.tokens} {CHECKPOINTING}=true": total(one, True, 1.0),
-            f"{SLOTS}={max(1, slots // 8)} {ACTOR}={one.tokens} {CHECKPOINTING}=true": total(one, True, 0.125),
+            f"{SLOTS}={max(1, slots // 8)} {ACTOR}={one.tokens} {CHECKPOINTING}=true": total(
+                one, True, 0.125
+            ),
         }
         if not self.group.adapters:
             with_adapters = total(one, True, 0.125) - (fixed.optimizer + fixed.gradients) / GIB
-            options[f"agent.specialization=lora {SLOTS}={max(1, slots // 8)} {ACTOR}={one.tokens}"] = with_adapters
+            options[f"agent.specialization=lora {SLOTS}={max(1, slots // 8)} {ACTOR}={one.tokens}"] = (
+                with_adapters
+            )
         fitting = [f"{keys} ({size:.2f} GiB)" for keys, size in options.items() if size * GIB <= room]
         needed = total(least, bool(self.own.model.enable_gradient_checkpointing), 1.0)
-        return f"model {self.own.model.path}: the run needs {needed:.2f} GiB and can have {max(0, room) / GIB:.2f} GiB; " + (
-            f"these would do: {'; '.join(fitting)}" if fitting else f"use a smaller model, or a machine with more memory ({CHECK} starts)"
+        return (
+            f"model {self.own.model.path}: the run needs {needed:.2f} GiB and can have "
+            f"{max(0, room) / GIB:.2f} GiB; "
+            + (
+                f"these would do: {'; '.join(fitting)}"
+                if fitting
+                else f"use a smaller model, or a machine with more memory ({CHECK} starts)"
+            )
         )
 
 
@@ -373,7 +423,9 @@ def _fill(config: RunConfig, placement: Placement, models: list[_Model]) -> None
     if config.critic.ppo_max_token_len_per_gpu is None:
         config.critic.ppo_max_token_len_per_gpu = scored
     if config.critic.model.enable_gradient_checkpointing is None:
-        config.critic.model.enable_gradient_checkpointing = config.actor_rollout_ref.model.enable_gradient_checkpointing
+        config.critic.model.enable_gradient_checkpointing = (
+            config.actor_rollout_ref.model.enable_gradient_checkpointing
+        )
 
 
 def _report(models: list[_Model], base: int, free: int) -> None:

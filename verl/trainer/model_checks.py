@@ -24,7 +24,15 @@ from verl.trainer.config.spec import ConfigError
 from verl.trainer.placement.table import Placement, WorkerGroupSpec
 from verl.trainer.ppo.critic import critic_agents, critic_config
 from verl.utils.names import value_at
-from verl.workers.rollout.vllm.arguments import PACKAGES, VERSIONS, check_adapters, check_batching, check_experts, check_heads, check_split
+from verl.workers.rollout.vllm.arguments import (
+    PACKAGES,
+    VERSIONS,
+    check_adapters,
+    check_batching,
+    check_experts,
+    check_heads,
+    check_split,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -37,11 +45,12 @@ def check_vllm(placement: Placement, device: str, max_model_len: Callable[[Worke
     Args:
         placement: placement of the run.
         device: cpu or cuda.
-        max_model_len: function that returns the maximum length of prompt plus reply, in tokens, of a worker group.
+        max_model_len: function that returns the maximum length of prompt plus reply, in tokens, of a worker
+            group.
 
     Raises:
-        ConfigError: vLLM is missing, of an unsupported version, or built for CPUs on a machine with a GPU; vLLM cannot serve a model or an
-            adapter; or limits of a scheduler step are too low.
+        ConfigError: vLLM is missing, of an unsupported version, or built for CPUs on a machine with a GPU;
+            vLLM cannot serve a model or an adapter; or limits of a scheduler step are too low.
         ModelPathError: the configuration of a model cannot be read.
     """
     for group in placement.groups:
@@ -50,7 +59,9 @@ def check_vllm(placement: Placement, device: str, max_model_len: Callable[[Worke
         try:
             require("actor_rollout_ref.rollout.name=vllm", PACKAGES, VERSIONS)
         except PatchError as error:
-            raise ConfigError(f"{error}; pip install -e '.[vllm]', or bash scripts/setup.sh cpu-vllm without a GPU") from error
+            raise ConfigError(
+                f"{error}; pip install -e '.[vllm]', or bash scripts/setup.sh cpu-vllm without a GPU"
+            ) from error
         if device == "cuda" and is_installed(CPU_PACKAGE):
             raise ConfigError(
                 f"rollout.name=vllm on a GPU, but {CPU_PACKAGE} is installed, which has no kernels for GPUs: "
@@ -59,7 +70,11 @@ def check_vllm(placement: Placement, device: str, max_model_len: Callable[[Worke
         path = check_model_path(group.config.model.path)
         model = load_config(path, trust_remote_code=group.config.model.trust_remote_code)
         try:
-            check_adapters({name: lora_spec(own.model) for name, own in group.adapters.items()}, device, group.config.rollout.dtype)
+            check_adapters(
+                {name: lora_spec(own.model) for name, own in group.adapters.items()},
+                device,
+                group.config.rollout.dtype,
+            )
             check_batching(group.config.rollout, max_model_len(group), device)
             check_split(model.get_text_config(), group.config.rollout.tensor_model_parallel_size)
             if device == "cpu":
@@ -71,29 +86,46 @@ def check_vllm(placement: Placement, device: str, max_model_len: Callable[[Worke
 
 
 def check_forms(placement: Placement) -> None:
-    """Raise ConfigError if an engine `hf` of a worker group needs xgrammar, and it is missing or of an unsupported version."""
-    if any(group.config.rollout.name == "hf" and group.config.rollout.structured_outputs for group in placement.groups):
+    """Raise ConfigError if an engine `hf` of a worker group needs xgrammar, and it is missing or of an
+    unsupported version.
+    """
+    if any(
+        group.config.rollout.name == "hf" and group.config.rollout.structured_outputs
+        for group in placement.groups
+    ):
         try:
-            require("actor_rollout_ref.rollout.structured_outputs=true with rollout.name=hf", ("xgrammar",), ">=0.2.8,<0.3")
+            require(
+                "actor_rollout_ref.rollout.structured_outputs=true with rollout.name=hf",
+                ("xgrammar",),
+                ">=0.2.8,<0.3",
+            )
         except PatchError as error:
             raise ConfigError(f"{error}; pip install 'xgrammar>=0.2.8,<0.3'") from error
 
 
 def warn_of_positions(placement: Placement, max_model_len: Callable[[WorkerGroupSpec], int]) -> None:
-    """Warn of worker groups whose prompts and replies together may have more tokens than the positions of their model."""
+    """Warn of worker groups whose prompts and replies together may have more tokens than the positions of
+    their model.
+    """
     for group in placement.groups:
         path = check_model_path(group.config.model.path)
         model = load_config(path, trust_remote_code=group.config.model.trust_remote_code)
-        positions, longest = getattr(model.get_text_config(), "max_position_embeddings", None), max_model_len(group)
+        positions, longest = (
+            getattr(model.get_text_config(), "max_position_embeddings", None),
+            max_model_len(group),
+        )
         if positions is not None and longest > positions:
             logger.warning(
-                "worker group '%s': data.max_prompt_length and data.max_response_length, or those of its agents, allow %d tokens, the "
-                "model %s has %d positions; vLLM refuses this, and replies beyond them are poor", group.wg_id, longest, path, positions,
+                "worker group '%s': data.max_prompt_length and data.max_response_length, or those of its "
+                "agents, allow %d tokens, the "
+                "model %s has %d positions; vLLM refuses this, and replies beyond them are poor", group.wg_id,
+                longest, path, positions,
             )  # fmt: skip
 
 
 def adapter_sizes(placement: Placement) -> dict[str, int]:
-    """Return the number of parameters of every adapter, by policy; log the coverage of each that leaves weights out.
+    """Return the number of parameters of every adapter, by policy; log the coverage of each that leaves
+    weights out.
 
     Raises:
         ModelPathError: the configuration of a base model cannot be read.
@@ -116,7 +148,9 @@ def adapter_sizes(placement: Placement) -> dict[str, int]:
                 name, _, rest = str(error).partition("=")
                 if config.model.lora_adapter_path is not None and name != "lora_adapter_path":
                     name, rest = "lora_adapter_path", f"{config.model.lora_adapter_path}: its {error}"
-                raise ConfigError(f"adapter '{policy}' on {spec.model_path!r}: {row.key(f'model.{name}')}={rest}") from error
+                raise ConfigError(
+                    f"adapter '{policy}' on {spec.model_path!r}: {row.key(f'model.{name}')}={rest}"
+                ) from error
     return sizes
 
 
@@ -136,7 +170,9 @@ def check_reward_model(config: RunConfig) -> None:
     model = config.reward.model
     if model.kind == CLASSIFIER:
         try:
-            check_sequence_classifier(str(model.path), model.max_length, trust_remote_code=model.trust_remote_code)
+            check_sequence_classifier(
+                str(model.path), model.max_length, trust_remote_code=model.trust_remote_code
+            )
         except ModelPathError as error:
             raise ConfigError(f"reward.model.path: {error}") from error
 
@@ -166,9 +202,12 @@ def check_critic(config: RunConfig, placement: Placement, tokenizers: Mapping[st
                 key = key if given.tokenizer_path is None else "critic.model.tokenizer_path"
                 own = load_tokenizer(source, trust_remote_code=given.trust_remote_code)
         except ModelPathError as error:
-            raise ConfigError(f"{key}={value_at(config, key)!r} (critic of '{spec.wg_id}'): {error}") from error
+            raise ConfigError(
+                f"{key}={value_at(config, key)!r} (critic of '{spec.wg_id}'): {error}"
+            ) from error
         if own.get_vocab() != tokenizers[spec.wg_id].get_vocab():
             raise ConfigError(
-                f"{key}={value_at(config, key)!r} has another vocabulary than the policy '{spec.wg_id}', whose tokens are its input; "
+                f"{key}={value_at(config, key)!r} has another vocabulary than the policy '{spec.wg_id}', "
+                "whose tokens are its input; "
                 "use a model of the same family, or leave it out to start from the policy's model"
             )

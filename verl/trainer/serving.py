@@ -38,10 +38,18 @@ class Engines:
 def for_serving(config: RunConfig, device: str) -> RunConfig:
     """Return the configuration of a run for inference in one process; a failed episode does not stop it."""
     own = copy.deepcopy(config)
-    own.trainer.controller, own.trainer.device, own.trainer.nnodes, own.trainer.n_gpus_per_node = "local", device, 1, 1
+    own.trainer.controller, own.trainer.device, own.trainer.nnodes, own.trainer.n_gpus_per_node = (
+        "local",
+        device,
+        1,
+        1,
+    )
     own.trainer.resource_pool, own.trainer.pool_sizes = "shared", {}
     own.rollout.nnodes, own.rollout.n_gpus_per_node, own.rollout.pool_sizes = 1, 0, {}
-    unscored = {name: getattr(RewardConfig(), name) for name in ("custom_reward_function", "reward_manager", "agent_functions", "model")}
+    unscored = {
+        name: getattr(RewardConfig(), name)
+        for name in ("custom_reward_function", "reward_manager", "agent_functions", "model")
+    }
     own.reward = replace(own.reward, **unscored)  # questions have no ground truth
     own.trainer.val_only, own.rollout.max_failure_rate, own.agent.role_policies = True, 1.0, {}
     own.gateway.program_error = "fail"  # an answer, or an error
@@ -54,26 +62,40 @@ def serving_placement(placement: Placement, engines: Engines) -> Placement:
     for spec in placement.groups:
         own = copy.deepcopy(spec.config)
         rollout = own.rollout
-        rollout.name, rollout.tensor_model_parallel_size, rollout.weight_transfer = engines.name or rollout.name, 1, "object_store"
+        rollout.name, rollout.tensor_model_parallel_size, rollout.weight_transfer = (
+            engines.name or rollout.name,
+            1,
+            "object_store",
+        )
         rollout.max_num_seqs = min(rollout.max_num_seqs, engines.slots or rollout.max_num_seqs)
-        rollout.structured_outputs, rollout.free_cache_engine = rollout.name == "vllm" or find_spec("xgrammar") is not None, False
+        rollout.structured_outputs, rollout.free_cache_engine = (
+            rollout.name == "vllm" or find_spec("xgrammar") is not None,
+            False,
+        )
         groups.append(replace(spec, config=own, trained=False))
     return replace(placement, groups=tuple(groups))
 
 
-def serving_team(config: RunConfig, placement: Placement, controller: Controller, engines: Engines = Engines()) -> TeamWorkers:
+def serving_team(
+    config: RunConfig, placement: Placement, controller: Controller, engines: Engines = Engines()
+) -> TeamWorkers:
     """Return the worker groups of a placement with only their rollout servers."""
     return TeamWorkers(config, serving_placement(placement, engines), controller)
 
 
 def serve_weights(saved: SavedRun, team: TeamWorkers) -> None:
-    """Send the trained weights to every engine, piece by piece. Raises CheckpointError if they cannot be read."""
+    """Send the trained weights to every engine, piece by piece. Raises CheckpointError if they cannot be
+    read.
+    """
     transfer = ObjectStore()
     for spec in saved.placement.groups:
         dtype = resolve_dtype(spec.config.rollout.dtype, team.controller.device)
         limit = spec.config.rollout.update_bucket_mb << 20
         for adapter in (spec.adapters or (None,)) if spec.trained else ():
             pieces = saved.weights(spec, adapter, limit)
-            buckets = (send_bucket(transfer, {name: value.to(dtype) for name, value in piece.items()}) for piece in pieces)
+            buckets = (
+                send_bucket(transfer, {name: value.to(dtype) for name, value in piece.items()})
+                for piece in pieces
+            )
             if not load_weights(team.engines.groups[spec.wg_id], buckets, saved.step, adapter):
                 raise CheckpointError(f"{saved.folder} has no weights of policy '{adapter or spec.wg_id}'")

@@ -33,7 +33,11 @@ def load_config(overrides: Sequence[str]) -> SFTConfig:
         for override in overrides:
             check_override(override, keys(SFTConfig))
         with initialize(version_base=None, config_path=None):
-            config = OmegaConf.to_object(compose(config_name="sft", overrides=free_form(overrides, free_form_sections(keys(SFTConfig)))))
+            config = OmegaConf.to_object(
+                compose(
+                    config_name="sft", overrides=free_form(overrides, free_form_sections(keys(SFTConfig)))
+                )
+            )
     except (ConfigError, HydraException, OmegaConfBaseException) as error:
         raise SystemExit(f"sft_trainer: {error} (all keys: verl/trainer/sft/config.py)") from error
     assert isinstance(config, SFTConfig)
@@ -41,7 +45,9 @@ def load_config(overrides: Sequence[str]) -> SFTConfig:
 
 
 def main(overrides: Sequence[str] | None = None) -> None:
-    """Run the command line; end with a one-line error for a wrong key, a missing file or an empty data set."""
+    """Run the command line; end with a one-line error for a wrong key, a missing file or an empty
+    data set.
+    """
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     config = load_config(sys.argv[1:] if overrides is None else overrides)
     from verl.trainer.sft.loop import run_sft

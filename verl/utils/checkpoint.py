@@ -23,7 +23,9 @@ _FORMAT = 1
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint that cannot be written, found, read or used; after a failed write the message says what is intact."""
+    """A checkpoint that cannot be written, found, read or used; after a failed write the message says what is
+    intact.
+    """
 
 
 def fsync_tree(folder: Path) -> None:
@@ -90,12 +92,17 @@ def save_sharded(
         write_more: called on every rank with the unfinished folder, to add files.
 
     Raises:
-        CheckpointError: on every rank, when any rank could not write; the previous checkpoint at `path` is intact.
+        CheckpointError: on every rank, when any rank could not write; the previous checkpoint at `path` is
+            intact.
     """
     path = Path(path)
     rank, folder = dist.get_rank(group), _temporary(path)
     failures: list[str | None] = [None] * dist.get_world_size(group)
-    failure = _attempt(lambda: _start(folder, {**meta, "format": _FORMAT, "world_size": len(failures)}) if rank == 0 else None)
+    failure = _attempt(
+        lambda: (
+            _start(folder, {**meta, "format": _FORMAT, "world_size": len(failures)}) if rank == 0 else None
+        )
+    )
     dist.all_gather_object(failures, failure, group=group)
     for write in (
         lambda: dcp.save(dict(tensors), checkpoint_id=folder / _SHARDS, process_group=group),
@@ -109,7 +116,9 @@ def save_sharded(
         if rank == 0:
             shutil.rmtree(folder, ignore_errors=True)
         causes = "; ".join(f"rank {i}: {cause}" for i, cause in enumerate(failures) if cause)
-        raise CheckpointError(f"checkpoint {path} was not written ({causes}); what was there before is intact")
+        raise CheckpointError(
+            f"checkpoint {path} was not written ({causes}); what was there before is intact"
+        )
 
 
 def _start(folder: Path, meta: Mapping[str, Any]) -> None:
@@ -128,14 +137,20 @@ def _attempt(write: Callable[[], None]) -> str | None:
 
 
 def read_meta(path: str | Path) -> dict[str, Any]:
-    """Return the `meta` of a checkpoint. Raises CheckpointError when there is none, or one of another format."""
+    """Return the `meta` of a checkpoint. Raises CheckpointError when there is none, or one of another
+    format.
+    """
     meta = json.loads((find_folder(Path(path)) / _META).read_text())
     if meta.get("format") != _FORMAT:
-        raise CheckpointError(f"checkpoint {path} has format {meta.get('format')}, this version reads {_FORMAT}")
+        raise CheckpointError(
+            f"checkpoint {path} has format {meta.get('format')}, this version reads {_FORMAT}"
+        )
     return meta
 
 
-def load_sharded(path: str | Path, tensors: Mapping[str, torch.Tensor], group: dist.ProcessGroup) -> dict[str, Any]:
+def load_sharded(
+    path: str | Path, tensors: Mapping[str, torch.Tensor], group: dist.ProcessGroup
+) -> dict[str, Any]:
     """Load a checkpoint into `tensors` in place and return this rank's own state.
 
     If it was written by another number of ranks, the tensors are resharded and the result is empty.
@@ -148,22 +163,29 @@ def load_sharded(path: str | Path, tensors: Mapping[str, torch.Tensor], group: d
     try:
         dcp.load(dict(tensors), checkpoint_id=folder / _SHARDS, process_group=group)
     except (CheckpointException, RuntimeError, ValueError, OSError) as error:
-        raise CheckpointError(f"checkpoint {path} cannot be read: {str(error).strip().splitlines()[-1]}") from error
+        raise CheckpointError(
+            f"checkpoint {path} cannot be read: {str(error).strip().splitlines()[-1]}"
+        ) from error
     if meta["world_size"] != dist.get_world_size(group):
         return {}
     return torch.load(folder / f"rank_{dist.get_rank(group)}.pt", weights_only=True)
 
 
 def stored_tensors(path: str | Path, prefix: str, limit_bytes: int) -> Iterator[dict[str, torch.Tensor]]:
-    """Yield the unsharded tensors of a checkpoint whose names begin with `prefix`, which is removed from the names.
+    """Yield the unsharded tensors of a checkpoint whose names begin with `prefix`, which is removed from the
+    names.
 
-    Each dict has at most `limit_bytes`, or one tensor. No process group is needed. Raises CheckpointError when there is no checkpoint
-    or it cannot be read.
+    Each dict has at most `limit_bytes`, or one tensor. No process group is needed. Raises CheckpointError
+    when there is no checkpoint or it cannot be read.
     """
     shards = find_folder(Path(path)) / _SHARDS
     try:
         listed = dcp.FileSystemReader(shards).read_metadata().state_dict_metadata
-        wanted = {key: at for key, at in listed.items() if key.startswith(prefix) and isinstance(at, TensorStorageMetadata)}
+        wanted = {
+            key: at
+            for key, at in listed.items()
+            if key.startswith(prefix) and isinstance(at, TensorStorageMetadata)
+        }
         piece: dict[str, torch.Tensor] = {}
         room = limit_bytes
         for key, at in wanted.items():
@@ -175,8 +197,17 @@ def stored_tensors(path: str | Path, prefix: str, limit_bytes: int) -> Iterator[
             room -= tensor.nbytes
         if piece:
             yield _filled(piece, shards, prefix)
-    except (CheckpointException, RuntimeError, ValueError, OSError, pickle.UnpicklingError, EOFError) as error:
-        raise CheckpointError(f"checkpoint {path} cannot be read: {str(error).strip().splitlines()[-1:]}") from error
+    except (
+        CheckpointException,
+        RuntimeError,
+        ValueError,
+        OSError,
+        pickle.UnpicklingError,
+        EOFError,
+    ) as error:
+        raise CheckpointError(
+            f"checkpoint {path} cannot be read: {str(error).strip().splitlines()[-1:]}"
+        ) from error
 
 
 def _filled(tensors: dict[str, torch.Tensor], shards: Path, prefix: str) -> dict[str, torch.Tensor]:

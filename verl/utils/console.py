@@ -1,6 +1,8 @@
-"""Console output of a run: a live progress bar, one short line per step, and the table before/after at the end.
+"""Console output of a run: a live progress bar, one short line per step, and the table before/after at the
+end.
 
-On a terminal the bar stays at the bottom and the lines scroll above it; elsewhere (a file, CI) only the lines are written.
+On a terminal the bar stays at the bottom and the lines scroll above it; elsewhere (a file, CI) only the lines
+are written.
 """
 
 import time
@@ -18,7 +20,9 @@ from verl.utils.accuracy import Estimate
 
 @dataclass(frozen=True)
 class Headline:
-    """A value of the step line: its label, its possible metric keys (glob patterns, first match wins) and its format."""
+    """A value of the step line: its label, its possible metric keys (glob patterns, first match wins) and its
+    format.
+    """
 
     label: str
     keys: tuple[str, ...]
@@ -38,7 +42,9 @@ HEADLINES = (
 
 
 class AccuracyRow(TypedDict):
-    """A row of the final table: `name` is the team or an agent, `metric` is e.g. "avg@4"; None where nothing was measured."""
+    """A row of the final table: `name` is the team or an agent, `metric` is e.g. "avg@4"; None where nothing
+    was measured.
+    """
 
     name: str
     metric: str
@@ -74,9 +80,11 @@ def format_step(step: int, total_steps: int, values: Sequence[str], eta_s: Optio
 
 
 class StepDisplay:
-    """Shows the steps of a run from `start_step` (0, or the step resumed from) to `total_steps` (0 when unknown).
+    """Shows the steps of a run from `start_step` (0, or the step resumed from) to `total_steps` (0 when
+    unknown).
 
-    Tests pass `console` and `clock` (seconds). Call `finish` in a `finally`, or the terminal's cursor stays hidden.
+    Tests pass `console` and `clock` (seconds). Call `finish` in a `finally`, or the terminal's cursor stays
+    hidden.
     """
 
     def __init__(
@@ -101,7 +109,9 @@ class StepDisplay:
                 TimeElapsedColumn(),
                 console=self.console,
             )
-            self._task = self._live.add_task("training", total=total_steps or None, completed=start_step, headline="")
+            self._task = self._live.add_task(
+                "training", total=total_steps or None, completed=start_step, headline=""
+            )
             self._live.start()
 
     def update(self, step: int, data: Mapping[str, float]) -> None:
@@ -110,7 +120,9 @@ class StepDisplay:
             self._started = self._clock()  # the time before the first step is not part of the ETA
         values = headline_values(data)
         eta = self._eta(step)
-        self.console.print(format_step(step, self.total_steps, values, eta), markup=False, highlight=False, soft_wrap=True)
+        self.console.print(
+            format_step(step, self.total_steps, values, eta), markup=False, highlight=False, soft_wrap=True
+        )
         if self._live is not None:
             parts = values if eta is None else [*values, f"ETA {format_seconds(eta)}"]
             self._live.update(self._task, completed=step, headline="  ".join(parts))
@@ -135,8 +147,12 @@ def format_estimate(estimate: Optional[Estimate]) -> str:
     return f"{estimate.value:.1%} [{100 * estimate.low:.1f}, {100 * estimate.high:.1f}]"
 
 
-def before_after_table(rows: Sequence[AccuracyRow], title: str = "Accuracy over tasks, 95 % confidence interval") -> Table:
-    """Return the table of `rows` with the change in percentage points; print it with `Console().print(table)`."""
+def before_after_table(
+    rows: Sequence[AccuracyRow], title: str = "Accuracy over tasks, 95 % confidence interval"
+) -> Table:
+    """Return the table of `rows` with the change in percentage points; print it with
+    `Console().print(table)`.
+    """
     table = Table(title=title)
     for heading in ("", "metric", "before", "after", "change", "tasks"):
         table.add_column(heading, justify="left" if heading in ("", "metric") else "right", no_wrap=True)
@@ -158,7 +174,9 @@ def before_after_table(rows: Sequence[AccuracyRow], title: str = "Accuracy over 
 
 
 def print_before_after(rows: Sequence[AccuracyRow], console: Optional[Console] = None) -> None:
-    """Print `before_after_table(rows)`, or nothing without rows; at least 120 columns wide in a file or pipe, which have no width."""
+    """Print `before_after_table(rows)`, or nothing without rows; at least 120 columns wide in a file or pipe,
+    which have no width.
+    """
     if rows:
         console = console or Console()
         if not console.is_terminal:

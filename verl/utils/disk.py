@@ -10,7 +10,8 @@ from pathlib import Path
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 REFUSED = (
-    errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP,
+    errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO, errno.EEXIST, errno.ENOTDIR, errno.EISDIR,
+    errno.ENAMETOOLONG, errno.ELOOP,
 )  # fmt: skip
 
 
@@ -28,12 +29,16 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        # ENOENT is a bug, except for the file to be created: some file systems refuse a new file with this error.
-        cannot_be_created = error.errno == errno.ENOENT and error.filename and Path(error.filename) in (path, *path.parents)
+        # ENOENT is a bug, except for the file to be created: some file systems refuse a new file with this
+        # error.
+        cannot_be_created = (
+            error.errno == errno.ENOENT and error.filename and Path(error.filename) in (path, *path.parents)
+        )
         if error.errno not in (*FULL, *REFUSED) and not cannot_be_created:
             raise
         fix = "free space there" if error.errno in FULL else "make it writable"
         raise DiskError(
-            f"{error.filename or path} could not be written: {os.strerror(error.errno or 0)}; {fix}, or set trainer.default_local_dir to "
+            f"{error.filename or path} could not be written: {os.strerror(error.errno or 0)}; {fix}, or set "
+            "trainer.default_local_dir to "
             "another disk; complete checkpoints are intact"
         ) from error

@@ -23,7 +23,8 @@ logger = logging.getLogger(__name__)
 
 # Time limit of cancelled tasks, in seconds.
 END_TIMEOUT_S = 5.0
-# A loop that has run nothing for so many seconds is reported while a thread waits for it, which looks every `LOOK_S` seconds.
+# A loop that has run nothing for so many seconds is reported while a thread waits for it, which looks every
+# `LOOK_S` seconds.
 BLOCKED_S, LOOK_S = 10.0, 2.0
 # Innermost calls that such a report names.
 FRAMES = 4
@@ -33,7 +34,9 @@ _reads_frames = threading.Lock()
 class Running(Generic[T]):
     """A coroutine on the event loop of another thread."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T], look: Callable[[], None]) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T], look: Callable[[], None]
+    ) -> None:
         self._loop, self._look = loop, look
         self._task: asyncio.Task[T] | None = None
         self._cancelled = False
@@ -47,9 +50,11 @@ class Running(Generic[T]):
         return await work
 
     def result(self) -> T:
-        """Wait for the coroutine and return its result, or raise its error; signal handlers run meanwhile, and a blocked loop is reported.
+        """Wait for the coroutine and return its result, or raise its error; signal handlers run meanwhile,
+        and a blocked loop is reported.
 
-        Raises concurrent.futures.CancelledError after `cancel`, and TimeoutError when the loop has been blocked for its time limit.
+        Raises concurrent.futures.CancelledError after `cancel`, and TimeoutError when the loop has been
+        blocked for its time limit.
         """
         while not self._future.done():
             try:
@@ -103,7 +108,8 @@ class LoopThread:
 
         Args:
             work: a function, which is not interrupted by tasks on the loop.
-            blocked_too: run `work` in this thread if a task has blocked the loop for its time limit: meanwhile no other changes anything.
+            blocked_too: run `work` in this thread if a task has blocked the loop for its time limit:
+                meanwhile no other changes anything.
         """
 
         begun = threading.Lock()  # acquired by the thread that runs the work, once
@@ -122,7 +128,8 @@ class LoopThread:
             return work() if begun.acquire(blocking=False) else running.result()
 
     def _look(self) -> None:
-        """Report a callback that has not run for `BLOCKED_S` seconds, once; schedule the next one after it has run.
+        """Report a callback that has not run for `BLOCKED_S` seconds, once; schedule the next one after it
+        has run.
 
         Raises TimeoutError, which names the tasks on the loop, if it has not run for the time limit.
         """
@@ -133,7 +140,10 @@ class LoopThread:
                 return
             blocked_s = time.monotonic() - self._asked_at
             if blocked_s >= max(self._limit_s, BLOCKED_S):
-                raise TimeoutError(f"{self._blocked(blocked_s)}; the limit is {self._key}={self._limit_s:g} s. {self._tasks()}")
+                raise TimeoutError(
+                    f"{self._blocked(blocked_s)}; the limit is {self._key}={self._limit_s:g} s. "
+                    f"{self._tasks()}"
+                )
             if blocked_s >= BLOCKED_S and not self._reported:
                 self._reported = True
                 logger.warning("%s", self._blocked(blocked_s))
@@ -143,19 +153,29 @@ class LoopThread:
         calls = traceback.extract_stack(frame)[-FRAMES:] if frame else []
         where = " > ".join(f"{call.filename}:{call.lineno} {call.name}" for call in calls)
         return (
-            f"the event loop {self._thread.name} has been blocked for {seconds:.0f} s, and everything on it waits for {where}: an "
-            "environment or a team that computes must not set blocking=False, and its async methods must await"
+            f"the event loop {self._thread.name} has been blocked for {seconds:.0f} s, and everything on it "
+            f"waits for {where}: an "
+            "environment or a team that computes must not set blocking=False, and its async methods must "
+            "await"
         )
 
     def _tasks(self) -> str:
-        """Return the task that blocks the loop and those that wait, as far as they have names of their own."""
+        """Return the task that blocks the loop and those that wait, as far as they have names of
+        their own.
+        """
         current = asyncio.current_task(self._loop)
         name = current.get_name() if current else "no task"
         return f"It runs {name}; waiting: {listed(other for other in self.named() if other != name) or 'no named task'}"
 
     def named(self) -> list[str]:
-        """Return the names of the tasks on the loop that have names of their own, sorted; call it in any thread."""
-        return sorted(task.get_name() for task in asyncio.all_tasks(self._loop) if not task.get_name().startswith("Task-"))
+        """Return the names of the tasks on the loop that have names of their own, sorted; call it in any
+        thread.
+        """
+        return sorted(
+            task.get_name()
+            for task in asyncio.all_tasks(self._loop)
+            if not task.get_name().startswith("Task-")
+        )
 
     def _answer(self) -> None:
         self._asked_at = None
@@ -165,15 +185,22 @@ class LoopThread:
             try:
                 return self._loop.run_forever()
             except (KeyboardInterrupt, SystemExit):
-                logger.warning("a task on the loop %s raised %s; the loop goes on", self._thread.name, traceback.format_exc(limit=-1))
+                logger.warning(
+                    "a task on the loop %s raised %s; the loop goes on",
+                    self._thread.name,
+                    traceback.format_exc(limit=-1),
+                )
 
     def close(self) -> None:
         """Cancel all tasks, wait for them, so that no pending task is destroyed, and end the thread.
 
-        `Running.result` of work that has not ended then, as where a task blocks the loop, raises CancelledError: no thread waits for ever.
+        `Running.result` of work that has not ended then, as where a task blocks the loop, raises
+        CancelledError: no thread waits for ever.
         """
         if self._thread.is_alive():
-            with suppress(concurrent.futures.TimeoutError):  # a task blocks the loop; the thread ends with the process
+            with suppress(
+                concurrent.futures.TimeoutError
+            ):  # a task blocks the loop; the thread ends with the process
                 self.start(_cancel_all())._future.result(2 * END_TIMEOUT_S)
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(END_TIMEOUT_S)
@@ -186,7 +213,8 @@ class LoopThread:
 def frame_of(thread: threading.Thread) -> FrameType | None:
     """Return the innermost frame of a thread, None if it has ended.
 
-    No garbage collection begins meanwhile: it would stop the process for ever in Python before 3.11.9 (python/cpython#106883).
+    No garbage collection begins meanwhile: it would stop the process for ever in Python before 3.11.9
+    (python/cpython#106883).
     """
     with _reads_frames:
         enabled = gc.isenabled()

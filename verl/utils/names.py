@@ -10,8 +10,13 @@ from typing import Any
 
 
 def did_you_mean(name: object, known: Iterable[str]) -> str:
-    """Return `; did you mean 'x'?` for the known name nearest to `name`, if none is near whatever its case, or an empty string."""
-    names, asked = list(known), str(name)[:200]  # of the longest name that a client may send, the comparison takes seconds
+    """Return `; did you mean 'x'?` for the known name nearest to `name`, if none is near whatever its case,
+    or an empty string.
+    """
+    names, asked = (
+        list(known),
+        str(name)[:200],
+    )  # of the longest name that a client may send, the comparison takes seconds
     by_folded = {k.lower(): k for k in names}
     near = difflib.get_close_matches(asked, names, n=1) or [
         by_folded[k] for k in difflib.get_close_matches(asked.lower(), by_folded, n=1, cutoff=0.5)
@@ -36,7 +41,9 @@ def value_at(config: Any, key: str) -> Any:
 
 
 def own_key(config: Any, name: str, default: Any) -> Any:
-    """Return the value of a key of a config (dict, OmegaConf or dataclass); `default` if there is no config or it lacks the key."""
+    """Return the value of a key of a config (dict, OmegaConf or dataclass); `default` if there is no config
+    or it lacks the key.
+    """
     if config is None:
         return default
     return config.get(name, default) if isinstance(config, Mapping) else getattr(config, name, default)

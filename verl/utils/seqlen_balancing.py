@@ -6,8 +6,11 @@ import heapq
 from collections.abc import Sequence
 
 
-def get_seqlen_balanced_partitions(seqlen_list: Sequence[int], k_partitions: int, equal_size: bool) -> list[list[int]]:
-    """Split indices into `k_partitions` parts with nearly equal sums, by Karmarkar and Karp's largest differencing.
+def get_seqlen_balanced_partitions(
+    seqlen_list: Sequence[int], k_partitions: int, equal_size: bool
+) -> list[list[int]]:
+    """Split indices into `k_partitions` parts with nearly equal sums, by Karmarkar and Karp's largest
+    differencing.
 
     Args:
         seqlen_list: tokens of each sequence.
@@ -18,16 +21,22 @@ def get_seqlen_balanced_partitions(seqlen_list: Sequence[int], k_partitions: int
         one sorted list of indices per part; the same input gives the same output.
 
     Raises:
-        ValueError: fewer sequences than parts, or `equal_size` with a number of sequences that is no multiple of `k_partitions`.
+        ValueError: fewer sequences than parts, or `equal_size` with a number of sequences that is no multiple
+            of `k_partitions`.
     """
     count = len(seqlen_list)
     if k_partitions < 1 or count < k_partitions:
         raise ValueError(f"cannot split {count} sequences into {k_partitions} parts, none of them empty")
     if equal_size and count % k_partitions:
-        raise ValueError(f"{count} sequences do not divide into {k_partitions} parts of equal size; pad them to a multiple first")
+        raise ValueError(
+            f"{count} sequences do not divide into {k_partitions} parts of equal size; pad them to a "
+            "multiple first"
+        )
     order = sorted(range(count), key=lambda i: (-int(seqlen_list[i]), i))
     if equal_size:
-        tuples = [[[i] for i in order[start : start + k_partitions]] for start in range(0, count, k_partitions)]
+        tuples = [
+            [[i] for i in order[start : start + k_partitions]] for start in range(0, count, k_partitions)
+        ]
     else:
         tuples = [[[i], *([] for _ in range(k_partitions - 1))] for i in order]
     parts = _difference(tuples, seqlen_list)

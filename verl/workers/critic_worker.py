@@ -30,13 +30,17 @@ class CriticWorker(EngineWorker):
         Raises:
             ModelPathError: the model cannot be loaded, or its architecture has no value model.
         """
-        self._engine = FSDPEngine(self.config.model, self.config.fsdp, self.config.optim, self._start(), VALUE_MODEL)
+        self._engine = FSDPEngine(
+            self.config.model, self.config.fsdp, self.config.optim, self._start(), VALUE_MODEL
+        )
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     @profiled
     def compute_values(self, data: DataProto) -> DataProto:
         """Return values under the current weights: `values` `[bsz, response_len]`, zero where masked."""
-        return DataProto.from_dict(tensors={"values": self.engine.value_all(rows_of(data), self._micro_batches)})
+        return DataProto.from_dict(
+            tensors={"values": self.engine.value_all(rows_of(data), self._micro_batches)}
+        )
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     @profiled
@@ -55,9 +59,15 @@ class CriticWorker(EngineWorker):
             loss_scale_factor=meta.get("loss_scale_factor"),
             first_update=meta.get("first_update"),
         )
-        return DataProto(meta_info={"metrics": update_values(self.engine, self.config, rows_of(data), plan, self._micro_batches)})
+        return DataProto(
+            meta_info={
+                "metrics": update_values(self.engine, self.config, rows_of(data), plan, self._micro_batches)
+            }
+        )
 
     @property
     def _micro_batches(self) -> MicroBatchRule:
         cfg = self.config
-        return self._rule(cfg.use_dynamic_bsz, cfg.ppo_max_token_len_per_gpu, cfg.ppo_micro_batch_size_per_gpu)
+        return self._rule(
+            cfg.use_dynamic_bsz, cfg.ppo_max_token_len_per_gpu, cfg.ppo_micro_batch_size_per_gpu
+        )

@@ -28,7 +28,15 @@ class EngineWorker(Worker):
         plugins: modules to import first; they may register losses.
     """
 
-    def __init__(self, model: TrainedModelConfig, *, seed: int, device: str, num_threads: int, plugins: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        model: TrainedModelConfig,
+        *,
+        seed: int,
+        device: str,
+        num_threads: int,
+        plugins: Sequence[str] = (),
+    ) -> None:
         super().__init__()
         for name in plugins:
             importlib.import_module(name)
@@ -60,7 +68,8 @@ class EngineWorker(Worker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def save_checkpoint(self, path: str, save_hf: bool) -> None:
-        """Write parameters, optimizer, schedule and random state to `path`; `save_hf` adds a copy that plain transformers loads.
+        """Write parameters, optimizer, schedule and random state to `path`; `save_hf` adds a copy that plain
+        transformers loads.
 
         If the tokenizer cannot be loaded, the copy has none and a warning is logged.
 
@@ -70,7 +79,9 @@ class EngineWorker(Worker):
         tokenizer = None
         if save_hf:
             folder = self._model.tokenizer_path or self._model.path or ""
-            tokenizer = tokenizer_to_save(folder, trust_remote_code=self._model.trust_remote_code, warn=self.rank == 0)
+            tokenizer = tokenizer_to_save(
+                folder, trust_remote_code=self._model.trust_remote_code, warn=self.rank == 0
+            )
         save_engine(self.engine, path, tokenizer)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)

@@ -1,4 +1,6 @@
-"""The worker of one model: one policy, or the policies that are adapters on it, and optionally the frozen reference."""
+"""The worker of one model: one policy, or the policies that are adapters on it, and optionally the frozen
+reference.
+"""
 
 from __future__ import annotations
 
@@ -26,16 +28,19 @@ LARGE_MODEL = 50_000_000
 
 
 class PolicyWorker(EngineWorker):
-    """Scores and updates one policy, or several that are adapters on one base; every method is called on all ranks of the worker group.
+    """Scores and updates one policy, or several that are adapters on one base; every method is called on all
+    ranks of the worker group.
 
-    With adapters every batch belongs to one of them, named by `meta_info["adapter"]`: the controller calls one after the other, so that
-    all ranks run them in the same order, whatever rows they have.
+    With adapters every batch belongs to one of them, named by `meta_info["adapter"]`: the controller calls
+    one after the other, so that all ranks run them in the same order, whatever rows they have.
 
     Args:
         config: everything under `actor_rollout_ref`; with adapters that of the base.
         use_reference: also hold a frozen copy of the initial model; for adapters the base is the reference.
-        adapters: everything under `actor_rollout_ref` for each adapter, by name; empty trains the model itself.
-        engine_ranks: number of rollout workers that weights are sent to; None: as many as there are ranks here.
+        adapters: everything under `actor_rollout_ref` for each adapter, by name; empty trains the model
+            itself.
+        engine_ranks: number of rollout workers that weights are sent to; None: as many as there are ranks
+            here.
         seed, device, num_threads, plugins: see `EngineWorker`.
     """
 
@@ -71,33 +76,53 @@ class PolicyWorker(EngineWorker):
             LoraTargetError: an adapter does not fit it.
         """
         mesh, actor = self._start(), self.config.actor
-        plans = {name: AdapterPlan(lora_spec(config.model), config.actor.optim) for name, config in self._adapters.items()}
-        self._engine = FSDPEngine(self.config.model, actor.fsdp_config, actor.optim, mesh, adapters=plans, seed=self._seed)
-        if self._device == "cpu" and sum(own.numel() for own in self._engine.model.parameters()) >= LARGE_MODEL:
+        plans = {
+            name: AdapterPlan(lora_spec(config.model), config.actor.optim)
+            for name, config in self._adapters.items()
+        }
+        self._engine = FSDPEngine(
+            self.config.model, actor.fsdp_config, actor.optim, mesh, adapters=plans, seed=self._seed
+        )
+        if (
+            self._device == "cpu"
+            and sum(own.numel() for own in self._engine.model.parameters()) >= LARGE_MODEL
+        ):
             give_back_freed_blocks()
         if self._use_reference and not plans:
             self._reference = FSDPEngine(self.config.model, actor.fsdp_config, None, mesh)
 
     def _adapter_of(self, data: DataProto) -> tuple[str | None, ActorRolloutRefConfig]:
-        """Return the adapter that a batch belongs to, None when the model itself is trained, and its config."""
+        """Return the adapter that a batch belongs to, None when the model itself is trained, and its
+        config.
+        """
         name = data.meta_info.get("adapter")
         if name not in self._adapters if self._adapters else name is not None:
-            expected = f"one of {sorted(self._adapters)}" if self._adapters else "none: the model itself is trained"
+            expected = (
+                f"one of {sorted(self._adapters)}" if self._adapters else "none: the model itself is trained"
+            )
             raise ValueError(f"the batch is for adapter {name!r}, expected {expected}")
         return name, self._adapters[name] if name is not None else self.config
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     @profiled
     def compute_log_prob(self, data: DataProto) -> DataProto:
-        """Return log-probs under the current weights: `old_log_probs` and `entropys`, both `[bsz, response_len]`, zero where masked.
+        """Return log-probs under the current weights: `old_log_probs` and `entropys`, both
+        `[bsz, response_len]`, zero where masked.
 
-        With `meta_info["sum_pi_squared"]` also `sum_pi_squared`: the sum over the vocabulary of the squared probabilities.
+        With `meta_info["sum_pi_squared"]` also `sum_pi_squared`: the sum over the vocabulary of the squared
+        probabilities.
         """
         adapter, config = self._adapter_of(data)
         cfg = config.rollout
-        rule = self._rule(cfg.log_prob_use_dynamic_bsz, cfg.log_prob_max_token_len_per_gpu, cfg.log_prob_micro_batch_size_per_gpu)
+        rule = self._rule(
+            cfg.log_prob_use_dynamic_bsz,
+            cfg.log_prob_max_token_len_per_gpu,
+            cfg.log_prob_micro_batch_size_per_gpu,
+        )
         with self.engine.using(adapter):
-            scores = self.engine.score_all(rows_of(data), _temperature(data), rule, data.meta_info.get("sum_pi_squared", False))
+            scores = self.engine.score_all(
+                rows_of(data), _temperature(data), rule, data.meta_info.get("sum_pi_squared", False)
+            )
         tensors = {"old_log_probs": scores.log_probs, "entropys": scores.entropy}
         if scores.sum_pi_squared is not None:
             tensors["sum_pi_squared"] = scores.sum_pi_squared
@@ -106,16 +131,23 @@ class PolicyWorker(EngineWorker):
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     @profiled
     def compute_ref_log_prob(self, data: DataProto) -> DataProto:
-        """Return log-probs under the initial weights, for adapters under their base: `ref_log_prob` `[bsz, response_len]`.
+        """Return log-probs under the initial weights, for adapters under their base: `ref_log_prob`
+        `[bsz, response_len]`.
 
         Raises RuntimeError without a reference.
         """
         adapter, config = self._adapter_of(data)
-        reference = self._reference if adapter is None else self.engine  # outside `using` the engine scores the base
+        reference = (
+            self._reference if adapter is None else self.engine
+        )  # outside `using` the engine scores the base
         if reference is None:
             raise RuntimeError("this worker has no reference model; make it with use_reference=True")
         cfg = config.ref
-        rule = self._rule(cfg.log_prob_use_dynamic_bsz, cfg.log_prob_max_token_len_per_gpu, cfg.log_prob_micro_batch_size_per_gpu)
+        rule = self._rule(
+            cfg.log_prob_use_dynamic_bsz,
+            cfg.log_prob_max_token_len_per_gpu,
+            cfg.log_prob_micro_batch_size_per_gpu,
+        )
         scores = reference.score_all(rows_of(data), _temperature(data), rule)
         return DataProto.from_dict(tensors={"ref_log_prob": scores.log_probs})
 
@@ -127,7 +159,8 @@ class PolicyWorker(EngineWorker):
         `meta_info` holds `temperature` and optionally the other fields of `UpdatePlan`.
 
         Returns:
-            a batch without rows; `meta_info["metrics"]` is over all ranks, except memory, which is this rank's.
+            a batch without rows; `meta_info["metrics"]` is over all ranks, except memory, which is this
+            rank's.
         """
         adapter, config = self._adapter_of(data)
         cfg, meta = config.actor, data.meta_info
@@ -141,7 +174,9 @@ class PolicyWorker(EngineWorker):
             first_update=meta.get("first_update"),
             agents=meta.get("agents", ()),
         )
-        rule = self._rule(cfg.use_dynamic_bsz, cfg.ppo_max_token_len_per_gpu, cfg.ppo_micro_batch_size_per_gpu)
+        rule = self._rule(
+            cfg.use_dynamic_bsz, cfg.ppo_max_token_len_per_gpu, cfg.ppo_micro_batch_size_per_gpu
+        )
         with self.engine.using(adapter):
             metrics = update_policy(self.engine, cfg, rows_of(data), plan, rule)
         return DataProto(meta_info={"metrics": metrics | peak_memory(self._device)})
@@ -150,8 +185,9 @@ class PolicyWorker(EngineWorker):
     def next_weights(self, restart: bool, adapter: str | None = None) -> WeightBucket | None:
         """Return the next bucket of unsharded parameters, in the rollout engine's dtype; None after the last.
 
-        It holds at most `rollout.update_bucket_mb`, or one parameter that is larger; tied parameters are sent once. All ranks call this
-        together; rank 0 returns the bucket, the others None, unless the transfer sends from every rank.
+        It holds at most `rollout.update_bucket_mb`, or one parameter that is larger; tied parameters are sent
+        once. All ranks call this together; rank 0 returns the bucket, the others None, unless the transfer
+        sends from every rank.
 
         Args:
             restart: start with the first bucket.
@@ -202,7 +238,10 @@ class PolicyWorker(EngineWorker):
             self._transfer.release(self._sent.pop(0))
 
     def _weight_buckets(self, adapter: str | None) -> Iterator[dict[str, torch.Tensor]]:
-        dtype, limit = resolve_dtype(self.config.rollout.dtype, self._device), self.config.rollout.update_bucket_mb << 20
+        dtype, limit = (
+            resolve_dtype(self.config.rollout.dtype, self._device),
+            self.config.rollout.update_bucket_mb << 20,
+        )
         device = self._device if self._transfer.on_device else "cpu"
         bucket: dict[str, torch.Tensor] = {}
         room = limit

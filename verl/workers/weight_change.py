@@ -1,4 +1,6 @@
-"""A change of all weights in place, undone to the bit without a second copy: shows whether an engine gets what is sent."""
+"""A change of all weights in place, undone to the bit without a second copy: shows whether an engine gets
+what is sent.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +21,9 @@ FILL = 0.1
 class WeightChange:
     """Changes the sign of a third of the elements of every tensor that is sent, and fills tensors of zeros.
 
-    A change of signs is exact in every dtype, overflows nowhere and is its own inverse; unlike a factor per tensor it is
-    not cancelled by the normalisation that follows. The positions differ between tensors, so that the signs of two
-    tensors that are multiplied differ too.
+    A change of signs is exact in every dtype, overflows nowhere and is its own inverse; unlike a factor per
+    tensor it is not cancelled by the normalisation that follows. The positions differ between tensors, so
+    that the signs of two tensors that are multiplied differ too.
 
     Args:
         engine: the trained model; its optimizers are not read.
@@ -67,7 +69,9 @@ class WeightChange:
             tensors: dict[str, torch.Tensor] = dict(self._engine.adapters[adapter].parameters)
         else:
             tensors = dict(model.named_parameters())
-            tensors |= {name: value for name, value in self._engine.buffers.items() if value.is_floating_point()}
+            tensors |= {
+                name: value for name, value in self._engine.buffers.items() if value.is_floating_point()
+            }
         with self._engine.loaded():
             free_gathered(model)
             for name in tensors:

@@ -1,4 +1,6 @@
-"""The environment: it asks for a text of a certain length; the reward is higher the nearer the text is to that length."""
+"""The environment: it asks for a text of a certain length; the reward is higher the nearer the text is to
+that length.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,11 @@ class MyFlowEnv(BaseEnv):
 
     def act(self, agent_id: str, action: str) -> Outcome:
         """Apply one call; give the Writer a local reward for its draft."""
-        return Outcome(local=self.config.draft_reward * self.closeness(action)) if agent_id == WRITER else Outcome()
+        return (
+            Outcome(local=self.config.draft_reward * self.closeness(action))
+            if agent_id == WRITER
+            else Outcome()
+        )
 
     def step(self, action: str) -> Outcome:
         """End the turn, and here the episode; reward the team for its text."""

@@ -12,7 +12,9 @@ EDITOR = "Editor"
 
 @AgentRegistry.register(WRITER, orchestra="my_flow")
 class Writer(BaseAgent):
-    """Its action is its whole reply; `projection = tag("answer")` would take the content of `<answer>...</answer>`."""
+    """Its action is its whole reply; `projection = tag("answer")` would take the content of
+    `<answer>...</answer>`.
+    """
 
     prompt = "Task: {env_prompt}\nAnswer with the text and nothing else."
 

@@ -11,11 +11,13 @@ from typing import Any, NamedTuple
 from . import kernel, landlock, stacks, tree
 
 STACK_BYTES = 64 << 20
-# No memory limit counts the kernel's buffers of sockets and pipes: their number is bounded here, their size by the filter.
+# No memory limit counts the kernel's buffers of sockets and pipes: their number is bounded here, their size
+# by the filter.
 OPEN_FILES = 64
 # Pending timers and signals use kernel memory.
 PENDING_SIGNALS = 256
-# Processes and threads that the same user may start elsewhere while a test runs without using up the test's limit.
+# Processes and threads that the same user may start elsewhere while a test runs without using up the test's
+# limit.
 OTHER_THREADS = 1000
 
 
@@ -29,8 +31,9 @@ class Confinement(NamedTuple):
         uid: user to become; None keeps the user.
         readable: paths that can be read with `landlock`.
         writable: likewise files that can be written; the folder of a run is another.
-        counted: number of processes and threads of the same user outside the program, which the process limit counts too; None if it
-            varies: then the watcher counts those of the run, and the kernel's limit is only a ceiling between its looks.
+        counted: number of processes and threads of the same user outside the program, which the process limit
+            counts too; None if it varies: then the watcher counts those of the run, and the kernel's limit is
+            only a ceiling between its looks.
         overhead_bytes: address space in use before the program starts.
     """
 
@@ -45,13 +48,18 @@ class Confinement(NamedTuple):
 
 
 def confine_worker() -> None:
-    """Apply the restrictions that are the same for every program and that the starting processes can live with."""
+    """Apply the restrictions that are the same for every program and that the starting processes can live
+    with.
+    """
     kernel.no_new_privileges()
     kernel.never_gain_capabilities()
     if os.geteuid() == 0:
         os.setgroups([])
     # Programs may raise it, as recursive ones do: the stack counts as memory.
-    resource.setrlimit(resource.RLIMIT_STACK, (_at_most(resource.RLIMIT_STACK, STACK_BYTES), resource.getrlimit(resource.RLIMIT_STACK)[1]))
+    resource.setrlimit(
+        resource.RLIMIT_STACK,
+        (_at_most(resource.RLIMIT_STACK, STACK_BYTES), resource.getrlimit(resource.RLIMIT_STACK)[1]),
+    )
     _set({
         resource.RLIMIT_MEMLOCK: 0,
         resource.RLIMIT_MSGQUEUE: 0,
@@ -80,7 +88,12 @@ def confine(how: Confinement, limits: dict[str, Any], folder: str) -> None:
     # The soft limit's signal identifies the cause; the hard limit's signal cannot be ignored.
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 1))
     # The init writes the input of a program, which may be larger than its files.
-    _set({resource.RLIMIT_AS: how.overhead_bytes + (limits["memory_mb"] << 20), resource.RLIMIT_FSIZE: limits["file_mb"] << 20})
+    _set(
+        {
+            resource.RLIMIT_AS: how.overhead_bytes + (limits["memory_mb"] << 20),
+            resource.RLIMIT_FSIZE: limits["file_mb"] << 20,
+        }
+    )
     stacks.bound(limits["memory_mb"] << 19)
     if how.counted is None and not how.namespaces:  # in a namespace the host's processes are not visible
         _set({resource.RLIMIT_NPROC: tree.threads_of(os.getuid()) + limits["processes"] + OTHER_THREADS})

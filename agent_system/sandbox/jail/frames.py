@@ -1,4 +1,6 @@
-"""Messages on a pipe: lengths, a JSON object (no bytes for an empty one) and binary blobs. Both ends use this file."""
+"""Messages on a pipe: lengths, a JSON object (no bytes for an empty one) and binary blobs. Both ends use this
+file.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ LENGTHS = struct.Struct("!IB")
 LENGTH = struct.Struct("!I")
 
 
-def write_frame(fd: int, header: dict[str, Any], *blobs: bytes | bytearray, wait: Callable[[int], None] = lambda fd: None) -> None:
+def write_frame(
+    fd: int, header: dict[str, Any], *blobs: bytes | bytearray, wait: Callable[[int], None] = lambda fd: None
+) -> None:
     """Write a message. Raise BrokenPipeError when the other end was closed.
 
     `wait` is called when a non-blocking pipe is full; it may raise to abort.
@@ -53,13 +57,17 @@ def read_frame(fd: int) -> tuple[dict[str, Any], list[bytes]]:
 
 
 class FrameReader:
-    """Buffered reader of messages; it must be the only reader of its pipe. A short message is a single system call."""
+    """Buffered reader of messages; it must be the only reader of its pipe. A short message is a single system
+    call.
+    """
 
     def __init__(self, fd: int) -> None:
         self._fd, self._held = fd, bytearray()
 
     def read(self, wait: Callable[[int], None]) -> tuple[dict[str, Any], list[bytes]]:
-        """Return the next message; raise as `read_frame`. `wait` is called before each read and may raise to abort."""
+        """Return the next message; raise as `read_frame`. `wait` is called before each read and may raise to
+        abort.
+        """
         return _message(functools.partial(self._take, wait))
 
     def _take(self, wait: Callable[[int], None], count: int) -> bytes:
@@ -76,7 +84,10 @@ def _message(take: Callable[[int], bytes]) -> tuple[dict[str, Any], list[bytes]]
     length, count = LENGTHS.unpack(take(LENGTHS.size))
     sizes = [size for (size,) in LENGTH.iter_unpack(take(LENGTH.size * count))] if count else []
     if length > MAX_HEADER_BYTES or sum(sizes) > MAX_BLOB_BYTES:
-        raise FrameError(f"a message of {length} and {sizes} bytes; the limits are {MAX_HEADER_BYTES} and {MAX_BLOB_BYTES} in all")
+        raise FrameError(
+            f"a message of {length} and {sizes} bytes; the limits are {MAX_HEADER_BYTES} and "
+            f"{MAX_BLOB_BYTES} in all"
+        )
     body = take(length + sum(sizes))
     try:
         header = json.loads(body[:length]) if length else {}

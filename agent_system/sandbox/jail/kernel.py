@@ -49,8 +49,8 @@ def prctl(what: str, option: int, argument: int = 0, pointer: ctypes.c_ulong = _
 def fork() -> int:
     """Fork a single-threaded process without running the fork handlers of Python's modules.
 
-    The handlers have no effect without other threads, and the memory pages they touch cost more than the fork. The caller reseeds random
-    generators in the child.
+    The handlers have no effect without other threads, and the memory pages they touch cost more than the
+    fork. The caller reseeds random generators in the child.
     """
     if not hasattr(_libc, "_Fork"):  # glibc 2.34
         return os.fork()
@@ -63,10 +63,20 @@ def clone(flags: int) -> int:
         return fork()
     if MACHINE not in CLONE_NUMBER:
         raise OSError(f"namespaces are supported on {', '.join(CLONE_NUMBER)} only, not on {MACHINE}")
-    return syscall(f"clone into new namespaces (flags {flags:#x})", CLONE_NUMBER[MACHINE], flags | signal.SIGCHLD, 0, 0, 0, 0)
+    return syscall(
+        f"clone into new namespaces (flags {flags:#x})",
+        CLONE_NUMBER[MACHINE],
+        flags | signal.SIGCHLD,
+        0,
+        0,
+        0,
+        0,
+    )
 
 
-def mount(source: str, target: str, kind: str | None = None, flags: int = 0, options: str | None = None) -> None:
+def mount(
+    source: str, target: str, kind: str | None = None, flags: int = 0, options: str | None = None
+) -> None:
     """Mount `source` on `target`. Raise OSError that names the target."""
     words = [source.encode(), target.encode(), kind.encode() if kind else None]
     result = _libc.mount(*words, ctypes.c_ulong(flags), options.encode() if options else None)
@@ -107,5 +117,7 @@ def drop_capabilities() -> None:
 
 
 def no_new_privileges() -> None:
-    """Prevent programs executed later from gaining privileges; an unprivileged process needs this for seccomp and Landlock."""
+    """Prevent programs executed later from gaining privileges; an unprivileged process needs this for seccomp
+    and Landlock.
+    """
     prctl("PR_SET_NO_NEW_PRIVS", PR_SET_NO_NEW_PRIVS, 1)

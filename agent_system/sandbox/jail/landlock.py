@@ -23,7 +23,13 @@ WRITE = READ | WRITE_FILE | REMOVE_DIR | REMOVE_FILE | MAKE_DIR | MAKE_REG | MAK
 
 def version() -> int:
     """Return Landlock's ABI version on this kernel. Raise OSError when the kernel has no Landlock."""
-    return syscall("Landlock (Linux 5.13 or newer, `lsm=landlock` among the boot options)", CREATE_RULESET, None, 0, ASK_VERSION)
+    return syscall(
+        "Landlock (Linux 5.13 or newer, `lsm=landlock` among the boot options)",
+        CREATE_RULESET,
+        None,
+        0,
+        ASK_VERSION,
+    )
 
 
 def scopes_signals() -> bool:

@@ -1,4 +1,5 @@
-"""The process that the trainer starts: it starts the warden, then watches from outside the memory and disk use of programs.
+"""The process that the trainer starts: it starts the warden, then watches from outside the memory and disk
+use of programs.
 
 python -S -s -c "... from jail.main import main; main()"      # commands on stdin, results on stdout
 """
@@ -15,7 +16,8 @@ from . import frames, kernel, preload, scratch, tree, warden
 from .place import ALARM, COMMANDS, RESULTS, WATCH, kill_below
 
 LOOK_EVERY_S = 0.05
-# User ids that no system assigns: one per worker, so that the processes of different workers are counted separately.
+# User ids that no system assigns: one per worker, so that the processes of different workers are counted
+# separately.
 FIRST_UID = 1_500_000_000
 
 
@@ -70,11 +72,19 @@ def _start(settings: warden.Settings) -> tuple[int, int]:
 
 
 def _map_users(pid: int, uid: int | None) -> None:
-    """Map the users of the warden's user namespace: root and a separate user if this process is root, else only its own user."""
+    """Map the users of the warden's user namespace: root and a separate user if this process is root, else
+    only its own user.
+    """
     if uid is None:
         _write(pid, "setgroups", "deny")
     for name, own in (("gid_map", os.getegid()), ("uid_map", os.geteuid())):
-        _write(pid, name, f"{warden.INSIDE} {own} 1" if uid is None else f"{warden.PREPARING} {own} 1\n{warden.INSIDE} {uid} 1")
+        _write(
+            pid,
+            name,
+            f"{warden.INSIDE} {own} 1"
+            if uid is None
+            else f"{warden.PREPARING} {own} 1\n{warden.INSIDE} {uid} 1",
+        )
 
 
 def _write(pid: int, name: str, text: str) -> None:
@@ -88,7 +98,9 @@ def _address_space_bytes() -> int:
 
 
 def _watch(watch: int, alarm: int, settings: warden.Settings) -> None:
-    """Measure the processes of the running test, and send its init an alarm when they exceed a limit; return when the warden ends."""
+    """Measure the processes of the running test, and send its init an alarm when they exceed a limit; return
+    when the warden ends.
+    """
     poller = select.poll()
     poller.register(watch, select.POLLIN)
     number = memory = disk = processes = 0
@@ -101,16 +113,24 @@ def _watch(watch: int, alarm: int, settings: warden.Settings) -> None:
             number, memory, disk, processes = WATCH.unpack(data)
             continue
         used, running = _usage()
-        exceeded = {b"m": used > memory, b"p": running > processes > 0, b"d": disk and scratch.used_bytes(folder) > disk}
+        exceeded = {
+            b"m": used > memory,
+            b"p": running > processes > 0,
+            b"d": disk and scratch.used_bytes(folder) > disk,
+        }
         for what in [what for what, over in exceeded.items() if over][:1]:
             with suppress(BlockingIOError, BrokenPipeError):
                 os.write(alarm, ALARM.pack(number, what))
 
 
 def _usage() -> tuple[int, int]:
-    """Return the memory of the test's processes in bytes, beyond the memory each started with, and their number, threads included."""
+    """Return the memory of the test's processes in bytes, beyond the memory each started with, and their
+    number, threads included.
+    """
     warden_pid = tree.children(os.getpid())[:1]
     job = [pid for parent in warden_pid for pid in tree.children(parent)[:1]]
     base = sum(tree.memory_bytes(pid) for pid in job)
     running = [pid for parent in job for pid in tree.descendants(parent)]
-    return sum(max(0, tree.memory_bytes(pid) - base) for pid in running), sum(tree.threads(pid) for pid in running)
+    return sum(max(0, tree.memory_bytes(pid) - base) for pid in running), sum(
+        tree.threads(pid) for pid in running
+    )

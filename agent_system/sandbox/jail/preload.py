@@ -1,8 +1,9 @@
-"""Imports of programs: the standard library and the configured packages; frequently used modules are loaded once for all runs.
+"""Imports of programs: the standard library and the configured packages; frequently used modules are loaded
+once for all runs.
 
-C modules that need a system library must be loaded here, because a program's file system view has no such library. Every mapped library
-and every touched page makes each run slower, so only modules that small programs use are loaded: `ssl`, `sqlite3`, `bz2` and `lzma` are
-not, and cannot be imported.
+C modules that need a system library must be loaded here, because a program's file system view has no such
+library. Every mapped library and every touched page makes each run slower, so only modules that small
+programs use are loaded: `ssl`, `sqlite3`, `bz2` and `lzma` are not, and cannot be imported.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from collections.abc import Mapping, Sequence
 from .callee import usual_names
 
 OFTEN_USED = (
-    "bisect", "collections", "copy", "datetime", "functools", "heapq", "io", "itertools", "json", "math", "operator", "re",
+    "bisect", "collections", "copy", "datetime", "functools", "heapq", "io", "itertools", "json", "math",
+    "operator", "re",
     "string", "time", "traceback", "typing", "zlib",
 )  # fmt: skip
 # Their libraries are large, and `hashlib` works without them.
@@ -25,7 +27,9 @@ LEFT_OUT = ("_hashlib", "_ssl")
 
 
 def preload(packages: Sequence[str]) -> None:
-    """Import frequently used modules and `packages`. Raise ImportError when one of `packages` cannot be imported."""
+    """Import frequently used modules and `packages`. Raise ImportError when one of `packages` cannot be
+    imported.
+    """
     hidden = {name: sys.modules.get(name) for name in LEFT_OUT}
     sys.modules.update(dict.fromkeys(LEFT_OUT))  # type: ignore[arg-type]
     with warnings.catch_warnings():
@@ -39,7 +43,11 @@ def preload(packages: Sequence[str]) -> None:
     from _sitebuiltins import Quitter, _Helper, _Printer
 
     # Builtins that `site` would add.
-    builtins.exit, builtins.quit, builtins.help = Quitter("exit", "exit()"), Quitter("quit", "quit()"), _Helper()
+    builtins.exit, builtins.quit, builtins.help = (
+        Quitter("exit", "exit()"),
+        Quitter("quit", "quit()"),
+        _Helper(),
+    )
     for name in ("copyright", "credits", "license"):
         setattr(builtins, name, _Printer(name, "See https://www.python.org/psf/license/"))
 
@@ -48,7 +56,8 @@ def relocate(moved: Mapping[str, str], path: Sequence[str]) -> None:
     """Change the folders of later imports.
 
     Args:
-        moved: folder at the time of loading -> folder as programs see it, for packages that are already loaded.
+        moved: folder at the time of loading -> folder as programs see it, for packages that are already
+            loaded.
         path: the new `sys.path`.
     """
     for module in list(sys.modules.values()):

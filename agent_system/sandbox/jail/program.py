@@ -1,4 +1,6 @@
-"""The process of the program: takes its streams, is confined, compiles and runs the program, and reports how it ended."""
+"""The process of the program: takes its streams, is confined, compiles and runs the program, and reports how
+it ended.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ MAX_DESCRIPTORS = 1 << 16
 # In characters, since a line of the program can be as long as the program.
 MAX_TRACEBACK_CHARS = 8000
 RETURNED = b'{"end": "returned"}'
-# Kinds of messages to the job's init before the program runs: an error, or the compiled program, which later tests reuse.
+# Kinds of messages to the job's init before the program runs: an error, or the compiled program, which later
+# tests reuse.
 FAILED, COMPILED = b"f", b"c"
 MAX_COMPILED_BYTES = 1 << 15
 
@@ -44,10 +47,12 @@ def start(
     Args:
         source: the program's text.
         compiled: its code, compiled by an earlier test; empty if there is none.
-        test: `mode` (call | compile; empty just runs), for a call `function`, `args` and `kwargs`, and `usual_names`.
-        pipes: descriptors, all above `STATUS_FD`, of stdin, stdout, stderr, and for the end report, a JSON object.
-        setup: descriptor for `FAILED` and an error, or `COMPILED`, the length and the code, before the program runs; it never blocks, and
-            is closed for the program.
+        test: `mode` (call | compile; empty just runs), for a call `function`, `args` and `kwargs`, and
+            `usual_names`.
+        pipes: descriptors, all above `STATUS_FD`, of stdin, stdout, stderr, and for the end report, a JSON
+            object.
+        setup: descriptor for `FAILED` and an error, or `COMPILED`, the length and the code, before the
+            program runs; it never blocks, and is closed for the program.
         keep: other descriptors that stay open, ascending.
         confine: confines this process.
     """
@@ -107,13 +112,19 @@ def _run(source: str, known: bytes, test: dict[str, Any], setup: int) -> NoRetur
 
 
 def _compile(source: str, setup: int) -> CodeType:
-    """Compile the program and send the code to the init as well: no code of the program has run yet, so it cannot be forged."""
+    """Compile the program and send the code to the init as well: no code of the program has run yet, so it
+    cannot be forged.
+    """
     compiled = compile(source, NAME, "exec", dont_inherit=True)
     try:
         data = marshal.dumps(compiled)
         if len(data) <= MAX_COMPILED_BYTES:
             os.write(setup, COMPILED + len(data).to_bytes(4) + data)
-    except (ValueError, MemoryError, OSError):  # nested too deep, too large for its limits, or more than the pipe takes
+    except (
+        ValueError,
+        MemoryError,
+        OSError,
+    ):  # nested too deep, too large for its limits, or more than the pipe takes
         pass
     return compiled
 
@@ -184,11 +195,15 @@ def _flush() -> None:
 
 
 def _remove_names(module: ModuleType) -> None:
-    """Remove the program's names in the order of the interpreter: files are written to their ends, and objects may print a last time."""
+    """Remove the program's names in the order of the interpreter: files are written to their ends, and
+    objects may print a last time.
+    """
     sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
     names = vars(module)
     for hidden in (True, False):
-        for name in [name for name in names if name != "__builtins__" and (not hidden or name[:1] == "_" != name[1:2])]:
+        for name in [
+            name for name in names if name != "__builtins__" and (not hidden or name[:1] == "_" != name[1:2])
+        ]:
             names[name] = None
 
 

@@ -1,6 +1,8 @@
-"""Runs the tests of a job: starts each program with its input, reads its output, ends it, reaps all of its processes, and reports.
+"""Runs the tests of a job: starts each program with its input, reads its output, ends it, reaps all of its
+processes, and reports.
 
-Memory pages that this process touches are copied for every program that it forks, so it does little and imports few modules.
+Memory pages that this process touches are copied for every program that it forks, so it does little and
+imports few modules.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ from typing import Any
 from . import frames, kernel, program
 from .place import ALARM, ALARMS, COMMANDS, RESULTS, WATCH, JobContext
 
-# To the trainer, before the program's output: index in `STOPPED`, exit status, seconds of wall-clock time, seconds of CPU time.
+# To the trainer, before the program's output: index in `STOPPED`, exit status, seconds of wall-clock time,
+# seconds of CPU time.
 REPORT = struct.Struct("!bidd")
 STOPPED = (None, "timeout", "output", "memory", "disk", "processes")
 CHUNK = 65536
@@ -30,7 +33,8 @@ class Runner:
         stopped: why the test was ended by the runner; None while it runs and when it ended by itself.
         status: exit status of its process, negative for a signal; None while it runs.
         cpu_s: CPU time of its processes that have ended.
-        compiled: the program as compiled by the first test; only processes of the program load it. Empty before.
+        compiled: the program as compiled by the first test; only processes of the program load it. Empty
+            before.
     """
 
     def __init__(self, context: JobContext, source: str, limits: dict[str, Any]) -> None:
@@ -52,13 +56,25 @@ class Runner:
         folder = self.context.clean(self.limits["disk_mb"] << 20)
         streams = self.context.streams
         streams.fill(stdin)
-        stdin_end, (out, out_end), (err, err_end) = streams.open_input(), streams.open_pipe(1), streams.open_pipe(2)
+        stdin_end, (out, out_end), (err, err_end) = (
+            streams.open_input(),
+            streams.open_pipe(1),
+            streams.open_pipe(2),
+        )
         end, end_end = os.pipe()
         setup, setup_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         pid = kernel.fork()
         if pid == 0:
             pipes = (stdin_end, out_end, err_end, end_end)
-            program.start(self.source, self.compiled, test, pipes, setup_end, self.context.keep, lambda: self._confine(folder))
+            program.start(
+                self.source,
+                self.compiled,
+                test,
+                pipes,
+                setup_end,
+                self.context.keep,
+                lambda: self._confine(folder),
+            )
         for fd in (stdin_end, out_end, err_end, end_end, setup_end):
             os.close(fd)
         outputs = {out: bytearray(), err: bytearray(), end: bytearray()}
@@ -75,11 +91,15 @@ class Runner:
             os.close(fd)
         if self.watched:
             os.write(self.context.watch, WATCH.pack(0, 0, 0, 0))
-        report = REPORT.pack(STOPPED.index(self.stopped), self.status or 0, time.monotonic() - began, self.cpu_s)
+        report = REPORT.pack(
+            STOPPED.index(self.stopped), self.status or 0, time.monotonic() - began, self.cpu_s
+        )
         frames.write_frame(RESULTS, {}, report, *outputs.values(), failure)
 
     def _read_setup(self, setup: int) -> bytes:
-        """Keep the compiled program of the first test that sends one; return the error if the program could not be started."""
+        """Keep the compiled program of the first test that sends one; return the error if the program could
+        not be started.
+        """
         if self.compiled and self.status != program.SETUP_FAILED:
             return b""
         message = os.read(setup, CHUNK)
@@ -130,12 +150,16 @@ class Runner:
         return bool(chunk)
 
     def _ask_to_watch(self) -> None:
-        """Ask the watcher to measure the run; not at its start, since most programs end before the first measurement."""
+        """Ask the watcher to measure the run; not at its start, since most programs end before the first
+        measurement.
+        """
         if not self.watched:
             self.watched = True
             disk = 0 if self.context.disk_is_bounded else self.limits["disk_mb"] << 20
             processes = 0 if self.context.processes_are_bounded else self.limits["processes"]
-            os.write(self.context.watch, WATCH.pack(self.number, self.limits["memory_mb"] << 20, disk, processes))
+            os.write(
+                self.context.watch, WATCH.pack(self.number, self.limits["memory_mb"] << 20, disk, processes)
+            )
 
     def _alarm(self) -> None:
         number, what = ALARM.unpack(os.read(self.context.alarm, ALARM.size))
@@ -163,7 +187,9 @@ class Runner:
 
 
 def _exit_descriptor(pid: int) -> int | None:
-    """Return a descriptor that is readable once the process has ended; None where the system has none (Linux before 5.3)."""
+    """Return a descriptor that is readable once the process has ended; None where the system has none (Linux
+    before 5.3).
+    """
     try:
         return os.pidfd_open(pid)
     except OSError:

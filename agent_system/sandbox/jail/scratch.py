@@ -1,4 +1,6 @@
-"""The writable folder of programs where it is a folder of the host: emptied and measured whatever a program left in it."""
+"""The writable folder of programs where it is a folder of the host: emptied and measured whatever a program
+left in it.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ MAX_ENTRIES = 200_000
 
 
 def empty(folder: str) -> None:
-    """Remove everything in a folder. Folders inside are moved up before they are emptied, so depth does not matter."""
+    """Remove everything in a folder. Folders inside are moved up before they are emptied, so depth does not
+    matter.
+    """
     number = 0
     os.chmod(folder, 0o700)  # the program may have removed the permission to list it
     while names := os.listdir(folder):
@@ -45,7 +49,9 @@ def remove(folder: str) -> None:
 
 
 def used_bytes(folder: str) -> int:
-    """Return the disk space used below a folder in bytes, at least `ENTRY_BYTES` per entry; stop counting at `MAX_ENTRIES`."""
+    """Return the disk space used below a folder in bytes, at least `ENTRY_BYTES` per entry; stop counting at
+    `MAX_ENTRIES`.
+    """
     total = entries = 0
     folders = [folder]
     while folders and entries < MAX_ENTRIES:

@@ -1,7 +1,7 @@
 """The filter of system calls: a list of allowed calls, assembled as classic BPF.
 
-The kernel compiles a filter and evaluates it for every call number when it is installed, which happens before every program. It is
-therefore short, and finds the numbers by binary search.
+The kernel compiles a filter and evaluates it for every call number when it is installed, which happens before
+every program. It is therefore short, and finds the numbers by binary search.
 """
 
 from __future__ import annotations
@@ -13,7 +13,17 @@ from collections.abc import Callable, Iterable
 from itertools import groupby
 
 from . import syscalls
-from .kernel import CLONE_NEWCGROUP, CLONE_NEWIPC, CLONE_NEWNET, CLONE_NEWNS, CLONE_NEWPID, CLONE_NEWUSER, CLONE_NEWUTS, MACHINE, prctl
+from .kernel import (
+    CLONE_NEWCGROUP,
+    CLONE_NEWIPC,
+    CLONE_NEWNET,
+    CLONE_NEWNS,
+    CLONE_NEWPID,
+    CLONE_NEWUSER,
+    CLONE_NEWUTS,
+    MACHINE,
+    prctl,
+)
 
 AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 22, 2
@@ -22,20 +32,26 @@ LOAD, JUMP, JUMP_EQUAL, JUMP_FROM, JUMP_ANY_BIT, RETURN = 0x20, 0x05, 0x15, 0x35
 # A conditional jump has one byte for each of its two offsets.
 MAX_JUMP = 255
 NUMBER, ARCHITECTURE, ARGUMENTS = 0, 4, 16
-REFUSED, UNKNOWN, NO_TERMINAL, NO_MEMORY = (FAIL | number for number in (errno.EPERM, errno.ENOSYS, errno.ENOTTY, errno.ENOMEM))
+REFUSED, UNKNOWN, NO_TERMINAL, NO_MEMORY = (
+    FAIL | number for number in (errno.EPERM, errno.ENOSYS, errno.ENOTTY, errno.ENOMEM)
+)
 # The call is not made and returns 0.
 IGNORED = FAIL
-NAMESPACES = CLONE_NEWNS | CLONE_NEWCGROUP | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNET
+NAMESPACES = (
+    CLONE_NEWNS | CLONE_NEWCGROUP | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNET
+)
 AF_UNIX = 1
-# SOCK_STREAM and SOCK_SEQPACKET, each with any of SOCK_NONBLOCK and SOCK_CLOEXEC. Not SOCK_DGRAM: such a socket of a pair can send to any
-# named socket of the host.
+# SOCK_STREAM and SOCK_SEQPACKET, each with any of SOCK_NONBLOCK and SOCK_CLOEXEC. Not SOCK_DGRAM: such a
+# socket of a pair can send to any named socket of the host.
 SOCKETS = tuple(kind | flags for kind in (1, 5) for flags in (0, 0x800, 0x80000, 0x80800))
 O_TRUNC, O_WRONLY, O_RDWR = 0o1000, 1, 2
 MAP_SHARED, MAP_ANONYMOUS = 1, 0x20
-# FIONREAD, FIONBIO, FIOCLEX, FIONCLEX, which Python itself uses on files. Requests to terminals answer "not a terminal".
+# FIONREAD, FIONBIO, FIOCLEX, FIONCLEX, which Python itself uses on files. Requests to terminals answer "not a
+# terminal".
 IOCTLS = (0x541B, 0x5421, 0x5451, 0x5450)
-# Duplication, flags, the size of a pipe (not F_SETPIPE_SZ: no memory limit counts a pipe's contents). F_SETOWN with F_SETSIG could send
-# any signal to any process of the same user; for locks see `syscalls.REFUSED`.
+# Duplication, flags, the size of a pipe (not F_SETPIPE_SZ: no memory limit counts a pipe's contents).
+# F_SETOWN with F_SETSIG could send any signal to any process of the same user; for locks see
+# `syscalls.REFUSED`.
 FCNTLS = (0, 1, 2, 3, 4, 1030, 1032)
 # PR_SET_NAME, PR_GET_NAME, PR_GET_DUMPABLE, PR_GET_NO_NEW_PRIVS
 PRCTLS = (15, 16, 3, 39)
@@ -50,8 +66,10 @@ def assemble(machine: str, signals: bool, changes: bool) -> bytes:
 
     Args:
         machine: `x86_64` or `aarch64`. The x32 and 32-bit calls of x86-64 end the process.
-        signals: programs may send signals; False where nothing else protects processes outside the sandbox from them.
-        changes: programs may use `syscalls.FILE_CHANGES`; False where they can name files outside the sandbox.
+        signals: programs may send signals; False where nothing else protects processes outside the sandbox
+            from them.
+        changes: programs may use `syscalls.FILE_CHANGES`; False where they can name files outside the
+            sandbox.
     """
     by_arguments = syscalls.numbers(syscalls.BY_ARGUMENTS, machine)
     answers: dict[int, Code] = {}
@@ -63,7 +81,12 @@ def assemble(machine: str, signals: bool, changes: bool) -> bytes:
     ):
         answers |= dict.fromkeys(syscalls.numbers(table, machine).values(), _answer(verdict))
     answers |= {by_arguments[name]: _answer(ALLOW if signals else REFUSED) for name in SIGNALLING}
-    answers[by_arguments["clone"]] = [(LOAD, ARGUMENTS, 0, 0), (JUMP_ANY_BIT, NAMESPACES, 0, 1), *_answer(REFUSED), *_answer(ALLOW)]
+    answers[by_arguments["clone"]] = [
+        (LOAD, ARGUMENTS, 0, 0),
+        (JUMP_ANY_BIT, NAMESPACES, 0, 1),
+        *_answer(REFUSED),
+        *_answer(ALLOW),
+    ]
     answers[by_arguments["socketpair"]] = [
         (LOAD, ARGUMENTS, 0, 0),
         (JUMP_EQUAL, AF_UNIX, 1, 0),
@@ -84,12 +107,19 @@ def assemble(machine: str, signals: bool, changes: bool) -> bytes:
     answers[by_arguments["ioctl"]] = _answer_by(1, IOCTLS, NO_TERMINAL)
     answers[by_arguments["fcntl"]] = _answer_by(1, FCNTLS, REFUSED)
     answers[by_arguments["prctl"]] = _answer_by(0, PRCTLS, REFUSED)
-    answers[by_arguments["prlimit64"]] = answers[by_arguments["sched_setaffinity"]] = _answer_by(0, (0,), REFUSED)
+    answers[by_arguments["prlimit64"]] = answers[by_arguments["sched_setaffinity"]] = _answer_by(
+        0, (0,), REFUSED
+    )
     known = max(answers) + 1
     numbered = [(number, answers.get(number, _answer(UNKNOWN))) for number in range(known)]
     ranges = [(next(members)[0], answer) for answer, members in groupby(numbered, key=lambda pair: pair[1])]
     search = _search([*ranges, (known, _answer(UNKNOWN)), (1 << 30, _answer(KILL))])
-    start: Code = [(LOAD, ARCHITECTURE, 0, 0), (JUMP_EQUAL, AUDIT_ARCH[machine], 1, 0), *_answer(KILL), (LOAD, NUMBER, 0, 0)]
+    start: Code = [
+        (LOAD, ARCHITECTURE, 0, 0),
+        (JUMP_EQUAL, AUDIT_ARCH[machine], 1, 0),
+        *_answer(KILL),
+        (LOAD, NUMBER, 0, 0),
+    ]
     return b"".join(struct.pack("=HBBI", code, yes, no, value) for code, value, yes, no in start + search)
 
 
@@ -118,7 +148,9 @@ def _answer_by(index: int, values: Iterable[int], otherwise: int) -> Code:
 
 
 def _answer_open(index: int) -> Code:
-    """Return code that refuses O_TRUNC without write access, which Landlock allows before Linux 6.2; argument `index` has the flags."""
+    """Return code that refuses O_TRUNC without write access, which Landlock allows before Linux 6.2; argument
+    `index` has the flags.
+    """
     return [
         (LOAD, ARGUMENTS + 8 * index, 0, 0),
         (JUMP_ANY_BIT, O_TRUNC, 0, 3),
@@ -135,7 +167,8 @@ class _Program(ctypes.Structure):
 
 
 def prepare(code: bytes) -> Callable[[], None]:
-    """Return a function that installs a filter for the calling process and its descendants; needs `no_new_privileges`.
+    """Return a function that installs a filter for the calling process and its descendants; needs
+    `no_new_privileges`.
 
     The function raises OSError where the kernel has no filters.
     """

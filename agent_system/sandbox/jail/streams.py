@@ -1,4 +1,5 @@
-"""The standard streams of programs: a file with the input and two named pipes, so that programs can open them by name as well.
+"""The standard streams of programs: a file with the input and two named pipes, so that programs can open them
+by name as well.
 
 They are made once for each worker, whose programs run one after the other.
 """
@@ -11,7 +12,8 @@ import sys
 from typing import NamedTuple
 
 NAMES = ("stdin", "stdout", "stderr")
-# Every user reads the input and writes to the pipes; only the descriptor of `Streams.writer` changes the input.
+# Every user reads the input and writes to the pipes; only the descriptor of `Streams.writer` changes the
+# input.
 INPUT_MODE, PIPE_MODE = 0o444, 0o622
 
 
@@ -39,7 +41,9 @@ class Streams(NamedTuple):
 
     def open_pipe(self, index: int) -> tuple[int, int]:
         """Return descriptors of the ends of a pipe: one to read from, and one for a program."""
-        reader = os.open(self.paths[index], os.O_RDONLY | os.O_NONBLOCK)  # without a writer, others would wait for one
+        reader = os.open(
+            self.paths[index], os.O_RDONLY | os.O_NONBLOCK
+        )  # without a writer, others would wait for one
         os.set_blocking(reader, True)
         return reader, os.open(self.paths[index], os.O_WRONLY)
 
@@ -56,21 +60,30 @@ def make(folder: str, shown: str) -> Streams:
 
 
 def open_outputs() -> None:
-    """Create new `sys.stdout` and `sys.stderr` over descriptors that are replaced by pipes before a program runs.
+    """Create new `sys.stdout` and `sys.stderr` over descriptors that are replaced by pipes before a program
+    runs.
 
     They are as Python has them, but half a surrogate can be printed, which ends a program of plain Python.
     """
     out = io.TextIOWrapper(_writer(1, "<stdout>"), encoding="utf-8", errors="backslashreplace", newline="\n")
     _set("stdout", out, "w")
-    errors = io.TextIOWrapper(_writer(2, "<stderr>"), encoding="utf-8", errors="backslashreplace", newline="\n", line_buffering=True)
+    errors = io.TextIOWrapper(
+        _writer(2, "<stderr>"), encoding="utf-8", errors="backslashreplace", newline="\n", line_buffering=True
+    )
     _set("stderr", errors, "w")
 
 
 def open_stdin() -> None:
-    """Create a new `sys.stdin` over the input of a program: a stream learns at its creation whether it can seek."""
+    """Create a new `sys.stdin` over the input of a program: a stream learns at its creation whether it can
+    seek.
+    """
     raw = io.FileIO(0, "rb", closefd=False)
     raw.name = "<stdin>"
-    _set("stdin", io.TextIOWrapper(io.BufferedReader(raw), encoding="utf-8", errors="strict", newline="\n"), "r")
+    _set(
+        "stdin",
+        io.TextIOWrapper(io.BufferedReader(raw), encoding="utf-8", errors="strict", newline="\n"),
+        "r",
+    )
 
 
 def _writer(fd: int, name: str) -> io.BufferedWriter:

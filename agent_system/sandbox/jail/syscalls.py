@@ -1,7 +1,7 @@
 """Numbers of system calls: those that a program may make, and those that are refused by name.
 
-Each entry is `name number-on-x86_64 number-on-aarch64`, `-` where the machine has no such call. Calls in no table fail with "not
-implemented", so that the C library can fall back to older ones.
+Each entry is `name number-on-x86_64 number-on-aarch64`, `-` where the machine has no such call. Calls in no
+table fail with "not implemented", so that the C library can fall back to older ones.
 """
 
 from __future__ import annotations
@@ -35,20 +35,22 @@ pwritev2 328 287 | statx 332 291 | rseq 334 293 | close_range 436 436 | faccessa
 getegid 108 177 | futex_waitv 449 449
 """
 
-# Not made, but return success: a program's data need not survive a crash, and these calls load every disk of the host, `sync`
-# without being interruptible by a signal.
+# Not made, but return success: a program's data need not survive a crash, and these calls load every disk of
+# the host, `sync` without being interruptible by a signal.
 IGNORED = """
 sync 162 81 | fsync 74 82 | fdatasync 75 83 | sync_file_range 277 84 | msync 26 227
 """
 
-# Change a file that its user owns or may write, by name or through a read-only descriptor. Landlock does not check them (`truncate` only
-# from Linux 6.2 on), so they are refused wherever a program can see files outside the sandbox.
+# Change a file that its user owns or may write, by name or through a read-only descriptor. Landlock does not
+# check them (`truncate` only from Linux 6.2 on), so they are refused wherever a program can see files outside
+# the sandbox.
 FILE_CHANGES = """
 chmod 90 - | fchmod 91 52 | fchmodat 268 53 | utime 132 - | utimes 235 - | utimensat 280 88 | truncate 76 45
 """
 
-# Fail with "operation not permitted". `setsockopt` could enlarge a socket's buffer, which no memory limit counts; socket pairs need
-# none of its options. Locks of a device or library affect every process of the host, and no limit bounds their number.
+# Fail with "operation not permitted". `setsockopt` could enlarge a socket's buffer, which no memory limit
+# counts; socket pairs need none of its options. Locks of a device or library affect every process of the
+# host, and no limit bounds their number.
 REFUSED = """
 socket 41 198 | connect 42 203 | bind 49 200 | listen 50 201 | accept 43 202 | accept4 288 242 | execve 59 221 | execveat 322 281
 ptrace 101 117 | process_vm_readv 310 270 | process_vm_writev 311 271 | kcmp 312 272 | pidfd_open 434 434 | pidfd_getfd 438 438

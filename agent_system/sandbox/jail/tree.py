@@ -23,7 +23,9 @@ def children(pid: int) -> list[int]:
 
 def _children_by_parent(pid: int) -> list[int]:
     """Return the same where the kernel has no list of children, from the parent of every process."""
-    if not os.path.exists(f"/proc/{pid}") or os.path.exists(f"/proc/{os.getpid()}/task/{os.getpid()}/children"):
+    if not os.path.exists(f"/proc/{pid}") or os.path.exists(
+        f"/proc/{os.getpid()}/task/{os.getpid()}/children"
+    ):
         return []
     found = []
     for name in os.listdir("/proc"):
@@ -45,7 +47,8 @@ def descendants(pid: int) -> list[int]:
 def memory_bytes(pid: int) -> int:
     """Return the private and shared memory of a process in bytes, without mapped files; 0 when it has ended.
 
-    The first thread reports no memory once it has ended, even if other threads of the process still run, so the others are read too.
+    The first thread reports no memory once it has ended, even if other threads of the process still run, so
+    the others are read too.
     """
     with suppress(OSError):
         for thread in sorted(os.listdir(f"/proc/{pid}/task"), key=int):
@@ -64,7 +67,9 @@ def threads(pid: int) -> int:
 
 
 def threads_of(uid: int) -> int:
-    """Return the number of threads of a user on the whole machine, which the process limit counts without a user namespace."""
+    """Return the number of threads of a user on the whole machine, which the process limit counts without a
+    user namespace.
+    """
     total = 0
     for name in os.listdir("/proc"):
         if name.isdigit():

@@ -1,4 +1,6 @@
-"""The file system that a program sees in a mount namespace: library, packages, three devices, its streams and an empty /tmp."""
+"""The file system that a program sees in a mount namespace: library, packages, three devices, its streams and
+an empty /tmp.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ def build(stdlib: str, packages: Mapping[str, str]) -> streams.Streams:
     for name, (source, is_folder) in sources.items():
         _show(source, _place(f"{STAGE}{PACKAGES}/{name}", is_folder))
     for name, source in devices.items():
-        _show(source, _place(f"{STAGE}/dev/{name}", False), MS_NOSUID)  # read-only mount: writing to a device changes no file
+        _show(
+            source, _place(f"{STAGE}/dev/{name}", False), MS_NOSUID
+        )  # read-only mount: writing to a device changes no file
     os.symlink(TMP, f"{STAGE}/dev/shm")
     made = _make_streams()
     for fd in (library, *(fd for fd, _ in sources.values()), *devices.values()):
@@ -79,9 +83,17 @@ def mount_tmp(size_bytes: int, uid: int, gid: int) -> None:
 
 
 def _make_streams() -> streams.Streams:
-    """Make the streams in a file system that programs see read-only, and link the names that Linux has for them."""
+    """Make the streams in a file system that programs see read-only, and link the names that Linux has for
+    them.
+    """
     folder = STAGE + STREAMS
-    kernel.mount("tmpfs", folder, "tmpfs", PLAIN | MS_NOEXEC, f"mode=0755,size={STREAM_BYTES},nr_inodes={len(streams.NAMES) + 1}")
+    kernel.mount(
+        "tmpfs",
+        folder,
+        "tmpfs",
+        PLAIN | MS_NOEXEC,
+        f"mode=0755,size={STREAM_BYTES},nr_inodes={len(streams.NAMES) + 1}",
+    )
     made = streams.make(folder, STREAMS)
     # The mount with the descriptor that changes the input stays below, where no name leads.
     kernel.mount(folder, folder, None, MS_BIND)
@@ -102,7 +114,9 @@ def _place(path: str, is_folder: bool) -> str:
 
 
 def _show(source: int, target: str, flags: int = PLAIN) -> None:
-    """Bind read-only. The mount flags set by the host are kept, because a user namespace may not remove them."""
+    """Bind read-only. The mount flags set by the host are kept, because a user namespace may not
+    remove them.
+    """
     kernel.mount(f"/proc/self/fd/{source}", target, None, MS_BIND)
     kept = os.statvfs(target).f_flag & (MS_NOEXEC | MS_NOSUID | MS_NODEV)
     kernel.mount("none", target, None, MS_REMOUNT | MS_BIND | MS_RDONLY | flags | kept)

@@ -1,4 +1,6 @@
-"""The process that builds a worker's file system view and starts an init in it for every job; it never sees a program."""
+"""The process that builds a worker's file system view and starts an init in it for every job; it never sees a
+program.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ from .place import RESULTS, JobContext, kill_below, kill_namespace
 
 WORLD = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS
 JOB = CLONE_NEWPID | CLONE_NEWNS
-# In a user namespace: the user of programs, and the user that prepares the view if root on the host started this process.
+# In a user namespace: the user of programs, and the user that prepares the view if root on the host started
+# this process.
 INSIDE, PREPARING = 1, 0
 
 
@@ -56,7 +59,9 @@ class Host(NamedTuple):
 
 
 def run(settings: Settings, host: Host, watch: int, alarm: int, go: int) -> NoReturn:
-    """Run the warden: wait for `go`, build the view, report readiness, then run jobs until the trainer closes the channel."""
+    """Run the warden: wait for `go`, build the view, report readiness, then run jobs until the trainer closes
+    the channel.
+    """
     try:
         if not os.read(go, 1):
             os._exit(1)
@@ -65,7 +70,11 @@ def run(settings: Settings, host: Host, watch: int, alarm: int, go: int) -> NoRe
         streams.open_outputs()
         confine_worker()
         watch = os.dup2(watch, program.STATUS_FD)  # so that no pipe of a program gets this number
-        context = _in_namespaces(settings, host, watch, alarm) if settings.namespaces else _on_the_host(settings, host, watch, alarm)
+        context = (
+            _in_namespaces(settings, host, watch, alarm)
+            if settings.namespaces
+            else _on_the_host(settings, host, watch, alarm)
+        )
         frames.write_frame(RESULTS, {"ready": True})
     except Exception as error:
         frames.write_frame(RESULTS, {"error": f"{type(error).__name__}: {error}"})
@@ -95,11 +104,14 @@ def _run_jobs(settings: Settings, context: JobContext) -> NoReturn:
 
 def _in_namespaces(settings: Settings, host: Host, watch: int, alarm: int) -> JobContext:
     separate = os.getuid() == PREPARING
-    # A separate user has no other processes. Else the limit counts the warden and the init, before Linux 5.14 all of the user's processes.
+    # A separate user has no other processes. Else the limit counts the warden and the init, before Linux 5.14
+    # all of the user's processes.
     counted = 0 if separate else 2 if _release() >= (5, 14) else None
     kernel.set_host_name("sandbox")
     made = view.build(settings.stdlib, settings.packages)
-    preload.relocate({settings.stdlib: view.STDLIB, settings.shown: view.PACKAGES}, search_path(view.STDLIB, view.PACKAGES))
+    preload.relocate(
+        {settings.stdlib: view.STDLIB, settings.shown: view.PACKAGES}, search_path(view.STDLIB, view.PACKAGES)
+    )
     how = Confinement(
         namespaces=True,
         landlock=False,

@@ -28,21 +28,26 @@ def syntaxes_of(tool_format: str) -> tuple[Syntax, ...]:
 
 
 def read_calls(text: str, syntaxes: Sequence[Syntax], tools: OfferedTools = ANY_TOOL) -> list[ToolRequest]:
-    """Return the tool calls of a reply in their order, malformed ones included; calls inside its thinking are ignored.
+    """Return the tool calls of a reply in their order, malformed ones included; calls inside its thinking are
+    ignored.
 
     Args:
         text: the reply.
-        syntaxes: how its calls may be written, in the order in which they are tried; the first one that is found is taken.
+        syntaxes: how its calls may be written, in the order in which they are tried; the first one that is
+            found is taken.
         tools: the tools that it may call.
     """
     return [request for span in _spans(strip_thinking(text), syntaxes, tools)[1] for request in span.requests]
 
 
-def split_calls(text: str, syntaxes: Sequence[Syntax], tools: OfferedTools = ANY_TOOL) -> tuple[str, list[ToolRequest]]:
-    """Return a reply without its thinking and its tool calls, and these calls. Malformed calls stay in the text, which else is as it was.
+def split_calls(
+    text: str, syntaxes: Sequence[Syntax], tools: OfferedTools = ANY_TOOL
+) -> tuple[str, list[ToolRequest]]:
+    """Return a reply without its thinking and its tool calls, and these calls. Malformed calls stay in the
+    text, which else is as it was.
 
-    So do calls that client libraries cannot read: their arguments are no object, or have numbers or characters that JSON has not.
-    Arguments are those of `read_calls`.
+    So do calls that client libraries cannot read: their arguments are no object, or have numbers or
+    characters that JSON has not. Arguments are those of `read_calls`.
     """
     visible = strip_thinking(text)
     syntax, spans = _spans(visible, syntaxes, tools)
@@ -50,7 +55,11 @@ def split_calls(text: str, syntaxes: Sequence[Syntax], tools: OfferedTools = ANY
         return without_thinking(text), []
     if not syntax.trigger:
         requests = spans[0].requests
-        return (syntax.rest_of(visible), requests) if all(r.is_readable for r in requests) else (without_thinking(text), [])
+        return (
+            (syntax.rest_of(visible), requests)
+            if all(r.is_readable for r in requests)
+            else (without_thinking(text), [])
+        )
     kept: list[str] = []
     calls: list[ToolRequest] = []
     end = 0
@@ -64,12 +73,16 @@ def split_calls(text: str, syntaxes: Sequence[Syntax], tools: OfferedTools = ANY
 
 def with_calls(content: str, calls: Sequence[Mapping[str, Any]]) -> str:
     """Return the content of a chat message with its `tool_calls` as text."""
-    texts = [f"<tool_call>\n{json.dumps(call['function'], ensure_ascii=False)}\n</tool_call>" for call in calls]
+    texts = [
+        f"<tool_call>\n{json.dumps(call['function'], ensure_ascii=False)}\n</tool_call>" for call in calls
+    ]
     return "\n".join([*([content] if content else []), *texts])
 
 
 def _spans(visible: str, syntaxes: Sequence[Syntax], tools: OfferedTools) -> tuple[Syntax | None, list[Span]]:
-    """Return the calls in the first syntax in which all are right and name tools; else what the first syntax makes of them."""
+    """Return the calls in the first syntax in which all are right and name tools; else what the first syntax
+    makes of them.
+    """
     first: tuple[Syntax | None, list[Span]] = (None, [])
     for number, syntax in enumerate(syntaxes):
         spans = list(syntax.spans(visible, tools))

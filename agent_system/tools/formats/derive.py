@@ -79,7 +79,12 @@ def _json_calls(text: str, calls: Sequence[TrialCall]) -> Syntax | None:
     for call in calls:
         start = places[-1][1] if places else 0
         place = _json_around(text, call, start)
-        if place is None and keys is not None and start == places[-1][1] and call.name in text[places[-1][0] : start]:
+        if (
+            place is None
+            and keys is not None
+            and start == places[-1][1]
+            and call.name in text[places[-1][0] : start]
+        ):
             continue  # in the list of the first call
         if place is None:
             return None
@@ -90,7 +95,14 @@ def _json_calls(text: str, calls: Sequence[TrialCall]) -> Syntax | None:
     frame = _Frame.of(text, places)
     if len(places) == 1 and len(calls) > 1:
         return Syntax("json", before=frame.begin.strip(), after=frame.end.strip(), keys=keys)
-    return Syntax("json", frame.begin.strip(), end=frame.end.strip(), before=frame.before.strip(), after=frame.after.strip(), keys=keys)
+    return Syntax(
+        "json",
+        frame.begin.strip(),
+        end=frame.end.strip(),
+        before=frame.before.strip(),
+        after=frame.after.strip(),
+        keys=keys,
+    )
 
 
 def _json_around(text: str, call: TrialCall, start: int) -> tuple[int, int] | None:
@@ -125,7 +137,11 @@ def _keys_of(value: Any, call: TrialCall) -> KeyNames | None:
     if isinstance(value.get("function"), dict):
         value = {**value, **value["function"]}
     shown = dict(call.arguments)
-    as_json = {key for key, item in value.items() if item == shown or (isinstance(item, str) and _loaded(item) == shown)}
+    as_json = {
+        key
+        for key, item in value.items()
+        if item == shown or (isinstance(item, str) and _loaded(item) == shown)
+    }
     named = {key for key, item in value.items() if item == call.name}
     if value.get(call.name) == shown:
         return KeyNames(name="")
@@ -218,7 +234,14 @@ def _item_arguments(text: str, calls: Sequence[TrialCall]) -> Syntax | None:
         return None
     other = _with_hole(texts[0], others[0]) if others and others[0] != texts[0] else ""
     marks = ItemMarks(begin.strip(), texts[0], end, other)
-    places = [(head, head + len(first.name), spots[0][0] - len(begin), spots[-1][3] + len(end.replace(NAME, keys[-1])))]
+    places = [
+        (
+            head,
+            head + len(first.name),
+            spots[0][0] - len(begin),
+            spots[-1][3] + len(end.replace(NAME, keys[-1])),
+        )
+    ]
     for call in calls[1:]:
         key, value = next(iter(call.arguments.items()))
         spot = text.find(key, places[-1][3])
@@ -226,12 +249,21 @@ def _item_arguments(text: str, calls: Sequence[TrialCall]) -> Syntax | None:
         shown = text.find(str(value), spot)
         if min(at, spot, shown) < 0:
             return None
-        places.append((at, at + len(call.name), spot - len(begin), shown + len(str(value)) + len(end.replace(NAME, key))))
+        places.append(
+            (
+                at,
+                at + len(call.name),
+                spot - len(begin),
+                shown + len(str(value)) + len(end.replace(NAME, key)),
+            )
+        )
     found = _with_header("items", text, places, calls)
     return None if found is None else replace(found, items=marks)
 
 
-def _with_header(kind: str, text: str, places: Sequence[tuple[int, int, int, int]], calls: Sequence[TrialCall]) -> Syntax | None:
+def _with_header(
+    kind: str, text: str, places: Sequence[tuple[int, int, int, int]], calls: Sequence[TrialCall]
+) -> Syntax | None:
     """Return the syntax of calls with a name before their arguments.
 
     Args:
@@ -254,7 +286,9 @@ def _with_header(kind: str, text: str, places: Sequence[tuple[int, int, int, int
     parts = tuple(part.strip() for part in _HOLE.split(header) if part.strip())
     if NAME not in parts and ID not in parts:
         return None
-    return Syntax(kind, frame.begin.strip(), parts, frame.end.strip(), frame.before.strip(), frame.after.strip())
+    return Syntax(
+        kind, frame.begin.strip(), parts, frame.end.strip(), frame.before.strip(), frame.after.strip()
+    )
 
 
 def _start_with_id(text: str, place: tuple[int, int, int, int], call: TrialCall) -> int:

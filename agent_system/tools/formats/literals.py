@@ -19,7 +19,9 @@ _SURROGATES = re.compile("[\ud800-\udbff][\udc00-\udfff]")
 
 
 class LiteralReader:
-    """Reads values of a text: strings, numbers, `true`/`True` and the like, lists, and objects with plain or quoted names."""
+    """Reads values of a text: strings, numbers, `true`/`True` and the like, lists, and objects with plain or
+    quoted names.
+    """
 
     def __init__(self, text: str, quote: str = "") -> None:
         """Set the text, and a mark that begins and ends strings which have no escapes."""
@@ -84,7 +86,9 @@ class LiteralReader:
         return self.skip(place + 1) if self.text.startswith(",", place) else place
 
     def _name(self, place: int) -> tuple[str, int]:
-        if self.text[place : place + 1] in ("'", '"') or (self._quote and self.text.startswith(self._quote, place)):
+        if self.text[place : place + 1] in ("'", '"') or (
+            self._quote and self.text.startswith(self._quote, place)
+        ):
             return self._string(place)
         match = _KEY.match(self.text, place)
         if match is None:
@@ -117,7 +121,9 @@ def _unescaped(text: str) -> str:
     if "\\" not in text:
         return text
     plain = _ESCAPE.sub(_character, text)
-    return _SURROGATES.sub(lambda pair: pair.group().encode("utf-16", "surrogatepass").decode("utf-16"), plain)
+    return _SURROGATES.sub(
+        lambda pair: pair.group().encode("utf-16", "surrogatepass").decode("utf-16"), plain
+    )
 
 
 def _character(match: re.Match[str]) -> str:

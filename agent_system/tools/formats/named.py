@@ -20,7 +20,13 @@ NAMED: dict[str, Syntax] = {
         "</function>\n</tool_call>",
         items=ItemMarks("<parameter=", ">\n", "\n</parameter>"),
     ),
-    "glm": Syntax("items", "<tool_call>", (NAME,), "</tool_call>", items=ItemMarks("<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>")),
+    "glm": Syntax(
+        "items",
+        "<tool_call>",
+        (NAME,),
+        "</tool_call>",
+        items=ItemMarks("<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>"),
+    ),
     "mistral": Syntax("json", before="[TOOL_CALLS]"),
     "mistral_v11": Syntax("object", "[TOOL_CALLS]", (NAME, "[CALL_ID]", ID, "[ARGS]")),
     "mistral_v13": Syntax("object", "[TOOL_CALLS]", (NAME, "[ARGS]")),
@@ -47,9 +53,17 @@ NAMED: dict[str, Syntax] = {
         "</｜DSML｜invoke>",
         "<｜DSML｜function_calls>",
         "</｜DSML｜function_calls>",
-        items=ItemMarks('<｜DSML｜parameter name="', '" string="true">', "</｜DSML｜parameter>", f'" string="{ANYTHING}">'),
+        items=ItemMarks(
+            '<｜DSML｜parameter name="', '" string="true">', "</｜DSML｜parameter>", f'" string="{ANYTHING}">'
+        ),
     ),
-    "harmony": Syntax("object", "to=functions.", (NAME, ANYTHING, "<|message|>"), "<|call|>", "<|start|>assistant\n<|channel|>commentary"),
+    "harmony": Syntax(
+        "object",
+        "to=functions.",
+        (NAME, ANYTHING, "<|message|>"),
+        "<|call|>",
+        "<|start|>assistant\n<|channel|>commentary",
+    ),
     "kimi_k2": Syntax(
         "object",
         "<|tool_call_begin|>functions.",
@@ -68,7 +82,12 @@ NAMED: dict[str, Syntax] = {
         items=ItemMarks('<parameter name="', '">', "</parameter>"),
     ),
     "granite": Syntax("json", before="<|tool_call|>"),
-    "command": Syntax("json", before="<|START_ACTION|>", after="<|END_ACTION|>", keys=KeyNames("tool_name", "parameters", "tool_call_id")),
+    "command": Syntax(
+        "json",
+        before="<|START_ACTION|>",
+        after="<|END_ACTION|>",
+        keys=KeyNames("tool_name", "parameters", "tool_call_id"),
+    ),
     "functiongemma": Syntax(
         "literal",
         "<start_function_call>call:",
@@ -78,7 +97,9 @@ NAMED: dict[str, Syntax] = {
         separator=":",
         close="}",
     ),
-    "gemma4": Syntax("literal", "<|tool_call>call:", (NAME, "{"), "<tool_call|>", quote='<|"|>', separator=":", close="}"),
+    "gemma4": Syntax(
+        "literal", "<|tool_call>call:", (NAME, "{"), "<tool_call|>", quote='<|"|>', separator=":", close="}"
+    ),
     "lfm2": Syntax("literal", header=(NAME, "("), before="<|tool_call_start|>[", after="]<|tool_call_end|>"),
     "seed": Syntax(
         "items",

@@ -14,7 +14,8 @@ from agent_system.sandbox.result import parse_json
 from agent_system.tools.formats.literals import LiteralReader
 from agent_system.tools.formats.request import OfferedTools, ToolRequest
 
-MOST_CALLS = 256  # in one reply: what follows is one malformed call, so that a reply full of marks is read in linear time
+# in one reply: what follows is one malformed call, so that a reply full of marks is read in linear time
+MOST_CALLS = 256
 NAME = "\0name"
 ID = "\0id"
 NUMBER = "\0number"
@@ -32,7 +33,9 @@ _SEPARATORS = re.compile(r"[\s;,]*+")
 _OPENING = re.compile(r"[\s\[]*+")
 _ID_NAME = re.compile(r"(?:functions\.)?(.*?)(?::\d+)?")
 _ID_CHARACTERS = re.compile(r"[\w.:/\-]*+")
-_CLOSED_IN_LINE = re.compile(r"([}\]])[ \t]*```[ \t\r]*$", re.MULTILINE)  # the end of a fence on the last line of its JSON
+_CLOSED_IN_LINE = re.compile(
+    r"([}\]])[ \t]*```[ \t\r]*$", re.MULTILINE
+)  # the end of a fence on the last line of its JSON
 _FENCE = re.compile(r"^[ \t]*```(?:json)?[ \t]*\n.*?^[ \t]*```[ \t]*$", re.DOTALL | re.MULTILINE)
 _DECODER = json.JSONDecoder()
 
@@ -57,8 +60,8 @@ class ItemMarks:
     Attributes:
         begin, end: the outer ones; `end` holds `NAME` where the key is written again.
         middle: the one before a text.
-        other: the one before a value of another type, with `ANYTHING` for the name of its type, where it differs: the value is then JSON,
-            whatever the tool's schema says.
+        other: the one before a value of another type, with `ANYTHING` for the name of its type, where it
+            differs: the value is then JSON, whatever the tool's schema says.
     """
 
     begin: str
@@ -69,7 +72,9 @@ class ItemMarks:
 
 @dataclass(frozen=True, slots=True)
 class KeyNames:
-    """The names by which a call in JSON holds its name, its arguments and its id; `name` is empty where the tool's name is the key."""
+    """The names by which a call in JSON holds its name, its arguments and its id; `name` is empty where the
+    tool's name is the key.
+    """
 
     name: str = "name"
     arguments: str = "arguments"
@@ -81,8 +86,8 @@ class Syntax:
     """How a model family writes tool calls. Blanks between marks may differ.
 
     Attributes:
-        kind: `json`: a call is an object of JSON, or several are a list; `object`: its arguments are one; `literal`: they are named
-            values; `items`: each is a text between marks.
+        kind: `json`: a call is an object of JSON, or several are a list; `object`: its arguments are one;
+            `literal`: they are named values; `items`: each is a text between marks.
         begin: text before each call.
         header: texts and holes (`NAME`, `ID`, `NUMBER`, `ANYTHING`) between `begin` and the arguments.
         end: text after each call.
@@ -111,7 +116,9 @@ class Syntax:
 
     @cached_property
     def trigger(self) -> str:
-        """The mark by which a call is found: the last line of `begin` that has a letter, else of `before`; empty: there is none."""
+        """The mark by which a call is found: the last line of `begin` that has a letter, else of `before`;
+        empty: there is none.
+        """
         for text in (self.begin, self.before):
             if lines := _lines(text):
                 return lines[-1]
@@ -135,7 +142,11 @@ class Syntax:
             place = _past(text, end, self._after)
             yield Span(begin, place, requests)
         if (start := text.find(self.trigger, place)) >= 0:
-            yield Span(start, len(text), [ToolRequest(error=f"there are more than {MOST_CALLS} tool calls in one reply")])
+            yield Span(
+                start,
+                len(text),
+                [ToolRequest(error=f"there are more than {MOST_CALLS} tool calls in one reply")],
+            )
 
     @cached_property
     def _first_end(self) -> str:
@@ -144,7 +155,11 @@ class Syntax:
 
     @cached_property
     def _header(self) -> re.Pattern[str]:
-        begin = self.begin.rpartition(self.trigger)[2] if self.trigger and self.trigger in self.begin else self.begin
+        begin = (
+            self.begin.rpartition(self.trigger)[2]
+            if self.trigger and self.trigger in self.begin
+            else self.begin
+        )
         parts = [_HOLES[part] if part in _HOLES else _flexible(part) for part in (begin, *self.header)]
         return re.compile(r"\s*" + r"\s*".join(part for part in parts if part) + r"\s*")
 
@@ -165,7 +180,9 @@ class Syntax:
         if self.items.other:
             words = (_flexible(part) for part in self.items.other.split(ANYTHING))
             either += "|" + r"[^<>\"]{1,40}".join(words)
-        return re.compile(rf"\s*{_flexible(self.items.begin)}\s*(?P<key>[^\s<>\"'\[\]{{}}/][^\s<>\"'\[\]{{}}]{{0,200}})\s*(?:{either})")
+        return re.compile(
+            rf"\s*{_flexible(self.items.begin)}\s*(?P<key>[^\s<>\"'\[\]{{}}/][^\s<>\"'\[\]{{}}]{{0,200}})\s*(?:{either})"
+        )
 
     def _begin_of_marks(self, text: str, start: int, least: int) -> int:
         """Return where the marks begin that stand directly before a trigger."""
@@ -185,7 +202,12 @@ class Syntax:
             requests, end, error = _values(text, place, self.keys)
             closed = _past(text, end, self._end)
             following = _past(text, closed, _SEPARATORS)
-            ends = closed > end or not self.end.strip() or following >= len(text) or text.startswith(self.trigger, following)
+            ends = (
+                closed > end
+                or not self.end.strip()
+                or following >= len(text)
+                or text.startswith(self.trigger, following)
+            )
             if not error and requests and ends:
                 return requests, closed
             stop = self._end_of_lost(text, end)
@@ -216,13 +238,19 @@ class Syntax:
         try:
             arguments, end = self._arguments(text, match.end(), name, tools)
         except (ValueError, RecursionError) as error:
-            return ToolRequest(error=f"the arguments of {name} are not valid: {error}"), self._end_of_lost(text, match.end())
+            return ToolRequest(error=f"the arguments of {name} are not valid: {error}"), self._end_of_lost(
+                text, match.end()
+            )
         closed = _past(text, end, self._end)
         if closed == end and self._first_end:
             following = _past(text, end, _SEPARATORS)
-            cut = self.kind == "items" or not (following >= len(text) or text.startswith(self.trigger or "\0", following))
+            cut = self.kind == "items" or not (
+                following >= len(text) or text.startswith(self.trigger or "\0", following)
+            )
             if cut:
-                return ToolRequest(error=f"the tool call has no {self._first_end} at its end"), self._end_of_lost(text, end)
+                return ToolRequest(
+                    error=f"the tool call has no {self._first_end} at its end"
+                ), self._end_of_lost(text, end)
         return ToolRequest(name, arguments, id=call_id), closed
 
     def _name(self, text: str, match: re.Match[str]) -> tuple[str, str]:
@@ -235,7 +263,11 @@ class Syntax:
         name, call_id = str(groups["name"]), str(groups.get("id") or "")
         if NUMBER in self.header and not call_id:
             begin = match.start("name")
-            while begin > 0 and match.start("name") - begin < _LONGEST_MARK and _ID_CHARACTERS.match(text[begin - 1]).end():  # type: ignore[union-attr]
+            while (
+                begin > 0
+                and match.start("name") - begin < _LONGEST_MARK
+                and _ID_CHARACTERS.match(text[begin - 1]).end()
+            ):  # type: ignore[union-attr]
                 begin -= 1
             around = text[begin : _past(text, begin, _ID_CHARACTERS)]
             call_id = around if around != name else ""
@@ -253,16 +285,23 @@ class Syntax:
             return self._read_items(text, place, name, tools)
         arguments, end = LiteralReader(text, self.quote).items(place, self.separator, self.close)
         if name in tools.schemas:  # some templates write a value of any type as text
-            arguments = {k: tools.typed(name, k, v) if isinstance(v, str) else v for k, v in arguments.items()}
+            arguments = {
+                k: tools.typed(name, k, v) if isinstance(v, str) else v for k, v in arguments.items()
+            }
         return arguments, end
 
-    def _read_items(self, text: str, place: int, name: str, tools: OfferedTools) -> tuple[dict[str, Any], int]:
+    def _read_items(
+        self, text: str, place: int, name: str, tools: OfferedTools
+    ) -> tuple[dict[str, Any], int]:
         assert self.items is not None, "only syntaxes of this kind have items"
         found: dict[str, Any] = {}
         while match := self._item.match(text, place):
             key = match["key"]
             is_other = bool(self.items.other) and match["text"] is None
-            middle, last = (self.items.other if is_other else self.items.middle), self.items.end.replace(NAME, key)
+            middle, last = (
+                (self.items.other if is_other else self.items.middle),
+                self.items.end.replace(NAME, key),
+            )
             mark = last.strip()
             stop = text.find(mark, match.end())
             if stop < 0:

@@ -1,4 +1,5 @@
-"""The world: one program and tests per turn, both run in the sandbox, until the team's own tests pass or the turns are over.
+"""The world: one program and tests per turn, both run in the sandbox, until the team's own tests pass or the
+turns are over.
 
 The default coefficients of the rewards are those of "Stronger-MAS" (arXiv 2510.11062).
 """
@@ -25,7 +26,14 @@ from agent_system.workflows.single import SINGLE
 
 Results = tuple[CaseResult, ...]
 
-COUNTED = ("coder/unparsed", "coder/limits", "tester/unparsed", "tester/tests", "tester/contradictory", "tester/surplus")
+COUNTED = (
+    "coder/unparsed",
+    "coder/limits",
+    "tester/unparsed",
+    "tester/tests",
+    "tester/contradictory",
+    "tester/surplus",
+)
 STOPS = ("tests", "golden")
 SMOKE_TESTS = 3
 
@@ -35,15 +43,18 @@ class CodeEnvOptions:
     """Options under `env.params`.
 
     Attributes:
-        stop: condition that ends an episode before `env.max_steps`: tests (the program passes all tests of the Tester) | golden (it passes
-            all golden tests, an oracle).
+        stop: condition that ends an episode before `env.max_steps`: tests (the program passes all tests of
+            the Tester) | golden (it passes all golden tests, an oracle).
         max_tests: maximum number of tests per reply; later ones are ignored and counted.
-        min_tests: tests that the full `reference_reward` requires; a reply with fewer is scored as if the missing ones were wrong.
+        min_tests: tests that the full `reference_reward` requires; a reply with fewer is scored as if the
+            missing ones were wrong.
         tolerance: absolute and relative tolerance for numbers with a fraction.
-        build_reward, smoke_reward, pass_reward: local, for a program that compiles, that ends by itself with an answer on each of the first
-            three golden tests, and times the share of golden tests that it passes.
-        valid_reward, reference_reward: local, for a reply with a test that the reference solution runs to its end (without a reference: a
-            readable test), and times the share of its tests that the reference solution passes.
+        build_reward, smoke_reward, pass_reward: local, for a program that compiles, that ends by itself with
+            an answer on each of the first three golden tests, and times the share of golden tests that it
+            passes.
+        valid_reward, reference_reward: local, for a reply with a test that the reference solution runs to its
+            end (without a reference: a readable test), and times the share of its tests that the reference
+            solution passes.
     """
 
     stop: str = "tests"
@@ -61,24 +72,29 @@ class CodeEnvOptions:
         if self.max_tests < 1:
             raise AgentSystemError(f"env.params.max_tests must be 1 or more, found {self.max_tests}")
         if not 1 <= self.min_tests <= self.max_tests:
-            raise AgentSystemError(f"env.params.min_tests must be from 1 to max_tests ({self.max_tests}), found {self.min_tests}")
+            raise AgentSystemError(
+                f"env.params.min_tests must be from 1 to max_tests ({self.max_tests}), found {self.min_tests}"
+            )
         check_floats(self, "env.params")
 
 
 @EnvRegistry.register("code")
 class CodeEnv(BaseEnv):
-    """Environment that runs the program on the golden tests, the reference on the Tester's tests, and at last the program on these.
+    """Environment that runs the program on the golden tests, the reference on the Tester's tests, and at last
+    the program on these.
 
-    Both roles act on the state at the start of the turn, in any order. The team's reward is the change of the pass rate on the golden
-    tests, so that an episode earns the pass rate of its last program. A reply without a program counts as one that does not compile: it
-    passes no test, and the next turn starts without a program.
+    Both roles act on the state at the start of the turn, in any order. The team's reward is the change of the
+    pass rate on the golden tests, so that an episode earns the pass rate of its last program. A reply without
+    a program counts as one that does not compile: it passes no test, and the next turn starts without a
+    program.
 
-    `info`: `success` (all golden tests are passed); `pass_rate`; `coder/built`, `coder/smoke` (of the last program); `coder/unparsed`,
-    `tester/unparsed` (replies without a program, without a readable test, counted over the episode); `coder/limits` (runs on golden tests
-    that reached a limit of the sandbox, counted); `tester/tests`, `tester/contradictory`, `tester/surplus` (tests that count, those of them
-    with contradictory outputs, and tests left out, counted); `tester/right` (share of the last tests that the reference passes); `agreed`
-    (the program passes the last tests); `mended`, `spoilt` (the first program failed and the last one passes, or the reverse; episodes of
-    several turns).
+    `info`: `success` (all golden tests are passed); `pass_rate`; `coder/built`, `coder/smoke` (of the last
+    program); `coder/unparsed`, `tester/unparsed` (replies without a program, without a readable test, counted
+    over the episode); `coder/limits` (runs on golden tests that reached a limit of the sandbox, counted);
+    `tester/tests`, `tester/contradictory`, `tester/surplus` (tests that count, those of them with
+    contradictory outputs, and tests left out, counted); `tester/right` (share of the last tests that the
+    reference passes); `agreed` (the program passes the last tests); `mended`, `spoilt` (the first program
+    failed and the last one passes, or the reverse; episodes of several turns).
     """
 
     config_class = CodeEnvOptions
@@ -110,7 +126,9 @@ class CodeEnv(BaseEnv):
         return self._observation
 
     async def act(self, agent_id: str, action: str) -> Outcome:
-        """Evaluate a program on the golden tests, or tests on the reference solution; of a single agent both, paid for the program."""
+        """Evaluate a program on the golden tests, or tests on the reference solution; of a single agent both,
+        paid for the program.
+        """
         if agent_id == CODER:
             return await self._code(action)
         if agent_id == TESTER:
@@ -123,8 +141,14 @@ class CodeEnv(BaseEnv):
     async def step(self, action: str) -> Outcome:
         """End the turn: run the program on the tests; the next observation shows the failed ones."""
         team = 0.0 if self._coded else (await self._code(action)).team
-        results = await self._check(self._program, self._tests, Truth.NEITHER) if self._program and self._tests else ()
-        failed = [(case, one) for case, one in zip(self._tests, results, strict=bool(results)) if not one.passed]
+        results = (
+            await self._check(self._program, self._tests, Truth.NEITHER)
+            if self._program and self._tests
+            else ()
+        )
+        failed = [
+            (case, one) for case, one in zip(self._tests, results, strict=bool(results)) if not one.passed
+        ]
         self._agreed = bool(results) and not failed
         self._rates.append(pass_rate(self._golden))
         done = self._agreed if self.config.stop == "tests" else self._succeeded
@@ -152,24 +176,34 @@ class CodeEnv(BaseEnv):
         self._counts["coder/limits"] += sum(one.reason.is_limit for one in golden)
         self._coded = True
         config = self.config
-        local = paid(coder_reward(golden, config), config.build_reward, config.smoke_reward, config.pass_reward)
+        local = paid(
+            coder_reward(golden, config), config.build_reward, config.smoke_reward, config.pass_reward
+        )
         return Outcome(team=pass_rate(golden) - before, local=local, info=self._info())
 
     async def _test(self, action: str) -> Outcome:
         tests = read_tests(action, self._problem.function, self.config.max_tests)
         reference, cases = self._problem.reference, (*tests.cases, *tests.unclear)
         results = await self._check(reference, cases, Truth.FOUND) if cases and reference else ()
-        by_reference, valid = results[: len(tests.cases)], any(one.reason is Reason.OK for one in results) if reference else bool(tests)
+        by_reference, valid = (
+            results[: len(tests.cases)],
+            any(one.reason is Reason.OK for one in results) if reference else bool(tests),
+        )
         self._tests, self._right = tests.cases, pass_rate(by_reference, len(tests))
         self._counts.update({"tester/tests": len(tests), "tester/contradictory": tests.contradictory})
         self._counts.update({"tester/surplus": tests.surplus, "tester/unparsed": not tests})
         by_truth = self.config.reference_reward if self._problem.reference else 0.0
-        local = paid(tester_reward(by_reference, len(tests), valid, self.config), self.config.valid_reward, by_truth)
+        local = paid(
+            tester_reward(by_reference, len(tests), valid, self.config), self.config.valid_reward, by_truth
+        )
         return Outcome(local=local, info=self._info())
 
     async def _check(self, program: str, cases: Sequence[Case], truth: Truth) -> Results:
-        """Return a program's results on tests, cached over the episode, so that all forks get the same results of a random program."""
-        # Golden tests can be many megabytes and do not change within an episode, so they are not part of the key.
+        """Return a program's results on tests, cached over the episode, so that all forks get the same
+        results of a random program.
+        """
+        # Golden tests can be many megabytes and do not change within an episode, so they are not part of the
+        # key.
         key = (program, truth, "" if truth is Truth.EXPECTED else repr(cases))
         if key not in self._known:
             found = tuple(await check_program(program, cases, self._problem, self.config.tolerance, truth))
@@ -179,7 +213,8 @@ class CodeEnv(BaseEnv):
     def _make_observation(self, program: str, failed: Sequence[tuple[Case, CaseResult]]) -> Observation:
         function = self._problem.function
         mismatches = [
-            {"given": _shown(case, function), "expected": _text(case.expected, function), "found": one.found} for case, one in failed
+            {"given": _shown(case, function), "expected": _text(case.expected, function), "found": one.found}
+            for case, one in failed
         ]
         info = {
             "program": program,
@@ -202,7 +237,10 @@ class CodeEnv(BaseEnv):
         info |= {name: float(self._counts[name]) for name in COUNTED}
         if len(self._rates) > 1:
             first = self._rates[0] == 1.0
-            info["mended"], info["spoilt"] = float(self._succeeded and not first), float(first and not self._succeeded)
+            info["mended"], info["spoilt"] = (
+                float(self._succeeded and not first),
+                float(first and not self._succeeded),
+            )
         return info
 
 
@@ -226,8 +264,12 @@ def compiles(golden: Sequence[CaseResult]) -> bool:
 
 
 def passes_smoke_test(golden: Sequence[CaseResult]) -> bool:
-    """Return whether a program ended by itself on each of the first three tests, with an answer unless none is right."""
-    return bool(golden) and all(one.reason is Reason.OK and (one.passed or not one.silent) for one in golden[:SMOKE_TESTS])
+    """Return whether a program ended by itself on each of the first three tests, with an answer unless none
+    is right.
+    """
+    return bool(golden) and all(
+        one.reason is Reason.OK and (one.passed or not one.silent) for one in golden[:SMOKE_TESTS]
+    )
 
 
 def coder_reward(golden: Sequence[CaseResult], options: CodeEnvOptions) -> float:
@@ -236,13 +278,16 @@ def coder_reward(golden: Sequence[CaseResult], options: CodeEnvOptions) -> float
     return built + options.pass_reward * pass_rate(golden)
 
 
-def tester_reward(by_reference: Sequence[CaseResult], num_tests: int, valid: bool, options: CodeEnvOptions) -> float:
+def tester_reward(
+    by_reference: Sequence[CaseResult], num_tests: int, valid: bool, options: CodeEnvOptions
+) -> float:
     """Return the local reward of a reply of the Tester.
 
     Args:
         by_reference: results of its tests on the reference solution; empty without a reference.
         num_tests: number of tests in the reply, including contradictory ones.
-        valid: the reply holds a test that the reference runs to its end, or, without a reference, any readable test.
+        valid: the reply holds a test that the reference runs to its end, or, without a reference, any
+            readable test.
     """
     right = pass_rate(by_reference, max(num_tests, options.min_tests))
     return options.valid_reward * valid + options.reference_reward * right

@@ -28,10 +28,11 @@ class PromptStyle:
     """Prompt templates for one kind of model. Literal braces are doubled.
 
     Attributes:
-        coder, tester: templates with `{env_prompt}` (the task), `{interface}` (how a program is called), `{form}` (how a test is
-            written), `{feedback}` (result of the last turn; empty in the first) and `{team_context}` (the other role's reply in this turn;
-            may be empty).
-        entry: template for quoting the other role's reply, with `{role}` (first word of the agent's name) and `{text}`.
+        coder, tester: templates with `{env_prompt}` (the task), `{interface}` (how a program is called),
+            `{form}` (how a test is written), `{feedback}` (result of the last turn; empty in the first) and
+            `{team_context}` (the other role's reply in this turn; may be empty).
+        entry: template for quoting the other role's reply, with `{role}` (first word of the agent's name) and
+            `{text}`.
         feedback: template with `{program}` and `{tests}`.
         mismatch: template for one failed test, with `{given}`, `{expected}` and `{found}`.
         all_passed: text for `{tests}` when there is no failed test.
@@ -147,8 +148,8 @@ class CodeOptions:
     """Options under `agent.orchestra.code`.
 
     Attributes:
-        order: order of the calls in a turn: simultaneous (neither reads the other) | coder_first | tester_first (the second role reads the
-            first one's reply).
+        order: order of the calls in a turn: simultaneous (neither reads the other) | coder_first |
+            tester_first (the second role reads the first one's reply).
         prompt_style: wording of the prompts: full | short (for models of a few million parameters).
     """
 
@@ -161,26 +162,37 @@ class CodeOptions:
 
 
 class CodeAgent(StyledAgent):
-    """A role whose prompt shows the task, the result of the last turn, and the other role's reply in this turn.
+    """A role whose prompt shows the task, the result of the last turn, and the other role's reply in this
+    turn.
 
-    The result of the last turn is the program and the Tester's tests that it failed; no prompt shows the golden tests.
+    The result of the last turn is the program and the Tester's tests that it failed; no prompt shows the
+    golden tests.
     """
 
     styles = STYLES
     options: ClassVar[type] = CodeOptions
 
     def team_context(self, entries: Sequence[Entry]) -> str:
-        return "".join(self.style.entry.format(role=entry.agent_id.split()[0], text=entry.text) for entry in entries)
+        return "".join(
+            self.style.entry.format(role=entry.agent_id.split()[0], text=entry.text) for entry in entries
+        )
 
     def messages(self, variables: Mapping[str, Any]) -> list[Message]:
-        """Return the messages of `BaseAgent`, with `{feedback}` built from `program` and `mismatches` of the last turn."""
-        return super().messages({"interface": "", "form": "", **variables, "feedback": self._feedback(variables)})
+        """Return the messages of `BaseAgent`, with `{feedback}` built from `program` and `mismatches` of the
+        last turn.
+        """
+        return super().messages(
+            {"interface": "", "form": "", **variables, "feedback": self._feedback(variables)}
+        )
 
     def _feedback(self, variables: Mapping[str, Any]) -> str:
         if not variables.get("program"):
             return ""
         mismatches = variables.get("mismatches", ())
-        failed = (self.style.mismatch.format(**{name: shortened(text) for name, text in m.items()}) for m in mismatches)
+        failed = (
+            self.style.mismatch.format(**{name: shortened(text) for name, text in m.items()})
+            for m in mismatches
+        )
         tests = self.style.separator.join(failed) or self.style.all_passed
         return self.style.feedback.format(program=variables["program"], tests=tests)
 
@@ -207,7 +219,9 @@ class TesterAgent(CodeAgent):
 
 @AgentRegistry.register(SINGLE, orchestra="single", env="code")
 class SingleCodeAgent(SingleAgent, CodeAgent):
-    """One agent that writes the program and, if it likes, tests; its action is the whole reply, valid with a program."""
+    """One agent that writes the program and, if it likes, tests; its action is the whole reply, valid with a
+    program.
+    """
 
     styles, template = SINGLE_STYLES, "coder"
 
@@ -217,7 +231,9 @@ class SingleCodeAgent(SingleAgent, CodeAgent):
 
 @OrchestraRegistry.register("code")
 class CodeOrchestra(BaseOrchestra):
-    """One program and one set of tests per turn; the environment runs both and decides whether the episode ends."""
+    """One program and one set of tests per turn; the environment runs both and decides whether the episode
+    ends.
+    """
 
     agents = (CODER, TESTER)
     config_class = CodeOptions
@@ -243,7 +259,9 @@ def interface(function: str) -> str:
 
 
 def shortened(text: str) -> str:
-    """Return `text` for a prompt: without surrounding white space, with the middle of a long text left out."""
+    """Return `text` for a prompt: without surrounding white space, with the middle of a long text
+    left out.
+    """
     text = text.strip()
     half = LONGEST_SHOWN // 2
     return text if len(text) <= LONGEST_SHOWN else f"{text[:half]} ... {text[-half:]}"

@@ -32,13 +32,14 @@ class FaramaEnvOptions:
     """Options under `env.params`.
 
     Attributes:
-        env_id: id for `gymnasium.make` or `pettingzoo.make`, or `module:function` of a PettingZoo environment that is not registered.
+        env_id: id for `gymnasium.make` or `pettingzoo.make`, or `module:function` of a PettingZoo environment
+            that is not registered.
         api: gymnasium | aec (PettingZoo, one player at a time) | parallel (PettingZoo, all at the same time).
         kwargs: arguments of its constructor.
         actions: names of the actions of a Discrete space, in order; empty for their numbers.
         random_seats: players that no agent plays; they make legal moves at random.
-        rewards: recipients of the rewards: each (every player its own, as local reward) | sum, mean (over the team's players, as team
-            reward) | auto (sum for a team of one player, else each).
+        rewards: recipients of the rewards: each (every player its own, as local reward) | sum, mean (over the
+            team's players, as team reward) | auto (sum for a team of one player, else each).
         reward_scale: factor of the environment's rewards.
         illegal_penalty: local, for a reply without a legal action.
         success_return: lowest unscaled sum of the team's rewards that is a success; None disables the metric.
@@ -57,7 +58,8 @@ class FaramaEnvOptions:
     def __post_init__(self) -> None:
         if not self.env_id:
             raise AgentSystemError(
-                "env.params.env_id is missing; name what to play, such as FrozenLake-v1, or classic/tictactoe-v3 with env.params.api=aec"
+                "env.params.env_id is missing; name what to play, such as FrozenLake-v1, or "
+                "classic/tictactoe-v3 with env.params.api=aec"
             )
         check_choice("env.params.api", self.api, APIS)
         check_choice("env.params.rewards", self.rewards, REWARDS)
@@ -66,19 +68,30 @@ class FaramaEnvOptions:
         for name in ("actions", "random_seats"):
             check_names(f"env.params.{name}", getattr(self, name))
         if self.random_seats and self.api == "gymnasium":
-            raise AgentSystemError("env.params.random_seats has no effect with env.params.api=gymnasium, where there is one player")
+            raise AgentSystemError(
+                "env.params.random_seats has no effect with env.params.api=gymnasium, where there is one "
+                "player"
+            )
         if not math.isfinite(self.reward_scale):
-            raise AgentSystemError(f"env.params.reward_scale must be a finite number, found {self.reward_scale}")
+            raise AgentSystemError(
+                f"env.params.reward_scale must be a finite number, found {self.reward_scale}"
+            )
         if not 0 <= self.illegal_penalty < math.inf:
-            raise AgentSystemError(f"env.params.illegal_penalty must be a finite number, 0 or more, found {self.illegal_penalty}")
+            raise AgentSystemError(
+                f"env.params.illegal_penalty must be a finite number, 0 or more, found {self.illegal_penalty}"
+            )
         wanted = self.success_return
-        if wanted is not None and (isinstance(wanted, bool) or not isinstance(wanted, int | float) or not math.isfinite(wanted)):
+        if wanted is not None and (
+            isinstance(wanted, bool) or not isinstance(wanted, int | float) or not math.isfinite(wanted)
+        ):
             raise AgentSystemError(f"env.params.success_return must be a finite number, found {wanted!r}")
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Observation of a player: the state and the legal actions as text, and the mask of legal actions if there is one."""
+    """Observation of a player: the state and the legal actions as text, and the mask of legal actions if
+    there is one.
+    """
 
     text: str
     actions: str
@@ -95,16 +108,20 @@ class Choice:
 
 @EnvRegistry.register("farama")
 class FaramaEnv(BaseEnv):
-    """One move of the game per turn. Override `describe`, `choices` and `parse` to change the text of observations and actions.
+    """One move of the game per turn. Override `describe`, `choices` and `parse` to change the text of
+    observations and actions.
 
-    `act` records the action of a reply; `step` makes the move after all replies of the turn and pays the rewards. The game starts from the
-    seed `task.extra["seed"]`, or `self.seed`; `task.extra["options"]` is passed to the game's `reset`.
+    `act` records the action of a reply; `step` makes the move after all replies of the turn and pays the
+    rewards. The game starts from the seed `task.extra["seed"]`, or `self.seed`; `task.extra["options"]` is
+    passed to the game's `reset`.
 
-    A reply without a legal action costs `illegal_penalty`. If players act in turn, no move is made and the player is called again in the
-    next turn; if they act at the same time, the game needs all actions, so a legal one is drawn.
+    A reply without a legal action costs `illegal_penalty`. If players act in turn, no move is made and the
+    player is called again in the next turn; if they act at the same time, the game needs all actions, so a
+    legal one is drawn.
 
-    `info`: `return` (of the team's players, not scaled; `return/<player>` where there are several), `moves` (random seats' included),
-    `unparsed` and `illegal` (replies without an action, and with one that is not legal), `truncated`, and `success` with `success_return`.
+    `info`: `return` (of the team's players, not scaled; `return/<player>` where there are several), `moves`
+    (random seats' included), `unparsed` and `illegal` (replies without an action, and with one that is not
+    legal), `truncated`, and `success` with `success_return`.
     """
 
     config_class = FaramaEnvOptions
@@ -134,12 +151,18 @@ class FaramaEnv(BaseEnv):
         return self._game
 
     def reset(self, task: Task) -> Observation:
-        """Start a game. Raises AgentSystemError for an environment that cannot be created, or an invalid seed."""
+        """Start a game. Raises AgentSystemError for an environment that cannot be created, or an invalid
+        seed.
+        """
         if self._game is None:
-            self._game = Game(make_world(self.config.env_id, self.config.api, self.config.kwargs), self.config.random_seats)
+            self._game = Game(
+                make_world(self.config.env_id, self.config.api, self.config.kwargs), self.config.random_seats
+            )
         seed = task.extra.get("seed")
         if seed is not None and (isinstance(seed, bool) or not isinstance(seed, Integral) or seed < 0):
-            raise AgentSystemError(f"task {task.task_id!r}: extra_info.seed must be a whole number, 0 or more, found {seed!r}")
+            raise AgentSystemError(
+                f"task {task.task_id!r}: extra_info.seed must be a whole number, 0 or more, found {seed!r}"
+            )
         self._question = task.prompt
         self._choices: dict[str, Choice] = {}
         self._problems: Counter[str] = Counter()
@@ -148,7 +171,9 @@ class FaramaEnv(BaseEnv):
         return self._observation(self.game.movers)
 
     def observe(self, agent_id: str) -> Observation:
-        """Return a player's observation; for other agents, the observations of the players that have to act."""
+        """Return a player's observation; for other agents, the observations of the players that have
+        to act.
+        """
         return self._observation([agent_id] if agent_id in self.game.players else self.game.movers, agent_id)
 
     def act(self, agent_id: str, action: str) -> Outcome:
@@ -157,10 +182,14 @@ class FaramaEnv(BaseEnv):
         if seat is None:
             return Outcome()
         choice = self._choices[agent_id] = self._read(seat, action)
-        return Outcome(local=-self.config.illegal_penalty if choice.problem and self.config.illegal_penalty else None)
+        return Outcome(
+            local=-self.config.illegal_penalty if choice.problem and self.config.illegal_penalty else None
+        )
 
     def score(self, agent_id: str, action: str) -> Outcome:
-        """Return the immediate reward of the move, made on a copy; legal actions are drawn for players that act at the same time."""
+        """Return the immediate reward of the move, made on a copy; legal actions are drawn for players that
+        act at the same time.
+        """
         seat = self._seat_of(agent_id)
         choice = None if seat is None else self._read(seat, action)
         if seat is None or choice is None or choice.problem:
@@ -172,7 +201,9 @@ class FaramaEnv(BaseEnv):
         return Outcome(team=paid.team, local=paid.local.get(seat, 0.0))
 
     def step(self, action: str) -> Outcome:
-        """Make the turn's move; `action` is the move if no player has acted, as with an orchestra of other agents."""
+        """Make the turn's move; `action` is the move if no player has acted, as with an orchestra of other
+        agents.
+        """
         movers, fine = self.game.movers, 0.0
         if len(movers) == 1 and movers[0] not in self._choices:
             choice = self._choices[movers[0]] = self._read(movers[0], str(action))
@@ -182,7 +213,9 @@ class FaramaEnv(BaseEnv):
         self._choices = {}
         made = self._pay(self.game.play(decided))
         self._update_views("" if self.game.moves > before else f"\n\n{NOTHING_DONE}")
-        return Outcome(made.team - fine, made.local, self.game.over, self._info(), self._observation(self.game.movers))
+        return Outcome(
+            made.team - fine, made.local, self.game.over, self._info(), self._observation(self.game.movers)
+        )
 
     def fork(self) -> FaramaEnv:
         """Return a copy of the running game. Raises AgentSystemError for one that cannot be copied."""
@@ -205,7 +238,9 @@ class FaramaEnv(BaseEnv):
         self.__dict__.update(thaw(state["frozen"], state["name"]))
 
     def _seat_of(self, agent_id: str) -> str | None:
-        """Return the seat that an agent's action concerns: its own, or that of the only player that has to act."""
+        """Return the seat that an agent's action concerns: its own, or that of the only player that has to
+        act.
+        """
         movers = self.game.movers
         if agent_id in movers:
             return agent_id
@@ -219,7 +254,11 @@ class FaramaEnv(BaseEnv):
         except IllegalActionError:
             return Choice(problem="illegal")
         space, mask = self.game.world.space(seat), self._views[seat].mask
-        masked = isinstance(space, spaces.Discrete) and mask is not None and not mask[int(action) - int(space.start)]
+        masked = (
+            isinstance(space, spaces.Discrete)
+            and mask is not None
+            and not mask[int(action) - int(space.start)]
+        )
         return Choice(problem="illegal") if masked else Choice(action)
 
     def _decided(self) -> dict[str, Any]:
@@ -251,14 +290,19 @@ class FaramaEnv(BaseEnv):
     def _observation(self, seats: Sequence[str], agent_id: str = "") -> Observation:
         views = {seat: self._views[seat] for seat in seats if seat in self._views}
         alone = len(views) == 1
-        seen = "\n\n".join(view.text if alone else f"{seat}:\n{view.text}" for seat, view in views.items()) or "The game is over."
+        seen = (
+            "\n\n".join(view.text if alone else f"{seat}:\n{view.text}" for seat, view in views.items())
+            or "The game is over."
+        )
         actions = "; ".join(dict.fromkeys(view.actions for view in views.values()))
         text = f"{self._question}\n\n{seen}" if self._question else seen
         return Observation(text, {"agent": agent_id, "actions": actions, "to_act": self.game.movers})
 
 
 def check_names(name: str, values: Any) -> None:
-    """Raise AgentSystemError unless `values` is a list of different names; `name` is the option for the message."""
+    """Raise AgentSystemError unless `values` is a list of different names; `name` is the option for the
+    message.
+    """
     if not isinstance(values, list | tuple) or not all(isinstance(v, str) and v.strip() for v in values):
         raise AgentSystemError(f"{name} must be a list of names, found {values!r}; quote numbers: ['0', '1']")
     if len({v.strip().casefold() for v in values}) < len(values):

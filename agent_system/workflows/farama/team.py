@@ -1,4 +1,6 @@
-"""The advisers are called first, then, concurrently, all players that have to act; agents may have any name."""
+"""The advisers are called first, then, concurrently, all players that have to act; agents may have
+any name.
+"""
 
 from __future__ import annotations
 
@@ -48,9 +50,11 @@ class FaramaOptions:
 
 @AgentRegistry.register(ANY, orchestra="farama")
 class FaramaAgent(BaseAgent):
-    """A player, or an adviser if `agent.orchestra.farama.advisers` names it; its action is the last `<action>` of its reply.
+    """A player, or an adviser if `agent.orchestra.farama.advisers` names it; its action is the last
+    `<action>` of its reply.
 
-    To change a role's prompt, subclass this and register the class by the player's name with `orchestra="farama"`.
+    To change a role's prompt, subclass this and register the class by the player's name with
+    `orchestra="farama"`.
 
     Attributes:
         prompt: template of a player.
@@ -58,7 +62,9 @@ class FaramaAgent(BaseAgent):
     """
 
     prompt = _ASK + "End with the action you take in the form <action>...</action>."
-    advice = _ASK + "You advise who acts next. End with the action you propose in the form <action>...</action>."
+    advice = (
+        _ASK + "You advise who acts next. End with the action you propose in the form <action>...</action>."
+    )
     projection = tag("action")
 
     def __init__(self, agent_id: str, config: Any = None) -> None:
@@ -69,7 +75,9 @@ class FaramaAgent(BaseAgent):
 
 @OrchestraRegistry.register("farama")
 class FaramaOrchestra(BaseOrchestra):
-    """One move per turn, in the game's own order. Players that act at the same time do not read each other."""
+    """One move per turn, in the game's own order. Players that act at the same time do not read each
+    other.
+    """
 
     config_class = FaramaOptions
 
@@ -84,12 +92,17 @@ class FaramaOrchestra(BaseOrchestra):
         decisions = await asyncio.gather(*(turn.act(seat) for seat in seats))
         return ", ".join(decision.action for decision in decisions)
 
-    def check(self, agents: Mapping[str, BaseAgent], make_env: Callable[[int], BaseEnv], *, forks: bool) -> None:
-        """Start a game and check that the team is its players and the advisers, and that copies behave like their original."""
+    def check(
+        self, agents: Mapping[str, BaseAgent], make_env: Callable[[int], BaseEnv], *, forks: bool
+    ) -> None:
+        """Start a game and check that the team is its players and the advisers, and that copies behave like
+        their original.
+        """
         env = make_env(0)
         if not isinstance(env, FaramaEnv):
             raise AgentSystemError(
-                f"agent.orchestra_type=farama plays in FaramaEnv and its subclasses, found {type(env).__name__}; set env.env_name=farama"
+                "agent.orchestra_type=farama plays in FaramaEnv and its subclasses, found "
+                f"{type(env).__name__}; set env.env_name=farama"
             )
         try:
             env.reset(Task("check", ""))
@@ -105,13 +118,15 @@ class FaramaOrchestra(BaseOrchestra):
         missing = [p for p in players if p not in agent_ids]
         if missing:
             raise AgentSystemError(
-                f"{where} is played by {', '.join(players)}, but agent.agent_ids={list(agent_ids)} lacks {', '.join(missing)}; "
+                f"{where} is played by {', '.join(players)}, but agent.agent_ids={list(agent_ids)} lacks "
+                f"{', '.join(missing)}; "
                 "add them, or list them in env.params.random_seats"
             )
         idle = [a for a in agent_ids if a not in players and a not in self.agents]
         if idle:
             raise AgentSystemError(
-                f"{where} has no player {idle[0]!r}{did_you_mean(idle[0], players)}; players: {', '.join(players)}. An agent that only "
+                f"{where} has no player {idle[0]!r}{did_you_mean(idle[0], players)}; players: "
+                f"{', '.join(players)}. An agent that only "
                 "advises is listed in agent.orchestra.farama.advisers"
             )
 
@@ -120,7 +135,8 @@ def check_forks(env: FaramaEnv) -> None:
     """Make a few random moves from the current state, each on a copy first.
 
     Raises:
-        AgentSystemError: the game cannot be copied, a copy behaves differently from its original, or shares state with it.
+        AgentSystemError: the game cannot be copied, a copy behaves differently from its original, or shares
+            state with it.
     """
     for _ in range(TRIED_MOVES):
         if env.game.over:
@@ -131,7 +147,8 @@ def check_forks(env: FaramaEnv) -> None:
         copy.close()
         if _observations(env) != before or (env.game.play(drawn), _observations(env)) != ahead:
             raise AgentSystemError(
-                f"env.params.env_id={env.config.env_id!r}: a copy of the game and the game itself do not go the same way, so tree "
+                f"env.params.env_id={env.config.env_id!r}: a copy of the game and the game itself do not go "
+                "the same way, so tree "
                 "sampling would compare moves by chance; use rollout.sampling=parallel"
             )
 

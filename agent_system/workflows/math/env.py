@@ -47,25 +47,31 @@ class MathEnvOptions:
 class MathEnv(BaseEnv):
     """Environment that grades the answer (team reward 1 or 0) and records the solutions and verdicts.
 
-    `info`: `success`; `solver/accuracy_loop_<k>` of the k-th solution, in episodes that have one; `solver/mended` and `solver/spoilt` (the
-    first solution was wrong and the last one is right, or the reverse; episodes with several solutions); `verifier/precision` (share of
-    right ones among approved solutions, in episodes with an approval), `verifier/recall` (share of right solutions that were approved),
-    `verifier/specificity` (share of wrong solutions that were rejected; unlike precision it does not rise with the Solver's accuracy),
-    `verifier/accuracy` (share of right verdicts; a missing one counts as wrong), `verifier/approvals`; `grader/timeouts`, `grader/errors`
-    (answers that scored 0 because they could not be compared).
+    `info`: `success`; `solver/accuracy_loop_<k>` of the k-th solution, in episodes that have one;
+    `solver/mended` and `solver/spoilt` (the first solution was wrong and the last one is right, or the
+    reverse; episodes with several solutions); `verifier/precision` (share of right ones among approved
+    solutions, in episodes with an approval), `verifier/recall` (share of right solutions that were approved),
+    `verifier/specificity` (share of wrong solutions that were rejected; unlike precision it does not rise
+    with the Solver's accuracy), `verifier/accuracy` (share of right verdicts; a missing one counts as wrong),
+    `verifier/approvals`; `grader/timeouts`, `grader/errors` (answers that scored 0 because they could not be
+    compared).
     """
 
     config_class = MathEnvOptions
     blocking = False
 
     def reset(self, task: Task) -> Observation:
-        r"""Start from the problem; of a ground truth that is a whole solution, the last `\boxed{}` is the answer.
+        r"""Start from the problem; of a ground truth that is a whole solution, the last `\boxed{}` is the
+        answer.
 
         Raises:
             AgentSystemError: the task has no ground truth.
         """
         if task.judged and (task.ground_truth is None or not str(task.ground_truth).strip()):
-            raise AgentSystemError(f"task {task.task_id!r} has no ground truth; the math environment needs reward_model.ground_truth")
+            raise AgentSystemError(
+                f"task {task.task_id!r} has no ground truth; the math environment needs "
+                "reward_model.ground_truth"
+            )
         truth = str(task.ground_truth)
         self._truth = last_boxed(truth) or truth.strip() if task.judged else None
         self._graded: dict[str, Verdict] = {}
@@ -80,7 +86,11 @@ class MathEnv(BaseEnv):
         elif agent_id == VERIFIER and self._solutions:
             right = self._solutions[-1]
             self._judgements.append((action, right))
-            return Outcome(local=paid(self.config.verdict_reward * _is_right_verdict(action, right), self.config.verdict_reward))
+            return Outcome(
+                local=paid(
+                    self.config.verdict_reward * _is_right_verdict(action, right), self.config.verdict_reward
+                )
+            )
         return Outcome()
 
     async def step(self, action: str) -> Outcome:
@@ -113,7 +123,12 @@ class MathEnv(BaseEnv):
             pool = shared_pool(self.config.grader_workers, self.config.grader_timeout_s)
             verdict = self._graded[answer] = await grade(answer, self._truth, pool)
             if verdict in (Verdict.TIMEOUT, Verdict.ERROR):
-                logger.warning("grader: %s for the answer %.100r against %.100r; it scores 0", verdict.value, answer, self._truth)
+                logger.warning(
+                    "grader: %s for the answer %.100r against %.100r; it scores 0",
+                    verdict.value,
+                    answer,
+                    self._truth,
+                )
         return self._graded[answer] is Verdict.EQUAL
 
     def _info(self, right: bool) -> dict[str, float]:
@@ -127,7 +142,9 @@ class MathEnv(BaseEnv):
         actions_on_right = [action for action, solution in self._judgements if solution]
         if self._judgements:
             info["verifier/approvals"] = float(len(approved))
-            info["verifier/accuracy"] = sum(_is_right_verdict(a, s) for a, s in self._judgements) / len(self._judgements)
+            info["verifier/accuracy"] = sum(_is_right_verdict(a, s) for a, s in self._judgements) / len(
+                self._judgements
+            )
         if approved:
             info["verifier/precision"] = sum(approved) / len(approved)
         on_wrong = [action for action, solution in self._judgements if not solution]

@@ -25,7 +25,8 @@ class PromptStyle:
 
     Attributes:
         solver, verifier: templates with `{env_prompt}` and `{team_context}`.
-        entry: template for quoting a reply of the discussion, with `{role}` (first word of the agent's name) and `{text}`.
+        entry: template for quoting a reply of the discussion, with `{role}` (first word of the agent's name)
+            and `{text}`.
         separator: text between replies.
         no_replies: text for an empty discussion.
     """
@@ -97,7 +98,8 @@ class MathOptions:
     Attributes:
         max_loop_num: maximum number of solutions per episode.
         verdict_fallback: verdict of a reply without a clear one: approve | reject.
-        verify_last: ask for a verdict on the last solution too; it has no effect on the episode, but it is rewarded.
+        verify_last: ask for a verdict on the last solution too; it has no effect on the episode, but it is
+            rewarded.
         prompt_style: wording of the prompts: full | short (for models of a few million parameters).
     """
 
@@ -108,7 +110,9 @@ class MathOptions:
 
     def __post_init__(self) -> None:
         if self.max_loop_num < 1:
-            raise AgentSystemError(f"agent.orchestra.math.max_loop_num must be 1 or more, found {self.max_loop_num}")
+            raise AgentSystemError(
+                f"agent.orchestra.math.max_loop_num must be 1 or more, found {self.max_loop_num}"
+            )
         check_choice("agent.orchestra.math.verdict_fallback", self.verdict_fallback, (APPROVE, REJECT))
         check_choice("agent.orchestra.math.prompt_style", self.prompt_style, tuple(STYLES))
 
@@ -131,8 +135,8 @@ class SolverAgent(MathAgent):
 class VerifierAgent(MathAgent):
     """The role that judges the latest solution.
 
-    Its action is `approve`, `reject`, or empty when no verdict could be parsed: then `fields["approved"]` holds the fallback, and the
-    environment, which receives the action only, gives no reward.
+    Its action is `approve`, `reject`, or empty when no verdict could be parsed: then `fields["approved"]`
+    holds the fallback, and the environment, which receives the action only, gives no reward.
     """
 
     role, template = VERIFIER, "verifier"

@@ -28,9 +28,11 @@ class MathToolEnvOptions:
     """Options under `env.params`.
 
     Attributes:
-        decides: role whose answer is the team's where they do not agree: reasoner | tool; without an answer of that role the team is wrong.
+        decides: role whose answer is the team's where they do not agree: reasoner | tool; without an answer
+            of that role the team is wrong.
         format_reward, match_reward: local, for an answer in a box and for a right one.
-        tolerance: relative, for a number of the Tool-user, compared with the truth or the Reasoner's answer; integers are exact.
+        tolerance: relative, for a number of the Tool-user, compared with the truth or the Reasoner's answer;
+            integers are exact.
         grader_workers: maximum number of grader processes; 0 means the number of cores, at most four.
         grader_timeout_s: CPU seconds for a comparison; an answer that takes longer scores 0.
     """
@@ -54,29 +56,35 @@ class MathToolEnvOptions:
 
 @EnvRegistry.register("math_tool")
 class MathToolEnv(BaseEnv):
-    r"""Environment that grades both answers and, at the end of a turn, compares them and determines the team's answer.
+    r"""Environment that grades both answers and, at the end of a turn, compares them and determines the
+    team's answer.
 
-    Two answers agree when the grader finds them equal. The team's answer is the common one, else that of the role `decides`; a missing
-    answer counts as wrong, so that silence earns no more than an error. The team's reward is the change of correctness (0 or 1) of its
-    answer, so that an episode earns 1 if the last answer is right. A single agent answers once, and its answer is the team's.
+    Two answers agree when the grader finds them equal. The team's answer is the common one, else that of the
+    role `decides`; a missing answer counts as wrong, so that silence earns no more than an error. The team's
+    reward is the change of correctness (0 or 1) of its answer, so that an episode earns 1 if the last answer
+    is right. A single agent answers once, and its answer is the team's.
 
-    `info`: `success`, `agreed`; `reasoner/accuracy`, `tool/accuracy` (of the last answers, of a team); `reasoner/unparsed`,
-    `tool/unparsed` (replies without an answer in a box), `grader/timeouts`, `grader/errors` (comparisons that count as unequal), all
-    counted over the episode.
+    `info`: `success`, `agreed`; `reasoner/accuracy`, `tool/accuracy` (of the last answers, of a team);
+    `reasoner/unparsed`, `tool/unparsed` (replies without an answer in a box), `grader/timeouts`,
+    `grader/errors` (comparisons that count as unequal), all counted over the episode.
     """
 
     config_class = MathToolEnvOptions
     blocking = False
 
     def reset(self, task: Task) -> Observation:
-        r"""Start from the problem; of a ground truth that is a whole solution, the last `\boxed{}` is the answer.
+        r"""Start from the problem; of a ground truth that is a whole solution, the last `\boxed{}` is the
+        answer.
 
         Raises:
             AgentSystemError: the task has no ground truth.
         """
         truth = str(task.ground_truth if task.ground_truth is not None else "")
         if not truth.strip():
-            raise AgentSystemError(f"task {task.task_id!r} has no ground truth; math_tool needs reward_model.ground_truth, the answer")
+            raise AgentSystemError(
+                f"task {task.task_id!r} has no ground truth; math_tool needs reward_model.ground_truth, the "
+                "answer"
+            )
         self._problem, self._truth = task.prompt, last_boxed(truth) or truth.strip()
         self._answers: dict[str, str] = {}  # of this turn, by agent
         self._agreed = self._right = False
@@ -104,7 +112,10 @@ class MathToolEnv(BaseEnv):
     async def score(self, agent_id: str, action: str) -> Outcome:
         """Return the team reward of an answer if it were the team's: 1 if it is right, else 0."""
         known = agent_id in NAMES and bool(action.strip())
-        right = known and await self._compare(action.strip(), self._truth, self._tolerance(agent_id)) is Verdict.EQUAL
+        right = (
+            known
+            and await self._compare(action.strip(), self._truth, self._tolerance(agent_id)) is Verdict.EQUAL
+        )
         return Outcome(team=float(right))
 
     async def step(self, action: str) -> Outcome:
@@ -114,19 +125,30 @@ class MathToolEnv(BaseEnv):
         before, answers = self._right, self._answers
         first, second = answers.get(REASONER, ""), answers.get(TOOL_USER, "")
         self._agreed = await self._equal(second, first, self.config.tolerance)
-        decider = SINGLE if SINGLE in answers else REASONER if self.config.decides == "reasoner" else TOOL_USER
+        decider = (
+            SINGLE if SINGLE in answers else REASONER if self.config.decides == "reasoner" else TOOL_USER
+        )
         self._right = await self._equal(answers.get(decider, ""), self._truth, self._tolerance(decider))
         last = {"reasoner": _short(first), "tool": _short(second)}
         self._observation = Observation(self._problem, {"last": last, "anchor": repr([self._problem, last])})
         self._answers = {}
         done = self._agreed or bool(answers.get(SINGLE))
-        return Outcome(team=float(self._right) - float(before), done=done, info=self._info(), observation=self._observation)
+        return Outcome(
+            team=float(self._right) - float(before),
+            done=done,
+            info=self._info(),
+            observation=self._observation,
+        )
 
     def fork(self) -> MathToolEnv:
         """Return an independent copy; the cache of verdicts is shared."""
         copy = type(self)(self.config, seed=self.seed)
         vars(copy).update(vars(self))
-        copy._answers, copy._correct, copy._counts = dict(self._answers), dict(self._correct), self._counts.copy()
+        copy._answers, copy._correct, copy._counts = (
+            dict(self._answers),
+            dict(self._correct),
+            self._counts.copy(),
+        )
         return copy
 
     def _tolerance(self, agent_id: str) -> float:
@@ -134,7 +156,9 @@ class MathToolEnv(BaseEnv):
         return 0.0 if agent_id == REASONER else self.config.tolerance
 
     async def _equal(self, answer: str, other: str, tolerance: float = 0.0) -> bool:
-        """Return whether two answers are equal, with `tolerance` for numbers; failed comparisons are counted and unequal."""
+        """Return whether two answers are equal, with `tolerance` for numbers; failed comparisons are counted
+        and unequal.
+        """
         if not answer.strip() or not other.strip():
             return False
         verdict = await self._compare(answer, other, tolerance)
@@ -149,12 +173,21 @@ class MathToolEnv(BaseEnv):
             pool = shared_pool(self.config.grader_workers, self.config.grader_timeout_s)
             verdict = await grade(answer, other, pool, tolerance)
             if verdict in (Verdict.TIMEOUT, Verdict.ERROR):
-                logger.warning("grader: %s for %.100r against %.100r; they count as unequal", verdict.value, answer, other)
+                logger.warning(
+                    "grader: %s for %.100r against %.100r; they count as unequal",
+                    verdict.value,
+                    answer,
+                    other,
+                )
             self._verdicts.setdefault(key, verdict)
         return self._verdicts[key]
 
     def _info(self) -> dict[str, float]:
-        counted = [*(f"{NAMES[agent_id]}/unparsed" for agent_id in self._correct), "grader/timeouts", "grader/errors"]
+        counted = [
+            *(f"{NAMES[agent_id]}/unparsed" for agent_id in self._correct),
+            "grader/timeouts",
+            "grader/errors",
+        ]
         return {
             "success": float(self._right),
             **({} if SINGLE in self._correct else {"agreed": float(self._agreed)}),

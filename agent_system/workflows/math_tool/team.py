@@ -27,7 +27,8 @@ class PromptStyle:
     """Prompt templates for one kind of model. Literal braces are doubled.
 
     Attributes:
-        reasoner, tool: templates with `{env_prompt}` and `{feedback}` (result of the last turn; empty in the first).
+        reasoner, tool: templates with `{env_prompt}` and `{feedback}` (result of the last turn; empty in the
+            first).
         feedback: template with `{reasoner}` and `{tool}`, their answers.
         nothing: text for a missing answer.
     """
@@ -87,7 +88,10 @@ You solve a problem by reasoning and with Python programs.
 # Your part
 Work the problem out step by step. Call the tool `python` with a program that prints what you want to know; it reads nothing and has the \
 standard library. End with the final answer alone in \\boxed{{}}."""
-SINGLE_STYLES = {"full": replace(FULL, reasoner=ALONE), "short": replace(SHORT, reasoner="Program: {env_prompt}")}
+SINGLE_STYLES = {
+    "full": replace(FULL, reasoner=ALONE),
+    "short": replace(SHORT, reasoner="Program: {env_prompt}"),
+}
 
 
 @dataclass(frozen=True)
@@ -96,7 +100,8 @@ class MathToolOptions:
 
     Attributes:
         prompt_style: wording of the prompts: full | short (for models of a few million parameters).
-        max_rounds: generations of the Tool-user per turn; tool calls of the last one are not run, so with 1 it has no tool.
+        max_rounds: generations of the Tool-user per turn; tool calls of the last one are not run, so with 1
+            it has no tool.
     """
 
     prompt_style: str = "full"
@@ -105,12 +110,15 @@ class MathToolOptions:
     def __post_init__(self) -> None:
         check_choice("agent.orchestra.math_tool.prompt_style", self.prompt_style, tuple(STYLES))
         if self.max_rounds < 1:
-            raise AgentSystemError(f"agent.orchestra.math_tool.max_rounds must be at least 1, found {self.max_rounds}")
+            raise AgentSystemError(
+                f"agent.orchestra.math_tool.max_rounds must be at least 1, found {self.max_rounds}"
+            )
 
 
 class MathToolAgent(StyledAgent):
-    """A role whose prompt shows the problem and, from the second turn on, both answers of the last turn. Its action is the
-    content of the last `\boxed{}`."""
+    """A role whose prompt shows the problem and, from the second turn on, both answers of the last turn. Its
+    action is the content of the last `\boxed{}`.
+    """
 
     styles = STYLES
     options: ClassVar[type] = MathToolOptions
@@ -121,7 +129,9 @@ class MathToolAgent(StyledAgent):
         return ""
 
     def messages(self, variables: Mapping[str, Any]) -> list[Message]:
-        """Return the messages of `BaseAgent`, with `{feedback}` built from `last`, the environment's result of the last turn."""
+        """Return the messages of `BaseAgent`, with `{feedback}` built from `last`, the environment's result
+        of the last turn.
+        """
         last = {name: text or self.style.nothing for name, text in (variables.get("last") or {}).items()}
         return super().messages({**variables, "feedback": self.style.feedback.format(**last) if last else ""})
 

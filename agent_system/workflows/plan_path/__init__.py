@@ -1,4 +1,6 @@
-"""Path planning on a map by a team of two: the Tool Agent proposes moves, the Executor Agent checks them and moves."""
+"""Path planning on a map by a team of two: the Tool Agent proposes moves, the Executor Agent checks them and
+moves.
+"""
 
 from agent_system.workflows.plan_path.env import PlanPathEnv, PlanPathEnvOptions
 from agent_system.workflows.plan_path.team import ExecutorAgent, PlanPathOptions, PlanPathOrchestra, ToolAgent

@@ -1,7 +1,8 @@
 """The world: a team walks over a map, with a few moves per turn, until it reaches the goal.
 
-Rewards follow "Stronger-MAS" (arXiv 2510.11062): the team's success and progress, and a local term for each role. Walking in circles earns
-nothing: progress is the decrease of the shortest distance so far, so an episode earns it once, and local rewards are never positive.
+Rewards follow "Stronger-MAS" (arXiv 2510.11062): the team's success and progress, and a local term for each
+role. Walking in circles earns nothing: progress is the decrease of the shortest distance so far, so an
+episode earns it once, and local rewards are never positive.
 """
 
 from __future__ import annotations
@@ -16,7 +17,14 @@ from agent_system.registry import EnvRegistry
 from agent_system.workflows.moves import parse_moves
 from agent_system.workflows.plan_path.world.grid import GridMap, parse_map
 from agent_system.workflows.plan_path.world.render import compact_text, grid_text
-from agent_system.workflows.plan_path.world.rules import State, Walk, advance, initial_state, walk, without_visits
+from agent_system.workflows.plan_path.world.rules import (
+    State,
+    Walk,
+    advance,
+    initial_state,
+    walk,
+    without_visits,
+)
 from agent_system.workflows.proposer_executor import NO_PLAN, ProposerExecutorEnv
 
 VIEWS = ("grid", "compact")
@@ -28,15 +36,18 @@ class PlanPathEnvOptions:
     """Options under `env.params`.
 
     Attributes:
-        view: the agents' observation: grid (the whole map) | compact (the offset of the goal and the cells straight ahead).
+        view: the agents' observation: grid (the whole map) | compact (the offset of the goal and the cells
+            straight ahead).
         radius: cells that the compact view shows in each direction.
         visits: the compact view counts the visits of its cells; without them every cell looks unvisited.
         max_moves: maximum number of moves per turn; later ones are ignored and counted.
         success_reward: team reward for reaching the goal.
-        progress_reward: team reward for the whole way from start to goal, paid as the shortest distance so far decreases.
+        progress_reward: team reward for the whole way from start to goal, paid as the shortest distance so
+            far decreases.
         illegal_penalty: local, for a plan or an action that runs into a wall or over the edge.
         format_penalty: local, for a reply without a list of moves.
-        shortfall_penalty: local, for moves directly away from the goal, proportionally less for better ones, 0 for the best moves.
+        shortfall_penalty: local, for moves directly away from the goal, proportionally less for better ones,
+            0 for the best moves.
     """
 
     view: str = "grid"
@@ -59,16 +70,19 @@ class PlanPathEnvOptions:
 
 @EnvRegistry.register("plan_path")
 class PlanPathEnv(ProposerExecutorEnv):
-    """Environment that judges the Tool's moves without making them, makes the Executor's, and ends the episode at the goal.
+    """Environment that judges the Tool's moves without making them, makes the Executor's, and ends the
+    episode at the goal.
 
-    The Executor's moves are made in `act`, so that each of its candidates gets its own reward; `step` makes them only in a turn without
-    an Executor (a team of one, for example). A reply without a list of moves makes none. The Tool's proposal is the prompt variable
-    `{proposal}`.
+    The Executor's moves are made in `act`, so that each of its candidates gets its own reward; `step` makes
+    them only in a turn without an Executor (a team of one, for example). A reply without a list of moves
+    makes none. The Tool's proposal is the prompt variable `{proposal}`.
 
-    `info`: `success`; `progress` (0 to 1, best so far); `distance` (to the goal); `moves`; `path_ratio` (moves made / shortest path, in
-    episodes that reach the goal); `tool/illegal`, `executor/illegal` (lists that ran into a wall or over the edge), `tool/unparsed`,
-    `executor/unparsed` (replies without a list), `tool/surplus`, `executor/surplus` (moves beyond `max_moves`), `tool/failed_runs`
-    (programs that did not print a list of moves), all counted over the episode; `executor/followed` (its last moves equal the proposal).
+    `info`: `success`; `progress` (0 to 1, best so far); `distance` (to the goal); `moves`; `path_ratio`
+    (moves made / shortest path, in episodes that reach the goal); `tool/illegal`, `executor/illegal` (lists
+    that ran into a wall or over the edge), `tool/unparsed`, `executor/unparsed` (replies without a list),
+    `tool/surplus`, `executor/surplus` (moves beyond `max_moves`), `tool/failed_runs` (programs that did not
+    print a list of moves), all counted over the episode; `executor/followed` (its last moves equal the
+    proposal).
     """
 
     config_class = PlanPathEnvOptions
@@ -128,13 +142,17 @@ class PlanPathEnv(ProposerExecutorEnv):
         return self._state.cell == self._grid.goal
 
     def _program_input(self) -> str:
-        return "".join(f"{row}\n" for row in grid_text(self._grid, self._state).splitlines()[: self._grid.height])
+        return "".join(
+            f"{row}\n" for row in grid_text(self._grid, self._state).splitlines()[: self._grid.height]
+        )
 
     def _propose(self, action: str, reason: str = NO_PLAN, failed_run: bool = False) -> Outcome:
         self._counts["tool/failed_runs"] += failed_run
         made = self._try(action, "tool")
         self._proposal = f"none: {reason}" if made is None else ", ".join(self._first(action))
-        return Outcome(local=self._paid(local_reward(self._grid, self._state.cell, made, self.config)), info=self._info())
+        return Outcome(
+            local=self._paid(local_reward(self._grid, self._state.cell, made, self.config)), info=self._info()
+        )
 
     def _execute(self, action: str) -> Outcome:
         before, self._moved = self._state, True
@@ -147,7 +165,9 @@ class PlanPathEnv(ProposerExecutorEnv):
         return Outcome(team=team, local=local, done=self._arrived, info=self._info())
 
     def _paid(self, local: float) -> float | None:
-        return paid(local, self.config.format_penalty, self.config.illegal_penalty, self.config.shortfall_penalty)
+        return paid(
+            local, self.config.format_penalty, self.config.illegal_penalty, self.config.shortfall_penalty
+        )
 
     def _try(self, action: str, role: str) -> Walk | None:
         """Count the errors of an action and return its walk; None when it is not a list of moves."""
@@ -168,8 +188,12 @@ class PlanPathEnv(ProposerExecutorEnv):
         config = self.config
         compact = config.view == "compact"
         seen = self._state if config.visits else without_visits(self._state)
-        text = compact_text(self._grid, seen, config.radius) if compact else grid_text(self._grid, self._state)
-        return Observation(text, {"anchor": grid_text(self._grid, self._state), "max_moves": config.max_moves})
+        text = (
+            compact_text(self._grid, seen, config.radius) if compact else grid_text(self._grid, self._state)
+        )
+        return Observation(
+            text, {"anchor": grid_text(self._grid, self._state), "max_moves": config.max_moves}
+        )
 
     def _info(self) -> dict[str, float]:
         grid, state = self._grid, self._state
@@ -182,7 +206,10 @@ class PlanPathEnv(ProposerExecutorEnv):
             "executor/followed": float(self._followed),
         }
         for role in ("tool", "executor"):
-            info |= {f"{role}/{name}": float(self._counts[f"{role}/{name}"]) for name in ("illegal", "unparsed", "surplus")}
+            info |= {
+                f"{role}/{name}": float(self._counts[f"{role}/{name}"])
+                for name in ("illegal", "unparsed", "surplus")
+            }
         if self._arrived:
             info["path_ratio"] = state.moves / grid.shortest
         return info
@@ -191,8 +218,8 @@ class PlanPathEnv(ProposerExecutorEnv):
 def team_reward(grid: GridMap, before: State, after: State, options: PlanPathEnvOptions) -> float:
     """Return the team reward for going from `before` to `after`.
 
-    progress_reward * (best before - best after) / shortest path, plus success_reward on arrival. The sum over an episode is at most
-    `progress_reward + success_reward`.
+    progress_reward * (best before - best after) / shortest path, plus success_reward on arrival. The sum over
+    an episode is at most `progress_reward + success_reward`.
     """
     progress = (before.best - after.best) / max(1, grid.shortest)
     arrived = after.cell == grid.goal and before.cell != grid.goal
@@ -207,11 +234,15 @@ def local_reward(grid: GridMap, cell: int, made: Walk | None, options: PlanPathE
     """
     if made is None:
         return -options.format_penalty - options.shortfall_penalty
-    return -options.illegal_penalty * made.illegal - options.shortfall_penalty * shortfall(grid, cell, made, options.max_moves)
+    return -options.illegal_penalty * made.illegal - options.shortfall_penalty * shortfall(
+        grid, cell, made, options.max_moves
+    )
 
 
 def shortfall(grid: GridMap, cell: int, made: Walk, max_moves: int) -> float:
-    """Return the shortfall against the best moves, in [0, 1]: 0 on a shortest path, 1/2 for no progress, 1 directly away from the goal."""
+    """Return the shortfall against the best moves, in [0, 1]: 0 on a shortest path, 1/2 for no progress, 1
+    directly away from the goal.
+    """
     possible = min(max_moves, grid.distances[cell])
     gained = grid.distances[cell] - grid.distances[made.end]
     return min(1.0, (possible - gained) / (2 * possible)) if possible else 0.0

@@ -30,7 +30,8 @@ Moves: U (up, row - 1), D (down, row + 1), L (left, column - 1), R (right, colum
 A turn makes at most {max_moves} moves, one after the other; the first one into a wall or over the edge ends it.
 """,
     tool=Part(
-        "You are the Tool in a team of two that walks to a goal. You propose the next moves; the Executor checks them and walks.",
+        "You are the Tool in a team of two that walks to a goal. You propose the next moves; the Executor "
+        "checks them and walks.",
         """\
 Find a short way around the walls and propose its first moves. End with them in the form <moves>R, R, D</moves>.""",
     ),
@@ -58,7 +59,9 @@ Find a short way around the walls and follow it cell by cell. End with the next 
     heading="Proposal",
     printed="The Tool's program proposes: {proposal}",
     quoting={"entry": "[{role}]\n{text}"},
-    short=PromptStyle(tool="Plan: {env_prompt}", executor="Check: {env_prompt}\n{team_context}", entry="{role}: {text}"),
+    short=PromptStyle(
+        tool="Plan: {env_prompt}", executor="Check: {env_prompt}\n{team_context}", entry="{role}: {text}"
+    ),
 )
 
 

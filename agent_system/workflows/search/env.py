@@ -60,14 +60,16 @@ class SearchEnvOptions:
         topk: passages per search.
         timeout_s: time limit of a search in seconds; exceeding it fails the episode.
         start_timeout_s: time limit for the start of the server of a `corpus`, in seconds.
-        latency_s: seconds that a search takes in the median in addition, log-normal with sigma `LATENCY_SIGMA`: simulates a remote engine.
+        latency_s: seconds that a search takes in the median in addition, log-normal with sigma
+            `LATENCY_SIGMA`: simulates a remote engine.
         max_query_chars: longer queries are not sent; the team reads the reason, and they are counted.
         max_passage_chars: characters of a passage that the team reads.
         view: format of passages: full (numbered, with titles) | text (the texts alone).
         reward: team reward of an answer: em (exact match) | f1.
         search_reward: local, for a search whose passages are the first ones that contain an accepted answer.
-        verdict_reward: local, sum over an episode's verdicts when all are right (yes if a passage so far contains an accepted answer, no
-            if none does); each verdict is paid the change of the share of right ones.
+        verdict_reward: local, sum over an episode's verdicts when all are right (yes if a passage so far
+            contains an accepted answer, no if none does); each verdict is paid the change of the share of
+            right ones.
     """
 
     corpus: str = ""
@@ -94,16 +96,20 @@ class SearchEnvOptions:
             raise AgentSystemError(f"env.params.latency_s must not be negative, found {self.latency_s!r}")
 
     def check_source(self) -> None:
-        """Raise AgentSystemError unless exactly one of `corpus` and `url` is set, or for `start_timeout_s` with `url`."""
+        """Raise AgentSystemError unless exactly one of `corpus` and `url` is set, or for `start_timeout_s`
+        with `url`.
+        """
         if bool(self.corpus) == bool(self.url):
             found = f"both ({self.corpus} and {self.url})" if self.corpus else "neither"
             raise AgentSystemError(
-                "the search environment needs one of env.params.corpus (a jsonl file) and env.params.url (a retrieval server), "
+                "the search environment needs one of env.params.corpus (a jsonl file) and env.params.url (a "
+                "retrieval server), "
                 f"found {found}"
             )
         if self.url and self.start_timeout_s != SearchEnvOptions.start_timeout_s:
             raise AgentSystemError(
-                f"env.params.start_timeout_s={self.start_timeout_s:g} has no effect; it needs env.params.corpus "
+                f"env.params.start_timeout_s={self.start_timeout_s:g} has no effect; it needs "
+                "env.params.corpus "
                 "(the server of env.params.url is already running)"
             )
 
@@ -112,15 +118,17 @@ class SearchEnvOptions:
 class SearchEnv(BaseEnv):
     """Environment that searches for the Search Agent and ends the episode with the Answer Agent's answer.
 
-    Both happen in `act`, so that each candidate gets its own reward; `step` does them only in a turn in which neither acted (a team of one,
-    for example): a `Query` searches, any other action answers. The passages are the observation of the next turn. A failed search raises
-    `RetrievalError`, which fails its own episode only.
+    Both happen in `act`, so that each candidate gets its own reward; `step` does them only in a turn in which
+    neither acted (a team of one, for example): a `Query` searches, any other action answers. The passages are
+    the observation of the next turn. A failed search raises `RetrievalError`, which fails its own episode
+    only.
 
-    `info`: `success` (exact match), `f1`, `searches` (sent), `known` (a passage so far contains an accepted answer), `verifier/accuracy`
-    (share of verdicts that agree with `known`; a missing verdict is wrong), and over the episode the counts `verifier/early` (yes while
-    `known` is false), `verifier/unparsed`, `search/unparsed`, `answer/unparsed`, `search/too_long`, `search/empty` (searches without
-    result), `search/repeated` (queries sent before). Passages do not show whether the answer to a yes-no question is known: its episodes
-    have no `known`, `verifier/accuracy` and `verifier/early`, and no local rewards.
+    `info`: `success` (exact match), `f1`, `searches` (sent), `known` (a passage so far contains an accepted
+    answer), `verifier/accuracy` (share of verdicts that agree with `known`; a missing verdict is wrong), and
+    over the episode the counts `verifier/early` (yes while `known` is false), `verifier/unparsed`,
+    `search/unparsed`, `answer/unparsed`, `search/too_long`, `search/empty` (searches without result),
+    `search/repeated` (queries sent before). Passages do not show whether the answer to a yes-no question is
+    known: its episodes have no `known`, `verifier/accuracy` and `verifier/early`, and no local rewards.
     """
 
     config_class = SearchEnvOptions
@@ -147,7 +155,9 @@ class SearchEnv(BaseEnv):
 
     def observe(self, agent_id: str) -> Observation:
         """Return the question; the results of searches are in the team's memory and in the anchor."""
-        return Observation(self._question, {"anchor": "\n".join([self._question, *self._queries, *self._results])})
+        return Observation(
+            self._question, {"anchor": "\n".join([self._question, *self._queries, *self._results])}
+        )
 
     async def act(self, agent_id: str, action: str) -> Outcome:
         """Search, answer, or record a verdict. Raises RetrievalError."""
@@ -163,14 +173,20 @@ class SearchEnv(BaseEnv):
         if self._retrieved is None:
             made = await self._search(action) if isinstance(action, Query) else self._grade(action)
         retrieved, self._retrieved = self._retrieved, None
-        return Outcome(team=made.team, done=made.done, info=self._info(), observation=Observation(retrieved or ""))
+        return Outcome(
+            team=made.team, done=made.done, info=self._info(), observation=Observation(retrieved or "")
+        )
 
     def fork(self) -> SearchEnv:
         """Return an independent copy."""
         copy = type(self)(self.config, seed=self.seed)
         copy._accepted, copy._searchable, copy._question = self._accepted, self._searchable, self._question
         copy._answer, copy._retrieved = self._answer, self._retrieved
-        copy._queries, copy._results, copy._verdicts = list(self._queries), list(self._results), list(self._verdicts)
+        copy._queries, copy._results, copy._verdicts = (
+            list(self._queries),
+            list(self._results),
+            list(self._verdicts),
+        )
         copy._known, copy._counts = self._known, self._counts.copy()
         return copy
 
@@ -178,8 +194,10 @@ class SearchEnv(BaseEnv):
         """Raise AgentSystemError for a `corpus`, for which every worker would start a server of its own."""
         if self.config.corpus:
             raise AgentSystemError(
-                f"env.params.corpus={self.config.corpus} with env.workers.num>0 would start a retrieval server, with an index, in every "
-                "worker; start one with `python -m agent_system.workflows.search.world.server --corpus FILE --port 8000` and set "
+                f"env.params.corpus={self.config.corpus} with env.workers.num>0 would start a retrieval "
+                "server, with an index, in every "
+                "worker; start one with `python -m agent_system.workflows.search.world.server --corpus FILE "
+                "--port 8000` and set "
                 "env.params.url=http://127.0.0.1:8000 instead, or set env.workers.num=0"
             )
 
@@ -198,10 +216,19 @@ class SearchEnv(BaseEnv):
     @property
     def _retriever(self) -> Retriever:
         config = self.config
-        return shared_retriever(config.corpus, config.url, config.topk, config.timeout_s, config.start_timeout_s, config.max_query_chars)
+        return shared_retriever(
+            config.corpus,
+            config.url,
+            config.topk,
+            config.timeout_s,
+            config.start_timeout_s,
+            config.max_query_chars,
+        )
 
     def _judge(self, action: str) -> Outcome:
-        """Record a verdict; it is paid the change of the share of right verdicts, so an episode earns at most `verdict_reward`."""
+        """Record a verdict; it is paid the change of the share of right verdicts, so an episode earns at most
+        `verdict_reward`.
+        """
         self._counts["verifier/unparsed"] += not action
         if not self._searchable:
             return Outcome(info=self._info())
@@ -220,7 +247,9 @@ class SearchEnv(BaseEnv):
         self._retrieved = await self._result(query)
         self._results.append(self._retrieved)
         found = self._known and not before
-        return Outcome(local=paid(self.config.search_reward * found, self.config.search_reward), info=self._info())
+        return Outcome(
+            local=paid(self.config.search_reward * found, self.config.search_reward), info=self._info()
+        )
 
     async def _result(self, query: str) -> str:
         """Search and return the result as the team reads it."""
@@ -239,7 +268,9 @@ class SearchEnv(BaseEnv):
         self._queries.append(query)
         self._counts["search/empty"] += not found
         texts = [passage.text[: self.config.max_passage_chars] for passage in found]
-        self._known = self._known or contains([*texts, *(passage.title for passage in found)], self._searchable)
+        self._known = self._known or contains(
+            [*texts, *(passage.title for passage in found)], self._searchable
+        )
         return show(found, texts, self.config.view)
 
     def _grade(self, answer: str) -> Outcome:
@@ -270,7 +301,8 @@ def _answers_of(task: Task) -> list[str]:
         raise AgentSystemError(f"task {task.task_id!r}: reward_model.ground_truth: {error}") from error
     if not can_be_matched(accepted):
         raise AgentSystemError(
-            f"task {task.task_id!r} has no answer in reward_model.ground_truth that could be given; expected a text, a list of texts or "
+            f"task {task.task_id!r} has no answer in reward_model.ground_truth that could be given; expected "
+            "a text, a list of texts or "
             f'{{"target": [...]}}, with a word other than an article, found {task.ground_truth!r:.100}'
         )
     return accepted
@@ -283,5 +315,6 @@ def show(found: Sequence[Passage], texts: Sequence[str], view: str) -> str:
     if view == "text":
         return "\n".join(texts)
     return "\n".join(
-        f"Doc {i} (Title: {passage.title or 'none'}) {text}" for i, (passage, text) in enumerate(zip(found, texts, strict=True), 1)
+        f"Doc {i} (Title: {passage.title or 'none'}) {text}"
+        for i, (passage, text) in enumerate(zip(found, texts, strict=True), 1)
     )

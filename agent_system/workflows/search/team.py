@@ -1,4 +1,6 @@
-"""A Verifier decides whether the team searches or answers; then a Search Agent or an Answer Agent is called."""
+"""A Verifier decides whether the team searches or answers; then a Search Agent or an Answer Agent is
+called.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,10 @@ class PromptStyle:
     """Prompt templates for one kind of model. Literal braces are doubled.
 
     Attributes:
-        verifier, search, answer: templates with `{env_prompt}` (the question), `{memory}` (searches so far), `{team_context}` and `{step}`.
-        entry: template for quoting a reply of this turn, with `{role}` (first word of the agent's name) and `{text}`.
+        verifier, search, answer: templates with `{env_prompt}` (the question), `{memory}` (searches so far),
+            `{team_context}` and `{step}`.
+        entry: template for quoting a reply of this turn, with `{role}` (first word of the agent's name) and
+            `{text}`.
         separator: text between replies.
         no_replies: text for an empty discussion.
     """
@@ -103,7 +107,10 @@ You answer a question with a search engine.
 This is turn {{step}}. If what is known settles the answer, end with <answer>the answer alone</answer>: a name, a date, a few words, and \
 no sentence around it. Otherwise decide which single fact is needed next and end with one query for it, short and unlike those that have \
 failed: <search>your query</search>."""
-SINGLE_STYLES = {"full": replace(FULL, search=ALONE), "short": replace(SHORT, search="Next: {env_prompt}\n{memory}")}
+SINGLE_STYLES = {
+    "full": replace(FULL, search=ALONE),
+    "short": replace(SHORT, search="Next: {env_prompt}\n{memory}"),
+}
 
 
 @dataclass(frozen=True)
@@ -133,7 +140,8 @@ class SearchWorkflowAgent(StyledAgent):
 class VerifierAgent(SearchWorkflowAgent):
     """The role that decides whether the passages suffice for an answer.
 
-    Its action is `yes`, `no`, or empty when no verdict could be parsed: then `fields["enough"]` holds the fallback.
+    Its action is `yes`, `no`, or empty when no verdict could be parsed: then `fields["enough"]` holds the
+    fallback.
     """
 
     role, template = VERIFIER, "verifier"
@@ -164,7 +172,9 @@ class SearchAgent(SearchWorkflowAgent):
 
 @AgentRegistry.register(ANSWER, orchestra="search")
 class AnswerAgent(SearchWorkflowAgent):
-    """The role that answers the question; its action is the answer, which is empty when the reply has none."""
+    """The role that answers the question; its action is the answer, which is empty when the reply has
+    none.
+    """
 
     role, template = ANSWER, "answer"
     projection = tag("answer")
@@ -172,7 +182,9 @@ class AnswerAgent(SearchWorkflowAgent):
 
 @AgentRegistry.register(SINGLE, orchestra="single", env="search")
 class SingleSearchAgent(SingleAgent):
-    """One agent that searches or answers: what its reply says last; a reply with neither is an empty `Query`."""
+    """One agent that searches or answers: what its reply says last; a reply with neither is an empty
+    `Query`.
+    """
 
     styles, template = SINGLE_STYLES, "search"
 
@@ -203,7 +215,9 @@ class SearchingOrchestra(BaseOrchestra):
         if self.config.prompt_style == "short":
             self.memory_class = FoundMemory
 
-    def check(self, agents: Mapping[str, BaseAgent], make_env: Callable[[int], BaseEnv], *, forks: bool) -> None:
+    def check(
+        self, agents: Mapping[str, BaseAgent], make_env: Callable[[int], BaseEnv], *, forks: bool
+    ) -> None:
         """Search once, so that an unusable server is an error before a model loads."""
         del agents, forks
         env = make_env(0)

@@ -1,10 +1,12 @@
 """The world: one room; the Executor's moves are made in every turn.
 
-Rewards follow Stronger-MAS (arXiv 2510.11062): the team for success and progress, each role for its own reply. Going in circles earns
-nothing: progress is paid only where it exceeds the best progress of the episode so far, so a box pushed off its goal and on again is not
-paid twice. Moves that make the room unsolvable gain nothing, even if they pass better states. The Tool is paid the increase of its plan's
-value over its last plan, or over the value that the moves made since have reached if that is higher, so that over an episode it earns at
-most the value of its last plan. All other terms are penalties. The team's rewards of an episode sum to at most 1.
+Rewards follow Stronger-MAS (arXiv 2510.11062): the team for success and progress, each role for its own
+reply. Going in circles earns nothing: progress is paid only where it exceeds the best progress of the episode
+so far, so a box pushed off its goal and on again is not paid twice. Moves that make the room unsolvable gain
+nothing, even if they pass better states. The Tool is paid the increase of its plan's value over its last
+plan, or over the value that the moves made since have reached if that is higher, so that over an episode it
+earns at most the value of its last plan. All other terms are penalties. The team's rewards of an episode sum
+to at most 1.
 """
 
 from __future__ import annotations
@@ -21,7 +23,15 @@ from agent_system.workflows.moves import parse_moves
 from agent_system.workflows.proposer_executor import NO_PLAN, ProposerExecutorEnv
 from agent_system.workflows.sokoban.team import RULES
 from agent_system.workflows.sokoban.world.pushes import ACTIONS
-from agent_system.workflows.sokoban.world.rules import Room, State, Walk, boxes_on_goals, is_solved, parse_room, render
+from agent_system.workflows.sokoban.world.rules import (
+    Room,
+    State,
+    Walk,
+    boxes_on_goals,
+    is_solved,
+    parse_room,
+    render,
+)
 from agent_system.workflows.sokoban.world.solver import Solution, is_lost, least_pushes, solve
 from agent_system.workflows.sokoban.world.view import VIEWS, last_line, shown
 
@@ -33,24 +43,29 @@ class SokobanEnvOptions:
     """Options under `env.params`.
 
     Attributes:
-        view: the agents' observation: map | spaced (a space between cells, so that a tokenizer makes each cell a token) | compact (the
-            offsets of box and goal and the cells around the box in a fixed layout; rooms with one box).
-        actions: what a letter of an action is: moves (a step of the player) | pushes (a push of the only box: the player walks to the cell
-            behind it first; rooms with one box). With pushes, the options and metrics about moves are about pushes.
-        show_last: a last line of the observation shows the moves made in the last turn and the illegal one that stopped them.
+        view: the agents' observation: map | spaced (a space between cells, so that a tokenizer makes each
+            cell a token) | compact (the offsets of box and goal and the cells around the box in a fixed
+            layout; rooms with one box).
+        actions: what a letter of an action is: moves (a step of the player) | pushes (a push of the only box:
+            the player walks to the cell behind it first; rooms with one box). With pushes, the options and
+            metrics about moves are about pushes.
+        show_last: a last line of the observation shows the moves made in the last turn and the illegal one
+            that stopped them.
         max_moves: maximum number of moves per turn; later ones are not made and count as cut.
-        progress: measure of progress for the team's reward: boxes (highest number on goals so far) | distance (fewest pushes left so far,
-            by the solver's lower bound).
+        progress: measure of progress for the team's reward: boxes (highest number on goals so far) | distance
+            (fewest pushes left so far, by the solver's lower bound).
         progress_weight: share of the team's reward for progress; the rest is for solving the room.
-        plan_weight: coefficient of a plan's local reward: the increase of the team's return that its moves would bring, compared with the
-            last plan or the moves made since.
+        plan_weight: coefficient of a plan's local reward: the increase of the team's return that its moves
+            would bring, compared with the last plan or the moves made since.
         format_penalty: local, for a reply without readable moves.
-        illegal_penalty: local, for moves that run into a wall or a blocked box, and for moves beyond `max_moves`.
+        illegal_penalty: local, for moves that run into a wall or a blocked box, and for moves beyond
+            `max_moves`.
         repeat_penalty: local, for moves that begin with the illegal move that stopped the last turn's.
         deadlock_penalty: local, for moves after which the room is unsolvable.
         deadlock_ends: an unsolvable room ends the episode.
-        shortfall_penalty: local, for moves away from the solution; half of it for moves without progress, nothing for the solver's own
-            moves. A value above 0 runs the solver on every state that a reply leads to, which is slow in large rooms with many boxes.
+        shortfall_penalty: local, for moves away from the solution; half of it for moves without progress,
+            nothing for the solver's own moves. A value above 0 runs the solver on every state that a reply
+            leads to, which is slow in large rooms with many boxes.
     """
 
     view: str = "map"
@@ -74,7 +89,9 @@ class SokobanEnvOptions:
         check_choice("env.params.actions", self.actions, tuple(ACTIONS))
         check_choice("env.params.progress", self.progress, PROGRESS)
         if not 0.0 <= self.progress_weight <= 1.0:
-            raise AgentSystemError(f"env.params.progress_weight must be 0 to 1, found {self.progress_weight:g}")
+            raise AgentSystemError(
+                f"env.params.progress_weight must be 0 to 1, found {self.progress_weight:g}"
+            )
         check_floats(self, "env.params")
 
 
@@ -90,7 +107,8 @@ class World:
         acted: the Executor has made this turn's moves.
         plan: the Tool's proposal in this turn; None when it is missing or unreadable, for the given `reason`.
         moves, pushes, illegal, unparsable, cut: counts over the episode's actions.
-        plans, legal_plans, followed: number of proposals, of legal ones, of those that the Executor made unchanged.
+        plans, legal_plans, followed: number of proposals, of legal ones, of those that the Executor made
+            unchanged.
         failed_runs: programs that printed no moves.
     """
 
@@ -147,14 +165,16 @@ class Verdict:
 class SokobanEnv(ProposerExecutorEnv):
     """A room that the Tool plans for and the Executor moves in.
 
-    The task's text is the room. A proposal is evaluated without being made; the Executor's moves are made in `act`, so that their reward
-    belongs to that call, and `step` makes moves only in a turn without an Executor. Unreadable replies and illegal moves are penalised
-    and counted; the episode continues. The Tool's proposal is the prompt variable `{proposal}`: at most `max_moves` moves, or `none: ` and
-    the reason.
+    The task's text is the room. A proposal is evaluated without being made; the Executor's moves are made in
+    `act`, so that their reward belongs to that call, and `step` makes moves only in a turn without an
+    Executor. Unreadable replies and illegal moves are penalised and counted; the episode continues. The
+    Tool's proposal is the prompt variable `{proposal}`: at most `max_moves` moves, or `none: ` and the
+    reason.
 
-    `info`: `success`; `progress` (best so far); `boxes_on_goals`; `deadlock` (the room is unsolvable); `moves`, `pushes`, `illegal`,
-    `unparsable`, `cut`; `plan/legal`, `plan/followed` (shares of the proposals), `plan/failed_runs` (programs that printed no moves);
-    `push_efficiency` of solved rooms (fewest possible pushes / pushes made, where the former is known).
+    `info`: `success`; `progress` (best so far); `boxes_on_goals`; `deadlock` (the room is unsolvable);
+    `moves`, `pushes`, `illegal`, `unparsable`, `cut`; `plan/legal`, `plan/followed` (shares of the
+    proposals), `plan/failed_runs` (programs that printed no moves); `push_efficiency` of solved rooms (fewest
+    possible pushes / pushes made, where the former is known).
     """
 
     config_class = SokobanEnvOptions
@@ -164,24 +184,38 @@ class SokobanEnv(ProposerExecutorEnv):
         """Start in the room given by the task's text.
 
         Raises:
-            AgentSystemError: the text is not a room, the room is solved already or unsolvable, or the view cannot show it.
+            AgentSystemError: the text is not a room, the room is solved already or unsolvable, or the view
+                cannot show it.
         """
         room, state = parse_room(task.prompt)
         if is_solved(room, state):
-            raise AgentSystemError(f"task {task.task_id!r}: the room is solved before the first move:\n{render(room, state)}")
+            raise AgentSystemError(
+                f"task {task.task_id!r}: the room is solved before the first move:\n{render(room, state)}"
+            )
         if solve(room, state).exhausted:
-            raise AgentSystemError(f"task {task.task_id!r}: the room cannot be solved:\n{render(room, state)}")
+            raise AgentSystemError(
+                f"task {task.task_id!r}: the room cannot be solved:\n{render(room, state)}"
+            )
         if len(state.boxes) > 1 and (self.config.view == "compact" or self.config.actions == "pushes"):
             limit = "actions=pushes is for" if self.config.actions == "pushes" else "view=compact shows"
-            others = "actions=moves and view=spaced or map" if self.config.actions == "pushes" else "view=spaced or map"
-            raise AgentSystemError(f"task {task.task_id!r}: env.params.{limit} rooms with one box, found {len(state.boxes)}; use {others}")
+            others = (
+                "actions=moves and view=spaced or map"
+                if self.config.actions == "pushes"
+                else "view=spaced or map"
+            )
+            raise AgentSystemError(
+                f"task {task.task_id!r}: env.params.{limit} rooms with one box, found {len(state.boxes)}; "
+                f"use {others}"
+            )
         begun = progress(room, state, state, self.config.progress)
         self._world = World(room, state, state, begun, self.config.progress_weight * begun)
         self._observation = self._make_observation()
         return self._observation
 
     async def observe(self, agent_id: str = "") -> Observation:
-        """Return the observation at the start of the turn, with the Tool's proposal; the same for every agent."""
+        """Return the observation at the start of the turn, with the Tool's proposal; the same for every
+        agent.
+        """
         world = self._world
         proposal = f"none: {world.reason}" if world.plan is None else " ".join(world.plan)
         return replace(self._observation, info={**self._observation.info, "proposal": proposal})
@@ -248,14 +282,18 @@ class SokobanEnv(ProposerExecutorEnv):
 
     def _judge(self, action: str) -> Verdict:
         world = self._world
-        return judge(world.room, world.start, world.state, world.best, parse_moves(action), self.config, world.stopped)
+        return judge(
+            world.room, world.start, world.state, world.best, parse_moves(action), self.config, world.stopped
+        )
 
     def _make_observation(self) -> Observation:
         room, state = self._world.room, self._world.state
         text, limit = shown(room, state, self.config.view, self.config.actions), self.config.max_moves
         if self.config.show_last:
             text = f"{text}\n{last_line(self._world.last, self._world.stopped, limit)}"
-        return Observation(text, {"anchor": render(room, state), "max_moves": limit, "rules": RULES[self.config.actions]})
+        return Observation(
+            text, {"anchor": render(room, state), "max_moves": limit, "rules": RULES[self.config.actions]}
+        )
 
     def _info(self) -> dict[str, Any]:
         world = self._world
@@ -274,7 +312,15 @@ class SokobanEnv(ProposerExecutorEnv):
         return info
 
 
-def judge(room: Room, start: State, state: State, best: float, moves: str | None, options: SokobanEnvOptions, stopped: str = "") -> Verdict:
+def judge(
+    room: Room,
+    start: State,
+    state: State,
+    best: float,
+    moves: str | None,
+    options: SokobanEnvOptions,
+    stopped: str = "",
+) -> Verdict:
     """Return the result of `moves` from `state`; pure.
 
     Args:
@@ -309,7 +355,9 @@ def judge(room: Room, start: State, state: State, best: float, moves: str | None
 
 
 def progress(room: Room, start: State, state: State, kind: str) -> float:
-    """Return the progress of `state`, 0 to 1 (solved): share of boxes on goals, or 1 - pushes left / pushes needed from `start`."""
+    """Return the progress of `state`, 0 to 1 (solved): share of boxes on goals, or 1 - pushes left / pushes
+    needed from `start`.
+    """
     if kind == "boxes":
         return boxes_on_goals(room, state) / len(room.goals)
     return max(0.0, 1.0 - least_pushes(room, state.boxes) / max(1, least_pushes(room, start.boxes)))
@@ -322,14 +370,21 @@ def best_progress(room: Room, start: State, states: Iterable[State], kind: str, 
 
 def penalties(options: SokobanEnvOptions) -> tuple[float, ...]:
     """Return the coefficients of the penalties."""
-    return options.format_penalty, options.illegal_penalty, options.repeat_penalty, options.deadlock_penalty, options.shortfall_penalty
+    return (
+        options.format_penalty,
+        options.illegal_penalty,
+        options.repeat_penalty,
+        options.deadlock_penalty,
+        options.shortfall_penalty,
+    )
 
 
 def shortfall(room: Room, state: State, made: Walk | None, options: SokobanEnvOptions) -> float:
     """Return the shortfall of moves from `state` against the solver's first `max_moves` moves, 0 to 1.
 
-    0 for moves that shorten the solution as much, 1/2 for no progress, 1 for as many moves back, for moves that make the room unsolvable,
-    and for a reply without readable moves (`made` is None). 0 where no solution of `state` is known.
+    0 for moves that shorten the solution as much, 1/2 for no progress, 1 for as many moves back, for moves
+    that make the room unsolvable, and for a reply without readable moves (`made` is None). 0 where no
+    solution of `state` is known.
     """
     before = solve(room, state).solution
     if before is None:

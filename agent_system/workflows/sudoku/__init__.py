@@ -1,4 +1,6 @@
-"""Sudoku by a team of two: the Tool Agent plans, the Executor Agent checks the plan and writes on the board."""
+"""Sudoku by a team of two: the Tool Agent plans, the Executor Agent checks the plan and writes on the
+board.
+"""
 
 from agent_system.workflows.proposer_executor import EXECUTOR, TOOL
 from agent_system.workflows.sudoku.env import SudokuEnv, SudokuEnvOptions

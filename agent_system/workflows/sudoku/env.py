@@ -1,9 +1,11 @@
-"""The world: one puzzle, several turns; the Executor writes on the board, and the solved board ends the episode.
+"""The world: one puzzle, several turns; the Executor writes on the board, and the solved board ends the
+episode.
 
-Rewards are split as in AT-GRPO (arXiv 2510.11062): `alpha * team + local`. Going in circles earns nothing. The team is paid for the best
-board so far, so a cell that is emptied and filled again earns nothing. The Tool is paid the difference between its plans (potential-based,
-Ng et al. 1999), so over an episode it earns the value of its last plan, however many plans there were. All other terms are penalties. A
-wrong digit is penalised in the call that writes it, since progress does not show its later cost.
+Rewards are split as in AT-GRPO (arXiv 2510.11062): `alpha * team + local`. Going in circles earns nothing.
+The team is paid for the best board so far, so a cell that is emptied and filled again earns nothing. The Tool
+is paid the difference between its plans (potential-based, Ng et al. 1999), so over an episode it earns the
+value of its last plan, however many plans there were. All other terms are penalties. A wrong digit is
+penalised in the call that writes it, since progress does not show its later cost.
 """
 
 from __future__ import annotations
@@ -31,18 +33,24 @@ class SudokuEnvOptions:
     """Options under `env.params`.
 
     Attributes:
-        view: the agents' observation: grid (the clues, and the board below them once something is written) | digits (the board alone, 0
-            for an empty cell).
-        clashes: treatment of a digit that its row, column or box already holds: keep (it is written) | refuse (it is not) | clear (it is
-            not, and the cells that hold it are emptied unless they are clues, which removes earlier wrong digits).
+        view: the agents' observation: grid (the clues, and the board below them once something is written) |
+            digits (the board alone, 0 for an empty cell).
+        clashes: treatment of a digit that its row, column or box already holds: keep (it is written) | refuse
+            (it is not) | clear (it is not, and the cells that hold it are emptied unless they are clues,
+            which removes earlier wrong digits).
         max_cells: maximum number of cells that one action may change; later ones are left out and counted.
         success_reward: team reward for the solved puzzle, once.
-        progress_reward: team reward for all cells right; each part of it is paid when it is reached for the first time.
-        plan_reward: local reward of the Tool for a plan that makes all cells right; paid as the difference to its last plan.
-        illegal_penalty: subtracted from the local reward of a call whose action cannot be read, touches a clue or leaves the board.
-        clash_penalty: times the share of the newly written cells that clash with a row, column or box; subtracted likewise.
-        wrong_penalty: times the share of the action's cells that it makes wrong (writes a digit other than the solution's, or empties a
-            cell with the solution's); subtracted likewise. Unchanged cells do not count.
+        progress_reward: team reward for all cells right; each part of it is paid when it is reached for the
+            first time.
+        plan_reward: local reward of the Tool for a plan that makes all cells right; paid as the difference to
+            its last plan.
+        illegal_penalty: subtracted from the local reward of a call whose action cannot be read, touches a
+            clue or leaves the board.
+        clash_penalty: times the share of the newly written cells that clash with a row, column or box;
+            subtracted likewise.
+        wrong_penalty: times the share of the action's cells that it makes wrong (writes a digit other than
+            the solution's, or empties a cell with the solution's); subtracted likewise. Unchanged cells do
+            not count.
     """
 
     view: str = "grid"
@@ -65,17 +73,20 @@ class SudokuEnvOptions:
 
 @EnvRegistry.register("sudoku")
 class SudokuEnv(ProposerExecutorEnv):
-    """Environment that writes the Executor's cells, keeps the clues, and pays the team for the best board so far.
+    """Environment that writes the Executor's cells, keeps the clues, and pays the team for the best board so
+    far.
 
     The Tool's plan is the prompt variable `{proposal}`: the cells or the grid, or `none: ` and the reason.
 
     Attributes:
         state: puzzle and board, from `reset` on.
 
-    `info`: `success`; `progress` (highest share of right open cells so far) and `right` (the current share); `unreadable`, `illegal`
-    (actions stopped by a clue or the edge of the board), `clues_touched`, `clashes` (cells that clash, written or refused) and `cells_cut`
-    (beyond `max_cells`) of the Executor so far; of the Tool likewise under `tool/`, and `tool/progress` (share of the open cells that its
-    last plan would make right); `tool/failed_runs` (programs that printed no plan).
+    `info`: `success`; `progress` (highest share of right open cells so far) and `right` (the current share);
+        `unreadable`, `illegal`
+    (actions stopped by a clue or the edge of the board), `clues_touched`, `clashes` (cells that clash,
+    written or refused) and `cells_cut` (beyond `max_cells`) of the Executor so far; of the Tool likewise
+    under `tool/`, and `tool/progress` (share of the open cells that its last plan would make right);
+    `tool/failed_runs` (programs that printed no plan).
     """
 
     config_class = SudokuEnvOptions
@@ -92,7 +103,8 @@ class SudokuEnv(ProposerExecutorEnv):
         text = task.extra.get("puzzle")
         if not isinstance(text, str):
             raise AgentSystemError(
-                f"task {task.task_id!r} has no extra_info.puzzle (one line of digits and dots), found {text!r:.80}; "
+                f"task {task.task_id!r} has no extra_info.puzzle (one line of digits and dots), found "
+                f"{text!r:.80}; "
                 "make rows with: python -m agent_system.workflows.data sudoku"
             )
         self.state = State.start(puzzle_from_text(text))
@@ -103,7 +115,9 @@ class SudokuEnv(ProposerExecutorEnv):
         return self.observe()
 
     def observe(self, agent_id: str = "") -> Observation:
-        """Return the board in the format of `env.params.view`, with the Tool's plan; the same for every agent."""
+        """Return the board in the format of `env.params.view`, with the Tool's plan; the same for every
+        agent.
+        """
         text = digits_text(self.state.board) if self.config.view == "digits" else describe(self.state)
         return Observation(text, {"anchor": self.state.key, "proposal": self._proposal})
 
@@ -131,7 +145,12 @@ class SudokuEnv(ProposerExecutorEnv):
     def _execute(self, action: str) -> Outcome:
         self._acted = True
         team, applied = self._write(action)
-        return Outcome(team, paid(-penalty(self.config, applied), *penalties(self.config)), self.state.solved, self._info())
+        return Outcome(
+            team,
+            paid(-penalty(self.config, applied), *penalties(self.config)),
+            self.state.solved,
+            self._info(),
+        )
 
     def _propose(self, action: str, reason: str = NO_PLAN, failed_run: bool = False) -> Outcome:
         self._counts["tool/failed_runs"] += failed_run
@@ -152,29 +171,44 @@ class SudokuEnv(ProposerExecutorEnv):
 
     def _try(self, action: str, prefix: str = "") -> AppliedAction:
         config = self.config
-        applied = apply_action(self.state, parse_action(action, self.state.puzzle.size), config.max_cells, config.clashes)
-        found = (not applied.readable, applied.illegal, applied.touched_clue, applied.clashes + applied.refused, applied.cut)
+        applied = apply_action(
+            self.state, parse_action(action, self.state.puzzle.size), config.max_cells, config.clashes
+        )
+        found = (
+            not applied.readable,
+            applied.illegal,
+            applied.touched_clue,
+            applied.clashes + applied.refused,
+            applied.cut,
+        )
         for name, count in zip(COUNTS, found, strict=True):
             self._counts[prefix + name] += int(count)
         return applied
 
     def _info(self) -> dict[str, float]:
         state = self.state
-        reached = {"success": state.solved, "progress": self._best, "right": state.progress, "tool/progress": self._plan}
+        reached = {
+            "success": state.solved,
+            "progress": self._best,
+            "right": state.progress,
+            "tool/progress": self._plan,
+        }
         return {name: float(value) for name, value in (reached | self._counts).items()}
 
 
 def team_reward(options: SudokuEnvOptions, best: float, after: State) -> float:
     """Return the team reward: progress beyond `best`, the highest so far, and success.
 
-    The episode ends when the puzzle is solved, so success is paid once, and the sum over an episode is at most
-    `progress_reward + success_reward`.
+    The episode ends when the puzzle is solved, so success is paid once, and the sum over an episode is at
+    most `progress_reward + success_reward`.
     """
     return options.progress_reward * max(0.0, after.progress - best) + options.success_reward * after.solved
 
 
 def penalty(options: SudokuEnvOptions, applied: AppliedAction) -> float:
-    """Return the penalty of a call of either role for an action that is unreadable, illegal, clashing or wrong; at least 0."""
+    """Return the penalty of a call of either role for an action that is unreadable, illegal, clashing or
+    wrong; at least 0.
+    """
     wrong_form = not applied.readable or applied.illegal
     share = options.clash_penalty * applied.clash_share + options.wrong_penalty * applied.wrong_share
     return options.illegal_penalty * wrong_form + share
@@ -186,5 +220,7 @@ def penalties(options: SudokuEnvOptions) -> tuple[float, ...]:
 
 
 def plan_reward(options: SudokuEnvOptions, previous: float, applied: AppliedAction) -> float:
-    """Return the Tool's reward for a plan that results in `applied`; `previous` is the progress of its last plan."""
+    """Return the Tool's reward for a plan that results in `applied`; `previous` is the progress of its last
+    plan.
+    """
     return options.plan_reward * (applied.state.progress - previous)

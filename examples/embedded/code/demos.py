@@ -1,7 +1,8 @@
 """Demonstrations of the small programs by a Coder and a Tester, which act at the same time.
 
-A careful program has a line for every step of the task, and a careful test has an output that is worked out step by step. By habit, the
-Coder stops after the first step, which is right if there is no second one, and the Tester guesses the output.
+A careful program has a line for every step of the task, and a careful test has an output that is worked out
+step by step. By habit, the Coder stops after the first step, which is right if there is no second one, and
+the Tester guesses the output.
 """
 
 from __future__ import annotations
@@ -12,7 +13,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from agent_system.workflows.code.team import CodeAgent, CodeOptions, CoderAgent, TesterAgent
-from examples.embedded.code.tasks import ORDINALS, TASKS, WORDS, SmallTask, draw_input, generate, write_input, write_program
+from examples.embedded.code.tasks import (
+    ORDINALS,
+    TASKS,
+    WORDS,
+    SmallTask,
+    draw_input,
+    generate,
+    write_input,
+    write_program,
+)
 from examples.embedded.course import Course, Messages, World, conversation
 
 SMALL_NUMBERS = {"number": (1, 20), "two": (1, 6), "list": (1, 6), "word": (0, 0)}
@@ -44,8 +54,8 @@ class CodeCourse(Course):
 
     Attributes:
         max_turns: turns of one demonstrated episode.
-        stray: share of episodes that begin after a careless program and a guessed test, which are not demonstrated, so that the
-            demonstrations include the states after them.
+        stray: share of episodes that begin after a careless program and a guessed test, which are not
+            demonstrated, so that the demonstrations include the states after them.
     """
 
     habits: Habits = Habits()
@@ -68,7 +78,9 @@ def make_demos(course: CodeCourse, seed: int, exclude: Collection[str] = ()) -> 
     rng = random.Random(f"code-demos-{seed}")
     tasks = generate(course.count, 10 * seed + 7, exclude, repeat=True)
     team = Demonstrators(course, rng)
-    return course.conversations(rng, tasks, lambda task, habits: team.episode(task, habits, stray=rng.random() < course.stray)[0])
+    return course.conversations(
+        rng, tasks, lambda task, habits: team.episode(task, habits, stray=rng.random() < course.stray)[0]
+    )
 
 
 def team_success(course: CodeCourse, habits: Habits, tasks: Sequence[SmallTask], seed: int = 0) -> float:
@@ -101,7 +113,11 @@ class Demonstrators:
             else:
                 read, expected = self._guessed(task, habits.guess_right)
             if rng.random() < habits.tester:
-                reply = work(task, read) if worked else f"Guess. <input>{write_input(read)}</input> <output>{expected}</output>"
+                reply = (
+                    work(task, read)
+                    if worked
+                    else f"Guess. <input>{write_input(read)}</input> <output>{expected}</output>"
+                )
                 conversations.append(self._conversation(self.tester, task, past, reply))
             else:
                 reply = f"{'Every step.' if whole else 'Quick.'}\n```python\n{program(task, steps)}\n```"
@@ -116,9 +132,14 @@ class Demonstrators:
         return None if str(task.values(read)[steps]) == expected else TurnResult(steps, read, expected)
 
     def _choose(self, task: SmallTask) -> Any:
-        """Return an input that is easy to work out: small numbers, and no intermediate value below 0 if possible."""
+        """Return an input that is easy to work out: small numbers, and no intermediate value below 0 if
+        possible.
+        """
         reads = [draw_input(self.rng, task.source.kind, *SMALL_NUMBERS[task.source.kind]) for _ in range(4)]
-        return max(reads, key=lambda read: min(0, *(value if isinstance(value, int) else 0 for value in task.values(read))))
+        return max(
+            reads,
+            key=lambda read: min(0, *(value if isinstance(value, int) else 0 for value in task.values(read))),
+        )
 
     def _guessed(self, task: SmallTask, right: float) -> tuple[Any, str]:
         """Return an input and a guessed output, which is right with probability `right`."""
@@ -129,14 +150,26 @@ class Demonstrators:
             return read, str(value)
         if value in ("yes", "no"):
             return read, rng.choice(("yes", "no"))
-        return read, str(value + rng.choice((-6, -4, -3, -2, -1, 1, 2, 3, 4, 6))) if isinstance(value, int) else rng.choice(WORDS)
+        return read, str(value + rng.choice((-6, -4, -3, -2, -1, 1, 2, 3, 4, 6))) if isinstance(
+            value, int
+        ) else rng.choice(WORDS)
 
-    def _conversation(self, agent: CodeAgent, task: SmallTask, past: TurnResult | None, reply: str) -> Messages:
-        shown: dict[str, Any] = {} if past is None else {"program": program(task, past.steps), "mismatches": [self._mismatch(task, past)]}
+    def _conversation(
+        self, agent: CodeAgent, task: SmallTask, past: TurnResult | None, reply: str
+    ) -> Messages:
+        shown: dict[str, Any] = (
+            {}
+            if past is None
+            else {"program": program(task, past.steps), "mismatches": [self._mismatch(task, past)]}
+        )
         return conversation(agent, task.question, reply, **shown)
 
     def _mismatch(self, task: SmallTask, past: TurnResult) -> dict[str, str]:
-        return {"given": write_input(past.read), "expected": past.expected, "found": str(task.values(past.read)[past.steps])}
+        return {
+            "given": write_input(past.read),
+            "expected": past.expected,
+            "found": str(task.values(past.read)[past.steps]),
+        }
 
 
 def program(task: SmallTask, steps: int) -> str:
@@ -145,7 +178,9 @@ def program(task: SmallTask, steps: int) -> str:
 
 
 def work(task: SmallTask, read: Any) -> str:
-    """Return a test that is worked out: `Work. <input>3 7</input> larger 7. First 7*3=21. Then 21+2=23. <output>23</output>`."""
+    """Return a test that is worked out: `Work. <input>3 7</input> larger 7. First 7*3=21. Then 21+2=23.
+    <output>23</output>`.
+    """
     values = task.values(read)
     lines = [f"{task.source.name} {values[0]}."]
     for ordinal, step, before, after in zip(ORDINALS, task.steps, values, values[1:], strict=False):

@@ -8,8 +8,9 @@
     z=y+2
     print(z)
 
-Every line of the program corresponds to a sentence of the task, so that a model of a few hundred thousand parameters can write it. Tasks
-are equal if their programs are; training and test tasks of `generate_split` are all different.
+Every line of the program corresponds to a sentence of the task, so that a model of a few hundred thousand
+parameters can write it. Tasks are equal if their programs are; training and test tasks of `generate_split`
+are all different.
 """
 
 from __future__ import annotations
@@ -90,11 +91,21 @@ LETTERS = Source("Read a word.", "x=input()", "", "word", lambda s: s, "word")
 
 
 def _more(c: int) -> Step:
-    return Step(f"say yes if more than {c} else no.", f'"yes" if {{x}}>{c} else "no"', lambda x: "yes" if x > c else "no", f">{c}")
+    return Step(
+        f"say yes if more than {c} else no.",
+        f'"yes" if {{x}}>{c} else "no"',
+        lambda x: "yes" if x > c else "no",
+        f">{c}",
+    )
 
 
 def _less(c: int) -> Step:
-    return Step(f"say yes if less than {c} else no.", f'"yes" if {{x}}<{c} else "no"', lambda x: "yes" if x < c else "no", f"<{c}")
+    return Step(
+        f"say yes if less than {c} else no.",
+        f'"yes" if {{x}}<{c} else "no"',
+        lambda x: "yes" if x < c else "no",
+        f"<{c}",
+    )
 
 
 ARITHMETIC = (
@@ -146,8 +157,12 @@ class SmallTask:
 
 def write_program(source: Source, steps: Sequence[Step]) -> str:
     """Return the program that reads the input, makes these changes and prints the result."""
-    lines = [f"{new}={step.code.format(x=old)}" for step, old, new in zip(steps, NAMES, NAMES[1:], strict=False)]
-    return "\n".join([source.read, *([source.take] if source.take else []), *lines, f"print({NAMES[len(steps)]})"])
+    lines = [
+        f"{new}={step.code.format(x=old)}" for step, old, new in zip(steps, NAMES, NAMES[1:], strict=False)
+    ]
+    return "\n".join(
+        [source.read, *([source.take] if source.take else []), *lines, f"print({NAMES[len(steps)]})"]
+    )
 
 
 def write_input(read: Any) -> str:
@@ -173,7 +188,9 @@ def draw_task(rng: random.Random) -> SmallTask:
     return SmallTask(rng.choice(SOURCES), (*(rng.choice(ARITHMETIC) for _ in range(num_steps - 1)), last))
 
 
-def generate(count: int, seed: int, exclude: Collection[str] = (), *, repeat: bool = False) -> list[SmallTask]:
+def generate(
+    count: int, seed: int, exclude: Collection[str] = (), *, repeat: bool = False
+) -> list[SmallTask]:
     """Return `count` tasks whose programs are not in `exclude`; deterministic in its arguments.
 
     Args:
@@ -195,7 +212,9 @@ def generate(count: int, seed: int, exclude: Collection[str] = (), *, repeat: bo
             if not repeat:
                 seen.add(task.program)
         elif tries > MOST_TRIES:
-            raise AgentSystemError(f"found {len(tasks)} different tasks, {count} were asked for; there are some 8,000 in all")
+            raise AgentSystemError(
+                f"found {len(tasks)} different tasks, {count} were asked for; there are some 8,000 in all"
+            )
     return tasks
 
 
@@ -212,7 +231,14 @@ def to_row(task: SmallTask, index: int, split: str) -> dict[str, Any]:
     while len(cases) < GOLDEN_TESTS:
         case = task.case(draw_input(rng, task.source.kind, -9, 20))
         cases.setdefault(str(case.given), case)
-    return make_row(task.question, list(cases.values()), reference=task.program, data_source=DATA_SOURCE, split=split, index=index)
+    return make_row(
+        task.question,
+        list(cases.values()),
+        reference=task.program,
+        data_source=DATA_SOURCE,
+        split=split,
+        index=index,
+    )
 
 
 TASKS = TaskSet(generate_split, to_row, key=lambda task: task.program)

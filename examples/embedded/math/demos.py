@@ -1,7 +1,8 @@
 """Demonstrations of the word problems by a Solver and a Verifier.
 
-A careful Solver works a problem out line by line, and a careful Verifier recomputes a solution before the verdict. By habit, the Solver
-works out only the short problems and guesses the others, and the Verifier approves without a check.
+A careful Solver works a problem out line by line, and a careful Verifier recomputes a solution before the
+verdict. By habit, the Solver works out only the short problems and guesses the others, and the Verifier
+approves without a check.
 """
 
 from __future__ import annotations
@@ -11,7 +12,15 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from agent_system.agent import Entry
-from agent_system.workflows.math.team import APPROVE, REJECT, SOLVER, VERIFIER, MathOptions, SolverAgent, VerifierAgent
+from agent_system.workflows.math.team import (
+    APPROVE,
+    REJECT,
+    SOLVER,
+    VERIFIER,
+    MathOptions,
+    SolverAgent,
+    VerifierAgent,
+)
 from examples.embedded.course import Course, Messages, World, conversation
 from examples.embedded.math.tasks import ORDINALS, TASKS, Problem, Step, generate
 
@@ -114,7 +123,9 @@ def checked_verdict(problem: Problem, answer: int) -> str:
 
 
 def draft(rng: random.Random, problem: Problem) -> tuple[str, int]:
-    """Return a solution for a Verifier's prompt (worked, worked with an error, or a guess; right or wrong) and its answer."""
+    """Return a solution for a Verifier's prompt (worked, worked with an error, or a guess; right or wrong)
+    and its answer.
+    """
     kind = rng.random()
     if kind < 0.3:
         return problem.worked_solution(), problem.answer
@@ -134,7 +145,9 @@ def guess(rng: random.Random, problem: Problem, right: float) -> int:
 
 
 def with_slip(rng: random.Random, problem: Problem) -> Problem | None:
-    """Return `problem` with an error in one step and its consequences, or None when a value leaves 1..99 or the answer is still right."""
+    """Return `problem` with an error in one step and its consequences, or None when a value leaves 1..99 or
+    the answer is still right.
+    """
     at = rng.randrange(len(problem.steps))
     steps: list[Step] = []
     value = problem.steps[0].left

@@ -19,7 +19,24 @@ from agent_system.workflows.data import TaskSet
 
 DATA_SOURCE = "verl_mas/word_problems"
 
-NAMES = ("Anna", "Ben", "Carla", "David", "Emma", "Felix", "Grace", "Hugo", "Iris", "Jonas", "Kira", "Leo", "Maya", "Nina", "Omar", "Paula")
+NAMES = (
+    "Anna",
+    "Ben",
+    "Carla",
+    "David",
+    "Emma",
+    "Felix",
+    "Grace",
+    "Hugo",
+    "Iris",
+    "Jonas",
+    "Kira",
+    "Leo",
+    "Maya",
+    "Nina",
+    "Omar",
+    "Paula",
+)
 OBJECTS = (
     "apples",
     "books",
@@ -38,7 +55,11 @@ OBJECTS = (
     "stones",
     "toys",
 )
-STARTS = ("{name} has {n} {things}.", "{name} owns {n} {things}.", "There are {n} {things} on the table of {name}.")
+STARTS = (
+    "{name} has {n} {things}.",
+    "{name} owns {n} {things}.",
+    "There are {n} {things} on the table of {name}.",
+)
 ORDINALS = ("First", "Then", "Next", "Finally")
 EVENTS = {
     "+": ("{name} buys {n} more.", "{name} finds {n} more.", "{other} gives {n} more."),
@@ -118,9 +139,16 @@ def _draw_step(rng: random.Random, value: int, scale: int) -> Step:
 
 
 def generate(
-    count: int, seed: int, *, exclude: Collection[str] = (), min_steps: int = 2, max_steps: int = 3, scale: int = 1
+    count: int,
+    seed: int,
+    *,
+    exclude: Collection[str] = (),
+    min_steps: int = 2,
+    max_steps: int = 3,
+    scale: int = 1,
 ) -> list[Problem]:
-    """Return `count` problems with distinct questions that are not in `exclude`; deterministic in its arguments.
+    """Return `count` problems with distinct questions that are not in `exclude`; deterministic in its
+    arguments.
 
     Args:
         scale: factor of the numbers, except for those that multiply.
@@ -137,10 +165,14 @@ def generate(
     return problems
 
 
-def generate_split(num_train: int, num_test: int, seed: int, *, scale: int = 1) -> tuple[list[Problem], list[Problem]]:
+def generate_split(
+    num_train: int, num_test: int, seed: int, *, scale: int = 1
+) -> tuple[list[Problem], list[Problem]]:
     """Return (train, test) problems without a common question."""
     test = generate(num_test, seed=2 * seed + 1, scale=scale)
-    train = generate(num_train, seed=2 * seed, exclude=frozenset(problem.question for problem in test), scale=scale)
+    train = generate(
+        num_train, seed=2 * seed, exclude=frozenset(problem.question for problem in test), scale=scale
+    )
     return train, test
 
 
@@ -151,7 +183,12 @@ def to_row(problem: Problem, index: int, split: str) -> dict[str, Any]:
         "prompt": [{"role": "user", "content": problem.question}],
         "ability": "math",
         "reward_model": {"style": "rule", "ground_truth": str(problem.answer)},
-        "extra_info": {"split": split, "index": index, "solution": problem.worked_solution(), "num_steps": len(problem.steps)},
+        "extra_info": {
+            "split": split,
+            "index": index,
+            "solution": problem.worked_solution(),
+            "num_steps": len(problem.steps),
+        },
     }
 
 

@@ -1,8 +1,9 @@
-"""Demonstrations of word problems with large numbers by a Reasoner and a Tool-user, which act at the same time.
+"""Demonstrations of word problems with large numbers by a Reasoner and a Tool-user, which act at the same
+time.
 
-A careful Reasoner works a problem out line by line. A careful Tool-user calls the tool `python` with a program that has a line for every
-step, and answers with what it prints. By habit, the Reasoner guesses, and the Tool-user guesses too, stops after the first step, or writes
-a call that is no JSON.
+A careful Reasoner works a problem out line by line. A careful Tool-user calls the tool `python` with a
+program that has a line for every step, and answers with what it prints. By habit, the Reasoner guesses, and
+the Tool-user guesses too, stops after the first step, or writes a call that is no JSON.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ SCALE = 10  # factor of the numbers of `math`: too large to be worked out reliab
 
 @dataclass(frozen=True)
 class Habits:
-    """Probabilities of careful replies. The warm-started model writes fewer long ones: the loss is a mean over the tokens of a batch, whose
-    replies have similar lengths, so that the first token of a call has a fifth of the weight of the first token of a guess.
+    """Probabilities of careful replies. The warm-started model writes fewer long ones: the loss is a mean
+    over the tokens of a batch, whose replies have similar lengths, so that the first token of a call has a
+    fifth of the weight of the first token of a guess.
 
     Attributes:
         work: share of the Reasoner's answers that are worked out; the others are guessed.
@@ -56,8 +58,8 @@ class MathToolCourse(Course):
     Attributes:
         max_turns: turns of one demonstrated episode.
         easy: share of episodes with problems of one or two steps.
-        stray: share of episodes that begin after a careless turn, which is not demonstrated, so that the demonstrations include the states
-            after it.
+        stray: share of episodes that begin after a careless turn, which is not demonstrated, so that the
+            demonstrations include the states after it.
     """
 
     count: int = 24_000
@@ -76,11 +78,17 @@ def make_demos(course: MathToolCourse, seed: int, exclude: Collection[str] = ())
     problems = generate(num_easy, 10 * seed + 7, exclude=exclude, min_steps=1, max_steps=2, scale=SCALE)
     problems += generate(course.count - num_easy, 10 * seed + 8, exclude=exclude, scale=SCALE)
     team = Demonstrators(course, rng)
-    return course.conversations(rng, problems, lambda problem, habits: team.episode(problem, habits, stray=rng.random() < course.stray)[0])
+    return course.conversations(
+        rng,
+        problems,
+        lambda problem, habits: team.episode(problem, habits, stray=rng.random() < course.stray)[0],
+    )
 
 
 def team_success(course: MathToolCourse, habits: Habits, problems: Sequence[Problem], seed: int = 0) -> float:
-    """Return the share of `problems` for which the Tool-user's last answer is right, with demonstrators with `habits`."""
+    """Return the share of `problems` for which the Tool-user's last answer is right, with demonstrators with
+    `habits`.
+    """
     team = Demonstrators(course, random.Random(f"math-tool-success-{seed}"))
     return sum(team.episode(problem, habits)[1] for problem in problems) / len(problems)
 
@@ -96,7 +104,9 @@ class Demonstrators:
         self.rng = rng
 
     def episode(self, problem: Problem, habits: Habits, stray: bool = False) -> tuple[list[Messages], bool]:
-        """Return the conversations of one episode, one per turn, and whether the Tool-user's last answer is right."""
+        """Return the conversations of one episode, one per turn, and whether the Tool-user's last answer is
+        right.
+        """
         rng = self.rng
         conversations: list[Messages] = []
         last = {} if not stray else _answers(guess(rng, problem, 0.0), problem.steps[0].result)
@@ -110,7 +120,9 @@ class Demonstrators:
             found, rounds = self._rounds(problem, habits)
             if rng.random() < habits.tool:
                 first, *rest = rounds
-                conversations.append([*conversation(self.tool, problem.question, first["content"], last=last), *rest])
+                conversations.append(
+                    [*conversation(self.tool, problem.question, first["content"], last=last), *rest]
+                )
             else:
                 conversations.append(conversation(self.reasoner, problem.question, reasoning, last=last))
             if answer == found:
@@ -131,12 +143,19 @@ class Demonstrators:
             (error,), _ = asyncio.run(self.tool.answer(read_calls(call, syntaxes_of("hermes")), 0))
             return guessed, [_said(call), error, _said(_guessed(guessed))]
         printed = problem.steps[steps - 1].result
-        return printed, [_said(call), {"role": "tool", "content": f"{printed}\n"}, _said(f"\\boxed{{{printed}}}")]
+        return printed, [
+            _said(call),
+            {"role": "tool", "content": f"{printed}\n"},
+            _said(f"\\boxed{{{printed}}}"),
+        ]
 
 
 def program(problem: Problem, steps: int) -> str:
     """Return the program that stops after `steps` steps."""
-    first, *lines = [f"x={problem.steps[0].left}", *(f"x=x{step.op}{step.right}" for step in problem.steps[:steps])]
+    first, *lines = [
+        f"x={problem.steps[0].left}",
+        *(f"x=x{step.op}{step.right}" for step in problem.steps[:steps]),
+    ]
     return "\n".join([first, *lines, "print(x)"])
 
 
@@ -147,7 +166,11 @@ def tool_call(code: str) -> str:
 
 def tools(demo: Messages) -> list[Any]:
     """Return the schemas of the Tool-user's tools for one of its conversations, else nothing."""
-    return _tool_user().schemas if demo[0]["content"].startswith(_tool_user().style.tool.partition("{")[0]) else []
+    return (
+        _tool_user().schemas
+        if demo[0]["content"].startswith(_tool_user().style.tool.partition("{")[0])
+        else []
+    )
 
 
 @cache
@@ -167,4 +190,10 @@ def _answers(answer: int, found: int) -> dict[str, str]:
     return {"reasoner": str(answer), "tool": str(found)}
 
 
-WORLD = World(MathToolCourse(), replace(TASKS, generate=partial(generate_split, scale=SCALE)), make_demos, borrows=("math",), tools=tools)
+WORLD = World(
+    MathToolCourse(),
+    replace(TASKS, generate=partial(generate_split, scale=SCALE)),
+    make_demos,
+    borrows=("math",),
+    tools=tools,
+)

@@ -1,8 +1,8 @@
 """Demonstrations of the maps by a Tool and an Executor, with the compact view.
 
-A careful Tool looks at the cells ahead and avoids walls and cells with many visits (`walkers.careful_moves`), and a careful Executor
-follows a proposal cell by cell before it decides. By habit, the Tool guesses or goes straight towards the goal, and the Executor copies the
-proposal.
+A careful Tool looks at the cells ahead and avoids walls and cells with many visits (`walkers.careful_moves`),
+and a careful Executor follows a proposal cell by cell before it decides. By habit, the Tool guesses or goes
+straight towards the goal, and the Executor copies the proposal.
 """
 
 from __future__ import annotations
@@ -29,12 +29,15 @@ class Habits:
     """Behaviour of the demonstrators.
 
     Attributes:
-        tool_care: share of the Tool's proposals that take the cells ahead into account; the others go straight towards the goal.
+        tool_care: share of the Tool's proposals that take the cells ahead into account; the others go
+            straight towards the goal.
         guess: share of random moves among the others.
         check: share of proposals that the Executor follows cell by cell; it copies the others.
-        stray: share of moves replaced by random ones, which are not demonstrated, so that the demonstrations include states off the path.
+        stray: share of moves replaced by random ones, which are not demonstrated, so that the demonstrations
+            include states off the path.
         executor: share of demonstrations that are the Executor's.
-        wander: maximum number of random moves before half of the episodes, so that the demonstrations include cells with many visits.
+        wander: maximum number of random moves before half of the episodes, so that the demonstrations include
+            cells with many visits.
     """
 
     tool_care: float = 0.05
@@ -76,7 +79,9 @@ def make_demos(course: PlanPathCourse, seed: int, exclude: Collection[str] = ())
 
 
 def team_success(course: PlanPathCourse, habits: Habits, maps: Sequence[GridMap], seed: int = 0) -> float:
-    """Return the share of `maps` on which demonstrators with `habits` reach the goal within `course.max_turns`."""
+    """Return the share of `maps` on which demonstrators with `habits` reach the goal within
+    `course.max_turns`.
+    """
     team = Demonstrators(course, random.Random(f"plan-path-success-{seed}"))
     return sum(team.episode(grid, habits)[1] for grid in maps) / len(maps)
 
@@ -94,7 +99,11 @@ class Demonstrators:
     def episode(self, grid: GridMap, habits: Habits) -> tuple[list[Messages], bool]:
         """Return the conversations of one episode, one per turn, and whether it reached the goal."""
         course, rng = self.course, self.rng
-        state = self._wandered(grid, habits.wander) if habits.wander and rng.random() < 0.5 else initial_state(grid)
+        state = (
+            self._wandered(grid, habits.wander)
+            if habits.wander and rng.random() < 0.5
+            else initial_state(grid)
+        )
         conversations: list[Messages] = []
         for _ in range(course.max_turns):
             if not course.visits:
@@ -105,7 +114,9 @@ class Demonstrators:
                     plan = random_moves(rng, course.max_moves)
                     proposal = moves_reply(plan)
                 reply, moves = self._decide(grid, state, plan, habits)
-                conversations.append(self._conversation(self.executor, grid, state, [Entry(TOOL, proposal)], reply))
+                conversations.append(
+                    self._conversation(self.executor, grid, state, [Entry(TOOL, proposal)], reply)
+                )
             else:
                 conversations.append(self._conversation(self.tool, grid, state, [], proposal))
                 moves = self._decide(grid, state, plan, habits)[1]
@@ -133,7 +144,11 @@ class Demonstrators:
             moves = careful_moves(grid, state, course.radius, course.max_moves)
             return f"{around(grid, state)} {moves_reply(moves)}", moves
         hasty = self.rng.random() < habits.guess
-        moves = random_moves(self.rng, course.max_moves) if hasty else habitual_moves(self.rng, grid, state, course.max_moves)
+        moves = (
+            random_moves(self.rng, course.max_moves)
+            if hasty
+            else habitual_moves(self.rng, grid, state, course.max_moves)
+        )
         return moves_reply(moves), moves
 
     def _decide(self, grid: GridMap, state: State, plan: str, habits: Habits) -> tuple[str, str]:
@@ -142,13 +157,19 @@ class Demonstrators:
             return checked(grid, state, plan, self.course.radius, self.course.max_moves)
         return f"Fine. {moves_reply(plan)}", plan
 
-    def _conversation(self, agent: ToolAgent | ExecutorAgent, grid: GridMap, state: State, entries: list[Entry], reply: str) -> Messages:
+    def _conversation(
+        self, agent: ToolAgent | ExecutorAgent, grid: GridMap, state: State, entries: list[Entry], reply: str
+    ) -> Messages:
         course = self.course
-        return conversation(agent, compact_text(grid, state, course.radius), reply, entries, max_moves=course.max_moves)
+        return conversation(
+            agent, compact_text(grid, state, course.radius), reply, entries, max_moves=course.max_moves
+        )
 
 
 def around(grid: GridMap, state: State) -> str:
-    """Return the kind of the next cell for each move: a wall, or a cell that was entered never, once, or more often."""
+    """Return the kind of the next cell for each move: a wall, or a cell that was entered never, once, or more
+    often.
+    """
 
     def kind(move: str) -> str:
         there = grid.after(state.cell, move)
@@ -158,14 +179,19 @@ def around(grid: GridMap, state: State) -> str:
 
 
 def checked(grid: GridMap, state: State, plan: str, radius: int, max_moves: int) -> tuple[str, str]:
-    """Check the visible part of a plan cell by cell; return a reply with the check and the decision, and the moves decided on.
+    """Check the visible part of a plan cell by cell; return a reply with the check and the decision, and the
+    moves decided on.
 
-    The visible part of a legal plan is kept if it costs no more than the careful moves; otherwise the careful moves replace it.
+    The visible part of a legal plan is kept if it costs no more than the careful moves; otherwise the careful
+    moves replace it.
     """
     own = careful_moves(grid, state, radius, max_moves)
     plan = in_sight(plan, radius)
     found, own_cost = cost(grid, state, plan), cost(grid, state, own)
-    steps = [f"{move} {'wall' if cost(grid, state, plan[: i + 1]) is None else 'ok'}" for i, move in enumerate(plan)]
+    steps = [
+        f"{move} {'wall' if cost(grid, state, plan[: i + 1]) is None else 'ok'}"
+        for i, move in enumerate(plan)
+    ]
     good = found is not None and own_cost is not None and found <= own_cost
     verdict = "Good." if good else "Wall." if found is None else "Detour."
     moves = plan if good else own

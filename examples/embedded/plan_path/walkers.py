@@ -1,7 +1,8 @@
 """Careful and habitual choice of moves from the compact view, for demonstrations and tests.
 
-Both use the offset of the goal. The careful walker also uses the cells straight ahead in the four directions and their visits: it is
-real-time search (LRTA*, Korf 1990) with the number of visits in place of learned costs, so it leaves dead ends instead of cycling in them.
+Both use the offset of the goal. The careful walker also uses the cells straight ahead in the four directions
+and their visits: it is real-time search (LRTA*, Korf 1990) with the number of visits in place of learned
+costs, so it leaves dead ends instead of cycling in them.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ def in_sight(moves: str, radius: int) -> str:
 
 
 def cost(grid: GridMap, state: State, moves: str) -> int | None:
-    """Return the cost of `moves`, higher for visited cells, plus the Manhattan distance that is left; None when a move is illegal.
+    """Return the cost of `moves`, higher for visited cells, plus the Manhattan distance that is left; None
+    when a move is illegal.
 
     Moves after the goal are not made and cost nothing.
     """
@@ -37,18 +39,27 @@ def cost(grid: GridMap, state: State, moves: str) -> int | None:
 
 
 def careful_moves(grid: GridMap, state: State, radius: int, max_moves: int) -> str:
-    """Return the cheapest move, repeated while its cells are visible and the cost does not increase; at most `max_moves`.
+    """Return the cheapest move, repeated while its cells are visible and the cost does not increase; at most
+    `max_moves`.
 
     Ties are broken in favour of the larger offset of the goal. Empty at the goal, and where no move is legal.
     """
     if state.cell == grid.goal:
         return ""
-    priced = [(found, i, move) for i, move in enumerate(_preference(grid, state.cell)) if (found := cost(grid, state, move)) is not None]
+    priced = [
+        (found, i, move)
+        for i, move in enumerate(_preference(grid, state.cell))
+        if (found := cost(grid, state, move)) is not None
+    ]
     if not priced:
         return ""
     price, _, move = min(priced)
     moves = move
-    while len(moves) < min(radius, max_moves) and (further := cost(grid, state, moves + move)) is not None and further <= price:
+    while (
+        len(moves) < min(radius, max_moves)
+        and (further := cost(grid, state, moves + move)) is not None
+        and further <= price
+    ):
         if walk(grid, state.cell, moves).reached:
             break
         moves += move
@@ -56,7 +67,9 @@ def careful_moves(grid: GridMap, state: State, radius: int, max_moves: int) -> s
 
 
 def habitual_moves(rng: random.Random, grid: GridMap, state: State, max_moves: int) -> str:
-    """Return moves straight towards the goal, one direction after the other, regardless of walls; empty at the goal only."""
+    """Return moves straight towards the goal, one direction after the other, regardless of walls; empty at
+    the goal only.
+    """
     down, right = grid.way_to_goal(state.cell)
     legs = [("D" if down > 0 else "U") * abs(down), ("R" if right > 0 else "L") * abs(right)]
     rng.shuffle(legs)

@@ -1,8 +1,10 @@
-"""Demonstrations of the small facts by a Verifier, a Search Agent and an Answer Agent, with one passage per search.
+"""Demonstrations of the small facts by a Verifier, a Search Agent and an Answer Agent, with one passage per
+search.
 
-A careful Verifier compares the question with the facts found. A careful Search Agent searches for the missing fact, and a careful Answer
-Agent answers; both first copy the fact with the name that they use: with whole sentences to copy, a tiny model learns sooner to copy names
-of two words. By habit, the Verifier approves without a check, and the others use the name in the question as query and answer.
+A careful Verifier compares the question with the facts found. A careful Search Agent searches for the missing
+fact, and a careful Answer Agent answers; both first copy the fact with the name that they use: with whole
+sentences to copy, a tiny model learns sooner to copy names of two words. By habit, the Verifier approves
+without a check, and the others use the name in the question as query and answer.
 """
 
 from __future__ import annotations
@@ -12,12 +14,19 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from agent_system.workflows.search.env import ANSWER, NO, SEARCH, VERIFIER, YES
-from agent_system.workflows.search.team import AnswerAgent, FoundMemory, SearchAgent, SearchOptions, VerifierAgent
+from agent_system.workflows.search.team import (
+    AnswerAgent,
+    FoundMemory,
+    SearchAgent,
+    SearchOptions,
+    VerifierAgent,
+)
 from examples.embedded.course import Course, Messages, World, conversation
 from examples.embedded.search.tasks import TASKS, Difficulty, Fact, Facts, Question, make_facts, names_of
 
 BOOKS_OF_A_DEMO = 2
-# Weights of the roles: copying a name is harder to learn than a verdict, so these roles are demonstrated more often than they act.
+# Weights of the roles: copying a name is harder to learn than a verdict, so these roles are demonstrated more
+# often than they act.
 WEIGHTS = {VERIFIER: 1, SEARCH: 2, ANSWER: 3}
 
 
@@ -26,7 +35,8 @@ class Habits:
     """Probabilities of careful replies.
 
     Attributes:
-        look: share of verdicts for which the Verifier compares the question with the facts found; otherwise it says yes.
+        look: share of verdicts for which the Verifier compares the question with the facts found; otherwise
+            it says yes.
         next: share of queries for the missing fact; otherwise for the name in the question.
         read: share of answers copied from a known fact; otherwise they are the name in the question.
     """
@@ -87,7 +97,9 @@ def make_demos(course: SearchCourse, seed: int, exclude: Collection[str] = ()) -
     return course.conversations(rng, scenes, lambda scene, habits: [agents.demo(rng, scene, habits)])
 
 
-def draw_scenes(rng: random.Random, names: Sequence[str], course: SearchCourse, exclude: Collection[str]) -> Iterator[Scene]:
+def draw_scenes(
+    rng: random.Random, names: Sequence[str], course: SearchCourse, exclude: Collection[str]
+) -> Iterator[Scene]:
     """Draw an infinite sequence of scenes, one per episode, none about a question in `exclude`."""
     while True:
         scenes = play(rng, names, course)
@@ -96,8 +108,12 @@ def draw_scenes(rng: random.Random, names: Sequence[str], course: SearchCourse, 
             yield scene
 
 
-def play(rng: random.Random, names: Sequence[str], course: SearchCourse, habits: Habits = WANDERING) -> list[Scene]:
-    """Return the scenes of one episode in a new small world; the last one is the answer if the episode has one."""
+def play(
+    rng: random.Random, names: Sequence[str], course: SearchCourse, habits: Habits = WANDERING
+) -> list[Scene]:
+    """Return the scenes of one episode in a new small world; the last one is the answer if the episode has
+    one.
+    """
     facts = make_facts(rng, names, BOOKS_OF_A_DEMO)
     question = rng.choice(facts.two_hop if rng.random() < course.difficulty.two_hop else facts.one_hop)
     scene = Scene(question, facts, (), VERIFIER)
@@ -113,7 +129,9 @@ def play(rng: random.Random, names: Sequence[str], course: SearchCourse, habits:
 
 
 def search(rng: random.Random, scene: Scene, habits: Habits) -> tuple[str, Fact]:
-    """Return a query and the fact that it finds: the missing one, or a random one about the name in the question."""
+    """Return a query and the fact that it finds: the missing one, or a random one about the name in the
+    question.
+    """
     if scene.missing is not None and rng.random() < habits.next:
         return scene.missing.query, scene.missing
     subject = scene.question.hops[0].subject
@@ -146,7 +164,9 @@ class Demonstrators:
         for query, fact in scene.searches:
             memory.store(str(fact), query)
         step, text = len(scene.searches) + 1, reply(rng, scene, habits)
-        return conversation(self.agents[scene.agent_id], scene.question.text, text, step=step, memory=memory.text())
+        return conversation(
+            self.agents[scene.agent_id], scene.question.text, text, step=step, memory=memory.text()
+        )
 
 
 def reply(rng: random.Random, scene: Scene, habits: Habits) -> str:
@@ -157,14 +177,20 @@ def reply(rng: random.Random, scene: Scene, habits: Habits) -> str:
     if scene.agent_id == SEARCH:
         query, _ = search(rng, scene, habits)
         known = f"{scene.question.hops[0]} " if scene.missing in scene.question.hops[1:] else ""
-        return f"Just <search> {query}</search>" if query == subject else f"Next {known}<search> {query}</search>"
+        return (
+            f"Just <search> {query}</search>"
+            if query == subject
+            else f"Next {known}<search> {query}</search>"
+        )
     if scene.missing is None and rng.random() < habits.read:
         return f"Read {scene.question.hops[-1]} <answer> {scene.question.answer}</answer>"
     return f"Guess <answer> {subject}</answer>"
 
 
 def verdict(scene: Scene) -> str:
-    """Return a reply with the relation of the question, the relation found last, and the resulting verdict."""
+    """Return a reply with the relation of the question, the relation found last, and the resulting
+    verdict.
+    """
     found = scene.searches[-1][1].relation if scene.searches else "nothing"
     word = YES if scene.missing is None else NO
     return f"Want {scene.question.hops[-1].relation}, have {found}. <verify>{word}</verify>"

@@ -5,8 +5,8 @@ Books have an author and a translator, people a birthplace and a home; every nam
     The author of Ada Elm is Gus Oak.              What is the birthplace of the author of Ada Elm?
     The birthplace of Gus Oak is Kim Bay.          Kim Bay
 
-Names of training, test and demonstrations are drawn from three disjoint parts of all pairs of words, so the names of test questions do not
-occur elsewhere. Rows follow verl's schema.
+Names of training, test and demonstrations are drawn from three disjoint parts of all pairs of words, so the
+names of test questions do not occur elsewhere. Rows follow verl's schema.
 """
 
 from __future__ import annotations
@@ -25,14 +25,19 @@ DATA_SOURCE = "verl_mas/small_facts"
 OF_BOOK = ("author", "translator")
 OF_PERSON = ("birthplace", "home")
 _FIRST = (
-    "Abe Ada Amy Ann Art Bea Ben Bob Cal Cyd Dan Deb Don Dov Eli Eva Eve Fay Fox Gia Gil Gus Hal Hob Ian Ida Ira Jan Jed Jim "
-    "Joy Kai Ken Kim Lea Lee Liz Lou Mae Max Meg Nat Ned Nia Ola Ora Pat Pip Ray Rex Sam Sue Tia Tom Uma Val Wes Xia Yan Zoe"
+    "Abe Ada Amy Ann Art Bea Ben Bob Cal Cyd Dan Deb Don Dov Eli Eva Eve Fay Fox Gia Gil Gus Hal Hob Ian Ida "
+    "Ira Jan Jed Jim "
+    "Joy Kai Ken Kim Lea Lee Liz Lou Mae Max Meg Nat Ned Nia Ola Ora Pat Pip Ray Rex Sam Sue Tia Tom Uma Val "
+    "Wes Xia Yan Zoe"
 )
 _LAST = (
-    "Arc Ash Bay Bee Bud Cap Cob Cox Cup Dam Den Dew Egg Elk Elm Fan Fen Fig Fir Gap Gem Gum Hay Hen Hut Ice Ink Ivy Jam Jar "
-    "Jet Keg Key Kit Lab Lid Log Map Mat Mud Net Nut Oak Oil Owl Pan Pea Quay Rug Rye Sea Sky Tar Tin Urn Vat Wax Web Yew Zip"
+    "Arc Ash Bay Bee Bud Cap Cob Cox Cup Dam Den Dew Egg Elk Elm Fan Fen Fig Fir Gap Gem Gum Hay Hen Hut Ice "
+    "Ink Ivy Jam Jar "
+    "Jet Keg Key Kit Lab Lid Log Map Mat Mud Net Nut Oak Oil Owl Pan Pea Quay Rug Rye Sea Sky Tar Tin Urn "
+    "Vat Wax Web Yew Zip"
 )
-# Demonstrations have most of the pairs: with few, the model would learn which words go together, and refuse the pairs of other parts.
+# Demonstrations have most of the pairs: with few, the model would learn which words go together, and refuse
+# the pairs of other parts.
 PARTS = {"test": (0.0, 0.05), "train": (0.05, 0.25), "demos": (0.25, 1.0)}
 QUESTIONS_OF_A_BOOK = len(OF_BOOK) * len(OF_PERSON)
 
@@ -111,7 +116,12 @@ class Facts:
     @property
     def two_hop(self) -> list[Question]:
         """Every question about a person related to a book."""
-        return [Question((first, second)) for facts in self.books for first in facts for second in self.people[first.value]]
+        return [
+            Question((first, second))
+            for facts in self.books
+            for first in facts
+            for second in self.people[first.value]
+        ]
 
 
 def names_of(part: str, seed: int) -> list[str]:
@@ -130,18 +140,24 @@ def make_facts(rng: random.Random, names: Sequence[str], num_books: int) -> Fact
     """
     needed = 2 * num_books + num_books // 2 + 1
     if needed > len(names):
-        raise AgentSystemError(f"{num_books} books need {needed} names, found {len(names)}; ask for fewer questions")
+        raise AgentSystemError(
+            f"{num_books} books need {needed} names, found {len(names)}; ask for fewer questions"
+        )
     drawn = rng.sample(list(names), needed)
     titles, people, towns = drawn[:num_books], drawn[num_books : 2 * num_books], drawn[2 * num_books :]
 
     def facts(relations: Sequence[str], subject: str, values: Sequence[str]) -> tuple[Fact, ...]:
         return tuple(Fact(relation, subject, rng.choice(values)) for relation in relations)
 
-    return Facts(tuple(facts(OF_BOOK, t, people) for t in titles), {p: facts(OF_PERSON, p, towns) for p in people})
+    return Facts(
+        tuple(facts(OF_BOOK, t, people) for t in titles), {p: facts(OF_PERSON, p, towns) for p in people}
+    )
 
 
 def make_part(part: str, count: int, seed: int, two_hop: float) -> tuple[Facts, list[Question]]:
-    """Return a world with the names of a part and `count` distinct questions about it, a share `two_hop` of them with two hops."""
+    """Return a world with the names of a part and `count` distinct questions about it, a share `two_hop` of
+    them with two hops.
+    """
     rng = random.Random(f"facts-{part}-{seed}")
     num_two = round(count * two_hop)
     num_books = max(2, -(-num_two // QUESTIONS_OF_A_BOOK), -(-(count - num_two) // QUESTIONS_OF_A_BOOK))
@@ -151,8 +167,12 @@ def make_part(part: str, count: int, seed: int, two_hop: float) -> tuple[Facts, 
     return facts, questions
 
 
-def generate_split(num_train: int, num_test: int, seed: int, two_hop: float = 0.5) -> tuple[list[Fact], list[Question], list[Question]]:
-    """Return (corpus, training questions, test questions); the corpus holds the facts of both in random order."""
+def generate_split(
+    num_train: int, num_test: int, seed: int, two_hop: float = 0.5
+) -> tuple[list[Fact], list[Question], list[Question]]:
+    """Return (corpus, training questions, test questions); the corpus holds the facts of both in random
+    order.
+    """
     train, train_questions = make_part("train", num_train, seed, two_hop)
     test, test_questions = make_part("test", num_test, seed, two_hop)
     corpus = train.all + test.all
@@ -182,13 +202,19 @@ def to_row(question: Question, index: int, split: str) -> dict[str, Any]:
     }
 
 
-def _questions(num_train: int, num_test: int, seed: int, difficulty: Difficulty) -> tuple[list[Question], list[Question]]:
+def _questions(
+    num_train: int, num_test: int, seed: int, difficulty: Difficulty
+) -> tuple[list[Question], list[Question]]:
     return generate_split(num_train, num_test, seed, difficulty.two_hop)[1:]
 
 
 def _corpus(num_train: int, num_test: int, seed: int, difficulty: Difficulty) -> dict[str, str]:
     facts = generate_split(num_train, num_test, seed, difficulty.two_hop)[0]
-    return {"corpus.jsonl": "".join(json.dumps(to_document(fact, number)) + "\n" for number, fact in enumerate(facts))}
+    return {
+        "corpus.jsonl": "".join(
+            json.dumps(to_document(fact, number)) + "\n" for number, fact in enumerate(facts)
+        )
+    }
 
 
 TASKS = TaskSet(_questions, to_row, key=lambda question: question.text, difficulty=Difficulty, files=_corpus)

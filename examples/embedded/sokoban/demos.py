@@ -1,29 +1,31 @@
 """Demonstrations of the rooms by a Tool and an Executor, with the compact view.
 
-A careful reply copies the signs of the cells next to the box and next to the player, states the direction of the next push and the offset
-of the cell that the player must make it from, and makes the solver's moves:
+A careful reply copies the signs of the cells next to the box and next to the player, states the direction of
+the next push and the offset of the cell that the player must make it from, and makes the solver's moves:
 
     box U - D - L @ R - me U # D - L - R $
     push U from D 1 R 1
     <moves>D R U</moves>
 
-Without the copied signs, the tiny model learns the usual way around a box and often walks into a wall that its prompt shows.
+Without the copied signs, the tiny model learns the usual way around a box and often walks into a wall that
+its prompt shows.
 
-A habitual reply has the moves only: random moves of the Tool, a copy of the proposal by the Executor. So the first token determines the
-kind of reply. Careful replies are also demonstrated from states off the solution, so that the states after a guess are covered.
+A habitual reply has the moves only: random moves of the Tool, a copy of the proposal by the Executor. So the
+first token determines the kind of reply. Careful replies are also demonstrated from states off the solution,
+so that the states after a guess are covered.
 
-The first tokens are `box` and `<` because both also occur elsewhere. In a tiny model with tied embeddings, words that occur as alternatives
-at one position only (such as `Care` and `Guess`) get nearly the same embedding, so that the model could not distinguish the text after
-them.
+The first tokens are `box` and `<` because both also occur elsewhere. In a tiny model with tied embeddings,
+words that occur as alternatives at one position only (such as `Care` and `Guess`) get nearly the same
+embedding, so that the model could not distinguish the text after them.
 
-Where actions are pushes (course `pushes`), a careful reply states for every push how many pushes it leaves, with `#` for one that cannot be
-made and `x` for one that loses the room, and makes the best:
+Where actions are pushes (course `pushes`), a careful reply states for every push how many pushes it leaves,
+with `#` for one that cannot be made and `x` for one that loses the room, and makes the best:
 
     U 1 D x L # R 3
     <moves>U</moves>
 
-An inner wall that blocks the usual way around the box is rare in rooms of the default difficulty. Half of the rooms that are demonstrated,
-and half of the training tasks, therefore have more walls than the test tasks.
+An inner wall that blocks the usual way around the box is rare in rooms of the default difficulty. Half of the
+rooms that are demonstrated, and half of the training tasks, therefore have more walls than the test tasks.
 """
 
 from __future__ import annotations
@@ -75,7 +77,9 @@ CAREFUL = Habits(plan=1.0, check=1.0)
 
 @dataclass(frozen=True)
 class Place:
-    """A situation in a room: its state, the moves made in the last turn, and the illegal move after them (empty without)."""
+    """A situation in a room: its state, the moves made in the last turn, and the illegal move after them
+    (empty without).
+    """
 
     room: Room
     state: State
@@ -110,7 +114,9 @@ class SokobanCourse(Course):
     midway: float = 0.7
     wander: int = 8
     stopped: float = 0.3
-    env: SokobanEnvOptions = field(default_factory=lambda: SokobanEnvOptions(view="compact", show_last=True, max_moves=3))
+    env: SokobanEnvOptions = field(
+        default_factory=lambda: SokobanEnvOptions(view="compact", show_last=True, max_moves=3)
+    )
 
     def __post_init__(self) -> None:
         names = ("habits_from", "habits_before", "executor", "bad_plans", "walled", "midway", "stopped")
@@ -131,7 +137,11 @@ def make_demos(course: SokobanCourse, seed: int, exclude: Collection[str] = ()) 
         while True:
             puzzle = rng.choice(more_walls if rng.random() < course.walled else usual)
             midway = rng.random() < course.midway
-            place = pick_place(rng, puzzle, course.wander, course.env) if midway else Place(puzzle.room, puzzle.start)
+            place = (
+                pick_place(rng, puzzle, course.wander, course.env)
+                if midway
+                else Place(puzzle.room, puzzle.start)
+            )
             yield stopped(rng, place) if rng.random() < course.stopped else place
 
     def episode(place: Place, habits: Habits) -> list[Messages]:
@@ -148,23 +158,34 @@ def walled(difficulty: Difficulty) -> Difficulty:
     return replace(difficulty, wall_share=max(0.25, difficulty.wall_share))
 
 
-def generate_split(num_train: int, num_test: int, seed: int, difficulty: Difficulty) -> tuple[list[Puzzle], list[Puzzle]]:
-    """Return (train, test) rooms without a common key, as `world.generate` does, but half of the training rooms have more walls."""
+def generate_split(
+    num_train: int, num_test: int, seed: int, difficulty: Difficulty
+) -> tuple[list[Puzzle], list[Puzzle]]:
+    """Return (train, test) rooms without a common key, as `world.generate` does, but half of the training
+    rooms have more walls.
+    """
     usual, test = generate.generate_split(num_train - num_train // 2, num_test, seed, difficulty)
     more_walls = generate.generate(
-        num_train // 2, 2 * seed, walled(difficulty), exclude=frozenset(puzzle.key for puzzle in [*usual, *test])
+        num_train // 2,
+        2 * seed,
+        walled(difficulty),
+        exclude=frozenset(puzzle.key for puzzle in [*usual, *test]),
     )
     return [*usual, *more_walls], test
 
 
-def team_success(habits: Habits, env: SokobanEnvOptions, max_turns: int, puzzles: Sequence[Puzzle], seed: int = 0) -> float:
+def team_success(
+    habits: Habits, env: SokobanEnvOptions, max_turns: int, puzzles: Sequence[Puzzle], seed: int = 0
+) -> float:
     """Return the share of `puzzles` that demonstrators with `habits` solve within `max_turns` turns."""
     team = Demonstrators(env, random.Random(f"sokoban-success-{seed}"))
     return sum(team.solves(puzzle, habits, max_turns) for puzzle in puzzles) / len(puzzles)
 
 
 class Demonstrators:
-    """Demonstrators of both roles in the short prompt style, with the views of an environment with options `env`."""
+    """Demonstrators of both roles in the short prompt style, with the views of an environment with options
+    `env`.
+    """
 
     def __init__(self, env: SokobanEnvOptions, rng: random.Random) -> None:
         self._env, self._rng = env, rng
@@ -211,7 +232,9 @@ class Demonstrators:
                 return True
         return False
 
-    def _conversation(self, agent: ToolAgent | ExecutorAgent, place: Place, entries: Sequence[Entry], reply: str) -> Messages:
+    def _conversation(
+        self, agent: ToolAgent | ExecutorAgent, place: Place, entries: Sequence[Entry], reply: str
+    ) -> Messages:
         text = shown(place.room, place.state, self._env.view, self._env.actions)
         if self._env.show_last:
             text = f"{text}\n{last_line(place.made, place.stopped, self._env.max_moves)}"
@@ -219,7 +242,9 @@ class Demonstrators:
 
 
 def pick_place(rng: random.Random, puzzle: Puzzle, wander: int, env: SokobanEnvOptions) -> Place:
-    """Return an unsolved, solvable state after a part of the puzzle's solution and up to `wander` random actions; the last are shown."""
+    """Return an unsolved, solvable state after a part of the puzzle's solution and up to `wander` random
+    actions; the last are shown.
+    """
     room, made = puzzle.room, puzzle.solution.moves[: rng.randrange(len(puzzle.solution.moves))]
     states = walk(room, puzzle.start, made).states
     state = states[-1] if states else puzzle.start
@@ -231,23 +256,28 @@ def pick_place(rng: random.Random, puzzle: Puzzle, wander: int, env: SokobanEnvO
 
 
 def stopped(rng: random.Random, place: Place) -> Place:
-    """Return the place as it is after a turn that an illegal move ended; one without illegal moves is returned unchanged."""
+    """Return the place as it is after a turn that an illegal move ended; one without illegal moves is
+    returned unchanged.
+    """
     illegal = [letter for letter in MOVES if move(place.room, place.state, letter) is None]
     return replace(place, made=place.made[1:], stopped=rng.choice(illegal)) if illegal else place
 
 
 def careful(room: Room, state: State, limit: int) -> tuple[str, str]:
-    """Return a reply with the solver's next moves, and the moves: up to the next push and its repetitions, at most `limit`.
+    """Return a reply with the solver's next moves, and the moves: up to the next push and its repetitions, at
+    most `limit`.
 
-    The reply states the cells next to the box and next to the player, the direction of the push, and the offset of the cell from which it
-    is made.
+    The reply states the cells next to the box and next to the player, the direction of the push, and the
+    offset of the cell from which it is made.
 
     Raises:
         AgentSystemError: the solver has no solution from `state`, or `state` is solved.
     """
     solution = solve(room, state).solution
     if solution is None or not solution.moves:
-        raise AgentSystemError("careful moves need an unsolved state for which the solver has a solution; draw another state")
+        raise AgentSystemError(
+            "careful moves need an unsolved state for which the solver has a solution; draw another state"
+        )
     states = [state, *walk(room, state, solution.moves).states]
     pushes = [after.boxes != before.boxes for before, after in pairwise(states)]
     first = end = pushes.index(True)
@@ -257,11 +287,15 @@ def careful(room: Room, state: State, limit: int) -> tuple[str, str]:
     moves = solution.moves[: min(end, limit)]
     (box,) = state.boxes
     seen = f"box {around(room, state, box)} me {around(room, state, state.player)}"
-    return f"{seen}\npush {push} from {way(room, state.player, states[first].player)}\n{moves_reply(moves)}", moves
+    return (
+        f"{seen}\npush {push} from {way(room, state.player, states[first].player)}\n{moves_reply(moves)}",
+        moves,
+    )
 
 
 def careful_push(room: Room, state: State) -> tuple[str, str]:
-    """Return a reply that values every push and makes the best, and the best push's direction; the first of equal ones.
+    """Return a reply that values every push and makes the best, and the best push's direction; the first of
+    equal ones.
 
     Raises:
         AgentSystemError: no push from `state` leads to a solution, or `state` is solved.
@@ -274,7 +308,9 @@ def careful_push(room: Room, state: State) -> tuple[str, str]:
             left[letter] = solution.pushes
         values.append(f"{letter} {left.get(letter, 'x' if letter in possible else '#')}")
     if not left or is_solved(room, state):
-        raise AgentSystemError("careful pushes need an unsolved state for which the solver has a solution; draw another state")
+        raise AgentSystemError(
+            "careful pushes need an unsolved state for which the solver has a solution; draw another state"
+        )
     best = min(left, key=left.__getitem__)
     return f"{' '.join(values)}\n{moves_reply(best)}", best
 
@@ -285,6 +321,15 @@ def guessed(rng: random.Random, limit: int) -> str:
 
 
 PUSHES = SokobanCourse(
-    habits=Habits(plan=0.1, check=0.1), wander=3, stopped=0.0, env=SokobanEnvOptions(view="compact", actions="pushes", max_moves=1)
+    habits=Habits(plan=0.1, check=0.1),
+    wander=3,
+    stopped=0.0,
+    env=SokobanEnvOptions(view="compact", actions="pushes", max_moves=1),
 )
-WORLD = World(SokobanCourse(), replace(generate.TASKS, generate=generate_split), make_demos, size=UNTIED, courses={"pushes": PUSHES})
+WORLD = World(
+    SokobanCourse(),
+    replace(generate.TASKS, generate=generate_split),
+    make_demos,
+    size=UNTIED,
+    courses={"pushes": PUSHES},
+)

@@ -1,6 +1,8 @@
-"""Demonstrations of the boards by a Tool and an Executor, which read and write whole boards (`env.params.view=digits`).
+"""Demonstrations of the boards by a Tool and an Executor, which read and write whole boards
+(`env.params.view=digits`).
 
-Careful replies fill the cells with one possible digit (`fill.careful`). By habit, the Tool guesses, and the Executor copies the plan.
+Careful replies fill the cells with one possible digit (`fill.careful`). By habit, the Tool guesses, and the
+Executor copies the plan.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ class Habits:
         check: share of the Executor's replies that fill certain cells; the others copy the plan.
         guesses: maximum number of cells of a guess.
         executor: share of demonstrations that are the Executor's.
-        stray: share of the Executor's prompts whose plan is replaced by a guess, so that the demonstrations include its correction.
+        stray: share of the Executor's prompts whose plan is replaced by a guess, so that the demonstrations
+            include its correction.
     """
 
     work: float = 0.15
@@ -73,7 +76,9 @@ def make_demos(course: SudokuCourse, seed: int, exclude: Collection[Board] = ())
         AgentSystemError: there are too few puzzles of the kind; a higher `reuse` needs fewer.
     """
     rng = random.Random(f"sudoku-demos-{seed}")
-    puzzles = generate(max(1, course.count // (2 * course.reuse)), 10 * seed + 7, course.difficulty, exclude=exclude)
+    puzzles = generate(
+        max(1, course.count // (2 * course.reuse)), 10 * seed + 7, course.difficulty, exclude=exclude
+    )
     team = Demonstrators(course, rng)
     return course.conversations(rng, cycle(puzzles), lambda puzzle, habits: team.episode(puzzle, habits)[0])
 
@@ -100,7 +105,11 @@ class Demonstrators:
         conversations: list[Messages] = []
         for _ in range(self.course.max_turns):
             board, shown = state.board, digits_text(state.board)
-            plan = careful(board) if (worked := rng.random() < habits.work) else guessed(rng, board, habits.guesses)
+            plan = (
+                careful(board)
+                if (worked := rng.random() < habits.work)
+                else guessed(rng, board, habits.guesses)
+            )
             executor = rng.random() < habits.executor
             if executor and rng.random() < habits.stray:
                 plan, worked = guessed(rng, board, habits.guesses), False
@@ -120,7 +129,9 @@ class Demonstrators:
 
 
 def reply(word: str, tag: str, board: Board) -> str:
-    """Return a word for the kind of reply, and a board, one line per row: `Work. <plan>1 2 3 4 ...</plan>`."""
+    """Return a word for the kind of reply, and a board, one line per row:
+    `Work. <plan>1 2 3 4 ...</plan>`.
+    """
     return f"{word} <{tag}>{digits_text(board)}</{tag}>"
 
 

@@ -15,7 +15,8 @@ def candidates(board: Board, cell: int) -> tuple[int, ...]:
 
 
 def careful(board: Board) -> Board:
-    """Return the board with every cell that has one candidate filled; if there is none, the first empty cell with its first candidate.
+    """Return the board with every cell that has one candidate filled; if there is none, the first empty cell
+    with its first candidate.
 
     A board without an empty cell, or whose first empty cell has no candidate, is returned unchanged.
     """

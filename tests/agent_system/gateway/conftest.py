@@ -135,11 +135,18 @@ def build(
     able: Sequence[str] = (),
     **settings: Any,
 ) -> tuple[Collector, Recorder]:
-    """A collector of a program, and the engine of its agents; `limits` are those of prompt and reply, `able` agents can follow a form."""
-    keys = GatewayConfig(**{name: settings.pop(name) for name in list(settings) if name in vars(GatewayConfig())})
+    """A collector of a program, and the engine of its agents; `limits` are those of prompt and reply, `able`
+    agents can follow a form.
+    """
+    keys = GatewayConfig(
+        **{name: settings.pop(name) for name in list(settings) if name in vars(GatewayConfig())}
+    )
     engine, sampling = Recorder(tokenizer, replies, delay=delay), SamplingParams(limits[1])
     more = (tokenizer, sampling, sampling, limits[0], None, template_kwargs or {})
-    bindings = {name: AgentBinding(name, name.lower(), name.lower(), engine, *more, structured=name in able) for name in agents}
+    bindings = {
+        name: AgentBinding(name, name.lower(), name.lower(), engine, *more, structured=name in able)
+        for name in agents
+    }
     OrchestraRegistry.get("gateway")
     roles = {name: AgentRegistry.get(name, orchestra="gateway")(name) for name in agents}
     orchestra = GatewayOrchestra(GatewayOptions(team, team_command, keys))
@@ -160,7 +167,9 @@ def make_team(tokenizer: Any) -> Callable[..., tuple[Collector, Recorder]]:
 def play(make_team: Any) -> Callable[..., Any]:
     """Play one episode of a program; returns its record, the metrics and the engine."""
 
-    async def go(team: Any, *args: Any, task: Task = TASK, **options: Any) -> tuple[Any, dict[str, float], Recorder]:
+    async def go(
+        team: Any, *args: Any, task: Task = TASK, **options: Any
+    ) -> tuple[Any, dict[str, float], Recorder]:
         collector, engine = make_team(team, *args, **({"max_failure_rate": 1.0} | options))
         result = await asyncio.wait_for(collector.collect([task], 1, step=1), 20)
         return result.episodes[0], result.metrics, engine

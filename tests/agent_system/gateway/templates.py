@@ -1,4 +1,5 @@
-"""Chat templates with the structure of model families: which roles there are, what is left out, how tool calls are shown.
+"""Chat templates with the structure of model families: which roles there are, what is left out, how tool
+calls are shown.
 
 They are written for these tests.
 """
@@ -10,8 +11,8 @@ from typing import Any
 from agent_system.testing import CHAT_TEMPLATE, make_tokenizer
 from verl.models.tiny import CHAT_TEMPLATE as TINY
 
-# Shows the tools in the system message, calls as objects in tags, results together in a message of the user. A user's message with their
-# tag counts as one.
+# Shows the tools in the system message, calls as objects in tags, results together in a message of the user.
+# A user's message with their tag counts as one.
 CHATML = """\
 {%- macro begin(role) %}{{ '<|im_start|>' ~ role ~ '\n' }}{% endmacro %}
 {%- set first = messages[0].content if messages[0].role == 'system' else 'You help.' %}
@@ -43,7 +44,8 @@ CHATML = """\
 {%- if add_generation_prompt %}{{ begin('assistant') }}{% endif %}
 {%- if add_generation_prompt and enable_thinking is false %}{{ '<think>\n\n</think>\n\n' }}{% endif %}"""
 
-# Qwen 3 shows the thinking of replies after the last message of the user, and an empty block before the last reply.
+# Qwen 3 shows the thinking of replies after the last message of the user, and an empty block before the last
+# reply.
 THINKING = """
     ('<think>\n' ~ (message.content.split('</think>')[0].split('<think>')[-1].strip('\n') if '</think>' in message.content else '')
         ~ '\n</think>\n\n' if asked.count == ns.last and ('</think>' in message.content or loop.last) else '')
@@ -92,7 +94,11 @@ def tokenizer_of(name: str) -> Any:
     tokenizer = make_tokenizer()
     if name == "llama3":
         tokenizer.add_special_tokens(
-            {"additional_special_tokens": LLAMA_TOKENS, "eos_token": "<|eot_id|>", "bos_token": "<|begin_of_text|>"}
+            {
+                "additional_special_tokens": LLAMA_TOKENS,
+                "eos_token": "<|eot_id|>",
+                "bos_token": "<|begin_of_text|>",
+            }
         )
     tokenizer.chat_template = TEMPLATES[name]
     return tokenizer

@@ -60,12 +60,17 @@ async def test_a_body_of_100_mb_is_refused_while_it_arrives(make_team: Any) -> N
 
     async def bad(session: Session) -> str:
         for body in (b" " * (100 << 20), chunks()):
-            async with posted(session, body) if isinstance(body, bytes) else _posted_chunks(session, body) as answer:
+            async with (
+                posted(session, body) if isinstance(body, bytes) else _posted_chunks(session, body) as answer
+            ):
                 found = await answer.json()
             assert answer.status == 413 and found["error"]["code"] == "request_too_large", found
             assert answer.headers["x-should-retry"] == "false"
         long = await send(session, {**ROLE, "messages": [{"role": "user", "content": "x " * (7 << 20)}]})
-        assert long.status == 400 and "characters, more than data.max_prompt_length=4000 tokens" in long.body["error"]["message"]
+        assert (
+            long.status == 400
+            and "characters, more than data.max_prompt_length=4000 tokens" in long.body["error"]["message"]
+        )
         unknown = await send(session, {**ROLE, "model": "W" * (7 << 20)})
         assert unknown.status == 404 and len(unknown.body["error"]["message"]) < 300
         return (await say(session, "Writer")).text
@@ -81,18 +86,30 @@ def _posted_chunks(session: Session, chunks: AsyncIterator[bytes]) -> Any:
     @asynccontextmanager
     async def post() -> AsyncIterator[Any]:
         headers = {"Authorization": f"Bearer {session.api_key}"}
-        async with aiohttp.ClientSession(headers=headers) as http, http.post(f"{session.base_url}/chat/completions", data=chunks) as answer:
+        async with (
+            aiohttp.ClientSession(headers=headers) as http,
+            http.post(f"{session.base_url}/chat/completions", data=chunks) as answer,
+        ):
             yield answer
 
     return post()
 
 
-async def test_a_thousand_connections_and_cut_requests_leave_the_server_as_it_is(make_team: Any, many_files: None) -> None:
-    starts = (b"", b"POST /v1/chat/completions HTTP/1.1\r\nContent-Length: 99\r\n\r\n{", b"GARBAGE\r\n\r\n", b"\x16\x03\x01" * 50)
+async def test_a_thousand_connections_and_cut_requests_leave_the_server_as_it_is(
+    make_team: Any, many_files: None
+) -> None:
+    starts = (
+        b"",
+        b"POST /v1/chat/completions HTTP/1.1\r\nContent-Length: 99\r\n\r\n{",
+        b"GARBAGE\r\n\r\n",
+        b"\x16\x03\x01" * 50,
+    )
 
     async def bad(session: Session) -> str:
         address = urlsplit(session.base_url)
-        opened = await asyncio.gather(*(asyncio.open_connection(address.hostname, address.port) for _ in range(CONNECTIONS)))
+        opened = await asyncio.gather(
+            *(asyncio.open_connection(address.hostname, address.port) for _ in range(CONNECTIONS))
+        )
         for number, (_, writer) in enumerate(opened):
             writer.write(starts[number % len(starts)])
         text = (await say(session, "Writer")).text
@@ -124,7 +141,9 @@ async def test_each_of_a_thousand_requests_at_once_gets_its_own_reply(play: Any,
             await asyncio.gather(*map(ask, range(CONNECTIONS)))
         return "4"
 
-    episode, _, engine = await play(team, lambda prompt, _: re.findall(r"\d+", prompt)[-1], delay=wait, max_open_calls=CONNECTIONS)
+    episode, _, engine = await play(
+        team, lambda prompt, _: re.findall(r"\d+", prompt)[-1], delay=wait, max_open_calls=CONNECTIONS
+    )
     assert (episode.failure, len(episode.samples), engine.most_open) == (None, CONNECTIONS, CONNECTIONS)
     assert sorted((s.prompt_ids, s.generation.token_ids) for s in episode.samples) == sorted(engine.sampled)
 
@@ -157,7 +176,15 @@ async def test_no_refusal_makes_the_openai_library_repeat_a_request(make_team: A
     wrong: list[tuple[dict[str, Any], Any]] = [
         ({"model": "Nobody"}, openai.NotFoundError),
         ({"messages": [{"role": "user", "content": "x" * 5000}]}, openai.BadRequestError),
-        ({"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "objekt"}}}}, openai.BadRequestError),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "n", "schema": {"type": "objekt"}},
+                }
+            },
+            openai.BadRequestError,
+        ),
         ({"messages": [{"role": "user", "content": "x" * (17 << 20)}]}, openai.APIStatusError),
     ]
 
@@ -171,7 +198,9 @@ async def test_no_refusal_makes_the_openai_library_repeat_a_request(make_team: A
 
         async with (
             httpx.AsyncClient(event_hooks={"request": [count]}) as http,
-            openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key, max_retries=2, http_client=http) as client,
+            openai.AsyncOpenAI(
+                base_url=session.base_url, api_key=session.api_key, max_retries=2, http_client=http
+            ) as client,
         ):
             for more, error in wrong:
                 with pytest.raises(error):

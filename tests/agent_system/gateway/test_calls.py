@@ -46,10 +46,15 @@ async def test_a_reply_that_nobody_got_is_not_trained_and_a_marked_retry_gets_it
         assert episode.failure is None and len(engine.requests) == 1
         assert (len(episode.samples), len(episode.unheard)) == ((2, 0) if fetched else (0, 2))
         assert all(s.trained == s.committed == fetched for s in (*episode.samples, *episode.unheard))
-        assert (metrics["gateway/retried"], metrics["gateway/undelivered"]) == (float(fetched), 2.0 * (not fetched))
+        assert (metrics["gateway/retried"], metrics["gateway/undelivered"]) == (
+            float(fetched),
+            2.0 * (not fetched),
+        )
 
 
-async def test_a_retry_gets_the_first_answer_that_was_lost_or_the_last_one_and_waits_for_it(make_team: Any) -> None:
+async def test_a_retry_gets_the_first_answer_that_was_lost_or_the_last_one_and_waits_for_it(
+    make_team: Any,
+) -> None:
     release, asked, answers = asyncio.Event(), list[Any](), list[Any]()
 
     async def delay(request: Any) -> None:
@@ -64,7 +69,9 @@ async def test_a_retry_gets_the_first_answer_that_was_lost_or_the_last_one_and_w
             await until(lambda count=count: len(asked) == count)
         for client in clients[:2]:
             client.cancel()
-        await until(lambda: [r.connected() for same in calls._requests.values() for r in same] == [False, False, True])
+        await until(
+            lambda: [r.connected() for same in calls._requests.values() for r in same] == [False, False, True]
+        )
         for count in (1, 2, 3):  # those that were lost, then the last one
             clients.append(asyncio.create_task(send(session, BODY, **RETRY)))
             await until(lambda count=count: calls.counts["gateway/retried"] + len(asked) == count + 3)
@@ -77,8 +84,17 @@ async def test_a_retry_gets_the_first_answer_that_was_lost_or_the_last_one_and_w
     collector, _ = make_team(team, delay=delay)
     result = await collector.collect([TASK], 1, step=1)
     (episode,) = result.episodes
-    assert episode.failure is None and [int(answer.body["id"].rpartition("-")[2]) for answer in answers] == [2, 0, 1, 2, 2, 3]
-    assert [(s.trained, s.prior_replies) for s in episode.samples] == [(True, 0)] * 3 + [(True, 3)] and not episode.unheard
+    assert episode.failure is None and [int(answer.body["id"].rpartition("-")[2]) for answer in answers] == [
+        2,
+        0,
+        1,
+        2,
+        2,
+        3,
+    ]
+    assert [(s.trained, s.prior_replies) for s in episode.samples] == [(True, 0)] * 3 + [
+        (True, 3)
+    ] and not episode.unheard
     counts = [result.metrics[f"gateway/{name}"] for name in ("retried", "repeated", "undelivered")]
     assert counts == [4, 3, 0] and len(asked) == 4
 
@@ -87,7 +103,10 @@ async def test_equal_bodies_to_two_agents_are_two_requests(make_team: Any) -> No
     async def team(task: Task, session: Session) -> str:
         calls = collector.orchestra._server._open[session.api_key]
         marked = {"Writer": False, "Editor": True}
-        requests = [calls.start(agent, read_ask(BODY), b"", retried, lambda: True) for agent, retried in marked.items()]
+        requests = [
+            calls.start(agent, read_ask(BODY), b"", retried, lambda: True)
+            for agent, retried in marked.items()
+        ]
         assert [(await request.answer()).model for request in requests] == list(marked)
         return "4"
 

@@ -44,12 +44,18 @@ print(0.5)
         ("print(json.dumps(text))", 1.0, None),
         ("print(0.25)", 0.25, None),
         ('print(json.dumps({"team": 0.5, "local": {"Writer": 0.0625, "0": 0.0625}}))', 0.5, None),
-        ("print('done')", 0.0, "the last line that the command .* printed is no result .*expected JSON.*found 'done'"),
+        (
+            "print('done')",
+            0.0,
+            "the last line that the command .* printed is no result .*expected JSON.*found 'done'",
+        ),
         ('print(json.dumps({"reward": 1}))', 0.0, "is no result .*unexpected keyword argument 'reward'"),
         ("print(text); raise SystemExit('no\\nluck')", 0.0, "ended with status 1: no\nluck"),
     ],
 )
-async def test_the_last_line_of_a_command_is_its_result(play: Any, end: str, reward: float, failure: str | None) -> None:
+async def test_the_last_line_of_a_command_is_its_result(
+    play: Any, end: str, reward: float, failure: str | None
+) -> None:
     episode, _, engine = await play(None, team_command=(sys.executable, "-c", ASKS + end))
     assert len(engine.requests) == 1 and episode.samples[0].agent_id == "Writer"
     if failure is None:
@@ -62,15 +68,21 @@ async def test_the_last_line_of_a_command_is_its_result(play: Any, end: str, rew
 
 async def test_a_command_ends_with_its_episode_and_so_do_its_children(play: Any, tmp_path: Path) -> None:
     found = tmp_path / "child"
-    episode, _, _ = await play(None, team_command=(sys.executable, "-c", HANGS, str(found)), episode_timeout_s=5.0)
+    episode, _, _ = await play(
+        None, team_command=(sys.executable, "-c", HANGS, str(found)), episode_timeout_s=5.0
+    )
     assert "episode took longer than rollout.episode_timeout_s=5 s, waiting for the team" in episode.failure
-    _, alive = psutil.wait_procs([psutil.Process(int(found.read_text()))] if psutil.pid_exists(int(found.read_text())) else [], 5)
+    _, alive = psutil.wait_procs(
+        [psutil.Process(int(found.read_text()))] if psutil.pid_exists(int(found.read_text())) else [], 5
+    )
     assert alive == []
 
 
 async def test_a_child_that_keeps_the_outputs_open_does_not_hold_the_episode(play: Any) -> None:
     for child in ("stays in the group", "leaves the group"):
-        episode, _, _ = await play(None, team_command=(sys.executable, "-c", LEAVES, child), episode_timeout_s=8.0)
+        episode, _, _ = await play(
+            None, team_command=(sys.executable, "-c", LEAVES, child), episode_timeout_s=8.0
+        )
         assert (episode.failure, episode.team_reward) == (None, 0.5), child
 
 
@@ -82,5 +94,8 @@ def test_a_team_is_a_function_or_a_command() -> None:
         GatewayOrchestra(GatewayOptions(team, ("true",)))
     with pytest.raises(AgentSystemError, match=r"agent\.team_command: no program 'no_such_program' is found"):
         GatewayOrchestra(GatewayOptions(None, ("no_such_program",)))
-    with pytest.raises(AgentSystemError, match=r"agent\.team_command=node 'team\.js: No closing quotation; expected a command line"):
+    with pytest.raises(
+        AgentSystemError,
+        match=r"agent\.team_command=node 'team\.js: No closing quotation; expected a command line",
+    ):
         GatewayOrchestra(GatewayOptions(None, "node 'team.js"))

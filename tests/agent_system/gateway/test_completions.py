@@ -43,19 +43,30 @@ async def test_completions_are_calls_with_the_tokens_of_their_prompts(play: Any,
 
     async def team(task: Task, session: Session) -> Outcome:
         async def ask(prompt: Any, **more: Any) -> Any:
-            answer = await send(session, {"model": "Writer", "prompt": prompt, "echo": False, **more}, path=PATH)
+            answer = await send(
+                session, {"model": "Writer", "prompt": prompt, "echo": False, **more}, path=PATH
+            )
             assert answer.status == 200, answer.body
             return answer.body
 
         first = await ask("2+2?", stop="END", logprobs=1, max_tokens=9)
-        assert (first["object"], first["choices"][0]["text"], first["choices"][0]["finish_reason"]) == ("text_completion", "4", "stop")
+        assert (first["object"], first["choices"][0]["text"], first["choices"][0]["finish_reason"]) == (
+            "text_completion",
+            "4",
+            "stop",
+        )
         details = first["choices"][0]["logprobs"]
         lengths = {len(details[name]) for name in ("tokens", "token_logprobs", "text_offset")}
         assert lengths == {first["usage"]["completion_tokens"]}
         for prompt in (["2+2?"], ids, [ids]):
             assert (await ask(prompt))["choices"][0]["text"] == "4END5"
         assert len((await ask("2+2?", n=2, best_of=2))["choices"]) == 2
-        streamed = {"model": "Editor", "prompt": "2+2?", "stream": True, "stream_options": {"include_usage": True}}
+        streamed = {
+            "model": "Editor",
+            "prompt": "2+2?",
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
         async with posted(session, streamed, PATH) as got:
             lines = [line.removeprefix("data: ") for line in (await got.text()).split("\n\n") if line]
         chunks = [json.loads(line) for line in lines[:-1]]
@@ -66,10 +77,18 @@ async def test_completions_are_calls_with_the_tokens_of_their_prompts(play: Any,
     episode, metrics, engine = await play(team, lambda prompt, request: "4END5")
     assert (episode.failure, metrics["gateway/ignored"], metrics["gateway/overridden"]) == (None, 0, 0)
     for sample, (prompt, reply) in zip(episode.samples, engine.sampled, strict=True):
-        assert sample.prompt_ids == prompt and sample.generation.token_ids == reply[: len(sample.generation.token_ids)]
+        assert (
+            sample.prompt_ids == prompt
+            and sample.generation.token_ids == reply[: len(sample.generation.token_ids)]
+        )
     assert len(episode.samples) == 7 and all(sample.trained for sample in episode.samples)
-    assert {sample.prompt_ids for sample in episode.samples} == {tuple(ids), tuple(tokenizer.encode("2+2?", add_special_tokens=False))}
-    assert [sample.local_reward for sample in episode.samples] == [0.25, *[0.0] * 6], "named by the id of its answer"
+    assert {sample.prompt_ids for sample in episode.samples} == {
+        tuple(ids),
+        tuple(tokenizer.encode("2+2?", add_special_tokens=False)),
+    }
+    assert [sample.local_reward for sample in episode.samples] == [0.25, *[0.0] * 6], (
+        "named by the id of its answer"
+    )
 
 
 async def test_a_completion_that_cannot_be_answered_is_refused_by_one_line(play: Any) -> None:
@@ -80,7 +99,9 @@ async def test_a_completion_that_cannot_be_answered_is_refused_by_one_line(play:
             assert "\n" not in answer.body["error"]["message"] and len(answer.body["error"]["message"]) < 400
         for prompt in ("x" * 5000, [1] * 5000, "x" * (1 << 20)):
             answer = await send(session, {"model": "Writer", "prompt": prompt}, path=PATH)
-            assert (answer.status, answer.body["error"]["code"]) == (400, "context_length_exceeded"), answer.body
+            assert (answer.status, answer.body["error"]["code"]) == (400, "context_length_exceeded"), (
+                answer.body
+            )
         return "4"
 
     episode, _, engine = await play(team)
@@ -96,7 +117,9 @@ async def test_the_tokenizers_first_token_stands_before_a_text_once(play: Any) -
     tokenizer: PreTrainedTokenizerFast = make_tokenizer()
     tokenizer.add_special_tokens({"bos_token": "<s>"})
     bos = tokenizer.bos_token_id
-    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", bos)])
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", bos)]
+    )
 
     async def team(task: Task, session: Session) -> str:
         for prompt in ("2+2?", "<s>2+2?"):
@@ -124,7 +147,10 @@ async def test_the_openai_library_reads_completions(play: Any) -> None:
         async with openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key) as client:
             answer = await client.completions.create(model="Writer", prompt="2+2?", logprobs=0)
             type(answer).model_validate(answer.model_dump(), strict=True)
-            parts = [part async for part in await client.completions.create(model="Writer", prompt="2+2?", stream=True)]
+            parts = [
+                part
+                async for part in await client.completions.create(model="Writer", prompt="2+2?", stream=True)
+            ]
         return "".join(part.choices[0].text for part in parts)
 
     episode, _, _ = await play(team)

@@ -35,7 +35,9 @@ async def test_a_local_reward_goes_to_a_reply_that_was_heard(play: Any) -> None:
     release = asyncio.Event()
     release.set()
     task = replace(TASK, extra={"turns": 2})
-    episode, _, _ = await play(team, env=ForTheWriter, task=task, max_steps=2, delay=lambda request: release.wait())
+    episode, _, _ = await play(
+        team, env=ForTheWriter, task=task, max_steps=2, delay=lambda request: release.wait()
+    )
     assert [(s.turn, s.local_reward) for s in episode.samples] == [(1, 1.0)] and len(episode.unheard) == 1
 
 

@@ -20,19 +20,38 @@ from .conftest import TASK, USER, say, send
 from .templates import tokenizer_of
 
 ROLE = {"model": "Writer", "messages": USER}
-PARAMETERS = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
-ADD, SUB = ({"type": "function", "function": {"name": name, "parameters": PARAMETERS}} for name in ("add", "sub"))
-OK = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"], "additionalProperties": False}
+PARAMETERS = {
+    "type": "object",
+    "properties": {"a": {"type": "integer"}},
+    "required": ["a"],
+    "additionalProperties": False,
+}
+ADD, SUB = (
+    {"type": "function", "function": {"name": name, "parameters": PARAMETERS}} for name in ("add", "sub")
+)
+OK = {
+    "type": "object",
+    "properties": {"ok": {"type": "boolean"}},
+    "required": ["ok"],
+    "additionalProperties": False,
+}
 SCHEMA = {"type": "json_schema", "json_schema": {"name": "v", "schema": OK}}
 BESIDE = {"tools": [ADD, SUB], "response_format": SCHEMA}
-CHARACTERS = ["\n", "\t", *(chr(code) for code in range(32, 127)), *sorted({c for s in NAMED.values() for c in repr(s) if ord(c) > 127})]
+CHARACTERS = [
+    "\n",
+    "\t",
+    *(chr(code) for code in range(32, 127)),
+    *sorted({c for s in NAMED.values() for c in repr(s) if ord(c) > 127}),
+]
 
 
 def matcher_of(structure: str) -> Any:
     """A matcher of a form over single characters."""
     xgrammar = pytest.importorskip("xgrammar")
     compiler = xgrammar.GrammarCompiler(xgrammar.TokenizerInfo(CHARACTERS, stop_token_ids=[]))
-    return xgrammar.GrammarMatcher(compiler.compile_structural_tag(structure), terminate_without_stop_token=True)
+    return xgrammar.GrammarMatcher(
+        compiler.compile_structural_tag(structure), terminate_without_stop_token=True
+    )
 
 
 def allows(structure: str, reply: str) -> bool:
@@ -51,10 +70,16 @@ def call_of(syntax: Syntax, structure: str, name: str) -> str:
 
 
 @pytest.mark.parametrize("tool_format", NAMED)
-def test_a_reply_beside_tools_and_a_schema_is_one_call_or_the_answer_in_every_syntax(tool_format: str) -> None:
+def test_a_reply_beside_tools_and_a_schema_is_one_call_or_the_answer_in_every_syntax(
+    tool_format: str,
+) -> None:
     syntax = NAMED[tool_format]
     structure = structure_of(read_ask(ROLE | BESIDE, "mask"), syntax)
-    assert allows(structure, '{"ok": true}') and not allows(structure, "I add.") and not allows(structure, '{"no": 1}')
+    assert (
+        allows(structure, '{"ok": true}')
+        and not allows(structure, "I add.")
+        and not allows(structure, '{"no": 1}')
+    )
     for name in ("add", "sub"):
         call = call_of(syntax, structure, name)
         assert allows(structure, call) and not allows(structure, call + call + "x"), call
@@ -68,14 +93,26 @@ FORMS: list[dict[str, Any]] = [
     {"response_format": SCHEMA},
     BESIDE,
     {"tools": [ADD, SUB], "tool_choice": "required"},
-    {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "array", "maxItems": 3, "items": OK}}}},
-    {"response_format": {"type": "json_schema", "json_schema": {"schema": {"anyOf": [OK, {"$ref": "#/$defs/x"}], "$defs": {"x": OK}}}}},
+    {
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {"schema": {"type": "array", "maxItems": 3, "items": OK}},
+        }
+    },
+    {
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {"schema": {"anyOf": [OK, {"$ref": "#/$defs/x"}], "$defs": {"x": OK}}},
+        }
+    },
 ]
 
 
 @pytest.mark.parametrize("body", FORMS)
 @pytest.mark.parametrize("tool_format", ["hermes", "llama3", "mistral_v13"])
-def test_a_model_that_writes_blanks_wherever_it_may_ends_its_form(body: dict[str, Any], tool_format: str) -> None:
+def test_a_model_that_writes_blanks_wherever_it_may_ends_its_form(
+    body: dict[str, Any], tool_format: str
+) -> None:
     import torch
     import xgrammar
 
@@ -120,10 +157,16 @@ async def test_the_allowed_tools_alone_are_offered_in_both_apis(play: Any) -> No
         body = {"model": "Writer", "input": "2+2?", "tools": flat, "tool_choice": choice}
         assert (await send(session, body, path="/v1/responses")).status == 200
         required = await send(session, allowed(mode="required"))
-        assert (required.status, "gateway.structured=free" in required.body["error"]["message"]) == (400, True)
+        assert (required.status, "gateway.structured=free" in required.body["error"]["message"]) == (
+            400,
+            True,
+        )
         for fields in wrong:
             answer = await send(session, allowed(**fields))
-            assert (answer.status, answer.body["error"]["param"]) == (400, "tool_choice"), (fields, answer.body)
+            assert (answer.status, answer.body["error"]["param"]) == (400, "tool_choice"), (
+                fields,
+                answer.body,
+            )
             assert "allowed_tools" in answer.body["error"]["message"]
         bare = await send(session, ROLE | {"tools": [ADD], "tool_choice": {"type": "allowed_tools"}})
         assert bare.status == 400, bare.body
@@ -131,7 +174,9 @@ async def test_the_allowed_tools_alone_are_offered_in_both_apis(play: Any) -> No
 
     episode, _, engine = await play(team, chat=tokenizer_of("qwen2.5"))
     assert episode.failure is None and len(engine.requests) == 2
-    assert all('"add"' in sample.prompt_text and '"sub"' not in sample.prompt_text for sample in episode.samples)
+    assert all(
+        '"add"' in sample.prompt_text and '"sub"' not in sample.prompt_text for sample in episode.samples
+    )
     assert read_ask(allowed(mode="required"), "mask").forced == ("add",)
 
 
@@ -144,7 +189,9 @@ async def test_free_forms_mask_nothing_whether_an_engine_could_or_not(make_team:
         texts = [(await say(session, agent, response_format=SCHEMA)).text for agent in ("Writer", "Editor")]
         assert texts == ["no JSON"] * 2
         for choice in ("required", {"type": "function", "function": {"name": "add"}}):
-            answer = await say(session, "Writer", [{"role": "user", "content": "call"}], tools=[ADD, SUB], tool_choice=choice)
+            answer = await say(
+                session, "Writer", [{"role": "user", "content": "call"}], tools=[ADD, SUB], tool_choice=choice
+            )
             assert answer.message["tool_calls"][0]["function"]["name"] == "sub"
         both = await say(session, "Writer", [{"role": "user", "content": "call"}], **BESIDE)
         assert both.body["choices"][0]["finish_reason"] == "tool_calls"
@@ -155,7 +202,12 @@ async def test_free_forms_mask_nothing_whether_an_engine_could_or_not(make_team:
     def replies(prompt: str, request: Any) -> str:
         return CALL if "call<|im_end|>" in prompt else "no JSON"
 
-    options = {"chat": tokenizer_of("qwen2.5"), "structured": "free", "able": ["Writer"], "max_failure_rate": 1.0}
+    options = {
+        "chat": tokenizer_of("qwen2.5"),
+        "structured": "free",
+        "able": ["Writer"],
+        "max_failure_rate": 1.0,
+    }
     collector, engine = make_team(team, replies, **options)
     (episode,) = (await collector.collect([TASK], 1, step=1, validate=validate)).episodes
     assert episode.failure is None, episode.failure
@@ -165,7 +217,11 @@ async def test_free_forms_mask_nothing_whether_an_engine_could_or_not(make_team:
 def nested(field: str, depth: int) -> bytes:
     """A body with a schema, or a choice, of objects in each other, which `json.dumps` does not write."""
     inner = '{"type": "object", "properties": {"a": ' * depth + '{"$ref": "#"}' + "}}" * depth
-    shape = f'{{"type": "json_schema", "json_schema": {{"schema": {inner}}}}}' if field == "response_format" else inner
+    shape = (
+        f'{{"type": "json_schema", "json_schema": {{"schema": {inner}}}}}'
+        if field == "response_format"
+        else inner
+    )
     return f'{json.dumps(ROLE)[:-1]}, "{field}": {shape}}}'.encode()
 
 
@@ -184,13 +240,21 @@ BAD: list[dict[str, Any]] = [
 
 async def test_a_form_that_cannot_be_read_is_one_error(make_team: Any) -> None:
     async def team(task: Task, session: Session) -> str:
-        deep = [nested(field, depth) for field in ("response_format", "tool_choice") for depth in (480, 5000, 20000)]
+        deep = [
+            nested(field, depth)
+            for field in ("response_format", "tool_choice")
+            for depth in (480, 5000, 20000)
+        ]
         for body in [*(ROLE | body for body in BAD), *deep]:
             answer = await send(session, body)
             error = answer.body["error"]
-            assert answer.status == 400 and "\n" not in error["message"] and len(error["message"]) < 600, error
+            assert answer.status == 400 and "\n" not in error["message"] and len(error["message"]) < 600, (
+                error
+            )
         return (await say(session, "Writer")).text
 
-    collector, engine = make_team(team, structured="mask", able=["Writer"], chat=tokenizer_of("qwen2.5"), max_failure_rate=1.0)
+    collector, engine = make_team(
+        team, structured="mask", able=["Writer"], chat=tokenizer_of("qwen2.5"), max_failure_rate=1.0
+    )
     (episode,) = (await collector.collect([TASK], 1, step=1)).episodes
     assert (episode.failure, len(engine.requests)) == (None, 1)

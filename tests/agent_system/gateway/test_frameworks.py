@@ -1,7 +1,7 @@
 """Teams of agent frameworks, as their users write them; a framework that is not installed is skipped.
 
-Each asks an agent that calls a tool, gives it the result, and asks a second one. The tool's result must continue the sampled tokens, in
-whatever form the framework sends the conversation.
+Each asks an agent that calls a tool, gives it the result, and asks a second one. The tool's result must
+continue the sampled tokens, in whatever form the framework sends the conversation.
 """
 
 from __future__ import annotations
@@ -76,19 +76,36 @@ async def autogen(task: Task, session: Session) -> str:
     from autogen_core.models import ModelFamily, ModelInfo
     from autogen_ext.models.openai import OpenAIChatCompletionClient
 
-    info = ModelInfo(vision=False, function_calling=True, json_output=False, family=ModelFamily.UNKNOWN, structured_output=False)
+    info = ModelInfo(
+        vision=False,
+        function_calling=True,
+        json_output=False,
+        family=ModelFamily.UNKNOWN,
+        structured_output=False,
+    )
 
     def model(name: str) -> Any:
-        return OpenAIChatCompletionClient(model=name, base_url=session.base_url, api_key=session.api_key, model_info=info)
+        return OpenAIChatCompletionClient(
+            model=name, base_url=session.base_url, api_key=session.api_key, model_info=info
+        )
 
-    writer = AssistantAgent("writer", model("Writer"), tools=[add], max_tool_iterations=2, system_message="You add.")
+    writer = AssistantAgent(
+        "writer", model("Writer"), tools=[add], max_tool_iterations=2, system_message="You add."
+    )
     editor = AssistantAgent("editor", model("Editor"), system_message="Judge the sum.")
     result = await RoundRobinGroupChat([writer, editor], max_turns=2).run(task=task.prompt)
     return str(result.messages[-1].content)
 
 
 async def agents(task: Task, session: Session, responses: bool = False) -> str:
-    from agents import Agent, OpenAIChatCompletionsModel, OpenAIResponsesModel, Runner, function_tool, set_tracing_disabled
+    from agents import (
+        Agent,
+        OpenAIChatCompletionsModel,
+        OpenAIResponsesModel,
+        Runner,
+        function_tool,
+        set_tracing_disabled,
+    )
     from openai import AsyncOpenAI
 
     set_tracing_disabled(True)
@@ -147,7 +164,11 @@ async def test_a_plain_function_may_run_an_event_loop_of_its_own(make_team: Any)
 
     def team(task: Task, session: Session) -> Any:
         async def ask() -> Any:
-            return (await session.openai().chat.completions.create(model="Writer", messages=USER)).choices[0].message.content
+            return (
+                (await session.openai().chat.completions.create(model="Writer", messages=USER))
+                .choices[0]
+                .message.content
+            )
 
         return asyncio.run(ask())
 
@@ -161,13 +182,21 @@ def calling(name: str, **arguments: Any) -> str:
 
 
 def hands_over(prompt: str, request: Any) -> str:
-    return "<verify>approve</verify>" if "Check the solution" in prompt else "\\boxed{4} " + calling("transfer_to_verifier")
+    return (
+        "<verify>approve</verify>"
+        if "Check the solution" in prompt
+        else "\\boxed{4} " + calling("transfer_to_verifier")
+    )
 
 
 def multiplies(prompt: str, request: Any) -> str:
     if "<verify>" in prompt:
         return "<verify>approve</verify>"
-    return calling("final_answer", answer="\\boxed{4}") if "Observation:\n4" in prompt else calling("multiply", a=2, b=2)
+    return (
+        calling("final_answer", answer="\\boxed{4}")
+        if "Observation:\n4" in prompt
+        else calling("multiply", a=2, b=2)
+    )
 
 
 FRAMEWORKS, ROLES = ROOT / "examples" / "frameworks", ("Solver", "Verifier")
@@ -189,7 +218,9 @@ async def test_an_example_hands_over_and_uses_its_tool(play: Any, name: str) -> 
         assert '{"assistant": "Verifier"}' in episode.samples[-1].prompt_text
 
 
-async def test_the_lines_of_the_page_that_bring_a_langgraph_program(play: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_lines_of_the_page_that_bring_a_langgraph_program(
+    play: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for module in NEEDS[langgraph]:
         pytest.importorskip(module)
     (block,) = [block for block in blocks("python") if block.marker == "file: my_team.py"]
@@ -198,7 +229,9 @@ async def test_the_lines_of_the_page_that_bring_a_langgraph_program(play: Any, m
     added: dict[str, Any] = {}
     exec(compile(block.text, block.page, "exec"), added)
     replies = {"Solve": "\\boxed{4}", "Check": "<verify>approve</verify>"}
-    episode, _, engine = await play(added["team"], lambda prompt, _: replies["Check" if "Check" in prompt else "Solve"], agents=ROLES)
+    episode, _, engine = await play(
+        added["team"], lambda prompt, _: replies["Check" if "Check" in prompt else "Solve"], agents=ROLES
+    )
     assert (episode.failure, episode.answer) == (None, "\nVerifier: <verify>approve</verify>")
     assert [s.agent_id for s in episode.samples] == list(ROLES)
     assert [(s.prompt_ids, s.generation.token_ids) for s in episode.samples] == engine.sampled
@@ -207,7 +240,9 @@ async def test_the_lines_of_the_page_that_bring_a_langgraph_program(play: Any, m
 def openai_in_thread(task: Task, session: Session) -> str:
     with session.clients.openai_in_thread() as client:
         messages: Any = [{"role": "user", "content": task.prompt}]
-        return str(client.chat.completions.create(model="Writer", messages=messages).choices[0].message.content)
+        return str(
+            client.chat.completions.create(model="Writer", messages=messages).choices[0].message.content
+        )
 
 
 def langgraph_in_thread(task: Task, session: Session) -> str:
@@ -242,7 +277,9 @@ async def test_a_model_selects_the_next_speaker_of_autogen(play: Any) -> None:
         names = ("Writer", "Editor")
         agents = [AssistantAgent(name, session.autogen(name), description=name) for name in names]
         ends = MaxMessageTermination(3)  # the task, and two replies
-        chat = SelectorGroupChat(agents, session.autogen("Editor"), termination_condition=ends, allow_repeated_speaker=True)
+        chat = SelectorGroupChat(
+            agents, session.autogen("Editor"), termination_condition=ends, allow_repeated_speaker=True
+        )
         return str((await chat.run(task=task.prompt)).messages[-1].to_text())
 
     def script(prompt: str, request: Any) -> str:

@@ -1,4 +1,6 @@
-"""Items of `/v1/responses` that a later request names by their ids, as the Vercel AI SDK's default provider does."""
+"""Items of `/v1/responses` that a later request names by their ids, as the Vercel AI SDK's default provider
+does.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,11 @@ from .templates import tokenizer_of
 from .test_served import serving
 
 PATH = "/v1/responses"
-TOOL = {"type": "function", "name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}
+TOOL = {
+    "type": "function",
+    "name": "add",
+    "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}},
+}
 CALL = 'I add.\n<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
 USER = {"role": "user", "content": "2+2?"}
 
@@ -34,7 +40,11 @@ async def test_items_by_reference_are_those_items_and_continue_the_tokens(play: 
     async def team(task: Task, session: Session) -> str:
         first = await respond(session, [USER])
         assert [item["type"] for item in first.body["output"]] == ["message", "function_call"]
-        result = {"type": "function_call_output", "call_id": first.body["output"][1]["call_id"], "output": "4"}
+        result = {
+            "type": "function_call_output",
+            "call_id": first.body["output"][1]["call_id"],
+            "output": "4",
+        }
         asked = [USER, *references(first, type="item_reference"), result]
         second = await respond(session, asked, stream=False)
         third = await respond(session, [*asked, *references(second), {"role": "user", "content": "sure?"}])
@@ -70,7 +80,12 @@ async def test_an_unknown_item_is_one_error(make_team: Any) -> None:
                 assert "input[1] refers to the item" in error["message"] and len(error["message"]) < 300
         answer = await respond(session, [USER])
         given.append(answer.body["output"][0]["id"])
-        for odd in ({}, {"type": "item_reference"}, {"type": None}, {"type": "item_reference", "id": given[-1], "role": 3}):
+        for odd in (
+            {},
+            {"type": "item_reference"},
+            {"type": None},
+            {"type": "item_reference", "id": given[-1], "role": 3},
+        ):
             assert (await respond(session, [odd])).status in (200, 400)
         return "4"
 

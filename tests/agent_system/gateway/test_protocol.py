@@ -1,4 +1,6 @@
-"""Requests and answers in OpenAI's format: what is honoured, what is refused, and that no refusal makes a client try again."""
+"""Requests and answers in OpenAI's format: what is honoured, what is refused, and that no refusal makes a
+client try again.
+"""
 
 from __future__ import annotations
 
@@ -73,13 +75,19 @@ async def test_what_cannot_be_answered_is_refused_for_good_and_says_why(play: An
     async def team(task: Task, session: Session) -> str:
         for body, *_ in REFUSED:
             answers.append(await send(session, body))
-        for path, key in (("/v1/chat/completions", "sk-wrong"), ("/v1/chat/completions", ""), ("/v1/embeddings", None)):
+        for path, key in (
+            ("/v1/chat/completions", "sk-wrong"),
+            ("/v1/chat/completions", ""),
+            ("/v1/embeddings", None),
+        ):
             answers.append(await send(session, ROLE, path=path, key=key))
         answers.append(await send(session, ROLE, path="/agents/nobody/v1/chat/completions"))
         return (await say(session, "Writer")).text
 
     episode, _, engine = await play(team)
-    assert episode.failure is None and len(episode.samples) == len(engine.requests) == 1, "nothing that was refused is a call"
+    assert episode.failure is None and len(episode.samples) == len(engine.requests) == 1, (
+        "nothing that was refused is a call"
+    )
     expected = [*(case[1:] for case in REFUSED), *[(401, None, "invalid_api_key", "use session.api_key")] * 2]
     expected += [
         (404, None, None, "POST /v1/chat/completions, POST /v1/responses, GET /v1/models"),
@@ -87,24 +95,75 @@ async def test_what_cannot_be_answered_is_refused_for_good_and_says_why(play: An
     ]
     for answer, (status, param, code, said) in zip(answers, expected, strict=True):
         error = answer.body["error"]
-        assert (answer.status, error["param"], error["code"]) == (status, param, code) and said in error["message"], error
+        assert (answer.status, error["param"], error["code"]) == (status, param, code) and said in error[
+            "message"
+        ], error
         assert answer.headers["x-should-retry"] == "false" and error["type"].endswith("_error")
 
 
-FIELDS = (*Ask.__slots__, "max_completion_tokens", "response_format", "tool_choice", "functions", "top_logprobs", "stream_options")
-FIELDS += ("input", "instructions", "text", "previous_response_id", "max_output_tokens", "modalities", "temperature")
-PARTS = ("role", "content", "tool_calls", "tool_call_id", "type", "function", "name", "arguments", "id", "call_id", "output", "format")
-TEXTS = st.sampled_from(["user", "assistant", "tool", "function", "function_call", "text", "input_text", "f", '{"a": 1}', "[", "\ud800"])
+FIELDS = (
+    *Ask.__slots__,
+    "max_completion_tokens",
+    "response_format",
+    "tool_choice",
+    "functions",
+    "top_logprobs",
+    "stream_options",
+)
+FIELDS += (
+    "input",
+    "instructions",
+    "text",
+    "previous_response_id",
+    "max_output_tokens",
+    "modalities",
+    "temperature",
+)
+PARTS = (
+    "role",
+    "content",
+    "tool_calls",
+    "tool_call_id",
+    "type",
+    "function",
+    "name",
+    "arguments",
+    "id",
+    "call_id",
+    "output",
+    "format",
+)
+TEXTS = st.sampled_from(
+    [
+        "user",
+        "assistant",
+        "tool",
+        "function",
+        "function_call",
+        "text",
+        "input_text",
+        "f",
+        '{"a": 1}',
+        "[",
+        "\ud800",
+    ]
+)
 ANY = st.recursive(
     st.none() | st.booleans() | st.integers(-1, 200) | st.floats() | TEXTS,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(PARTS), inner, max_size=5),
     max_leaves=12,
 )
-MESSAGE = st.fixed_dictionaries({"role": TEXTS, "content": ANY}, optional={"tool_calls": st.lists(ANY) | ANY, "tool_call_id": ANY})
+MESSAGE = st.fixed_dictionaries(
+    {"role": TEXTS, "content": ANY}, optional={"tool_calls": st.lists(ANY) | ANY, "tool_call_id": ANY}
+)
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.dictionaries(st.sampled_from(FIELDS), ANY, max_size=6), st.lists(MESSAGE, max_size=3), st.sampled_from(["messages", "input"]))
+@given(
+    st.dictionaries(st.sampled_from(FIELDS), ANY, max_size=6),
+    st.lists(MESSAGE, max_size=3),
+    st.sampled_from(["messages", "input"]),
+)
 def test_any_json_is_read_or_refused(body: dict[str, Any], messages: list[Any], name: str) -> None:
     """What a body makes fail is the request, never the server."""
     viewer = Viewer(lambda text: text, True, False)
@@ -119,10 +178,18 @@ async def test_a_form_is_for_agents_whose_engine_can_and_marks_what_it_masks(pla
     form: dict[str, Any] = {"type": "json_schema", "json_schema": {"schema": {"type": "object"}}}
     no_form: dict[str, Any] = {"type": "json_schema", "json_schema": {"schema": {"type": "objekt"}}}
     wrong: list[tuple[dict[str, Any], str, str]] = [
-        ({"model": "Editor", "response_format": form}, "response_format", "set actor_rollout_ref.rollout.structured_outputs=true"),
+        (
+            {"model": "Editor", "response_format": form},
+            "response_format",
+            "set actor_rollout_ref.rollout.structured_outputs=true",
+        ),
         ({"response_format": no_form}, "response_format", "no reply can follow this form: objekt"),
         ({"response_format": {"type": "json_schema"}}, "response_format", "with an object as the schema"),
-        ({"tools": [TOOL], "tool_choice": {"function": {"name": "g"}}}, "tool_choice", "name one of the tools (f)"),
+        (
+            {"tools": [TOOL], "tool_choice": {"function": {"name": "g"}}},
+            "tool_choice",
+            "name one of the tools (f)",
+        ),
     ]
 
     async def compiled(request: Any) -> None:
@@ -140,26 +207,45 @@ async def test_a_form_is_for_agents_whose_engine_can_and_marks_what_it_masks(pla
         return Outcome(1.0, {"Writer": 0.5})
 
     episode, metrics, engine = await play(team, delay=compiled, structured="mask", able=["Writer"])
-    assert episode.failure is None and metrics["gateway/undelivered"] == 0, "what was refused is neither a call nor a reply"
-    masked = [("Editor", 0, False, 0.0), ("Writer", 1, True, 0.5), ("Writer", 2, True, 0.5), ("Writer", 3, False, 0.5)]
+    assert episode.failure is None and metrics["gateway/undelivered"] == 0, (
+        "what was refused is neither a call nor a reply"
+    )
+    masked = [
+        ("Editor", 0, False, 0.0),
+        ("Writer", 1, True, 0.5),
+        ("Writer", 2, True, 0.5),
+        ("Writer", 3, False, 0.5),
+    ]
     assert [(s.agent_id, s.call, s.masked, s.local_reward) for s in episode.samples] == masked
     assert [call.get("masked") for call in episode.to_json()["calls"]] == [None, True, True, None]
     batch = build_batch([episode])
     assert batch is not None and batch.non_tensor_batch["masked"].tolist() == [False, True, True, False]
-    forms = [json.loads(r.sampling.structure)["format"]["json_schema"] for r in engine.requests if r.sampling.structure]
+    forms = [
+        json.loads(r.sampling.structure)["format"]["json_schema"]
+        for r in engine.requests
+        if r.sampling.structure
+    ]
     assert forms == [no_form["json_schema"]["schema"], form["json_schema"]["schema"]]
 
 
-async def test_sampling_of_a_program_is_overridden_once_told_or_refused(play: Any, caplog: pytest.LogCaptureFixture) -> None:
+async def test_sampling_of_a_program_is_overridden_once_told_or_refused(
+    play: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     more = {"temperature": 0.1, "top_p": 1.0, "logit_bias": {}, "presence_penalty": 0}
 
     async def team(task: Task, session: Session) -> Any:
-        return [await send(session, {**ROLE, "messages": [{"role": "user", "content": str(i)}], **more}) for i in range(2)] and "4"
+        return [
+            await send(session, {**ROLE, "messages": [{"role": "user", "content": str(i)}], **more})
+            for i in range(2)
+        ] and "4"
 
     _, metrics, engine = await play(team)
-    assert metrics["gateway/overridden"] == 2 and {request.sampling.temperature for request in engine.requests} == {1.0}
+    assert metrics["gateway/overridden"] == 2 and {
+        request.sampling.temperature for request in engine.requests
+    } == {1.0}
     assert [record.message for record in caplog.records if "temperature" in record.message] == [
-        "a request sets temperature; the values of the run are used (gateway.client_sampling=override), for all requests"
+        "a request sets temperature; the values of the run are used (gateway.client_sampling=override), for "
+        "all requests"
     ]
 
     async def refused(task: Task, session: Session) -> str:
@@ -172,20 +258,33 @@ async def test_sampling_of_a_program_is_overridden_once_told_or_refused(play: An
 
 async def test_lengths_stops_seeds_log_probs_and_several_replies(play: Any) -> None:
     async def team(task: Task, session: Session) -> str:
-        answer = await say(session, "Writer", n=2, stop=["END", "\n\n"], seed=5, logprobs=True, max_completion_tokens=30)
+        answer = await say(
+            session, "Writer", n=2, stop=["END", "\n\n"], seed=5, logprobs=True, max_completion_tokens=30
+        )
         for choice in answer.body["choices"]:
             assert (choice["message"]["content"], choice["finish_reason"]) == ("4 ", "stop")
             tokens = choice["logprobs"]["content"]
-            assert "".join(token["token"] for token in tokens) == "4 END" and {token["logprob"] for token in tokens} == {-0.5}
+            assert "".join(token["token"] for token in tokens) == "4 END" and {
+                token["logprob"] for token in tokens
+            } == {-0.5}
         assert answer.body["usage"] == {"prompt_tokens": 23, "completion_tokens": 10, "total_tokens": 33}
         parts = [{"type": "text", "text": "2+2"}, {"type": "text", "text": "?"}]
-        return (await say(session, "writer", [{"role": "user", "content": parts}], max_tokens=10_000, stop="END")).text
+        return (
+            await say(session, "writer", [{"role": "user", "content": parts}], max_tokens=10_000, stop="END")
+        ).text
 
     episode, metrics, engine = await play(team, lambda prompt, request: "4 END and more")
     assert episode.failure is None and episode.answer == "4 ", "as sampled"
-    assert [s.call for s in episode.samples] == [0, 1, 2] and len(engine.requests) == 2 and engine.requests[0].n == 2
+    assert (
+        [s.call for s in episode.samples] == [0, 1, 2]
+        and len(engine.requests) == 2
+        and engine.requests[0].n == 2
+    )
     first, _, last = episode.samples
-    assert [request.sampling.max_tokens for request in engine.requests] == [30, 400] and first.generation.stop_reason == "stop"
+    assert [request.sampling.max_tokens for request in engine.requests] == [
+        30,
+        400,
+    ] and first.generation.stop_reason == "stop"
     assert first.prompt_ids == last.prompt_ids and first.seed != last.seed and first.text == "4 END"
     assert metrics["agent/writer/calls"] == 3
 
@@ -196,7 +295,10 @@ async def test_an_agent_may_be_named_by_the_address_and_models_are_listed(play: 
         answer = await send(session, {**ROLE, "model": "gpt-4o"}, path=f"/{path}/chat/completions")
         assert answer.body["model"] == "Editor"
         headers = {"Authorization": f"Bearer {session.api_key}"}
-        async with aiohttp.ClientSession() as http, http.get(f"{session.base_url}/models", headers=headers) as listed:
+        async with (
+            aiohttp.ClientSession() as http,
+            http.get(f"{session.base_url}/models", headers=headers) as listed,
+        ):
             assert [model["id"] for model in (await listed.json())["data"]] == ["Writer", "Editor"]
         return answer.text
 
@@ -204,23 +306,32 @@ async def test_an_agent_may_be_named_by_the_address_and_models_are_listed(play: 
     assert episode.failure is None and episode.samples[0].agent_id == "Editor"
 
 
-async def test_a_stream_is_made_of_the_whole_reply_and_kept_alive_until_then(play: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stream_is_made_of_the_whole_reply_and_kept_alive_until_then(
+    play: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(routes, "KEEP_ALIVE_S", 0.02)
 
     async def team(task: Task, session: Session) -> str:
-        async with posted(session, {**ROLE, "stream": True, "stream_options": {"include_usage": True}}) as answer:
+        async with posted(
+            session, {**ROLE, "stream": True, "stream_options": {"include_usage": True}}
+        ) as answer:
             text = (await answer.read()).decode()
         assert text.startswith(": ") and text.endswith("data: [DONE]\n\n")
         chunks = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
         assert [chunk["choices"][0]["delta"].get("content") for chunk in chunks[:-1]] == ["4", None]
-        assert chunks[1]["choices"][0]["finish_reason"] == "stop" and chunks[-1]["usage"]["completion_tokens"] == 2
+        assert (
+            chunks[1]["choices"][0]["finish_reason"] == "stop"
+            and chunks[-1]["usage"]["completion_tokens"] == 2
+        )
         return "4"
 
     episode, _, _ = await play(team, delay=lambda request: asyncio.sleep(0.1))
     assert episode.failure is None and episode.samples[0].trained
 
 
-async def test_a_client_that_is_killed_within_a_stream_leaves_a_reply_that_is_not_trained(play: Any, monkeypatch: Any) -> None:
+async def test_a_client_that_is_killed_within_a_stream_leaves_a_reply_that_is_not_trained(
+    play: Any, monkeypatch: Any
+) -> None:
     monkeypatch.setattr(routes, "KEEP_ALIVE_S", 0.02)
     release = asyncio.Event()
 
@@ -233,10 +344,16 @@ async def test_a_client_that_is_killed_within_a_stream_leaves_a_reply_that_is_no
         return "4"
 
     episode, metrics, _ = await play(team, delay=lambda request: release.wait())
-    assert episode.failure is None and not episode.samples and metrics["gateway/undelivered"] == len(episode.unheard) == 1
+    assert (
+        episode.failure is None
+        and not episode.samples
+        and metrics["gateway/undelivered"] == len(episode.unheard) == 1
+    )
 
 
-async def test_a_stream_that_breaks_has_been_heard_if_anything_of_the_reply_was_sent(play: Any, monkeypatch: Any) -> None:
+async def test_a_stream_that_breaks_has_been_heard_if_anything_of_the_reply_was_sent(
+    play: Any, monkeypatch: Any
+) -> None:
     async def team(task: Task, session: Session) -> str:
         with suppress(aiohttp.ClientError):
             async with posted(session, {**ROLE, "stream": True}) as answer:
@@ -252,8 +369,12 @@ async def test_a_stream_that_breaks_has_been_heard_if_anything_of_the_reply_was_
 
         monkeypatch.setattr(routes, "events", broken)
         episode, metrics, _ = await play(team)
-        assert episode.failure is None and metrics["gateway/undelivered"] == len(episode.unheard) == 1 - len(before)
-        assert [(sample.agent_id, sample.trained) for sample in episode.samples] == [("Writer", True)] * len(before) + [("Editor", True)]
+        assert episode.failure is None and metrics["gateway/undelivered"] == len(episode.unheard) == 1 - len(
+            before
+        )
+        assert [(sample.agent_id, sample.trained) for sample in episode.samples] == [("Writer", True)] * len(
+            before
+        ) + [("Editor", True)]
 
 
 async def test_the_openai_library_reads_every_answer(play: Any) -> None:
@@ -268,9 +389,15 @@ async def test_the_openai_library_reads_every_answer(play: Any) -> None:
             answer = await create(model="Writer", messages=messages, tools=[TOOL], logprobs=True, seed=1)
             message = answer.choices[0].message
             openai.types.chat.ChatCompletion.model_validate(answer.model_dump(), strict=True)
-            assert message.content == "I look." and json.loads(message.tool_calls[0].function.arguments) == arguments
+            assert (
+                message.content == "I look."
+                and json.loads(message.tool_calls[0].function.arguments) == arguments
+            )
             messages += [message, {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "r"}]
-            pieces = [chunk async for chunk in await create(model="Writer", messages=messages, tools=[TOOL], stream=True)]
+            pieces = [
+                chunk
+                async for chunk in await create(model="Writer", messages=messages, tools=[TOOL], stream=True)
+            ]
             text = "".join(piece.choices[0].delta.content or "" for piece in pieces)
             assert text == "I look." and pieces[0].choices[0].delta.tool_calls[0].function.name == "f"
             assert [model.id async for model in client.models.list()] == ["Writer", "Editor"]
@@ -292,8 +419,17 @@ async def test_the_openai_library_reads_every_answer(play: Any) -> None:
 
 async def test_responses_are_chat_completions_in_another_form(play: Any) -> None:
     openai = pytest.importorskip("openai")
-    tool = {"type": "function", "name": "f", "parameters": {"type": "object", "properties": {}}, "strict": False}
-    replies = [f"<think>hm</think>I look.\n<tool_call>\n{json.dumps({'name': 'f', 'arguments': {}})}\n</tool_call>", "4", "5"]
+    tool = {
+        "type": "function",
+        "name": "f",
+        "parameters": {"type": "object", "properties": {}},
+        "strict": False,
+    }
+    replies = [
+        f"<think>hm</think>I look.\n<tool_call>\n{json.dumps({'name': 'f', 'arguments': {}})}\n</tool_call>",
+        "4",
+        "5",
+    ]
     refused: list[tuple[Any, str | None]] = [
         ({"stream": 1}, "stream"),
         ({"text": {"format": {"type": "json_object"}}}, "text.format"),
@@ -309,7 +445,12 @@ async def test_responses_are_chat_completions_in_another_form(play: Any) -> None
     async def team(task: Task, session: Session) -> str:
         async with openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key) as client:
             create = client.responses.create
-            events = [event async for event in await create(model="Writer", instructions="s", input="2+2?", tools=[tool], stream=True)]
+            events = [
+                event
+                async for event in await create(
+                    model="Writer", instructions="s", input="2+2?", tools=[tool], stream=True
+                )
+            ]
             for event in events:
                 type(event).model_validate(event.model_dump(), strict=True)
             assert [event.sequence_number for event in events] == list(range(len(events)))
@@ -318,8 +459,14 @@ async def test_responses_are_chat_completions_in_another_form(play: Any) -> None
             assert first.output_text == "I look." and first.status == "completed"
             called = first.output[1]
             result = {"type": "function_call_output", "call_id": called.call_id, "output": "r"}
-            items = [{"role": "user", "content": "2+2?"}, *(item.model_dump() for item in first.output), result]
-            async with client.responses.stream(model="Writer", instructions="s", input=items, tools=[tool]) as stream:
+            items = [
+                {"role": "user", "content": "2+2?"},
+                *(item.model_dump() for item in first.output),
+                result,
+            ]
+            async with client.responses.stream(
+                model="Writer", instructions="s", input=items, tools=[tool]
+            ) as stream:
                 second = await stream.get_final_response()
             more = {"model": "Writer", "instructions": "s", "tools": [tool], "max_output_tokens": 1}
             third = await create(**more, input="sure?", previous_response_id=second.id)
@@ -358,7 +505,9 @@ async def test_responses_are_chat_completions_in_another_form(play: Any) -> None
         ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "3"),
     ],
 )
-def test_keywords_of_a_schema_that_docs_frameworks_says_have_no_effect(schema: dict[str, Any], reply: str) -> None:
+def test_keywords_of_a_schema_that_docs_frameworks_says_have_no_effect(
+    schema: dict[str, Any], reply: str
+) -> None:
     asked = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
     assert allows({"response_format": asked}, "hermes", reply)
 
@@ -369,14 +518,31 @@ def allows(body: dict[str, Any], tool_format: str, reply: str) -> bool:
     vocabulary = ["\n", *(chr(code) for code in range(32, 127))]
     compiler = xgrammar.GrammarCompiler(xgrammar.TokenizerInfo(vocabulary, stop_token_ids=[]))
     form = structure_of(read_ask({**ROLE, **body}, "mask"), NAMED[tool_format])
-    matcher = xgrammar.GrammarMatcher(compiler.compile_structural_tag(form), terminate_without_stop_token=True)
+    matcher = xgrammar.GrammarMatcher(
+        compiler.compile_structural_tag(form), terminate_without_stop_token=True
+    )
     return bool(matcher.accept_string(reply) and matcher.is_terminated())
 
 
-SIZED = {"type": "object", "properties": {"size": {"type": "integer"}}, "required": ["size"], "additionalProperties": False}
-ITEMS = {"type": "object", "properties": {"default": {"type": "array", "items": {"$ref": "#/$defs/Item"}}}, "$defs": {"Item": SIZED}}
-FIRST = {"type": "object", "properties": {"first": SIZED, "default": {"type": "array", "items": {"$ref": "#/properties/first"}}}}
-WHOLE = {"type": "object", "properties": {"default": {"type": "array", "items": {"$ref": "#"}}, **SIZED["properties"]}}
+SIZED = {
+    "type": "object",
+    "properties": {"size": {"type": "integer"}},
+    "required": ["size"],
+    "additionalProperties": False,
+}
+ITEMS = {
+    "type": "object",
+    "properties": {"default": {"type": "array", "items": {"$ref": "#/$defs/Item"}}},
+    "$defs": {"Item": SIZED},
+}
+FIRST = {
+    "type": "object",
+    "properties": {"first": SIZED, "default": {"type": "array", "items": {"$ref": "#/properties/first"}}},
+}
+WHOLE = {
+    "type": "object",
+    "properties": {"default": {"type": "array", "items": {"$ref": "#"}}, **SIZED["properties"]},
+}
 DATA = {"properties": {"const": {"const": {"$ref": "x"}}, "$ref": {"type": "string"}}}
 
 
@@ -385,7 +551,10 @@ def test_references_of_the_parameters_of_a_forced_tool_begin_at_their_root(tool_
     arguments = "parameters" if tool_format == "llama3" else "arguments"
 
     def body(parameters: Any) -> dict[str, Any]:
-        return {"tools": [{"type": "function", "function": {"name": "f", "parameters": parameters}}], "tool_choice": "required"}
+        return {
+            "tools": [{"type": "function", "function": {"name": "f", "parameters": parameters}}],
+            "tool_choice": "required",
+        }
 
     for schema in (ITEMS, json.loads(json.dumps(ITEMS).replace("$defs", "definitions")), FIRST, WHOLE):
         for size, good in (("1", True), ('"x"', False)):

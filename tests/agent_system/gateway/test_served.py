@@ -1,4 +1,6 @@
-"""A saved team for any number of clients: the prompts of training, the client's sampling, forms of replies, the team as a model."""
+"""A saved team for any number of clients: the prompts of training, the client's sampling, forms of replies,
+the team as a model.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +31,14 @@ from verl.trainer.config import ApiConfig, GatewayConfig
 from .conftest import TASK, USER, Graded, Recorder, build, posted, say, send
 from .templates import tokenizer_of
 
-TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {"x": {"type": "integer"}}}}}
-SCHEMA = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object", "properties": {"a": {"type": "integer"}}}}}
+TOOL = {
+    "type": "function",
+    "function": {"name": "f", "parameters": {"type": "object", "properties": {"x": {"type": "integer"}}}},
+}
+SCHEMA = {
+    "type": "json_schema",
+    "json_schema": {"name": "n", "schema": {"type": "object", "properties": {"a": {"type": "integer"}}}},
+}
 ROLE = {"model": "Writer", "messages": USER}
 SPEC = EpisodeSpec(TASK, "served", 0, 0, validate=True)
 
@@ -58,7 +66,9 @@ async def serving(
 ) -> AsyncIterator[tuple[Any, Recorder, ServedTeam]]:
     """A served team, its engine, and a client's address."""
     keys = GatewayConfig(history=options.pop("history", "rendered"))
-    collector, engine = build(tokenizer_of(chat), program, replies, env=Asked, max_failure_rate=1.0, **options)
+    collector, engine = build(
+        tokenizer_of(chat), program, replies, env=Asked, max_failure_rate=1.0, **options
+    )
     async with collector.playing(1):
         team = TeamModel("gateway", Conversation(collector, Asked).ask)
         answering = ServedTeam(collector.runtimes, keys, SPEC, limit_s=10.0, team=team)
@@ -106,7 +116,8 @@ async def test_the_client_chooses_how_an_agent_samples() -> None:
         await say(client, "Writer", temperature=0.3, top_p=0.9, top_k=5, max_tokens=7, seed=3, n=2)
         await say(client, "writer", seed=3)
         for name, value in (
-            ("temperature", -1), ("temperature", "hot"), ("top_p", 0), ("top_k", 1.5), ("top_k", 2**63), ("presence_penalty", 1),
+            ("temperature", -1), ("temperature", "hot"), ("top_p", 0), ("top_k", 1.5), ("top_k", 2**63),
+            ("presence_penalty", 1),
         ):  # fmt: skip
             answer = await send(client, {**ROLE, name: value})
             assert (answer.status, answer.body["error"]["param"]) == (400, name), answer.body
@@ -120,7 +131,10 @@ async def test_the_client_chooses_how_an_agent_samples() -> None:
 
 async def test_the_form_of_a_reply_is_for_engines_that_can_mask_tokens() -> None:
     wrong: list[tuple[dict[str, Any], str]] = [
-        ({"response_format": {"type": "json_schema", "json_schema": {"schema": "integer"}}}, "response_format"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": "integer"}}},
+            "response_format",
+        ),
         ({"response_format": "json"}, "response_format"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice"),
@@ -129,13 +143,17 @@ async def test_the_form_of_a_reply_is_for_engines_that_can_mask_tokens() -> None
         await say(client, "Writer", response_format=SCHEMA)
         await say(client, "Writer", tools=[TOOL], tool_choice="required")
         flat = {"type": "json_schema", **SCHEMA["json_schema"]}
-        answer = await send(client, {"model": "Writer", "input": "a", "text": {"format": flat}}, path="/v1/responses")
+        answer = await send(
+            client, {"model": "Writer", "input": "a", "text": {"format": flat}}, path="/v1/responses"
+        )
         assert answer.status == 200, answer.body
         for body, param in wrong:
             answer = await send(client, {**ROLE, **body})
             assert (answer.status, answer.body["error"]["param"]) == (400, param), answer.body
         answer = await send(client, {**ROLE, "model": "Editor", "response_format": SCHEMA})
-        assert answer.status == 400 and "pip install 'xgrammar>=0.2.8,<0.3'" in answer.body["error"]["message"]
+        assert (
+            answer.status == 400 and "pip install 'xgrammar>=0.2.8,<0.3'" in answer.body["error"]["message"]
+        )
     forms = [json.loads(request.sampling.structure)["format"] for request in engine.requests]
     assert forms[0] == forms[2]
     assert (forms[0]["type"], forms[0]["json_schema"]) == ("json_schema", SCHEMA["json_schema"]["schema"])
@@ -154,7 +172,9 @@ async def test_the_form_of_a_reply_is_for_engines_that_can_mask_tokens() -> None
         ),
     ],
 )
-async def test_a_reply_beside_tools_and_a_schema_is_a_call_or_an_answer(template: str, call: str, answer: str) -> None:
+async def test_a_reply_beside_tools_and_a_schema_is_a_call_or_an_answer(
+    template: str, call: str, answer: str
+) -> None:
     def replies(prompt: str, request: Any) -> str:
         return call if "call" in prompt else answer
 
@@ -162,7 +182,9 @@ async def test_a_reply_beside_tools_and_a_schema_is_a_call_or_an_answer(template
     async with serving(replies, template, able=["Writer"]) as (client, engine, _):
         told = await say(client, "Writer", [{"role": "user", "content": "tell"}], **beside)
         called = await say(client, "Writer", [{"role": "user", "content": "call"}], **beside)
-        none = await say(client, "Writer", [{"role": "user", "content": "call"}], **beside, tool_choice="none")
+        none = await say(
+            client, "Writer", [{"role": "user", "content": "call"}], **beside, tool_choice="none"
+        )
         assert (told.text, told.body["choices"][0]["finish_reason"]) == (answer, "stop")
         assert json.loads(called.message["tool_calls"][0]["function"]["arguments"]) == {"x": 1}
         assert none.text == call, "there are no tools"
@@ -177,10 +199,17 @@ async def test_the_whole_team_answers_the_last_message_of_the_user() -> None:
     async with serving(replies) as (client, engine, _):
         answer = await say(client, "gateway", [{"role": "user", "content": "?"}, *USER], temperature=0.5, n=2)
         assert [choice["message"]["content"] for choice in answer.body["choices"]] == ["4", "4"]
-        assert answer.message["reasoning_content"] == "Writer: 4" and answer.body["usage"]["completion_tokens"] == 4
+        assert (
+            answer.message["reasoning_content"] == "Writer: 4"
+            and answer.body["usage"]["completion_tokens"] == 4
+        )
         models = [model["id"] for model in (await _get(client, "/v1/models"))["data"]]
         assert models == ["Writer", "Editor", "gateway"]
-        for body, param in (({"tools": [TOOL]}, "tools"), ({"response_format": SCHEMA}, "response_format"), ({"messages": []}, "messages")):
+        for body, param in (
+            ({"tools": [TOOL]}, "tools"),
+            ({"response_format": SCHEMA}, "response_format"),
+            ({"messages": []}, "messages"),
+        ):
             refused = await send(client, {**ROLE, "model": "gateway", **body})
             assert (refused.status, refused.body["error"]["param"]) == (400, param)
     assert len({request.seed for request in engine.requests}) == 2
@@ -235,7 +264,10 @@ async def test_a_client_that_leaves_ends_the_generation() -> None:
     async with serving(delay=slow) as (client, engine, _):
         for model in ("Writer", "gateway"):
             for stream in (False, True):
-                asked, before = asyncio.create_task(_read(client, {**ROLE, "model": model, "stream": stream})), len(engine.requests)
+                asked, before = (
+                    asyncio.create_task(_read(client, {**ROLE, "model": model, "stream": stream})),
+                    len(engine.requests),
+                )
                 while len(engine.requests) == before:
                     await asyncio.sleep(0.01)
                 asked.cancel()
@@ -264,7 +296,10 @@ async def test_what_goes_wrong_within_a_stream_is_its_last_event(monkeypatch: py
 
     async with serving(delay=fail) as (client, _, _):
         text = (await _read(client, {**ROLE, "stream": True})).decode()
-    assert text.startswith(": ") and json.loads(text.rpartition("data: ")[2])["error"]["code"] == "gateway_failed"
+    assert (
+        text.startswith(": ")
+        and json.loads(text.rpartition("data: ")[2])["error"]["code"] == "gateway_failed"
+    )
 
 
 async def test_a_body_that_cannot_be_read_is_the_clients_mistake(caplog: pytest.LogCaptureFixture) -> None:
@@ -279,7 +314,10 @@ async def test_a_body_that_cannot_be_read_is_the_clients_mistake(caplog: pytest.
             answer = await send(client, body, **headers)
             assert answer.status == 400 and said in answer.body["error"]["message"], answer.body
         answer = await send(client, ROLE, Expect="much")
-        assert (answer.status, answer.headers["x-should-retry"]) == (417, "false") and "found 'much'" in answer.body["error"]["message"]
+        assert (answer.status, answer.headers["x-should-retry"]) == (
+            417,
+            "false",
+        ) and "found 'much'" in answer.body["error"]["message"]
         assert (await send(client, ROLE, Expect="100-continue")).text == "4"
     assert "the gateway failed" not in caplog.text
 
@@ -323,9 +361,16 @@ async def test_an_agent_behind_an_api_has_the_counts_of_its_server() -> None:
         assert answer.body["usage"] == {"prompt_tokens": 11, "completion_tokens": 3, "total_tokens": 14}
         assert (await send(client, {**ROLE, "logprobs": True})).body["error"]["param"] == "logprobs"
         called = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
-        of_another = [{"role": "assistant", "content": None, "tool_calls": [called]}, {"role": "tool", "tool_call_id": "1", "content": "r"}]
+        of_another = [
+            {"role": "assistant", "content": None, "tool_calls": [called]},
+            {"role": "tool", "tool_call_id": "1", "content": "r"},
+        ]
         await say(client, "Writer", [*USER, *of_another])
-        assert [message["role"] for message in upstream.bodies[-1]["messages"]] == ["user", "assistant", "user"]
+        assert [message["role"] for message in upstream.bodies[-1]["messages"]] == [
+            "user",
+            "assistant",
+            "user",
+        ]
     await endpoint.close()
     upstream.stop()
 
@@ -334,7 +379,10 @@ async def test_an_agent_behind_an_api_has_the_counts_of_its_server() -> None:
 async def test_the_program_of_an_episode_runs_against_a_served_team(host: str) -> None:
     if ":" in host and not socket.has_dualstack_ipv6():
         pytest.skip("no IPv6")
-    async with serving(key="sk-1", host=host) as (client, engine, _), ServedSession(f"{client.base_url}/", "sk-1") as session:
+    async with (
+        serving(key="sk-1", host=host) as (client, engine, _),
+        ServedSession(f"{client.base_url}/", "sk-1") as session,
+    ):
         assert await program(TASK, session) == "4"
         assert "Solve 2+2?" in engine.tokenizer.decode(engine.requests[0].prompt_ids)
         openai = pytest.importorskip("openai")
@@ -343,7 +391,9 @@ async def test_the_program_of_an_episode_runs_against_a_served_team(host: str) -
         with pytest.raises(openai.NotFoundError):
             await session.openai().models.retrieve("Nobody")
         url = session.url_of("Editor").removesuffix("/v1")
-        answer = await send(SimpleNamespace(base_url=f"{url}/v1", api_key="sk-1"), {**ROLE, "model": "gpt-4o"})
+        answer = await send(
+            SimpleNamespace(base_url=f"{url}/v1", api_key="sk-1"), {**ROLE, "model": "gpt-4o"}
+        )
         assert answer.body["model"] == "Editor"
         with pytest.raises(AgentSystemError, match="has no environment"):
             await session.step("4")
@@ -359,5 +409,8 @@ async def _read(client: Any, body: Any) -> bytes:
 async def _get(client: Any, path: str) -> Any:
     import aiohttp
 
-    async with aiohttp.ClientSession() as http, http.get(client.base_url.removesuffix("/v1") + path) as answer:
+    async with (
+        aiohttp.ClientSession() as http,
+        http.get(client.base_url.removesuffix("/v1") + path) as answer,
+    ):
         return await answer.json()

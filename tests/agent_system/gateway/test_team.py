@@ -48,7 +48,11 @@ async def test_every_request_is_a_sample_and_the_answer_is_scored_by_the_environ
     assert [(s.prompt_ids, s.generation.token_ids) for s in episode.samples] == engine.sampled
     assert second.prompt_text == "<|im_start|>user\nEdit:  a draft<|im_end|>\n<|im_start|>assistant\n"
     assert (first.text, first.action, second.reward) == ("<think>hm</think> a draft", "a draft", 1.0)
-    assert metrics["agent/writer/calls"] == 1 and metrics["episode/success_rate"] == 1 and metrics["gateway/undelivered"] == 0
+    assert (
+        metrics["agent/writer/calls"] == 1
+        and metrics["episode/success_rate"] == 1
+        and metrics["gateway/undelivered"] == 0
+    )
 
 
 RESULTS = {
@@ -116,7 +120,8 @@ async def test_a_program_may_be_a_plain_function(play: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("result", "said"), [(None, "the team returned NoneType; expected its answer as text"), (True, "the team returned bool")]
+    ("result", "said"),
+    [(None, "the team returned NoneType; expected its answer as text"), (True, "the team returned bool")],
 )
 async def test_a_result_that_is_none_fails_the_episode(play: Any, result: Any, said: str) -> None:
     async def team(task: Task, session: Session) -> Any:
@@ -158,7 +163,9 @@ def test_the_server_serves_one_event_loop_after_another(make_team: Any) -> None:
         assert [e.failure for e in result.episodes] == [None] * 8
 
 
-async def test_an_engine_that_fails_ends_the_episode_with_its_message_whatever_the_program_does(play: Any) -> None:
+async def test_an_engine_that_fails_ends_the_episode_with_its_message_whatever_the_program_does(
+    play: Any,
+) -> None:
     answers: list[Any] = []
 
     async def team(task: Task, session: Session) -> str:
@@ -244,12 +251,16 @@ async def test_calls_that_the_program_leaves_behind_are_ended_before_its_answer_
 
 async def test_at_most_max_open_calls_are_generated_at_a_time(play: Any) -> None:
     async def team(task: Task, session: Session) -> str:
-        answers = await asyncio.gather(*(say(session, "Writer", [{"role": "user", "content": str(i)}]) for i in range(12)))
+        answers = await asyncio.gather(
+            *(say(session, "Writer", [{"role": "user", "content": str(i)}]) for i in range(12))
+        )
         return answers[0].text
 
     episode, _, engine = await play(team, delay=lambda request: asyncio.sleep(0.02), max_open_calls=3)
     assert episode.failure is None and engine.most_open == 3 and len(engine.sampled) == 12
-    assert {s.prior_replies for s in episode.samples} == {0}, "calls that overlap do not hear each other, nor those that wait"
+    assert {s.prior_replies for s in episode.samples} == {0}, (
+        "calls that overlap do not hear each other, nor those that wait"
+    )
 
 
 async def test_a_call_belongs_to_the_turn_in_which_it_came(play: Any) -> None:
@@ -263,7 +274,9 @@ async def test_a_call_belongs_to_the_turn_in_which_it_came(play: Any) -> None:
         return (await asyncio.gather(*calls))[1].text
 
     task = Task("a", "2+2?", "sums", "4", {"turns": 2})
-    episode, _, _ = await play(team, delay=lambda request: asyncio.sleep(0.2), max_open_calls=1, task=task, max_steps=2)
+    episode, _, _ = await play(
+        team, delay=lambda request: asyncio.sleep(0.2), max_open_calls=1, task=task, max_steps=2
+    )
     assert (episode.failure, episode.turns) == (None, 2)
     assert [(s.agent_id, s.turn, s.call) for s in episode.samples] == [("Writer", 1, 0), ("Editor", 1, 1)]
 
@@ -348,7 +361,9 @@ async def test_replies_that_nobody_got_change_no_reward_of_others(make_team: Any
             found.append([(s.team_reward, s.step_reward, s.reward) for s in episode.samples])
         assert found[0] == found[1], reward
     (episode,) = (await collector.collect([replace(TASK, extra={"turns": 2})], 1, step=1)).episodes
-    assert sum(s.act_reward for s in episode.samples) == 0.5 and episode.turn_rewards == (1.5,), "nor is a reward lost"
+    assert sum(s.act_reward for s in episode.samples) == 0.5 and episode.turn_rewards == (1.5,), (
+        "nor is a reward lost"
+    )
 
 
 async def test_a_sequential_program_is_the_same_team_as_an_orchestra(make_team: Any) -> None:
@@ -363,14 +378,20 @@ async def test_a_sequential_program_is_the_same_team_as_an_orchestra(make_team: 
 
     async def team(task: Task, session: Session) -> str:
         draft = await say(session, "Writer", [{"role": "user", "content": task.prompt}])
-        return (await say(session, "Editor", [{"role": "user", "content": f"{task.prompt}\nWriter: {draft.text}"}])).text
+        return (
+            await say(
+                session, "Editor", [{"role": "user", "content": f"{task.prompt}\nWriter: {draft.text}"}]
+            )
+        ).text
 
     program, _ = make_team(team, drafts, seed_by="order")
     orchestra, _ = make_team(team, drafts)
     orchestra.orchestra = Pair()
     orchestra.runtimes["Editor"].agent.prompt = "{env_prompt}\n{team_context}"
     found = [(await collector.collect([TASK], 3, step=1)).episodes for collector in (program, orchestra)]
-    assert [[s.to_json() for s in e.samples] for e in found[0]] == [[s.to_json() for s in e.samples] for e in found[1]]
+    assert [[s.to_json() for s in e.samples] for e in found[0]] == [
+        [s.to_json() for s in e.samples] for e in found[1]
+    ]
 
 
 def test_what_cannot_run_is_refused_before_a_model_loads(make_team: Any) -> None:
@@ -380,15 +401,24 @@ def test_what_cannot_run_is_refused_before_a_model_loads(make_team: Any) -> None
         (None, "agent.team=None: .*needs the program"),
         ("json:__name__", "agent.team=json:__name__: .*async def"),
         ("json", "agent.team=json: .*module:function"),
-        ("no_such_module:team", "agent.team=no_such_module:team: No module named 'no_such_module'; expected module:function"),
+        (
+            "no_such_module:team",
+            "agent.team=no_such_module:team: No module named 'no_such_module'; expected module:function",
+        ),
         ("json:no_such", "agent.team=json:no_such: module 'json' has no attribute"),
     ):
         with pytest.raises(AgentSystemError, match=said):
             GatewayOrchestra(GatewayOptions(team))
     AgentRegistry.register("Adder", orchestra="gateway", env="gateway")(WithTools)
-    names: Any = {"orchestra_type": "gateway", "env_name": "gateway", "orchestra_options": {"team": draft_and_edit}}
+    names: Any = {
+        "orchestra_type": "gateway",
+        "env_name": "gateway",
+        "orchestra_options": {"team": draft_and_edit},
+    }
     bindings = {"Adder": make_team(draft_and_edit)[0].runtimes["Writer"].binding}
-    with pytest.raises(AgentSystemError, match="with WithTools for 'Adder': its tools and its memory would not be used"):
+    with pytest.raises(
+        AgentSystemError, match="with WithTools for 'Adder': its tools and its memory would not be used"
+    ):
         Collector.from_names(**names, bindings=bindings, settings=CollectorSettings())
     with pytest.raises(AgentSystemError, match=r"agent\.orchestra\.gateway\.rounds is not an option"):
         OrchestraRegistry.get("gateway").from_options({"rounds": 3}, "gateway")

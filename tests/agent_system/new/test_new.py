@@ -13,7 +13,9 @@ from tests.docs.test_readme import environment
 
 def run(folder: Path, *command: str, python: str = sys.executable) -> str:
     """Run a command in a folder, where `python` is this one, and return what it wrote; it must succeed."""
-    done = subprocess.run(command, cwd=folder, env=environment(python), capture_output=True, text=True, timeout=240)
+    done = subprocess.run(
+        command, cwd=folder, env=environment(python), capture_output=True, text=True, timeout=240
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -24,7 +26,9 @@ def test_the_folder_that_is_written_passes_its_test_and_trains(tmp_path: Path, f
     flow = tmp_path / "tide_pool"
     files = {path.name: path.read_text() for path in flow.iterdir()}
     assert sorted(files) == ["README.md", "__init__.py", "env.py", "team.py", "test_tide_pool.py", "train.sh"]
-    assert "class TidePool(BaseOrchestra)" in files["team.py"] and not any("my_flow" in text.lower() for text in files.values())
+    assert "class TidePool(BaseOrchestra)" in files["team.py"] and not any(
+        "my_flow" in text.lower() for text in files.values()
+    )
     assert "2 passed" in run(tmp_path, sys.executable, "-m", "pytest", "tide_pool", "-p", "no:cacheprovider")
     run(tmp_path, "bash", "tide_pool/train.sh", "agent.orchestra.tide_pool.revisions=2", python=forked_python)
     written = tmp_path / "outputs" / "verl-mas" / "tide_pool" / "metrics.jsonl"
@@ -51,7 +55,11 @@ def test_the_folder_that_is_written_passes_its_test_and_trains(tmp_path: Path, f
     ],
 )
 def test_a_bad_name_and_a_folder_that_exists_are_refused_in_one_line(
-    name: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str,
+    reason: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "there").mkdir()

@@ -10,9 +10,18 @@ from verl.protocol.generate import Generation
 
 
 def call(
-    agent_id: str, turn: int, number: int, *, act: float | None = None, local: float | None = None, valid: bool = True, tokens: int = 4
+    agent_id: str,
+    turn: int,
+    number: int,
+    *,
+    act: float | None = None,
+    local: float | None = None,
+    valid: bool = True,
+    tokens: int = 4,
 ) -> Sample:
-    """One call; `act` is what the environment paid the team right after it, `tokens` the length of the reply (of at most 10)."""
+    """One call; `act` is what the environment paid the team right after it, `tokens` the length of the reply
+    (of at most 10).
+    """
     generation = Generation(tuple(range(tokens)), (-0.5,) * tokens, "stop")
     return Sample(
         agent_id, agent_id, agent_id, turn, number, 0, "", (1,), generation, "", "", valid, {}, 0, 0, 0,
@@ -20,11 +29,24 @@ def call(
     )  # fmt: skip
 
 
-def episode(samples: Sequence[Sample], turn_rewards: Sequence[float], name: str = "e", failure: str | None = None) -> EpisodeRecord:
+def episode(
+    samples: Sequence[Sample], turn_rewards: Sequence[float], name: str = "e", failure: str | None = None
+) -> EpisodeRecord:
     """An episode of these calls, one after the other, whose turns ended with these team rewards."""
     samples = [replace(s, prior_replies=i, order=i) for i, s in enumerate(samples)]
     team = sum(s.act_reward or 0.0 for s in samples) + sum(turn_rewards)
-    return EpisodeRecord("g", name, "t", "", 0, tuple(samples), team, len(turn_rewards), failure=failure, turn_rewards=tuple(turn_rewards))
+    return EpisodeRecord(
+        "g",
+        name,
+        "t",
+        "",
+        0,
+        tuple(samples),
+        team,
+        len(turn_rewards),
+        failure=failure,
+        turn_rewards=tuple(turn_rewards),
+    )
 
 
 def chain(locals_: Sequence[float | None], team: float, name: str = "e") -> EpisodeRecord:

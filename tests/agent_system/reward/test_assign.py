@@ -54,12 +54,17 @@ def test_assigning_twice_changes_nothing() -> None:
 
 
 def test_gae_over_turns_counts_the_reward_of_a_call_of_several_generations_once() -> None:
-    # Three rounds of one call, which act pays 1 and locally 0.25; the first one is not valid, which costs 0.5. Then a call that gets 2.
+    # Three rounds of one call, which act pays 1 and locally 0.25; the first one is not valid, which costs
+    # 0.5. Then a call that gets 2.
     rounds = [replace(call("A", 1, i, local=0.25, valid=i > 0), final_call=2) for i in range(2)]
     record = episode([*rounds, call("A", 1, 2, act=1.0, local=0.25), call("A", 2, 0, act=2.0)], [0.0, 0.0])
     batch = build_batch(assign_rewards([record], RewardConfig(team_scope="call"), {"A": 0.5})[0])
     assert batch is not None and batch.non_tensor_batch["reward"].tolist() == [0.75, 1.25, 1.25, 2.0]
-    batch.batch["token_level_rewards"] = place_on_last_token(batch.non_tensor_batch["reward"], batch.batch["response_mask"])
+    batch.batch["token_level_rewards"] = place_on_last_token(
+        batch.non_tensor_batch["reward"], batch.batch["response_mask"]
+    )
     batch.batch["values"] = torch.zeros_like(batch.batch["token_level_rewards"])
-    found = compute_advantage(batch, "gae", config=AlgorithmConfig(adv_estimator="gae", gae=GAEConfig(level="turn")))
+    found = compute_advantage(
+        batch, "gae", config=AlgorithmConfig(adv_estimator="gae", gae=GAEConfig(level="turn"))
+    )
     assert found.batch["returns"][:, 0].tolist() == [2.75, 3.25, 3.25, 2.0]

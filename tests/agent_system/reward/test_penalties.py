@@ -30,11 +30,16 @@ def test_the_overlong_penalty_grows_linearly_inside_the_buffer() -> None:
 
 
 def test_each_agent_is_held_against_its_own_limit() -> None:
-    assert overlong(np.array([8, 8]), np.array([8, 16]), OverlongBufferConfig(True, 4, 1.0)).tolist() == [1.0, 0.0]
+    assert overlong(np.array([8, 8]), np.array([8, 16]), OverlongBufferConfig(True, 4, 1.0)).tolist() == [
+        1.0,
+        0.0,
+    ]
 
 
 def test_a_buffer_of_zero_tokens_stands_for_a_fifth_of_the_limit() -> None:
-    assert overlong(np.array([16, 18, 20]), np.array([20, 20, 20]), OverlongBufferConfig(True, 0, 1.0)).tolist() == [0.0, 0.5, 1.0]
+    assert overlong(
+        np.array([16, 18, 20]), np.array([20, 20, 20]), OverlongBufferConfig(True, 0, 1.0)
+    ).tolist() == [0.0, 0.5, 1.0]
 
 
 def test_penalties_are_subtracted_after_shaping() -> None:
@@ -42,11 +47,17 @@ def test_penalties_are_subtracted_after_shaping() -> None:
     settings = RewardConfig(shaping="normalized", overlong_buffer=OverlongBufferConfig(True, 4, 0.5))
     (rewarded,), _ = assign_rewards([record], settings, {"A": 0.25})
     sample = rewarded.samples[0]
-    assert (sample.mixed_reward, sample.invalid_penalty, sample.overlong_penalty, sample.reward) == (7.0, 0.25, 0.5, 0.25)
+    assert (sample.mixed_reward, sample.invalid_penalty, sample.overlong_penalty, sample.reward) == (
+        7.0,
+        0.25,
+        0.5,
+        0.25,
+    )
 
 
 def test_the_step_reward_has_both_penalties_and_none_in_validation() -> None:
-    # Two turns of A. The first is not valid and full (0.25 and 0.5), and its turn pays 7; the second is neither, and its turn pays 3.
+    # Two turns of A. The first is not valid and full (0.25 and 0.5), and its turn pays 7; the second is
+    # neither, and its turn pays 3.
     first, second = call("A", 1, 0, local=0.125, valid=False, tokens=10), call("A", 2, 0, local=1.0)
     reward = RewardConfig(alpha=2.0, overlong_buffer=OverlongBufferConfig(True, 4, 0.5), shaping="normalized")
     settings = CollectorSettings(reward=reward, invalid_action_penalty={"A": 0.25})

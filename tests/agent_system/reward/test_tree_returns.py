@@ -1,4 +1,6 @@
-"""Committed replies of a tree are rewarded as the episode that was played, the other candidates for their own action."""
+"""Committed replies of a tree are rewarded as the episode that was played, the other candidates for their own
+action.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +15,26 @@ from agent_system.reward import PropagationConfig, RewardConfig, assign_rewards
 from .conftest import call, episode
 
 
-def candidate(agent_id: str, turn: int, number: int, team: float, local: float, *, played: float | None = None) -> Sample:
-    """A candidate with the rewards of its own fork; `played` is the local reward of a committed one in the episode."""
+def candidate(
+    agent_id: str, turn: int, number: int, team: float, local: float, *, played: float | None = None
+) -> Sample:
+    """A candidate with the rewards of its own fork; `played` is the local reward of a committed one in the
+    episode.
+    """
     own = replace(
-        call(agent_id, turn, number), fork_reward=team, local_reward=local, candidate_reward=team + local, committed=played is not None
+        call(agent_id, turn, number),
+        fork_reward=team,
+        local_reward=local,
+        candidate_reward=team + local,
+        committed=played is not None,
     )
     return own if played is None else replace(own, act_reward=team, episode_local=played, local_given=True)
 
 
 def tree(**changes: Any) -> EpisodeRecord:
-    """Three calls of two candidates; `score` gave the candidates 0.05 more than `act`, which the episode does not have."""
+    """Three calls of two candidates; `score` gave the candidates 0.05 more than `act`, which the episode does
+    not have.
+    """
     samples = [
         candidate("A", 1, 0, 0.0, 0.65, played=0.6),
         candidate("A", 1, 0, 0.0, 0.95),
@@ -34,7 +46,9 @@ def tree(**changes: Any) -> EpisodeRecord:
     return replace(episode(samples, [0.5, 1.0]), team_reward=2.0, **changes)
 
 
-def rewards(settings: RewardConfig, returns: str = "committed", **penalty: float) -> tuple[list[float], dict[str, float]]:
+def rewards(
+    settings: RewardConfig, returns: str = "committed", **penalty: float
+) -> tuple[list[float], dict[str, float]]:
     (record,), metrics = assign_rewards([tree()], settings, penalty, returns)
     return [s.reward for s in record.samples], metrics
 
@@ -48,16 +62,24 @@ def rewards(settings: RewardConfig, returns: str = "committed", **penalty: float
         (RewardConfig(team_scope="call"), [0.6, 0.5 + 0.1, 1.5 + 0.8]),
         (RewardConfig(shaping="hop_discount", shaping_gamma=0.5), [2.6 / 4, 2.1 / 2, 2.8]),
         (RewardConfig(propagation=PropagationConfig(mode="uniform")), [2.6, 2.1, 2.8]),
-        (RewardConfig(propagation=PropagationConfig(mode="discounted", gamma=0.5)), [0.5 + 0.6, 1.0 + 0.1, 2.8]),
-        # b_3 = 2; b_2 = 2 since call 3 has 0.8 >= 0.5; b_1 = 0 since the committed reply of call 2 has 0.1, whatever its sibling had
+        (
+            RewardConfig(propagation=PropagationConfig(mode="discounted", gamma=0.5)),
+            [0.5 + 0.6, 1.0 + 0.1, 2.8],
+        ),
+        # b_3 = 2; b_2 = 2 since call 3 has 0.8 >= 0.5; b_1 = 0 since the committed reply of call 2 has 0.1,
+        # whatever its sibling had
         (RewardConfig(propagation=PropagationConfig(mode="threshold", min_pass_rate=0.0)), [0.6, 2.1, 2.8]),
     ],
 )
-def test_the_committed_chain_is_credited_as_an_episode(settings: RewardConfig, committed: list[float]) -> None:
+def test_the_committed_chain_is_credited_as_an_episode(
+    settings: RewardConfig, committed: list[float]
+) -> None:
     alpha = settings.alpha
     a, other_a, other_b, b, last, other_last = rewards(settings)[0]
     assert [a, b, last] == pytest.approx(committed)
-    assert [other_a, other_b, other_last] == pytest.approx([0.95, alpha * 0.25 + 0.25, 0.05]), "own action alone"
+    assert [other_a, other_b, other_last] == pytest.approx([0.95, alpha * 0.25 + 0.25, 0.05]), (
+        "own action alone"
+    )
 
 
 def test_links_that_pass_are_those_between_committed_replies() -> None:
@@ -81,7 +103,9 @@ def test_all_candidates_pay_penalties() -> None:
 
 
 def test_single_steps_are_rewarded_as_before() -> None:
-    assert rewards(RewardConfig(team_scope="call"), "step")[0] == pytest.approx([0.65, 0.95, 0.5, 0.15, 1.35, 0.05])
+    assert rewards(RewardConfig(team_scope="call"), "step")[0] == pytest.approx(
+        [0.65, 0.95, 0.5, 0.15, 1.35, 0.05]
+    )
 
 
 def test_assigning_twice_changes_nothing_and_failed_or_parallel_episodes_are_untouched() -> None:

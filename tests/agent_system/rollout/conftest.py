@@ -7,7 +7,17 @@ from typing import Any
 
 import pytest
 
-from agent_system import BaseAgent, BaseEnv, BaseOrchestra, Observation, Outcome, Task, Turn, boxed_answer, verdict
+from agent_system import (
+    BaseAgent,
+    BaseEnv,
+    BaseOrchestra,
+    Observation,
+    Outcome,
+    Task,
+    Turn,
+    boxed_answer,
+    verdict,
+)
 from agent_system.env_workers import EnvWorkers
 from agent_system.rollout import AgentBinding, Collector, CollectorSettings, EnvFactory
 from agent_system.rollout.remote import RemoteBinding
@@ -76,12 +86,28 @@ def make_collector(tokenizer: Any) -> Callable[..., Collector]:
         train, val = SamplingParams(max_tokens), SamplingParams(max_tokens, temperature=0.0)
         bindings = {
             name: AgentBinding(
-                name, name.lower(), name.lower(), engine, tokenizer, train, val, max_prompt_length, trained=name not in frozen
+                name,
+                name.lower(),
+                name.lower(),
+                engine,
+                tokenizer,
+                train,
+                val,
+                max_prompt_length,
+                trained=name not in frozen,
             )
             for name in agents
         }
         team = bindings | dict(remote or {})
-        return Collector(orchestra or Pair(), agents, EnvFactory(env), team, CollectorSettings(**settings), workers, reward_model)
+        return Collector(
+            orchestra or Pair(),
+            agents,
+            EnvFactory(env),
+            team,
+            CollectorSettings(**settings),
+            workers,
+            reward_model,
+        )
 
     return make
 

@@ -93,7 +93,14 @@ Play = Callable[..., CollectResult]
 
 @pytest.fixture
 def play(make_collector: Callable[..., Collector], scripted: Callable[..., Any]) -> Play:
-    def run(agents: dict[str, BaseAgent], script: Any, n: int = 1, validate: bool = False, delay: Any = None, **options: Any) -> Any:
+    def run(
+        agents: dict[str, BaseAgent],
+        script: Any,
+        n: int = 1,
+        validate: bool = False,
+        delay: Any = None,
+        **options: Any,
+    ) -> Any:
         settings = {"orchestra": InTurn(), "env": Digits, "max_steps": 3, "max_failure_rate": 1.0} | options
         engine = script if hasattr(script, "generate") else scripted(script, delay=delay)
         collector = make_collector(engine, agents=agents, **settings)
@@ -118,7 +125,9 @@ def notes_of(result: CollectResult, episode: int = 0) -> list[str]:
 
 
 @pytest.mark.parametrize("options", [{}, {"validate": True}, TREE], ids=["parallel", "validation", "tree"])
-def test_an_episode_has_an_agent_of_its_own_that_remembers_what_was_committed(play: Play, options: dict[str, Any]) -> None:
+def test_an_episode_has_an_agent_of_its_own_that_remembers_what_was_committed(
+    play: Play, options: dict[str, Any]
+) -> None:
     agents = team()
     result = play(agents, digits, n=2, **options)
     assert result.metrics["episode/count"] == 4
@@ -142,14 +151,18 @@ class Late(BaseOrchestra):
 
 
 @pytest.mark.parametrize("options", [{}, TREE], ids=["parallel", "tree"])
-def test_simultaneous_calls_change_the_state_in_call_order_whichever_reply_is_first(play: Play, options: dict[str, Any]) -> None:
+def test_simultaneous_calls_change_the_state_in_call_order_whichever_reply_is_first(
+    play: Play, options: dict[str, Any]
+) -> None:
     async def second_first(request: GenerateRequest) -> None:
         await asyncio.sleep(0.05 if request.request_id.endswith(".0") else 0)
 
     def said(_prompt: str, request: GenerateRequest) -> str:
         return str(request.seed % 10)
 
-    usual, turned = (play({"A": Noter("A")}, said, orchestra=Late(), delay=d, **options) for d in (None, second_first))
+    usual, turned = (
+        play({"A": Noter("A")}, said, orchestra=Late(), delay=d, **options) for d in (None, second_first)
+    )
     assert [notes_of(usual, i) for i in (0, 1)] == [notes_of(turned, i) for i in (0, 1)]
     first, second, third = [s.action for s in usual.episodes[0].committed][:3]
     assert notes_of(usual)[:3] == ["go", "go", f"go {first} {second}"]
@@ -167,10 +180,14 @@ class Locked(Noter):
 def test_a_state_that_cannot_be_copied_costs_its_episode(play: Play, options: dict[str, Any]) -> None:
     result = play(team(Locked), digits, **options)
     assert result.episodes[0].failure is None
-    assert "the state of agent 'A' cannot be copied: its attribute 'lock' of type lock" in str(result.episodes[1].failure)
+    assert "the state of agent 'A' cannot be copied: its attribute 'lock' of type lock" in str(
+        result.episodes[1].failure
+    )
 
 
-def test_a_state_that_cannot_be_copied_is_found_before_a_model_loads(make_collector: Any, scripted: Any) -> None:
+def test_a_state_that_cannot_be_copied_is_found_before_a_model_loads(
+    make_collector: Any, scripted: Any
+) -> None:
     class Early(Noter):
         def __init__(self, agent_id: str) -> None:
             super().__init__(agent_id)
@@ -204,21 +221,28 @@ class Searching(BaseAgent):
 
 
 def memories(result: CollectResult) -> list[str]:
-    return [s.prompt_text.partition("memory: ")[2].partition(".<")[0] for s in result.episodes[0].committed if s.agent_id == "A"]
+    return [
+        s.prompt_text.partition("memory: ")[2].partition(".<")[0]
+        for s in result.episodes[0].committed
+        if s.agent_id == "A"
+    ]
 
 
 def test_the_memory_of_an_agent_holds_its_own_calls_beside_the_teams(play: Play) -> None:
     result = play(team(Windowed), digits, history_length=1)
     a = [s.action for s in result.episodes[0].committed if s.agent_id == "A"]
     assert [m.rstrip(".") for m in memories(result)] == [
-        "", f"[Observation 1: 'turn 0', Action 1: '{a[0]}']", f"[Observation 2: 'turn 1', Action 2: '{a[1]}']",
+        "", f"[Observation 1: 'turn 0', Action 1: '{a[0]}']",
+        f"[Observation 2: 'turn 1', Action 2: '{a[1]}']",
     ]  # fmt: skip
     found = memories(play(team(Searching), digits))
     assert f"<search>{a[0]}</search> <information>turn 1</information>" in found[1]
 
 
 @pytest.mark.parametrize("options", [{}, TREE], ids=["parallel", "tree"])
-def test_the_result_of_simultaneous_calls_is_the_next_observation(play: Play, options: dict[str, Any]) -> None:
+def test_the_result_of_simultaneous_calls_is_the_next_observation(
+    play: Play, options: dict[str, Any]
+) -> None:
     class Twice(BaseOrchestra):
         agents = ("A",)
 
@@ -227,7 +251,10 @@ def test_the_result_of_simultaneous_calls_is_the_next_observation(play: Play, op
             return first.action
 
     result = play({"A": Searching("A")}, digits, orchestra=Twice(), **options)
-    a, b = (f"<search>{s.action}</search> <information>turn 1</information>" for s in result.episodes[0].committed[:2])
+    a, b = (
+        f"<search>{s.action}</search> <information>turn 1</information>"
+        for s in result.episodes[0].committed[:2]
+    )
     shown = [text.splitlines() for text in memories(result)]
     assert not "".join(shown[0] + shown[1]).strip(".")
     assert [line.partition(": ")[2].rstrip(".") for line in shown[2]] == [a, b] and shown[2] == shown[3]
@@ -249,15 +276,22 @@ def summed(prompt: str, request: GenerateRequest) -> str:
     return "all so far" if "replaces it" in prompt else str(request.seed % 10)
 
 
-@pytest.mark.parametrize("options", [{"reward": RewardConfig(team_scope="call")}, TREE], ids=["parallel", "tree"])
+@pytest.mark.parametrize(
+    "options", [{"reward": RewardConfig(team_scope="call")}, TREE], ids=["parallel", "tree"]
+)
 @pytest.mark.parametrize("kind", [Summing, Untrained])
-def test_an_agent_writes_a_summary_that_is_credited_once(play: Play, options: dict[str, Any], kind: type[BaseAgent]) -> None:
+def test_an_agent_writes_a_summary_that_is_credited_once(
+    play: Play, options: dict[str, Any], kind: type[BaseAgent]
+) -> None:
     result = play(team(kind), summed, history_length=1, **options)
     episode = result.episodes[0]
     mine = [s for s in episode.committed if s.agent_id == "A"]
     assert [s.summary for s in mine] == [False, True, False, True, False]
     assert [s.call for s in mine] == [0, 0, 1, 0, 1] and len({s.seed for s in mine}) == 5
-    assert all("Summary: all so far" in mine[i].prompt_text for i in (2, 3, 4)) and "Action 2" in mine[3].prompt_text
+    assert (
+        all("Summary: all so far" in mine[i].prompt_text for i in (2, 3, 4))
+        and "Action 2" in mine[3].prompt_text
+    )
     assert [s.trained for s in mine if s.summary] == [kind is Summing] * 2
     assert all(mine[i].reward == mine[i + 1].reward for i in (1, 3))
     if options is not TREE:
@@ -272,7 +306,9 @@ def test_an_agent_behind_an_api_has_a_state_and_writes_summaries(play: Play) -> 
         prompt = "{env_prompt} notes: {notes}. memory: {memory}."
 
     sampling = SamplingParams(20)
-    server = ChatServer(lambda body: completion("all so far" if "replaces it" in body["messages"][0]["content"] else "3"))
+    server = ChatServer(
+        lambda body: completion("all so far" if "replaces it" in body["messages"][0]["content"] else "3")
+    )
     try:
         binding = RemoteBinding("A", "api:x", Endpoint("A", ApiConfig(server.url, "x")), sampling, sampling)
         result = play({"A": Both("A"), "B": Plain("B")}, digits, history_length=1, remote={"A": binding})
@@ -280,8 +316,13 @@ def test_an_agent_behind_an_api_has_a_state_and_writes_summaries(play: Play) -> 
         server.stop()
     for task, episode in zip(TASKS, result.episodes, strict=True):
         mine = [s for s in episode.samples if s.agent_id == "A"]
-        assert [(s.summary, s.text) for s in mine] == [(False, "3"), *[(True, "all so far"), (False, "3")] * 2]
-        assert f"notes: {task.prompt} 3 3. memory: Summary: all so far." in mine[-1].prompt_text and not any(s.trained for s in mine)
+        assert [(s.summary, s.text) for s in mine] == [
+            (False, "3"),
+            *[(True, "all so far"), (False, "3")] * 2,
+        ]
+        assert f"notes: {task.prompt} 3 3. memory: Summary: all so far." in mine[-1].prompt_text and not any(
+            s.trained for s in mine
+        )
 
 
 def test_a_teams_memory_cannot_be_a_summary(make_collector: Any, scripted: Any) -> None:
@@ -304,10 +345,15 @@ class Forgetful(BaseAgent):
         return Projection(text)
 
 
-def test_an_agent_that_changes_without_start_is_named_once(play: Play, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_agent_that_changes_without_start_is_named_once(
+    play: Play, caplog: pytest.LogCaptureFixture
+) -> None:
     play({"A": Forgetful("A"), "B": Plain("B")}, digits, n=2)
     (warning,) = (r.getMessage() for r in caplog.records if "start" in r.getMessage())
-    assert warning.startswith("agent 'A' changed its attribute 'seen' during an episode") and "start(self, task)" in warning
+    assert (
+        warning.startswith("agent 'A' changed its attribute 'seen' during an episode")
+        and "start(self, task)" in warning
+    )
     caplog.clear()
     play(team(), digits)
     assert not caplog.records

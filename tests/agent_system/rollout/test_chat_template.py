@@ -24,14 +24,17 @@ LOOP = "{% for message in messages %}BODY{% endfor %}{% if add_generation_prompt
 # Thinking in tags of its own, shown in the last reply; the prompt begins it.
 OWN_TAGS = LOOP.replace(
     "BODY",
-    BEGIN + "{% if message.reasoning_content and loop.last %}<deep>\n{{ message.reasoning_content }}\n</deep>\n{% endif %}"
+    BEGIN
+    + "{% if message.reasoning_content and loop.last %}<deep>\n{{ message.reasoning_content }}\n</deep>\n{% endif %}"
     "{{ message.content }}<|im_end|>\n",
 ).replace("PROMPT", "<|im_start|>assistant\n<deep>\n")
 # Messages in channels between special tokens, calls in a channel of their own.
 CHANNELS = LOOP.replace(
     "BODY",
-    "{% if message.role != 'assistant' %}<|start|>{{ message.role }}<|message|>{{ message.content }}<|end|>{% else %}"
-    "{% if message.thinking %}<|start|>assistant<|channel|>inner<|message|>{{ message.thinking }}<|end|>{% endif %}"
+    "{% if message.role != 'assistant' %}<|start|>{{ message.role }}<|message|>{{ message.content "
+    "}}<|end|>{% else %}"
+    "{% if message.thinking %}<|start|>assistant<|channel|>inner<|message|>{{ message.thinking }}<|end|>{% "
+    "endif %}"
     "<|start|>assistant<|channel|>outer<|message|>{{ message.content }}<|return|>{% endif %}",
 ).replace("PROMPT", "<|start|>assistant")
 CHANNEL_TOKENS = ["<|start|>", "<|message|>", "<|channel|>", "<|end|>", "<|return|>"]
@@ -54,7 +57,9 @@ def test_thinking_is_found_between_the_marks_of_the_template() -> None:
     assert raw_text(text_of(chat, "hm\n</deep>\nParis.<|im_end|>", prompt)).action == "Paris."
     assert text_of(chat, "<deep>\nhm\n</deep>\nParis.<|im_end|>") == "<think>\nhm\n</think>\nParis."
     cut = text_of(chat, "Perhaps <answer>12</answer>, no, wait", prompt)
-    assert not tag("answer")(cut).valid and raw_text(cut).action == "", "the limit cuts thinking that the prompt begins"
+    assert not tag("answer")(cut).valid and raw_text(cut).action == "", (
+        "the limit cuts thinking that the prompt begins"
+    )
     said = chat.prepared([{"role": "assistant", "content": "<think>\nhm\n</think>\n\nParis."}])
     assert said == [{"role": "assistant", "content": "Paris.", "reasoning_content": "hm"}]
 
@@ -62,19 +67,27 @@ def test_thinking_is_found_between_the_marks_of_the_template() -> None:
 def test_an_answer_loses_its_channel_and_thinking_stays_thinking() -> None:
     chat = template(CHANNELS, *CHANNEL_TOKENS)
     thought = "<|channel|>inner<|message|>Easy.<|end|><|start|>assistant"
-    assert text_of(chat, f"{thought}<|channel|>outer<|message|>Paris.<|return|>") == "<think>Easy.</think>Paris."
+    assert (
+        text_of(chat, f"{thought}<|channel|>outer<|message|>Paris.<|return|>") == "<think>Easy.</think>Paris."
+    )
     assert text_of(chat, "<|channel|>outer<|message|>Paris.<|return|>") == "Paris."
     assert raw_text(text_of(chat, "<|channel|>inner<|message|>Easy, but")).action == ""
-    assert turn_end_ids(chat.tokenizer) == {chat.tokenizer.convert_tokens_to_ids("<|return|>")}, "<|end|> is inside a turn"
+    assert turn_end_ids(chat.tokenizer) == {chat.tokenizer.convert_tokens_to_ids("<|return|>")}, (
+        "<|end|> is inside a turn"
+    )
 
 
 def test_tags_that_are_special_tokens_reach_projections() -> None:
-    chat = template(LOOP.replace("BODY", BEGIN + "{{ message.content }}<|im_end|>\n"), "<answer>", "</answer>", "<|fim|>")
+    chat = template(
+        LOOP.replace("BODY", BEGIN + "{{ message.content }}<|im_end|>\n"), "<answer>", "</answer>", "<|fim|>"
+    )
     assert text_of(chat, "so <answer>4</answer><|fim|><|im_end|>") == "so <answer>4</answer>"
 
 
 def test_a_token_that_ends_no_reply_but_begins_the_next_turn_ends_it() -> None:
-    chat = template(LOOP.replace("BODY", "<|{{ message.role }}|>\n{{ message.content }}"), "<|user|>", "<|assistant|>")
+    chat = template(
+        LOOP.replace("BODY", "<|{{ message.role }}|>\n{{ message.content }}"), "<|user|>", "<|assistant|>"
+    )
     assert turn_end_ids(chat.tokenizer) == {chat.tokenizer.convert_tokens_to_ids("<|user|>")}
     chat.tokenizer.chat_template = "{{ raise_exception('no') }}"
     assert turn_end_ids(chat.tokenizer) == frozenset()
@@ -88,7 +101,10 @@ def test_role_tokens_are_taken_out_of_texts_though_the_vocabulary_does_not_mark_
 
 
 def test_a_system_message_goes_to_the_user_and_texts_into_parts_where_the_template_wants_that() -> None:
-    strict = LOOP.replace("BODY", "{% if message.role == 'system' %}{{ raise_exception('no') }}{% endif %}[{{ message.content }}]")
+    strict = LOOP.replace(
+        "BODY",
+        "{% if message.role == 'system' %}{{ raise_exception('no') }}{% endif %}[{{ message.content }}]",
+    )
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "?"}]
     assert template(strict).render(messages, prompt=False) == "[Be brief.\n\n?]"
     parts = LOOP.replace("BODY", "{% for part in message.content %}[{{ part.text }}]{% endfor %}")
@@ -97,9 +113,12 @@ def test_a_system_message_goes_to_the_user_and_texts_into_parts_where_the_templa
 
 NATIVE = "{% if tools %}{{ tools | tojson }}{% endif %}" + LOOP.replace(
     "BODY",
-    "<|im_start|>{{ message.role }}\n{{ message.content }}{% for call in message.tool_calls or [] %}CALL{% endfor %}<|im_end|>\n",
+    "<|im_start|>{{ message.role }}\n{{ message.content }}{% for call in message.tool_calls or [] %}CALL{% "
+    "endfor %}<|im_end|>\n",
 ).replace("PROMPT", "<|im_start|>assistant\n")
-UNREAD = NATIVE.replace("CALL", "{{ call.function.name }} with {{ call.function.arguments.values() | list | length }} values")
+UNREAD = NATIVE.replace(
+    "CALL", "{{ call.function.name }} with {{ call.function.arguments.values() | list | length }} values"
+)
 INVENTED = NATIVE.replace(
     "CALL",
     "<run:{{ call.function.name }}>{% for key, value in call.function.arguments.items() %}"
@@ -115,22 +134,32 @@ class Solver(ToolAgent):
 def test_calls_in_a_syntax_that_nobody_has_named_are_read() -> None:
     chat = template(INVENTED)
     assert chat.calls is not None and chat.calls.is_exact
-    found = read_calls("I look.\n<run:f><put a>x > y\n</put><put b>3</put></run><run:g></run>", chat.checked_syntaxes("A"))
+    found = read_calls(
+        "I look.\n<run:f><put a>x > y\n</put><put b>3</put></run><run:g></run>", chat.checked_syntaxes("A")
+    )
     assert [(r.name, r.arguments) for r in found] == [("f", {"a": "x > y\n", "b": 3}), ("g", {})]
 
 
 def test_an_agent_with_tools_does_not_start_where_calls_do_not_come_back() -> None:
     chat = template(UNREAD)
-    with pytest.raises(AgentSystemError, match=r"form that cannot be read back; set tool_format .*chat_template"):
+    with pytest.raises(
+        AgentSystemError, match=r"form that cannot be read back; set tool_format .*chat_template"
+    ):
         ToolPromptBuilder(Solver("Solver"), chat.tokenizer, 1000)
     as_text = template(
         NATIVE.replace(
-            "CALL", '<tool_call>{"name": "{{ call.function.name }}", "arguments": {{ \'\' ~ call.function.arguments }}}</tool_call>'
+            "CALL",
+            '<tool_call>{"name": "{{ call.function.name }}", "arguments": {{ \'\' ~ call.function.arguments '
+            "}}}</tool_call>",
         )
     )
-    assert as_text.calls is not None and as_text.calls.as_text and as_text.calls.is_exact, "an object would be shown as Python writes it"
+    assert as_text.calls is not None and as_text.calls.as_text and as_text.calls.is_exact, (
+        "an object would be shown as Python writes it"
+    )
     call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": {"x": [None]}}}
-    assert json.dumps({"x": [None]}) in as_text.render([{"role": "assistant", "content": "", "tool_calls": [call]}])
+    assert json.dumps({"x": [None]}) in as_text.render(
+        [{"role": "assistant", "content": "", "tool_calls": [call]}]
+    )
 
 
 def test_a_template_that_the_arguments_name_counts_instead_of_the_tokenizers() -> None:
@@ -138,8 +167,11 @@ def test_a_template_that_the_arguments_name_counts_instead_of_the_tokenizers() -
     assert chat.shows_tools and chat.calls is not None
 
 
-# Answers begin with a word and thinking that is empty; the model begins its turn itself after the result of a tool.
-WORDS = LOOP.replace("BODY", BEGIN + "{% if message.role == 'assistant' %}to all\n{% endif %}{{ message.content }}<|im_end|>\n")
+# Answers begin with a word and thinking that is empty; the model begins its turn itself after the result of a
+# tool.
+WORDS = LOOP.replace(
+    "BODY", BEGIN + "{% if message.role == 'assistant' %}to all\n{% endif %}{{ message.content }}<|im_end|>\n"
+)
 EMPTY_BLOCK = LOOP.replace(
     "BODY",
     BEGIN + "{% if message.role == 'assistant' %}<think></think>{% endif %}{{ message.content }}"
@@ -157,11 +189,17 @@ def test_words_that_begin_every_answer_are_no_part_of_it() -> None:
 def test_an_empty_block_that_the_template_adds_stands_there_once() -> None:
     chat = template(EMPTY_BLOCK.replace("PROMPT", OPENING))
     said = {"role": "assistant", "content": "<think>hm</think>Paris."}
-    assert chat.render([{"role": "user", "content": "q"}, said], prompt=False).endswith("assistant\n<think></think>Paris.<|im_end|>\n")
+    assert chat.render([{"role": "user", "content": "q"}, said], prompt=False).endswith(
+        "assistant\n<think></think>Paris.<|im_end|>\n"
+    )
 
 
 def test_an_end_of_thinking_without_a_begin_is_no_part_of_the_answer() -> None:
-    chat = template(OWN_TAGS.replace("<deep>\n", "<deep>", 1).replace("assistant\n<deep>\n", "assistant\n"), "<deep>", "</deep>")
+    chat = template(
+        OWN_TAGS.replace("<deep>\n", "<deep>", 1).replace("assistant\n<deep>\n", "assistant\n"),
+        "<deep>",
+        "</deep>",
+    )
     assert text_of(chat, "</deep>Paris.<|im_end|>") == "Paris."
     assert text_of(chat, "<deep>hm</deep>Paris.<|im_end|>") == "<think>hm</think>Paris."
 
@@ -187,7 +225,9 @@ def test_a_template_that_never_ends_is_told_in_a_line(monkeypatch: pytest.Monkey
     chat = ChatTemplate(tokenizer)
     monkeypatch.setattr(ChatTemplate, "wants_parts", False)
     monkeypatch.setattr(ChatTemplate, "shows_system", True)
-    assert [(f.is_right, f.text) for f in template_facts(tokenizer)] == [(False, "did not show a question within 0.2 s")]
+    assert [(f.is_right, f.text) for f in template_facts(tokenizer)] == [
+        (False, "did not show a question within 0.2 s")
+    ]
     assert chat.hides_texts
     tokenizer.ended.set()
 
@@ -198,6 +238,15 @@ def test_of_two_templates_the_one_for_tools_is_shown_with_tools() -> None:
     tokenizer.chat_template = {"default": shown, "tool_use": "{{ tools[0].function.name }}" + shown}
     chat = ChatTemplate(tokenizer)
     asked = [{"role": "user", "content": "q"}]
-    tools = [{"type": "function", "function": {"name": "clock", "description": "d", "parameters": {"type": "object", "properties": {}}}}]
+    tools = [
+        {
+            "type": "function",
+            "function": {
+                "name": "clock",
+                "description": "d",
+                "parameters": {"type": "object", "properties": {}},
+            },
+        }
+    ]
     assert chat.problem == "" and chat.render(asked, tools) == "clock" + chat.render(asked)
     assert turn_end_ids(tokenizer) == {tokenizer.convert_tokens_to_ids("<|im_end|>")}

@@ -60,11 +60,15 @@ def test_an_orchestra_sees_team_and_world_before_anything_is_played(make_collect
         def act(self, agent_id: str, action: str) -> Outcome:
             return Outcome()
 
-    make_collector(scripted(), orchestra=Watches(), env=Forks, tree=tree, reward=RewardConfig(team_scope="call"))
+    make_collector(
+        scripted(), orchestra=Watches(), env=Forks, tree=tree, reward=RewardConfig(team_scope="call")
+    )
     assert seen == [(("Solver", "Verifier"), Forks, 3, tree is not None)]
 
 
-async def test_batch_holds_one_row_per_call_padded_to_the_longest(make_collector, scripted, tasks, tokenizer) -> None:
+async def test_batch_holds_one_row_per_call_padded_to_the_longest(
+    make_collector, scripted, tasks, tokenizer
+) -> None:
     result = await make_collector(scripted(noisy_script)).collect(tasks, 2, step=3)
     data = result.batch
     rows = [s for e in result.episodes for s in e.samples]
@@ -75,14 +79,22 @@ async def test_batch_holds_one_row_per_call_padded_to_the_longest(make_collector
     assert width_r == max(len(s.generation.token_ids) for s in rows)
     for i, s in enumerate(rows):
         p, r = len(s.prompt_ids), len(s.generation.token_ids)
-        assert data.batch["prompts"][i].tolist() == [tokenizer.pad_token_id] * (width_p - p) + list(s.prompt_ids)
-        assert data.batch["responses"][i].tolist() == list(s.generation.token_ids) + [tokenizer.pad_token_id] * (width_r - r)
+        assert data.batch["prompts"][i].tolist() == [tokenizer.pad_token_id] * (width_p - p) + list(
+            s.prompt_ids
+        )
+        assert data.batch["responses"][i].tolist() == list(s.generation.token_ids) + [
+            tokenizer.pad_token_id
+        ] * (width_r - r)
         assert data.batch["response_mask"][i].tolist() == [1] * r + [0] * (width_r - r)
-        assert data.batch["attention_mask"][i].tolist() == [0] * (width_p - p) + [1] * (p + r) + [0] * (width_r - r)
+        assert data.batch["attention_mask"][i].tolist() == [0] * (width_p - p) + [1] * (p + r) + [0] * (
+            width_r - r
+        )
         assert data.batch["position_ids"][i, width_p - p : width_p + r].tolist() == list(range(p + r))
         assert data.batch["rollout_log_probs"][i].tolist() == [-0.5] * r + [0.0] * (width_r - r)
     assert data.batch["rollout_log_probs"].dtype == torch.float32
-    assert torch.equal(data.batch["input_ids"], torch.cat([data.batch["prompts"], data.batch["responses"]], 1))
+    assert torch.equal(
+        data.batch["input_ids"], torch.cat([data.batch["prompts"], data.batch["responses"]], 1)
+    )
     assert {type(v) for v in data.non_tensor_batch["turn"]} == {int}
 
 
@@ -103,7 +115,9 @@ async def test_result_does_not_depend_on_which_reply_comes_first(make_collector,
         await asyncio.sleep(random.random() * 0.02)
 
     plain = await make_collector(scripted(noisy_script)).collect(tasks, 4, step=1)
-    shuffled = await make_collector(scripted(noisy_script, delay=at_random), max_concurrent_episodes=5).collect(tasks, 4, step=1)
+    shuffled = await make_collector(
+        scripted(noisy_script, delay=at_random), max_concurrent_episodes=5
+    ).collect(tasks, 4, step=1)
     assert plain.metrics == shuffled.metrics
     assert [e.to_json() for e in plain.episodes] == [e.to_json() for e in shuffled.episodes]
     for key, tensor in plain.batch.batch.items():
@@ -112,7 +126,9 @@ async def test_result_does_not_depend_on_which_reply_comes_first(make_collector,
         assert list(column) == list(shuffled.batch.non_tensor_batch[key])
 
 
-async def test_every_request_has_its_own_seed_that_step_and_run_seed_change(make_collector, scripted, tasks) -> None:
+async def test_every_request_has_its_own_seed_that_step_and_run_seed_change(
+    make_collector, scripted, tasks
+) -> None:
     async def seeds(step: int, seed: int, validate: bool = False) -> list[int]:
         engine = scripted()
         result = await make_collector(engine, seed=seed).collect(tasks, 3, step=step, validate=validate)
@@ -152,7 +168,9 @@ class FailsOnB(OneTurn):
         return super().reset(task)
 
 
-async def test_failed_episodes_are_recorded_with_their_cause_and_left_out(make_collector, scripted, tasks) -> None:
+async def test_failed_episodes_are_recorded_with_their_cause_and_left_out(
+    make_collector, scripted, tasks
+) -> None:
     result = await make_collector(scripted(), env=FailsOnB, max_failure_rate=0.5).collect(tasks, 2, step=1)
     assert [e.failed for e in result.episodes] == [False, False, True, True]
     assert "KeyError: 'no such map'" in result.episodes[2].failure
@@ -166,7 +184,9 @@ async def test_too_many_failures_stop_with_the_causes_grouped(make_collector, sc
 
 
 async def test_all_episodes_may_fail_when_allowed_and_give_no_batch(make_collector, scripted, tasks) -> None:
-    result = await make_collector(scripted(), env=FailsOnB, max_failure_rate=1.0).collect(tasks[1:], 2, step=1)
+    result = await make_collector(scripted(), env=FailsOnB, max_failure_rate=1.0).collect(
+        tasks[1:], 2, step=1
+    )
     assert result.batch is None
 
 
@@ -177,7 +197,9 @@ class Closing(OneTurn):
         Closing.closed += 1
 
 
-async def test_stopping_early_leaves_nothing_running_and_closes_every_environment(make_collector, scripted, tasks) -> None:
+async def test_stopping_early_leaves_nothing_running_and_closes_every_environment(
+    make_collector, scripted, tasks
+) -> None:
     async def first_fails_others_wait(request: Any) -> None:
         if request.request_id.startswith("step1/a/0#0/"):
             raise RolloutError("engine gone")
@@ -199,7 +221,9 @@ async def test_stopping_early_leaves_nothing_running_and_closes_every_environmen
         (Generation((1, 2), (0.0,), "stop"), "2 tokens but 1 log-probs"),
     ],
 )
-async def test_a_broken_generation_fails_the_episode_and_is_never_trained_on(make_collector, tasks, reply, message) -> None:
+async def test_a_broken_generation_fails_the_episode_and_is_never_trained_on(
+    make_collector, tasks, reply, message
+) -> None:
     class Broken:
         async def generate(self, _request: Any) -> list[Generation]:
             return [reply]
@@ -209,7 +233,9 @@ async def test_a_broken_generation_fails_the_episode_and_is_never_trained_on(mak
     assert message in result.episodes[0].failure
 
 
-async def test_metrics_count_calls_validity_lengths_and_rewards_per_agent(make_collector, scripted, tasks) -> None:
+async def test_metrics_count_calls_validity_lengths_and_rewards_per_agent(
+    make_collector, scripted, tasks
+) -> None:
     def script(prompt: str, _request: Any) -> str:
         if "Check:" in prompt:
             return "<verify>approve</verify>" if "2+2" in prompt else "no idea"
@@ -238,9 +264,9 @@ async def test_all_agents_read_the_one_memory_of_the_team(make_collector, script
             return Outcome()
 
     agents = {name: Remembers(name) for name in ("Solver", "Verifier")}
-    result = await make_collector(scripted(["3", "yes", "4", "no"]), orchestra=Both(), agents=agents, env=Goes, max_steps=2).collect(
-        tasks[:1], 1, step=1
-    )
+    result = await make_collector(
+        scripted(["3", "yes", "4", "no"]), orchestra=Both(), agents=agents, env=Goes, max_steps=2
+    ).collect(tasks[:1], 1, step=1)
     for at, memory in (((1, 0), "[]"), ((1, 1), "[]"), ((2, 0), "Action 1: '3'"), ((2, 1), "Action 1: '3'")):
         (sample,) = [s for s in result.episodes[0].samples if (s.turn, s.call) == at]
         assert memory in sample.prompt_text
@@ -248,7 +274,9 @@ async def test_all_agents_read_the_one_memory_of_the_team(make_collector, script
 
 
 @pytest.mark.parametrize(("episodes", "settings"), [(4, {"env_threads": 4}), (100, {})])
-async def test_blocking_environments_do_not_stall_each_other(make_collector, scripted, episodes: int, settings: dict[str, int]) -> None:
+async def test_blocking_environments_do_not_stall_each_other(
+    make_collector, scripted, episodes: int, settings: dict[str, int]
+) -> None:
     import threading
 
     together = threading.Barrier(episodes, timeout=20)
@@ -266,8 +294,12 @@ async def test_blocking_environments_do_not_stall_each_other(make_collector, scr
     assert not any(e.failed for e in result.episodes)
 
 
-async def test_a_dead_engine_ends_all_episodes_with_one_error(make_collector, scripted, tasks, caplog: pytest.LogCaptureFixture) -> None:
-    """Every episode gets the error at once: the first is raised, and asyncio has nothing to say of the others."""
+async def test_a_dead_engine_ends_all_episodes_with_one_error(
+    make_collector, scripted, tasks, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Every episode gets the error at once: the first is raised, and asyncio has nothing to say of the
+    others.
+    """
     engine = scripted()
 
     async def gone(request: GenerateRequest) -> list[Generation]:

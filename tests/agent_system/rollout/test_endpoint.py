@@ -50,8 +50,23 @@ async def ask(server: Endpoint, **changes: Any) -> Any:
 async def test_a_request_says_what_the_agent_samples_with_and_the_answer_is_read(server: ChatServer) -> None:
     server.answer = lambda body: completion("forty two", "length")
     answer = await ask(endpoint(server.url, api_key="sk-1", extra_body={"top_k": 5, "top_p": None}))
-    assert (answer.text, answer.stop_reason, answer.prompt_tokens, answer.reply_tokens, answer.retries) == ("forty two", "length", 11, 3, 0)
-    assert server.bodies == [{"model": "some-model", "messages": MESSAGES, "max_tokens": 20, "temperature": 0.7, "seed": 7, "top_k": 5}]
+    assert (answer.text, answer.stop_reason, answer.prompt_tokens, answer.reply_tokens, answer.retries) == (
+        "forty two",
+        "length",
+        11,
+        3,
+        0,
+    )
+    assert server.bodies == [
+        {
+            "model": "some-model",
+            "messages": MESSAGES,
+            "max_tokens": 20,
+            "temperature": 0.7,
+            "seed": 7,
+            "top_k": 5,
+        }
+    ]
     assert server.headers[0]["Authorization"] == "Bearer sk-1"
 
 
@@ -81,7 +96,10 @@ async def test_a_server_that_recovers_costs_retries_only(server: ChatServer) -> 
 async def test_a_slow_server_is_abandoned_after_its_time_limit_and_the_last_retry(server: ChatServer) -> None:
     server.answer = lambda body: time.sleep(3)
     before = time.monotonic()
-    with pytest.raises(EndpointError, match=r"Judge, some-model at .*in 3 attempts, the last: no answer within request_timeout_s=0\.2 s"):
+    with pytest.raises(
+        EndpointError,
+        match=r"Judge, some-model at .*in 3 attempts, the last: no answer within request_timeout_s=0\.2 s",
+    ):
         await ask(endpoint(server.url, request_timeout_s=0.2))
     assert time.monotonic() - before < 2.5 and len(server.bodies) == 3
 
@@ -97,8 +115,10 @@ async def test_a_server_that_is_down_is_named_with_the_cause(server: ChatServer)
 @pytest.mark.parametrize(
     "rubbish",
     [
-        b"", b"{", b"[]", b"null", b"\xff\xfe", b"[" * 100_000, {"choices": []}, {"choices": [{}]}, {"choices": "none"}, {"error": "x"},
-        {"choices": [{"message": "text"}]}, {"choices": [{"message": {"content": {"a": 1}}}]}, {"choices": [{"message": {"content": 7}}]},
+        b"", b"{", b"[]", b"null", b"\xff\xfe", b"[" * 100_000, {"choices": []}, {"choices": [{}]},
+        {"choices": "none"}, {"error": "x"},
+        {"choices": [{"message": "text"}]}, {"choices": [{"message": {"content": {"a": 1}}}]},
+        {"choices": [{"message": {"content": 7}}]},
     ],
 )  # fmt: skip
 async def test_rubbish_is_no_reply(server: ChatServer, rubbish: Any) -> None:
@@ -113,9 +133,13 @@ async def test_an_endless_answer_is_cut_off(server: ChatServer) -> None:
         await ask(endpoint(server.url), retries=0)
 
 
-async def test_what_the_server_refuses_for_good_is_not_tried_again_and_the_key_is_not_quoted(server: ChatServer) -> None:
+async def test_what_the_server_refuses_for_good_is_not_tried_again_and_the_key_is_not_quoted(
+    server: ChatServer,
+) -> None:
     server.answer = lambda body: 401
-    with pytest.raises(EndpointError, match=r"refuses the request with HTTP status 401: no: Bearer \*\*\*") as error:
+    with pytest.raises(
+        EndpointError, match=r"refuses the request with HTTP status 401: no: Bearer \*\*\*"
+    ) as error:
         await ask(endpoint(server.url, api_key="sk-secret"))
     assert len(server.bodies) == 1 and "sk-secret" not in str(error.value)
 
@@ -142,11 +166,17 @@ SPELLINGS: dict[str, Callable[[str], str]] = {
 @pytest.mark.parametrize("spelling", SPELLINGS)
 def test_a_key_is_masked_however_it_is_spelled(spelling: str) -> None:
     said = SPELLINGS[spelling](KEY)
-    assert re.fullmatch(r"""no: \W*(%5c|%22|&quot;)*\*{3}\W*(%5c|%22|&quot;)*, sk-other""", masked(f"no: {said}, sk-other", KEY), re.I)
+    assert re.fullmatch(
+        r"""no: \W*(%5c|%22|&quot;)*\*{3}\W*(%5c|%22|&quot;)*, sk-other""",
+        masked(f"no: {said}, sk-other", KEY),
+        re.I,
+    )
 
 
 @pytest.mark.parametrize(
-    "text", ["\\" * 10**6, "%25" * 10**6, "s" * 10**6, "&amp;" * 10**6], ids=["backslash", "percent", "letter", "entity"]
+    "text",
+    ["\\" * 10**6, "%25" * 10**6, "s" * 10**6, "&amp;" * 10**6],
+    ids=["backslash", "percent", "letter", "entity"],
 )
 def test_no_answer_makes_the_search_for_keys_slow(text: str) -> None:
     began = time.process_time()
@@ -163,7 +193,9 @@ async def test_a_key_that_the_cut_divides_is_not_quoted(server: ChatServer) -> N
 
 @pytest.mark.parametrize("character", "\n\r\t\0\x7f")
 def test_a_control_character_in_a_key_is_named_without_the_key(character: str) -> None:
-    with pytest.raises(AgentSystemError, match="Judge: character 4 of 10 of the key is a control character") as error:
+    with pytest.raises(
+        AgentSystemError, match="Judge: character 4 of 10 of the key is a control character"
+    ) as error:
         endpoint("http://host", api_key=f"sk-{character}secret")
     assert "secret" not in str(error.value)
 
@@ -185,7 +217,9 @@ async def test_the_key_does_not_follow_a_redirect(server: ChatServer) -> None:
         await ask(endpoint(server.url))
 
 
-async def test_no_more_requests_at_a_time_than_allowed_and_those_of_a_validation_first(server: ChatServer) -> None:
+async def test_no_more_requests_at_a_time_than_allowed_and_those_of_a_validation_first(
+    server: ChatServer,
+) -> None:
     now, most = [0], [0]
 
     def answer(body: dict[str, Any]) -> Any:
@@ -200,7 +234,10 @@ async def test_no_more_requests_at_a_time_than_allowed_and_those_of_a_validation
     asked = [asyncio.create_task(one.ask(MESSAGES, SAMPLING, seed=i, priority=-(i > 5))) for i in range(10)]
     await asyncio.gather(*asked)
     await one.close()
-    assert most[0] == 2 and [{body["seed"] for body in server.bodies[i : i + 2]} for i in (2, 4)] == [{6, 7}, {8, 9}]
+    assert most[0] == 2 and [{body["seed"] for body in server.bodies[i : i + 2]} for i in (2, 4)] == [
+        {6, 7},
+        {8, 9},
+    ]
 
 
 async def test_a_request_that_is_cancelled_takes_no_slot_with_it() -> None:
@@ -222,10 +259,16 @@ async def test_a_request_that_is_cancelled_takes_no_slot_with_it() -> None:
 
 
 def remote(server: ChatServer, **changes: Any) -> dict[str, RemoteBinding]:
-    return {"Verifier": RemoteBinding("Verifier", "api:some-model", endpoint(server.url, **changes), SAMPLING, SAMPLING)}
+    return {
+        "Verifier": RemoteBinding(
+            "Verifier", "api:some-model", endpoint(server.url, **changes), SAMPLING, SAMPLING
+        )
+    }
 
 
-def test_an_agent_behind_an_api_speaks_and_only_the_others_are_in_the_batch(make_collector: Any, scripted: Any, server: ChatServer) -> None:
+def test_an_agent_behind_an_api_speaks_and_only_the_others_are_in_the_batch(
+    make_collector: Any, scripted: Any, server: ChatServer
+) -> None:
     server.answer = lambda body: completion("<verify>approve</verify>")
     collector = make_collector(scripted(), remote=remote(server))
     result = asyncio.run(collector.collect([TASK], 2, step=1))
@@ -236,15 +279,23 @@ def test_an_agent_behind_an_api_speaks_and_only_the_others_are_in_the_batch(make
         ("Solver", "solver", True), ("Verifier", "api:some-model", False),
     ]  # fmt: skip
     assert calls[1]["prompt"].startswith("user: Check: 2+2?\nSolver: ") and calls[1]["response_tokens"] == 3
-    assert (result.metrics["agent/verifier/calls"], result.metrics["agent/verifier/prompt_length/mean"]) == (2.0, 11.0)
-    assert result.metrics["agent/verifier/endpoint_retries"] == 0.0 and "agent/solver/endpoint_retries" not in result.metrics
+    assert (result.metrics["agent/verifier/calls"], result.metrics["agent/verifier/prompt_length/mean"]) == (
+        2.0,
+        11.0,
+    )
+    assert (
+        result.metrics["agent/verifier/endpoint_retries"] == 0.0
+        and "agent/solver/endpoint_retries" not in result.metrics
+    )
     assert record.reply_tokens == calls[0]["response_tokens"] > 3 and record.answer == "4"
     assert "Solver: so \\boxed{4}" in server.bodies[0]["messages"][0]["content"]
     assert server.bodies[0]["seed"] != server.bodies[1]["seed"]
     assert asyncio.run(collector.collect([TASK], 1, step=2)).batch is not None  # on another event loop
 
 
-def test_a_server_that_is_down_fails_episodes_which_are_counted(make_collector: Any, scripted: Any, server: ChatServer) -> None:
+def test_a_server_that_is_down_fails_episodes_which_are_counted(
+    make_collector: Any, scripted: Any, server: ChatServer
+) -> None:
     def only_the_first(body: dict[str, Any]) -> Any:
         return completion("<verify>approve</verify>") if body["seed"] == server.bodies[0]["seed"] else 500
 
@@ -253,26 +304,42 @@ def test_a_server_that_is_down_fails_episodes_which_are_counted(make_collector: 
     result = asyncio.run(tolerant.collect([TASK], 2, step=1))
     assert result.metrics["episode/failed"] == 1.0 and len(result.batch) == 1
     (failure,) = [e.failure for e in result.episodes if e.failure]
-    assert "EndpointError: the server of Judge, some-model at " in failure and "in 3 attempts, the last: HTTP status 500" in failure
+    assert (
+        "EndpointError: the server of Judge, some-model at " in failure
+        and "in 3 attempts, the last: HTTP status 500" in failure
+    )
     strict = make_collector(scripted(), remote=remote(server), max_failure_rate=0.4)
     with pytest.raises(TooManyFailuresError, match="1 x EndpointError: the server of Judge"):
         asyncio.run(strict.collect([TASK], 2, step=1))
 
 
-def test_the_time_limit_of_a_call_holds_whatever_the_retries(make_collector: Any, scripted: Any, server: ChatServer) -> None:
+def test_the_time_limit_of_a_call_holds_whatever_the_retries(
+    make_collector: Any, scripted: Any, server: ChatServer
+) -> None:
     server.answer = lambda body: 503
     collector = make_collector(
-        scripted(), remote=remote(server, max_retries=50, retry_delay_s=0.2), call_timeout_s=0.5, max_failure_rate=1.0
+        scripted(),
+        remote=remote(server, max_retries=50, retry_delay_s=0.2),
+        call_timeout_s=0.5,
+        max_failure_rate=1.0,
     )
     (record,) = asyncio.run(collector.collect([TASK], 1, step=1)).episodes
-    assert "no reply for Verifier within rollout.call_timeout_s=0.5 s (policy api:some-model)" in record.failure
+    assert (
+        "no reply for Verifier within rollout.call_timeout_s=0.5 s (policy api:some-model)" in record.failure
+    )
 
 
-async def test_candidates_of_a_tree_are_a_request_each_and_one_that_fails_is_left_out(server: ChatServer) -> None:
+async def test_candidates_of_a_tree_are_a_request_each_and_one_that_fails_is_left_out(
+    server: ChatServer,
+) -> None:
     binding, prompt = remote(server, max_retries=0)["Verifier"], Prompt("text", (), messages=tuple(MESSAGES))
     server.answer = lambda body: 500 if body["seed"] == 6 else completion(str(body["seed"]))
     found = await binding.replies(prompt, SAMPLING, 3, 5, "id")
-    assert [(binding.text_of(r), r.stop_reason) for r in found] == [("5", "stop"), ("", "abort"), ("7", "stop")]
+    assert [(binding.text_of(r), r.stop_reason) for r in found] == [
+        ("5", "stop"),
+        ("", "abort"),
+        ("7", "stop"),
+    ]
     server.answer = lambda body: 500
     with pytest.raises(EndpointError):
         await binding.replies(prompt, SAMPLING, 3, 5, "id")

@@ -1,4 +1,6 @@
-"""Environments in worker processes: the same episodes as in the driver, and what is left when a worker dies."""
+"""Environments in worker processes: the same episodes as in the driver, and what is left when a
+worker dies.
+"""
 
 import asyncio
 import os
@@ -39,7 +41,9 @@ class Roller(BaseOrchestra):
 
 
 @contextmanager
-def workers(num: int, name: str = "dice", start: Callable[[bytes], Transport] = ProcessWorker, **source: Any) -> Iterator[EnvWorkers]:
+def workers(
+    num: int, name: str = "dice", start: Callable[[bytes], Transport] = ProcessWorker, **source: Any
+) -> Iterator[EnvWorkers]:
     payload = pickle.dumps(EnvSource(name, plugins=(WORLDS,), **source))
     started = EnvWorkers(EnvRegistry.get(name), num, lambda: start(payload))
     try:
@@ -72,7 +76,9 @@ def play(make_collector: Callable[..., Collector], scripted: Callable[..., Any])
 
 
 @pytest.mark.parametrize("tree", [None, TreeConfig(k=3, select="softmax")])
-def test_the_same_seed_gives_the_same_episodes_with_0_1_and_4_workers(play: Play, tree: TreeConfig | None) -> None:
+def test_the_same_seed_gives_the_same_episodes_with_0_1_and_4_workers(
+    play: Play, tree: TreeConfig | None
+) -> None:
     prompts = ["fine", "step:raise", "fine", "reset:raise", "fork:raise"]
     at_home = play(prompts, None, n=2, tree=tree)
     assert at_home.metrics["episode/count"] == (4 if tree else 6)
@@ -84,7 +90,9 @@ def test_the_same_seed_gives_the_same_episodes_with_0_1_and_4_workers(play: Play
 
 
 @pytest.mark.parametrize("method", ["reset", "observe", "step", "fork", "score"])
-def test_an_episode_that_kills_two_workers_fails_and_both_are_replaced(play: Play, pair: EnvWorkers, method: str) -> None:
+def test_an_episode_that_kills_two_workers_fails_and_both_are_replaced(
+    play: Play, pair: EnvWorkers, method: str
+) -> None:
     tree = TreeConfig(k=2) if method in ("fork", "score") else None
     failures = [episode.failure for episode in play(["fine", f"{method}:kill"], pair, tree=tree).episodes]
     assert failures[0] is None and failures[1] is not None
@@ -92,8 +100,12 @@ def test_an_episode_that_kills_two_workers_fails_and_both_are_replaced(play: Pla
     assert [episode.failure for episode in play(["fine"] * 4, pair).episodes] == [None] * 4
 
 
-@pytest.mark.parametrize("method", ["reset", "observe", "act", "step", "close", "fork", "score", "close of a fork"])
-def test_episodes_of_a_killed_worker_are_played_again_to_the_bit(play: Play, pair: EnvWorkers, method: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "method", ["reset", "observe", "act", "step", "close", "fork", "score", "close of a fork"]
+)
+def test_episodes_of_a_killed_worker_are_played_again_to_the_bit(
+    play: Play, pair: EnvWorkers, method: str, tmp_path: Path
+) -> None:
     tree = TreeConfig(k=2) if "fork" in method or method == "score" else None
     method = method.partition(" ")[0]
     prompts = ["fine", f"{method}:kill once {tmp_path / 'killed'}", "fine", "fine"]
@@ -140,7 +152,9 @@ def test_the_socket_of_a_dead_worker_is_closed_after_its_last_frame_was_sent() -
         assert closed.result(5), "closed while the frame was being sent"
 
 
-def test_an_episode_is_not_played_again_during_a_validation(play: Play, pair: EnvWorkers, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_episode_is_not_played_again_during_a_validation(
+    play: Play, pair: EnvWorkers, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run, seen = EpisodePlayer._run, list[str]()
 
     async def lost_once(player: EpisodePlayer, spec: Any) -> Any:
@@ -182,19 +196,26 @@ def test_starts_that_fail_use_up_the_tries_of_episodes_and_then_the_rate_of_fail
         worker, starts = start(), starts + 1
         if starts - 1 in fatal:
             worker.kill()
-            wait([worker.started], 20 if fatal == range(2) else 0)  # else an episode may ask for a second one before its end is known
+            wait(
+                [worker.started], 20 if fatal == range(2) else 0
+            )  # else an episode may ask for a second one before its end is known
         return worker
 
     monkeypatch.setattr(pair, "_start", dying)
     kill(pair)
-    assert [episode.failure for episode in play(["fine"] * 4, pair, max_failure_rate=0.0).episodes] == [None] * 4
+    assert [episode.failure for episode in play(["fine"] * 4, pair, max_failure_rate=0.0).episodes] == [
+        None
+    ] * 4
     assert starts == 4
     kill(pair)
     play(["fine"], pair)
     assert starts == 5, "an episode replaces the worker that it uses, and no other"
     kill(pair)
     fatal = range(10**6)
-    with pytest.raises(TooManyFailuresError, match=r"Dice.reset\(\) was lost with its environment worker: it could not start: it died"):
+    with pytest.raises(
+        TooManyFailuresError,
+        match=r"Dice.reset\(\) was lost with its environment worker: it could not start: it died",
+    ):
         play(["fine"] * 20, pair, max_failure_rate=0.5)
     assert starts <= 5 + 2 * 20, "an episode asks for a worker twice"
 
@@ -204,11 +225,20 @@ def test_starts_that_fail_use_up_the_tries_of_episodes_and_then_the_rate_of_fail
     [
         ("step:raise", "KeyError: 'no such die' (worlds.py:"),
         ("step:wrong type", "AgentSystemError: Dice.step() must return Outcome, found str (env_caller.py:"),
-        ("step:cannot be pickled", "the value that Dice.step() returned cannot be pickled, which env.workers.num>0 needs: TypeError"),
-        ("step:hang", "TimeoutError: episode took longer than rollout.episode_timeout_s=2 s, waiting for the environment's step 1"),
+        (
+            "step:cannot be pickled",
+            "the value that Dice.step() returned cannot be pickled, which env.workers.num>0 needs: TypeError",
+        ),
+        (
+            "step:hang",
+            "TimeoutError: episode took longer than rollout.episode_timeout_s=2 s, waiting for the "
+            "environment's step 1",
+        ),
     ],
 )
-def test_what_fails_in_a_worker_has_its_cause(play: Play, pair: EnvWorkers, prompt: str, cause: str, monkeypatch: Any) -> None:
+def test_what_fails_in_a_worker_has_its_cause(
+    play: Play, pair: EnvWorkers, prompt: str, cause: str, monkeypatch: Any
+) -> None:
     monkeypatch.setattr("agent_system.rollout.forks.CLOSE_TIMEOUT_S", 0.2)
     play(["fine"] * 2, pair)  # starts what an earlier test has killed, which takes its time
     limit = {"episode_timeout_s": 2.0} if prompt == "step:hang" else {}
@@ -217,7 +247,9 @@ def test_what_fails_in_a_worker_has_its_cause(play: Play, pair: EnvWorkers, prom
     assert "\n" not in bad.failure and good.failure is None
 
 
-def test_an_action_that_cannot_be_pickled_names_the_method(play: Play, pair: EnvWorkers, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_action_that_cannot_be_pickled_names_the_method(
+    play: Play, pair: EnvWorkers, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def run(self: Roller, turn: Turn) -> Any:
         return lambda: None
 
@@ -233,13 +265,17 @@ def test_a_worker_above_its_memory_limit_is_replaced(play: Play) -> None:
         assert play(["fine"], started).episodes[0].failure is None
 
 
-def test_by_default_workers_share_half_of_the_memory_of_a_node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_by_default_workers_share_half_of_the_memory_of_a_node(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     def limit(node: str, **source: Any) -> int | None:
         (tmp_path / "memory.max").write_text(node)
         return EnvHost(EnvSource("dice", plugins=(WORLDS,), workers=4, **source))._memory_bytes
 
     monkeypatch.setattr(host, "CGROUP_LIMITS", (tmp_path / "memory.max", tmp_path / "none"))
-    monkeypatch.setattr(host.os, "sysconf", lambda name: {"SC_PHYS_PAGES": 2**25, "SC_PAGE_SIZE": 2**12}[name])
+    monkeypatch.setattr(
+        host.os, "sysconf", lambda name: {"SC_PHYS_PAGES": 2**25, "SC_PAGE_SIZE": 2**12}[name]
+    )
     assert [limit(node) for node in ("max", str(2**35), str(2**33))] == [2**34, 2**32, 2**31]
     assert [limit("max", memory_bytes=given) for given in (0, 2**28)] == [0, 2**28]
 
@@ -267,7 +303,9 @@ def test_programs_run_in_the_sandbox_of_the_worker() -> None:
 
 
 def test_a_worker_that_cannot_start_says_why() -> None:
-    expected = r"worker 0 cannot be used: it could not start: AgentSystemError: env.params.faces is not an option"
+    expected = (
+        r"worker 0 cannot be used: it could not start: AgentSystemError: env.params.faces is not an option"
+    )
     with pytest.raises(EnvWorkerError, match=expected), workers(1, params={"faces": 6}):
         pass
 
@@ -286,7 +324,11 @@ def test_ray_actors_play_the_same_episodes_and_are_replaced(play: Play, ray_clus
 
     from agent_system.env_workers.ray_actor import RayWorker
 
-    prompts, free, tree = ["fine", "step:raise", "fork:raise"], ray.available_resources()["CPU"], TreeConfig(k=2)
+    prompts, free, tree = (
+        ["fine", "step:raise", "fork:raise"],
+        ray.available_resources()["CPU"],
+        TreeConfig(k=2),
+    )
 
     def actor(source: bytes) -> RayWorker:
         return RayWorker(source, 0.5, {"PYTHONPATH": import_path()})
@@ -295,10 +337,16 @@ def test_ray_actors_play_the_same_episodes_and_are_replaced(play: Play, ray_clus
         assert ray.available_resources()["CPU"] == free - 1.0
         assert play(prompts, started, n=2, tree=tree).episodes == play(prompts, None, n=2, tree=tree).episodes
         killed, _ = play(["step:kill", "fine"], started).episodes
-        assert killed.failure is not None and "Dice.step() was lost with its environment worker: its Ray actor died" in killed.failure
+        assert (
+            killed.failure is not None
+            and "Dice.step() was lost with its environment worker: its Ray actor died" in killed.failure
+        )
         ray.kill(started._workers[0]._transport._actor)
         assert [episode.failure for episode in play(["fine"] * 4, started).episodes] == [None] * 4
-    with pytest.raises(EnvWorkerError, match=r"env.params.faces is not an option"), workers(1, start=actor, params={"faces": 6}):
+    with (
+        pytest.raises(EnvWorkerError, match=r"env.params.faces is not an option"),
+        workers(1, start=actor, params={"faces": 6}),
+    ):
         pass
 
 
@@ -316,10 +364,15 @@ class Counter(Solver):
         return [*super().messages(variables), {"role": "user", "content": "; ".join(self.said)}]
 
 
-def test_agents_with_state_play_the_same_episodes_with_workers(play: Play, pair: EnvWorkers, tmp_path: Path) -> None:
+def test_agents_with_state_play_the_same_episodes_with_workers(
+    play: Play, pair: EnvWorkers, tmp_path: Path
+) -> None:
     agents = {"Solver": Counter("Solver"), "Verifier": Verifier("Verifier")}
     at_home = play(["fine"], None, n=2, agents=agents)
     away = play([f"act:kill once {tmp_path / 'killed'}", "fine"], pair, n=2, agents=agents)
     assert away.metrics["episode/count"] == 4, "an episode that loses its worker begins anew"
-    replies = [[s.prompt_text.count("boxed") for s in e.samples if s.agent_id == "Solver"] for e in (*at_home.episodes, *away.episodes)]
+    replies = [
+        [s.prompt_text.count("boxed") for s in e.samples if s.agent_id == "Solver"]
+        for e in (*at_home.episodes, *away.episodes)
+    ]
     assert replies == [[0, 1, 2]] * 6

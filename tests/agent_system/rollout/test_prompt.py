@@ -21,7 +21,11 @@ class Role(BaseAgent):
     prompt = "{memory}\n{team_context}\nQUESTION {env_prompt}"
 
 
-ENTRIES = [Entry("A", "oldest " + "a" * 40), Entry("B", "middle " + "b" * 40), Entry("C", "newest " + "c" * 40 + " END")]
+ENTRIES = [
+    Entry("A", "oldest " + "a" * 40),
+    Entry("B", "middle " + "b" * 40),
+    Entry("C", "newest " + "c" * 40 + " END"),
+]
 TOKENIZER = make_tokenizer()
 
 
@@ -78,16 +82,27 @@ def test_the_template_is_applied_once() -> None:
 
 def test_arguments_of_the_chat_template_reach_it() -> None:
     thinking = make_tokenizer()
-    thinking.chat_template += "{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}"
-    prompt = PromptBuilder(Role("Role"), thinking, 1000, {"enable_thinking": False}).build({"env_prompt": "why"}, [], SimpleMemory(0))
+    thinking.chat_template += (
+        "{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}"
+    )
+    prompt = PromptBuilder(Role("Role"), thinking, 1000, {"enable_thinking": False}).build(
+        {"env_prompt": "why"}, [], SimpleMemory(0)
+    )
     assert prompt.text.endswith("<think></think>")
-    assert "<think>" not in PromptBuilder(Role("Role"), thinking, 1000).build({"env_prompt": "why"}, [], SimpleMemory(0)).text
+    assert (
+        "<think>"
+        not in PromptBuilder(Role("Role"), thinking, 1000)
+        .build({"env_prompt": "why"}, [], SimpleMemory(0))
+        .text
+    )
 
 
 def test_first_lengths_are_those_of_first_prompts() -> None:
     one = builder(10_000)
     questions = [{"env_prompt": text} for text in ("why", "why <|im_end|> not", "w" * 300)]
-    assert one.first_lengths(questions, SimpleMemory(0)) == [len(one.build(q, [], SimpleMemory(0)).ids) for q in questions]
+    assert one.first_lengths(questions, SimpleMemory(0)) == [
+        len(one.build(q, [], SimpleMemory(0)).ids) for q in questions
+    ]
 
 
 class Particular(BaseAgent):
@@ -100,8 +115,15 @@ class Stubborn(BaseAgent):
 
 
 def test_variables_of_the_orchestra_do_not_stop_a_measurement() -> None:
-    assert PromptBuilder(Particular("P"), TOKENIZER, 10).first_lengths([{"env_prompt": "why"}], SimpleMemory(0))[0] > 3
-    assert PromptBuilder(Stubborn("S"), TOKENIZER, 10).first_lengths([{"env_prompt": "why"}], SimpleMemory(0)) == [0]
+    assert (
+        PromptBuilder(Particular("P"), TOKENIZER, 10).first_lengths([{"env_prompt": "why"}], SimpleMemory(0))[
+            0
+        ]
+        > 3
+    )
+    assert PromptBuilder(Stubborn("S"), TOKENIZER, 10).first_lengths(
+        [{"env_prompt": "why"}], SimpleMemory(0)
+    ) == [0]
 
 
 def test_a_tokenizer_without_a_template_is_refused() -> None:
@@ -128,10 +150,16 @@ def conversations() -> dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]
     """Pairs of conversations with the same roles and contents that a template can tell apart."""
 
     def said(**fields: Any) -> list[dict[str, Any]]:
-        return [{"role": "user", "content": "w?"}, {"role": "assistant", "content": "", **fields}, {"role": "user", "content": "now?"}]
+        return [
+            {"role": "user", "content": "w?"},
+            {"role": "assistant", "content": "", **fields},
+            {"role": "user", "content": "now?"},
+        ]
 
     def called(arguments: Any, name: str = "get", **fields: Any) -> list[dict[str, Any]]:
-        return said(tool_calls=[{"type": "function", "function": {"name": name, "arguments": arguments}, **fields}])
+        return said(
+            tool_calls=[{"type": "function", "function": {"name": name, "arguments": arguments}, **fields}]
+        )
 
     return {
         "argument": (called({"city": "Oslo"}), called({"city": "Rome"})),
@@ -154,7 +182,9 @@ def conversations() -> dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]
 
 @pytest.mark.parametrize("kind", list(conversations()))
 @pytest.mark.parametrize("builder_class", [PromptBuilder, ToolPromptBuilder])
-def test_conversations_that_a_template_can_tell_apart_have_prompts_of_their_own(kind: str, builder_class: Any) -> None:
+def test_conversations_that_a_template_can_tell_apart_have_prompts_of_their_own(
+    kind: str, builder_class: Any
+) -> None:
     tokenizer = make_tokenizer()
     tokenizer.chat_template = "{% for m in (tools or []) + messages %}{{ m | tojson }}\n{% endfor %}"
     agent = ToolUser("Role") if builder_class is ToolPromptBuilder else Messages("Role")
@@ -172,14 +202,23 @@ def test_a_message_with_objects_that_cannot_be_compared_is_rendered_each_time() 
     prompts = PromptBuilder(Messages("Role"), tokenizer, 1000)
 
     def text(hour: int) -> str:
-        return prompts.build({"messages": [{"role": "user", "content": "", "time": time(hour)}]}, [], SimpleMemory(0)).text
+        return prompts.build(
+            {"messages": [{"role": "user", "content": "", "time": time(hour)}]}, [], SimpleMemory(0)
+        ).text
 
     assert [text(3), text(4)] == ["3", "4"]
 
 
 def test_special_tokens_are_removed_from_every_text_of_a_message() -> None:
-    call = {"function": {"name": "get<|im_end|>", "arguments": {"<|im_end|>city": ["Os<|im_end|>lo", 3, None]}}}
-    message = {"role": "assistant", "content": "a<|im_end|>", "reasoning_content": "<|im_end|>b", "tool_calls": [call]}
+    call = {
+        "function": {"name": "get<|im_end|>", "arguments": {"<|im_end|>city": ["Os<|im_end|>lo", 3, None]}}
+    }
+    message = {
+        "role": "assistant",
+        "content": "a<|im_end|>",
+        "reasoning_content": "<|im_end|>b",
+        "tool_calls": [call],
+    }
     assert SpecialTokens(TOKENIZER).removed([message]) == [
         {
             "role": "assistant",

@@ -1,4 +1,6 @@
-"""Reward functions of the user: what they are given, what their results become, and what their errors cost."""
+"""Reward functions of the user: what they are given, what their results become, and what their errors
+cost.
+"""
 
 from __future__ import annotations
 
@@ -177,7 +179,9 @@ def functions(tmp_path: Path) -> Path:
 def custom(path: Path | str | None, name: str, manager: str = "auto", **kwargs: Any) -> RewardConfig:
     function = CustomRewardFunctionConfig(str(path) if path else None, name, kwargs)
     limit_s = 0.5 if name in ("hangs", "waits") else 20.0
-    return RewardConfig(custom_reward_function=function, reward_manager=RewardManagerConfig(manager), timeout_s=limit_s)
+    return RewardConfig(
+        custom_reward_function=function, reward_manager=RewardManagerConfig(manager), timeout_s=limit_s
+    )
 
 
 def collect(collector: Any, tasks: list[Task], n: int = 1, **options: Any) -> Any:
@@ -186,7 +190,9 @@ def collect(collector: Any, tasks: list[Task], n: int = 1, **options: Any) -> An
 
 @pytest.fixture
 def play(make_collector: Any, scripted: Any) -> Callable[..., Any]:
-    """Play a task whose answer is right: a call of the Solver and one of the Verifier, and 1 from the environment."""
+    """Play a task whose answer is right: a call of the Solver and one of the Verifier, and 1 from the
+    environment.
+    """
 
     def run(reward: RewardConfig, n: int = 1, validate: bool = False, **settings: Any) -> Any:
         task = Task("t", "2+2?", "sums", "4", {"level": 0.125})
@@ -196,7 +202,9 @@ def play(make_collector: Any, scripted: Any) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize("validate", [False, True])
-def test_a_number_replaces_the_environments_team_reward_in_training_and_validation(play, functions, validate) -> None:
+def test_a_number_replaces_the_environments_team_reward_in_training_and_validation(
+    play, functions, validate
+) -> None:
     result = play(custom(functions, "plus_length", weight=10.0), validate=validate)
     (episode,) = result.episodes
     assert episode.team_reward == 21.0
@@ -205,7 +213,9 @@ def test_a_number_replaces_the_environments_team_reward_in_training_and_validati
     assert result.metrics["episode/success_rate"] == 1.0, "still the environment's"
 
 
-def test_a_function_with_verls_parameters_gets_the_reply_with_the_answer_and_the_task(play, functions) -> None:
+def test_a_function_with_verls_parameters_gets_the_reply_with_the_answer_and_the_task(
+    play, functions
+) -> None:
     result = play(custom(functions, "compute_score", bonus=0.5))
     assert result.episodes[0].team_reward == 1.625
     assert result.metrics["reward/right/mean"] == 1.0
@@ -221,7 +231,9 @@ def test_a_function_with_verls_parameters_gets_what_verls_managers_add(play, fun
 def test_the_reply_with_the_answer_is_the_last_one_with_its_action(play, functions) -> None:
     (episode,) = play(custom(functions, "same", "naive_action")).episodes
     assert episode.team_reward == 1.0 and play(custom(functions, "same")).episodes[0].team_reward == 0.0
-    naive, parsed = (RewardManagerRegistry.get(name)(lambda **_: 0.0, {}) for name in ("naive", "naive_action"))
+    naive, parsed = (
+        RewardManagerRegistry.get(name)(lambda **_: 0.0, {}) for name in ("naive", "naive_action")
+    )
     last = "<verify>approve</verify>"
     for answer, text, action in (("4", "so \\boxed{4}", "4"), ("5", "5", "5"), ("", last, last)):
         answered = replace(episode, answer=answer)
@@ -230,7 +242,10 @@ def test_the_reply_with_the_answer_is_the_last_one_with_its_action(play, functio
 
 def test_a_mapping_gives_local_rewards_and_keeps_the_environments_team_reward(play, functions) -> None:
     (episode,) = play(custom(functions, "by_call")).episodes
-    assert [(s.local_reward, s.local_given, s.reward) for s in episode.samples] == [(0.25, True, 1.25), (0.5, True, 1.5)]
+    assert [(s.local_reward, s.local_given, s.reward) for s in episode.samples] == [
+        (0.25, True, 1.25),
+        (0.5, True, 1.5),
+    ]
 
 
 def test_functions_of_agents_add_to_the_local_rewards_of_the_episodes_function(play, functions) -> None:
@@ -243,7 +258,9 @@ def test_functions_of_agents_add_to_the_local_rewards_of_the_episodes_function(p
     assert result.metrics["reward/style/mean"] == 3.0
     assert result.metrics["reward/boxed/mean"] == result.metrics["agent/solver/reward/boxed/mean"] == 1.0
     assert result.metrics["agent/solver/reward/short/std"] == 0.0
-    assert not any(name.startswith("agent/verifier/reward/") and name.count("/") > 3 for name in result.metrics)
+    assert not any(
+        name.startswith("agent/verifier/reward/") and name.count("/") > 3 for name in result.metrics
+    )
 
 
 class Half:
@@ -252,14 +269,20 @@ class Half:
 
 
 @pytest.mark.parametrize(
-    ("name", "expected"), [("nothing", [1.5, 1.5, 1.5]), ("last_by_index", [1.75] * 3), ("by_name_and_index", [5.5, 1.75, 1.75])]
+    ("name", "expected"),
+    [("nothing", [1.5, 1.5, 1.5]), ("last_by_index", [1.75] * 3), ("by_name_and_index", [5.5, 1.75, 1.75])],
 )
-def test_a_summary_and_an_earlier_round_have_the_local_reward_of_the_last_generation(play, functions, name, expected) -> None:
+def test_a_summary_and_an_earlier_round_have_the_local_reward_of_the_last_generation(
+    play, functions, name, expected
+) -> None:
     reward = custom(functions, name)
     reward.agent_functions, reward.granularity = {"solver": f"{functions}:of_the_last"}, "token"
     (episode,) = play(RewardConfig()).episodes
     solver, verifier = episode.samples
-    earlier = [replace(solver, text="", call=i, final_call=2, summary=i == 0, local_reward=2.0, local_given=True) for i in range(2)]
+    earlier = [
+        replace(solver, text="", call=i, final_call=2, summary=i == 0, local_reward=2.0, local_given=True)
+        for i in range(2)
+    ]
     episode = replace(episode, samples=(*earlier, replace(solver, call=2), replace(verifier, call=3)))
     scorer = EpisodeScorer(reward, ["Solver", "Verifier"], 1, lambda sample, _: sample.text)
     scored = asyncio.run(scorer.score(episode)).samples
@@ -267,7 +290,9 @@ def test_a_summary_and_an_earlier_round_have_the_local_reward_of_the_last_genera
     assert [s.reward_terms for s in scored] == [{}, {}, {"boxed": 1.0}, {}]
     model = ReplyScorer(RewardModelConfig(kind="api", combine="replace"), Half(), ["Solver"], 300.0)  # type: ignore[arg-type]
     scored = asyncio.run(scorer.score(episode, model)).samples
-    assert [s.local_reward for s in scored] == [*(value + 0.5 for value in expected), 0.0], "the model's is added to a function's"
+    assert [s.local_reward for s in scored] == [*(value + 0.5 for value in expected), 0.0], (
+        "the model's is added to a function's"
+    )
 
 
 def test_terms_from_which_agents_learn_are_columns_of_their_calls(play, functions) -> None:
@@ -280,9 +305,14 @@ def test_terms_from_which_agents_learn_are_columns_of_their_calls(play, function
     assert not {"boxed", "right"} & play(custom(functions, "by_call")).batch.non_tensor_batch.keys()
 
 
-def test_a_term_that_no_function_gave_fails_training_episodes_and_names_those_that_came(play, functions) -> None:
+def test_a_term_that_no_function_gave_fails_training_episodes_and_names_those_that_came(
+    play, functions
+) -> None:
     learning = {"reward_terms": {"Verifier": ["rigth"]}}
-    with pytest.raises(TooManyFailuresError, match=r"'rigth'.* no reward function gave Verifier .* in turn 1; terms that came: right"):
+    with pytest.raises(
+        TooManyFailuresError,
+        match=r"'rigth'.* no reward function gave Verifier .* in turn 1; terms that came: right",
+    ):
         play(custom(functions, "compute_score"), **learning)
     assert not play(custom(functions, "compute_score"), validate=True, **learning).episodes[0].failed
 
@@ -312,7 +342,10 @@ def test_a_mapping_gives_rewards_of_tokens_to_calls(play, functions) -> None:
             result = play(reward)
             solver, verifier = result.episodes[0].samples
             assert [(s.local_reward, s.reward) for s in (solver, verifier)] == [(0.5, 1.5), (1.0, 2.0)]
-            where = [[(i, value) for i, value in enumerate(row.tolist()) if value] for row in result.batch.batch["token_rewards"]]
+            where = [
+                [(i, value) for i, value in enumerate(row.tolist()) if value]
+                for row in result.batch.batch["token_rewards"]
+            ]
             assert where == [[(0, 0.5)], [(1, 1.0)]] and verifier.text.startswith("<v")
     finally:
         RewardManagerRegistry.remove("mine")
@@ -334,7 +367,11 @@ def test_a_mapping_gives_rewards_of_tokens_to_calls(play, functions) -> None:
         ("none_of_a_call", r"the reward manager, for 'Solver', gave None as a reward"),
         ("score_none", r"the reward manager gave None as a reward"),
         ("score_of_none", r"compute_score, under 'score', gave None as a reward"),
-        ("a_list", r"a list as the team reward; .* return a mapping that names it, such as \{0: \[...\]\} or \{'Solver': \[...\]\}"),
+        (
+            "a_list",
+            r"a list as the team reward; .* return a mapping that names it, such as \{0: \[...\]\} or "
+            r"\{'Solver': \[...\]\}",
+        ),
     ],
 )
 def test_a_function_that_fails_costs_its_episode_with_the_cause(play, functions, name, cause) -> None:
@@ -414,7 +451,9 @@ def alarms(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", ["of_an_episode", "async_of_an_episode", "compute_score", "async_compute_score"])
+@pytest.mark.parametrize(
+    "name", ["of_an_episode", "async_of_an_episode", "compute_score", "async_compute_score"]
+)
 def test_functions_and_managers_limit_their_time_by_alarms_as_in_the_main_thread(play, alarms, name) -> None:
     results = play(custom(alarms, name), n=3).episodes
     assert [episode.team_reward for episode in results] == [1.0] * 3
@@ -456,17 +495,32 @@ def test_the_other_episodes_of_a_failed_one_are_kept(play, functions) -> None:
         (None, "compute_score", "naive", "set reward.custom_reward_function.path"),
         ("my", "plus_lenght", "auto", "did you mean 'plus_length'"),
         ("my", "two_positions", "auto", "two_positions.*cannot be called with .episode.*'call'"),
-        ("my", "raises", "naive", "cannot be called with .data_source, solution_str, ground_truth, extra_info"),
-        ("my", "raises", "epsode", "no reward manager named 'epsode'; did you mean 'episode'.*known: episode, naive"),
+        (
+            "my",
+            "raises",
+            "naive",
+            "cannot be called with .data_source, solution_str, ground_truth, extra_info",
+        ),
+        (
+            "my",
+            "raises",
+            "epsode",
+            "no reward manager named 'epsode'; did you mean 'episode'.*known: episode, naive",
+        ),
     ],
 )
-def test_a_function_that_cannot_be_called_is_found_before_anything_is_played(play, functions, path, name, manager, message) -> None:
+def test_a_function_that_cannot_be_called_is_found_before_anything_is_played(
+    play, functions, path, name, manager, message
+) -> None:
     with pytest.raises(AgentSystemError, match=message):
         play(custom(functions if path == "my" else path, name, manager))
 
 
 def test_a_pattern_that_matches_no_agent_names_the_agents(play, functions) -> None:
-    with pytest.raises(AgentSystemError, match=r"agent_functions.solvr: the pattern matches no agent; agents: Solver, Verifier"):
+    with pytest.raises(
+        AgentSystemError,
+        match=r"agent_functions.solvr: the pattern matches no agent; agents: Solver, Verifier",
+    ):
         play(RewardConfig(agent_functions={"solvr": f"{functions}:boxed"}))
 
 
@@ -509,10 +563,14 @@ def test_rewards_of_tokens_are_the_local_reward_and_a_tensor_of_the_batch(play, 
     assert rewards[0, 0] == 0.5
 
 
-def test_the_reward_of_a_span_is_on_the_token_that_completes_it(make_collector, scripted, tmp_path, tokenizer) -> None:
+def test_the_reward_of_a_span_is_on_the_token_that_completes_it(
+    make_collector, scripted, tmp_path, tokenizer
+) -> None:
     text = "Größe 😀 \\boxed{4}"
     engine = scripted(lambda prompt, _: "<verify>approve</verify>" if "Check:" in prompt else text)
-    (episode,) = collect(make_collector(engine, reward=process(tmp_path, "spans")), [Task("t", "2+2?", ground_truth="4")]).episodes
+    (episode,) = collect(
+        make_collector(engine, reward=process(tmp_path, "spans")), [Task("t", "2+2?", ground_truth="4")]
+    ).episodes
     solver = episode.samples[0]
     where = [i for i, value in enumerate(solver.token_rewards) if value]
     assert [solver.token_rewards[i] for i in where] == [0.5, 0.5]
@@ -528,11 +586,18 @@ def test_the_last_byte_of_a_character_that_is_not_complete_completes_its_span(pl
     def decode(sample: Any, count: int) -> str:
         return tokenizer.decode(sample.generation.token_ids[:count], skip_special_tokens=True)
 
-    for ids, last in ((whole[:5], 4), ([*whole[:5], end], 4), ([*whole[:4], end, end], 3), ([*whole[:4], *tokenizer.encode("c")], 3)):
+    for ids, last in (
+        (whole[:5], 4),
+        ([*whole[:5], end], 4),
+        ([*whole[:4], end, end], 3),
+        ([*whole[:4], *tokenizer.encode("c")], 3),
+    ):
         sample = replace(solver, generation=replace(solver.generation, token_ids=tuple(ids)))
         sample = replace(sample, text=decode(sample, len(ids)))
         found = token_rewards([(0, 3, 1.0), (0, 2, 2.0)], sample, decode, "here")
-        assert sample.text.startswith("ab\ufffd") and [(i, value) for i, value in enumerate(found) if value] == [(1, 2.0), (last, 1.0)]
+        assert sample.text.startswith("ab\ufffd") and [
+            (i, value) for i, value in enumerate(found) if value
+        ] == [(1, 2.0), (last, 1.0)]
 
 
 @pytest.mark.parametrize(

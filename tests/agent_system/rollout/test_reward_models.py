@@ -80,16 +80,24 @@ def test_equal_conversations_are_scored_once(play: Any) -> None:
 
 async def test_tool_calls_of_the_conversation_are_in_its_text() -> None:
     model, call = Length(), {"type": "function", "function": {"name": "add", "arguments": {"a": 2}}}
-    messages: list[Any] = [{"role": "assistant", "content": "", "tool_calls": [call]}, {"role": "tool", "content": "4"}]
+    messages: list[Any] = [
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "4"},
+    ]
     await ReplyScorer(rewards().model, model, ["Solver"], 300.0).of_reply(messages, "4", TASK)
     text = '<tool_call>\n{"name": "add", "arguments": {"a": 2}}\n</tool_call>'
-    assert model.asked[0].messages == ({"role": "assistant", "content": text}, {"role": "user", "content": "4"})
+    assert model.asked[0].messages == (
+        {"role": "assistant", "content": text},
+        {"role": "user", "content": "4"},
+    )
 
 
 def test_only_the_agents_of_the_pattern_are_scored(play: Any) -> None:
     (episode,) = play(rewards(agents="verif.*"), Length()).episodes
     assert [bool(s.reward_terms) for s in episode.samples] == [False, True]
-    with pytest.raises(AgentSystemError, match=r"reward.model.agents=nobody matches no agent; agents: Solver, Verifier"):
+    with pytest.raises(
+        AgentSystemError, match=r"reward.model.agents=nobody matches no agent; agents: Solver, Verifier"
+    ):
         play(rewards(agents="nobody"), Length())
 
 
@@ -124,10 +132,16 @@ def test_functions_see_the_score_and_share_its_place(play: Any, tmp_path: Any) -
         (lambda c: asyncio.sleep(30), r"no score within rollout.call_timeout_s=0.5 s from the api"),
     ],
 )
-def test_a_model_that_fails_costs_the_episode(make_collector: Any, scripted: Any, score: Any, cause: str) -> None:
+def test_a_model_that_fails_costs_the_episode(
+    make_collector: Any, scripted: Any, score: Any, cause: str
+) -> None:
     model = Length(lambda c: score(c) if c.task.task_id == "b" else 2.0)
-    collector = make_collector(scripted(), reward=rewards(), reward_model=model, call_timeout_s=0.5, max_failure_rate=0.5)
-    result = asyncio.run(collector.collect([Task(name, f"{name}: 2+2?", "sums", "4") for name in "abc"], 1, step=1))
+    collector = make_collector(
+        scripted(), reward=rewards(), reward_model=model, call_timeout_s=0.5, max_failure_rate=0.5
+    )
+    result = asyncio.run(
+        collector.collect([Task(name, f"{name}: 2+2?", "sums", "4") for name in "abc"], 1, step=1)
+    )
     (first, failed, last), rows = result.episodes, result.batch.non_tensor_batch
     assert re.search(cause, str(failed.failure)) and not first.failed and not last.failed
     assert rows["task_id"].tolist() == ["a", "a", "c", "c"] and rows["reward"].tolist() == [3.0] * 4
@@ -154,7 +168,9 @@ def test_waiting_behind_other_scores_counts_for_no_limit(
     one: Any = None
     reward = rewards()
     reward.timeout_s, reward.team_scope = 0.05, "call"
-    settings = {"call_timeout_s": 0.4, "episode_timeout_s": 0.5} | ({"env": Forks, "tree": TreeConfig(k=2)} if tree else {})
+    settings = {"call_timeout_s": 0.4, "episode_timeout_s": 0.5} | (
+        {"env": Forks, "tree": TreeConfig(k=2)} if tree else {}
+    )
     collector = make_collector(scripted(), reward=reward, reward_model=Length(score_alone), **settings)
     assert [e.failure for e in asyncio.run(run()).episodes] == [None] * 5
 
@@ -174,23 +190,37 @@ class Forks(BaseEnv):
         return Outcome(team=1.0, done=True)
 
 
-def tree_play(make_collector: Any, scripted: Any, reward: RewardConfig, model: Any, returns: str, **settings: Any) -> Any:
+def tree_play(
+    make_collector: Any, scripted: Any, reward: RewardConfig, model: Any, returns: str, **settings: Any
+) -> Any:
     numbers = count()
 
     def script(prompt: str, request: Any) -> str:
-        return "<verify>approve</verify>" if "Check:" in prompt else f"{'long ' * (next(numbers) % 3)}\\boxed{{4}}"
+        return (
+            "<verify>approve</verify>"
+            if "Check:" in prompt
+            else f"{'long ' * (next(numbers) % 3)}\\boxed{{4}}"
+        )
 
     reward.team_scope = "call"
     tree = TreeConfig(k=3, returns=returns)
-    collector = make_collector(scripted(script), env=Forks, reward=reward, reward_model=model, tree=tree, **settings)
+    collector = make_collector(
+        scripted(script), env=Forks, reward=reward, reward_model=model, tree=tree, **settings
+    )
     return asyncio.run(collector.collect([TASK], 1, step=1))
 
 
-def test_candidates_are_chosen_by_the_model_alone_where_the_environment_gives_no_rewards(make_collector: Any, scripted: Any) -> None:
+def test_candidates_are_chosen_by_the_model_alone_where_the_environment_gives_no_rewards(
+    make_collector: Any, scripted: Any
+) -> None:
     (episode,) = tree_play(make_collector, scripted, rewards(), Length(), "step").episodes
     solver = [s for s in episode.samples if s.agent_id == "Solver"]
     assert [s.committed for s in solver] == [False, False, True]
-    assert [s.reward for s in solver] == [len(s.text.strip()) for s in solver] == [s.candidate_reward for s in solver]
+    assert (
+        [s.reward for s in solver]
+        == [len(s.text.strip()) for s in solver]
+        == [s.candidate_reward for s in solver]
+    )
 
 
 def test_a_candidate_whose_score_fails_is_left_out(make_collector: Any, scripted: Any) -> None:
@@ -200,7 +230,9 @@ def test_a_candidate_whose_score_fails_is_left_out(make_collector: Any, scripted
     assert episode.left_out == 1
 
 
-def test_functions_reward_the_committed_replies_of_a_tree(make_collector: Any, scripted: Any, tmp_path: Any) -> None:
+def test_functions_reward_the_committed_replies_of_a_tree(
+    make_collector: Any, scripted: Any, tmp_path: Any
+) -> None:
     path = tmp_path / "mine.py"
     path.write_text(
         "def count(episode):\n    return float(len(episode.samples))\n\n"
@@ -242,10 +274,14 @@ def test_a_verdict_is_the_last_line(text: str, score: float | None) -> None:
     assert read_verdict(text, 0.0, 10.0) == score
 
 
-def judge_of(tokenizer: Any, engine: Any, template: str = QUESTION, max_length: int = 2000, **keys: Any) -> Judge:
+def judge_of(
+    tokenizer: Any, engine: Any, template: str = QUESTION, max_length: int = 2000, **keys: Any
+) -> Judge:
     settings = RewardModelConfig(kind="judge", path="x", max_length=max_length, **keys)
     sampling = SamplingParams(settings.response_length, settings.temperature)
-    binding = AgentBinding("judge", "judge", "judge", engine, tokenizer, sampling, sampling, max_length, trained=False)
+    binding = AgentBinding(
+        "judge", "judge", "judge", engine, tokenizer, sampling, sampling, max_length, trained=False
+    )
     return Judge(binding, settings, template, seed=0)
 
 
@@ -269,32 +305,50 @@ def test_a_score_in_the_reply_is_not_the_judges(scripted: Any, tokenizer: Any) -
 
 
 def test_a_judge_that_is_cut_off_is_asked_again_with_another_seed(scripted: Any, tokenizer: Any) -> None:
-    cut = judge_of(tokenizer, scripted(lambda p, r: "Score: 10"), response_length=len(tokenizer.encode("Score: 1")))
-    with pytest.raises(AgentSystemError, match=r"no verdict in 2 replies; expected a last line 'Score: x' with x from 0 to 10 within"):
+    cut = judge_of(
+        tokenizer, scripted(lambda p, r: "Score: 10"), response_length=len(tokenizer.encode("Score: 1"))
+    )
+    with pytest.raises(
+        AgentSystemError,
+        match=r"no verdict in 2 replies; expected a last line 'Score: x' with x from 0 to 10 within",
+    ):
         ask(cut)  # all that was written is "Score: 1"
     engine = scripted(lambda p, request: "Fine.\nScore: 10" if request.sampling.temperature else "Fine.")
     score, counts = ask(judge_of(tokenizer, engine))
     assert (score, counts["asked_again"]) == (1.0, 1)
     assert len({request.seed for request in engine.requests}) == 2
-    score, counts = ask(judge_of(tokenizer, scripted(lambda p, r: "no idea"), unparsable_score=0.0, retries=3))
+    score, counts = ask(
+        judge_of(tokenizer, scripted(lambda p, r: "no idea"), unparsable_score=0.0, retries=3)
+    )
     assert (score, counts["asked_again"], counts["unparsable"]) == (0.0, 3, 1)
 
 
-def test_a_long_conversation_is_an_error_or_loses_its_beginning_never_the_reply(scripted: Any, tokenizer: Any) -> None:
+def test_a_long_conversation_is_an_error_or_loses_its_beginning_never_the_reply(
+    scripted: Any, tokenizer: Any
+) -> None:
     engine = scripted(lambda prompt, _: "Score: 5")
     long = "early " * 600 + "late"
-    with pytest.raises(AgentSystemError, match=r"longer than reward.model.max_length=1200 tokens.*reward.model.truncate=true"):
+    with pytest.raises(
+        AgentSystemError, match=r"longer than reward.model.max_length=1200 tokens.*reward.model.truncate=true"
+    ):
         ask(judge_of(tokenizer, engine, max_length=1200), "my reply", long)
     score, counts = ask(judge_of(tokenizer, engine, max_length=1200, truncate=True), "my reply", long)
     prompt = tokenizer.decode(engine.requests[-1].prompt_ids)
     assert score == 0.5 and counts["truncated"] == 1
     assert "my reply" in prompt and "late" in prompt and prompt.count("early") < 600
-    with pytest.raises(AgentSystemError, match=r"without the conversation is longer than reward.model.max_length=1200 tokens; raise it$"):
+    with pytest.raises(
+        AgentSystemError,
+        match=r"without the conversation is longer than reward.model.max_length=1200 tokens; raise it$",
+    ):
         ask(judge_of(tokenizer, engine, max_length=1200, truncate=True), "my reply " * 600, long)
 
 
-@pytest.mark.parametrize(("template", "message"), [("Grade it.", "does not contain {reply}"), ("{reply} {repli}", "repli")])
-def test_a_template_that_cannot_be_used_is_refused(scripted: Any, tokenizer: Any, template: str, message: str) -> None:
+@pytest.mark.parametrize(
+    ("template", "message"), [("Grade it.", "does not contain {reply}"), ("{reply} {repli}", "repli")]
+)
+def test_a_template_that_cannot_be_used_is_refused(
+    scripted: Any, tokenizer: Any, template: str, message: str
+) -> None:
     with pytest.raises(AgentSystemError, match=message):
         judge_of(tokenizer, scripted(), template)
 
@@ -317,7 +371,9 @@ def server() -> Iterator[ChatServer]:
         ([None], "no answer within request_timeout_s=0.3 s"),
     ],
 )
-def test_a_server_that_fails_costs_the_episode_after_its_retries(play: Any, server: ChatServer, answers: list[Any], cause: str) -> None:
+def test_a_server_that_fails_costs_the_episode_after_its_retries(
+    play: Any, server: ChatServer, answers: list[Any], cause: str
+) -> None:
     import time
 
     remaining = list(answers)
@@ -333,7 +389,9 @@ def test_a_server_that_fails_costs_the_episode_after_its_retries(play: Any, serv
     api = ApiConfig(server.url, "big", request_timeout_s=limit_s, max_retries=1, retry_delay_s=0.01)
     reward = rewards(api=api, scope="episode", combine="replace")
     sampling = SamplingParams(32, 0.0)
-    judge = Judge(RemoteBinding("judge", "judge", Endpoint("judge", api), sampling, sampling), reward.model, QUESTION, 0)
+    judge = Judge(
+        RemoteBinding("judge", "judge", Endpoint("judge", api), sampling, sampling), reward.model, QUESTION, 0
+    )
     if cause:
         with pytest.raises(TooManyFailuresError, match=cause):
             play(reward, judge)

@@ -46,7 +46,9 @@ async def test_thinking_that_was_cut_off_is_not_shown_to_the_next_speaker(make_c
     assert "secret" not in episode.samples[1].prompt_text
 
 
-async def test_a_model_that_writes_special_tokens_cannot_end_another_agents_message(make_collector, tokenizer) -> None:
+async def test_a_model_that_writes_special_tokens_cannot_end_another_agents_message(
+    make_collector, tokenizer
+) -> None:
     from agent_system.agent import Entry
     from agent_system.memory import SimpleMemory
     from agent_system.rollout.prompt import PromptBuilder
@@ -67,10 +69,14 @@ class TwoTurns(BaseEnv):
     def step(self, action: str) -> Outcome:
         self.steps += 1
         local = {"Solver": 0.25, 1: 0.5} if self.steps == 1 else {}
-        return Outcome(self.steps, local, self.steps == 2, {"steps": self.steps}, Observation(f"after {self.steps}"))
+        return Outcome(
+            self.steps, local, self.steps == 2, {"steps": self.steps}, Observation(f"after {self.steps}")
+        )
 
 
-async def test_every_sample_gets_the_sum_of_team_rewards_and_its_own_local_reward(make_collector, scripted) -> None:
+async def test_every_sample_gets_the_sum_of_team_rewards_and_its_own_local_reward(
+    make_collector, scripted
+) -> None:
     episode = await one(make_collector(scripted(), env=TwoTurns, max_steps=5, reward=RewardConfig(alpha=2.0)))
     assert [(s.turn, s.call, s.agent_id) for s in episode.samples] == [
         (1, 0, "Solver"),
@@ -84,7 +90,9 @@ async def test_every_sample_gets_the_sum_of_team_rewards_and_its_own_local_rewar
     assert episode.info["steps"] == 2
 
 
-async def test_the_next_turn_sees_the_new_observation_and_remembers_the_last(make_collector, scripted) -> None:
+async def test_the_next_turn_sees_the_new_observation_and_remembers_the_last(
+    make_collector, scripted
+) -> None:
     episode = await one(make_collector(scripted(), env=TwoTurns, max_steps=5))
     assert "Q: after 1" in episode.samples[2].prompt_text
     assert "[Observation 1: 'start', Action 1: '4']" in episode.samples[2].prompt_text
@@ -105,7 +113,9 @@ class EndsInside(OneTurn):
         raise AssertionError("the episode is over")
 
 
-async def test_done_inside_a_turn_stops_the_episode_before_the_next_agent_speaks(make_collector, scripted) -> None:
+async def test_done_inside_a_turn_stops_the_episode_before_the_next_agent_speaks(
+    make_collector, scripted
+) -> None:
     episode = await one(make_collector(scripted(), env=EndsInside))
     assert [s.agent_id for s in episode.samples] == ["Solver"]
     assert (episode.team_reward, episode.samples[0].local_reward) == (1.0, 0.5)
@@ -133,13 +143,19 @@ class Together(BaseOrchestra):
 
 
 @pytest.mark.parametrize("slow", ["Solver", "Verifier", None])
-async def test_calls_at_the_same_time_do_not_read_each_other_and_keep_their_order(make_collector, scripted, slow: str | None) -> None:
+async def test_calls_at_the_same_time_do_not_read_each_other_and_keep_their_order(
+    make_collector, scripted, slow: str | None
+) -> None:
     async def delay(request: Any) -> None:
         if slow is not None and request.request_id.endswith("0" if slow == "Solver" else "1"):
             await asyncio.sleep(0.01)
 
     episode = await one(make_collector(scripted(delay=delay), orchestra=Together()))
-    assert [(s.call, s.agent_id) for s in episode.samples] == [(0, "Solver"), (1, "Verifier"), (2, "Verifier")]
+    assert [(s.call, s.agent_id) for s in episode.samples] == [
+        (0, "Solver"),
+        (1, "Verifier"),
+        (2, "Verifier"),
+    ]
     assert "Solver:" not in episode.samples[1].prompt_text
     last = episode.samples[2].prompt_text
     assert last.index("Solver: so") < last.index("Verifier: <verify>")
@@ -151,7 +167,9 @@ async def test_a_reply_that_never_comes_names_the_agent_and_the_limit(make_colle
         """A worker group whose engine takes requests and samples nothing."""
 
         def call_async(self, name: str, *args: Any, rank: int) -> Any:
-            return asyncio.create_task(asyncio.sleep(0.005, {"collect": [], "stats": {"sampled": 7.0}}.get(name)))
+            return asyncio.create_task(
+                asyncio.sleep(0.005, {"collect": [], "stats": {"sampled": 7.0}}.get(name))
+            )
 
     engine = WorkerGroupClient(cast(WorkerGroup, Stuck()), timeout_s=0.02)
     episode = await one(make_collector(engine, call_timeout_s=0.02, max_failure_rate=1.0))
@@ -187,7 +205,10 @@ async def test_an_endless_loop_of_calls_ends(make_collector, scripted, monkeypat
     monkeypatch.setattr("agent_system.rollout.clock.REPLY_S", 0.01)
     collector = make_collector(engine, orchestra=Endless(), episode_timeout_s=0.2, max_failure_rate=1.0)
     episode = await asyncio.wait_for(one(collector), 20)
-    assert "episode took longer than rollout.episode_timeout_s=0.2 s, waiting for the reply of" in episode.failure
+    assert (
+        "episode took longer than rollout.episode_timeout_s=0.2 s, waiting for the reply of"
+        in episode.failure
+    )
     assert len(engine.requests) < 60, "20 times two replies that count 0.01 s"
 
 
@@ -221,7 +242,9 @@ async def test_an_episode_whose_code_ignores_its_end_is_abandoned_and_its_calls_
     over, engine = asyncio.Event(), scripted()
     monkeypatch.setattr("agent_system.rollout.player.END_TIMEOUT_S", 0.2)
     try:
-        episode = await one(make_collector(engine, orchestra=Deaf(), episode_timeout_s=0.1, max_failure_rate=1.0))
+        episode = await one(
+            make_collector(engine, orchestra=Deaf(), episode_timeout_s=0.1, max_failure_rate=1.0)
+        )
     finally:
         over.set()
     assert "ignored its cancellation after rollout.episode_timeout_s, waiting for the team" in episode.failure
@@ -233,7 +256,10 @@ async def test_an_episode_whose_code_ignores_its_end_is_abandoned_and_its_calls_
 
 @pytest.mark.parametrize(
     ("deaf", "cause"),
-    [("close", "rollout.episode_timeout_s, waiting for Closing.close()"), ("score", "reward.timeout_s, waiting for the reward functions")],
+    [
+        ("close", "rollout.episode_timeout_s, waiting for Closing.close()"),
+        ("score", "reward.timeout_s, waiting for the reward functions"),
+    ],
 )
 async def test_an_episode_that_ignores_its_end_after_play_is_abandoned(
     make_collector, scripted, monkeypatch, deaf: str, cause: str
@@ -268,7 +294,9 @@ async def test_an_episode_that_ignores_its_end_after_play_is_abandoned(
         (1.0, "must return Outcome, found float"),
     ],
 )
-async def test_an_invalid_outcome_is_an_error_with_a_fix(make_collector, scripted, outcome, message: str) -> None:
+async def test_an_invalid_outcome_is_an_error_with_a_fix(
+    make_collector, scripted, outcome, message: str
+) -> None:
     class Odd(OneTurn):
         def step(self, action: str) -> Any:
             return outcome
@@ -291,7 +319,10 @@ async def test_an_orchestra_that_raises_turn_over_itself_fails(make_collector, s
         async def run(self, turn: Turn) -> str:
             raise TurnOver("mine")
 
-    assert "TurnOver: mine" in (await one(make_collector(scripted(), orchestra=Raises(), max_failure_rate=1.0))).failure
+    assert (
+        "TurnOver: mine"
+        in (await one(make_collector(scripted(), orchestra=Raises(), max_failure_rate=1.0))).failure
+    )
 
 
 async def test_calls_that_nobody_waits_for_do_not_outlive_the_episode(make_collector, scripted) -> None:
@@ -310,7 +341,9 @@ async def test_calls_that_nobody_waits_for_do_not_outlive_the_episode(make_colle
     assert [s.agent_id for s in episode.samples] == ["Solver"]
 
 
-async def test_an_environment_that_hangs_in_its_thread_fails_its_episode_and_not_the_run(make_collector, scripted, monkeypatch) -> None:
+async def test_an_environment_that_hangs_in_its_thread_fails_its_episode_and_not_the_run(
+    make_collector, scripted, monkeypatch
+) -> None:
     class Hangs(OneTurn):
         blocking = True
 
@@ -321,11 +354,15 @@ async def test_an_environment_that_hangs_in_its_thread_fails_its_episode_and_not
         def close(self) -> None: ...
 
     monkeypatch.setattr("agent_system.rollout.forks.CLOSE_TIMEOUT_S", 0.05)
-    episode = await one(make_collector(scripted(), env=Hangs, env_threads=1, episode_timeout_s=0.2, max_failure_rate=1.0))
+    episode = await one(
+        make_collector(scripted(), env=Hangs, env_threads=1, episode_timeout_s=0.2, max_failure_rate=1.0)
+    )
     assert "waiting for the environment's step 1" in episode.failure
 
 
-async def test_a_call_with_tools_that_fails_leaves_no_sample_that_is_rewarded_or_trained(make_collector, scripted) -> None:
+async def test_a_call_with_tools_that_fails_leaves_no_sample_that_is_rewarded_or_trained(
+    make_collector, scripted
+) -> None:
     class Solver(ToolAgent):
         prompt = "{env_prompt}"
         tools = (calculator,)
@@ -351,11 +388,18 @@ async def test_a_call_with_tools_that_fails_leaves_no_sample_that_is_rewarded_or
     engine, model = scripted(script), Length(lambda c: 0.5)
     reward = RewardConfig(team_scope="call", model=RewardModelConfig(kind="api"))
     collector = make_collector(
-        engine, orchestra=Retries(), agents={"Solver": Solver("Solver")}, env=PerAgent, reward=reward, reward_model=model
+        engine,
+        orchestra=Retries(),
+        agents={"Solver": Solver("Solver")},
+        env=PerAgent,
+        reward=reward,
+        reward_model=model,
     )
     result = await collector.collect([Task("a", "2+2?", "sums", "4")], 1, step=1)
     (episode,) = result.episodes
-    assert [(s.text, s.reward, s.trained) for s in episode.samples] == [("4", 1.75, True)] and len(result.batch) == 1
+    assert [(s.text, s.reward, s.trained) for s in episode.samples] == [("4", 1.75, True)] and len(
+        result.batch
+    ) == 1
     (lost,) = episode.unheard
     assert "calculator" in lost.text and not lost.trained and [asked.reply for asked in model.asked] == ["4"]
     assert episode.reply_tokens == sum(len(s.generation.token_ids) for s in (lost, *episode.samples))

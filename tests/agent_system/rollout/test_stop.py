@@ -38,9 +38,13 @@ async def test_a_reply_ends_with_the_first_of_the_texts(text: str, stop: list[st
     (reply,) = await replies(text, *stop)
     found = TOKENIZER.decode(reply.token_ids)
     assert any(end in found for end in stop)
-    assert not any(end in TOKENIZER.decode(reply.token_ids[:-1]) for end in stop), "one token less would not hold it"
+    assert not any(end in TOKENIZER.decode(reply.token_ids[:-1]) for end in stop), (
+        "one token less would not hold it"
+    )
     assert found.startswith(kept)
-    assert len(found) - len(kept) < len(TOKENIZER.decode(reply.token_ids[-1:])), "no more than its last token goes beyond"
+    assert len(found) - len(kept) < len(TOKENIZER.decode(reply.token_ids[-1:])), (
+        "no more than its last token goes beyond"
+    )
     assert reply.log_probs == tuple(-i / 100 for i in range(len(reply.token_ids)))
     assert (reply.stop_reason, reply.version) == ("stop", 3)
 

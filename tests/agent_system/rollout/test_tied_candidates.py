@@ -1,4 +1,6 @@
-"""Candidates that all earn the same are counted, and an environment that cannot tell an agent's candidates apart is named once."""
+"""Candidates that all earn the same are counted, and an environment that cannot tell an agent's candidates
+apart is named once.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from verl.trainer.config.run import TreeConfig
 
 from .test_tree import CALL, Adder, InTurn, Speaker
 
-MANY = [Task(str(i), "go", "worlds") for i in range(ENOUGH_CALLS // 2)]  # two turns each: as many calls of an agent as it takes
+MANY = [
+    Task(str(i), "go", "worlds") for i in range(ENOUGH_CALLS // 2)
+]  # two turns each: as many calls of an agent as it takes
 
 
 class OnlyStepPays(Adder):
@@ -29,7 +33,9 @@ class OnlyAIsPaid(Adder):
 
 
 def of_ties(caplog: Any) -> list[str]:
-    """The warnings about tied calls; in these environments `step` gives rewards too, which has its own warning."""
+    """The warnings about tied calls; in these environments `step` gives rewards too, which has its own
+    warning.
+    """
     return [message for record in caplog.records if "got the same reward" in (message := record.getMessage())]
 
 
@@ -40,7 +46,11 @@ def collector_of(make_collector: Any, scripted: Any) -> Callable[..., Any]:
         agents = {name: Speaker(name) for name in ("A", "B")}
         options = {"tree": TreeConfig(2), "reward": CALL, "max_steps": 2} | options
         return make_collector(
-            scripted(script or (lambda *_: str(next(turn) % 8 + 1))), orchestra=InTurn(), agents=agents, env=env, **options
+            scripted(script or (lambda *_: str(next(turn) % 8 + 1))),
+            orchestra=InTurn(),
+            agents=agents,
+            env=env,
+            **options,
         )
 
     return make
@@ -53,10 +63,16 @@ async def test_a_world_in_which_only_step_pays_is_named_once_for_each_agent(coll
     assert first.metrics["tree/signal_rate"] == 0.0
     warnings = of_ties(caplog)
     (step,) = {record.getMessage() for record in caplog.records} - {*warnings}
-    assert "step() of OnlyStepPays gave a reward in 50 of 50 turns; these rewards are in the episode's metrics, but no candidate" in step
+    assert (
+        "step() of OnlyStepPays gave a reward in 50 of 50 turns; these rewards are in the episode's metrics, "
+        "but no candidate" in step
+    )
     assert len(warnings) == 2
     for agent, warning in zip("AB", warnings, strict=True):
-        assert f"in 50 of the first 50 calls of {agent} with different candidates, all candidates got the same reward" in warning
+        assert (
+            f"in 50 of the first 50 calls of {agent} with different candidates, all candidates got the same "
+            "reward" in warning
+        )
         assert "OnlyStepPays" in warning and "score()" in warning
     await collector.collect(MANY, 1, step=2)
     assert len(caplog.records) == 3
@@ -95,7 +111,9 @@ async def test_what_was_seen_adds_up_over_collections(collector_of, caplog) -> N
     assert len(of_ties(caplog)) == 2
 
 
-async def test_equal_actions_and_ties_after_a_good_beginning_are_no_fault_of_the_world(collector_of, caplog) -> None:
+async def test_equal_actions_and_ties_after_a_good_beginning_are_no_fault_of_the_world(
+    collector_of, caplog
+) -> None:
     result = await collector_of(Adder, lambda *_: "3").collect(MANY, 2, step=1)
     assert result.metrics["agent/a/tied_calls"] == 1.0
     late = collector_of(OnlyStepPays)
@@ -117,4 +135,7 @@ async def test_a_long_run_keeps_the_first_calls_only(collector_of) -> None:
     collector = collector_of(OnlyAIsPaid)
     for step in range(1, 5):
         await collector.collect(MANY, 1, step=step)
-    assert {agent: len(seen) for agent, seen in collector._tied_candidates._seen.items()} == {"A": ENOUGH_CALLS, "B": ENOUGH_CALLS}
+    assert {agent: len(seen) for agent, seen in collector._tied_candidates._seen.items()} == {
+        "A": ENOUGH_CALLS,
+        "B": ENOUGH_CALLS,
+    }

@@ -18,22 +18,31 @@ from agent_system.rollout.tokens import Encoder, decode
 LLAMA = QWEN2.replace(r"\p{N}|", r"\p{N}{1,3}|")
 GPT4O = LLAMA.replace(r"+[\r\n]*", r"+[\r\n/]*")
 CHARACTERS = [*"\n\n\n\n\r\t  aabA123.!/'sée\u0301中\x1c\x85\u2028"]
-TEXTS = st.lists(st.sampled_from([*CHARACTERS, "\n\n", ".\n\n", "<|im_start|>", "<|im_end|>"]), max_size=40).map("".join)
+TEXTS = st.lists(
+    st.sampled_from([*CHARACTERS, "\n\n", ".\n\n", "<|im_start|>", "<|im_end|>"]), max_size=40
+).map("".join)
 
 
 def split(pattern: str) -> Any:
     return pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(Regex(pattern), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+        [
+            pre_tokenizers.Split(Regex(pattern), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
     )
 
 
-def trained(pre_tokenizer: Any, normalizer: Any = None, added: tuple[Any, ...] = ("<|im_start|>", "<|im_end|>")) -> Any:
+def trained(
+    pre_tokenizer: Any, normalizer: Any = None, added: tuple[Any, ...] = ("<|im_start|>", "<|im_end|>")
+) -> Any:
     """A tokenizer that has merged much of what it met, runs of newlines and signs before them included."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizer
     if normalizer is not None:
         tokenizer.normalizer = normalizer
-    trainer = trainers.BpeTrainer(vocab_size=600, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=600, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
     rng = random.Random(0)
     tokenizer.train_from_iterator(["".join(rng.choices(CHARACTERS, k=200)) for _ in range(50)], trainer)
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
@@ -63,7 +72,16 @@ def test_paragraphs_have_the_ids_of_the_whole(name: str, text: str) -> None:
 
 ASCII = st.lists(
     st.sampled_from(
-        [*"\n\n\n\r\t  aabAzZ0129.,!/'<|_~^\0\v\f\x1c\x7f", "'Ll", "'S", "\r\n", "   ", "123456", "<|im_start|>", "<|im_end|>"]
+        [
+            *"\n\n\n\r\t  aabAzZ0129.,!/'<|_~^\0\v\f\x1c\x7f",
+            "'Ll",
+            "'S",
+            "\r\n",
+            "   ",
+            "123456",
+            "<|im_start|>",
+            "<|im_end|>",
+        ]
     ),
     max_size=60,
 ).map("".join)
@@ -71,7 +89,27 @@ ASCII = st.lists(
 
 WORDS = st.lists(
     st.sampled_from(
-        [" a", " b", "a", "A", "1", " ", " (", " 1", " '", "\v", "é", "e\u0301", "\u0301", " 中", "\x1c", "\u2028", ".", "'s", "\n"]
+        [
+            " a",
+            " b",
+            "a",
+            "A",
+            "1",
+            " ",
+            " (",
+            " 1",
+            " '",
+            "\v",
+            "é",
+            "e\u0301",
+            "\u0301",
+            " 中",
+            "\x1c",
+            "\u2028",
+            ".",
+            "'s",
+            "\n",
+        ]
     ),
     max_size=40,
 ).map("".join)
@@ -93,7 +131,9 @@ PIECED: dict[str, Encoder] = {}
 def test_the_pieces_of_a_long_text_are_tokenized_once(counted: list[str]) -> None:
     encoder = Encoder(KNOWN["qwen2"])
     for words in (["one", "two"], ["two", "one", "three"]):
-        assert list(encoder.encode(text := " ".join(words * 100))) == KNOWN["qwen2"].encode(text, add_special_tokens=False)
+        assert list(encoder.encode(text := " ".join(words * 100))) == KNOWN["qwen2"].encode(
+            text, add_special_tokens=False
+        )
     assert counted == ["one", " two", " one", "two", " three"]
     encoder.encode("x" * 500)
     assert len(encoder._piece_ids) == 5, "long pieces are not kept"
@@ -157,12 +197,20 @@ def slow() -> Any:
     [
         lambda: trained(split(GPT4O)),
         lambda: trained(pre_tokenizers.ByteLevel(add_prefix_space=True)),
-        lambda: trained(pre_tokenizers.Sequence([pre_tokenizers.Digits(), pre_tokenizers.ByteLevel(add_prefix_space=False)])),
+        lambda: trained(
+            pre_tokenizers.Sequence(
+                [pre_tokenizers.Digits(), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+            )
+        ),
         lambda: trained(split(QWEN2), normalizers.Strip()),
         lambda: trained(split(QWEN2), added=(AddedToken("<tool>", rstrip=True),)),
         lambda: trained(split(QWEN2), added=("a\n\nb",)),
         lambda: trained(pre_tokenizers.Metaspace()),
-        lambda: trained(pre_tokenizers.ByteLevel(add_prefix_space=False), normalizers.NFC(), added=(AddedToken("école", normalized=True),)),
+        lambda: trained(
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+            normalizers.NFC(),
+            added=(AddedToken("école", normalized=True),),
+        ),
         slow,
     ],
     ids=[
@@ -189,7 +237,9 @@ def test_pieces_of_gpt4o_do_cross_a_blank_line() -> None:
     assert pieces[0] == ".ĊĊ/"
 
 
-def test_the_memory_is_bounded_and_what_is_asked_for_again_stays(monkeypatch: pytest.MonkeyPatch, counted: list[str]) -> None:
+def test_the_memory_is_bounded_and_what_is_asked_for_again_stays(
+    monkeypatch: pytest.MonkeyPatch, counted: list[str]
+) -> None:
     monkeypatch.setattr("agent_system.rollout.tokens.CACHED_TOKENS", 1000)
     encoder = Encoder(KNOWN["gpt2"])
     for i in range(500):

@@ -12,7 +12,17 @@ from typing import Any
 import pytest
 import torch
 
-from agent_system import AgentSystemError, BaseAgent, BaseEnv, BaseOrchestra, Observation, Outcome, Task, Turn, boxed_answer
+from agent_system import (
+    AgentSystemError,
+    BaseAgent,
+    BaseEnv,
+    BaseOrchestra,
+    Observation,
+    Outcome,
+    Task,
+    Turn,
+    boxed_answer,
+)
 from agent_system.reward.tokens import token_rewards
 from agent_system.rollout import Collector
 from agent_system.rollout.batch import build_batch
@@ -100,18 +110,26 @@ def play(make_collector: Callable[..., Collector], scripted: Callable[..., Any])
     def run(replies: Any, agent: type[ToolAgent] = Solver, **options: Any) -> tuple[Any, Any]:
         engine = scripted(replies)
         limits = {"max_prompt_length": 8000, "max_tokens": 4000} | options
-        collector = make_collector(engine, orchestra=Alone(), agents={"Solver": agent("Solver")}, env=Acting, **limits)
+        collector = make_collector(
+            engine, orchestra=Alone(), agents={"Solver": agent("Solver")}, env=Acting, **limits
+        )
         return asyncio.run(collector.collect(TASK, 1, step=1)), engine
 
     return run
 
 
-def test_every_generation_is_a_sample_and_the_next_prompt_continues_its_tokens(play: Any, tokenizer: Any) -> None:
+def test_every_generation_is_a_sample_and_the_next_prompt_continues_its_tokens(
+    play: Any, tokenizer: Any
+) -> None:
     first = f"look <think>hm</think> {called('lookup', key='k')} {called('calculator', expression='2*(3+4)')}"
     result, engine = play([first, "so \\boxed{4}"])
     (episode,) = result.episodes
     asked, answered = episode.samples
-    assert [s.call for s in episode.samples] == [0, 1] and (asked.action, answered.action) == ("", "4") and asked.valid
+    assert (
+        [s.call for s in episode.samples] == [0, 1]
+        and (asked.action, answered.action) == ("", "4")
+        and asked.valid
+    )
     assert answered.prompt_ids[: len(asked.prompt_ids)] == asked.prompt_ids
     rest = answered.prompt_ids[len(asked.prompt_ids) :]
     assert rest[: len(asked.generation.token_ids)] == asked.generation.token_ids
@@ -130,7 +148,10 @@ def test_the_environment_acts_once_and_every_round_is_credited_with_it(play: Any
     result, _ = play([called("lookup", key="k"), "\\boxed{4}"], reward=RewardConfig(team_scope="call"))
     (episode,) = result.episodes
     assert episode.info["acts"] == 1 and episode.team_reward == 1.5
-    assert [(s.act_reward, s.local_reward, s.team_reward) for s in episode.samples] == [(None, 0.25, 1.5), (1.0, 0.25, 1.5)]
+    assert [(s.act_reward, s.local_reward, s.team_reward) for s in episode.samples] == [
+        (None, 0.25, 1.5),
+        (1.0, 0.25, 1.5),
+    ]
     assert sum(s.step_reward for s in episode.samples) == 1.75
 
 
@@ -140,17 +161,30 @@ def test_all_rounds_of_a_call_have_its_credit_and_anchors_of_their_own(play: Any
         (PropagationConfig("discounted"), "hop_discount"),
     ):
         reward = RewardConfig(propagation=propagation, shaping=shaping)
-        apart, joined = (play(ROUNDS, reward=reward, tool_sequences=t)[0].episodes[0].samples for t in ([], ["Solver"]))
-        assert [(s.team_reward, s.reward) for s in apart] == [(s.team_reward, s.reward) for s in joined] * 3 == [(1.5, 1.75)] * 3
+        apart, joined = (
+            play(ROUNDS, reward=reward, tool_sequences=t)[0].episodes[0].samples for t in ([], ["Solver"])
+        )
+        assert (
+            [(s.team_reward, s.reward) for s in apart]
+            == [(s.team_reward, s.reward) for s in joined] * 3
+            == [(1.5, 1.75)] * 3
+        )
     anchors = ["2+2?", "2+2?\nlookup {'key': 'k'}\n<|im_end|>value of k"]
-    assert [s.anchor for s in apart] == [*anchors, f"{anchors[1]}\ncalculator {{'expression': '2+2'}}\n4"] and joined[0].anchor == "2+2?"
+    assert [s.anchor for s in apart] == [
+        *anchors,
+        f"{anchors[1]}\ncalculator {{'expression': '2+2'}}\n4",
+    ] and joined[0].anchor == "2+2?"
 
 
-def test_a_template_that_wants_user_and_assistant_in_turn_shows_several_results(play: Any, tokenizer: Any, monkeypatch: Any) -> None:
+def test_a_template_that_wants_user_and_assistant_in_turn_shows_several_results(
+    play: Any, tokenizer: Any, monkeypatch: Any
+) -> None:
     strict = (
-        "{% if messages[0].role == 'system' %}{{ messages[0].content }}{% set messages = messages[1:] %}{% endif %}"
+        "{% if messages[0].role == 'system' %}{{ messages[0].content }}{% set messages = messages[1:] %}{% "
+        "endif %}"
         "{% for message in messages %}{% if (message.role == 'user') != (loop.index0 % 2 == 0) %}"
-        "{{ raise_exception('roles must alternate') }}{% endif %}[{{ message.role }}]{{ message['content'] }}{% endfor %}[assistant]"
+        "{{ raise_exception('roles must alternate') }}{% endif %}[{{ message.role }}]{{ message['content'] "
+        "}}{% endfor %}[assistant]"
     )
     monkeypatch.setattr(tokenizer, "chat_template", strict)
     result, _ = play([called("lookup", key="k") + called("calculator", expression="1+1"), "\\boxed{4}"])
@@ -184,9 +218,14 @@ def test_a_call_that_fails_costs_a_readable_message(play: Any, reply: str, kind:
     first, last = episode.samples
     assert episode.failure is None and message in last.prompt_text.partition("<tool_response>")[2]
     assert first.valid == (kind != "malformed") and last.valid
-    counts = {name: result.metrics[f"agent/solver/tools/{name}"] for name in ("malformed", "errors", "timeouts")}
+    counts = {
+        name: result.metrics[f"agent/solver/tools/{name}"] for name in ("malformed", "errors", "timeouts")
+    }
     assert counts == {"malformed": 0, "errors": 0, "timeouts": 0} | ({kind: 1} if kind != "ok" else {})
-    assert result.metrics["agent/solver/tools/rounds/mean"] == 2 and result.metrics["agent/solver/tools/calls_per_episode"] == 1
+    assert (
+        result.metrics["agent/solver/tools/rounds/mean"] == 2
+        and result.metrics["agent/solver/tools/calls_per_episode"] == 1
+    )
     assert len(last.prompt_ids) - len(first.prompt_ids) - len(first.generation.token_ids) < 600
 
 
@@ -197,18 +236,27 @@ def test_malformed_calls_are_penalized_in_training(play: Any) -> None:
 
 def test_rounds_prompts_and_calls_are_limited(play: Any) -> None:
     endless, _ = play(lambda _prompt, _request: called("lookup", key="k"))
-    assert len(endless.episodes[0].samples) == Solver.max_rounds and endless.metrics["agent/solver/tools/cut"] == 1
+    assert (
+        len(endless.episodes[0].samples) == Solver.max_rounds
+        and endless.metrics["agent/solver/tools/cut"] == 1
+    )
     first = play([called("lookup", key="k"), "\\boxed{4}"])[0].episodes[0].samples[0]
     short, _ = play([called("lookup", key="k"), "\\boxed{4}"], max_prompt_length=len(first.prompt_ids) + 20)
     assert len(short.episodes[0].samples) == 1 and short.metrics["agent/solver/tools/cut"] == 1
-    wrong, _ = play(["\\boxed{4} " + called("no such tool", key="k")], max_prompt_length=len(first.prompt_ids) + 20)
+    wrong, _ = play(
+        ["\\boxed{4} " + called("no such tool", key="k")], max_prompt_length=len(first.prompt_ids) + 20
+    )
     (sample,) = wrong.episodes[0].samples
-    assert (sample.action, sample.valid) == ("4", False), "the last reply stands, and is penalized for its call"
+    assert (sample.action, sample.valid) == ("4", False), (
+        "the last reply stands, and is penalized for its call"
+    )
     many, _ = play([called("lookup", key="k") * 30, "\\boxed{4}"])
     assert many.metrics["agent/solver/tools/malformed"] == 22
 
 
-def test_a_template_that_drops_thinking_begins_anew(play: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_template_that_drops_thinking_begins_anew(
+    play: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     content = "{{ message['content'].split('</think>')[-1] }}"
     dropping = tokenizer.chat_template.replace("{{ message['content'] }}", content)
     monkeypatch.setattr(tokenizer, "chat_template", dropping)
@@ -218,14 +266,20 @@ def test_a_template_that_drops_thinking_begins_anew(play: Any, tokenizer: Any, m
     assert result.metrics["agent/solver/tools/restarted"] == 1
 
 
-def test_a_template_with_tools_shows_their_schemas_and_messages(play: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    native = "{% if tools %}<tool_call> of {% for t in tools %}{{ t.function.name }} {% endfor %}{% endif %}" + tokenizer.chat_template
+def test_a_template_with_tools_shows_their_schemas_and_messages(
+    play: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    native = (
+        "{% if tools %}<tool_call> of {% for t in tools %}{{ t.function.name }} {% endfor %}{% endif %}"
+        + tokenizer.chat_template
+    )
     monkeypatch.setattr(tokenizer, "chat_template", native)
     result, _ = play([called("lookup", key="k"), "\\boxed{4}"])
     first, last = result.episodes[0].samples
     assert first.prompt_text.startswith("<tool_call> of lookup calculator broken quits <|im_start|>user")
     assert last.prompt_text == (
-        f"{first.prompt_text}{first.text}<|im_end|>\n<|im_start|>tool\nvalue of k<|im_end|>\n<|im_start|>assistant\n"
+        f"{first.prompt_text}{first.text}<|im_end|>\n<|im_start|>tool\nvalue of "
+        "k<|im_end|>\n<|im_start|>assistant\n"
     )
     assert result.metrics["agent/solver/tools/restarted"] == 0
 
@@ -235,7 +289,9 @@ def test_a_reply_that_was_cut_off_is_closed_by_the_template(play: Any, tokenizer
     length = len(tokenizer.encode(call, add_special_tokens=False))
     result, _ = play(lambda _prompt, _request: call, max_tokens=length)
     first, last = result.episodes[0].samples[:2]
-    assert first.generation.stop_reason == "length" and last.prompt_text.startswith(f"{first.prompt_text}{call}<|im_end|>\n<|im_start|>")
+    assert first.generation.stop_reason == "length" and last.prompt_text.startswith(
+        f"{first.prompt_text}{call}<|im_end|>\n<|im_start|>"
+    )
 
 
 def test_tools_are_refused_where_they_cannot_work(make_collector: Any, scripted: Any) -> None:
@@ -266,7 +322,9 @@ def test_tools_are_refused_where_they_cannot_work(make_collector: Any, scripted:
     with pytest.raises(AgentSystemError, match="behind an API"):
         check_tool_agents({"Solver": Solver("Solver")}, {"Solver": remote}, branches=False)
     plain = {"Solver": BaseAgent("Solver"), "Other": Solver("Other")}
-    with pytest.raises(AgentSystemError, match=r"tool_samples=sequence has no effect: none of Solver is a ToolAgent"):
+    with pytest.raises(
+        AgentSystemError, match=r"tool_samples=sequence has no effect: none of Solver is a ToolAgent"
+    ):
         check_tool_agents(plain, {"Solver": remote, "Other": None}, branches=False, sequences=["Solver"])
     check_tool_agents(plain, {"Solver": remote, "Other": None}, branches=False, sequences=["Solver", "Other"])
     with pytest.raises(AgentSystemError, match=r"rollout\.sampling=parallel"):
@@ -302,31 +360,60 @@ class Learner(Solver):
 
 def test_tools_that_depend_on_the_state_are_shown_as_they_are(make_collector: Any, scripted: Any) -> None:
     tasks = [Task("a", "xy"), Task("b", "z")]
-    engine = scripted(lambda prompt, _request: "\\boxed{4}" if "learned" in prompt else called("add", word="new"))
-    collector = make_collector(engine, orchestra=Alone(), agents={"Solver": Learner("Solver")}, env=Acting, tool_sequences=["Solver"])
+    engine = scripted(
+        lambda prompt, _request: "\\boxed{4}" if "learned" in prompt else called("add", word="new")
+    )
+    collector = make_collector(
+        engine, orchestra=Alone(), agents={"Solver": Learner("Solver")}, env=Acting, tool_sequences=["Solver"]
+    )
     result = asyncio.run(collector.collect(tasks, 1, step=1))
-    texts = [[s.prompt_text.partition("known: ")[2].partition("<")[0] for s in e.samples] for e in result.episodes]
-    assert texts == [["x y", "x y new"], ["z", "z new"]], "a prompt that shows other tools begins a sample of its own"
-    assert result.metrics["agent/solver/tools/restarted"] == 2 and collector.runtimes["Solver"].agent.__dict__.get("known") is None
+    texts = [
+        [s.prompt_text.partition("known: ")[2].partition("<")[0] for s in e.samples] for e in result.episodes
+    ]
+    assert texts == [["x y", "x y new"], ["z", "z new"]], (
+        "a prompt that shows other tools begins a sample of its own"
+    )
+    assert (
+        result.metrics["agent/solver/tools/restarted"] == 2
+        and collector.runtimes["Solver"].agent.__dict__.get("known") is None
+    )
 
 
-ROUNDS = [f"look {called('lookup', key='k')}", f"and {called('calculator', expression='2+2')}", "so \\boxed{4}"]
+ROUNDS = [
+    f"look {called('lookup', key='k')}",
+    f"and {called('calculator', expression='2+2')}",
+    "so \\boxed{4}",
+]
 
 
 def test_the_generations_of_a_call_are_one_masked_sequence(play: Any, tmp_path: Path) -> None:
     apart, engine = play(ROUNDS, reward=RewardConfig(team_scope="call"))
     joined, again = play(ROUNDS, reward=RewardConfig(team_scope="call"), tool_sequences=["Solver"])
-    assert [r.prompt_ids for r in engine.requests] == [r.prompt_ids for r in again.requests], "the replies are the same"
+    assert [r.prompt_ids for r in engine.requests] == [r.prompt_ids for r in again.requests], (
+        "the replies are the same"
+    )
     first, _, last = rounds = apart.episodes[0].samples
     (sample,) = joined.episodes[0].samples
-    assert (sample.call, sample.prompt_ids, sample.action, sample.reward) == (0, first.prompt_ids, "4", last.reward)
+    assert (sample.call, sample.prompt_ids, sample.action, sample.reward) == (
+        0,
+        first.prompt_ids,
+        "4",
+        last.reward,
+    )
     assert sample.prompt_ids + sample.generation.token_ids == last.prompt_ids + last.generation.token_ids
     batch = joined.batch.batch
     mask = batch["response_mask"][0].bool()
     assert batch["responses"][0][mask].tolist() == [t for s in rounds for t in s.generation.token_ids]
-    assert batch["rollout_log_probs"][0][mask].tolist() == pytest.approx([p for s in rounds for p in s.generation.log_probs])
-    assert not mask.all() and not batch["rollout_log_probs"][0][~mask].any() and batch["attention_mask"][0].all()
-    versions = [replace(s, generation=replace(s.generation, version=v, earlier=((0, 1),) if v == 2 else ())) for v, s in enumerate(rounds)]
+    assert batch["rollout_log_probs"][0][mask].tolist() == pytest.approx(
+        [p for s in rounds for p in s.generation.log_probs]
+    )
+    assert (
+        not mask.all() and not batch["rollout_log_probs"][0][~mask].any() and batch["attention_mask"][0].all()
+    )
+    versions = [
+        replace(s, generation=replace(s.generation, version=v, earlier=((0, 1),) if v == 2 else ()))
+        for v, s in enumerate(rounds)
+    ]
     (swapped,) = join_generations(versions, ["Solver"], lambda *_: "")
     rows = build_batch([replace(joined.episodes[0], samples=(swapped, sample))]).non_tensor_batch
     assert {name: list(rows[name]) for name in ("replies", "partial_replies", "partial_span")} == {
@@ -347,39 +434,82 @@ class Brief(Solver):
 
 def test_the_gradient_of_a_sequence_is_the_sum_of_its_generations(play: Any, tokenizer: Any) -> None:
     torch.manual_seed(0)
-    words, places, head = torch.nn.Embedding(len(tokenizer), 8), torch.nn.Embedding(1024, 8), torch.nn.Linear(8, len(tokenizer))
+    words, places, head = (
+        torch.nn.Embedding(len(tokenizer), 8),
+        torch.nn.Embedding(1024, 8),
+        torch.nn.Linear(8, len(tokenizer)),
+    )
     block = torch.nn.TransformerEncoderLayer(8, 1, 16, dropout=0.0, batch_first=True)
     model = torch.nn.ModuleList([words, places, block, head]).double()
 
     def gradients(sequences: list[str], mode: str) -> list[torch.Tensor]:
         tensors = play(ROUNDS, Brief, tool_sequences=sequences)[0].batch.batch
         width = tensors["responses"].shape[1]
-        seen = tensors["attention_mask"][:, None, :].bool() & torch.ones((tensors["input_ids"].shape[1],) * 2, dtype=torch.bool).tril()
-        hidden = block(words(tensors["input_ids"]) + places(tensors["position_ids"]), torch.where(seen, 0.0, -1e9).double())
+        seen = (
+            tensors["attention_mask"][:, None, :].bool()
+            & torch.ones((tensors["input_ids"].shape[1],) * 2, dtype=torch.bool).tril()
+        )
+        hidden = block(
+            words(tensors["input_ids"]) + places(tensors["position_ids"]),
+            torch.where(seen, 0.0, -1e9).double(),
+        )
         scores = head(hidden)[:, -width - 1 : -1].log_softmax(dim=-1)
         log_prob = scores.gather(-1, tensors["responses"][..., None])[..., 0]
         old = log_prob.detach() + tensors["rollout_log_probs"].double() / 10
         mask, advantages = tensors["response_mask"], torch.full_like(log_prob, 0.7)
-        loss, _ = get_policy_loss_fn("vanilla")(old, log_prob, advantages, mask, loss_agg_mode=mode, config=LossConfig())
-        return list(torch.autograd.grad(loss * (len(mask) if mode == "seq-mean-token-sum" else 1), list(model.parameters())))
+        loss, _ = get_policy_loss_fn("vanilla")(
+            old, log_prob, advantages, mask, loss_agg_mode=mode, config=LossConfig()
+        )
+        return list(
+            torch.autograd.grad(
+                loss * (len(mask) if mode == "seq-mean-token-sum" else 1), list(model.parameters())
+            )
+        )
 
     for mode in ("token-sum", "seq-mean-token-sum"):
         apart, joined = gradients([], mode), gradients(["Solver"], mode)
-        assert all(torch.allclose(a, b, rtol=1e-10, atol=1e-14) and a.any() for a, b in zip(apart, joined, strict=True))
+        assert all(
+            torch.allclose(a, b, rtol=1e-10, atol=1e-14) and a.any()
+            for a, b in zip(apart, joined, strict=True)
+        )
 
 
-def test_a_sequence_ends_where_the_template_drops_a_part(play: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sequence_ends_where_the_template_drops_a_part(
+    play: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     content = "{{ message['content'].split('</think>')[-1] }}"
-    monkeypatch.setattr(tokenizer, "chat_template", tokenizer.chat_template.replace("{{ message['content'] }}", content))
+    monkeypatch.setattr(
+        tokenizer, "chat_template", tokenizer.chat_template.replace("{{ message['content'] }}", content)
+    )
     replies = [ROUNDS[0], f"<think>much</think>{called('nothing')}", ROUNDS[1], ROUNDS[2]]
-    settings = {"reward": RewardConfig(team_scope="call"), "tool_sequences": ["Solver"], "invalid_action_penalty": {"Solver": 0.5}}
+    settings = {
+        "reward": RewardConfig(team_scope="call"),
+        "tool_sequences": ["Solver"],
+        "invalid_action_penalty": {"Solver": 0.5},
+    }
     result, engine = play(replies, **settings)
     first, last = result.episodes[0].samples
-    assert [len(s.rounds) for s in (first, last)] == [2, 2] and (first.call, first.final_call, last.call) == (0, 2, 2)
-    assert last.prompt_ids == engine.requests[2].prompt_ids and "much" in first.text and "much" not in last.prompt_text
-    assert [(s.local_reward, s.team_reward, s.act_reward) for s in (first, last)] == [(0.25, 1.5, None), (0.25, 1.5, 1.0)]
-    assert [s.invalid_penalty for s in (first, last)] == [0.5, 0.0] and sum(s.step_reward for s in (first, last)) == 1.75 - 0.5
-    assert result.metrics["agent/solver/tools/restarted"] == 1 and result.metrics["agent/solver/tools/rounds/mean"] == 4
+    assert [len(s.rounds) for s in (first, last)] == [2, 2] and (first.call, first.final_call, last.call) == (
+        0,
+        2,
+        2,
+    )
+    assert (
+        last.prompt_ids == engine.requests[2].prompt_ids
+        and "much" in first.text
+        and "much" not in last.prompt_text
+    )
+    assert [(s.local_reward, s.team_reward, s.act_reward) for s in (first, last)] == [
+        (0.25, 1.5, None),
+        (0.25, 1.5, 1.0),
+    ]
+    assert [s.invalid_penalty for s in (first, last)] == [0.5, 0.0] and sum(
+        s.step_reward for s in (first, last)
+    ) == 1.75 - 0.5
+    assert (
+        result.metrics["agent/solver/tools/restarted"] == 1
+        and result.metrics["agent/solver/tools/rounds/mean"] == 4
+    )
 
 
 def test_a_sequence_knows_the_weights_of_every_token(play: Any) -> None:
@@ -391,16 +521,23 @@ def test_a_sequence_knows_the_weights_of_every_token(play: Any) -> None:
     ]
     (joined,) = join_generations(changed, ["Solver"], lambda _agent, _reply: "")
     begins = [len(s.prompt_ids) - len(samples[0].prompt_ids) for s in samples[1:]]
-    assert joined.generation.earlier == ((3, begins[0]), (3, 2), (4, begins[1] - begins[0] - 2)) and joined.generation.version == 5
+    assert (
+        joined.generation.earlier == ((3, begins[0]), (3, 2), (4, begins[1] - begins[0] - 2))
+        and joined.generation.version == 5
+    )
 
 
 def test_a_sequence_is_as_long_as_a_prompt_and_a_reply(play: Any) -> None:
     calls = [called("lookup", key="k"), called("lookup", key="k"), "\\boxed{4}"]
     whole = play(calls, tool_sequences=["Solver"])[0].episodes[0].samples[0]
-    limit = len(whole.prompt_ids) + len(whole.generation.token_ids) - len(whole.rounds[-1].generation.token_ids)
+    limit = (
+        len(whole.prompt_ids) + len(whole.generation.token_ids) - len(whole.rounds[-1].generation.token_ids)
+    )
     kept = play(calls, tool_sequences=["Solver"], max_prompt_length=limit)[0]
     cut = play(calls, tool_sequences=["Solver"], max_prompt_length=limit - 1)[0]
-    assert [len(r.episodes[0].samples[0].rounds) for r in (kept, cut)] == [3, 2] and cut.metrics["agent/solver/tools/cut"] == 1
+    assert [len(r.episodes[0].samples[0].rounds) for r in (kept, cut)] == [3, 2] and cut.metrics[
+        "agent/solver/tools/cut"
+    ] == 1
 
 
 def test_rewards_of_a_sequence_are_on_sampled_tokens(play: Any, tokenizer: Any) -> None:
@@ -410,9 +547,15 @@ def test_rewards_of_a_sequence_are_on_sampled_tokens(play: Any, tokenizer: Any) 
     def decode(sample: Any, count: int) -> str:
         return tokenizer.decode(sample.generation.token_ids[:count], skip_special_tokens=True)
 
-    found = token_rewards([(message, message + 5, 1.0), (len(sample.text) - 3, len(sample.text), 2.0)], sample, decode, "here")
+    found = token_rewards(
+        [(message, message + 5, 1.0), (len(sample.text) - 3, len(sample.text), 2.0)], sample, decode, "here"
+    )
     (first, _), (last, _) = places = [(i, value) for i, value in enumerate(found) if value]
-    assert [value for _, value in places] == [1.0, 2.0] and sample.response_mask[first] and not sample.response_mask[first + 1]
+    assert (
+        [value for _, value in places] == [1.0, 2.0]
+        and sample.response_mask[first]
+        and not sample.response_mask[first + 1]
+    )
     assert last >= len(found) - 2
     with pytest.raises(AgentSystemError, match="not sampled"):
         token_rewards([1.0] * len(found), sample, decode, "here")
@@ -429,4 +572,6 @@ def test_an_agent_with_tools_and_a_state_is_called_one_by_one(make_collector: An
     engine, agents = scripted(lambda _prompt, _request: "\\boxed{4}"), {"Solver": Learner("Solver")}
     collector = make_collector(engine, orchestra=Together(), agents=agents, env=Acting, max_failure_rate=1.0)
     (episode,) = asyncio.run(collector.collect(TASK, 1, step=1)).episodes
-    assert "'Solver' has tools and a state, so its calls must not run at the same time" in str(episode.failure)
+    assert "'Solver' has tools and a state, so its calls must not run at the same time" in str(
+        episode.failure
+    )

@@ -1,7 +1,9 @@
-"""Tools in the conversations of model families: every prompt of three rounds is what the chat template makes of the whole conversation.
+"""Tools in the conversations of model families: every prompt of three rounds is what the chat template makes
+of the whole conversation.
 
-The templates are written for this test with the structure of the families' own: where schemas and results stand, which roles and end
-tokens there are, how contents are trimmed or quoted, and which thinking is left out.
+The templates are written for this test with the structure of the families' own: where schemas and results
+stand, which roles and end tokens there are, how contents are trimmed or quoted, and which thinking is left
+out.
 """
 
 from __future__ import annotations
@@ -66,7 +68,8 @@ LLAMA = """\
 {%- endfor %}
 {%- if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"""
 
-# As in Mistral's, tools stand before the question, a special token begins the calls, and these are a list of plain JSON.
+# As in Mistral's, tools stand before the question, a special token begins the calls, and these are a list of
+# plain JSON.
 JSON = """\
 {{- bos_token ~ '[SYSTEM_PROMPT]' ~ messages[0].content ~ '[/SYSTEM_PROMPT]' }}
 {%- for message in messages if message.role != 'system' %}
@@ -88,7 +91,9 @@ TEMPLATES = {
 
 
 def hermes(*calls: tuple[str, dict[str, Any]]) -> str:
-    return "\n".join(f"<tool_call>\n{json.dumps({'name': n, 'arguments': a})}\n</tool_call>" for n, a in calls)
+    return "\n".join(
+        f"<tool_call>\n{json.dumps({'name': n, 'arguments': a})}\n</tool_call>" for n, a in calls
+    )
 
 
 def llama(name: str, arguments: dict[str, Any]) -> str:
@@ -99,17 +104,31 @@ def plain(*calls: tuple[str, dict[str, Any]]) -> str:
     return json.dumps([{"name": n, "arguments": a} for n, a in calls])
 
 
-ADD, TWICE, QUOTE = ("calculator", {"expression": "1+1"}), ("calculator", {"expression": "2*2"}), ("echo", {"text": 'é "q"\n<b>'})
+ADD, TWICE, QUOTE = (
+    ("calculator", {"expression": "1+1"}),
+    ("calculator", {"expression": "2*2"}),
+    ("echo", {"text": 'é "q"\n<b>'}),
+)
 HERMES = [f"I add.\n{hermes(ADD, QUOTE)}", hermes(TWICE), "so \\boxed{4}"]
 REPLIES = {
     "qwen2.5": HERMES,
     "qwen3": [f"<think>\nhow?\n</think>\n\n{HERMES[0]}", HERMES[1], f"<think>\nyes\n</think>\n\n{HERMES[2]}"],
     "llama3.1": [f"<|python_tag|>{llama(*ADD)}; {llama(*QUOTE)}", llama(*TWICE), "so \\boxed{4}"],
-    "json": [f"[TOOL_CALLS]{plain(ADD, QUOTE)}", f"I multiply.\n```json\n{plain(TWICE)}\n```", "so \\boxed{4}"],
+    "json": [
+        f"[TOOL_CALLS]{plain(ADD, QUOTE)}",
+        f"I multiply.\n```json\n{plain(TWICE)}\n```",
+        "so \\boxed{4}",
+    ],
 }
 # The tokens that begin a text, end a message and begin tool calls, and others.
 SPECIAL = {
-    "llama3.1": ("<|begin_of_text|>", "<|eot_id|>", "<|python_tag|>", "<|start_header_id|>", "<|end_header_id|>"),
+    "llama3.1": (
+        "<|begin_of_text|>",
+        "<|eot_id|>",
+        "<|python_tag|>",
+        "<|start_header_id|>",
+        "<|end_header_id|>",
+    ),
     "json": ("<s>", "</s>", "[TOOL_CALLS]", "[INST]", "[/INST]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]"),
 }
 
@@ -146,7 +165,9 @@ def tokenizer(request: pytest.FixtureRequest) -> Any:
     tokenizer = make_tokenizer()
     if special := SPECIAL.get(request.param):
         begin, end, *more = special
-        tokenizer.add_special_tokens({"additional_special_tokens": more, "eos_token": end, "bos_token": begin})
+        tokenizer.add_special_tokens(
+            {"additional_special_tokens": more, "eos_token": end, "bos_token": begin}
+        )
     tokenizer.chat_template = TEMPLATES[request.param]
     return tokenizer
 
@@ -154,7 +175,9 @@ def tokenizer(request: pytest.FixtureRequest) -> Any:
 def play(make_collector: Callable[..., Collector], scripted: Callable[..., Any], replies: list[str]) -> Any:
     limits = {"max_prompt_length": 9000, "max_tokens": 1000}
     team = {SINGLE: Solver(SINGLE)}
-    collector = make_collector(scripted(replies), orchestra=SingleOrchestra(), agents=team, env=Once, **limits)
+    collector = make_collector(
+        scripted(replies), orchestra=SingleOrchestra(), agents=team, env=Once, **limits
+    )
     return asyncio.run(collector.collect([Task("a", "2+2?", "sums", "4")], 1, step=1))
 
 
@@ -162,13 +185,20 @@ def rendered(tokenizer: Any, replies: list[str], results: list[list[str]]) -> st
     """The conversation after these replies and tool results."""
     messages = [{"role": "system", "content": "Use tools."}, {"role": "user", "content": "Q: 2+2?"}]
     for reply, found in zip(replies, results, strict=True):
-        messages += [{"role": "assistant", "content": reply}, *({"role": "tool", "content": text} for text in found)]
+        messages += [
+            {"role": "assistant", "content": reply},
+            *({"role": "tool", "content": text} for text in found),
+        ]
     schemas = Solver(SINGLE).schemas
-    return str(tokenizer.apply_chat_template(messages, tools=schemas, add_generation_prompt=True, tokenize=False))
+    return str(
+        tokenizer.apply_chat_template(messages, tools=schemas, add_generation_prompt=True, tokenize=False)
+    )
 
 
 @pytest.mark.parametrize("tokenizer", TEMPLATES, indirect=True, ids=TEMPLATES)
-def test_every_prompt_is_the_rendered_conversation(tokenizer: Any, make_collector: Any, scripted: Any, request: Any) -> None:
+def test_every_prompt_is_the_rendered_conversation(
+    tokenizer: Any, make_collector: Any, scripted: Any, request: Any
+) -> None:
     family = request.node.callspec.id
     replies, mark = REPLIES[family], SPECIAL.get(family, [""] * 3)[2]
     result = play(make_collector, scripted, replies)
@@ -181,17 +211,24 @@ def test_every_prompt_is_the_rendered_conversation(tokenizer: Any, make_collecto
         assert sample.prompt_text.replace(mark, "") == expected, "the mark is sampled, but in no message"
         if not number or not mark:
             assert list(sample.prompt_ids) == tokenizer.encode(expected, add_special_tokens=False)
-    counts = {name: result.metrics[f"agent/single_agent/tools/{name}"] for name in ("malformed", "errors", "restarted", "cut")}
+    counts = {
+        name: result.metrics[f"agent/single_agent/tools/{name}"]
+        for name in ("malformed", "errors", "restarted", "cut")
+    }
     assert not any(counts.values())
 
 
 @pytest.mark.parametrize("tokenizer", ["qwen3"], indirect=True)
-def test_what_qwen_3_leaves_out_is_rendered_anew_and_counted(tokenizer: Any, make_collector: Any, scripted: Any) -> None:
+def test_what_qwen_3_leaves_out_is_rendered_anew_and_counted(
+    tokenizer: Any, make_collector: Any, scripted: Any
+) -> None:
     before = f"Let me see. <think>\nhow?\n</think>\n\n{hermes(ADD)}"
     twice = f"<think>one</think> and <think>two</think>{hermes(TWICE)}"
     result = play(make_collector, scripted, [before, twice, "so \\boxed{4}"])
     samples = result.episodes[0].samples
-    assert [s.tools.restarted for s in samples] == [False, True, True] and result.metrics["agent/single_agent/tools/restarted"] == 2
+    assert [s.tools.restarted for s in samples] == [False, True, True] and result.metrics[
+        "agent/single_agent/tools/restarted"
+    ] == 2
     assert [s.prompt_text for s in samples[1:]] == [
         rendered(tokenizer, [before], [["2"]]),
         rendered(tokenizer, [before, twice], [["2"], ["4"]]),

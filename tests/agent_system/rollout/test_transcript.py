@@ -42,7 +42,12 @@ def reply(prompt: str, request: Any) -> str:
 @pytest.fixture
 def collector(make_collector: Make, scripted: Make) -> Callable[[int], Collector]:
     return lambda limit: make_collector(
-        scripted(reply), orchestra=Together(), env=TwoTurns, max_steps=2, joint_prompt_length=limit, max_prompt_length=300
+        scripted(reply),
+        orchestra=Together(),
+        env=TwoTurns,
+        max_steps=2,
+        joint_prompt_length=limit,
+        max_prompt_length=300,
     )
 
 
@@ -57,16 +62,27 @@ def said_before(result: Any, tokenizer: Any) -> list[str]:
     return texts
 
 
-async def test_a_critic_of_the_team_reads_all_that_was_said_before_the_call(collector: Make, tasks: Sequence[Task], tokenizer: Any) -> None:
+async def test_a_critic_of_the_team_reads_all_that_was_said_before_the_call(
+    collector: Make, tasks: Sequence[Task], tokenizer: Any
+) -> None:
     result = await collector(1000).collect(tasks[:1], 1, step=1)
     first, second = "Solver: try 1.0\n\n", "Solver: try 1.1\n\n"
     turn = first + second + "Verifier: checked\n\n"
-    assert said_before(result, tokenizer) == ["", "", first + second, turn, turn, turn + "Solver: try 2.0\n\nSolver: try 2.1\n\n"]
+    assert said_before(result, tokenizer) == [
+        "",
+        "",
+        first + second,
+        turn,
+        turn,
+        turn + "Solver: try 2.0\n\nSolver: try 2.1\n\n",
+    ]
     mask = result.batch.batch["critic_prompt_mask"]
     assert (mask.diff(dim=1) >= 0).all() and mask[:, -1].all(), "padding is on the left"
 
 
-async def test_the_oldest_words_are_cut_and_the_prompt_never(collector: Make, tasks: Sequence[Task], tokenizer: Any) -> None:
+async def test_the_oldest_words_are_cut_and_the_prompt_never(
+    collector: Make, tasks: Sequence[Task], tokenizer: Any
+) -> None:
     whole = said_before(await collector(1000).collect(tasks, 2, step=1), tokenizer)
     short = await collector(130).collect(tasks, 2, step=1)
     longest = max(len(s.prompt_ids) for e in short.episodes for s in e.samples)
@@ -76,6 +92,11 @@ async def test_the_oldest_words_are_cut_and_the_prompt_never(collector: Make, ta
     assert any(0 < len(end) < len(all_) for all_, end in zip(whole, cut, strict=True))
 
 
-async def test_own_view_and_validation_make_no_prompts_for_critics(collector: Make, tasks: Sequence[Task]) -> None:
-    for result in (await collector(0).collect(tasks, 1, step=1), await collector(900).collect(tasks, 1, step=1, validate=True)):
+async def test_own_view_and_validation_make_no_prompts_for_critics(
+    collector: Make, tasks: Sequence[Task]
+) -> None:
+    for result in (
+        await collector(0).collect(tasks, 1, step=1),
+        await collector(900).collect(tasks, 1, step=1, validate=True),
+    ):
         assert "critic_prompts" not in result.batch.batch.keys()  # noqa: SIM118

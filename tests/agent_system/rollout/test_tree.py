@@ -26,7 +26,9 @@ TASKS = [Task("a", "go", "worlds", None), Task("b", "go", "worlds", None)]
 
 
 class Adder(BaseEnv):
-    """Agents say numbers: each pays itself to the team, half to the speaker. 9 ends the episode, 13 breaks the world."""
+    """Agents say numbers: each pays itself to the team, half to the speaker. 9 ends the episode, 13 breaks
+    the world.
+    """
 
     blocking = False
     alive = 0
@@ -46,7 +48,12 @@ class Adder(BaseEnv):
         if action == "13":
             raise ValueError("unlucky")
         self.said += (action,)
-        return Outcome(float(action), float(action) / 2, action == "9", {"sum": sum(int(s) for s in self.said if s.isdigit())})
+        return Outcome(
+            float(action),
+            float(action) / 2,
+            action == "9",
+            {"sum": sum(int(s) for s in self.said if s.isdigit())},
+        )
 
     def step(self, action: str) -> Outcome:
         self.said += ("/",)
@@ -81,10 +88,24 @@ class Together(BaseOrchestra):
 
 @pytest.fixture
 def play(make_collector: Any, scripted: Any) -> Callable[..., Any]:
-    async def run(script: Any, *, tasks: list[Task] = TASKS[:1], n: int = 1, k: int = 3, select: str = "greedy", **options: Any) -> Any:
+    async def run(
+        script: Any,
+        *,
+        tasks: list[Task] = TASKS[:1],
+        n: int = 1,
+        k: int = 3,
+        select: str = "greedy",
+        **options: Any,
+    ) -> Any:
         engine = script if isinstance(script, ScriptedEngine) else scripted(script)
         kinds = {"validate": options.pop("validate", False), "greedy": options.pop("greedy", False)}
-        options = {"orchestra": InTurn(), "env": Adder, "reward": CALL, "max_steps": 3, "max_failure_rate": 1.0} | options
+        options = {
+            "orchestra": InTurn(),
+            "env": Adder,
+            "reward": CALL,
+            "max_steps": 3,
+            "max_failure_rate": 1.0,
+        } | options
         agents = {name: Speaker(name) for name in ("A", "B")}
         tree = TreeConfig(k=k, select=select, temperature=0.5, k_per_agent=options.pop("k_per_agent", {}))
         collector = make_collector(engine, agents=agents, tree=tree, **options)
@@ -98,7 +119,9 @@ def numbers(seed: int = 0) -> Callable[[str, GenerateRequest], str]:
     left: dict[str, list[int]] = {}
 
     def script(_prompt: str, request: GenerateRequest) -> str:
-        pool = left.setdefault(request.request_id, random.Random(f"{seed}{request.seed}").sample(range(1, 9), 8))
+        pool = left.setdefault(
+            request.request_id, random.Random(f"{seed}{request.seed}").sample(range(1, 9), 8)
+        )
         return str(pool.pop())
 
     return script
@@ -125,7 +148,9 @@ async def test_the_committed_state_is_the_best_branch_and_the_next_agent_reads_i
     for prompt, said in zip(prompts, ["said .", "said 3.", "said 3 6 /.", "said 3 6 / 3."], strict=True):
         assert said in prompt
     assert "A: 3" in prompts[1]
-    assert [len({s.prompt_ids for s in episode.samples if (s.turn, s.call) == at}) for at in ((1, 0), (1, 1))] == [1, 1]
+    assert [
+        len({s.prompt_ids for s in episode.samples if (s.turn, s.call) == at}) for at in ((1, 0), (1, 1))
+    ] == [1, 1]
     assert episode.info["sum"] == 3 + 6 + 3 + 3
 
 
@@ -150,7 +175,9 @@ async def test_groups_have_k_samples_and_never_span_episodes(play, seed: int) ->
         assert committed == [r == max(rewards) for r in rewards]
 
 
-async def test_done_of_the_chosen_ends_the_episode_at_once_and_done_of_a_loser_does_not(play, scripted) -> None:
+async def test_done_of_the_chosen_ends_the_episode_at_once_and_done_of_a_loser_does_not(
+    play, scripted
+) -> None:
     engine = scripted(["1", "9", "2"])
     episode = (await play(engine)).episodes[0]
     assert (len(engine.requests), episode.turns, len(episode.samples)) == (1, 1, 3)
@@ -172,7 +199,10 @@ async def test_a_candidate_that_breaks_its_fork_is_left_out_of_its_group_alone(p
 async def test_a_step_with_more_broken_candidates_than_episodes_may_fail_stops_with_the_causes(play) -> None:
     replies = ["1", "13", "2", *"456123123"]  # one of twelve breaks
     assert (await play(replies, max_failure_rate=1 / 12)).metrics["tree/left_out"] == 1.0
-    with pytest.raises(TooManyFailuresError, match=r"1 of 12 candidates failed.*max_failure_rate=0\.08 allows:\n  1 x ValueError: unlucky"):
+    with pytest.raises(
+        TooManyFailuresError,
+        match=r"1 of 12 candidates failed.*max_failure_rate=0\.08 allows:\n  1 x ValueError: unlucky",
+    ):
         await play(replies, max_failure_rate=0.08)
 
 
@@ -193,7 +223,10 @@ async def test_an_aborted_candidate_is_left_out(play, tokenizer) -> None:
 
 async def test_an_episode_without_a_candidate_left_fails_with_the_cause(play) -> None:
     result = await play(["1", "2", "3", "13", "13", "13"])
-    assert "none of the 3 candidates of B in turn 1 could be scored: ValueError: unlucky" in result.episodes[0].failure
+    assert (
+        "none of the 3 candidates of B in turn 1 could be scored: ValueError: unlucky"
+        in result.episodes[0].failure
+    )
     assert result.batch is None
 
 
@@ -206,7 +239,12 @@ async def test_calls_at_the_same_time_act_on_one_state_and_are_applied_in_call_o
 
     episode = (await play(scripted(script, delay=slow_first), orchestra=Together(), k=2)).episodes[0]
     first = [s for s in episode.samples if s.turn == 1]
-    assert [(s.call, s.candidate, s.action) for s in first] == [(0, 0, "4"), (0, 1, "4"), (1, 0, "5"), (1, 1, "5")]
+    assert [(s.call, s.candidate, s.action) for s in first] == [
+        (0, 0, "4"),
+        (0, 1, "4"),
+        (1, 0, "5"),
+        (1, 1, "5"),
+    ]
     assert all("said ." in s.prompt_text for s in first)
     assert "said 4 5 /." in episode.samples[4].prompt_text
     assert episode.team_reward == 4 + 5 + 100 + 2 + 2 + 100
@@ -214,7 +252,9 @@ async def test_calls_at_the_same_time_act_on_one_state_and_are_applied_in_call_o
 
 
 async def test_of_simultaneous_actions_those_after_the_end_are_not_applied(play) -> None:
-    episode = (await play(lambda _p, r: "9" if r.request_id.endswith(".0") else "5", orchestra=Together(), k=2)).episodes[0]
+    episode = (
+        await play(lambda _p, r: "9" if r.request_id.endswith(".0") else "5", orchestra=Together(), k=2)
+    ).episodes[0]
     assert (episode.team_reward, episode.turns, len(episode.samples)) == (9.0, 1, 4)
 
 
@@ -226,13 +266,20 @@ async def test_of_simultaneous_calls_one_that_fails_does_not_hold_up_the_other(p
             said = await asyncio.gather(turn.act("A"), turn.act("B"), return_exceptions=True)
             return type(said[0]).__name__
 
-    episode = (await play(lambda _p, r: "13" if r.request_id.endswith(".0") else "5", orchestra=Tolerant(), k=2)).episodes[0]
+    episode = (
+        await play(lambda _p, r: "13" if r.request_id.endswith(".0") else "5", orchestra=Tolerant(), k=2)
+    ).episodes[0]
     assert not episode.failed
     assert [s.agent_id for s in episode.committed] == ["B", "B"]
 
 
 async def test_every_fork_is_closed(play) -> None:
-    for script in (numbers(), ["1", "13", "2", *"456123123"], ["1", "2", "3", "13", "13", "13"], ["1", "9", "2"]):
+    for script in (
+        numbers(),
+        ["1", "13", "2", *"456123123"],
+        ["1", "2", "3", "13", "13", "13"],
+        ["1", "9", "2"],
+    ):
         Adder.alive = 0
         await play(script)
         assert Adder.alive == 0
@@ -267,12 +314,16 @@ async def test_a_frozen_agent_has_one_reply_a_call_and_any_agent_may_have_a_k_of
     candidates = Counter((s.agent_id, s.turn) for s in episode.samples)
     assert candidates == {(name, turn): k for name, k in asked.items() for turn in (1, 2)}
     assert Counter(s.agent_id for s in episode.committed) == {"A": 2, "B": 2}
-    assert episode.team_reward == sum(int(s.action) for s in episode.committed) + 200, "what is committed is paid, whoever said it"
+    assert episode.team_reward == sum(int(s.action) for s in episode.committed) + 200, (
+        "what is committed is paid, whoever said it"
+    )
     assert set(result.batch.non_tensor_batch["agent_id"]) == {"B"}
     several = [k for k in asked.values() if k > 1]
     assert result.metrics["tree/candidates/mean"] == sum(several) / len(several)
     assert result.metrics["tree/signal_rate"] == 1.0, "calls with one candidate have nothing to compare"
-    assert [f"agent/{name.lower()}/tied_calls" in result.metrics for name in ("A", "B")] == [k > 1 for k in asked.values()]
+    assert [f"agent/{name.lower()}/tied_calls" in result.metrics for name in ("A", "B")] == [
+        k > 1 for k in asked.values()
+    ]
 
 
 class Proposals(OneTurn):
@@ -312,15 +363,22 @@ async def test_a_run_is_the_same_whatever_the_order_of_completion(play, scripted
     async def jitter(request: GenerateRequest) -> None:
         await asyncio.sleep(0.002 * (request.seed % 5))
 
-    results = [await play(scripted(numbers(), **o), tasks=TASKS, n=2, select="softmax") for o in ({}, {"delay": jitter})]
-    actions = [[(s.seed, s.candidate, s.action, s.committed) for e in r.episodes for s in e.samples] for r in results]
+    results = [
+        await play(scripted(numbers(), **o), tasks=TASKS, n=2, select="softmax")
+        for o in ({}, {"delay": jitter})
+    ]
+    actions = [
+        [(s.seed, s.candidate, s.action, s.committed) for e in r.episodes for s in e.samples] for r in results
+    ]
     assert actions[0] == actions[1]
 
 
 def test_each_selection_chooses_as_it_says() -> None:
     rewards = [1.0, 3.0, 3.0, 2.0]
     drawn = {
-        name: Counter(choose(TreeConfig(k=4, select=name, temperature=0.5), rewards, seed) for seed in range(400))
+        name: Counter(
+            choose(TreeConfig(k=4, select=name, temperature=0.5), rewards, seed) for seed in range(400)
+        )
         for name in ("random", "softmax")
     }
     assert choose(TreeConfig(k=4, select="greedy"), rewards, 0) == 1
@@ -330,9 +388,14 @@ def test_each_selection_chooses_as_it_says() -> None:
 
 
 def test_epsilon_commits_any_candidate_in_its_share_of_calls() -> None:
-    drawn = Counter(choose(TreeConfig(k=4, select="greedy", epsilon=0.4), [1.0, 3.0, 3.0, 2.0], seed) for seed in range(2000))
+    drawn = Counter(
+        choose(TreeConfig(k=4, select="greedy", epsilon=0.4), [1.0, 3.0, 3.0, 2.0], seed)
+        for seed in range(2000)
+    )
     assert all(abs(drawn[i] - 200) < 60 for i in (0, 2, 3)) and abs(drawn[1] - 1400) < 80
-    assert {choose(TreeConfig(k=2, select="greedy", epsilon=0.0), [0.0, 1.0], seed) for seed in range(50)} == {1}
+    assert {
+        choose(TreeConfig(k=2, select="greedy", epsilon=0.0), [0.0, 1.0], seed) for seed in range(50)
+    } == {1}
 
 
 async def test_a_call_that_outlives_its_turn_is_refused(play) -> None:
@@ -414,11 +477,16 @@ async def test_advantages_compare_the_candidates_of_a_call_and_favour_the_commit
 
 
 @pytest.mark.parametrize(("said", "survivors"), [(["1", "13", "3", "5"], 3), (["13", "13", "4", "13"], 1)])
-async def test_what_survives_of_a_call_is_compared_and_one_alone_teaches_nothing(play, said: list[str], survivors: int) -> None:
+async def test_what_survives_of_a_call_is_compared_and_one_alone_teaches_nothing(
+    play, said: list[str], survivors: int
+) -> None:
     """13 breaks the fork that it is tried on."""
     found, columns = await advantages_of(await play(said * 4, k=4))
     advantages = found.reshape(-1, survivors)
-    calls = [set(zip(*part, strict=True)) for part in zip(*(columns[f].reshape(-1, survivors) for f in ("turn", "call")), strict=True)]
+    calls = [
+        set(zip(*part, strict=True))
+        for part in zip(*(columns[f].reshape(-1, survivors) for f in ("turn", "call")), strict=True)
+    ]
     assert calls == [{(1, 0)}, {(1, 1)}, {(2, 0)}, {(2, 1)}]
     for group in advantages.tolist():
         assert sum(group) == pytest.approx(0.0, abs=1e-5)

@@ -1,4 +1,6 @@
-"""Trees under real concurrency: nothing hangs, leaks, is used twice at a time, or depends on who is faster."""
+"""Trees under real concurrency: nothing hangs, leaks, is used twice at a time, or depends on who is
+faster.
+"""
 
 from __future__ import annotations
 
@@ -90,7 +92,9 @@ async def branches(turn: Turn) -> str:
 
 @pytest.fixture
 def play(make_collector: Any, scripted: Any) -> Callable[..., Any]:
-    async def run(script: Any, orchestra: Any, *, n: int = 1, tasks: list[Task] = TASKS[:1], k: int = 3, **options: Any) -> Any:
+    async def run(
+        script: Any, orchestra: Any, *, n: int = 1, tasks: list[Task] = TASKS[:1], k: int = 3, **options: Any
+    ) -> Any:
         Watched.faults, Watched.alive, Adder.alive = [], 0, 0
         engine = scripted(script, **({"delay": options.pop("delay")} if "delay" in options else {}))
         agents = {name: Speaker(name) for name in Team.agents}
@@ -121,7 +125,9 @@ async def test_branches_of_several_calls_are_the_same_whoever_is_answered_first(
     assert not any(e.failed for e in plain.episodes)
     assert [s.agent_id for s in plain.episodes[0].committed if s.turn == 1] == ["A", "C", "A", "B", "D", "A"]
     for _ in range(4):
-        other = await play(numbers(), branches, env=env, tasks=TASKS, n=2, delay=jitter, max_concurrent_episodes=3)
+        other = await play(
+            numbers(), branches, env=env, tasks=TASKS, n=2, delay=jitter, max_concurrent_episodes=3
+        )
         assert rows(other) == rows(plain)
         assert list(other.batch.non_tensor_batch["call"]) == list(plain.batch.non_tensor_batch["call"])
     assert Watched.faults == []
@@ -234,7 +240,9 @@ async def stops_inside(turn: Turn) -> str:
 
 
 @pytest.mark.parametrize("what", ["fork", "act"])
-async def test_an_episode_that_ends_in_the_middle_of_a_trial_leaves_no_fork_behind(play, monkeypatch, what: str) -> None:
+async def test_an_episode_that_ends_in_the_middle_of_a_trial_leaves_no_fork_behind(
+    play, monkeypatch, what: str
+) -> None:
     monkeypatch.setattr(Held, "held", what)
     episode = (await play(numbers(), stops_inside, env=Held)).episodes[0]
     assert "enough" in episode.failure
@@ -276,7 +284,9 @@ async def test_losers_are_closed_at_the_same_time_and_only_once(play) -> None:
 
     class Meets(Watched):
         def close(self) -> None:
-            if self.said[-1:] != ("/",):  # two losers and the state before; the last state of the episode is closed alone
+            if self.said[-1:] != (
+                "/",
+            ):  # two losers and the state before; the last state of the episode is closed alone
                 meeting.wait()
             super().close()
 

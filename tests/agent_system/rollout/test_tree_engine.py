@@ -1,4 +1,6 @@
-"""A tree on the real engine: the same seeds give the same batch under any load, and no prompt is computed twice."""
+"""A tree on the real engine: the same seeds give the same batch under any load, and no prompt is computed
+twice.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,15 @@ import torch
 
 from agent_system import Outcome, Projection, Task
 from agent_system.rollout import AgentBinding, Collector, CollectorSettings, CollectResult, EnvFactory
-from agent_system.workflows.plan_path import EXECUTOR, TOOL, ExecutorAgent, PlanPathEnv, PlanPathEnvOptions, PlanPathOptions, ToolAgent
+from agent_system.workflows.plan_path import (
+    EXECUTOR,
+    TOOL,
+    ExecutorAgent,
+    PlanPathEnv,
+    PlanPathEnvOptions,
+    PlanPathOptions,
+    ToolAgent,
+)
 from agent_system.workflows.plan_path.team import PlanPathOrchestra
 from agent_system.workflows.plan_path.world.generate import generate
 from tests.workers.rollout.conftest import tiny_model
@@ -59,17 +69,26 @@ def model() -> torch.nn.Module:
 
 @pytest.fixture
 def collect(model: torch.nn.Module, tokenizer: Any) -> Any:
-    def run(slots: int, concurrent: int, env: type[PlanPathEnv] = PlanPathEnv) -> tuple[CollectResult, HFEngine]:
+    def run(
+        slots: int, concurrent: int, env: type[PlanPathEnv] = PlanPathEnv
+    ) -> tuple[CollectResult, HFEngine]:
         engine = HFEngine(model, max_num_seqs=slots, max_model_len=512)
-        sampling = SamplingParams(24, stop_token_ids=tuple(range(12)))  # replies of a call end at different times
+        sampling = SamplingParams(
+            24, stop_token_ids=tuple(range(12))
+        )  # replies of a call end at different times
         agents = {TOOL: Tool(config=SHORT), EXECUTOR: Executor(config=SHORT)}
-        bindings = {name: AgentBinding(name, "p", "wg", engine, tokenizer, sampling, sampling, 480) for name in agents}
+        bindings = {
+            name: AgentBinding(name, "p", "wg", engine, tokenizer, sampling, sampling, 480) for name in agents
+        }
         settings = CollectorSettings(
-            max_steps=2, max_failure_rate=0.0, max_concurrent_episodes=concurrent, reward=RewardConfig(team_scope="call"),
+            max_steps=2, max_failure_rate=0.0, max_concurrent_episodes=concurrent,
+            reward=RewardConfig(team_scope="call"),
             tree=TreeConfig(k=K, select="softmax"),
         )  # fmt: skip
         factory = EnvFactory(env, PlanPathEnvOptions(view="compact"))
-        tasks = [Task(str(i), grid.text, "d", None, {"map": grid.text}) for i, grid in enumerate(generate(3, 0))]
+        tasks = [
+            Task(str(i), grid.text, "d", None, {"map": grid.text}) for i, grid in enumerate(generate(3, 0))
+        ]
         collector = Collector(PlanPathOrchestra(SHORT), agents, factory, bindings, settings)
         return asyncio.run(collector.collect(tasks, 2, step=1)), engine
 

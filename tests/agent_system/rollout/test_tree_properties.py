@@ -57,7 +57,9 @@ class Case:
 
 CASES = st.builds(
     Case,
-    stages=st.lists(st.lists(st.sampled_from(AGENTS), min_size=1, max_size=3).map(tuple), min_size=1, max_size=3).map(tuple),
+    stages=st.lists(
+        st.lists(st.sampled_from(AGENTS), min_size=1, max_size=3).map(tuple), min_size=1, max_size=3
+    ).map(tuple),
     tasks=st.integers(1, 2),
     episodes=st.integers(1, 2),
     k=st.integers(2, 5),
@@ -106,7 +108,8 @@ def collect(make_collector: Any, tokenizer: Any) -> Any:
     def run(case: Case, jitter: bool = False) -> CollectResult:
         agents = {name: Speaker(name) for name in AGENTS}
         collector = make_collector(
-            Engine(tokenizer, case, jitter), orchestra=Stages(case.stages), agents=agents, env=Adder, max_steps=2, max_failure_rate=1.0,
+            Engine(tokenizer, case, jitter), orchestra=Stages(case.stages), agents=agents, env=Adder,
+            max_steps=2, max_failure_rate=1.0,
             reward=CALL, tree=TreeConfig(k=case.k, select=case.select, temperature=0.5),
         )  # fmt: skip
         tasks = [Task(f"task {i}", "go", "worlds") for i in range(case.tasks)]
@@ -123,7 +126,9 @@ def scored(case: Case, request_id: str) -> dict[int, str]:
 
 
 class Replay:
-    """The world of an episode, played once more from what the engine said; `check` compares with the record as it goes."""
+    """The world of an episode, played once more from what the engine said; `check` compares with the record
+    as it goes.
+    """
 
     def __init__(self, case: Case, episode: EpisodeRecord) -> None:
         self.case, self.episode = case, episode
@@ -142,7 +147,9 @@ class Replay:
             for stage in self.case.stages:
                 ids = [f"{self.episode.traj_uid}/{turn}.{number + i}" for i in range(len(stage))]
                 if any(not scored(self.case, request_id) for request_id in ids):
-                    assert "candidates of" in self.episode.failure or "aborted or empty" in self.episode.failure
+                    assert (
+                        "candidates of" in self.episode.failure or "aborted or empty" in self.episode.failure
+                    )
                     return
                 chosen = [self.call(turn, number + i, agent, ids[i], heard) for i, agent in enumerate(stage)]
                 heard += [f"{agent}: {value}" for agent, value in zip(stage, chosen, strict=True)]
@@ -185,7 +192,11 @@ class Replay:
 
     def end(self, turns: int) -> None:
         assert not self.episode.failed, self.episode.failure
-        assert (self.episode.turns, self.episode.team_reward, self.episode.left_out) == (turns, self.team, self.left_out)
+        assert (self.episode.turns, self.episode.team_reward, self.episode.left_out) == (
+            turns,
+            self.team,
+            self.left_out,
+        )
         assert self.episode.info["sum"] == sum(int(value) for value in self.said if value != "/")
         assert self.checked == len(self.episode.samples)
 
@@ -213,7 +224,9 @@ def test_groups_of_a_batch_are_the_candidates_of_one_call_of_one_episode(collect
     for row, key in enumerate(zip(*(columns[f].tolist() for f in fields), strict=True)):
         groups[key].append(row)
     for (traj_uid, _, turn, call), rows in groups.items():
-        assert sorted(scored(case, f"{traj_uid}/{turn}.{call}")) == [columns["candidate"][row] for row in rows]
+        assert sorted(scored(case, f"{traj_uid}/{turn}.{call}")) == [
+            columns["candidate"][row] for row in rows
+        ]
         assert len({(columns["task_id"][row], columns["uid"][row]) for row in rows}) == 1
         assert len({tuple(result.batch.batch["prompts"][row].tolist()) for row in rows}) == 1
         assert sum(columns["committed"][row] for row in rows) == 1

@@ -1,4 +1,6 @@
-"""With `rollout.tree.returns=committed`, what a tree commits is rewarded as the same episode without a tree."""
+"""With `rollout.tree.returns=committed`, what a tree commits is rewarded as the same episode without
+a tree.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ REWARDS = {
     "episode": RewardConfig(alpha=0.5),
     "turn": RewardConfig(team_scope="turn"),
     "call": RewardConfig(team_scope="call"),
-    "threshold": RewardConfig(propagation=PropagationConfig(mode="threshold", theta=0.3, local_range=[0.0, 8.0], min_pass_rate=0.0)),
+    "threshold": RewardConfig(
+        propagation=PropagationConfig(mode="threshold", theta=0.3, local_range=[0.0, 8.0], min_pass_rate=0.0)
+    ),
     "hop_discount": RewardConfig(shaping="hop_discount"),
 }
 
@@ -39,22 +43,34 @@ async def test_what_is_committed_is_rewarded_as_without_a_tree(
 ) -> None:
     options = {"orchestra": orchestra(), "env": env, "reward": REWARDS[name], "max_steps": 2}
     agents = {agent: Speaker(agent) for agent in ("A", "B")}
-    tree = make_collector(scripted(["1", "8", "5", "7", "2", "6", "4", "8"]), agents=agents, tree=COMMITTED, **options)
+    tree = make_collector(
+        scripted(["1", "8", "5", "7", "2", "6", "4", "8"]), agents=agents, tree=COMMITTED, **options
+    )
     parallel = make_collector(scripted(["1", "5", "2", "4"]), agents=agents, **options)
     grown, played = await tree.collect(TASKS[:1], 1, step=1), await parallel.collect(TASKS[:1], 1, step=1)
     committed = grown.batch.select_idxs(grown.batch.non_tensor_batch["committed"].astype(bool))
     for column in ("reward", "mixed_reward", "team_reward", "local_reward", "step_reward", "anchor"):
-        assert committed.non_tensor_batch[column].tolist() == played.batch.non_tensor_batch[column].tolist(), column
+        assert (
+            committed.non_tensor_batch[column].tolist() == played.batch.non_tensor_batch[column].tolist()
+        ), column
     columns = grown.batch.non_tensor_batch
     others = ~columns["committed"].astype(bool)
     assert columns["reward"][others].tolist() == pytest.approx(columns["candidate_reward"][others].tolist())
     assert grown.metrics["tree/signal_rate"] == 1.0, "candidates differ in the rewards of their own forks"
 
 
-async def test_rewards_of_step_are_no_reason_for_a_warning(make_collector: Any, scripted: Any, caplog: pytest.LogCaptureFixture) -> None:
+async def test_rewards_of_step_are_no_reason_for_a_warning(
+    make_collector: Any, scripted: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     agents = {agent: Speaker(agent) for agent in ("A", "B")}
     collector = make_collector(
-        scripted(lambda *_: "3"), orchestra=InTurn(), agents=agents, env=OnlyStepPays, tree=COMMITTED, reward=RewardConfig(), max_steps=2
+        scripted(lambda *_: "3"),
+        orchestra=InTurn(),
+        agents=agents,
+        env=OnlyStepPays,
+        tree=COMMITTED,
+        reward=RewardConfig(),
+        max_steps=2,
     )
     with caplog.at_level(logging.WARNING):
         await collector.collect(MANY, 1, step=1)
@@ -63,7 +79,9 @@ async def test_rewards_of_step_are_no_reason_for_a_warning(make_collector: Any, 
 
 async def test_validation_is_rewarded_as_ever(make_collector: Any, scripted: Any) -> None:
     agents = {agent: Speaker(agent) for agent in ("A", "B")}
-    collector = make_collector(scripted(["1", "5"]), orchestra=InTurn(), agents=agents, env=Adder, tree=COMMITTED, max_steps=1)
+    collector = make_collector(
+        scripted(["1", "5"]), orchestra=InTurn(), agents=agents, env=Adder, tree=COMMITTED, max_steps=1
+    )
     (episode,) = (await collector.collect(TASKS[:1], 1, step=1, validate=True)).episodes
     assert [s.local_reward for s in episode.samples] == [0.5, 2.5]
     assert [s.team_reward for s in episode.samples] == [episode.team_reward] * 2
@@ -75,17 +93,25 @@ class AbortsGreedy(ScriptedEngine):
         return replies if request.sampling.temperature else [Generation((), (), "abort")]
 
 
-@pytest.mark.parametrize(("greedy", "baselines"), [("5", [12.5] * 2), ("13", [2.5 * 4.5] * 2), ("aborted", [2.5 * 4.5] * 2)])
+@pytest.mark.parametrize(
+    ("greedy", "baselines"), [("5", [12.5] * 2), ("13", [2.5 * 4.5] * 2), ("aborted", [2.5 * 4.5] * 2)]
+)
 async def test_a_greedy_reply_to_a_call_is_a_baseline_and_nothing_else(
     make_collector: Any, scripted: Any, tokenizer: Any, greedy: str, baselines: list[float]
 ) -> None:
-    """Where it breaks the world or is aborted, the candidates' mean stands in; A's call has it, B's has none."""
-    engine = AbortsGreedy(tokenizer, ["1", "8", greedy, "7", "2"]) if greedy == "aborted" else scripted(["1", "8", greedy, "7", "2"])
+    """Where it breaks the world or is aborted, the candidates' mean stands in; A's call has it, B's
+    has none.
+    """
+    engine = (
+        AbortsGreedy(tokenizer, ["1", "8", greedy, "7", "2"])
+        if greedy == "aborted"
+        else scripted(["1", "8", greedy, "7", "2"])
+    )
     agents = {agent: Speaker(agent) for agent in ("A", "B")}
     options = {"orchestra": InTurn(), "env": Adder, "reward": CALL, "max_steps": 1, "max_failure_rate": 1.0}
-    result = await make_collector(engine, agents=agents, tree=TreeConfig(k=2), greedy_baselines=["A"], **options).collect(
-        TASKS[:1], 1, step=1
-    )
+    result = await make_collector(
+        engine, agents=agents, tree=TreeConfig(k=2), greedy_baselines=["A"], **options
+    ).collect(TASKS[:1], 1, step=1)
     assert [(r.n, r.sampling.temperature) for r in engine.requests] == [(2, 1.0), (1, 0.0), (2, 1.0)]
     columns = result.batch.non_tensor_batch
     assert columns["reward"].tolist() == [2.5, 20.0, 17.5, 5.0]

@@ -17,7 +17,9 @@ from agent_system.sandbox import shared_sandbox
 
 @EnvRegistry.register("dice")
 class Dice(BaseEnv):
-    """Three turns; every act earns a random number, and the task says in which method, and how, the worker or the environment fails."""
+    """Three turns; every act earns a random number, and the task says in which method, and how, the worker or
+    the environment fails.
+    """
 
     def reset(self, task: Task) -> Observation:
         self.task, self.random, self.turns = task, random.Random(self.seed), 0
@@ -41,7 +43,9 @@ class Dice(BaseEnv):
         if (made := self._fail("step")) is not None:
             return made
         roll = self.random.random()
-        return Outcome(team=roll, done=self.turns == 3, info={"roll": roll}, observation=Observation(f"roll {roll}"))
+        return Outcome(
+            team=roll, done=self.turns == 3, info={"roll": roll}, observation=Observation(f"roll {roll}")
+        )
 
     def fork(self) -> Dice:
         self._fail("fork")

@@ -1,4 +1,6 @@
-"""Sandboxes at every level that this machine offers, and what must hold after any program, however hostile."""
+"""Sandboxes at every level that this machine offers, and what must hold after any program, however
+hostile.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from agent_system.sandbox.levels import LEVELS, rank
 from agent_system.sandbox.local import LocalSandbox
 from verl.trainer.config.sandbox import SandboxConfig, SandboxLimitsConfig
 
-LIMITS = SandboxLimitsConfig(cpu_s=3, wall_s=6, memory_mb=128, processes=12, file_mb=4, disk_mb=8, output_kb=64)
+LIMITS = SandboxLimitsConfig(
+    cpu_s=3, wall_s=6, memory_mb=128, processes=12, file_mb=4, disk_mb=8, output_kb=64
+)
 # An honest program ends by itself, however busy the machine.
 PATIENT = SandboxLimitsConfig(**{**vars(LIMITS), "cpu_s": 20, "wall_s": 60})
 # A worker that waits for a job is a watcher with a warden and an init below it.
@@ -32,7 +36,11 @@ def sandbox_at(level: str) -> LocalSandbox | str:
 
 def offered(least: str = "rlimits") -> list[str]:
     """The levels from `least` on that work on this machine, the strongest first."""
-    return [level for level in reversed(LEVELS) if rank(level) >= rank(least) and isinstance(sandbox_at(level), LocalSandbox)]
+    return [
+        level
+        for level in reversed(LEVELS)
+        if rank(level) >= rank(least) and isinstance(sandbox_at(level), LocalSandbox)
+    ]
 
 
 class Arena:
@@ -41,7 +49,8 @@ class Arena:
     Attributes:
         sandbox: what is attacked.
         level: its level.
-        counted: the kernel counts the processes of a run; else they are looked at from outside, because others have the same user.
+        counted: the kernel counts the processes of a run; else they are looked at from outside, because
+            others have the same user.
     """
 
     def __init__(self, level: str) -> None:
@@ -50,13 +59,19 @@ class Arena:
         self.sandbox, self.level = sandbox, level
         self.counted = level == "namespaces" or os.geteuid() == 0
 
-    async def attack(self, program: str, stdin: str = "", limits: SandboxLimitsConfig | None = None) -> RunResult:
-        """Run a hostile program while an honest one runs beside it, and one after it; nothing may be left of the hostile one."""
+    async def attack(
+        self, program: str, stdin: str = "", limits: SandboxLimitsConfig | None = None
+    ) -> RunResult:
+        """Run a hostile program while an honest one runs beside it, and one after it; nothing may be left of
+        the hostile one.
+        """
         restarts = self.sandbox.restarts
         honest = self.sandbox.run("print(sum(range(10)))", limits=PATIENT)
         hostile, beside = await asyncio.gather(self.sandbox.run(program, stdin, limits=limits), honest)
         assert (beside.stdout, beside.ok) == ("45\n", True)
-        after = await asyncio.gather(*[self.sandbox.run("print(input()[::-1])", "abc", limits=PATIENT) for _ in range(2)])
+        after = await asyncio.gather(
+            *[self.sandbox.run("print(input()[::-1])", "abc", limits=PATIENT) for _ in range(2)]
+        )
         assert [(run.stdout, run.ok) for run in after] == [("cba\n", True)] * 2
         assert self.sandbox.restarts == restarts, "a worker had to be replaced"
         self.nothing_is_left()
@@ -76,7 +91,9 @@ class Arena:
 
 
 def _files(scratch: str) -> list[str]:
-    """What lies in a worker's folder but the four folders and the streams that belong there; it may be emptied meanwhile."""
+    """What lies in a worker's folder but the four folders and the streams that belong there; it may be
+    emptied meanwhile.
+    """
     found = []
     for folder, folders, files in os.walk(scratch):
         ours = {"imports", "packages", "run", "streams"} if folder == scratch else set()

@@ -12,10 +12,11 @@ from tests.agent_system.sandbox.arena import Arena, offered, sandbox_at
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A test with an `arena` runs at the strongest level of this machine and at the weakest that promises what is tested.
+    """A test with an `arena` runs at the strongest level of this machine and at the weakest that promises
+    what is tested.
 
-    The marker `promised_by` names that weakest level (default: `rlimits`), with `each=True` all from there on; `strongest` takes the
-    strongest alone, `every` all.
+    The marker `promised_by` names that weakest level (default: `rlimits`), with `each=True` all from there
+    on; `strongest` takes the strongest alone, `every` all.
     """
     if "arena" in metafunc.fixturenames:
         marker = metafunc.definition.get_closest_marker("promised_by")

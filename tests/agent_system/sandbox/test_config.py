@@ -43,7 +43,9 @@ def config() -> Iterator[RunConfig]:
     EnvRegistry.remove(NAME)
 
 
-async def test_an_environment_that_runs_programs_gets_a_sandbox(config: RunConfig, caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_environment_that_runs_programs_gets_a_sandbox(
+    config: RunConfig, caplog: pytest.LogCaptureFixture
+) -> None:
     config.sandbox.limits.memory_mb = 100
     with caplog.at_level(logging.INFO):
         start_sandbox(config)
@@ -65,7 +67,9 @@ def test_keys_without_a_sandbox_are_an_error() -> None:
     config = RunConfig()
     start_sandbox(config)
     config.sandbox.limits.memory_mb = 100
-    with pytest.raises(AgentSystemError, match=r"sandbox\.limits has no effect: env\.env_name=math runs no programs"):
+    with pytest.raises(
+        AgentSystemError, match=r"sandbox\.limits has no effect: env\.env_name=math runs no programs"
+    ):
         start_sandbox(config)
 
 
@@ -104,7 +108,11 @@ async def test_the_environment_of_the_page_judges_programs() -> None:
         configure(SandboxConfig(min_level="rlimits", workers=1))
         env = names["JudgedPrograms"]()
         assert env.uses_sandbox
-        env.reset(Task("t", "add", extra={"tests": [{"stdin": "1 2", "right": "3"}, {"stdin": "2 2", "right": "5"}]}))
+        env.reset(
+            Task(
+                "t", "add", extra={"tests": [{"stdin": "1 2", "right": "3"}, {"stdin": "2 2", "right": "5"}]}
+            )
+        )
         assert (await env.step("print(sum(map(int, input().split())))")).team == 0.5
     finally:
         close_shared()

@@ -66,7 +66,11 @@ def test_a_full_pipe_is_waited_for_and_the_wait_can_give_up() -> None:
 
 
 def test_rubbish_is_no_message() -> None:
-    for rubbish in (frames.LENGTHS.pack(1 << 30, 0), frames.LENGTHS.pack(2, 0) + b"[]", frames.LENGTHS.pack(2, 0) + b"{\xff"):
+    for rubbish in (
+        frames.LENGTHS.pack(1 << 30, 0),
+        frames.LENGTHS.pack(2, 0) + b"[]",
+        frames.LENGTHS.pack(2, 0) + b"{\xff",
+    ):
         reading, writing = os.pipe()
         os.write(writing, rubbish)
         with pytest.raises(frames.FrameError):

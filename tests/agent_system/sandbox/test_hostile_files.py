@@ -85,7 +85,9 @@ def places(tmp_path: Path) -> dict[str, object]:
 
 @pytest.mark.promised_by("landlock")
 @pytest.mark.parametrize("name", READ)
-async def test_nothing_can_be_read(name: str, arena: Arena, places: dict[str, object], tmp_path: Path) -> None:
+async def test_nothing_can_be_read(
+    name: str, arena: Arena, places: dict[str, object], tmp_path: Path
+) -> None:
     program = TRY.format(attack=READ[name].format(**places))
     if name in WORKS_OUTSIDE and arena.level == offered()[0]:
         work = tmp_path / "work"
@@ -97,7 +99,9 @@ async def test_nothing_can_be_read(name: str, arena: Arena, places: dict[str, ob
 
 @pytest.mark.promised_by("landlock")
 @pytest.mark.parametrize("name", WRITE)
-async def test_nothing_can_be_written(name: str, arena: Arena, places: dict[str, object], tmp_path: Path) -> None:
+async def test_nothing_can_be_written(
+    name: str, arena: Arena, places: dict[str, object], tmp_path: Path
+) -> None:
     mode = os.stat(tmp_path / "secret").st_mode
     result = await arena.attack(TRY.format(attack=WRITE[name].format(**places)))
     assert (result.stdout, result.reason) == ("refused", "ok")
@@ -120,14 +124,20 @@ CHANGE = {
 
 @pytest.mark.promised_by("seccomp", each=True)
 @pytest.mark.parametrize("name", CHANGE)
-async def test_mode_times_and_length_of_no_file_can_be_changed(name: str, arena: Arena, places: dict[str, object], tmp_path: Path) -> None:
+async def test_mode_times_and_length_of_no_file_can_be_changed(
+    name: str, arena: Arena, places: dict[str, object], tmp_path: Path
+) -> None:
     program = TRY.format(attack=CHANGE[name].format(**places))
     secret = tmp_path / "secret"
     before = secret.stat()
     if arena.level == offered()[0] and "library" not in name:
         assert run_outside(program, tmp_path) == "done"
         changed = secret.stat()
-        assert (changed.st_mode, changed.st_mtime, changed.st_size) != (before.st_mode, before.st_mtime, before.st_size)
+        assert (changed.st_mode, changed.st_mtime, changed.st_size) != (
+            before.st_mode,
+            before.st_mtime,
+            before.st_size,
+        )
         secret.write_text(SECRET)
         secret.chmod(0o666)
         os.utime(secret, (10**9, 10**9))
@@ -169,18 +179,26 @@ for attempt in (lambda: os.utime("/dev/null"), lambda: os.utime(os.open("/dev/nu
 """
     assert (await arena.attack(program)).stdout == "1 True 9\n" + "refused\n" * 3
     after = os.stat("/dev/null")
-    assert (after.st_mode, after.st_mtime, after.st_atime) == (before.st_mode, before.st_mtime, before.st_atime)
+    assert (after.st_mode, after.st_mtime, after.st_atime) == (
+        before.st_mode,
+        before.st_mtime,
+        before.st_atime,
+    )
 
 
 @pytest.mark.promised_by("namespaces")
 async def test_the_name_of_the_host_is_not_seen(arena: Arena) -> None:
     own = os.uname().nodename
-    assert (await arena.attack("import os, socket\nprint(os.uname().nodename, socket.gethostname())")).stdout == "sandbox sandbox\n"
+    assert (
+        await arena.attack("import os, socket\nprint(os.uname().nodename, socket.gethostname())")
+    ).stdout == "sandbox sandbox\n"
     assert os.uname().nodename == own
 
 
 @pytest.mark.promised_by("every")
-async def test_no_secret_is_in_the_environment(arena: Arena, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_secret_is_in_the_environment(
+    arena: Arena, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("API_KEY", SECRET)
     program = "import ctypes, os\nc = ctypes.CDLL(None)\nc.getenv.restype = ctypes.c_char_p\nprint(dict(os.environ), c.getenv(b'API_KEY'))"
     assert SECRET in run_outside(program, tmp_path, **os.environ)
@@ -279,7 +297,9 @@ except ImportError:
 """
     result = await arena.attack(program)
     assert (result.stdout, result.stderr) == ("none\n", "")
-    assert sys.executable not in (await arena.sandbox.run("import sys; print(sys.path, sys.executable)")).stdout
+    assert (
+        sys.executable not in (await arena.sandbox.run("import sys; print(sys.path, sys.executable)")).stdout
+    )
 
 
 def test_a_link_in_place_of_the_folder_is_removed_and_not_followed(tmp_path: Path) -> None:

@@ -14,9 +14,12 @@ C = "import ctypes, errno, os, sys\nc = ctypes.CDLL(None, use_errno=True)\n"
 MACHINE = platform.machine()
 NUMBERS = syscalls.numbers(syscalls.REFUSED, MACHINE)
 NAMES = [
-    "mount", "umount2", "pivot_root", "chroot", "unshare", "setns", "open_tree", "move_mount", "fsopen", "bpf", "perf_event_open",
-    "userfaultfd", "io_uring_setup", "keyctl", "add_key", "request_key", "init_module", "kexec_load", "reboot", "name_to_handle_at",
-    "open_by_handle_at", "memfd_create", "shmget", "semget", "msgget", "mq_open", "personality", "seccomp", "landlock_restrict_self",
+    "mount", "umount2", "pivot_root", "chroot", "unshare", "setns", "open_tree", "move_mount", "fsopen",
+    "bpf", "perf_event_open",
+    "userfaultfd", "io_uring_setup", "keyctl", "add_key", "request_key", "init_module", "kexec_load",
+    "reboot", "name_to_handle_at",
+    "open_by_handle_at", "memfd_create", "shmget", "semget", "msgget", "mq_open", "personality", "seccomp",
+    "landlock_restrict_self",
     "settimeofday", "flock", "sethostname", "syslog", "mknodat", "fchownat", "setpriority", "mlock", "capset",
 ]  # fmt: skip
 
@@ -30,7 +33,9 @@ async def test_refused_calls(arena: Arena) -> None:
     assert result.stdout.splitlines() == ["-1 EPERM"] * len(NAMES)
 
 
-@pytest.mark.parametrize("flag", [0x10000000, 0x20000000, 0x40000000, 0x00020000], ids=["user", "pid", "net", "mount"])
+@pytest.mark.parametrize(
+    "flag", [0x10000000, 0x20000000, 0x40000000, 0x00020000], ids=["user", "pid", "net", "mount"]
+)
 async def test_no_namespaces_inside(flag: int, arena: Arena) -> None:
     clone = syscalls.numbers(syscalls.BY_ARGUMENTS, MACHINE)
     program = (
@@ -64,7 +69,8 @@ print(ctypes.CFUNCTYPE(ctypes.c_int)(address)())
 
 async def test_terminals_and_process_controls_are_refused(arena: Arena) -> None:
     program = (
-        f"{C}print([c.ioctl(0, number, b'x') for number in (0x5412, 0x5401, 0x540E)], [c.prctl(number, 0) for number in (4, 22, 35, 1)])"
+        f"{C}print([c.ioctl(0, number, b'x') for number in (0x5412, 0x5401, 0x540E)], "
+        "[c.prctl(number, 0) for number in (4, 22, 35, 1)])"
     )
     assert (await arena.attack(program)).stdout == "[-1, -1, -1] [-1, -1, -1, -1]\n"
 
@@ -77,7 +83,9 @@ async def test_no_right_can_be_gained(arena: Arena) -> None:
 @pytest.mark.parametrize("machine", syscalls.MACHINES)
 @pytest.mark.parametrize("signals", [True, False])
 @pytest.mark.parametrize("changes", [True, False])
-def test_the_filter_answers_every_number_as_its_tables_say(machine: str, signals: bool, changes: bool) -> None:
+def test_the_filter_answers_every_number_as_its_tables_say(
+    machine: str, signals: bool, changes: bool
+) -> None:
     code = seccomp.assemble(machine, signals, changes)
     allowed = set(syscalls.numbers(syscalls.ALLOWED, machine).values())
     refused = set(syscalls.numbers(syscalls.REFUSED, machine).values())
@@ -102,13 +110,27 @@ def test_the_filter_answers_every_number_as_its_tables_say(machine: str, signals
     assert evaluate(code, machine, by_arguments["clone"], 0x003D0F00) == seccomp.ALLOW
     for family, kind, right in (
         (1, 1, seccomp.ALLOW), (1, 0x80001, seccomp.ALLOW), (1, 0x80805, seccomp.ALLOW),
-        (2, 1, seccomp.REFUSED), (1, 2, seccomp.REFUSED), (1, 0x80002, seccomp.REFUSED), (1, 3, seccomp.REFUSED), (1, 4, seccomp.REFUSED),
+        (2, 1, seccomp.REFUSED), (1, 2, seccomp.REFUSED), (1, 0x80002, seccomp.REFUSED),
+        (1, 3, seccomp.REFUSED), (1, 4, seccomp.REFUSED),
     ):  # fmt: skip
         assert evaluate(code, machine, by_arguments["socketpair"], family, kind) == right
-    for flags, right in ((0x01, seccomp.ALLOW), (0x22, seccomp.ALLOW), (0x21, seccomp.NO_MEMORY), (0x8021, seccomp.NO_MEMORY)):
+    for flags, right in (
+        (0x01, seccomp.ALLOW),
+        (0x22, seccomp.ALLOW),
+        (0x21, seccomp.NO_MEMORY),
+        (0x8021, seccomp.NO_MEMORY),
+    ):
         assert evaluate(code, machine, by_arguments["mmap"], 0, 4096, 3, flags) == right
     # To truncate a file takes the right to write it.
-    for flags, right in ((0, True), (0o1000, changes), (0o1001, True), (0o1002, True), (0o1003, changes), (3, True), (0o101101, True)):
+    for flags, right in (
+        (0, True),
+        (0o1000, changes),
+        (0o1001, True),
+        (0o1002, True),
+        (0o1003, changes),
+        (3, True),
+        (0o101101, True),
+    ):
         for name, before in (("open", (0,)), ("openat", (0, 0))):
             if name in by_arguments:
                 answer = evaluate(code, machine, by_arguments[name], *before, flags)

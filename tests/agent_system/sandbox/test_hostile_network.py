@@ -34,7 +34,8 @@ ATTACKS = {
     "raw_pair": "import socket; socket.socketpair(socket.AF_UNIX, socket.SOCK_RAW)[0].sendto(b'x', '{datagram}')",
     "listen": "import socket; socket.create_server(('127.0.0.1', 0))",
     "dns": "import socket; s = socket.socket(type=socket.SOCK_DGRAM); s.settimeout(5); "
-    "s.sendto(bytes.fromhex('00010100000100000000000007') + b'sandbox\\4test\\0\\0\\1\\0\\1', ('127.0.0.1', {dns})); s.recv(9)",
+    "s.sendto(bytes.fromhex('00010100000100000000000007') + b'sandbox\\4test\\0\\0\\1\\0\\1', ('127.0.0.1', "
+    "{dns})); s.recv(9)",
     "libc": "import ctypes; c = ctypes.CDLL(None, use_errno=True)\n    if c.socket(2, 1, 0) < 0: raise OSError(ctypes.get_errno(), '')",
 }
 
@@ -78,7 +79,9 @@ def addresses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, ob
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-async def test_nobody_is_reached(name: str, arena: Arena, addresses: dict[str, object], tmp_path: Path) -> None:
+async def test_nobody_is_reached(
+    name: str, arena: Arena, addresses: dict[str, object], tmp_path: Path
+) -> None:
     program = REPORT.format(attack=ATTACKS[name].format(**addresses))
     if arena.level == offered()[0]:
         assert run_outside(program, tmp_path) == "reached"

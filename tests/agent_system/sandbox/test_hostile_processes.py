@@ -58,7 +58,8 @@ for number in (9, 19, 15):
 
 @pytest.mark.promised_by("seccomp")
 async def test_a_pipe_cannot_send_signals_for_its_owner(arena: Arena, tmp_path: Path) -> None:
-    # The kernel sends the signal of F_SETSIG to the process of F_SETOWN when the pipe becomes readable: kill(2) by another name.
+    # The kernel sends the signal of F_SETSIG to the process of F_SETOWN when the pipe becomes readable:
+    # kill(2) by another name.
     program = """
 import fcntl, os
 r, w = os.pipe()
@@ -142,7 +143,9 @@ time.sleep(30)
 
 @pytest.mark.promised_by("every")
 async def test_threads_and_processes_of_others_are_not_counted(arena: Arena) -> None:
-    """The trainer starts threads, and programs beside an honest one take all the processes that they may have."""
+    """The trainer starts threads, and programs beside an honest one take all the processes that they may
+    have.
+    """
     sandbox = LocalSandbox(SandboxConfig(level=arena.level, min_level="rlimits", workers=4, limits=LONG))
     over = threading.Event()
     threads = [threading.Thread(target=over.wait, daemon=True) for _ in range(60)]
@@ -160,12 +163,20 @@ print("met")
     try:
         for thread in threads:
             thread.start()
-        assert [(await sandbox.run(program, limits=PATIENT)).stdout for program in ("print(1)", several)] == ["1\n", "met\n"]
+        assert [(await sandbox.run(program, limits=PATIENT)).stdout for program in ("print(1)", several)] == [
+            "1\n",
+            "met\n",
+        ]
         forkers = [asyncio.create_task(sandbox.run(forker)) for _ in range(3)]
         until = time.monotonic() + 15
-        while sum(len(tree.descendants(pid)) for pid in sandbox.pids) < 3 * LIMITS.processes and time.monotonic() < until:
+        while (
+            sum(len(tree.descendants(pid)) for pid in sandbox.pids) < 3 * LIMITS.processes
+            and time.monotonic() < until
+        ):
             await asyncio.sleep(0.05)
-        assert [(await sandbox.run(program, limits=PATIENT)).stdout for program in ("print(1)", several) * 3] == ["1\n", "met\n"] * 3
+        assert [
+            (await sandbox.run(program, limits=PATIENT)).stdout for program in ("print(1)", several) * 3
+        ] == ["1\n", "met\n"] * 3
         assert sandbox.restarts == 0 and not any(run.done() for run in forkers)
     finally:
         over.set()
@@ -186,7 +197,9 @@ except RuntimeError as error:
     print(error, made < 20)
 """
     result = await arena.attack(program, limits=LONG)
-    assert (result.stdout, result.reason) == (("can't start new thread True\n", "ok") if arena.counted else ("", "processes"))
+    assert (result.stdout, result.reason) == (
+        ("can't start new thread True\n", "ok") if arena.counted else ("", "processes")
+    )
 
 
 @pytest.mark.promised_by("every")
@@ -250,13 +263,17 @@ except OSError:
 
 async def test_a_program_that_stops_itself(arena: Arena) -> None:
     # The C library's raise sends the signal to the thread, which no level but the strongest two allows.
-    result = await arena.attack("import os, signal\nprint('stopping', flush=True)\nos.kill(os.getpid(), signal.SIGSTOP)", limits=SHORT)
+    result = await arena.attack(
+        "import os, signal\nprint('stopping', flush=True)\nos.kill(os.getpid(), signal.SIGSTOP)", limits=SHORT
+    )
     assert result.stdout == "stopping\n"
     assert result.reason == ("error" if arena.level == "seccomp" else "timeout")
 
 
 async def test_closing_stdout_and_running_on(arena: Arena) -> None:
-    result = await arena.attack("import os\nfor fd in (0, 1, 2):\n    os.close(fd)\nwhile True:\n    pass", limits=SHORT)
+    result = await arena.attack(
+        "import os\nfor fd in (0, 1, 2):\n    os.close(fd)\nwhile True:\n    pass", limits=SHORT
+    )
     assert (result.reason, result.stdout) == ("timeout", "")
 
 

@@ -33,7 +33,11 @@ LONG = SandboxLimitsConfig(**{**vars(LIMITS), "wall_s": 30, "cpu_s": 20})
 async def test_memory_bomb(program: str, arena: Arena) -> None:
     result = await arena.attack(program, limits=LONG)
     assert result.reason in ("memory", "error", "signal")
-    assert "MemoryError" in result.stderr or "Cannot allocate memory" in result.stderr or result.reason == "signal"
+    assert (
+        "MemoryError" in result.stderr
+        or "Cannot allocate memory" in result.stderr
+        or result.reason == "signal"
+    )
 
 
 @pytest.mark.promised_by("every")
@@ -128,10 +132,12 @@ print(refused(fcntl.fcntl, writing, 1031, 1 << 20), fcntl.fcntl(reading, 1032) <
 
 @pytest.mark.promised_by("seccomp")
 @pytest.mark.parametrize("kind", ["SOCK_STREAM", "SOCK_SEQPACKET"])
-async def test_the_kernel_holds_no_more_for_a_program_than_its_descriptors_allow(kind: str, arena: Arena) -> None:
+async def test_the_kernel_holds_no_more_for_a_program_than_its_descriptors_allow(
+    kind: str, arena: Arena
+) -> None:
     processes, most = 3, OPEN_FILES * SOCKET_BYTES
-    # Each of the processes stops by itself at `most`, so nothing is at risk where the limits do not hold. The last one hands sockets on and
-    # closes its own, until the kernel takes no more.
+    # Each of the processes stops by itself at `most`, so nothing is at risk where the limits do not hold. The
+    # last one hands sockets on and closes its own, until the kernel takes no more.
     program = f"""
 import os, socket
 def fill(one):
@@ -212,7 +218,10 @@ for worker in workers:
 print([end.recv() for end, _ in pairs], [worker.join() for worker in workers] and len([open(str(n), "w") for n in range(30)]))
 """
     result = await arena.attack(program, limits=LONG)
-    assert (result.stdout, result.stderr) == ("(b'said\\n', [0, 1, 2, 3]) [1, 2]\n[0, 1, 4, 9, 16, 25] 30\n", "")
+    assert (result.stdout, result.stderr) == (
+        "(b'said\\n', [0, 1, 2, 3]) [1, 2]\n[0, 1, 4, 9, 16, 25] 30\n",
+        "",
+    )
 
 
 async def test_disk_filler_with_one_file(arena: Arena) -> None:
@@ -259,7 +268,9 @@ else:
     print('made all')
 """
     result = await arena.attack(program, limits=LONG)
-    assert (result.stdout, result.reason) == (("28 True\n", "ok") if arena.level == "namespaces" else ("", "disk"))
+    assert (result.stdout, result.reason) == (
+        ("28 True\n", "ok") if arena.level == "namespaces" else ("", "disk")
+    )
 
 
 @pytest.mark.timing
@@ -290,9 +301,21 @@ async def test_output_after_the_end(arena: Arena) -> None:
         "import threading\nthreading.Thread(target=lambda: any(iter(int, 1))).start()",
         "class A:\n    def __del__(self):\n        while True:\n            pass\ndel A",
         "import os\nr, w = os.pipe()\nos.read(r, 1)",
-        "while True:\n    try:\n        while True:\n            pass\n    except BaseException:\n        pass",
+        "while True:\n    try:\n        while True:\n            pass\n    except BaseException:\n        "
+        "pass",
     ],
-    ids=["loop", "sleep", "stdin", "regex", "huge_integer", "exit_handler", "thread", "finalizer", "pipe", "catch_all"],
+    ids=[
+        "loop",
+        "sleep",
+        "stdin",
+        "regex",
+        "huge_integer",
+        "exit_handler",
+        "thread",
+        "finalizer",
+        "pipe",
+        "catch_all",
+    ],
 )
 async def test_endless(program: str, arena: Arena) -> None:
     result = await arena.attack(program.replace("del A", "A()"), "x\n", limits=SHORT)
@@ -306,7 +329,9 @@ async def test_the_cpu_limit_counts_cpu_and_not_the_clock(arena: Arena) -> None:
     ignoring = "import signal\nsignal.signal(signal.SIGXCPU, signal.SIG_IGN)\n"
     sleeping = arena.sandbox.run("import time\ntime.sleep(1.2)", limits=one)
     looping = arena.sandbox.run_tests(
-        f"if input():\n    {ignoring.replace(chr(10), chr(10) + '    ')}\nwhile True:\n    pass", ["\n", "x"], limits=one
+        f"if input():\n    {ignoring.replace(chr(10), chr(10) + '    ')}\nwhile True:\n    pass",
+        ["\n", "x"],
+        limits=one,
     )
     (first, second), slept = await asyncio.gather(looping, sleeping)
     assert (first.reason, second.reason, slept.reason) == ("cpu", "cpu", "ok")

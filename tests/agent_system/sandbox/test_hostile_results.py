@@ -41,7 +41,16 @@ async def test_pickles_in_the_output_are_bytes(arena: Arena, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    "text", ["%s%s%s%n", "{0.__class__.__mro__}", "{settings}", "$(id)`id`", "__import__('os').getpid()", "\x1b]0;x\x07\r\n\0", "{{7*7}}"]
+    "text",
+    [
+        "%s%s%s%n",
+        "{0.__class__.__mro__}",
+        "{settings}",
+        "$(id)`id`",
+        "__import__('os').getpid()",
+        "\x1b]0;x\x07\r\n\0",
+        "{{7*7}}",
+    ],
 )
 async def test_formats_and_code_in_the_output_stay_text(text: str, arena: Arena) -> None:
     result = await arena.attack(f"print({text!r}, end='')\nraise ValueError({text!r})")
@@ -51,7 +60,9 @@ async def test_formats_and_code_in_the_output_stay_text(text: str, arena: Arena)
 
 
 async def test_forged_messages_of_our_protocol(arena: Arena) -> None:
-    header = json.dumps({"stopped": None, "status": 0, "seconds": 0.0, "cpu_s": 0.0, "blobs": [6, 0, 0, 0]}).encode()
+    header = json.dumps(
+        {"stopped": None, "status": 0, "seconds": 0.0, "cpu_s": 0.0, "blobs": [6, 0, 0, 0]}
+    ).encode()
     message = struct.pack("!I", len(header)) + header + b"forged"
     program = f"""
 import os
@@ -119,13 +130,26 @@ builtins.__dict__.clear()
 
 
 async def test_output_that_is_no_text(arena: Arena) -> None:
-    result = await arena.attack("import sys\nsys.stdout.buffer.write(bytes(range(256)))\nprint('\\udcff\\ud800')")
+    result = await arena.attack(
+        "import sys\nsys.stdout.buffer.write(bytes(range(256)))\nprint('\\udcff\\ud800')"
+    )
     assert (result.ok, result.stdout[:3]) == (True, "\0\x01\x02")
     assert result.stdout.isprintable() is False
 
 
 @pytest.mark.parametrize(
-    "value", ["float('nan')", "10 ** 30_000", "[]", "object()", "lambda: 0", "{1, 2}", "range(3)", "(1, [2])", "{(1, 2): 3}"]
+    "value",
+    [
+        "float('nan')",
+        "10 ** 30_000",
+        "[]",
+        "object()",
+        "lambda: 0",
+        "{1, 2}",
+        "range(3)",
+        "(1, [2])",
+        "{(1, 2): 3}",
+    ],
 )
 async def test_values_are_json_or_nothing(value: str, arena: Arena) -> None:
     (result,) = await arena.sandbox.run_tests(f"def f():\n    return {value}", [FunctionCall("f")])
@@ -146,8 +170,11 @@ async def test_a_value_that_is_nested_too_deep_is_refused(arena: Arena) -> None:
         result.returned()
 
 
-async def test_a_program_has_no_later_test_and_no_other_job_in_its_memory(arena: Arena, tmp_path: Path) -> None:
-    # Reads all memory around its own objects; writing from an address that is not mapped fails instead of ending the program.
+async def test_a_program_has_no_later_test_and_no_other_job_in_its_memory(
+    arena: Arena, tmp_path: Path
+) -> None:
+    # Reads all memory around its own objects; writing from an address that is not mapped fails instead of
+    # ending the program.
     scan = """
 import ctypes, os
 rest = "-".join(["olden", "{name}", "answer"]).encode()  # not the whole, which would be found here
@@ -194,13 +221,19 @@ if os.fork() == 0:
 
 
 async def test_random_numbers_differ_and_hashes_do_not(arena: Arena) -> None:
-    results = await arena.sandbox.run_tests("import random\nprint(random.random(), hash('x'), list({'a', 'b', 'c'}))", [""] * 3)
+    results = await arena.sandbox.run_tests(
+        "import random\nprint(random.random(), hash('x'), list({'a', 'b', 'c'}))", [""] * 3
+    )
     drawn, hashes = zip(*(r.stdout.split(maxsplit=1) for r in results), strict=True)
     assert (len(set(drawn)), len(set(hashes))) == (3, 1)
 
 
 def test_arguments_that_are_no_json_are_refused() -> None:
-    for test in (FunctionCall("f", [object()]), FunctionCall("f", [{1, 2}]), FunctionCall("f", ["x" * (3 << 20)])):
+    for test in (
+        FunctionCall("f", [object()]),
+        FunctionCall("f", [{1, 2}]),
+        FunctionCall("f", ["x" * (3 << 20)]),
+    ):
         refusal = Job("def f(x): return x", [test], LIMITS).message(test)
         assert isinstance(refusal, RunResult) and refusal.reason is Reason.REFUSED
 
@@ -209,7 +242,8 @@ async def test_what_is_too_large_is_refused_in_its_place(arena: Arena) -> None:
     big = await arena.sandbox.run("#" * (2 << 20))
     assert (big.reason, big.ok) == ("refused", False)
     results = await arena.sandbox.run_tests(
-        "def f(*a): return len(a)", [FunctionCall("f", [1]), FunctionCall("f", [object()]), FunctionCall("f", [1, 2])]
+        "def f(*a): return len(a)",
+        [FunctionCall("f", [1]), FunctionCall("f", [object()]), FunctionCall("f", [1, 2])],
     )
     assert [r.value or r.reason for r in results] == ["1", "refused", "2"]
 
@@ -233,17 +267,27 @@ os._exit(125)
 
 
 @pytest.mark.parametrize("told", ['b"c" + len(evil).to_bytes(4) + evil', 'b"fnot my fault"'])
-async def test_a_program_cannot_say_what_the_next_test_runs_nor_that_it_could_not_be_started(arena: Arena, told: str) -> None:
-    """The program is too large for its code to be sent to the init, so that the forged message is the first."""
+async def test_a_program_cannot_say_what_the_next_test_runs_nor_that_it_could_not_be_started(
+    arena: Arena, told: str
+) -> None:
+    """The program is too large for its code to be sent to the init, so that the forged message is the
+    first.
+    """
     large = "".join(f"x{i} = {i}\n" for i in range(3000))
     results = await arena.sandbox.run_tests(large + FORGER.format(told=told), [""] * 2)
-    assert [(r.stdout, r.reason, r.exit_code, r.message) for r in results] == [("mine\n", "error", 125, "")] * 2
+    assert [(r.stdout, r.reason, r.exit_code, r.message) for r in results] == [
+        ("mine\n", "error", 125, "")
+    ] * 2
 
 
 async def test_programs_of_any_size_run_their_tests_alike(arena: Arena) -> None:
     """The first test compiles; where its code is small enough, the others are given it."""
     for lines in (1, 3000):
-        program = "import sys\n" + "".join(f"x{i} = {i}\n" for i in range(lines)) + "def f():\n    1 / int(input())\nf()\n"
+        program = (
+            "import sys\n"
+            + "".join(f"x{i} = {i}\n" for i in range(lines))
+            + "def f():\n    1 / int(input())\nf()\n"
+        )
         failed, passed, again = await arena.sandbox.run_tests(program, ["0", "1", "0"])
         assert (failed.reason, passed.reason, again.reason) == ("error", "ok", "error")
         assert failed.stderr == again.stderr
@@ -254,4 +298,6 @@ async def test_programs_of_any_size_run_their_tests_alike(arena: Arena) -> None:
 def test_incomplete_code_is_ignored() -> None:
     whole = program.COMPILED + (3).to_bytes(4) + b"abc"
     assert program.compiled_code(whole) == b"abc"
-    assert [program.compiled_code(told) for told in (b"", whole[:3], whole[:-1], program.FAILED + b"OSError: no")] == [b""] * 4
+    assert [
+        program.compiled_code(told) for told in (b"", whole[:3], whole[:-1], program.FAILED + b"OSError: no")
+    ] == [b""] * 4

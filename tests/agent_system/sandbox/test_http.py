@@ -28,12 +28,28 @@ def run_code(body: dict[str, Any]) -> dict[str, Any]:
     """What SandboxFusion does for Python: run the code, report on it."""
     try:
         done = subprocess.run(
-            [sys.executable, "-S", "-c", body["code"]], input=body["stdin"], capture_output=True, text=True, timeout=body["run_timeout"]
+            [sys.executable, "-S", "-c", body["code"]],
+            input=body["stdin"],
+            capture_output=True,
+            text=True,
+            timeout=body["run_timeout"],
         )
     except subprocess.TimeoutExpired:
-        ran = {"status": "TimeLimitExceeded", "execution_time": body["run_timeout"], "return_code": None, "stdout": "", "stderr": ""}
+        ran = {
+            "status": "TimeLimitExceeded",
+            "execution_time": body["run_timeout"],
+            "return_code": None,
+            "stdout": "",
+            "stderr": "",
+        }
         return {"status": "Failed", "message": "", "compile_result": None, "run_result": ran}
-    ran = {"status": "Finished", "execution_time": 0.1, "return_code": done.returncode, "stdout": done.stdout, "stderr": done.stderr}
+    ran = {
+        "status": "Finished",
+        "execution_time": 0.1,
+        "return_code": done.returncode,
+        "stdout": done.stdout,
+        "stderr": done.stderr,
+    }
     return {
         "status": "Success" if done.returncode == 0 else "Failed",
         "message": "",
@@ -44,7 +60,9 @@ def run_code(body: dict[str, Any]) -> dict[str, Any]:
 
 
 class Server:
-    """A real server whose answers are made by `answer`: an object for JSON, bytes as they are, a number for that HTTP status."""
+    """A real server whose answers are made by `answer`: an object for JSON, bytes as they are, a number for
+    that HTTP status.
+    """
 
     def __init__(self) -> None:
         self.answer: Callable[[dict[str, Any]], Any] = run_code
@@ -79,7 +97,9 @@ def server() -> Iterator[Server]:
 
 
 def client(url: str, timeout_s: float = 5.0) -> Sandbox:
-    return make_sandbox(SandboxConfig(backend="http", url=url, request_timeout_s=timeout_s, limits=LIMITS, workers=4))
+    return make_sandbox(
+        SandboxConfig(backend="http", url=url, request_timeout_s=timeout_s, limits=LIMITS, workers=4)
+    )
 
 
 @pytest.fixture
@@ -93,9 +113,18 @@ async def test_runs_calls_and_compiling(sandbox: Sandbox, server: Server) -> Non
     results = await sandbox.run_tests("print(int(input()) + 1)", ["1", "x", "3"])
     assert [(r.stdout, r.reason.value) for r in results] == [("2\n", "ok"), ("", "error"), ("4\n", "ok")]
     body = server.bodies[0]
-    assert (body["language"], body["run_timeout"], body["memory_limit_MB"], body["stdin"]) == ("python", 2, 512, "1")
-    program = "print('noise', end='')\nclass S:\n    def f(self, x, *, y='\\n\"'):\n        return {x, 1}, y\n"
-    called, missing = await sandbox.run_tests(program, [FunctionCall("S.f", [1], {"y": "%s'\\"}), FunctionCall("g")])
+    assert (body["language"], body["run_timeout"], body["memory_limit_MB"], body["stdin"]) == (
+        "python",
+        2,
+        512,
+        "1",
+    )
+    program = (
+        "print('noise', end='')\nclass S:\n    def f(self, x, *, y='\\n\"'):\n        return {x, 1}, y\n"
+    )
+    called, missing = await sandbox.run_tests(
+        program, [FunctionCall("S.f", [1], {"y": "%s'\\"}), FunctionCall("g")]
+    )
     assert (called.stdout, called.returned()) == ("noise", [[1], "%s'\\"])
     assert (missing.reason, missing.value) == ("error", None)
     assert (await sandbox.compile("def f(")).reason == "compile"
@@ -126,8 +155,14 @@ RUBBISH = {
     "list": [1],
     "empty": {},
     "no result": {"status": "Success", "message": ""},
-    "wrong types": {"status": "Success", "run_result": {"status": "Finished", "return_code": "0", "stdout": ""}},
-    "number for text": {"status": "Success", "run_result": {"status": "Finished", "return_code": 0, "stdout": 1}},
+    "wrong types": {
+        "status": "Success",
+        "run_result": {"status": "Finished", "return_code": "0", "stdout": ""},
+    },
+    "number for text": {
+        "status": "Success",
+        "run_result": {"status": "Finished", "return_code": 0, "stdout": 1},
+    },
     "other status": {"status": "Success", "run_result": {"status": "Done", "return_code": 0}},
     "sandbox error": {"status": "SandboxError", "message": "no free slot", "run_result": None},
     "nested": b"[" * 100_000,
@@ -147,7 +182,9 @@ async def test_rubbish_is_a_counted_failure(name: str, sandbox: Sandbox, server:
 
 
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
-async def test_an_answer_that_is_too_long_is_output_of_the_program(stream: str, sandbox: Sandbox, server: Server) -> None:
+async def test_an_answer_that_is_too_long_is_output_of_the_program(
+    stream: str, sandbox: Sandbox, server: Server
+) -> None:
     program = f"import sys\nsys.{stream}.write('\\0' * 6_000_000)"
     results = await sandbox.run_tests(program, [""]) + [await sandbox.run("print(1)")]
     assert [(r.reason.value, r.ok, r.message) for r in results] == [("output", False, ""), ("ok", True, "")]
@@ -229,7 +266,9 @@ async def test_a_slow_answer_costs_its_own_run_and_no_other() -> None:
 
 @pytest.mark.timing
 async def test_a_slow_server_delays_no_other_run(sandbox: Sandbox, server: Server) -> None:
-    server.answer = lambda body: time.sleep(1.5) or run_code(body) if "slow" in body["code"] else run_code(body)
+    server.answer = lambda body: (
+        time.sleep(1.5) or run_code(body) if "slow" in body["code"] else run_code(body)
+    )
     slow = asyncio.create_task(sandbox.run("print('slow')"))
     began = time.monotonic()
     assert (await sandbox.run("print(1)")).ok
@@ -243,6 +282,9 @@ def test_a_server_that_cannot_run_programs_is_found_at_the_start(server: Server)
         configure(SandboxConfig(backend="http", url=server.url, limits=PATIENT))
     server.answer = run_code
     try:
-        assert "SandboxFusion at" in configure(SandboxConfig(backend="http", url=server.url, limits=PATIENT)).describe()
+        assert (
+            "SandboxFusion at"
+            in configure(SandboxConfig(backend="http", url=server.url, limits=PATIENT)).describe()
+        )
     finally:
         close_shared()

@@ -13,13 +13,19 @@ from agent_system.sandbox import SandboxLimitsConfig
 from tests.agent_system.sandbox.arena import Arena
 
 # How programs read, print, recurse and end: `### name`, then the program.
-IDIOMS = dict(part.split("\n", 1) for part in (Path(__file__).parent / "idioms.txt").read_text(encoding="utf-8").split("### ")[1:])
+IDIOMS = dict(
+    part.split("\n", 1)
+    for part in (Path(__file__).parent / "idioms.txt").read_text(encoding="utf-8").split("### ")[1:]
+)
 STDIN = "3 4\n1 2 3 4\nabc def\n\n5\r\nlast é line"
 NUMBERS = "123456 " * 60_000
 OTHER_INPUTS = {
     "no input": ("try:\n    input()\nexcept EOFError as error:\n    print(error)", ""),
     "no input by its size": ("import os; print(os.read(0, os.fstat(0).st_size))", ""),
-    "a large input": ("import sys\nn, *rest = map(int, sys.stdin.buffer.read().split())\nprint(n, len(rest), sum(rest))", NUMBERS),
+    "a large input": (
+        "import sys\nn, *rest = map(int, sys.stdin.buffer.read().split())\nprint(n, len(rest), sum(rest))",
+        NUMBERS,
+    ),
     "a large input by its size": ("import os; print(len(os.read(0, os.fstat(0).st_size).split()))", NUMBERS),
     "a large input by its path": ("print(sum(map(int, open('/dev/stdin').read().split())))", NUMBERS),
     "an input that is not read": ("print(1)", NUMBERS),
@@ -61,11 +67,18 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ending]:
     return {name: in_plain_python(source, stdin, folder) for name, (source, stdin) in PROGRAMS.items()}
 
 
-async def test_a_program_prints_what_it_prints_in_plain_python(arena: Arena, plain: dict[str, Ending]) -> None:
+async def test_a_program_prints_what_it_prints_in_plain_python(
+    arena: Arena, plain: dict[str, Ending]
+) -> None:
     different = {}
     for name, (source, stdin) in PROGRAMS.items():
         result = await arena.sandbox.run(source, stdin, limits=LIMITS)
         if (result.stdout, result.exit_code) != plain[name]:
-            different[name] = (result.reason.value, result.stdout[:300], result.stderr[-300:], plain[name][0][:300])
+            different[name] = (
+                result.reason.value,
+                result.stdout[:300],
+                result.stderr[-300:],
+                plain[name][0][:300],
+            )
     assert not different, f"{len(different)} of {len(PROGRAMS)}: {different}"
     arena.nothing_is_left()

@@ -72,7 +72,9 @@ async def test_results_are_in_the_order_of_the_tests(arena: Arena) -> None:
     program = "n = int(input())\nif n == 2:\n    raise SystemExit(3)\nif n == 3:\n    while True: pass\nprint(n * n)"
     tests = [str(n) for n in range(6)]
     limits = SandboxLimitsConfig(**{**vars(LIMITS), "wall_s": 0.5})
-    several = await asyncio.gather(*[arena.sandbox.run_tests(program, tests, limits=limits) for _ in range(3)])
+    several = await asyncio.gather(
+        *[arena.sandbox.run_tests(program, tests, limits=limits) for _ in range(3)]
+    )
     for results in several:
         assert [(r.stdout, r.reason.value) for r in results] == [
             ("0\n", "ok"), ("1\n", "ok"), ("", "error"), ("", "timeout"), ("16\n", "ok"), ("25\n", "ok"),
@@ -82,7 +84,9 @@ async def test_results_are_in_the_order_of_the_tests(arena: Arena) -> None:
 @pytest.mark.promised_by("strongest")
 async def test_after_two_slow_tests_the_rest_is_skipped(arena: Arena) -> None:
     limits = SandboxLimitsConfig(**{**vars(LIMITS), "wall_s": 0.4})
-    results = await arena.sandbox.run_tests("if input(): \n    while True: pass\nprint(1)", ["", "x", "", "x", "", ""], limits=limits)
+    results = await arena.sandbox.run_tests(
+        "if input(): \n    while True: pass\nprint(1)", ["", "x", "", "x", "", ""], limits=limits
+    )
     assert [r.reason.value for r in results] == ["error", "timeout", "error", "timeout", "skipped", "skipped"]
     assert await arena.sandbox.run_tests("print(1)", []) == []
 
@@ -115,7 +119,10 @@ async def test_a_worker_that_dies_is_replaced_and_its_run_repeated(pool: LocalSa
     (worker,) = [worker for worker in pool._alive if worker.pid == victim]
     os.kill(victim, signal.SIGKILL)
     worker._child.wait()
-    assert [((await run).stdout, (await run).reason.value) for run in (slow, other)] == [("late\n", "ok"), ("right\n", "ok")]
+    assert [((await run).stdout, (await run).reason.value) for run in (slow, other)] == [
+        ("late\n", "ok"),
+        ("right\n", "ok"),
+    ]
     again = await asyncio.gather(*[pool.run("print(1)") for _ in range(4)])
     assert [r.stdout for r in again] == ["1\n"] * 4
     assert pool.restarts >= 1
@@ -140,16 +147,24 @@ async def test_a_run_that_the_sandbox_fails_is_repeated_once_by_a_fresh_worker_a
     await pool.run("print(1)")  # this worker waits for the next job
     monkeypatch.setattr(Worker, "run", lost)
     once = await pool.run_tests("print(input())  # LOST ONCE", ["1", "2", "3"])
-    assert [(result.stdout, result.reason.value) for result in once] == [("1\n", "ok"), ("2\n", "ok"), ("3\n", "ok")]
+    assert [(result.stdout, result.reason.value) for result in once] == [
+        ("1\n", "ok"),
+        ("2\n", "ok"),
+        ("3\n", "ok"),
+    ]
     twice = await pool.run_tests("print(input())  # LOST", ["1", "2", "3"])
-    assert [result.reason.value for result in twice] == ["ok", "ok", "sandbox"] and "it has gone" in twice[2].message
+    assert [result.reason.value for result in twice] == ["ok", "ok", "sandbox"] and "it has gone" in twice[
+        2
+    ].message
     assert [tests for _, tests in asked] == [["1", "2", "3"], ["1", "2", "3"], ["2", "3"]]
     assert len({pid for pid, _ in asked}) == 3
     assert (pool.stats()["runs"], pool.stats()["runs/sandbox"]) == (7, 1)
     assert "1 runs failed twice and count as wrong, the last: it has gone" in caplog.text
 
 
-async def test_a_run_that_cannot_be_confined_is_repeated_by_a_fresh_worker(pool: LocalSandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_run_that_cannot_be_confined_is_repeated_by_a_fresh_worker(
+    pool: LocalSandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run, pids = Worker.run, []
 
     def unconfined(worker: Worker, job: Job) -> Iterator[RunResult]:
@@ -166,7 +181,9 @@ async def test_a_run_that_cannot_be_confined_is_repeated_by_a_fresh_worker(pool:
 async def test_a_byte_order_mark_is_skipped_once_at_the_start_of_a_program(arena: Arena) -> None:
     assert (await arena.sandbox.run("\ufeffprint(1)")).stdout == "1\n"
     assert (await arena.sandbox.compile("\ufeff# \ufeff\nx = 1")).ok
-    assert (await arena.sandbox.run_tests("\ufeffdef f(x):\n    return x", [FunctionCall("f", [2])]))[0].returned() == 2
+    assert (await arena.sandbox.run_tests("\ufeffdef f(x):\n    return x", [FunctionCall("f", [2])]))[
+        0
+    ].returned() == 2
     assert (await arena.sandbox.run("\ufeff\ufeffprint(1)")).reason == "compile"
 
 
@@ -188,7 +205,10 @@ async def test_an_alarm_that_comes_late_ends_no_other_run(arena: Arena) -> None:
 
 
 async def test_an_abandoned_run_ends_and_frees_its_worker(pool: LocalSandbox) -> None:
-    runs = [asyncio.create_task(pool.run("import time\ntime.sleep(60)", limits=SandboxLimitsConfig(wall_s=90))) for _ in range(2)]
+    runs = [
+        asyncio.create_task(pool.run("import time\ntime.sleep(60)", limits=SandboxLimitsConfig(wall_s=90)))
+        for _ in range(2)
+    ]
     await with_programs(pool, 2)
     held = [pid for worker in pool.pids for pid in tree.descendants(worker)]
     began = time.monotonic()
@@ -219,7 +239,9 @@ def test_a_killed_trainer_leaves_nothing_behind() -> None:
         "asyncio.run(s.run('import time\\ntime.sleep(60)', limits=SandboxLimitsConfig(wall_s=90)))"
     )
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=env) as trainer:
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=env
+    ) as trainer:
         assert trainer.stdout is not None
         pid, folder = trainer.stdout.readline().split()
         worker = int(pid)
@@ -234,7 +256,10 @@ def test_a_killed_trainer_leaves_nothing_behind() -> None:
 
 def test_several_threads_and_loops_share_one_sandbox(pool: LocalSandbox) -> None:
     got: list[str] = []
-    threads = [threading.Thread(target=lambda n=n: got.append(asyncio.run(pool.run(f"print({n})")).stdout)) for n in range(6)]
+    threads = [
+        threading.Thread(target=lambda n=n: got.append(asyncio.run(pool.run(f"print({n})")).stdout))
+        for n in range(6)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -245,10 +270,13 @@ def test_several_threads_and_loops_share_one_sandbox(pool: LocalSandbox) -> None
 
 async def test_packages_can_be_imported_where_they_are_listed() -> None:
     for level in offered():
-        sandbox = LocalSandbox(SandboxConfig(level=level, min_level="rlimits", workers=1, packages=["mpmath", "six"]))
+        sandbox = LocalSandbox(
+            SandboxConfig(level=level, min_level="rlimits", workers=1, packages=["mpmath", "six"])
+        )
         try:
             result = await sandbox.run(
-                "import mpmath, six\nfrom mpmath.calculus import odes\nprint(mpmath.sqrt(16), six.PY3)\nimport sympy"
+                "import mpmath, six\nfrom mpmath.calculus import odes\nprint(mpmath.sqrt(16), "
+                "six.PY3)\nimport sympy"
             )
             assert (result.stdout, "No module named 'sympy'" in result.stderr) == ("4.0 True\n", True)
         finally:
@@ -267,7 +295,11 @@ def test_every_level_below_the_least_is_refused() -> None:
     least = LEVELS[-1]
     with pytest.raises(ConfigError, match=f"sandbox.level=rlimits is weaker than sandbox.min_level={least}"):
         make_sandbox(SandboxConfig(level="rlimits", min_level=least))
-    message = level_error("seccomp", "namespaces", {"namespaces": "OSError: clone: not permitted", "landlock": "OSError: no Landlock"})
+    message = level_error(
+        "seccomp",
+        "namespaces",
+        {"namespaces": "OSError: clone: not permitted", "landlock": "OSError: no Landlock"},
+    )
     for part in (
         "sandbox.min_level=namespaces",
         "'seccomp' only",
@@ -279,13 +311,17 @@ def test_every_level_below_the_least_is_refused() -> None:
 
 
 @pytest.mark.parametrize("does", ["open", "chmod truncate"])
-def test_a_level_that_does_not_hold_what_it_promises_is_not_taken(does: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_level_that_does_not_hold_what_it_promises_is_not_taken(
+    does: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from agent_system.sandbox import local
 
     monkeypatch.setattr(local, "PROBE_PROGRAM", f"print({does!r}, 42)")
     best, *_ = levels = offered()
     expected = f"{best}: a program can do this to files of the trainer: {', '.join(does.split())}"
-    with pytest.raises(SandboxError, match=expected if rank(best) > rank("seccomp") else "min_level=landlock") as error:
+    with pytest.raises(
+        SandboxError, match=expected if rank(best) > rank("seccomp") else "min_level=landlock"
+    ) as error:
         make_sandbox(SandboxConfig(workers=1))
     left = "seccomp" if does == "open" and "seccomp" in levels else "rlimits"
     assert f"this machine offers {left!r} only" in str(error.value)
@@ -311,7 +347,9 @@ def test_a_machine_without_the_level_does_not_start(monkeypatch: pytest.MonkeyPa
 
     start = local.Worker
     monkeypatch.setattr(local, "Worker", worker)
-    with pytest.raises(SandboxError, match="min_level=landlock, but this machine offers 'rlimits' only") as error:
+    with pytest.raises(
+        SandboxError, match="min_level=landlock, but this machine offers 'rlimits' only"
+    ) as error:
         make_sandbox(SandboxConfig(workers=1))
     for level in ("namespaces", "landlock", "seccomp"):
         assert f"no {level} here" in str(error.value)
@@ -333,7 +371,10 @@ def test_wrong_settings_are_refused(changed: dict[str, object], says: str) -> No
     assert says in str(error.value)
 
 
-@pytest.mark.parametrize("changed", [{"cpu_s": 0}, {"wall_s": float("inf")}, {"memory_mb": 1.5}, {"processes": True}, {"output_kb": -1}])
+@pytest.mark.parametrize(
+    "changed",
+    [{"cpu_s": 0}, {"wall_s": float("inf")}, {"memory_mb": 1.5}, {"processes": True}, {"output_kb": -1}],
+)
 async def test_wrong_limits_are_refused(changed: dict[str, object], pool: LocalSandbox) -> None:
     limits = SandboxLimitsConfig(**changed)
     with pytest.raises(ConfigError, match=f"sandbox.limits.{next(iter(changed))}="):

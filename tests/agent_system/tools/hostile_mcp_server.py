@@ -13,7 +13,10 @@ COUNTS = {"many": 200, "pages": 0}
 
 def tools():
     """The answer to `tools/list`."""
-    made = [{"name": f"t{n}", "description": "", "inputSchema": SCHEMAS.get(WAY, {"type": "object"})} for n in range(COUNTS.get(WAY, 1))]
+    made = [
+        {"name": f"t{n}", "description": "", "inputSchema": SCHEMAS.get(WAY, {"type": "object"})}
+        for n in range(COUNTS.get(WAY, 1))
+    ]
     if WAY == "twice":
         made *= 2
     if WAY == "special":

@@ -65,8 +65,16 @@ def _result(**fields: Any) -> CallToolResult:
 RESULTS = {
     "structured": _result(structured_content={"sum": 7}),
     "both": _result(content=[TextContent(type="text", text="seven")], structured_content={"sum": 7}),
-    "resource": _result(content=[EmbeddedResource(type="resource", resource=TextResourceContents(uri="memo://1", text="a memo"))]),
-    "blob": _result(content=[EmbeddedResource(type="resource", resource=BlobResourceContents(uri="memo://2", blob="AAAA"))]),
+    "resource": _result(
+        content=[
+            EmbeddedResource(type="resource", resource=TextResourceContents(uri="memo://1", text="a memo"))
+        ]
+    ),
+    "blob": _result(
+        content=[
+            EmbeddedResource(type="resource", resource=BlobResourceContents(uri="memo://2", blob="AAAA"))
+        ]
+    ),
     "link": _result(content=[ResourceLink(type="resource_link", name="memo", uri="memo://3")]),
     "image": _result(content=[ImageContent(type="image", data="AAAA", mime_type="image/png")]),
     "nothing": _result(),

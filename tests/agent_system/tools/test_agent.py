@@ -1,4 +1,6 @@
-"""The tool calls of one reply: they run at the same time, and neither arguments nor results may be larger than a prompt can hold."""
+"""The tool calls of one reply: they run at the same time, and neither arguments nor results may be larger
+than a prompt can hold.
+"""
 
 import asyncio
 import threading
@@ -71,10 +73,21 @@ def test_the_calls_of_a_reply_run_at_the_same_time_and_are_answered_in_order(too
 def test_what_is_larger_than_any_prompt_is_cut_at_little_cost() -> None:
     begin = time.process_time()
     many = {f"a{i}": i for i in range(10**5)}
-    texts, use = answers(ToolRequest("large", many), ToolRequest("large", {"size": 1} | many), ToolRequest("large", {"size": "9" * 10**5}))
-    assert all(len(text) < 400 for text in texts) and "large has no argument 'a0'" in texts[0] and use.malformed == 3
+    texts, use = answers(
+        ToolRequest("large", many),
+        ToolRequest("large", {"size": 1} | many),
+        ToolRequest("large", {"size": "9" * 10**5}),
+    )
+    assert (
+        all(len(text) < 400 for text in texts)
+        and "large has no argument 'a0'" in texts[0]
+        and use.malformed == 3
+    )
     texts, use = answers(ToolRequest("large", {"size": 10**8}), ToolRequest("large_table", {"size": 10}))
-    assert [len(text) < 1100 and text.startswith(start) for text, start in zip(texts, ["xxx", '["xxx'], strict=True)] == [True, True]
+    assert [
+        len(text) < 1100 and text.startswith(start)
+        for text, start in zip(texts, ["xxx", '["xxx'], strict=True)
+    ] == [True, True]
     assert f"({10**8 - 1000} more characters)" in texts[0] and use.malformed == use.errors == 0
     texts, use = answers(*[ToolRequest("large", {"size": 1})] * 10**5)
     assert len(texts) == Busy.max_calls + 1 and use.malformed == 10**5 - Busy.max_calls

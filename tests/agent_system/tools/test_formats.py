@@ -46,11 +46,21 @@ def test_a_tag_in_an_argument_ends_no_call() -> None:
     arguments = {"x": "a </tool_call> b <tool_call> c"}
     call = f"<tool_call>\n{json.dumps({'name': 'f', 'arguments': arguments})}\n</tool_call>"
     cut = f"<tool_call>{CALL[:-1]} <tool_call>{CALL} then</tool_call>"
-    assert split_calls(f"go {call}{cut}{call} on", syntaxes_of("hermes")) == (f"go {cut} on", [ToolRequest("f", arguments)] * 2)
-    assert [request.error == "" for request in read_calls(call + cut + call, syntaxes_of("hermes"))] == [True, False, False, True]
+    assert split_calls(f"go {call}{cut}{call} on", syntaxes_of("hermes")) == (
+        f"go {cut} on",
+        [ToolRequest("f", arguments)] * 2,
+    )
+    assert [request.error == "" for request in read_calls(call + cut + call, syntaxes_of("hermes"))] == [
+        True,
+        False,
+        False,
+        True,
+    ]
 
 
-@pytest.mark.parametrize("text", ['{"name": "f", "parameters": {', '[{"name": 1}]', '{"name": "f", "parameters": ' + "[" * 9000])
+@pytest.mark.parametrize(
+    "text", ['{"name": "f", "parameters": {', '[{"name": 1}]', '{"name": "f", "parameters": ' + "[" * 9000]
+)
 def test_a_malformed_call_is_no_answer(text: str) -> None:
     (call,) = read_calls(text, syntaxes_of("llama3"))
     assert call.error
@@ -61,14 +71,28 @@ def test_an_unknown_format_is_named_with_those_that_there_are() -> None:
         check_format("xml")
 
 
-@pytest.mark.parametrize(("text", "value"), [("(2+3)*4", "20"), ("2**10 - -1", "1025"), ("7//2", "3"), ("1/4", "0.25"), ("2**-1", "0.5")])
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("(2+3)*4", "20"), ("2**10 - -1", "1025"), ("7//2", "3"), ("1/4", "0.25"), ("2**-1", "0.5")],
+)
 def test_the_calculator_computes(text: str, value: str) -> None:
     assert calculator(text) == value
 
 
 @pytest.mark.parametrize(
     "text",
-    ["9**9**9", "2**99999", "(2**4000)*(2**4000)", "1e999**2j", "__import__('os')", "x", "1 if 1 else 2", "(" * 600, "True", "(-8)**0.5"],
+    [
+        "9**9**9",
+        "2**99999",
+        "(2**4000)*(2**4000)",
+        "1e999**2j",
+        "__import__('os')",
+        "x",
+        "1 if 1 else 2",
+        "(" * 600,
+        "True",
+        "(-8)**0.5",
+    ],
 )
 def test_the_calculator_refuses(text: str) -> None:
     with pytest.raises((ValueError, SyntaxError)):
@@ -98,11 +122,16 @@ def test_an_agent_with_tools_and_a_state_can_be_pickled_and_forked() -> None:
     agent.notes.append("first")
     for other in (pickle.loads(pickle.dumps(agent)), agent.fork()):
         tool = other.by_name["note"]
-        assert other.schemas == agent.schemas and asyncio.run(tool.call(tool.validate({"text": "b", "times": "2"}), 9.0)) == "first b b"
+        assert (
+            other.schemas == agent.schemas
+            and asyncio.run(tool.call(tool.validate({"text": "b", "times": "2"}), 9.0)) == "first b b"
+        )
         with pytest.raises(ToolInputError, match="times"):
             tool.validate({"text": "b", "times": "x"})
     assert agent.notes == ["first"]
-    assert pickle.loads(pickle.dumps(agent.by_name["calculator"])).validate({"expression": "1"}) == {"expression": "1"}
+    assert pickle.loads(pickle.dumps(agent.by_name["calculator"])).validate({"expression": "1"}) == {
+        "expression": "1"
+    }
 
 
 def call(function: Any, **arguments: Any) -> str:
@@ -121,7 +150,8 @@ def test_a_search_reads_a_corpus(tmp_path: Path) -> None:
 
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_text(
-        '{"id": "0", "contents": "\\"Oslo\\"\\nThe capital of Norway."}\n{"id": "1", "contents": "\\"Bern\\"\\nIn Switzerland."}\n'
+        '{"id": "0", "contents": "\\"Oslo\\"\\nThe capital of Norway."}\n{"id": "1", "contents": '
+        '"\\"Bern\\"\\nIn Switzerland."}\n'
     )
     try:
         assert "capital of Norway" in call(search_tool(corpus=str(corpus), topk=1), query="capital of Norway")

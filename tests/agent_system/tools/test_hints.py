@@ -49,7 +49,11 @@ def tool_with(hint: Any, name: str = "value", default: Any = ...) -> Any:
     """A tool that tells what it was called with."""
     namespace: dict[str, Any] = {"hint": hint, "default": default}
     shown = f"{name}: hint" + ("" if default is ... else " = default")
-    exec(f"def tell({shown}) -> str:\n    '''Tell.\n\n    Args:\n        {name}: the value.\n    '''\n    return repr({name})", namespace)
+    exec(
+        f"def tell({shown}) -> str:\n    '''Tell.\n\n    Args:\n        {name}: the value.\n    '''\n    "
+        f"return repr({name})",
+        namespace,
+    )
     return make_tool(namespace["tell"])
 
 
@@ -91,7 +95,9 @@ POINT = {
 )  # fmt: skip
 def test_the_schema_says_what_is_read(hint: Any, schema: dict[str, Any], argument: Any, value: Any) -> None:
     tool = tool_with(hint)
-    assert tool.schema["function"]["parameters"]["properties"]["value"] == schema | {"description": "the value."}
+    assert tool.schema["function"]["parameters"]["properties"]["value"] == schema | {
+        "description": "the value."
+    }
     assert tool.validate({"value": argument}) == {"value": value}
     assert asyncio.run(tool.call(tool.validate({"value": argument}), 60)) == repr(value)
 
@@ -110,11 +116,28 @@ def test_a_type_that_no_model_can_fill_is_an_error_when_the_tool_is_made(hint: A
 
 
 @pytest.mark.parametrize(
-    "name", ["_x", "__x", "model_config", "model_x", "schema", "copy", "json", "dict", "validate", "self_", "fields", "argument_1", "é"]
+    "name",
+    [
+        "_x",
+        "__x",
+        "model_config",
+        "model_x",
+        "schema",
+        "copy",
+        "json",
+        "dict",
+        "validate",
+        "self_",
+        "fields",
+        "argument_1",
+        "é",
+    ],
 )
 def test_every_name_of_an_argument_works(name: str) -> None:
     tool = tool_with(int, name)
-    assert tool.validate({name: "3"}) == {name: 3} and list(tool.schema["function"]["parameters"]["properties"]) == [name]
+    assert tool.validate({name: "3"}) == {name: 3} and list(
+        tool.schema["function"]["parameters"]["properties"]
+    ) == [name]
     with pytest.raises(ToolInputError, match=f"no argument 'other'; its arguments: {name}"):
         tool.validate({"other": 1})
     assert tool_with(int, name, 5).validate({}) == {name: 5}

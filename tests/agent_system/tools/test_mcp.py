@@ -55,7 +55,9 @@ def call(name: str, **arguments: Any) -> str:
 
 
 def play(server: McpServer, first: Callable[[str], str], *prompts: str, timeout_s: float = 20.0) -> list[Any]:
-    """Episodes of an agent whose first reply is made of the prompt; its second one is the last tool result."""
+    """Episodes of an agent whose first reply is made of the prompt; its second one is the last tool
+    result.
+    """
 
     class Agent(ToolAgent):
         tools = (server,)
@@ -69,7 +71,9 @@ def play(server: McpServer, first: Callable[[str], str], *prompts: str, timeout_
     tokenizer, sampling = make_tokenizer(), SamplingParams(2000)
     engine = ScriptedEngine(tokenizer, reply)
     binding = AgentBinding("A", "a", "a", engine, tokenizer, sampling, sampling, 12_000)
-    collector = Collector(Alone(), {"A": Agent("A")}, EnvFactory(World), {"A": binding}, CollectorSettings(max_failure_rate=1.0))
+    collector = Collector(
+        Alone(), {"A": Agent("A")}, EnvFactory(World), {"A": binding}, CollectorSettings(max_failure_rate=1.0)
+    )
     return asyncio.run(collector.collect([Task(p, p) for p in prompts], 1, step=1)).episodes
 
 
@@ -94,7 +98,9 @@ def test_all_episodes_of_a_run_may_share_a_server_in_which_one_that_died_is_repl
     episodes = play(server, lambda asked: call("note", text=asked), "a", "b")
     assert {len(e.answer.split()) for e in episodes} == {1, 2}
     (episode,) = play(server, lambda asked: call("die"), "a")
-    assert "the MCP server" in episode.failure and "out of memory" in episode.failure.partition("has ended: ")[2]
+    assert (
+        "the MCP server" in episode.failure and "out of memory" in episode.failure.partition("has ended: ")[2]
+    )
     (episode,) = play(server, lambda asked: call("note", text="new"), "a")
     assert (episode.failure, episode.answer) == (None, "new")
 
@@ -102,7 +108,10 @@ def test_all_episodes_of_a_run_may_share_a_server_in_which_one_that_died_is_repl
 def test_errors_are_results_and_the_death_of_a_server_costs_its_episode() -> None:
     replies = {
         "unknown": (call("nothing"), "error: no tool 'nothing'"),
-        "arguments": (call("note", txet="a"), "error: note has no argument 'txet'; its arguments: text, times"),
+        "arguments": (
+            call("note", txet="a"),
+            "error: note has no argument 'txet'; its arguments: text, times",
+        ),
         "missing": (call("note"), "error: note needs the argument 'text'"),
         "type": (call("note", text="a", times="often"), "error: note failed"),
         "fails": (call("fail"), "error: fail failed"),
@@ -115,7 +124,11 @@ def test_errors_are_results_and_the_death_of_a_server_costs_its_episode() -> Non
         if name == "dies":
             assert "out of memory" in episode.failure.partition("has ended: ")[2]
         else:
-            assert episode.failure is None and said in episode.samples[-1].prompt_text, (name, episode.failure, episode.answer)
+            assert episode.failure is None and said in episode.samples[-1].prompt_text, (
+                name,
+                episode.failure,
+                episode.answer,
+            )
     (slow,) = play(McpServer(COMMAND), lambda asked: call("sleep"), "slow", timeout_s=1.0)
     assert slow.failure is None and "error: sleep gave no result within 1 s" in slow.samples[-1].prompt_text
     assert children() <= before
@@ -147,16 +160,27 @@ def test_a_server_gets_no_environment_but_its_own(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("server", "said"),
     [
-        (lambda: McpServer(("no_such_program",)), "the MCP server 'no_such_program' gave no connection: .*no_such_program"),
-        (lambda: McpServer((sys.executable, "-c", "import sys; sys.exit('no module')")), "gave no connection: no module"),
-        (lambda: McpServer((sys.executable, "-c", "input(); input()"), start_timeout_s=0.5), r"gave no connection within 0\.5 s"),
+        (
+            lambda: McpServer(("no_such_program",)),
+            "the MCP server 'no_such_program' gave no connection: .*no_such_program",
+        ),
+        (
+            lambda: McpServer((sys.executable, "-c", "import sys; sys.exit('no module')")),
+            "gave no connection: no module",
+        ),
+        (
+            lambda: McpServer((sys.executable, "-c", "input(); input()"), start_timeout_s=0.5),
+            r"gave no connection within 0\.5 s",
+        ),
         (lambda: McpServer(url="http://127.0.0.1:9/mcp"), "gave no connection|did not list its tools"),
         (lambda: McpServer(COMMAND, only=["nota"]), "has no tool 'nota'; did you mean 'note'"),
         (lambda: McpServer(), "needs a command, as a sequence of words, or a url"),
         (lambda: McpServer(COMMAND, scope="step"), "must be one of episode, run, found 'step'"),
     ],
 )
-def test_a_server_that_cannot_be_used_is_an_error_before_a_model_loads(server: Callable[[], McpServer], said: str) -> None:
+def test_a_server_that_cannot_be_used_is_an_error_before_a_model_loads(
+    server: Callable[[], McpServer], said: str
+) -> None:
     with pytest.raises(AgentSystemError, match=said):
         type("Agent", (ToolAgent,), {"tools": (server(),)})("A")
 
@@ -191,7 +215,9 @@ def test_what_a_server_prints_and_describes_and_a_model_writes_harms_no_prompt()
         first, second = episode.samples
         assert (episode.failure, json.loads(episode.answer)) == (None, {"text": "a?"}), way
         assert "Help." in first.prompt_text if way == "special" else True
-        assert first.prompt_text.count("<|im_end|>") == 2 and second.prompt_text.count("<|im_end|>") == 4, second.prompt_text
+        assert first.prompt_text.count("<|im_end|>") == 2 and second.prompt_text.count("<|im_end|>") == 4, (
+            second.prompt_text
+        )
 
 
 def test_a_message_that_is_too_long_is_a_call_without_a_result(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,7 +225,12 @@ def test_a_message_that_is_too_long_is_a_call_without_a_result(monkeypatch: pyte
     calls = "".join(call("t0", mib=mib) for mib in (1, 8, 0))
     (episode,) = play(hostile("huge"), lambda asked: calls, "a", timeout_s=2.0)
     long, none, empty = episode.samples[-1].prompt_text.split("<tool_response>\n")[1:]
-    assert episode.failure is None and "more characters)" in long and "no result within 2 s" in none and empty.startswith("\n")
+    assert (
+        episode.failure is None
+        and "more characters)" in long
+        and "no result within 2 s" in none
+        and empty.startswith("\n")
+    )
 
 
 @pytest.fixture

@@ -1,4 +1,6 @@
-"""Every syntax of tool calls that has a name, and what replies make of it: several calls, hard texts, cuts, and markup without end."""
+"""Every syntax of tool calls that has a name, and what replies make of it: several calls, hard texts, cuts,
+and markup without end.
+"""
 
 from __future__ import annotations
 
@@ -55,12 +57,18 @@ WRITERS = {
     "llama3": lambda n, a: in_json(n, a, "parameters"),
     "json": in_json,
     "qwen3_coder": lambda n, a: (
-        f"<tool_call>\n<function={n}>\n" + items(a, "<parameter=", ">\n", "\n</parameter>\n") + "</function>\n</tool_call>\n"
+        f"<tool_call>\n<function={n}>\n"
+        + items(a, "<parameter=", ">\n", "\n</parameter>\n")
+        + "</function>\n</tool_call>\n"
     ),
-    "glm": lambda n, a: f"<tool_call>{n}\n{items(a, '<arg_key>', '</arg_key><arg_value>', '</arg_value>')}</tool_call>\n",
+    "glm": lambda n, a: (
+        f"<tool_call>{n}\n{items(a, '<arg_key>', '</arg_key><arg_value>', '</arg_value>')}</tool_call>\n"
+    ),
     "mistral_v11": lambda n, a: f"[TOOL_CALLS]{n}[CALL_ID]abc123XYZ[ARGS]{json.dumps(a)}",
     "mistral_v13": lambda n, a: f"[TOOL_CALLS]{n}[ARGS]{json.dumps(a)}",
-    "deepseek_v3": lambda n, a: f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{n}\n```json\n{json.dumps(a)}\n```<｜tool▁call▁end｜>\n",
+    "deepseek_v3": lambda n, a: (
+        f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{n}\n```json\n{json.dumps(a)}\n```<｜tool▁call▁end｜>\n"
+    ),
     "deepseek_v31": lambda n, a: f"<｜tool▁call▁begin｜>{n}<｜tool▁sep｜>{json.dumps(a)}<｜tool▁call▁end｜>",
     "deepseek_v32": lambda n, a: (
         f'<{DSML}invoke name="{n}">\n'
@@ -71,9 +79,15 @@ WRITERS = {
         )
         + f"</{DSML}invoke>\n"
     ),
-    "harmony": lambda n, a: f"<|channel|>commentary to=functions.{n} <|constrain|>json<|message|>{json.dumps(a)}<|call|>",
-    "kimi_k2": lambda n, a: f"<|tool_call_begin|>functions.{n}:0<|tool_call_argument_begin|>{json.dumps(a)}<|tool_call_end|>",
-    "minimax_m2": lambda n, a: f'<invoke name="{n}">\n{items(a, f"<parameter name={chr(34)}", f"{chr(34)}>", "</parameter>")}</invoke>\n',
+    "harmony": lambda n, a: (
+        f"<|channel|>commentary to=functions.{n} <|constrain|>json<|message|>{json.dumps(a)}<|call|>"
+    ),
+    "kimi_k2": lambda n, a: (
+        f"<|tool_call_begin|>functions.{n}:0<|tool_call_argument_begin|>{json.dumps(a)}<|tool_call_end|>"
+    ),
+    "minimax_m2": lambda n, a: (
+        f'<invoke name="{n}">\n{items(a, f"<parameter name={chr(34)}", f"{chr(34)}>", "</parameter>")}</invoke>\n'
+    ),
     "functiongemma": lambda n, a: f"<start_function_call>call:{n}{gemma(a, '<escape>')}<end_function_call>",
     "gemma4": lambda n, a: f"<|tool_call>call:{n}{gemma(a, chr(60) + '|' + chr(34) + '|>')}<tool_call|>",
     "seed": lambda n, a: (
@@ -97,7 +111,11 @@ GROUPED = {
     "llama3_builtin": ("<|python_tag|>", lambda n, a: python(f"{n}.call", a), "; ", ""),
 }
 PLAIN = {"fruit": "plum", "count": 3}
-HARD = {"fruit": "  red, 'ripe' (2) [3] {4} <5> é\n\"x\"\n", "ripe": False, "more": {"a": [1, {"b": None}], "c": "x, y"}}
+HARD = {
+    "fruit": "  red, 'ripe' (2) [3] {4} <5> é\n\"x\"\n",
+    "ripe": False,
+    "more": {"a": [1, {"b": None}], "c": "x, y"},
+}
 UNMARKED = ("llama3", "json", "pythonic")
 
 
@@ -122,13 +140,17 @@ def test_calls_come_back_as_they_were_written(name: str) -> None:
     for calls in ([price], [clock], [hard], [price, clock], [clock, hard, price]):
         assert read(name, written(name, *calls)) == [(n, a, False) for n, a in calls], calls
     thought = f"<think>\nperhaps {written(name, price)}\n</think>\n\n"
-    assert read(name, thought + written(name, clock)) == [("clock", {}, False)], "what is thought is not called"
+    assert read(name, thought + written(name, clock)) == [("clock", {}, False)], (
+        "what is thought is not called"
+    )
     assert read(name, thought) == []
 
 
 @pytest.mark.parametrize("name", [name for name in FORMATS if name not in UNMARKED])
 def test_marked_calls_are_taken_out_of_the_text_around_them(name: str) -> None:
-    content, calls = split_calls(f"I look.\n\n{written(name, ('price', PLAIN), ('clock', {}))}", syntaxes_of(name), OFFERED)
+    content, calls = split_calls(
+        f"I look.\n\n{written(name, ('price', PLAIN), ('clock', {}))}", syntaxes_of(name), OFFERED
+    )
     assert content == "I look." and [c.name for c in calls] == ["price", "clock"]
     assert split_calls("Nothing to call.", syntaxes_of(name), OFFERED) == ("Nothing to call.", [])
 
@@ -164,15 +186,25 @@ def test_the_ids_that_a_model_gives_its_calls_are_kept() -> None:
     def ids(name: str, text: str) -> list[str]:
         return [request.id for request in read_calls(text, syntaxes_of(name), OFFERED)]
 
-    assert ids("mistral", '[TOOL_CALLS][{"name": "price", "arguments": {}, "id": "k3v9Qw2Lm"}]') == ["k3v9Qw2Lm"]
+    assert ids("mistral", '[TOOL_CALLS][{"name": "price", "arguments": {}, "id": "k3v9Qw2Lm"}]') == [
+        "k3v9Qw2Lm"
+    ]
     assert ids("mistral_v11", written("mistral_v11", ("clock", {}))) == ["abc123XYZ"]
     assert ids("kimi_k2", written("kimi_k2", ("clock", {}))) == ["functions.clock:0"]
 
 
-@pytest.mark.parametrize(("text", "value"), [("3", 3), ("three", "three"), ("true", True), ("null", None), ("[1, 'a']", [1, "a"])])
+@pytest.mark.parametrize(
+    ("text", "value"), [("3", 3), ("three", "three"), ("true", True), ("null", None), ("[1, 'a']", [1, "a"])]
+)
 def test_a_plain_text_gets_the_type_of_the_schema(text: str, value: Any) -> None:
     types = {int: "integer", bool: "boolean", type(None): "integer", list: "array", str: "integer"}
-    parameters = {"properties": {"x": {"type": types[type(value)]}, "y": {"type": "string"}, "z": {"anyOf": [{"type": "string"}]}}}
+    parameters = {
+        "properties": {
+            "x": {"type": types[type(value)]},
+            "y": {"type": "string"},
+            "z": {"anyOf": [{"type": "string"}]},
+        }
+    }
     call = f"<tool_call>f{items({'x': text, 'y': text, 'z': text}, '<arg_key>', '</arg_key><arg_value>', '</arg_value>')}</tool_call>"
     ((_, arguments, _),) = read("glm", call, OfferedTools({"f": parameters}))
     assert arguments == {"x": value, "y": text, "z": text}

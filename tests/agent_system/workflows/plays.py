@@ -12,8 +12,12 @@ from agent_system import BaseEnv, Task
 JUNK = ["", " ", "what?", "[" * 50, "1e9", "\x00\ud7ff", "None", "🙂", "__import__('os')", "U" * 3000]
 
 
-def plays(agents: Sequence[str], actions: st.SearchStrategy[str], longest: int = 6) -> st.SearchStrategy[list[Any]]:
-    """Lists of pairs (agent, action) for `act` and of actions for `step`; about one in five is no action at all."""
+def plays(
+    agents: Sequence[str], actions: st.SearchStrategy[str], longest: int = 6
+) -> st.SearchStrategy[list[Any]]:
+    """Lists of pairs (agent, action) for `act` and of actions for `step`; about one in five is no action at
+    all.
+    """
     texts = st.one_of(actions, actions, actions, actions, st.sampled_from(JUNK))
     return st.lists(st.one_of(st.tuples(st.sampled_from(agents), texts), texts), min_size=1, max_size=longest)
 

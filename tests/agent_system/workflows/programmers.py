@@ -11,7 +11,9 @@ from verl.trainer.config.reward import RewardConfig
 from verl.trainer.config.run import TreeConfig
 
 
-def programming_team(world: str, tokenizer: Any, replies: Mapping[str, Any], k: int = 0, max_steps: int = 1) -> Collector:
+def programming_team(
+    world: str, tokenizer: Any, replies: Mapping[str, Any], k: int = 0, max_steps: int = 1
+) -> Collector:
     """Return a team of `world` with `tool=code`; with `k`, every call samples that many replies."""
     settings = {"max_failure_rate": 0.5, "max_steps": max_steps, "reward": RewardConfig(team_scope="call")}
     tree = TreeConfig(k) if k else None

@@ -55,14 +55,22 @@ def test_a_reply_is_graded_as_its_data_source_says(source: str, reply: str, rewa
 )
 def test_a_search_answer_is_read_from_the_last_element(reply: str, reward: float) -> None:
     env = DataSourceEnv()
-    env.reset(task_from_row(row("searchR1_nq") | {"reward_model": {"ground_truth": {"target": ["Paris", "City of Light"]}}}))
+    env.reset(
+        task_from_row(
+            row("searchR1_nq") | {"reward_model": {"ground_truth": {"target": ["Paris", "City of Light"]}}}
+        )
+    )
     assert asyncio.run(env.step(reply)).team == reward
 
 
 def test_a_program_is_run_on_the_tests() -> None:
     doubled = "print(2 * int(input()))"
     cases = [
-        (f"<think>```python\nprint(1)\n```</think>First\n```python\nprint(0)\n```\nno:\n```python\n{doubled}\n```", 1, 1),
+        (
+            f"<think>```python\nprint(1)\n```</think>First\n```python\nprint(0)\n```\nno:\n```python\n{doubled}\n```",
+            1,
+            1,
+        ),
         (doubled, 1, 1),
         ("n = int(input())\nprint(2 * n if n < 6 else 0)", 0.5, 0),
         ("n = int(input())\nprint(2 * n if n < 11 else 0)", 11 / 12, 0),
@@ -84,7 +92,9 @@ def test_a_program_is_run_on_the_tests() -> None:
 
 def test_programs_are_run_only_if_they_are_allowed() -> None:
     assert DataSourceEnv(DataSourceOptions(programs=True)).uses_sandbox and not DataSourceEnv().uses_sandbox
-    with pytest.raises(AgentSystemError, match=r"replies to data_source='apps' are programs: set env\.params\.programs=true"):
+    with pytest.raises(
+        AgentSystemError, match=r"replies to data_source='apps' are programs: set env\.params\.programs=true"
+    ):
         DataSourceEnv().check_source("apps")
     DataSourceEnv(DataSourceOptions(programs=True)).check_source("apps")
     with pytest.raises(AgentSystemError, match=r"env\.params\.programs has no effect"):
@@ -97,8 +107,12 @@ def test_the_agent_is_given_the_messages_unchanged() -> None:
 
 
 def test_the_measured_prompt_is_the_one_that_is_played() -> None:
-    task = task_from_row(row("openai/gsm8k") | {"prompt": [{"role": "system", "content": "Be brief. " * 99}, *MESSAGES[1:]]})
-    team = scripted_team("single", {"Single Agent": lambda prompt, request: "#### 42"}, env_name="data_source")
+    task = task_from_row(
+        row("openai/gsm8k") | {"prompt": [{"role": "system", "content": "Be brief. " * 99}, *MESSAGES[1:]]}
+    )
+    team = scripted_team(
+        "single", {"Single Agent": lambda prompt, request: "#### 42"}, env_name="data_source"
+    )
     (episode,) = asyncio.run(team.collect([task], n=1, step=1)).episodes
     assert team.first_prompt_lengths("Single Agent", [task]) == [len(episode.samples[0].prompt_ids)]
 
@@ -112,7 +126,12 @@ def test_a_source_without_a_reward_is_refused_unless_a_function_scores() -> None
 
 
 def test_the_environment_passes_the_conformance_test() -> None:
-    check_env(lambda seed: DataSourceEnv(seed=seed), task_from_row(row("math_dapo")), ["Answer: 42"], team_range=(-1, 1))
+    check_env(
+        lambda seed: DataSourceEnv(seed=seed),
+        task_from_row(row("math_dapo")),
+        ["Answer: 42"],
+        team_range=(-1, 1),
+    )
 
 
 def program_score(truth: dict[str, object], reply: str) -> float:
@@ -132,9 +151,12 @@ CALLS = {"fn_name": "add", "inputs": ["1\n2", "3\n4"], "outputs": ["3", "7"]}
         (CALLS, "class Solution:\n    def add(self, a: int, b: int) -> int:\n        return a + b", 1),
         (CALLS, "from __future__ import annotations\ndef add(a: List[int], b) -> int:\n    return int(math.sqrt((a + b) ** 2))", 1),
         (CALLS | {"inputs": [[1, 2], [3, 4]], "outputs": [[3], [7]]}, ADD, 1),
-        (CALLS | {"inputs": ['"a"\n"b"'], "outputs": ['"ab"']}, ADD, 1), (CALLS | {"inputs": ["[1]\n[2]"], "outputs": ["[1, 2]"]}, ADD, 1),
-        (CALLS | {"inputs": ["[1]\n[2]"], "outputs": ["[[1, 2]]"]}, ADD, 1), (CALLS | {"outputs": [3, 7]}, ADD, 1),
-        (CALLS | {"inputs": ["true\nfalse"], "outputs": ["1"]}, ADD, 1), (CALLS | {"inputs": ["null\n1"], "outputs": ["1"]}, ADD, 0),
+        (CALLS | {"inputs": ['"a"\n"b"'], "outputs": ['"ab"']}, ADD, 1),
+        (CALLS | {"inputs": ["[1]\n[2]"], "outputs": ["[1, 2]"]}, ADD, 1),
+        (CALLS | {"inputs": ["[1]\n[2]"], "outputs": ["[[1, 2]]"]}, ADD, 1),
+        (CALLS | {"outputs": [3, 7]}, ADD, 1),
+        (CALLS | {"inputs": ["true\nfalse"], "outputs": ["1"]}, ADD, 1),
+        (CALLS | {"inputs": ["null\n1"], "outputs": ["1"]}, ADD, 0),
         ({"inputs": ["1 2\n"], "outputs": [3]}, "print(sum(map(int, input().split())))", 1),
         ({"inputs": [["1", "2"]], "outputs": [["3", "4"]]}, "print(int(input()) + int(input()))\nprint(4)", 1),
         ({"inputs": ["16\n"], "outputs": ["4"]}, "print(isqrt(int(sys.stdin.readline())))", 1),
@@ -149,7 +171,9 @@ def test_tests_in_verls_form_and_programs_in_the_form_of_its_judge_are_scored(tr
         close_shared()
 
 
-@pytest.mark.parametrize("box", [r"\boxed{42}", r"\fbox{42}", r"\boxed 42", r"$\boxed 42$.", r"\fbox {42}", r"\boxed {42}"])
+@pytest.mark.parametrize(
+    "box", [r"\boxed{42}", r"\fbox{42}", r"\boxed 42", r"$\boxed 42$.", r"\fbox {42}", r"\boxed {42}"]
+)
 def test_every_kind_of_box_is_read(box: str) -> None:
     env = DataSourceEnv()
     env.reset(task_from_row(row("lighteval/MATH")))

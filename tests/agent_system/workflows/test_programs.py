@@ -1,4 +1,6 @@
-"""The three worlds with a Tool that writes programs: run for real in the sandbox, judged by what they print, and survived."""
+"""The three worlds with a Tool that writes programs: run for real in the sandbox, judged by what they print,
+and survived.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -141,7 +143,11 @@ BY_NAME = {world.name: world for world in WORLDS}
 
 @pytest.fixture(scope="module", autouse=True)
 def sandbox() -> Iterator[None]:
-    configure(SandboxConfig(min_level="rlimits", workers=2, limits=SandboxLimitsConfig(cpu_s=1.0, wall_s=4.0, memory_mb=128)))
+    configure(
+        SandboxConfig(
+            min_level="rlimits", workers=2, limits=SandboxLimitsConfig(cpu_s=1.0, wall_s=4.0, memory_mb=128)
+        )
+    )
     yield
     close_shared()
 
@@ -176,26 +182,42 @@ def follower(world: World) -> Any:
 
 
 @pytest.mark.parametrize("k", [0, 3])
-async def test_a_program_that_solves_the_world_leads_the_team_to_the_end(world: World, team: Any, k: int) -> None:
-    result = await team(lambda *_: fenced(world.solver), follower(world), k=k).collect([world.task], 2, step=0)
+async def test_a_program_that_solves_the_world_leads_the_team_to_the_end(
+    world: World, team: Any, k: int
+) -> None:
+    result = await team(lambda *_: fenced(world.solver), follower(world), k=k).collect(
+        [world.task], 2, step=0
+    )
     for episode in result.episodes:
         assert episode.info["success"] == 1.0 and episode.info[world.failed_runs] == 0.0
         tool = next(sample for sample in episode.samples if sample.agent_id == TOOL)
-        assert tool.valid and tool.local_reward == pytest.approx(world.best) and tool.action.strip() == world.solver.strip()
+        assert (
+            tool.valid
+            and tool.local_reward == pytest.approx(world.best)
+            and tool.action.strip() == world.solver.strip()
+        )
 
 
-async def test_failed_programs_are_reported_scored_as_missing_plans_and_counted(world: World, team: Any) -> None:
+async def test_failed_programs_are_reported_scored_as_missing_plans_and_counted(
+    world: World, team: Any
+) -> None:
     (nothing,) = (await team(["no program"], [""]).collect([world.task], 1, step=0)).episodes
     assert not nothing.samples[0].valid and nothing.info[world.failed_runs] == 0
     assert proposal(world, nothing.samples[1].prompt_text) == "none: the reply holds no plan"
-    episodes = (await team([fenced(p) for p in FAILED], [""] * len(FAILED)).collect([world.task], len(FAILED), step=0)).episodes
+    episodes = (
+        await team([fenced(p) for p in FAILED], [""] * len(FAILED)).collect([world.task], len(FAILED), step=0)
+    ).episodes
     told_of = {}  # which episode is asked first is not said: rooms are read on threads
     for episode in episodes:
         tool, executor = episode.samples
         told = told_of[tool.action.strip()] = FAILED[tool.action.strip()]
         read = proposal(world, executor.prompt_text)
         assert read.startswith(told) and len(read) <= LONGEST_REASON + len("none: ") and "\n" not in read
-        assert tool.local_reward == nothing.samples[0].local_reward < 0 and episode.info[world.failed_runs] == 1.0 and not episode.failed
+        assert (
+            tool.local_reward == nothing.samples[0].local_reward < 0
+            and episode.info[world.failed_runs] == 1.0
+            and not episode.failed
+        )
     assert told_of == FAILED
 
 
@@ -212,11 +234,17 @@ async def test_each_candidate_runs_its_own_program_and_the_best_one_is_read(worl
 
 
 @pytest.mark.parametrize("k", [0, 2])
-async def test_a_failing_sandbox_does_not_increase_the_reward(world: World, team: Any, k: int, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_failing_sandbox_does_not_increase_the_reward(
+    world: World, team: Any, k: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = shared_sandbox().run
 
     async def broken(program: str, stdin: str = "") -> RunResult:
-        return RunResult(Reason.SANDBOX, message="worker lost") if "LOST" in program else await run(program, stdin)
+        return (
+            RunResult(Reason.SANDBOX, message="worker lost")
+            if "LOST" in program
+            else await run(program, stdin)
+        )
 
     monkeypatch.setattr(shared_sandbox(), "run", broken)
     tool = [fenced(f"{world.solver}  # LOST"), fenced(world.solver)]

@@ -1,4 +1,6 @@
-"""The three worlds under tree sampling: what is no action is scored, counted and survived; what cannot be played is named."""
+"""The three worlds under tree sampling: what is no action is scored, counted and survived; what cannot be
+played is named.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,14 @@ class World:
     counted: tuple[str, str]
 
 
-JUNK = ("", "I cannot say", "<moves></moves>", "<moves>north</moves>", "<action>x</action><plan>x</plan>", "\x00🧭" + "[" * 300)
+JUNK = (
+    "",
+    "I cannot say",
+    "<moves></moves>",
+    "<moves>north</moves>",
+    "<action>x</action><plan>x</plan>",
+    "\x00🧭" + "[" * 300,
+)
 
 
 def grid(name: str, text: str) -> Task:
@@ -49,7 +58,13 @@ def grid(name: str, text: str) -> Task:
 
 WORLDS = {
     "plan_path": World(
-        grid("fine", AROUND), grid("closed", "S#G"), ("moves", "moves"), "D, D", "R, R", JUNK, ("executor/unparsed", "executor/illegal")
+        grid("fine", AROUND),
+        grid("closed", "S#G"),
+        ("moves", "moves"),
+        "D, D",
+        "R, R",
+        JUNK,
+        ("executor/unparsed", "executor/illegal"),
     ),
     "sudoku": World(
         Task("fine", "", "demo", None, {"puzzle": CLUES}),
@@ -61,7 +76,13 @@ WORLDS = {
         ("unreadable", "illegal"),
     ),
     "sokoban": World(
-        Task("fine", TWO, "demo"), Task("closed", UNSOLVABLE, "demo"), ("moves", "moves"), "L U R", "L L L", JUNK, ("unparsable", "illegal")
+        Task("fine", TWO, "demo"),
+        Task("closed", UNSOLVABLE, "demo"),
+        ("moves", "moves"),
+        "L U R",
+        "L L L",
+        JUNK,
+        ("unparsable", "illegal"),
     ),
 }
 
@@ -75,8 +96,14 @@ def tokenizer() -> Any:
 def play(tokenizer: Any) -> Callable[..., Any]:
     """Play one turn; every call of an agent has the candidates given for it."""
 
-    async def run(name: str, tool: list[str], executor: list[str], tasks: list[Task] | None = None) -> CollectResult:
-        settings = {"max_failure_rate": 0.5, "reward": RewardConfig(team_scope="call"), "tree": TreeConfig(len(tool))}
+    async def run(
+        name: str, tool: list[str], executor: list[str], tasks: list[Task] | None = None
+    ) -> CollectResult:
+        settings = {
+            "max_failure_rate": 0.5,
+            "reward": RewardConfig(team_scope="call"),
+            "tree": TreeConfig(len(tool)),
+        }
         limits = {"tokenizer": tokenizer, "max_tokens": 2000, "max_prompt_length": 4000}
         team = scripted_team(name, {TOOL: tool, EXECUTOR: executor}, **limits, **settings)
         return await team.collect(tasks or [WORLDS[name].task], 1, step=0)
@@ -89,7 +116,9 @@ def tagged(world: World, action: str) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("name", WORLDS)
-async def test_candidates_outside_the_alphabet_are_scored_below_a_good_one_and_leave_no_trace(play, name: str) -> None:
+async def test_candidates_outside_the_alphabet_are_scored_below_a_good_one_and_leave_no_trace(
+    play, name: str
+) -> None:
     world = WORLDS[name]
     good, illegal = tagged(world, world.good), tagged(world, world.illegal)
     result = await play(name, [*world.junk, illegal[0], good[0]], [*world.junk, illegal[1], good[1]])
@@ -101,12 +130,16 @@ async def test_candidates_outside_the_alphabet_are_scored_below_a_good_one_and_l
         assert samples[-1].committed and samples[-1].valid and max(bad) < best
         assert max(s.reward for s in samples[: len(world.junk)]) < 0 and samples[-2].reward < 0
     assert good[0] in next(s.prompt_text for s in episode.samples if s.agent_id == EXECUTOR)
-    assert [episode.info[key] for key in world.counted] == [0, 0], "what the losers did happened on their own forks"
+    assert [episode.info[key] for key in world.counted] == [0, 0], (
+        "what the losers did happened on their own forks"
+    )
     assert episode.info["progress"] > 0 and episode.turns == 1
 
 
 @pytest.mark.parametrize("name", WORLDS)
-async def test_a_call_whose_candidates_are_all_outside_the_alphabet_is_survived_and_counted(play, name: str) -> None:
+async def test_a_call_whose_candidates_are_all_outside_the_alphabet_is_survived_and_counted(
+    play, name: str
+) -> None:
     world = WORLDS[name]
     (episode,) = (await play(name, list(world.junk), list(world.junk))).episodes
     assert not episode.failed and episode.left_out == 0

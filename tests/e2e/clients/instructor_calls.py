@@ -1,4 +1,6 @@
-"""Calls of the library `instructor` to a served team, at OPENAI_BASE_URL: they need an engine that makes replies follow a form."""
+"""Calls of the library `instructor` to a served team, at OPENAI_BASE_URL: they need an engine that makes
+replies follow a form.
+"""
 
 import instructor
 import openai
@@ -15,6 +17,10 @@ class Sum(BaseModel):
 for mode in (instructor.Mode.TOOLS, instructor.Mode.JSON_SCHEMA):
     client = instructor.from_openai(openai.OpenAI(max_retries=0), mode=mode)
     made = client.create(
-        model="Solver Agent", response_model=Sum, messages=[{"role": "user", "content": "3 + 4?"}], max_retries=1, temperature=1.0
+        model="Solver Agent",
+        response_model=Sum,
+        messages=[{"role": "user", "content": "3 + 4?"}],
+        max_retries=1,
+        temperature=1.0,
     )
     assert 0 <= made.value <= 99, made

@@ -8,7 +8,8 @@ import litellm
 from pydantic import BaseModel
 
 GIVEN: dict[str, Any] = {
-    "model": "openai/Solver Agent", "api_base": os.environ["OPENAI_BASE_URL"], "messages": [{"role": "user", "content": "3 + 4?"}],
+    "model": "openai/Solver Agent", "api_base": os.environ["OPENAI_BASE_URL"],
+    "messages": [{"role": "user", "content": "3 + 4?"}],
     "seed": 1, "temperature": 1.0, "max_tokens": 16, "num_retries": 0,
 }  # fmt: skip
 
@@ -22,10 +23,18 @@ class Sum(BaseModel):
 whole = litellm.completion(**GIVEN)
 assert whole.usage.total_tokens == whole.usage.prompt_tokens + whole.usage.completion_tokens > 0
 text = whole.choices[0].message.content
-assert "".join(chunk.choices[0].delta.content or "" for chunk in litellm.completion(**GIVEN, stream=True)) == text
+assert (
+    "".join(chunk.choices[0].delta.content or "" for chunk in litellm.completion(**GIVEN, stream=True))
+    == text
+)
 assert asyncio.run(litellm.acompletion(**GIVEN)).choices[0].message.content == text
 response = litellm.responses(
-    model=GIVEN["model"], api_base=GIVEN["api_base"], input="3 + 4?", max_output_tokens=16, temperature=1.0, extra_body={"seed": 1}
+    model=GIVEN["model"],
+    api_base=GIVEN["api_base"],
+    input="3 + 4?",
+    max_output_tokens=16,
+    temperature=1.0,
+    extra_body={"seed": 1},
 )
 assert response.output[0].content[0].text == text, (response, text)
 wrong = {

@@ -18,7 +18,9 @@ MODEL = """
 
 def llm(*arguments: str) -> str:
     """What the command prints."""
-    done = subprocess.run([sys.executable, "-m", "llm", *arguments], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-m", "llm", *arguments], capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -29,4 +31,7 @@ with tempfile.TemporaryDirectory() as folder:
     seeded = ("-m", "solver", "-o", "seed", "1", "-o", "temperature", "1", "-o", "max_tokens", "8")
     assert llm("3 + 4?", *seeded, "--no-stream") == llm("3 + 4?", *seeded), "streamed or not"
     assert llm("sure?", "--continue", "-m", "solver").strip() is not None
-    assert isinstance(json.loads(llm("3 + 4?", "-m", "solver", "-o", "temperature", "1", "--schema", "value int"))["value"], int)
+    assert isinstance(
+        json.loads(llm("3 + 4?", "-m", "solver", "-o", "temperature", "1", "--schema", "value int"))["value"],
+        int,
+    )

@@ -22,13 +22,23 @@ class Sum(BaseModel):
 async def main() -> None:
     """Run agents: text, streamed text, and forms."""
     for kind in (OpenAIChatModel, OpenAIResponsesModel):
-        agent = Agent(kind("Solver Agent", provider=PROVIDER), system_prompt="You add.", retries=0, model_settings=SETTINGS)
+        agent = Agent(
+            kind("Solver Agent", provider=PROVIDER),
+            system_prompt="You add.",
+            retries=0,
+            model_settings=SETTINGS,
+        )
         result = await agent.run("3 + 4?")
         assert isinstance(result.output, str) and result.usage.output_tokens > 0
         async with agent.run_stream("3 + 4?") as stream:
             assert await stream.get_output() is not None
     for form in (ToolOutput(Sum), NativeOutput(Sum)):
-        formed: Any = Agent(OpenAIChatModel("Solver Agent", provider=PROVIDER), output_type=form, retries=0, model_settings=SETTINGS)
+        formed: Any = Agent(
+            OpenAIChatModel("Solver Agent", provider=PROVIDER),
+            output_type=form,
+            retries=0,
+            model_settings=SETTINGS,
+        )
         assert isinstance((await formed.run("3 + 4?")).output.value, int)
 
 

@@ -30,10 +30,15 @@ def test_the_newest_complete_checkpoint_is_found_and_old_ones_go(tmp_path: Path)
     assert find_checkpoint(TrainerConfig(resume_mode="disable"), store) is None
 
 
-def test_an_evaluation_without_a_checkpoint_is_an_error_unless_the_model_itself_is_meant(tmp_path: Path) -> None:
+def test_an_evaluation_without_a_checkpoint_is_an_error_unless_the_model_itself_is_meant(
+    tmp_path: Path,
+) -> None:
     with pytest.raises(CheckpointError, match="no checkpoint"):
         find_checkpoint(TrainerConfig(val_only=True), CheckpointStore(tmp_path))
-    assert find_checkpoint(TrainerConfig(val_only=True, resume_mode="disable"), CheckpointStore(tmp_path)) is None
+    assert (
+        find_checkpoint(TrainerConfig(val_only=True, resume_mode="disable"), CheckpointStore(tmp_path))
+        is None
+    )
 
 
 def test_a_full_disk_leaves_the_previous_checkpoint(tmp_path: Path) -> None:
@@ -47,10 +52,15 @@ def test_a_full_disk_leaves_the_previous_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="No space left"):
         store.write(2, full, STATE, keep=2)
     assert store.latest() == store.path(1)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["global_step_1", "latest_checkpointed_iteration.txt"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        "global_step_1",
+        "latest_checkpointed_iteration.txt",
+    ]
 
 
-def test_writing_a_step_again_replaces_it_and_a_failure_brings_the_old_one_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_writing_a_step_again_replaces_it_and_a_failure_brings_the_old_one_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = CheckpointStore(tmp_path)
     store.write(1, fill, STATE, keep=2)
     store.write(1, lambda folder: (folder / "weights").write_text("newer"), STATE, keep=2)
@@ -89,7 +99,9 @@ def test_models_of_a_checkpoint_that_is_written_again_are_the_same_files_where_t
 def test_another_team_is_refused(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path)
     folder = store.write(1, fill, STATE, keep=2)
-    other = build_placement(AgentConfig(agent_ids=["A", "B"], model_ids=["org/a", "org/a"]), ActorRolloutRefConfig())
+    other = build_placement(
+        AgentConfig(agent_ids=["A", "B"], model_ids=["org/a", "org/a"]), ActorRolloutRefConfig()
+    )
     with pytest.raises(CheckpointError, match=r"A -> a, .*|A -> a.*B -> b"):
         read_state(folder, other)
 
@@ -102,7 +114,9 @@ def test_another_team_is_refused(tmp_path: Path) -> None:
         ([4, None], 16, "actor_rollout_ref.model.lora_rank"),
     ],
 )
-def test_another_rank_is_refused_with_the_key_that_sets_it(tmp_path: Path, own: list[int | None], rank: int, key: str) -> None:
+def test_another_rank_is_refused_with_the_key_that_sets_it(
+    tmp_path: Path, own: list[int | None], rank: int, key: str
+) -> None:
     """An agent's own value goes before the common one, which would change nothing."""
 
     def team(ranks: list[int | None]) -> Placement:
@@ -113,12 +127,20 @@ def test_another_rank_is_refused_with_the_key_that_sets_it(tmp_path: Path, own: 
         return build_placement(agent, base)
 
     folder = CheckpointStore(tmp_path).write(1, fill, {"placement": team([4, 8]).signature()}, keep=2)
-    with pytest.raises(CheckpointError, match=rf"with lora_rank=8, this run has lora_rank=16; set {re.escape(key)} as in training"):
+    with pytest.raises(
+        CheckpointError,
+        match=rf"with lora_rank=8, this run has lora_rank=16; set {re.escape(key)} as in training",
+    ):
         read_state(folder, team(own))
 
 
 @pytest.mark.parametrize(
-    "mode", [{"resume_mode": "sometimes"}, {"resume_mode": "resume_path"}, {"resume_mode": "resume_path", "resume_from_path": "/no/x"}]
+    "mode",
+    [
+        {"resume_mode": "sometimes"},
+        {"resume_mode": "resume_path"},
+        {"resume_mode": "resume_path", "resume_from_path": "/no/x"},
+    ],
 )
 def test_nothing_to_resume_from_is_an_error(tmp_path: Path, mode: dict) -> None:
     with pytest.raises(CheckpointError, match="resume"):

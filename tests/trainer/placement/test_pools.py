@@ -1,4 +1,6 @@
-"""Devices of worker groups and of their engines: all of them, or parts that follow each other; wrong sizes are one error."""
+"""Devices of worker groups and of their engines: all of them, or parts that follow each other; wrong sizes
+are one error.
+"""
 
 from contextlib import nullcontext
 from typing import Any
@@ -24,7 +26,9 @@ from verl.trainer.ppo.controller import ControllerError, LocalController, RayCon
 
 
 def run_on(devices: int, engines: int = 0, **keys: Any) -> RunConfig:
-    """A run on devices of the trainer and of the engines; `rollout` has further keys of the latter, the others are of the trainer."""
+    """A run on devices of the trainer and of the engines; `rollout` has further keys of the latter, the
+    others are of the trainer.
+    """
     config = RunConfig()
     for name, value in keys.pop("rollout", {}).items():
         setattr(config.rollout, name, value)
@@ -43,7 +47,11 @@ def placement() -> Placement:
 
 def test_shared_groups_have_all_devices(placement: Placement) -> None:
     devices = assign_devices(run_on(4), placement)
-    assert devices == dict.fromkeys(("asker", "judge", "critic"), Devices(0, 4)) == assign_engines(run_on(4), placement)
+    assert (
+        devices
+        == dict.fromkeys(("asker", "judge", "critic"), Devices(0, 4))
+        == assign_engines(run_on(4), placement)
+    )
     assert processes_per_device(devices) == 3 and processes_per_node(run_on(4), placement) == 12
     assert count_devices(run_on(4, nnodes=2)) == 8
     assert set(describe_devices(run_on(4), placement).values()) == {"devices 0 to 3"}
@@ -53,7 +61,9 @@ def test_dedicated_pools_are_equal_parts_or_as_large_as_asked_for(placement: Pla
     equal = assign_devices(run_on(3, nnodes=2, resource_pool="dedicated"), placement)
     assert equal == {"asker": Devices(0, 2), "judge": Devices(2, 2), "critic": Devices(4, 2)}
     assert processes_per_device(equal) == 1
-    asked = assign_devices(run_on(4, resource_pool="dedicated", pool_sizes={"critic": 1, "asker": 2, "judge": 1}), placement)
+    asked = assign_devices(
+        run_on(4, resource_pool="dedicated", pool_sizes={"critic": 1, "asker": 2, "judge": 1}), placement
+    )
     assert asked == {"asker": Devices(0, 2), "judge": Devices(2, 1), "critic": Devices(3, 1)}
 
 
@@ -62,12 +72,26 @@ def test_dedicated_pools_are_equal_parts_or_as_large_as_asked_for(placement: Pla
     [
         (4, {"resource_pool": "dedicated"}, "4 devices cannot be divided equally among 3 worker groups"),
         (4, {"pool_sizes": {"asker": 4}}, "needs trainer.resource_pool=dedicated"),
-        (4, {"resource_pool": "dedicated", "pool_sizes": {"asker": 2, "judge": 2}}, "give each of them a size"),
-        (4, {"resource_pool": "dedicated", "pool_sizes": {"asker": 2, "judge": 1, "critic": 2}}, "found 5 in all"),
-        (4, {"resource_pool": "dedicated", "pool_sizes": {"asker": 4, "judge": 0, "critic": 0}}, "expected at least 1 each"),
+        (
+            4,
+            {"resource_pool": "dedicated", "pool_sizes": {"asker": 2, "judge": 2}},
+            "give each of them a size",
+        ),
+        (
+            4,
+            {"resource_pool": "dedicated", "pool_sizes": {"asker": 2, "judge": 1, "critic": 2}},
+            "found 5 in all",
+        ),
+        (
+            4,
+            {"resource_pool": "dedicated", "pool_sizes": {"asker": 4, "judge": 0, "critic": 0}},
+            "expected at least 1 each",
+        ),
     ],
 )
-def test_sizes_that_do_not_fit_are_one_error(placement: Placement, devices: int, keys: dict[str, Any], said: str) -> None:
+def test_sizes_that_do_not_fit_are_one_error(
+    placement: Placement, devices: int, keys: dict[str, Any], said: str
+) -> None:
     with pytest.raises(PlacementError, match=said):
         assign_devices(run_on(devices, **keys), placement)
 
@@ -81,14 +105,21 @@ def judged() -> Placement:
     return build_placement(agent, base)
 
 
-def test_engines_of_every_group_have_a_pool_of_their_own_and_policies_those_of_the_trainer(judged: Placement) -> None:
+def test_engines_of_every_group_have_a_pool_of_their_own_and_policies_those_of_the_trainer(
+    judged: Placement,
+) -> None:
     config = run_on(6, 2, rollout={"nnodes": 2})
     served = next(spec.wg_id for spec in judged.groups if not spec.trained)
     assert assign_devices(config, judged) == dict.fromkeys(("asker", "critic"), Devices(0, 6))
-    assert assign_engines(config, judged) == dict.fromkeys(("asker", served, "critic"), Devices(0, 4, ENGINES))
+    assert assign_engines(config, judged) == dict.fromkeys(
+        ("asker", served, "critic"), Devices(0, 4, ENGINES)
+    )
     assert count_devices(config) == 6 + 4
     assert processes_per_node(config, judged) == 2 * 6 + 3 * 2
-    shown = {"asker": "devices 0 to 5, engines on rollout devices 0 to 3", served: "engines on rollout devices 0 to 3"}
+    shown = {
+        "asker": "devices 0 to 5, engines on rollout devices 0 to 3",
+        served: "engines on rollout devices 0 to 3",
+    }
     assert describe_devices(config, judged).items() >= shown.items()
 
 
@@ -97,11 +128,17 @@ def test_dedicated_engines_are_divided_on_their_own(judged: Placement) -> None:
     config = run_on(6, 4, resource_pool="dedicated", pool_sizes={"asker": 4, "critic": 2})
     config.rollout.pool_sizes = {"asker": 2, served: 1, "critic": 1}
     assert assign_devices(config, judged) == {"asker": Devices(0, 4), "critic": Devices(4, 2)}
-    engines = {"asker": Devices(0, 2, ENGINES), served: Devices(2, 1, ENGINES), "critic": Devices(3, 1, ENGINES)}
+    engines = {
+        "asker": Devices(0, 2, ENGINES),
+        served: Devices(2, 1, ENGINES),
+        "critic": Devices(3, 1, ENGINES),
+    }
     assert assign_engines(config, judged) == engines
     assert processes_per_node(config, judged) == 6 + 4
     equal = run_on(6, 3, resource_pool="dedicated")
-    assert [d.ranks for d in (*assign_devices(equal, judged).values(), *assign_engines(equal, judged).values())] == [3, 3, 1, 1, 1]
+    assert [
+        d.ranks for d in (*assign_devices(equal, judged).values(), *assign_engines(equal, judged).values())
+    ] == [3, 3, 1, 1, 1]
 
 
 @pytest.mark.parametrize(
@@ -112,11 +149,21 @@ def test_dedicated_engines_are_divided_on_their_own(judged: Placement) -> None:
             {"resource_pool": "dedicated"},
             r"rollout\.nnodes=1 \* rollout\.n_gpus_per_node=2 = 2 devices.*3 worker groups.*rollout\.pool_s",
         ),
-        (3, {"rollout": {"pool_sizes": {"asker": 3}}}, r"rollout\.pool_sizes=.* needs trainer\.resource_pool=dedicated"),
-        (3, {"resource_pool": "dedicated", "rollout": {"pool_sizes": {"asker": 3}}}, r"rollout\.pool_sizes names \['asker'\]"),
+        (
+            3,
+            {"rollout": {"pool_sizes": {"asker": 3}}},
+            r"rollout\.pool_sizes=.* needs trainer\.resource_pool=dedicated",
+        ),
+        (
+            3,
+            {"resource_pool": "dedicated", "rollout": {"pool_sizes": {"asker": 3}}},
+            r"rollout\.pool_sizes names \['asker'\]",
+        ),
     ],
 )
-def test_sizes_of_the_engines_that_do_not_fit_name_their_keys(placement: Placement, engines: int, keys: dict[str, Any], said: str) -> None:
+def test_sizes_of_the_engines_that_do_not_fit_name_their_keys(
+    placement: Placement, engines: int, keys: dict[str, Any], said: str
+) -> None:
     with pytest.raises(PlacementError, match=said):
         assign_engines(run_on(3, engines, **keys), placement)
 
@@ -133,7 +180,10 @@ def test_a_group_without_training_has_no_devices_of_the_trainer(judged: Placemen
 
 def spanning(*sizes: int) -> Placement:
     """Worker groups whose engines span so many devices each."""
-    agent, base = AgentConfig(agent_ids=["Asker", "Judge", "Critic"][: len(sizes)], model_sharing=False), ActorRolloutRefConfig()
+    agent, base = (
+        AgentConfig(agent_ids=["Asker", "Judge", "Critic"][: len(sizes)], model_sharing=False),
+        ActorRolloutRefConfig(),
+    )
     base.model.path, base.rollout.name = "some/model", "vllm"
     if len(set(sizes)) > 1:
         agent.agent_specific_parameters = {"rollout": {"tensor_model_parallel_size": list(sizes)}}
@@ -150,22 +200,64 @@ def spanning(*sizes: int) -> Placement:
         (4, 4, {"nnodes": 2}),
         (3, 6, {}),
         (2, 4, {"resource_pool": "dedicated"}),
-        (2, 3, {"nnodes": 2, "resource_pool": "dedicated", "pool_sizes": {"asker": 2, "judge": 4}, "fails": "devices 2 to 3, which"}),
-        (2, 3, {"nnodes": 2, "fails": "devices 2 to 3, which are on different nodes of 3.*choose a divisor of 3"}),
+        (
+            2,
+            3,
+            {
+                "nnodes": 2,
+                "resource_pool": "dedicated",
+                "pool_sizes": {"asker": 2, "judge": 4},
+                "fails": "devices 2 to 3, which",
+            },
+        ),
+        (
+            2,
+            3,
+            {
+                "nnodes": 2,
+                "fails": "devices 2 to 3, which are on different nodes of 3.*choose a divisor of 3",
+            },
+        ),
         (2, 4, {"nnodes": 2, "resource_pool": "dedicated", "pool_sizes": {"asker": 2, "judge": 6}}),
         (4, 4, {"nnodes": 2, "resource_pool": "dedicated"}),
         (4, 8, {"nnodes": 2, "resource_pool": "dedicated", "pool_sizes": {"asker": 12, "judge": 4}}),
-        (2, 5, {"resource_pool": "dedicated", "pool_sizes": {"asker": 3, "judge": 2}, "fails": "divide the 3 devices of worker group 'as"}),
+        (
+            2,
+            5,
+            {
+                "resource_pool": "dedicated",
+                "pool_sizes": {"asker": 3, "judge": 2},
+                "fails": "divide the 3 devices of worker group 'as",
+            },
+        ),
         (3, 4, {"nnodes": 3, "fails": "devices 3 to 5.*devices before the group's first, number 0,"}),
         (
             4,
             2,
-            {"nnodes": 2, "fails": "rollout.tensor_model_parallel_size=4: an engine of worker group 'asker' would be on devices 0 to 3"},
+            {
+                "nnodes": 2,
+                "fails": "rollout.tensor_model_parallel_size=4: an engine of worker group 'asker' would be on devices 0 to 3",
+            },
         ),
         (2, 1, {"fails": "=2 does not divide the 1 devices of worker group 'asker'.*choose a divisor"}),
         (2, 3, {"engines": 2}),
-        (2, 2, {"engines": 3, "fails": r"does not divide the 3 devices .*rollout\.n_gpus_per_node, or .* rollout\.pool_sizes"}),
-        (2, 2, {"engines": 3, "rollout": {"nnodes": 2}, "fails": r"rollout devices 2 to 3, which .* 3 \(rollout\.n_gpus_per_node\)"}),
+        (
+            2,
+            2,
+            {
+                "engines": 3,
+                "fails": r"does not divide the 3 devices .*rollout\.n_gpus_per_node, or .* rollout\.pool_sizes",
+            },
+        ),
+        (
+            2,
+            2,
+            {
+                "engines": 3,
+                "rollout": {"nnodes": 2},
+                "fails": r"rollout devices 2 to 3, which .* 3 \(rollout\.n_gpus_per_node\)",
+            },
+        ),
         (
             2,
             2,
@@ -192,9 +284,13 @@ def test_a_team_of_servers_needs_no_devices() -> None:
     api = {"a": {"base_url": "http://127.0.0.1:1/v1", "model": "m"}}
     placement = build_placement(AgentConfig(agent_ids=["A"], api=api), ActorRolloutRefConfig())
     assert assign_devices(run_on(4), placement) == {}
-    with pytest.raises(PlacementError, match=r"trainer\.resource_pool=dedicated has no effect: all agents are behind an API"):
+    with pytest.raises(
+        PlacementError, match=r"trainer\.resource_pool=dedicated has no effect: all agents are behind an API"
+    ):
         assign_devices(run_on(4, resource_pool="dedicated"), placement)
-    with pytest.raises(PlacementError, match=r"rollout\.n_gpus_per_node=2 has no effect: all agents are behind an API"):
+    with pytest.raises(
+        PlacementError, match=r"rollout\.n_gpus_per_node=2 has no effect: all agents are behind an API"
+    ):
         assign_engines(run_on(4, 2), placement)
 
 
@@ -215,9 +311,14 @@ def test_one_process_has_no_pools() -> None:
     ],
 )
 def test_a_gpu_has_room_for_the_workers_of_its_pool(
-    monkeypatch: pytest.MonkeyPatch, config: RunConfig, policies: tuple[list[int], int], engines: tuple[list[int], int]
+    monkeypatch: pytest.MonkeyPatch,
+    config: RunConfig,
+    policies: tuple[list[int], int],
+    engines: tuple[list[int], int],
 ) -> None:
-    """Of two agents: a policy, a critic and an engine each, or on GPUs of their own the first two or the last."""
+    """Of two agents: a policy, a critic and an engine each, or on GPUs of their own the first two or the
+    last.
+    """
     monkeypatch.setattr(ray, "is_initialized", lambda: True)
     placement = build_placement(config.agent, ActorRolloutRefConfig(model=ModelConfig(path="some/model")))
     controller = RayController(config, "cuda")
@@ -225,4 +326,6 @@ def test_a_gpu_has_room_for_the_workers_of_its_pool(
         pool = controller._pool(next(iter(devices(config, placement).values())))
         whole = getattr(pool, "parent", pool)
         assert (whole.store, whole.max_colocate_count, whole.use_gpu) == (*expected, True)
-        assert pool.world_size == whole.world_size // (2 if config.trainer.resource_pool == "dedicated" else 1)
+        assert pool.world_size == whole.world_size // (
+            2 if config.trainer.resource_pool == "dedicated" else 1
+        )

@@ -1,4 +1,6 @@
-"""Who speaks with which policy when roles are swapped, where that is written, and mappings that make no sense."""
+"""Who speaks with which policy when roles are swapped, where that is written, and mappings that make no
+sense.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -59,14 +61,36 @@ def test_model_sampling_and_lengths_come_with_the_policy_and_the_table_stays() -
 @pytest.mark.parametrize(
     ("roles", "changes", "words"),
     [
-        (SWAP, {"val_only": False}, ["{Tool Agent: executor_agent, Executor Agent: tool_agent}", "trainer.val_only=true", "in training"]),
-        ({"Critic": "a"}, {"model_ids": ["org/a"] * 3, "model_sharing": True}, ["have one policy, 'a'", "agent.model_sharing=false"]),
+        (
+            SWAP,
+            {"val_only": False},
+            [
+                "{Tool Agent: executor_agent, Executor Agent: tool_agent}",
+                "trainer.val_only=true",
+                "in training",
+            ],
+        ),
+        (
+            {"Critic": "a"},
+            {"model_ids": ["org/a"] * 3, "model_sharing": True},
+            ["have one policy, 'a'", "agent.model_sharing=false"],
+        ),
         (
             {"Critc": "tool_agent"},
             {},
-            ["no agent 'Critc'; did you mean 'Critic'?", "agents are ['Tool Agent', 'Executor Agent', 'Critic']"],
+            [
+                "no agent 'Critc'; did you mean 'Critic'?",
+                "agents are ['Tool Agent', 'Executor Agent', 'Critic']",
+            ],
         ),
-        ({"Critic": "tool_agnt"}, {}, ["no policy 'tool_agnt'; did you mean 'tool_agent'?", "['tool_agent', 'executor_agent', 'critic']"]),
+        (
+            {"Critic": "tool_agnt"},
+            {},
+            [
+                "no policy 'tool_agnt'; did you mean 'tool_agent'?",
+                "['tool_agent', 'executor_agent', 'critic']",
+            ],
+        ),
         ({"X": "Y", "Critic": "Z"}, {}, ["no agent 'X'; no policy 'Y'; no policy 'Z'; agents are"]),
         ({"Critic": ["tool_agent"]}, {}, ["no policy ['tool_agent']"]),
         ({"Critic": "tool_agent", "critic": "critic"}, {}, ["names agent 'Critic' twice"]),
@@ -74,11 +98,17 @@ def test_model_sampling_and_lengths_come_with_the_policy_and_the_table_stays() -
         (
             {"Critic": "a"},
             {"model_sharing": True, "agent_specific_parameters": OWN_RANGE},
-            ["'Tool Agent' and 'Executor Agent' of policy 'a'", "rollout.response_length", "rollout.val_kwargs"],
+            [
+                "'Tool Agent' and 'Executor Agent' of policy 'a'",
+                "rollout.response_length",
+                "rollout.val_kwargs",
+            ],
         ),
     ],
 )
-def test_an_invalid_mapping_is_refused(roles: dict[str, Any], changes: dict[str, Any], words: list[str]) -> None:
+def test_an_invalid_mapping_is_refused(
+    roles: dict[str, Any], changes: dict[str, Any], words: list[str]
+) -> None:
     with pytest.raises(ConfigError) as refused:
         policy_rows(*team(roles, **changes))
     assert [word for word in words if word not in str(refused.value)] == [], str(refused.value)
@@ -88,7 +118,8 @@ def test_adapters_can_be_swapped_too(tmp_path: Path) -> None:
     changes = {"specialization": "lora", "model_ids": ["org/a"] * 3}
     rows = policy_rows(*team(SWAP, **changes))
     assert [(row.policy_id, row.wg_id, row.adapter) for row in rows.values()] == [
-        ("executor_agent", "a_lora", "executor_agent"), ("tool_agent", "a_lora", "tool_agent"), ("critic", "a_lora", "critic"),
+        ("executor_agent", "a_lora", "executor_agent"), ("tool_agent", "a_lora", "tool_agent"),
+        ("critic", "a_lora", "critic"),
     ]  # fmt: skip
     own = {"agent_specific_parameters": {"model": {"lora_rank": [2, 4, 8]}}}
     with pytest.raises(ConfigError, match="swaps nothing with"):
@@ -97,7 +128,11 @@ def test_adapters_can_be_swapped_too(tmp_path: Path) -> None:
 
 def test_a_difference_that_an_evaluation_does_not_read_is_no_obstacle() -> None:
     training = {"rollout": {"top_p": [0.8, 0.9, 1.0]}}
-    assert policies({"Critic": "a"}, model_sharing=True, agent_specific_parameters=training) == ["a", "a", "a"]
+    assert policies({"Critic": "a"}, model_sharing=True, agent_specific_parameters=training) == [
+        "a",
+        "a",
+        "a",
+    ]
 
 
 def test_swapped_roles_write_in_a_folder_of_their_own_that_names_the_checkpoint(tmp_path: Path) -> None:
@@ -120,14 +155,18 @@ def test_the_folders_of_a_large_team_have_names_of_limited_length(tmp_path: Path
         ids = [f"agent_number_{(i + shift) % 20}_of_the_team" for i in range(20)]
         large = team(dict(zip(names, ids, strict=True)), agent_ids=names, model_ids=["org/a"] * 20)
         folders.add(output_dir(*large, tmp_path, tmp_path).name)
-        changed_last = team(dict(zip(names[:-1], ids[:-1], strict=True)), agent_ids=names, model_ids=["org/a"] * 20)
+        changed_last = team(
+            dict(zip(names[:-1], ids[:-1], strict=True)), agent_ids=names, model_ids=["org/a"] * 20
+        )
         folders.add(output_dir(*changed_last, tmp_path, tmp_path).name)
     assert len(folders) == 4
     assert all(len(name.encode()) <= 255 for name in folders)
 
 
 def test_without_a_checkpoint_only_different_models_or_sampling_can_be_swapped(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"swaps nothing with trainer\.resume_mode=disable.*'org/a'.*agent\.model_ids"):
+    with pytest.raises(
+        ConfigError, match=r"swaps nothing with trainer\.resume_mode=disable.*'org/a'.*agent\.model_ids"
+    ):
         output_dir(*team(SWAP, resume_mode="disable"), tmp_path, None)
     config, placement = team({"Critic": "tool_agent"}, resume_mode="disable")
     assert output_dir(config, placement, tmp_path, None).parent == tmp_path / "swapped"

@@ -19,11 +19,16 @@ def team(**changes) -> AgentConfig:
 
 
 def groups(config: AgentConfig) -> list[tuple[str, tuple[str, ...], str]]:
-    return [(g.wg_id, g.agent_ids, g.model_path) for g in build_placement(config, ActorRolloutRefConfig()).groups]
+    return [
+        (g.wg_id, g.agent_ids, g.model_path) for g in build_placement(config, ActorRolloutRefConfig()).groups
+    ]
 
 
 def test_sharing_puts_agents_with_the_same_model_on_one_policy() -> None:
-    assert groups(team(model_sharing=True)) == [("a", ("Solver Agent", "Verifier Agent"), "org/a"), ("critic", ("Critic",), "org/b")]
+    assert groups(team(model_sharing=True)) == [
+        ("a", ("Solver Agent", "Verifier Agent"), "org/a"),
+        ("critic", ("Critic",), "org/b"),
+    ]
 
 
 def test_without_sharing_every_agent_has_its_own_worker_group() -> None:
@@ -31,7 +36,9 @@ def test_without_sharing_every_agent_has_its_own_worker_group() -> None:
 
 
 def test_names_that_look_alike_get_different_worker_groups() -> None:
-    config = AgentConfig(agent_ids=["A", "B", "C", "D"], model_ids=["one/x", "two/x", "one/x", "two/x"], model_sharing=True)
+    config = AgentConfig(
+        agent_ids=["A", "B", "C", "D"], model_ids=["one/x", "two/x", "one/x", "two/x"], model_sharing=True
+    )
     assert [g[0] for g in groups(config)] == ["x", "x_2"]
     assert slug(" Solver  Agent! ") == "solver_agent"
 
@@ -47,11 +54,13 @@ def test_each_agent_gets_its_own_overrides_and_the_base_is_not_touched() -> None
 
 def test_agents_on_one_policy_may_differ_in_a_request_but_not_in_training() -> None:
     build_placement(
-        team(model_sharing=True, agent_specific_parameters={"rollout": {"response_length": [8, 9, 10]}}), ActorRolloutRefConfig()
+        team(model_sharing=True, agent_specific_parameters={"rollout": {"response_length": [8, 9, 10]}}),
+        ActorRolloutRefConfig(),
     )
     with pytest.raises(PlacementError, match=r"actor\.optim"):
         build_placement(
-            team(model_sharing=True, agent_specific_parameters={"actor": {"optim": {"lr": [1.0, 2.0, 3.0]}}}), ActorRolloutRefConfig()
+            team(model_sharing=True, agent_specific_parameters={"actor": {"optim": {"lr": [1.0, 2.0, 3.0]}}}),
+            ActorRolloutRefConfig(),
         )
 
 
@@ -79,9 +88,9 @@ def test_teams_that_cannot_be_placed_are_refused(changes: dict, message: str) ->
 
 def test_a_local_model_is_found(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
-    assert build_placement(AgentConfig(agent_ids=["A"], model_ids=[str(tmp_path)]), ActorRolloutRefConfig()).groups[0].model_path == str(
-        tmp_path
-    )
+    assert build_placement(
+        AgentConfig(agent_ids=["A"], model_ids=[str(tmp_path)]), ActorRolloutRefConfig()
+    ).groups[0].model_path == str(tmp_path)
 
 
 def test_a_folder_has_one_name_however_it_is_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,8 +102,12 @@ def test_a_folder_has_one_name_however_it_is_typed(tmp_path: Path, monkeypatch: 
     typed = ["~/m", "m", f"{tmp_path}/m/"]
     assert groups(team(model_ids=typed, model_sharing=True)) == [("m", tuple(TEAM), str(tmp_path / "m"))]
     config = RunConfig()
-    config.agent = team(model_ids=typed, agent_specific_parameters={"model": {"tokenizer_path": ["~/m", None, "m/"]}})
-    config.actor_rollout_ref.model.path = config.actor_rollout_ref.model.tokenizer_path = config.critic.model.path = "./m"
+    config.agent = team(
+        model_ids=typed, agent_specific_parameters={"model": {"tokenizer_path": ["~/m", None, "m/"]}}
+    )
+    config.actor_rollout_ref.model.path = config.actor_rollout_ref.model.tokenizer_path = (
+        config.critic.model.path
+    ) = "./m"
     resolve_defaults(config)
     whole = str(tmp_path / "m")
     assert config.agent.model_ids == [whole] * 3
@@ -113,7 +126,8 @@ def table(**changes) -> list[tuple[str, str, str, str | None]]:
 
 def test_adapters_share_the_worker_group_of_their_base_and_are_policies_of_their_own() -> None:
     assert table(specialization="lora") == [
-        ("A", "a", "x_lora", "a"), ("B", "b", "x_lora", "b"), ("C", "c", "x_lora", "c"), ("D", "d", "y_lora", "d"),
+        ("A", "a", "x_lora", "a"), ("B", "b", "x_lora", "b"), ("C", "c", "x_lora", "c"),
+        ("D", "d", "y_lora", "d"),
     ]  # fmt: skip
     placement = build_placement(AgentConfig(**LORA_TEAM, specialization="lora"), ActorRolloutRefConfig())
     assert [(g.wg_id, g.agent_ids, list(g.policies)) for g in placement.groups] == [
@@ -125,7 +139,12 @@ def test_levels_mix_and_a_trained_model_is_never_the_base_of_adapters() -> None:
     assert [row[1:] for row in table(specialization=["prompt", "prompt", "lora", "full"])] == [
         ("x", "x", None), ("x", "x", None), ("c", "x_lora", "c"), ("d", "d", None),
     ]  # fmt: skip
-    assert [row[2] for row in table(specialization=["lora", "lora", "full", "full"])] == ["x_lora", "x_lora", "c", "d"]
+    assert [row[2] for row in table(specialization=["lora", "lora", "full", "full"])] == [
+        "x_lora",
+        "x_lora",
+        "c",
+        "d",
+    ]
 
 
 def test_agents_may_share_an_adapter_and_names_stay_apart() -> None:
@@ -138,7 +157,9 @@ def test_agents_may_share_an_adapter_and_names_stay_apart() -> None:
 
 def test_one_value_and_model_sharing_mean_the_same() -> None:
     for sharing, level in ((True, "prompt"), (False, "full")):
-        assert table(model_sharing=sharing) == table(specialization=level) == table(specialization=[level] * 4)
+        assert (
+            table(model_sharing=sharing) == table(specialization=level) == table(specialization=[level] * 4)
+        )
     assert table(model_sharing=True, specialization="prompt") == table(model_sharing=True)
 
 
@@ -146,13 +167,19 @@ def test_each_adapter_has_its_own_hyper_parameters_and_what_shapes_it_is_in_the_
     own = {"actor": {"optim": {"lr": [1.0, 2.0, None, 3.0]}, "clip_ratio": [0.1, 0.2, 0.3, 0.4]},
            "model": {"lora_rank": [4, 8, 16, None], "target_modules": [["q_proj"], "all-linear", None, None]},
            "rollout": {"temperature": [0.7, 1.0, 1.0, 1.0]}}  # fmt: skip
-    placement = build_placement(AgentConfig(**LORA_TEAM, specialization="lora", agent_specific_parameters=own), ActorRolloutRefConfig())
+    placement = build_placement(
+        AgentConfig(**LORA_TEAM, specialization="lora", agent_specific_parameters=own),
+        ActorRolloutRefConfig(),
+    )
     (first, _) = placement.groups
     assert [c.actor.optim.lr for c in first.adapters.values()] == [1.0, 2.0, 1e-6]
     signature = placement.signature()
     assert [row["lora"]["lora_rank"] for row in signature] == [4, 8, 16, 32]
     assert signature[0]["lora"]["target_modules"] == ["q_proj"]
-    assert all("lora" not in row for row in build_placement(AgentConfig(**LORA_TEAM), ActorRolloutRefConfig()).signature())
+    assert all(
+        "lora" not in row
+        for row in build_placement(AgentConfig(**LORA_TEAM), ActorRolloutRefConfig()).signature()
+    )
 
 
 @pytest.mark.parametrize(
@@ -178,13 +205,18 @@ def test_each_adapter_has_its_own_hyper_parameters_and_what_shapes_it_is_in_the_
 )  # fmt: skip
 def test_adapters_that_cannot_be_placed_are_refused(changes: dict, own: dict, message: str) -> None:
     with pytest.raises(PlacementError, match=message):
-        build_placement(AgentConfig(**(LORA_TEAM | changes), agent_specific_parameters=own), ActorRolloutRefConfig())
+        build_placement(
+            AgentConfig(**(LORA_TEAM | changes), agent_specific_parameters=own), ActorRolloutRefConfig()
+        )
 
 
 def test_a_rank_that_is_no_number_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"lora_rank=many \(agent 'A'\): expected int or null, at least 1"):
         own = {"model": {"lora_rank": ["many", 1, 1, 1]}}
-        build_placement(AgentConfig(**LORA_TEAM, specialization="lora", agent_specific_parameters=own), ActorRolloutRefConfig())
+        build_placement(
+            AgentConfig(**LORA_TEAM, specialization="lora", agent_specific_parameters=own),
+            ActorRolloutRefConfig(),
+        )
 
 
 @pytest.mark.parametrize(
@@ -196,20 +228,30 @@ def test_a_rank_that_is_no_number_is_refused() -> None:
         ("model", "tokenizer_path", ["a"], r"\['a'\] \(agent 'A'\): expected str or null"),
     ],
 )
-def test_a_value_of_another_type_for_an_optional_key_is_refused(section: str, key: str, value: Any, expected: str) -> None:
+def test_a_value_of_another_type_for_an_optional_key_is_refused(
+    section: str, key: str, value: Any, expected: str
+) -> None:
     own = {section: {key: [value, None, None, None]}}
     with pytest.raises(ConfigError, match=f"agent.agent_specific_parameters.{section}.{key}={expected}"):
-        build_placement(AgentConfig(**LORA_TEAM, specialization="lora", agent_specific_parameters=own), ActorRolloutRefConfig())
+        build_placement(
+            AgentConfig(**LORA_TEAM, specialization="lora", agent_specific_parameters=own),
+            ActorRolloutRefConfig(),
+        )
 
 
 def test_elements_of_a_list_are_checked_too() -> None:
     own = {"actor": {"optim": {"betas": [["a", "b"], None, None, None]}}}
     with pytest.raises(ConfigError, match=r"actor.optim.betas=\['a', 'b'\] .*: expected list\[float\]"):
-        build_placement(AgentConfig(**LORA_TEAM, specialization="lora", agent_specific_parameters=own), ActorRolloutRefConfig())
+        build_placement(
+            AgentConfig(**LORA_TEAM, specialization="lora", agent_specific_parameters=own),
+            ActorRolloutRefConfig(),
+        )
 
 
 def frozen(names: list[str], **changes) -> list[tuple[str, str, str | None, bool]]:
-    placement = build_placement(AgentConfig(**(LORA_TEAM | {"frozen": names} | changes)), ActorRolloutRefConfig())
+    placement = build_placement(
+        AgentConfig(**(LORA_TEAM | {"frozen": names} | changes)), ActorRolloutRefConfig()
+    )
     return [(a.policy_id, a.wg_id, a.adapter, a.frozen) for a in placement.agents]
 
 
@@ -218,7 +260,8 @@ def test_a_frozen_agent_has_a_model_of_its_own_or_the_base_of_adapters() -> None
         ("a", "a", None, False), ("b", "b", None, True), ("c", "c", None, True), ("d", "d", None, False),
     ]  # fmt: skip
     assert frozen(["B", "D"], specialization="lora") == [
-        ("a", "x_lora", "a", False), ("x_lora", "x_lora", None, True), ("c", "x_lora", "c", False), ("d", "d", None, True),
+        ("a", "x_lora", "a", False), ("x_lora", "x_lora", None, True), ("c", "x_lora", "c", False),
+        ("d", "d", None, True),
     ]  # fmt: skip
 
 
@@ -231,44 +274,67 @@ def test_frozen_agents_share_their_model_among_themselves_and_with_nobody_who_le
 
 
 def test_a_group_that_nobody_trains_has_no_policies_and_the_table_of_a_checkpoint_says_so() -> None:
-    placement = build_placement(AgentConfig(**LORA_TEAM, specialization="lora", frozen=["A", "D"]), ActorRolloutRefConfig())
-    assert [(g.wg_id, list(g.policies), g.trained) for g in placement.groups] == [("x_lora", ["b", "c"], True), ("d", [], False)]
+    placement = build_placement(
+        AgentConfig(**LORA_TEAM, specialization="lora", frozen=["A", "D"]), ActorRolloutRefConfig()
+    )
+    assert [(g.wg_id, list(g.policies), g.trained) for g in placement.groups] == [
+        ("x_lora", ["b", "c"], True),
+        ("d", [], False),
+    ]
     assert placement.policy_ids == ["b", "c"] and [row.agent_id for row in placement.trained] == ["B", "C"]
     assert [row.get("frozen", False) for row in placement.signature()] == [True, False, False, True]
-    other = build_placement(AgentConfig(**LORA_TEAM, specialization="lora", frozen=["A"]), ActorRolloutRefConfig())
+    other = build_placement(
+        AgentConfig(**LORA_TEAM, specialization="lora", frozen=["A"]), ActorRolloutRefConfig()
+    )
     assert other.signature() != placement.signature()
 
 
 def test_frozen_agents_on_one_model_may_sample_differently_but_not_on_other_engines() -> None:
     def build(overrides: dict) -> None:
-        config = AgentConfig(**LORA_TEAM, specialization="prompt", frozen=["A", "B", "C"], agent_specific_parameters=overrides)
+        config = AgentConfig(
+            **LORA_TEAM, specialization="prompt", frozen=["A", "B", "C"], agent_specific_parameters=overrides
+        )
         build_placement(config, ActorRolloutRefConfig())
 
     build({"rollout": {"temperature": [0.1, 0.9, None, None]}})
     with pytest.raises(
-        PlacementError, match=r"agents 'A' and 'B' share the base model 'org/x', but differ in rollout\.max_num_seqs \(8 and 64\)"
+        PlacementError,
+        match=r"agents 'A' and 'B' share the base model 'org/x', but differ in rollout\.max_num_seqs \(8 and 64\)",
     ):
         build({"rollout": {"max_num_seqs": [8, None, None, None]}})
 
 
 def test_an_agent_behind_an_api_is_in_no_worker_group() -> None:
     api = {"b": {"base_url": "http://127.0.0.1:1/v1", "model": "m", "request_timeout_s": 5}}
-    placement = build_placement(AgentConfig(agent_ids=["A", "B"], model_ids=["org/x", None], api=api), ActorRolloutRefConfig())
+    placement = build_placement(
+        AgentConfig(agent_ids=["A", "B"], model_ids=["org/x", None], api=api), ActorRolloutRefConfig()
+    )
     assert [g.agent_ids for g in placement.groups] == [("A",)]
     (row,) = placement.api
-    assert (row.agent_id, row.policy_id, row.api.request_timeout_s, row.api.api_key_env) == ("B", "api:m", 5.0, None)
+    assert (row.agent_id, row.policy_id, row.api.request_timeout_s, row.api.api_key_env) == (
+        "B",
+        "api:m",
+        5.0,
+        None,
+    )
     assert placement.signature()[1] == {"agent_id": "B", "policy_id": "api", "wg_id": "api"}
 
 
 def test_a_team_of_servers_shares_no_policy() -> None:
     api = {name: {"base_url": "http://127.0.0.1:1/v1", "model": "m"} for name in ("A", "B")}
-    with pytest.raises(PlacementError, match=r"model_sharing=true has no effect: all agents are behind an API"):
-        build_placement(AgentConfig(agent_ids=["A", "B"], api=api, model_sharing=True), ActorRolloutRefConfig())
+    with pytest.raises(
+        PlacementError, match=r"model_sharing=true has no effect: all agents are behind an API"
+    ):
+        build_placement(
+            AgentConfig(agent_ids=["A", "B"], api=api, model_sharing=True), ActorRolloutRefConfig()
+        )
     assert build_placement(AgentConfig(agent_ids=["A", "B"], api=api), ActorRolloutRefConfig()).groups == ()
 
 
 def test_models_that_are_read_again_are_those_of_adapters_frozen_agents_and_references() -> None:
-    """A model that is trained whole is in the checkpoint: whoever serves it need not have what it began as."""
+    """A model that is trained whole is in the checkpoint: whoever serves it need not have what it
+    began as.
+    """
     config = RunConfig()
     whole = build_placement(team(), config.actor_rollout_ref)
     assert groups_with_fixed_models(whole) == groups_with_fixed_models(whole, config) == []

@@ -35,7 +35,10 @@ def make_batch(lengths: list[tuple[int, int]], wg_ids: list[str]) -> DataProto:
         "position_ids": (attention.cumsum(1) - 1).clamp(min=0),
         "rollout_log_probs": torch.rand(n, r) * response_mask,
     }
-    return DataProto.from_dict(tensors=tensors, non_tensors={"wg_id": np.array(wg_ids, dtype=object), "row": np.arange(n).astype(object)})
+    return DataProto.from_dict(
+        tensors=tensors,
+        non_tensors={"wg_id": np.array(wg_ids, dtype=object), "row": np.arange(n).astype(object)},
+    )
 
 
 def same(a: DataProto, b: DataProto) -> bool:
@@ -43,7 +46,9 @@ def same(a: DataProto, b: DataProto) -> bool:
     return tensors and all((a.non_tensor_batch[k] == b.non_tensor_batch[k]).all() for k in a.non_tensor_batch)
 
 
-ROWS = st.lists(st.tuples(st.integers(1, 5), st.integers(1, 5), st.sampled_from("abc")), min_size=1, max_size=12)
+ROWS = st.lists(
+    st.tuples(st.integers(1, 5), st.integers(1, 5), st.sampled_from("abc")), min_size=1, max_size=12
+)
 
 
 @settings(max_examples=40, deadline=None)
@@ -99,7 +104,9 @@ def test_rows_that_are_run_as_one_stay_on_one_rank_and_count_once() -> None:
     batch = make_batch([(1, 1), (3, 1), (5, 1), (1, 9), (2, 2), (3, 3), (1, 1), (2, 1)], ["a"] * 8)
     conversation = torch.tensor([0, 0, 0, 1, 2, 2, 3, 3])
     batch.batch["input_ids"] = 100 * conversation[:, None] + batch.batch["position_ids"]
-    assert balance_order(batch, 2, merge_rows=True).tolist() == [3, 4, 5, 6, 0, 1, 2, 7], "the last conversation fits no rank whole"
+    assert balance_order(batch, 2, merge_rows=True).tolist() == [3, 4, 5, 6, 0, 1, 2, 7], (
+        "the last conversation fits no rank whole"
+    )
 
 
 def test_rows_without_a_token_are_spread_over_no_rank_unless_there_is_nothing_else() -> None:
@@ -113,6 +120,8 @@ def test_rows_without_a_token_are_spread_over_no_rank_unless_there_is_nothing_el
 def test_correction_weights_are_cut_and_padded_like_the_response() -> None:
     batch = make_batch([(1, 2), (1, 5)], ["a", "b"])
     batch.batch["rollout_is_weights"] = torch.rand(2, 5) * batch.batch["response_mask"]
-    parts = {wg: SubBatch(trim_padding(part.batch), part.rows) for wg, part in split_batch_by_wg_ids(batch).items()}
+    parts = {
+        wg: SubBatch(trim_padding(part.batch), part.rows) for wg, part in split_batch_by_wg_ids(batch).items()
+    }
     assert parts["a"].batch.batch["rollout_is_weights"].shape == (1, 2)
     assert torch.equal(combine_batches(parts).batch["rollout_is_weights"], batch.batch["rollout_is_weights"])

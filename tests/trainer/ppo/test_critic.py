@@ -16,7 +16,14 @@ from verl.trainer.config.spec import ConfigError
 from verl.trainer.model_checks import check_critic
 from verl.trainer.placement.table import Placement, build_placement
 from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, register_adv_est
-from verl.trainer.ppo.critic import critic_agents, critic_config, critic_rows, critic_signature, needs_values, value_metrics
+from verl.trainer.ppo.critic import (
+    critic_agents,
+    critic_config,
+    critic_rows,
+    critic_signature,
+    needs_values,
+    value_metrics,
+)
 
 
 def make_run(model: Path, sharing: bool = False, **algorithm: Any) -> tuple[RunConfig, Placement]:
@@ -27,7 +34,9 @@ def make_run(model: Path, sharing: bool = False, **algorithm: Any) -> tuple[RunC
 
 
 def test_a_group_has_a_critic_when_one_of_its_agents_needs_values(tiny_model_dir: Path) -> None:
-    def agents(sharing: bool = False, enable: bool | None = None, **algorithm: Any) -> dict[str, tuple[str, ...]]:
+    def agents(
+        sharing: bool = False, enable: bool | None = None, **algorithm: Any
+    ) -> dict[str, tuple[str, ...]]:
         config, placement = make_run(tiny_model_dir, sharing, **algorithm)
         config.critic.enable = enable
         return critic_agents(config, placement)
@@ -41,7 +50,9 @@ def test_a_group_has_a_critic_when_one_of_its_agents_needs_values(tiny_model_dir
     assert agents(enable=False) == {}
     config, placement = make_run(tiny_model_dir, adv_estimator="gae")
     config.trainer.val_only = True
-    assert critic_agents(config, placement) == {} and critic_signature(config, placement) == {}, "an evaluation needs no critic"
+    assert critic_agents(config, placement) == {} and critic_signature(config, placement) == {}, (
+        "an evaluation needs no critic"
+    )
 
 
 def test_an_estimator_of_ones_own_gets_a_critic_by_naming_values() -> None:
@@ -58,7 +69,11 @@ def test_a_critic_starts_from_the_policys_model_and_keeps_its_tokenizer(tiny_mod
     config, placement = make_run(tiny_model_dir)
     config.critic.model.enable_gradient_checkpointing = True
     own = critic_config(config.critic, placement.groups[0]).model
-    assert (own.path, own.tokenizer_path, own.enable_gradient_checkpointing) == (str(tiny_model_dir), str(tiny_model_dir), True)
+    assert (own.path, own.tokenizer_path, own.enable_gradient_checkpointing) == (
+        str(tiny_model_dir),
+        str(tiny_model_dir),
+        True,
+    )
     config.critic.model.path = "other/model"
     other = critic_config(config.critic, placement.groups[0]).model
     assert (other.path, other.tokenizer_path) == ("other/model", str(tiny_model_dir))
@@ -82,7 +97,10 @@ def make_batch() -> DataProto:
         "token_level_scores": torch.zeros(2, 2),
         "token_level_rewards": torch.zeros(2, 2),
     }
-    columns = {"wg_id": np.array(["a", "b"], dtype=object), "agent_id": np.array(["Solver", "Judge"], dtype=object)}
+    columns = {
+        "wg_id": np.array(["a", "b"], dtype=object),
+        "agent_id": np.array(["Solver", "Judge"], dtype=object),
+    }
     return DataProto.from_dict(tensors=tensors, non_tensors=columns)
 
 
@@ -91,7 +109,10 @@ def test_the_joint_view_puts_the_transcript_before_the_reply() -> None:
     assert rows["input_ids"].tolist() == [[4, 5, 6, 8, 0], [0, 0, 7, 9, 10]]
     assert rows["attention_mask"].tolist() == [[1, 1, 1, 1, 0], [0, 0, 1, 1, 1]]
     assert rows["position_ids"].tolist() == [[0, 1, 2, 3, 3], [0, 0, 0, 1, 2]]
-    assert rows["prompts"].tolist() == [[4, 5, 6], [0, 0, 7]] and rows["response_mask"].tolist() == [[1, 0], [1, 1]]
+    assert rows["prompts"].tolist() == [[4, 5, 6], [0, 0, 7]] and rows["response_mask"].tolist() == [
+        [1, 0],
+        [1, 1],
+    ]
 
 
 def test_rows_of_agents_without_values_are_padding_to_the_critics() -> None:
@@ -122,7 +143,9 @@ def test_values_that_nobody_makes_are_refused_naming_both_keys(tiny_model_dir: P
 
 
 def test_a_critic_that_no_estimator_reads_is_refused(tiny_model_dir: Path) -> None:
-    config, placement = make_run(tiny_model_dir, adv_estimator="gae", per_agent={"judge": {"adv_estimator": "grpo"}})
+    config, placement = make_run(
+        tiny_model_dir, adv_estimator="gae", per_agent={"judge": {"adv_estimator": "grpo"}}
+    )
     config.critic.enable = True
     refuse(config, placement, r"critic\.enable=true.*adv_estimator=grpo of agent 'Judge' reads no values")
 
@@ -133,7 +156,9 @@ def test_a_transcript_too_short_for_the_prompt_is_refused(tiny_model_dir: Path) 
     refuse(config, placement, r"critic\.joint_prompt_length=50.*'Solver'.*60 tokens")
 
 
-def test_a_model_that_is_missing_or_speaks_other_tokens_is_refused(tiny_model_dir: Path, tmp_path: Path) -> None:
+def test_a_model_that_is_missing_or_speaks_other_tokens_is_refused(
+    tiny_model_dir: Path, tmp_path: Path
+) -> None:
     from verl.models.tiny import TinyModelSize, make_tiny_model
 
     config, placement = make_run(tiny_model_dir, adv_estimator="gae")

@@ -33,7 +33,9 @@ def batch() -> DataProto:
         "returns": score,
     }
     names = {"agent_id": ["A b", "A b", "A b"], "uid": ["x", "y", "z"]}
-    return DataProto.from_dict(tensors=tensors, non_tensors={k: np.array(v, dtype=object) for k, v in names.items()})
+    return DataProto.from_dict(
+        tensors=tensors, non_tensors={k: np.array(v, dtype=object) for k, v in names.items()}
+    )
 
 
 def test_padding_rows_are_in_no_metric() -> None:
@@ -66,7 +68,9 @@ def test_a_row_is_clipped_when_its_limit_cut_it_and_not_when_it_is_the_widest() 
     data.non_tensor_batch["prompt_clipped"] = np.array([False, False, True], dtype=object)
     for fixed_width in (True, False):
         metrics = compute_data_metrics(data, use_critic=False, fixed_width=fixed_width)
-        assert metrics["response_length/clip_ratio"] == metrics["response_length_non_aborted/clip_ratio"] == 0.5
+        assert (
+            metrics["response_length/clip_ratio"] == metrics["response_length_non_aborted/clip_ratio"] == 0.5
+        )
         assert metrics["prompt_length/clip_ratio"] == 0.0
 
 
@@ -93,16 +97,18 @@ def test_the_gradients_noise_by_hand() -> None:
     # 1 - 2/2 + 1/2 = 1/2 a token: W = 1 and 1/2; A^2 W = 4 and 1/2, their mean 2.25
     metrics = compute_variance_proxy_metrics(DataProto.from_dict(tensors), gradient_norm=1.5)
     assert metrics["variance_proxy/proxy2_total_power"] == pytest.approx(2.25)
-    assert metrics["variance_proxy/proxy1_signal_strength"] == 2.25 and metrics["variance_proxy/proxy3_pure_noise"] == pytest.approx(
-        0, abs=1e-6
+    assert metrics["variance_proxy/proxy1_signal_strength"] == 2.25 and metrics[
+        "variance_proxy/proxy3_pure_noise"
+    ] == pytest.approx(0, abs=1e-6)
+    assert metrics["variance_proxy/expected_a_squared"] == pytest.approx(2.5) and metrics[
+        "variance_proxy/expected_w"
+    ] == pytest.approx(0.75)
+    halved = compute_variance_proxy_metrics(
+        DataProto.from_dict(tensors | {"rollout_is_weights": torch.full((3, 2), 0.5)})
     )
-    assert metrics["variance_proxy/expected_a_squared"] == pytest.approx(2.5) and metrics["variance_proxy/expected_w"] == pytest.approx(
-        0.75
-    )
-    halved = compute_variance_proxy_metrics(DataProto.from_dict(tensors | {"rollout_is_weights": torch.full((3, 2), 0.5)}))
-    assert halved["variance_proxy/proxy2_total_power"] == pytest.approx(2.25 / 4) and halved["variance_proxy/expected_w"] == pytest.approx(
-        0.75 / 4
-    )
+    assert halved["variance_proxy/proxy2_total_power"] == pytest.approx(2.25 / 4) and halved[
+        "variance_proxy/expected_w"
+    ] == pytest.approx(0.75 / 4)
     assert compute_variance_proxy_metrics(batch()) == {}
 
 
@@ -112,7 +118,11 @@ def test_agents_metrics_by_hand() -> None:
 
 
 def test_agents_that_share_a_policy_have_their_parts_of_its_gradient() -> None:
-    columns = {"agent_id": ["A", "B", "A", "C", "B"], "policy_id": ["p", "p", "p", "C", "p"], "uid": ["x"] * 5}
+    columns = {
+        "agent_id": ["A", "B", "A", "C", "B"],
+        "policy_id": ["p", "p", "p", "C", "p"],
+        "uid": ["x"] * 5,
+    }
     data = DataProto.from_dict(
         tensors={
             "advantages": torch.tensor([[1.0, -1.0], [0.0, 4.0], [1.0, 0.0], [9.0, 9.0], [5.0, 5.0]]),
@@ -121,11 +131,15 @@ def test_agents_that_share_a_policy_have_their_parts_of_its_gradient() -> None:
         non_tensors={k: np.array(v, dtype=object) for k, v in columns.items()},
     )
     shares = {name: value for name, value in compute_agent_metrics(data).items() if "gradient_share" in name}
-    assert shares == {"agent/a/gradient_share": pytest.approx(3 / 7), "agent/b/gradient_share": pytest.approx(4 / 7)}
+    assert shares == {
+        "agent/a/gradient_share": pytest.approx(3 / 7),
+        "agent/b/gradient_share": pytest.approx(4 / 7),
+    }
 
 
 def test_groups_without_a_signal_are_counted_by_the_runs_own_key_and_by_turn() -> None:
-    # A: groups (uid) x has a signal in turn 2 only, y has none; B: its own key makes each turn of x a group of its own.
+    # A: groups (uid) x has a signal in turn 2 only, y has none; B: its own key makes each turn of x a group
+    # of its own.
     columns = {
         "agent_id": ["A", "A", "A", "B", "B", "B"],
         "uid": ["x", "x", "y", "x", "x", "x"],
@@ -161,7 +175,9 @@ def test_validation_weighs_tasks_equally() -> None:
     means = nested["d"]["acc"]
     assert means["mean@3"] == 0.5, "tasks weigh the same, and one name holds them all"
     assert "mean@1" not in means
-    uniform = process_validation_metrics(["d"] * 4, ["t1", "t1", "t2", "t2"], {"acc": [1.0, 0.0, 0.0, 0.0], "pred": ["a", "b", "c", "c"]})
+    uniform = process_validation_metrics(
+        ["d"] * 4, ["t1", "t1", "t2", "t2"], {"acc": [1.0, 0.0, 0.0, 0.0], "pred": ["a", "b", "c", "c"]}
+    )
     assert uniform["d"]["acc"]["mean@2"] == 0.25
     assert uniform["d"]["acc"]["best@2/mean"] == pytest.approx(0.375, abs=0.03)
     assert "maj@2/mean" in uniform["d"]["acc"]
@@ -188,4 +204,8 @@ def test_the_bootstrap_leaves_numpys_random_state_alone() -> None:
 
 def test_majority_and_reduction() -> None:
     assert calc_maj_val([{"p": "a", "v": 1}, {"p": "b", "v": 2}, {"p": "b", "v": 3}], "p", "v") == 2
-    assert reduce_metrics({"x/mean": [1, 3], "x/max": [1, 3], "x/min": [1, 3]}) == {"x/mean": 2, "x/max": 3, "x/min": 1}
+    assert reduce_metrics({"x/mean": [1, 3], "x/max": [1, 3], "x/min": [1, 3]}) == {
+        "x/mean": 2,
+        "x/max": 3,
+        "x/min": 1,
+    }

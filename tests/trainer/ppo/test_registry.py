@@ -12,7 +12,12 @@ import pytest
 
 from tests.house.source import ROOT
 from verl.trainer.ppo import registry
-from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY, register_adv_est, register_policy_loss
+from verl.trainer.ppo.core_algos import (
+    ADV_ESTIMATOR_REGISTRY,
+    POLICY_LOSS_REGISTRY,
+    register_adv_est,
+    register_policy_loss,
+)
 from verl.trainer.ppo.registry import (
     ESTIMATORS,
     POLICY_LOSSES,
@@ -35,7 +40,9 @@ print("torch" in sys.modules)
 
 
 def answers(code: str, folder: Path = ROOT) -> list[str]:
-    done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=True, timeout=120
+    )
     return done.stdout.splitlines()
 
 
@@ -67,7 +74,11 @@ print("probe" in ADV_ESTIMATOR_REGISTRY)
 def test_a_file_in_the_folder_is_registered_and_its_keys_are_checked(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "verl", tmp_path / "verl", ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "verl/trainer/ppo/core_algos/estimators/probe.py").write_text(PROBE)
-    assert answers(KNOWN, tmp_path) == ["True True True", "algorithm.adv_estimator=gae or probe False", "True"]
+    assert answers(KNOWN, tmp_path) == [
+        "True True True",
+        "algorithm.adv_estimator=gae or probe False",
+        "True",
+    ]
 
 
 @pytest.mark.parametrize("kind", [ESTIMATORS, POLICY_LOSSES], ids=["estimators", "losses"])
@@ -80,13 +91,17 @@ def test_a_section_that_is_read_stands_for_its_keys(monkeypatch: pytest.MonkeyPa
     assert ESTIMATORS.readers("gae.level") == ["gae"] and ESTIMATORS.readers("gae_level") == []
     assert ESTIMATORS.reads("gigpo", "gamma") and not ESTIMATORS.reads("grpo", "gamma")
     monkeypatch.setitem(ADV_ESTIMATOR_REGISTRY, "mine", mine)
-    assert ESTIMATORS.reads("mine", "gamma") and "mine" not in ESTIMATORS.readers("gamma"), "one that does not say may read any key"
+    assert ESTIMATORS.reads("mine", "gamma") and "mine" not in ESTIMATORS.readers("gamma"), (
+        "one that does not say may read any key"
+    )
 
 
 def mine(token_level_rewards: object, values: object, index: object = None) -> None: ...
 
 
-def test_what_a_user_puts_into_the_registry_is_known_by_its_signature(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_user_puts_into_the_registry_is_known_by_its_signature(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(ADV_ESTIMATOR_REGISTRY, "mine", mine)
     assert "mine" in ESTIMATORS.names() and ESTIMATORS.traits("mine") == EstimatorTraits()
     assert estimator_needs("mine", "values") and not estimator_needs("mine", "index")
@@ -94,7 +109,9 @@ def test_what_a_user_puts_into_the_registry_is_known_by_its_signature(monkeypatc
         estimator_takes("mien", "index")
 
 
-def test_traits_are_those_of_the_function_and_the_defaults_without_any(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_traits_are_those_of_the_function_and_the_defaults_without_any(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(ESTIMATORS, "functions", ADV_ESTIMATOR_REGISTRY.copy())
     monkeypatch.setattr(POLICY_LOSSES, "functions", POLICY_LOSS_REGISTRY.copy())
 
@@ -102,7 +119,11 @@ def test_traits_are_those_of_the_function_and_the_defaults_without_any(monkeypat
 
     assert register_adv_est("of_this_test", "alias_of_this_test", grouped=False)(own) is own
     register_policy_loss("of_this_test")(own)
-    assert ESTIMATORS.traits("of_this_test") == ESTIMATORS.traits("alias_of_this_test") == EstimatorTraits(grouped=False)
+    assert (
+        ESTIMATORS.traits("of_this_test")
+        == ESTIMATORS.traits("alias_of_this_test")
+        == EstimatorTraits(grouped=False)
+    )
     assert POLICY_LOSSES.traits("of_this_test") == LossTraits()
     ESTIMATORS.functions["of_this_test"] = lambda **kwargs: None
     assert ESTIMATORS.traits("of_this_test") == EstimatorTraits(), "another function was put in its place"
@@ -115,7 +136,9 @@ def test_parameters_are_those_that_can_be_given_by_name() -> None:
 
     assert Parameters.of(function) == Parameters({"b": True, "c": False, "d": True, "e": False}, True)
     source = '@register_adv_est("x", grouped=False)\ndef f(a, /, b, c=1, *args, d, e=2, **kwargs): ...'
-    assert list(registry._decorated_in(source)) == [("register_adv_est", ["x"], {"grouped": False}, Parameters.of(function))]
+    assert list(registry._decorated_in(source)) == [
+        ("register_adv_est", ["x"], {"grouped": False}, Parameters.of(function))
+    ]
 
 
 def test_the_checks_of_settings_import_no_torch() -> None:

@@ -33,16 +33,29 @@ def warnings(config: RunConfig, caplog: pytest.LogCaptureFixture, changes: dict[
         (ONE, ["env.rollout.n=1", "adv_estimator=grpo", "Solver Agent, Verifier Agent"]),
         (ONE | {"algorithm.adv_estimator": "rloo", "algorithm.group_by": ["uid"]}, ["adv_estimator=rloo"]),
         (
-            ONE | {"algorithm.adv_estimator": "rae", "algorithm.per_agent": {"solver_agent": {"adv_estimator": "opo"}}},
+            ONE
+            | {
+                "algorithm.adv_estimator": "rae",
+                "algorithm.per_agent": {"solver_agent": {"adv_estimator": "opo"}},
+            },
             ["=opo"],
         ),
         ({"actor_rollout_ref.actor.optim.lr": 0.0}, ["actor.optim.lr=0", "Solver Agent, Verifier Agent"]),
-        ({"agent.agent_specific_parameters": {"actor": {"optim": {"lr": [0, 1e-6]}}}}, ["the policies of Solver Agent do not change"]),
+        (
+            {"agent.agent_specific_parameters": {"actor": {"optim": {"lr": [0, 1e-6]}}}},
+            ["the policies of Solver Agent do not change"],
+        ),
         ({"algorithm.adv_estimator": "gae", "critic.optim.lr": 0.0}, ["critic.optim.lr=0", "do not change"]),
-        (GAE_TURN, ["gae.level=turn adds up", "Solver Agent, Verifier Agent", "set reward.team_scope=turn or call"]),
+        (
+            GAE_TURN,
+            ["gae.level=turn adds up", "Solver Agent, Verifier Agent", "set reward.team_scope=turn or call"],
+        ),
         (
             {"data.val_max_samples": 5, "actor_rollout_ref.rollout.val_kwargs.do_sample": False},
-            ["data.val_max_samples, actor_rollout_ref.rollout.val_kwargs.do_sample: no effect without data.val_files"],
+            [
+                "data.val_max_samples, actor_rollout_ref.rollout.val_kwargs.do_sample: no effect without "
+                "data.val_files"
+            ],
         ),
     ],
 )
@@ -69,12 +82,16 @@ def test_what_keeps_a_policy_as_it_is_is_one_warning(
     ],
     ids=str,
 )
-def test_a_run_that_learns_is_not_warned_of(config: RunConfig, caplog: pytest.LogCaptureFixture, changes: dict[str, Any]) -> None:
+def test_a_run_that_learns_is_not_warned_of(
+    config: RunConfig, caplog: pytest.LogCaptureFixture, changes: dict[str, Any]
+) -> None:
     assert warnings(config, caplog, changes) == []
 
 
 @pytest.mark.parametrize("fields", [["traj_uid"], ["traj_uid", "agent_id"]])
-def test_groups_of_one_trajectory_are_refused(config: RunConfig, caplog: pytest.LogCaptureFixture, fields: list[str]) -> None:
+def test_groups_of_one_trajectory_are_refused(
+    config: RunConfig, caplog: pytest.LogCaptureFixture, fields: list[str]
+) -> None:
     changes = {"algorithm.group_by": fields, "algorithm.statistics_over": "trajectories"}
     with pytest.raises(ConfigError, match=r"holds one trajectory per group, .*statistics_over=trajectories"):
         warnings(config, caplog, changes)
@@ -82,7 +99,9 @@ def test_groups_of_one_trajectory_are_refused(config: RunConfig, caplog: pytest.
 
 
 @pytest.mark.parametrize(("warmup", "said"), [(4, 0), (5, 1), (6, 1)])
-def test_a_warm_up_as_long_as_the_run_is_warned_of(config: RunConfig, caplog: pytest.LogCaptureFixture, warmup: int, said: int) -> None:
+def test_a_warm_up_as_long_as_the_run_is_warned_of(
+    config: RunConfig, caplog: pytest.LogCaptureFixture, warmup: int, said: int
+) -> None:
     config.trainer.critic_warmup = warmup
     warn_of_warmup(config.trainer, 5)
     assert len(caplog.messages) == said

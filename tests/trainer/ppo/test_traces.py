@@ -34,7 +34,9 @@ def test_a_trace_has_one_step_or_a_run_of_steps(continuous: bool, names: list[st
         (ProfilerConfig(enable=True, all_ranks=True), [0, 1, 2, 3]),
     ],
 )
-def test_enabled_workers_are_recorded_on_the_chosen_ranks(profiler: ProfilerConfig, ranks: list[int] | None, tmp_path: Path) -> None:
+def test_enabled_workers_are_recorded_on_the_chosen_ranks(
+    profiler: ProfilerConfig, ranks: list[int] | None, tmp_path: Path
+) -> None:
     config = RunConfig()
     config.actor_rollout_ref.model.path = "some/model"
     config.actor_rollout_ref.actor.profiler = profiler
@@ -45,27 +47,42 @@ def test_enabled_workers_are_recorded_on_the_chosen_ranks(profiler: ProfilerConf
     meta = traces.meta(DataProto(meta_info={RECORDED: "step2"}), policy, critic=False)
     recorded = [rank for rank in range(4) if META in meta and meta[META].covers(rank)]
     assert recorded == (ranks or [])
-    assert not meta or meta[META].file(1) == tmp_path / "profile" / f"step2_policy_{policy}_rank1.pt.trace.json.gz"
+    assert (
+        not meta
+        or meta[META].file(1) == tmp_path / "profile" / f"step2_policy_{policy}_rank1.pt.trace.json.gz"
+    )
     assert traces.meta(DataProto(), policy, critic=False) == {}, "no step is recorded"
-    assert traces.meta(DataProto(meta_info={RECORDED: "step2"}), policy, critic=True) == {}, "the critic is not recorded"
+    assert traces.meta(DataProto(meta_info={RECORDED: "step2"}), policy, critic=True) == {}, (
+        "the critic is not recorded"
+    )
 
 
-def test_the_calls_of_a_step_are_ranges_of_one_trace_and_others_leave_none(tiny_model_dir: Path, tmp_path: Path) -> None:
-    worker = CriticWorker(CriticConfig(model=ModelConfig(path=str(tiny_model_dir))), seed=0, device="cpu", num_threads=1)
+def test_the_calls_of_a_step_are_ranges_of_one_trace_and_others_leave_none(
+    tiny_model_dir: Path, tmp_path: Path
+) -> None:
+    worker = CriticWorker(
+        CriticConfig(model=ModelConfig(path=str(tiny_model_dir))), seed=0, device="cpu", num_threads=1
+    )
     worker.init_model()
     rows = make_rows(2)
     plain = worker.compute_values(DataProto.from_dict(tensors=dict(rows)))
     assert not list(tmp_path.iterdir())
     trace = Trace(str(tmp_path / "step1_critic_a"), (0,), ("shapes",))
-    rows["values"] = worker.compute_values(DataProto.from_dict(tensors=dict(rows), meta_info={META: trace})).batch["values"]
+    rows["values"] = worker.compute_values(
+        DataProto.from_dict(tensors=dict(rows), meta_info={META: trace})
+    ).batch["values"]
     assert rows["values"].equal(plain.batch["values"])
     worker.update_critic(DataProto.from_dict(tensors=rows, meta_info={META: trace}))
     with gzip.open(trace.file(0), "rt") as file:
         events = json.load(file)["traceEvents"]
-    calls = {event["name"]: event for event in events if event.get("name") in ("compute_values", "update_critic")}
+    calls = {
+        event["name"]: event for event in events if event.get("name") in ("compute_values", "update_critic")
+    }
     assert calls["compute_values"]["ts"] + calls["compute_values"]["dur"] <= calls["update_critic"]["ts"]
     assert any(event.get("name") == "aten::mm" and "Input Dims" in event["args"] for event in events)
     assert [path.name for path in tmp_path.iterdir()] == [trace.file(0).name]
-    elsewhere = DataProto.from_dict(tensors=make_rows(2), meta_info={META: Trace(str(tmp_path / "other"), (1,))})
+    elsewhere = DataProto.from_dict(
+        tensors=make_rows(2), meta_info={META: Trace(str(tmp_path / "other"), (1,))}
+    )
     worker.compute_values(elsewhere)
     assert len(list(tmp_path.iterdir())) == 1, "rank 0 is not among the ranks"

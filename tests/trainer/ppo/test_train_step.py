@@ -1,4 +1,6 @@
-"""What the lanes of a step do together: rows and metrics as without lanes, and which step all policies have completed after an error."""
+"""What the lanes of a step do together: rows and metrics as without lanes, and which step all policies have
+completed after an error.
+"""
 
 import threading
 import time
@@ -34,15 +36,23 @@ class Team:
         learners = {name: SimpleNamespace(wg_id=name, updates=1) for name in "ab"}
         self.learners, self.engines, self.lost, self.log = learners, self, "", list[tuple[str, int]]()
         self.begun: list[tuple[str, int, list[tuple[str, int]]]] = []  # policy, step, and what had ended then
-        self.waits, self.events, self.happened = waits or {}, set[tuple[str, str, int]](), threading.Condition()
+        self.waits, self.events, self.happened = (
+            waits or {},
+            set[tuple[str, str, int]](),
+            threading.Condition(),
+        )
 
-    def update_actor(self, batch: DataProto, on_policy: bool, step: int, seed: Any, updated: Any) -> dict[str, float]:
+    def update_actor(
+        self, batch: DataProto, on_policy: bool, step: int, seed: Any, updated: Any
+    ) -> dict[str, float]:
         policy = batch.non_tensor_batch["policy_id"][0]
         self.begun.append((policy, step + 1, list(self.log)))
         self.happens("begins", policy, step + 1)
         if awaited := self.waits.get((policy, step + 1)):
             with self.happened:
-                assert self.happened.wait_for(lambda: awaited in self.events, 60), f"{(policy, step + 1)} waits for {awaited}"
+                assert self.happened.wait_for(lambda: awaited in self.events, 60), (
+                    f"{(policy, step + 1)} waits for {awaited}"
+                )
         if (policy, step + 1) in FAILS:
             raise RuntimeError("out of memory")
         self.log.append((policy, step + 1))
@@ -66,32 +76,47 @@ class Team:
 
 def trainer(team: Team, specialization: str | list[str] = "full") -> StepTrainer:
     config, models = RunConfig(), ActorRolloutRefConfig(model=ModelConfig(path="some/model", lora_rank=4))
-    config.agent, config.async_training.mode = AgentConfig(agent_ids=["a", "b"], specialization=specialization), "fully_async"
+    config.agent, config.async_training.mode = (
+        AgentConfig(agent_ids=["a", "b"], specialization=specialization),
+        "fully_async",
+    )
     steps = StepTrainer(config, build_placement(config.agent, models), team)  # type: ignore[arg-type]
     steps.credit.score = lambda batch, timer, version: (batch, {})  # type: ignore[method-assign]
     return steps
 
 
 def begin(steps: StepTrainer, number: int, policies: str = "abba") -> OpenStep:
-    batch = DataProto.from_dict({"row": torch.arange(len(policies))[:, None]}, {"policy_id": np.array(list(policies), dtype=object)})
-    source = SimpleNamespace(wants=lambda step, policy: True, update_ended=lambda *_: None, published=lambda *_: None)
+    batch = DataProto.from_dict(
+        {"row": torch.arange(len(policies))[:, None]}, {"policy_id": np.array(list(policies), dtype=object)}
+    )
+    source = SimpleNamespace(
+        wants=lambda step, policy: True, update_ended=lambda *_: None, published=lambda *_: None
+    )
     rows, lanes = steps.start(source, number, batch, False)  # type: ignore[arg-type]
     return OpenStep(number, StepSamples(batch, [], {}, 0), False, rows, lanes, 0.0, {}, 0)
 
 
 def test_a_fast_policy_goes_on_and_results_are_those_of_the_whole_team() -> None:
-    """Each policy has a long update: that of a in step 1, that of b in step 2, beside which the other one goes on."""
+    """Each policy has a long update: that of a in step 1, that of b in step 2, beside which the other one
+    goes on.
+    """
     steps = trainer(team := Team({("a", 1): ("begins", "b", 2), ("b", 2): ("begins", "a", 2)}))
     opened = [begin(steps, 1), begin(steps, 2)]
     results = [steps.result(step) for step in opened]
-    assert ("b", 2, [("b", 1)]) in team.begun, "the fast policy begins step 2 while the other one is in step 1"
+    assert ("b", 2, [("b", 1)]) in team.begun, (
+        "the fast policy begins step 2 while the other one is in step 1"
+    )
     assert ("a", 2, [("b", 1), ("a", 1)]) in team.begun
     for result in results:
         assert result.batch is not None and result.batch.batch["row"].flatten().tolist() == [0, 1, 2, 3]
-        assert result.metrics["actor/loss"] == (ord("a") + ord("b")) / 2 and result.metrics["agent/b/loss"] == ord("b")
+        assert result.metrics["actor/loss"] == (ord("a") + ord("b")) / 2 and result.metrics[
+            "agent/b/loss"
+        ] == ord("b")
     assert steps.completed([], 0) == 2
     alone = steps.result(begin(steps, 4, "bb"))
-    assert team.log[-2:] in ([("b", 4), ("a", -4)], [("a", -4), ("b", 4)]), "the weights of a are sent with their new version"
+    assert team.log[-2:] in ([("b", 4), ("a", -4)], [("a", -4), ("b", 4)]), (
+        "the weights of a are sent with their new version"
+    )
     assert alone.batch is not None and len(alone.batch) == 2 and "agent/a/loss" not in alone.metrics
     assert steps.completed([], 0) == 4, "a policy without samples has completed the step, too"
 
@@ -133,7 +158,9 @@ def test_a_policy_without_samples_is_in_no_later_step_than_the_others() -> None:
 
 
 def test_an_error_while_weights_are_sent_leaves_a_completed_step() -> None:
-    steps = trainer(team := Team({("b", 1): ("begins", "a", 1)}))  # else the error of b may come before a begins
+    steps = trainer(
+        team := Team({("b", 1): ("begins", "a", 1)})
+    )  # else the error of b may come before a begins
     team.lost = "b"
     failed = begin(steps, 1)
     with pytest.raises(TeamError, match="worker group 'b': killed"):

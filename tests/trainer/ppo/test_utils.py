@@ -7,7 +7,14 @@ from typing import Any
 import pytest
 
 from verl.trainer.config import RunConfig
-from verl.trainer.ppo.ray_trainer import RayPPOTrainer, ResourcePoolManager, Role, WorkerType, need_critic, need_reference_policy
+from verl.trainer.ppo.ray_trainer import (
+    RayPPOTrainer,
+    ResourcePoolManager,
+    Role,
+    WorkerType,
+    need_critic,
+    need_reference_policy,
+)
 
 
 def test_roles_have_verls_values_and_read_what_they_write() -> None:
@@ -39,7 +46,12 @@ def test_the_configuration_says_whether_a_critic_and_a_reference_are_needed() ->
 
 
 def by_keyword() -> RayPPOTrainer:
-    return RayPPOTrainer(config=RunConfig(), tokenizer=None, role_worker_mapping={}, resource_pool_manager=ResourcePoolManager({}, {}))  # type: ignore[call-arg]
+    return RayPPOTrainer(
+        config=RunConfig(),
+        tokenizer=None,
+        role_worker_mapping={},
+        resource_pool_manager=ResourcePoolManager({}, {}),
+    )  # type: ignore[call-arg]
 
 
 def by_position() -> RayPPOTrainer:
@@ -51,7 +63,14 @@ def test_verls_trainer_arguments_are_one_error_that_names_ours(call: Callable[[]
     with pytest.raises(TypeError) as caught:
         call()
     message = str(caught.value)
-    assert "RayPPOTrainer(config, placement, team, collector, train_dataset, val_dataset, tracking, run_dir)" in message
-    for theirs, ours in (("tokenizer", "collector"), ("role_worker_mapping", "TeamWorkers"), ("resource_pool_manager", "build_placement")):
+    assert (
+        "RayPPOTrainer(config, placement, team, collector, train_dataset, val_dataset, tracking, run_dir)"
+        in message
+    )
+    for theirs, ours in (
+        ("tokenizer", "collector"),
+        ("role_worker_mapping", "TeamWorkers"),
+        ("resource_pool_manager", "build_placement"),
+    ):
         assert f"instead of {theirs}: " in message and ours in message.split(f"instead of {theirs}: ")[1]
     assert "docs/upstream_map.md" in message

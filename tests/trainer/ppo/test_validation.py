@@ -36,7 +36,9 @@ def test_a_failed_episode_counts_as_zero_and_names_stay_the_same() -> None:
 
 
 def test_a_roles_rate_is_over_the_episodes_that_have_it() -> None:
-    found = result([Episode("a", {"success": 1.0, "verifier/precision": 1.0}), Episode("b", {"success": 0.0})], 1)
+    found = result(
+        [Episode("a", {"success": 1.0, "verifier/precision": 1.0}), Episode("b", {"success": 0.0})], 1
+    )
     assert found.table["verifier", "precision"].value == 1.0
     assert found.metrics["val-aux/d/verifier/precision/mean@1"] == 1.0
     assert found.metrics["val/env/x"] == 2.0
@@ -45,7 +47,9 @@ def test_a_roles_rate_is_over_the_episodes_that_have_it() -> None:
 def test_an_agents_accuracy_has_avg_and_pass_as_the_teams() -> None:
     """Three tasks of two episodes; of the third, one episode failed: it says nothing of the agent."""
     solver = {"t0": (1.0, 0.0), "t1": (0.0, 0.5), "t2": (1.0,)}
-    episodes = [Episode(t, {"success": 0.0, "solver/accuracy": v}) for t, values in solver.items() for v in values]
+    episodes = [
+        Episode(t, {"success": 0.0, "solver/accuracy": v}) for t, values in solver.items() for v in values
+    ]
     table = result([*episodes, Episode("t2", failure="timeout")], 2).table
     assert table["solver", "accuracy avg@2"].value == pytest.approx((0.5 + 0.25 + 1.0) / 3)
     once = table["solver", "accuracy pass@2"]

@@ -1,4 +1,6 @@
-"""Weights on their way to an engine: every bucket once, in order, the last one said to be it, whoever dies meanwhile."""
+"""Weights on their way to an engine: every bucket once, in order, the last one said to be it, whoever dies
+meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ class Policy:
         if self.dead:
             raise WorkerDiedError("worker policy:0 died while it ran next_weights: out of memory")
         if restart:
-            self.left = iter([WeightBucket(f"{adapter}{i}", {"w": (1,)}, 10 + i) for i in range(self.sizes[adapter])])
+            self.left = iter(
+                [WeightBucket(f"{adapter}{i}", {"w": (1,)}, 10 + i) for i in range(self.sizes[adapter])]
+            )
         return [next(self.left, None), None]
 
     def free_weights(self) -> None:
@@ -47,7 +51,9 @@ class Engine:
         self.got: list[tuple[Any, ...]] = []
         self.fails, self.policy, self.awake = fails or {}, policy, 0
 
-    def update_weights(self, handle: Any, shapes: Any, version: int, final: bool, adapter: str | None) -> None:
+    def update_weights(
+        self, handle: Any, shapes: Any, version: int, final: bool, adapter: str | None
+    ) -> None:
         assert shapes == {"w": (1,)}
         if handle in self.fails:
             if self.policy is not None:
@@ -69,7 +75,10 @@ def test_every_bucket_goes_once_in_order_and_the_last_ends_the_update(count: int
 def test_adapters_go_one_after_the_other() -> None:
     engine = Engine()
     assert send_weights(Policy({"a": 2, "b": 1}), engine, {"a": 3, "b": 2}) == 10 + 11 + 10  # type: ignore[arg-type]
-    assert engine.got == [("a0", 3, False, "a"), ("a1", 3, True, "a"), ("b0", 2, True, "b")] and engine.awake == 1
+    assert (
+        engine.got == [("a0", 3, False, "a"), ("a1", 3, True, "a"), ("b0", 2, True, "b")]
+        and engine.awake == 1
+    )
 
 
 def test_after_an_engine_has_died_its_successor_gets_everything_from_the_first_bucket() -> None:
@@ -84,7 +93,9 @@ def test_after_an_engine_has_died_its_successor_gets_everything_from_the_first_b
 def test_a_policy_that_dies_with_a_bucket_is_named_with_the_cause() -> None:
     policy = Policy({None: 4})
     engine = Engine({"None1": ArgumentLostError("an argument of load for worker engine:0 is lost")}, policy)
-    with pytest.raises(WorkerDiedError, match="worker policy:0 died while it ran next_weights: out of memory"):
+    with pytest.raises(
+        WorkerDiedError, match="worker policy:0 died while it ran next_weights: out of memory"
+    ):
         send_weights(policy, engine, {None: 1})  # type: ignore[arg-type]
 
 

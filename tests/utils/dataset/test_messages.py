@@ -1,4 +1,6 @@
-"""Rows as people store them: JSON as text, null fields of parquet, parts of text, other encodings; and one line for what cannot be read."""
+"""Rows as people store them: JSON as text, null fields of parquet, parts of text, other encodings; and one
+line for what cannot be read.
+"""
 
 import json
 
@@ -18,7 +20,13 @@ def called(arguments, **fields):
 
 
 def row(prompt, **columns):
-    return {"data_source": "demo", "prompt": prompt, "reward_model": TRUTH, "extra_info": {"index": 0}, **columns}
+    return {
+        "data_source": "demo",
+        "prompt": prompt,
+        "reward_model": TRUTH,
+        "extra_info": {"index": 0},
+        **columns,
+    }
 
 
 def only(dataset):
@@ -32,7 +40,10 @@ def only(dataset):
 )  # two rows with different fields: parquet gives each the other's as null
 def test_a_row_has_the_fields_that_were_written_whatever_the_file(tmp_path, name, column):
     values = {
-        "prompt": ([ASKED, called({"a": 3}), ASKED], [ASKED, called({"city": "Oslo", "at": {"x": [1]}}, name="b"), ASKED]),
+        "prompt": (
+            [ASKED, called({"a": 3}), ASKED],
+            [ASKED, called({"city": "Oslo", "at": {"x": [1]}}, name="b"), ASKED],
+        ),
         "extra_info": ({"index": 0, "a": {"b": 1}}, {"index": 1, "c": [{"d": 2}, {"e": 3}]}),
         "reward_model": ({"ground_truth": {"a": "1"}, "style": "rule"}, {"ground_truth": {"target": ["x"]}}),
     }[column]
@@ -41,7 +52,10 @@ def test_a_row_has_the_fields_that_were_written_whatever_the_file(tmp_path, name
         (tmp_path / name).write_text(json.dumps(rows))
     else:
         write_rows(rows, tmp_path / name)
-    read = [task["raw_prompt" if column == "prompt" else column] for task in RLHFDataset(tmp_path / name, None, DataConfig())]
+    read = [
+        task["raw_prompt" if column == "prompt" else column]
+        for task in RLHFDataset(tmp_path / name, None, DataConfig())
+    ]
     assert read == list(values)
 
 
@@ -57,7 +71,11 @@ def test_a_cell_may_be_json_text(tmp_path, name, column):
     plain = row([ASKED, called({"a": 3}), ASKED])
     file = write_rows([plain | {column: json.dumps(plain[column])}], tmp_path / name)
     task = only(RLHFDataset(file, None, DataConfig()))
-    assert task["raw_prompt"] == plain["prompt"] and task["reward_model"] == TRUTH and task["extra_info"] == {"index": 0}
+    assert (
+        task["raw_prompt"] == plain["prompt"]
+        and task["reward_model"] == TRUTH
+        and task["extra_info"] == {"index": 0}
+    )
 
 
 def test_a_prompt_that_is_text_is_a_question_even_where_it_begins_as_json_does(tmp_path):
@@ -89,16 +107,27 @@ def test_a_message_is_read_in_the_one_form_that_templates_know(message, read):
 
 def test_tools_may_be_json_text_and_each_of_them_too():
     tools = [{"type": "function", "function": {"name": "get"}}]
-    assert read_tools(tools, "") == read_tools(json.dumps(tools), "") == read_tools([json.dumps(tools[0])], "") == tools
+    assert (
+        read_tools(tools, "")
+        == read_tools(json.dumps(tools), "")
+        == read_tools([json.dumps(tools[0])], "")
+        == tools
+    )
     assert read_tools("[]", "") is read_tools(None, "") is None
 
 
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ({"prompt": [{"role": "user", "content": None}]}, r"row 1: column 'prompt' .*message 0: content must be text"),
+        (
+            {"prompt": [{"role": "user", "content": None}]},
+            r"row 1: column 'prompt' .*message 0: content must be text",
+        ),
         ({"prompt": [{"role": "assistant", "content": None}]}, "message 0: content must be text"),
-        ({"prompt": [ASKED, {"role": "user", "content": [{"type": "image_url"}]}]}, "message 1: content must be text or parts of text"),
+        (
+            {"prompt": [ASKED, {"role": "user", "content": [{"type": "image_url"}]}]},
+            "message 1: content must be text or parts of text",
+        ),
         ({"prompt": [ASKED, {"role": "user", "content": 7}]}, "message 1: content must be text"),
         ({"prompt": [{"content": "w"}]}, "message 0: expected chat messages"),
         ({"prompt": [{"from": "human", "value": "w"}]}, "message 0: expected chat messages"),
@@ -107,7 +136,10 @@ def test_tools_may_be_json_text_and_each_of_them_too():
         ({"prompt": "[]"}, "expected chat messages"),
         ({"prompt": " "}, "expected chat messages"),
         ({"prompt": None}, r"'prompt' \(data.prompt_key\) is empty"),
-        ({"prompt": [{"role": "user", "content": "w \ud83d w"}]}, r"message 0: 'w \\ud83d w' holds half of a surrogate pair"),
+        (
+            {"prompt": [{"role": "user", "content": "w \ud83d w"}]},
+            r"message 0: 'w \\ud83d w' holds half of a surrogate pair",
+        ),
         ({"prompt": [ASKED, called({"a": "\udc00"})]}, "message 1: .* half of a surrogate pair"),
         ({"reward_model": {"ground_truth": "\ud83d"}}, "ground_truth: .* half of a surrogate pair"),
         ({"reward_model": "4"}, "column 'reward_model': expected an object"),
@@ -126,12 +158,20 @@ def test_a_row_that_cannot_be_read_is_one_line_with_file_and_row(tmp_path, colum
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json"])
 def test_another_encoding_is_read_or_named_with_file_and_line(tmp_path, encoding, name):
     rows = [row([ASKED], note="a"), row([ASKED], note="½")]
-    text = json.dumps(rows, ensure_ascii=False) if name == "a.json" else "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in rows)
+    text = (
+        json.dumps(rows, ensure_ascii=False)
+        if name == "a.json"
+        else "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in rows)
+    )
     (tmp_path / name).write_text(text, encoding=encoding)
     if encoding == "utf-8-sig":
         assert read_rows(tmp_path / name) == rows
         return
-    line = "" if encoding == "utf-16-le" else rf", line {2 if name == 'a.jsonl' and 'utf' not in encoding else 1}: byte 0x.. is not UTF-8"
+    line = (
+        ""
+        if encoding == "utf-16-le"
+        else rf", line {2 if name == 'a.jsonl' and 'utf' not in encoding else 1}: byte 0x.. is not UTF-8"
+    )
     with pytest.raises(DatasetError, match=rf"{name}{line}"):
         RLHFDataset(tmp_path / name, None, DataConfig())
 
@@ -144,21 +184,33 @@ def test_a_json_file_may_hold_lines(tmp_path):
 @pytest.mark.parametrize(
     ("template", "cause"),
     [
-        ("{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}", "no system role"),
+        (
+            "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}",
+            "no system role",
+        ),
         ("{{ messages[0].role.missing.name }}", "has no attribute 'missing'"),
         ("{{ messages[0].role + 1 }}", "can only concatenate str"),
         ("{{ messages[1].content }}", "list object has no element 1"),
     ],
 )
-def test_messages_that_the_template_refuses_are_named_by_file_and_row(tmp_path, word_tokenizer, monkeypatch, template, cause):
-    monkeypatch.setattr(word_tokenizer, "chat_template", "{% if messages[0].content != 'fine' %}" + template + "{% endif %}")
+def test_messages_that_the_template_refuses_are_named_by_file_and_row(
+    tmp_path, word_tokenizer, monkeypatch, template, cause
+):
+    monkeypatch.setattr(
+        word_tokenizer, "chat_template", "{% if messages[0].content != 'fine' %}" + template + "{% endif %}"
+    )
     good, bad = row([{"role": "user", "content": "fine"}]), row([{"role": "system", "content": "w"}])
-    files = [write_rows([good, good], tmp_path / "a.jsonl"), write_rows([good, good, bad], tmp_path / "b.jsonl")]
+    files = [
+        write_rows([good, good], tmp_path / "a.jsonl"),
+        write_rows([good, good, bad], tmp_path / "b.jsonl"),
+    ]
     with pytest.raises(DatasetError, match=rf"b\.jsonl, row 2: the chat template cannot show .*: .*{cause}"):
         RLHFDataset(files, word_tokenizer, DataConfig())
 
 
-def test_an_error_of_something_else_than_the_template_is_not_taken_for_one(tmp_path, word_tokenizer, monkeypatch):
+def test_an_error_of_something_else_than_the_template_is_not_taken_for_one(
+    tmp_path, word_tokenizer, monkeypatch
+):
     def failing(*args, **kwargs):
         raise TypeError("of the tokenizer")
 

@@ -25,7 +25,10 @@ def test_what_is_written_is_read_back(tmp_path, name):
 
 
 def test_rows_of_all_files_keep_their_order_and_get_stable_names(tmp_path, word_tokenizer):
-    files = [write_rows([row(1), row(90), row(2)], tmp_path / "a.parquet"), write_rows([row(3)], tmp_path / "b.jsonl")]
+    files = [
+        write_rows([row(1), row(90), row(2)], tmp_path / "a.parquet"),
+        write_rows([row(3)], tmp_path / "b.jsonl"),
+    ]
     dataset = RLHFDataset(files, word_tokenizer, DataConfig(max_prompt_length=20))
     assert [r["task_id"] for r in dataset] == ["demo:0", "demo:2", "demo:3"]
     assert dataset[2]["raw_prompt"] == [{"role": "user", "content": "w w w"}]
@@ -51,18 +54,34 @@ def test_a_row_must_fit_every_prompt_that_is_made_of_it(tmp_path, word_tokenizer
     def words(rows, more):
         return [len(r["raw_prompt"][0]["content"].split()) + more for r in rows]
 
-    measures = [PromptMeasure("agent 'A'", 10, lambda rows: words(rows, 0)), PromptMeasure("agent 'B'", 12, lambda rows: words(rows, 6))]
+    measures = [
+        PromptMeasure("agent 'A'", 10, lambda rows: words(rows, 0)),
+        PromptMeasure("agent 'B'", 12, lambda rows: words(rows, 6)),
+    ]
     dataset = RLHFDataset(file, word_tokenizer, DataConfig(max_prompt_length=1000), measures=measures)
     assert [r["index"] for r in dataset] == [0, 1]
-    with pytest.raises(DatasetError, match=r"demo:3: prompt of 11 tokens for agent 'A' is over rollout.prompt_length=10"):
+    with pytest.raises(
+        DatasetError, match=r"demo:3: prompt of 11 tokens for agent 'A' is over rollout.prompt_length=10"
+    ):
         RLHFDataset(file, word_tokenizer, DataConfig(filter_overlong_prompts=False), measures=measures)
 
 
 def test_arguments_of_the_chat_template_are_counted(tmp_path, word_tokenizer, monkeypatch):
-    monkeypatch.setattr(word_tokenizer, "chat_template", word_tokenizer.chat_template + "{% if more %} w w w{% endif %}")
+    monkeypatch.setattr(
+        word_tokenizer, "chat_template", word_tokenizer.chat_template + "{% if more %} w w w{% endif %}"
+    )
     file = write_rows([row(2), row(5)], tmp_path / "a.jsonl")
     assert len(RLHFDataset(file, word_tokenizer, DataConfig(max_prompt_length=8))) == 2
-    assert len(RLHFDataset(file, word_tokenizer, DataConfig(max_prompt_length=8, apply_chat_template_kwargs={"more": True}))) == 1
+    assert (
+        len(
+            RLHFDataset(
+                file,
+                word_tokenizer,
+                DataConfig(max_prompt_length=8, apply_chat_template_kwargs={"more": True}),
+            )
+        )
+        == 1
+    )
 
 
 def test_max_samples_are_taken_after_the_filter(tmp_path, word_tokenizer):
@@ -73,7 +92,9 @@ def test_max_samples_are_taken_after_the_filter(tmp_path, word_tokenizer):
 
 @pytest.mark.parametrize("truth", [None, "", "missing"])
 def test_row_without_ground_truth_is_named_by_file_and_row(tmp_path, truth):
-    bad = row() | {"reward_model": {"style": "rule"} if truth == "missing" else {"style": "rule", "ground_truth": truth}}
+    bad = row() | {
+        "reward_model": {"style": "rule"} if truth == "missing" else {"style": "rule", "ground_truth": truth}
+    }
     file = write_rows([row(), bad], tmp_path / "a.jsonl")
     with pytest.raises(DatasetError, match=r"a\.jsonl, row 1: no ground truth"):
         RLHFDataset(file, None, DataConfig())

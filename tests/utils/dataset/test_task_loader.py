@@ -18,7 +18,11 @@ def drawn(loader: TaskLoader, epochs: int) -> list[list[int]]:
 def test_an_epoch_draws_every_task_once_and_the_next_differs():
     loader = TaskLoader(SOURCE, 5, seed=1)
     first, second = drawn(loader, 1), drawn(loader, 1)
-    assert sorted(i for batch in first for i in batch) == sorted(i for batch in second for i in batch) == list(range(10))
+    assert (
+        sorted(i for batch in first for i in batch)
+        == sorted(i for batch in second for i in batch)
+        == list(range(10))
+    )
     assert first != second and loader.epoch == 2
 
 
@@ -28,7 +32,13 @@ def test_order_follows_the_seed_alone():
 
 
 @settings(max_examples=40, deadline=None)
-@given(size=st.integers(1, 12), batch=st.integers(1, 5), taken=st.integers(0, 14), drop_last=st.booleans(), seed=st.integers(0, 3))
+@given(
+    size=st.integers(1, 12),
+    batch=st.integers(1, 5),
+    taken=st.integers(0, 14),
+    drop_last=st.booleans(),
+    seed=st.integers(0, 3),
+)
 def test_resume_anywhere_continues_as_if_never_stopped(size, batch, taken, drop_last, seed):
     source = [{"i": i} for i in range(size)]
     batch = min(batch, size)
@@ -62,7 +72,10 @@ def test_batch_larger_than_the_data_is_an_error():
         TaskLoader(SOURCE, 16)
 
 
-@pytest.mark.parametrize(("change", "fix"), [({"size": 9}, "data.train_files"), ({"seed": 7}, "data.seed"), ({"shuffle": 0}, "shuffle")])
+@pytest.mark.parametrize(
+    ("change", "fix"),
+    [({"size": 9}, "data.train_files"), ({"seed": 7}, "data.seed"), ({"shuffle": 0}, "shuffle")],
+)
 def test_state_of_other_data_is_refused(change, fix):
     loader = TaskLoader(SOURCE, 2)
     with pytest.raises(DatasetError, match=fix):
@@ -70,7 +83,12 @@ def test_state_of_other_data_is_refused(change, fix):
 
 
 def test_collate_stacks_tensors_and_keeps_lists_as_objects():
-    columns = collate_fn([{"t": torch.tensor([1, 2]), "m": [{"a": 1}], "s": "x"}, {"t": torch.tensor([3, 4]), "m": [{"a": 2}], "s": "y"}])
+    columns = collate_fn(
+        [
+            {"t": torch.tensor([1, 2]), "m": [{"a": 1}], "s": "x"},
+            {"t": torch.tensor([3, 4]), "m": [{"a": 2}], "s": "y"},
+        ]
+    )
     assert torch.equal(columns["t"], torch.tensor([[1, 2], [3, 4]]))
     assert columns["m"].shape == (2,) and columns["m"][1] == [{"a": 2}]
     assert isinstance(columns["s"], np.ndarray) and columns["s"].dtype == object

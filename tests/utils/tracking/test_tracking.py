@@ -1,4 +1,6 @@
-"""Metrics reach every backend once, survive a resume without duplicates, and bad settings stop before the run."""
+"""Metrics reach every backend once, survive a resume without duplicates, and bad settings stop before the
+run.
+"""
 
 import json
 import math
@@ -35,7 +37,10 @@ def test_a_second_log_of_a_step_adds_to_its_line(tmp_path: Path) -> None:
         tracking.log({"loss": 0.5, "a-long-name-that-is-overwritten": 1.0}, step=1)
         tracking.log({"val": 0.75}, step=1)
         tracking.log({"loss": 0.25}, step=2)
-    assert lines(tmp_path) == [{"step": 1, "loss": 0.5, "a-long-name-that-is-overwritten": 1.0, "val": 0.75}, {"step": 2, "loss": 0.25}]
+    assert lines(tmp_path) == [
+        {"step": 1, "loss": 0.5, "a-long-name-that-is-overwritten": 1.0, "val": 0.75},
+        {"step": 2, "loss": 0.25},
+    ]
 
 
 def test_resume_leaves_every_step_once(tmp_path: Path) -> None:
@@ -149,7 +154,9 @@ def test_tensorboard_reads_back_what_was_logged(tmp_path: Path) -> None:
     assert [(event.step, event.value) for event in events.Scalars("loss")] == [(7, 0.5)]
 
 
-def test_wandb_runs_offline_and_a_resumed_run_has_the_same_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wandb_runs_offline_and_a_resumed_run_has_the_same_id(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
     with start(tmp_path, "wandb", config={"lr": 1e-6}) as tracking:

@@ -1,4 +1,6 @@
-"""One rank of the two-rank test of adapters: `adapter_rank_main.py FOLDER MODEL`, with rank and address in the environment."""
+"""One rank of the two-rank test of adapters: `adapter_rank_main.py FOLDER MODEL`, with rank and address in
+the environment.
+"""
 
 import os
 import sys
@@ -12,7 +14,9 @@ from verl.workers.engine.state import save_engine
 
 
 def main(folder: Path, model: Path) -> None:
-    """Train each adapter on this rank's rows of it; rank 0 writes weights, metrics and the log-probs of its rows."""
+    """Train each adapter on this rank's rows of it; rank 0 writes weights, metrics and the log-probs of its
+    rows.
+    """
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     engine = make_adapter_engine(model, rank=rank, ranks=ranks, start=folder / "start")
     rows = torch.load(folder / f"rows_{rank}.pt", weights_only=True)

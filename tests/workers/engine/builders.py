@@ -1,4 +1,6 @@
-"""Rows, engines and gradients for the tests of the training engine; also run by the processes of the two-rank test."""
+"""Rows, engines and gradients for the tests of the training engine; also run by the processes of the two-rank
+test.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +12,26 @@ import torch
 
 from verl.models.lora import LoraSpec
 from verl.models.value_model import VALUE_MODEL, load_value_model
-from verl.trainer.config import ActorConfig, CriticConfig, FSDPConfig, ModelConfig, OptimConfig, RolloutCorrectionConfig
+from verl.trainer.config import (
+    ActorConfig,
+    CriticConfig,
+    FSDPConfig,
+    ModelConfig,
+    OptimConfig,
+    RolloutCorrectionConfig,
+)
 from verl.trainer.config.model import PolicyLossConfig
 from verl.trainer.ppo.core_algos.policy_losses.preparation import PREPARATIONS
-from verl.workers.engine import AdapterPlan, FSDPEngine, MicroBatchRule, StepPlan, UpdatePlan, init_mesh, update_policy, update_values
+from verl.workers.engine import (
+    AdapterPlan,
+    FSDPEngine,
+    MicroBatchRule,
+    StepPlan,
+    UpdatePlan,
+    init_mesh,
+    update_policy,
+    update_values,
+)
 from verl.workers.engine.sharding import value_head
 
 Gradients = dict[str, torch.Tensor]
@@ -23,7 +41,9 @@ ONE_PIECE = MicroBatchRule(token_budget=1_000_000, rows=1, packed=True)
 
 
 def make_rows(count: int, prompt: int = 7, response: int = 6, seed: int = 0) -> dict[str, torch.Tensor]:
-    """Rows of mixed lengths; the second response token of each is not the agent's, and the last row is padding."""
+    """Rows of mixed lengths; the second response token of each is not the agent's, and the last row is
+    padding.
+    """
     generator = torch.Generator().manual_seed(seed)
     prompt_len = torch.randint(1, prompt + 1, (count, 1), generator=generator)
     response_len = torch.randint(1, response + 1, (count, 1), generator=generator)
@@ -61,16 +81,30 @@ def make_engine(
     """An engine; `options` are keys of `ModelConfig`."""
     torch.set_num_threads(1)
     config = ModelConfig(path=str(model), **options)  # type: ignore[arg-type]
-    return FSDPEngine(config, fsdp or FSDPConfig(), optim or OptimConfig(lr=lr), init_mesh(device, rank, ranks))
+    return FSDPEngine(
+        config, fsdp or FSDPConfig(), optim or OptimConfig(lr=lr), init_mesh(device, rank, ranks)
+    )
 
 
 def make_value_engine(
-    model: Path, *, rank: int = 0, ranks: int = 1, optim: OptimConfig | None = None, fsdp: FSDPConfig | None = None, **options: object
+    model: Path,
+    *,
+    rank: int = 0,
+    ranks: int = 1,
+    optim: OptimConfig | None = None,
+    fsdp: FSDPConfig | None = None,
+    **options: object,
 ) -> FSDPEngine:
     """As `make_engine`, of a value model."""
     torch.set_num_threads(1)
     config = ModelConfig(path=str(model), **options)  # type: ignore[arg-type]
-    return FSDPEngine(config, fsdp or FSDPConfig(), optim or OptimConfig(lr=1e-3), init_mesh("cpu", rank, ranks), VALUE_MODEL)
+    return FSDPEngine(
+        config,
+        fsdp or FSDPConfig(),
+        optim or OptimConfig(lr=1e-3),
+        init_mesh("cpu", rank, ranks),
+        VALUE_MODEL,
+    )
 
 
 def save_value_model(model: Path, folder: Path) -> Path:
@@ -90,19 +124,29 @@ def gradients(
     config: ActorConfig | None = None,
     plan: UpdatePlan | None = None,
 ) -> tuple[Gradients, dict[str, float]]:
-    """The whole gradients of one mini-batch, taken before the optimizer step, and the metrics of the update."""
-    return observed(engine, lambda: update_policy(engine, config or full_loss(), rows, plan or UpdatePlan(temperature=0.8), rule))
+    """The whole gradients of one mini-batch, taken before the optimizer step, and the metrics of the
+    update.
+    """
+    return observed(
+        engine,
+        lambda: update_policy(engine, config or full_loss(), rows, plan or UpdatePlan(temperature=0.8), rule),
+    )
 
 
 def value_gradients(
-    engine: FSDPEngine, rows: dict[str, torch.Tensor], rule: MicroBatchRule = ONE_PIECE, mode: str = "token-mean"
+    engine: FSDPEngine,
+    rows: dict[str, torch.Tensor],
+    rule: MicroBatchRule = ONE_PIECE,
+    mode: str = "token-mean",
 ) -> tuple[Gradients, dict[str, float]]:
     """As `gradients`, of a value model."""
     config = CriticConfig(loss_agg_mode=mode, grad_clip=1e9)
     return observed(engine, lambda: update_values(engine, config, rows, StepPlan(), rule))
 
 
-def observed(engine: FSDPEngine, update: Callable[[], dict[str, float]]) -> tuple[Gradients, dict[str, float]]:
+def observed(
+    engine: FSDPEngine, update: Callable[[], dict[str, float]]
+) -> tuple[Gradients, dict[str, float]]:
     """The whole gradients that an update of one mini-batch made, and its metrics."""
     seen: Gradients = {}
     take_step = engine.step
@@ -119,16 +163,24 @@ def observed(engine: FSDPEngine, update: Callable[[], dict[str, float]]) -> tupl
 
 def full_loss(mode: str = "token-mean") -> ActorConfig:
     """A loss with every term in it."""
-    return ActorConfig(loss_agg_mode=mode, entropy_coeff=0.01, use_kl_loss=True, kl_loss_coef=0.1, grad_clip=1e9)
+    return ActorConfig(
+        loss_agg_mode=mode, entropy_coeff=0.01, use_kl_loss=True, kl_loss_coef=0.1, grad_clip=1e9
+    )
 
 
 def loss_settings(name: str, agg_mode: str = "token-mean") -> tuple[ActorConfig, UpdatePlan]:
     """Config and plan of a policy loss, with a choice of tokens that matters in a few small rows."""
     policy_loss = PolicyLossConfig(
-        "vanilla" if name == "bypass_mode" else name, clip_cov_ratio=0.2, clip_cov_lb=0.0, kl_cov_ratio=0.2, ppo_kl_coef=1.0, dro_beta=0.3
+        "vanilla" if name == "bypass_mode" else name,
+        clip_cov_ratio=0.2,
+        clip_cov_lb=0.0,
+        kl_cov_ratio=0.2,
+        ppo_kl_coef=1.0,
+        dro_beta=0.3,
     )
     correction = RolloutCorrectionConfig(
-        bypass_mode=name == "bypass_mode", loss_type="reinforce", rollout_is="token", rollout_is_batch_normalize=True,
+        bypass_mode=name == "bypass_mode", loss_type="reinforce", rollout_is="token",
+        rollout_is_batch_normalize=True,
         rollout_rs="seq_mean_k3", rollout_rs_threshold=0.06, m2po_tau=0.1,
     )  # fmt: skip
     return ActorConfig(loss_agg_mode=agg_mode, policy_loss=policy_loss, grad_clip=1e9), UpdatePlan(
@@ -137,15 +189,19 @@ def loss_settings(name: str, agg_mode: str = "token-mean") -> tuple[ActorConfig,
 
 
 def settings_of(mode: str) -> tuple[ActorConfig, UpdatePlan] | tuple[ActorConfig]:
-    """Config of a `mode` of the two-rank test: a prepared loss, `skipping` rows without advantage, `adaptive` mini-batches, `merging`, or
-    an aggregation mode.
+    """Config of a `mode` of the two-rank test: a prepared loss, `skipping` rows without advantage, `adaptive`
+    mini-batches, `merging`, or an aggregation mode.
     """
     if mode == "adaptive":
-        config = replace(full_loss(), shuffle=False, use_adaptive_ppo_mini_batch_size=True, ppo_mini_update_num=3)
+        config = replace(
+            full_loss(), shuffle=False, use_adaptive_ppo_mini_batch_size=True, ppo_mini_update_num=3
+        )
         return config, UpdatePlan(temperature=0.8, num_mini_batches=3)
     if mode == "skipping":
         return (ActorConfig(skip_zero_advantages=True, grad_clip=1e9),)
-    return loss_settings(mode) if mode in PREPARED else (full_loss("token-mean" if mode == "merging" else mode),)
+    return (
+        loss_settings(mode) if mode in PREPARED else (full_loss("token-mean" if mode == "merging" else mode),)
+    )
 
 
 def largest_difference(a: Gradients, b: Gradients) -> float:
@@ -172,8 +228,9 @@ def make_adapter_engine(
     start: Path | None = None,
     **options: object,
 ) -> FSDPEngine:
-    """As `make_engine`, with some of `ADAPTERS` on the model, all with the learning rate `lr` if given; the solver starts from the adapter
-    in the folder `start`, if given."""
+    """As `make_engine`, with some of `ADAPTERS` on the model, all with the learning rate `lr` if given; the
+    solver starts from the adapter in the folder `start`, if given.
+    """
     torch.set_num_threads(1)
     config = ModelConfig(path=str(model), **options)  # type: ignore[arg-type]
     plans = {name: ADAPTERS[name] for name in names}
@@ -186,11 +243,15 @@ def make_adapter_engine(
     return engine
 
 
-def train_adapter(engine: FSDPEngine, name: str, rows: dict[str, torch.Tensor], steps: int = 2) -> dict[str, float]:
+def train_adapter(
+    engine: FSDPEngine, name: str, rows: dict[str, torch.Tensor], steps: int = 2
+) -> dict[str, float]:
     """Optimizer steps of one adapter; the metrics of the last."""
     metrics: dict[str, float] = {}
     with engine.using(name):
         for _ in range(steps):
             config = ActorConfig(entropy_coeff=0.01, use_kl_loss=True, kl_loss_coef=0.1, grad_clip=0.5)
-            metrics = update_policy(engine, config, rows, UpdatePlan(temperature=0.8), MicroBatchRule(None, 2, packed=True))
+            metrics = update_policy(
+                engine, config, rows, UpdatePlan(temperature=0.8), MicroBatchRule(None, 2, packed=True)
+            )
     return metrics

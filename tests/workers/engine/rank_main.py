@@ -1,4 +1,6 @@
-"""One rank of the two-rank test: `rank_main.py FOLDER MODEL MODES`, with rank and address in the environment."""
+"""One rank of the two-rank test: `rank_main.py FOLDER MODEL MODES`, with rank and address in the
+environment.
+"""
 
 import os
 import sys
@@ -7,13 +9,21 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from tests.workers.engine.builders import gradients, make_engine, make_value_engine, settings_of, value_gradients
+from tests.workers.engine.builders import (
+    gradients,
+    make_engine,
+    make_value_engine,
+    settings_of,
+    value_gradients,
+)
 from verl.workers.engine import MicroBatchRule
 from verl.workers.engine.state import save_engine
 
 
 def main(folder: Path, model: Path, modes: list[str]) -> None:
-    """Update on this rank's half of the rows, from the same weights in every mode; rank 0 writes gradients, metrics and weights."""
+    """Update on this rank's half of the rows, from the same weights in every mode; rank 0 writes gradients,
+    metrics and weights.
+    """
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     rows = torch.load(folder / "rows.pt", weights_only=True)
     half = len(rows["input_ids"]) // ranks

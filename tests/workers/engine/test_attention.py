@@ -32,15 +32,21 @@ def test_tokens_attend_to_their_own_row_only(order: list[int]) -> None:
     out, _ = packed_attention(torch.nn.Module(), query, key, key, None, pack_plan=plan)
     start = 0
     for length in order:
-        q, k = query[:, :, start : start + length], key[:, :, start : start + length].repeat_interleave(2, dim=1)
-        scores = (q @ k.transpose(-1, -2) / 8**0.5).masked_fill(torch.ones(length, length).triu(1).bool(), float("-inf"))
+        q, k = (
+            query[:, :, start : start + length],
+            key[:, :, start : start + length].repeat_interleave(2, dim=1),
+        )
+        scores = (q @ k.transpose(-1, -2) / 8**0.5).masked_fill(
+            torch.ones(length, length).triu(1).bool(), float("-inf")
+        )
         torch.testing.assert_close(out[:, start : start + length], (scores.softmax(-1) @ k).transpose(1, 2))
         start += length
 
 
 def test_sliding_windows_are_kept(tmp_path: Path) -> None:
     config = MistralConfig(
-        vocab_size=256, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        vocab_size=256, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2,
         head_dim=8, sliding_window=3,
     )  # fmt: skip
     torch.manual_seed(0)
@@ -49,7 +55,9 @@ def test_sliding_windows_are_kept(tmp_path: Path) -> None:
     packed = make_engine(tmp_path).score_all(rows, 1.0, ONE_PIECE).log_probs
     for attention in ("sdpa", "eager"):
         plain = make_engine(tmp_path, use_remove_padding=False, attn_implementation=attention)
-        assert (packed - plain.score_all(rows, 1.0, MicroBatchRule(None, 6, packed=False)).log_probs).abs().max() < 1e-5
+        assert (
+            packed - plain.score_all(rows, 1.0, MicroBatchRule(None, 6, packed=False)).log_probs
+        ).abs().max() < 1e-5
 
 
 def test_packed_rows_cannot_run_in_eager_attention(tiny_model_dir: Path) -> None:
@@ -59,11 +67,15 @@ def test_packed_rows_cannot_run_in_eager_attention(tiny_model_dir: Path) -> None
 
 def test_a_layout_that_is_not_exact_is_refused_with_the_difference_and_the_key(tmp_path: Path) -> None:
     save_model("phimoe", tmp_path)
-    with pytest.raises(ValueError, match=r"differ by up to \d.*set actor_rollout_ref.model.use_remove_padding=auto"):
+    with pytest.raises(
+        ValueError, match=r"differ by up to \d.*set actor_rollout_ref.model.use_remove_padding=auto"
+    ):
         make_engine(tmp_path, use_remove_padding=True)
 
 
-def test_a_window_that_no_row_of_the_check_crosses_is_said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_window_that_no_row_of_the_check_crosses_is_said(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     config = FAMILIES["mistral-window"].config()
     config.sliding_window = 77
     choose_layout(config)

@@ -34,7 +34,9 @@ def test_packed_scores_equal_padded_scores_and_plain_transformers(tiny_model_dir
 
     rows = make_rows(9)
     packed = make_engine(tiny_model_dir).score_all(rows, 0.7, ONE_PIECE)
-    padded = make_engine(tiny_model_dir, use_remove_padding=False).score_all(rows, 0.7, MicroBatchRule(40, 1, packed=False))
+    padded = make_engine(tiny_model_dir, use_remove_padding=False).score_all(
+        rows, 0.7, MicroBatchRule(40, 1, packed=False)
+    )
     assert (packed.log_probs - padded.log_probs).abs().max() < 1e-5
     assert (packed.entropy - padded.entropy).abs().max() < 1e-5
     plain = AutoModelForCausalLM.from_pretrained(tiny_model_dir, dtype=torch.float32).eval()
@@ -42,7 +44,9 @@ def test_packed_scores_equal_padded_scores_and_plain_transformers(tiny_model_dir
         ids = rows["input_ids"][i][rows["attention_mask"][i].bool()][None]
         own = rows["response_mask"][i].bool()
         with torch.no_grad():
-            expected = torch.log_softmax(plain(ids).logits[0, :-1] / 0.7, -1).gather(-1, ids[0, 1:, None])[:, 0]
+            expected = torch.log_softmax(plain(ids).logits[0, :-1] / 0.7, -1).gather(-1, ids[0, 1:, None])[
+                :, 0
+            ]
         length = int(rows["attention_mask"][i, 7:].sum())
         expected = torch.nn.functional.pad(expected[-length:], (0, 6 - length)) * own
         assert (packed.log_probs[i] - expected).abs().max() < 1e-5
@@ -79,7 +83,9 @@ def test_gradient_equals_that_of_the_loss_written_by_hand(tiny_model_dir: Path) 
     rows = make_rows(5)
     found, _ = gradients(make_engine(tiny_model_dir), rows, ONE_PIECE, full_loss())
     model = AutoModelForCausalLM.from_pretrained(tiny_model_dir, dtype=torch.float32)
-    logits = model(input_ids=rows["input_ids"], attention_mask=rows["attention_mask"], position_ids=rows["position_ids"]).logits
+    logits = model(
+        input_ids=rows["input_ids"], attention_mask=rows["attention_mask"], position_ids=rows["position_ids"]
+    ).logits
     dist = torch.distributions.Categorical(logits=logits[:, 6:-1] / 0.8)
     log_probs, mask, advantages = dist.log_prob(rows["responses"]), rows["response_mask"], rows["advantages"]
     ratio = torch.exp(log_probs - rows["old_log_probs"])
@@ -102,8 +108,9 @@ def test_padding_rows_change_nothing(tiny_model_dir: Path) -> None:
 
 
 def test_two_gloo_ranks_equal_one(tiny_model_dir: Path, tmp_path: Path, forked_python: str) -> None:
-    """Rank 1 has fewer real rows, so it also has to make up micro-batches, and a model folder without weights, which come from rank 0;
-    a checkpoint of both opens on one rank. Adaptive mini-batches take rows from the ranks in turn: 3, 3 and 2 of the 6 + 2.
+    """Rank 1 has fewer real rows, so it also has to make up micro-batches, and a model folder without
+    weights, which come from rank 0; a checkpoint of both opens on one rank. Adaptive mini-batches take rows
+    from the ranks in turn: 3, 3 and 2 of the 6 + 2.
     """
     modes = ["values", *PREPARED, "skipping", "adaptive", "merging", "token-mean", "seq-mean-token-mean"]
     rows = make_rows(12)
@@ -113,7 +120,12 @@ def test_two_gloo_ranks_equal_one(tiny_model_dir: Path, tmp_path: Path, forked_p
     rows["response_mask"][8:] = 0
     rows["row_weights"] = torch.tensor([1.0, 0.5, 2.0]).repeat(4)
     torch.save(rows, tmp_path / "rows.pt")
-    base = os.environ | {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(find_free_port()), "PYTHONPATH": str(ROOT)}
+    base = os.environ | {
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(find_free_port()),
+        "PYTHONPATH": str(ROOT),
+    }
     no_weights = shutil.ignore_patterns("*.safetensors")
     shutil.copytree(tiny_model_dir, without_weights := tmp_path / "model", ignore=no_weights)
     value_model = save_value_model(tiny_model_dir, tmp_path / "value_model_0")
@@ -136,11 +148,18 @@ def test_two_gloo_ranks_equal_one(tiny_model_dir: Path, tmp_path: Path, forked_p
             order = torch.tensor([0, 6, 1, 7, 2, 3, 4, 5]) if mode == "adaptive" else torch.arange(12)
             own = {name: value[order] for name, value in rows.items()}
             expected, expected_metrics = gradients(one, own, ONE_PIECE, *settings_of(mode))
-            assert expected_metrics.get("rollout_corr/rollout_rs_masked_fraction", 0.5) not in (0.0, 1.0), "nothing was chosen"
+            assert expected_metrics.get("rollout_corr/rollout_rs_masked_fraction", 0.5) not in (0.0, 1.0), (
+                "nothing was chosen"
+            )
         found = torch.load(tmp_path / f"{mode}.pt", weights_only=True)
         assert largest_difference(found["gradients"], expected) < 1e-6
         assert ("actor/merged_rows" in found["metrics"]) == (mode == "merging")
-        assert {n: v for n, v in found["metrics"].items() if "/merged_" not in n} == pytest.approx(expected_metrics, abs=1e-5)
+        assert {n: v for n, v in found["metrics"].items() if "/merged_" not in n} == pytest.approx(
+            expected_metrics, abs=1e-5
+        )
     load_engine(resumed := make_engine(tiny_model_dir), tmp_path / "checkpoint")
     assert resumed.steps == one.steps == 1
-    assert largest_difference(dict(resumed.weights()), torch.load(tmp_path / "weights.pt", weights_only=True)) == 0.0
+    assert (
+        largest_difference(dict(resumed.weights()), torch.load(tmp_path / "weights.pt", weights_only=True))
+        == 0.0
+    )

@@ -11,8 +11,15 @@ from verl.single_controller.worker import find_free_port
 ROOT = Path(__file__).parents[3]
 
 
-def test_every_rank_gets_parameters_and_buffers_and_raises_any_error(tmp_path: Path, forked_python: str) -> None:
-    base = os.environ | {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(find_free_port()), "PYTHONPATH": str(ROOT)}
+def test_every_rank_gets_parameters_and_buffers_and_raises_any_error(
+    tmp_path: Path, forked_python: str
+) -> None:
+    base = os.environ | {
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(find_free_port()),
+        "PYTHONPATH": str(ROOT),
+    }
     command = [forked_python, "-m", "tests.workers.engine.loading_main", str(tmp_path)]
     ranks = [subprocess.Popen(command, env=base | {"RANK": str(rank)}, cwd=ROOT) for rank in range(2)]
     try:

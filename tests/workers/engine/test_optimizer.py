@@ -18,11 +18,19 @@ def test_linear_and_cosine_end_at_the_minimum() -> None:
     assert lrs(5, lr_scheduler_type="linear") == [1.0, 0.75, 0.5, 0.25, 0.0]
     assert lrs(5, lr_scheduler_type="linear", min_lr_ratio=0.2)[-1] == 0.2
     assert lrs(5, lr_scheduler_type="cosine") == [1.0, 0.8536, 0.5, 0.1464, 0.0]
-    assert lrs(5, lr_scheduler_type="cosine", lr_warmup_steps=2, min_lr_ratio=0.1) == [0.5, 1.0, 1.0, 0.55, 0.1]
+    assert lrs(5, lr_scheduler_type="cosine", lr_warmup_steps=2, min_lr_ratio=0.1) == [
+        0.5,
+        1.0,
+        1.0,
+        0.55,
+        0.1,
+    ]
 
 
 def test_a_schedule_stays_at_its_end() -> None:
-    assert Schedule(OptimConfig(lr=1.0, lr_scheduler_type="cosine", min_lr_ratio=0.1), 5).lr(50) == pytest.approx(0.1)
+    assert Schedule(OptimConfig(lr=1.0, lr_scheduler_type="cosine", min_lr_ratio=0.1), 5).lr(
+        50
+    ) == pytest.approx(0.1)
 
 
 def test_the_configured_total_wins() -> None:

@@ -6,7 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.workers.engine.builders import ONE_PIECE, gradients, largest_difference, loss_settings, make_engine, make_rows
+from tests.workers.engine.builders import (
+    ONE_PIECE,
+    gradients,
+    largest_difference,
+    loss_settings,
+    make_engine,
+    make_rows,
+)
 from verl.trainer.config import RolloutCorrectionConfig
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 from verl.trainer.ppo.registry import POLICY_LOSSES
@@ -30,7 +37,9 @@ def rows_near_the_policy(model: Path, count: int = 10) -> dict[str, torch.Tensor
 def test_cuts_and_padding_change_no_gradient(tiny_model_dir: Path, name: str) -> None:
     rows, (config, plan) = rows_near_the_policy(tiny_model_dir), loss_settings(name)
     whole, metrics = gradients(make_engine(tiny_model_dir), rows, ONE_PIECE, config, plan)
-    assert max(float(g.abs().max()) for g in whole.values()) > 1e-4, "a loss without a gradient proves nothing"
+    assert max(float(g.abs().max()) for g in whole.values()) > 1e-4, (
+        "a loss without a gradient proves nothing"
+    )
     for packed, budget, count in ((True, None, 5), (True, 25, 1), (False, None, 1)):
         engine = make_engine(tiny_model_dir, use_remove_padding=packed)
         cut, cut_metrics = gradients(engine, rows, MicroBatchRule(budget, count, packed), config, plan)
@@ -46,7 +55,13 @@ def test_a_row_of_weight_k_trains_like_k_rows(tiny_model_dir: Path, mode: str) -
     repeats = torch.tensor([1, 3, 0, 2, 1, 1, 1])
     copies = {key: value.repeat_interleave(repeats, dim=0) for key, value in rows.items()}
     expected, _ = gradients(make_engine(tiny_model_dir), copies, ONE_PIECE, config, plan)
-    found, _ = gradients(make_engine(tiny_model_dir), rows | {"row_weights": repeats.float()}, MicroBatchRule(None, 2, True), config, plan)
+    found, _ = gradients(
+        make_engine(tiny_model_dir),
+        rows | {"row_weights": repeats.float()},
+        MicroBatchRule(None, 2, True),
+        config,
+        plan,
+    )
     scale = max(1.0, *(float(g.abs().max()) for g in expected.values()))
     assert largest_difference(expected, found) < 1e-6 * scale
 
@@ -78,10 +93,20 @@ def test_on_policy_updates_measure_the_gap_to_the_sampler(tiny_model_dir: Path) 
     gaps = 0.1 * torch.arange(1, 7)
     weights = torch.exp(-gaps.double())
     for rule in (ONE_PIECE, MicroBatchRule(None, 1, packed=True)):
-        plan = UpdatePlan(temperature=0.8, on_policy=True, rollout_correction=RolloutCorrectionConfig(rollout_is_threshold=1.5))
-        _, metrics = gradients(make_engine(tiny_model_dir), rows, rule, plan=plan, config=loss_settings("vanilla")[0])
-        assert metrics["rollout_corr/log_prob_diff_mean"] == pytest.approx(float((tokens * gaps).sum() / tokens.sum()), abs=1e-5)
-        assert metrics["rollout_corr/log_prob_diff_max"] == pytest.approx(float(gaps[tokens > 0].max()), abs=1e-5)
+        plan = UpdatePlan(
+            temperature=0.8,
+            on_policy=True,
+            rollout_correction=RolloutCorrectionConfig(rollout_is_threshold=1.5),
+        )
+        _, metrics = gradients(
+            make_engine(tiny_model_dir), rows, rule, plan=plan, config=loss_settings("vanilla")[0]
+        )
+        assert metrics["rollout_corr/log_prob_diff_mean"] == pytest.approx(
+            float((tokens * gaps).sum() / tokens.sum()), abs=1e-5
+        )
+        assert metrics["rollout_corr/log_prob_diff_max"] == pytest.approx(
+            float(gaps[tokens > 0].max()), abs=1e-5
+        )
         size = (tokens * weights).sum() ** 2 / (tokens.sum() * (tokens * weights**2).sum())
         assert metrics["rollout_corr/rollout_is_eff_sample_size"] == pytest.approx(float(size), abs=1e-5)
         low = tokens[weights < 1 / 1.5].sum() / tokens.sum()
@@ -91,16 +116,24 @@ def test_on_policy_updates_measure_the_gap_to_the_sampler(tiny_model_dir: Path) 
 def test_recomputed_log_probs_need_no_second_measurement(tiny_model_dir: Path) -> None:
     rows = make_rows(4)
     rows["rollout_log_probs"] = rows["old_log_probs"]
-    assert not any(name.startswith("rollout_corr/") for name in gradients(make_engine(tiny_model_dir), rows)[1])
+    assert not any(
+        name.startswith("rollout_corr/") for name in gradients(make_engine(tiny_model_dir), rows)[1]
+    )
 
 
 def test_bypass_measures_the_gap_and_what_it_rejects(tiny_model_dir: Path) -> None:
     rows = on_policy_rows(tiny_model_dir)
     rows["old_log_probs"] = rows["rollout_log_probs"]
-    correction = RolloutCorrectionConfig(bypass_mode=True, rollout_rs="token_k1", rollout_rs_threshold="0.71_1.4")
+    correction = RolloutCorrectionConfig(
+        bypass_mode=True, rollout_rs="token_k1", rollout_rs_threshold="0.71_1.4"
+    )
     config, _ = loss_settings("bypass_mode")
     found, metrics = gradients(
-        make_engine(tiny_model_dir), rows, ONE_PIECE, config, UpdatePlan(temperature=0.8, rollout_correction=correction)
+        make_engine(tiny_model_dir),
+        rows,
+        ONE_PIECE,
+        config,
+        UpdatePlan(temperature=0.8, rollout_correction=correction),
     )
     tokens = rows["response_mask"].sum(dim=1).double()
     rejected = tokens[3:].sum() / tokens.sum()
@@ -108,7 +141,10 @@ def test_bypass_measures_the_gap_and_what_it_rejects(tiny_model_dir: Path) -> No
     assert metrics["rollout_corr/log_prob_diff_max"] == pytest.approx(0.5, abs=1e-5)
     kept = {name: value[:3] for name, value in rows.items()}
     plain = UpdatePlan(temperature=0.8)
-    assert largest_difference(found, gradients(make_engine(tiny_model_dir), kept, ONE_PIECE, config, plain)[0]) < 1e-6
+    assert (
+        largest_difference(found, gradients(make_engine(tiny_model_dir), kept, ONE_PIECE, config, plain)[0])
+        < 1e-6
+    )
 
 
 def test_a_batch_rejected_whole_takes_no_step(tiny_model_dir: Path) -> None:
@@ -117,7 +153,10 @@ def test_a_batch_rejected_whole_takes_no_step(tiny_model_dir: Path) -> None:
     correction = RolloutCorrectionConfig(bypass_mode=True, rollout_rs="token_k1", rollout_rs_threshold=2.0)
     engine = make_engine(tiny_model_dir)
     found, metrics = gradients(
-        engine, rows, config=loss_settings("vanilla")[0], plan=UpdatePlan(temperature=0.8, rollout_correction=correction)
+        engine,
+        rows,
+        config=loss_settings("vanilla")[0],
+        plan=UpdatePlan(temperature=0.8, rollout_correction=correction),
     )
     assert not found and engine.steps == 0
     assert metrics["rollout_corr/rollout_rs_masked_fraction"] == 1.0
@@ -127,7 +166,13 @@ def test_the_bypass_loss_needs_bypass_mode(tiny_model_dir: Path) -> None:
     config, plan = loss_settings("bypass_mode")
     config = replace(config, policy_loss=replace(config.policy_loss, loss_mode="bypass_mode"))
     with pytest.raises(ValueError, match="needs algorithm"):
-        gradients(make_engine(tiny_model_dir), make_rows(4), ONE_PIECE, config, replace(plan, rollout_correction=RolloutCorrectionConfig()))
+        gradients(
+            make_engine(tiny_model_dir),
+            make_rows(4),
+            ONE_PIECE,
+            config,
+            replace(plan, rollout_correction=RolloutCorrectionConfig()),
+        )
 
 
 @pytest.mark.parametrize("name", sorted(set(BUILT_IN) - set(USES_EVERY_ROW)))

@@ -40,7 +40,9 @@ def full_disk(limit: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_a_resumed_run_equals_an_uninterrupted_one_to_the_last_bit(tiny_model_dir: Path, tmp_path: Path) -> None:
+def test_a_resumed_run_equals_an_uninterrupted_one_to_the_last_bit(
+    tiny_model_dir: Path, tmp_path: Path
+) -> None:
     whole = new_engine(tiny_model_dir)
     whole.set_total_steps(20)
     train(whole, range(3))
@@ -66,7 +68,9 @@ def test_the_hugging_face_copy_opens_in_plain_transformers(tiny_model_dir: Path,
     train(engine, range(1))
     save_engine(engine, tmp_path / "saved", load_tokenizer(str(tiny_model_dir)))
     folder = tmp_path / "saved" / "huggingface"
-    assert AutoTokenizer.from_pretrained(folder).encode("2+2") == AutoTokenizer.from_pretrained(tiny_model_dir).encode("2+2")
+    assert AutoTokenizer.from_pretrained(folder).encode("2+2") == AutoTokenizer.from_pretrained(
+        tiny_model_dir
+    ).encode("2+2")
     plain = AutoModelForCausalLM.from_pretrained(folder)
     assert type(plain).__name__ == "Qwen3ForCausalLM" and plain.config.architectures == ["Qwen3ForCausalLM"]
     assert plain.config._attn_implementation == "sdpa" and plain.dtype == torch.float32
@@ -96,9 +100,13 @@ def test_a_full_disk_leaves_the_old_checkpoint(tiny_model_dir: Path, tmp_path: P
 
 
 @pytest.mark.parametrize("limit", [100, 3_000, 60_000])
-def test_a_disk_that_fills_up_during_the_hugging_face_copy_is_an_os_error(tiny_model_dir: Path, tmp_path: Path, limit: int) -> None:
+def test_a_disk_that_fills_up_during_the_hugging_face_copy_is_an_os_error(
+    tiny_model_dir: Path, tmp_path: Path, limit: int
+) -> None:
     with full_disk(limit), pytest.raises(OSError, match=r"[Ff]ile too large"):
-        write_hugging_face(make_engine(tiny_model_dir), tmp_path / "copy", load_tokenizer(str(tiny_model_dir)))
+        write_hugging_face(
+            make_engine(tiny_model_dir), tmp_path / "copy", load_tokenizer(str(tiny_model_dir))
+        )
 
 
 def test_a_death_between_the_two_renames_loses_nothing(tiny_model_dir: Path, tmp_path: Path) -> None:
@@ -124,7 +132,9 @@ def test_what_is_no_checkpoint_of_this_model_is_refused(tiny_model_dir: Path, tm
         load_engine(engine, tmp_path / "saved")
 
 
-def test_the_parameters_of_a_checkpoint_are_read_in_pieces_and_without_ranks(tiny_model_dir: Path, tmp_path: Path) -> None:
+def test_the_parameters_of_a_checkpoint_are_read_in_pieces_and_without_ranks(
+    tiny_model_dir: Path, tmp_path: Path
+) -> None:
     engine = new_engine(tiny_model_dir)
     save_engine(engine, tmp_path / "saved", None)
     pieces = list(stored_tensors(tmp_path / "saved", "model.", 8 << 10))

@@ -7,14 +7,18 @@ from verl.workers.engine import token_scores as module
 from verl.workers.engine.token_scores import sums_of_squares, token_scores
 
 
-def reference(logits: torch.Tensor, labels: torch.Tensor, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
+def reference(
+    logits: torch.Tensor, labels: torch.Tensor, temperature: float
+) -> tuple[torch.Tensor, torch.Tensor]:
     dist = torch.distributions.Categorical(logits=logits.float() / temperature)
     return dist.log_prob(labels), dist.entropy()
 
 
 @pytest.mark.parametrize("chunk", [7, 1 << 20])
 @pytest.mark.parametrize("weights", [(1.0, 0.0), (0.0, 1.0), (0.7, -0.3)])
-def test_values_and_gradients_are_those_of_softmax(monkeypatch: pytest.MonkeyPatch, chunk: int, weights: tuple[float, float]) -> None:
+def test_values_and_gradients_are_those_of_softmax(
+    monkeypatch: pytest.MonkeyPatch, chunk: int, weights: tuple[float, float]
+) -> None:
     monkeypatch.setattr(module, "_CHUNK_ELEMENTS", chunk)
     torch.manual_seed(0)
     labels, out = torch.randint(0, 5, (6,)), []
@@ -33,7 +37,9 @@ def test_bf16_logits_are_scored_in_fp32() -> None:
     logits = torch.randn(4, 9, dtype=torch.bfloat16, requires_grad=True)
     log_probs, _ = token_scores(logits, torch.tensor([1, 2, 3, 4]), 1.0)
     log_probs.sum().backward()
-    assert log_probs.dtype == torch.float32 and logits.grad is not None and logits.grad.dtype == torch.bfloat16
+    assert (
+        log_probs.dtype == torch.float32 and logits.grad is not None and logits.grad.dtype == torch.bfloat16
+    )
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5])

@@ -24,8 +24,16 @@ class TwoRanks(GroupRanks):
 
 def test_means_extremes_and_counts() -> None:
     first: dict[str, float] = {}
-    fold(first, {"actor/loss": 2.0, "actor/gap_max": 3.0, "actor/gap_min": 1.0, "actor/skipped_steps": 1.0}, 0.5)
-    fold(first, {"actor/loss": 4.0, "actor/gap_max": 2.0, "actor/gap_min": 2.0, "actor/skipped_steps": 1.0}, 0.5)
+    fold(
+        first,
+        {"actor/loss": 2.0, "actor/gap_max": 3.0, "actor/gap_min": 1.0, "actor/skipped_steps": 1.0},
+        0.5,
+    )
+    fold(
+        first,
+        {"actor/loss": 4.0, "actor/gap_max": 2.0, "actor/gap_min": 2.0, "actor/skipped_steps": 1.0},
+        0.5,
+    )
     metrics = UpdateMetrics(TwoRanks(), "actor/skipped_steps")
     metrics.add(first)
     metrics.add({"actor/loss": 1.0, "actor/gap_max": 1.0, "actor/gap_min": 1.5, "actor/skipped_steps": 1.0})

@@ -1,11 +1,20 @@
-"""Values and the gradients of the value loss do not depend on how rows are cut or packed; a critic's checkpoint is whole."""
+"""Values and the gradients of the value loss do not depend on how rows are cut or packed; a critic's
+checkpoint is whole.
+"""
 
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.workers.engine.builders import ONE_PIECE, largest_difference, make_rows, make_value_engine, save_value_model, value_gradients
+from tests.workers.engine.builders import (
+    ONE_PIECE,
+    largest_difference,
+    make_rows,
+    make_value_engine,
+    save_value_model,
+    value_gradients,
+)
 from verl.models.loader import load_tokenizer
 from verl.trainer.config import CriticConfig, FSDPConfig, OptimConfig
 from verl.trainer.ppo.core_algos.aggregation import LOSS_AGG_MODES
@@ -30,7 +39,9 @@ def plain_model(folder: Path) -> torch.nn.Module:
 def test_the_value_of_a_token_is_read_at_the_position_before_it(value_model: Path) -> None:
     rows = make_rows(9)
     packed = make_value_engine(value_model).value_all(rows, ONE_PIECE)
-    padded = make_value_engine(value_model, use_remove_padding=False).value_all(rows, MicroBatchRule(40, 1, packed=False))
+    padded = make_value_engine(value_model, use_remove_padding=False).value_all(
+        rows, MicroBatchRule(40, 1, packed=False)
+    )
     assert (packed - padded).abs().max() < 1e-5
     assert torch.equal(packed != 0, rows["response_mask"].bool())
     plain = plain_model(value_model)
@@ -67,14 +78,18 @@ def test_gradient_equals_that_of_the_loss_written_by_hand(value_model: Path) -> 
     loss.backward()
     assert largest_difference(found, {name: p.grad for name, p in model.named_parameters()}) < 1e-6
     assert metrics["critic/vf_loss"] == pytest.approx(loss.item(), abs=1e-6)
-    assert metrics["critic/vpred_mean"] == pytest.approx(((values * mask).sum() / mask.sum()).item(), abs=1e-6)
+    assert metrics["critic/vpred_mean"] == pytest.approx(
+        ((values * mask).sum() / mask.sum()).item(), abs=1e-6
+    )
 
 
 def test_padding_rows_change_nothing_and_a_row_of_weight_2_counts_as_two(value_model: Path) -> None:
     rows = make_rows(5)
     doubled = {name: torch.cat([value[:-1], value[:1]]) for name, value in rows.items()}
     rows["returns"][-1] = float("nan")
-    weighted, metrics = value_gradients(make_value_engine(value_model), rows | {"row_weights": torch.tensor([2.0, 1, 1, 1, 1])})
+    weighted, metrics = value_gradients(
+        make_value_engine(value_model), rows | {"row_weights": torch.tensor([2.0, 1, 1, 1, 1])}
+    )
     twice, expected = value_gradients(make_value_engine(value_model), doubled)
     assert largest_difference(weighted, twice) < 1e-6
     assert metrics["critic/vf_loss"] == pytest.approx(expected["critic/vf_loss"], abs=1e-6)
@@ -82,10 +97,18 @@ def test_padding_rows_change_nothing_and_a_row_of_weight_2_counts_as_two(value_m
 
 def learn(engine: FSDPEngine, seeds: range) -> None:
     for seed in seeds:
-        update_values(engine, CriticConfig(), make_rows(7, seed=seed), StepPlan(num_mini_batches=2, shuffle_seed=seed), ONE_PIECE)
+        update_values(
+            engine,
+            CriticConfig(),
+            make_rows(7, seed=seed),
+            StepPlan(num_mini_batches=2, shuffle_seed=seed),
+            ONE_PIECE,
+        )
 
 
-def test_a_resumed_critic_equals_an_uninterrupted_one_and_opens_in_plain_transformers(tiny_model_dir: Path, tmp_path: Path) -> None:
+def test_a_resumed_critic_equals_an_uninterrupted_one_and_opens_in_plain_transformers(
+    tiny_model_dir: Path, tmp_path: Path
+) -> None:
     optim = OptimConfig(lr=1e-2, lr_scheduler_type="cosine")
     whole = make_value_engine(tiny_model_dir, optim=optim)
     whole.set_total_steps(20)
@@ -100,7 +123,9 @@ def test_a_resumed_critic_equals_an_uninterrupted_one_and_opens_in_plain_transfo
         learn(engine, range(2, 4))
     assert resumed.digest() == whole.digest()
     again = make_value_engine(tmp_path / "saved" / "huggingface")
-    assert torch.equal(dict(again.weights())["score.weight"], plain["score.weight"]), "a value model keeps its head"
+    assert torch.equal(dict(again.weights())["score.weight"], plain["score.weight"]), (
+        "a value model keeps its head"
+    )
 
 
 def test_a_critic_refuses_the_checkpoint_of_a_policy(tiny_model_dir: Path, tmp_path: Path) -> None:

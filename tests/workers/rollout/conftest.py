@@ -16,14 +16,19 @@ from verl.workers.rollout.base import RolloutEngine
 from verl.workers.rollout.hf_engine import HFEngine
 
 VOCAB = 512
-SPECS = {"a": LoraSpec(4, 8), "b": LoraSpec(1, 1, ["q_proj", "up_proj"]), "c": LoraSpec(3, 1, exclude_modules=["q_proj"])}
+SPECS = {
+    "a": LoraSpec(4, 8),
+    "b": LoraSpec(1, 1, ["q_proj", "up_proj"]),
+    "c": LoraSpec(3, 1, exclude_modules=["q_proj"]),
+}
 EVERYONE = (None, "a", "b", "c")
 
 
 def tiny_model(seed: int = 0, head_dim: int = 16) -> torch.nn.Module:
     """A Qwen3 of two layers whose random weights are large enough to make uneven distributions."""
     config = Qwen3Config(
-        vocab_size=VOCAB, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        vocab_size=VOCAB, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2,
         head_dim=head_dim, max_position_embeddings=512, tie_word_embeddings=True, initializer_range=0.15,
     )  # fmt: skip
     torch.manual_seed(seed)
@@ -47,12 +52,21 @@ def tensors_of(model: torch.nn.Module, name: str) -> dict[str, torch.Tensor]:
 
 
 def request(
-    length: int, max_tokens: int, *, seed: int = 0, n: int = 1, request_id: str = "", prompt_seed: int | None = None, **sampling: object
+    length: int,
+    max_tokens: int,
+    *,
+    seed: int = 0,
+    n: int = 1,
+    request_id: str = "",
+    prompt_seed: int | None = None,
+    **sampling: object,
 ) -> GenerateRequest:
     """A request with a random prompt of `length` tokens."""
     generator = torch.Generator().manual_seed(seed if prompt_seed is None else prompt_seed)
     prompt = tuple(torch.randint(0, VOCAB, (length,), generator=generator).tolist())
-    return GenerateRequest(prompt, SamplingParams(max_tokens=max_tokens, **sampling), n=n, seed=seed, request_id=request_id)
+    return GenerateRequest(
+        prompt, SamplingParams(max_tokens=max_tokens, **sampling), n=n, seed=seed, request_id=request_id
+    )
 
 
 async def all_of(engine: RolloutEngine, requests: Sequence[GenerateRequest]) -> list[Generation]:
@@ -60,7 +74,9 @@ async def all_of(engine: RolloutEngine, requests: Sequence[GenerateRequest]) -> 
     return [replies[0] for replies in await asyncio.gather(*(engine.generate(r) for r in requests))]
 
 
-def largest_gap(model: torch.nn.Module, requests: Sequence[GenerateRequest], replies: Sequence[Generation]) -> float:
+def largest_gap(
+    model: torch.nn.Module, requests: Sequence[GenerateRequest], replies: Sequence[Generation]
+) -> float:
     """Between the engine's log-probs and those of PEFT's own forward pass."""
     gaps = []
     for req, reply in zip(requests, replies, strict=True):

@@ -6,7 +6,16 @@ from collections.abc import Sequence
 
 import pytest
 
-from tests.workers.rollout.conftest import EVERYONE, SPECS, all_of, largest_gap, peft_model, request, tensors_of, tiny_model
+from tests.workers.rollout.conftest import (
+    EVERYONE,
+    SPECS,
+    all_of,
+    largest_gap,
+    peft_model,
+    request,
+    tensors_of,
+    tiny_model,
+)
 from verl.protocol.generate import GenerateRequest, RolloutError
 from verl.workers.rollout.hf_engine import HFEngine
 
@@ -19,7 +28,9 @@ def make_engine(slots: int = 8, loaded: Sequence[str] = tuple(SPECS)) -> HFEngin
 
 
 def ask(adapter: str | None, seed: int = 0, max_tokens: int = 12, length: int = 20) -> GenerateRequest:
-    return dataclasses.replace(request(length, max_tokens, seed=seed, prompt_seed=7), adapter=adapter, request_id=f"{adapter}-{seed}")
+    return dataclasses.replace(
+        request(length, max_tokens, seed=seed, prompt_seed=7), adapter=adapter, request_id=f"{adapter}-{seed}"
+    )
 
 
 def held_by(engine: HFEngine) -> set[str | None]:
@@ -28,13 +39,17 @@ def held_by(engine: HFEngine) -> set[str | None]:
 
 
 async def test_every_row_of_a_mixed_batch_has_its_own_adapter() -> None:
-    """More requests than slots, so that a slot passes from one adapter to another; all have the same prompt."""
+    """More requests than slots, so that a slot passes from one adapter to another; all have the same
+    prompt.
+    """
     engine, model = make_engine(), peft_model()
     requests = [ask(name, seed) for seed in range(5) for name in EVERYONE]
     replies = await all_of(engine, requests)
     assert largest_gap(model, requests, replies) < 1e-5
     assert len({reply.log_probs[0] for reply in replies[:4]}) == 4
-    assert engine.stats()["prompt_tokens_computed"] == 4 * 20, "each adapter computes the prompt once, and only for itself"
+    assert engine.stats()["prompt_tokens_computed"] == 4 * 20, (
+        "each adapter computes the prompt once, and only for itself"
+    )
 
 
 async def test_a_reply_has_the_same_bits_in_any_batch() -> None:
@@ -66,7 +81,9 @@ async def test_an_update_reaches_its_own_rows_at_once_and_no_others_and_nobody_w
     engine.update_weights(dict(halves[5:]), adapter="a", version=2)
     assert held_by(engine) == held - {"a"}, "the keys of the old adapter are dropped, all others are kept"
     after = {name: (await all_of(engine, [ask(name)]))[0] for name in EVERYONE}
-    assert largest_gap(newer, [ask("a")], [after["a"]]) < 1e-5 and after["a"].log_probs != before["a"].log_probs
+    assert (
+        largest_gap(newer, [ask("a")], [after["a"]]) < 1e-5 and after["a"].log_probs != before["a"].log_probs
+    )
     assert [after[name].version for name in EVERYONE] == [0, 2, 1, 1]
     assert all(after[name] == before[name] for name in (None, "b", "c"))
     await running
@@ -74,7 +91,9 @@ async def test_an_update_reaches_its_own_rows_at_once_and_no_others_and_nobody_w
 
 
 async def test_stale_keys_of_an_adapter_would_be_detected(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Premise of the test above: with the old keys kept, log-probs are wrong by far more than the tolerance."""
+    """Premise of the test above: with the old keys kept, log-probs are wrong by far more than the
+    tolerance.
+    """
     engine, newer = make_engine(), peft_model(seed=1)
     await all_of(engine, [ask("a")])
     monkeypatch.setattr(engine._scheduler, "forget_adapter", lambda adapter: None)

@@ -44,7 +44,9 @@ def scores(engine: ClassifierEngine, rows: list[tuple[int, ...]]) -> list[Any]:
     """Scores, or errors, of rows that are sent at the same time."""
 
     async def ask() -> list[Any]:
-        found = await asyncio.gather(*(engine.generate(GenerateRequest(r, SamplingParams(1))) for r in rows), return_exceptions=True)
+        found = await asyncio.gather(
+            *(engine.generate(GenerateRequest(r, SamplingParams(1))) for r in rows), return_exceptions=True
+        )
         return [f if isinstance(f, BaseException) else f[0].score for f in found]
 
     try:
@@ -60,7 +62,14 @@ def test_every_pass_has_the_same_rows_and_a_width_of_the_row_alone() -> None:
         shapes.append(tuple(ids.shape))
         return sums(ids)
 
-    assert scores(engine_of(head), [(1,) * 3, (2,) * 70, (3,), (1,) * 5, (1,) * 6, (1,) * 7]) == [3, 140, 3, 5, 6, 7]
+    assert scores(engine_of(head), [(1,) * 3, (2,) * 70, (3,), (1,) * 5, (1,) * 6, (1,) * 7]) == [
+        3,
+        140,
+        3,
+        5,
+        6,
+        7,
+    ]
     assert sorted(shapes) == [(4, 64), (4, 64), (4, 128)]
     assert [padded_length(n) for n in (1, 64, 65, 129)] == [64, 64, 128, 256]
 
@@ -148,7 +157,11 @@ def test_a_request_that_is_given_up_does_not_keep_the_loop_waiting() -> None:
 
 def test_what_is_no_prompt_of_the_model_is_refused() -> None:
     empty, long, unknown = scores(engine_of(sums), [(), (1,) * 200, (100,)])
-    assert "0 prompt tokens" in str(empty) and "has 200 tokens" in str(long) and "outside [0, 100)" in str(unknown)
+    assert (
+        "0 prompt tokens" in str(empty)
+        and "has 200 tokens" in str(long)
+        and "outside [0, 100)" in str(unknown)
+    )
 
 
 @pytest.mark.parametrize("name", ["gemma2", "phi3-longrope", "llama-dynamic", "gpt_oss", "bloom"])
@@ -158,12 +171,17 @@ def test_a_real_model_gives_a_row_the_score_that_it_has_alone(name: str) -> None
     config.num_labels = 1
     torch.manual_seed(0)
     attention = "eager" if name in ("gpt_oss", "bloom") else "sdpa"  # the others would lose a cap with it
-    model = AutoModelForSequenceClassification.from_config(config, attn_implementation=attention).float().eval()
+    model = (
+        AutoModelForSequenceClassification.from_config(config, attn_implementation=attention).float().eval()
+    )
     draw_weights(model)
     plain = copy.deepcopy(model)
     plain.set_attn_implementation("eager")
     generator = torch.Generator().manual_seed(0)
-    rows = [tuple(torch.randint(3, 576, (length,), generator=generator).tolist()) for length in (5, 29, 60, 31, 40)]
+    rows = [
+        tuple(torch.randint(3, 576, (length,), generator=generator).tolist())
+        for length in (5, 29, 60, 31, 40)
+    ]
     with torch.no_grad():
         expected = [float(copy.deepcopy(plain)(input_ids=torch.tensor([row])).logits[0, 0]) for row in rows]
     engine = ClassifierEngine(model, micro_batch_size=4, max_model_len=200)

@@ -1,4 +1,6 @@
-"""What every engine promises, held against each: `hf`, and `vllm` with its model in a process of its own, or split over two."""
+"""What every engine promises, held against each: `hf`, and `vllm` with its model in a process of its own, or
+split over two.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,17 @@ from agent_system.reward.model import Conversation
 from agent_system.rollout.binding import AgentBinding
 from agent_system.rollout.reward_models import Judge
 from agent_system.testing import make_tokenizer
-from tests.workers.rollout.conftest import EVERYONE, SPECS, VOCAB, all_of, engine_processes, largest_gap, request, tensors_of, tiny_model
+from tests.workers.rollout.conftest import (
+    EVERYONE,
+    SPECS,
+    VOCAB,
+    all_of,
+    engine_processes,
+    largest_gap,
+    request,
+    tensors_of,
+    tiny_model,
+)
 from tests.workers.rollout.conftest import peft_model as any_peft_model
 from verl.models.lora import select_adapter
 from verl.protocol.generate import EngineGoneError, GenerateRequest, Generation, RolloutError, SamplingParams
@@ -56,32 +68,47 @@ def open_ports() -> set[tuple[int, int]]:
     found: set[tuple[int, int]] = set()
     for process in (psutil.Process(), *psutil.Process().children(recursive=True)):
         with suppress(psutil.NoSuchProcess):  # it has just ended
-            listening = [c.laddr for c in process.net_connections(kind="inet") if c.status == psutil.CONN_LISTEN]
-            found |= {(process.pid, address.port) for address in listening if address.ip not in ("127.0.0.1", "::1")}
+            listening = [
+                c.laddr for c in process.net_connections(kind="inet") if c.status == psutil.CONN_LISTEN
+            ]
+            found |= {
+                (process.pid, address.port) for address in listening if address.ip not in ("127.0.0.1", "::1")
+            }
     return found
 
 
 @pytest.fixture(scope="module")
 def ports_of_others() -> set[tuple[int, int]]:
-    """Ports that were open before the engine: a driver of Ray listens on all interfaces, for those who have the cluster's token."""
+    """Ports that were open before the engine: a driver of Ray listens on all interfaces, for those who have
+    the cluster's token.
+    """
     return open_ports()
 
 
 @pytest.fixture(scope="module")
-def started(name: str, ports_of_others: set[tuple[int, int]], tmp_path_factory: pytest.TempPathFactory) -> Iterator[RolloutEngine]:
+def started(
+    name: str, ports_of_others: set[tuple[int, int]], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RolloutEngine]:
     """One engine of each kind for the whole module: starting vLLM takes seconds."""
     folder: Path = tmp_path_factory.mktemp("model")
     tiny_model(0, HEAD_DIM).save_pretrained(folder)
     adapters = {
         key: ActorRolloutRefConfig(
             model=ModelConfig(
-                lora_rank=spec.rank, lora_alpha=spec.alpha, target_modules=spec.target_modules, exclude_modules=spec.exclude_modules
+                lora_rank=spec.rank,
+                lora_alpha=spec.alpha,
+                target_modules=spec.target_modules,
+                exclude_modules=spec.exclude_modules,
             )
         )
         for key, spec in SPECS.items()
     }
-    config = ActorRolloutRefConfig(model=ModelConfig(path=str(folder)), rollout=RolloutConfig(**ENGINES[name], max_num_seqs=16))
-    engine = build_engine(config, max_model_len=MAX_MODEL_LEN, device="cpu", seed=0, num_threads=1, adapters=adapters)
+    config = ActorRolloutRefConfig(
+        model=ModelConfig(path=str(folder)), rollout=RolloutConfig(**ENGINES[name], max_num_seqs=16)
+    )
+    engine = build_engine(
+        config, max_model_len=MAX_MODEL_LEN, device="cpu", seed=0, num_threads=1, adapters=adapters
+    )
     yield engine
     left = [engine._spool.folder, engine._spool.scratch] if isinstance(engine, VLLMEngine) else []  # type: ignore[attr-defined]
     left += named_shared_memory([process.pid for process in engine_processes()])
@@ -103,7 +130,9 @@ def set_weights(engine: RolloutEngine) -> None:
         engine.update_weights(tensors_of(peft_model(), name), adapter=name, version=1)
 
 
-def ask(adapter: str | None, seed: int = 0, max_tokens: int = 12, length: int = 140, **sampling: Any) -> GenerateRequest:
+def ask(
+    adapter: str | None, seed: int = 0, max_tokens: int = 12, length: int = 140, **sampling: Any
+) -> GenerateRequest:
     """A request with the prompt that all have; it is longer than a block of vLLM's prefix cache."""
     plain = request(length, max_tokens, seed=seed, prompt_seed=7, **sampling)
     return dataclasses.replace(plain, adapter=adapter, request_id=f"{adapter}-{seed}")
@@ -113,23 +142,39 @@ def test_it_fits_the_protocol(engine: RolloutEngine) -> None:
     assert isinstance(engine, RolloutEngine)
 
 
-async def test_log_probs_are_those_of_the_whole_distribution_at_the_sampling_temperature(engine: RolloutEngine) -> None:
-    how: list[dict[str, Any]] = [{}, {"temperature": 0.6}, {"temperature": 0.0}, {"temperature": 0.7, "top_p": 0.8}, {"top_k": 5}]
+async def test_log_probs_are_those_of_the_whole_distribution_at_the_sampling_temperature(
+    engine: RolloutEngine,
+) -> None:
+    how: list[dict[str, Any]] = [
+        {},
+        {"temperature": 0.6},
+        {"temperature": 0.0},
+        {"temperature": 0.7, "top_p": 0.8},
+        {"top_k": 5},
+    ]
     how.append({"temperature": 1.3, "top_k": 3, "top_p": 0.9})
-    requests = [request(length, 30, seed=i + length, **how[i]) for i in range(len(how)) for length in (1, 33, 160)]
+    requests = [
+        request(length, 30, seed=i + length, **how[i]) for i in range(len(how)) for length in (1, 33, 160)
+    ]
     replies = await all_of(engine, requests)
     assert all(len(reply.token_ids) == 30 and reply.stop_reason == "length" for reply in replies)
     assert largest_gap(peft_model(), requests, replies) < 1e-5
 
 
-async def test_log_probs_at_low_temperatures_are_as_exact_as_the_logits_that_are_divided(engine: RolloutEngine) -> None:
+async def test_log_probs_at_low_temperatures_are_as_exact_as_the_logits_that_are_divided(
+    engine: RolloutEngine,
+) -> None:
     for temperature, top_k in ((0.3, 20), (0.1, -1)):
-        requests = [request(length, 30, seed=length, temperature=temperature, top_k=top_k) for length in (1, 33, 160)]
+        requests = [
+            request(length, 30, seed=length, temperature=temperature, top_k=top_k) for length in (1, 33, 160)
+        ]
         assert largest_gap(peft_model(), requests, await all_of(engine, requests)) < 1e-5 / temperature
 
 
 async def test_more_tokens_in_flight_than_any_step_has_room_for(engine: RolloutEngine) -> None:
-    """8,000 tokens of different prompts, 3,200 in flight; vLLM's steps have 2,048, the engine's 4,096 at most."""
+    """8,000 tokens of different prompts, 3,200 in flight; vLLM's steps have 2,048, the engine's 4,096 at
+    most.
+    """
     requests = [request(200, 8, seed=seed) for seed in range(40)]
     assert largest_gap(peft_model(), requests, await all_of(engine, requests)) < 1e-5
 
@@ -138,12 +183,18 @@ async def test_greedy_takes_the_most_likely_token_at_every_step(engine: RolloutE
     req = request(20, 30, temperature=0.0)
     (reply,) = await engine.generate(req)
     with torch.no_grad():
-        logits = tiny_model(0, HEAD_DIM)(input_ids=torch.tensor([req.prompt_ids + reply.token_ids])).logits[0, 19:-1]
+        logits = tiny_model(0, HEAD_DIM)(input_ids=torch.tensor([req.prompt_ids + reply.token_ids])).logits[
+            0, 19:-1
+        ]
     assert tuple(logits.argmax(-1).tolist()) == reply.token_ids
 
 
-async def test_a_seed_gives_one_reply_and_n_replies_differ_and_need_the_prompt_once(engine: RolloutEngine) -> None:
-    first, again, other = [await engine.generate(request(160, 12, seed=seed, prompt_seed=3, n=4)) for seed in (1, 1, 2)]
+async def test_a_seed_gives_one_reply_and_n_replies_differ_and_need_the_prompt_once(
+    engine: RolloutEngine,
+) -> None:
+    first, again, other = [
+        await engine.generate(request(160, 12, seed=seed, prompt_seed=3, n=4)) for seed in (1, 1, 2)
+    ]
     assert [reply.token_ids for reply in first] == [reply.token_ids for reply in again]
     assert len({reply.token_ids for reply in (*first, *other)}) == 8
     before = engine.stats()
@@ -176,7 +227,10 @@ async def test_a_request_that_cannot_be_served_says_why(engine: RolloutEngine) -
         (GenerateRequest((1, VOCAB), SamplingParams(5)), "outside"),
         (GenerateRequest((1,), SamplingParams(5), n=0), "n=0"),
         (GenerateRequest((1,), SamplingParams(5, top_p=0.0)), "top_p"),
-        (request(4, 5, structure='{"format": {"type": "any_text"}}'), "cannot make a reply follow a schema|requires a tokenizer"),
+        (
+            request(4, 5, structure='{"format": {"type": "any_text"}}'),
+            "cannot make a reply follow a schema|requires a tokenizer",
+        ),
         (ask("planner"), r"request planner-0: there is no adapter 'planner'.*\['a', 'b', 'c'\]"),
     ):
         with pytest.raises(RolloutError, match=match):
@@ -188,7 +242,9 @@ async def until_running(engine: RolloutEngine) -> None:
         await asyncio.sleep(0.01)
 
 
-async def test_abort_and_cancel_free_what_a_request_holds(engine: RolloutEngine, caplog: pytest.LogCaptureFixture) -> None:
+async def test_abort_and_cancel_free_what_a_request_holds(
+    engine: RolloutEngine, caplog: pytest.LogCaptureFixture
+) -> None:
     before = engine.stats()
     flight = asyncio.create_task(engine.generate(request(10, 240, n=4, request_id="x")))
     while (now := engine.stats())["sampled"] == before["sampled"]:
@@ -211,11 +267,16 @@ async def test_abort_and_cancel_free_what_a_request_holds(engine: RolloutEngine,
     assert "never retrieved" not in caplog.text
 
 
-async def test_waiting_requests_of_higher_priority_are_served_first_and_no_running_reply_is_changed(engine: RolloutEngine) -> None:
+async def test_waiting_requests_of_higher_priority_are_served_first_and_no_running_reply_is_changed(
+    engine: RolloutEngine,
+) -> None:
     """All slots are taken; some of those that wait have the same prompts."""
     running = [request(20, 20 + 3 * i, seed=i) for i in range(16)]
     training = [request(20, 12, seed=30 + i) for i in range(6)]
-    first = [dataclasses.replace(request(20, 6, seed=60 + i, prompt_seed=(30 if i % 2 else 60) + i), priority=-1) for i in range(6)]
+    first = [
+        dataclasses.replace(request(20, 6, seed=60 + i, prompt_seed=(30 if i % 2 else 60) + i), priority=-1)
+        for i in range(6)
+    ]
     ended: list[GenerateRequest] = []
 
     async def served(one: GenerateRequest) -> Generation:
@@ -247,8 +308,12 @@ async def test_a_pause_holds_replies_and_sleep_wants_an_idle_engine(engine: Roll
     engine.wake()
 
 
-async def test_base_and_adapters_in_one_batch_agree_with_peft_before_and_after_an_update(engine: RolloutEngine) -> None:
-    """More requests than slots, so that a slot passes from one adapter to another; all have the same prompt."""
+async def test_base_and_adapters_in_one_batch_agree_with_peft_before_and_after_an_update(
+    engine: RolloutEngine,
+) -> None:
+    """More requests than slots, so that a slot passes from one adapter to another; all have the same
+    prompt.
+    """
     requests = [ask(name, seed) for seed in range(5) for name in EVERYONE]
     before = await all_of(engine, requests)
     assert largest_gap(peft_model(), requests, before) < 1e-5
@@ -265,7 +330,9 @@ async def test_base_and_adapters_in_one_batch_agree_with_peft_before_and_after_a
     assert (engine.version, engine.version_of("a"), engine.version_of("b")) == (0, 2, 1)
 
 
-async def test_a_partial_update_of_an_adapter_has_no_effect_and_others_are_sampled_meanwhile(engine: RolloutEngine) -> None:
+async def test_a_partial_update_of_an_adapter_has_no_effect_and_others_are_sampled_meanwhile(
+    engine: RolloutEngine,
+) -> None:
     newer = peft_model(seed=1)
     halves = list(tensors_of(newer, "a").items())
     running = asyncio.create_task(engine.generate(ask("b", 3, max_tokens=60)))
@@ -279,7 +346,9 @@ async def test_a_partial_update_of_an_adapter_has_no_effect_and_others_are_sampl
     assert largest_gap(peft_model(), [ask("b", 3, max_tokens=60)], await running) < 1e-5
 
 
-async def test_new_base_weights_come_in_buckets_and_change_the_rows_of_every_adapter(engine: RolloutEngine) -> None:
+async def test_new_base_weights_come_in_buckets_and_change_the_rows_of_every_adapter(
+    engine: RolloutEngine,
+) -> None:
     requests = [ask(name) for name in EVERYONE]
     await all_of(engine, requests)
     new = base_weights(seed=1)
@@ -296,7 +365,9 @@ async def test_new_base_weights_come_in_buckets_and_change_the_rows_of_every_ada
     assert [reply.version for reply in replies] == [5, 1, 1, 1]
 
 
-async def test_weights_of_model_and_adapter_arrive_by_every_transfer(engine: RolloutEngine, name: str) -> None:
+async def test_weights_of_model_and_adapter_arrive_by_every_transfer(
+    engine: RolloutEngine, name: str
+) -> None:
     receivers = ENGINES[name].get("tensor_model_parallel_size", 1)
     for seed, way in enumerate(("object_store", "shared_memory", "collective", "cuda_ipc"), 1):
         sender, receiver, new = build_transfer(way), build_transfer(way), list(base_weights(seed).items())
@@ -309,13 +380,17 @@ async def test_weights_of_model_and_adapter_arrive_by_every_transfer(engine: Rol
         assert replies[0].version == seed and largest_gap(peft_model(base=seed), [ask(None)], replies) < 1e-5
         newer = peft_model(seed=seed, base=seed)
         bucket = send_bucket(sender, tensors_of(newer, "a"))
-        engine.update_weights(ReceivedWeights(receiver, bucket.handle, bucket.shapes), adapter="a", version=seed)
+        engine.update_weights(
+            ReceivedWeights(receiver, bucket.handle, bucket.shapes), adapter="a", version=seed
+        )
         sender.release(bucket.handle)
         assert largest_gap(newer, [ask("a")], await all_of(engine, [ask("a")])) < 1e-5
 
 
 async def test_stale_keys_would_be_detected(engine: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Premise of the tests above: with the keys of old weights kept, log-probs are wrong by far more than the tolerance."""
+    """Premise of the tests above: with the keys of old weights kept, log-probs are wrong by far more than the
+    tolerance.
+    """
     newer = peft_model(seed=1, base=1)
     await all_of(engine, [ask(None), ask("a")])
     if name == "hf":
@@ -325,8 +400,12 @@ async def test_stale_keys_would_be_detected(engine: Any, name: str, monkeypatch:
     else:
         stale, pause = engine._adapters.request("a"), engine._llm.pause_generation
         engine.update_weights(tensors_of(newer, "a"), adapter="a", version=2)
-        monkeypatch.setattr(engine._adapters, "request", lambda adapter, replace=False: stale if adapter else None)
-        monkeypatch.setattr(engine._llm, "pause_generation", lambda mode, clear_cache: pause(mode=mode, clear_cache=False))
+        monkeypatch.setattr(
+            engine._adapters, "request", lambda adapter, replace=False: stale if adapter else None
+        )
+        monkeypatch.setattr(
+            engine._llm, "pause_generation", lambda mode, clear_cache: pause(mode=mode, clear_cache=False)
+        )
     (reply,) = await all_of(engine, [ask("a")])
     assert largest_gap(peft_model(seed=1), [ask("a")], [reply]) > 1e-3
     engine.update_weights(base_weights(seed=1), version=5)
@@ -338,7 +417,9 @@ def token_gaps(model: torch.nn.Module, req: GenerateRequest, reply: Generation) 
     """As `largest_gap`, for every token of a reply."""
     select_adapter(model, req.adapter)
     with torch.no_grad():
-        logits = model(torch.tensor([req.prompt_ids + reply.token_ids])).logits[0, len(req.prompt_ids) - 1 : -1]
+        logits = model(torch.tensor([req.prompt_ids + reply.token_ids])).logits[
+            0, len(req.prompt_ids) - 1 : -1
+        ]
     expected = torch.log_softmax(logits, -1).gather(-1, torch.tensor(reply.token_ids)[:, None])[:, 0]
     return (expected - torch.tensor(reply.log_probs)).abs()
 
@@ -346,13 +427,18 @@ def token_gaps(model: torch.nn.Module, req: GenerateRequest, reply: Generation) 
 def fewest_tokens(engine: Any, replies: int) -> int:
     """Tokens of the shortest of so many replies in flight."""
     if isinstance(engine, VLLMEngine):
-        counts = [state.detokenizer.num_output_tokens() for state in list(engine._llm.output_processor.request_states.values())]
+        counts = [
+            state.detokenizer.num_output_tokens()
+            for state in list(engine._llm.output_processor.request_states.values())
+        ]
     else:
         counts = [len(engine._slots.output(slot)[0]) for slot in engine._running]
     return min(counts) if len(counts) == replies else 0
 
 
-async def test_replies_in_flight_go_on_with_new_weights_whose_log_probs_they_have(engine: RolloutEngine) -> None:
+async def test_replies_in_flight_go_on_with_new_weights_whose_log_probs_they_have(
+    engine: RolloutEngine,
+) -> None:
     for adapter in ("a", None):  # a loop, not cases: pytest would start every engine again for the second
         set_weights(engine)
         older, newer = peft_model(), peft_model(seed=1) if adapter else peft_model(base=1)
@@ -362,15 +448,27 @@ async def test_replies_in_flight_go_on_with_new_weights_whose_log_probs_they_hav
         flights = [asyncio.create_task(engine.generate(one)) for one in asked]
         while fewest_tokens(engine, len(asked)) < 3:
             await asyncio.sleep(0.01)
-        engine.update_weights(tensors_of(newer, adapter) if adapter else base_weights(seed=1), adapter=adapter, version=7)
+        engine.update_weights(
+            tensors_of(newer, adapter) if adapter else base_weights(seed=1), adapter=adapter, version=7
+        )
         replies = [(await flight)[0] for flight in flights]
         for one, reply in zip(asked[:2], replies[:2], strict=True):
             (before, sampled), (now, rest) = reply.spans
-            assert (before, now, sampled + rest) == (current, 7, one.sampling.max_tokens) and sampled > 0 and rest > 0
-            assert token_gaps(older, one, reply)[:sampled].max() < 1e-5 and token_gaps(newer, one, reply)[sampled:].max() < 1e-5
+            assert (
+                (before, now, sampled + rest) == (current, 7, one.sampling.max_tokens)
+                and sampled > 0
+                and rest > 0
+            )
+            assert (
+                token_gaps(older, one, reply)[:sampled].max() < 1e-5
+                and token_gaps(newer, one, reply)[sampled:].max() < 1e-5
+            )
             assert token_gaps(older, one, reply)[sampled:].max() > 1e-2
         if adapter:
-            assert all(not reply.earlier for reply in replies[2:]) and largest_gap(older, others, replies[2:]) < 1e-5
+            assert (
+                all(not reply.earlier for reply in replies[2:])
+                and largest_gap(older, others, replies[2:]) < 1e-5
+            )
 
 
 async def test_weights_that_do_not_fit_are_refused(engine: RolloutEngine) -> None:
@@ -391,9 +489,13 @@ async def test_weights_that_do_not_fit_are_refused(engine: RolloutEngine) -> Non
     assert largest_gap(peft_model(), [ask("b")], [reply]) < 1e-5
 
 
-async def test_logits_that_are_not_numbers_fail_their_requests_and_no_later_one(engine: RolloutEngine) -> None:
+async def test_logits_that_are_not_numbers_fail_their_requests_and_no_later_one(
+    engine: RolloutEngine,
+) -> None:
     engine.update_weights({**base_weights(), "model.norm.weight": torch.full((64,), float("nan"))}, version=0)
-    failed = await asyncio.gather(*(engine.generate(request(10, 5, seed=i)) for i in range(3)), return_exceptions=True)
+    failed = await asyncio.gather(
+        *(engine.generate(request(10, 5, seed=i)) for i in range(3)), return_exceptions=True
+    )
     assert all(isinstance(error, RolloutError) and "non-finite" in str(error) for error in failed)
     engine.update_weights(base_weights(), version=0)
     requests = [request(10, 5, seed=i) for i in range(3)]
@@ -402,15 +504,26 @@ async def test_logits_that_are_not_numbers_fail_their_requests_and_no_later_one(
 
 async def test_a_judge_asks_any_engine_and_counts_replies_without_a_verdict(engine: RolloutEngine) -> None:
     tokenizer, sampling = make_tokenizer(), SamplingParams(8, temperature=0.0)
-    settings = RewardModelConfig(kind="judge", path="x", max_length=200, response_length=8, retries=2, unparsable_score=0.25)
-    judge = Judge(AgentBinding("judge", "j", "j", engine, tokenizer, sampling, sampling, 200), settings, "{mark} {reply}", seed=0)
+    settings = RewardModelConfig(
+        kind="judge", path="x", max_length=200, response_length=8, retries=2, unparsable_score=0.25
+    )
+    judge = Judge(
+        AgentBinding("judge", "j", "j", engine, tokenizer, sampling, sampling, 200),
+        settings,
+        "{mark} {reply}",
+        seed=0,
+    )
     counts = Counter[str]()
     conversations = [Conversation((), reply, Task("t", "2+2?")) for reply in ("4", "5")]
-    assert await asyncio.gather(*(judge.score(c, counts) for c in conversations)) == [0.25, 0.25], "a random model says nothing"
+    assert await asyncio.gather(*(judge.score(c, counts) for c in conversations)) == [0.25, 0.25], (
+        "a random model says nothing"
+    )
     assert counts == {"asked_again": 4, "unparsable": 2, "truncated": 0}
 
 
-def test_no_port_is_open_beyond_loopback(engine: RolloutEngine, ports_of_others: set[tuple[int, int]]) -> None:
+def test_no_port_is_open_beyond_loopback(
+    engine: RolloutEngine, ports_of_others: set[tuple[int, int]]
+) -> None:
     assert open_ports() <= ports_of_others
 
 

@@ -46,7 +46,13 @@ async def test_random_arrivals_change_no_bit(make_engine, slots):
     requests = []
     for i in range(30):
         length, tokens = (int(torch.randint(1, most, (1,), generator=generator)) for most in (90, 40))
-        extra = [{}, {"top_p": 0.8}, {"top_k": 5}, {"temperature": 0.0}, {"temperature": 0.7, "stop_token_ids": (3, 9)}][i % 5]
+        extra = [
+            {},
+            {"top_p": 0.8},
+            {"top_k": 5},
+            {"temperature": 0.0},
+            {"temperature": 0.7, "stop_token_ids": (3, 9)},
+        ][i % 5]
         requests.append(request(length, tokens, seed=i, n=1 + i % 3, prompt_seed=i // 2, **extra))
     engine = make_engine(slots=slots)
 
@@ -106,11 +112,16 @@ async def test_every_copy_of_a_prompt_has_the_log_probs_of_a_plain_forward(make_
 
 
 @pytest.mark.parametrize("slots", [3, 8, 16])
-async def test_replies_of_few_slots_staggered_arrivals_and_aborts_keep_their_bits_and_each_prompt_is_computed_once(make_engine, slots):
+async def test_replies_of_few_slots_staggered_arrivals_and_aborts_keep_their_bits_and_each_prompt_is_computed_once(
+    make_engine, slots
+):
     generator = torch.Generator().manual_seed(slots)
     lengths = torch.randint(1, 30, (20,), generator=generator).tolist()  # several are computed together
     stops = {"stop_token_ids": tuple(range(40))}  # replies of a request end at different times
-    requests = [request(length, 4 + 5 * (i % 6), seed=i, n=8, request_id=str(i), **stops) for i, length in enumerate(lengths)]
+    requests = [
+        request(length, 4 + 5 * (i % 6), seed=i, n=8, request_id=str(i), **stops)
+        for i, length in enumerate(lengths)
+    ]
     engine = make_engine(slots=slots)
 
     async def arrive(i: int) -> list[Generation]:
@@ -131,7 +142,10 @@ async def test_replies_of_few_slots_staggered_arrivals_and_aborts_keep_their_bit
     for i, (req, shared) in enumerate(zip(requests, together, strict=True)):
         for found, expected in zip(shared, await alone.generate(req), strict=True):
             ended = len(found.token_ids) if found.stop_reason == "abort" else None
-            assert (found.token_ids, found.log_probs) == (expected.token_ids[:ended], expected.log_probs[:ended])
+            assert (found.token_ids, found.log_probs) == (
+                expected.token_ids[:ended],
+                expected.log_probs[:ended],
+            )
             assert found.stop_reason == expected.stop_reason or (i % 5 == 0 and found.stop_reason == "abort")
 
 
@@ -197,15 +211,23 @@ async def test_weights_change_under_replies_in_flight(make_engine):
     assert engine.stats()["steps"] <= held + 1 and engine.version == 0
     engine.update_weights({name: new[name] for name in names[4:]}, version=5)
     (reply,) = await flight
-    assert reply.version == 5 and reply.token_ids[:15] == before.token_ids[:15] and reply.token_ids != before.token_ids
+    assert (
+        reply.version == 5
+        and reply.token_ids[:15] == before.token_ids[:15]
+        and reply.token_ids != before.token_ids
+    )
     assert await engine.generate(request(10, 60)) == [
-        Generation(g.token_ids, g.log_probs, g.stop_reason, version=5) for g in await make_engine(seed=1).generate(request(10, 60))
+        Generation(g.token_ids, g.log_probs, g.stop_reason, version=5)
+        for g in await make_engine(seed=1).generate(request(10, 60))
     ]
 
 
 def test_weights_that_do_not_fit_are_refused_whole(make_engine):
     engine, name = make_engine(), "model.norm.weight"
-    for bad, match in [({"model.nrom.weight": torch.ones(64)}, "model.nrom.weight"), ({name: torch.ones(3)}, r"\(3,\), expected \(64,\)")]:
+    for bad, match in [
+        ({"model.nrom.weight": torch.ones(64)}, "model.nrom.weight"),
+        ({name: torch.ones(3)}, r"\(3,\), expected \(64,\)"),
+    ]:
         with pytest.raises(RolloutError, match=match):
             engine.update_weights(bad, version=1)
     with pytest.raises(RolloutError, match="never came"):
@@ -216,12 +238,22 @@ async def test_logits_that_are_not_numbers_fail_their_request_and_no_later_one(m
     engine = make_engine()
     good = {name: tensor.detach().clone() for name, tensor in tiny_model().named_parameters()}
     engine.update_weights({**good, "model.norm.weight": torch.full((64,), float("nan"))}, version=0)
-    failed = await asyncio.gather(*(engine.generate(request(10, 5, seed=i)) for i in range(9)), return_exceptions=True)
+    failed = await asyncio.gather(
+        *(engine.generate(request(10, 5, seed=i)) for i in range(9)), return_exceptions=True
+    )
     assert all(isinstance(error, RolloutError) and "non-finite" in str(error) for error in failed)
-    engine.update_weights({**good, "model.layers.0.self_attn.v_proj.weight": torch.full((32, 64), float("nan"))}, version=0)
-    several = [request(10, 5, n=12), request(10, 5, seed=1, n=2), request(90, 5)]  # the last one finds all slots taken
+    engine.update_weights(
+        {**good, "model.layers.0.self_attn.v_proj.weight": torch.full((32, 64), float("nan"))}, version=0
+    )
+    several = [
+        request(10, 5, n=12),
+        request(10, 5, seed=1, n=2),
+        request(90, 5),
+    ]  # the last one finds all slots taken
     failed = await asyncio.gather(*(engine.generate(req) for req in several), return_exceptions=True)
-    assert all(isinstance(error, RolloutError) and "non-finite logits for request" in str(error) for error in failed)
+    assert all(
+        isinstance(error, RolloutError) and "non-finite logits for request" in str(error) for error in failed
+    )
     assert engine.stats()["failed"] == 9 + 12 + 2 + 1
     engine.update_weights(good, version=0)
     assert await engine.generate(request(10, 70, n=8)) == await make_engine().generate(request(10, 70, n=8))
@@ -282,7 +314,13 @@ async def test_requests_of_a_failed_loop_fail_with_it_and_the_next_ones_are_serv
 
 
 async def test_llama_is_served():
-    sizes = {"vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    sizes = {
+        "vocab_size": VOCAB,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    }
     model = AutoModelForCausalLM.from_config(LlamaConfig(**sizes, num_key_value_heads=4)).eval()
     req = request(33, 20)
     (reply,) = await HFEngine(model, max_num_seqs=4, max_model_len=64).generate(req)

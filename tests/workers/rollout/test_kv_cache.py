@@ -49,7 +49,9 @@ def test_a_copied_prompt_is_the_prompt_and_clearing_touches_one_slot():
 def test_both_attentions_agree_and_masked_blocks_change_no_bit():
     torch.manual_seed(0)
     query, key, value = torch.randn(16, 2, 3, 8), torch.randn(16, 2, 256, 8), torch.randn(16, 2, 256, 8)
-    mask = torch.zeros(16, 1, 1, 256).masked_fill(torch.arange(256) > torch.arange(16)[:, None, None, None] * 4, float("-inf"))
+    mask = torch.zeros(16, 1, 1, 256).masked_fill(
+        torch.arange(256) > torch.arange(16)[:, None, None, None] * 4, float("-inf")
+    )
     short = attend_in_steps(query, key[:, :, :64], value[:, :, :64], mask[..., :64], 0.3)
     assert torch.equal(attend_in_steps(query, key, value, mask, 0.3), short)
     torch.testing.assert_close(attend_fused(query, key, value, mask, 0.3), short)
@@ -64,7 +66,9 @@ def test_a_ring_holds_the_last_tokens_of_a_prompt_and_gives_the_prompt_back_afte
     cache.begin_prefill(torch.tensor([2]), torch.tensor([99]))
     cache.update(keys, -keys, 0)
     cache.settle(50)
-    assert cache.bytes == 2 * 2 * 4 * 2 * 64 * 4 * 4, "keys and values, of replies and prompts, of 64 positions, whatever the length"
+    assert cache.bytes == 2 * 2 * 4 * 2 * 64 * 4 * 4, (
+        "keys and values, of replies and prompts, of 64 positions, whatever the length"
+    )
 
     def columns(position: int) -> torch.Tensor:
         """The columns that slot 2 reads at a position."""

@@ -1,4 +1,6 @@
-"""Which ranks have a replica, and which replica serves a request: the one that knows the episode, unless it is much busier than another."""
+"""Which ranks have a replica, and which replica serves a request: the one that knows the episode, unless it
+is much busier than another.
+"""
 
 import asyncio
 from collections.abc import Sequence
@@ -48,7 +50,9 @@ async def test_new_episodes_go_to_the_least_loaded_and_later_calls_to_the_same_r
     await asyncio.gather(*tasks)
     for episode in "cba":
         await ask(client, f"train/1/{episode}/1.1")
-    assert [replica.served for replica in replicas] == [[f"train/1/{e}/1.0", f"train/1/{e}/1.1"] for e in "abc"]
+    assert [replica.served for replica in replicas] == [
+        [f"train/1/{e}/1.0", f"train/1/{e}/1.1"] for e in "abc"
+    ]
 
 
 async def test_an_episode_leaves_a_replica_that_is_much_busier() -> None:
@@ -104,7 +108,9 @@ class Ranks(WorkerGroup):
 
     def __init__(self, world_size: int, per_engine: int, monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__(None)
-        config = ActorRolloutRefConfig(rollout=RolloutConfig(name="vllm", tensor_model_parallel_size=per_engine))
+        config = ActorRolloutRefConfig(
+            rollout=RolloutConfig(name="vllm", tensor_model_parallel_size=per_engine)
+        )
         self.workers: list[RolloutWorker] = []
         for rank in range(world_size):
             monkeypatch.setenv("RANK", str(rank))
@@ -118,7 +124,9 @@ class Ranks(WorkerGroup):
         return len(self.workers)
 
     def _submit(self, method_name: str, calls: list[Any]) -> Any:
-        return Results([getattr(self.workers[rank], method_name)(*args, **kwargs) for rank, args, kwargs in calls])
+        return Results(
+            [getattr(self.workers[rank], method_name)(*args, **kwargs) for rank, args, kwargs in calls]
+        )
 
     @property
     def engines(self) -> list[Any]:
@@ -161,14 +169,20 @@ def test_methods_for_all_ranks_run_on_those_with_an_engine(monkeypatch: pytest.M
     done = [["a"], "pause", "resume", "sleep", "wake"]
     assert [engine and engine.calls for engine in group.engines] == [done, None, done, None]
     told = {name for name in registered_methods(RolloutWorker) if name in vars(RolloutWorker)}
-    assert told == {"init_model", "update_weights", "stats", "pause", "resume", "sleep", "wake", "end"}, "a new one needs a line here"
+    assert told == {"init_model", "update_weights", "stats", "pause", "resume", "sleep", "wake", "end"}, (
+        "a new one needs a line here"
+    )
 
 
 async def test_requests_go_to_ranks_with_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     group = Ranks(6, 2, monkeypatch)
     await asyncio.gather(*(worker.init_model() for worker in group.workers))
     client = replica_client(group, 10.0, 2)
-    await asyncio.gather(*(client.generate(GenerateRequest((1,), SamplingParams(1), request_id=f"{i}/0")) for i in range(6)))
+    await asyncio.gather(
+        *(client.generate(GenerateRequest((1,), SamplingParams(1), request_id=f"{i}/0")) for i in range(6))
+    )
     assert [engine and len(engine.calls) for engine in group.engines] == [2, None, 2, None, 2, None]
-    with pytest.raises(RolloutError, match="rank 3 has no engine: its device belongs to the engine of rank 2; call that rank"):
+    with pytest.raises(
+        RolloutError, match="rank 3 has no engine: its device belongs to the engine of rank 2; call that rank"
+    ):
         await group.workers[3].generate(GenerateRequest((1,), SamplingParams(1)))

@@ -30,7 +30,9 @@ class Mortal:
 
 
 class Factory:
-    """Starts engines that serve the given numbers of requests; None stands for an engine that cannot be started."""
+    """Starts engines that serve the given numbers of requests; None stands for an engine that cannot be
+    started.
+    """
 
     def __init__(self, *lives: int | None) -> None:
         self.lives, self.started = list(lives), 0
@@ -44,14 +46,19 @@ class Factory:
 
 
 async def ask(client: RestartingClient, count: int) -> list[Generation]:
-    return [replies[0] for replies in await asyncio.gather(*(client.generate(request(3, 1)) for _ in range(count)))]
+    return [
+        replies[0]
+        for replies in await asyncio.gather(*(client.generate(request(3, 1)) for _ in range(count)))
+    ]
 
 
 async def test_all_requests_of_a_dead_engine_run_again_on_one_new_engine() -> None:
     factory = Factory(100)
     client = RestartingClient(Mortal(0, 2), factory, "math")
     replies = await ask(client, 6)
-    assert {reply.token_ids for reply in replies} == {(0,), (1,)} or {reply.token_ids for reply in replies} == {(1,)}
+    assert {reply.token_ids for reply in replies} == {(0,), (1,)} or {
+        reply.token_ids for reply in replies
+    } == {(1,)}
     assert (factory.started, client.restarts) == (1, 1)
 
 
@@ -59,7 +66,10 @@ async def test_an_engine_found_dead_is_replaced_at_once_and_only_once_a_step() -
     factory = Factory(100, None)
     client = RestartingClient(Mortal(0, 0), factory, "math")
     client.replace(client.serving, EngineGoneError("found dead"))
-    assert [reply.token_ids for reply in await ask(client, 2)] == [(1,), (1,)] and (factory.started, client.restarts) == (1, 1)
+    assert [reply.token_ids for reply in await ask(client, 2)] == [(1,), (1,)] and (
+        factory.started,
+        client.restarts,
+    ) == (1, 1)
     with pytest.raises(EngineGoneError, match="dead again"):
         client.replace(client.serving, EngineGoneError("dead again"))
     client.allow()
@@ -110,11 +120,15 @@ async def test_a_drain_of_an_engine_that_samples_nothing_ends_and_names_the_requ
     engine, clock = Stuck(0, 100), asyncio.get_running_loop().time
     client, since = RestartingClient(engine, Factory(), "math", limit_s=0.2), clock()
     names = ("step7/toy:1/0/0/0.0", "step7/toy:1/0/1/0.0")
-    asked = [asyncio.create_task(client.generate(replace(request(3, 1), request_id=name, adapter=name[-5]))) for name in names]
+    asked = [
+        asyncio.create_task(client.generate(replace(request(3, 1), request_id=name, adapter=name[-5])))
+        for name in names
+    ]
     await asyncio.sleep(0.1)
     engine.progress_at = clock() + 0.1
     with pytest.raises(
-        TimeoutError, match=f"^new weights of engine math wait for the replies to {names[0]}, {names[1]}, but it has sampled"
+        TimeoutError,
+        match=f"^new weights of engine math wait for the replies to {names[0]}, {names[1]}, but it has sampled",
     ):
         await client.drain()
     assert clock() - since >= 0.4
@@ -153,14 +167,24 @@ async def test_an_adapter_is_drained_alone_and_a_model_with_all_adapters(adapter
 
     a_is_drained = asyncio.Event()
     client = RestartingClient(Slow(0, 100), Factory(), "math")
-    open_ = {name: asyncio.create_task(client.generate(replace(request(3, 1), adapter=name))) for name in ("a", "b")}
+    open_ = {
+        name: asyncio.create_task(client.generate(replace(request(3, 1), adapter=name)))
+        for name in ("a", "b")
+    }
     await asyncio.sleep(0)
     await asyncio.wait_for(client.drain(adapter), 5)
     assert open_["a"].done() and open_["b"].done() == (adapter is None)
     a_is_drained.set()
-    later = {name: asyncio.create_task(client.generate(replace(request(3, 1), adapter=name))) for name in ("a", "b", None)}
+    later = {
+        name: asyncio.create_task(client.generate(replace(request(3, 1), adapter=name)))
+        for name in ("a", "b", None)
+    }
     await asyncio.wait({*open_.values(), later[None], later["b"]}, timeout=5 if adapter else 0.2)
-    assert {name: reply.done() for name, reply in later.items()} == {"a": False, "b": adapter is not None, None: adapter is not None}
+    assert {name: reply.done() for name, reply in later.items()} == {
+        "a": False,
+        "b": adapter is not None,
+        None: adapter is not None,
+    }
     client.release("b")
     await asyncio.sleep(0.1)
     assert not later["a"].done(), "released by its own update alone"
@@ -180,7 +204,9 @@ async def test_busy_seconds_are_those_with_a_request_under_way(monkeypatch: pyte
 
     clock = SimpleNamespace(perf_counter=lambda: seconds, time=lambda: seconds)
     monkeypatch.setattr("verl.workers.rollout.restart.time", clock)
-    client = RestartingClient(Clocked(0, 100), Factory(), "math", lambda start, end: busy.append((start, end)))
+    client = RestartingClient(
+        Clocked(0, 100), Factory(), "math", lambda start, end: busy.append((start, end))
+    )
     await ask(client, 20)
     seconds += 100.0
     await ask(client, 1)
@@ -196,7 +222,9 @@ async def test_a_second_death_in_a_step_is_the_end_and_in_the_next_step_it_is_no
     message = r"^engine math died twice in one step; fix the cause, then restart the run: engine 1 is gone$"
     with pytest.raises(EngineGoneError, match=message):
         await ask(client, 3)
-    with pytest.raises(EngineGoneError, match=r"engine 1 is gone; requests that wait for it: step7/toy:1/0/0/0.0$"):
+    with pytest.raises(
+        EngineGoneError, match=r"engine 1 is gone; requests that wait for it: step7/toy:1/0/0/0.0$"
+    ):
         await client.generate(replace(request(3, 1), request_id="step7/toy:1/0/0/0.0"))
     assert factory.started == 1
     client.allow()

@@ -12,9 +12,15 @@ from verl.workers.rollout.sampling import check_sampling, draw_uniforms, sample
 LOGITS = torch.tensor([2.0, 1.0, 0.0, -1.0, -2.0])
 
 
-def draw(rows: int = 4000, top_p: float = 1.0, top_k: int = 5, temperature: float = 1.0, truncated: bool = True) -> torch.Tensor:
+def draw(
+    rows: int = 4000, top_p: float = 1.0, top_k: int = 5, temperature: float = 1.0, truncated: bool = True
+) -> torch.Tensor:
     """Share of each token when `rows` rows sample from the same logits with evenly spread uniforms."""
-    truncation = (torch.full((rows,), truncated), torch.full((rows,), top_p, dtype=torch.float64), torch.full((rows,), top_k))
+    truncation = (
+        torch.full((rows,), truncated),
+        torch.full((rows,), top_p, dtype=torch.float64),
+        torch.full((rows,), top_k),
+    )
     uniforms = (torch.arange(rows, dtype=torch.float64) + 0.5) / rows
     out = sample(LOGITS.repeat(rows, 1), uniforms, torch.full((rows,), temperature), None, truncation)
     expected = (LOGITS / temperature).log_softmax(-1)[out.tokens]
@@ -24,7 +30,9 @@ def draw(rows: int = 4000, top_p: float = 1.0, top_k: int = 5, temperature: floa
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
 def test_tokens_follow_the_softmax_of_logits_over_temperature(temperature):
-    torch.testing.assert_close(draw(temperature=temperature), (LOGITS / temperature).softmax(-1), atol=1e-3, rtol=0)
+    torch.testing.assert_close(
+        draw(temperature=temperature), (LOGITS / temperature).softmax(-1), atol=1e-3, rtol=0
+    )
 
 
 def test_top_k_keeps_k_tokens_in_proportion_and_log_probs_untruncated():
@@ -56,7 +64,10 @@ def test_uniforms_depend_on_seed_and_reply_and_a_longer_draw_begins_the_same():
     assert len(streams) == 8
 
 
-@pytest.mark.parametrize("wrong", [{"max_tokens": 0}, {"temperature": -1.0}, {"temperature": float("nan")}, {"top_p": 0.0}, {"top_k": 0}])
+@pytest.mark.parametrize(
+    "wrong",
+    [{"max_tokens": 0}, {"temperature": -1.0}, {"temperature": float("nan")}, {"top_p": 0.0}, {"top_k": 0}],
+)
 def test_a_value_out_of_range_is_named(wrong):
     with pytest.raises(RolloutError, match=next(iter(wrong))):
         check_sampling(SamplingParams(**{"max_tokens": 1, **wrong}))

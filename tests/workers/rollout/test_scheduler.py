@@ -13,11 +13,16 @@ from verl.workers.rollout.waiting import Reply, Ticket
 
 
 def replies(length: int, prompt_seed: int, n: int = 1, priority: int = 0) -> list[Reply]:
-    ticket = Ticket(replace(request(length, 5, prompt_seed=prompt_seed, n=n), priority=priority), 5, [None] * n)
+    ticket = Ticket(
+        replace(request(length, 5, prompt_seed=prompt_seed, n=n), priority=priority), 5, [None] * n
+    )
     return [Reply(ticket, index) for index in range(n)]
 
 
-@pytest.mark.parametrize(("length", "bucket"), [(1, 32), (32, 32), (33, 64), (100, 128), (129, 192), (193, 256), (257, 384), (513, 768)])
+@pytest.mark.parametrize(
+    ("length", "bucket"),
+    [(1, 32), (32, 32), (33, 64), (100, 128), (129, 192), (193, 256), (257, 384), (513, 768)],
+)
 def test_a_prompt_is_padded_by_a_rule_of_its_own_length(length, bucket):
     assert prompt_bucket(length) == bucket
     assert bucket >= length and rows_of(bucket, 128) >= 1
@@ -45,7 +50,9 @@ def test_a_copy_never_overwrites_a_prompt_that_is_read_in_the_same_admission():
     scheduler.add(replies(10, 0) + replies(10, 1))
     again = scheduler.admit()
     assert isinstance(again, Copies)
-    assert not {source for source, slot, _ in again.batch if source != slot} & {slot for _, slot, _ in again.batch}
+    assert not {source for source, slot, _ in again.batch if source != slot} & {
+        slot for _, slot, _ in again.batch
+    }
 
 
 def test_an_incomplete_batch_waits_for_more_prompts_but_not_for_ever():
@@ -71,7 +78,9 @@ def test_prompts_are_forgotten_when_the_weights_change():
 
 
 def drive(scheduler: Scheduler, arrivals: list[list[Reply]], ends: random.Random) -> list[Prefill | Copies]:
-    """Admit all; a tick brings some of the arrivals and ends some of the replies, both at random. Checks every admission."""
+    """Admit all; a tick brings some of the arrivals and ends some of the replies, both at random. Checks
+    every admission.
+    """
     log, running, holds = [], {}, {}
     arrivals = list(arrivals)
     while arrivals or scheduler.waiting or running:
@@ -96,7 +105,9 @@ def drive(scheduler: Scheduler, arrivals: list[list[Reply]], ends: random.Random
 @pytest.mark.parametrize("slots", [1, 2, 3, 8, 20])
 @pytest.mark.parametrize("seed", range(6))
 def test_no_reply_begins_while_one_of_higher_priority_waits(slots, seed):
-    """Prompts of three lengths, many of them shared by replies of both priorities; one ticket is withdrawn."""
+    """Prompts of three lengths, many of them shared by replies of both priorities; one ticket is
+    withdrawn.
+    """
     rng = random.Random(seed)
     lengths = {number: rng.choice([10, 50, 90]) for number in range(8)}
     drawn = [(rng.randrange(8), rng.randint(1, 5), -(rng.random() < 0.4)) for _ in range(40)]
@@ -118,7 +129,12 @@ def test_however_few_slots_there_are_every_prompt_is_computed_once_and_every_rep
     rng = random.Random(seed)
     tickets = [replies(rng.randint(1, 100), prompt_seed=number, n=rng.randint(1, 8)) for number in range(25)]
     log = drive(Scheduler(slots, token_budget=128), tickets, rng)
-    computed = [reply.ticket.prompt_key for admission in log if isinstance(admission, Prefill) for _, reply in admission.batch]
+    computed = [
+        reply.ticket.prompt_key
+        for admission in log
+        if isinstance(admission, Prefill)
+        for _, reply in admission.batch
+    ]
     assert len(computed) == len(set(computed)) == 25
     served = [entry[-1] for admission in log for entry in admission.batch]
     assert sorted(map(id, served)) == sorted(id(reply) for ticket in tickets for reply in ticket)

@@ -51,7 +51,9 @@ async def serve_all(group: Any, requests: list[Any] = REQUESTS) -> list[list[Gen
 
 
 @pytest.mark.ray
-def test_a_ray_actor_and_this_process_give_the_same_bits_and_a_killed_actor_is_an_error(ray_cluster, init, local):
+def test_a_ray_actor_and_this_process_give_the_same_bits_and_a_killed_actor_is_an_error(
+    ray_cluster, init, local
+):
     actor = RayClassWithInitArgs(RolloutWorker, **init)
     actor.update_options({"max_concurrency": 100})
     group = RayWorkerGroup(RayResourcePool([1], use_gpu=False), actor, timeout_s=120)
@@ -83,7 +85,9 @@ def test_one_client_serves_one_event_loop_after_the_other(local):
 async def test_an_error_reaches_only_the_request_that_caused_it(local):
     bad = replace(REQUESTS[0], prompt_ids=(1,) * 200)
     client = WorkerGroupClient(local, timeout_s=60)
-    failed, good = await asyncio.gather(client.generate(bad), client.generate(REQUESTS[1]), return_exceptions=True)
+    failed, good = await asyncio.gather(
+        client.generate(bad), client.generate(REQUESTS[1]), return_exceptions=True
+    )
     assert isinstance(failed, RolloutError) and "200 tokens" in str(failed)
     assert good == (await serve_all(local))[1]
 
@@ -99,8 +103,12 @@ async def test_a_request_that_takes_too_long_is_an_error_and_frees_its_slot(loca
     assert stats["active"] == stats["waiting"] == 0
 
 
-async def test_requests_to_a_busy_engine_may_take_any_time_and_those_to_one_that_stops_may_not(local, monkeypatch):
-    """The second request waits for a slot; both replies take longer than the limit, and in between none ends."""
+async def test_requests_to_a_busy_engine_may_take_any_time_and_those_to_one_that_stops_may_not(
+    local, monkeypatch
+):
+    """The second request waits for a slot; both replies take longer than the limit, and in between
+    none ends.
+    """
     step = HFEngine._step
 
     def slow_step(self: HFEngine) -> None:
@@ -114,7 +122,10 @@ async def test_requests_to_a_busy_engine_may_take_any_time_and_those_to_one_that
     begun = asyncio.create_task(client.generate(request(5, 100, request_id="begun")))
     await asyncio.sleep(0.2)
     local.pause()
-    with pytest.raises(EngineStuckError, match=r"waited 0\.8 s for request begun on the rollout engine, which sampled no token meanwhile"):
+    with pytest.raises(
+        EngineStuckError,
+        match=r"waited 0\.8 s for request begun on the rollout engine, which sampled no token meanwhile",
+    ):
         await begun
     local.resume()
 
@@ -190,7 +201,9 @@ class Slow:
 
 
 @pytest.mark.parametrize("waits", [True, False])
-async def test_the_loop_of_the_worker_is_free_while_a_bucket_is_loaded_and_what_changes_the_engine_waits(init, waits):
+async def test_the_loop_of_the_worker_is_free_while_a_bucket_is_loaded_and_what_changes_the_engine_waits(
+    init, waits
+):
     worker, engine = RolloutWorker(**init), Slow(waits)
     worker._engine, worker._transfer = engine, engine
     first = asyncio.create_task(worker.update_weights("", {"a": (1,)}, 1, False))
@@ -208,7 +221,9 @@ async def test_the_loop_of_the_worker_is_free_while_a_bucket_is_loaded_and_what_
     of_first = ["begin 1", "end 1: {'a': 0}"]
     of_first.insert(1 if waits else 0, "stats")
     assert engine.events[:3] == of_first
-    assert sorted(engine.events[3:-2]) == ["abort", "pause", "request", "resume", "sleep", "wake"], "after the bucket in progress"
+    assert sorted(engine.events[3:-2]) == ["abort", "pause", "request", "resume", "sleep", "wake"], (
+        "after the bucket in progress"
+    )
     assert engine.events[-2:] == ["begin 2", "end 2: {'a': 0}"]
 
 
@@ -227,7 +242,9 @@ def test_an_engine_without_a_model_says_what_to_do(init):
         asyncio.run(worker.generate(REQUESTS[0]))
 
 
-@pytest.mark.parametrize(("path", "name", "error"), [("/nowhere/at/all", "hf", ModelPathError), (None, "magic", ValueError)])
+@pytest.mark.parametrize(
+    ("path", "name", "error"), [("/nowhere/at/all", "hf", ModelPathError), (None, "magic", ValueError)]
+)
 def test_a_wrong_path_or_engine_name_is_an_error(init, path, name, error):
     config = ActorRolloutRefConfig(model=ModelConfig(path=path), rollout=RolloutConfig(name=name))
     with pytest.raises(error, match=path or name):

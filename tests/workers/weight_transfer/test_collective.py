@@ -1,4 +1,6 @@
-"""Broadcasts to real processes: same bits in all of them, one group while the receivers stay, and errors that name who is missing."""
+"""Broadcasts to real processes: same bits in all of them, one group while the receivers stay, and errors that
+name who is missing.
+"""
 
 import multiprocessing
 import os
@@ -22,7 +24,9 @@ LIMIT_S = 20.0
 
 
 def _receive(pipe: Connection) -> None:
-    """Receive the bucket of every handle that comes; the answer is the group and a sum for each tensor, or the error."""
+    """Receive the bucket of every handle that comes; the answer is the group and a sum for each tensor, or
+    the error.
+    """
     torch.set_num_threads(1)  # a forked process has none of the threads that its parent started
     transfer = Collective(LIMIT_S)
     while True:
@@ -31,7 +35,15 @@ def _receive(pipe: Connection) -> None:
         try:
             found = transfer.receive(handle)
             group = transfer._receiver._group.generation
-            pipe.send((group, {name: (str(value.dtype), value.flatten().view(torch.uint8).sum().item()) for name, value in found.items()}))
+            pipe.send(
+                (
+                    group,
+                    {
+                        name: (str(value.dtype), value.flatten().view(torch.uint8).sum().item())
+                        for name, value in found.items()
+                    },
+                )
+            )
         except RolloutError as error:
             pipe.send((type(error).__name__, str(error)))
 
@@ -84,11 +96,16 @@ def _bucket(seed: int, size: int = 50_000) -> dict[str, torch.Tensor]:
 
 
 def _sums(tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
-    return {name: (str(value.dtype), value.flatten().view(torch.uint8).sum().item()) for name, value in tensors.items()}
+    return {
+        name: (str(value.dtype), value.flatten().view(torch.uint8).sum().item())
+        for name, value in tensors.items()
+    }
 
 
 def _update(sender: Collective, processes: Processes, seed: int, buckets: int = 3) -> set[int]:
-    """Send an update as the trainer does, a bucket ahead of the receivers; return the generation of every receiver's group."""
+    """Send an update as the trainer does, a bucket ahead of the receivers; return the generation of every
+    receiver's group.
+    """
     sent = [_bucket(seed + index) for index in range(buckets)]
     handles = [sender.send(tensors, len(processes.running)) for tensors in sent[:2]]
     generations = set()
@@ -152,7 +169,10 @@ def test_a_receiver_killed_within_an_update_fails_the_others_in_the_same_bucket(
         killed = processes.kill(1)
     began = time.monotonic()
     for kind, message in processes.answers():
-        assert kind == "EngineGoneError" and "bucket 1 of weight update 1 did not come from 127.0.0.1:" in message
+        assert (
+            kind == "EngineGoneError"
+            and "bucket 1 of weight update 1 did not come from 127.0.0.1:" in message
+        )
         assert f"lost {socket.gethostname()}:{killed}" in message
     assert time.monotonic() - began < LIMIT_S / 2, "not the time limit"
     assert f"lost {socket.gethostname()}:{killed}" in caplog.text
@@ -162,7 +182,9 @@ def test_a_receiver_killed_within_an_update_fails_the_others_in_the_same_bucket(
     assert _update(sender, processes, 4) == {2}
 
 
-def test_a_receiver_lost_before_the_group_is_connected_fails_the_others(processes: Processes, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_receiver_lost_before_the_group_is_connected_fails_the_others(
+    processes: Processes, caplog: pytest.LogCaptureFixture
+) -> None:
     sender = Collective(LIMIT_S)
     processes.start()
     handle = sender.send(_bucket(0), 2)
@@ -184,7 +206,9 @@ def test_who_comes_late_or_sends_no_message_does_no_harm(processes: Processes) -
     processes.start()
     handles = [sender.send(_bucket(seed), 1) for seed in range(2)]
     strangers = [socket.create_connection(handles[0]["sender"]) for _ in range(3)]
-    for stranger, said in zip(strangers, (b"GET / HTTP/1.1\r\n\r\n", b'{"update": 1}\n', b"x" * 5_000_000), strict=True):
+    for stranger, said in zip(
+        strangers, (b"GET / HTTP/1.1\r\n\r\n", b'{"update": 1}\n', b"x" * 5_000_000), strict=True
+    ):
         with suppress(OSError):
             stranger.sendall(said)
     processes.tell(handles[0])
@@ -244,7 +268,10 @@ def test_a_bucket_out_of_order_and_a_sender_that_is_gone_are_errors(processes: P
         Collective(0.5).receive(handles[0] | {"sender": ["127.0.0.1", 1]})
 
 
-@pytest.mark.parametrize("made", [lambda: {}, lambda: _bucket(0), lambda: {"scalar": torch.tensor(3.0), "flag": torch.tensor([True])}])
+@pytest.mark.parametrize(
+    "made",
+    [lambda: {}, lambda: _bucket(0), lambda: {"scalar": torch.tensor(3.0), "flag": torch.tensor([True])}],
+)
 def test_bytes_of_a_bucket_are_its_tensors(made: Callable[[], dict[str, torch.Tensor]]) -> None:
     tensors = made()
     layout, size = layout_of(tensors)
@@ -252,4 +279,7 @@ def test_bytes_of_a_bucket_are_its_tensors(made: Callable[[], dict[str, torch.Te
     pack(tensors, flat, layout)
     found = unpack(flat, layout)
     assert list(found) == list(tensors)
-    assert all(torch.equal(found[name], value) and found[name].dtype == value.dtype for name, value in tensors.items())
+    assert all(
+        torch.equal(found[name], value) and found[name].dtype == value.dtype
+        for name, value in tensors.items()
+    )

@@ -1,4 +1,6 @@
-"""Memory that receivers map, with shared memory of the host in place of a GPU's: copies, acknowledgements, and what is refused."""
+"""Memory that receivers map, with shared memory of the host in place of a GPU's: copies, acknowledgements,
+and what is refused.
+"""
 
 import multiprocessing
 import os
@@ -21,7 +23,9 @@ TENSORS = {"half": torch.randn(300, 5).bfloat16().T, "single": torch.randn(7), "
 
 
 def same(found: Mapping[str, torch.Tensor]) -> bool:
-    return list(found) == list(TENSORS) and all(torch.equal(found[name], value) for name, value in TENSORS.items())
+    return list(found) == list(TENSORS) and all(
+        torch.equal(found[name], value) for name, value in TENSORS.items()
+    )
 
 
 def _receive(pipe: Connection) -> None:
@@ -97,17 +101,24 @@ def test_memory_of_another_gpu_or_node_is_refused(monkeypatch: pytest.MonkeyPatc
     handle = CudaIpc().send(TENSORS, 1)
     monkeypatch.setattr(HostMemory, "place", staticmethod(lambda: "node 2"))
     monkeypatch.setattr(GpuMemory, "place", staticmethod(lambda: "GPU 7"))
-    with pytest.raises(RolloutError, match=r"in the memory of node [0-9a-f-]+, this process uses node 2, GPU 7; use rollout\.weight_tr"):
+    with pytest.raises(
+        RolloutError,
+        match=r"in the memory of node [0-9a-f-]+, this process uses node 2, GPU 7; use rollout\.weight_tr",
+    ):
         CudaIpc().receive(handle)
 
 
-def test_every_rank_sends_and_a_receiver_takes_what_is_in_its_own_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_rank_sends_and_a_receiver_takes_what_is_in_its_own_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     senders, sent = [CudaIpc(), CudaIpc()], []
     for rank, sender in enumerate(senders):
         monkeypatch.setattr(HostMemory, "place", staticmethod(lambda rank=rank: f"GPU {rank}"))
         sent.append(send_bucket(sender, {"rank": torch.tensor([rank])}))
     bucket = merged([*sent, None])
-    assert bucket is not None and bucket.n_bytes == 8 and merged([None]) is None and merged(sent[:1]) is sent[0]
+    assert (
+        bucket is not None and bucket.n_bytes == 8 and merged([None]) is None and merged(sent[:1]) is sent[0]
+    )
     for rank in (0, 1):
         monkeypatch.setattr(HostMemory, "place", staticmethod(lambda rank=rank: f"GPU {rank}"))
         assert CudaIpc().receive(bucket.handle)["rank"].item() == rank
@@ -118,7 +129,10 @@ def test_every_rank_sends_and_a_receiver_takes_what_is_in_its_own_memory(monkeyp
 
 def test_memory_of_expandable_segments_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
-    with pytest.raises(RolloutError, match=r"expandable segments; unset PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, or use"):
+    with pytest.raises(
+        RolloutError,
+        match=r"expandable segments; unset PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, or use",
+    ):
         GpuMemory(16, torch.device("cuda"))
 
 

@@ -1,4 +1,6 @@
-"""Every way of sending weights delivers the same bits, lets go of what was loaded, and is found by its name."""
+"""Every way of sending weights delivers the same bits, lets go of what was loaded, and is found by
+its name.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -32,10 +34,14 @@ def test_tensors_arrive_with_the_same_bits_in_the_order_of_sending(name: str) ->
     buckets = [send_bucket(sender, tensors) for tensors in sent]
     for tensors, bucket in zip(sent, buckets, strict=True):
         found = ReceivedWeights(receiver, bucket.handle, bucket.shapes)
-        assert found.shapes == {key: tuple(value.shape) for key, value in tensors.items()} and len(found) == len(tensors)
+        assert found.shapes == {key: tuple(value.shape) for key, value in tensors.items()} and len(
+            found
+        ) == len(tensors)
         assert bucket.n_bytes == sum(value.nbytes for value in tensors.values())
         for key, value in tensors.items():
-            assert found[key].dtype == value.dtype and torch.equal(found[key].nan_to_num(7), value.nan_to_num(7))
+            assert found[key].dtype == value.dtype and torch.equal(
+                found[key].nan_to_num(7), value.nan_to_num(7)
+            )
         sender.release(bucket.handle)
 
 
@@ -50,16 +56,29 @@ def test_a_file_is_removed_when_it_was_loaded_and_missed_on_another_node() -> No
 
 
 def test_names_are_found_without_importing_what_they_name() -> None:
-    assert all(transfer_exists(name) for name in (*NAMES, "auto")) and transfer_exists(transfer_name(SharedMemory()))
+    assert all(transfer_exists(name) for name in (*NAMES, "auto")) and transfer_exists(
+        transfer_name(SharedMemory())
+    )
     assert not any(
-        transfer_exists(name) for name in ("", "base", "broadcast", "carrier_pigeon", "no_such.Module", "verl.utils.names.Pigeon", "a b")
+        transfer_exists(name)
+        for name in (
+            "",
+            "base",
+            "broadcast",
+            "carrier_pigeon",
+            "no_such.Module",
+            "verl.utils.names.Pigeon",
+            "a b",
+        )
     )
     for name in NAMES:
         assert type(build_transfer(transfer_name(build_transfer(name)))) is type(build_transfer(name))
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_an_update_holds_few_buckets_and_leaves_none(name: str, tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_update_holds_few_buckets_and_leaves_none(
+    name: str, tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = ActorRolloutRefConfig(
         model=ModelConfig(path=str(tiny_model_dir)),
         actor=ActorConfig(),
@@ -97,6 +116,12 @@ def test_an_update_holds_few_buckets_and_leaves_none(name: str, tiny_model_dir: 
 
 def test_auto_is_cuda_ipc_where_it_can_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
     assert chosen_transfer("auto", "cpu") == "object_store" and chosen_transfer("auto", "cuda") == "cuda_ipc"
-    assert chosen_transfer("auto", "cpu", shared=False) == "object_store" and chosen_transfer("auto", "cuda", shared=False) == "collective"
+    assert (
+        chosen_transfer("auto", "cpu", shared=False) == "object_store"
+        and chosen_transfer("auto", "cuda", shared=False) == "collective"
+    )
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64,expandable_segments:True")
-    assert chosen_transfer("auto", "cuda") == "object_store" and chosen_transfer("collective", "cuda") == "collective"
+    assert (
+        chosen_transfer("auto", "cuda") == "object_store"
+        and chosen_transfer("collective", "cuda") == "collective"
+    )

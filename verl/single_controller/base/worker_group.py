@@ -1,3 +1,9 @@
 """verl's import path."""
 
-from verl.compat.controller import ArgumentLostError, ClassWithInitArgs, ResourcePool, WorkerDiedError, WorkerGroup  # noqa: F401
+from verl.compat.controller import (  # noqa: F401
+    ArgumentLostError,
+    ClassWithInitArgs,
+    ResourcePool,
+    WorkerDiedError,
+    WorkerGroup,
+)

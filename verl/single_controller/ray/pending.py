@@ -12,14 +12,18 @@ from ray.exceptions import ActorUnavailableError, ObjectLostError, RayActorError
 
 from verl.single_controller.worker_group import ArgumentLostError, PendingResults, WorkerDiedError
 
-# How long to wait, after an error of one rank, for the death of another: if a rank dies in a collective, the lost connections of its
-# peers are often reported first.
+# How long to wait, after an error of one rank, for the death of another: if a rank dies in a collective, the
+# lost connections of its peers are often reported first.
 DEATH_NOTICE_S = 10.0
 
 
 def failures(futures: Sequence[asyncio.Future[Any]], done: set[asyncio.Future[Any]]) -> dict[int, Any]:
     """Return the exceptions of the futures in `done`, by position in `futures`."""
-    return {i: future.exception() for i, future in enumerate(futures) if future in done and future.exception() is not None}
+    return {
+        i: future.exception()
+        for i, future in enumerate(futures)
+        if future in done and future.exception() is not None
+    }
 
 
 def deaths(errors: dict[int, Any]) -> list[int]:
@@ -28,14 +32,20 @@ def deaths(errors: dict[int, Any]) -> list[int]:
 
 
 def is_death(error: Any) -> bool:
-    """Return whether a worker, or its node with its result, is lost; not true of a lost argument (`ArgumentLostError`)."""
+    """Return whether a worker, or its node with its result, is lost; not true of a lost argument
+    (`ArgumentLostError`).
+    """
     return isinstance(error, RayActorError | ObjectLostError) and not isinstance(error, RayTaskError)
 
 
 class RayPendingResults(PendingResults):
-    """A list of object references, one per call. `ray.get` works on it; `get` raises more informative errors."""
+    """A list of object references, one per call. `ray.get` works on it; `get` raises more informative
+    errors.
+    """
 
-    def __init__(self, refs: Iterable[Any], workers: Sequence[str], method_name: str, timeout_s: float) -> None:
+    def __init__(
+        self, refs: Iterable[Any], workers: Sequence[str], method_name: str, timeout_s: float
+    ) -> None:
         super().__init__(refs)
         self.workers = list(workers)
         self.method_name = method_name
@@ -46,12 +56,16 @@ class RayPendingResults(PendingResults):
 
     def subset(self, ranks: Sequence[int]) -> RayPendingResults:
         """Return the calls at these positions."""
-        return RayPendingResults([self[i] for i in ranks], [self.workers[i] for i in ranks], self.method_name, self.timeout_s)
+        return RayPendingResults(
+            [self[i] for i in ranks], [self.workers[i] for i in ranks], self.method_name, self.timeout_s
+        )
 
     def get(self, timeout: float | None = None) -> list[Any]:
-        """Wait for all calls; the first failure ends the wait, so that peers stuck in a collective do not delay it.
+        """Wait for all calls; the first failure ends the wait, so that peers stuck in a collective do not
+        delay it.
 
-        Raises TimeoutError, WorkerDiedError (ArgumentLostError if the worker that held an argument has died), or the worker's error.
+        Raises TimeoutError, WorkerDiedError (ArgumentLostError if the worker that held an argument has died),
+        or the worker's error.
         """
         limit = self.timeout_s if timeout is None else timeout
         deadline = time.monotonic() + limit
@@ -90,11 +104,15 @@ class RayPendingResults(PendingResults):
     async def wait(self) -> list[Any]:
         """Await the results that `get` returns."""
         futures = [asyncio.wrap_future(ref.future()) for ref in self]
-        done, pending = await asyncio.wait(futures, timeout=self.timeout_s, return_when=asyncio.FIRST_EXCEPTION)
+        done, pending = await asyncio.wait(
+            futures, timeout=self.timeout_s, return_when=asyncio.FIRST_EXCEPTION
+        )
         errors = failures(futures, done)
         deadline = time.monotonic() + DEATH_NOTICE_S
         while errors and pending and not deaths(errors) and time.monotonic() < deadline:
-            late, pending = await asyncio.wait(pending, timeout=deadline - time.monotonic(), return_when=asyncio.FIRST_EXCEPTION)
+            late, pending = await asyncio.wait(
+                pending, timeout=deadline - time.monotonic(), return_when=asyncio.FIRST_EXCEPTION
+            )
             errors |= failures(futures, late)
         if errors:
             for other in pending:
@@ -108,17 +126,23 @@ class RayPendingResults(PendingResults):
         if pending:
             for other in pending:
                 other.cancel()
-            raise self._timed_out(self.timeout_s, [i for i, future in enumerate(futures) if future in pending])
+            raise self._timed_out(
+                self.timeout_s, [i for i, future in enumerate(futures) if future in pending]
+            )
         return [future.result() for future in futures]
 
     def _timed_out(self, limit: float, ranks: list[int]) -> TimeoutError:
         names = ", ".join(self.workers[i] for i in ranks)
-        return TimeoutError(f"waited {limit:g} s for {self.method_name} on {names} ({len(ranks)} of {len(self)} calls unfinished)")
+        return TimeoutError(
+            f"waited {limit:g} s for {self.method_name} on {names} ({len(ranks)} of {len(self)} calls "
+            "unfinished)"
+        )
 
     def _lost(self, rank: int, error: Exception) -> ArgumentLostError:
         last = str(error).strip().splitlines()[-1]
         return ArgumentLostError(
-            f"an argument of {self.method_name} for worker {self.workers[rank]} is lost, because the worker that held it died: {last}"
+            f"an argument of {self.method_name} for worker {self.workers[rank]} is lost, because the worker "
+            f"that held it died: {last}"
         )
 
     def _died(self, rank: int, error: Exception) -> WorkerDiedError:

@@ -9,7 +9,12 @@ from typing import Any
 
 import ray
 from ray.exceptions import GetTimeoutError
-from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
+from ray.util.placement_group import (
+    PlacementGroup,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
 
 from verl.single_controller.worker_group import ResourcePool
 
@@ -18,7 +23,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Slot:
-    """The bundle of a placement group in which one rank runs, and its position among the ranks of that node."""
+    """The bundle of a placement group in which one rank runs, and its position among the ranks of
+    that node.
+    """
 
     placement_group: PlacementGroup
     bundle: int
@@ -29,14 +36,16 @@ class Slot:
 class RayResourcePool(ResourcePool):
     """Placement groups that reserve the resources of `process_on_nodes` processes.
 
-    A bundle reserves `cpus_per_process` CPUs and, with `use_gpu`, one GPU; worker groups that share the pool share its bundles,
-    and each takes 1 / `max_colocate_count` of the GPU. The groups are made on first use and removed with the last worker group.
+    A bundle reserves `cpus_per_process` CPUs and, with `use_gpu`, one GPU; worker groups that share the pool
+    share its bundles, and each takes 1 / `max_colocate_count` of the GPU. The groups are made on first use
+    and removed with the last worker group.
 
     Args:
         process_on_nodes: processes per node.
         use_gpu: reserve one GPU per process.
         max_colocate_count: worker groups that may share a GPU.
-        cpus_per_process: CPUs reserved per bundle; workers themselves request none, so colocation never waits for CPUs.
+        cpus_per_process: CPUs reserved per bundle; workers themselves request none, so colocation never waits
+            for CPUs.
         timeout_s: limit of the wait for the resources, in seconds.
     """
 
@@ -65,13 +74,16 @@ class RayResourcePool(ResourcePool):
     def get_placement_groups(self, strategy: str = "STRICT_PACK") -> list[PlacementGroup]:
         """Return the placement groups, made on the first call.
 
-        Raises TimeoutError, naming requested and available resources, when the resources are not available in time.
+        Raises TimeoutError, naming requested and available resources, when the resources are not available in
+        time.
         """
         if self.pgs is not None:
             return self.pgs
         prefix = f"{self.name_prefix}verl_group_{'_'.join(map(str, self.store))}:"
         groups = [
-            placement_group([self.bundle()] * size, strategy=strategy, name=f"{prefix}{i}", lifetime=self.lifetime)
+            placement_group(
+                [self.bundle()] * size, strategy=strategy, name=f"{prefix}{i}", lifetime=self.lifetime
+            )
             for i, size in enumerate(self.store)
         ]
         try:
@@ -80,8 +92,10 @@ class RayResourcePool(ResourcePool):
             for group in groups:
                 remove_placement_group(group)
             raise TimeoutError(
-                f"no room for {self.store} processes (per node) of {self.bundle()} each within {self.timeout_s:g} s; the cluster has "
-                f"{ray.cluster_resources()}, free now {ray.available_resources()}: ask for fewer processes, set cpus_per_process, "
+                f"no room for {self.store} processes (per node) of {self.bundle()} each within "
+                f"{self.timeout_s:g} s; the cluster has "
+                f"{ray.cluster_resources()}, free now {ray.available_resources()}: ask for fewer processes, "
+                "set cpus_per_process, "
                 "or give ray.init more"
             ) from error
         self.pgs = sort_placement_group_by_node_ip(groups)
@@ -130,7 +144,9 @@ class SubRayResourcePool(RayResourcePool):
 
     def slots(self, strategy: str = "STRICT_PACK") -> list[Slot]:
         """Return the slot of every rank; local ranks count from 0 within this part."""
-        mine = self.parent.slots(strategy)[self.start_bundle_index : self.start_bundle_index + self.subgroup_world_size]
+        mine = self.parent.slots(strategy)[
+            self.start_bundle_index : self.start_bundle_index + self.subgroup_world_size
+        ]
         return _renumbered(mine)
 
     def acquire(self, user: object) -> None:

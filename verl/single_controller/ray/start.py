@@ -13,7 +13,8 @@ TOO_SLOW = "timed out during startup"
 
 
 def start_private_cluster(**options: Any) -> None:
-    """Call `ray.init(address="local", ...)` without a dashboard, with retries when Ray's startup times out on a busy machine.
+    """Call `ray.init(address="local", ...)` without a dashboard, with retries when Ray's startup times out on
+    a busy machine.
 
     Args:
         options: options of `ray.init`.
@@ -27,5 +28,7 @@ def start_private_cluster(**options: Any) -> None:
         except Exception as error:  # Ray raises no class of its own
             if TOO_SLOW not in str(error) or attempt == ATTEMPTS:
                 raise
-            logger.warning("Ray did not start in time (attempt %d of %d); retrying: %s", attempt, ATTEMPTS, error)
+            logger.warning(
+                "Ray did not start in time (attempt %d of %d); retrying: %s", attempt, ATTEMPTS, error
+            )
             ray.shutdown()

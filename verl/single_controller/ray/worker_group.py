@@ -16,7 +16,8 @@ from verl.single_controller.worker import find_free_port
 from verl.single_controller.worker_group import DEFAULT_TIMEOUT_S, WorkerDiedError, WorkerGroup
 
 SYSTEM_ENV = (
-    "WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "RAY_LOCAL_RANK", "RAY_LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
+    "WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "RAY_LOCAL_RANK", "RAY_LOCAL_WORLD_SIZE",
+    "MASTER_ADDR", "MASTER_PORT",
     "WG_PREFIX", "WG_BACKEND",
 )  # fmt: skip
 _SHARED_ARGUMENT_TYPES = (str, int, float, bool, type(None), ray.ObjectRef)
@@ -31,9 +32,11 @@ class RayWorkerGroup(WorkerGroup):
         name_prefix: start of the actors' names; random when None.
         worker_env: environment variables for the workers, e.g. OMP_NUM_THREADS.
         timeout_s: limit of every wait for a result, in seconds.
-        peers: pools whose processes connect to rank 0 as well, which then has an address that all of them reach.
+        peers: pools whose processes connect to rank 0 as well, which then has an address that all of them
+            reach.
 
-    Raises ValueError when `worker_env` sets a variable that the group sets itself; TimeoutError when resources are not available in time.
+    Raises ValueError when `worker_env` sets a variable that the group sets itself; TimeoutError when
+    resources are not available in time.
     """
 
     def __init__(
@@ -77,7 +80,9 @@ class RayWorkerGroup(WorkerGroup):
 
     def _start(self, pool: RayResourcePool, spec: RayClassWithInitArgs, worker_env: dict[str, str]) -> None:
         if not isinstance(pool, RayResourcePool):
-            raise ValueError(f"RayWorkerGroup needs a RayResourcePool to start workers, got {type(pool).__name__}")
+            raise ValueError(
+                f"RayWorkerGroup needs a RayResourcePool to start workers, got {type(pool).__name__}"
+            )
         if pool.world_size < 1:
             raise ValueError(f"the resource pool has no processes: process_on_nodes={pool.store}")
         slots = self._slots(pool)
@@ -133,7 +138,9 @@ class RayWorkerGroup(WorkerGroup):
         """Actor names in rank order."""
         return self._worker_names
 
-    def _submit(self, method_name: str, calls: list[tuple[int, tuple[Any, ...], dict[str, Any]]]) -> RayPendingResults:
+    def _submit(
+        self, method_name: str, calls: list[tuple[int, tuple[Any, ...], dict[str, Any]]]
+    ) -> RayPendingResults:
         if not self._workers:
             raise WorkerDiedError(f"cannot call {method_name}: this worker group has been shut down")
         shared = _Shared(calls) if len(calls) > 1 else None
@@ -142,7 +149,9 @@ class RayWorkerGroup(WorkerGroup):
             if shared is not None:
                 args, kwargs = tuple(map(shared, args)), {key: shared(value) for key, value in kwargs.items()}
             refs.append(getattr(self._workers[rank], method_name).remote(*args, **kwargs))
-        return RayPendingResults(refs, [self._worker_names[rank] for rank, _, _ in calls], method_name, self.timeout_s)
+        return RayPendingResults(
+            refs, [self._worker_names[rank] for rank, _, _ in calls], method_name, self.timeout_s
+        )
 
 
 class _Shared:
@@ -176,7 +185,8 @@ def find_rendezvous(
     port_range: Sequence[int] | None = None,
     peers: Sequence[Slot] = (),
 ) -> tuple[str, int]:
-    """Return address and port of rank 0: loopback when all ranks and peers share a node, so that no port is open to the network.
+    """Return address and port of rank 0: loopback when all ranks and peers share a node, so that no port is
+    open to the network.
 
     Args:
         slots: slots of the ranks.
@@ -193,7 +203,11 @@ def find_rendezvous(
     if nodes == {here}:
         found, free = "127.0.0.1", find_free_port("127.0.0.1", port_range)
     else:
-        where = PlacementGroupSchedulingStrategy(first.placement_group, placement_group_bundle_index=first.bundle)
-        found, free = ray.get(_address_and_port.options(scheduling_strategy=where).remote(port_range), timeout=120)
+        where = PlacementGroupSchedulingStrategy(
+            first.placement_group, placement_group_bundle_index=first.bundle
+        )
+        found, free = ray.get(
+            _address_and_port.options(scheduling_strategy=where).remote(port_range), timeout=120
+        )
         found = "127.0.0.1" if len(nodes) == 1 else found
     return found, free if port is None else int(port)

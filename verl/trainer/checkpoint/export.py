@@ -8,7 +8,13 @@ from typing import Any
 
 import torch
 
-from verl.models.loader import add_turn_ends, build_causal_lm, save_turn_ends, tokenizer_to_save, without_progress_bars
+from verl.models.loader import (
+    add_turn_ends,
+    build_causal_lm,
+    save_turn_ends,
+    tokenizer_to_save,
+    without_progress_bars,
+)
 from verl.models.lora import lora_spec, peft_config, write_adapter
 from verl.trainer.checkpoint.model_card import policy_card, team_card
 from verl.trainer.checkpoint.saved_run import SavedRun
@@ -23,7 +29,8 @@ class ExportError(ValueError):
 
 
 def export(checkpoint: str | Path, out: str | Path) -> list[Path]:
-    """Write every trained policy of a checkpoint to `out/<policy_id>/`, and `out/README.md` about the team. Return the policies' folders.
+    """Write every trained policy of a checkpoint to `out/<policy_id>/`, and `out/README.md` about the team.
+    Return the policies' folders.
 
     `out` appears atomically after everything is written.
 
@@ -55,14 +62,18 @@ def export(checkpoint: str | Path, out: str | Path) -> list[Path]:
 
 
 def write_policy(saved: SavedRun, spec: WorkerGroupSpec, adapter: str | None, folder: Path) -> None:
-    """Write one policy with its tokenizer: the copy in the checkpoint (`trainer.save_hf_model`), or one built from its parameters."""
+    """Write one policy with its tokenizer: the copy in the checkpoint (`trainer.save_hf_model`), or one built
+    from its parameters.
+    """
     copy = saved.folder / "actor" / spec.wg_id / HF_FOLDER / (adapter or "")
     if (copy / ("adapter_config.json" if adapter else "config.json")).is_file():
         shutil.copytree(copy, folder)
         return
     with without_progress_bars():
         model = spec.config.model
-        tokenizer = tokenizer_to_save(model.tokenizer_path or spec.model_path, trust_remote_code=model.trust_remote_code)
+        tokenizer = tokenizer_to_save(
+            model.tokenizer_path or spec.model_path, trust_remote_code=model.trust_remote_code
+        )
         if adapter is None:
             _write_model(saved, spec, folder, tokenizer)
         else:
@@ -79,14 +90,23 @@ def _write_model(saved: SavedRun, spec: WorkerGroupSpec, folder: Path, tokenizer
     model.save_pretrained(folder, state_dict=whole)
 
 
-def _write_adapter(saved: SavedRun, spec: WorkerGroupSpec, adapter: str, folder: Path, tokenizer: Any) -> None:
+def _write_adapter(
+    saved: SavedRun, spec: WorkerGroupSpec, adapter: str, folder: Path, tokenizer: Any
+) -> None:
     with torch.device("meta"):
         base = _build(spec, torch.float32)
     config = peft_config(base, lora_spec(spec.adapters[adapter].model), spec.model_path)
-    tensors = {name: value for piece in saved.weights(spec, adapter, PIECE_BYTES) for name, value in piece.items()}
+    tensors = {
+        name: value for piece in saved.weights(spec, adapter, PIECE_BYTES) for name, value in piece.items()
+    }
     write_adapter(config, tensors, folder)
     save_turn_ends(base, tokenizer, folder)
 
 
 def _build(spec: WorkerGroupSpec, dtype: torch.dtype) -> Any:
-    return build_causal_lm(spec.model_path, dtype=dtype, attn_implementation="eager", trust_remote_code=spec.config.model.trust_remote_code)
+    return build_causal_lm(
+        spec.model_path,
+        dtype=dtype,
+        attn_implementation="eager",
+        trust_remote_code=spec.config.model.trust_remote_code,
+    )

@@ -22,9 +22,12 @@ def fingerprints(specs: Iterable[WorkerGroupSpec]) -> dict[str, str]:
     return {wg: fingerprint for wg, fingerprint in found.items() if fingerprint is not None}
 
 
-def groups_with_fixed_models(placement: Placement, training: RunConfig | None = None) -> list[WorkerGroupSpec]:
-    """Return the worker groups whose given models are needed throughout: bases of adapters, models of frozen agents and, with the config
-    of a `training` run, references of a KL divergence."""
+def groups_with_fixed_models(
+    placement: Placement, training: RunConfig | None = None
+) -> list[WorkerGroupSpec]:
+    """Return the worker groups whose given models are needed throughout: bases of adapters, models of frozen
+    agents and, with the config of a `training` run, references of a KL divergence.
+    """
     in_reward = training is not None and training.algorithm.use_kl_in_reward
 
     def has_reference(spec: WorkerGroupSpec) -> bool:
@@ -34,20 +37,36 @@ def groups_with_fixed_models(placement: Placement, training: RunConfig | None = 
 
 
 def check_saved_models(folder: Path, config: RunConfig, placement: Placement) -> None:
-    """Raise CheckpointError if model or dtype of a policy or critic in the checkpoint `folder` differ from those of the run.
+    """Raise CheckpointError if model or dtype of a policy or critic in the checkpoint `folder` differ from
+    those of the run.
 
-    Models are built on the meta device; `read_state` checks adapters."""
+    Models are built on the meta device; `read_state` checks adapters.
+    """
     with_critic = critic_agents(config, placement)
     for spec in placement.groups:
         if spec.trained and not spec.adapters:
             key = placement.agent(spec.agent_ids[0]).key("actor.fsdp_config.model_dtype")
-            _check_saved(folder / "actor" / spec.wg_id, spec.config.model, spec.config.actor.fsdp_config, CAUSAL_LM, key)
+            _check_saved(
+                folder / "actor" / spec.wg_id,
+                spec.config.model,
+                spec.config.actor.fsdp_config,
+                CAUSAL_LM,
+                key,
+            )
         if spec.wg_id in with_critic:
             critic = critic_config(config.critic, spec)
-            _check_saved(folder / "critic" / spec.wg_id, critic.model, critic.fsdp, VALUE_MODEL, "critic.fsdp.model_dtype")
+            _check_saved(
+                folder / "critic" / spec.wg_id,
+                critic.model,
+                critic.fsdp,
+                VALUE_MODEL,
+                "critic.fsdp.model_dtype",
+            )
 
 
-def _check_saved(saved: Path, model: TrainedModelConfig, fsdp: FSDPConfig, loader: ModelLoader, key: str) -> None:
+def _check_saved(
+    saved: Path, model: TrainedModelConfig, fsdp: FSDPConfig, loader: ModelLoader, key: str
+) -> None:
     try:
         parameters = dict(read_meta(saved)["model"])
     except CheckpointError:
@@ -57,11 +76,17 @@ def _check_saved(saved: Path, model: TrainedModelConfig, fsdp: FSDPConfig, loade
     anew = "or start anew with trainer.resume_mode=disable"
     dtypes = {there for *_, there in found.values()}
     if str(dtype) not in dtypes:
-        raise CheckpointError(f"{saved} holds parameters in {', '.join(dtypes)}, this run has {key}={fsdp.model_dtype}; use one, {anew}")
+        raise CheckpointError(
+            f"{saved} holds parameters in {', '.join(dtypes)}, this run has {key}={fsdp.model_dtype}; use "
+            f"one, {anew}"
+        )
     with torch.device("meta"):
-        built = loader.build(model.path, dtype=dtype, attn_implementation="eager", trust_remote_code=model.trust_remote_code)
+        built = loader.build(
+            model.path, dtype=dtype, attn_implementation="eager", trust_remote_code=model.trust_remote_code
+        )
     shapes = {name: str(tuple(parameter.shape)) for name, parameter in built.named_parameters()}
     if odd := sorted({name: shape for name, (shape, *_) in found.items()}.items() ^ shapes.items()):
         raise CheckpointError(
-            f"{saved} is of another model than {model.path!r}; first differing parameters: {dict(odd[:2])}; use the same model, {anew}"
+            f"{saved} is of another model than {model.path!r}; first differing parameters: {dict(odd[:2])}; "
+            f"use the same model, {anew}"
         )

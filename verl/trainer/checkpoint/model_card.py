@@ -19,9 +19,14 @@ POLICY_METRICS = ("actor/entropy", "actor/kl_loss", "actor/lr")
 
 def policy_card(saved: SavedRun, spec: WorkerGroupSpec, policy: str, metrics: Mapping[str, float]) -> str:
     """Return the card of one policy, in Markdown with the front matter of the Hugging Face hub."""
-    own, agents = spec.policies[policy], [row.agent_id for row in saved.placement.agents if row.policy_id == policy]
+    own, agents = (
+        spec.policies[policy],
+        [row.agent_id for row in saved.placement.agents if row.policy_id == policy],
+    )
     lora = policy in spec.adapters
-    kind = f"LoRA adapter of rank {own.model.lora_rank}, alpha {own.model.lora_alpha}" if lora else "whole model"
+    kind = (
+        f"LoRA adapter of rank {own.model.lora_rank}, alpha {own.model.lora_alpha}" if lora else "whole model"
+    )
     facts = {
         "agents": ", ".join(agents),
         "kind": kind,
@@ -32,12 +37,17 @@ def policy_card(saved: SavedRun, spec: WorkerGroupSpec, policy: str, metrics: Ma
         "estimator": f"`{saved.config.algorithm.adv_estimator}`, loss `{own.actor.policy_loss.loss_mode}`, peak learning rate "
         f"{own.actor.optim.lr:g}",
     }
-    names = [*TEAM_METRICS, *(f"agent/{slug(a)}/{m}" for a in agents for m in AGENT_METRICS), *(f"wg/{policy}/{m}" for m in POLICY_METRICS)]
+    names = [
+        *TEAM_METRICS,
+        *(f"agent/{slug(a)}/{m}" for a in agents for m in AGENT_METRICS),
+        *(f"wg/{policy}/{m}" for m in POLICY_METRICS),
+    ]
     lines = [
         *_front_matter("peft" if lora else "transformers", spec.model_path),
         f"# {policy}",
         "",
-        f"Policy of {_listed(agents)} in a team of {len(saved.config.agent.agent_ids)}, trained with verl-mas.",
+        f"Policy of {_listed(agents)} in a team of {len(saved.config.agent.agent_ids)}, trained with "
+        "verl-mas.",
         "",
         *_table(facts),
         *_metrics(metrics, names, saved.step),
@@ -61,19 +71,26 @@ _LOAD_ADAPTER = (
     "from peft import AutoPeftModelForCausalLM",
     "from transformers import AutoTokenizer",
     "",
-    'model = AutoPeftModelForCausalLM.from_pretrained("this folder")  # loads the base that adapter_config.json names',
+    'model = AutoPeftModelForCausalLM.from_pretrained("this folder")  # loads the base that '
+    "adapter_config.json names",
     'tokenizer = AutoTokenizer.from_pretrained("this folder")',
 )
 
 
 def team_card(saved: SavedRun, metrics: Mapping[str, float]) -> str:
     """Return the page of the team: each agent and its policy."""
-    rows = {row.agent_id: f"`{row.config.model.path}`, frozen: not exported" for row in saved.placement.agents if row.frozen}
+    rows = {
+        row.agent_id: f"`{row.config.model.path}`, frozen: not exported"
+        for row in saved.placement.agents
+        if row.frozen
+    }
     rows |= {row.agent_id: f"[{row.policy_id}]({row.policy_id}/README.md)" for row in saved.placement.trained}
     rows |= {row.agent_id: f"`{row.api.model}` behind an API" for row in saved.placement.api}
     table = {agent: rows[agent] for agent in saved.config.agent.agent_ids}
     lines = [f"# {saved.config.trainer.experiment_name}, step {saved.step}", "", f"A {_team(saved)}.", ""]
-    return "\n".join([*lines, *_table(table, ("agent", "policy")), *_metrics(metrics, TEAM_METRICS, saved.step)])
+    return "\n".join(
+        [*lines, *_table(table, ("agent", "policy")), *_metrics(metrics, TEAM_METRICS, saved.step)]
+    )
 
 
 def _team(saved: SavedRun) -> str:
@@ -86,15 +103,32 @@ def _listed(agents: Sequence[str]) -> str:
 
 
 def _front_matter(library: str, base: str) -> list[str]:
-    return ["---", f"library_name: {library}", f"base_model: {json.dumps(base)}", "tags: [verl-mas, reinforcement-learning]", "---", ""]
+    return [
+        "---",
+        f"library_name: {library}",
+        f"base_model: {json.dumps(base)}",
+        "tags: [verl-mas, reinforcement-learning]",
+        "---",
+        "",
+    ]
 
 
 def _table(rows: Mapping[str, str], heading: tuple[str, str] = ("", "")) -> list[str]:
-    return [f"| {heading[0]} | {heading[1]} |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items()), ""]
+    return [
+        f"| {heading[0]} | {heading[1]} |",
+        "|---|---|",
+        *(f"| {name} | {value} |" for name, value in rows.items()),
+        "",
+    ]
 
 
 def _metrics(metrics: Mapping[str, float], names: Sequence[str], step: int) -> list[str]:
-    found = {f"`{name}`": f"{metrics[name]:.4g}" for pattern in names for name in metrics if fnmatchcase(name, pattern)}
+    found = {
+        f"`{name}`": f"{metrics[name]:.4g}"
+        for pattern in names
+        for name in metrics
+        if fnmatchcase(name, pattern)
+    }
     if not found:
         return [f"No metrics of step {step} were found beside the checkpoint.", ""]
     return [f"## Metrics of step {step}", "", *_table(found, ("metric", "value"))]

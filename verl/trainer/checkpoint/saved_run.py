@@ -42,10 +42,12 @@ class SavedRun:
 
     @classmethod
     def open(cls, path: str | Path) -> SavedRun:
-        """Read the checkpoint at `path`: a folder `global_step_N`, or a run's folder, with its newest checkpoint.
+        """Read the checkpoint at `path`: a folder `global_step_N`, or a run's folder, with its newest
+        checkpoint.
 
         Raises:
-            CheckpointError: there is none, its configuration cannot be read, or a frozen model that it needs has changed.
+            CheckpointError: there is none, its configuration cannot be read, or a frozen model that it needs
+                has changed.
             PlacementError: a model that it needs is missing.
         """
         folder = find_saved(Path(path).expanduser().absolute())
@@ -53,7 +55,10 @@ class SavedRun:
         places = [folder / CONFIG_FILE, *([run_dir / CONFIG_FILE] if run_dir is not None else [])]
         file = next((place for place in places if place.is_file()), None)
         if file is None:
-            raise CheckpointError(f"{folder} has no {CONFIG_FILE}, and neither has the run around it; restore it from the run's folder")
+            raise CheckpointError(
+                f"{folder} has no {CONFIG_FILE}, and neither has the run around it; restore it from the "
+                "run's folder"
+            )
         try:
             config = load_config(file)
         except ValueError as error:
@@ -63,8 +68,11 @@ class SavedRun:
         state = read_state(folder, placement, None, fingerprints(groups_with_fixed_models(placement)))
         return cls(folder, int(state["global_step"]), config, placement, run_dir)
 
-    def weights(self, spec: WorkerGroupSpec, adapter: str | None, limit_bytes: int) -> Iterator[dict[str, torch.Tensor]]:
-        """Yield the trained parameters of a policy, piece by piece: of an adapter by PEFT's names, of a model by its own names.
+    def weights(
+        self, spec: WorkerGroupSpec, adapter: str | None, limit_bytes: int
+    ) -> Iterator[dict[str, torch.Tensor]]:
+        """Yield the trained parameters of a policy, piece by piece: of an adapter by PEFT's names, of a model
+        by its own names.
 
         Raises CheckpointError if they cannot be read.
         """
@@ -74,7 +82,8 @@ class SavedRun:
                 yield {name: piece[key] for key, name in names.items()}
 
     def metrics(self) -> dict[str, float]:
-        """Return the metrics of the checkpoint's step in `metrics.jsonl` of the run; {} if there is no such file.
+        """Return the metrics of the checkpoint's step in `metrics.jsonl` of the run; {} if there is no such
+        file.
 
         An incomplete last line of a killed run is ignored. Raises CheckpointError for any other invalid line.
         """
@@ -85,12 +94,21 @@ class SavedRun:
             lines = read_steps(file)
         except ValueError as error:
             raise CheckpointError(str(error)) from error
-        found = {name: value for line in lines if line["step"] == self.step for name, value in line.items() if name != "step"}
-        return {name: value for name, value in found.items() if value is not None}  # null stands for a non-finite value
+        found = {
+            name: value
+            for line in lines
+            if line["step"] == self.step
+            for name, value in line.items()
+            if name != "step"
+        }
+        return {
+            name: value for name, value in found.items() if value is not None
+        }  # null stands for a non-finite value
 
 
 def _without_initial_adapters(config: RunConfig, rows: Sequence[Mapping[str, Any]]) -> RunConfig:
-    """Return the configuration of a run with the shapes of its adapters instead of the folders from which they started.
+    """Return the configuration of a run with the shapes of its adapters instead of the folders from which
+    they started.
 
     Args:
         config: is not changed.
@@ -103,7 +121,9 @@ def _without_initial_adapters(config: RunConfig, rows: Sequence[Mapping[str, Any
     model.lora_adapter_path = None
     own.pop("lora_adapter_path", None)
     shapes = {row["agent_id"]: row.get("lora", {}) for row in rows}
-    own |= {name: [shapes.get(agent, {}).get(name) for agent in config.agent.agent_ids] for name in LORA_DEFAULTS}
+    own |= {
+        name: [shapes.get(agent, {}).get(name) for agent in config.agent.agent_ids] for name in LORA_DEFAULTS
+    }
     config.agent.agent_specific_parameters["model"] = own
     return config
 
@@ -118,5 +138,6 @@ def find_saved(path: Path) -> Path:
             assert found is not None
             return found
     raise CheckpointError(
-        f"no checkpoint at {path}; expected a folder global_step_N with {STATE_FILE}, or a run's folder with checkpoints/"
+        f"no checkpoint at {path}; expected a folder global_step_N with {STATE_FILE}, or a run's folder with "
+        "checkpoints/"
     )

@@ -23,7 +23,9 @@ MODELS = ("actor", "critic")
 
 @dataclass(frozen=True)
 class CheckpointStore:
-    """The folder `checkpoints/` of a run: `global_step_N/` folders and a pointer to the newest complete one."""
+    """The folder `checkpoints/` of a run: `global_step_N/` folders and a pointer to the newest
+    complete one.
+    """
 
     root: Path
 
@@ -40,18 +42,27 @@ class CheckpointStore:
         if not pointer.is_file():
             return None
         folder = self.path(step := int(pointer.read_text().strip()))
-        if not folder.exists() and self._replaced(step).is_dir():  # the process was killed while it replaced the folder
+        if (
+            not folder.exists() and self._replaced(step).is_dir()
+        ):  # the process was killed while it replaced the folder
             self._replaced(step).rename(folder)
         if not (folder / STATE_FILE).is_file():
-            raise CheckpointError(f"{pointer} names {folder.name}, which has no {STATE_FILE}; restore it or correct the pointer")
+            raise CheckpointError(
+                f"{pointer} names {folder.name}, which has no {STATE_FILE}; restore it or correct the pointer"
+            )
         return folder
 
     def write(self, step: int, fill: Callable[[Path], None], state: dict[str, Any], keep: int) -> Path:
-        """Let `fill` write into a temporary folder, rename it to `global_step_N`, move the pointer, and delete old checkpoints.
+        """Let `fill` write into a temporary folder, rename it to `global_step_N`, move the pointer, and
+        delete old checkpoints.
 
         Raises CheckpointError if a file cannot be written; the previous checkpoint is then intact.
         """
-        aside, final, replaced = self.root / f".writing_global_step_{step}", self.path(step), self._replaced(step)
+        aside, final, replaced = (
+            self.root / f".writing_global_step_{step}",
+            self.path(step),
+            self._replaced(step),
+        )
         for unfinished in self.root.glob(".writing_global_step_*"):
             shutil.rmtree(unfinished, ignore_errors=True)
         try:
@@ -74,7 +85,8 @@ class CheckpointStore:
         except Exception as error:
             shutil.rmtree(aside, ignore_errors=True)
             raise CheckpointError(
-                f"checkpoint of step {step} could not be written to {self.root}: {error}; the previous one is intact"
+                f"checkpoint of step {step} could not be written to {self.root}: {error}; the previous one "
+                "is intact"
             ) from error
         self._drop_old(keep)
         return final
@@ -97,10 +109,14 @@ class CheckpointStore:
             os.replace(aside, path)
         except OSError as error:
             aside.unlink(missing_ok=True)
-            raise CheckpointError(f"{path} could not be extended: {error}; the checkpoint is intact") from error
+            raise CheckpointError(
+                f"{path} could not be extended: {error}; the checkpoint is intact"
+            ) from error
 
     def _drop_old(self, keep: int) -> None:
-        """Delete old checkpoints by age, not by step: a restarted run has lower steps than checkpoints of an earlier run in this folder."""
+        """Delete old checkpoints by age, not by step: a restarted run has lower steps than checkpoints of an
+        earlier run in this folder.
+        """
         if keep <= 0:
             return
         for folder in sorted(self.root.glob("global_step_*"), key=_written_at)[:-keep]:
@@ -108,7 +124,10 @@ class CheckpointStore:
 
 
 def read_state(
-    folder: Path, placement: Placement, critics: Mapping[str, Any] | None = None, bases: Mapping[str, str] | None = None
+    folder: Path,
+    placement: Placement,
+    critics: Mapping[str, Any] | None = None,
+    bases: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """Return the trainer state of a checkpoint after comparing it with this run.
 
@@ -119,26 +138,31 @@ def read_state(
         bases: `fingerprints` of fixed models of this run; only groups that are in both are compared.
 
     Raises:
-        CheckpointError: the checkpoint has another placement, other shapes or bases of adapters, or other critics.
+        CheckpointError: the checkpoint has another placement, other shapes or bases of adapters, or other
+            critics.
     """
     state: dict[str, Any] = json.loads((folder / STATE_FILE).read_text())
     if _without_lora(state["placement"]) != _without_lora(placement.signature()):
         raise CheckpointError(
-            f"{folder} was written by the team {_table(state['placement'])}, this run has {_table(placement.signature())}; "
+            f"{folder} was written by the team {_table(state['placement'])}, this run has "
+            f"{_table(placement.signature())}; "
             "use the same agents and sharing, or start anew with trainer.resume_mode=disable"
         )
     _check_adapters(folder, state, placement, bases or {})
     found = state.get("critic", {})
     if critics is not None and found != critics:
         raise CheckpointError(
-            f"{folder} holds {_critics(found)}, this run needs {_critics(critics)}; use the same algorithm.adv_estimator, critic.enable "
+            f"{folder} holds {_critics(found)}, this run needs {_critics(critics)}; use the same "
+            "algorithm.adv_estimator, critic.enable "
             "and critic.view, or start anew with trainer.resume_mode=disable"
         )
     return state
 
 
 def link_models(saved: Path, folder: Path) -> None:
-    """Give a checkpoint the policies and critics of another one: the same files, without a copy where the file system allows it."""
+    """Give a checkpoint the policies and critics of another one: the same files, without a copy where the
+    file system allows it.
+    """
 
     def link(source: str, target: str) -> None:
         try:
@@ -155,22 +179,33 @@ def _without_lora(signature: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{name: value for name, value in row.items() if name != "lora"} for row in signature]
 
 
-def _check_adapters(folder: Path, state: Mapping[str, Any], placement: Placement, bases: Mapping[str, str]) -> None:
+def _check_adapters(
+    folder: Path, state: Mapping[str, Any], placement: Placement, bases: Mapping[str, str]
+) -> None:
     for saved, own in zip(state["placement"], placement.signature(), strict=True):
         there, here = saved.get("lora", {}), own.get("lora", {})
         for name in sorted({*there, *here}):
             if there.get(name) != here.get(name):
                 raise CheckpointError(
-                    f"{folder} holds the adapter '{own['policy_id']}' of agent '{own['agent_id']}' with {name}={there.get(name)}, this run "
-                    f"has {name}={here.get(name)}; set {placement.agent(own['agent_id']).key(f'model.{name}')} as in training, or "
+                    f"{folder} holds the adapter '{own['policy_id']}' of agent '{own['agent_id']}' with "
+                    f"{name}={there.get(name)}, this run "
+                    f"has {name}={here.get(name)}; set "
+                    f"{placement.agent(own['agent_id']).key(f'model.{name}')} as in training, or "
                     "start anew with trainer.resume_mode=disable"
                 )
     for wg_id, fingerprint in state.get("bases", {}).items():
         if bases.get(wg_id, fingerprint) != fingerprint:
             spec = next(spec for spec in placement.groups if spec.wg_id == wg_id)
-            holds = "holds adapters on" if spec.adapters else "is of a team with" if spec.agent_ids else "was trained on rewards of"
+            holds = (
+                "holds adapters on"
+                if spec.adapters
+                else "is of a team with"
+                if spec.agent_ids
+                else "was trained on rewards of"
+            )
             raise CheckpointError(
-                f"{folder} {holds} an earlier version of the model {spec.model_path!r}; its files have changed since. Restore them, or "
+                f"{folder} {holds} an earlier version of the model {spec.model_path!r}; its files have "
+                "changed since. Restore them, or "
                 "start anew with trainer.resume_mode=disable"
             )
 
@@ -178,8 +213,8 @@ def _check_adapters(folder: Path, state: Mapping[str, Any], placement: Placement
 def find_checkpoint(config: TrainerConfig, store: CheckpointStore) -> Path | None:
     """Return the checkpoint to continue from under `trainer.resume_mode`, or None to start anew.
 
-    Raises CheckpointError for an unknown mode, a path without a checkpoint, or no checkpoint to evaluate (`trainer.val_only`): untrained
-    models are evaluated only with `trainer.resume_mode=disable`.
+    Raises CheckpointError for an unknown mode, a path without a checkpoint, or no checkpoint to evaluate
+    (`trainer.val_only`): untrained models are evaluated only with `trainer.resume_mode=disable`.
     """
     if config.resume_mode == "disable":
         return None
@@ -188,15 +223,19 @@ def find_checkpoint(config: TrainerConfig, store: CheckpointStore) -> Path | Non
         if found is None and config.val_only:
             raise CheckpointError(
                 f"trainer.val_only=true, but {store.root} holds no checkpoint; train first, name one with "
-                "trainer.resume_mode=resume_path, or evaluate the models as given with trainer.resume_mode=disable"
+                "trainer.resume_mode=resume_path, or evaluate the models as given with "
+                "trainer.resume_mode=disable"
             )
         return found
     if config.resume_mode != "resume_path":
-        raise CheckpointError(f"trainer.resume_mode={config.resume_mode!r}: expected auto, disable or resume_path")
+        raise CheckpointError(
+            f"trainer.resume_mode={config.resume_mode!r}: expected auto, disable or resume_path"
+        )
     folder = Path(config.resume_from_path or "").expanduser()
     if not config.resume_from_path or not (folder / STATE_FILE).is_file():
         raise CheckpointError(
-            f"trainer.resume_from_path={config.resume_from_path!r} is not a checkpoint (a folder global_step_N with {STATE_FILE})"
+            f"trainer.resume_from_path={config.resume_from_path!r} is not a checkpoint (a folder "
+            f"global_step_N with {STATE_FILE})"
         )
     return folder
 
@@ -207,11 +246,15 @@ def _written_at(folder: Path) -> tuple[int, int]:
 
 
 def _table(signature: list[dict[str, str]]) -> str:
-    return ", ".join(f"{row['agent_id']} -> {row['wg_id']}{' (frozen)' if row.get('frozen') else ''}" for row in signature)
+    return ", ".join(
+        f"{row['agent_id']} -> {row['wg_id']}{' (frozen)' if row.get('frozen') else ''}" for row in signature
+    )
 
 
 def _critics(signature: Mapping[str, Any]) -> str:
-    return f"critics of {signature['wg_ids']} with critic.view={signature['view']}" if signature else "no critic"
+    return (
+        f"critics of {signature['wg_ids']} with critic.view={signature['view']}" if signature else "no critic"
+    )
 
 
 def _write_text(path: Path, text: str) -> None:

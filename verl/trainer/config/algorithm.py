@@ -10,14 +10,27 @@ from verl.trainer.config.spec import key, section, texts
 from verl.trainer.ppo.registry import ESTIMATORS
 
 # Columns that identify a sample.
-SAMPLE_FIELDS = ("uid", "traj_uid", "task_id", "agent_id", "policy_id", "wg_id", "turn", "call", "candidate", "data_source")
+SAMPLE_FIELDS = (
+    "uid",
+    "traj_uid",
+    "task_id",
+    "agent_id",
+    "policy_id",
+    "wg_id",
+    "turn",
+    "call",
+    "candidate",
+    "data_source",
+)
 # Those that separate tasks, and those that without any of them mean a baseline over the whole batch.
 TASK_FIELDS = ("uid", "traj_uid", "task_id")
 BATCH_FIELDS = ("policy_id", "wg_id", "agent_id")
 # Numeric columns of a sample, which GDPO may learn from; named terms of reward functions are others.
 REWARD_FIELDS = (
-    "team_reward", "local_reward", "step_reward", "mixed_reward", "candidate_reward", "invalid_penalty", "overlong_penalty", "reward",
-    "valid", "turn", "call", "candidate", "committed", "version", "oldest_version", "mean_version", "response_clipped", "prompt_clipped",
+    "team_reward", "local_reward", "step_reward", "mixed_reward", "candidate_reward", "invalid_penalty",
+    "overlong_penalty", "reward",
+    "valid", "turn", "call", "candidate", "committed", "version", "oldest_version", "mean_version",
+    "response_clipped", "prompt_clipped",
     "masked",
 )  # fmt: skip
 READ = "an estimator that reads it"
@@ -27,13 +40,16 @@ FILTERED = "algorithm.filter_groups.enable=true"
 
 
 def _within_a_task(fields: Sequence[str] | None) -> Sequence[str] | None:
-    """Raise ValueError for groups that mix tasks but are not the whole batch; unknown names are reported by the check of choices."""
+    """Raise ValueError for groups that mix tasks but are not the whole batch; unknown names are reported by
+    the check of choices.
+    """
     if fields is None:
         return None
     known = set(fields) <= set(SAMPLE_FIELDS)
     if known and not set(fields) & set(TASK_FIELDS) and not set(fields) <= set(BATCH_FIELDS):
         raise ValueError(
-            f"compares replies to different tasks with each other: add one of {', '.join(TASK_FIELDS)}, or use only "
+            f"compares replies to different tasks with each other: add one of {', '.join(TASK_FIELDS)}, or "
+            "use only "
             f"{', '.join(BATCH_FIELDS)} (or []) for a baseline over the whole batch"
         )
     return fields
@@ -41,7 +57,9 @@ def _within_a_task(fields: Sequence[str] | None) -> Sequence[str] | None:
 
 @dataclass
 class KLCtrlConfig:
-    type: str = key("fixed", "constant or adapted KL coefficient", choices=("fixed", "adaptive"), effect=IN_REWARD)
+    type: str = key(
+        "fixed", "constant or adapted KL coefficient", choices=("fixed", "adaptive"), effect=IN_REWARD
+    )
     kl_coef: float = key(0.001, "KL coefficient (initial value if adaptive)", ge=0, effect=IN_REWARD)
     horizon: int = key(10000, "adaptive controller: horizon in samples", gt=0, effect=(IN_REWARD, ADAPTIVE))
     target_kl: float = key(0.1, "adaptive controller: target KL", gt=0, effect=(IN_REWARD, ADAPTIVE))
@@ -59,9 +77,18 @@ class GAEConfig:
 
 @dataclass
 class GiGPOConfig:
-    step_advantage_w: float = key(1.0, "weight of the step advantage beside the episode advantage", effect=READ)
-    mode: str = key("mean_norm", "subtract the group's mean, or also divide by its standard deviation", choices=GIGPO_MODES, effect=READ)
-    enable_similarity: bool = key(False, "group anchor observations by similarity instead of equality", effect=READ)
+    step_advantage_w: float = key(
+        1.0, "weight of the step advantage beside the episode advantage", effect=READ
+    )
+    mode: str = key(
+        "mean_norm",
+        "subtract the group's mean, or also divide by its standard deviation",
+        choices=GIGPO_MODES,
+        effect=READ,
+    )
+    enable_similarity: bool = key(
+        False, "group anchor observations by similarity instead of equality", effect=READ
+    )
     similarity_thresh: float = key(
         0.95,
         "minimum similarity of anchor observations that count as the same state",
@@ -74,11 +101,16 @@ class GiGPOConfig:
 @dataclass
 class RAEConfig:
     decay: float = key(
-        0.95, "decay of the moving average of a role's reward per data_source, updated once per trajectory", ge=0, lt=1, effect=READ
+        0.95,
+        "decay of the moving average of a role's reward per data_source, updated once per trajectory",
+        ge=0,
+        lt=1,
+        effect=READ,
     )
     order: str = key(
         "subtract_first",
-        "subtract_first (the baseline excludes rewards of the current batch) | update_first (as in the paper's algorithm)",
+        "subtract_first (the baseline excludes rewards of the current batch) | update_first (as in the "
+        "paper's algorithm)",
         choices=RAE_ORDERS,
         effect=READ,
     )
@@ -87,62 +119,95 @@ class RAEConfig:
 @dataclass
 class MGRPOConfig:
     main_agent: Optional[str] = key(None, "the main agent; all others are sub-agents", effect=READ)
-    sub_calls: int = key(4, "calls per sub-agent and episode: more are subsampled, fewer get a larger weight", ge=1, effect=READ)
+    sub_calls: int = key(
+        4,
+        "calls per sub-agent and episode: more are subsampled, fewer get a larger weight",
+        ge=1,
+        effect=READ,
+    )
 
 
 @dataclass
 class FilterGroupsConfig:
-    enable: bool = key(False, "drop groups with equal rewards and sample new tasks until the batch is full (DAPO)")
+    enable: bool = key(
+        False, "drop groups with equal rewards and sample new tasks until the batch is full (DAPO)"
+    )
     metric: str = key(
         "seq_reward",
-        "reward that must differ within a group: seq_reward (the sample's reward) | mixed_reward (before shaping and penalties) | "
+        "reward that must differ within a group: seq_reward (the sample's reward) | mixed_reward (before "
+        "shaping and penalties) | "
         "team_reward | local_reward",
         choices=tuple(FILTER_METRICS),
         effect=FILTERED,
     )
-    max_num_gen_batches: int = key(10, "maximum number of collections per step; 0: no limit", ge=0, effect=FILTERED)
+    max_num_gen_batches: int = key(
+        10, "maximum number of collections per step; 0: no limit", ge=0, effect=FILTERED
+    )
 
 
 @dataclass
 class AlgorithmConfig:
-    preset: Optional[str] = key(None, "dr_mas | at_grpo | dr_grpo | dapo: sets the keys of that method; keys given explicitly win")
-    adv_estimator: str = key("grpo", "estimator of docs/algorithms.md, or one registered with register_adv_est", choices=ESTIMATORS.names)
+    preset: Optional[str] = key(
+        None, "dr_mas | at_grpo | dr_grpo | dapo: sets the keys of that method; keys given explicitly win"
+    )
+    adv_estimator: str = key(
+        "grpo",
+        "estimator of docs/algorithms.md, or one registered with register_adv_est",
+        choices=ESTIMATORS.names,
+    )
     per_agent: dict[str, Any] = key(
-        {}, "keys of this section for one agent: algorithm.per_agent.<agent>.adv_estimator=rloo", type=dict[str, dict[str, Any]]
+        {},
+        "keys of this section for one agent: algorithm.per_agent.<agent>.adv_estimator=rloo",
+        type=dict[str, dict[str, Any]],
     )
     gamma: float = key(1.0, "discount factor", ge=0, le=1, effect=READ)
     lam: float = key(1.0, "GAE's lambda", ge=0, le=1, effect=READ)
-    norm_adv_by_std_in_grpo: bool = key(True, "divide by the group's standard deviation (off: Dr. GRPO)", effect=READ)
+    norm_adv_by_std_in_grpo: bool = key(
+        True, "divide by the group's standard deviation (off: Dr. GRPO)", effect=READ
+    )
     gdpo_reward_keys: Optional[list[str]] = key(
         None,
-        "rewards that GDPO normalizes separately: sample fields, such as [team_reward, local_reward], or named terms that reward functions "
+        "rewards that GDPO normalizes separately: sample fields, such as [team_reward, local_reward], or "
+        "named terms that reward functions "
         "return",
         check=texts,
         effect=READ,
     )
-    gdpo_reward_weights: Optional[list[float]] = key(None, "weights of gdpo_reward_keys; null: 1 each", effect=READ)
+    gdpo_reward_weights: Optional[list[float]] = key(
+        None, "weights of gdpo_reward_keys; null: 1 each", effect=READ
+    )
     group_by_agent_id: bool = key(
-        True, "Dr. MAS: one group per task and agent instead of one per task", effect=("algorithm.group_by=null", READ)
+        True,
+        "Dr. MAS: one group per task and agent instead of one per task",
+        effect=("algorithm.group_by=null", READ),
     )
     group_by: Optional[list[str]] = key(
         None,
-        "sample fields that define a group: samples with equal values are compared; overrides group_by_agent_id",
+        "sample fields that define a group: samples with equal values are compared; overrides "
+        "group_by_agent_id",
         choices=SAMPLE_FIELDS,
         check=_within_a_task,
         effect=READ,
     )
     statistics_over: str = key(
         "auto",
-        "group statistics over samples | trajectories (mean of their samples, one advantage each) | auto: trajectories for groups by uid "
+        "group statistics over samples | trajectories (mean of their samples, one advantage each) | auto: "
+        "trajectories for groups by uid "
         "alone and for rae",
         choices=("auto", "samples", "trajectories"),
     )
     call_weighting: str = key(
         "sample",
-        "weight of a call: sample (1) | trajectory (1/m for an agent called m times in the episode, in statistics and in the loss)",
+        "weight of a call: sample (1) | trajectory (1/m for an agent called m times in the episode, in "
+        "statistics and in the loss)",
         choices=("sample", "trajectory"),
     )
-    singleton: str = key("zero", "advantage in a group of one sample: zero | raw (its reward)", choices=("zero", "raw"), effect=READ)
+    singleton: str = key(
+        "zero",
+        "advantage in a group of one sample: zero | raw (its reward)",
+        choices=("zero", "raw"),
+        effect=READ,
+    )
     use_kl_in_reward: bool = key(False, "subtract the KL to the reference from the reward")
     kl_penalty: str = key("kl", "estimator of the KL in the reward", choices=KL_ESTIMATORS, effect=IN_REWARD)
     kl_ctrl: KLCtrlConfig = section(KLCtrlConfig)

@@ -12,7 +12,9 @@ RESERVED_FIELDS = ("messages", "model", "n", "stream")
 
 
 def _address(url: str) -> str:
-    """Return `url` if chat/completions can be appended to it, else raise ValueError; an empty one is reported by its reader."""
+    """Return `url` if chat/completions can be appended to it, else raise ValueError; an empty one is reported
+    by its reader.
+    """
     if not url:
         return url
     try:
@@ -20,10 +22,18 @@ def _address(url: str) -> str:
         valid_port = parts.port is None or parts.port >= 0
     except ValueError:
         valid_port = False
-    if not valid_port or parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+    if (
+        not valid_port
+        or parts.scheme not in ("http", "https")
+        or not parts.hostname
+        or parts.query
+        or parts.fragment
+    ):
         raise ValueError("expected http://host[:port]/path, e.g. http://127.0.0.1:8000/v1")
     if parts.username or parts.password:
-        raise ValueError("it contains a user name or a password, which would be written to config.yaml; use api_key_env")
+        raise ValueError(
+            "it contains a user name or a password, which would be written to config.yaml; use api_key_env"
+        )
     return url
 
 
@@ -37,18 +47,29 @@ def _fields(body: Mapping[str, Any]) -> Mapping[str, Any]:
 class ApiConfig:
     base_url: str = key(
         "",
-        "base address of an OpenAI-compatible server, without /chat/completions, e.g. http://127.0.0.1:8000/v1",
+        "base address of an OpenAI-compatible server, without /chat/completions, e.g. "
+        "http://127.0.0.1:8000/v1",
         check=_address,
         secret=True,
     )
     model: str = key("", "model name on that server")
     api_key_env: Optional[str] = key(None, "environment variable that holds the API key; null sends none")
     request_timeout_s: float = key(60.0, "time limit of one request", gt=0, le=LONGEST_S)
-    max_retries: int = key(4, "retries of one reply when the server is unreachable, too slow, busy or sends a malformed response", ge=0)
+    max_retries: int = key(
+        4,
+        "retries of one reply when the server is unreachable, too slow, busy or sends a malformed response",
+        ge=0,
+    )
     retry_delay_s: float = key(
-        1.0, "wait before the first retry; doubles with each retry, and a Retry-After of the server can prolong it", ge=0, le=LONGEST_S
+        1.0,
+        "wait before the first retry; doubles with each retry, and a Retry-After of the server can prolong "
+        "it",
+        ge=0,
+        le=LONGEST_S,
     )
     max_concurrent_requests: int = key(16, "maximum number of concurrent requests", ge=1)
     extra_body: dict[str, Any] = key(
-        {}, "additional request fields, e.g. reasoning_effort; null removes a field that is sent by default", check=_fields
+        {},
+        "additional request fields, e.g. reasoning_effort; null removes a field that is sent by default",
+        check=_fields,
     )

@@ -1,6 +1,7 @@
 """Checks across keys: invalid combinations are found before torch is imported, which takes seconds.
 
-Checks of a single key are part of its declaration (`verl.trainer.config.spec`); `verl.trainer.config.effect` finds keys without effect.
+Checks of a single key are part of its declaration (`verl.trainer.config.spec`); `verl.trainer.config.effect`
+finds keys without effect.
 """
 
 from __future__ import annotations
@@ -33,18 +34,31 @@ from verl.utils.names import did_you_mean, slug, value_at
 
 logger = logging.getLogger(__name__)
 
-# Own keys that are read of an untrained agent: those of serving, and for an API agent those sent in a request.
+# Own keys that are read of an untrained agent: those of serving, and for an API agent those sent in a
+# request.
 SERVED = ("model.path", "model.tokenizer_path", "model.trust_remote_code", "rollout.")
-NOT_SERVED = ("rollout.log_prob_", "rollout.update_bucket_mb", "rollout.weight_transfer", "rollout.free_cache_engine")
+NOT_SERVED = (
+    "rollout.log_prob_",
+    "rollout.update_bucket_mb",
+    "rollout.weight_transfer",
+    "rollout.free_cache_engine",
+)
 # On a base model with trained adapters, also the keys that must be equal for all agents of the base.
 SERVED_BY_A_BASE = (*SERVED, *BASE_KEYS)
 NOT_SERVED_BY_A_BASE = ("rollout.log_prob_",)
-ASKED = ("rollout.temperature", "rollout.top_p", "rollout.response_length", "rollout.stop", "rollout.val_kwargs.")
+ASKED = (
+    "rollout.temperature",
+    "rollout.top_p",
+    "rollout.response_length",
+    "rollout.stop",
+    "rollout.val_kwargs.",
+)
 NOT_ASKED = ("rollout.val_kwargs.top_k",)
 
 
 def check_settings(config: RunConfig) -> Placement:
-    """Check every key by its declaration, and the keys against each other, without reading models or data. Return the placement.
+    """Check every key by its declaration, and the keys against each other, without reading models or data.
+    Return the placement.
 
     Call it after plug-ins are imported, which may register estimators and losses.
 
@@ -71,7 +85,8 @@ def check_settings(config: RunConfig) -> Placement:
 
 
 def check_command_line(given: Sequence[str], load_plugins: Callable[[Sequence[str]], object]) -> None:
-    """End the process with a one-line error if the settings of a command line are invalid; else return, and the run checks them again.
+    """End the process with a one-line error if the settings of a command line are invalid; else return, and
+    the run checks them again.
 
     Warnings are left to the run, as are command lines with options of Hydra (`--cfg`) and errors of plug-ins.
 
@@ -109,7 +124,8 @@ def check_untrained(config: RunConfig, placement: Placement) -> None:
     """Check `agent.frozen`, `agent.api` and other keys of these agents."""
     if not config.trainer.val_only and not placement.trained:
         raise ConfigError(
-            f"agent.frozen={list(config.agent.frozen)} and agent.api leave no agent of {list(config.agent.agent_ids)} to train; take one "
+            f"agent.frozen={list(config.agent.frozen)} and agent.api leave no agent of "
+            f"{list(config.agent.agent_ids)} to train; take one "
             "out, or set trainer.val_only=true to evaluate"
         )
     bases = {spec.wg_id for spec in placement.groups if spec.trained}
@@ -123,12 +139,22 @@ def check_untrained(config: RunConfig, placement: Placement) -> None:
         api_key(f"agent.api.{slug(remote.agent_id)}", remote.api)
 
 
-def _check_own_keys(config: RunConfig, agent: AgentPlacement | ApiPlacement, what: str, read: Sequence[str], but: Sequence[str]) -> None:
+def _check_own_keys(
+    config: RunConfig,
+    agent: AgentPlacement | ApiPlacement,
+    what: str,
+    read: Sequence[str],
+    but: Sequence[str],
+) -> None:
     for key in sorted(agent.own_keys):
-        mine, has_effect = value_at(agent.config, key), key.startswith(tuple(read)) and not key.startswith(tuple(but))
+        mine, has_effect = (
+            value_at(agent.config, key),
+            key.startswith(tuple(read)) and not key.startswith(tuple(but)),
+        )
         if not has_effect and mine != value_at(config.actor_rollout_ref, key):
             raise IneffectiveKeyError(
-                f"agent.agent_specific_parameters.{key} gives agent '{agent.agent_id}' {mine}, which has no effect: it is {what}; "
+                f"agent.agent_specific_parameters.{key} gives agent '{agent.agent_id}' {mine}, which has no "
+                f"effect: it is {what}; "
                 "give it null"
             )
 
@@ -141,15 +167,27 @@ def _check_per_agent(config: RunConfig, placement: Placement) -> None:
     seen: dict[str, str] = {}
     for name in config.algorithm.per_agent:
         if name in others and name not in names:
-            raise IneffectiveKeyError(f"algorithm.per_agent.{name} has no effect: agent '{others[name]}' is not trained; leave it out")
+            raise IneffectiveKeyError(
+                f"algorithm.per_agent.{name} has no effect: agent '{others[name]}' is not trained; leave it "
+                "out"
+            )
         if name not in names:
-            raise ConfigError(f"algorithm.per_agent.{name}: no such agent{did_you_mean(name, names)}; trained agents are {agents}")
+            raise ConfigError(
+                f"algorithm.per_agent.{name}: no such agent{did_you_mean(name, names)}; trained agents are "
+                f"{agents}"
+            )
         if names[name] in seen:
-            raise ConfigError(f"algorithm.per_agent names agent '{names[name]}' twice: {seen[names[name]]} and {name}; keep one")
+            raise ConfigError(
+                f"algorithm.per_agent names agent '{names[name]}' twice: {seen[names[name]]} and {name}; "
+                "keep one"
+            )
         seen[names[name]] = name
     for agent_id in agents:
         own = own_keys(config.algorithm, agent_id)
-        settings, where = agent_config(config.algorithm, agent_id), f"algorithm.per_agent.{slug(agent_id)}" if own else "algorithm"
+        settings, where = (
+            agent_config(config.algorithm, agent_id),
+            f"algorithm.per_agent.{slug(agent_id)}" if own else "algorithm",
+        )
         check_estimator(settings, agents, where)
         _check_gdpo_rewards(config, settings, where)
     _check_unread_rewards(config, placement)
@@ -157,82 +195,131 @@ def _check_per_agent(config: RunConfig, placement: Placement) -> None:
 
 
 def check_estimator(settings: Any, agents: Sequence[str], where: str = "algorithm") -> None:
-    """Check the arguments of one agent's estimator, and that it supports the statistics and weights that are set.
+    """Check the arguments of one agent's estimator, and that it supports the statistics and weights that are
+    set.
 
     Args:
         settings: `AlgorithmConfig` with the agent's own keys.
         agents: trained agents.
         where: prefix of keys in messages.
     """
-    estimator, keys_, weights = settings.adv_estimator, settings.gdpo_reward_keys, settings.gdpo_reward_weights
+    estimator, keys_, weights = (
+        settings.adv_estimator,
+        settings.gdpo_reward_keys,
+        settings.gdpo_reward_weights,
+    )
     if estimator == "gdpo" and not keys_:
-        raise ConfigError(f"{where}.adv_estimator=gdpo needs {where}.gdpo_reward_keys, such as [team_reward,local_reward]")
+        raise ConfigError(
+            f"{where}.adv_estimator=gdpo needs {where}.gdpo_reward_keys, such as [team_reward,local_reward]"
+        )
     if weights is not None and len(weights) != len(keys_ or ()):
-        raise ConfigError(f"{where}.gdpo_reward_weights has {len(weights)} entries for {len(keys_ or ())} gdpo_reward_keys; give one each")
+        raise ConfigError(
+            f"{where}.gdpo_reward_weights has {len(weights)} entries for {len(keys_ or ())} "
+            "gdpo_reward_keys; give one each"
+        )
     if settings.statistics_over == "trajectories" and not estimator_takes(estimator, "traj_index"):
         raise ConfigError(
-            f"{where}.statistics_over=trajectories: estimator '{estimator}' cannot average trajectories first; use auto or samples"
+            f"{where}.statistics_over=trajectories: estimator '{estimator}' cannot average trajectories "
+            "first; use auto or samples"
         )
     traits = ESTIMATORS.traits(estimator)
     if settings.call_weighting == "trajectory" and traits.weighs_calls_by:
         raise ConfigError(
-            f"{where}.call_weighting=trajectory has no effect: {estimator} weighs calls by {where}.{traits.weighs_calls_by}; use sample"
+            f"{where}.call_weighting=trajectory has no effect: {estimator} weighs calls by "
+            f"{where}.{traits.weighs_calls_by}; use sample"
         )
-    if settings.call_weighting == "trajectory" and traits.cannot_weigh and not averages_trajectories(settings, estimator):
+    if (
+        settings.call_weighting == "trajectory"
+        and traits.cannot_weigh
+        and not averages_trajectories(settings, estimator)
+    ):
         raise ConfigError(
-            f"{where}.call_weighting=trajectory: {estimator} {traits.cannot_weigh} and cannot weigh them; use sample, or "
+            f"{where}.call_weighting=trajectory: {estimator} {traits.cannot_weigh} and cannot weigh them; "
+            "use sample, or "
             f"{where}.statistics_over=trajectories"
         )
     if estimator == "m_grpo" and settings.m_grpo.main_agent not in agents:
-        raise ConfigError(f"{where}.m_grpo.main_agent={settings.m_grpo.main_agent!r}: expected one of {list(agents)}")
+        raise ConfigError(
+            f"{where}.m_grpo.main_agent={settings.m_grpo.main_agent!r}: expected one of {list(agents)}"
+        )
 
 
 def _check_gdpo_rewards(config: RunConfig, settings: Any, where: str) -> None:
-    """Raise ConfigError for a reward that no sample can have; names that reward functions return are known after the first episodes."""
+    """Raise ConfigError for a reward that no sample can have; names that reward functions return are known
+    after the first episodes.
+    """
     terms = known_terms(config.reward)
     for name in settings.gdpo_reward_keys or ():
         if name not in REWARD_FIELDS and (name in SAMPLE_FIELDS or (terms is not None and name not in terms)):
             known = [*REWARD_FIELDS, *(terms or ())]
-            functions = ", or a term that a reward function returns (reward.custom_reward_function.path)" if terms is not None else ""
+            functions = (
+                ", or a term that a reward function returns (reward.custom_reward_function.path)"
+                if terms is not None
+                else ""
+            )
             raise ConfigError(
-                f"{where}.gdpo_reward_keys={name!r}: expected one of {', '.join(known)}{did_you_mean(name, known)}{functions}"
+                f"{where}.gdpo_reward_keys={name!r}: expected one of "
+                f"{', '.join(known)}{did_you_mean(name, known)}{functions}"
             )
 
 
 def _check_unread_rewards(config: RunConfig, placement: Placement) -> None:
-    """Raise IneffectiveKeyError for a part of the reward that no agent learns from: GDPO reads the columns of its keys alone."""
+    """Raise IneffectiveKeyError for a part of the reward that no agent learns from: GDPO reads the columns of
+    its keys alone.
+    """
     if config.algorithm.filter_groups.enable or follows_committed(config):  # which compare rewards themselves
         return
     own = {agent.agent_id: agent_config(config.algorithm, agent.agent_id) for agent in placement.trained}
-    read = {name: list(settings.gdpo_reward_keys or ()) for name, settings in own.items() if settings.adv_estimator == "gdpo"}
+    read = {
+        name: list(settings.gdpo_reward_keys or ())
+        for name, settings in own.items()
+        if settings.adv_estimator == "gdpo"
+    }
     penalized = [agent for agent in placement.trained if agent.config.actor.use_invalid_action_penalty]
     parts = [
-        *((_shown(agent, "actor.use_invalid_action_penalty"), [agent.agent_id], "invalid_penalty") for agent in penalized),
-        *([("reward.overlong_buffer.enable=true", [*own], "overlong_penalty")] if config.reward.overlong_buffer.enable else []),
+        *(
+            (_shown(agent, "actor.use_invalid_action_penalty"), [agent.agent_id], "invalid_penalty")
+            for agent in penalized
+        ),
+        *(
+            [("reward.overlong_buffer.enable=true", [*own], "overlong_penalty")]
+            if config.reward.overlong_buffer.enable
+            else []
+        ),
         *([("algorithm.use_kl_in_reward=true", [*own], "")] if config.algorithm.use_kl_in_reward else []),
     ]
     for shown, names, column in parts:
         carried = ("reward", "step_reward", column) if column else ()
         if names and all(name in read and not set(carried) & set(read[name]) for name in names):
             fix = f"add one of {', '.join(carried)} to them" if carried else "none of them has it"
-            raise IneffectiveKeyError(f"{shown} has no effect: gdpo learns from algorithm.gdpo_reward_keys={read[names[0]]} alone; {fix}")
+            raise IneffectiveKeyError(
+                f"{shown} has no effect: gdpo learns from algorithm.gdpo_reward_keys={read[names[0]]} alone; "
+                f"{fix}"
+            )
 
 
 def _check_whole_batch(config: RunConfig, placement: Placement) -> None:
-    """Raise ConfigError for agents of one policy with different settings of an estimator that computes over all rows of a policy.
+    """Raise ConfigError for agents of one policy with different settings of an estimator that computes over
+    all rows of a policy.
 
     Rewards of GDPO may differ: then the rewards of each agent are whitened apart.
     """
     seen: dict[tuple[str, str], tuple[str, AlgorithmConfig]] = {}
     for agent in placement.trained:
-        mine = replace(agent_config(config.algorithm, agent.agent_id), gdpo_reward_keys=None, gdpo_reward_weights=None)
+        mine = replace(
+            agent_config(config.algorithm, agent.agent_id), gdpo_reward_keys=None, gdpo_reward_weights=None
+        )
         name = mine.adv_estimator
         first, theirs = seen.setdefault((agent.policy_id, name), (agent.agent_id, mine))
-        differing = [field.name for field in fields(mine) if getattr(mine, field.name) != getattr(theirs, field.name)]
+        differing = [
+            field.name for field in fields(mine) if getattr(mine, field.name) != getattr(theirs, field.name)
+        ]
         if differing and ESTIMATORS.traits(name).whole_batch:
             raise ConfigError(
-                f"algorithm.per_agent: agents '{first}' and '{agent.agent_id}' share policy '{agent.policy_id}' but differ in "
-                f"{', '.join(differing)}, while {name} computes over all rows of a policy; give them one value, or a policy each"
+                f"algorithm.per_agent: agents '{first}' and '{agent.agent_id}' share policy "
+                f"'{agent.policy_id}' but differ in "
+                f"{', '.join(differing)}, while {name} computes over all rows of a policy; give them one "
+                "value, or a policy each"
             )
 
 
@@ -243,30 +330,42 @@ def check_reward(config: RunConfig, placement: Placement) -> None:
         api_key("reward.model.api", reward.model.api)
     if reward.propagation.mode != "none" and reward.team_scope != "episode":
         raise ConfigError(
-            f"reward.team_scope={reward.team_scope} contradicts reward.propagation.mode={reward.propagation.mode}, which propagates the "
+            f"reward.team_scope={reward.team_scope} contradicts "
+            f"reward.propagation.mode={reward.propagation.mode}, which propagates the "
             "reward of the whole episode; set reward.team_scope=episode or reward.propagation.mode=none"
         )
     if reward.granularity == "token" and (reward.shaping != "default" or reward.propagation.mode != "none"):
         raise ConfigError(
-            f"reward.granularity=token places rewards on tokens as they are, but reward.shaping={reward.shaping} and "
-            f"reward.propagation.mode={reward.propagation.mode} change the reward of a whole reply; set reward.shaping=default and "
+            "reward.granularity=token places rewards on tokens as they are, but "
+            f"reward.shaping={reward.shaping} and "
+            f"reward.propagation.mode={reward.propagation.mode} change the reward of a whole reply; set "
+            "reward.shaping=default and "
             "reward.propagation.mode=none, or reward.granularity=reply"
         )
     for agent in placement.agents:
         limit = agent.config.rollout.response_length or config.data.max_response_length
         if buffer.enable and buffer.len > limit:
             raise ConfigError(
-                f"reward.overlong_buffer.len={buffer.len} is more than the {limit} tokens that agent '{agent.agent_id}' may write: even "
+                f"reward.overlong_buffer.len={buffer.len} is more than the {limit} tokens that agent "
+                f"'{agent.agent_id}' may write: even "
                 "an empty reply would be penalized; choose a smaller one"
             )
 
 
 def _check_models(config: RunConfig, placement: Placement) -> None:
     tasks = config.data.train_batch_size
-    _check_mini_batch(config.critic.ppo_mini_batch_size, f"critic.ppo_mini_batch_size={config.critic.ppo_mini_batch_size}", tasks)
-    _check_attention(config.critic.model, "fsdp.dtype", lambda name: f"critic.{name}={value_at(config.critic, name)}")
+    _check_mini_batch(
+        config.critic.ppo_mini_batch_size,
+        f"critic.ppo_mini_batch_size={config.critic.ppo_mini_batch_size}",
+        tasks,
+    )
+    _check_attention(
+        config.critic.model, "fsdp.dtype", lambda name: f"critic.{name}={value_at(config.critic, name)}"
+    )
     for agent in placement.everyone:
-        _check_mini_batch(agent.config.actor.ppo_mini_batch_size, _shown(agent, "actor.ppo_mini_batch_size"), tasks)
+        _check_mini_batch(
+            agent.config.actor.ppo_mini_batch_size, _shown(agent, "actor.ppo_mini_batch_size"), tasks
+        )
         check_skipping(config, agent)
         if agent in placement.trained:
             dtype = "actor.fsdp_config.dtype"
@@ -277,32 +376,45 @@ def _check_models(config: RunConfig, placement: Placement) -> None:
 def _check_mini_batch(size: int, shown: str, tasks: int) -> None:
     if size and (size > tasks or tasks % size):
         raise ConfigError(
-            f"{shown} does not divide data.train_batch_size={tasks}; both count tasks (Dr. MAS counts rows): choose a divisor, 0 for one "
-            "update per step, or the number of updates (use_adaptive_ppo_mini_batch_size=true, ppo_mini_update_num)"
+            f"{shown} does not divide data.train_batch_size={tasks}; both count tasks (Dr. MAS counts rows): "
+            "choose a divisor, 0 for one "
+            "update per step, or the number of updates (use_adaptive_ppo_mini_batch_size=true, "
+            "ppo_mini_update_num)"
         )
 
 
 def _check_attention(model: TrainedModelConfig, dtype: str, shown: Callable[[str], str]) -> None:
-    """Raise ConfigError for an attention implementation that cannot run; `dtype` is the key of its dtype, `shown` returns `key=value`."""
+    """Raise ConfigError for an attention implementation that cannot run; `dtype` is the key of its dtype,
+    `shown` returns `key=value`.
+    """
     key, name = shown("model.attn_implementation"), model.attn_implementation
     if name == "eager" and model.use_remove_padding is True:
         packed = shown("model.use_remove_padding").partition("=")[0]
         raise ConfigError(f"{key} cannot run packed rows; set {packed}=false as well")
     if name == "flash_attention_2" and find_spec("flash_attn") is None:
-        raise ConfigError(f"{key}: the package flash_attn is not installed; pip install flash-attn, or set {key.partition('=')[0]}=auto")
+        raise ConfigError(
+            f"{key}: the package flash_attn is not installed; pip install flash-attn, or set "
+            f"{key.partition('=')[0]}=auto"
+        )
     if name == "flash_attention_2" and "=fp32" in shown(dtype):
-        raise ConfigError(f"{key} computes in 16 bits, not as {shown(dtype)}; set that to bf16, or {key.partition('=')[0]}=auto")
+        raise ConfigError(
+            f"{key} computes in 16 bits, not as {shown(dtype)}; set that to bf16, or "
+            f"{key.partition('=')[0]}=auto"
+        )
 
 
 def check_skipping(config: RunConfig, agent: AgentPlacement | ApiPlacement) -> None:
-    """Raise ConfigError if rows with advantage 0 are skipped although they have a gradient or the loss needs their log-probs."""
+    """Raise ConfigError if rows with advantage 0 are skipped although they have a gradient or the loss needs
+    their log-probs.
+    """
     actor = agent.config.actor
     if not actor.skip_zero_advantages:
         return
     skipping, loss_mode = _shown(agent, "actor.skip_zero_advantages"), actor.policy_loss.loss_mode
     if config.algorithm.rollout_correction.bypass_mode:
         raise ConfigError(
-            f"{skipping} contradicts algorithm.rollout_correction.bypass_mode=true, which rejects, ranks and weights tokens of the whole "
+            f"{skipping} contradicts algorithm.rollout_correction.bypass_mode=true, which rejects, ranks and "
+            "weights tokens of the whole "
             "mini-batch by log-probs that are not computed for skipped rows; turn one off"
         )
     gradients = {
@@ -312,17 +424,21 @@ def check_skipping(config: RunConfig, agent: AgentPlacement | ApiPlacement) -> N
     }
     if any(gradients.values()):
         raise ConfigError(
-            f"{skipping}: rows with advantage 0 have a gradient with {', '.join(name for name, holds in gradients.items() if holds)}; "
+            f"{skipping}: rows with advantage 0 have a gradient with "
+            f"{', '.join(name for name, holds in gradients.items() if holds)}; "
             "turn one of them off"
         )
 
 
 def check_rollout_correction(config: RunConfig, placement: Placement) -> None:
-    """Raise ConfigError for invalid bounds, a missing correction or keys of losses, and warn of bias that no correction removes."""
+    """Raise ConfigError for invalid bounds, a missing correction or keys of losses, and warn of bias that no
+    correction removes.
+    """
     correction, mode = config.algorithm.rollout_correction, config.async_training.mode
     if not config.async_training.fresh and not (correction.bypass_mode or correction.corrects_batch):
         raise ConfigError(
-            f"async_training.mode={mode} trains on samples of older weights, which needs an off-policy correction: set "
+            f"async_training.mode={mode} trains on samples of older weights, which needs an off-policy "
+            "correction: set "
             "algorithm.rollout_correction.rollout_is, .rollout_rs or .m2po_tau, or .bypass_mode=true "
             "(docs/training.md#sampler-against-trainer)"
         )
@@ -336,13 +452,17 @@ def check_rollout_correction(config: RunConfig, placement: Placement) -> None:
     for name, band in bands.items():
         if band.lower is not None and not band.lower <= 1 <= band.upper:
             raise ConfigError(
-                f"algorithm.rollout_correction.{name}={band.lower:g}_{band.upper:g} excludes 1, the ratio of a token with equal "
-                "log-probs in sampler and trainer, so no token is left; choose a lower bound of at most 1 and an upper bound of at least 1"
+                f"algorithm.rollout_correction.{name}={band.lower:g}_{band.upper:g} excludes 1, the ratio of "
+                "a token with equal "
+                "log-probs in sampler and trainer, so no token is left; choose a lower bound of at most 1 "
+                "and an upper bound of at least 1"
             )
     if correction.bypass_mode and config.gateway.structured == "mask":
         raise ConfigError(
-            "gateway.structured=mask needs the pass for old log-probs, which measures the probability that masks cut off, but "
-            "algorithm.rollout_correction.bypass_mode=true skips it and clips the ratio to the masked policy; set bypass_mode=false"
+            "gateway.structured=mask needs the pass for old log-probs, which measures the probability that "
+            "masks cut off, but "
+            "algorithm.rollout_correction.bypass_mode=true skips it and clips the ratio to the masked "
+            "policy; set bypass_mode=false"
         )
     for agent in placement.trained:
         _check_loss(config, agent)
@@ -350,17 +470,25 @@ def check_rollout_correction(config: RunConfig, placement: Placement) -> None:
 
 
 def _check_loss(config: RunConfig, agent: AgentPlacement) -> None:
-    """Raise ConfigError for an estimator that needs the missing pass for old log-probs, and for a loss without its keys."""
-    bypass, estimator = config.algorithm.rollout_correction.bypass_mode, agent_config(config.algorithm, agent.agent_id).adv_estimator
+    """Raise ConfigError for an estimator that needs the missing pass for old log-probs, and for a loss
+    without its keys.
+    """
+    bypass, estimator = (
+        config.algorithm.rollout_correction.bypass_mode,
+        agent_config(config.algorithm, agent.agent_id).adv_estimator,
+    )
     if bypass and estimator_needs(estimator, "sum_pi_squared"):
         raise ConfigError(
-            f"algorithm.adv_estimator={estimator} (agent '{agent.agent_id}') needs sum_pi_squared, which the pass for old log-probs "
-            "computes and algorithm.rollout_correction.bypass_mode=true skips; set bypass_mode=false, or choose another estimator"
+            f"algorithm.adv_estimator={estimator} (agent '{agent.agent_id}') needs sum_pi_squared, which the "
+            "pass for old log-probs "
+            "computes and algorithm.rollout_correction.bypass_mode=true skips; set bypass_mode=false, or "
+            "choose another estimator"
         )
     loss = agent.config.actor.policy_loss.loss_mode
     if estimator == "optimal_token_baseline" and agent.config.rollout.tool_samples == "sequence":
         raise ConfigError(
-            f"{_shown(agent, 'rollout.tool_samples')}: algorithm.adv_estimator=optimal_token_baseline compares the tokens in one column, "
+            f"{_shown(agent, 'rollout.tool_samples')}: algorithm.adv_estimator=optimal_token_baseline "
+            "compares the tokens in one column, "
             "but tool messages of any length stand between them; use tir_optimal_token_baseline"
         )
     if loss == "bypass_mode" and not bypass:
@@ -371,16 +499,25 @@ def _check_loss(config: RunConfig, agent: AgentPlacement) -> None:
     for name in POLICY_LOSSES.traits(loss).positive:
         value = value_at(agent.config.actor, name)
         if value is None or not value > 0:
-            raise ConfigError(f"{agent.key(f'actor.{name}')}={value} (agent '{agent.agent_id}'): the loss {loss} needs a positive number")
+            raise ConfigError(
+                f"{agent.key(f'actor.{name}')}={value} (agent '{agent.agent_id}'): the loss {loss} needs a "
+                "positive number"
+            )
 
 
 def _warn_of_truncation(placement: Placement) -> None:
-    """Warn of truncated sampling, which biases the gradient: log-probs are those before truncation, so no ratio shows the bias."""
-    truncated = [a.agent_id for a in placement.trained if a.config.rollout.top_p < 1.0 or a.config.rollout.top_k != -1]
+    """Warn of truncated sampling, which biases the gradient: log-probs are those before truncation, so no
+    ratio shows the bias.
+    """
+    truncated = [
+        a.agent_id for a in placement.trained if a.config.rollout.top_p < 1.0 or a.config.rollout.top_k != -1
+    ]
     if truncated:
         logger.warning(
-            "actor_rollout_ref.rollout.top_p/top_k truncate the sampling of %s: the update treats replies as samples of the full "
-            "distribution, and algorithm.rollout_correction cannot correct this; use top_p=1.0 and top_k=-1 for an unbiased gradient",
+            "actor_rollout_ref.rollout.top_p/top_k truncate the sampling of %s: the update treats replies as "
+            "samples of the full "
+            "distribution, and algorithm.rollout_correction cannot correct this; use top_p=1.0 and top_k=-1 "
+            "for an unbiased gradient",
             ", ".join(truncated),
         )
 
@@ -391,17 +528,20 @@ def check_critic_keys(config: RunConfig, placement: Placement) -> None:
         name = agent_config(config.algorithm, agent.agent_id).adv_estimator
         if config.critic.enable is False and needs_values(name):
             raise ConfigError(
-                f"algorithm.adv_estimator={name} of agent '{agent.agent_id}' needs values, but critic.enable=false; "
+                f"algorithm.adv_estimator={name} of agent '{agent.agent_id}' needs values, but "
+                "critic.enable=false; "
                 "set critic.enable=null, or choose an estimator without a critic"
             )
         if config.critic.enable and not reads_values(name):
             raise ConfigError(
-                f"critic.enable=true, but algorithm.adv_estimator={name} of agent '{agent.agent_id}' reads no values: its critic would "
+                f"critic.enable=true, but algorithm.adv_estimator={name} of agent '{agent.agent_id}' reads "
+                "no values: its critic would "
                 "not be used; set critic.enable=null, or choose an estimator with a critic (gae)"
             )
         longest = agent.config.rollout.prompt_length or config.data.max_prompt_length
         if config.critic.view == "joint" and longest > config.critic.joint_prompt_length:
             raise ConfigError(
-                f"critic.joint_prompt_length={config.critic.joint_prompt_length} is less than the prompt of agent '{agent.agent_id}' "
+                f"critic.joint_prompt_length={config.critic.joint_prompt_length} is less than the prompt of "
+                f"agent '{agent.agent_id}' "
                 f"({longest} tokens); it limits transcript and prompt together: choose a larger one"
             )

@@ -1,12 +1,16 @@
-"""Detection of changed keys without an effect: each depends on other keys, and is an error instead of being ignored.
+"""Detection of changed keys without an effect: each depends on other keys, and is an error instead of being
+ignored.
 
-A key declares the conditions that it depends on (`effect`, see `verl.trainer.config.spec`). A condition is one of
+A key declares the conditions that it depends on (`effect`, see `verl.trainer.config.spec`). A condition is
+one of
 
-- `key=value,value`, `key!=value`, `key>number`, or a key alone, which must be set; alternatives are separated by ` or `. A label in
+- `key=value,value`, `key!=value`, `key>number`, or a key alone, which must be set; alternatives are separated
+  by ` or `. A label in
   front (`a GPU: trainer.device=auto,cuda`) and a note in parentheses at the end are shown in messages only.
 - one of `FACTS`, which depend on several keys.
 
-A key is changed if its value is not the default. An estimator or a loss that a plug-in registered may read any key.
+A key is changed if its value is not the default. An estimator or a loss that a plug-in registered may read
+any key.
 """
 
 from __future__ import annotations
@@ -52,28 +56,41 @@ class Scope:
 
 
 def _estimator_reads(key: str, scope: Scope) -> bool:
-    """Return whether the estimator of the team, the own estimator of an agent, or the comparison of candidates, reads `key`."""
+    """Return whether the estimator of the team, the own estimator of an agent, or the comparison of
+    candidates, reads `key`.
+    """
     algorithm = scope.config.algorithm
     if key == COMPARISON and follows_committed(scope.config):
         return True
-    used = {algorithm.adv_estimator, *(own["adv_estimator"] for own in algorithm.per_agent.values() if "adv_estimator" in own)}
+    used = {
+        algorithm.adv_estimator,
+        *(own["adv_estimator"] for own in algorithm.per_agent.values() if "adv_estimator" in own),
+    }
     own = key.removeprefix("algorithm.")
-    return any(ESTIMATORS.traits(name).grouped if own in GROUP_KEYS else ESTIMATORS.reads(name, own) for name in used)
+    return any(
+        ESTIMATORS.traits(name).grouped if own in GROUP_KEYS else ESTIMATORS.reads(name, own) for name in used
+    )
 
 
 def _loss_reads(key: str, scope: Scope) -> bool:
-    return POLICY_LOSSES.reads(scope.config.actor_rollout_ref.actor.policy_loss.loss_mode, key.removeprefix(ACTOR))
+    return POLICY_LOSSES.reads(
+        scope.config.actor_rollout_ref.actor.policy_loss.loss_mode, key.removeprefix(ACTOR)
+    )
 
 
 def _averages_by_mode(key: str, scope: Scope) -> bool:
-    """Return whether the loss or an added term reads `actor.loss_agg_mode`, or the loss always aggregates that way."""
+    """Return whether the loss or an added term reads `actor.loss_agg_mode`, or the loss always aggregates
+    that way.
+    """
     actor = scope.config.actor_rollout_ref.actor
     beside = bool(actor.entropy_coeff) or actor.use_kl_loss
     return beside or POLICY_LOSSES.traits(actor.policy_loss.loss_mode).averages in ("", actor.loss_agg_mode)
 
 
 def _adapter_reads(key: str, scope: Scope) -> bool:
-    """Return whether an adapter reads `key`: for an agent's own value its own adapter, for a common value any."""
+    """Return whether an adapter reads `key`: for an agent's own value its own adapter, for a common value
+    any.
+    """
     own = scope.agent is not None and key.removeprefix(MODEL) in scope.agent.own_keys
     return any(row.adapter is not None for row in scope.placement.agents if not own or row == scope.agent)
 
@@ -87,7 +104,8 @@ FACTS: Mapping[str, Callable[[str, Scope], bool]] = {
     ADAPTER: _adapter_reads,
     LANES: lambda key, scope: len(lanes_of(scope.config, scope.placement)) > 1,
     STRUCTURED: lambda key, scope: (
-        scope.config.gateway.structured == "free" or any(row.config.rollout.structured_outputs for row in scope.placement.agents)
+        scope.config.gateway.structured == "free"
+        or any(row.config.rollout.structured_outputs for row in scope.placement.agents)
     ),
 }
 
@@ -97,7 +115,11 @@ def readers(key: str) -> list[str]:
     if key.startswith(ACTOR):
         return POLICY_LOSSES.readers(key.removeprefix(ACTOR))
     own = key.removeprefix("algorithm.")
-    return [name for name in ESTIMATORS.names() if ESTIMATORS.traits(name).grouped] if own in GROUP_KEYS else ESTIMATORS.readers(own)
+    return (
+        [name for name in ESTIMATORS.names() if ESTIMATORS.traits(name).grouped]
+        if own in GROUP_KEYS
+        else ESTIMATORS.readers(own)
+    )
 
 
 def condition_text(condition: str, key: str) -> str:
@@ -149,25 +171,41 @@ def check_effect(config: RunConfig, placement: Placement) -> None:
         ):
             if _is_read_of(agent, key.removeprefix(MODEL)):
                 raise IneffectiveKeyError(
-                    f"{agent.key(key.removeprefix(MODEL))}={value} has no effect for agent '{agent.agent_id}'; it needs {needed}"
+                    f"{agent.key(key.removeprefix(MODEL))}={value} has no effect for agent "
+                    f"'{agent.agent_id}'; it needs {needed}"
                 )
 
 
 def without_effect(config: RunConfig, placement: Placement) -> list[str]:
-    """Return the changed keys that have no effect: those of the run, and those of a model for which they have none for any agent."""
+    """Return the changed keys that have no effect: those of the run, and those of a model for which they have
+    none for any agent.
+    """
     default = RunConfig()
-    found = {name for name, _, _ in _without_effect(Scope(config, placement), default) if not name.startswith(MODEL)}
+    found = {
+        name
+        for name, _, _ in _without_effect(Scope(config, placement), default)
+        if not name.startswith(MODEL)
+    }
     idle = [
-        {name for name, _, _ in _without_effect(Scope(replace(config, actor_rollout_ref=agent.config), placement, agent), default)}
+        {
+            name
+            for name, _, _ in _without_effect(
+                Scope(replace(config, actor_rollout_ref=agent.config), placement, agent), default
+            )
+        }
         for agent in placement.everyone
     ]
     return sorted(found | {name for name in set.intersection(*idle) if name.startswith(MODEL)})
 
 
 def _is_read_of(agent: AgentPlacement | ApiPlacement, key: str) -> bool:
-    """Return whether a key is checked for an agent: without training, only keys of serving or of API requests are."""
+    """Return whether a key is checked for an agent: without training, only keys of serving or of API requests
+    are.
+    """
     learns = isinstance(agent, AgentPlacement) and not agent.frozen
-    return learns or (key.startswith(SERVED if isinstance(agent, AgentPlacement) else ASKED) and "log_prob_" not in key)
+    return learns or (
+        key.startswith(SERVED if isinstance(agent, AgentPlacement) else ASKED) and "log_prob_" not in key
+    )
 
 
 def _without_effect(scope: Scope, default: RunConfig) -> Iterator[tuple[str, Any, str]]:
@@ -180,4 +218,8 @@ def _without_effect(scope: Scope, default: RunConfig) -> Iterator[tuple[str, Any
 
 def unmet(key: Key, scope: Scope) -> list[str]:
     """Return the conditions of a key that do not hold, in words."""
-    return [condition_text(condition, key.name) for condition in key.effect if not holds(condition, key.name, scope)]
+    return [
+        condition_text(condition, key.name)
+        for condition in key.effect
+        if not holds(condition, key.name, scope)
+    ]

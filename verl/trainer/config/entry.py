@@ -23,12 +23,15 @@ from verl.utils.names import did_you_mean
 CONFIG_NAME = "ppo_trainer"
 KEYS = keys(RunConfig)
 SECTIONS = {name.rsplit(".", i)[0] for name in KEYS for i in range(1, name.count(".") + 1)}
-# Mappings with keys of the user: options of a workflow or an environment, or names of agents or worker groups.
+# Mappings with keys of the user: options of a workflow or an environment, or names of agents or worker
+# groups.
 
 
 @cache
 def register_config() -> str:
-    """Store `RunConfig` in Hydra's ConfigStore and return the name for `hydra.main`; Hydra writes no folders."""
+    """Store `RunConfig` in Hydra's ConfigStore and return the name for `hydra.main`; Hydra writes no
+    folders.
+    """
     from hydra.core.config_store import ConfigStore
 
     store = ConfigStore.instance()
@@ -36,7 +39,12 @@ def register_config() -> str:
     store.store(
         name=CONFIG_NAME,
         node={
-            "defaults": ["run_schema", {"override hydra/job_logging": "none"}, {"override hydra/hydra_logging": "none"}, "_self_"],
+            "defaults": [
+                "run_schema",
+                {"override hydra/job_logging": "none"},
+                {"override hydra/hydra_logging": "none"},
+                "_self_",
+            ],
             "hydra": {"run": {"dir": "."}, "output_subdir": None},
         },
     )
@@ -66,7 +74,8 @@ def report_config_errors(given: Sequence[str]) -> Iterator[None]:
 
 
 def with_preset_note(message: str, given: Sequence[str]) -> str:
-    """Return a message about `key=value`, with a note if a preset, a setting in verl's names or a default of verl's set that key.
+    """Return a message about `key=value`, with a note if a preset, a setting in verl's names or a default of
+    verl's set that key.
 
     In a message about several keys the first of them that has such a setting or default gets the note.
     """
@@ -88,26 +97,37 @@ def prepare_overrides(given: Sequence[str]) -> list[str]:
 
 
 def prepare(given: Sequence[str]) -> Command:
-    """Return a command line ready for Hydra: settings of verl and Dr. MAS translated, checked one by one, those of a preset in front.
+    """Return a command line ready for Hydra: settings of verl and Dr. MAS translated, checked one by one,
+    those of a preset in front.
 
     Overrides of free-form sections, whole or key by key, get `++`: Hydra would refuse their keys as unknown.
 
-    Raises ConfigError naming the first override with an invalid key or value; syntax errors are left to Hydra.
+    Raises ConfigError naming the first override with an invalid key or value; syntax errors are left to
+    Hydra.
     """
     command = translate(given)
     for first, second in command.contradictions:
-        raise ConfigError(f"{first} and {second} set the same key to different values: leave out one (docs/upstream_map.md)")
+        raise ConfigError(
+            f"{first} and {second} set the same key to different values: leave out one (docs/upstream_map.md)"
+        )
     for override in command.overrides:
         check_override(override)
-    overrides = [*(f"{key}={value}" for key, value in command.defaults.items()), *expand_presets(command.overrides)]
+    overrides = [
+        *(f"{key}={value}" for key, value in command.defaults.items()),
+        *expand_presets(command.overrides),
+    ]
     command.overrides = free_form(overrides)
     if command.upstream:
-        command.leave_out([key for key in _without_effect(command.overrides) if key.startswith(MAY_HAVE_NO_EFFECT)])
+        command.leave_out(
+            [key for key in _without_effect(command.overrides) if key.startswith(MAY_HAVE_NO_EFFECT)]
+        )
     return command
 
 
 def compose_config(given: Sequence[str]) -> RunConfig:
-    """Return the configuration of a command line. Raises ConfigError, or an error of Hydra, for invalid keys and values."""
+    """Return the configuration of a command line. Raises ConfigError, or an error of Hydra, for invalid keys
+    and values.
+    """
     return _compose(prepare_overrides(given))
 
 
@@ -123,7 +143,9 @@ def _compose(overrides: Sequence[str]) -> RunConfig:
 
 
 def _without_effect(overrides: Sequence[str]) -> list[str]:
-    """Return the keys that have no effect with the others; none if an estimator or a loss is unknown before plug-ins are loaded."""
+    """Return the keys that have no effect with the others; none if an estimator or a loss is unknown before
+    plug-ins are loaded.
+    """
     from verl.trainer.config.effect import without_effect
     from verl.trainer.placement.table import build_placement
 
@@ -145,7 +167,9 @@ FREE_FORM = free_form_sections(KEYS)
 def free_form(overrides: Sequence[str], sections: tuple[str, ...] = FREE_FORM) -> list[str]:
     """Return overrides with `++` before those of free-form sections, whole or key by key."""
     bare = [(override, override.lstrip("+")) for override in overrides]
-    return [f"++{name}" if name.replace("=", ".", 1).startswith(sections) else override for override, name in bare]
+    return [
+        f"++{name}" if name.replace("=", ".", 1).startswith(sections) else override for override, name in bare
+    ]
 
 
 def check_override(override: str, known: Mapping[str, Key] = KEYS) -> None:
@@ -157,10 +181,14 @@ def check_override(override: str, known: Mapping[str, Key] = KEYS) -> None:
     if override.startswith("-") or name.startswith(("hydra.", "hydra/")):
         return
     parts = name.split(".")
-    under = next((".".join(parts[:i]) for i in range(len(parts), 0, -1) if ".".join(parts[:i]) in known), None)
+    under = next(
+        (".".join(parts[:i]) for i in range(len(parts), 0, -1) if ".".join(parts[:i]) in known), None
+    )
     if under is None or (under != name and not isinstance(known[under].default, dict)):
         if not any(key.startswith(f"{name}.") for key in known):
-            raise ConfigError(_unknown(name) if known is KEYS else f"unknown key {name}{did_you_mean(name, known)}")
+            raise ConfigError(
+                _unknown(name) if known is KEYS else f"unknown key {name}{did_you_mean(name, known)}"
+            )
         return
     if not equals or "${" in text or override.startswith("~"):
         return
@@ -177,11 +205,20 @@ def check_override(override: str, known: Mapping[str, Key] = KEYS) -> None:
 
 
 def _unknown(key: str) -> str:
-    """Return the message for an unknown key: the counterpart of verl's key of that name, or the nearest known key."""
+    """Return the message for an unknown key: the counterpart of verl's key of that name, or the nearest known
+    key.
+    """
     if verls := find_verl_key(key):
         return f"unknown key {key}; {verls.hint()} (verl's keys: docs/upstream_map.md)"
-    near = difflib.get_close_matches(key, KEYS, n=1, cutoff=0.5) or [k for k in KEYS if k.endswith(f".{key}")][:1]
-    hint = f"did you mean {near[0]}?" if near else f"sections are {', '.join(sorted(s for s in SECTIONS if '.' not in s))}"
+    near = (
+        difflib.get_close_matches(key, KEYS, n=1, cutoff=0.5)
+        or [k for k in KEYS if k.endswith(f".{key}")][:1]
+    )
+    hint = (
+        f"did you mean {near[0]}?"
+        if near
+        else f"sections are {', '.join(sorted(s for s in SECTIONS if '.' not in s))}"
+    )
     return f"unknown key {key}; {hint} (all keys: docs/config.md)"
 
 
@@ -199,11 +236,15 @@ def explain(error: Exception, overrides: Sequence[str]) -> str:
     if not about:
         whole = " ".join(str(error).split())  # with the ways to write it that Hydra lists
         return whole if message in whole else f"{whole}: {message}"
-    return f"{about}: {message} (expected {type_text(KEYS[key].type)})" if key in KEYS else f"{about}: {message}"
+    return (
+        f"{about}: {message} (expected {type_text(KEYS[key].type)})" if key in KEYS else f"{about}: {message}"
+    )
 
 
 def _slip(overrides: Sequence[str]) -> str:
-    """Return a message about the first override that Hydra cannot parse for a known reason; empty if there is none."""
+    """Return a message about the first override that Hydra cannot parse for a known reason; empty if there is
+    none.
+    """
     for override in overrides:
         if "=" not in override and not override.startswith(("~", "-")):
             return f"{override}: expected key=value"
@@ -224,7 +265,9 @@ def save_config(config: RunConfig, path: Path) -> None:
 
 
 def load_config(path: Path) -> RunConfig:
-    """Read a file of `save_config`. Raises ValueError for a file with keys or values unknown to this version."""
+    """Read a file of `save_config`. Raises ValueError for a file with keys or values unknown to this
+    version.
+    """
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
@@ -232,6 +275,8 @@ def load_config(path: Path) -> RunConfig:
     try:
         config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(RunConfig), OmegaConf.load(path)))
     except (OmegaConfBaseException, YAMLError, OSError) as error:
-        raise ValueError(f"{path} is not a configuration of this version: {str(error).strip().splitlines()[0]}") from error
+        raise ValueError(
+            f"{path} is not a configuration of this version: {str(error).strip().splitlines()[0]}"
+        ) from error
     assert isinstance(config, RunConfig)
     return config

@@ -1,4 +1,6 @@
-"""Keys under `actor_rollout_ref`: one model, its training, and under `rollout` how an engine samples its replies."""
+"""Keys under `actor_rollout_ref`: one model, its training, and under `rollout` how an engine samples its
+replies.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,20 +13,24 @@ from verl.trainer.config.spec import key, section, texts
 from verl.trainer.ppo.registry import POLICY_LOSSES
 
 ACTOR, REF, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.ref", "actor_rollout_ref.rollout"
-# In the loss, every KL estimator has a straight-through form; in the reward, which has no gradient, it would change nothing.
+# In the loss, every KL estimator has a straight-through form; in the reward, which has no gradient, it would
+# change nothing.
 KL_LOSSES = (*KL_ESTIMATORS, *(f"{name}+" for name in KL_ESTIMATORS))
 ADAPTER = "an agent with agent.specialization=lora"
 ON_A_GPU = "a GPU: trainer.device=auto,cuda"
 DECAYING = "{}.lr_scheduler_type=linear,cosine"
 READ = "a loss that reads it"
 CLIPS = (
-    "algorithm.rollout_correction.bypass_mode=false or algorithm.rollout_correction.loss_type=ppo_clip (reinforce is a separate loss, "
+    "algorithm.rollout_correction.bypass_mode=false or algorithm.rollout_correction.loss_type=ppo_clip "
+    "(reinforce is a separate loss, "
     "without clipping)"
 )
 REFERENCE = f"a reference: {ACTOR}.use_kl_loss=true or algorithm.use_kl_in_reward=true"
 OLD_LOG_PROBS = (
-    "a pass for old log-probs: several updates per step, algorithm.use_kl_in_reward=true, a correction, gateway.structured=mask, "
-    "trainer.critic_warmup or an estimator that reads them (and algorithm.rollout_correction.bypass_mode=false)"
+    "a pass for old log-probs: several updates per step, algorithm.use_kl_in_reward=true, a correction, "
+    "gateway.structured=mask, "
+    "trainer.critic_warmup or an estimator that reads them (and "
+    "algorithm.rollout_correction.bypass_mode=false)"
 )
 BY_TASKS, BY_UPDATES = "use_adaptive_ppo_mini_batch_size=false", "use_adaptive_ppo_mini_batch_size=true"
 ADAPTIVE = "set the number of optimizer steps (ppo_mini_update_num) instead of the tasks of one (ppo_mini_batch_size)"
@@ -68,23 +74,28 @@ class TrainedModelConfig:
     tokenizer_path: Optional[str] = key(None, "tokenizer folder, if it is not the model's")
     trust_remote_code: bool = key(False, "run code that is shipped with the model")
     enable_gradient_checkpointing: Optional[bool] = key(
-        None, "recompute activations in the backward pass; null: where the longest row does not fit into memory without"
+        None,
+        "recompute activations in the backward pass; null: where the longest row does not fit into memory "
+        "without",
     )
     use_remove_padding: Any = key(
         "auto",
-        "pack rows into one sequence without padding in the trainer's forward pass: true | false | auto, which packs where a "
+        "pack rows into one sequence without padding in the trainer's forward pass: true | false | auto, "
+        "which packs where a "
         "check of the model finds that exact",
         type=Union[bool, str],
         check=auto_or_bool,
     )
     merge_rows: bool = key(
         False,
-        "run a row whose prompt and response begin another row of the mini-batch, as an earlier reply of a conversation does, as a part of "
+        "run a row whose prompt and response begin another row of the mini-batch, as an earlier reply of a "
+        "conversation does, as a part of "
         "that row; the loss stays that of the single rows",
     )
     attn_implementation: str = key(
         "auto",
-        "attention implementation; auto takes the fastest that a check of the model finds exact: flash-attn if it is installed (on a GPU "
+        "attention implementation; auto takes the fastest that a check of the model finds exact: flash-attn "
+        "if it is installed (on a GPU "
         "in bf16), sdpa, eager",
         choices=ATTENTION_NAMES,
     )
@@ -94,18 +105,25 @@ class TrainedModelConfig:
 class ModelConfig(TrainedModelConfig):
     lora_adapter_path: Optional[str] = key(
         None,
-        "folder of a PEFT adapter from which the agent's adapter starts; its adapter_config.json determines lora_rank, lora_alpha, "
+        "folder of a PEFT adapter from which the agent's adapter starts; its adapter_config.json determines "
+        "lora_rank, lora_alpha, "
         "target_modules and exclude_modules; a checkpoint that is resumed replaces its weights",
         check=texts,
         effect=ADAPTER,
     )
-    lora_rank: Optional[int] = key(None, "rank of the agent's adapter; default: 32, or that of lora_adapter_path", ge=1, effect=ADAPTER)
+    lora_rank: Optional[int] = key(
+        None, "rank of the agent's adapter; default: 32, or that of lora_adapter_path", ge=1, effect=ADAPTER
+    )
     lora_alpha: Optional[int] = key(
-        None, "the adapter's output is scaled by lora_alpha / lora_rank; default: 32, or that of lora_adapter_path", ge=1, effect=ADAPTER
+        None,
+        "the adapter's output is scaled by lora_alpha / lora_rank; default: 32, or that of lora_adapter_path",
+        ge=1,
+        effect=ADAPTER,
     )
     target_modules: Any = key(
         None,
-        "layers with an adapter: all-linear (all linear layers that can have one, without the head) | a list of "
+        "layers with an adapter: all-linear (all linear layers that can have one, without the head) | a list "
+        "of "
         "layer names or suffixes | a regex; default: all-linear, or those of lora_adapter_path",
         type=Optional[Union[str, list[str]]],
         check=_layers,
@@ -125,7 +143,9 @@ class OptimConfig:
     lr: float = key(1e-6, "peak learning rate of AdamW", ge=0)
     lr_scheduler_type: str = key("constant", "learning-rate schedule after the warm-up", choices=SCHEDULES)
     lr_warmup_steps: int = key(-1, "optimizer steps of linear warm-up; -1 uses lr_warmup_steps_ratio", ge=-1)
-    lr_warmup_steps_ratio: float = key(0.0, "warm-up as a fraction of total_training_steps", ge=0, le=1, effect="{}.lr_warmup_steps=-1")
+    lr_warmup_steps_ratio: float = key(
+        0.0, "warm-up as a fraction of total_training_steps", ge=0, le=1, effect="{}.lr_warmup_steps=-1"
+    )
     min_lr_ratio: float = key(0.0, "final learning rate as a fraction of lr", ge=0, le=1, effect=DECAYING)
     total_training_steps: int = key(
         -1,
@@ -141,9 +161,15 @@ class OptimConfig:
 @dataclass
 class FSDPConfig:
     model_dtype: str = key("fp32", "dtype of the master weights", choices=DTYPE_NAMES)
-    dtype: str = key("auto", "compute dtype; auto: bf16 on GPU, fp32 on CPU; gradients are reduced in fp32", choices=("auto", *DTYPE_NAMES))
+    dtype: str = key(
+        "auto",
+        "compute dtype; auto: bf16 on GPU, fp32 on CPU; gradients are reduced in fp32",
+        choices=("auto", *DTYPE_NAMES),
+    )
     param_offload: bool = key(False, "keep parameters in host memory outside compute", effect=ON_A_GPU)
-    optimizer_offload: bool = key(False, "keep optimizer state in host memory outside the update", effect=ON_A_GPU)
+    optimizer_offload: bool = key(
+        False, "keep optimizer state in host memory outside the update", effect=ON_A_GPU
+    )
     reshard_after_forward: bool = key(True, "free gathered parameters after the forward pass")
 
 
@@ -167,25 +193,35 @@ class PolicyLossConfig:
 class ActorConfig:
     # Set by the worker for each mini-batch: totals over the mini-batch that `agg_loss` needs.
     global_batch_info: ClassVar[Mapping[str, Any]] = MappingProxyType({})
-    # Also set by the worker: values that a loss prepared over the mini-batch, and `algorithm.rollout_correction`.
+    # Also set by the worker: values that a loss prepared over the mini-batch, and
+    # `algorithm.rollout_correction`.
     prepared: ClassVar[Optional[Mapping[str, Any]]] = None
     rollout_correction: ClassVar[Any] = None
 
     ppo_mini_batch_size: int = key(
-        0, "tasks per optimizer step; 0 means data.train_batch_size (one update per step)", ge=0, effect=f"{{}}.{BY_TASKS}"
+        0,
+        "tasks per optimizer step; 0 means data.train_batch_size (one update per step)",
+        ge=0,
+        effect=f"{{}}.{BY_TASKS}",
     )
     use_adaptive_ppo_mini_batch_size: bool = key(False, ADAPTIVE)
     ppo_mini_update_num: int = key(10, MINI_UPDATES, ge=1, le=MOST_UPDATES, effect=f"{{}}.{BY_UPDATES}")
     ppo_epochs: int = key(1, "epochs over the batch", ge=1)
     use_dynamic_bsz: bool = key(True, "micro-batches with a token budget instead of a number of rows")
     ppo_max_token_len_per_gpu: Optional[int] = key(
-        None, "token budget of one micro-batch; null: what fits into memory, at most 16384", ge=1, effect="{}.use_dynamic_bsz=true"
+        None,
+        "token budget of one micro-batch; null: what fits into memory, at most 16384",
+        ge=1,
+        effect="{}.use_dynamic_bsz=true",
     )
-    ppo_micro_batch_size_per_gpu: int = key(8, "rows of one micro-batch", ge=1, effect="{}.use_dynamic_bsz=false")
+    ppo_micro_batch_size_per_gpu: int = key(
+        8, "rows of one micro-batch", ge=1, effect="{}.use_dynamic_bsz=false"
+    )
     shuffle: bool = key(True, "shuffle rows before they are cut into mini-batches")
     skip_zero_advantages: bool = key(
         False,
-        "leave out rows with advantage 0, whose gradient is 0; metrics of the update (actor/*, in part rollout_corr/*) then cover only the "
+        "leave out rows with advantage 0, whose gradient is 0; metrics of the update (actor/*, in part "
+        "rollout_corr/*) then cover only the "
         "other rows; not with algorithm.rollout_correction.bypass_mode",
     )
     grad_clip: float = key(1.0, "maximum gradient norm", gt=0)
@@ -196,9 +232,13 @@ class ActorConfig:
         effect=(CLIPS, READ, "{}.clip_ratio_low=null or {}.clip_ratio_high=null"),
     )
     clip_ratio_low: Optional[float] = key(None, "lower clip range", ge=0, effect=(CLIPS, READ))
-    clip_ratio_high: Optional[float] = key(None, "upper clip range (DAPO clip-higher)", ge=0, effect=(CLIPS, READ))
+    clip_ratio_high: Optional[float] = key(
+        None, "upper clip range (DAPO clip-higher)", ge=0, effect=(CLIPS, READ)
+    )
     clip_ratio_c: float = key(3.0, "dual-clip constant for negative advantages", gt=1, effect=(CLIPS, READ))
-    loss_agg_mode: str = key("token-mean", "aggregation of token losses", choices=LOSS_AGG_MODES, effect=AGGREGATES)
+    loss_agg_mode: str = key(
+        "token-mean", "aggregation of token losses", choices=LOSS_AGG_MODES, effect=AGGREGATES
+    )
     tau_pos: float = key(1.0, "temperature for positive advantages", effect=READ)
     tau_neg: float = key(1.05, "temperature for negative advantages", effect=READ)
     entropy_coeff: float = key(0.0, "weight of the entropy bonus")
@@ -206,12 +246,17 @@ class ActorConfig:
     kl_loss_coef: float = key(0.001, "weight of the KL loss", ge=0, effect="{}.use_kl_loss=true")
     kl_loss_type: str = key(
         "low_var_kl",
-        "KL estimator: kl (k1) | abs | mse (k2) | low_var_kl (k3); with a + appended (k1+, k3+): its value with the gradient of k2",
+        "KL estimator: kl (k1) | abs | mse (k2) | low_var_kl (k3); with a + appended (k1+, k3+): its value "
+        "with the gradient of k2",
         choices=KL_LOSSES,
         effect="{}.use_kl_loss=true",
     )
-    use_invalid_action_penalty: bool = key(False, "subtract invalid_action_penalty_coef from the reward of an invalid reply")
-    invalid_action_penalty_coef: float = key(0.1, "size of the invalid-action penalty", ge=0, effect="{}.use_invalid_action_penalty=true")
+    use_invalid_action_penalty: bool = key(
+        False, "subtract invalid_action_penalty_coef from the reward of an invalid reply"
+    )
+    invalid_action_penalty_coef: float = key(
+        0.1, "size of the invalid-action penalty", ge=0, effect="{}.use_invalid_action_penalty=true"
+    )
     policy_loss: PolicyLossConfig = section(PolicyLossConfig)
     optim: OptimConfig = section(OptimConfig)
     fsdp_config: FSDPConfig = section(FSDPConfig)
@@ -220,7 +265,9 @@ class ActorConfig:
 
 @dataclass
 class RefConfig:
-    log_prob_use_dynamic_bsz: bool = key(True, "micro-batches with a token budget instead of a number of rows", effect=REFERENCE)
+    log_prob_use_dynamic_bsz: bool = key(
+        True, "micro-batches with a token budget instead of a number of rows", effect=REFERENCE
+    )
     log_prob_max_token_len_per_gpu: Optional[int] = key(
         None,
         "token budget of one micro-batch; null: what fits into memory, at most 32768",
@@ -238,44 +285,72 @@ class ValSamplingConfig:
     temperature: float = key(1.0, "sampling temperature in validation", gt=0, effect=SAMPLED)
     top_p: float = key(1.0, "nucleus sampling mass in validation", gt=0, le=1, effect=SAMPLED)
     top_k: int = key(-1, "top-k sampling in validation; -1 keeps all tokens", ge=1, off=-1, effect=SAMPLED)
-    response_length: Optional[int] = key(None, "maximum number of new tokens of a reply in validation; default: as in training", ge=1)
-    stop: Optional[list[str]] = key(None, "stop strings in validation; default: as in training; []: none", check=_stops)
+    response_length: Optional[int] = key(
+        None, "maximum number of new tokens of a reply in validation; default: as in training", ge=1
+    )
+    stop: Optional[list[str]] = key(
+        None, "stop strings in validation; default: as in training; []: none", check=_stops
+    )
 
 
 @dataclass
 class RolloutConfig:
-    """`actor_rollout_ref.rollout`: how an engine samples a reply (not `rollout`, collection, nor `env.rollout`, episodes per task)."""
+    """`actor_rollout_ref.rollout`: how an engine samples a reply (not `rollout`, collection, nor
+    `env.rollout`, episodes per task).
+    """
 
     name: str = key("hf", "rollout engine", choices=("hf", "vllm"))
     temperature: float = key(1.0, "sampling temperature of training episodes", gt=0)
     top_p: float = key(1.0, "nucleus sampling mass; below 1 the policy gradient is biased", gt=0, le=1)
     top_k: int = key(-1, "top-k sampling; -1 keeps all tokens", ge=1, off=-1)
-    response_length: Optional[int] = key(None, "maximum number of new tokens of a reply; default: data.max_response_length", ge=1)
-    prompt_length: Optional[int] = key(None, "maximum length of a prompt, in tokens; default: data.max_prompt_length", ge=1)
-    stop: list[str] = key([], "stop strings; a reply ends with the token that completes one, and later tokens are dropped", check=_stops)
+    response_length: Optional[int] = key(
+        None, "maximum number of new tokens of a reply; default: data.max_response_length", ge=1
+    )
+    prompt_length: Optional[int] = key(
+        None, "maximum length of a prompt, in tokens; default: data.max_prompt_length", ge=1
+    )
+    stop: list[str] = key(
+        [],
+        "stop strings; a reply ends with the token that completes one, and later tokens are dropped",
+        check=_stops,
+    )
     tool_samples: str = key(
         "generation",
-        "samples of a call of a ToolAgent: generation (each is one) | sequence (all are one, with the tool messages between them masked)",
+        "samples of a call of a ToolAgent: generation (each is one) | sequence (all are one, with the tool "
+        "messages between them masked)",
         choices=("generation", "sequence"),
     )
     tensor_model_parallel_size: int = key(
-        1, "devices of one node per engine; a worker group has (its devices / this) engines", ge=1, effect=VLLM
+        1,
+        "devices of one node per engine; a worker group has (its devices / this) engines",
+        ge=1,
+        effect=VLLM,
     )
     max_num_seqs: int = key(64, "KV-cache slots: maximum number of replies decoded concurrently", ge=1)
     max_num_batched_tokens: Optional[int] = key(
         None,
-        "maximum number of tokens per engine step; default: 2048 (vLLM's), more if max_num_seqs or enable_chunked_prefill=false need it",
+        "maximum number of tokens per engine step; default: 2048 (vLLM's), more if max_num_seqs or "
+        "enable_chunked_prefill=false need it",
         ge=1,
         effect=VLLM,
     )
     enable_chunked_prefill: Optional[bool] = key(
         None,
-        "process long prompts in several engine steps; default: true on a GPU, false on a CPU, where true is not supported",
+        "process long prompts in several engine steps; default: true on a GPU, false on a CPU, where true is "
+        "not supported",
         effect=VLLM,
     )
-    dtype: str = key("auto", "dtype of the engine's weights; auto: bf16 on GPU, fp32 on CPU", choices=("auto", *DTYPE_NAMES))
-    gpu_memory_utilization: float = key(0.5, "fraction of GPU memory for weights and KV cache", gt=0, le=1, effect=(VLLM, ON_A_GPU))
-    enforce_eager: bool = key(False, "disable compilation and CUDA graphs: faster start, slower generation", effect=(VLLM, ON_A_GPU))
+    dtype: str = key(
+        "auto",
+        "dtype of the engine's weights; auto: bf16 on GPU, fp32 on CPU",
+        choices=("auto", *DTYPE_NAMES),
+    )
+    gpu_memory_utilization: float = key(
+        0.5, "fraction of GPU memory for weights and KV cache", gt=0, le=1, effect=(VLLM, ON_A_GPU)
+    )
+    enforce_eager: bool = key(
+        False, "disable compilation and CUDA graphs: faster start, slower generation", effect=(VLLM, ON_A_GPU)
+    )
     free_cache_engine: bool = key(
         True,
         "free the KV cache while the policies are updated; with async_training.mode=sync",
@@ -283,20 +358,28 @@ class RolloutConfig:
     )
     structured_outputs: bool = key(
         False,
-        "the engine reads the tokenizer, so that requests may ask for replies that follow a JSON schema: in validation, with "
-        "gateway.structured=mask in training, and of `serve --openai`, which sets it; with rollout.name=hf it needs the extra structured "
+        "the engine reads the tokenizer, so that requests may ask for replies that follow a JSON schema: in "
+        "validation, with "
+        "gateway.structured=mask in training, and of `serve --openai`, which sets it; with rollout.name=hf "
+        "it needs the extra structured "
         "(xgrammar)",
     )
     num_threads: int = key(0, "CPU threads of the engine process; 0: trainer.num_threads", ge=0, le=1024)
-    update_bucket_mb: int = key(256, "size of the buckets in which weights are sent to the engine, in MiB", ge=1)
+    update_bucket_mb: int = key(
+        256, "size of the buckets in which weights are sent to the engine, in MiB", ge=1
+    )
     weight_transfer: str = key(
         "object_store",
-        "transport of weights to the engine: object_store | shared_memory (one node) | collective (broadcast by gloo or NCCL) | "
-        "cuda_ipc (memory of a GPU that both use) | auto (on GPUs cuda_ipc, or collective if engines have their own; else object_store) | "
+        "transport of weights to the engine: object_store | shared_memory (one node) | collective (broadcast "
+        "by gloo or NCCL) | "
+        "cuda_ipc (memory of a GPU that both use) | auto (on GPUs cuda_ipc, or collective if engines have "
+        "their own; else object_store) | "
         "module.Class (a custom WeightTransfer)",
     )
     log_prob_use_dynamic_bsz: bool = key(
-        True, "old log-probs: micro-batches with a token budget instead of a number of rows", effect=OLD_LOG_PROBS
+        True,
+        "old log-probs: micro-batches with a token budget instead of a number of rows",
+        effect=OLD_LOG_PROBS,
     )
     log_prob_max_token_len_per_gpu: Optional[int] = key(
         None,
@@ -305,7 +388,10 @@ class RolloutConfig:
         effect=(OLD_LOG_PROBS, "{}.log_prob_use_dynamic_bsz=true"),
     )
     log_prob_micro_batch_size_per_gpu: int = key(
-        16, "old log-probs: rows of one micro-batch", ge=1, effect=(OLD_LOG_PROBS, "{}.log_prob_use_dynamic_bsz=false")
+        16,
+        "old log-probs: rows of one micro-batch",
+        ge=1,
+        effect=(OLD_LOG_PROBS, "{}.log_prob_use_dynamic_bsz=false"),
     )
     val_kwargs: ValSamplingConfig = section(ValSamplingConfig)
 

@@ -108,13 +108,24 @@ class PresetError(ConfigError):
 
 
 def expansion(name: str, given: Mapping[str, str] = MappingProxyType({})) -> dict[str, str]:
-    """Return key -> value, as on the command line, of a preset without the keys that `given` sets or replaces.
+    """Return key -> value, as on the command line, of a preset without the keys that `given` sets or
+    replaces.
 
     Raises PresetError listing the known presets.
     """
     if name not in PRESETS:
-        raise PresetError(f"algorithm.preset='{name}': expected one of {', '.join(PRESETS)}{did_you_mean(name, PRESETS)}")
-    left_out = {*given, *(other for key, value in given.items() if value.lower() != "true" for other in REPLACES.get(key, ()))}
+        raise PresetError(
+            f"algorithm.preset='{name}': expected one of {', '.join(PRESETS)}{did_you_mean(name, PRESETS)}"
+        )
+    left_out = {
+        *given,
+        *(
+            other
+            for key, value in given.items()
+            if value.lower() != "true"
+            for other in REPLACES.get(key, ())
+        ),
+    }
     return {key: value for key, value in PRESETS[name].items() if key not in left_out}
 
 
@@ -134,7 +145,8 @@ def expand_presets(overrides: Sequence[str]) -> list[str]:
 
 
 def apply_preset(config: RunConfig, name: str, keep: Collection[str] = ()) -> None:
-    """Set the keys of a preset, except those in `keep`, on a config built in Python; set other keys afterwards.
+    """Set the keys of a preset, except those in `keep`, on a config built in Python; set other keys
+    afterwards.
 
     Raises PresetError for an unknown name.
     """
@@ -145,7 +157,8 @@ def apply_preset(config: RunConfig, name: str, keep: Collection[str] = ()) -> No
 
 
 def describe_preset(config: RunConfig) -> str:
-    """Return one line with the preset's keys that `config` has, and those with other values; empty without a preset.
+    """Return one line with the preset's keys that `config` has, and those with other values; empty without a
+    preset.
 
     Raises PresetError for an unknown name, and if the preset is named but none of its keys is set.
     """
@@ -158,7 +171,8 @@ def describe_preset(config: RunConfig) -> str:
     changed = [key for key, value in wanted.items() if _value(default, key) != value]
     if changed and not set(changed) & set(kept):
         raise PresetError(
-            f"algorithm.preset='{name}' was set, but none of its keys: call verl.trainer.config.apply_preset(config, '{name}')"
+            f"algorithm.preset='{name}' was set, but none of its keys: call "
+            f"verl.trainer.config.apply_preset(config, '{name}')"
         )
     line = f"preset {name}: " + " ".join(f"{key}={PRESETS[name][key]}" for key in kept)
     other = [f"{key}={_value(config, key)}" for key in wanted if key not in kept]

@@ -1,4 +1,6 @@
-"""Keys under `global_profiler` and `*.profiler`: traces that `torch.profiler` makes of chosen steps, in verl's names."""
+"""Keys under `global_profiler` and `*.profiler`: traces that `torch.profiler` makes of chosen steps, in
+verl's names.
+"""
 
 from dataclasses import dataclass
 from typing import Optional
@@ -11,11 +13,20 @@ CONTENTS = ("cpu", "cuda", "memory", "shapes", "stack")
 
 @dataclass
 class ProfilerConfig:
-    """`actor_rollout_ref.actor.profiler` and `critic.profiler`: which workers are recorded, and what of them."""
+    """`actor_rollout_ref.actor.profiler` and `critic.profiler`: which workers are recorded, and what
+    of them.
+    """
 
-    enable: bool = key(False, "record the calls of these workers in the steps of global_profiler.steps", effect=PROFILED)
+    enable: bool = key(
+        False, "record the calls of these workers in the steps of global_profiler.steps", effect=PROFILED
+    )
     all_ranks: bool = key(False, "record every rank of a worker group", effect=(PROFILED, "{}.enable=true"))
-    ranks: list[int] = key([], "ranks that are recorded; empty: the first", ge=0, effect=(PROFILED, "{}.enable=true", "{}.all_ranks=false"))
+    ranks: list[int] = key(
+        [],
+        "ranks that are recorded; empty: the first",
+        ge=0,
+        effect=(PROFILED, "{}.enable=true", "{}.all_ranks=false"),
+    )
     contents: list[str] = key(
         [],
         "what is recorded beside the operations on CPU and GPU: memory, shapes, stack (of Python)",
@@ -26,7 +37,18 @@ class ProfilerConfig:
 
 @dataclass
 class GlobalProfilerConfig:
-    tool: Optional[str] = key(None, "profiler of workers with profiler.enable=true: torch; null: none", choices=("torch",), effect=PROFILED)
-    steps: Optional[list[int]] = key(None, "training steps that are recorded, from 1", ge=1, effect="global_profiler.tool=torch")
-    profile_continuous_steps: bool = key(False, "steps that follow each other are in one trace", effect=PROFILED)
-    save_path: Optional[str] = key(None, "folder of the traces; default: profile in the folder of the run", check=texts, effect=PROFILED)
+    tool: Optional[str] = key(
+        None,
+        "profiler of workers with profiler.enable=true: torch; null: none",
+        choices=("torch",),
+        effect=PROFILED,
+    )
+    steps: Optional[list[int]] = key(
+        None, "training steps that are recorded, from 1", ge=1, effect="global_profiler.tool=torch"
+    )
+    profile_continuous_steps: bool = key(
+        False, "steps that follow each other are in one trace", effect=PROFILED
+    )
+    save_path: Optional[str] = key(
+        None, "folder of the traces; default: profile in the folder of the run", check=texts, effect=PROFILED
+    )

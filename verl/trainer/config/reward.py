@@ -29,7 +29,9 @@ def _patterns(value: dict[str, str]) -> dict[str, str]:
         except re.error as error:
             raise ValueError(f"{pattern!r} is not a regular expression: {error}") from error
         if not all(function.rpartition(":")[::2]):
-            raise ValueError(f"expected file_or_module:function for the agents {pattern!r}, found {function!r}")
+            raise ValueError(
+                f"expected file_or_module:function for the agents {pattern!r}, found {function!r}"
+            )
     return value
 
 
@@ -41,17 +43,26 @@ def _interval(value: list[float]) -> list[float]:
 
 @dataclass
 class PropagationConfig:
-    mode: str = key("none", "how the team reward is propagated back along the calls of an episode", choices=PROPAGATIONS)
-    gamma: float = key(0.9, "discount factor per call", ge=0, le=1, effect="reward.propagation.mode=discounted")
+    mode: str = key(
+        "none", "how the team reward is propagated back along the calls of an episode", choices=PROPAGATIONS
+    )
+    gamma: float = key(
+        0.9, "discount factor per call", ge=0, le=1, effect="reward.propagation.mode=discounted"
+    )
     theta: float = key(
         0.5,
-        "a call whose scaled local reward is below this threshold cuts the team reward of the calls before it",
+        "a call whose scaled local reward is below this threshold cuts the team reward of the calls before "
+        "it",
         ge=0,
         le=1,
         effect=(THRESHOLD, FIXED),
     )
     theta_quantile: Optional[float] = key(
-        None, "set theta to this quantile of the batch's scaled local rewards instead", ge=0, le=1, effect=THRESHOLD
+        None,
+        "set theta to this quantile of the batch's scaled local rewards instead",
+        ge=0,
+        le=1,
+        effect=THRESHOLD,
     )
     theta_step: float = key(
         0.0,
@@ -61,9 +72,15 @@ class PropagationConfig:
         effect=(THRESHOLD, FIXED, "data.val_files", "trainer.test_freq>0"),
     )
     theta_fall: float = key(
-        0.05, "relative drop below the best accuracy (success) of the window that counts as a fall", ge=0, le=1, effect=(THRESHOLD, STEPS)
+        0.05,
+        "relative drop below the best accuracy (success) of the window that counts as a fall",
+        ge=0,
+        le=1,
+        effect=(THRESHOLD, STEPS),
     )
-    theta_window: int = key(3, "number of previous validations that accuracy is compared with", ge=1, effect=(THRESHOLD, STEPS))
+    theta_window: int = key(
+        3, "number of previous validations that accuracy is compared with", ge=1, effect=(THRESHOLD, STEPS)
+    )
     local_range: list[float] = key(
         [0.0, 1.0],
         "lowest and highest local reward; local rewards are scaled from it to [0, 1]",
@@ -72,7 +89,8 @@ class PropagationConfig:
     )
     min_pass_rate: float = key(
         0.8,
-        "when a smaller share of links between calls passes theta, the step falls back to uniform, with a warning",
+        "when a smaller share of links between calls passes theta, the step falls back to uniform, with a "
+        "warning",
         ge=0,
         le=1,
         effect=THRESHOLD,
@@ -84,16 +102,21 @@ class OverlongBufferConfig:
     enable: bool = key(False, "soft penalty for replies near the length limit (DAPO)")
     len: int = key(
         0,
-        "tokens before the length limit over which the penalty grows; 0: a fifth of each agent's limit (DAPO: 4,096 of 20,480)",
+        "tokens before the length limit over which the penalty grows; 0: a fifth of each agent's limit "
+        "(DAPO: 4,096 of 20,480)",
         ge=0,
         effect="reward.overlong_buffer.enable=true",
     )
-    penalty_factor: float = key(1.0, "penalty at the length limit", ge=0, effect="reward.overlong_buffer.enable=true")
+    penalty_factor: float = key(
+        1.0, "penalty at the length limit", ge=0, effect="reward.overlong_buffer.enable=true"
+    )
 
 
 @dataclass
 class CustomRewardFunctionConfig:
-    path: Optional[str] = key(None, "file (.py) or module with a reward function of your own, see docs/training.md")
+    path: Optional[str] = key(
+        None, "file (.py) or module with a reward function of your own, see docs/training.md"
+    )
     name: str = key("compute_score", "name of the function", effect=PATH)
     reward_kwargs: dict[str, Any] = key({}, "additional keyword arguments of the function", effect=MANAGED)
 
@@ -102,8 +125,10 @@ class CustomRewardFunctionConfig:
 class RewardManagerConfig:
     name: str = key(
         AUTO,
-        "what scores a finished episode: episode (your function gets the episode) | naive (verl's arguments of compute_score, with the "
-        "reply that gave the answer) | naive_action (the same, with the parsed answer alone) | one registered by a plug-in; auto: the "
+        "what scores a finished episode: episode (your function gets the episode) | naive (verl's arguments "
+        "of compute_score, with the "
+        "reply that gave the answer) | naive_action (the same, with the parsed answer alone) | one "
+        "registered by a plug-in; auto: the "
         "environment, or with a function naive or episode by its parameters",
     )
 
@@ -114,62 +139,85 @@ class RewardConfig:
     reward_manager: RewardManagerConfig = section(RewardManagerConfig)
     agent_functions: dict[str, str] = key(
         {},
-        "pattern of agent names or slugs -> file_or_module:function, which gives the local reward of each call of these agents",
+        "pattern of agent names or slugs -> file_or_module:function, which gives the local reward of each "
+        "call of these agents",
         check=_patterns,
     )
     model: RewardModelConfig = section(RewardModelConfig)
     granularity: str = key(
         "reply",
-        "what reward functions may reward in a reply: reply (the whole) | token (also single tokens or spans of characters)",
+        "what reward functions may reward in a reply: reply (the whole) | token (also single tokens or spans "
+        "of characters)",
         choices=("reply", "token"),
         effect=FUNCTIONS,
     )
-    timeout_s: float = key(60.0, "time limit of the reward functions of one episode", gt=0, le=LONGEST_S, effect=FUNCTIONS)
+    timeout_s: float = key(
+        60.0, "time limit of the reward functions of one episode", gt=0, le=LONGEST_S, effect=FUNCTIONS
+    )
     alpha: float = key(1.0, "weight of the team reward: r = alpha * team + local", ge=0)
     team_scope: str = key(
         "episode",
         "team reward of a sample: episode (the sum) | turn (of its turn) | call (right after its own action)",
         choices=TEAM_SCOPES,
     )
-    shaping: str = key("default", "shaping of the team reward by the turns and calls of an episode", choices=SHAPINGS)
-    shaping_gamma: float = key(0.9, "discount factor per turn or call", ge=0, le=1, effect="reward.shaping=discount,hop_discount")
-    shaping_threshold: float = key(0.5, "a team reward above this becomes 1, any other 0", effect="reward.shaping=binary")
+    shaping: str = key(
+        "default", "shaping of the team reward by the turns and calls of an episode", choices=SHAPINGS
+    )
+    shaping_gamma: float = key(
+        0.9, "discount factor per turn or call", ge=0, le=1, effect="reward.shaping=discount,hop_discount"
+    )
+    shaping_threshold: float = key(
+        0.5, "a team reward above this becomes 1, any other 0", effect="reward.shaping=binary"
+    )
     propagation: PropagationConfig = section(PropagationConfig)
     overlong_buffer: OverlongBufferConfig = section(OverlongBufferConfig)
 
 
 def has_functions(reward: RewardConfig) -> bool:
     """Return whether reward functions, or a reward manager, score the episodes beside the environment."""
-    return reward.custom_reward_function.path is not None or reward.reward_manager.name != AUTO or bool(reward.agent_functions)
+    return (
+        reward.custom_reward_function.path is not None
+        or reward.reward_manager.name != AUTO
+        or bool(reward.agent_functions)
+    )
 
 
 def known_terms(reward: RewardConfig) -> tuple[str, ...] | None:
-    """Return the named terms that samples may have beside their fields; None if functions choose the names."""
+    """Return the named terms that samples may have beside their fields; None if functions choose the
+    names.
+    """
     return None if has_functions(reward) else () if reward.model.kind is None else (TERM,)
 
 
 def check_tree_rewards(reward: RewardConfig, returns: str) -> None:
-    """Raise ConfigError unless candidates that are compared with each other are rewarded for their own action alone.
+    """Raise ConfigError unless candidates that are compared with each other are rewarded for their own action
+    alone.
 
     Args:
         returns: `rollout.tree.returns`.
     """
     if returns == "step" and has_functions(reward):
         raise ConfigError(
-            "rollout.sampling=tree compares the candidates of a call before the episode goes on, but reward functions "
-            "(reward.custom_reward_function, reward.reward_manager, reward.agent_functions) score finished episodes; let the "
-            "environment's act() or score(), or reward.model, reward the candidates, or set rollout.tree.returns=committed or "
+            "rollout.sampling=tree compares the candidates of a call before the episode goes on, but reward "
+            "functions "
+            "(reward.custom_reward_function, reward.reward_manager, reward.agent_functions) score finished "
+            "episodes; let the "
+            "environment's act() or score(), or reward.model, reward the candidates, or set "
+            "rollout.tree.returns=committed or "
             "rollout.sampling=parallel"
         )
     if returns == "step" and reward.model.kind is not None and reward.model.scope == "episode":
         raise ConfigError(
-            "reward.model.scope=episode scores the answer of an episode, which the candidates of a call in rollout.sampling=tree have not "
+            "reward.model.scope=episode scores the answer of an episode, which the candidates of a call in "
+            "rollout.sampling=tree have not "
             "led to; set reward.model.scope=call or rollout.tree.returns=committed"
         )
     scope, mode = reward.team_scope, reward.propagation.mode
     if returns == "step" and (scope != "call" or mode != "none"):
         raise ConfigError(
-            f"rollout.sampling=tree rewards a candidate for its own action, but reward.team_scope={scope} and "
-            f"reward.propagation.mode={mode} add later rewards, to which only the committed candidate of a call has led; "
+            f"rollout.sampling=tree rewards a candidate for its own action, but reward.team_scope={scope} "
+            "and "
+            f"reward.propagation.mode={mode} add later rewards, to which only the committed candidate of a "
+            "call has led; "
             "set reward.team_scope=call and reward.propagation.mode=none, or rollout.tree.returns=committed"
         )

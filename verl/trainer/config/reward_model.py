@@ -1,4 +1,6 @@
-"""Keys under `reward.model`: a model that scores replies, beside the rewards of the environment and of reward functions."""
+"""Keys under `reward.model`: a model that scores replies, beside the rewards of the environment and of reward
+functions.
+"""
 
 import re
 from dataclasses import dataclass
@@ -36,22 +38,35 @@ def _range(value: list[float]) -> list[float]:
 class RewardModelConfig:
     kind: Optional[str] = key(
         None,
-        "what scores replies: sequence_classification (a Hugging Face reward model) | judge (a model of this run, not trained, asked "
+        "what scores replies: sequence_classification (a Hugging Face reward model) | judge (a model of this "
+        "run, not trained, asked "
         "for a score) | api (the same question to an OpenAI-compatible server) | null: nothing",
         choices=KINDS,
     )
-    path: Optional[str] = key(None, "model folder or hub id of the reward model, or of a judge with an engine of its own", effect=HERE)
-    agent: Optional[str] = key(
-        None, "judge: the frozen agent whose model judges (agent.frozen), instead of path", effect="reward.model.kind=judge"
+    path: Optional[str] = key(
+        None,
+        "model folder or hub id of the reward model, or of a judge with an engine of its own",
+        effect=HERE,
     )
-    trust_remote_code: bool = key(False, "run Python code of the model folder when loading the model", effect="reward.model.path")
+    agent: Optional[str] = key(
+        None,
+        "judge: the frozen agent whose model judges (agent.frozen), instead of path",
+        effect="reward.model.kind=judge",
+    )
+    trust_remote_code: bool = key(
+        False, "run Python code of the model folder when loading the model", effect="reward.model.path"
+    )
     dtype: str = key(
-        "auto", "dtype of the weights; auto: bf16 on GPU, fp32 on CPU", choices=("auto", *DTYPE_NAMES), effect="reward.model.path"
+        "auto",
+        "dtype of the weights; auto: bf16 on GPU, fp32 on CPU",
+        choices=("auto", *DTYPE_NAMES),
+        effect="reward.model.path",
     )
     api: ApiConfig = section(ApiConfig, effect="reward.model.kind=api")
     scope: str = key(
         "call",
-        "call (the reply of each call, given its prompt: a local reward) | episode (the episode's answer, given the task: a team reward)",
+        "call (the reply of each call, given its prompt: a local reward) | episode (the episode's answer, "
+        "given the task: a team reward)",
         choices=("call", "episode"),
         effect=ANY,
     )
@@ -63,43 +78,73 @@ class RewardModelConfig:
     )
     combine: str = key(
         "add",
-        "add (to the other rewards) | replace (the environment's reward in the same place: local of a call, team of an episode)",
+        "add (to the other rewards) | replace (the environment's reward in the same place: local of a call, "
+        "team of an episode)",
         choices=("add", "replace"),
         effect=(ANY, "reward.model.weight!=0.0"),
     )
-    weight: float = key(1.0, "the reward is weight * score; with 0 scores are only reported, and available to reward functions", effect=ANY)
+    weight: float = key(
+        1.0,
+        "the reward is weight * score; with 0 scores are only reported, and available to reward functions",
+        effect=ANY,
+    )
     max_length: int = key(
-        4096, "maximum length of the input in tokens: sequence_classification prompt and reply, judge the question", ge=1, effect=HERE
+        4096,
+        "maximum length of the input in tokens: sequence_classification prompt and reply, judge the question",
+        ge=1,
+        effect=HERE,
     )
     truncate: bool = key(
         False,
-        "cut a longer input: sequence_classification its beginning, judge the oldest part of the conversation; false: it costs the episode",
+        "cut a longer input: sequence_classification its beginning, judge the oldest part of the "
+        "conversation; false: it costs the episode",
         effect=HERE,
     )
     micro_batch_size: int = key(
-        8, "rows of one forward pass; shorter batches are padded to it", ge=1, effect=f"reward.model.kind={CLASSIFIER}"
+        8,
+        "rows of one forward pass; shorter batches are padded to it",
+        ge=1,
+        effect=f"reward.model.kind={CLASSIFIER}",
     )
     template: Optional[str] = key(
-        None, "file with the question to the judge, with {conversation}, {reply}, {task}, {ground_truth}, {mark}; see docs", effect=ASKED
+        None,
+        "file with the question to the judge, with {conversation}, {reply}, {task}, {ground_truth}, {mark}; "
+        "see docs",
+        effect=ASKED,
     )
-    score_range: list[float] = key([0.0, 10.0], "lowest and highest score of a verdict, scaled to [0, 1]", check=_range, effect=ASKED)
+    score_range: list[float] = key(
+        [0.0, 10.0], "lowest and highest score of a verdict, scaled to [0, 1]", check=_range, effect=ASKED
+    )
     response_length: int = key(512, "maximum number of tokens of a verdict", ge=1, effect=ASKED)
     temperature: float = key(0.0, "sampling temperature of the judge; 0: greedy", ge=0, effect=ASKED)
     retries: int = key(
-        1, "further questions after a verdict without a score, sampled at temperature 1 if greedy before", ge=0, effect=ASKED
+        1,
+        "further questions after a verdict without a score, sampled at temperature 1 if greedy before",
+        ge=0,
+        effect=ASKED,
     )
     unparsable_score: Optional[float] = key(
-        None, "scaled score of a reply without a verdict after all retries; null: it costs the episode", ge=0, le=1, effect=ASKED
+        None,
+        "scaled score of a reply without a verdict after all retries; null: it costs the episode",
+        ge=0,
+        le=1,
+        effect=ASKED,
     )
-    cache_size: int = key(100_000, "scores kept by content of prompt and reply; 0 keeps none", ge=0, effect=ANY)
+    cache_size: int = key(
+        100_000, "scores kept by content of prompt and reply; 0 keeps none", ge=0, effect=ANY
+    )
 
 
 def check_reward_model(model: RewardModelConfig) -> None:
     """Raise ConfigError unless `kind` has what it needs."""
     if model.kind == "sequence_classification" and not model.path:
-        raise ConfigError("reward.model.kind=sequence_classification needs reward.model.path, a Hugging Face reward model")
+        raise ConfigError(
+            "reward.model.kind=sequence_classification needs reward.model.path, a Hugging Face reward model"
+        )
     if model.kind == "judge" and bool(model.path) == bool(model.agent):
         found = f"path={model.path} and agent={model.agent}"
-        raise ConfigError(f"reward.model.kind=judge needs either reward.model.path or reward.model.agent, found {found}")
+        raise ConfigError(
+            f"reward.model.kind=judge needs either reward.model.path or reward.model.agent, found {found}"
+        )
     if model.kind == "api" and not (model.api.base_url and model.api.model):
         raise ConfigError("reward.model.kind=api needs reward.model.api.base_url and reward.model.api.model")

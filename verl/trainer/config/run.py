@@ -1,7 +1,9 @@
-"""Keys under `data`, `agent`, `env`, `rollout`, `trainer`, `async_training`, `ray_init`, and the root of the tree.
+"""Keys under `data`, `agent`, `env`, `rollout`, `trainer`, `async_training`, `ray_init`, and the root of the
+tree.
 
-Three sections are called `rollout`: the top-level one sets how episodes are collected and the devices of engines, `env.rollout` the number
-of episodes per task, and `actor_rollout_ref.rollout` how an engine samples a reply.
+Three sections are called `rollout`: the top-level one sets how episodes are collected and the devices of
+engines, `env.rollout` the number of episodes per task, and `actor_rollout_ref.rollout` how an engine samples
+a reply.
 """
 
 from collections.abc import Mapping
@@ -18,10 +20,13 @@ from verl.trainer.config.sandbox import SandboxConfig
 from verl.trainer.config.spec import LONGEST_S, key, section, texts
 from verl.utils.tracking.backend import BACKENDS
 
-# Arguments of a tokenizer's apply_chat_template, and of its template, that the run sets or that are not allowed.
+# Arguments of a tokenizer's apply_chat_template, and of its template, that the run sets or that are not
+# allowed.
 TEMPLATE_ARGUMENTS = (
-    "self", "conversation", "messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "tokenize", "padding",
-    "truncation", "max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs",
+    "self", "conversation", "messages", "tools", "documents", "add_generation_prompt",
+    "continue_final_message", "tokenize", "padding",
+    "truncation", "max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask",
+    "tokenizer_kwargs",
 )  # fmt: skip
 
 
@@ -36,10 +41,16 @@ def template_kwargs(given: Mapping[str, Any]) -> Mapping[str, Any]:
 @dataclass
 class DataConfig:
     train_files: Any = key(
-        [], "training tasks: one parquet or jsonl file or a list of them, in verl's schema", type=Union[str, list[str]], check=texts
+        [],
+        "training tasks: one parquet or jsonl file or a list of them, in verl's schema",
+        type=Union[str, list[str]],
+        check=texts,
     )
     val_files: Any = key(
-        [], "validation tasks: one parquet or jsonl file or a list of them", type=Optional[Union[str, list[str]]], check=texts
+        [],
+        "validation tasks: one parquet or jsonl file or a list of them",
+        type=Optional[Union[str, list[str]]],
+        check=texts,
     )
     prompt_key: str = key("prompt", "column with the chat messages of a task")
     train_batch_size: int = key(16, "tasks per training step", ge=1)
@@ -48,12 +59,18 @@ class DataConfig:
     val_max_samples: int = key(-1, "use only this many validation tasks; -1 uses all", ge=1, off=-1)
     max_prompt_length: int = key(512, "maximum length of a prompt, in tokens", ge=1)
     max_response_length: int = key(512, "maximum length of a reply, in tokens", ge=1)
-    filter_overlong_prompts: bool = key(True, "drop (and count) tasks whose prompt is too long; false: they are an error")
+    filter_overlong_prompts: bool = key(
+        True, "drop (and count) tasks whose prompt is too long; false: they are an error"
+    )
     apply_chat_template_kwargs: dict[str, Any] = key(
-        {}, "additional arguments of the chat template, e.g. enable_thinking=false for Qwen3", check=template_kwargs
+        {},
+        "additional arguments of the chat template, e.g. enable_thinking=false for Qwen3",
+        check=template_kwargs,
     )
     shuffle: bool = key(True, "shuffle the training tasks in every epoch")
-    seed: int = key(0, "random seed of data order, environments, sampling and mini-batch shuffles", ge=0, le=2**32 - 1)
+    seed: int = key(
+        0, "random seed of data order, environments, sampling and mini-batch shuffles", ge=0, le=2**32 - 1
+    )
 
 
 @dataclass
@@ -61,55 +78,74 @@ class AgentConfig:
     agent_ids: list[str] = key(["Solver Agent", "Verifier Agent"], "names of the team's agents", check=texts)
     model_ids: list[Optional[str]] = key(
         [],
-        "model of each agent, parallel to agent_ids, null for an API agent; empty: actor_rollout_ref.model.path for all",
+        "model of each agent, parallel to agent_ids, null for an API agent; empty: "
+        "actor_rollout_ref.model.path for all",
         check=texts,
     )
-    model_sharing: bool = key(False, "agents with the same model share one policy; false: one policy per agent")
+    model_sharing: bool = key(
+        False, "agents with the same model share one policy; false: one policy per agent"
+    )
     specialization: Any = key(
         None,
-        "prompt (agents with the same model share one policy) | lora (they share a frozen base model, one adapter per agent) | full (one "
-        "model per agent); one value or a list parallel to agent_ids, null for an API agent; null: as model_sharing says",
+        "prompt (agents with the same model share one policy) | lora (they share a frozen base model, one "
+        "adapter per agent) | full (one "
+        "model per agent); one value or a list parallel to agent_ids, null for an API agent; null: as "
+        "model_sharing says",
         type=Optional[Union[str, list[Optional[str]]]],
     )
     adapter_ids: list[Optional[str]] = key(
-        [], "specialization=lora: adapter name of each agent, parallel to agent_ids; equal names share an adapter; null: its own"
+        [],
+        "specialization=lora: adapter name of each agent, parallel to agent_ids; equal names share an "
+        "adapter; null: its own",
     )
     frozen: list[str] = key([], "agents (names or slugs) whose models are served unchanged and never trained")
     api: dict[str, Any] = key(
         {},
-        "API agents, whose replies an OpenAI-compatible server generates: agent.api.<agent>.base_url, .model etc., see docs/training.md",
+        "API agents, whose replies an OpenAI-compatible server generates: agent.api.<agent>.base_url, .model "
+        "etc., see docs/training.md",
         type=dict[str, dict[str, Any]],
     )
     orchestra_type: str = key("math", "registered name of the workflow")
     team: Optional[str] = key(
-        None, "with orchestra_type=gateway: the team as module:function, see docs/frameworks.md", check=texts, effect=GATEWAY
+        None,
+        "with orchestra_type=gateway: the team as module:function, see docs/frameworks.md",
+        check=texts,
+        effect=GATEWAY,
     )
     team_command: Any = key(
         [],
-        'with orchestra_type=gateway, instead of team: a command that each episode runs, such as [python,my_team.py] or "node team.js"',
+        "with orchestra_type=gateway, instead of team: a command that each episode runs, such as "
+        '[python,my_team.py] or "node team.js"',
         type=Union[str, list[str]],
         check=texts,
         effect=GATEWAY,
     )
-    orchestra: dict[str, Any] = key({}, "options of the workflow: agent.orchestra.<type>.<option>", type=dict[str, dict[str, Any]])
+    orchestra: dict[str, Any] = key(
+        {}, "options of the workflow: agent.orchestra.<type>.<option>", type=dict[str, dict[str, Any]]
+    )
     agent_specific_parameters: dict[str, Any] = key(
         {},
         "values per agent (list parallel to agent_ids) of any key under actor_rollout_ref, "
         "e.g. agent.agent_specific_parameters.actor.optim.lr=[1e-6,2e-6]",
     )
     role_policies: dict[str, str] = key(
-        {}, "with trainer.val_only=true: agent -> another policy than its own that generates its replies (to swap roles)"
+        {},
+        "with trainer.val_only=true: agent -> another policy than its own that generates its replies (to "
+        "swap roles)",
     )
     plugins: list[str] = key(
         [],
-        "modules that are imported first and may register components (packages may use the entry point group verl_mas.plugins instead)",
+        "modules that are imported first and may register components (packages may use the entry point group "
+        "verl_mas.plugins instead)",
         check=texts,
     )
 
 
 @dataclass
 class EnvRolloutConfig:
-    """`env.rollout`: episodes per task (not `rollout`, their collection, nor `actor_rollout_ref.rollout`, sampling of a reply)."""
+    """`env.rollout`: episodes per task (not `rollout`, their collection, nor `actor_rollout_ref.rollout`,
+    sampling of a reply).
+    """
 
     n: int = key(8, "episodes per task in training (group size)", ge=1)
     val_n: int = key(1, "episodes per task in validation", ge=1)
@@ -121,10 +157,13 @@ WORKERS = "env.workers.num>0"
 @dataclass
 class EnvWorkersConfig:
     num: int = key(0, "worker processes that environments run in; 0: in the driver, on threads", ge=0)
-    cpus: float = key(1.0, "Ray CPUs reserved for each worker", ge=0, effect=(WORKERS, "trainer.controller=ray"))
+    cpus: float = key(
+        1.0, "Ray CPUs reserved for each worker", ge=0, effect=(WORKERS, "trainer.controller=ray")
+    )
     memory_gib: Optional[float] = key(
         None,
-        "resident memory of one worker, in GiB, above which it is replaced and its episodes are played again; null: half of its node's "
+        "resident memory of one worker, in GiB, above which it is replaced and its episodes are played "
+        "again; null: half of its node's "
         "memory / env.workers.num, at least 2; 0: no limit",
         ge=0,
         effect=WORKERS,
@@ -153,7 +192,11 @@ OWN_DEVICES = "rollout.n_gpus_per_node>0"
 class TreeConfig:
     k: int = key(4, "candidates per call of a trained agent", ge=2, effect=TREE)
     k_per_agent: dict[str, int] = key(
-        {}, "candidates per call of single agents, by name or slug; frozen and API agents that are not listed have 1", ge=1, effect=TREE
+        {},
+        "candidates per call of single agents, by name or slug; frozen and API agents that are not listed "
+        "have 1",
+        ge=1,
+        effect=TREE,
     )
     select: str = key(
         "greedy",
@@ -176,14 +219,17 @@ class TreeConfig:
     )
     returns: str = key(
         "step",
-        "return of a candidate: step (of its own action; the estimator compares all candidates) | committed (the estimator sees the "
-        "committed replies as an episode, and the candidates of a call are compared by the reward of their own action)",
+        "return of a candidate: step (of its own action; the estimator compares all candidates) | committed "
+        "(the estimator sees the "
+        "committed replies as an episode, and the candidates of a call are compared by the reward of their "
+        "own action)",
         choices=TREE_RETURNS,
         effect=TREE,
     )
     candidate_weight: float = key(
         1.0,
-        "weight of the comparison of a call's candidates in the advantage; 0: only committed replies are trained",
+        "weight of the comparison of a call's candidates in the advantage; 0: only committed replies are "
+        "trained",
         ge=0,
         effect=(TREE, COMMITTED),
     )
@@ -191,40 +237,59 @@ class TreeConfig:
 
 @dataclass
 class CollectConfig:
-    """`rollout`: collection of episodes, devices of engines (not `env.rollout`, episodes per task, nor `actor_rollout_ref.rollout`)."""
+    """`rollout`: collection of episodes, devices of engines (not `env.rollout`, episodes per task, nor
+    `actor_rollout_ref.rollout`).
+    """
 
     sampling: str = key(
         "parallel",
-        "training episodes: parallel (one reply per call) | tree (AT-GRPO: k candidates per call, one of them committed)",
+        "training episodes: parallel (one reply per call) | tree (AT-GRPO: k candidates per call, one of "
+        "them committed)",
         choices=SAMPLINGS,
     )
     tree: TreeConfig = section(TreeConfig)
     max_concurrent_episodes: int = key(
-        0, "maximum number of concurrent episodes; 0: 4 * actor_rollout_ref.rollout.max_num_seqs per device of the engines", ge=0
+        0,
+        "maximum number of concurrent episodes; 0: 4 * actor_rollout_ref.rollout.max_num_seqs per device of "
+        "the engines",
+        ge=0,
     )
-    env_threads: int = key(1024, "maximum number of threads for environments with blocking methods; threads are started on demand", ge=1)
+    env_threads: int = key(
+        1024,
+        "maximum number of threads for environments with blocking methods; threads are started on demand",
+        ge=1,
+    )
     max_failure_rate: float = key(
-        0.1, "fraction of failed episodes, or of failed candidates of trees, above which the run stops", ge=0, le=1
+        0.1,
+        "fraction of failed episodes, or of failed candidates of trees, above which the run stops",
+        ge=0,
+        le=1,
     )
     episode_timeout_s: float = key(
-        600.0, "time limit of one episode, in seconds; of the time that an engine takes for a reply only the first counts", gt=0
+        600.0,
+        "time limit of one episode, in seconds; of the time that an engine takes for a reply only the first "
+        "counts",
+        gt=0,
     )
     call_timeout_s: float = key(
         300.0,
-        "seconds that a call or a score waits for an engine that samples no token and scores nothing, for the reply of an agent's server, "
+        "seconds that a call or a score waits for an engine that samples no token and scores nothing, for "
+        "the reply of an agent's server, "
         "or for a score of reward.model.api while it gives no other",
         gt=0,
     )
     nnodes: int = key(1, "number of nodes with devices of the engines' own", ge=1, effect=OWN_DEVICES)
     n_gpus_per_node: int = key(
         0,
-        "devices of the engines' own per node, beside those of trainer.n_gpus_per_node, which then train only; 0: engines share the "
+        "devices of the engines' own per node, beside those of trainer.n_gpus_per_node, which then train "
+        "only; 0: engines share the "
         "devices of the trainer",
         ge=0,
     )
     pool_sizes: dict[str, int] = key(
         {},
-        "with dedicated pools: number of own devices of each worker group's engines, by its id; empty: equal numbers",
+        "with dedicated pools: number of own devices of each worker group's engines, by its id; empty: equal "
+        "numbers",
         ge=1,
         effect=(OWN_DEVICES, "trainer.resource_pool=dedicated"),
     )
@@ -234,14 +299,20 @@ class CollectConfig:
 class TrainerConfig:
     project_name: str = key("verl-mas", "project name: folder under outputs/")
     experiment_name: str = key("default", "experiment name: folder under outputs/<project>/")
-    default_local_dir: Optional[str] = key(None, "output folder of the run; default: outputs/<project>/<experiment>")
+    default_local_dir: Optional[str] = key(
+        None, "output folder of the run; default: outputs/<project>/<experiment>"
+    )
     total_epochs: int = key(1, "epochs over the training tasks", ge=1)
     total_training_steps: int = key(
-        -1, "training steps; -1: as many as total_epochs needs (to evaluate only: trainer.val_only=true)", ge=1, off=-1
+        -1,
+        "training steps; -1: as many as total_epochs needs (to evaluate only: trainer.val_only=true)",
+        ge=1,
+        off=-1,
     )
     total_generated_tokens: int = key(
         -1,
-        "stop after the step in which the training episodes of the run reach this many reply tokens in total; -1: no limit",
+        "stop after the step in which the training episodes of the run reach this many reply tokens in "
+        "total; -1: no limit",
         ge=1,
         off=-1,
     )
@@ -251,42 +322,67 @@ class TrainerConfig:
     val_only: bool = key(False, "validate and stop")
     max_ckpt_to_keep: int = key(2, "number of latest checkpoints to keep; 0 keeps all", ge=0)
     resume_mode: str = key(
-        "auto", "auto (continue this experiment if it has a checkpoint) | disable | resume_path", choices=("auto", "disable", "resume_path")
+        "auto",
+        "auto (continue this experiment if it has a checkpoint) | disable | resume_path",
+        choices=("auto", "disable", "resume_path"),
     )
-    resume_from_path: Optional[str] = key(None, "checkpoint folder global_step_N", effect="trainer.resume_mode=resume_path")
+    resume_from_path: Optional[str] = key(
+        None, "checkpoint folder global_step_N", effect="trainer.resume_mode=resume_path"
+    )
     check_engines: bool = key(
         True,
-        "compare log-probs of engines and trainer before the first step, before and after an update that changes every weight and is "
+        "compare log-probs of engines and trainer before the first step, before and after an update that "
+        "changes every weight and is "
         "undone; a run whose engines differ does not start",
     )
     check_memory: bool = key(
         True,
-        "count the memory of a run before it starts; budgets that are not set become what fits, and a run that cannot fit does not start",
+        "count the memory of a run before it starts; budgets that are not set become what fits, and a run "
+        "that cannot fit does not start",
     )
     save_hf_model: bool = key(True, "write a Hugging Face copy of every policy into a checkpoint")
     critic_warmup: int = key(0, "number of first steps that update only the critic", ge=0, effect=CRITIC)
     balance_batch: bool = key(True, "distribute rows so that ranks have about the same number of tokens")
     logger: list[str] = key(
         ["console", "jsonl"],
-        "destinations of metrics: console (one line per step), jsonl (`metrics.jsonl`), tensorboard (`tensorboard/`), wandb (also offline)",
+        "destinations of metrics: console (one line per step), jsonl (`metrics.jsonl`), tensorboard "
+        "(`tensorboard/`), wandb (also offline)",
         choices=tuple(BACKENDS),
     )
-    log_trajectories: int = key(-1, "training episodes per step written to trajectories/; -1: all; 0: none, also of validation", ge=-1)
-    controller: str = key("ray", "controller of the workers: ray | local (one process, for debugging)", choices=("ray", "local"))
-    device: str = key("auto", "device of models; auto: GPUs if there are any", choices=("auto", "cpu", "cuda"))
+    log_trajectories: int = key(
+        -1, "training episodes per step written to trajectories/; -1: all; 0: none, also of validation", ge=-1
+    )
+    controller: str = key(
+        "ray", "controller of the workers: ray | local (one process, for debugging)", choices=("ray", "local")
+    )
+    device: str = key(
+        "auto", "device of models; auto: GPUs if there are any", choices=("auto", "cpu", "cuda")
+    )
     nnodes: int = key(1, "number of nodes; those of engines with devices of their own: rollout.nnodes", ge=1)
-    n_gpus_per_node: int = key(1, "devices per node: GPUs, or processes of a worker group if the device is cpu", ge=1)
+    n_gpus_per_node: int = key(
+        1, "devices per node: GPUs, or processes of a worker group if the device is cpu", ge=1
+    )
     resource_pool: str = key(
-        "shared", "shared: every worker group spans all devices | dedicated: each has its own devices", choices=("shared", "dedicated")
+        "shared",
+        "shared: every worker group spans all devices | dedicated: each has its own devices",
+        choices=("shared", "dedicated"),
     )
     pool_sizes: dict[str, int] = key(
         {},
-        "with dedicated pools: number of devices of each worker group, by its id; empty: equal numbers (rollout.n_gpus_per_node>0: of each "
+        "with dedicated pools: number of devices of each worker group, by its id; empty: equal numbers "
+        "(rollout.n_gpus_per_node>0: of each "
         "that is trained)",
         ge=1,
     )
-    num_threads: int = key(0, "CPU threads per worker, engines included; 0 divides the cores among the worker groups", ge=0, le=1024)
-    worker_timeout_s: float = key(1800.0, "time limit of any call to a worker, in seconds", gt=0, le=LONGEST_S)
+    num_threads: int = key(
+        0,
+        "CPU threads per worker, engines included; 0 divides the cores among the worker groups",
+        ge=0,
+        le=1024,
+    )
+    worker_timeout_s: float = key(
+        1800.0, "time limit of any call to a worker, in seconds", gt=0, le=LONGEST_S
+    )
 
 
 ASYNC_MODES = ("sync", "one_step_off", "fully_async")
@@ -298,37 +394,47 @@ LANES = "policies that train in several lanes (worker groups of their own, algor
 class AsyncTrainingConfig:
     mode: str = key(
         "sync",
-        "sync (collect, then train) | one_step_off (the next step's episodes are collected during the updates, with weights that are one "
-        "step older) | fully_async (episodes are collected all the time); samples of older weights need algorithm.rollout_correction",
+        "sync (collect, then train) | one_step_off (the next step's episodes are collected during the "
+        "updates, with weights that are one "
+        "step older) | fully_async (episodes are collected all the time); samples of older weights need "
+        "algorithm.rollout_correction",
         choices=ASYNC_MODES,
     )
     staleness_threshold: float = key(
         1.0,
-        "tasks that may be in progress beyond those of the next trigger_parameter_sync_step steps, as a share of these; 0 with "
+        "tasks that may be in progress beyond those of the next trigger_parameter_sync_step steps, as a "
+        "share of these; 0 with "
         "trigger_parameter_sync_step=1 is synchronous training",
         ge=0,
         le=100,
         effect=FULLY_ASYNC,
     )
     trigger_parameter_sync_step: int = key(
-        1, "training steps between two transfers of weights to the engines, at most; of adapters always 1", ge=1, effect=FULLY_ASYNC
+        1,
+        "training steps between two transfers of weights to the engines, at most; of adapters always 1",
+        ge=1,
+        effect=FULLY_ASYNC,
     )
     parameter_sync: str = key(
         "lazy",
-        "when the weights of a whole model are sent: lazy (every trigger_parameter_sync_step steps) | eager (after every step) | adaptive "
-        "(after trigger_parameter_sync_step steps, or when the next batch is complete already); an adapter is sent alone, after every step",
+        "when the weights of a whole model are sent: lazy (every trigger_parameter_sync_step steps) | eager "
+        "(after every step) | adaptive "
+        "(after trigger_parameter_sync_step steps, or when the next batch is complete already); an adapter "
+        "is sent alone, after every step",
         choices=("lazy", "eager", "adaptive"),
         effect=FULLY_ASYNC,
     )
     partial_rollout: bool = key(
         True,
-        "replies in progress go on with new weights; false: new weights of a policy wait until its replies in progress have ended, and "
+        "replies in progress go on with new weights; false: new weights of a policy wait until its replies "
+        "in progress have ended, and "
         "its new replies wait for the weights",
         effect=FULLY_ASYNC,
     )
     max_off_policy_threshold: int = key(
         4,
-        "largest number of steps by which the weights that began an episode may be older than those that it trains",
+        "largest number of steps by which the weights that began an episode may be older than those that it "
+        "trains",
         ge=0,
         effect=FULLY_ASYNC,
     )
@@ -338,22 +444,32 @@ class AsyncTrainingConfig:
         choices=("wait", "drop"),
         effect=FULLY_ASYNC,
     )
-    max_task_failures: int = key(3, "groups of a task that fail in a row before it is drawn no more; 0: no limit", ge=0, effect=FULLY_ASYNC)
+    max_task_failures: int = key(
+        3,
+        "groups of a task that fail in a row before it is drawn no more; 0: no limit",
+        ge=0,
+        effect=FULLY_ASYNC,
+    )
     max_lead: int = key(
         1,
-        "steps by which a policy may be ahead of one that is still updated, if it does not depend on it; 0: all end a step together",
+        "steps by which a policy may be ahead of one that is still updated, if it does not depend on it; 0: "
+        "all end a step together",
         ge=0,
         effect=(FULLY_ASYNC, LANES),
     )
     batch_timeout_s: float = key(
         0.0,
-        "seconds after which a step trains on those tasks that are complete, if they are fewer than data.train_batch_size; 0: never",
+        "seconds after which a step trains on those tasks that are complete, if they are fewer than "
+        "data.train_batch_size; 0: never",
         ge=0,
         le=LONGEST_S,
         effect=FULLY_ASYNC,
     )
     least_batch_size: int = key(
-        1, "tasks of a step that has waited for batch_timeout_s, at least", ge=1, effect=(FULLY_ASYNC, "async_training.batch_timeout_s>0")
+        1,
+        "tasks of a step that has waited for batch_timeout_s, at least",
+        ge=1,
+        effect=(FULLY_ASYNC, "async_training.batch_timeout_s>0"),
     )
     per_policy: dict[str, Any] = key(
         {},
@@ -367,18 +483,28 @@ class AsyncTrainingConfig:
     def fresh(self) -> bool:
         """Whether every sample is of the weights that it trains."""
         own = [vars(self), *(vars(self) | dict(values or {}) for values in self.per_policy.values())]
-        waits = all(values["staleness_threshold"] == 0 and values["trigger_parameter_sync_step"] == 1 for values in own)
+        waits = all(
+            values["staleness_threshold"] == 0 and values["trigger_parameter_sync_step"] == 1
+            for values in own
+        )
         return self.mode == "sync" or (self.mode == "fully_async" and waits and not self.batch_timeout_s)
 
 
 @dataclass
 class RayInitConfig:
     address: Optional[str] = key(
-        None, "address of a running Ray cluster; default: RAY_ADDRESS, else a private cluster is started", effect="trainer.controller=ray"
+        None,
+        "address of a running Ray cluster; default: RAY_ADDRESS, else a private cluster is started",
+        effect="trainer.controller=ray",
     )
-    num_cpus: Optional[int] = key(None, "number of CPUs of a private cluster; default: all", ge=0, effect="trainer.controller=ray")
+    num_cpus: Optional[int] = key(
+        None, "number of CPUs of a private cluster; default: all", ge=0, effect="trainer.controller=ray"
+    )
     object_store_memory_mb: Optional[int] = key(
-        None, "object store of a private cluster in MiB; default: Ray's, a fraction of the memory", ge=1, effect="trainer.controller=ray"
+        None,
+        "object store of a private cluster in MiB; default: Ray's, a fraction of the memory",
+        ge=1,
+        effect="trainer.controller=ray",
     )
 
 

@@ -1,7 +1,8 @@
 """Declaration of a configuration key, and validation of its value.
 
-A key is one field of a dataclass, which declares type, default, meaning, range, choices and the keys that it depends on.
-OmegaConf reads the type, pydantic validates the value, and docs/config.md is generated from the declaration.
+A key is one field of a dataclass, which declares type, default, meaning, range, choices and the keys that it
+depends on. OmegaConf reads the type, pydantic validates the value, and docs/config.md is generated from the
+declaration.
 
     lr: float = key(1e-6, "peak learning rate of AdamW", ge=0)
     view: str = key("own", "what the critic reads", choices=("own", "joint"))
@@ -44,9 +45,11 @@ class Key:
         off: number outside the bounds that is also allowed, such as -1 for no limit.
         choices: allowed values, or allowed items of a list; a function if plug-ins may register more.
         type: type of the value, if the annotation that OmegaConf needs is wider (`Any`).
-        check: function that returns a value of the right type and range, or raises ValueError naming what is expected.
+        check: function that returns a value of the right type and range, or raises ValueError naming what is
+            expected.
         secret: whether messages hide the value.
-        effect: conditions that must all hold for the key to have an effect, see `verl.trainer.config.effect`; `{}` stands for the section.
+        effect: conditions that must all hold for the key to have an effect, see `verl.trainer.config.effect`;
+            `{}` stands for the section.
         name: dotted name with all sections; filled in by `keys`, as is `default`.
     """
 
@@ -76,7 +79,8 @@ class Key:
             value: value of the key.
             name: name of the key in messages; default: its own.
             who: text after the value in messages, such as ` (agent 'Solver')`.
-            typed: value as typed on a command line, where `yes` may be a boolean and 7 a string; names that plug-ins may register pass.
+            typed: value as typed on a command line, where `yes` may be a boolean and 7 a string; names that
+                plug-ins may register pass.
 
         Raises ConfigError naming the key, the value and what is expected.
         """
@@ -95,13 +99,17 @@ class Key:
             found = error.errors(include_url=False)[0]
             if typed is None and found["loc"] and isinstance(value, Mapping):
                 shown = f"{name}.{found['loc'][0]}={found['input']}"
-            raise ConfigError(f"{shown}{who}: expected {self._expected(found, isinstance(value, Mapping))}") from error
+            raise ConfigError(
+                f"{shown}{who}: expected {self._expected(found, isinstance(value, Mapping))}"
+            ) from error
         except ValueError as error:
             raise ConfigError(f"{shown}{who}: {error}") from error
         known = self.choices if not callable(self.choices) else self.choices() if typed is None else ()
         for item in (value if isinstance(value, list) else [value]) if known and value is not None else ():
             if item not in known:
-                raise ConfigError(f"{name}={item!r}{who}: expected one of {', '.join(known)}{did_you_mean(item, known)}")
+                raise ConfigError(
+                    f"{name}={item!r}{who}: expected one of {', '.join(known)}{did_you_mean(item, known)}"
+                )
         return value
 
     @cached_property
@@ -116,17 +124,33 @@ class Key:
 
         if kind is int:
             low = -LARGEST_INT if self.ge is None else self.ge
-            return Annotated[int, Field(ge=low, gt=self.gt, le=LARGEST_INT if self.le is None else self.le, lt=self.lt)]
+            return Annotated[
+                int, Field(ge=low, gt=self.gt, le=LARGEST_INT if self.le is None else self.le, lt=self.lt)
+            ]
         if kind is float:
             low = SMALLEST if self.gt == 0 else -LARGEST if self.ge is None else self.ge
-            return Annotated[float, Field(ge=low, gt=self.gt, le=LARGEST if self.le is None else self.le, lt=self.lt)]
+            return Annotated[
+                float, Field(ge=low, gt=self.gt, le=LARGEST if self.le is None else self.le, lt=self.lt)
+            ]
         origin, parts = get_origin(kind), tuple(self._bounded(part) for part in get_args(kind))
         return kind if not parts else Union[parts] if origin is Union else origin[parts]
 
     def _range(self, value: float) -> str:
         """Return the bounds in words, including those of float32 and int64 if `value` violates them."""
-        low = f"above {self.gt:g}" if self.gt is not None else f"at least {self.ge:g}" if self.ge is not None else ""
-        high = f"less than {self.lt:g}" if self.lt is not None else f"at most {self.le:.10g}" if self.le is not None else ""
+        low = (
+            f"above {self.gt:g}"
+            if self.gt is not None
+            else f"at least {self.ge:g}"
+            if self.ge is not None
+            else ""
+        )
+        high = (
+            f"less than {self.lt:g}"
+            if self.lt is not None
+            else f"at most {self.le:.10g}"
+            if self.le is not None
+            else ""
+        )
         largest = LARGEST if isinstance(value, float) else LARGEST_INT
         if 0 < value < SMALLEST:
             low = f"at least {SMALLEST:g} (float32)"
@@ -155,7 +179,9 @@ def key(default: Any, meaning: str, *, effect: str | tuple[str, ...] = (), **rul
 
 
 def section(cls: type, effect: str | None = None) -> Any:
-    """Declare a sub-section that is itself a config dataclass; `effect` is prepended to the conditions of all its keys."""
+    """Declare a sub-section that is itself a config dataclass; `effect` is prepended to the conditions of all
+    its keys.
+    """
     return field(default_factory=cls, metadata={"effect": effect})
 
 
@@ -182,10 +208,15 @@ def _keys(cls: type, prefix: str, effect: tuple[str, ...]) -> Iterator[tuple[str
         else:
             declared = f.metadata["key"]
             own = (*effect, *(condition.replace("{}", prefix.rstrip(".")) for condition in declared.effect))
-            yield name, replace(declared, name=name, default=value, effect=own, type=declared.type or hints[f.name])
+            yield (
+                name,
+                replace(declared, name=name, default=value, effect=own, type=declared.type or hints[f.name]),
+            )
 
 
-def with_values(config: T, values: Mapping[str, Any], where: str, allowed: Iterable[str] = (), who: str = "") -> T:
+def with_values(
+    config: T, values: Mapping[str, Any], where: str, allowed: Iterable[str] = (), who: str = ""
+) -> T:
     """Return a copy of a config dataclass with `values` (name -> value, or a mapping for a section) replaced.
 
     Args:
@@ -201,19 +232,25 @@ def with_values(config: T, values: Mapping[str, Any], where: str, allowed: Itera
     changes: dict[str, Any] = {}
     for name, value in values.items():
         if name not in known:
-            raise ConfigError(f"{where}.{name}: no such key{did_you_mean(name, known)}; known: {', '.join(sorted(known))}")
+            raise ConfigError(
+                f"{where}.{name}: no such key{did_you_mean(name, known)}; known: {', '.join(sorted(known))}"
+            )
         old = getattr(config, name)
         if not is_dataclass(old):
             changes[name] = keys(type(config))[name].validate(value, name=f"{where}.{name}", who=who)  # type: ignore[arg-type]
         elif isinstance(value, Mapping):
             changes[name] = with_values(old, value, f"{where}.{name}", who=who)
         else:
-            raise ConfigError(f"{where}.{name}={value}{who}: expected keys such as {where}.{name}.{fields(old)[0].name}")
+            raise ConfigError(
+                f"{where}.{name}={value}{who}: expected keys such as {where}.{name}.{fields(old)[0].name}"
+            )
     return replace(config, **changes)  # type: ignore[type-var]
 
 
 def check_values(config: Any, where: str = "") -> None:
-    """Validate every key of a config dataclass. Raises ConfigError; `where` is the prefix of names in its message."""
+    """Validate every key of a config dataclass. Raises ConfigError; `where` is the prefix of names in its
+    message.
+    """
     for name, declared in keys(config.__class__).items():
         declared.validate(value_at(config, name), name=f"{where}.{name}" if where else name)
 
@@ -222,4 +259,8 @@ def type_text(kind: Any) -> str:
     """Return a type in words: `int`, `list[str]`, `float or null`."""
     if get_origin(kind) is Union:
         return " or ".join("null" if part is type(None) else type_text(part) for part in get_args(kind))
-    return kind.__name__ if isinstance(kind, type) and not get_args(kind) else str(kind).replace("typing.", "").replace("Optional", "")
+    return (
+        kind.__name__
+        if isinstance(kind, type) and not get_args(kind)
+        else str(kind).replace("typing.", "").replace("Optional", "")
+    )

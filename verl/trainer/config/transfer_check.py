@@ -1,4 +1,6 @@
-"""Check of the way in which weights get to engines, by where policies and engines are; part of `cross_checks`."""
+"""Check of the way in which weights get to engines, by where policies and engines are; part of
+`cross_checks`.
+"""
 
 from __future__ import annotations
 
@@ -16,19 +18,25 @@ def check_transfer(config: RunConfig, name: str, shown: str) -> None:
         name: the value.
         shown: the agent's `key=value` in messages.
 
-    Raises ConfigError for a transfer that does not exist, or that cannot send between the GPUs of policy and engine.
+    Raises ConfigError for a transfer that does not exist, or that cannot send between the GPUs of policy and
+    engine.
     """
     if not transfer_exists(name):
         raise ConfigError(
-            f"{shown}: expected auto, object_store, shared_memory, collective, cuda_ipc or module.Class of a WeightTransfer that can be "
+            f"{shown}: expected auto, object_store, shared_memory, collective, cuda_ipc or module.Class of a "
+            "WeightTransfer that can be "
             "imported"
         )
     if name != "cuda_ipc" or config.trainer.device == "cpu":
         return
     if own_engine_devices(config):
         raise ConfigError(
-            f"{shown} sends weights within one GPU, but rollout.n_gpus_per_node={config.rollout.n_gpus_per_node} gives engines GPUs of "
+            f"{shown} sends weights within one GPU, but "
+            f"rollout.n_gpus_per_node={config.rollout.n_gpus_per_node} gives engines GPUs of "
             "their own; use auto, collective or object_store"
         )
     if expandable_segments():
-        raise ConfigError(f"{shown}: CUDA IPC cannot share memory of expandable segments; unset {EXPANDABLE_SEGMENTS}, or use object_store")
+        raise ConfigError(
+            f"{shown}: CUDA IPC cannot share memory of expandable segments; unset {EXPANDABLE_SEGMENTS}, or "
+            "use object_store"
+        )

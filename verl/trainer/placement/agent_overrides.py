@@ -20,7 +20,8 @@ class PlacementError(ConfigError):
 def config_of(
     index: int, names: Sequence[str], model: str, overrides: Mapping[str, Any], base: ActorRolloutRefConfig
 ) -> tuple[ActorRolloutRefConfig, frozenset[str]]:
-    """Return `base` with one agent's model and own values, and the dotted names of the keys with an own value.
+    """Return `base` with one agent's model and own values, and the dotted names of the keys with an own
+    value.
 
     Args:
         index: index of the agent in `names`.
@@ -38,7 +39,9 @@ def config_of(
     return replace(config, model=replace(config.model, path=model)), frozenset(_leaves(own))
 
 
-def _agent_values(index: int, names: Sequence[str], tree: Mapping[str, Any], section: Any, where: str) -> dict[str, Any]:
+def _agent_values(
+    index: int, names: Sequence[str], tree: Mapping[str, Any], section: Any, where: str
+) -> dict[str, Any]:
     """Return the tree with one agent's values instead of the lists, without those that are None."""
     found: dict[str, Any] = {}
     known = {f.name for f in fields(section)}
@@ -51,14 +54,18 @@ def _agent_values(index: int, names: Sequence[str], tree: Mapping[str, Any], sec
                 raise PlacementError(f"{here} is a section; set one of its keys")
             found[name] = _agent_values(index, names, value, getattr(section, name), here)
         elif not isinstance(value, Sequence) or isinstance(value, str) or len(value) != len(names):
-            raise PlacementError(f"{here}={value!r}: expected a list of {len(names)} values, one for each of {list(names)}")
+            raise PlacementError(
+                f"{here}={value!r}: expected a list of {len(names)} values, one for each of {list(names)}"
+            )
         elif value[index] is not None or here == f"{WHERE}.model.path":
             found[name] = value[index]
     return found
 
 
 def _leaves(tree: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """Return the dotted names of a tree; mappings are sections, since no key here has a mapping as its value."""
+    """Return the dotted names of a tree; mappings are sections, since no key here has a mapping as
+    its value.
+    """
     out: list[str] = []
     for name, value in tree.items():
         out += _leaves(value, f"{prefix}{name}.") if isinstance(value, Mapping) else [f"{prefix}{name}"]

@@ -1,4 +1,6 @@
-"""Trained models of a team, as the controller calls them: every policy and every critic, each on its own rows of a batch."""
+"""Trained models of a team, as the controller calls them: every policy and every critic, each on its own rows
+of a batch.
+"""
 
 from __future__ import annotations
 
@@ -32,12 +34,19 @@ class Learner:
 
 def policy_learners(config: RunConfig, placement: Placement) -> dict[str, Learner]:
     """Return the trained policies by `policy_id`, in the order of the placement."""
-    return {policy: _learner(config, [a for a in placement.trained if a.policy_id == policy]) for policy in placement.policy_ids}
+    return {
+        policy: _learner(config, [a for a in placement.trained if a.policy_id == policy])
+        for policy in placement.policy_ids
+    }
 
 
 def group_learners(config: RunConfig, placement: Placement) -> dict[str, Learner]:
     """Return the learners that use the rows of all agents of a worker group, as critics do, by `wg_id`."""
-    groups = {spec.wg_id: [a for a in placement.trained if a.wg_id == spec.wg_id] for spec in placement.groups if spec.trained}
+    groups = {
+        spec.wg_id: [a for a in placement.trained if a.wg_id == spec.wg_id]
+        for spec in placement.groups
+        if spec.trained
+    }
     return {wg: _learner(config, agents, whole=True) for wg, agents in groups.items()}
 
 
@@ -47,12 +56,19 @@ def _learner(config: RunConfig, agents: Sequence[AgentPlacement], whole: bool = 
     trained = config.critic if whole else first.config.actor
     cuts = num_mini_batches(config, trained)
     return Learner(
-        first.wg_id, None if whole else first.adapter, first.config.rollout.temperature, longest, cuts, cuts * trained.ppo_epochs
+        first.wg_id,
+        None if whole else first.adapter,
+        first.config.rollout.temperature,
+        longest,
+        cuts,
+        cuts * trained.ppo_epochs,
     )
 
 
 def num_mini_batches(config: RunConfig, trained: ActorConfig | CriticConfig) -> int:
-    """Return the number of mini-batches per epoch, as given or for mini-batches of `ppo_mini_batch_size` tasks (0: all)."""
+    """Return the number of mini-batches per epoch, as given or for mini-batches of `ppo_mini_batch_size`
+    tasks (0: all).
+    """
     if trained.use_adaptive_ppo_mini_batch_size:
         return trained.ppo_mini_update_num
     tasks = trained.ppo_mini_batch_size
@@ -60,7 +76,9 @@ def num_mini_batches(config: RunConfig, trained: ActorConfig | CriticConfig) -> 
 
 
 def is_on_policy(config: RunConfig, learners: Mapping[str, Learner]) -> bool:
-    """Return whether every policy has one update per step on samples of its current weights: these are then the old log-probs' too."""
+    """Return whether every policy has one update per step on samples of its current weights: these are then
+    the old log-probs' too.
+    """
     return config.async_training.fresh and all(learner.updates == 1 for learner in learners.values())
 
 

@@ -1,4 +1,6 @@
-"""Devices of each worker group: all devices of a pool, or a part of them. Engines share the trainer's pool or have one of their own."""
+"""Devices of each worker group: all devices of a pool, or a part of them. Engines share the trainer's pool or
+have one of their own.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ class Pool:
 
 @dataclass(frozen=True)
 class Devices:
-    """`ranks` consecutive devices of a pool from index `first`; on each, a worker group has one process per worker."""
+    """`ranks` consecutive devices of a pool from index `first`; on each, a worker group has one process per
+    worker.
+    """
 
     first: int
     ranks: int
@@ -47,7 +51,11 @@ class Devices:
 
     def __str__(self) -> str:
         pool = "" if self.pool == TRAINER else f"{self.pool} "
-        return f"{pool}device {self.first}" if self.ranks == 1 else f"{pool}devices {self.first} to {self.first + self.ranks - 1}"
+        return (
+            f"{pool}device {self.first}"
+            if self.ranks == 1
+            else f"{pool}devices {self.first} to {self.first + self.ranks - 1}"
+        )
 
 
 def own_engine_devices(config: RunConfig) -> bool:
@@ -69,52 +77,81 @@ def engine_pool(config: RunConfig) -> Pool:
 
 def count_devices(config: RunConfig) -> int:
     """Return the number of devices of the run."""
-    return sum(pool.size for pool in {pool.section: pool for pool in (trainer_pool(config), engine_pool(config))}.values())
+    return sum(
+        pool.size
+        for pool in {pool.section: pool for pool in (trainer_pool(config), engine_pool(config))}.values()
+    )
 
 
 def assign_devices(config: RunConfig, placement: Placement) -> dict[str, Devices]:
-    """Return the devices of the policies by `wg_id`: all with `trainer.resource_pool=shared`, its own part with `dedicated`.
+    """Return the devices of the policies by `wg_id`: all with `trainer.resource_pool=shared`, its own part
+    with `dedicated`.
 
-    The parts are consecutive, in the order of the placement, with `trainer.pool_sizes` ranks each; without sizes they are equal. Where
-    engines have devices of their own, worker groups without training have none here.
+    The parts are consecutive, in the order of the placement, with `trainer.pool_sizes` ranks each; without
+    sizes they are equal. Where engines have devices of their own, worker groups without training have none
+    here.
 
-    Raises PlacementError if sizes name other groups or do not sum to the number of devices, if the devices cannot be divided equally, and
-    for dedicated pools of a team without worker groups.
+    Raises PlacementError if sizes name other groups or do not sum to the number of devices, if the devices
+    cannot be divided equally, and for dedicated pools of a team without worker groups.
     """
     apart = own_engine_devices(config)
     groups = [spec.wg_id for spec in placement.groups if spec.trained or not apart]
-    return _divided(config, trainer_pool(config), placement, groups, "trained worker groups" if apart else "worker groups")
+    return _divided(
+        config, trainer_pool(config), placement, groups, "trained worker groups" if apart else "worker groups"
+    )
 
 
 def assign_engines(config: RunConfig, placement: Placement) -> dict[str, Devices]:
-    """Return the devices of the engines by `wg_id`: those of the policies, or devices of the engines' own, divided in the same way.
+    """Return the devices of the engines by `wg_id`: those of the policies, or devices of the engines' own,
+    divided in the same way.
 
     Raises PlacementError as `assign_devices` does.
     """
-    return _divided(config, engine_pool(config), placement, [spec.wg_id for spec in placement.groups], "worker groups")
+    return _divided(
+        config, engine_pool(config), placement, [spec.wg_id for spec in placement.groups], "worker groups"
+    )
 
 
-def _divided(config: RunConfig, pool: Pool, placement: Placement, groups: Sequence[str], what: str) -> dict[str, Devices]:
+def _divided(
+    config: RunConfig, pool: Pool, placement: Placement, groups: Sequence[str], what: str
+) -> dict[str, Devices]:
     """Divide a pool among worker groups; `what` names these in messages."""
-    key, sizes, dedicated = f"{pool.section}.pool_sizes", dict(pool.sizes), config.trainer.resource_pool == "dedicated"
+    key, sizes, dedicated = (
+        f"{pool.section}.pool_sizes",
+        dict(pool.sizes),
+        config.trainer.resource_pool == "dedicated",
+    )
     if not placement.groups and (dedicated or pool.section == ENGINES):
-        needless = "trainer.resource_pool=dedicated" if dedicated else f"rollout.n_gpus_per_node={pool.per_node}"
-        raise PlacementError(f"{needless} has no effect: all agents are behind an API, and no worker group needs a device; leave it out")
+        needless = (
+            "trainer.resource_pool=dedicated" if dedicated else f"rollout.n_gpus_per_node={pool.per_node}"
+        )
+        raise PlacementError(
+            f"{needless} has no effect: all agents are behind an API, and no worker group needs a device; "
+            "leave it out"
+        )
     if not dedicated and sizes:
-        raise PlacementError(f"{key}={sizes} needs trainer.resource_pool=dedicated; shared groups have all devices")
+        raise PlacementError(
+            f"{key}={sizes} needs trainer.resource_pool=dedicated; shared groups have all devices"
+        )
     if not dedicated:
         return {wg_id: Devices(0, pool.size, pool.section) for wg_id in groups}
     if not sizes and groups:
         if pool.size % len(groups):
             raise PlacementError(
-                f"trainer.resource_pool=dedicated: {pool} = {pool.size} devices cannot be divided equally among {len(groups)} {what} "
+                f"trainer.resource_pool=dedicated: {pool} = {pool.size} devices cannot be divided equally "
+                f"among {len(groups)} {what} "
                 f"{groups}; set {key}"
             )
         sizes = dict.fromkeys(groups, pool.size // len(groups))
     if set(sizes) != set(groups):
-        raise PlacementError(f"{key} names {sorted(sizes)}, the {what} are {groups}; give each of them a size")
+        raise PlacementError(
+            f"{key} names {sorted(sizes)}, the {what} are {groups}; give each of them a size"
+        )
     if sizes and (min(sizes.values()) < 1 or sum(sizes.values()) != pool.size):
-        raise PlacementError(f"{key}={sizes}: expected at least 1 each and {pool.size} in all ({pool}), found {sum(sizes.values())} in all")
+        raise PlacementError(
+            f"{key}={sizes}: expected at least 1 each and {pool.size} in all ({pool}), found "
+            f"{sum(sizes.values())} in all"
+        )
     found, first = {}, 0
     for wg_id in groups:
         found[wg_id] = Devices(first, sizes[wg_id], pool.section)
@@ -123,15 +160,22 @@ def _divided(config: RunConfig, pool: Pool, placement: Placement, groups: Sequen
 
 
 def describe_devices(config: RunConfig, placement: Placement) -> dict[str, str]:
-    """Return the devices of every worker group in words, by `wg_id`; with those of its engines where these have their own."""
+    """Return the devices of every worker group in words, by `wg_id`; with those of its engines where these
+    have their own.
+    """
     policies, engines = assign_devices(config, placement), assign_engines(config, placement)
     if not own_engine_devices(config):
         return {wg_id: str(devices) for wg_id, devices in policies.items()}
-    return {wg_id: f"{policies[wg_id]}, engines on {own}" if wg_id in policies else f"engines on {own}" for wg_id, own in engines.items()}
+    return {
+        wg_id: f"{policies[wg_id]}, engines on {own}" if wg_id in policies else f"engines on {own}"
+        for wg_id, own in engines.items()
+    }
 
 
 def check_engine_spans(config: RunConfig, placement: Placement) -> None:
-    """Raise PlacementError if engines of `rollout.tensor_model_parallel_size` devices do not fit the devices of a worker group."""
+    """Raise PlacementError if engines of `rollout.tensor_model_parallel_size` devices do not fit the devices
+    of a worker group.
+    """
     pool, devices = engine_pool(config), assign_engines(config, placement)
     for spec in placement.groups:
         tp, own = spec.config.rollout.tensor_model_parallel_size, devices[spec.wg_id]
@@ -140,18 +184,26 @@ def check_engine_spans(config: RunConfig, placement: Placement) -> None:
         name = "rollout.tensor_model_parallel_size"
         key = f"{placement.agent(spec.agent_ids[0]).key(name) if spec.agent_ids else f'actor_rollout_ref.{name}'}={tp}"
         if config.trainer.controller == "local":
-            raise PlacementError(f"{key} needs trainer.controller=ray: local runs one rank, an engine on {tp} devices needs {tp}")
+            raise PlacementError(
+                f"{key} needs trainer.controller=ray: local runs one rank, an engine on {tp} devices needs "
+                f"{tp}"
+            )
         if own.ranks % tp:
             raise PlacementError(
-                f"{key} does not divide the {own.ranks} devices of worker group '{spec.wg_id}' ({pool.section}.nnodes * "
-                f"{pool.section}.n_gpus_per_node, or its part of them in {pool.section}.pool_sizes); choose a divisor"
+                f"{key} does not divide the {own.ranks} devices of worker group '{spec.wg_id}' "
+                f"({pool.section}.nnodes * "
+                f"{pool.section}.n_gpus_per_node, or its part of them in {pool.section}.pool_sizes); choose "
+                "a divisor"
             )
         for first in range(own.first, own.first + own.ranks, tp):
             if first // pool.per_node != (first + tp - 1) // pool.per_node:
                 raise PlacementError(
-                    f"{key}: an engine of worker group '{spec.wg_id}' would be on {Devices(first, tp, pool.section)}, which are on "
-                    f"different nodes of {pool.per_node} ({pool.section}.n_gpus_per_node); choose a divisor of {pool.per_node}, and with "
-                    f"{pool.section}.pool_sizes let the devices before the group's first, number {own.first}, be a multiple of it"
+                    f"{key}: an engine of worker group '{spec.wg_id}' would be on "
+                    f"{Devices(first, tp, pool.section)}, which are on "
+                    f"different nodes of {pool.per_node} ({pool.section}.n_gpus_per_node); choose a divisor "
+                    f"of {pool.per_node}, and with "
+                    f"{pool.section}.pool_sizes let the devices before the group's first, number "
+                    f"{own.first}, be a multiple of it"
                 )
 
 
@@ -162,6 +214,8 @@ def processes_per_device(devices: Mapping[str, Devices]) -> int:
 
 
 def processes_per_node(config: RunConfig, placement: Placement) -> int:
-    """Return the number of processes that may be busy at the same time on one node, where both pools may be."""
+    """Return the number of processes that may be busy at the same time on one node, where both pools
+    may be.
+    """
     policies = processes_per_device(assign_devices(config, placement)) * config.trainer.n_gpus_per_node
     return policies + processes_per_device(assign_engines(config, placement)) * config.rollout.n_gpus_per_node

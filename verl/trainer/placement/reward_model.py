@@ -1,4 +1,6 @@
-"""The place of the reward model (`reward.model`): a worker group of its own without a trainer, or that of a frozen agent."""
+"""The place of the reward model (`reward.model`): a worker group of its own without a trainer, or that of a
+frozen agent.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,12 @@ NAME = "reward_model"
 
 
 def with_reward_model(placement: Placement, config: RunConfig) -> Placement:
-    """Return the placement with the row of the reward model and, if it has a model of its own, its worker group.
+    """Return the placement with the row of the reward model and, if it has a model of its own, its worker
+    group.
 
     Raises:
-        ConfigError: a key is missing, or `reward.model.agent` names an agent that is trained or behind an API.
+        ConfigError: a key is missing, or `reward.model.agent` names an agent that is trained or behind an
+            API.
         PlacementError: `reward.model.agent` names no agent.
     """
     model = config.reward.model
@@ -27,21 +31,31 @@ def with_reward_model(placement: Placement, config: RunConfig) -> Placement:
     if model.kind is None or model.kind == "api":
         return placement
     if model.agent is not None:
-        return replace(placement, reward_model=_with_lengths(_judging_agent(placement, config, model.agent), model))
+        return replace(
+            placement, reward_model=_with_lengths(_judging_agent(placement, config, model.agent), model)
+        )
     own = copy.deepcopy(config.actor_rollout_ref)
     own.model.path, own.model.tokenizer_path = absolute_model_path(str(model.path)), None
     own.model.trust_remote_code, own.rollout.dtype = model.trust_remote_code, model.dtype
     if model.kind == CLASSIFIER:
-        own.rollout.name, own.rollout.max_num_seqs, own.rollout.tensor_model_parallel_size = CLASSIFIER, model.micro_batch_size, 1
+        own.rollout.name, own.rollout.max_num_seqs, own.rollout.tensor_model_parallel_size = (
+            CLASSIFIER,
+            model.micro_batch_size,
+            1,
+        )
     taken = {spec.wg_id for spec in placement.groups} | {agent.policy_id for agent in placement.agents}
-    wg_id = next(name for name in (NAME, *(f"{NAME}_{i}" for i in range(2, len(taken) + 3))) if name not in taken)
+    wg_id = next(
+        name for name in (NAME, *(f"{NAME}_{i}" for i in range(2, len(taken) + 3))) if name not in taken
+    )
     row = _with_lengths(AgentPlacement(NAME, wg_id, wg_id, own, frozen=True), model)
     group = WorkerGroupSpec(wg_id, str(own.model.path), (), row.config, trained=False)
     return replace(placement, groups=(*placement.groups, group), reward_model=row)
 
 
 def _with_lengths(row: AgentPlacement, model: RewardModelConfig) -> AgentPlacement:
-    """Return the row with the lengths of the reward model's prompt and reply, by which its engine is built."""
+    """Return the row with the lengths of the reward model's prompt and reply, by which its engine is
+    built.
+    """
     own = copy.deepcopy(row.config)
     own.rollout.prompt_length, own.rollout.val_kwargs.response_length = model.max_length, None
     own.rollout.response_length = 1 if model.kind == CLASSIFIER else model.response_length
@@ -52,10 +66,14 @@ def _judging_agent(placement: Placement, config: RunConfig, name: str) -> AgentP
     agent_id = next(iter(by_agent("reward.model.agent", [name], config.agent.agent_ids)))
     row = next((a for a in placement.agents if a.agent_id == agent_id), None)
     if row is None:
-        raise ConfigError(f"reward.model.agent={name} is behind an API; set reward.model.kind=api and reward.model.api instead")
+        raise ConfigError(
+            f"reward.model.agent={name} is behind an API; set reward.model.kind=api and reward.model.api "
+            "instead"
+        )
     if not row.frozen:
         raise ConfigError(
-            f"reward.model.agent={name} is trained, so its scores would change with it; name an agent of agent.frozen, or set "
+            f"reward.model.agent={name} is trained, so its scores would change with it; name an agent of "
+            "agent.frozen, or set "
             "reward.model.path to a model of the judge's own"
         )
     return row

@@ -1,4 +1,6 @@
-"""Placement: the table agent -> policy -> worker group, built once from the config and checked before any model is loaded."""
+"""Placement: the table agent -> policy -> worker group, built once from the config and checked before any
+model is loaded.
+"""
 
 from __future__ import annotations
 
@@ -16,34 +18,45 @@ from verl.trainer.placement.untrained import api_agents, frozen_agents
 from verl.utils.names import did_you_mean, slug, value_at
 
 LEVELS = ("prompt", "lora", "full")
-# Keys of `actor_rollout_ref.rollout` that are set per request, so that agents on one policy may differ in them.
+# Keys of `actor_rollout_ref.rollout` that are set per request, so that agents on one policy may differ in
+# them.
 PER_REQUEST = ("top_p", "top_k", "response_length", "prompt_length", "stop", "val_kwargs", "tool_samples")
 REQUEST_KEYS = {("rollout", name) for name in PER_REQUEST}
-# Keys that must be equal for all adapters of one base: they are trained in one model and sampled by one engine.
+# Keys that must be equal for all adapters of one base: they are trained in one model and sampled by one
+# engine.
 BASE_KEYS = (
-    "model.path", "model.tokenizer_path", "model.trust_remote_code", "model.enable_gradient_checkpointing", "model.use_remove_padding",
-    "model.merge_rows", "model.attn_implementation", "actor.fsdp_config", "rollout.name", "rollout.max_num_seqs", "rollout.dtype",
-    "rollout.free_cache_engine", "rollout.num_threads", "rollout.update_bucket_mb", "rollout.gpu_memory_utilization",
+    "model.path", "model.tokenizer_path", "model.trust_remote_code", "model.enable_gradient_checkpointing",
+    "model.use_remove_padding",
+    "model.merge_rows", "model.attn_implementation", "actor.fsdp_config", "rollout.name",
+    "rollout.max_num_seqs", "rollout.dtype",
+    "rollout.free_cache_engine", "rollout.num_threads", "rollout.update_bucket_mb",
+    "rollout.gpu_memory_utilization",
     "rollout.enforce_eager", "rollout.tensor_model_parallel_size", "rollout.max_num_batched_tokens",
     "rollout.enable_chunked_prefill", "rollout.weight_transfer", "rollout.structured_outputs",
 )  # fmt: skip
 
 
 class Row:
-    """Base class of rows: keys under `actor_rollout_ref`, of which the agent has its own values for `own_keys`."""
+    """Base class of rows: keys under `actor_rollout_ref`, of which the agent has its own values for
+    `own_keys`.
+    """
 
     own_keys: frozenset[str]
 
     def key(self, name: str) -> str:
-        """Return the full name under which the agent's value of a key is set: its own key, or the common `actor_rollout_ref` key."""
+        """Return the full name under which the agent's value of a key is set: its own key, or the common
+        `actor_rollout_ref` key.
+        """
         return f"{WHERE}.{name}" if name in self.own_keys else f"actor_rollout_ref.{name}"
 
 
 @dataclass(frozen=True)
 class AgentPlacement(Row):
-    """One row of the table; `config` includes the agent's own values (of `own_keys`); `adapter` is None if the policy is a whole model.
+    """One row of the table; `config` includes the agent's own values (of `own_keys`); `adapter` is None if
+    the policy is a whole model.
 
-    The policy of a frozen agent is not trained: an unchanged model, or the base model of other agents' adapters.
+    The policy of a frozen agent is not trained: an unchanged model, or the base model of other agents'
+    adapters.
     """
 
     agent_id: str
@@ -75,8 +88,10 @@ class WorkerGroupSpec:
     """One worker group: the model it holds and the agents it serves.
 
     Attributes:
-        config: config of its policy; with adapters that of the first, whose keys of the base model are equal for all.
-        adapters: config of every adapter on this base model, by policy, in the order of the table; empty if the model itself is trained.
+        config: config of its policy; with adapters that of the first, whose keys of the base model are equal
+            for all.
+        adapters: config of every adapter on this base model, by policy, in the order of the table; empty if
+            the model itself is trained.
         trained: false for a model all of whose agents are frozen: it is served without a trainer.
     """
 
@@ -95,7 +110,8 @@ class WorkerGroupSpec:
 
 @dataclass(frozen=True)
 class Placement:
-    """The whole table, in the order of `agent.agent_ids`: agents with a policy, their worker groups, and API agents.
+    """The whole table, in the order of `agent.agent_ids`: agents with a policy, their worker groups, and API
+    agents.
 
     `reward_model` is the row of `reward.model`, which is no agent; the last worker group may be its own.
     """
@@ -125,8 +141,12 @@ class Placement:
         return list(dict.fromkeys(a.policy_id for a in self.trained))
 
     def signature(self) -> list[dict[str, Any]]:
-        """Return the part that a checkpoint must match: agent, policy and worker group of every row, and the shape of its adapter."""
-        rows: list[dict[str, Any]] = [{"agent_id": a.agent_id, "policy_id": a.policy_id, "wg_id": a.wg_id} for a in self.agents]
+        """Return the part that a checkpoint must match: agent, policy and worker group of every row, and the
+        shape of its adapter.
+        """
+        rows: list[dict[str, Any]] = [
+            {"agent_id": a.agent_id, "policy_id": a.policy_id, "wg_id": a.wg_id} for a in self.agents
+        ]
         for row, agent in zip(rows, self.agents, strict=True):
             if agent.adapter is not None:
                 row["lora"] = {name: getattr(agent.config.model, name) for name in LORA_DEFAULTS}
@@ -139,9 +159,10 @@ def build_placement(agent: AgentConfig, base: ActorRolloutRefConfig) -> Placemen
     """Place every agent by its `agent.specialization`.
 
     Raises:
-        PlacementError: no or repeated agents, names that are equal in metrics, lists of different length, a model that is not named or
-            does not exist, an unknown override, a folder of an adapter that cannot be used or contradicts the keys of its shape, agents
-            on one policy or one base with different training keys, or a frozen agent that shares a policy with a trained one.
+        PlacementError: no or repeated agents, names that are equal in metrics, lists of different length, a
+            model that is not named or does not exist, an unknown override, a folder of an adapter that cannot
+            be used or contradicts the keys of its shape, agents on one policy or one base with different
+            training keys, or a frozen agent that shares a policy with a trained one.
     """
     names = list(agent.agent_ids)
     if not names:
@@ -157,11 +178,17 @@ def build_placement(agent: AgentConfig, base: ActorRolloutRefConfig) -> Placemen
     keys = _group_keys([(names[i], models[i], levels[i]) for i in here], frozen)
     wg_ids = _worker_group_ids(keys, {a for a in adapters if a is not None})
     rows = tuple(
-        _with_adapter_shape(AgentPlacement(names[i], adapters[i] or wg, wg, own[i][0], adapters[i], names[i] in frozen, own[i][1]))
+        _with_adapter_shape(
+            AgentPlacement(
+                names[i], adapters[i] or wg, wg, own[i][0], adapters[i], names[i] in frozen, own[i][1]
+            )
+        )
         for i, wg in zip(here, wg_ids, strict=True)
     )
     groups = tuple(_group(wg_id, [r for r in rows if r.wg_id == wg_id]) for wg_id in dict.fromkeys(wg_ids))
-    return Placement(rows, groups, tuple(ApiPlacement(n, api[n], *o) for n, o in zip(names, own, strict=True) if n in api))
+    return Placement(
+        rows, groups, tuple(ApiPlacement(n, api[n], *o) for n, o in zip(names, own, strict=True) if n in api)
+    )
 
 
 def _group(wg_id: str, members: Sequence[AgentPlacement]) -> WorkerGroupSpec:
@@ -176,16 +203,26 @@ def _group(wg_id: str, members: Sequence[AgentPlacement]) -> WorkerGroupSpec:
         on_one_base = other.policy_id != first.policy_id or first.frozen
         if on_one_base and (differing := _differing(first.config, other.config, BASE_KEYS)):
             raise PlacementError(
-                f"agents '{first.agent_id}' and '{other.agent_id}' share the base model '{first.config.model.path}', but differ in "
+                f"agents '{first.agent_id}' and '{other.agent_id}' share the base model "
+                f"'{first.config.model.path}', but differ in "
                 f"{differing}; give them one value, or agent.specialization=full"
             )
     adapters = {policy: rows[0].config for policy, rows in by_policy.items() if rows[0].adapter is not None}
     trained = not all(member.frozen for member in members)
-    return WorkerGroupSpec(wg_id, first.config.model.path or "", tuple(m.agent_id for m in members), first.config, adapters, trained)
+    return WorkerGroupSpec(
+        wg_id,
+        first.config.model.path or "",
+        tuple(m.agent_id for m in members),
+        first.config,
+        adapters,
+        trained,
+    )
 
 
 def _with_adapter_shape(row: AgentPlacement) -> AgentPlacement:
-    """Return a row with the shape of its adapter in its config: that of the folder it starts from, else the keys or their defaults."""
+    """Return a row with the shape of its adapter in its config: that of the folder it starts from, else the
+    keys or their defaults.
+    """
     model = row.config.model
     if row.adapter is None:
         return row
@@ -200,7 +237,8 @@ def _with_adapter_shape(row: AgentPlacement) -> AgentPlacement:
             given = getattr(model, name)
             if given is not None and (sorted(given) if isinstance(given, list) else given) != value:
                 raise PlacementError(
-                    f"{row.key(f'model.{name}')}={given} (agent '{row.agent_id}') contradicts the adapter of {shown}, whose {name} is "
+                    f"{row.key(f'model.{name}')}={given} (agent '{row.agent_id}') contradicts the adapter of "
+                    f"{shown}, whose {name} is "
                     f"{value}; leave {name} out"
                 )
     return replace(row, config=replace(row.config, model=replace(model, **shape)))
@@ -211,10 +249,16 @@ def _check_slugs(names: Sequence[str]) -> None:
     for name in names:
         other = by_slug.setdefault(slug(name), name)
         if not slug(name) or other != name:
-            found = f"agents '{other}' and '{name}' both become '{slug(name)}'" if slug(name) else f"agent '{name}' becomes an empty name"
+            found = (
+                f"agents '{other}' and '{name}' both become '{slug(name)}'"
+                if slug(name)
+                else f"agent '{name}' becomes an empty name"
+            )
             raise PlacementError(
-                f"agent.agent_ids={list(names)}: {found} in metrics and folders, where only a-z and 0-9 count; "
-                "give every agent a name that has at least one of these characters and differs from the others in them"
+                f"agent.agent_ids={list(names)}: {found} in metrics and folders, where only a-z and 0-9 "
+                "count; "
+                "give every agent a name that has at least one of these characters and differs from the "
+                "others in them"
             )
 
 
@@ -224,22 +268,35 @@ def _model_paths(agent: AgentConfig, base: ActorRolloutRefConfig, api: Collectio
     models: list[Any] = list(agent.model_ids)  # None for an agent behind an API
     if not models:
         if not base.model.path and set(names) - set(api):
-            raise PlacementError("no model: set actor_rollout_ref.model.path, or agent.model_ids with one model per agent")
+            raise PlacementError(
+                "no model: set actor_rollout_ref.model.path, or agent.model_ids with one model per agent"
+            )
         models = [base.model.path] * len(names)
     if len(models) != len(names):
-        raise PlacementError(f"agent.model_ids has {len(models)} entries, agent.agent_ids has {len(names)}; they are parallel lists")
+        raise PlacementError(
+            f"agent.model_ids has {len(models)} entries, agent.agent_ids has {len(names)}; they are parallel "
+            "lists"
+        )
     for i, name in enumerate(names):
         if name in api:
             if agent.model_ids and models[i] is not None:
-                raise PlacementError(f"agent.model_ids gives agent '{name}', which is behind an API, model {models[i]!r}; give it null")
+                raise PlacementError(
+                    f"agent.model_ids gives agent '{name}', which is behind an API, model {models[i]!r}; "
+                    "give it null"
+                )
             continue
         model = models[i] = models[i] or base.model.path
         if not model:
-            raise PlacementError(f"agent.model_ids={models}: no model for agent '{name}'; name one, or set actor_rollout_ref.model.path")
+            raise PlacementError(
+                f"agent.model_ids={models}: no model for agent '{name}'; name one, or set "
+                "actor_rollout_ref.model.path"
+            )
         looks_local = model.startswith((".", "/", "~")) or model.count("/") > 1
         models[i] = absolute_model_path(model)
         if looks_local and not (Path(models[i]) / "config.json").is_file():
-            raise PlacementError(f"model of agent '{name}': no Hugging Face model at {model!r} (config.json expected there)")
+            raise PlacementError(
+                f"model of agent '{name}': no Hugging Face model at {model!r} (config.json expected there)"
+            )
     return models
 
 
@@ -249,46 +306,72 @@ def _levels(agent: AgentConfig, api: Collection[str]) -> list[str]:
     if given is None:
         given = "prompt" if agent.model_sharing else "full"
     if not isinstance(given, (str, list, tuple)):
-        raise PlacementError(f"agent.specialization={given!r}: expected one of {', '.join(LEVELS)}, or a list with one per agent")
+        raise PlacementError(
+            f"agent.specialization={given!r}: expected one of {', '.join(LEVELS)}, or a list with one per "
+            "agent"
+        )
     levels = [given] * len(names) if isinstance(given, str) else list(given)
     if len(levels) != len(names):
         raise PlacementError(
-            f"agent.specialization has {len(levels)} entries, agent.agent_ids has {len(names)}; give one value, or one per agent"
+            f"agent.specialization has {len(levels)} entries, agent.agent_ids has {len(names)}; give one "
+            "value, or one per agent"
         )
     for i, name in enumerate(names):
         if name in api:
             if not isinstance(given, str) and levels[i] is not None:
-                raise PlacementError(f"agent.specialization={given}: agent '{name}' is behind an API and has no policy; give it null")
+                raise PlacementError(
+                    f"agent.specialization={given}: agent '{name}' is behind an API and has no policy; give "
+                    "it null"
+                )
             levels[i] = "api"
         elif levels[i] not in LEVELS:
             raise PlacementError(
-                f"agent.specialization={given}: {levels[i]!r} is not one of {LEVELS}{did_you_mean(str(levels[i]), LEVELS)}"
+                f"agent.specialization={given}: {levels[i]!r} is not one of "
+                f"{LEVELS}{did_you_mean(str(levels[i]), LEVELS)}"
             )
     if agent.model_sharing and set(names) <= set(api):
-        raise PlacementError("agent.model_sharing=true has no effect: all agents are behind an API and have no policy; leave it out")
+        raise PlacementError(
+            "agent.model_sharing=true has no effect: all agents are behind an API and have no policy; leave "
+            "it out"
+        )
     if agent.model_sharing and set(levels) - {"api"} != {"prompt"}:
-        raise PlacementError(f"agent.model_sharing=true contradicts agent.specialization={given}; leave agent.model_sharing out")
+        raise PlacementError(
+            f"agent.model_sharing=true contradicts agent.specialization={given}; leave agent.model_sharing "
+            "out"
+        )
     return levels
 
 
-def _adapters(agent: AgentConfig, levels: Sequence[str], models: Sequence[str], frozen: Collection[str]) -> list[str | None]:
-    """Return the adapter of each agent: that of `agent.adapter_ids`, else its own; None without one, as for a frozen agent."""
+def _adapters(
+    agent: AgentConfig, levels: Sequence[str], models: Sequence[str], frozen: Collection[str]
+) -> list[str | None]:
+    """Return the adapter of each agent: that of `agent.adapter_ids`, else its own; None without one, as for a
+    frozen agent.
+    """
     names, given = list(agent.agent_ids), list(agent.adapter_ids) or [None] * len(agent.agent_ids)
     if len(given) != len(names):
-        raise PlacementError(f"agent.adapter_ids has {len(given)} entries, agent.agent_ids has {len(names)}; they are parallel lists")
+        raise PlacementError(
+            f"agent.adapter_ids has {len(given)} entries, agent.agent_ids has {len(names)}; they are "
+            "parallel lists"
+        )
     found: list[str | None] = []
     for name, level, wanted in zip(names, levels, given, strict=True):
         if wanted is not None and level != "lora":
             raise PlacementError(
-                f"agent.adapter_ids gives agent '{name}', whose specialization is {level}, adapter '{wanted}'; make it lora, or give null"
+                f"agent.adapter_ids gives agent '{name}', whose specialization is {level}, adapter "
+                f"'{wanted}'; make it lora, or give null"
             )
         if wanted is not None and name in frozen:
             raise PlacementError(
-                f"agent.adapter_ids gives agent '{name}', which is in agent.frozen, adapter '{wanted}': a frozen agent uses "
+                f"agent.adapter_ids gives agent '{name}', which is in agent.frozen, adapter '{wanted}': a "
+                "frozen agent uses "
                 "the base model without an adapter; give null"
             )
         if wanted is not None and not slug(wanted):
-            raise PlacementError(f"agent.adapter_ids: {wanted!r} (agent '{name}') becomes an empty name; only a-z and 0-9 count")
+            raise PlacementError(
+                f"agent.adapter_ids: {wanted!r} (agent '{name}') becomes an empty name; only a-z and 0-9 "
+                "count"
+            )
         found.append(slug(wanted or name) if level == "lora" and name not in frozen else None)
     for i, adapter in enumerate(found):
         for j in range(i):
@@ -296,12 +379,14 @@ def _adapters(agent: AgentConfig, levels: Sequence[str], models: Sequence[str], 
                 continue
             if given[i] is None or given[j] is None:
                 raise PlacementError(
-                    f"agent.adapter_ids={given}: '{adapter}' is also the own adapter of agent '{names[i if given[i] is None else j]}'; "
+                    f"agent.adapter_ids={given}: '{adapter}' is also the own adapter of agent "
+                    f"'{names[i if given[i] is None else j]}'; "
                     "name it for both agents to share it, or choose another name"
                 )
             if models[i] != models[j]:
                 raise PlacementError(
-                    f"agents '{names[j]}' and '{names[i]}' claim adapter '{adapter}' on different models, '{models[j]}' and '{models[i]}'; "
+                    f"agents '{names[j]}' and '{names[i]}' claim adapter '{adapter}' on different models, "
+                    f"'{models[j]}' and '{models[i]}'; "
                     "an adapter belongs to one base: choose another name"
                 )
     return found
@@ -310,8 +395,8 @@ def _adapters(agent: AgentConfig, levels: Sequence[str], models: Sequence[str], 
 def _group_keys(team: Sequence[tuple[str, str, str]], frozen: Collection[str]) -> list[tuple[str, str, str]]:
     """Return (kind, sharer, model) of each agent; agents with equal triples are in one worker group.
 
-    A frozen agent with level `lora` uses the base of adapters if one is trained on its model. Other frozen agents that are not `full`
-    share one separate copy of their model.
+    A frozen agent with level `lora` uses the base of adapters if one is trained on its model. Other frozen
+    agents that are not `full` share one separate copy of their model.
 
     Args:
         team: name, model and level of each agent with a policy.
@@ -323,10 +408,14 @@ def _group_keys(team: Sequence[tuple[str, str, str]], frozen: Collection[str]) -
         if name in frozen and level == "prompt" and (level, model) in trained:
             other = next(n for n, m, lv in team if (lv, m) == (level, model) and n not in frozen)
             raise PlacementError(
-                f"agent.frozen names agent '{name}', which shares its policy with the trained agent '{other}': the policy would change. "
-                f"Give '{name}' agent.specialization full (a separate, unchanged copy of the model) or freeze both"
+                f"agent.frozen names agent '{name}', which shares its policy with the trained agent "
+                f"'{other}': the policy would change. "
+                f"Give '{name}' agent.specialization full (a separate, unchanged copy of the model) or "
+                "freeze both"
             )
-        kinds.append("frozen" if name in frozen and level != "full" and (level, model) not in trained else level)
+        kinds.append(
+            "frozen" if name in frozen and level != "full" and (level, model) not in trained else level
+        )
     pairs = [(kind, model) for kind, (_, model, _) in zip(kinds, team, strict=True)]
     keys = []
     for (name, model, _), kind in zip(team, kinds, strict=True):
@@ -345,7 +434,11 @@ def _worker_group_ids(keys: Sequence[tuple[str, str, str]], taken: Collection[st
         wanted = slug(who if kind == "full" else Path(model).name) or "policy"
         wanted += f"_{kind}" if kind in ("lora", "frozen") else ""
         used = {*names.values(), *taken}
-        names[key] = wanted if wanted not in used else next(f"{wanted}_{i}" for i in range(2, 10_000) if f"{wanted}_{i}" not in used)
+        names[key] = (
+            wanted
+            if wanted not in used
+            else next(f"{wanted}_{i}" for i in range(2, 10_000) if f"{wanted}_{i}" not in used)
+        )
     return [names[key] for key in keys]
 
 
@@ -354,22 +447,31 @@ def _check_one_policy(members: Sequence[AgentPlacement]) -> None:
     if first.frozen:
         return  # frozen agents may differ in keys of a request, and `_group` compares keys of the base
     sections = {name: getattr(first.config, name) for name in ("model", "actor", "ref", "rollout")}
-    keys = [f"{name}.{f.name}" for name, section in sections.items() for f in fields(section) if (name, f.name) not in REQUEST_KEYS]
+    keys = [
+        f"{name}.{f.name}"
+        for name, section in sections.items()
+        for f in fields(section)
+        if (name, f.name) not in REQUEST_KEYS
+    ]
     for other in members[1:]:
         if differing := _differing(first.config, other.config, keys):
             if first.adapter is not None:
                 raise PlacementError(
-                    f"agents '{first.agent_id}' and '{other.agent_id}' claim adapter '{first.adapter}' but differ in {differing}; give "
+                    f"agents '{first.agent_id}' and '{other.agent_id}' claim adapter '{first.adapter}' but "
+                    f"differ in {differing}; give "
                     "them one value, or each its own adapter in agent.adapter_ids"
                 )
             raise PlacementError(
-                f"agents '{first.agent_id}' and '{other.agent_id}' share policy '{first.policy_id}' but differ in {differing}; "
+                f"agents '{first.agent_id}' and '{other.agent_id}' share policy '{first.policy_id}' but "
+                f"differ in {differing}; "
                 "give them one value, or set agent.model_sharing=false (agent.specialization=full)"
             )
 
 
 def _differing(mine: ActorRolloutRefConfig, theirs: ActorRolloutRefConfig, keys: Iterable[str]) -> str:
-    """Return the keys in which two configs differ, with values unless they are sections; empty if there are none."""
+    """Return the keys in which two configs differ, with values unless they are sections; empty if there are
+    none.
+    """
     found = []
     for key in keys:
         one, other = value_at(mine, key), value_at(theirs, key)

@@ -13,7 +13,9 @@ from verl.utils.names import did_you_mean, slug
 
 
 def frozen_agents(agent: AgentConfig) -> list[str]:
-    """Return the agents of `agent.frozen`, in the order of the team. Raises PlacementError for an unknown or repeated name."""
+    """Return the agents of `agent.frozen`, in the order of the team. Raises PlacementError for an unknown or
+    repeated name.
+    """
     found = by_agent("agent.frozen", list(agent.frozen), agent.agent_ids)
     return [name for name in agent.agent_ids if name in found]
 
@@ -22,15 +24,21 @@ def api_agents(agent: AgentConfig) -> dict[str, ApiConfig]:
     """Return the config of each agent in `agent.api`, in the order of the team.
 
     Raises:
-        PlacementError: an unknown agent, one that is also frozen, an unknown or missing key, or an invalid value.
+        PlacementError: an unknown agent, one that is also frozen, an unknown or missing key, or an invalid
+            value.
     """
     found = by_agent("agent.api", list(agent.api), agent.agent_ids)
     both = [name for name in frozen_agents(agent) if name in found]
     if both:
         raise PlacementError(
-            f"agent.frozen and agent.api both name agent '{both[0]}': an API agent has no model here; remove it from agent.frozen"
+            f"agent.frozen and agent.api both name agent '{both[0]}': an API agent has no model here; remove "
+            "it from agent.frozen"
         )
-    return {name: _api_config(f"agent.api.{found[name]}", agent.api[found[name]]) for name in agent.agent_ids if name in found}
+    return {
+        name: _api_config(f"agent.api.{found[name]}", agent.api[found[name]])
+        for name in agent.agent_ids
+        if name in found
+    }
 
 
 def trained_agents(agent: AgentConfig) -> list[str]:
@@ -45,7 +53,10 @@ def by_agent(key: str, given: Iterable[str], agent_ids: Iterable[str]) -> dict[s
     found: dict[str, str] = {}
     for name in given:
         if name not in names:
-            raise PlacementError(f"{key}: no agent {name!r}{did_you_mean(name, names)}; agents are {list(dict.fromkeys(names.values()))}")
+            raise PlacementError(
+                f"{key}: no agent {name!r}{did_you_mean(name, names)}; agents are "
+                f"{list(dict.fromkeys(names.values()))}"
+            )
         if names[name] in found:
             raise PlacementError(f"{key} names agent '{names[name]}' twice; keep one")
         found[names[name]] = name
@@ -53,7 +64,8 @@ def by_agent(key: str, given: Iterable[str], agent_ids: Iterable[str]) -> dict[s
 
 
 def api_key(where: str, api: ApiConfig, environment: Mapping[str, str] | None = None) -> str | None:
-    """Return the API key from the environment variable `api_key_env` of the section `where`; None if `api_key_env` is null.
+    """Return the API key from the environment variable `api_key_env` of the section `where`; None if
+    `api_key_env` is null.
 
     Raises ConfigError if the variable is not set.
     """
@@ -70,10 +82,17 @@ def api_key(where: str, api: ApiConfig, environment: Mapping[str, str] | None = 
 
 def _api_config(where: str, given: Any) -> ApiConfig:
     if any("key" in str(name) and name != "api_key_env" for name in given):
-        raise PlacementError(f"{where}: set the API key in the environment; {where}.api_key_env names the variable")
+        raise PlacementError(
+            f"{where}: set the API key in the environment; {where}.api_key_env names the variable"
+        )
     api = with_values(ApiConfig(), given, where)
     if not api.base_url:
-        raise PlacementError(f"{where}.base_url is missing; give the address of an OpenAI-compatible server, e.g. http://127.0.0.1:8000/v1")
+        raise PlacementError(
+            f"{where}.base_url is missing; give the address of an OpenAI-compatible server, e.g. "
+            "http://127.0.0.1:8000/v1"
+        )
     if not api.model:
-        raise PlacementError(f"{where}.model is missing; give the model name on the server at {where}.base_url")
+        raise PlacementError(
+            f"{where}.model is missing; give the model name on the server at {where}.base_url"
+        )
     return api

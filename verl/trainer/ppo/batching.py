@@ -1,4 +1,6 @@
-"""Split a team's batch by worker group, prepare the parts for their ranks, and combine results in the original order."""
+"""Split a team's batch by worker group, prepare the parts for their ranks, and combine results in the
+original order.
+"""
 
 from __future__ import annotations
 
@@ -33,13 +35,19 @@ def split_batch_by_wg_ids(batch: DataProto) -> dict[str, SubBatch]:
 
 
 def split_batch_by_policies(batch: DataProto) -> dict[str, SubBatch]:
-    """Return one sub-batch per policy, as `split_batch_by_wg_ids`: a worker group with adapters has several."""
+    """Return one sub-batch per policy, as `split_batch_by_wg_ids`: a worker group with adapters has
+    several.
+    """
     return _split_batch(batch, "policy_id")
 
 
 def _split_batch(batch: DataProto, column: str) -> dict[str, SubBatch]:
     ids = batch.non_tensor_batch[column]
-    return {str(name): SubBatch(batch.select_idxs(rows), rows) for name in dict.fromkeys(ids) for rows in [np.flatnonzero(ids == name)]}
+    return {
+        str(name): SubBatch(batch.select_idxs(rows), rows)
+        for name in dict.fromkeys(ids)
+        for rows in [np.flatnonzero(ids == name)]
+    }
 
 
 def combine_batches(parts: Mapping[str, SubBatch]) -> DataProto:
@@ -51,17 +59,24 @@ def combine_batches(parts: Mapping[str, SubBatch]) -> DataProto:
     rows = np.concatenate([p.rows for p in parts.values()])
     if not np.array_equal(np.sort(rows), np.arange(len(rows))):
         raise ValueError(
-            f"combine_batches: the parts cover rows {np.sort(rows).tolist()[:20]}..., expected each of 0..{len(rows) - 1} once"
+            f"combine_batches: the parts cover rows {np.sort(rows).tolist()[:20]}..., expected each of "
+            f"0..{len(rows) - 1} once"
         )
     batches = [p.batch for p in parts.values()]
     tensors = {}
     for name in batches[0].batch.keys() if batches[0].batch is not None else ():
         columns = [b.batch[name] for b in batches]
         width = max((c.shape[1] for c in columns if c.dim() > 1), default=0)
-        columns = [torch.nn.functional.pad(c, (0, width - c.shape[1])) if c.dim() == 2 and c.shape[1] < width else c for c in columns]
+        columns = [
+            torch.nn.functional.pad(c, (0, width - c.shape[1])) if c.dim() == 2 and c.shape[1] < width else c
+            for c in columns
+        ]
         tensors[name] = torch.cat(columns)[torch.as_tensor(np.argsort(rows))]
     order = np.argsort(rows)
-    non_tensors = {name: np.concatenate([b.non_tensor_batch[name] for b in batches])[order] for name in batches[0].non_tensor_batch}
+    non_tensors = {
+        name: np.concatenate([b.non_tensor_batch[name] for b in batches])[order]
+        for name in batches[0].non_tensor_batch
+    }
     return DataProto.from_dict(tensors=tensors, non_tensors=non_tensors, meta_info=dict(batches[0].meta_info))
 
 
@@ -84,17 +99,23 @@ def trim_padding(batch: DataProto) -> DataProto:
         out[name] = value.contiguous()
     if prompt_width == prompt_len and response_width == response_len:
         return batch
-    return DataProto.from_dict(tensors=out, non_tensors=dict(batch.non_tensor_batch), meta_info=dict(batch.meta_info))
+    return DataProto.from_dict(
+        tensors=out, non_tensors=dict(batch.non_tensor_batch), meta_info=dict(batch.meta_info)
+    )
 
 
 def trainable_rows(batch: DataProto) -> DataProto:
-    """Return the rows with an unmasked token, so that ranks have equal shares of trainable rows; all rows if none has one."""
+    """Return the rows with an unmasked token, so that ranks have equal shares of trainable rows; all rows if
+    none has one.
+    """
     rows = np.flatnonzero(batch.batch["response_mask"].any(dim=1).cpu().numpy())
     return batch.select_idxs(rows) if 0 < len(rows) < len(batch) else batch
 
 
 def pad_zero_weight(batch: DataProto, divisor: int) -> tuple[DataProto, int]:
-    """Append copies of the first row with an empty `response_mask` until `divisor` divides the rows. Return (batch, rows added)."""
+    """Append copies of the first row with an empty `response_mask` until `divisor` divides the rows. Return
+    (batch, rows added).
+    """
     missing = -len(batch) % divisor
     if missing == 0:
         return batch, 0
@@ -104,21 +125,32 @@ def pad_zero_weight(batch: DataProto, divisor: int) -> tuple[DataProto, int]:
 
 
 def balance_order(batch: DataProto, ranks: int, merge_rows: bool = False) -> np.ndarray:
-    """Return a row order `[bsz]` with equal numbers of rows and similar numbers of tokens for each of `ranks`.
+    """Return a row order `[bsz]` with equal numbers of rows and similar numbers of tokens for each of
+    `ranks`.
 
-    With `merge_rows` the rows that are run as one stay on one rank where the numbers of rows allow it, and their tokens count once.
+    With `merge_rows` the rows that are run as one stay on one rank where the numbers of rows allow it, and
+    their tokens count once.
     """
     if ranks == 1:
         return np.arange(len(batch))
     lengths = batch.batch["attention_mask"].sum(dim=1).tolist()
     if merge_rows:
         return _merged_order(members(longest_rows(dict(batch.batch.items()))), lengths, ranks)
-    return np.concatenate([np.asarray(p) for p in get_seqlen_balanced_partitions(lengths, k_partitions=ranks, equal_size=True)])
+    return np.concatenate(
+        [np.asarray(p) for p in get_seqlen_balanced_partitions(lengths, k_partitions=ranks, equal_size=True)]
+    )
 
 
 def _merged_order(read_in: Mapping[int, Sequence[int]], lengths: Sequence[int], ranks: int) -> np.ndarray:
-    """Give the rows of each run, the most tokens first, to the rank with the fewest that has room; then fill the ranks with the rest."""
-    room, parts, tokens, rest = len(lengths) // ranks, [list[int]() for _ in range(ranks)], [0] * ranks, list[int]()
+    """Give the rows of each run, the most tokens first, to the rank with the fewest that has room; then fill
+    the ranks with the rest.
+    """
+    room, parts, tokens, rest = (
+        len(lengths) // ranks,
+        [list[int]() for _ in range(ranks)],
+        [0] * ranks,
+        list[int](),
+    )
     for run in sorted(read_in, key=lambda row: (-lengths[row], row)):
         fitting = [rank for rank in range(ranks) if len(parts[rank]) + len(read_in[run]) <= room]
         if not fitting:
@@ -135,7 +167,9 @@ def _merged_order(read_in: Mapping[int, Sequence[int]], lengths: Sequence[int], 
 
 
 def unpadded(out: DataProto, order: np.ndarray, padding: int) -> DataProto:
-    """Return rows without the `padding` last ones that `pad_zero_weight` added before they were ordered by `order`."""
+    """Return rows without the `padding` last ones that `pad_zero_weight` added before they were ordered by
+    `order`.
+    """
     restored = out.select_idxs(np.argsort(order))
     return restored.select_idxs(np.arange(len(order) - padding)) if padding else restored
 

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from verl.single_controller.worker_group import WorkerGroup
 from verl.trainer.config import RunConfig
-from verl.trainer.placement.pools import ENGINES, TRAINER, Devices, engine_pool, own_engine_devices, trainer_pool
+from verl.trainer.placement.pools import (
+    ENGINES,
+    TRAINER,
+    Devices,
+    engine_pool,
+    own_engine_devices,
+    trainer_pool,
+)
 
 if TYPE_CHECKING:
     from verl.single_controller.ray.resource_pool import RayResourcePool
@@ -20,7 +27,8 @@ RAY_SYSTEM_CONFIG = {
     "health_check_failure_threshold": 60,
     # Our actors set their own environment variables, so a prestarted worker would never be used.
     "prestart_worker_first_driver": False,
-    # Ray keeps 100,000 finished tasks for a dashboard that a private cluster does not have: 50 KB per step in its head process.
+    # Ray keeps 100,000 finished tasks for a dashboard that a private cluster does not have: 50 KB per step in
+    # its head process.
     "task_events_report_interval_ms": 0,
 }
 RAY_TOKEN_LOGGER = "ray._private.authentication.authentication_token_setup"
@@ -35,7 +43,9 @@ class ControllerError(ValueError):
 
 
 def _not_about_enabled_tokens(record: logging.LogRecord) -> bool:
-    """Return False for Ray's warning that token authentication, its default, is enabled; a warning that it is off is kept."""
+    """Return False for Ray's warning that token authentication, its default, is enabled; a warning that it is
+    off is kept.
+    """
     return not record.getMessage().startswith("Token authentication is enabled")
 
 
@@ -49,8 +59,12 @@ class Controller(Protocol):
         """Return the CPU threads of one worker if this many are busy at the same time on a node."""
         ...
 
-    def spawn(self, name: str, cls: type, devices: Devices, kwargs: dict[str, Any], max_concurrency: int = 1) -> WorkerGroup:
-        """Start a worker `cls(**kwargs)` on each device; each runs up to `max_concurrency` calls concurrently."""
+    def spawn(
+        self, name: str, cls: type, devices: Devices, kwargs: dict[str, Any], max_concurrency: int = 1
+    ) -> WorkerGroup:
+        """Start a worker `cls(**kwargs)` on each device; each runs up to `max_concurrency` calls
+        concurrently.
+        """
         ...
 
     def shutdown(self) -> None:
@@ -59,24 +73,35 @@ class Controller(Protocol):
 
 
 def resolve_device(device: str) -> str:
-    """Return the device: `auto` is cuda if torch sees a GPU, else cpu. Raises ControllerError for cuda without a GPU."""
+    """Return the device: `auto` is cuda if torch sees a GPU, else cpu. Raises ControllerError for cuda
+    without a GPU.
+    """
     import torch
 
     if device not in ("auto", "cpu", "cuda"):
         raise ControllerError(f"trainer.device={device!r}: expected auto, cpu or cuda")
     if device == "cuda" and not torch.cuda.is_available():
-        raise ControllerError("trainer.device=cuda, but torch sees no GPU; use trainer.device=cpu or install a CUDA build of torch")
+        raise ControllerError(
+            "trainer.device=cuda, but torch sees no GPU; use trainer.device=cpu or install a CUDA build of "
+            "torch"
+        )
     return ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
 
 
 def import_path() -> str:
-    """Return the folders of `sys.path` outside the interpreter's installation, so that workers of any cluster find plug-ins."""
+    """Return the folders of `sys.path` outside the interpreter's installation, so that workers of any cluster
+    find plug-ins.
+    """
     own = (sys.prefix, sys.base_prefix)
-    return os.pathsep.join(dict.fromkeys(os.path.abspath(folder) for folder in sys.path if not folder.startswith(own)))
+    return os.pathsep.join(
+        dict.fromkeys(os.path.abspath(folder) for folder in sys.path if not folder.startswith(own))
+    )
 
 
 def free_cpus(config: RunConfig) -> float | None:
-    """Return the CPUs that Ray has free, or will have in the private cluster to start; None without Ray, and for a cluster to join."""
+    """Return the CPUs that Ray has free, or will have in the private cluster to start; None without Ray, and
+    for a cluster to join.
+    """
     if config.trainer.controller != "ray":
         return None
     import ray
@@ -115,13 +140,18 @@ class LocalController:
         if config.trainer.nnodes * config.trainer.n_gpus_per_node != 1:
             raise ControllerError(
                 f"trainer.controller=local runs one rank, but trainer.nnodes={config.trainer.nnodes} and "
-                f"trainer.n_gpus_per_node={config.trainer.n_gpus_per_node}; set both to 1 or use trainer.controller=ray"
+                f"trainer.n_gpus_per_node={config.trainer.n_gpus_per_node}; set both to 1 or use "
+                "trainer.controller=ray"
             )
         if config.trainer.resource_pool == "dedicated":
-            raise ControllerError("trainer.resource_pool=dedicated needs trainer.controller=ray: local groups run one after the other")
+            raise ControllerError(
+                "trainer.resource_pool=dedicated needs trainer.controller=ray: local groups run one after "
+                "the other"
+            )
         if own_engine_devices(config):
             raise ControllerError(
-                f"rollout.n_gpus_per_node={config.rollout.n_gpus_per_node} needs trainer.controller=ray: a local engine shares the one "
+                f"rollout.n_gpus_per_node={config.rollout.n_gpus_per_node} needs trainer.controller=ray: a "
+                "local engine shares the one "
                 "device of its policy"
             )
         self.device, self.timeout_s = device, config.trainer.worker_timeout_s
@@ -130,19 +160,25 @@ class LocalController:
         """Return the number of cores: groups run one after the other."""
         return os.cpu_count() or 1
 
-    def spawn(self, name: str, cls: type, devices: Devices, kwargs: dict[str, Any], max_concurrency: int = 1) -> WorkerGroup:
+    def spawn(
+        self, name: str, cls: type, devices: Devices, kwargs: dict[str, Any], max_concurrency: int = 1
+    ) -> WorkerGroup:
         """Create the worker in this process."""
         from verl.single_controller.local import LocalResourcePool, LocalWorkerGroup
         from verl.single_controller.worker_group import ClassWithInitArgs
 
-        return LocalWorkerGroup(LocalResourcePool([devices.ranks]), ClassWithInitArgs(cls, **kwargs), timeout_s=self.timeout_s)
+        return LocalWorkerGroup(
+            LocalResourcePool([devices.ranks]), ClassWithInitArgs(cls, **kwargs), timeout_s=self.timeout_s
+        )
 
     def shutdown(self) -> None:
         """Do nothing: no process was started."""
 
 
 class RayController:
-    """All workers are Ray actors; joins the cluster at `ray_init.address` (or RAY_ADDRESS), else starts a private one."""
+    """All workers are Ray actors; joins the cluster at `ray_init.address` (or RAY_ADDRESS), else starts a
+    private one.
+    """
 
     parallel = True
 
@@ -166,7 +202,8 @@ class RayController:
                 ray.init(address=address, log_to_driver=True, logging_level=logging.WARNING)
             except (ConnectionError, ValueError) as error:
                 raise ControllerError(
-                    f"ray_init.address={address!r} (or RAY_ADDRESS): {error}; start the cluster, leave the address out for a private one, "
+                    f"ray_init.address={address!r} (or RAY_ADDRESS): {error}; start the cluster, leave the "
+                    "address out for a private one, "
                     "or set RAY_AUTH_MODE=token if the cluster requires a token"
                 ) from error
         else:
@@ -183,7 +220,9 @@ class RayController:
         """Return the cores of a node divided by the workers that run concurrently."""
         return max((os.cpu_count() or 1) // processes, 1)
 
-    def spawn(self, name: str, cls: type, devices: Devices, kwargs: dict[str, Any], max_concurrency: int = 1) -> WorkerGroup:
+    def spawn(
+        self, name: str, cls: type, devices: Devices, kwargs: dict[str, Any], max_concurrency: int = 1
+    ) -> WorkerGroup:
         """Start the actors on their part of the pool, colocated with other groups there."""
         import ray
 
@@ -199,7 +238,9 @@ class RayController:
             name_prefix=name,
             worker_env={"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "PYTHONPATH": import_path()},
             timeout_s=self.config.trainer.worker_timeout_s,
-            peers=[self._whole_pool(ENGINES)] if own_engine_devices(self.config) and devices.pool == TRAINER else [],
+            peers=[self._whole_pool(ENGINES)]
+            if own_engine_devices(self.config) and devices.pool == TRAINER
+            else [],
         )
 
     def _pool(self, devices: Devices) -> RayResourcePool:
@@ -208,16 +249,27 @@ class RayController:
         pool = self._whole_pool(devices.pool)
         if devices.first + devices.ranks > pool.world_size:
             raise ControllerError(f"{devices} are not in the pool of {pool.world_size}")
-        return pool if devices.ranks == pool.world_size else SubRayResourcePool(pool, devices.first, devices.ranks)
+        return (
+            pool
+            if devices.ranks == pool.world_size
+            else SubRayResourcePool(pool, devices.first, devices.ranks)
+        )
 
     def _whole_pool(self, section: str) -> RayResourcePool:
-        """Return the pool of a section, made on the first call; it keeps its placement groups until `shutdown`."""
+        """Return the pool of a section, made on the first call; it keeps its placement groups until
+        `shutdown`.
+        """
         from verl.single_controller.ray.resource_pool import RayResourcePool
 
         if section not in self.pools:
-            config, wanted = self.config, trainer_pool(self.config) if section == TRAINER else engine_pool(self.config)
+            config, wanted = (
+                self.config,
+                trainer_pool(self.config) if section == TRAINER else engine_pool(self.config),
+            )
             groups = len(config.agent.agent_ids) + (config.reward.model.path is not None)
-            workers = WORKERS_PER_GROUP[section] if own_engine_devices(config) else sum(WORKERS_PER_GROUP.values())
+            workers = (
+                WORKERS_PER_GROUP[section] if own_engine_devices(config) else sum(WORKERS_PER_GROUP.values())
+            )
             self.pools[section] = RayResourcePool(
                 process_on_nodes=[wanted.per_node] * wanted.nodes,
                 use_gpu=self.device == "cuda",

@@ -17,7 +17,9 @@ LOG_RATIO_BOUND = 20.0
 
 @dataclass(frozen=True)
 class Band:
-    """Bounds of an importance weight: `w = min(r, upper)` without a lower bound (TIS), else `r` inside and 0 outside (IcePop)."""
+    """Bounds of an importance weight: `w = min(r, upper)` without a lower bound (TIS), else `r` inside and 0
+    outside (IcePop).
+    """
 
     upper: float
     lower: float | None = None
@@ -51,34 +53,54 @@ class Band:
 
 
 def parse_modes(rollout_rs: str) -> list[str]:
-    """Return the modes of a comma-separated `rollout_rs` without repetition. Raises ValueError for none or an unknown one."""
-    modes = list(dict.fromkeys(m.strip() for m in rollout_rs.split(",") if m.strip())) if isinstance(rollout_rs, str) else []
+    """Return the modes of a comma-separated `rollout_rs` without repetition. Raises ValueError for none or an
+    unknown one.
+    """
+    modes = (
+        list(dict.fromkeys(m.strip() for m in rollout_rs.split(",") if m.strip()))
+        if isinstance(rollout_rs, str)
+        else []
+    )
     unknown = [m for m in modes if m not in RS_MODES]
     if unknown or not modes:
         found = f"has Invalid rollout_rs option {unknown[0]!r}" if unknown else "contains no mode"
-        raise ValueError(f"rollout_rs={rollout_rs!r} {found}: expected one or more, comma-separated, of {', '.join(RS_MODES)}")
+        raise ValueError(
+            f"rollout_rs={rollout_rs!r} {found}: expected one or more, comma-separated, of "
+            f"{', '.join(RS_MODES)}"
+        )
     return modes
 
 
 def parse_bounds(options: list[str], spec: str | float | None) -> dict[str, Band]:
     """Read `rollout_rs_threshold`: bounds for each rejection mode, in order; a single bound is used for all.
 
-    k1 modes take `"lower_upper"` bounds of sampler/trainer, `exp(-x)` with the log-ratio `x` (weights bound the inverse,
-    trainer/sampler), or an upper bound, whose reciprocal is the lower bound; k2 and k3 take an upper bound.
+    k1 modes take `"lower_upper"` bounds of sampler/trainer, `exp(-x)` with the log-ratio `x` (weights bound
+    the inverse, trainer/sampler), or an upper bound, whose reciprocal is the lower bound; k2 and k3 take an
+    upper bound.
 
     Raises:
         TypeError: neither a number nor a string.
-        ValueError: missing, a wrong number of bounds, not a number, not positive, lower above upper, or two bounds for k2 or k3.
+        ValueError: missing, a wrong number of bounds, not a number, not positive, lower above upper, or two
+            bounds for k2 or k3.
     """
     name = "rollout_rs_threshold"
     if spec is None:
-        raise ValueError(f"{name} must be provided for rollout_rs={','.join(options)!r}: one bound per mode, comma-separated")
+        raise ValueError(
+            f"{name} must be provided for rollout_rs={','.join(options)!r}: one bound per mode, "
+            "comma-separated"
+        )
     if isinstance(spec, bool) or not isinstance(spec, (int, float, str)):
         raise TypeError(f"{name}={spec!r}: expected a number or a string, not {type(spec).__name__}")
     parts = [p.strip() for p in str(spec).split(",") if p.strip()]
     if len(parts) not in (1, len(options)):
-        raise ValueError(f"{name}={spec!r} has {len(parts)} bounds; expected one, or {len(options)} for rollout_rs={','.join(options)!r}")
-    return {option: _bound(name, option, part) for option, part in zip(options, parts * (len(options) // len(parts)), strict=True)}
+        raise ValueError(
+            f"{name}={spec!r} has {len(parts)} bounds; expected one, or {len(options)} for "
+            f"rollout_rs={','.join(options)!r}"
+        )
+    return {
+        option: _bound(name, option, part)
+        for option, part in zip(options, parts * (len(options) // len(parts)), strict=True)
+    }
 
 
 def _bound(name: str, option: str, spec: str) -> Band:

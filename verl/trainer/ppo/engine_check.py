@@ -1,9 +1,10 @@
-"""The check at the start of a run: engines give the trainer's log-probs, also after an update of every weight.
+"""The check at the start of a run: engines give the trainer's log-probs, also after an update of every
+weight.
 
-An engine that loads a model may differ from the trainer (another implementation, another precision), and one that
-is sent new weights may keep old ones: the run then trains on samples of another model. So the engines sample a few
-tokens and the trainer scores them, before the first episode; then every weight is changed (`WeightChange`), sent and
-compared, and restored.
+An engine that loads a model may differ from the trainer (another implementation, another precision), and one
+that is sent new weights may keep old ones: the run then trains on samples of another model. So the engines
+sample a few tokens and the trainer scores them, before the first episode; then every weight is changed
+(`WeightChange`), sent and compared, and restored.
 """
 
 from __future__ import annotations
@@ -47,7 +48,9 @@ class Bounds:
     updated: float
 
     def at(self, temperature: float) -> Bounds:
-        """Return the bounds at a temperature; below 1 logits, and with them their rounding, are divided by it."""
+        """Return the bounds at a temperature; below 1 logits, and with them their rounding, are divided by
+        it.
+        """
         factor = 1 / min(temperature, 1.0)
         return Bounds(factor * self.loaded, factor * self.updated)
 
@@ -59,8 +62,8 @@ class Bounds:
 # fp32 on both sides: on a CPU, and on a GPU, whose matrix products may round to 10 bits.
 EXACT = Bounds(5e-4, 1e-3)
 TENSOR_CORES = Bounds(1e-2, 2e-2)
-# bf16 on one side or both: against fp32 0.01 to 0.06 was measured, and up to 0.27 for gpt-oss, 0.18 for Granite and 0.1 for
-# other mixtures, whose experts change with the rounding.
+# bf16 on one side or both: against fp32 0.01 to 0.06 was measured, and up to 0.27 for gpt-oss, 0.18 for
+# Granite and 0.1 for other mixtures, whose experts change with the rounding.
 ROUNDED = Bounds(0.5, 0.1)
 
 
@@ -170,7 +173,8 @@ class EngineCheck:
         spec = self._team.specs[wg_id]
         other = "hf" if spec.config.rollout.name == "vllm" else "vllm"
         return (
-            f"{self._gap(wg_id, gap)} before any update, expected at most {self._bounds(wg_id).loaded:g}: they compute "
+            f"{self._gap(wg_id, gap)} before any update, expected at most {self._bounds(wg_id).loaded:g}: "
+            "they compute "
             f"different models of {spec.model_path}. Use actor_rollout_ref.rollout.name={other}, "
             "actor_rollout_ref.rollout.dtype=fp32 or actor_rollout_ref.model.use_remove_padding=false with "
             "model.attn_implementation=eager"
@@ -185,8 +189,10 @@ class EngineCheck:
         if not spec.adapters:
             ways.append("agent.specialization=lora, which leaves the model itself unchanged")
         return (
-            f"{self._gap(wg_id, gap)} after an update of all weights ({before:.2g} before it), expected at most "
-            f"{self._bounds(wg_id).after(before):.2g}: the engine does not serve what it is sent and keeps older values. "
+            f"{self._gap(wg_id, gap)} after an update of all weights ({before:.2g} before it), expected at "
+            "most "
+            f"{self._bounds(wg_id).after(before):.2g}: the engine does not serve what it is sent and keeps "
+            "older values. "
             f"Use {' or '.join(ways) or 'another release of the package'}"
         )
 
@@ -237,7 +243,9 @@ class EngineCheck:
             raise
         except RolloutError as error:
             name = self._team.specs[wg_id].config.rollout.name
-            why = f"worker group '{wg_id}': the {name} engine cannot sample from the model: {as_raised(error)}"
+            why = (
+                f"worker group '{wg_id}': the {name} engine cannot sample from the model: {as_raised(error)}"
+            )
             raise ConfigError(why) from error
         of_all = [reply for of_engine in replies for reply in of_engine]
         return _Rows(wg_id, policy, of_base, prompts * len(replies), of_all)

@@ -61,7 +61,12 @@ class TeamEngines:
         learners: Mapping[str, Learner],
         log_dir: Path | None,
     ) -> None:
-        self._config, self._placement, self._controller, self._log_dir = config, placement, controller, log_dir
+        self._config, self._placement, self._controller, self._log_dir = (
+            config,
+            placement,
+            controller,
+            log_dir,
+        )
         self._calls, self._policies, self._learners = calls, policies, learners
         self._specs = {spec.wg_id: spec for spec in placement.groups}
         self.devices = assign_engines(config, placement)
@@ -91,11 +96,17 @@ class TeamEngines:
         self._spawn(wg_id)
         on_busy = partial(self._calls.timeline.add, wg_id, GENERATION)
         limit_s = 2 * self._config.rollout.call_timeout_s  # a request ends after half of it
-        self.clients[wg_id] = RestartingClient(self._client(wg_id), partial(self._restarted, wg_id), wg_id, on_busy, limit_s)
+        self.clients[wg_id] = RestartingClient(
+            self._client(wg_id), partial(self._restarted, wg_id), wg_id, on_busy, limit_s
+        )
 
     def _spawn(self, wg_id: str) -> None:
         self.groups[wg_id] = self._controller.spawn(
-            f"rollout_{wg_id}", RolloutWorker, self.devices[wg_id], self._arguments[wg_id], max_concurrency=1000
+            f"rollout_{wg_id}",
+            RolloutWorker,
+            self.devices[wg_id],
+            self._arguments[wg_id],
+            max_concurrency=1000,
         )
 
     def _client(self, wg_id: str) -> RolloutClient:
@@ -113,7 +124,10 @@ class TeamEngines:
         """
         spec = self._specs[wg_id]
         if wg_id in self._given and fingerprints([spec]).get(wg_id) != self._given[wg_id]:
-            raise EngineGoneError(f"the files of the model {spec.model_path!r} have changed since the run began; restore them and continue")
+            raise EngineGoneError(
+                f"the files of the model {spec.model_path!r} have changed since the run began; restore them "
+                "and continue"
+            )
         with self._calls.hold(wg_id):  # no weights are sent to an engine that is being replaced
             self._end([wg_id])
             self.groups[wg_id].shutdown()
@@ -124,10 +138,11 @@ class TeamEngines:
         return self._client(wg_id)
 
     def free_caches(self) -> None:
-        """Free the KV caches of engines (`actor_rollout_ref.rollout.free_cache_engine`); `sync_weights` allocates them again.
+        """Free the KV caches of engines (`actor_rollout_ref.rollout.free_cache_engine`); `sync_weights`
+        allocates them again.
 
-        Engines of untrained groups are not included: one that also frees its weights would never receive them again. A dead engine is
-        skipped; `sync_weights` replaces it.
+        Engines of untrained groups are not included: one that also frees its weights would never receive them
+        again. A dead engine is skipped; `sync_weights` replaces it.
         """
 
         def free(wg_id: str) -> None:
@@ -135,9 +150,17 @@ class TeamEngines:
                 with engine_errors():
                     self.groups[wg_id].sleep()
             except EngineGoneError as error:
-                logger.warning("engine %s died, and is restarted when weights are sent to it: %s", wg_id, as_raised(error))
+                logger.warning(
+                    "engine %s died, and is restarted when weights are sent to it: %s",
+                    wg_id,
+                    as_raised(error),
+                )
 
-        self._calls.run("free_caches", [wg for wg in self._policies if self._arguments[wg]["config"].rollout.free_cache_engine], free)
+        self._calls.run(
+            "free_caches",
+            [wg for wg in self._policies if self._arguments[wg]["config"].rollout.free_cache_engine],
+            free,
+        )
 
     def note_update(self, policy: str, version: int) -> None:
         """Label the weights of a policy, which a restarted engine gets as well."""
@@ -149,26 +172,34 @@ class TeamEngines:
         return max(self._versions.values(), default=0)
 
     def sync_weights(self, version: int, policies: Collection[str] | None = None) -> None:
-        """Send the weights of policies (None: of all), in buckets; replies sampled afterwards carry `version`.
+        """Send the weights of policies (None: of all), in buckets; replies sampled afterwards carry
+        `version`.
 
-        For a policy that is an adapter, only the adapter is sent. A dead engine is replaced, as one that dies while it samples.
+        For a policy that is an adapter, only the adapter is sent. A dead engine is replaced, as one that dies
+        while it samples.
         """
         of_group = by_group(self._learners, self._learners if policies is None else policies)
         self._versions |= {policy: version for own in of_group.values() for policy in own}
         self._calls.each(list(of_group), lambda wg: self._publish(wg, of_group[wg]))
 
     def publish(self, policy: str) -> None:
-        """Send the weights of one policy, as `sync_weights` does, in this thread: after its update, while others are updated."""
+        """Send the weights of one policy, as `sync_weights` does, in this thread: after its update, while
+        others are updated.
+        """
         self._publish(self._learners[policy].wg_id, [policy])
 
     def resend(self, wg_id: str) -> None:
-        """Send the current weights of all policies of a group, in this thread, with their versions unchanged."""
+        """Send the current weights of all policies of a group, in this thread, with their versions
+        unchanged.
+        """
         self._publish(wg_id, by_group(self._learners, self._learners)[wg_id])
 
     def sample(self, wg_id: str, requests: Sequence[GenerateRequest]) -> list[list[Generation]]:
-        """Return the first reply to every request from each engine of a group; an engine that dies is replaced once.
+        """Return the first reply to every request from each engine of a group; an engine that dies is
+        replaced once.
 
-        Raises EngineGoneError if it cannot be replaced or dies again, `RolloutError` for a request that it cannot serve.
+        Raises EngineGoneError if it cannot be replaced or dies again, `RolloutError` for a request that it
+        cannot serve.
         """
         serving = self.clients[wg_id].serving
         try:
@@ -183,22 +214,30 @@ class TeamEngines:
         group = self.groups[wg_id]
         leaders = range(0, group.world_size, self._specs[wg_id].config.rollout.tensor_model_parallel_size)
         with engine_errors():
-            calls = [[group.call_async("generate", request, rank=rank) for request in requests] for rank in leaders]
+            calls = [
+                [group.call_async("generate", request, rank=rank) for request in requests] for rank in leaders
+            ]
             return [[call.get()[0] for call in of_engine] for of_engine in calls]
 
     def longest(self, wg_id: str) -> int:
-        """Return the maximum number of tokens of prompt and reply together that the engines of a group serve."""
+        """Return the maximum number of tokens of prompt and reply together that the engines of a
+        group serve.
+        """
         return int(self._arguments[wg_id]["max_model_len"])
 
     def _publish(self, wg_id: str, policies: Collection[str]) -> None:
-        """Send the weights of a group's policies, and allow its engine a restart. Raises EngineGoneError if it cannot be replaced."""
+        """Send the weights of a group's policies, and allow its engine a restart. Raises EngineGoneError if
+        it cannot be replaced.
+        """
         serving, why = self.clients[wg_id].serving, ""
         with self._calls.hold(wg_id, "sync_weights"):
             try:
                 self._send_weights(wg_id, policies)
             except EngineGoneError as error:
                 why = str(as_raised(error))  # not the error itself, which references a bucket
-        if why:  # without holding the group, for which a restart in another thread may wait; the new engine has received its weights
+        # without holding the group, for which a restart in another thread may wait; the new engine has
+        # received its weights
+        if why:
             self.clients[wg_id].replace(serving, EngineGoneError(why))
         self.clients[wg_id].allow()
 
@@ -222,7 +261,8 @@ class TeamEngines:
     def take_metrics(self) -> dict[str, float]:
         """Return numbers of every worker group since the last call.
 
-        `timing_s/gen` are the seconds in which its engine had a request, `perf/sync_mb` the MiB that it was sent, if it was.
+        `timing_s/gen` are the seconds in which its engine had a request, `perf/sync_mb` the MiB that it was
+        sent, if it was.
         """
         with self._sent_lock:
             sent, self._sent = self._sent, Counter[str]()
@@ -236,7 +276,9 @@ class TeamEngines:
             group.shutdown()
 
     def _end(self, wg_ids: Sequence[str]) -> None:
-        """Let engines with child processes stop them and clean up; dead or hanging engines are killed later."""
+        """Let engines with child processes stop them and clean up; dead or hanging engines are killed
+        later.
+        """
         pending = []
         for wg_id in wg_ids:
             with suppress(Exception):

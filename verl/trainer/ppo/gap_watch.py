@@ -1,4 +1,6 @@
-"""A warning in the console when a step trains on samples of another policy, whatever the off-policy correction."""
+"""A warning in the console when a step trains on samples of another policy, whatever the off-policy
+correction.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +29,8 @@ TOKENS = 16
 class Limits:
     """Largest mean differences of log-probs and probabilities, and smallest correlation, for current weights.
 
-    The correlation says nothing where all probabilities are nearly equal: it counts only if log-probs differ by
-    more than `noise`. Log-probs are divided by temperatures below 1 first, as `Bounds.at` does.
+    The correlation says nothing where all probabilities are nearly equal: it counts only if log-probs differ
+    by more than `noise`. Log-probs are divided by temperatures below 1 first, as `Bounds.at` does.
     """
 
     log_probs: float
@@ -46,10 +48,14 @@ class Limits:
             limit = factor * self.log_probs
             reasons.append(f"log-probs differ by {log_probs:.2g} on average (expected at most {limit:g})")
         if not gap[PROBS] <= self.probs:
-            reasons.append(f"probabilities differ by {gap[PROBS]:.2g} on average (expected at most {self.probs:g})")
+            reasons.append(
+                f"probabilities differ by {gap[PROBS]:.2g} on average (expected at most {self.probs:g})"
+            )
         if log_probs > factor * self.noise and correlation < self.correlation:
             limit = self.correlation
-            reasons.append(f"the correlation of probabilities is {correlation:.2f} (expected at least {limit:g})")
+            reasons.append(
+                f"the correlation of probabilities is {correlation:.2f} (expected at least {limit:g})"
+            )
         return ", ".join(reasons)
 
 
@@ -74,8 +80,9 @@ class GapWatch:
         """Judge the samples of a step.
 
         Args:
-            batch: `response_mask`, `rollout_log_probs`, and `old_log_probs` if the trainer has computed them before
-                its update; columns `policy_id`, `version`, and optionally `oldest_version` and `masked`.
+            batch: `response_mask`, `rollout_log_probs`, and `old_log_probs` if the trainer has computed them
+                before its update; columns `policy_id`, `version`, and optionally `oldest_version` and
+                `masked`.
             step: its number, from 1; current samples have version `step - 1`.
             metrics: of the step, with those of a gap that the update measured.
         """
@@ -88,16 +95,20 @@ class GapWatch:
         self._next = step + EVERY
         logs = sorted({f"logs/engine-{self._team.learners[policy].wg_id}.log" for policy in wrong})
         logger.warning(
-            "step %d trains on samples of other policies: engine and trainer disagree on samples of the current "
+            "step %d trains on samples of other policies: engine and trainer disagree on samples of the "
+            "current "
             "weights: %s. See %s, trainer.check_engines, actor_rollout_ref.rollout.dtype and rollout.name; "
-            "algorithm.rollout_correction limits what it does to the updates (said again in %d steps at the earliest)",
+            "algorithm.rollout_correction limits what it does to the updates (said again in %d steps at the "
+            "earliest)",
             step,
             "; ".join(f"policy '{policy}': {why}" for policy, why in wrong.items()),
             ", ".join(logs),
             EVERY,
         )
 
-    def _judge(self, batch: DataProto, policy: str, own: np.ndarray, step: int, metrics: Mapping[str, float]) -> str:
+    def _judge(
+        self, batch: DataProto, policy: str, own: np.ndarray, step: int, metrics: Mapping[str, float]
+    ) -> str:
         columns = batch.non_tensor_batch
         tensors = batch.batch
         mask = tensors["response_mask"].bool()

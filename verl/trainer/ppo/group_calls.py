@@ -1,4 +1,6 @@
-"""Calls to the worker groups of a team: one at a time to each group, several groups in parallel, all recorded in the timeline."""
+"""Calls to the worker groups of a team: one at a time to each group, several groups in parallel, all recorded
+in the timeline.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,14 @@ from verl.utils.checkpoint import CheckpointError
 
 T = TypeVar("T")
 # Errors with a complete message; any other is a bug and keeps its traceback.
-PLAIN_ERRORS = (WorkerDiedError, EngineGoneError, EngineSetupError, CheckpointError, ModelPathError, TimeoutError)
+PLAIN_ERRORS = (
+    WorkerDiedError,
+    EngineGoneError,
+    EngineSetupError,
+    CheckpointError,
+    ModelPathError,
+    TimeoutError,
+)
 
 
 class TeamError(RuntimeError):
@@ -37,7 +46,9 @@ class GroupCalls:
     def __init__(self, wg_ids: Collection[str], parallel: bool) -> None:
         self.timeline = Timeline()
         self._locks = {wg_id: threading.RLock() for wg_id in wg_ids}
-        self._threads = ThreadPoolExecutor(max_workers=max(len(wg_ids), 1) if parallel else 1, thread_name_prefix="worker_group")
+        self._threads = ThreadPoolExecutor(
+            max_workers=max(len(wg_ids), 1) if parallel else 1, thread_name_prefix="worker_group"
+        )
 
     def run(self, call: str, wg_ids: Sequence[str], fn: Callable[[str], T]) -> dict[str, T]:
         """Return the result of `fn` for several groups, recorded as `call`. Raises as `each` does."""
@@ -51,7 +62,8 @@ class GroupCalls:
     def each(self, wg_ids: Sequence[str], fn: Callable[[str], T]) -> dict[str, T]:
         """Return the result of `fn`, which holds its group while it calls it, for several groups.
 
-        Raises after all have ended: TeamError for the first error that has a complete message, RuntimeError for any other.
+        Raises after all have ended: TeamError for the first error that has a complete message, RuntimeError
+        for any other.
         """
         futures = {wg: self._threads.submit(fn, wg) for wg in wg_ids}
         errors: Mapping[str, BaseException | None] = {wg: f.exception() for wg, f in futures.items()}
@@ -76,7 +88,9 @@ class GroupCalls:
 
 
 def with_group(error: BaseException, wg_id: str) -> RuntimeError:
-    """Return the error of a call with the name of its worker group: TeamError if it has a complete message."""
+    """Return the error of a call with the name of its worker group: TeamError if it has a complete
+    message.
+    """
     if isinstance(error, PLAIN_ERRORS):
         return TeamError(f"worker group '{wg_id}': {as_raised(error)}")
     return RuntimeError(f"worker group '{wg_id}': {error}")

@@ -1,7 +1,8 @@
-"""Ctrl-C and SIGTERM: the first signal makes the run save a checkpoint and stop, the second stops it immediately.
+"""Ctrl-C and SIGTERM: the first signal makes the run save a checkpoint and stop, the second stops it
+immediately.
 
-A run stopped by a signal exits with status 128 + the signal's number, as in a shell: 130 for Ctrl-C, 143 for SIGTERM, so that a script or
-a scheduler can tell it from a finished run.
+A run stopped by a signal exits with status 128 + the signal's number, as in a shell: 130 for Ctrl-C, 143 for
+SIGTERM, so that a script or a scheduler can tell it from a finished run.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ def stopping_at_once() -> Iterator[None]:
 
 
 class StopRequest:
-    """Context manager that installs signal handlers and cancels the work that `run` waits for when a signal arrives.
+    """Context manager that installs signal handlers and cancels the work that `run` waits for when a signal
+    arrives.
 
     `number` is the received signal, None before.
     """
@@ -86,12 +88,17 @@ class StopRequest:
         if self.requested:
             raise StoppedAtOnce(number, "for the second time: stopped without saving a checkpoint")
         self.number = number
-        logger.warning("%s: finishing what cannot be repeated, then checkpointing; repeat to stop at once", signal.Signals(number).name)
+        logger.warning(
+            "%s: finishing what cannot be repeated, then checkpointing; repeat to stop at once",
+            signal.Signals(number).name,
+        )
         if (running := self._running) is not None:
             running.cancel()
 
     def run(self, loop: LoopThread, work: Coroutine[Any, Any, T]) -> T:
-        """Run `work` on `loop` and wait for it; raise `Interrupted` if a signal came before, or cancelled it."""
+        """Run `work` on `loop` and wait for it; raise `Interrupted` if a signal came before, or
+        cancelled it.
+        """
         if self.requested:  # work that needs not wait would end before it is cancelled
             work.close()
             raise Interrupted("stop requested")

@@ -16,8 +16,10 @@ from verl.trainer.ppo.credit.advantage import group_numbers
 from verl.trainer.ppo.validation_metrics import bootstrap_metric, calc_maj_val, process_validation_metrics
 
 __all__ = [
-    "bootstrap_metric", "calc_maj_val", "compute_agent_metrics", "compute_data_metrics", "compute_seqlen_metrics",
-    "compute_throughout_metrics", "compute_timing_metrics", "compute_variance_proxy_metrics", "process_validation_metrics",
+    "bootstrap_metric", "calc_maj_val", "compute_agent_metrics", "compute_data_metrics",
+    "compute_seqlen_metrics",
+    "compute_throughout_metrics", "compute_timing_metrics", "compute_variance_proxy_metrics",
+    "process_validation_metrics",
     "reduce_metrics",
 ]  # fmt: skip
 
@@ -26,7 +28,9 @@ _PROXY_COLUMNS = ("sum_pi_squared", "old_log_probs", "advantages", "rollout_is_w
 
 
 def reduce_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Reduce lists to one number per key: the maximum if the name contains `max`, the minimum if it contains `min`, else the mean."""
+    """Reduce lists to one number per key: the maximum if the name contains `max`, the minimum if it contains
+    `min`, else the mean.
+    """
     out = {}
     for name, values in metrics.items():
         reduce = np.max if "max" in name else np.min if "min" in name.split("/")[-1].split("_") else np.mean
@@ -38,21 +42,31 @@ def _spread(name: str, values: torch.Tensor) -> dict[str, float]:
     if values.numel() == 0:
         return {}
     values = values.float()
-    return {f"{name}/mean": values.mean().item(), f"{name}/max": values.max().item(), f"{name}/min": values.min().item()}
+    return {
+        f"{name}/mean": values.mean().item(),
+        f"{name}/max": values.max().item(),
+        f"{name}/min": values.min().item(),
+    }
 
 
-def compute_data_metrics(batch: DataProto, use_critic: bool = True, *, fixed_width: bool = True) -> dict[str, float]:
-    """Return mean, max and min of scores, rewards, advantages, returns, lengths, turns and tool calls over rows with an unmasked token.
+def compute_data_metrics(
+    batch: DataProto, use_critic: bool = True, *, fixed_width: bool = True
+) -> dict[str, float]:
+    """Return mean, max and min of scores, rewards, advantages, returns, lengths, turns and tool calls over
+    rows with an unmasked token.
 
-    Rows with an empty mask (padding) count only in `response/aborted_ratio`. Prompt and response lengths are those of the attention mask.
+    Rows with an empty mask (padding) count only in `response/aborted_ratio`. Prompt and response lengths are
+    those of the attention mask.
 
     Args:
-        batch: `responses`, `response_mask`, `attention_mask`, `token_level_scores`, `token_level_rewards`, `advantages`, `returns`;
-            optional columns `__num_turns__`, `tool_call_counts`, and `prompt_clipped` and `response_clipped` (the row was truncated at its
-            limit), whose mean is `*/clip_ratio`.
-        use_critic: report `values`, and the fraction of the returns' variance that they explain (`critic/vf_explained_var`).
-        fixed_width: the width of the batch is the maximum length of prompt and reply: without the columns `*_clipped` rows of full width
-            count as truncated. False for batches trimmed to their longest row.
+        batch: `responses`, `response_mask`, `attention_mask`, `token_level_scores`, `token_level_rewards`,
+            `advantages`, `returns`; optional columns `__num_turns__`, `tool_call_counts`, and
+            `prompt_clipped` and `response_clipped` (the row was truncated at its limit), whose mean is
+            `*/clip_ratio`.
+        use_critic: report `values`, and the fraction of the returns' variance that they explain
+            (`critic/vf_explained_var`).
+        fixed_width: the width of the batch is the maximum length of prompt and reply: without the columns
+            `*_clipped` rows of full width count as truncated. False for batches trimmed to their longest row.
     """
     tensors, columns = batch.batch, batch.non_tensor_batch
     mask = tensors["response_mask"].bool()
@@ -65,7 +79,10 @@ def compute_data_metrics(batch: DataProto, use_critic: bool = True, *, fixed_wid
         returns, values = tensors["returns"][mask].float(), tensors["values"][mask].float()
         out["critic/vf_explained_var"] = (1 - (returns - values).var() / (returns.var() + 1e-5)).item()
     width = tensors["responses"].shape[1]
-    for name, attention in (("prompt", tensors["attention_mask"][:, :-width]), ("response", tensors["attention_mask"][:, -width:])):
+    for name, attention in (
+        ("prompt", tensors["attention_mask"][:, :-width]),
+        ("response", tensors["attention_mask"][:, -width:]),
+    ):
         lengths = attention.sum(dim=1)[real]
         out |= _spread(f"{name}_length", lengths)
         if f"{name}_clipped" in columns:
@@ -74,7 +91,11 @@ def compute_data_metrics(batch: DataProto, use_critic: bool = True, *, fixed_wid
             clipped = lengths == attention.shape[1] if fixed_width else lengths[:0]
         if len(clipped):
             out[f"{name}_length/clip_ratio"] = clipped.float().mean().item()
-    out |= {name.replace("/", "_non_aborted/"): value for name, value in out.items() if name.startswith("response_length/")}
+    out |= {
+        name.replace("/", "_non_aborted/"): value
+        for name, value in out.items()
+        if name.startswith("response_length/")
+    }
     out["response/aborted_ratio"] = (~real).float().mean().item()
     for column, name in (("__num_turns__", "num_turns"), ("tool_call_counts", "tool_call_counts")):
         if column in columns:
@@ -83,15 +104,18 @@ def compute_data_metrics(batch: DataProto, use_critic: bool = True, *, fixed_wid
 
 
 def compute_variance_proxy_metrics(batch: DataProto, gradient_norm: float | None = None) -> dict[str, float]:
-    """Return estimates of the variance of the policy gradient, from the squared norm of each row's score function.
+    """Return estimates of the variance of the policy gradient, from the squared norm of each row's score
+    function.
 
-    With `W = sum_t (1 - 2 pi_t + sum_v pi_v^2)` and A the row's mean advantage: `variance_proxy/proxy2_total_power` is the mean of
-    `(w A)^2 max(W, 0)` (w the row's mean importance weight, 1 without `rollout_is_weights`), `proxy1_signal_strength` the squared
-    norm of the batch's gradient, `proxy3_pure_noise` their difference over N - 1, `expected_a_squared` and `expected_w` the factors.
+    With `W = sum_t (1 - 2 pi_t + sum_v pi_v^2)` and A the row's mean advantage:
+    `variance_proxy/proxy2_total_power` is the mean of `(w A)^2 max(W, 0)` (w the row's mean importance
+    weight, 1 without `rollout_is_weights`), `proxy1_signal_strength` the squared norm of the batch's
+    gradient, `proxy3_pure_noise` their difference over N - 1, `expected_a_squared` and `expected_w` the
+    factors.
 
     Args:
-        batch: `sum_pi_squared` (sum over the vocabulary), `old_log_probs`, `advantages`, `response_mask`, each `[bsz, response_len]`;
-            without one of the first three the result is empty.
+        batch: `sum_pi_squared` (sum over the vocabulary), `old_log_probs`, `advantages`, `response_mask`,
+            each `[bsz, response_len]`; without one of the first three the result is empty.
         gradient_norm: norm of the gradient of the whole batch; None reports signal and noise as 0.
     """
     tensors = batch.batch
@@ -99,7 +123,11 @@ def compute_variance_proxy_metrics(batch: DataProto, gradient_norm: float | None
         return {}
     mask = tensors["response_mask"]
     mask = mask[mask.any(dim=1)].float()
-    picked = {name: value[tensors["response_mask"].any(dim=1)].float() for name, value in tensors.items() if name in _PROXY_COLUMNS}
+    picked = {
+        name: value[tensors["response_mask"].any(dim=1)].float()
+        for name, value in tensors.items()
+        if name in _PROXY_COLUMNS
+    }
     tokens = mask.sum(dim=1)
     score = 1 - 2 * picked["old_log_probs"].exp() + picked["sum_pi_squared"]
     weights = picked.get("rollout_is_weights", torch.ones_like(score))
@@ -108,7 +136,11 @@ def compute_variance_proxy_metrics(batch: DataProto, gradient_norm: float | None
     length_sq = (score * (weights != 0) * mask).sum(dim=1).clamp(min=0)
     power = (weight_sq * advantage_sq * length_sq).mean().item()
     signal = gradient_norm**2 if gradient_norm is not None else 0.0
-    noise = max((power - signal) / (len(tokens) - 1), 0.0) if gradient_norm is not None and len(tokens) > 1 else 0.0
+    noise = (
+        max((power - signal) / (len(tokens) - 1), 0.0)
+        if gradient_norm is not None and len(tokens) > 1
+        else 0.0
+    )
     return {
         "variance_proxy/proxy1_signal_strength": signal,
         "variance_proxy/proxy2_total_power": power,
@@ -119,14 +151,17 @@ def compute_variance_proxy_metrics(batch: DataProto, gradient_norm: float | None
 
 
 def compute_agent_metrics(batch: DataProto, config: AlgorithmConfig | None = None) -> dict[str, float]:
-    """Return the size of advantages and the fraction of groups without a signal, per agent, over rows with an unmasked token.
+    """Return the size of advantages and the fraction of groups without a signal, per agent, over rows with an
+    unmasked token.
 
-    `agent/<name>/advantage_abs` is the mean over rows; `agent/<name>/zero_signal_groups` is the fraction of the agent's groups in which
-    all of its advantages are 0, and `agent/<name>/turn_<t>/zero_signal_groups` the same for its rows of turn t. If several agents share a
-    policy, `agent/<name>/gradient_share` is the agent's fraction of the policy's `sum |A|` over tokens (0 if that sum is 0).
+    `agent/<name>/advantage_abs` is the mean over rows; `agent/<name>/zero_signal_groups` is the fraction of
+    the agent's groups in which all of its advantages are 0, and `agent/<name>/turn_<t>/zero_signal_groups`
+    the same for its rows of turn t. If several agents share a policy, `agent/<name>/gradient_share` is the
+    agent's fraction of the policy's `sum |A|` over tokens (0 if that sum is 0).
 
     Args:
-        batch: `advantages`, `response_mask`, and the columns of the group key; optionally `policy_id`, without which none is shared.
+        batch: `advantages`, `response_mask`, and the columns of the group key; optionally `policy_id`,
+            without which none is shared.
         config: configuration of groups; without it a group is a task.
     """
     out: dict[str, float] = {}
@@ -144,7 +179,9 @@ def compute_agent_metrics(batch: DataProto, config: AlgorithmConfig | None = Non
         out[f"{name}/advantage_abs"] = float(advantage[rows].mean())
         shared = np.isin(policies, policies[rows]) & (lengths > 0)
         if shared.sum() > rows.sum():
-            out[f"{name}/gradient_share"] = float(total[rows].sum() / max(total[shared].sum(), np.finfo(np.float32).tiny))
+            out[f"{name}/gradient_share"] = float(
+                total[rows].sum() / max(total[shared].sum(), np.finfo(np.float32).tiny)
+            )
         out[f"{name}/zero_signal_groups"] = _zero_signal(groups[rows], advantage[rows])
         if "turn" in columns:
             turns = columns["turn"].astype(np.int64)
@@ -163,7 +200,8 @@ def _zero_signal(groups: np.ndarray, advantage: np.ndarray) -> float:
 
 
 def compute_seqlen_metrics(lengths: Sequence[int], order: np.ndarray, ranks: int) -> dict[str, float]:
-    """Return the tokens per rank, with verl's names: `balanced_*` in the new order of rows, the others in the original order.
+    """Return the tokens per rank, with verl's names: `balanced_*` in the new order of rows, the others in the
+    original order.
 
     Args:
         lengths: tokens of each row in the original order, `[bsz]`.
@@ -184,7 +222,9 @@ def compute_seqlen_metrics(lengths: Sequence[int], order: np.ndarray, ranks: int
 
 
 def compute_timing_metrics(batch: DataProto, timing_raw: Mapping[str, float]) -> dict[str, float]:
-    """Return `timing_s/<phase>` in seconds and `timing_per_token_ms/<phase>`: `gen` per response token, others per token."""
+    """Return `timing_s/<phase>` in seconds and `timing_per_token_ms/<phase>`: `gen` per response token,
+    others per token.
+    """
     total = int(batch.batch["attention_mask"].sum().item())
     response = int(batch.batch["response_mask"].sum().item())
     out = {f"timing_s/{name}": seconds for name, seconds in timing_raw.items()}
@@ -193,8 +233,12 @@ def compute_timing_metrics(batch: DataProto, timing_raw: Mapping[str, float]) ->
     return out
 
 
-def compute_throughout_metrics(batch: DataProto, timing_raw: Mapping[str, float], n_gpus: int) -> dict[str, float]:
-    """Return tokens of the step (`meta_info["global_token_num"]`, one count per row, if given), its seconds, and tokens/s per device."""
+def compute_throughout_metrics(
+    batch: DataProto, timing_raw: Mapping[str, float], n_gpus: int
+) -> dict[str, float]:
+    """Return tokens of the step (`meta_info["global_token_num"]`, one count per row, if given), its seconds,
+    and tokens/s per device.
+    """
     counts = batch.meta_info.get("global_token_num")
     total = int(batch.batch["attention_mask"].sum().item() if counts is None else sum(counts))
     seconds = timing_raw["step"]

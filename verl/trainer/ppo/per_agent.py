@@ -15,23 +15,39 @@ from verl.trainer.placement.table import slug
 from verl.trainer.ppo.registry import ESTIMATORS, estimator_takes
 from verl.utils.names import own_key
 
-# Keys of the advantage. The other keys of `algorithm` (KL in the reward, filters, corrections) are common to the team.
-COMMON_KEYS = ("adv_estimator", "call_weighting", "group_by", "group_by_agent_id", "singleton", "statistics_over")
-PER_AGENT_KEYS = sorted({*COMMON_KEYS, *(key for name in ESTIMATORS.names() for key in ESTIMATORS.traits(name).reads or ())})
+# Keys of the advantage. The other keys of `algorithm` (KL in the reward, filters, corrections) are common to
+# the team.
+COMMON_KEYS = (
+    "adv_estimator",
+    "call_weighting",
+    "group_by",
+    "group_by_agent_id",
+    "singleton",
+    "statistics_over",
+)
+PER_AGENT_KEYS = sorted(
+    {*COMMON_KEYS, *(key for name in ESTIMATORS.names() for key in ESTIMATORS.traits(name).reads or ())}
+)
 
 
 def own_keys(config: AlgorithmConfig, agent_id: str) -> dict[str, Any]:
-    """Return the keys of one agent in `algorithm.per_agent`, under its name or its slug; {} if there are none."""
+    """Return the keys of one agent in `algorithm.per_agent`, under its name or its slug; {} if there are
+    none.
+    """
     return dict(config.per_agent.get(agent_id) or config.per_agent.get(slug(agent_id)) or {})
 
 
 def agent_config(config: AlgorithmConfig, agent_id: str) -> AlgorithmConfig:
-    """Return the settings of one agent: those of the run, overridden by its own. Raises ConfigError for an invalid key or value."""
+    """Return the settings of one agent: those of the run, overridden by its own. Raises ConfigError for an
+    invalid key or value.
+    """
     own, where = own_keys(config, agent_id), f"algorithm.per_agent.{slug(agent_id)}"
     return with_values(replace(config, per_agent={}), own, where, PER_AGENT_KEYS)
 
 
-def split_by_settings(config: AlgorithmConfig, agent_ids: np.ndarray) -> list[tuple[AlgorithmConfig, np.ndarray]]:
+def split_by_settings(
+    config: AlgorithmConfig, agent_ids: np.ndarray
+) -> list[tuple[AlgorithmConfig, np.ndarray]]:
     """Split rows by the settings of their agents, and return (settings, row indices) of each part.
 
     Args:
@@ -46,7 +62,10 @@ def split_by_settings(config: AlgorithmConfig, agent_ids: np.ndarray) -> list[tu
             parts.append((settings, [agent_id]))
         else:
             same.append(agent_id)
-    return [(settings, np.flatnonzero(np.logical_or.reduce([agent_ids == a for a in agents]))) for settings, agents in parts]
+    return [
+        (settings, np.flatnonzero(np.logical_or.reduce([agent_ids == a for a in agents])))
+        for settings, agents in parts
+    ]
 
 
 def estimators_in_use(config: AlgorithmConfig, agent_ids: Sequence[str]) -> set[str]:
@@ -55,7 +74,8 @@ def estimators_in_use(config: AlgorithmConfig, agent_ids: Sequence[str]) -> set[
 
 
 def group_fields(config: EstimatorConfig) -> list[str]:
-    """Return the sample fields that define a group: `algorithm.group_by`, else Dr. MAS's `[uid, agent_id]` or GRPO's `[uid]`.
+    """Return the sample fields that define a group: `algorithm.group_by`, else Dr. MAS's `[uid, agent_id]` or
+    GRPO's `[uid]`.
 
     Also `[uid]` without a config, or with one of verl's, which has neither key.
     """
@@ -66,7 +86,8 @@ def group_fields(config: EstimatorConfig) -> list[str]:
 
 
 def averages_trajectories(settings: Any, estimator: str) -> bool:
-    """Return whether the rows of a trajectory are averaged first: with `auto`, for groups by `uid` alone and without groups (rae).
+    """Return whether the rows of a trajectory are averaged first: with `auto`, for groups by `uid` alone and
+    without groups (rae).
 
     Without a config, or with one of verl's, rows are not averaged.
     """

@@ -1,10 +1,10 @@
 """The training loop: collect -> split -> log-prob -> combine -> credit -> split -> update -> sync.
 
-Where the samples of a step come from depends on `async_training.mode` (`SampleSource`): they are collected when the step begins, during the
-step before it, or all the time.
+Where the samples of a step come from depends on `async_training.mode` (`SampleSource`): they are collected
+when the step begins, during the step before it, or all the time.
 
-One controller process drives the worker groups of a team (`TeamWorkers`) and a collector of episodes. The loop is
-independent of the backend of workers (Ray actors or objects in this process) and of agents.
+One controller process drives the worker groups of a team (`TeamWorkers`) and a collector of episodes. The
+loop is independent of the backend of workers (Ray actors or objects in this process) and of agents.
 """
 
 from __future__ import annotations
@@ -22,7 +22,13 @@ import torch
 
 from verl.protocol.template_time import TEMPLATE_TIME
 from verl.trainer.checkpoint.given_models import fingerprints, groups_with_fixed_models
-from verl.trainer.checkpoint.store import CONFIG_FILE, CheckpointStore, find_checkpoint, link_models, read_state
+from verl.trainer.checkpoint.store import (
+    CONFIG_FILE,
+    CheckpointStore,
+    find_checkpoint,
+    link_models,
+    read_state,
+)
 from verl.trainer.config import RunConfig
 from verl.trainer.config.entry import save_config
 from verl.trainer.derived import steps_of_run
@@ -64,13 +70,19 @@ logger = logging.getLogger(__name__)
 READY_S = 0.02
 
 __all__ = [
-    "AdvantageEstimator", "CheckpointError", "RayClassWithInitArgs", "RayPPOTrainer", "RayWorkerGroup", "ResourcePoolManager", "Role",
-    "WorkerType", "apply_kl_penalty", "compute_advantage", "compute_response_mask", "need_critic", "need_reference_policy",
+    "AdvantageEstimator", "CheckpointError", "RayClassWithInitArgs", "RayPPOTrainer", "RayWorkerGroup",
+    "ResourcePoolManager", "Role",
+    "WorkerType", "apply_kl_penalty", "compute_advantage", "compute_response_mask", "need_critic",
+    "need_reference_policy",
 ]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("RayClassWithInitArgs", "RayWorkerGroup", "ResourcePoolManager"):  # on demand: the local controller needs no Ray
+    if name in (
+        "RayClassWithInitArgs",
+        "RayWorkerGroup",
+        "ResourcePoolManager",
+    ):  # on demand: the local controller needs no Ray
         from verl.single_controller.ray import base
 
         return getattr(base, name)
@@ -112,7 +124,12 @@ class RayPPOTrainer:
         self.store = CheckpointStore(run_dir / "checkpoints")
         self.loader = None
         if train_dataset is not None:
-            self.loader = TaskLoader(train_dataset, config.data.train_batch_size, seed=config.data.seed, shuffle=config.data.shuffle)
+            self.loader = TaskLoader(
+                train_dataset,
+                config.data.train_batch_size,
+                seed=config.data.seed,
+                shuffle=config.data.shuffle,
+            )
         self.steps = StepTrainer(config, placement, team)
         self._watch = GapWatch(team)
         self.credit = self.steps.credit
@@ -129,7 +146,10 @@ class RayPPOTrainer:
         self._source: SampleSource | None = None
         self._saved_step = -1
         self._saved: Path | None = None
-        self._begun: tuple[int, dict[str, Any]] = (-1, {})  # the last completed step when one began, and the state of credit then
+        self._begun: tuple[int, dict[str, Any]] = (
+            -1,
+            {},
+        )  # the last completed step when one began, and the state of credit then
 
     @property
     def total_training_steps(self) -> int:
@@ -143,9 +163,11 @@ class RayPPOTrainer:
         return self.global_step >= self.total_training_steps or 0 < budget <= self.generated_tokens
 
     def fit(self) -> None:
-        """Train until the total number of steps or tokens; after a signal, save a checkpoint, stop, and set `stopped_by`.
+        """Train until the total number of steps or tokens; after a signal, save a checkpoint, stop, and set
+        `stopped_by`.
 
-        Errors are raised, with a note about the checkpoint of the last completed step, which is saved first if its state still exists.
+        Errors are raised, with a note about the checkpoint of the last completed step, which is saved first
+        if its state still exists.
         """
         steps, warmup = self.total_training_steps, self.config.trainer.critic_warmup
         self.team.init_model(steps - warmup, steps)
@@ -167,7 +189,9 @@ class RayPPOTrainer:
                     self._fit(stop)
                 except Interrupted:
                     self._end_steps()
-                    logger.warning("stopped by a signal after step %d of %d", self.global_step, self.total_training_steps)
+                    logger.warning(
+                        "stopped by a signal after step %d of %d", self.global_step, self.total_training_steps
+                    )
                     self.stopped_by = stop.number
                     self._save_last_step()
             except Exception as error:
@@ -191,12 +215,16 @@ class RayPPOTrainer:
             self._open.append(self._begin_step(self.loader, self._source, stop))
             while self._open and (len(self._open) > self.steps.lanes.lead or self._open[-1].meets):
                 self._conclude(self._end_step(self._source), stop)
-        if self.after is None and self.global_step > 0:  # the run was interrupted between the last step and its validation
+        if (
+            self.after is None and self.global_step > 0
+        ):  # the run was interrupted between the last step and its validation
             self.after = self._validate(stop)
             self._save_validation()
 
     def _conclude(self, metrics: dict[str, float], stop: StopRequest) -> None:
-        """Save and validate after a step if that is due, and log its metrics. Raises Interrupted after a signal."""
+        """Save and validate after a step if that is due, and log its metrics. Raises Interrupted after a
+        signal.
+        """
         last = self.finished
         try:
             if last or self._saves(self.global_step):
@@ -231,8 +259,13 @@ class RayPPOTrainer:
         if samples.batch is None:
             self._end_steps()
             self._log(samples.metrics, step)
-            raise NoSamplesError(f"step {step}: {samples.no_batch_reason}; the episodes are in trajectories/train_{step:06d}.jsonl")
-        tokens = (self._open[-1].generated_tokens if self._open else self.generated_tokens) + samples.generated_tokens
+            raise NoSamplesError(
+                f"step {step}: {samples.no_batch_reason}; the episodes are in "
+                f"trajectories/train_{step:06d}.jsonl"
+            )
+        tokens = (
+            self._open[-1].generated_tokens if self._open else self.generated_tokens
+        ) + samples.generated_tokens
         last = step >= self.total_training_steps or 0 < self.config.trainer.total_generated_tokens <= tokens
         source.update_begins(step, last)
         everyone = last or self._validates(step)
@@ -241,7 +274,9 @@ class RayPPOTrainer:
         return OpenStep(step, samples, everyone or self._saves(step), rows, lanes, began, seconds, tokens)
 
     def _await_lane(self, source: SampleSource, stop: StopRequest) -> None:
-        """Wait until a lane has ended all open steps and the next one's samples are complete; end steps that all lanes have ended."""
+        """Wait until a lane has ended all open steps and the next one's samples are complete; end steps that
+        all lanes have ended.
+        """
         while self._open:
             oldest, newest = self._open[0].lanes, self._open[-1].lanes
             if all(lane.done() for lane in oldest):
@@ -273,14 +308,21 @@ class RayPPOTrainer:
             n_devices=self.team.n_devices,
         )
         self._watch.look(trained.batch, step.number, trained.metrics)
-        metrics |= trained.metrics  # with lanes the spans are those of a time, in which two steps may have updated a policy
+        metrics |= (
+            trained.metrics
+        )  # with lanes the spans are those of a time, in which two steps may have updated a policy
         if self.config.async_training.mode != "sync":
             metrics["trainer/idle_ratio"] = (step.seconds["idle"] + gen_s) / seconds["step"]
             metrics |= source.metrics(step.number, seconds["step"])
-            metrics["trainer/staleness"] = max((value for name, value in metrics.items() if name.endswith("/staleness/max")), default=0.0)
+            metrics["trainer/staleness"] = max(
+                (value for name, value in metrics.items() if name.endswith("/staleness/max")), default=0.0
+            )
         metrics["training/generated_tokens"] = float(self.generated_tokens)
         metrics["training/engine_restarts"] = float(self.team.engines.restarts)
-        return metrics | {"training/global_step": float(step.number), "training/epoch": float(self.loader.epoch if self.loader else 0)}
+        return metrics | {
+            "training/global_step": float(step.number),
+            "training/epoch": float(self.loader.epoch if self.loader else 0),
+        }
 
     def _end_steps(self) -> None:
         """End all open steps."""
@@ -291,9 +333,17 @@ class RayPPOTrainer:
         arguments = (self.config, self.collector, loader, self._loop, self._collected)
         if self.config.async_training.mode == "fully_async":
             learners = self.team.learners
-            engines = {policy: (self.team.engines.clients[learner.wg_id], learner.adapter) for policy, learner in learners.items()}
+            engines = {
+                policy: (self.team.engines.clients[learner.wg_id], learner.adapter)
+                for policy, learner in learners.items()
+            }
             adapters = [policy for policy, learner in learners.items() if learner.adapter is not None]
-            return GroupStream(*arguments, self.total_training_steps, paces(self.config.async_training, learners, adapters), engines)
+            return GroupStream(
+                *arguments,
+                self.total_training_steps,
+                paces(self.config.async_training, learners, adapters),
+                engines,
+            )
         return (NextStep if self.config.async_training.mode == "one_step_off" else StepCollection)(*arguments)
 
     def _collected(self, samples: StepSamples, step: int) -> None:
@@ -308,7 +358,9 @@ class RayPPOTrainer:
         return self.config.trainer.save_freq > 0 and step % self.config.trainer.save_freq == 0
 
     def _write_timeline(self) -> list[Span]:
-        """Append the spans of the worker groups since the last call to `timeline.jsonl`, with the current step."""
+        """Append the spans of the worker groups since the last call to `timeline.jsonl`, with the current
+        step.
+        """
         spans = self.team.calls.timeline.take()
         path = self.run_dir / "timeline.jsonl"
         with writing(path):
@@ -323,7 +375,10 @@ class RayPPOTrainer:
         if self._source is not None:
             self._source.set_validating(True)
         try:
-            chunks = [stop.run(self._loop, self.collector.collect(rows, n, step=self.global_step, validate=True)) for rows in loader]
+            chunks = [
+                stop.run(self._loop, self.collector.collect(rows, n, step=self.global_step, validate=True))
+                for rows in loader
+            ]
         finally:
             if self._source is not None:
                 self._source.set_validating(False)
@@ -336,7 +391,9 @@ class RayPPOTrainer:
         return result
 
     def _adapt_theta(self, validation: ValidationResult | None) -> None:
-        """Adapt the threshold of propagation to a validation, and add it to the step's checkpoint, which was written before."""
+        """Adapt the threshold of propagation to a validation, and add it to the step's checkpoint, which was
+        written before.
+        """
         if self.credit.theta.adapts and validation is not None:
             self.credit.theta.update(validation.metrics)
             self.collector.set_theta(self.credit.theta.value)
@@ -354,7 +411,9 @@ class RayPPOTrainer:
             write_rows((episode.to_json() for episode in episodes), path)
 
     def _save_if_new(self, samples: bool = False) -> None:
-        """Save the last completed step unless that has been done; with `samples` save those, and link the models, if it has."""
+        """Save the last completed step unless that has been done; with `samples` save those, and link the
+        models, if it has.
+        """
         saved = self._saved if self._saved_step == self.global_step else None
         if (saved is not None and not samples) or self.loader is None:
             return
@@ -382,15 +441,21 @@ class RayPPOTrainer:
         self._saved_step = self.global_step
 
     def _save_last_step(self) -> None:
-        """Save the last completed step, with the samples that no step was trained on, unless that has been done."""
+        """Save the last completed step, with the samples that no step was trained on, unless that has been
+        done.
+        """
         if self._source is not None:
             self._source.rewind(self.global_step)
         if self._begun[0] == self.global_step:
             self.credit.load_state_dict(self._begun[1])
-        self._save_if_new(self.config.async_training.mode == "fully_async")  # which has completed groups since the last checkpoint
+        self._save_if_new(
+            self.config.async_training.mode == "fully_async"
+        )  # which has completed groups since the last checkpoint
 
     def _rescue(self) -> str:
-        """Save the last completed step after an error, if its state still exists, and return where to continue; raises no error."""
+        """Save the last completed step after an error, if its state still exists, and return where to
+        continue; raises no error.
+        """
         if self.loader is None:
             return ""
         why, fate, playing = "", "", [name.rpartition("#")[0] for name in self._loop.named() if "#" in name]
@@ -400,9 +465,13 @@ class RayPPOTrainer:
             completed = self.steps.completed(self._open, self.global_step)
             if completed is None:
                 why = f"step {self.global_step + 1} was being updated, so the policies have not all completed the same step; "
-                fate = f"; groups of that step: {uids_of(self._open)}; in progress: {listed(playing) or 'none'}"
+                fate = (
+                    f"; groups of that step: {uids_of(self._open)}; in progress: {listed(playing) or 'none'}"
+                )
                 if self.config.async_training.mode == "fully_async":
-                    kept = self._saved_step == self.global_step >= self.team.engines.newest  # else samples are of weights that are lost
+                    kept = (
+                        self._saved_step == self.global_step >= self.team.engines.newest
+                    )  # else samples are of weights that are lost
                     if kept:
                         self._save_last_step()
                     fate = f", {'with' if kept else 'without'} the groups that were complete{fate}"
@@ -420,7 +489,11 @@ class RayPPOTrainer:
         found = None
         with suppress(CheckpointError, OSError):
             found = find_checkpoint(self.config.trainer, self.store)
-        how = "the same command continues from it" if found == self._saved else "continue from it with trainer.resume_mode=auto"
+        how = (
+            "the same command continues from it"
+            if found == self._saved
+            else "continue from it with trainer.resume_mode=auto"
+        )
         return f"{why}{'the last checkpoint is' if why else f'step {self.global_step} is saved in'} {self._saved}; {how}{fate}"
 
     def _save_validation(self) -> None:
@@ -433,10 +506,14 @@ class RayPPOTrainer:
         if folder is None:
             return
         val_only = self.config.trainer.val_only
-        kept = {spec.wg_id for spec in groups_with_fixed_models(self.placement, None if val_only else self.config)}
+        kept = {
+            spec.wg_id for spec in groups_with_fixed_models(self.placement, None if val_only else self.config)
+        }
         bases = {wg_id: fingerprint for wg_id, fingerprint in self._models.items() if wg_id in kept}
         state = read_state(folder, self.placement, None if val_only else self._critics, bases)
-        self._models |= state.get("bases", {})  # fingerprints from the start of the run, also of models that are not needed now
+        self._models |= state.get(
+            "bases", {}
+        )  # fingerprints from the start of the run, also of models that are not needed now
         if not val_only:
             check_checkpoint(folder, state, self.config)
         self.team.load_checkpoint(folder)
@@ -452,9 +529,13 @@ class RayPPOTrainer:
             self.collector.set_theta(self.credit.theta.value)
         if not self.config.trainer.val_only:
             self.before = ValidationResult.from_json(state["before"]) if state["before"] else None
-            self.after = ValidationResult.from_json(state["after"]) if state.get("after") and self.finished else None
+            self.after = (
+                ValidationResult.from_json(state["after"]) if state.get("after") and self.finished else None
+            )
         self.tracking.resume(self.global_step)
         if self.config.trainer.val_only:
             logger.warning("evaluating %s (step %d)", folder, self.global_step)
         else:
-            logger.warning("continuing from %s (step %d of %d)", folder, self.global_step, self.total_training_steps)
+            logger.warning(
+                "continuing from %s (step %d of %d)", folder, self.global_step, self.total_training_steps
+            )

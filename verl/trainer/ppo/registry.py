@@ -1,7 +1,9 @@
-"""Registries of advantage estimators and policy losses: functions by name, with the traits that other parts of the trainer read.
+"""Registries of advantage estimators and policy losses: functions by name, with the traits that other parts
+of the trainer read.
 
-Importing `core_algos` registers its functions, but imports torch, which takes seconds. Keys are checked before, so traits and parameters
-of functions that are not registered yet are read from the decorators and signatures in the source of `core_algos`.
+Importing `core_algos` registers its functions, but imports torch, which takes seconds. Keys are checked
+before, so traits and parameters of functions that are not registered yet are read from the decorators and
+signatures in the source of `core_algos`.
 """
 
 from __future__ import annotations
@@ -20,19 +22,24 @@ Fn = TypeVar("Fn", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class EstimatorTraits:
-    """Properties of an advantage estimator beside its parameters; the defaults suit estimators that declare nothing.
+    """Properties of an advantage estimator beside its parameters; the defaults suit estimators that declare
+    nothing.
 
     Attributes:
-        reads: keys and sections of `algorithm` that have an effect only with an estimator that reads them; None: it may read any.
+        reads: keys and sections of `algorithm` that have an effect only with an estimator that reads them;
+            None: it may read any.
         grouped: rows are compared with their group, so that advantages in a group of equal rewards are 0.
         whole_batch: an advantage depends on the rows of all groups, as with whitening.
         checks_rewards: it raises ValueError for non-finite rewards, so that no other check is needed.
         learns_from: signal beside the reward of a sample, for messages.
-        follows_calls: use of an episode's sequence of calls, which single steps of a tree do not form, as the verb of a message.
+        follows_calls: use of an episode's sequence of calls, which single steps of a tree do not form, as the
+            verb of a message.
         weighs_calls_by: key of `algorithm` that weights an agent's calls instead of `call_weighting`.
-        cannot_weigh: use of calls that excludes weights, unless trajectories are averaged first, as the verb of a message.
-        units: for an estimator that compares neither rows nor trajectories, a function of the settings and of the group, episode and
-            agent of each row, `[bsz]`, that returns the group and the compared unit of each row, `[bsz]`.
+        cannot_weigh: use of calls that excludes weights, unless trajectories are averaged first, as the verb
+            of a message.
+        units: for an estimator that compares neither rows nor trajectories, a function of the settings and of
+            the group, episode and agent of each row, `[bsz]`, that returns the group and the compared unit of
+            each row, `[bsz]`.
     """
 
     reads: Sequence[str] | None = None
@@ -51,10 +58,12 @@ class LossTraits:
     """Properties of a policy loss; the defaults suit losses that declare nothing.
 
     Attributes:
-        reads: keys of `actor_rollout_ref.actor` that have an effect only with a loss that reads them; None: it may read any.
+        reads: keys of `actor_rollout_ref.actor` that have an effect only with a loss that reads them; None:
+            it may read any.
         positive: those of them that must be positive.
         averages: fixed aggregation of token losses; empty: by `loss_agg_mode`.
-        uses_every_row: rows with advantage 0 have a gradient, or count in a selection from the whole mini-batch.
+        uses_every_row: rows with advantage 0 have a gradient, or count in a selection from the whole
+            mini-batch.
     """
 
     reads: Sequence[str] | None = None
@@ -76,7 +85,9 @@ class Parameters(NamedTuple):
     def of(cls, function: Callable[..., Any]) -> Parameters:
         """Return the parameters of a function."""
         found = inspect.signature(function).parameters.values()
-        named = {p.name: p.default is p.empty for p in found if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+        named = {
+            p.name: p.default is p.empty for p in found if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+        }
         return cls(named, any(p.kind is p.VAR_KEYWORD for p in found))
 
     @classmethod
@@ -85,7 +96,10 @@ class Parameters(NamedTuple):
         positional = [*arguments.posonlyargs, *arguments.args]
         without = len(positional) - len(arguments.defaults)
         named = {p.arg: i < without for i, p in enumerate(positional) if p not in arguments.posonlyargs}
-        named |= {p.arg: default is None for p, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)}
+        named |= {
+            p.arg: default is None
+            for p, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+        }
         return cls(named, arguments.kwarg is not None)
 
 
@@ -104,7 +118,9 @@ class Registry(Generic[Traits]):
         self._given: dict[str, tuple[Callable[..., Any], Traits]] = {}
 
     def register(self, names: Sequence[str | Enum], traits: Mapping[str, Any]) -> Callable[[Fn], Fn]:
-        """Return the decorator that registers a function; it raises ValueError if another function has one of the names."""
+        """Return the decorator that registers a function; it raises ValueError if another function has one of
+        the names.
+        """
         own = self._type(**traits)
 
         def decorator(function: Fn) -> Fn:
@@ -112,7 +128,8 @@ class Registry(Generic[Traits]):
                 known = self.functions.get(name)
                 if known is not None and known != function:
                     raise ValueError(
-                        f"{self._kind} '{name}' is already registered as {known.__module__}.{known.__qualname__}; choose another name"
+                        f"{self._kind} '{name}' is already registered as "
+                        f"{known.__module__}.{known.__qualname__}; choose another name"
                     )
                 self.functions[name], self._given[name] = function, (function, own)
             return function
@@ -142,13 +159,17 @@ class Registry(Generic[Traits]):
         return given[1] if given is not None and given[0] is function else self._type()
 
     def reads(self, name: str | Enum, key: str) -> bool:
-        """Return whether a function reads a key, declared by name or by section; True for one that declares nothing."""
+        """Return whether a function reads a key, declared by name or by section; True for one that declares
+        nothing.
+        """
         own = self.traits(name).reads
         return own is None or any(f"{key}.".startswith(f"{read}.") for read in own)
 
     def readers(self, key: str) -> list[str]:
         """Return the names of the functions that declare to read a key."""
-        return [name for name in self.names() if self.traits(name).reads is not None and self.reads(name, key)]
+        return [
+            name for name in self.names() if self.traits(name).reads is not None and self.reads(name, key)
+        ]
 
     def parameters(self, name: str | Enum) -> Parameters:
         """Return the parameters of a function. Raises ValueError for an unknown name."""
@@ -182,13 +203,23 @@ def _decorated() -> list[tuple[str, list[str], dict[str, Any], Parameters]]:
 
 
 def _decorated_in(source: str) -> Iterator[tuple[str, list[str], dict[str, Any], Parameters]]:
-    """Yield the registered functions of one source file. Traits that are functions are omitted: they need `core_algos` to be imported."""
-    functions = [node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)] if "@register_" in source else []
+    """Yield the registered functions of one source file. Traits that are functions are omitted: they need
+    `core_algos` to be imported.
+    """
+    functions = (
+        [node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)]
+        if "@register_" in source
+        else []
+    )
     for function in functions:
         for call in function.decorator_list:
             if isinstance(call, ast.Call) and isinstance(call.func, ast.Name):
                 names = [ast.literal_eval(name) for name in call.args]
-                traits = {str(k.arg): ast.literal_eval(k.value) for k in call.keywords if not isinstance(k.value, ast.Name)}
+                traits = {
+                    str(k.arg): ast.literal_eval(k.value)
+                    for k in call.keywords
+                    if not isinstance(k.value, ast.Name)
+                }
                 yield call.func.id, names, traits, Parameters.from_ast(function.args)
 
 
@@ -200,7 +231,9 @@ POLICY_LOSS_REGISTRY = POLICY_LOSSES.functions
 
 
 class AdvantageEstimator(StrEnum):
-    """verl's names of its advantage estimators; others need only a name registered with `register_adv_est`."""
+    """verl's names of its advantage estimators; others need only a name registered with
+    `register_adv_est`.
+    """
 
     GAE = "gae"
     GDPO = "gdpo"
@@ -256,10 +289,14 @@ def get_policy_loss_fn(name: str) -> Callable[..., Any]:
 
 
 def estimator_takes(name: str | Enum, parameter: str) -> bool:
-    """Return whether an estimator has a parameter of that name; raises ValueError for an unknown estimator."""
+    """Return whether an estimator has a parameter of that name; raises ValueError for an unknown
+    estimator.
+    """
     return parameter in ESTIMATORS.parameters(name).required
 
 
 def estimator_needs(name: str | Enum, parameter: str) -> bool:
-    """Return whether an estimator has a parameter of that name without a default; raises ValueError for an unknown estimator."""
+    """Return whether an estimator has a parameter of that name without a default; raises ValueError for an
+    unknown estimator.
+    """
     return ESTIMATORS.parameters(name).required.get(parameter, False)

@@ -7,7 +7,12 @@ from collections.abc import Collection, Sequence
 from verl.protocol import DataProto
 from verl.trainer.config import AlgorithmConfig
 from verl.trainer.ppo.collect.step_samples import StepSamples
-from verl.trainer.ppo.metric_utils import compute_agent_metrics, compute_data_metrics, compute_throughout_metrics, compute_timing_metrics
+from verl.trainer.ppo.metric_utils import (
+    compute_agent_metrics,
+    compute_data_metrics,
+    compute_throughout_metrics,
+    compute_timing_metrics,
+)
 from verl.trainer.ppo.timeline import GENERATION, Span, idle_by_group, overlap_seconds, seconds_by_group
 
 
@@ -22,7 +27,8 @@ def step_metrics(
     trained: Collection[str],
     n_devices: int,
 ) -> dict[str, float]:
-    """Return the metrics of what was collected and of the time that the step took; those of credit and updates are theirs to report.
+    """Return the metrics of what was collected and of the time that the step took; those of credit and
+    updates are theirs to report.
 
     Args:
         batch: the samples with rewards and advantages.

@@ -1,4 +1,6 @@
-"""The worker groups of a team: every operation splits the batch by policy, runs on all groups at once, and combines."""
+"""The worker groups of a team: every operation splits the batch by policy, runs on all groups at once, and
+combines.
+"""
 
 from __future__ import annotations
 
@@ -51,12 +53,14 @@ LOG_PROB_COLUMNS = ("prompts", "responses", "response_mask", "input_ids", "atten
 UPDATE_COLUMNS = (*LOG_PROB_COLUMNS, "rollout_log_probs", "old_log_probs", "ref_log_prob", "rollout_is_weights", "advantages",
                   "row_weights", "agent_index")  # fmt: skip
 CRITIC_COLUMNS = (*LOG_PROB_COLUMNS, "values", "returns", "row_weights")
-# Metrics of an update that are also reported for the whole team; the others are reported per worker group only.
+# Metrics of an update that are also reported for the whole team; the others are reported per worker group
+# only.
 TEAM_METRICS = ("actor/", "critic/", "training/", "rollout_corr/", "global_seqlen/")
 
 
 class TeamWorkers:
-    """Policy workers and a rollout server for every worker group of the placement, and a critic if values are needed.
+    """Policy workers and a rollout server for every worker group of the placement, and a critic if values are
+    needed.
 
     A group that is not trained has only a rollout server, which serves the unchanged model.
 
@@ -67,16 +71,23 @@ class TeamWorkers:
         log_dir: folder for logs of engine processes; None for temporary files.
     """
 
-    def __init__(self, config: RunConfig, placement: Placement, controller: Controller, log_dir: Path | None = None) -> None:
+    def __init__(
+        self, config: RunConfig, placement: Placement, controller: Controller, log_dir: Path | None = None
+    ) -> None:
         self.config, self.placement, self.controller = config, placement, controller
         self.specs = {spec.wg_id: spec for spec in placement.groups}
         self.trained = [wg_id for wg_id, spec in self.specs.items() if spec.trained]
         self.devices = assign_devices(config, placement)
         self.n_devices = count_devices(config)
-        self.learners, self._critic_learners = policy_learners(config, placement), group_learners(config, placement)
+        self.learners, self._critic_learners = (
+            policy_learners(config, placement),
+            group_learners(config, placement),
+        )
         in_reward = config.algorithm.use_kl_in_reward
         self.reference_of = {
-            policy: in_reward or own.actor.use_kl_loss for spec in placement.groups for policy, own in spec.policies.items()
+            policy: in_reward or own.actor.use_kl_loss
+            for spec in placement.groups
+            for policy, own in spec.policies.items()
         }
         self.uses_reference = any(self.reference_of.values())
         self.critic_agents = critic_agents(config, placement)
@@ -85,13 +96,19 @@ class TeamWorkers:
         self.critics: dict[str, WorkerGroup] = {}
         self.calls = GroupCalls(self.specs, controller.parallel)
         self._traces = TeamTraces(config, placement)
-        self.engines = TeamEngines(config, placement, controller, self.calls, self.policies, self.learners, log_dir)
+        self.engines = TeamEngines(
+            config, placement, controller, self.calls, self.policies, self.learners, log_dir
+        )
 
     def start(self) -> None:
         """Start the processes of every group; models are loaded by `init_model`."""
         share = self.controller.threads_per_worker(processes_per_node(self.config, self.placement))
         for wg_id, spec in self.specs.items():
-            common = {"config": self._for_workers(spec.config), "device": self.controller.device, "seed": self.config.data.seed}
+            common = {
+                "config": self._for_workers(spec.config),
+                "device": self.controller.device,
+                "seed": self.config.data.seed,
+            }
             policy: dict[str, Any] = {
                 "adapters": spec.adapters,
                 "use_reference": any(self.reference_of[policy] for policy in spec.policies),
@@ -100,52 +117,84 @@ class TeamWorkers:
                 "engine_ranks": self.engines.devices[wg_id].ranks,
             }
             if spec.trained:
-                self.policies[wg_id] = self.controller.spawn(f"policy_{wg_id}", PolicyWorker, self.devices[wg_id], common | policy)
+                self.policies[wg_id] = self.controller.spawn(
+                    f"policy_{wg_id}", PolicyWorker, self.devices[wg_id], common | policy
+                )
             self.engines.spawn(wg_id, common, share)
             if wg_id in self.critic_agents:
-                critic = common | {"config": critic_config(self.config.critic, spec), "num_threads": policy["num_threads"]}
-                self.critics[wg_id] = self.controller.spawn(f"critic_{wg_id}", CriticWorker, self.devices[wg_id], critic)
+                critic = common | {
+                    "config": critic_config(self.config.critic, spec),
+                    "num_threads": policy["num_threads"],
+                }
+                self.critics[wg_id] = self.controller.spawn(
+                    f"critic_{wg_id}", CriticWorker, self.devices[wg_id], critic
+                )
 
     def _for_workers(self, config: ActorRolloutRefConfig) -> ActorRolloutRefConfig:
-        """Return a config with a way of sending weights in place of `auto`; engines with devices of their own never free their caches."""
+        """Return a config with a way of sending weights in place of `auto`; engines with devices of their own
+        never free their caches.
+        """
         apart = own_engine_devices(self.config)
         way = chosen_transfer(config.rollout.weight_transfer, self.controller.device, shared=not apart)
         frees = config.rollout.free_cache_engine and not apart
         return replace(config, rollout=replace(config.rollout, weight_transfer=way, free_cache_engine=frees))
 
     def init_model(self, steps: int, critic_steps: int = 1) -> None:
-        """Load every model; learning-rate schedules span the updates of `steps` (policies) and `critic_steps` (critics) training steps."""
+        """Load every model; learning-rate schedules span the updates of `steps` (policies) and `critic_steps`
+        (critics) training steps.
+        """
 
         def init(wg_id: str) -> None:
             if wg_id in self.policies:
                 self.policies[wg_id].init_model()
                 for learner in self.learners.values():
                     if learner.wg_id == wg_id:
-                        self.policies[wg_id].set_total_training_steps(max(steps * learner.updates, 1), learner.adapter)
+                        self.policies[wg_id].set_total_training_steps(
+                            max(steps * learner.updates, 1), learner.adapter
+                        )
             self.engines.start(wg_id)
             if wg_id in self.critics:
                 self.critics[wg_id].init_model()
-                self.critics[wg_id].set_total_training_steps(max(critic_steps * self._critic_learners[wg_id].updates, 1))
+                self.critics[wg_id].set_total_training_steps(
+                    max(critic_steps * self._critic_learners[wg_id].updates, 1)
+                )
 
         self.calls.run("init_model", list(self.specs), init)
 
     def compute_log_prob(self, batch: DataProto, sum_pi_squared: bool = False) -> DataProto:
-        """Return log-probs under the current policies: `old_log_probs`, `entropys`, on request `sum_pi_squared`, `[bsz, response_len]`."""
-        return self._score(batch, self.learners, self.policies, "compute_log_prob", meta={"sum_pi_squared": sum_pi_squared})
+        """Return log-probs under the current policies: `old_log_probs`, `entropys`, on request
+        `sum_pi_squared`, `[bsz, response_len]`.
+        """
+        return self._score(
+            batch, self.learners, self.policies, "compute_log_prob", meta={"sum_pi_squared": sum_pi_squared}
+        )
 
     def compute_ref_log_prob(self, batch: DataProto) -> DataProto:
-        """Return log-probs under the reference of every policy: `ref_log_prob` `[bsz, response_len]`; zero for policies without one."""
+        """Return log-probs under the reference of every policy: `ref_log_prob` `[bsz, response_len]`; zero
+        for policies without one.
+        """
         learners = {policy: learner for policy, learner in self.learners.items() if self.reference_of[policy]}
         return self._score(batch, learners, self.policies, "compute_ref_log_prob", "ref_log_prob")
 
     def compute_base_log_prob(self, batch: DataProto) -> DataProto:
-        """Return log-probs under the base of every policy, which must be an adapter: `ref_log_prob` `[bsz, response_len]`."""
+        """Return log-probs under the base of every policy, which must be an adapter: `ref_log_prob`
+        `[bsz, response_len]`.
+        """
         return self._score(batch, self.learners, self.policies, "compute_ref_log_prob")
 
     def compute_values(self, batch: DataProto) -> DataProto:
-        """Return values of the current critics: `values` `[bsz, response_len]`; zero for agents without a critic."""
+        """Return values of the current critics: `values` `[bsz, response_len]`; zero for agents without a
+        critic.
+        """
         learners = {wg: self._critic_learners[wg] for wg in self.critics}
-        return self._score(self._critic_rows(batch), learners, self.critics, "compute_values", "values", split=split_batch_by_wg_ids)
+        return self._score(
+            self._critic_rows(batch),
+            learners,
+            self.critics,
+            "compute_values",
+            "values",
+            split=split_batch_by_wg_ids,
+        )
 
     def _critic_rows(self, batch: DataProto) -> DataProto:
         return critic_rows(batch, {agent for agents in self.critic_agents.values() for agent in agents})
@@ -160,14 +209,26 @@ class TeamWorkers:
         meta: Mapping[str, Any] | None = None,
         split: Callable[[DataProto], dict[str, SubBatch]] = split_batch_by_policies,
     ) -> DataProto:
-        """Call `method` for every learner on its rows of `split`; for rows without a learner the column `else_zero` is zero."""
+        """Call `method` for every learner on its rows of `split`; for rows without a learner the column
+        `else_zero` is zero.
+        """
         parts = split(batch)
 
         def compute(name: str) -> SubBatch:
-            sub, order, padding = self._for_ranks(parts[name].batch, LOG_PROB_COLUMNS, workers, learners[name].wg_id)
+            sub, order, padding = self._for_ranks(
+                parts[name].batch, LOG_PROB_COLUMNS, workers, learners[name].wg_id
+            )
             traced = self._traces.meta(batch, name, workers is self.critics)
-            sub.meta_info = {"temperature": learners[name].temperature, "adapter": learners[name].adapter, **(meta or {}), **traced}
-            return SubBatch(unpadded(getattr(workers[learners[name].wg_id], method)(sub), order, padding), parts[name].rows)
+            sub.meta_info = {
+                "temperature": learners[name].temperature,
+                "adapter": learners[name].adapter,
+                **(meta or {}),
+                **traced,
+            }
+            return SubBatch(
+                unpadded(getattr(workers[learners[name].wg_id], method)(sub), order, padding),
+                parts[name].rows,
+            )
 
         results = self._on_learners(method, learners, list(parts), compute)
         for name in set(parts) - set(results):
@@ -176,9 +237,15 @@ class TeamWorkers:
         return fit_width(combine_batches(results), batch)
 
     def update_actor(
-        self, batch: DataProto, on_policy: bool, step: int, seed: Sequence[int], updated: Callable[[str], None] | None = None
+        self,
+        batch: DataProto,
+        on_policy: bool,
+        step: int,
+        seed: Sequence[int],
+        updated: Callable[[str], None] | None = None,
     ) -> dict[str, float]:
-        """Run one training step of every policy on its own rows. Return metrics as `wg/<id>/<metric>` and, averaged, `<metric>`.
+        """Run one training step of every policy on its own rows. Return metrics as `wg/<id>/<metric>` and,
+        averaged, `<metric>`.
 
         Policies with fewer updates per step wait for the others.
 
@@ -187,14 +254,17 @@ class TeamWorkers:
             on_policy: whether old log-probs are the current ones.
             step: number of previous training steps of the policies.
             seed: seed of the order of rows; its last number is the version of the new weights.
-            updated: called with every policy after its update, in the thread of its worker group, while others are updated.
+            updated: called with every policy after its update, in the thread of its worker group, while
+                others are updated.
         """
         meta = {"on_policy": on_policy, "rollout_correction": self.config.algorithm.rollout_correction}
         arguments = (self.policies, "update_actor", UPDATE_COLUMNS, meta, step, seed)
         return _team_metrics(self._update(batch, self.learners, *arguments, then=updated))
 
     def update_critic(self, batch: DataProto, step: int, seed: Sequence[int]) -> dict[str, float]:
-        """Run one training step of every critic on the rows of its agents; arguments and metrics are those of `update_actor`."""
+        """Run one training step of every critic on the rows of its agents; arguments and metrics are those of
+        `update_actor`.
+        """
         learners, rows = {wg: self._critic_learners[wg] for wg in self.critics}, self._critic_rows(batch)
         arguments = (self.critics, "update_critic", CRITIC_COLUMNS, {}, step, seed)
         per_group = self._update(rows, learners, *arguments, split=split_batch_by_wg_ids)
@@ -217,7 +287,9 @@ class TeamWorkers:
         split: Callable[[DataProto], dict[str, SubBatch]] = split_batch_by_policies,
         then: Callable[[str], None] | None = None,
     ) -> dict[str, dict[str, float]]:
-        """Call `method` for every learner on its rows of `split`, then `then`, and return the metrics of each."""
+        """Call `method` for every learner on its rows of `split`, then `then`, and return the metrics of
+        each.
+        """
         parts = split(batch)
 
         def update(name: str) -> dict[str, float]:
@@ -253,16 +325,28 @@ class TeamWorkers:
     def save_checkpoint(self, folder: Path, save_hf_model: bool) -> None:
         """Write every policy under `folder/actor/<wg_id>` and every critic under `folder/critic/<wg_id>`."""
         self.calls.run(
-            "save_checkpoint", self.trained, lambda wg: self.policies[wg].save_checkpoint(str(folder / "actor" / wg), save_hf_model)
+            "save_checkpoint",
+            self.trained,
+            lambda wg: self.policies[wg].save_checkpoint(str(folder / "actor" / wg), save_hf_model),
         )
         self.calls.run(
-            "save_checkpoint", list(self.critics), lambda wg: self.critics[wg].save_checkpoint(str(folder / "critic" / wg), save_hf_model)
+            "save_checkpoint",
+            list(self.critics),
+            lambda wg: self.critics[wg].save_checkpoint(str(folder / "critic" / wg), save_hf_model),
         )
 
     def load_checkpoint(self, folder: Path) -> None:
         """Load a checkpoint of `save_checkpoint`."""
-        self.calls.run("load_checkpoint", self.trained, lambda wg: self.policies[wg].load_checkpoint(str(folder / "actor" / wg)))
-        self.calls.run("load_checkpoint", list(self.critics), lambda wg: self.critics[wg].load_checkpoint(str(folder / "critic" / wg)))
+        self.calls.run(
+            "load_checkpoint",
+            self.trained,
+            lambda wg: self.policies[wg].load_checkpoint(str(folder / "actor" / wg)),
+        )
+        self.calls.run(
+            "load_checkpoint",
+            list(self.critics),
+            lambda wg: self.critics[wg].load_checkpoint(str(folder / "critic" / wg)),
+        )
 
     def shutdown(self) -> None:
         """Stop every worker; their state is lost."""
@@ -274,12 +358,20 @@ class TeamWorkers:
     def _for_ranks(
         self, sub: DataProto, columns: Sequence[str], workers: Mapping[str, WorkerGroup], wg_id: str
     ) -> tuple[DataProto, np.ndarray, int]:
-        """Trim, pad with zero-weight rows to a multiple of the ranks, and order rows so that ranks have similar numbers of tokens."""
+        """Trim, pad with zero-weight rows to a multiple of the ranks, and order rows so that ranks have
+        similar numbers of tokens.
+        """
         ranks, present = self.devices[wg_id].ranks, set(sub.batch.keys())
-        sub = trim_padding(sub.select(batch_keys=[c for c in columns if c in present], non_tensor_batch_keys=[]))
+        sub = trim_padding(
+            sub.select(batch_keys=[c for c in columns if c in present], non_tensor_batch_keys=[])
+        )
         sub, padding = pad_zero_weight(sub, ranks)
         model = self.config.critic.model if workers is self.critics else self.specs[wg_id].config.model
-        order = balance_order(sub, ranks, model.merge_rows) if self.config.trainer.balance_batch else np.arange(len(sub))
+        order = (
+            balance_order(sub, ranks, model.merge_rows)
+            if self.config.trainer.balance_batch
+            else np.arange(len(sub))
+        )
         return sub.select_idxs(order), order, padding
 
     def _on_learners(
@@ -290,7 +382,9 @@ class TeamWorkers:
         fn: Callable[[str], T],
         then: Callable[[str], None] | None = None,
     ) -> dict[str, T]:
-        """Run `fn`, then `then`, for the learners in `present`: groups in parallel, learners of one group one after the other."""
+        """Run `fn`, then `then`, for the learners in `present`: groups in parallel, learners of one group one
+        after the other.
+        """
         of_group = by_group(learners, present)
 
         def run(wg_id: str) -> dict[str, T]:
@@ -302,11 +396,29 @@ class TeamWorkers:
                     then(name)
             return results
 
-        return {name: result for results in self.calls.each(list(of_group), run).values() for name, result in results.items()}
+        return {
+            name: result
+            for results in self.calls.each(list(of_group), run).values()
+            for name, result in results.items()
+        }
 
 
 def _team_metrics(per_group: dict[str, dict[str, float]]) -> dict[str, float]:
-    """Return `wg/<id>/<metric>` of every group, `TEAM_METRICS` aggregated over groups, and `agent/<id>/<metric>` unchanged."""
-    agents = {name: value for metrics in per_group.values() for name, value in metrics.items() if name.startswith("agent/")}
-    groups = {group: {name: value for name, value in metrics.items() if name not in agents} for group, metrics in per_group.items()}
-    return agents | {name: value for name, value in aggregate_policies(groups).items() if name.startswith(("wg/", *TEAM_METRICS))}
+    """Return `wg/<id>/<metric>` of every group, `TEAM_METRICS` aggregated over groups, and
+    `agent/<id>/<metric>` unchanged.
+    """
+    agents = {
+        name: value
+        for metrics in per_group.values()
+        for name, value in metrics.items()
+        if name.startswith("agent/")
+    }
+    groups = {
+        group: {name: value for name, value in metrics.items() if name not in agents}
+        for group, metrics in per_group.items()
+    }
+    return agents | {
+        name: value
+        for name, value in aggregate_policies(groups).items()
+        if name.startswith(("wg/", *TEAM_METRICS))
+    }

@@ -16,7 +16,9 @@ GENERATION = "generate"
 
 @dataclass(frozen=True)
 class Span:
-    """One call to a worker group, or a time in which its engine had requests; `start` and `end` are seconds since the epoch."""
+    """One call to a worker group, or a time in which its engine had requests; `start` and `end` are seconds
+    since the epoch.
+    """
 
     wg_id: str
     call: str
@@ -50,7 +52,9 @@ class Timeline:
             self._spans.append(Span(wg_id, call, start, end))
 
     def take(self) -> list[Span]:
-        """Return the spans since the last call, sorted by start; a body that still runs has a span until now, and another one from now."""
+        """Return the spans since the last call, sorted by start; a body that still runs has a span until now,
+        and another one from now.
+        """
         with self._lock:
             now, spans, self._spans = time.time(), self._spans, []
             for key, (wg_id, call, start) in self._open.items():
@@ -88,7 +92,9 @@ def seconds_by_group(spans: Sequence[Span]) -> dict[str, float]:
 
 
 def idle_by_group(spans: Sequence[Span], wg_ids: Collection[str], seconds: float) -> dict[str, float]:
-    """Return `wg/<id>/idle`: share of `seconds` in which no call to a worker group was in progress; calls may overlap."""
+    """Return `wg/<id>/idle`: share of `seconds` in which no call to a worker group was in progress; calls may
+    overlap.
+    """
     busy, until = dict.fromkeys(wg_ids, 0.0), dict.fromkeys(wg_ids, 0.0)
     for span in sorted((span for span in spans if span.wg_id in busy), key=lambda span: span.start):
         busy[span.wg_id] += max(span.end - max(span.start, until[span.wg_id]), 0.0)

@@ -18,7 +18,9 @@ RECORDED = "recorded_steps"
 
 
 def recorded_steps(config: GlobalProfilerConfig, step: int) -> str:
-    """Return the name of the steps that share a trace with `step`, such as `step2` or `step2-4`; empty if it is not recorded."""
+    """Return the name of the steps that share a trace with `step`, such as `step2` or `step2-4`; empty if it
+    is not recorded.
+    """
     steps = set(config.steps or ())
     if config.tool is None or step not in steps:
         return ""
@@ -43,14 +45,24 @@ class TeamTraces:
     def __init__(self, config: RunConfig, placement: Placement) -> None:
         folder = config.global_profiler.save_path
         self.folder = (Path(folder).expanduser() if folder else run_dir_of(config) / "profile").absolute()
-        self.policies = {policy: own.actor.profiler for spec in placement.groups for policy, own in spec.policies.items()}
+        self.policies = {
+            policy: own.actor.profiler for spec in placement.groups for policy, own in spec.policies.items()
+        }
         self.critic = config.critic.profiler
 
     def meta(self, batch: DataProto, name: str, critic: bool) -> Mapping[str, Any]:
-        """Return the meta_info with which a call for a policy, or for a critic, on rows of `batch` is recorded; empty if it is not."""
+        """Return the meta_info with which a call for a policy, or for a critic, on rows of `batch` is
+        recorded; empty if it is not.
+        """
         steps = batch.meta_info.get(RECORDED)
         config: ProfilerConfig = self.critic if critic else self.policies[name]
         if not steps or not config.enable:
             return {}
         ranks = None if config.all_ranks else tuple(config.ranks) or (0,)
-        return {META: Trace(str(self.folder / f"{steps}_{'critic' if critic else 'policy'}_{name}"), ranks, tuple(config.contents))}
+        return {
+            META: Trace(
+                str(self.folder / f"{steps}_{'critic' if critic else 'policy'}_{name}"),
+                ranks,
+                tuple(config.contents),
+            )
+        }

@@ -1,4 +1,6 @@
-"""What the trainer does with the samples of a step: credit, updates and transfers of weights, lane by lane (`asynchronous/lanes.py`)."""
+"""What the trainer does with the samples of a step: credit, updates and transfers of weights, lane by lane
+(`asynchronous/lanes.py`).
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,8 @@ class OpenStep:
         rows: of each lane, as indices into the batch.
         lanes: results to come.
         began: when it did, by `time.perf_counter`.
-        seconds: those in which it waited for its samples (`gen`), and in which no policy was updated meanwhile (`idle`).
+        seconds: those in which it waited for its samples (`gen`), and in which no policy was updated
+            meanwhile (`idle`).
         generated_tokens: of the run, with this step.
     """
 
@@ -80,39 +83,57 @@ class StepTrainer:
         self.on_policy = is_on_policy(config, team.learners)
         self.credit = CreditAssigner(config, team, self.on_policy)
         self.policies = lanes_of(config, placement)
-        self._names = [*{*placement.policy_ids, *(spec.wg_id for spec in placement.groups)}]  # of policies and critics
+        self._names = [
+            *{*placement.policy_ids, *(spec.wg_id for spec in placement.groups)}
+        ]  # of policies and critics
         self.lanes = Lanes(len(self.policies), config.async_training.max_lead)
         self._completed = [0] * len(self.policies)  # last step whose updates have ended, by lane
         self._updated = [0] * len(self.policies)  # last step with rows of the lane
         self._updating = [False] * len(self.policies)
 
-    def start(self, source: SampleSource, step: int, batch: DataProto, everyone: bool) -> tuple[list[np.ndarray], list[Future[Trained]]]:
+    def start(
+        self, source: SampleSource, step: int, batch: DataProto, everyone: bool
+    ) -> tuple[list[np.ndarray], list[Future[Trained]]]:
         """Train on a batch, and return the rows of each lane and its results to come.
 
         With `everyone` the engines get the weights of all policies, otherwise of those that `source` wants.
         """
         policy_of = batch.non_tensor_batch["policy_id"]
-        rows = [np.flatnonzero(np.isin(policy_of, own)) for own in self.policies] if len(self.policies) > 1 else [np.arange(len(batch))]
+        rows = (
+            [np.flatnonzero(np.isin(policy_of, own)) for own in self.policies]
+            if len(self.policies) > 1
+            else [np.arange(len(batch))]
+        )
         parts = [batch.select_idxs(own) if len(own) else None for own in rows] if len(rows) > 1 else [batch]
         jobs = [partial(self._train, source, step, lane, part, everyone) for lane, part in enumerate(parts)]
         return rows, self.lanes.start(jobs)
 
     def result(self, step: OpenStep) -> Trained:
-        """Return what the lanes have done in a step, after all have ended: rows in the order of the batch. Raises the error of a lane."""
+        """Return what the lanes have done in a step, after all have ended: rows in the order of the batch.
+        Raises the error of a lane.
+        """
         wait(step.lanes)
         errors = [error for lane in step.lanes if (error := lane.exception())]
         if errors:
             raise next((error for error in errors if not isinstance(error, CancelledError)), errors[0])
         lanes = [lane.result() for lane in step.lanes]
-        seconds = {name: max(lane.seconds.get(name, 0.0) for lane in lanes) for name in {name for lane in lanes for name in lane.seconds}}
-        parts = {str(number): SubBatch(lane.batch, step.rows[number]) for number, lane in enumerate(lanes) if lane.batch is not None}
+        seconds = {
+            name: max(lane.seconds.get(name, 0.0) for lane in lanes)
+            for name in {name for lane in lanes for name in lane.seconds}
+        }
+        parts = {
+            str(number): SubBatch(lane.batch, step.rows[number])
+            for number, lane in enumerate(lanes)
+            if lane.batch is not None
+        }
         batch, metrics = _whole(parts), merged_metrics([lane.metrics for lane in lanes], self._names)
         if self.team.uses_critic:
             metrics |= value_metrics(self.credit.critic_rows(batch), self.team.critic_agents)
         return Trained(batch, metrics, seconds)
 
     def completed(self, steps: Iterable[OpenStep], ended: int) -> int | None:
-        """Return the last step that all policies have completed, at least `ended`, when the lanes of `steps` have ended.
+        """Return the last step that all policies have completed, at least `ended`, when the lanes of `steps`
+        have ended.
 
         None if a policy was updated in a later one, or an update began and did not end.
         """
@@ -120,14 +141,20 @@ class StepTrainer:
         completed = min(max(own, ended) for own in self._completed)
         return None if max(self._updated) > completed or any(self._updating) else completed
 
-    def _train(self, source: SampleSource, step: int, lane: int, batch: DataProto | None, everyone: bool) -> Trained:
-        """Train the policies of a lane on their rows, and send to the engines the weights that `everyone` gets or the source wants."""
+    def _train(
+        self, source: SampleSource, step: int, lane: int, batch: DataProto | None, everyone: bool
+    ) -> Trained:
+        """Train the policies of a lane on their rows, and send to the engines the weights that `everyone`
+        gets or the source wants.
+        """
         timer, metrics, published = Timer(), dict[str, float](), set[str]()
         errors: list[tuple[str, Exception]] = []
 
         def publish(policy: str) -> None:
             """Send a policy's weights while other policies are updated, which an error must not prevent."""
-            if self.config.async_training.mode != "fully_async" or not (everyone or source.wants(step, policy)):
+            if self.config.async_training.mode != "fully_async" or not (
+                everyone or source.wants(step, policy)
+            ):
                 return
             try:
                 source.update_ended(step, [policy])
@@ -150,7 +177,11 @@ class StepTrainer:
         self._completed[lane], self._updating[lane] = step, False
         if errors:
             raise with_group(errors[0][1], errors[0][0]) from errors[0][1]
-        due = [policy for policy in self.policies[lane] if policy not in published and (everyone or source.wants(step, policy))]
+        due = [
+            policy
+            for policy in self.policies[lane]
+            if policy not in published and (everyone or source.wants(step, policy))
+        ]
         if due:
             with timer("gen"):
                 source.update_ended(step, due)
@@ -159,8 +190,12 @@ class StepTrainer:
             source.published(step, due)
         return Trained(batch, metrics, timer.seconds)
 
-    def _update(self, batch: DataProto, step: int, timer: Timer, updated: Callable[[str], None]) -> dict[str, float]:
-        """Update every critic and, after `trainer.critic_warmup` steps, every policy; `updated` is that of `TeamWorkers.update_actor`."""
+    def _update(
+        self, batch: DataProto, step: int, timer: Timer, updated: Callable[[str], None]
+    ) -> dict[str, float]:
+        """Update every critic and, after `trainer.critic_warmup` steps, every policy; `updated` is that of
+        `TeamWorkers.update_actor`.
+        """
         before, warmup = step - 1, self.config.trainer.critic_warmup
         seed = (self.config.data.seed, step)
         metrics: dict[str, float] = {}
@@ -176,7 +211,12 @@ class StepTrainer:
 
 def uids_of(steps: Iterable[OpenStep]) -> str:
     """Return the groups of steps, for messages."""
-    return listed(str(uid) for step in steps if step.samples.batch is not None for uid in step.samples.batch.non_tensor_batch["uid"])
+    return listed(
+        str(uid)
+        for step in steps
+        if step.samples.batch is not None
+        for uid in step.samples.batch.non_tensor_batch["uid"]
+    )
 
 
 def _whole(parts: Mapping[str, SubBatch]) -> DataProto:
@@ -184,4 +224,6 @@ def _whole(parts: Mapping[str, SubBatch]) -> DataProto:
     if len(parts) == 1:
         return next(iter(parts.values())).batch
     columns = sorted(set[str].intersection(*(set(part.batch.batch.keys()) for part in parts.values())))
-    return combine_batches({lane: SubBatch(part.batch.select(batch_keys=columns), part.rows) for lane, part in parts.items()})
+    return combine_batches(
+        {lane: SubBatch(part.batch.select(batch_keys=columns), part.rows) for lane, part in parts.items()}
+    )

@@ -1,4 +1,6 @@
-"""Validation metrics per data source and variable, with verl's names: `mean@n`, `best@k`, `worst@k`, `maj@k`."""
+"""Validation metrics per data source and variable, with verl's names: `mean@n`, `best@k`, `worst@k`,
+`maj@k`.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,20 @@ Task = dict[str, list[Any]]
 
 
 def bootstrap_metric(
-    data: Sequence[Any], subset_size: int, reduce_fns: Sequence[Callable[[Any], float]], n_bootstrap: int = N_BOOTSTRAP, seed: int = 42
+    data: Sequence[Any],
+    subset_size: int,
+    reduce_fns: Sequence[Callable[[Any], float]],
+    n_bootstrap: int = N_BOOTSTRAP,
+    seed: int = 42,
 ) -> list[tuple[float, float]]:
-    """Return (mean, std) of every reduce function over random subsets with replacement; numpy's global random state is not changed."""
+    """Return (mean, std) of every reduce function over random subsets with replacement; numpy's global random
+    state is not changed.
+    """
     items = np.empty(len(data), dtype=object)
     items[:] = list(data)
-    results = np.array([[fn(items[draw]) for fn in reduce_fns] for draw in _draws(len(data), subset_size, n_bootstrap, seed)])
+    results = np.array(
+        [[fn(items[draw]) for fn in reduce_fns] for draw in _draws(len(data), subset_size, n_bootstrap, seed)]
+    )
     return [(float(m), float(s)) for m, s in zip(results.mean(axis=0), results.std(axis=0), strict=True)]
 
 
@@ -41,7 +51,8 @@ def process_validation_metrics(
     seed: int = 42,
     expected_acc_counts: Mapping[tuple[str, str], int] | None = None,
 ) -> dict[str, dict[str, dict[str, float]]]:
-    """Return metrics per data source and variable: `mean@n`, `std@n`, `best@k/*`, `worst@k/*` (and `maj@k/*` if there is a `pred`).
+    """Return metrics per data source and variable: `mean@n`, `std@n`, `best@k/*`, `worst@k/*` (and `maj@k/*`
+    if there is a `pred`).
 
     Rows are averaged per task first, then over tasks, so that every task has the same weight.
 
@@ -50,8 +61,8 @@ def process_validation_metrics(
         sample_uids: task of each row.
         infos_dict: values of each row by variable; None is a missing value, string variables are ignored.
         seed: seed of the random subsets.
-        expected_acc_counts: expected number of rows of each (data source, task): missing rows count as `acc` 0, and `acc_success_only` is
-            the mean without them. For data sources that report `acc`.
+        expected_acc_counts: expected number of rows of each (data source, task): missing rows count as `acc`
+            0, and `acc_success_only` is the mean without them. For data sources that report `acc`.
     """
     sources = _by_task(data_sources, sample_uids, infos_dict)
     for (source, uid), expected in (expected_acc_counts or {}).items():
@@ -63,8 +74,12 @@ def process_validation_metrics(
     return {source: _source_metrics(list(tasks.values()), seed) for source, tasks in sources.items()}
 
 
-def _by_task(sources: Sequence[str], uids: Sequence[str], infos: Mapping[str, Sequence[Any]]) -> dict[str, dict[str, Task]]:
-    grouped: dict[str, dict[str, Task]] = defaultdict(lambda: defaultdict(lambda: {name: [] for name in infos if len(infos[name])}))
+def _by_task(
+    sources: Sequence[str], uids: Sequence[str], infos: Mapping[str, Sequence[Any]]
+) -> dict[str, dict[str, Task]]:
+    grouped: dict[str, dict[str, Task]] = defaultdict(
+        lambda: defaultdict(lambda: {name: [] for name in infos if len(infos[name])})
+    )
     for row, (source, uid) in enumerate(zip(sources, uids, strict=True)):
         for name, column in grouped[source][uid].items():
             column.append(infos[name][row])
@@ -85,7 +100,9 @@ def _source_metrics(tasks: Sequence[Task], seed: int) -> dict[str, dict[str, flo
     return out
 
 
-def _task_metrics(values: Sequence[float], votes: Sequence[Any] | None, seed: int, most: int) -> dict[str, float]:
+def _task_metrics(
+    values: Sequence[float], votes: Sequence[Any] | None, seed: int, most: int
+) -> dict[str, float]:
     """Return statistics of one task; `most`, the number of rows of a complete task, is the n of `mean@n`."""
     n = len(values)
     out = {f"mean@{most}": float(np.mean(values))}
@@ -99,6 +116,8 @@ def _task_metrics(values: Sequence[float], votes: Sequence[Any] | None, seed: in
             out |= {f"{name}@{k}/mean": float(extremes.mean()), f"{name}@{k}/std": float(extremes.std())}
         if has_votes:
             pairs = [{"val": v, "pred": p} for v, p in zip(values, votes or (), strict=True)]
-            [(maj, maj_std)] = bootstrap_metric(pairs, k, [lambda d: calc_maj_val(d, "pred", "val")], seed=seed)
+            [(maj, maj_std)] = bootstrap_metric(
+                pairs, k, [lambda d: calc_maj_val(d, "pred", "val")], seed=seed
+            )
             out |= {f"maj@{k}/mean": maj, f"maj@{k}/std": maj_std}
     return out

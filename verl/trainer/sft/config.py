@@ -19,31 +19,48 @@ class SFTModelConfig:
 class SFTDataConfig:
     train_files: list[str] = key([], "parquet or jsonl files with a column of chat messages")
     messages_key: str = key(
-        "messages", "column with the chat messages; the loss is on those of the assistant without weight=0 (or loss_mask, train)"
+        "messages",
+        "column with the chat messages; the loss is on those of the assistant without weight=0 (or "
+        "loss_mask, train)",
     )
     tools_key: str = key(
-        "tools", "column with the tools of a conversation, for the chat template: JSON schemas, or their JSON text; may be absent"
+        "tools",
+        "column with the tools of a conversation, for the chat template: JSON schemas, or their JSON text; "
+        "may be absent",
     )
     apply_chat_template_kwargs: dict[str, Any] = key(
         {},
-        "additional arguments of the chat template, as those of reinforcement learning, e.g. enable_thinking=false for Qwen3",
+        "additional arguments of the chat template, as those of reinforcement learning, e.g. "
+        "enable_thinking=false for Qwen3",
         check=template_kwargs,
     )
-    max_length: int = key(1024, "maximum length of a conversation, in tokens; longer ones are dropped and counted", ge=1)
+    max_length: int = key(
+        1024, "maximum length of a conversation, in tokens; longer ones are dropped and counted", ge=1
+    )
     shuffle: bool = key(True, "shuffle in every epoch; false keeps the order of the files, for a curriculum")
     train_batch_size: int = key(32, "conversations per optimizer step", ge=1)
-    bucket_batches: int = key(20, "rows of this many batches are sorted by length before they are cut into batches; 1: no sorting", ge=1)
+    bucket_batches: int = key(
+        20,
+        "rows of this many batches are sorted by length before they are cut into batches; 1: no sorting",
+        ge=1,
+    )
 
 
 @dataclass
 class SFTOptimConfig:
-    name: str = key("adamw", "adamw | muon (Muon for hidden matrices, AdamW for other parameters)", choices=("adamw", "muon"))
+    name: str = key(
+        "adamw",
+        "adamw | muon (Muon for hidden matrices, AdamW for other parameters)",
+        choices=("adamw", "muon"),
+    )
     lr: float = key(1e-5, "peak learning rate of AdamW", ge=0)
     muon_lr: float = key(0.02, "peak learning rate of Muon", ge=0)
     betas: list[float] = key([0.9, 0.95], "AdamW betas", ge=0, lt=1, check=check_betas)
     weight_decay: float = key(0.01, "decoupled weight decay", ge=0)
     lr_warmup_steps: int = key(10, "optimizer steps of linear warm-up", ge=0)
-    min_lr_ratio: float = key(0.02, "final learning rate of the cosine schedule, as a fraction of the peak", ge=0, le=1)
+    min_lr_ratio: float = key(
+        0.02, "final learning rate of the cosine schedule, as a fraction of the peak", ge=0, le=1
+    )
     grad_clip: float = key(1.0, "maximum gradient norm", gt=0)
 
 

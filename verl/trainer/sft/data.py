@@ -22,13 +22,19 @@ class Conversation:
 def batches(
     rows: Sequence[Conversation], batch_size: int, *, shuffle: bool, bucket_batches: int, rng: random.Random
 ) -> Iterator[list[Conversation]]:
-    """Yield one epoch of batches; rows of a batch have similar lengths; without `shuffle`, windows are in the order of rows."""
+    """Yield one epoch of batches; rows of a batch have similar lengths; without `shuffle`, windows are in the
+    order of rows.
+    """
     order = list(range(len(rows)))
     if shuffle:
         rng.shuffle(order)
     window = batch_size * max(1, bucket_batches)
     for start in range(0, len(order), window):
-        chunk = sorted(order[start : start + window], key=lambda i: len(rows[i].input_ids)) if bucket_batches > 1 else order[start:]
+        chunk = (
+            sorted(order[start : start + window], key=lambda i: len(rows[i].input_ids))
+            if bucket_batches > 1
+            else order[start:]
+        )
         cuts = [chunk[i : i + batch_size] for i in range(0, min(len(chunk), window), batch_size)]
         rng.shuffle(cuts)
         for cut in cuts:
@@ -36,7 +42,9 @@ def batches(
 
 
 def collate(rows: Sequence[Conversation], pad_token_id: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return right-padded (input_ids, labels), both [bsz, longest]; labels are IGNORED_LABEL at tokens without a loss."""
+    """Return right-padded (input_ids, labels), both [bsz, longest]; labels are IGNORED_LABEL at tokens
+    without a loss.
+    """
     longest = max(len(row.input_ids) for row in rows)
     input_ids = torch.full((len(rows), longest), pad_token_id)
     labels = torch.full((len(rows), longest), IGNORED_LABEL)

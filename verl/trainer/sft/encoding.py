@@ -1,7 +1,9 @@
-"""From conversations to token ids with a loss mask: of each reply, what the chat template shows between its prompt and its end.
+"""From conversations to token ids with a loss mask: of each reply, what the chat template shows between its
+prompt and its end.
 
-The prompt of a reply is the template's rendering of the messages before it, as in sampling. Where the template shows a reply in
-another way once further messages follow, such as without its thinking, it is trained in a sequence of its own.
+The prompt of a reply is the template's rendering of the messages before it, as in sampling. Where the
+template shows a reply in another way once further messages follow, such as without its thinking, it is
+trained in a sequence of its own.
 """
 
 from __future__ import annotations
@@ -43,7 +45,9 @@ class ChatEncoder:
         unseen: number of trained messages with a field that the template does not show, by field.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, template_kwargs: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, template_kwargs: Mapping[str, Any] | None = None
+    ) -> None:
         """Set the tokenizer and the arguments of its chat template.
 
         Raises:
@@ -58,17 +62,22 @@ class ChatEncoder:
             self._backend.no_padding()
         self.unseen: Counter[str] = Counter()
         if not self._rendering.shows_texts():
-            raise DatasetError("the chat template of model.path does not show contents that are text; use another template")
+            raise DatasetError(
+                "the chat template of model.path does not show contents that are text; use another template"
+            )
 
     def encode(self, chat: Chat) -> list[Conversation]:
-        """Return the sequences in which the replies of a conversation are trained, each reply once; none if no reply is.
+        """Return the sequences in which the replies of a conversation are trained, each reply once; none if
+        no reply is.
 
         Raises:
             DatasetError: the template does not show a reply as sampling would, with file, row and cause.
         """
         try:
             trained = [at for at, message in enumerate(chat.messages) if _is_trained(message, at)]
-            messages = [{name: value for name, value in each.items() if name not in MARKS} for each in chat.messages]
+            messages = [
+                {name: value for name, value in each.items() if name not in MARKS} for each in chat.messages
+            ]
             waiting = [self._reply(messages, at, chat.tools) for at in trained]
             sequences: list[Conversation] = []
             while waiting:
@@ -86,8 +95,10 @@ class ChatEncoder:
         if not whole.startswith(prompt):
             same = common_length(prompt, whole)
             raise DatasetError(
-                f"message {at}: the prompt of this reply goes on with {prompt[same:]!r:.60} where the chat template shows the "
-                f"reply with {whole[same:]!r:.60}; training and sampling would differ (other data.apply_chat_template_kwargs, "
+                f"message {at}: the prompt of this reply goes on with {prompt[same:]!r:.60} where the chat "
+                "template shows the "
+                f"reply with {whole[same:]!r:.60}; training and sampling would differ (other "
+                "data.apply_chat_template_kwargs, "
                 "such as enable_thinking, or another template may agree)"
             )
         self._check_shown(messages, at, tools, prompt, whole)
@@ -100,13 +111,16 @@ class ChatEncoder:
             raise DatasetError(f"message {at}: the chat template marks none of it with {{% generation %}}")
         if between := whole[len(prompt) : spans[0][0]]:
             raise DatasetError(
-                f"message {at}: the chat template marks its reply as generated behind {between!r:.60}, which is no part of the "
+                f"message {at}: the chat template marks its reply as generated behind {between!r:.60}, which "
+                "is no part of the "
                 "prompt; training and sampling would differ"
             )
         return _Reply(whole[: spans[-1][1]], spans)
 
     def _ended(self, messages: Sequence[ChatMessage], at: int, tools: Tools, begin: int, whole: str) -> str:
-        """Return a rendering up to the special token that ends its last message, or that begins the next one."""
+        """Return a rendering up to the special token that ends its last message, or that begins the
+        next one.
+        """
         closing = self._rendering.closing
         text = whole.removesuffix(closing) if len(whole) - len(closing) >= begin else whole
         if self._rendering.ends(stripped := text.rstrip()) and len(stripped) >= begin:
@@ -114,13 +128,17 @@ class ChatEncoder:
         token = self._next_token(messages[: at + 1], messages[at + 1 : at + 2], tools, whole)
         if not token:
             raise DatasetError(
-                f"message {at}: the chat template puts no special token behind it, found {whole[begin:][-40:]!r}; the model "
+                f"message {at}: the chat template puts no special token behind it, found "
+                f"{whole[begin:][-40:]!r}; the model "
                 "would not learn to end a reply"
             )
         return whole + token
 
-    def _next_token(self, messages: Sequence[ChatMessage], following: Sequence[ChatMessage], tools: Tools, whole: str) -> str:
-        """Return the special token that begins the message after a reply, empty if the template shows none there.
+    def _next_token(
+        self, messages: Sequence[ChatMessage], following: Sequence[ChatMessage], tools: Tools, whole: str
+    ) -> str:
+        """Return the special token that begins the message after a reply, empty if the template shows none
+        there.
 
         Args:
             messages: the conversation up to the reply.
@@ -130,7 +148,8 @@ class ChatEncoder:
         """
         role = "tool" if messages[-1].get("tool_calls") else "user"
         after = [*following, {"role": role, "content": "?"}][:1]
-        # Templates that leave thinking out of earlier replies show a reply without it in the same way before each message.
+        # Templates that leave thinking out of earlier replies show a reply without it in the same way before
+        # each message.
         plain = [_without_thinking(message) for message in messages]
         for before, text in ((messages, whole), (plain, None)):
             try:
@@ -142,28 +161,40 @@ class ChatEncoder:
                 return token
         return ""
 
-    def _check_shown(self, messages: Sequence[ChatMessage], at: int, tools: Tools, prompt: str, whole: str) -> None:
-        """Count the fields of a reply that the template does not show. Raise DatasetError if it says nothing without them."""
+    def _check_shown(
+        self, messages: Sequence[ChatMessage], at: int, tools: Tools, prompt: str, whole: str
+    ) -> None:
+        """Count the fields of a reply that the template does not show. Raise DatasetError if it says nothing
+        without them.
+        """
         if tools and self._same(messages[:at], None, prompt, as_prompt=True):
             raise DatasetError(
-                "the chat template does not show the tools of this row; use another template, or leave them out with data.tools_key"
+                "the chat template does not show the tools of this row; use another template, or leave them "
+                "out with data.tools_key"
             )
         message = messages[at]
         unseen = []
         for name in (name for name, value in message.items() if name != "role" and value):
             if name == "content" and message["content"].strip() in whole[len(prompt) :]:
                 continue
-            other = {**message, "content": ""} if name == "content" else {k: v for k, v in message.items() if k != name}
+            other = (
+                {**message, "content": ""}
+                if name == "content"
+                else {k: v for k, v in message.items() if k != name}
+            )
             if self._same([*messages[:at], other], tools, whole):
                 unseen.append(name)
         said = {"content", "tool_calls"} & {name for name, value in message.items() if value}
         if "tool_calls" in unseen or (said and said <= set(unseen)):
             raise DatasetError(
-                f"message {at}: the chat template does not show its {' and '.join(unseen)}; the model would learn to say nothing"
+                f"message {at}: the chat template does not show its {' and '.join(unseen)}; the model would "
+                "learn to say nothing"
             )
         self.unseen.update(unseen)
 
-    def _same(self, messages: Sequence[ChatMessage], tools: Tools, text: str, as_prompt: bool = False) -> bool:
+    def _same(
+        self, messages: Sequence[ChatMessage], tools: Tools, text: str, as_prompt: bool = False
+    ) -> bool:
         try:
             return self._rendering.text(messages, tools, prompt=as_prompt) == text
         except DatasetError:
@@ -172,8 +203,8 @@ class ChatEncoder:
     def _tokens(self, text: str, spans: Sequence[tuple[int, int]]) -> Conversation:
         """Return the tokens of a text, and of each whether it is in a span.
 
-        The ids are those of the whole text. Only where one of its tokens lies across the beginning or the end of a span, the
-        text on both sides is encoded apart, as in sampling.
+        The ids are those of the whole text. Only where one of its tokens lies across the beginning or the end
+        of a span, the text on both sides is encoded apart, as in sampling.
         """
         ids: list[int] = []
         start = 0
@@ -185,7 +216,8 @@ class ChatEncoder:
                 tail = self._encode(text[cut:])
                 if self._decode(head + tail) != self._decode(rest):
                     raise DatasetError(
-                        f"the tokenizer joins {text[:cut][-20:]!r} and {text[cut:][:20]!r}, the end of a prompt and the beginning "
+                        f"the tokenizer joins {text[:cut][-20:]!r} and {text[cut:][:20]!r}, the end of a "
+                        "prompt and the beginning "
                         "of its reply, and changes the text where they are encoded apart"
                     )
                 ids += head
@@ -208,7 +240,9 @@ class ChatEncoder:
         return str(self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
 
-def encode(chat: Chat, tokenizer: PreTrainedTokenizerBase, template_kwargs: Mapping[str, Any] | None = None) -> list[Conversation]:
+def encode(
+    chat: Chat, tokenizer: PreTrainedTokenizerBase, template_kwargs: Mapping[str, Any] | None = None
+) -> list[Conversation]:
     """Return the sequences in which the replies of one conversation are trained; see `ChatEncoder`."""
     return ChatEncoder(tokenizer, template_kwargs).encode(chat)
 
@@ -220,12 +254,15 @@ def _without_thinking(message: ChatMessage) -> ChatMessage:
 
 
 def _is_trained(message: ChatMessage, at: int) -> bool:
-    """Return whether a message is a reply that is trained. Raise DatasetError for a mark that is neither 0 nor 1."""
+    """Return whether a message is a reply that is trained. Raise DatasetError for a mark that is neither 0
+    nor 1.
+    """
     marks = {name: message[name] for name in MARKS if name in message}
     for name, value in marks.items():
         if value not in (0, 1) or (value and message["role"] != "assistant"):
             raise DatasetError(
-                f"message {at} of {message['role']!r} has {name}={value!r}; expected 0 or 1, and 1 for messages of the assistant "
+                f"message {at} of {message['role']!r} has {name}={value!r}; expected 0 or 1, and 1 for "
+                "messages of the assistant "
                 "alone: only these are trained"
             )
     return message["role"] == "assistant" and all(marks.values())

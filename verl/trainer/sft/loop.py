@@ -32,9 +32,11 @@ logger = logging.getLogger(__name__)
 
 
 def assistant_loss(model: PreTrainedModel, input_ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Return the mean cross-entropy over labelled tokens; `input_ids` and `labels` are [bsz, len], padded on the right.
+    """Return the mean cross-entropy over labelled tokens; `input_ids` and `labels` are [bsz, len], padded on
+    the right.
 
-    Logits are computed for labelled positions only, which saves most of the head's computation for long prompts.
+    Logits are computed for labelled positions only, which saves most of the head's computation for long
+    prompts.
     """
     wanted = labels[:, 1:] != IGNORED_LABEL
     head = model.get_output_embeddings()
@@ -53,7 +55,8 @@ def assistant_loss(model: PreTrainedModel, input_ids: torch.Tensor, labels: torc
 
 
 def run_sft(config: SFTConfig) -> dict[str, float]:
-    """Train a model, write `<default_local_dir>` (Hugging Face folder and metrics.jsonl), and return the last metrics.
+    """Train a model, write `<default_local_dir>` (Hugging Face folder and metrics.jsonl), and return the last
+    metrics.
 
     The folder is written under a temporary name and renamed, so that it exists only if it is complete.
 
@@ -82,9 +85,15 @@ def run_sft(config: SFTConfig) -> dict[str, float]:
 
 
 def train(
-    model: PreTrainedModel, rows: list[Conversation], tokenizer: PreTrainedTokenizerBase, config: SFTConfig, metrics_path: Path
+    model: PreTrainedModel,
+    rows: list[Conversation],
+    tokenizer: PreTrainedTokenizerBase,
+    config: SFTConfig,
+    metrics_path: Path,
 ) -> dict[str, float]:
-    """Train on `rows`. Return the last line of metrics, of which one is written every `log_freq` steps (`loss`: mean since the last)."""
+    """Train on `rows`. Return the last line of metrics, of which one is written every `log_freq` steps
+    (`loss`: mean since the last).
+    """
     data, total = config.data, _total_steps(config, len(rows))
     optimizers = build_optimizers(model, config.optim, total)
     rng = random.Random(config.trainer.seed)
@@ -95,7 +104,9 @@ def train(
     losses: list[torch.Tensor] = []
     with metrics_path.open("w", encoding="utf-8") as log:
         while step < total:
-            for batch in batches(rows, data.train_batch_size, shuffle=data.shuffle, bucket_batches=data.bucket_batches, rng=rng):
+            for batch in batches(
+                rows, data.train_batch_size, shuffle=data.shuffle, bucket_batches=data.bucket_batches, rng=rng
+            ):
                 input_ids, labels = (tensor.to(device) for tensor in collate(batch, pad))
                 loss = assistant_loss(model, input_ids, labels)
                 loss.backward()
@@ -108,11 +119,25 @@ def train(
                 if step % config.trainer.log_freq == 0 or step == total:
                     seconds = time.monotonic() - started
                     mean = torch.stack(losses).mean().item()
-                    metrics = {"step": step, "loss": mean, "grad_norm": float(norm), "lr": lr, "seconds": seconds, "tokens": tokens}
+                    metrics = {
+                        "step": step,
+                        "loss": mean,
+                        "grad_norm": float(norm),
+                        "lr": lr,
+                        "seconds": seconds,
+                        "tokens": tokens,
+                    }
                     losses.clear()
                     log.write(json.dumps(metrics) + "\n")
                     log.flush()
-                    logger.info("sft step %d/%d loss %.4f lr %.2e %.0f tokens/s", step, total, metrics["loss"], lr, tokens / seconds)
+                    logger.info(
+                        "sft step %d/%d loss %.4f lr %.2e %.0f tokens/s",
+                        step,
+                        total,
+                        metrics["loss"],
+                        lr,
+                        tokens / seconds,
+                    )
                 if step == total:
                     break
     model.eval()
@@ -121,7 +146,10 @@ def train(
 
 def _output_folder(config: SFTConfig) -> Path:
     if not config.trainer.default_local_dir:
-        raise ValueError("trainer.default_local_dir is not set; expected a folder to write, e.g. trainer.default_local_dir=outputs/sft")
+        raise ValueError(
+            "trainer.default_local_dir is not set; expected a folder to write, e.g. "
+            "trainer.default_local_dir=outputs/sft"
+        )
     out = Path(config.trainer.default_local_dir).expanduser()
     if out.exists():
         raise FileExistsError(f"trainer.default_local_dir exists: {out}; remove it or choose another folder")
@@ -134,8 +162,12 @@ def _load(config: SFTConfig) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     path = absolute_model_path(config.model.path)
     if path.startswith((".", "/", "~")) and not Path(path).is_dir():
         raise FileNotFoundError(f"model.path: no such folder: {path}")
-    tokenizer = checked_tokenizer(AutoTokenizer.from_pretrained(path, trust_remote_code=config.model.trust_remote_code), path)
-    model = AutoModelForCausalLM.from_pretrained(path, trust_remote_code=config.model.trust_remote_code, dtype=torch.float32)
+    tokenizer = checked_tokenizer(
+        AutoTokenizer.from_pretrained(path, trust_remote_code=config.model.trust_remote_code), path
+    )
+    model = AutoModelForCausalLM.from_pretrained(
+        path, trust_remote_code=config.model.trust_remote_code, dtype=torch.float32
+    )
     if config.model.enable_gradient_checkpointing:
         model.gradient_checkpointing_enable()
     device = config.trainer.device
@@ -145,24 +177,36 @@ def _load(config: SFTConfig) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
 
 
 def _encode_all(chats: list[Chat], encoder: ChatEncoder, max_length: int) -> list[Conversation]:
-    """Return the sequences that are trained, and log what was left out. Raise DatasetError if nothing is left."""
+    """Return the sequences that are trained, and log what was left out. Raise DatasetError if nothing is
+    left.
+    """
     encoded = [encoder.encode(chat) for chat in chats]
     rows = [row for sequences in encoded for row in sequences]
     kept = [row for row in rows if len(row.input_ids) <= max_length]
     if untrained := sum(not sequences for sequences in encoded):
-        logger.warning("sft: %d of %d conversations have no message to train (weight, loss_mask)", untrained, len(chats))
+        logger.warning(
+            "sft: %d of %d conversations have no message to train (weight, loss_mask)", untrained, len(chats)
+        )
     if more := sum(len(sequences) > 1 for sequences in encoded):
         logger.info(
-            "sft: %d conversations are trained in several sequences, %d in all: the chat template shows their earlier replies in "
+            "sft: %d conversations are trained in several sequences, %d in all: the chat template shows "
+            "their earlier replies in "
             "another way later",
             more,
             len(rows),
         )
     for name, count in encoder.unseen.items():
-        logger.warning("sft: the chat template does not show %r of %d messages, which is not trained", name, count)
+        logger.warning(
+            "sft: the chat template does not show %r of %d messages, which is not trained", name, count
+        )
     if len(kept) < len(rows):
         dropped = len(rows) - len(kept)
-        logger.warning("sft: dropped %d of %d conversations longer than data.max_length=%d", dropped, len(rows), max_length)
+        logger.warning(
+            "sft: dropped %d of %d conversations longer than data.max_length=%d",
+            dropped,
+            len(rows),
+            max_length,
+        )
     if not rows:
         raise DatasetError("no message to train: every one has weight=0 (or loss_mask, train)")
     if not kept:
@@ -171,9 +215,14 @@ def _encode_all(chats: list[Chat], encoder: ChatEncoder, max_length: int) -> lis
 
 
 def _end_generation(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, rows: list[Conversation], kwargs: Mapping[str, Any]
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    rows: list[Conversation],
+    kwargs: Mapping[str, Any],
 ) -> None:
-    """Let the tokens that end the template's turns, and the special ones that end the trained replies, end generation."""
+    """Let the tokens that end the template's turns, and the special ones that end the trained replies, end
+    generation.
+    """
     known = model.generation_config.eos_token_id
     before = {*known} if isinstance(known, list) else {known}
     add_turn_ends(model, tokenizer, kwargs)

@@ -15,7 +15,8 @@ QUINTIC = (3.4445, -4.7750, 2.0315)
 
 
 class Muon(torch.optim.Optimizer):
-    """Muon for matrices: `torch.optim.Muon` with the iteration in float32 on a CPU, where emulated bf16 may be forty times slower.
+    """Muon for matrices: `torch.optim.Muon` with the iteration in float32 on a CPU, where emulated bf16 may
+    be forty times slower.
 
     Args:
         params: matrices `[rows, columns]`.
@@ -36,10 +37,14 @@ class Muon(torch.optim.Optimizer):
         momentum: float = 0.95,
         ns_steps: int = 5,
     ) -> None:
-        super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum, "ns_steps": ns_steps})
+        super().__init__(
+            params, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum, "ns_steps": ns_steps}
+        )
         shapes = [tuple(p.shape) for group in self.param_groups for p in group["params"] if p.ndim != 2]
         if shapes:
-            raise ValueError(f"Muon takes matrices, found parameters of shape {shapes[:3]}; give these to AdamW")
+            raise ValueError(
+                f"Muon takes matrices, found parameters of shape {shapes[:3]}; give these to AdamW"
+            )
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
@@ -51,7 +56,9 @@ class Muon(torch.optim.Optimizer):
                 if parameter.grad is not None:
                     same_shape[parameter.shape].append(parameter)
             for shape, parameters in same_shape.items():
-                updates = orthogonal(torch.stack([self._momentum(p, group["momentum"]) for p in parameters]), group["ns_steps"])
+                updates = orthogonal(
+                    torch.stack([self._momentum(p, group["momentum"]) for p in parameters]), group["ns_steps"]
+                )
                 rate = group["lr"] * math.sqrt(max(1.0, shape[0] / shape[1]))
                 for parameter, update in zip(parameters, updates, strict=True):
                     parameter.mul_(1 - group["lr"] * group["weight_decay"])
@@ -68,7 +75,9 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonal(matrices: torch.Tensor, steps: int) -> torch.Tensor:
-    """Return `matrices` `[n, rows, columns]` with singular values near 1, after `steps` Newton-Schulz iterations."""
+    """Return `matrices` `[n, rows, columns]` with singular values near 1, after `steps` Newton-Schulz
+    iterations.
+    """
     a, b, c = QUINTIC
     x = matrices.bfloat16() if matrices.device.type == "cuda" else matrices.float()
     tall = x.shape[-2] > x.shape[-1]

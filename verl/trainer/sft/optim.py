@@ -16,7 +16,9 @@ from verl.trainer.sft.muon import Muon
 class OptimizerSet:
     """One or two optimizers with a common warm-up and cosine schedule."""
 
-    def __init__(self, optimizers: list[torch.optim.Optimizer], config: SFTOptimConfig, total_steps: int) -> None:
+    def __init__(
+        self, optimizers: list[torch.optim.Optimizer], config: SFTOptimConfig, total_steps: int
+    ) -> None:
         def factor(step: int) -> float:
             warmup = min(1.0, (step + 1) / max(1, config.lr_warmup_steps))
             cosine = 0.5 * (1.0 + math.cos(math.pi * min(1.0, step / max(1, total_steps))))
@@ -38,12 +40,20 @@ class OptimizerSet:
 
 
 def build_optimizers(model: PreTrainedModel, config: SFTOptimConfig, total_steps: int) -> OptimizerSet:
-    """Return AdamW for all parameters, or Muon for hidden matrices and AdamW for the others (Jordan et al. 2024)."""
-    embeddings = {id(p) for module in model.modules() if isinstance(module, nn.Embedding) for p in module.parameters()}
+    """Return AdamW for all parameters, or Muon for hidden matrices and AdamW for the others (Jordan et al.
+    2024).
+    """
+    embeddings = {
+        id(p) for module in model.modules() if isinstance(module, nn.Embedding) for p in module.parameters()
+    }
     head = model.get_output_embeddings()
     if head is not None:
         embeddings |= {id(p) for p in head.parameters()}
-    matrices = [p for p in model.parameters() if p.ndim == 2 and id(p) not in embeddings] if config.name == "muon" else []
+    matrices = (
+        [p for p in model.parameters() if p.ndim == 2 and id(p) not in embeddings]
+        if config.name == "muon"
+        else []
+    )
     taken = {id(p) for p in matrices}
     rest = [p for p in model.parameters() if id(p) not in taken]
     beta1, beta2 = config.betas

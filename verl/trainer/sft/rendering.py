@@ -38,7 +38,9 @@ class Rendering:
         tokenizer: the tokenizer.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, template_kwargs: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, template_kwargs: Mapping[str, Any] | None = None
+    ) -> None:
         """Set the tokenizer and the arguments of its template. Raise DatasetError if there is no template."""
         self.tokenizer = tokenizer
         # One time for all: renderings are compared, and some templates show the seconds.
@@ -59,7 +61,9 @@ class Rendering:
         return self._text(self._in_form(messages), tools, prompt)
 
     def marked(self, messages: Sequence[ChatMessage], tools: Tools = None) -> list[tuple[int, int]] | None:
-        """Return the places that the template marks as generated, from character to character; None for one without marks."""
+        """Return the places that the template marks as generated, from character to character; None for one
+        without marks.
+        """
         template = self._kwargs.get("chat_template") or self.tokenizer.get_chat_template(
             None, None if tools is None else [dict(tool) for tool in tools]
         )
@@ -76,10 +80,12 @@ class Rendering:
 
     @cached_property
     def closing(self) -> str:
-        """The text after the end of a reply that only the end of a conversation has, or that separates messages.
+        """The text after the end of a reply that only the end of a conversation has, or that separates
+        messages.
 
         Raises:
-            DatasetError: it is the beginning of another message, which the template shows without being asked.
+            DatasetError: it is the beginning of another message, which the template shows without being
+                asked.
         """
         reply = {"role": "assistant", "content": _MARK}
         try:
@@ -91,7 +97,9 @@ class Rendering:
         ends = [found.end() for found in self._special.finditer(last) if found.end() <= common]
         closing = last[ends[-1] :] if ends else ""
         if self._special.sub("", closing).strip():
-            raise DatasetError(f"the chat template shows {last!r:.80} behind a reply, although no other message follows")
+            raise DatasetError(
+                f"the chat template shows {last!r:.80} behind a reply, although no other message follows"
+            )
         return closing
 
     def ends(self, text: str) -> bool:
@@ -151,11 +159,17 @@ class Rendering:
 
     @cached_property
     def _form(self) -> tuple[bool, bool]:
-        """How this template wants calls: whether their arguments are JSON text, and whether an empty content is None.
+        """How this template wants calls: whether their arguments are JSON text, and whether an empty content
+        is None.
 
-        It is found by showing a call in each form: some templates put the arguments behind a text, others encode them.
+        It is found by showing a call in each form: some templates put the arguments behind a text, others
+        encode them.
         """
-        call = {"id": "call00000", "type": "function", "function": {"name": "probe", "arguments": {"city": _MARK}}}
+        call = {
+            "id": "call00000",
+            "type": "function",
+            "function": {"name": "probe", "arguments": {"city": _MARK}},
+        }
         message = {"role": "assistant", "content": "", "tool_calls": [call]}
         question = _in_parts(_QUESTION) if self._wants_parts else _QUESTION
         for no_content in (False, True):
@@ -171,7 +185,9 @@ class Rendering:
             text = self._text(messages, tools)
         except DatasetError:
             return False
-        encoded_twice = r"\"city\"" in text or "'city'" in text  # JSON within JSON, or Python's form of an object
+        encoded_twice = (
+            r"\"city\"" in text or "'city'" in text
+        )  # JSON within JSON, or Python's form of an object
         return _MARK in text and not encoded_twice
 
 

@@ -4,4 +4,12 @@ from verl.utils.dataset.files import DatasetError, read_rows, write_rows
 from verl.utils.dataset.loader import TaskLoader, collate_fn
 from verl.utils.dataset.rl_dataset import PromptMeasure, RLHFDataset
 
-__all__ = ["DatasetError", "PromptMeasure", "RLHFDataset", "TaskLoader", "collate_fn", "read_rows", "write_rows"]
+__all__ = [
+    "DatasetError",
+    "PromptMeasure",
+    "RLHFDataset",
+    "TaskLoader",
+    "collate_fn",
+    "read_rows",
+    "write_rows",
+]

@@ -20,7 +20,9 @@ class Conversion:
     """
 
     def __init__(self, where: str, skip_incomplete: bool = False) -> None:
-        """Set the name of the source, and whether rows that lack something are dropped instead of being an error."""
+        """Set the name of the source, and whether rows that lack something are dropped instead of being an
+        error.
+        """
         self.rows: list[Row] = []
         self._where = where
         self._skip_incomplete = skip_incomplete
@@ -38,7 +40,9 @@ class Conversion:
     def lacks(self, index: int, cause: str, details: str = "") -> None:
         """Leave out a row that lacks something, or raise DatasetError if such rows are not skipped."""
         if not self._skip_incomplete:
-            raise DatasetError(f"{self._where}, row {index}: {cause}; {details} (--skip-incomplete leaves such rows out)")
+            raise DatasetError(
+                f"{self._where}, row {index}: {cause}; {details} (--skip-incomplete leaves such rows out)"
+            )
         self.drop(index, cause)
 
     def report(self) -> list[Row]:
@@ -47,7 +51,9 @@ class Conversion:
         Raises:
             DatasetError: no row is kept.
         """
-        causes = [f"{len(rows)} dropped: {cause} (first: row {rows[0]})" for cause, rows in self._dropped.items()]
+        causes = [
+            f"{len(rows)} dropped: {cause} (first: row {rows[0]})" for cause, rows in self._dropped.items()
+        ]
         notes = [f"{len(rows)} of them {what} (first: row {rows[0]})" for what, rows in self._noted.items()]
         text = "; ".join([f"{len(self.rows)} rows kept", *notes, *causes])
         if not self.rows:

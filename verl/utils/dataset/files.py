@@ -26,12 +26,21 @@ def read_rows(path: str | os.PathLike[str]) -> list[Row]:
     """
     file = Path(path).expanduser()
     if file.is_dir():
-        found = ", ".join(sorted(each.name for each in file.iterdir() if each.suffix in SUFFIXES)) or f"none with {', '.join(SUFFIXES)}"
-        raise DatasetError(f"{file} is a folder; name the files in data.train_files / data.val_files (in it: {found})")
+        found = (
+            ", ".join(sorted(each.name for each in file.iterdir() if each.suffix in SUFFIXES))
+            or f"none with {', '.join(SUFFIXES)}"
+        )
+        raise DatasetError(
+            f"{file} is a folder; name the files in data.train_files / data.val_files (in it: {found})"
+        )
     if not file.is_file():
-        raise DatasetError(f"no such data file: {file} (looked in {Path.cwd()}); set data.train_files / data.val_files")
+        raise DatasetError(
+            f"no such data file: {file} (looked in {Path.cwd()}); set data.train_files / data.val_files"
+        )
     if not os.access(file, os.R_OK):
-        raise DatasetError(f"{file} may not be read; correct its permissions, or data.train_files / data.val_files")
+        raise DatasetError(
+            f"{file} may not be read; correct its permissions, or data.train_files / data.val_files"
+        )
     if file.suffix == ".parquet":
         return _read_parquet(file)
     if file.suffix == ".jsonl":
@@ -57,7 +66,9 @@ def write_rows(rows: Iterable[Row], path: str | os.PathLike[str]) -> Path:
         else:
             # A lone surrogate, which UTF-8 cannot encode, becomes its JSON escape.
             with temporary.open("w", encoding="utf-8", errors="backslashreplace", newline="\n") as out:
-                out.writelines(json.dumps(row, ensure_ascii=False).translate(LINE_ENDS) + "\n" for row in rows)
+                out.writelines(
+                    json.dumps(row, ensure_ascii=False).translate(LINE_ENDS) + "\n" for row in rows
+                )
         temporary.replace(file)
     finally:
         temporary.unlink(missing_ok=True)
@@ -71,13 +82,17 @@ def _read_parquet(file: Path) -> list[Row]:
     try:
         # ParquetFile instead of read_table: hive-style folder names must not become columns.
         with pyarrow.parquet.ParquetFile(file) as table:
-            return [{name: _without_nulls(cell) for name, cell in row.items()} for row in table.read().to_pylist()]
+            return [
+                {name: _without_nulls(cell) for name, cell in row.items()} for row in table.read().to_pylist()
+            ]
     except pyarrow.ArrowInvalid as error:
         raise DatasetError(f"{file}: not a readable parquet file ({error})") from error
 
 
 def _without_nulls(value: Any) -> Any:
-    """Return a cell without the null fields of its structs: a field that one row has is null in all rows that lack it."""
+    """Return a cell without the null fields of its structs: a field that one row has is null in all rows that
+    lack it.
+    """
     if isinstance(value, dict):
         return {name: _without_nulls(item) for name, item in value.items() if item is not None}
     return [_without_nulls(item) for item in value] if isinstance(value, list) else value
@@ -119,7 +134,8 @@ def _decoded(file: Path, content: bytes, line: int) -> str:
     except UnicodeDecodeError as error:
         line += content[: error.start].count(b"\n")
         raise DatasetError(
-            f"{file}, line {line}: byte 0x{content[error.start]:02x} is not UTF-8; convert the file, e.g. with iconv -t UTF-8"
+            f"{file}, line {line}: byte 0x{content[error.start]:02x} is not UTF-8; convert the file, e.g. "
+            "with iconv -t UTF-8"
         ) from error
 
 

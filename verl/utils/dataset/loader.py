@@ -43,14 +43,25 @@ class TaskLoader:
         DatasetError: fewer rows than one batch with `drop_last`.
     """
 
-    def __init__(self, source: TaskSource, batch_size: int, *, seed: int = 0, shuffle: bool = True, drop_last: bool = True) -> None:
+    def __init__(
+        self,
+        source: TaskSource,
+        batch_size: int,
+        *,
+        seed: int = 0,
+        shuffle: bool = True,
+        drop_last: bool = True,
+    ) -> None:
         self.source = source
         self.size = len(source)
         self.batch_size = batch_size or self.size
         self.seed, self.shuffle, self.drop_last = seed, shuffle, drop_last
         self.epoch = self.position = 0
         if drop_last and self.size < self.batch_size:
-            raise DatasetError(f"{self.size} tasks do not fill one batch of data.train_batch_size={self.batch_size}; lower it or add tasks")
+            raise DatasetError(
+                f"{self.size} tasks do not fill one batch of data.train_batch_size={self.batch_size}; lower "
+                "it or add tasks"
+            )
 
     def __len__(self) -> int:
         """Return the number of batches of an epoch."""
@@ -67,10 +78,11 @@ class TaskLoader:
             yield [self.source[int(i)] for i in chosen]
 
     def take(self, count: int, exclude: Collection[int] = ()) -> list[int]:
-        """Draw the next `count` distinct tasks that are not in `exclude` and return their positions in `source`.
+        """Draw the next `count` distinct tasks that are not in `exclude` and return their positions in
+        `source`.
 
-        Continues into the next epoch, to its end at most: with too few tasks the list is shorter, with none it is empty and the position
-        does not change. Excluded tasks that are passed over count as drawn.
+        Continues into the next epoch, to its end at most: with too few tasks the list is shorter, with none
+        it is empty and the position does not change. Excluded tasks that are passed over count as drawn.
         """
         taken: list[int] = []
         seen = set(exclude)
@@ -84,7 +96,9 @@ class TaskLoader:
         return taken
 
     def _following(self) -> Iterator[tuple[int, tuple[int, int]]]:
-        """Yield the tasks from here to the end of the next epoch, each with the (epoch, position) after it."""
+        """Yield the tasks from here to the end of the next epoch, each with the (epoch, position)
+        after it.
+        """
         end = len(self) * self.batch_size
         for epoch, start in ((self.epoch, self.position), (self.epoch + 1, 0)):
             order = self.order(epoch)
@@ -99,14 +113,27 @@ class TaskLoader:
 
     def state_dict(self) -> LoaderState:
         """Return the position of the next batch, as plain values for json and torch.save."""
-        return {"epoch": self.epoch, "position": self.position, "seed": self.seed, "size": self.size, "shuffle": self.shuffle}
+        return {
+            "epoch": self.epoch,
+            "position": self.position,
+            "seed": self.seed,
+            "size": self.size,
+            "shuffle": self.shuffle,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the position of a `state_dict`. Raises DatasetError when the data or its order differs."""
         mine = self.state_dict()
-        for name, fix in (("size", "data.train_files and data.train_max_samples"), ("seed", "data.seed"), ("shuffle", "data.shuffle")):
+        for name, fix in (
+            ("size", "data.train_files and data.train_max_samples"),
+            ("seed", "data.seed"),
+            ("shuffle", "data.shuffle"),
+        ):
             if state[name] != mine[name]:
-                raise DatasetError(f"the checkpoint's data had {name}={state[name]!r}, this run has {mine[name]!r}: restore {fix}")
+                raise DatasetError(
+                    f"the checkpoint's data had {name}={state[name]!r}, this run has {mine[name]!r}: restore "
+                    f"{fix}"
+                )
         self.epoch, self.position = int(state["epoch"]), int(state["position"])
 
 
@@ -120,7 +147,9 @@ def collate_fn(rows: Sequence[Row]) -> dict[str, torch.Tensor | np.ndarray]:
     for number, row in enumerate(rows):
         if row.keys() != rows[0].keys():
             differing = sorted(row.keys() ^ rows[0].keys())
-            raise DatasetError(f"row {number} of the batch differs from row 0 in columns {', '.join(differing)}")
+            raise DatasetError(
+                f"row {number} of the batch differs from row 0 in columns {', '.join(differing)}"
+            )
     columns: dict[str, torch.Tensor | np.ndarray] = {}
     for name in names:
         values = [row[name] for row in rows]

@@ -1,4 +1,6 @@
-"""Chat messages of a row in the forms in which people store them, as the one form that chat templates read."""
+"""Chat messages of a row in the forms in which people store them, as the one form that chat templates
+read.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ def parse_cell(value: Any) -> Any:
 
 
 def read_messages(value: Any, where: str) -> list[ChatMessage]:
-    """Return the messages of a cell: null fields left out, contents as text, arguments of tool calls as objects.
+    """Return the messages of a cell: null fields left out, contents as text, arguments of tool calls as
+    objects.
 
     Raises:
         DatasetError: no messages, or one that no template can show; it begins with `where`.
@@ -35,7 +38,9 @@ def read_messages(value: Any, where: str) -> list[ChatMessage]:
 
 
 def read_object(value: Any, where: str) -> Any:
-    """Return the object of a cell, which may be its JSON text, or None. Raise DatasetError for anything else."""
+    """Return the object of a cell, which may be its JSON text, or None. Raise DatasetError for
+    anything else.
+    """
     parsed = parse_cell(value)
     if parsed is not None and not isinstance(parsed, dict):
         raise DatasetError(f"{where}: expected an object or its JSON text, found {value!r:.120}")
@@ -43,14 +48,18 @@ def read_object(value: Any, where: str) -> Any:
 
 
 def read_tools(value: Any, where: str) -> list[dict[str, Any]] | None:
-    """Return the schemas of a cell: a list of objects, its JSON text, or nothing. Raise DatasetError for anything else."""
+    """Return the schemas of a cell: a list of objects, its JSON text, or nothing. Raise DatasetError for
+    anything else.
+    """
     if not value:
         return None
     tools = parse_cell(value)
     if isinstance(tools, list):
         tools = [parse_cell(tool) for tool in tools]
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
-        raise DatasetError(f"{where}: expected a list of JSON schemas of tools, or its JSON text; found {value!r:.80}")
+        raise DatasetError(
+            f"{where}: expected a list of JSON schemas of tools, or its JSON text; found {value!r:.80}"
+        )
     return tools or None
 
 
@@ -62,7 +71,8 @@ def check_text(value: Any, where: str) -> None:
         except UnicodeEncodeError as error:
             found = value[max(0, error.start - 20) : error.end + 20]
             raise DatasetError(
-                f"{where}: {found!a} holds half of a surrogate pair, which is no character; write both halves, or leave it out"
+                f"{where}: {found!a} holds half of a surrogate pair, which is no character; write both "
+                "halves, or leave it out"
             ) from error
     elif isinstance(value, Mapping):
         for name, item in value.items():
@@ -103,7 +113,9 @@ def _content(message: ChatMessage, where: str) -> str:
 
 
 def _call(call: dict[str, Any]) -> dict[str, Any]:
-    """Return a tool call whose arguments are an object, where they are the JSON text of one (the form of OpenAI's API)."""
+    """Return a tool call whose arguments are an object, where they are the JSON text of one (the form of
+    OpenAI's API).
+    """
     shown = {name: value for name, value in call.items() if value is not None}
     if isinstance(function := shown.get("function"), dict):
         return {**shown, "function": _call(function)}

@@ -42,20 +42,23 @@ class RLHFDataset(Dataset[Row]):
     """Rows in verl's schema, in file order.
 
     A row is `data_source`, `prompt` (chat messages), `ability`, `reward_model` (`style`, `ground_truth`) and
-    `extra_info`. Every row gets `raw_prompt` (its messages), `index` (position over all files before filtering) and
-    `task_id` (`<data_source>:<index>`), so that the name of a task does not depend on the filter.
+    `extra_info`. Every row gets `raw_prompt` (its messages), `index` (position over all files before
+    filtering) and `task_id` (`<data_source>:<index>`), so that the name of a task does not depend on the
+    filter.
 
     Args:
         data_files: one path or several, parquet, jsonl or json.
         tokenizer: measures prompts in tokens; None skips the filter.
         config: `prompt_key`, `max_prompt_length` and `filter_overlong_prompts` are read.
         max_samples: maximum number of rows to keep after filtering; -1 keeps all.
-        measures: limits of a row, e.g. of the first prompt of every agent; without any, the row's own messages are measured.
-        needs_ground_truth: whether a row without `reward_model.ground_truth` is an error; False for environments that do not need it.
+        measures: limits of a row, e.g. of the first prompt of every agent; without any, the row's own
+            messages are measured.
+        needs_ground_truth: whether a row without `reward_model.ground_truth` is an error; False for
+            environments that do not need it.
 
     Raises:
-        DatasetError: a missing file, a row without messages or a required ground truth (named by file and row), a prompt that is too
-            long while the filter is off, or no row left.
+        DatasetError: a missing file, a row without messages or a required ground truth (named by file and
+            row), a prompt that is too long while the filter is off, or no row left.
     """
 
     def __init__(
@@ -67,16 +70,22 @@ class RLHFDataset(Dataset[Row]):
         measures: Sequence[PromptMeasure] = (),
         needs_ground_truth: bool = True,
     ) -> None:
-        self.data_files = [os.fspath(f) for f in ([data_files] if isinstance(data_files, (str, os.PathLike)) else data_files)]
+        self.data_files = [
+            os.fspath(f) for f in ([data_files] if isinstance(data_files, (str, os.PathLike)) else data_files)
+        ]
         self.prompt_key = config.prompt_key
         self.needs_ground_truth = needs_ground_truth
         if not self.data_files:
-            raise DatasetError("no data files: set data.train_files and data.val_files to parquet or jsonl files")
+            raise DatasetError(
+                "no data files: set data.train_files and data.val_files to parquet or jsonl files"
+            )
         rows: list[Row] = []
         self._first_rows: list[tuple[int, str]] = []
         for file in self.data_files:
             self._first_rows.append((len(rows), file))
-            rows += [self._checked(row, f"{file}, row {number}") for number, row in enumerate(read_rows(file))]
+            rows += [
+                self._checked(row, f"{file}, row {number}") for number, row in enumerate(read_rows(file))
+            ]
         for index, row in enumerate(rows):
             row.update(index=index, task_id=f"{row['data_source']}:{index}")
         if not rows:
@@ -86,12 +95,16 @@ class RLHFDataset(Dataset[Row]):
         self.num_overlong = len(rows) - len(kept)
         if not kept:
             raise DatasetError(
-                f"all {len(rows)} prompts of {', '.join(self.data_files)}, with the agents' prompt templates around them, are longer than "
+                f"all {len(rows)} prompts of {', '.join(self.data_files)}, with the agents' prompt templates "
+                "around them, are longer than "
                 f"{_limit(min(measure.limit for measure in measures), config)}; raise it"
             )
         if self.num_overlong:
             logger.warning(
-                "dropped %d of %d tasks: prompt over data.max_prompt_length=%d", self.num_overlong, len(rows), config.max_prompt_length
+                "dropped %d of %d tasks: prompt over data.max_prompt_length=%d",
+                self.num_overlong,
+                len(rows),
+                config.max_prompt_length,
             )
         self.rows = kept if max_samples < 0 else kept[:max_samples]
         if not self.rows:
@@ -121,13 +134,19 @@ class RLHFDataset(Dataset[Row]):
         truth = (judged or {}).get("ground_truth")
         if self.needs_ground_truth and (truth is None or truth == ""):
             raise DatasetError(
-                f"{where}: no ground truth; reward_model.ground_truth must be set, found {row.get('reward_model')!r:.120} "
+                f"{where}: no ground truth; reward_model.ground_truth must be set, found "
+                f"{row.get('reward_model')!r:.120} "
                 "(an environment that does not need it sets `needs_ground_truth = False`)"
             )
         check_text(truth, f"{where}: reward_model.ground_truth")
         source = row.get("data_source") or "unknown"
         read = {"reward_model": judged, "extra_info": extra}
-        return {**row, **{k: v for k, v in read.items() if k in row}, "data_source": source, "raw_prompt": messages}
+        return {
+            **row,
+            **{k: v for k, v in read.items() if k in row},
+            "data_source": source,
+            "raw_prompt": messages,
+        }
 
     def _fitting(self, rows: list[Row], measures: Sequence[PromptMeasure], config: DataConfig) -> list[Row]:
         fits = [True] * len(rows)
@@ -138,14 +157,17 @@ class RLHFDataset(Dataset[Row]):
             longest = max(range(len(rows)), key=lengths.__getitem__)
             if not config.filter_overlong_prompts and lengths[longest] > measure.limit:
                 raise DatasetError(
-                    f"task {rows[longest]['task_id']}: prompt of {lengths[longest]} tokens for {measure.name} is over "
+                    f"task {rows[longest]['task_id']}: prompt of {lengths[longest]} tokens for "
+                    f"{measure.name} is over "
                     f"{_limit(measure.limit, config)}; raise it, or set data.filter_overlong_prompts=true"
                 )
             fits = [fit and length <= measure.limit for fit, length in zip(fits, lengths, strict=True)]
         return [row for row, fit in zip(rows, fits, strict=True) if fit]
 
     def _measured(self, measure: PromptMeasure, rows: Sequence[Row]) -> Sequence[int]:
-        """Return the lengths of prompts. Raise DatasetError naming the row whose messages the chat template refuses."""
+        """Return the lengths of prompts. Raise DatasetError naming the row whose messages the chat template
+        refuses.
+        """
         try:
             return measure.lengths(rows)
         except Exception as error:  # a template raises what it likes; what others raise goes on
@@ -155,7 +177,8 @@ class RLHFDataset(Dataset[Row]):
             if len(rows) > 1:
                 return [length for row in rows for length in self._measured(measure, [row])]
             raise DatasetError(
-                f"{self._place(rows[0]['index'])}: the chat template cannot show the prompt for {measure.name}: {cause}"
+                f"{self._place(rows[0]['index'])}: the chat template cannot show the prompt for "
+                f"{measure.name}: {cause}"
             ) from error
 
 
@@ -169,16 +192,24 @@ def own_messages(tokenizer: PreTrainedTokenizerBase, config: DataConfig) -> Prom
     """Return the measure of a row's messages alone, with the chat template and its generation prompt."""
 
     def lengths(rows: Sequence[Row]) -> list[int]:
-        return prompt_lengths([row["raw_prompt"] for row in rows], tokenizer, config.apply_chat_template_kwargs)
+        return prompt_lengths(
+            [row["raw_prompt"] for row in rows], tokenizer, config.apply_chat_template_kwargs
+        )
 
     return PromptMeasure("the model", config.max_prompt_length, lengths)
 
 
 def prompt_lengths(
-    prompts: Sequence[list[dict[str, Any]]], tokenizer: PreTrainedTokenizerBase, template_kwargs: Mapping[str, Any] | None = None
+    prompts: Sequence[list[dict[str, Any]]],
+    tokenizer: PreTrainedTokenizerBase,
+    template_kwargs: Mapping[str, Any] | None = None,
 ) -> list[int]:
     """Return the number of tokens of each conversation, with the chat template and its generation prompt."""
     more = {**template_clock(), **(template_kwargs or {})}
-    texts = [tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **more) for messages in prompts]
-    # The template has added the special tokens; adding them again would count (and later train on) each twice.
+    texts = [
+        tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **more)
+        for messages in prompts
+    ]
+    # The template has added the special tokens; adding them again would count (and later train on) each
+    # twice.
     return [len(ids) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]]

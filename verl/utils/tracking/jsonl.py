@@ -14,7 +14,9 @@ logger = logging.getLogger(__name__)
 
 
 def read_steps(path: Path) -> list[dict[str, Any]]:
-    """Return the rows of `path`, without a last line truncated by a crash. Raises ValueError for any other line that is not a row."""
+    """Return the rows of `path`, without a last line truncated by a crash. Raises ValueError for any other
+    line that is not a row.
+    """
     rows = []
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     for number, line in enumerate(lines, start=1):
@@ -23,9 +25,13 @@ def read_steps(path: Path) -> list[dict[str, Any]]:
         except json.JSONDecodeError as error:
             if number == len(lines) and not line.endswith("\n"):
                 break
-            raise ValueError(f"{path}:{number} is not JSON ({error}); move the file away or repair the line") from error
+            raise ValueError(
+                f"{path}:{number} is not JSON ({error}); move the file away or repair the line"
+            ) from error
         if not isinstance(row, dict) or not isinstance(row.get("step"), int):
-            raise ValueError(f"{path}:{number} has no integer 'step'; expected an object such as {{\"step\": 1, ...}}")
+            raise ValueError(
+                f"{path}:{number} has no integer 'step'; expected an object such as {{\"step\": 1, ...}}"
+            )
         rows.append(row)
     return rows
 
@@ -42,9 +48,9 @@ def back_up(path: Path) -> Path:
 class JsonlBackend:
     """Writes `run_dir/metrics.jsonl`; every line is on disk when `log` returns.
 
-    A second `log` of the last step adds to its line. Resuming drops the lines after the resumed step, which will be written
-    again; a fresh run starts a new file. Dropped lines are kept in `metrics.<n>.jsonl`. NaN and infinity, which JSON does not have,
-    become null.
+    A second `log` of the last step adds to its line. Resuming drops the lines after the resumed step, which
+    will be written again; a fresh run starts a new file. Dropped lines are kept in `metrics.<n>.jsonl`. NaN
+    and infinity, which JSON does not have, become null.
     """
 
     def __init__(self, run: RunInfo) -> None:
@@ -67,7 +73,12 @@ class JsonlBackend:
         lines = [json.dumps(row).encode() + b"\n" for row in rows]
         if len(rows) < len(found):
             backup = back_up(self.path)
-            logger.warning("%d lines after step %d are left out; all lines are in %s", len(found) - len(rows), resume_step, backup.name)
+            logger.warning(
+                "%d lines after step %d are left out; all lines are in %s",
+                len(found) - len(rows),
+                resume_step,
+                backup.name,
+            )
         new = self.path.with_suffix(".jsonl.new")
         new.write_bytes(b"".join(lines))
         os.replace(new, self.path)
@@ -75,11 +86,15 @@ class JsonlBackend:
             self._last, self._last_offset = rows[-1], sum(map(len, lines[:-1]))
 
     def log(self, data: Mapping[str, float], step: int) -> None:
-        """Append the line of `step`, or add to the last line; raises ValueError for a step before the last one."""
+        """Append the line of `step`, or add to the last line; raises ValueError for a step before the last
+        one.
+        """
         row = {key: value if math.isfinite(value) else None for key, value in data.items()}
         last_step = self._last.get("step")
         if last_step is not None and step < last_step:
-            raise ValueError(f"{self.path} already has step {last_step}; got step {step}, expected steps in order")
+            raise ValueError(
+                f"{self.path} already has step {last_step}; got step {step}, expected steps in order"
+            )
         if step == last_step:
             self._file.seek(self._last_offset)
             row = {**self._last, **row}

@@ -23,23 +23,32 @@ def open_backend(name: str, run: RunInfo) -> Backend:
 
 
 def to_number(name: str, value: Any) -> float:
-    """Return `value` as a Python number; accepts numbers, numpy scalars and 0-dimensional tensors, raises TypeError for others."""
-    if not isinstance(value, Real) and callable(getattr(value, "item", None)) and getattr(value, "ndim", None) == 0:
+    """Return `value` as a Python number; accepts numbers, numpy scalars and 0-dimensional tensors, raises
+    TypeError for others.
+    """
+    if (
+        not isinstance(value, Real)
+        and callable(getattr(value, "item", None))
+        and getattr(value, "ndim", None) == 0
+    ):
         value = value.item()
     if isinstance(value, bool) or (isinstance(value, Real) and not isinstance(value, (int, float))):
         value = float(value)
     if not isinstance(value, (int, float)):
-        raise TypeError(f"metric {name!r} is {type(value).__name__} {value!r}; expected one number, reduce it before logging")
+        raise TypeError(
+            f"metric {name!r} is {type(value).__name__} {value!r}; expected one number, reduce it before "
+            "logging"
+        )
     return value
 
 
 class Tracking:
     """Sends metrics to `default_backend`: a name of `BACKENDS`, or several.
 
-    Files go under `run_dir` (default `outputs/<project>/<experiment>`). The backends open at `start`, or at the first `log`:
-    until then `resume` may set the step after which an earlier run continues. Raises ValueError for an unknown backend and
-    ModuleNotFoundError for one whose package is missing, before anything is written. A disk that is full or refuses is a DiskError that
-    names what the backend writes.
+    Files go under `run_dir` (default `outputs/<project>/<experiment>`). The backends open at `start`, or at
+    the first `log`: until then `resume` may set the step after which an earlier run continues. Raises
+    ValueError for an unknown backend and ModuleNotFoundError for one whose package is missing, before
+    anything is written. A disk that is full or refuses is a DiskError that names what the backend writes.
     """
 
     def __init__(
@@ -59,7 +68,9 @@ class Tracking:
         self._run = RunInfo(
             project_name=project_name,
             experiment_name=experiment_name,
-            run_dir=Path(run_dir) if run_dir is not None else Path("outputs") / project_name / experiment_name,
+            run_dir=Path(run_dir)
+            if run_dir is not None
+            else Path("outputs") / project_name / experiment_name,
             config=config or {},
             total_steps=total_steps,
             resume_step=resume_step,
@@ -68,9 +79,13 @@ class Tracking:
         self.backends: dict[str, Backend] = {}
 
     def resume(self, step: int) -> None:
-        """Continue the earlier run in `run_dir` after `step`: its later steps are dropped. RuntimeError when already started."""
+        """Continue the earlier run in `run_dir` after `step`: its later steps are dropped. RuntimeError when
+        already started.
+        """
         if self._started:
-            raise RuntimeError(f"resume({step}) after the first log; call it before, or pass resume_step={step}")
+            raise RuntimeError(
+                f"resume({step}) after the first log; call it before, or pass resume_step={step}"
+            )
         self._run = replace(self._run, resume_step=step)
 
     def start(self, total_steps: Optional[int] = None) -> None:
@@ -87,8 +102,12 @@ class Tracking:
             on_failure.pop_all()
         self._started = True
 
-    def log(self, data: Mapping[str, Any], step: int, backend: Union[str, Sequence[str], None] = None) -> None:
-        """Send `data` (metric name to one number) as the metrics of `step`; `backend` limits it to some of the backends."""
+    def log(
+        self, data: Mapping[str, Any], step: int, backend: Union[str, Sequence[str], None] = None
+    ) -> None:
+        """Send `data` (metric name to one number) as the metrics of `step`; `backend` limits it to some of
+        the backends.
+        """
         self.start()
         numbers = {name: to_number(name, value) for name, value in data.items()}
         chosen = self.backends if backend is None else [backend] if isinstance(backend, str) else backend
@@ -98,7 +117,9 @@ class Tracking:
                     destination.log(numbers, int(step))
 
     def finish(self) -> None:
-        """Flush and close every backend; may be called twice. The first failure is raised after all are closed."""
+        """Flush and close every backend; may be called twice. The first failure is raised after all are
+        closed.
+        """
         failure: Optional[tuple[OSError, Path]] = None
         while self.backends:
             name, destination = self.backends.popitem()
@@ -113,11 +134,18 @@ class Tracking:
                 raise first
 
     def _path(self, backend: Backend) -> Path:
-        """Return the file or folder that a backend writes, for errors; the run's folder if it does not say."""
+        """Return the file or folder that a backend writes, for errors; the run's folder if it does
+        not say.
+        """
         return getattr(backend, "path", self._run.run_dir)
 
     def __enter__(self) -> "Tracking":
         return self
 
-    def __exit__(self, kind: Optional[type[BaseException]], error: Optional[BaseException], traceback: Optional[TracebackType]) -> None:
+    def __exit__(
+        self,
+        kind: Optional[type[BaseException]],
+        error: Optional[BaseException],
+        traceback: Optional[TracebackType],
+    ) -> None:
         self.finish()

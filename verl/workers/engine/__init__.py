@@ -7,4 +7,13 @@ from verl.workers.engine.sharding import init_mesh
 from verl.workers.engine.steps import StepPlan
 from verl.workers.engine.value_update import update_values
 
-__all__ = ["AdapterPlan", "FSDPEngine", "MicroBatchRule", "StepPlan", "UpdatePlan", "init_mesh", "update_policy", "update_values"]
+__all__ = [
+    "AdapterPlan",
+    "FSDPEngine",
+    "MicroBatchRule",
+    "StepPlan",
+    "UpdatePlan",
+    "init_mesh",
+    "update_policy",
+    "update_values",
+]

@@ -1,7 +1,9 @@
-"""The memory of one training pass, counted without doing it: the model runs on tensors that have shapes and no numbers.
+"""The memory of one training pass, counted without doing it: the model runs on tensors that have shapes and
+no numbers.
 
-Every operation of forward and backward is run in the engine's own dtype, attention and loss, and the bytes that live at a time are counted,
-so temporary tensors and gradients are in the peak as they are in a real pass. It takes no memory, whatever the size of the model.
+Every operation of forward and backward is run in the engine's own dtype, attention and loss, and the bytes
+that live at a time are counted, so temporary tensors and gradients are in the peak as they are in a real
+pass. It takes no memory, whatever the size of the model.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ from verl.workers.engine.token_scores import token_scores
 
 
 class LiveBytes(TorchDispatchMode):
-    """Counts the bytes of tensors made inside it: `live` now, `peak` the most at a time since it was last set.
+    """Counts the bytes of tensors made inside it: `live` now, `peak` the most at a time since it was last
+    set.
 
     Args:
         before: tensors that exist; operations inside may return views of them.
@@ -61,22 +64,33 @@ class LiveBytes(TorchDispatchMode):
 
 
 def _without_numbers(func: Any, args: Any, kwargs: Any) -> Any:
-    """Return the result of an operation on tensors without numbers, also of those for which torch has no form without numbers."""
+    """Return the result of an operation on tensors without numbers, also of those for which torch has no form
+    without numbers.
+    """
     if func is torch.ops.aten._local_scalar_dense.default:
-        return args[0].dtype == torch.bool  # rows are whole and positions plain, so conditions of masks are met; other numbers are 0
+        return (
+            args[0].dtype == torch.bool
+        )  # rows are whole and positions plain, so conditions of masks are met; other numbers are 0
     if func is torch.ops.aten._grouped_mm.default and args[0].dtype == torch.float32:
-        halves = [arg.bfloat16() if isinstance(arg, torch.Tensor) and arg.is_floating_point() else arg for arg in args]
+        halves = [
+            arg.bfloat16() if isinstance(arg, torch.Tensor) and arg.is_floating_point() else arg
+            for arg in args
+        ]
         return func(*halves, **kwargs).float()
     return func(*args, **kwargs)
 
 
 @contextmanager
 def _fused_attention() -> Iterator[None]:
-    """Let attention on tensors without numbers keep what the fused kernels keep: torch has none for them and would compute all weights."""
+    """Let attention on tensors without numbers keep what the fused kernels keep: torch has none for them and
+    would compute all weights.
+    """
     functional: Any = F
     plain = functional.scaled_dot_product_attention
 
-    def fused(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: Any = None, **options: Any) -> torch.Tensor:
+    def fused(
+        query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: Any = None, **options: Any
+    ) -> torch.Tensor:
         causal = options.get("is_causal", False)
         if attn_mask is not None and attn_mask.dtype == torch.bool:
             attn_mask = torch.empty(attn_mask.shape, dtype=query.dtype)
@@ -105,9 +119,11 @@ class Shape:
 
 
 class _Phases:
-    """The peaks of one counted pass: until the gradient of the last layer's output, of the first layer's input, and to the end.
+    """The peaks of one counted pass: until the gradient of the last layer's output, of the first layer's
+    input, and to the end.
 
-    Between these points the bytes that live are those of all layers, so peaks before the last point grow with each layer by `per_layer`.
+    Between these points the bytes that live are those of all layers, so peaks before the last point grow with
+    each layer by `per_layer`.
     """
 
     def __init__(self, counter: LiveBytes) -> None:
@@ -171,7 +187,12 @@ class TrainingMemory:
         self._layout = layout
         self._passes: dict[Shape, int] = {}
         with torch.device("meta"):
-            self._model = loader.build(path, dtype=dtype, attn_implementation=attention_name(layout), trust_remote_code=trust_remote_code)
+            self._model = loader.build(
+                path,
+                dtype=dtype,
+                attn_implementation=attention_name(layout),
+                trust_remote_code=trust_remote_code,
+            )
             self.parameters = sum(parameter.numel() for parameter in self._model.parameters())
             if adapters:
                 add_adapters(self._model, adapters, path, 0)
@@ -179,7 +200,9 @@ class TrainingMemory:
             self._model.eval()
             if checkpointing:
                 checkpoint_activations(self._model)
-        self.trained = sum(parameter.numel() for parameter in self._model.parameters() if parameter.requires_grad)
+        self.trained = sum(
+            parameter.numel() for parameter in self._model.parameters() if parameter.requires_grad
+        )
         self._layers = _equal_layers(self._model)
         self._more = max(0, len(self._layers) - COUNTED_LAYERS)
         if self._more:
@@ -193,10 +216,17 @@ class TrainingMemory:
         if self._model.config._attn_implementation == PACKED_ATTENTION:
             return {"pack_plan": plan_packing([length] * shape.rows, torch.device("meta"))}
         bounds = torch.arange(0, shape.rows * length + 1, length, dtype=torch.int32)
-        return {"cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds, "max_length_q": length, "max_length_k": length}
+        return {
+            "cu_seq_lens_q": bounds,
+            "cu_seq_lens_k": bounds,
+            "max_length_q": length,
+            "max_length_k": length,
+        }
 
     def of_pass(self, shape: Shape) -> int:
-        """Return the bytes that one forward and backward pass needs at its peak, besides parameters and gradients of passes before it."""
+        """Return the bytes that one forward and backward pass needs at its peak, besides parameters and
+        gradients of passes before it.
+        """
         if shape not in self._passes:
             extra = self._inputs(shape)
             before = [*self._model.parameters(), *self._model.buffers()]
@@ -231,7 +261,11 @@ def _equal_layers(model: Any) -> Any:
     """Return the list of the model's layers if all of them are alike, else an empty list."""
     config = model.config.get_text_config()
     count = getattr(config, "num_hidden_layers", 0)
-    lists = [module for module in model.modules() if isinstance(module, torch.nn.ModuleList) and len(module) == count]
+    lists = [
+        module
+        for module in model.modules()
+        if isinstance(module, torch.nn.ModuleList) and len(module) == count
+    ]
     if len(lists) != 1 or len(set(getattr(config, "layer_types", None) or ())) > 1:
         return torch.nn.ModuleList()
     shapes = [{name: value.shape for name, value in layer.named_parameters()} for layer in lists[0]]

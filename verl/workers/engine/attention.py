@@ -1,7 +1,8 @@
 """Attention over a packed sequence without flash-attn: rows are padded for the attention kernel only.
 
-Everything else in the model runs on the packed tokens. Rows are grouped into buckets of similar length; inside a bucket they
-are padded on the right, so that under a causal kernel no real token attends to padding, no mask is needed and the result is exact.
+Everything else in the model runs on the packed tokens. Rows are grouped into buckets of similar length;
+inside a bucket they are padded on the right, so that under a causal kernel no real token attends to padding,
+no mask is needed and the result is exact.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ class PackPlan:
 
 
 def plan_packing(lengths: Sequence[int], device: torch.device) -> PackPlan:
-    """Return the plan for rows of these lengths, packed in this order (sorted by length, they need the least padding)."""
+    """Return the plan for rows of these lengths, packed in this order (sorted by length, they need the least
+    padding).
+    """
     buckets: list[Bucket] = []
     row, start = 0, 0
     while row < len(lengths):
@@ -95,7 +98,10 @@ def packed_attention(
         ValueError: no plan, or more than one packed sequence.
     """
     if pack_plan is None or query.shape[0] != 1:
-        raise ValueError(f"{PACKED_ATTENTION} needs pack_plan and a batch of one packed sequence, got batch {query.shape[0]}")
+        raise ValueError(
+            f"{PACKED_ATTENTION} needs pack_plan and a batch of one packed sequence, got batch "
+            f"{query.shape[0]}"
+        )
     flat = [states[0].transpose(0, 1) for states in (query, key, value)]
     grouped = query.shape[1] != key.shape[1]
     outputs = []
@@ -107,7 +113,14 @@ def packed_attention(
             distance = distance[:, None] - distance[None]
             mask = (distance >= 0) & (distance < sliding_window)
         out = F.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=mask is None, scale=scaling, enable_gqa=grouped
+            q,
+            k,
+            v,
+            attn_mask=mask,
+            dropout_p=dropout,
+            is_causal=mask is None,
+            scale=scaling,
+            enable_gqa=grouped,
         )
         out = out.transpose(1, 2).flatten(0, 1)
         outputs.append(out if bucket.scatter is None else out.index_select(0, bucket.scatter))

@@ -1,4 +1,6 @@
-"""Packed and padded forward passes: from rows of a batch to log-probs and entropies, or values, of the response tokens."""
+"""Packed and padded forward passes: from rows of a batch to log-probs and entropies, or values, of the
+response tokens.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ class Scores:
     Attributes:
         log_probs: `[bsz, response_len]` fp32, differentiable unless grad is off.
         entropy: `[bsz, response_len]` fp32, in nats.
-        sum_pi_squared: `[bsz, response_len]` fp32, the sum over the vocabulary of the squared probabilities; None unless asked for.
+        sum_pi_squared: `[bsz, response_len]` fp32, the sum over the vocabulary of the squared probabilities;
+            None unless asked for.
     """
 
     log_probs: torch.Tensor
@@ -33,22 +36,31 @@ class Scores:
 
 
 def check_rows(rows: Mapping[str, torch.Tensor]) -> None:
-    """Raise ValueError when a response token has no token before it, or attention is masked at its position."""
+    """Raise ValueError when a response token has no token before it, or attention is masked at its
+    position.
+    """
     width, response_len = rows["input_ids"].shape[1], rows["responses"].shape[1]
     attention, mask = rows["attention_mask"].bool(), rows["response_mask"].bool()
     real = mask.any(dim=1)
-    if bool(real.any()) and (width == response_len or not bool(attention[real, width - response_len - 1].all())):
-        raise ValueError("a row has an empty prompt; every row needs at least one prompt token before its response")
+    if bool(real.any()) and (
+        width == response_len or not bool(attention[real, width - response_len - 1].all())
+    ):
+        raise ValueError(
+            "a row has an empty prompt; every row needs at least one prompt token before its response"
+        )
     if bool((mask & ~attention[:, width - response_len :]).any()):
         raise ValueError("response_mask is set where attention_mask is not; padding cannot be trained on")
 
 
-def score_tokens(model: Any, rows: Mapping[str, torch.Tensor], temperature: float, form: Form, sum_pi_squared: bool = False) -> Scores:
+def score_tokens(
+    model: Any, rows: Mapping[str, torch.Tensor], temperature: float, form: Form, sum_pi_squared: bool = False
+) -> Scores:
     """Run rows through a causal language model; see `Scores`.
 
     Args:
         model: the model; for packed rows with `PACKED_ATTENTION` or flash attention.
-        rows: `INPUT_KEYS`, and `READ_IN` if rows are merged; without rows (ranks must call the model equally often) the scores are empty.
+        rows: `INPUT_KEYS`, and `READ_IN` if rows are merged; without rows (ranks must call the model equally
+            often) the scores are empty.
         temperature: of the sampler.
         form: of `RowLayout`.
         sum_pi_squared: also sum the squared probabilities, in another pass over the logits.
@@ -62,7 +74,8 @@ def score_tokens(model: Any, rows: Mapping[str, torch.Tensor], temperature: floa
 
 
 def value_tokens(model: Any, rows: Mapping[str, torch.Tensor], form: Form) -> torch.Tensor:
-    """Run rows through a value model and return values `[bsz, response_len]` fp32, zero where `response_mask` is zero.
+    """Run rows through a value model and return values `[bsz, response_len]` fp32, zero where `response_mask`
+    is zero.
 
     The value of a token is the output at the position before it. Arguments are those of `score_tokens`.
     """
@@ -72,21 +85,34 @@ def value_tokens(model: Any, rows: Mapping[str, torch.Tensor], form: Form) -> to
 
 
 def _packed(model: Any, rows: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """Return the head's output at the position before each response token, `[tokens, head]`; a language-model head skips others."""
+    """Return the head's output at the position before each response token, `[tokens, head]`; a language-model
+    head skips others.
+    """
     attention, mask = rows["attention_mask"].bool(), rows["response_mask"].bool()
     count, width = attention.shape
     prompt_len = width - mask.shape[1]
     place = attention.flatten().cumsum(0).view(count, width) - 1
     keep = place[:, prompt_len - 1 : -1][mask]
-    tokens, positions, lengths = rows["input_ids"][attention], rows["position_ids"][attention], attention.sum(dim=1).tolist()
+    tokens, positions, lengths = (
+        rows["input_ids"][attention],
+        rows["position_ids"][attention],
+        attention.sum(dim=1).tolist(),
+    )
     if not lengths:
         tokens, positions, lengths = tokens.new_zeros(1), positions.new_zeros(1), [1]
     extra: dict[str, Any] = {}
     if model.config._attn_implementation == PACKED_ATTENTION:
         extra["pack_plan"] = plan_packing(lengths, tokens.device)
     else:
-        bounds = torch.tensor([0, *lengths], device=tokens.device, dtype=torch.int32).cumsum(0, dtype=torch.int32)
-        extra = {"cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds, "max_length_q": max(lengths), "max_length_k": max(lengths)}
+        bounds = torch.tensor([0, *lengths], device=tokens.device, dtype=torch.int32).cumsum(
+            0, dtype=torch.int32
+        )
+        extra = {
+            "cu_seq_lens_q": bounds,
+            "cu_seq_lens_k": bounds,
+            "max_length_q": max(lengths),
+            "max_length_k": max(lengths),
+        }
     return run_head(model, keep, input_ids=tokens[None], position_ids=positions[None], **extra)[0]
 
 
@@ -144,7 +170,9 @@ def _without_rows(model: Any, device: torch.device) -> torch.Tensor:
 
 
 def run_head(model: Any, keep: torch.Tensor | int, **inputs: Any) -> torch.Tensor:
-    """Return the head's output at the positions `keep` (a number selects the last ones); outputs of a head that skips none are sliced."""
+    """Return the head's output at the positions `keep` (a number selects the last ones); outputs of a head
+    that skips none are sliced.
+    """
     parameters = inspect.signature(model.forward).parameters
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         # Models without positions of their own (ALiBi, recurrences) take no position_ids.

@@ -21,7 +21,13 @@ from verl.workers.engine.loading import load_sharded
 from verl.workers.engine.merging import READ_IN, longest_rows, members
 from verl.workers.engine.micro_batch import MicroBatchRule, plan_micro_batches, same_count
 from verl.workers.engine.offload import move_optimizer_state, move_parameters, on_device
-from verl.workers.engine.sharding import cast_buffers, checkpoint_activations, free_gathered, full_tensors, shard_model
+from verl.workers.engine.sharding import (
+    cast_buffers,
+    checkpoint_activations,
+    free_gathered,
+    full_tensors,
+    shard_model,
+)
 from verl.workers.engine.trainable import Trainable
 
 Rows = Mapping[str, torch.Tensor]
@@ -41,10 +47,11 @@ class AdapterPlan:
 
 
 class FSDPEngine:
-    """A sharded model with its optimizer and schedule (none if it is a frozen reference), or with adapters that have one each.
+    """A sharded model with its optimizer and schedule (none if it is a frozen reference), or with adapters
+    that have one each.
 
-    With adapters the model itself is frozen; `using` selects the adapter that is scored and trained, and outside of it the base is
-    scored.
+    With adapters the model itself is frozen; `using` selects the adapter that is scored and trained, and
+    outside of it the base is scored.
 
     Args:
         model: path of the model, and how its rows are run.
@@ -108,24 +115,32 @@ class FSDPEngine:
             return shard_model(network, mesh, compute_dtype, fsdp.reshard_after_forward)
 
         self.model = load_sharded(
-            lambda: make(loader.load(model.path, **arguments)), lambda: make(loader.build(model.path, **arguments)), shard, mesh
+            lambda: make(loader.load(model.path, **arguments)),
+            lambda: make(loader.build(model.path, **arguments)),
+            shard,
+            mesh,
         )
         self._ropes = RopeState(self.model)
         self.adapters: dict[str, Trainable] = {
             name: Trainable(adapter_parameters(self.model, name), plan.optim) for name, plan in plans.items()
         }
-        self._whole = Trainable(dict(self.model.named_parameters()), optim) if optim is not None and not plans else None
+        self._whole = (
+            Trainable(dict(self.model.named_parameters()), optim) if optim is not None and not plans else None
+        )
         self._adapter: str | None = None
         self._offload()
 
     @contextmanager
     def using(self, adapter: str | None) -> Iterator[None]:
-        """Score and train this adapter inside the block; with None the base, or the model if there are no adapters.
+        """Score and train this adapter inside the block; with None the base, or the model if there are no
+        adapters.
 
         Raises ValueError for an adapter that the engine does not have.
         """
         if adapter is not None and adapter not in self.adapters:
-            raise ValueError(f"no adapter {adapter!r} in this engine; it has {sorted(self.adapters) or 'none'}")
+            raise ValueError(
+                f"no adapter {adapter!r} in this engine; it has {sorted(self.adapters) or 'none'}"
+            )
         before = self._adapter
         self._select(adapter)
         try:
@@ -175,7 +190,8 @@ class FSDPEngine:
     def micro_batches(self, rows: Rows, rule: MicroBatchRule) -> list[dict[str, torch.Tensor]]:
         """Split rows into micro-batches, with empty ones added so that all ranks have as many.
 
-        With `merge_rows` the rule counts the rows that the model runs; those that are read in them are in the same micro-batch.
+        With `merge_rows` the rule counts the rows that the model runs; those that are read in them are in the
+        same micro-batch.
         """
         lengths = self.lengths(rows)
         groups = self.layout.groups(lengths)
@@ -196,7 +212,9 @@ class FSDPEngine:
         return micros
 
     def _hosts(self, rows: Rows, groups: Sequence[Sequence[int]]) -> list[int]:
-        """Return for every row the index of the row that it is read in: its own, or with `merge_rows` one of its group."""
+        """Return for every row the index of the row that it is read in: its own, or with `merge_rows` one of
+        its group.
+        """
         hosts = list(range(len(rows["attention_mask"])))
         if self.merge_rows:
             for group in groups:
@@ -215,7 +233,9 @@ class FSDPEngine:
         self._ropes.reset()
         return value_tokens(self.model, rows, self.layout.form)
 
-    def score_all(self, rows: Rows, temperature: float, rule: MicroBatchRule, sum_pi_squared: bool = False) -> Scores:
+    def score_all(
+        self, rows: Rows, temperature: float, rule: MicroBatchRule, sum_pi_squared: bool = False
+    ) -> Scores:
         """Score any number of rows without gradients; see `_on_all`."""
 
         def score(micro: Rows) -> tuple[torch.Tensor, ...]:
@@ -230,7 +250,9 @@ class FSDPEngine:
         return self._on_all(rows, rule, lambda micro: (self.value(micro),), 1)[0]
 
     @torch.no_grad()
-    def _on_all(self, rows: Rows, rule: MicroBatchRule, run: Callable[[Rows], tuple[torch.Tensor, ...]], count: int) -> list[torch.Tensor]:
+    def _on_all(
+        self, rows: Rows, rule: MicroBatchRule, run: Callable[[Rows], tuple[torch.Tensor, ...]], count: int
+    ) -> list[torch.Tensor]:
         """Run rows in micro-batches; rows without a response token are not run, and their results are zero.
 
         Returns:
@@ -274,7 +296,9 @@ class FSDPEngine:
         return self.trainable.step(grad_clip, self.group)
 
     def set_total_steps(self, total_steps: int) -> None:
-        """Set the total number of optimizer steps of every schedule. Raises ValueError when it is not positive."""
+        """Set the total number of optimizer steps of every schedule. Raises ValueError when it is not
+        positive.
+        """
         for trainable in self.trainables:
             trainable.set_total_steps(total_steps)
 
@@ -293,7 +317,8 @@ class FSDPEngine:
         return self.trainable.lr
 
     def weights(self, adapter: str | None = None) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield every tensor of the model's checkpoint unsharded, or those of an adapter under PEFT's names, one at a time.
+        """Yield every tensor of the model's checkpoint unsharded, or those of an adapter under PEFT's names,
+        one at a time.
 
         All ranks must iterate together.
         """

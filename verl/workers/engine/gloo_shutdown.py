@@ -1,8 +1,10 @@
-"""Shutdown of a process that was in a gloo group: wait until gloo's threads have released their tensors before the interpreter ends.
+"""Shutdown of a process that was in a gloo group: wait until gloo's threads have released their tensors
+before the interpreter ends.
 
-After a collective has ended, the thread that ran it releases its tensors, for which it needs the GIL. A thread that does so while the
-interpreter is being finalised is made to exit inside C++, which aborts the process ("terminate called without an active exception").
-Destroying the group does not wait for these threads, because DTensor's caches keep meshes, and these their groups, alive.
+After a collective has ended, the thread that ran it releases its tensors, for which it needs the GIL. A
+thread that does so while the interpreter is being finalised is made to exit inside C++, which aborts the
+process ("terminate called without an active exception"). Destroying the group does not wait for these
+threads, because DTensor's caches keep meshes, and these their groups, alive.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""How the trainer lays out rows for a model's forward pass, so that the numbers of a row depend on that row alone."""
+"""How the trainer lays out rows for a model's forward pass, so that the numbers of a row depend on that row
+alone.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,11 @@ class RowLayout:
     """The layout of the rows of a micro-batch.
 
     Attributes:
-        form: `packed` is one sequence without padding, `padded` is `[rows, width]` with masked padding, `equal` is `[rows, length]`
-            with rows of one length, without padding and without a mask.
+        form: `packed` is one sequence without padding, `padded` is `[rows, width]` with masked padding,
+            `equal` is `[rows, length]` with rows of one length, without padding and without a mask.
         attention: name of transformers' attention implementation.
-        limits: ascending lengths; rows of one micro-batch are on the same side of each. Ropes that switch their frequencies by the
-            longest position of a batch are exact only then.
+        limits: ascending lengths; rows of one micro-batch are on the same side of each. Ropes that switch
+            their frequencies by the longest position of a batch are exact only then.
     """
 
     form: Form
@@ -56,14 +58,17 @@ class RowLayout:
 
 
 class RopeState:
-    """Frequencies that rope modules change while they run, as a dynamic rope does; `reset` makes each pass independent of earlier ones.
+    """Frequencies that rope modules change while they run, as a dynamic rope does; `reset` makes each pass
+    independent of earlier ones.
 
     Args:
         model: before its first forward pass.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
-        self._initial = [(module, _state(module)) for module in model.modules() if hasattr(module, "max_seq_len_cached")]
+        self._initial = [
+            (module, _state(module)) for module in model.modules() if hasattr(module, "max_seq_len_cached")
+        ]
 
     def reset(self) -> None:
         """Restore the frequencies of a model that has not run yet."""
@@ -93,8 +98,14 @@ def rope_limits(config: Any) -> tuple[int, ...]:
     for rope in _ropes(getattr(config, "rope_parameters", None)):
         if rope.get("rope_type", "default") == "default":
             continue
-        original = rope.get("original_max_position_embeddings") or getattr(config, "original_max_position_embeddings", None)
-        limits |= {value for value in (original, getattr(config, "max_position_embeddings", None)) if isinstance(value, int)}
+        original = rope.get("original_max_position_embeddings") or getattr(
+            config, "original_max_position_embeddings", None
+        )
+        limits |= {
+            value
+            for value in (original, getattr(config, "max_position_embeddings", None))
+            if isinstance(value, int)
+        }
     return tuple(sorted(limits))
 
 

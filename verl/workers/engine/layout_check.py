@@ -1,8 +1,8 @@
 """The layout in which a model's rows are exact, found by running a miniature of the model in several layouts.
 
-Two ways that must agree: every row alone, with eager attention, without padding and cache, is the reference; log-probs and entropies of
-a layout are compared with it. Rows are shorter and longer than the windows and rope limits of the miniature, stand beside
-each other, and are run twice.
+Two ways that must agree: every row alone, with eager attention, without padding and cache, is the reference;
+log-probs and entropies of a layout are compared with it. Rows are shorter and longer than the windows and
+rope limits of the miniature, stand beside each other, and are run twice.
 """
 
 from __future__ import annotations
@@ -27,9 +27,11 @@ logger = logging.getLogger(__name__)
 
 AUTO = "auto"
 FP32_BOUND = 1e-4
-# Rounding in 16 bits differs between kernels; a lost mask, window or position moves log-probs by several times as much.
+# Rounding in 16 bits differs between kernels; a lost mask, window or position moves log-probs by several
+# times as much.
 ROUNDING_FACTOR = 4.0
-# Pairs of prompt and response: on both sides of a window of 8 and of a limit of 32 positions, two beyond both.
+# Pairs of prompt and response: on both sides of a window of 8 and of a limit of 32 positions, two beyond
+# both.
 ROW_LENGTHS = ((3, 2), (6, 8), (20, 20), (33, 22))
 
 OWN_ROWS = 3  # of these, for a model with its own weights, whose windows and limits no short row reaches
@@ -45,7 +47,8 @@ class LayoutChoice:
 
     Attributes:
         layout: for the whole model; its limits are those of the model's own configuration.
-        difference: largest difference of log-probs and entropies from rows run alone, in nats; NaN if no miniature can be run.
+        difference: largest difference of log-probs and entropies from rows run alone, in nats; NaN if no
+            miniature can be run.
         rejected: faster layouts with the reason why each is not used, best first.
     """
 
@@ -85,7 +88,8 @@ def choose_layout(
         merge_rows: rows that begin others are read off these.
 
     Raises:
-        LayoutError: no layout is exact; the message says by how much each differs, and which keys allow another.
+        LayoutError: no layout is exact; the message says by how much each differs, and which keys allow
+            another.
     """
     flash = attention in (AUTO, "flash_attention_2") and is_flash_attention_usable(device, dtype)
     choice = _choose(config, str(use_remove_padding).lower(), attention, device, flash, merge_rows)
@@ -95,12 +99,15 @@ def choose_layout(
 
 
 def training_randomness(config: Any) -> str | None:
-    """Return one line if a model draws random numbers in transformers' training mode, which the trainer does not use; else None."""
+    """Return one line if a model draws random numbers in transformers' training mode, which the trainer does
+    not use; else None.
+    """
     difference = _randomness(config)
     if difference < FP32_BOUND:
         return None
     return (
-        f"dropout or other random numbers of training mode would move log-probs by up to {difference:.2g}; they are off, because "
+        f"dropout or other random numbers of training mode would move log-probs by up to {difference:.2g}; "
+        "they are off, because "
         "ratios compare equal networks"
     )
 
@@ -108,7 +115,9 @@ def training_randomness(config: Any) -> str | None:
 @once_per_configuration
 @one_thread()
 def _randomness(config: Any) -> float:
-    """Return the largest difference of log-probs and entropies between training and evaluation mode; 0 if neither can be run."""
+    """Return the largest difference of log-probs and entropies between training and evaluation mode; 0 if
+    neither can be run.
+    """
     try:
         return _Trial(config, "cpu", False).randomness()
     except MiniatureError:
@@ -117,12 +126,15 @@ def _randomness(config: Any) -> float:
 
 @once_per_configuration
 @one_thread()
-def _choose(config: Any, removal: str, attention: str, device: str, flash: bool, merge_rows: bool) -> LayoutChoice:
+def _choose(
+    config: Any, removal: str, attention: str, device: str, flash: bool, merge_rows: bool
+) -> LayoutChoice:
     limits = rope_limits(config.get_text_config())
     layouts = list(_layouts(removal, attention, flash, limits))
     if not layouts:
         raise LayoutError(
-            f"attn_implementation={attention} cannot run packed rows; set actor_rollout_ref.model.use_remove_padding=false, or auto"
+            f"attn_implementation={attention} cannot run packed rows; set "
+            "actor_rollout_ref.model.use_remove_padding=false, or auto"
         )
     try:
         trial = _Trial(config, device, merge_rows)
@@ -134,7 +146,9 @@ def _choose(config: Any, removal: str, attention: str, device: str, flash: bool,
         raise LayoutError(f"{config.model_type} cannot be run: {_one_line(error)}") from error
     if windows := trial.windows_beyond_rows():
         logger.warning(
-            "%s: no row of the check is longer than %s, so a window that a layout loses would not be seen", config.model_type, windows
+            "%s: no row of the check is longer than %s, so a window that a layout loses would not be seen",
+            config.model_type,
+            windows,
         )
     rejected: list[tuple[RowLayout, str]] = []
     for layout in layouts:
@@ -149,7 +163,9 @@ def _choose(config: Any, removal: str, attention: str, device: str, flash: bool,
         if value != AUTO
     ]
     advice = f"set {' and '.join(free)}, or train" if free else "train"
-    raise LayoutError(f"rows of {config.model_type} are not exact as configured ({shown}); {advice} another model")
+    raise LayoutError(
+        f"rows of {config.model_type} are not exact as configured ({shown}); {advice} another model"
+    )
 
 
 @once_per_configuration
@@ -162,17 +178,23 @@ def _check_dtype(config: Any, layout: RowLayout, device: str, dtype: torch.dtype
         return
     except Exception as error:  # code of a model may raise anything
         raise LayoutError(
-            f"{config.model_type} cannot be run in {dtype} ({_one_line(error)}); set actor_rollout_ref.actor.fsdp_config.dtype=fp32"
+            f"{config.model_type} cannot be run in {dtype} ({_one_line(error)}); set "
+            "actor_rollout_ref.actor.fsdp_config.dtype=fp32"
         ) from error
     if not all(bool(values.isfinite().all()) for values in scores):
         raise LayoutError(
-            f"{config.model_type} gives values in {dtype} that are not finite; set actor_rollout_ref.actor.fsdp_config.dtype=fp32"
+            f"{config.model_type} gives values in {dtype} that are not finite; set "
+            "actor_rollout_ref.actor.fsdp_config.dtype=fp32"
         )
 
 
 def _layouts(removal: str, attention: str, flash: bool, limits: tuple[int, ...]) -> Iterator[RowLayout]:
-    """Yield the allowed layouts, fastest first: rows of any lengths, then those apart that a rope treats differently, then equal ones."""
-    kernels = [attention] if attention != AUTO else [*(["flash_attention_2"] if flash else []), "sdpa", "eager"]
+    """Yield the allowed layouts, fastest first: rows of any lengths, then those apart that a rope treats
+    differently, then equal ones.
+    """
+    kernels = (
+        [attention] if attention != AUTO else [*(["flash_attention_2"] if flash else []), "sdpa", "eager"]
+    )
     splits = [()] + ([limits] if limits else [])
     for split in splits:
         for form in ("packed", "padded"):
@@ -206,14 +228,24 @@ class _Trial:
         return self._alone
 
     def windows_beyond_rows(self) -> str:
-        """Return the windows that the miniature could not shrink below the longest row, as `name=tokens`; empty if there are none."""
+        """Return the windows that the miniature could not shrink below the longest row, as `name=tokens`;
+        empty if there are none.
+        """
         longest = max(prompt + response for prompt, response in ROW_LENGTHS)
         fields = self._small.get_text_config().to_dict()
-        names = [name for name in fields if name.endswith(("sliding_window", "window_size", "attention_chunk_size"))]
-        return ", ".join(f"{name}={fields[name]}" for name in names if type(fields[name]) is int and fields[name] > longest)
+        names = [
+            name
+            for name in fields
+            if name.endswith(("sliding_window", "window_size", "attention_chunk_size"))
+        ]
+        return ", ".join(
+            f"{name}={fields[name]}" for name in names if type(fields[name]) is int and fields[name] > longest
+        )
 
     def difference(self, layout: RowLayout) -> tuple[float, str]:
-        """Return the largest difference of a layout from the reference, and why the layout cannot be used (empty if it can)."""
+        """Return the largest difference of a layout from the reference, and why the layout cannot be used
+        (empty if it can).
+        """
         dtype = torch.bfloat16 if layout.attention == "flash_attention_2" else torch.float32
         try:
             results = [self.scores(layout, dtype) for _ in range(2)]
@@ -225,7 +257,10 @@ class _Trial:
             rounding = _largest(self._run(RowLayout("equal", "eager"), dtype, alone=True), self.reference())
             bound = ROUNDING_FACTOR * rounding
         if not difference <= bound:
-            return difference, f"log-probs or entropies differ by up to {difference:.2g} from those of rows run alone"
+            return (
+                difference,
+                f"log-probs or entropies differ by up to {difference:.2g} from those of rows run alone",
+            )
         return difference, ""
 
     def randomness(self) -> float:
@@ -245,7 +280,9 @@ class _Trial:
         return self._run(replace(layout, limits=self._limits if layout.limits else ()), dtype)
 
     @torch.no_grad()
-    def _run(self, layout: RowLayout, dtype: torch.dtype, alone: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    def _run(
+        self, layout: RowLayout, dtype: torch.dtype, alone: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         model, ropes = self._model(layout, dtype)
         mask = self._rows["response_mask"]
         lengths = self._rows["attention_mask"].sum(dim=1).tolist()
@@ -289,7 +326,8 @@ def _in_dtype(model: Any, dtype: torch.dtype) -> Any:
 
 @torch.no_grad()
 def layout_difference(load: Callable[[str], Any], layout: RowLayout) -> float:
-    """Return the largest difference of log-probs and entropies between a layout and rows run alone, for a model with its own weights.
+    """Return the largest difference of log-probs and entropies between a layout and rows run alone, for a
+    model with its own weights.
 
     Args:
         load: returns the model, in fp32 and `eval` mode, for the name of an attention implementation.
@@ -327,7 +365,8 @@ def attention_name(layout: RowLayout) -> str:
 
 
 def rows_to_check(vocab_size: int = 256) -> Mapping[str, torch.Tensor]:
-    """Return rows (the `INPUT_KEYS`) for a check: short ones, and several of different lengths beyond the limits of a miniature.
+    """Return rows (the `INPUT_KEYS`) for a check: short ones, and several of different lengths beyond the
+    limits of a miniature.
 
     The last row has the beginning of another one, as an earlier reply of a conversation does.
 

@@ -1,4 +1,6 @@
-"""One rank reads a checkpoint, every rank gets its shard: host memory holds one whole copy of a model, not one per rank."""
+"""One rank reads a checkpoint, every rank gets its shard: host memory holds one whole copy of a model, not
+one per rank.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,11 @@ from verl.models.loader import ModelPathError
 from verl.workers.engine.sharding import local
 
 
-def load_sharded(load: Callable[[], Any], build: Callable[[], Any], shard: Callable[[Any], Any], mesh: DeviceMesh) -> Any:
-    """Return the sharded model with the parameters and buffers that the first rank loaded; all ranks must call this together.
+def load_sharded(
+    load: Callable[[], Any], build: Callable[[], Any], shard: Callable[[Any], Any], mesh: DeviceMesh
+) -> Any:
+    """Return the sharded model with the parameters and buffers that the first rank loaded; all ranks must
+    call this together.
 
     Args:
         load: makes the model with its weights; called on the first rank only.
@@ -24,7 +29,8 @@ def load_sharded(load: Callable[[], Any], build: Callable[[], Any], shard: Calla
         mesh: one-dimensional mesh of the worker group.
 
     Raises:
-        ModelPathError: a rank could not make its model; a rank whose own error is of another class raises that instead.
+        ModelPathError: a rank could not make its model; a rank whose own error is of another class raises
+            that instead.
     """
     if mesh.size() == 1:
         return shard(load())
@@ -34,7 +40,9 @@ def load_sharded(load: Callable[[], Any], build: Callable[[], Any], shard: Calla
     network = shard(network)
     with torch.no_grad():
         for name, parameter in network.named_parameters():
-            empty = torch.empty(0 if first else parameter.shape, dtype=parameter.dtype, device=mesh.device_type)
+            empty = torch.empty(
+                0 if first else parameter.shape, dtype=parameter.dtype, device=mesh.device_type
+            )
             value = whole.pop(name).to(mesh.device_type) if first else empty
             _broadcast_parameter(parameter, value, mesh)
         for buffer in network.buffers():
@@ -43,7 +51,9 @@ def load_sharded(load: Callable[[], Any], build: Callable[[], Any], shard: Calla
 
 
 def _made_on_all_ranks(make: Callable[[], Any], mesh: DeviceMesh) -> Any:
-    """Return the result of `make` if it succeeds on all ranks, else raise, so that no rank waits for weights of a failed one."""
+    """Return the result of `make` if it succeeds on all ranks, else raise, so that no rank waits for weights
+    of a failed one.
+    """
     network, raised, failure = None, None, ""
     try:
         network = make()
@@ -63,12 +73,18 @@ def _made_on_all_ranks(make: Callable[[], Any], mesh: DeviceMesh) -> Any:
 def _broadcast_parameter(parameter: torch.Tensor, value: torch.Tensor, mesh: DeviceMesh) -> None:
     """Broadcast the first rank's `value` and write this rank's part of it into a parameter."""
     dist.broadcast(value, group=mesh.get_group(), group_src=0)
-    part = distribute_tensor(value, mesh, parameter.placements, src_data_rank=None) if isinstance(parameter, DTensor) else value
+    part = (
+        distribute_tensor(value, mesh, parameter.placements, src_data_rank=None)
+        if isinstance(parameter, DTensor)
+        else value
+    )
     local(parameter).copy_(local(part))
 
 
 def _broadcast_buffer(buffer: torch.Tensor, mesh: DeviceMesh) -> None:
-    """Broadcast the first rank's buffer, which a checkpoint may hold; as bytes, because gloo does not support booleans."""
+    """Broadcast the first rank's buffer, which a checkpoint may hold; as bytes, because gloo does not support
+    booleans.
+    """
     value = buffer.contiguous()
     dist.broadcast(value.reshape(-1).view(torch.uint8), group=mesh.get_group(), group_src=0)
     if value is not buffer:

@@ -1,7 +1,9 @@
-"""Merged rows: a row whose tokens begin those of another, as an earlier reply of a conversation does, is read off that row's forward pass.
+"""Merged rows: a row whose tokens begin those of another, as an earlier reply of a conversation does, is read
+off that row's forward pass.
 
-Rows are merged for the model alone. Log-probs, entropies and values go back to the rows that they belong to, so that masks, advantages,
-weights, ratios of whole replies, means over rows and mini-batches are those of the unmerged rows, for every loss.
+Rows are merged for the model alone. Log-probs, entropies and values go back to the rows that they belong to,
+so that masks, advantages, weights, ratios of whole replies, means over rows and mini-batches are those of the
+unmerged rows, for every loss.
 """
 
 from __future__ import annotations
@@ -11,30 +13,40 @@ from itertools import pairwise
 
 import torch
 
-# Column of a micro-batch: for every row the index, in the micro-batch, of the row in which it is read (its own if it is not merged).
+# Column of a micro-batch: for every row the index, in the micro-batch, of the row in which it is read (its
+# own if it is not merged).
 READ_IN = "read_in"
 
 
 def longest_rows(rows: Mapping[str, torch.Tensor]) -> list[int]:
-    """Return for every row the index of a longest row that begins with its tokens, prompt and response: its own if there is no other.
+    """Return for every row the index of a longest row that begins with its tokens, prompt and response: its
+    own if there is no other.
 
-    Tokens are equal if their ids and positions are. Of rows that continue the same one differently, one reads it.
+    Tokens are equal if their ids and positions are. Of rows that continue the same one differently, one reads
+    it.
 
     Args:
         rows: `input_ids`, `position_ids` and `attention_mask`, `[bsz, width]`.
     """
     inputs = torch.stack([rows["input_ids"], rows["position_ids"]], dim=-1).cpu()
-    tokens = [row[real].numpy().tobytes() for row, real in zip(inputs, rows["attention_mask"].bool().cpu(), strict=True)]
+    tokens = [
+        row[real].numpy().tobytes()
+        for row, real in zip(inputs, rows["attention_mask"].bool().cpu(), strict=True)
+    ]
     order = sorted(range(len(tokens)), key=tokens.__getitem__)
     found = list(range(len(tokens)))
-    for row, after in reversed(list(pairwise(order))):  # rows that begin with a row's bytes come right after it
+    for row, after in reversed(
+        list(pairwise(order))
+    ):  # rows that begin with a row's bytes come right after it
         if tokens[after].startswith(tokens[row]):
             found[row] = found[after]
     return found
 
 
 def members(longest: Sequence[int]) -> dict[int, list[int]]:
-    """Return, for a result of `longest_rows`, the rows that are read in each of the longest, itself included."""
+    """Return, for a result of `longest_rows`, the rows that are read in each of the longest, itself
+    included.
+    """
     found: dict[int, list[int]] = {}
     for row, host in enumerate(longest):
         found.setdefault(host, []).append(row)
@@ -44,14 +56,15 @@ def members(longest: Sequence[int]) -> dict[int, list[int]]:
 def merge(rows: Mapping[str, torch.Tensor]) -> tuple[Mapping[str, torch.Tensor], torch.Tensor | slice]:
     """Return the rows that the model runs, and the index of the given rows' response tokens among theirs.
 
-    A row that is run has a response from the first token that any row needs, and a `response_mask` of all that are needed.
+    A row that is run has a response from the first token that any row needs, and a `response_mask` of all
+    that are needed.
 
     Args:
         rows: `INPUT_KEYS`, and `READ_IN` if rows are merged.
 
     Returns:
-        `INPUT_KEYS` of the rows to run, and an index `[tokens]`: a value per unmasked response token of these, in row-major order, becomes
-        one per unmasked response token of the given rows.
+        `INPUT_KEYS` of the rows to run, and an index `[tokens]`: a value per unmasked response token of
+        these, in row-major order, becomes one per unmasked response token of the given rows.
     """
     if READ_IN not in rows:
         return rows, slice(None)
@@ -60,7 +73,9 @@ def merge(rows: Mapping[str, torch.Tensor]) -> tuple[Mapping[str, torch.Tensor],
         return rows, slice(None)
     attention, mask = rows["attention_mask"].bool(), rows["response_mask"].bool()
     width = attention.shape[1]
-    number = (attention.cumsum(dim=1) - 1)[:, width - mask.shape[1] :][mask]  # of each response token in its row
+    number = (attention.cumsum(dim=1) - 1)[:, width - mask.shape[1] :][
+        mask
+    ]  # of each response token in its row
     of_host = owner[:, None].expand_as(mask)[mask]
     places = (~attention[hosts]).int().argsort(dim=1, stable=True)  # columns of the tokens, in order
     column = places[of_host, number]
@@ -73,10 +88,15 @@ def merge(rows: Mapping[str, torch.Tensor]) -> tuple[Mapping[str, torch.Tensor],
 
 
 def merged_shares(micros: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, float]:
-    """Return the fraction of the rows of some micro-batches that are read in others, and of the tokens that are not run for it."""
+    """Return the fraction of the rows of some micro-batches that are read in others, and of the tokens that
+    are not run for it.
+    """
     rows = run = tokens = run_tokens = 0
     for micro in micros:
         lengths, hosts = micro["attention_mask"].sum(dim=1), micro[READ_IN].unique()
         rows, run = rows + len(lengths), run + len(hosts)
         tokens, run_tokens = tokens + int(lengths.sum()), run_tokens + int(lengths[hosts].sum())
-    return {"merged_rows": 1 - run / rows if rows else 0.0, "merged_tokens": 1 - run_tokens / tokens if tokens else 0.0}
+    return {
+        "merged_rows": 1 - run / rows if rows else 0.0,
+        "merged_tokens": 1 - run_tokens / tokens if tokens else 0.0,
+    }

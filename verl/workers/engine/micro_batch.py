@@ -19,7 +19,8 @@ class MicroBatchRule:
     """How rows are split.
 
     Attributes:
-        token_budget: maximum number of tokens of one micro-batch (padding included when not packed), or None to split by rows.
+        token_budget: maximum number of tokens of one micro-batch (padding included when not packed), or None
+            to split by rows.
         rows: maximum number of rows of one micro-batch without a token budget.
         packed: rows are run without padding, so that only their own tokens count.
     """

@@ -18,8 +18,8 @@ from verl.workers.engine.sharding import local
 class Schedule:
     """Learning rate as a function of the optimizer step, so that the step number is its whole state.
 
-    Step 0 is the first update: with `w` warm-up steps it runs at `lr / w`, and step `w - 1` at the peak. `linear` and
-    `cosine` then decay to `min_lr_ratio * lr` at the last of `total_steps`.
+    Step 0 is the first update: with `w` warm-up steps it runs at `lr / w`, and step `w - 1` at the peak.
+    `linear` and `cosine` then decay to `min_lr_ratio * lr` at the last of `total_steps`.
 
     Raises:
         ValueError: unknown schedule, or one that needs the total number of steps without it.
@@ -30,7 +30,9 @@ class Schedule:
 
     def __post_init__(self) -> None:
         if self.config.lr_scheduler_type not in SCHEDULES:
-            raise ValueError(f"optim.lr_scheduler_type={self.config.lr_scheduler_type!r}: expected one of {SCHEDULES}")
+            raise ValueError(
+                f"optim.lr_scheduler_type={self.config.lr_scheduler_type!r}: expected one of {SCHEDULES}"
+            )
 
     @property
     def warmup_steps(self) -> int:
@@ -49,7 +51,11 @@ class Schedule:
         if self.config.lr_scheduler_type == "constant":
             return peak
         progress = min(1.0, (step - warmup) / max(1, self._total() - 1 - warmup))
-        share = 1 - progress if self.config.lr_scheduler_type == "linear" else 0.5 * (1 + math.cos(math.pi * progress))
+        share = (
+            1 - progress
+            if self.config.lr_scheduler_type == "linear"
+            else 0.5 * (1 + math.cos(math.pi * progress))
+        )
         return peak * (self.config.min_lr_ratio + (1 - self.config.min_lr_ratio) * share)
 
     def _total(self) -> int:
@@ -57,18 +63,28 @@ class Schedule:
         if total < 1:
             raise ValueError(
                 f"optim.lr_scheduler_type={self.config.lr_scheduler_type} with lr_warmup_steps_ratio="
-                f"{self.config.lr_warmup_steps_ratio} needs the total steps: call set_total_training_steps or set total_training_steps"
+                f"{self.config.lr_warmup_steps_ratio} needs the total steps: call set_total_training_steps "
+                "or set total_training_steps"
             )
         return total
 
 
 def build_optimizer(parameters: Iterable[torch.nn.Parameter], config: OptimConfig) -> torch.optim.AdamW:
-    """Return AdamW over the (sharded) parameters that require a gradient. Raises ValueError when `betas` is not a pair."""
+    """Return AdamW over the (sharded) parameters that require a gradient. Raises ValueError when `betas` is
+    not a pair.
+    """
     if len(config.betas) != 2:
         raise ValueError(f"optim.betas={config.betas}: expected two numbers")
     trained = [p for p in parameters if p.requires_grad]
     beta1, beta2 = config.betas
-    return torch.optim.AdamW(trained, lr=config.lr, betas=(beta1, beta2), eps=config.eps, weight_decay=config.weight_decay, fused=True)
+    return torch.optim.AdamW(
+        trained,
+        lr=config.lr,
+        betas=(beta1, beta2),
+        eps=config.eps,
+        weight_decay=config.weight_decay,
+        fused=True,
+    )
 
 
 def init_state(optimizer: torch.optim.Optimizer) -> None:
@@ -83,12 +99,20 @@ def init_state(optimizer: torch.optim.Optimizer) -> None:
 
 
 @torch.no_grad()
-def clip_gradients(parameters: Iterable[torch.nn.Parameter], max_norm: float, group: dist.ProcessGroup) -> float:
-    """Scale gradients to a norm of at most `max_norm` over all ranks' shards and return the norm before; skip non-finite norms."""
+def clip_gradients(
+    parameters: Iterable[torch.nn.Parameter], max_norm: float, group: dist.ProcessGroup
+) -> float:
+    """Scale gradients to a norm of at most `max_norm` over all ranks' shards and return the norm before; skip
+    non-finite norms.
+    """
     grads = [local(p.grad) for p in parameters if p.grad is not None]
     grads = [g for g in grads if g.numel()]
     device = grads[0].device if grads else torch.device("cpu")
-    squares = torch.stack([n.double().square() for n in torch._foreach_norm(grads)]).sum() if grads else torch.zeros((), dtype=torch.double)
+    squares = (
+        torch.stack([n.double().square() for n in torch._foreach_norm(grads)]).sum()
+        if grads
+        else torch.zeros((), dtype=torch.double)
+    )
     squares = squares.to(device)
     if dist.get_world_size(group) > 1:
         dist.all_reduce(squares, group=group)

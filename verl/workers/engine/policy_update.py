@@ -1,4 +1,6 @@
-"""PPO-style update of one policy: mini-batches of rows, each normalised as a whole, independent of the split into micro-batches."""
+"""PPO-style update of one policy: mini-batches of rows, each normalised as a whole, independent of the split
+into micro-batches.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,14 @@ from typing import Any
 import torch
 
 from verl.trainer.config import ActorConfig, RolloutCorrectionConfig
-from verl.trainer.ppo.core_algos import MiniBatch, agg_loss, find_preparation, get_policy_loss_fn, kl_penalty, masked_mean
+from verl.trainer.ppo.core_algos import (
+    MiniBatch,
+    agg_loss,
+    find_preparation,
+    get_policy_loss_fn,
+    kl_penalty,
+    masked_mean,
+)
 from verl.trainer.ppo.core_algos.policy_losses.common import LossConfig, clip_range
 from verl.trainer.ppo.core_algos.rollout_correction import SamplerGap, sampler_gap
 from verl.workers.engine.forward import INPUT_KEYS
@@ -30,9 +39,10 @@ class UpdatePlan(StepPlan):
     Attributes:
         temperature: of the sampler.
         on_policy: the rows were sampled with the current weights, so that old log-probs may be left out.
-        rollout_correction: `algorithm.rollout_correction`; in its bypass mode `old_log_probs` are the sampler's and the loss is
-            `bypass_mode`.
-        agents: slugs of the agents that share the policy, indexed by `agent_index` of the rows; empty for no metrics per agent.
+        rollout_correction: `algorithm.rollout_correction`; in its bypass mode `old_log_probs` are the
+            sampler's and the loss is `bypass_mode`.
+        agents: slugs of the agents that share the policy, indexed by `agent_index` of the rows; empty for no
+            metrics per agent.
     """
 
     temperature: float
@@ -46,25 +56,34 @@ class UpdatePlan(StepPlan):
         return self.rollout_correction is not None and self.rollout_correction.bypass_mode
 
 
-def update_policy(engine: FSDPEngine, config: ActorConfig, rows: Rows, plan: UpdatePlan, rule: MicroBatchRule) -> dict[str, float]:
+def update_policy(
+    engine: FSDPEngine, config: ActorConfig, rows: Rows, plan: UpdatePlan, rule: MicroBatchRule
+) -> dict[str, float]:
     """Run all mini-batches of all epochs and return the metrics, the same on every rank.
 
-    If no pass before the update measured the gap between sampler and trainer (on policy, bypass), it is measured in the first step.
+    If no pass before the update measured the gap between sampler and trainer (on policy, bypass), it is
+    measured in the first step.
 
     Args:
-        rows: `INPUT_KEYS`, `advantages`, `old_log_probs` unless on policy, `ref_log_prob` with the KL loss, and optionally
-            `rollout_is_weights`; all `[bsz, response_len]`. Optionally `row_weights` `[bsz]`, and `agent_index` `[bsz]` if the plan
-            names agents. Rows without a response token are left out.
+        rows: `INPUT_KEYS`, `advantages`, `old_log_probs` unless on policy, `ref_log_prob` with the KL loss,
+            and optionally `rollout_is_weights`; all `[bsz, response_len]`. Optionally `row_weights` `[bsz]`,
+            and `agent_index` `[bsz]` if the plan names agents. Rows without a response token are left out.
 
     Raises:
-        ValueError: a column is missing, on-policy rows are to be used for more than one optimizer step, or weights of rows are
-            negative or not finite.
+        ValueError: a column is missing, on-policy rows are to be used for more than one optimizer step, or
+            weights of rows are negative or not finite.
     """
     needed = _columns(config, rows, plan)
     unmeasured = plan.bypass or "old_log_probs" not in rows
     update = _PolicyLoss(engine, config, plan, measure_gap=unmeasured and "rollout_log_probs" in rows)
     zero_loss = _without_advantage if config.skip_zero_advantages else None
-    objective = Objective("actor", update.loss, summed=("actor/pg_loss", "actor/kl_loss"), prepare=update.prepare, zero_loss=zero_loss)
+    objective = Objective(
+        "actor",
+        update.loss,
+        summed=("actor/pg_loss", "actor/kl_loss"),
+        prepare=update.prepare,
+        zero_loss=zero_loss,
+    )
     metrics = take_steps(engine, config, rows, needed, plan, rule, objective)
     ranks = GroupRanks(engine.group, engine.device)
     return metrics | update.correction_metrics(ranks) | update.agents.metrics(ranks)
@@ -76,10 +95,14 @@ def _columns(config: ActorConfig, rows: Rows, plan: UpdatePlan) -> list[str]:
     if "old_log_probs" in rows:
         needed.append("old_log_probs")
     elif not plan.on_policy:
-        raise ValueError("update_actor needs old_log_probs; call compute_log_prob first, or set meta_info['on_policy'] for fresh samples")
+        raise ValueError(
+            "update_actor needs old_log_probs; call compute_log_prob first, or set meta_info['on_policy'] "
+            "for fresh samples"
+        )
     elif plan.num_mini_batches * config.ppo_epochs > 1:
         raise ValueError(
-            f"on-policy rows without old_log_probs allow one optimizer step, not {plan.num_mini_batches} mini-batches x "
+            f"on-policy rows without old_log_probs allow one optimizer step, not {plan.num_mini_batches} "
+            "mini-batches x "
             f"{config.ppo_epochs} epochs; call compute_log_prob first"
         )
     if config.use_kl_loss:
@@ -99,7 +122,9 @@ def _columns(config: ActorConfig, rows: Rows, plan: UpdatePlan) -> list[str]:
 def _loss_name(config: ActorConfig, plan: UpdatePlan) -> str:
     name = "bypass_mode" if plan.bypass else config.policy_loss.loss_mode
     if name == "bypass_mode" and not plan.bypass:
-        raise ValueError("policy_loss.loss_mode=bypass_mode needs algorithm.rollout_correction.bypass_mode=true")
+        raise ValueError(
+            "policy_loss.loss_mode=bypass_mode needs algorithm.rollout_correction.bypass_mode=true"
+        )
     return name
 
 
@@ -116,12 +141,16 @@ class _PolicyLoss:
         self._config = LossConfig(**values, prepared={}, rollout_correction=plan.rollout_correction)
         name = _loss_name(config, plan)
         self._policy_loss, self._preparation = get_policy_loss_fn(name), find_preparation(name, self._config)
-        self._threshold = 2.0 if plan.rollout_correction is None else plan.rollout_correction.rollout_is_threshold
+        self._threshold = (
+            2.0 if plan.rollout_correction is None else plan.rollout_correction.rollout_is_threshold
+        )
         self._gap, self._steps = SamplerGap(), 0
         self._masks_tokens, self._tokens, self._kept = False, 0.0, 0.0
         self.agents = AgentMeans(plan.agents, ("actor/entropy", "actor/ppo_kl", "actor/pg_clipfrac"))
 
-    def prepare(self, micros: list[dict[str, torch.Tensor]], ranks: GroupRanks) -> list[dict[str, torch.Tensor]]:
+    def prepare(
+        self, micros: list[dict[str, torch.Tensor]], ranks: GroupRanks
+    ) -> list[dict[str, torch.Tensor]]:
         """Add the columns that the loss needs from the whole mini-batch to its micro-batches."""
         self._steps += 1
         if self._preparation is None:
@@ -130,7 +159,10 @@ class _PolicyLoss:
         self._measure(mini.log_prob, mini.response_mask, micros)
         columns = self._preparation(mini, self._config)
         sizes = [len(micro["response_mask"]) for micro in micros]
-        parts = {name if name == "response_mask" else PREPARED + name: value.split(sizes) for name, value in columns.items()}
+        parts = {
+            name if name == "response_mask" else PREPARED + name: value.split(sizes)
+            for name, value in columns.items()
+        }
         prepared = [micro | {name: part[i] for name, part in parts.items()} for i, micro in enumerate(micros)]
         self._masks_tokens = "response_mask" in columns
         self._tokens += sum(float(micro["response_mask"].sum()) for micro in micros)
@@ -139,9 +171,15 @@ class _PolicyLoss:
 
     @torch.no_grad()
     def _mini_batch(self, micros: list[dict[str, torch.Tensor]], ranks: GroupRanks) -> MiniBatch:
-        """Return this rank's rows in the order of its micro-batches, with their log-probs under the current weights."""
-        log_prob = torch.cat([self._engine.score(micro, self._plan.temperature).log_probs for micro in micros])
-        joined = {name: torch.cat([micro[name] for micro in micros]) for name in micros[0] if name not in INPUT_KEYS}
+        """Return this rank's rows in the order of its micro-batches, with their log-probs under the current
+        weights.
+        """
+        log_prob = torch.cat(
+            [self._engine.score(micro, self._plan.temperature).log_probs for micro in micros]
+        )
+        joined = {
+            name: torch.cat([micro[name] for micro in micros]) for name in micros[0] if name not in INPUT_KEYS
+        }
         return MiniBatch(
             old_log_prob=joined.get("old_log_probs", log_prob),
             log_prob=log_prob,
@@ -152,9 +190,13 @@ class _PolicyLoss:
         )
 
     def loss(self, micro: Rows, counts: dict[str, Any]) -> tuple[torch.Tensor, dict[str, Any]]:
-        """Return the loss of one micro-batch and its metrics; without rows the loss is 0, connected to every parameter."""
+        """Return the loss of one micro-batch and its metrics; without rows the loss is 0, connected to every
+        parameter.
+        """
         scores = self._engine.score(micro, self._plan.temperature)
-        prepared = {name.removeprefix(PREPARED): value for name, value in micro.items() if name.startswith(PREPARED)}
+        prepared = {
+            name.removeprefix(PREPARED): value for name, value in micro.items() if name.startswith(PREPARED)
+        }
         config = replace(self._config, global_batch_info=counts, prepared=prepared)
         mask, mode = micro["response_mask"], config.loss_agg_mode
         loss, metrics = self._policy_loss(
@@ -166,7 +208,11 @@ class _PolicyLoss:
             config=config,
             rollout_is_weights=micro.get("rollout_is_weights"),
         )
-        metrics = {**metrics, "actor/pg_loss": loss.detach(), "actor/entropy": masked_mean(scores.entropy.detach(), mask)}
+        metrics = {
+            **metrics,
+            "actor/pg_loss": loss.detach(),
+            "actor/entropy": masked_mean(scores.entropy.detach(), mask),
+        }
         if self._preparation is None:
             self._measure(scores.log_probs, mask, [micro])
         if self._plan.agents:
@@ -174,16 +220,22 @@ class _PolicyLoss:
         if config.entropy_coeff:
             loss = loss - config.entropy_coeff * agg_loss(scores.entropy, mask, mode, **counts)
         if config.use_kl_loss:
-            kl = agg_loss(kl_penalty(scores.log_probs, micro["ref_log_prob"], config.kl_loss_type), mask, mode, **counts)
+            kl = agg_loss(
+                kl_penalty(scores.log_probs, micro["ref_log_prob"], config.kl_loss_type), mask, mode, **counts
+            )
             loss = loss + config.kl_loss_coef * kl
             metrics["actor/kl_loss"] = kl.detach()
         return loss, metrics
 
     def _add_agents(self, micro: Rows, log_prob: torch.Tensor, entropy: torch.Tensor) -> None:
-        """Add the metrics per agent; the clipped fraction counts tokens where PPO's objective has no gradient, for any loss."""
+        """Add the metrics per agent; the clipped fraction counts tokens where PPO's objective has no
+        gradient, for any loss.
+        """
         log_ratio, advantages = log_prob - micro.get("old_log_probs", log_prob), micro["advantages"]
         low, high = clip_range(self._config, "vanilla")
-        clipped = (advantages > 0) & (log_ratio.exp() > 1 + high) | (advantages < 0) & (log_ratio.exp() < 1 - low)
+        clipped = (advantages > 0) & (log_ratio.exp() > 1 + high) | (advantages < 0) & (
+            log_ratio.exp() < 1 - low
+        )
         self.agents.add(micro["agent_index"], micro["response_mask"], entropy, -log_ratio, clipped.float())
 
     def _measure(self, log_prob: torch.Tensor, mask: torch.Tensor, micros: Sequence[Rows]) -> None:
@@ -193,7 +245,9 @@ class _PolicyLoss:
             self._gap += sampler_gap(log_prob, sampler, mask, self._threshold)
 
     def correction_metrics(self, ranks: GroupRanks) -> dict[str, float]:
-        """Return the gap between sampler and trainer if it was measured here, and the share of tokens that a preparation masked."""
+        """Return the gap between sampler and trainer if it was measured here, and the share of tokens that a
+        preparation masked.
+        """
         metrics = {}
         if self._measure_gap:
             sums = ranks.sum(torch.tensor(self._gap.sums(), dtype=torch.double)).tolist()

@@ -29,7 +29,9 @@ class GroupRanks(Ranks):
         return self._reduced(values, dist.ReduceOp.MAX)
 
     def gather(self, values: torch.Tensor) -> list[torch.Tensor]:
-        """Return the one-dimensional `values` of every rank, in the order of the ranks; lengths may differ."""
+        """Return the one-dimensional `values` of every rank, in the order of the ranks; lengths may
+        differ.
+        """
         if self.size == 1:
             return [values]
         lengths = torch.zeros(self.size, dtype=torch.long, device=self._device)

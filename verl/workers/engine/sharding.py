@@ -25,7 +25,8 @@ _TIMEOUT = timedelta(minutes=30)
 def init_mesh(device: str, rank: int, world_size: int) -> DeviceMesh:
     """Join the process group of the worker group (creating it if needed) and return a one-dimensional mesh.
 
-    A group of more than one rank reads MASTER_ADDR and MASTER_PORT from the environment; at 127.0.0.1 it listens on loopback only.
+    A group of more than one rank reads MASTER_ADDR and MASTER_PORT from the environment; at 127.0.0.1 it
+    listens on loopback only.
 
     Raises:
         ValueError: unknown device.
@@ -36,15 +37,25 @@ def init_mesh(device: str, rank: int, world_size: int) -> DeviceMesh:
     if device == "cuda":
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
     if not dist.is_initialized():
-        dist.init_process_group(_BACKENDS[device], store=_store(rank, world_size), rank=rank, world_size=world_size, timeout=_TIMEOUT)
+        dist.init_process_group(
+            _BACKENDS[device],
+            store=_store(rank, world_size),
+            rank=rank,
+            world_size=world_size,
+            timeout=_TIMEOUT,
+        )
         wait_at_exit()
     if dist.get_world_size() != world_size:
-        raise RuntimeError(f"this process is in a group of {dist.get_world_size()} ranks, the worker group has {world_size}")
+        raise RuntimeError(
+            f"this process is in a group of {dist.get_world_size()} ranks, the worker group has {world_size}"
+        )
     return init_device_mesh(device, (world_size,), mesh_dim_names=("dp",))
 
 
 def _store(rank: int, world_size: int) -> dist.Store | None:
-    """Return the rendezvous store of the ranks; None for torch's own, which listens on every interface without a password."""
+    """Return the rendezvous store of the ranks; None for torch's own, which listens on every interface
+    without a password.
+    """
     if world_size == 1:
         return dist.HashStore()
     if os.environ.get("MASTER_ADDR") != "127.0.0.1":
@@ -56,15 +67,23 @@ def _store(rank: int, world_size: int) -> dist.Store | None:
     if rank:
         return dist.TCPStore(*address, world_size, is_master=False, timeout=_TIMEOUT)
     with socket.create_server(address, backlog=world_size) as server:
-        return dist.TCPStore(*address, world_size, is_master=True, timeout=_TIMEOUT, master_listen_fd=server.detach(), use_libuv=True)
+        return dist.TCPStore(
+            *address,
+            world_size,
+            is_master=True,
+            timeout=_TIMEOUT,
+            master_listen_fd=server.detach(),
+            use_libuv=True,
+        )
 
 
 def shard_model(model: Any, mesh: DeviceMesh, compute_dtype: torch.dtype, reshard_after_forward: bool) -> Any:
     """Shard a transformers model in place, layer by layer, and return it.
 
-    Parameters keep their dtype (the master weights; adapters may have another than their base); compute runs in `compute_dtype`, the
-    head of a value model in fp32 (values of adjacent tokens differ by less than the resolution of bf16); gradients are reduced in fp32.
-    With one rank nothing is freed after the forward pass, since that would save no memory.
+    Parameters keep their dtype (the master weights; adapters may have another than their base); compute runs
+    in `compute_dtype`, the head of a value model in fp32 (values of adjacent tokens differ by less than the
+    resolution of bf16); gradients are reduced in fp32. With one rank nothing is freed after the forward pass,
+    since that would save no memory.
     """
     masters = {parameter.dtype for parameter in model.parameters()}
     policy = MixedPrecisionPolicy(
@@ -81,7 +100,11 @@ def shard_model(model: Any, mesh: DeviceMesh, compute_dtype: torch.dtype, reshar
             fully_shard(layer, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy)
     head = value_head(model)
     if head is not None and compute_dtype != torch.float32:
-        fully_shard(head, mesh=mesh, mp_policy=MixedPrecisionPolicy(param_dtype=torch.float32, reduce_dtype=torch.float32))
+        fully_shard(
+            head,
+            mesh=mesh,
+            mp_policy=MixedPrecisionPolicy(param_dtype=torch.float32, reduce_dtype=torch.float32),
+        )
     fully_shard(model, mesh=mesh, reshard_after_forward=False, mp_policy=policy)
     # FSDP does not move buffers (rotary frequencies).
     for module in model.modules():
@@ -91,7 +114,8 @@ def shard_model(model: Any, mesh: DeviceMesh, compute_dtype: torch.dtype, reshar
 
 
 def cast_buffers(model: torch.nn.Module, plain: torch.nn.Module) -> None:
-    """Cast the computed buffers of a model, which FSDP does not cast, to the dtypes of the same model made in the compute dtype.
+    """Cast the computed buffers of a model, which FSDP does not cast, to the dtypes of the same model made in
+    the compute dtype.
 
     Buffers that belong to a checkpoint keep their values to the bit.
 
@@ -110,12 +134,16 @@ def cast_buffers(model: torch.nn.Module, plain: torch.nn.Module) -> None:
 
 def _shared_parameters(layers: Sequence[torch.nn.Module]) -> set[int]:
     """Return the ids of parameters that several of these layers have."""
-    counts = Counter(identity for layer in layers for identity in {id(parameter) for parameter in layer.parameters()})
+    counts = Counter(
+        identity for layer in layers for identity in {id(parameter) for parameter in layer.parameters()}
+    )
     return {identity for identity, count in counts.items() if count > 1}
 
 
 def value_head(model: Any) -> torch.nn.Module | None:
-    """Return the layer with one output outside the layers of a language model; None if there is none, as in a language model."""
+    """Return the layer with one output outside the layers of a language model; None if there is none, as in a
+    language model.
+    """
     inside = f"{getattr(model, 'base_model_prefix', '')}."
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.Linear) and module.out_features == 1 and not name.startswith(inside):
@@ -126,8 +154,8 @@ def value_head(model: Any) -> torch.nn.Module | None:
 def checkpoint_activations(model: Any) -> None:
     """Recompute the activations of every layer in the backward pass, with all modules in `eval` mode.
 
-    transformers recomputes the layers that are in training mode, so each is in it until its own forward pass begins. Models that recompute
-    their layers themselves are in it all the time.
+    transformers recomputes the layers that are in training mode, so each is in it until its own forward pass
+    begins. Models that recompute their layers themselves are in it all the time.
     """
     from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -137,7 +165,9 @@ def checkpoint_activations(model: Any) -> None:
         if isinstance(module, GradientCheckpointingLayer):
             module.training = True
             module.register_forward_pre_hook(lambda module, inputs: _set_training(module, False))
-            module.register_forward_hook(lambda module, inputs, output: _set_training(module, True), always_call=True)
+            module.register_forward_hook(
+                lambda module, inputs, output: _set_training(module, True), always_call=True
+            )
         elif not has_layers and getattr(module, "gradient_checkpointing", False):
             module.training = True
 

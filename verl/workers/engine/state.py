@@ -19,9 +19,11 @@ HF_FOLDER = "huggingface"
 
 
 def save_engine(engine: FSDPEngine, path: str | Path, tokenizer: Any | None) -> None:
-    """Write trained parameters, optimizer state, schedule, and the random state; with a tokenizer also `huggingface/`.
+    """Write trained parameters, optimizer state, schedule, and the random state; with a tokenizer also
+    `huggingface/`.
 
-    `huggingface/` is the model for plain transformers; for adapters, whose base is unchanged, one folder each for plain PEFT.
+    `huggingface/` is the model for plain transformers; for adapters, whose base is unchanged, one folder each
+    for plain PEFT.
 
     Raises:
         CheckpointError: it could not be written; an older checkpoint at `path` is intact.
@@ -39,7 +41,14 @@ def save_engine(engine: FSDPEngine, path: str | Path, tokenizer: Any | None) -> 
             meta["adapters"] = {name: _progress(adapter) for name, adapter in engine.adapters.items()}
         else:
             meta |= _progress(engine.trainable)
-        save_sharded(path, _tensors(engine), _random_state(engine), meta, engine.group, None if tokenizer is None else write_more)
+        save_sharded(
+            path,
+            _tensors(engine),
+            _random_state(engine),
+            meta,
+            engine.group,
+            None if tokenizer is None else write_more,
+        )
 
 
 def load_engine(engine: FSDPEngine, path: str | Path) -> None:
@@ -68,7 +77,8 @@ def load_engine(engine: FSDPEngine, path: str | Path) -> None:
 
 
 def write_adapters(engine: FSDPEngine, folder: Path, tokenizer: Any) -> None:
-    """Gather every adapter on rank 0 and write it to a folder of its name in PEFT's format; all ranks must call this together.
+    """Gather every adapter on rank 0 and write it to a folder of its name in PEFT's format; all ranks must
+    call this together.
 
     Raises:
         OSError: on rank 0, when a file cannot be written.
@@ -103,7 +113,9 @@ def write_hugging_face(engine: FSDPEngine, folder: Path, tokenizer: Any) -> None
 
 @contextmanager
 def _as_os_error(what: str) -> Iterator[None]:
-    """Raise OSError for a failed write: tokenizers raises a bare Exception, safetensors an error class of its own."""
+    """Raise OSError for a failed write: tokenizers raises a bare Exception, safetensors an error class of its
+    own.
+    """
     try:
         yield
     except OSError:
@@ -113,10 +125,16 @@ def _as_os_error(what: str) -> Iterator[None]:
 
 
 def _trained(engine: FSDPEngine) -> Iterator[tuple[str, torch.nn.Parameter, Trainable]]:
-    """Yield (name, parameter, its trainable) of all parameters in a checkpoint, which excludes the frozen base of adapters."""
+    """Yield (name, parameter, its trainable) of all parameters in a checkpoint, which excludes the frozen
+    base of adapters.
+    """
     for trainable in engine.trainables:
         own = {id(parameter) for parameter in trainable.parameters.values()}
-        yield from ((name, parameter, trainable) for name, parameter in engine.model.named_parameters() if id(parameter) in own)
+        yield from (
+            (name, parameter, trainable)
+            for name, parameter in engine.model.named_parameters()
+            if id(parameter) in own
+        )
 
 
 def _tensors(engine: FSDPEngine) -> dict[str, torch.Tensor]:
@@ -131,13 +149,17 @@ def _tensors(engine: FSDPEngine) -> dict[str, torch.Tensor]:
 
 
 def _buffers(engine: FSDPEngine) -> dict[str, torch.Tensor]:
-    """Return the buffers of a trained model, without which its checkpoint is not complete; those of a frozen base are not in it."""
+    """Return the buffers of a trained model, without which its checkpoint is not complete; those of a frozen
+    base are not in it.
+    """
     return {} if engine.adapters else engine.buffers
 
 
 def _shapes(engine: FSDPEngine) -> dict[str, str]:
     shapes = {name: f"{tuple(p.shape)} {p.dtype}" for name, p, _ in _trained(engine)}
-    return shapes | {name: f"{tuple(buffer.shape)} {buffer.dtype}" for name, buffer in _buffers(engine).items()}
+    return shapes | {
+        name: f"{tuple(buffer.shape)} {buffer.dtype}" for name, buffer in _buffers(engine).items()
+    }
 
 
 def _progress(trainable: Trainable) -> dict[str, int]:

@@ -1,4 +1,6 @@
-"""Optimizer steps of any model: mini-batches of rows, each normalised as a whole, independent of micro-batches and ranks."""
+"""Optimizer steps of any model: mini-batches of rows, each normalised as a whole, independent of
+micro-batches and ranks.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ from verl.workers.engine.micro_batch import MicroBatchRule
 from verl.workers.engine.ranks import GroupRanks
 from verl.workers.engine.update_metrics import UpdateMetrics, fold
 
-# Maps one micro-batch and the counts that `agg_loss` takes to loss and metrics. Without rows the loss is 0, connected to every parameter.
+# Maps one micro-batch and the counts that `agg_loss` takes to loss and metrics. Without rows the loss is 0,
+# connected to every parameter.
 MicroLoss = Callable[[Rows, dict[str, Any]], tuple[torch.Tensor, dict[str, Any]]]
 
 
@@ -28,8 +31,8 @@ class StepPlan:
         num_mini_batches: optimizer steps of one pass over the rows; fewer are taken if there are fewer rows.
         shuffle_seed: seed of the row order; epoch e uses `shuffle_seed + e`.
         loss_scale_factor: the constant of `seq-mean-token-sum-norm`.
-        first_update: index of the first optimizer step in the run's schedule, which also counts steps without rows for this model.
-            None continues from the engine's last step.
+        first_update: index of the first optimizer step in the run's schedule, which also counts steps without
+            rows for this model. None continues from the engine's last step.
     """
 
     num_mini_batches: int = 1
@@ -45,16 +48,21 @@ class Objective:
     Attributes:
         prefix: of the metrics made here: `actor` or `critic`.
         loss: of one micro-batch.
-        summed: metrics that are summed over micro-batches; all others are means over tokens, or extremes (see `fold`).
-        prepare: called before each step with this rank's micro-batches, on all ranks; it may add columns to them and remove tokens
-            from their `response_mask`, which then count neither in the loss nor in the normalisation.
-        zero_loss: rows of a mini-batch with loss 0 for any weights, `[bsz]` bool; they count in the mean, but are not computed.
+        summed: metrics that are summed over micro-batches; all others are means over tokens, or extremes (see
+            `fold`).
+        prepare: called before each step with this rank's micro-batches, on all ranks; it may add columns to
+            them and remove tokens from their `response_mask`, which then count neither in the loss nor in the
+            normalisation.
+        zero_loss: rows of a mini-batch with loss 0 for any weights, `[bsz]` bool; they count in the mean, but
+            are not computed.
     """
 
     prefix: str
     loss: MicroLoss
     summed: Sequence[str]
-    prepare: Callable[[list[dict[str, torch.Tensor]], GroupRanks], list[dict[str, torch.Tensor]]] | None = None
+    prepare: Callable[[list[dict[str, torch.Tensor]], GroupRanks], list[dict[str, torch.Tensor]]] | None = (
+        None
+    )
     zero_loss: Callable[[Rows], torch.Tensor] | None = None
 
 
@@ -70,7 +78,8 @@ def take_steps(
     """Run all mini-batches of all epochs and return the metrics, the same on every rank.
 
     Args:
-        rows: `columns` are read, and `row_weights` `[bsz]` if present; rows without a response token are left out.
+        rows: `columns` are read, and `row_weights` `[bsz]` if present; rows without a response token are left
+            out.
 
     Raises:
         ValueError: a row cannot be scored.
@@ -84,23 +93,37 @@ def take_steps(
     sizes = _sizes(len(real), plan.num_mini_batches, config.use_adaptive_ppo_mini_batch_size, ranks)
     with engine.training():
         for epoch in range(config.ppo_epochs):
-            for number, index in enumerate(_order(len(real), config.shuffle, plan.shuffle_seed + epoch).split(sizes)):
+            for number, index in enumerate(
+                _order(len(real), config.shuffle, plan.shuffle_seed + epoch).split(sizes)
+            ):
                 if plan.first_update is not None:
                     engine.steps = plan.first_update + epoch * plan.num_mini_batches + number
                 mini = select(chosen, index.to(engine.device))
                 totals.add(_step(engine, mini, plan, rule, objective, config.grad_clip, ranks))
-    taken = {f"{objective.prefix}/updates": float(totals.count)} if config.use_adaptive_ppo_mini_batch_size else {}
+    taken = (
+        {f"{objective.prefix}/updates": float(totals.count)}
+        if config.use_adaptive_ppo_mini_batch_size
+        else {}
+    )
     return totals.result(tokens=sum(engine.lengths(chosen)) * config.ppo_epochs) | taken
 
 
 def _order(count: int, shuffle: bool, seed: int) -> torch.Tensor:
-    return torch.randperm(count, generator=torch.Generator().manual_seed(seed)) if shuffle else torch.arange(count)
+    return (
+        torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+        if shuffle
+        else torch.arange(count)
+    )
 
 
 def _sizes(count: int, num_mini_batches: int, adaptive: bool, ranks: GroupRanks) -> list[int]:
-    """Return how many of this rank's `count` rows each mini-batch has: `even_sizes` if `adaptive`, else even on each rank alone."""
+    """Return how many of this rank's `count` rows each mini-batch has: `even_sizes` if `adaptive`, else even
+    on each rank alone.
+    """
     if adaptive:
-        return even_sizes(torch.cat(ranks.gather(torch.tensor([count]))).tolist(), ranks.rank, num_mini_batches)
+        return even_sizes(
+            torch.cat(ranks.gather(torch.tensor([count]))).tolist(), ranks.rank, num_mini_batches
+        )
     return [len(part) for part in torch.tensor_split(torch.arange(count), num_mini_batches)]
 
 
@@ -115,22 +138,34 @@ def even_sizes(counts: Sequence[int], rank: int, num_mini_batches: int) -> list[
     Returns:
         how many of this rank's rows each mini-batch has.
     """
-    owners = torch.tensor([owner for row in range(max(counts)) for owner, count in enumerate(counts) if row < count])
+    owners = torch.tensor(
+        [owner for row in range(max(counts)) for owner, count in enumerate(counts) if row < count]
+    )
     parts = torch.tensor_split(owners, max(1, min(num_mini_batches, len(owners))))
     return [int((part == rank).sum()) for part in parts]
 
 
 def _step(
-    engine: FSDPEngine, mini: Rows, plan: StepPlan, rule: MicroBatchRule, objective: Objective, grad_clip: float, ranks: GroupRanks
+    engine: FSDPEngine,
+    mini: Rows,
+    plan: StepPlan,
+    rule: MicroBatchRule,
+    objective: Objective,
+    grad_clip: float,
+    ranks: GroupRanks,
 ) -> dict[str, float]:
-    """Take one optimizer step and return this rank's share of the metrics, to be averaged over ranks; without tokens take none."""
+    """Take one optimizer step and return this rank's share of the metrics, to be averaged over ranks; without
+    tokens take none.
+    """
     if not float(ranks.sum(mini["response_mask"].sum().double())):
         return {}
     rows = mini if objective.zero_loss is None else _computed_rows(mini, objective.zero_loss(mini), ranks)
     micros = engine.micro_batches(rows, rule)
     if objective.prepare is not None:
         micros = objective.prepare(micros, ranks)
-    own_counts = torch.stack([torch.stack([_counts(micro) for micro in micros]).sum(dim=0), _counts(mini) - _counts(rows)])
+    own_counts = torch.stack(
+        [torch.stack([_counts(micro) for micro in micros]).sum(dim=0), _counts(mini) - _counts(rows)]
+    )
     (weighted_tokens, size, tokens), skipped = ranks.sum(own_counts).tolist()
     if not tokens:
         return {}
@@ -147,23 +182,33 @@ def _step(
         loss.backward()
         own_tokens = float(micro["response_mask"].sum())
         if own_tokens:
-            fold(metrics, {name: parts[name] for name in parts if name not in objective.summed}, own_tokens / tokens * ranks.size)
+            fold(
+                metrics,
+                {name: parts[name] for name in parts if name not in objective.summed},
+                own_tokens / tokens * ranks.size,
+            )
             fold(metrics, {name: parts[name] for name in parts if name in objective.summed}, 1.0)
     lr = engine.lr
     norm, updated = engine.step(grad_clip)
-    made = {"grad_norm": norm, "lr": lr, "skipped_steps": float(not updated)} | (merged_shares(micros) if engine.merge_rows else {})
+    made = {"grad_norm": norm, "lr": lr, "skipped_steps": float(not updated)} | (
+        merged_shares(micros) if engine.merge_rows else {}
+    )
     return metrics | {f"{objective.prefix}/{name}": value for name, value in made.items()}
 
 
 def _computed_rows(mini: Rows, zero_loss: torch.Tensor, ranks: GroupRanks) -> Rows:
-    """Return the rows with a loss; if no rank has any, one row per rank, so that the optimizer step is still taken."""
+    """Return the rows with a loss; if no rank has any, one row per rank, so that the optimizer step is still
+    taken.
+    """
     index = (~zero_loss).nonzero().squeeze(1)
     some = float(ranks.sum(torch.tensor(float(len(index)), dtype=torch.double)))
     return select(mini, index if some else torch.arange(min(1, len(zero_loss)), device=zero_loss.device))
 
 
 def _counts(micro: Rows) -> torch.Tensor:
-    """Return the weighted number of tokens, the weighted number of rows with tokens, and the number of tokens, `[3]` float64."""
+    """Return the weighted number of tokens, the weighted number of rows with tokens, and the number of
+    tokens, `[3]` float64.
+    """
     lengths = micro["response_mask"].sum(dim=1).double()
     weights = micro["row_weights"].double() if "row_weights" in micro else torch.ones_like(lengths)
     return torch.stack([(lengths * weights).sum(), (weights * (lengths > 0)).sum(), lengths.sum()])

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 _CHUNK_ELEMENTS = 1 << 26
-# Below it the probability is 0 in fp32: clamping log-probs here, -inf included, makes p * log p equal 0 instead of NaN.
+# Below it the probability is 0 in fp32: clamping log-probs here, -inf included, makes p * log p equal 0
+# instead of NaN.
 _LOWEST = -1e4
 
 
@@ -15,7 +16,9 @@ class _TokenScores(torch.autograd.Function):
     """Log-probs and entropies with fp32 temporaries for one chunk of rows at a time, forward and backward."""
 
     @staticmethod
-    def forward(ctx: Any, logits: torch.Tensor, labels: torch.Tensor, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(
+        ctx: Any, logits: torch.Tensor, labels: torch.Tensor, temperature: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         count, vocab = logits.shape
         log_probs = logits.new_empty(count, dtype=torch.float32)
         entropy = torch.empty_like(log_probs)
@@ -35,7 +38,11 @@ class _TokenScores(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, None, None]:
         grad_log_probs, grad_entropy = grads
         logits, labels, log_z, entropy = ctx.saved_tensors
-        result = torch.zeros_like(logits) if grad_log_probs is None and grad_entropy is None else torch.empty_like(logits)
+        result = (
+            torch.zeros_like(logits)
+            if grad_log_probs is None and grad_entropy is None
+            else torch.empty_like(logits)
+        )
         for rows in _chunks(*logits.shape):
             centred = _scale(logits[rows], ctx.temperature) - log_z[rows, None]
             grad = torch.exp(centred)
@@ -64,7 +71,8 @@ def _chunks(count: int, vocab: int) -> list[slice]:
 
 @torch.no_grad()
 def sums_of_squares(logits: torch.Tensor, temperature: float) -> torch.Tensor:
-    """Return the sum over the vocabulary of the squared probabilities under softmax(logits / temperature), `[count]` fp32, no gradient.
+    """Return the sum over the vocabulary of the squared probabilities under softmax(logits / temperature),
+    `[count]` fp32, no gradient.
 
     Args:
         logits: `[count, vocab]`, any float dtype.
@@ -77,8 +85,11 @@ def sums_of_squares(logits: torch.Tensor, temperature: float) -> torch.Tensor:
     return sums
 
 
-def token_scores(logits: torch.Tensor, labels: torch.Tensor, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the log-probability of each label and the entropy of each distribution under softmax(logits / temperature), in fp32.
+def token_scores(
+    logits: torch.Tensor, labels: torch.Tensor, temperature: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the log-probability of each label and the entropy of each distribution under softmax(logits /
+    temperature), in fp32.
 
     A logit of -inf means probability 0: it adds nothing to the entropy, and its gradient is 0.
 

@@ -1,4 +1,6 @@
-"""Parameters that are trained together, a whole model or one adapter: optimizer, schedule and number of steps."""
+"""Parameters that are trained together, a whole model or one adapter: optimizer, schedule and number of
+steps.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,9 @@ class Trainable:
         return norm, finite
 
     def set_total_steps(self, total_steps: int) -> None:
-        """Set the total number of optimizer steps of the schedule. Raises ValueError when it is not positive."""
+        """Set the total number of optimizer steps of the schedule. Raises ValueError when it is not
+        positive.
+        """
         if total_steps < 1:
             raise ValueError(f"total training steps {total_steps}: expected at least 1")
         self.schedule = Schedule(self.schedule.config, total_steps)

@@ -18,7 +18,9 @@ def _extreme(name: str) -> str | None:
 
 
 def fold(into: dict[str, float], values: Mapping[str, Any], weight: float) -> None:
-    """Add `values` times `weight`; for a maximum or minimum (`..._max`, `..._min`) keep the largest or smallest."""
+    """Add `values` times `weight`; for a maximum or minimum (`..._max`, `..._min`) keep the largest or
+    smallest.
+    """
     for name, value in values.items():
         word = _extreme(name)
         if word is None:
@@ -32,7 +34,8 @@ class UpdateMetrics:
 
     Args:
         ranks: that share the mini-batches.
-        counted: name of the metric that is summed over mini-batches; others are averaged, or the extreme for maxima and minima.
+        counted: name of the metric that is summed over mini-batches; others are averaged, or the extreme for
+            maxima and minima.
 
     Attributes:
         count: number of mini-batches with metrics.
@@ -50,7 +53,9 @@ class UpdateMetrics:
         """Return the metrics, the same on every rank, with `perf/tokens` summed over ranks."""
         names = self._ranks.union(list(self._values))
         means = [name for name in names if _extreme(name) is None]
-        own = torch.tensor([*(self._values.get(name, 0.0) for name in means), float(tokens)], dtype=torch.double)
+        own = torch.tensor(
+            [*(self._values.get(name, 0.0) for name in means), float(tokens)], dtype=torch.double
+        )
         *sums, all_tokens = self._ranks.sum(own).tolist()
         metrics = {}
         for name, value in zip(means, sums, strict=True):
@@ -61,7 +66,10 @@ class UpdateMetrics:
     def _extremes(self, names: list[str]) -> dict[str, float]:
         """Return maxima and minima over the ranks; minima are reduced as maxima with the opposite sign."""
         signs = [1.0 if _extreme(name) == "max" else -1.0 for name in names]
-        own = [sign * self._values[name] if name in self._values else -torch.inf for name, sign in zip(names, signs, strict=True)]
+        own = [
+            sign * self._values[name] if name in self._values else -torch.inf
+            for name, sign in zip(names, signs, strict=True)
+        ]
         largest = self._ranks.max(torch.tensor(own, dtype=torch.double)).tolist()
         return {name: sign * value for name, sign, value in zip(names, signs, largest, strict=True)}
 
@@ -80,14 +88,24 @@ class AgentMeans:
 
     @torch.no_grad()
     def add(self, agent_index: torch.Tensor, mask: torch.Tensor, *values: torch.Tensor) -> None:
-        """Add the unmasked tokens of some rows: `agent_index` `[bsz]`; `mask` and one tensor per name, `[bsz, response_len]`."""
+        """Add the unmasked tokens of some rows: `agent_index` `[bsz]`; `mask` and one tensor per name,
+        `[bsz, response_len]`.
+        """
         real = mask.bool()
-        rows = [torch.where(real, value, 0.0).sum(dim=1, dtype=torch.double) for value in (real.double(), *values)]
+        rows = [
+            torch.where(real, value, 0.0).sum(dim=1, dtype=torch.double) for value in (real.double(), *values)
+        ]
         self._sums.index_add_(0, agent_index.cpu(), torch.stack(rows, dim=1).cpu())
 
     def metrics(self, ranks: GroupRanks) -> dict[str, float]:
-        """Return `agent/<slug>/<name>` of the agents that have a token on any rank, the same on every rank."""
+        """Return `agent/<slug>/<name>` of the agents that have a token on any rank, the same on every
+        rank.
+        """
         found = {}
         for agent, (tokens, *sums) in zip(self._agents, ranks.sum(self._sums).tolist(), strict=True):
-            found |= {f"agent/{agent}/{name}": value / tokens for name, value in zip(self._names, sums, strict=True) if tokens}
+            found |= {
+                f"agent/{agent}/{name}": value / tokens
+                for name, value in zip(self._names, sums, strict=True)
+                if tokens
+            }
         return found

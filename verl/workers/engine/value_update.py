@@ -16,13 +16,16 @@ from verl.workers.engine.steps import Objective, StepPlan, take_steps
 COLUMNS = (*INPUT_KEYS, "values", "returns")
 
 
-def update_values(engine: FSDPEngine, config: CriticConfig, rows: Rows, plan: StepPlan, rule: MicroBatchRule) -> dict[str, float]:
+def update_values(
+    engine: FSDPEngine, config: CriticConfig, rows: Rows, plan: StepPlan, rule: MicroBatchRule
+) -> dict[str, float]:
     """Run all mini-batches of all epochs and return the metrics, the same on every rank.
 
     Args:
         engine: holds a value model.
-        rows: `COLUMNS`; `values` are the critic's when the batch was scored, `returns` their targets, both `[bsz, response_len]`.
-            Optionally `row_weights` `[bsz]`. Rows without a response token are left out.
+        rows: `COLUMNS`; `values` are the critic's when the batch was scored, `returns` their targets, both
+            `[bsz, response_len]`. Optionally `row_weights` `[bsz]`. Rows without a response token are left
+            out.
 
     Raises:
         ValueError: a column is missing.
@@ -34,14 +37,28 @@ def update_values(engine: FSDPEngine, config: CriticConfig, rows: Rows, plan: St
     def loss(micro: Rows, counts: dict[str, Any]) -> tuple[torch.Tensor, dict[str, Any]]:
         return _loss(engine, config, micro, counts)
 
-    return take_steps(engine, config, rows, COLUMNS, plan, rule, Objective("critic", loss, summed=("critic/vf_loss",)))
+    return take_steps(
+        engine, config, rows, COLUMNS, plan, rule, Objective("critic", loss, summed=("critic/vf_loss",))
+    )
 
 
-def _loss(engine: FSDPEngine, config: CriticConfig, micro: Rows, counts: dict[str, Any]) -> tuple[torch.Tensor, dict[str, Any]]:
+def _loss(
+    engine: FSDPEngine, config: CriticConfig, micro: Rows, counts: dict[str, Any]
+) -> tuple[torch.Tensor, dict[str, Any]]:
     """Return the loss of one micro-batch and its metrics."""
     mask, predicted = micro["response_mask"], engine.value(micro)
     loss, clip_share = compute_value_loss(
-        predicted, micro["returns"], micro["values"], mask, config.cliprange_value, config.loss_agg_mode, **counts
+        predicted,
+        micro["returns"],
+        micro["values"],
+        mask,
+        config.cliprange_value,
+        config.loss_agg_mode,
+        **counts,
     )
     mean = masked_mean(predicted.detach(), mask)
-    return loss, {"critic/vf_loss": loss.detach(), "critic/vf_clipfrac": clip_share, "critic/vpred_mean": mean}
+    return loss, {
+        "critic/vf_loss": loss.detach(),
+        "critic/vf_clipfrac": clip_share,
+        "critic/vpred_mean": mean,
+    }

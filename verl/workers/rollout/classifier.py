@@ -1,7 +1,8 @@
 """The engine of a reward model: a sequence classifier that scores conversations instead of continuing them.
 
-Rows are right-padded to a length that depends on the row alone, and every forward pass has the same number of rows, so a score does not
-depend on what else is scored, nor on when. Where a check on a miniature finds that it would, every row is scored alone, without padding.
+Rows are right-padded to a length that depends on the row alone, and every forward pass has the same number of
+rows, so a score does not depend on what else is scored, nor on when. Where a check on a miniature finds that
+it would, every row is scored alone, without padding.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ class ClassifierEngine:
     """`RolloutEngine` whose reply to a prompt is its score (`ScoredPrompt`), without tokens.
 
     Args:
-        model: sequence classifier with one output, on its device; one of transformers is switched to the attention of `scoring_of`.
+        model: sequence classifier with one output, on its device; one of transformers is switched to the
+            attention of `scoring_of`.
         micro_batch_size: rows of every forward pass.
         max_model_len: maximum length of a prompt, plus one.
     """
@@ -49,7 +51,9 @@ class ClassifierEngine:
         self._task: asyncio.Task[None] | None = None
         self._stats = EngineStats()
         threads = torch.get_num_threads()
-        self._thread = ThreadPoolExecutor(1, "classifier", initializer=torch.set_num_threads, initargs=(threads,))
+        self._thread = ThreadPoolExecutor(
+            1, "classifier", initializer=torch.set_num_threads, initargs=(threads,)
+        )
 
     @property
     def version(self) -> int:
@@ -63,7 +67,9 @@ class ClassifierEngine:
         return 0
 
     async def generate(self, request: GenerateRequest) -> list[Generation]:
-        """Return the score of the prompt. Raises `RolloutError` for an invalid prompt, a failing model, or a score that is not finite."""
+        """Return the score of the prompt. Raises `RolloutError` for an invalid prompt, a failing model, or a
+        score that is not finite.
+        """
         check_request(request, self._config.vocab_size, self._max_model_len, self.version_of)
         future: asyncio.Future[float] = asyncio.get_running_loop().create_future()
         self._waiting[id(future)] = (request, future)
@@ -84,7 +90,12 @@ class ClassifierEngine:
         return len(found)
 
     def update_weights(
-        self, named_tensors: Mapping[str, torch.Tensor], *, adapter: str | None = None, version: int, final: bool = True
+        self,
+        named_tensors: Mapping[str, torch.Tensor],
+        *,
+        adapter: str | None = None,
+        version: int,
+        final: bool = True,
     ) -> None:
         """Raise `RolloutError`: a reward model is not trained."""
         raise RolloutError("a reward model is not trained and takes no weights")
@@ -112,14 +123,20 @@ class ClassifierEngine:
         return {name: float(value) for name, value in vars(self._stats).items()}
 
     async def _run(self) -> None:
-        """Score waiting prompts in the order of their priority, then of arrival, each with others of its padded length."""
+        """Score waiting prompts in the order of their priority, then of arrival, each with others of its
+        padded length.
+        """
         await asyncio.sleep(0)
         loop = asyncio.get_running_loop()
         while open_ := [entry for entry in self._waiting.values() if not entry[1].done()]:
             open_.sort(key=lambda entry: entry[0].priority)
             width = padded_length(len(open_[0][0].prompt_ids))
-            batch = [entry for entry in open_ if padded_length(len(entry[0].prompt_ids)) == width][: self._rows]
-            results = await loop.run_in_executor(self._thread, self._scores, [request.prompt_ids for request, _ in batch], width)
+            batch = [entry for entry in open_ if padded_length(len(entry[0].prompt_ids)) == width][
+                : self._rows
+            ]
+            results = await loop.run_in_executor(
+                self._thread, self._scores, [request.prompt_ids for request, _ in batch], width
+            )
             for (_, future), result in zip(batch, results, strict=True):
                 if isinstance(result, Exception):
                     self._stats.failed += 1
@@ -130,7 +147,9 @@ class ClassifierEngine:
             await asyncio.sleep(0)
 
     def _scores(self, rows: Sequence[Sequence[int]], width: int) -> list[float | Exception]:
-        """Return the score of every row, or its error. Rows of a pass that fails are tried alone: one row's error is not the others'."""
+        """Return the score of every row, or its error. Rows of a pass that fails are tried alone: one row's
+        error is not the others'.
+        """
         try:
             scores = self._forward(rows, width)
         except Exception as error:  # the model's own code may raise anything
@@ -139,7 +158,9 @@ class ClassifierEngine:
             return [result for row in rows for result in self._scores([row], width)]
         finite = torch.isfinite(scores).tolist()
         return [
-            score if fine else RolloutError(f"the reward model gave the score {score}; scores must be finite numbers")
+            score
+            if fine
+            else RolloutError(f"the reward model gave the score {score}; scores must be finite numbers")
             for score, fine in zip(scores.tolist(), finite, strict=True)
         ]
 
@@ -158,18 +179,28 @@ class ClassifierEngine:
     def _pass(self, rows: Sequence[Sequence[int]], width: int) -> torch.Tensor:
         """Return the scores of rows that are padded to `width`, `[len(rows)]`, in float32."""
         # Without a padding token of its own, the model would take the last position for the end of every row.
-        pad = next(i for i in range(self._config.vocab_size) if not any(i in row for row in rows)) if self._pad is None else self._pad
+        pad = (
+            next(i for i in range(self._config.vocab_size) if not any(i in row for row in rows))
+            if self._pad is None
+            else self._pad
+        )
         self._config.pad_token_id = pad
         ids = torch.tensor([[*row, *[pad] * (width - len(row))] for row in rows], device=self._model.device)
-        mask = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows], device=self._model.device)
+        mask = torch.tensor(
+            [[1] * len(row) + [0] * (width - len(row)) for row in rows], device=self._model.device
+        )
         logits = self._model(input_ids=ids, attention_mask=mask).logits
         if logits.shape != (len(rows), 1):
-            raise RolloutError(f"expected one score for each of {len(rows)} rows, found the shape {list(logits.shape)}")
+            raise RolloutError(
+                f"expected one score for each of {len(rows)} rows, found the shape {list(logits.shape)}"
+            )
         return logits[:, 0].float().cpu()
 
 
 def _check(model: Any) -> RopeState | None:
-    """Switch a model of transformers to its exact attention; return what to reset before every row if rows have to be scored alone."""
+    """Switch a model of transformers to its exact attention; return what to reset before every row if rows
+    have to be scored alone.
+    """
     if not isinstance(model, PreTrainedModel):
         return None
     scoring = scoring_of(model.config)
@@ -177,7 +208,10 @@ def _check(model: Any) -> RopeState | None:
         model.set_attn_implementation("eager")
     if scoring.padded:
         return None
-    logger.warning("the scores of %s depend on padding: every row is scored alone, which takes longer", type(model).__name__)
+    logger.warning(
+        "the scores of %s depend on padding: every row is scored alone, which takes longer",
+        type(model).__name__,
+    )
     return RopeState(model)
 
 

@@ -1,7 +1,7 @@
 """Clients of rollout engines in other processes, through the handle of their worker group.
 
-Requests of one tick of the event loop are sent in one call, and one call at a time polls for finished replies, so the number of
-calls grows with the engine's steps and not with the number of episodes.
+Requests of one tick of the event loop are sent in one call, and one call at a time polls for finished
+replies, so the number of calls grows with the engine's steps and not with the number of episodes.
 """
 
 from __future__ import annotations
@@ -14,11 +14,19 @@ from contextlib import suppress
 from typing import Any, Protocol
 from uuid import uuid4
 
-from verl.protocol.generate import EngineGoneError, EngineStuckError, GenerateRequest, Generation, RolloutClient, RolloutError
+from verl.protocol.generate import (
+    EngineGoneError,
+    EngineStuckError,
+    GenerateRequest,
+    Generation,
+    RolloutClient,
+    RolloutError,
+)
 from verl.single_controller.worker_group import WorkerDiedError, WorkerGroup
 
 POLL_S = 20.0
-# Maximum difference in open requests between two replicas before an episode moves, and number of episodes whose replica is remembered.
+# Maximum difference in open requests between two replicas before an episode moves, and number of episodes
+# whose replica is remembered.
 MAX_IMBALANCE = 4
 MAX_EPISODES = 100_000
 
@@ -28,7 +36,8 @@ class WorkerGroupClient:
 
     Args:
         group: the worker group.
-        timeout_s: seconds that a request waits for an engine which samples nothing (`rollout.call_timeout_s`).
+        timeout_s: seconds that a request waits for an engine which samples nothing
+            (`rollout.call_timeout_s`).
         rank: of the replica.
 
     Attributes:
@@ -53,10 +62,12 @@ class WorkerGroupClient:
     async def generate(self, request: GenerateRequest) -> list[Generation]:
         """Sample `request.n` replies.
 
-        A request may wait for any time while the engine samples tokens, of this request or of others that it serves first.
+        A request may wait for any time while the engine samples tokens, of this request or of others that it
+        serves first.
 
-        Raises `RolloutError` when the engine refuses the request, and its subclasses: `EngineStuckError` when the request has waited for
-        the time limit and the engine has sampled no token for as long, `EngineGoneError` when its process has ended.
+        Raises `RolloutError` when the engine refuses the request, and its subclasses: `EngineStuckError` when
+        the request has waited for the time limit and the engine has sampled no token for as long,
+        `EngineGoneError` when its process has ended.
         """
         loop = asyncio.get_running_loop()
         number = next(self._numbers)
@@ -72,7 +83,10 @@ class WorkerGroupClient:
                 left = limit + max(began, self.progress_at) - loop.time()
                 if left <= 0:
                     name = request.request_id or "(no id)"
-                    raise EngineStuckError(f"waited {limit:g} s for request {name} on the rollout engine, which sampled no token meanwhile")
+                    raise EngineStuckError(
+                        f"waited {limit:g} s for request {name} on the rollout engine, which sampled no "
+                        "token meanwhile"
+                    )
                 await asyncio.wait([future], timeout=left)
             return future.result()
         finally:
@@ -102,7 +116,10 @@ class WorkerGroupClient:
             sampled, wait_s = -1.0, min(POLL_S, self._timeout_s / 4)
             while self._futures:
                 done = await self._group.call_async("collect", session, wait_s, rank=self._rank)
-                before, sampled = sampled, sampled if done else (await self._group.call_async("stats", rank=self._rank))["sampled"]
+                before, sampled = (
+                    sampled,
+                    sampled if done else (await self._group.call_async("stats", rank=self._rank))["sampled"],
+                )
                 if done or sampled != before:
                     self.progress_at = asyncio.get_running_loop().time()
                 for served in done:
@@ -136,7 +153,9 @@ class WorkerGroupClient:
             _fail(self._futures.values(), kind(f"the rollout engine cannot be reached: {error}"), error)
 
 
-def _fail(futures: Iterable[asyncio.Future[Any]], failure: RolloutError, cause: BaseException | None = None) -> None:
+def _fail(
+    futures: Iterable[asyncio.Future[Any]], failure: RolloutError, cause: BaseException | None = None
+) -> None:
     """Fail the requests that are not finished: no later call could answer them."""
     for future in futures:
         if not future.done():
@@ -162,9 +181,9 @@ class Replica(RolloutClient, Protocol):
 class ReplicaClient:
     """`RolloutClient` over equal replicas.
 
-    A request goes to the replica that last served its episode (`request_id` up to the last `/`), so that the engine finds the
-    beginning of the prompt in its prefix cache; or, if that replica has over `MAX_IMBALANCE` more open requests than another, to the
-    one with the fewest.
+    A request goes to the replica that last served its episode (`request_id` up to the last `/`), so that the
+    engine finds the beginning of the prompt in its prefix cache; or, if that replica has over `MAX_IMBALANCE`
+    more open requests than another, to the one with the fewest.
     """
 
     def __init__(self, replicas: Sequence[Replica]) -> None:
@@ -192,15 +211,20 @@ class ReplicaClient:
 
 
 def start_engines(group: WorkerGroup, ranks_per_engine: int) -> None:
-    """Load the model in every engine of a worker group of `RolloutWorker`; the first rank of each gets the GPUs of its other ranks."""
+    """Load the model in every engine of a worker group of `RolloutWorker`; the first rank of each gets the
+    GPUs of its other ranks.
+    """
     gpus = group.execute_all_sync("get_cuda_visible_devices") if ranks_per_engine > 1 else []
     group.init_model(gpus)
 
 
 def replica_client(group: WorkerGroup, timeout_s: float, ranks_per_engine: int = 1) -> RolloutClient:
-    """Return the client of a worker group whose engines span `ranks_per_engine` ranks each; the first of these has the engine.
+    """Return the client of a worker group whose engines span `ranks_per_engine` ranks each; the first of
+    these has the engine.
 
     `timeout_s` is that of `WorkerGroupClient`.
     """
-    replicas = [WorkerGroupClient(group, timeout_s, rank) for rank in range(0, group.world_size, ranks_per_engine)]
+    replicas = [
+        WorkerGroupClient(group, timeout_s, rank) for rank in range(0, group.world_size, ranks_per_engine)
+    ]
     return replicas[0] if len(replicas) == 1 else ReplicaClient(replicas)

@@ -1,4 +1,6 @@
-"""The model with slots: computes prompts, copies them between slots, and decodes one token per slot; owns the logits of every slot."""
+"""The model with slots: computes prompts, copies them between slots, and decodes one token per slot; owns the
+logits of every slot.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,13 @@ class SlotModel:
         logits: next-token logits [slots, vocab] after the last prefill, copy or decode of each slot.
     """
 
-    def __init__(self, model: PreTrainedModel, slots: int, max_length: int, adapters: Mapping[str, LoraSpec] | None = None) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        slots: int,
+        max_length: int,
+        adapters: Mapping[str, LoraSpec] | None = None,
+    ) -> None:
         use_slot_attention(model)
         use_padded_experts(model)
         self._model = model.eval()
@@ -51,9 +59,16 @@ class SlotModel:
         self._cache.release()
 
     def prefill(
-        self, prompts: Sequence[Sequence[int]], slots: Sequence[int], bucket: int, rows: int, adapters: Sequence[str | None]
+        self,
+        prompts: Sequence[Sequence[int]],
+        slots: Sequence[int],
+        bucket: int,
+        rows: int,
+        adapters: Sequence[str | None],
     ) -> None:
-        """Compute prompts, each at most `bucket` long and under its adapter, in a batch of shape [rows, bucket], into their slots."""
+        """Compute prompts, each at most `bucket` long and under its adapter, in a batch of shape [rows,
+        bucket], into their slots.
+        """
         ids = np.zeros((rows, bucket), dtype=np.int64)
         last = np.zeros(rows, dtype=np.int64)
         for row, prompt in enumerate(prompts):
@@ -64,7 +79,8 @@ class SlotModel:
         ends = torch.as_tensor(last, device=self.device)
         self._cache.begin_prefill(target, ends[: len(prompts)])
         self.adapters.use_rows(adapters, rows, bucket)
-        # Padding repeats the position of the last token: frequencies of some models depend on the highest one.
+        # Padding repeats the position of the last token: frequencies of some models depend on the highest
+        # one.
         places = torch.arange(bucket, device=self.device).minimum(ends[:, None])
         keep = {"logits_to_keep": ends} if self._last_logits_only else {}
         with attending(self._cache):
@@ -81,7 +97,9 @@ class SlotModel:
         self._prompt_logits[target] = after_prompt
 
     def copy(self, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
-        """Copy the first `length` positions and the prompt's logits from source to target slots; a slot may be its own source."""
+        """Copy the first `length` positions and the prompt's logits from source to target slots; a slot may
+        be its own source.
+        """
         moved = [pair for pair in zip(sources, targets, strict=True) if pair[0] != pair[1]]
         if moved:
             from_slots, to_slots = torch.as_tensor(moved, device=self.device).unbind(1)

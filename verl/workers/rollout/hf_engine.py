@@ -1,13 +1,15 @@
 """The `hf` engine: continuous batching over a fixed number of slots, in plain torch and transformers.
 
-Replies start and end at any time; each holds one slot of the key-value cache. A step samples one token for every active slot,
-returns finished replies, fills free slots, and runs the model once over the slots in use, [rows, 1] with rows a multiple of eight.
-The shape in which a prompt is computed depends on that prompt alone, every reply has its own random numbers, and masked cache blocks and
-other rows change no bit: on a CPU a reply is the same to the last bit in any batch, whatever the adapters of the other rows.
+Replies start and end at any time; each holds one slot of the key-value cache. A step samples one token for
+every active slot, returns finished replies, fills free slots, and runs the model once over the slots in use,
+[rows, 1] with rows a multiple of eight. The shape in which a prompt is computed depends on that prompt alone,
+every reply has its own random numbers, and masked cache blocks and other rows change no bit: on a CPU a reply
+is the same to the last bit in any batch, whatever the adapters of the other rows.
 
-The loop is an asyncio task that exists while there is work and yields after every step, so everything between two steps
-(requests, aborts, new weights) happens while the model is not running, without a lock. So weights are loaded on the event loop, as every
-step is computed there: a thread of its own would change layers, slots and keys below a step.
+The loop is an asyncio task that exists while there is work and yields after every step, so everything between
+two steps (requests, aborts, new weights) happens while the model is not running, without a lock. So weights
+are loaded on the event loop, as every step is computed there: a thread of its own would change layers, slots
+and keys below a step.
 """
 
 from __future__ import annotations
@@ -60,11 +62,13 @@ class HFEngine:
     """`RolloutEngine` over a Hugging Face causal LM that it owns.
 
     Args:
-        model: the model, on its device, in its dtype; it is switched to eval mode and to the attention of the way it is served.
+        model: the model, on its device, in its dtype; it is switched to eval mode and to the attention of the
+            way it is served.
         max_num_seqs: number of slots.
         max_model_len: maximum number of tokens of prompt and reply together.
         adapters: that requests may name; each can be used once its weights are loaded.
-        load_tokenizer: returns the model's tokenizer, which replies with a `structure` need; None refuses them.
+        load_tokenizer: returns the model's tokenizer, which replies with a `structure` need; None refuses
+            them.
     """
 
     waits = False
@@ -79,7 +83,9 @@ class HFEngine:
         load_tokenizer: Callable[[], Any] | None = None,
     ) -> None:
         if max_num_seqs < 1 or max_model_len < 2:
-            raise RolloutError(f"max_num_seqs={max_num_seqs} and max_model_len={max_model_len}: expected at least 1 and 2")
+            raise RolloutError(
+                f"max_num_seqs={max_num_seqs} and max_model_len={max_model_len}: expected at least 1 and 2"
+            )
         serving = serving_of(model.config, max_model_len=max_model_len)
         for note in serving.notes():
             logger.warning("the hf engine of %s: %s", type(model).__name__, note)
@@ -88,7 +94,9 @@ class HFEngine:
         self._slots = SlotState(self._model.slots, max_model_len, self._model.device)
         self._scheduler = Scheduler(max_num_seqs, self._model.token_budget)
         self._weights = WeightLoader(model)
-        self._compiler = None if load_tokenizer is None else GrammarCompiler(load_tokenizer, self._model.vocab_size)
+        self._compiler = (
+            None if load_tokenizer is None else GrammarCompiler(load_tokenizer, self._model.vocab_size)
+        )
         self._forms = SlotForms()
         self._running: dict[int, Reply] = {}
         self._earlier: dict[int, list[tuple[int, int]]] = {}  # per slot, as `Generation.earlier`
@@ -110,8 +118,9 @@ class HFEngine:
     async def generate(self, request: GenerateRequest) -> list[Generation]:
         """Sample `request.n` replies.
 
-        `max_tokens` is limited by `max_model_len`. Raises `RolloutError` when the request is invalid, the prompt alone is too long, or
-        the model returns non-finite logits; `StructureError` for an impossible `structure`.
+        `max_tokens` is limited by `max_model_len`. Raises `RolloutError` when the request is invalid, the
+        prompt alone is too long, or the model returns non-finite logits; `StructureError` for an impossible
+        `structure`.
         """
         limit = check_request(request, self._model.vocab_size, self._max_model_len, self.version_of)
         grammar = await self._grammar(request.sampling.structure) if request.sampling.structure else None
@@ -129,24 +138,36 @@ class HFEngine:
 
     async def _grammar(self, structure: str) -> Any:
         if self._compiler is None:
-            raise RolloutError("the engine cannot make a reply follow a schema; set actor_rollout_ref.rollout.structured_outputs=true")
+            raise RolloutError(
+                "the engine cannot make a reply follow a schema; set "
+                "actor_rollout_ref.rollout.structured_outputs=true"
+            )
         return await self._compiler.compile(structure)
 
     def abort(self, request_id: str) -> int:
         """End the request's unfinished replies with stop reason `abort` and return their number."""
-        tickets = [entry.ticket for entry in self._pending.values() if entry.ticket.request.request_id == request_id]
+        tickets = [
+            entry.ticket for entry in self._pending.values() if entry.ticket.request.request_id == request_id
+        ]
         return sum(self._drop(ticket) for ticket in tickets)
 
     def update_weights(
-        self, named_tensors: Mapping[str, torch.Tensor], *, adapter: str | None = None, version: int, final: bool = True
+        self,
+        named_tensors: Mapping[str, torch.Tensor],
+        *,
+        adapter: str | None = None,
+        version: int,
+        final: bool = True,
     ) -> None:
         """Copy one bucket of weights in place.
 
-        For the model's weights, sampling pauses from the first bucket to the final one. An adapter's tensors, under PEFT's names, take
-        effect together at the final one; sampling does not pause, and replies under other adapters are unaffected.
+        For the model's weights, sampling pauses from the first bucket to the final one. An adapter's tensors,
+        under PEFT's names, take effect together at the final one; sampling does not pause, and replies under
+        other adapters are unaffected.
 
-        Replies in flight continue with the new weights: their keys are computed again, and `Generation.earlier` has the tokens that
-        earlier weights sampled. Raises `RolloutError` as `WeightLoader.load` and `RowAdapters.load` do.
+        Replies in flight continue with the new weights: their keys are computed again, and
+        `Generation.earlier` has the tokens that earlier weights sampled. Raises `RolloutError` as
+        `WeightLoader.load` and `RowAdapters.load` do.
         """
         in_flight = any(reply.ticket.request.adapter == adapter for reply in self._running.values())
         before = self.version_of(adapter) if in_flight else 0
@@ -175,10 +196,15 @@ class HFEngine:
     def sleep(self) -> None:
         """Free the key-value cache. Raises `RolloutError` while replies are in flight."""
         if self._pending:
-            raise RolloutError(f"the engine cannot sleep with {len(self._pending)} requests in flight; await or abort them first")
+            raise RolloutError(
+                f"the engine cannot sleep with {len(self._pending)} requests in flight; await or abort them "
+                "first"
+            )
         self._scheduler.forget()
         every = range(self._model.slots)
-        self._slots.stop(every, [0] * len(every))  # an idle row at a position beyond the next, smaller cache would write outside it
+        self._slots.stop(
+            every, [0] * len(every)
+        )  # an idle row at a position beyond the next, smaller cache would write outside it
         self._model.release()
 
     def wake(self) -> None:
@@ -193,14 +219,26 @@ class HFEngine:
     def stats(self) -> dict[str, float]:
         """Return counters since the start, and the current load."""
         occupancy = self._stats.sampled / max(1, self._stats.steps * self._model.slots)
-        now = {"active": self._slots.active, "waiting": self._scheduler.waiting, "version": self._version, "occupancy": occupancy}
+        now = {
+            "active": self._slots.active,
+            "waiting": self._scheduler.waiting,
+            "version": self._version,
+            "occupancy": occupancy,
+        }
         return {name: float(value) for name, value in {**vars(self._stats), **now}.items()}
 
     def _kick(self) -> None:
         """Start the loop if there are requests and the engine is not paused, updating or running already."""
-        if not self._pending or self._paused or self._weights.open or (self._task is not None and not self._task.done()):
+        if (
+            not self._pending
+            or self._paused
+            or self._weights.open
+            or (self._task is not None and not self._task.done())
+        ):
             return
-        self._task = next(iter(self._pending.values())).future.get_loop().create_task(self._run(), name="hf-engine")
+        self._task = (
+            next(iter(self._pending.values())).future.get_loop().create_task(self._run(), name="hf-engine")
+        )
         self._task.add_done_callback(self._on_loop_end)
 
     async def _run(self) -> None:
@@ -241,28 +279,41 @@ class HFEngine:
             self._forms.accept(self._slots.tokens)
         if self._running:
             self._slots.advance()
-            self._model.decode(self._slots.tokens, self._slots.positions, self._slots.longest + 1, self._slots.used)
+            self._model.decode(
+                self._slots.tokens, self._slots.positions, self._slots.longest + 1, self._slots.used
+            )
         self._scheduler.tick()
 
     def _masked_logits(self) -> torch.Tensor:
         logits, stuck = self._forms.mask(self._model.logits)
         for slot in stuck:
             if slot in self._running:
-                self._fail(self._running[slot].ticket, "the form allows no token after the beginning of a reply", StructureError)
+                self._fail(
+                    self._running[slot].ticket,
+                    "the form allows no token after the beginning of a reply",
+                    StructureError,
+                )
         return logits
 
     def _admit(self, admission: Prefill | Copies) -> None:
         if isinstance(admission, Prefill):
             prompts = [reply.ticket.request.prompt_ids for _, reply in admission.batch]
             adapters = [reply.ticket.request.adapter for _, reply in admission.batch]
-            self._model.prefill(prompts, [slot for slot, _ in admission.batch], admission.bucket, admission.rows, adapters)
+            self._model.prefill(
+                prompts, [slot for slot, _ in admission.batch], admission.bucket, admission.rows, adapters
+            )
             started = admission.batch
             self._stats.prompt_tokens_computed += sum(len(prompt) for prompt in prompts)
         else:
-            sources, started = [source for source, _, _ in admission.batch], [(slot, reply) for _, slot, reply in admission.batch]
+            sources, started = (
+                [source for source, _, _ in admission.batch],
+                [(slot, reply) for _, slot, reply in admission.batch],
+            )
             longest = max(len(reply.ticket.request.prompt_ids) for _, reply in started)
             self._model.copy(sources, [slot for slot, _ in started], longest)
-            self._stats.prompt_tokens_copied += sum(len(reply.ticket.request.prompt_ids) for _, reply in started)
+            self._stats.prompt_tokens_copied += sum(
+                len(reply.ticket.request.prompt_ids) for _, reply in started
+            )
         requests = [reply.ticket.request for _, reply in started]
         limits = [reply.ticket.limit for _, reply in started]
         self._model.adapters.assign([slot for slot, _ in started], [request.adapter for request in requests])
@@ -271,7 +322,10 @@ class HFEngine:
             [len(request.prompt_ids) for request in requests],
             limits,
             [request.sampling for request in requests],
-            [draw_uniforms(reply.ticket.request.seed, reply.index, reply.ticket.limit) for _, reply in started],
+            [
+                draw_uniforms(reply.ticket.request.seed, reply.index, reply.ticket.limit)
+                for _, reply in started
+            ],
         )
         self._running.update(started)
         for slot, reply in started:
@@ -280,7 +334,9 @@ class HFEngine:
 
     @torch.inference_mode()
     def _continue_with_new_weights(self, adapter: str | None, before: int) -> None:
-        """Compute the keys of the adapter's replies in flight again, and note their tokens that the version `before` sampled."""
+        """Compute the keys of the adapter's replies in flight again, and note their tokens that the version
+        `before` sampled.
+        """
         for slot, reply in self._running.items():
             request = reply.ticket.request
             if request.adapter != adapter:
@@ -299,7 +355,10 @@ class HFEngine:
             bad = self._slots_of(ticket)  # the request's other replies have copies of the same keys
             self._model.clear(bad)
             self._scheduler.forget(bad)
-            self._fail(ticket, f"the model gave non-finite logits for request {ticket.request.request_id or '(no id)'}")
+            self._fail(
+                ticket,
+                f"the model gave non-finite logits for request {ticket.request.request_id or '(no id)'}",
+            )
             return
         self._record(self._running[slot], slot, "stop" if end == STOP else "length")
 
@@ -311,14 +370,18 @@ class HFEngine:
             earlier = tuple(self._earlier.get(slot, ()))
             self._release(slot)
         version = self.version_of(reply.ticket.request.adapter)
-        reply.ticket.replies[reply.index] = Generation(tokens, log_probs, reason, version=version, earlier=earlier)
+        reply.ticket.replies[reply.index] = Generation(
+            tokens, log_probs, reason, version=version, earlier=earlier
+        )
         reply.ticket.open -= 1
         self._stats.replies += 1
         self._stats.tokens += len(tokens)
         self._stats.aborted += reason == "abort"
         entry = self._pending.get(id(reply.ticket))
         if reply.ticket.open == 0 and entry is not None and not entry.future.done():
-            entry.future.set_result([generation for generation in reply.ticket.replies if generation is not None])
+            entry.future.set_result(
+                [generation for generation in reply.ticket.replies if generation is not None]
+            )
 
     def _drop(self, ticket: Ticket) -> int:
         """Abort the unfinished replies of a ticket and return their number."""

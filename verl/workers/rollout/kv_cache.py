@@ -1,13 +1,15 @@
 """Key-value cache with one fixed slot per reply, and the attention that reads it.
 
-The cache has two modes. In a prefill the rows are prompts: attention is causal among the row's own tokens, and the keys and
-values are copied into the slots set by `begin_prefill`. In a decode step row i is slot i: its new key and value are written at
-the slot's own position and attention reads the slot up to `length`, a multiple of `KV_BLOCK`. Positions after a slot's own
-are masked; appending masked blocks changes no bit of the result, so a row does not depend on the lengths of other rows.
+The cache has two modes. In a prefill the rows are prompts: attention is causal among the row's own tokens,
+and the keys and values are copied into the slots set by `begin_prefill`. In a decode step row i is slot i:
+its new key and value are written at the slot's own position and attention reads the slot up to `length`, a
+multiple of `KV_BLOCK`. Positions after a slot's own are masked; appending masked blocks changes no bit of the
+result, so a row does not depend on the lengths of other rows.
 
-Which earlier tokens a layer attends to is decided by the mask that the model itself asks transformers for: `slot_mask` is
-registered as the function that makes it. A layer whose mask reaches back over `reach` tokens (a sliding window, a chunk)
-holds that many, rounded up to `KV_BLOCK`, in a ring: position p is in column p modulo the size of the ring.
+Which earlier tokens a layer attends to is decided by the mask that the model itself asks transformers for:
+`slot_mask` is registered as the function that makes it. A layer whose mask reaches back over `reach` tokens
+(a sliding window, a chunk) holds that many, rounded up to `KV_BLOCK`, in a ring: position p is in column p
+modulo the size of the ring.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ from transformers.masking_utils import causal_mask_function
 from verl.protocol.generate import RolloutError
 
 KV_BLOCK = 64
-PREFILL_BLOCK = 256  # queries of a prompt that are computed together under other masks than the plain causal one
+PREFILL_BLOCK = (
+    256  # queries of a prompt that are computed together under other masks than the plain causal one
+)
 ATTENTION = "verl_slots"
 
 MaskFunction = Callable[[Any, Any, Any, Any], Any]
@@ -40,7 +44,8 @@ def round_up(n: int, multiple: int) -> int:
 
 @dataclass(frozen=True)
 class Block:
-    """Some queries of a prompt, from `start` to before `end`, and the keys that they may attend to, from `first` to before `end`.
+    """Some queries of a prompt, from `start` to before `end`, and the keys that they may attend to, from
+    `first` to before `end`.
 
     `hidden` [queries, keys] is True where a key is not attended to.
     """
@@ -67,7 +72,9 @@ class SlotMask:
 
 
 class _Layer:
-    """Keys and values of one layer, [slots, heads, columns, channels] each, and those of the prompts if the layer is a ring."""
+    """Keys and values of one layer, [slots, heads, columns, channels] each, and those of the prompts if the
+    layer is a ring.
+    """
 
     def __init__(self, ring: int | None, keep_prompts: bool) -> None:
         self.ring = ring
@@ -79,8 +86,12 @@ class _Layer:
         """Return the number of columns that hold `length` positions."""
         return length if self.ring is None else min(length, self.ring)
 
-    def grow(self, shapes: list[tuple[int, ...]], length: int, dtype: torch.dtype, device: torch.device) -> None:
-        """Allocate columns for `length` positions of tensors of these shapes [slots, heads, _, channels], keeping stored values."""
+    def grow(
+        self, shapes: list[tuple[int, ...]], length: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        """Allocate columns for `length` positions of tensors of these shapes [slots, heads, _, channels],
+        keeping stored values.
+        """
         for tensors in (self.tensors, self.prompts)[: 1 + self._keep_prompts]:
             grown = []
             for i, (slots, heads, _, channels) in enumerate(shapes):
@@ -99,11 +110,15 @@ class _Layer:
             if self.ring is not None and state.shape[2] > columns:
                 place = torch.arange(columns, device=state.device)
                 position = (last[:, None] - (last[:, None] - place) % columns).clamp_min(0)
-                state = state.gather(2, position[:, None, :, None].expand(-1, state.shape[1], -1, state.shape[3]))
+                state = state.gather(
+                    2, position[:, None, :, None].expand(-1, state.shape[1], -1, state.shape[3])
+                )
             for tensors in (self.tensors, self.prompts)[: 1 + self._keep_prompts]:
                 tensors[i][slots, :, :count] = state[:, :, :count].to(tensors[i].dtype)
 
-    def append(self, states: tuple[torch.Tensor, ...], rows: torch.Tensor, positions: torch.Tensor, length: int) -> list[torch.Tensor]:
+    def append(
+        self, states: tuple[torch.Tensor, ...], rows: torch.Tensor, positions: torch.Tensor, length: int
+    ) -> list[torch.Tensor]:
         """Write one position of every row and return the columns that attention reads."""
         column = positions if self.ring is None else positions % self.ring
         for tensor, state in zip(self.tensors, states, strict=True):
@@ -132,9 +147,13 @@ class _Layer:
 
 
 class SlotCache(Cache):
-    """Keys and values of all slots; tensors are allocated when a layer first stores something, by the shapes that it stores."""
+    """Keys and values of all slots; tensors are allocated when a layer first stores something, by the shapes
+    that it stores.
+    """
 
-    def __init__(self, config: PretrainedConfig, slots: int, max_length: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, config: PretrainedConfig, slots: int, max_length: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
         super().__init__(layers=[])
         self._config = config
         self._slots = slots
@@ -170,7 +189,9 @@ class SlotCache(Cache):
         return self._prefill_slots is not None
 
     def reserve(self, length: int) -> None:
-        """Allocate `length` positions per slot (at most the maximum), keeping stored values; at least doubles, to keep copies rare."""
+        """Allocate `length` positions per slot (at most the maximum), keeping stored values; at least
+        doubles, to keep copies rare.
+        """
         self.settle(None)
         length = min(length, self._max_length)
         if length <= self._room:
@@ -187,13 +208,17 @@ class SlotCache(Cache):
         self._pending = None
 
     def begin_prefill(self, slots: torch.Tensor, last: torch.Tensor | None = None) -> None:
-        """Store the first `len(slots)` rows of the next forward pass in these slots; their last positions are `last`."""
+        """Store the first `len(slots)` rows of the next forward pass in these slots; their last positions are
+        `last`.
+        """
         self.settle(None)
         self._prefill_slots = slots
         self._last = last
 
     def begin_decode(self, positions: torch.Tensor, length: int) -> None:
-        """In the next forward pass, write the first `len(positions)` slots at `positions` and attend to the first `length` positions."""
+        """In the next forward pass, write the first `len(positions)` slots at `positions` and attend to the
+        first `length` positions.
+        """
         self.settle(None)
         self._prefill_slots = None
         self._positions = positions
@@ -228,7 +253,9 @@ class SlotCache(Cache):
             self._pending = (layer_idx, (key_states, value_states))
             return key_states, value_states
         rows = self._all_rows[: len(self._positions)]
-        keys, values = self._stored[layer_idx].append((key_states, value_states), rows, self._positions, self._length)
+        keys, values = self._stored[layer_idx].append(
+            (key_states, value_states), rows, self._positions, self._length
+        )
         return keys, values
 
     def settle(self, reach: int | None) -> None:
@@ -242,14 +269,17 @@ class SlotCache(Cache):
             self._stored[index] = _Layer(ring, keep_prompts=ring is not None and ring < self._max_length)
             self._shapes[index] = [(self._slots, *state.shape[1:]) for state in states]
             self._stored[index].grow(self._shapes[index], self._room, self._dtype, self._device)
-        last = torch.full_like(self._prefill_slots, states[0].shape[2] - 1) if self._last is None else self._last
+        last = (
+            torch.full_like(self._prefill_slots, states[0].shape[2] - 1) if self._last is None else self._last
+        )
         self._stored[index].store(states, self._prefill_slots, last)
 
     def mask(self, visible: MaskFunction, reach: int | None, tokens: int) -> SlotMask:
         """Return the mask of a forward pass of `tokens` per row.
 
         Args:
-            visible: tells whether a query attends to a key: `visible(row, head, query position, key position)`.
+            visible: tells whether a query attends to a key:
+                `visible(row, head, query position, key position)`.
             reach: as in `SlotMask`.
             tokens: of a row; 1 in a decode step.
         """
@@ -264,7 +294,9 @@ class SlotCache(Cache):
         key = self._places[:columns]
         rows = self._all_rows[: len(self._positions), None]
         if ring is None:
-            hidden = key > query if visible is causal_mask_function else ~visible(rows, self._zero, query, key)
+            hidden = (
+                key > query if visible is causal_mask_function else ~visible(rows, self._zero, query, key)
+            )
         else:
             key = query - (query - key) % ring
             hidden = ~(visible(rows, self._zero, query, key) & (key >= 0))
@@ -277,18 +309,27 @@ class SlotCache(Cache):
             first = 0 if reach is None else max(0, start - reach + 1)
             query = torch.arange(start, end, device=self._device)[:, None]
             key = torch.arange(first, end, device=self._device)[None, :]
-            yield Block(start, end, first, (~visible(self._zero, self._zero, query, key)).expand(end - start, end - first))
+            yield Block(
+                start,
+                end,
+                first,
+                (~visible(self._zero, self._zero, query, key)).expand(end - start, end - first),
+            )
 
 
 def _causal_blocks(tokens: int, device: torch.device) -> Iterator[Block]:
     """Yield the blocks of a plain causal mask."""
     for start in range(0, tokens, PREFILL_BLOCK):
         end = min(start + PREFILL_BLOCK, tokens)
-        yield Block(start, end, 0, torch.ones(end - start, end, dtype=torch.bool, device=device).triu_(start + 1))
+        yield Block(
+            start, end, 0, torch.ones(end - start, end, dtype=torch.bool, device=device).triu_(start + 1)
+        )
 
 
 def _is_causal(block: Block) -> bool:
-    return block.first == 0 and torch.equal(block.hidden, torch.ones_like(block.hidden).triu_(block.start + 1))
+    return block.first == 0 and torch.equal(
+        block.hidden, torch.ones_like(block.hidden).triu_(block.start + 1)
+    )
 
 
 _CACHE: ContextVar[SlotCache] = ContextVar("slot_cache")
@@ -296,7 +337,9 @@ _CACHE: ContextVar[SlotCache] = ContextVar("slot_cache")
 
 @contextmanager
 def attending(cache: SlotCache) -> Iterator[None]:
-    """Make `slot_mask` and `slot_attention` use a cache inside the block, that is, in the forward pass of its model."""
+    """Make `slot_mask` and `slot_attention` use a cache inside the block, that is, in the forward pass of its
+    model.
+    """
     token = _CACHE.set(cache)
     try:
         yield
@@ -333,11 +376,13 @@ def slot_attention(
     s_aux: torch.Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Compute the attention of a prefill or of a decode step, under the mask of `slot_mask`; None is a plain causal mask.
+    """Compute the attention of a prefill or of a decode step, under the mask of `slot_mask`; None is a plain
+    causal mask.
 
-    query [rows, heads, tokens, channels], key and value [rows, kv_heads, length, channels]; `s_aux` [heads] are attention sinks.
-    Returns [rows, tokens, heads, channels of a value]. Query heads that share a key head are folded, so keys are never repeated.
-    Raises RolloutError for a mask or a bias that another function than `slot_mask` has made.
+    query [rows, heads, tokens, channels], key and value [rows, kv_heads, length, channels]; `s_aux` [heads]
+    are attention sinks. Returns [rows, tokens, heads, channels of a value]. Query heads that share a key head
+    are folded, so keys are never repeated. Raises RolloutError for a mask or a bias that another function
+    than `slot_mask` has made.
     """
     cache = _CACHE.get()
     rows, heads, tokens, channels = query.shape
@@ -374,7 +419,9 @@ def _attend_prompts(
     kv_heads = key.shape[1]
     plain = softcap is None and sinks is None
     if plain and not blocks:
-        return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale, enable_gqa=heads != kv_heads)
+        return F.scaled_dot_product_attention(
+            query, key, value, is_causal=True, scale=scale, enable_gqa=heads != kv_heads
+        )
     outs = []
     for block in blocks or _causal_blocks(tokens, query.device):
         queries = query[:, :, block.start : block.end]
@@ -382,13 +429,17 @@ def _attend_prompts(
         values = value[:, :, block.first : block.end]
         if plain:
             outs.append(
-                F.scaled_dot_product_attention(queries, keys, values, attn_mask=~block.hidden, scale=scale, enable_gqa=heads != kv_heads)
+                F.scaled_dot_product_attention(
+                    queries, keys, values, attn_mask=~block.hidden, scale=scale, enable_gqa=heads != kv_heads
+                )
             )
             continue
         added = torch.zeros(block.hidden.shape, device=query.device).masked_fill_(block.hidden, float("-inf"))
         folded = queries.reshape(rows, kv_heads, -1, channels)
         repeated = None if sinks is None else sinks.repeat_interleave(len(added), 2)
-        out = attend_in_steps(folded, keys, values, added.repeat(heads // kv_heads, 1), scale, softcap, repeated)
+        out = attend_in_steps(
+            folded, keys, values, added.repeat(heads // kv_heads, 1), scale, softcap, repeated
+        )
         outs.append(out.reshape(rows, heads, len(added), value.shape[-1]))
     return torch.cat(outs, 2)
 
@@ -402,7 +453,8 @@ def attend_in_steps(
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Compute attention by two matrix products; on a CPU faster than the fused kernel, with the same bits at every length.
+    """Compute attention by two matrix products; on a CPU faster than the fused kernel, with the same bits at
+    every length.
 
     `sinks` [1, kv_heads, queries, 1] are the scores of one more key, which has no value.
     """
@@ -418,13 +470,19 @@ def attend_in_steps(
     return torch.matmul(weights.to(value.dtype), value)
 
 
-def attend_fused(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
+def attend_fused(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor, scale: float
+) -> torch.Tensor:
     """Compute attention by torch's fused kernel, which keeps scores in fp32 when the inputs are bf16."""
-    return F.scaled_dot_product_attention(query, key, value, attn_mask=mask.to(query.dtype).expand(-1, -1, query.shape[2], -1), scale=scale)
+    return F.scaled_dot_product_attention(
+        query, key, value, attn_mask=mask.to(query.dtype).expand(-1, -1, query.shape[2], -1), scale=scale
+    )
 
 
 def use_slot_attention(model: PreTrainedModel) -> None:
-    """Switch a Hugging Face causal LM to `slot_attention`. Raises `RolloutError` if its attention cannot be replaced."""
+    """Switch a Hugging Face causal LM to `slot_attention`. Raises `RolloutError` if its attention cannot be
+    replaced.
+    """
     if not getattr(model, "_supports_attention_backend", False):
         raise RolloutError(f"the attention of {type(model).__name__} cannot be replaced")
     AttentionInterface.register(ATTENTION, slot_attention)

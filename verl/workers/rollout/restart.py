@@ -22,13 +22,16 @@ def _ignore(start: float, end: float) -> None:
 
 
 class RestartingClient:
-    """`RolloutClient` of an engine that may be replaced while requests wait; use it on one event loop at a time.
+    """`RolloutClient` of an engine that may be replaced while requests wait; use it on one event loop at a
+    time.
 
     Args:
         client: of the current engine.
-        restart: replaces the engine by one with the current weights and returns its client; it blocks, and is run on a thread.
+        restart: replaces the engine by one with the current weights and returns its client; it blocks, and is
+            run on a thread.
         name: of the engine, for the log and errors.
-        on_busy: called with start and end, in seconds since the epoch, of every time in which a request was in flight.
+        on_busy: called with start and end, in seconds since the epoch, of every time in which a request was
+            in flight.
         limit_s: seconds that `drain` waits for an engine that samples no token.
     """
 
@@ -40,7 +43,13 @@ class RestartingClient:
         on_busy: Callable[[float, float], None] = _ignore,
         limit_s: float = math.inf,
     ) -> None:
-        self._client, self._restart, self._name, self._on_busy, self._limit_s = client, restart, name, on_busy, limit_s
+        self._client, self._restart, self._name, self._on_busy, self._limit_s = (
+            client,
+            restart,
+            name,
+            on_busy,
+            limit_s,
+        )
         self._allowed = True
         self._lock, self._count_lock = threading.Lock(), threading.Lock()
         self._restarting: asyncio.Task[None] | None = None
@@ -49,7 +58,10 @@ class RestartingClient:
         self._began = 0.0
         self._drained = set[str | None]()
         self._in_flight = dict[int, GenerateRequest]()
-        self._numbers, self._changed = itertools.count(), asyncio.Event()  # set for a moment when a request may go on
+        self._numbers, self._changed = (
+            itertools.count(),
+            asyncio.Event(),
+        )  # set for a moment when a request may go on
 
     def take_busy_seconds(self) -> float:
         """Return the seconds since the last call with at least one request in flight."""
@@ -63,9 +75,11 @@ class RestartingClient:
             return seconds
 
     async def drain(self, adapter: str | None = None) -> None:
-        """Let new requests of an adapter (None: all requests) wait until `release`, and return when none of them is in flight.
+        """Let new requests of an adapter (None: all requests) wait until `release`, and return when none of
+        them is in flight.
 
-        Raises TimeoutError, which names those in flight, when for `limit_s` none has ended and the engine has sampled no token.
+        Raises TimeoutError, which names those in flight, when for `limit_s` none has ended and the engine has
+        sampled no token.
         """
         self._drained.add(adapter)
         clock, client = asyncio.get_running_loop().time, self._client
@@ -76,7 +90,8 @@ class RestartingClient:
             since = max(since, getattr(client, "progress_at", since))
             if clock() >= since + self._limit_s:
                 raise TimeoutError(
-                    f"new weights of engine {self._name} wait for the replies to {listed(left)}, but it has sampled no token for "
+                    f"new weights of engine {self._name} wait for the replies to {listed(left)}, but it has "
+                    "sampled no token for "
                     f"{self._limit_s:g} s, twice rollout.call_timeout_s"
                 )
             with suppress(TimeoutError):
@@ -86,7 +101,11 @@ class RestartingClient:
 
     def _open(self, adapter: str | None = None) -> list[str]:
         """Return the ids of requests in flight of an adapter (None: all)."""
-        return [request.request_id for request in list(self._in_flight.values()) if adapter in (None, request.adapter)]
+        return [
+            request.request_id
+            for request in list(self._in_flight.values())
+            if adapter in (None, request.adapter)
+        ]
 
     def release(self, adapter: str | None = None) -> None:
         """Serve requests again after `drain` of the same adapter; call it on the event loop."""
@@ -120,7 +139,9 @@ class RestartingClient:
         self._allowed = True
 
     async def generate(self, request: GenerateRequest) -> list[Generation]:
-        """Sample `request.n` replies; raises as the engine does, and `EngineGoneError` when it died for the second time in a step."""
+        """Sample `request.n` replies; raises as the engine does, and `EngineGoneError` when it died for the
+        second time in a step.
+        """
         while not self._drained.isdisjoint((None, request.adapter)):
             await self._changed.wait()
         with self._busy(request):
@@ -130,7 +151,11 @@ class RestartingClient:
                     return await client.generate(request)
                 except RolloutError as error:
                     # Some requests to an engine that died fail with another RolloutError.
-                    if not isinstance(error, EngineGoneError) and self._client is client and self._restarting is None:
+                    if (
+                        not isinstance(error, EngineGoneError)
+                        and self._client is client
+                        and self._restarting is None
+                    ):
                         raise
                     await self._wait_for_restart(client, error)
 
@@ -140,7 +165,8 @@ class RestartingClient:
         return self._client
 
     def replace(self, client: RolloutClient, cause: RolloutError) -> None:
-        """Replace the engine behind `client`, which was found dead, unless that has been done; blocks, also while another thread does it.
+        """Replace the engine behind `client`, which was found dead, unless that has been done; blocks, also
+        while another thread does it.
 
         Raises `EngineGoneError` when an engine died for the second time in a step, or could not be restarted.
         """
@@ -151,7 +177,9 @@ class RestartingClient:
                 self.restarts += 1
 
     async def _wait_for_restart(self, client: RolloutClient, cause: RolloutError) -> None:
-        """Return when the engine behind `client` is replaced; the first caller starts the replacement, the others wait."""
+        """Return when the engine behind `client` is replaced; the first caller starts the replacement, the
+        others wait.
+        """
         if self._client is client and self._restarting is None:
             self._restarting = asyncio.create_task(self._replace(client, cause))
         if self._restarting is not None:
@@ -175,7 +203,9 @@ class RestartingClient:
         try:
             return self._restart()
         except Exception as error:  # whatever the error, the run ends with the last checkpoint
-            raise EngineGoneError(f"engine {self._name} died and could not be restarted: {error}{self._waiting}") from error
+            raise EngineGoneError(
+                f"engine {self._name} died and could not be restarted: {error}{self._waiting}"
+            ) from error
 
     @property
     def _waiting(self) -> str:

@@ -1,4 +1,6 @@
-"""The model row by row: every slot has transformers' own cache, and a row is computed alone, as `generate` computes it."""
+"""The model row by row: every slot has transformers' own cache, and a row is computed alone, as `generate`
+computes it.
+"""
 
 from __future__ import annotations
 
@@ -31,10 +33,12 @@ class _Row:
 
 
 class RowModel:
-    """A Hugging Face causal LM that `generate` serves, with the methods of `SlotModel` and the same arguments.
+    """A Hugging Face causal LM that `generate` serves, with the methods of `SlotModel` and the same
+    arguments.
 
-    Slow, because a decode step is one forward pass per reply, and exact for every kind of state: recurrences, convolutions, biases of
-    positions. Attention is transformers' eager one, which drops nothing that the model asks for.
+    Slow, because a decode step is one forward pass per reply, and exact for every kind of state: recurrences,
+    convolutions, biases of positions. Attention is transformers' eager one, which drops nothing that the
+    model asks for.
 
     Attributes:
         adapters: of the rows.
@@ -42,7 +46,13 @@ class RowModel:
         logits: next-token logits [slots, vocab] after the last prefill, copy or decode of each slot.
     """
 
-    def __init__(self, model: PreTrainedModel, slots: int, max_length: int, adapters: Mapping[str, LoraSpec] | None = None) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        slots: int,
+        max_length: int,
+        adapters: Mapping[str, LoraSpec] | None = None,
+    ) -> None:
         use_eager_attention(model)
         without_router_logits(model)
         self._model = model.eval()
@@ -70,9 +80,16 @@ class RowModel:
         self._replies = {}
 
     def prefill(
-        self, prompts: Sequence[Sequence[int]], slots: Sequence[int], bucket: int, rows: int, adapters: Sequence[str | None]
+        self,
+        prompts: Sequence[Sequence[int]],
+        slots: Sequence[int],
+        bucket: int,
+        rows: int,
+        adapters: Sequence[str | None],
     ) -> None:
-        """Compute prompts, each alone and under its adapter, into their slots; `bucket` and `rows` are those of a batch."""
+        """Compute prompts, each alone and under its adapter, into their slots; `bucket` and `rows` are those
+        of a batch.
+        """
         for prompt, slot, adapter in zip(prompts, slots, adapters, strict=True):
             self.adapters.use_rows([adapter], 1, len(prompt))
             row = _Row([])
@@ -104,7 +121,9 @@ class RowModel:
             self._replies.pop(slot, None)
 
     def decode(self, tokens: torch.Tensor, positions: torch.Tensor, length: int, used: int) -> None:
-        """Append tokens [slots] to the rows of the first `used` slots whose replies have not ended, one after another."""
+        """Append tokens [slots] to the rows of the first `used` slots whose replies have not ended, one after
+        another.
+        """
         new = tokens[:used].tolist()
         for slot in range(used):
             if slot in self._replies:
@@ -112,22 +131,35 @@ class RowModel:
                 self.logits[slot] = self._run(self._replies[slot], [new[slot]])
 
     def _run(self, row: _Row, tokens: Sequence[int]) -> torch.Tensor:
-        """Append tokens to a row and return the logits after the last one, `[vocab]`, by the steps of `generate` for a row alone."""
+        """Append tokens to a row and return the logits after the last one, `[vocab]`, by the steps of
+        `generate` for a row alone.
+        """
         first = not row.state
         row.tokens.extend(tokens)
         ids = torch.tensor([row.tokens], device=self.device)
-        arguments = {"attention_mask": torch.ones_like(ids), "use_cache": True, **row.state, **self._last_logits_only}
+        arguments = {
+            "attention_mask": torch.ones_like(ids),
+            "use_cache": True,
+            **row.state,
+            **self._last_logits_only,
+        }
         if self._takes_positions:
             arguments["position_ids"] = torch.arange(ids.shape[1], device=self.device)[None]
         if first and self._model._supports_default_dynamic_cache():
-            arguments[self._cache_name] = DynamicCache(config=self._model.config.get_text_config(decoder=True))
-        inputs = self._model.prepare_inputs_for_generation(ids, next_sequence_length=len(tokens), is_first_iteration=first, **arguments)
+            arguments[self._cache_name] = DynamicCache(
+                config=self._model.config.get_text_config(decoder=True)
+            )
+        inputs = self._model.prepare_inputs_for_generation(
+            ids, next_sequence_length=len(tokens), is_first_iteration=first, **arguments
+        )
         out = self._model(**inputs, return_dict=True)
         row.state = {name: out[name] for name in _CACHES if name in out}
         return out.logits[0, -1]
 
 
 def use_eager_attention(model: PreTrainedModel) -> None:
-    """Switch a model to transformers' eager attention where it can be switched; others keep that with which they were built."""
+    """Switch a model to transformers' eager attention where it can be switched; others keep that with which
+    they were built.
+    """
     if model._can_set_attn_implementation() and model.config._attn_implementation != "eager":
         model.set_attn_implementation("eager")

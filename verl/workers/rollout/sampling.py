@@ -1,7 +1,8 @@
-"""From logits to tokens: temperature, top-k, top-p, and one uniform number per token, drawn from the reply's own random stream.
+"""From logits to tokens: temperature, top-k, top-p, and one uniform number per token, drawn from the reply's
+own random stream.
 
-Sampling inverts the cumulative distribution, so a reply is a function of its logits and its uniforms alone, whatever else
-is in the batch. All rows are sampled at once; truncation changes only the rows that truncate.
+Sampling inverts the cumulative distribution, so a reply is a function of its logits and its uniforms alone,
+whatever else is in the batch. All rows are sampled at once; truncation changes only the rows that truncate.
 """
 
 from __future__ import annotations
@@ -47,13 +48,17 @@ def check_sampling(sampling: SamplingParams) -> None:
 
 
 def draw_uniforms(seed: int, reply: int, count: int) -> np.ndarray:
-    """Return uniform numbers in [0, 1) for reply number `reply` under `seed`, float64 [count]; a prefix does not depend on count."""
+    """Return uniform numbers in [0, 1) for reply number `reply` under `seed`, float64 [count]; a prefix does
+    not depend on count.
+    """
     stream = np.random.Generator(np.random.PCG64(np.random.SeedSequence((seed % 2**64, reply))))
     return np.minimum(stream.random(count), _BELOW_ONE)
 
 
 def _keep(probs: torch.Tensor, top_p: torch.Tensor, top_k: torch.Tensor) -> torch.Tensor:
-    """Return the mask of tokens in the top-k and then in the top-p of the remaining mass, bool [rows, vocab]; ties go to the lower id."""
+    """Return the mask of tokens in the top-k and then in the top-p of the remaining mass, bool [rows, vocab];
+    ties go to the lower id.
+    """
     ranked, order = probs.sort(dim=-1, descending=True, stable=True)
     in_top_k = torch.arange(probs.shape[-1], device=probs.device) < top_k.unsqueeze(1)
     cumulative = torch.where(in_top_k, ranked, 0.0).cumsum(-1, dtype=torch.float64)
@@ -87,7 +92,11 @@ def sample(
         probs = torch.where(_keep(probs, top_p, top_k) | ~truncated.unsqueeze(1), probs, 0.0)
     cdf = probs.cumsum(-1, dtype=torch.float64)
     total = cdf[:, -1]
-    tokens = torch.searchsorted(cdf, (uniforms * total).unsqueeze(1), right=True).squeeze(1).clamp_(max=logits.shape[-1] - 1)
+    tokens = (
+        torch.searchsorted(cdf, (uniforms * total).unsqueeze(1), right=True)
+        .squeeze(1)
+        .clamp_(max=logits.shape[-1] - 1)
+    )
     if greedy is not None:
         tokens = torch.where(greedy, logits.argmax(-1), tokens)
     return Sampled(tokens, log_probs.gather(1, tokens.unsqueeze(1)).squeeze(1), torch.isfinite(total))

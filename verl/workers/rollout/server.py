@@ -1,4 +1,6 @@
-"""The rollout worker: one engine, in a separate process or in this one, that serves many episodes concurrently."""
+"""The rollout worker: one engine, in a separate process or in this one, that serves many episodes
+concurrently.
+"""
 
 from __future__ import annotations
 
@@ -55,9 +57,9 @@ def build_engine(
 ) -> RolloutEngine:
     """Load the model and return the engine named by `rollout.name`, with room for the adapters.
 
-    `seed` makes weights that the checkpoint lacks the same in every `hf` engine; `gpus` are those of a `vllm` engine over several,
-    `log` is the log file of its processes. Raises ValueError for an unknown name, `ModelPathError` for a path that is no model,
-    `LoraTargetError` for an adapter that does not fit.
+    `seed` makes weights that the checkpoint lacks the same in every `hf` engine; `gpus` are those of a `vllm`
+    engine over several, `log` is the log file of its processes. Raises ValueError for an unknown name,
+    `ModelPathError` for a path that is no model, `LoraTargetError` for an adapter that does not fit.
     """
     rollout = config.rollout
     specs = {name: lora_spec(own.model) for name, own in (adapters or {}).items()}
@@ -65,15 +67,26 @@ def build_engine(
         from verl.workers.rollout.vllm.engine import VLLMEngine
 
         return VLLMEngine(
-            config, max_model_len=max_model_len, device=device, num_threads=num_threads, seed=seed, adapters=specs, gpus=gpus, log=log
+            config,
+            max_model_len=max_model_len,
+            device=device,
+            num_threads=num_threads,
+            seed=seed,
+            adapters=specs,
+            gpus=gpus,
+            log=log,
         )
     if rollout.name == CLASSIFIER:
         from verl.models.reward_model import load_sequence_classifier
         from verl.workers.rollout.classifier import ClassifierEngine
 
         dtype = resolve_dtype(rollout.dtype, device)
-        classifier = load_sequence_classifier(str(config.model.path), dtype=dtype, trust_remote_code=config.model.trust_remote_code)
-        return ClassifierEngine(classifier.to(device), micro_batch_size=rollout.max_num_seqs, max_model_len=max_model_len)
+        classifier = load_sequence_classifier(
+            str(config.model.path), dtype=dtype, trust_remote_code=config.model.trust_remote_code
+        )
+        return ClassifierEngine(
+            classifier.to(device), micro_batch_size=rollout.max_num_seqs, max_model_len=max_model_len
+        )
     if rollout.name != "hf":
         raise ValueError(f"actor_rollout_ref.rollout.name={rollout.name!r}: expected hf or vllm")
     check_served(str(config.model.path), max_model_len, trust_remote_code=config.model.trust_remote_code)
@@ -100,7 +113,8 @@ def build_engine(
 
 
 def check_served(path: str, max_model_len: int, *, trust_remote_code: bool = False) -> list[str]:
-    """Check by its configuration alone that the `hf` engine serves a model; return what a user has to know, one line each.
+    """Check by its configuration alone that the `hf` engine serves a model; return what a user has to know,
+    one line each.
 
     Raises:
         ModelPathError: the path is no model.
@@ -117,7 +131,9 @@ def check_served(path: str, max_model_len: int, *, trust_remote_code: bool = Fal
 
 
 def on_leader(method: Callable[..., Coroutine[Any, Any, T]]) -> Callable[..., Coroutine[Any, Any, T | None]]:
-    """Make a method of `RolloutWorker` run on leading ranks only; on others it does nothing and returns None."""
+    """Make a method of `RolloutWorker` run on leading ranks only; on others it does nothing and
+    returns None.
+    """
 
     @functools.wraps(method)
     async def run(worker: RolloutWorker, *args: Any, **kwargs: Any) -> T | None:
@@ -127,16 +143,19 @@ def on_leader(method: Callable[..., Coroutine[Any, Any, T]]) -> Callable[..., Co
 
 
 class RolloutWorker(Worker):
-    """Serves one engine. All methods run on one event loop, so weights change between two decode steps and never within one.
+    """Serves one engine. All methods run on one event loop, so weights change between two decode steps and
+    never within one.
 
-    Where `update_weights` waits, for weights that arrive or for the processes of a `vllm` engine, it does so in a thread: the loop answers
-    `stats` and `collect` meanwhile. Requests that arrive, and calls that change the engine, wait until a bucket is loaded.
+    Where `update_weights` waits, for weights that arrive or for the processes of a `vllm` engine, it does so
+    in a thread: the loop answers `stats` and `collect` meanwhile. Requests that arrive, and calls that change
+    the engine, wait until a bucket is loaded.
 
-    With `rollout.tensor_model_parallel_size` = n, an engine spans the devices of n neighbouring ranks. The first of them leads: it has the
-    engine and serves its requests. The others only reserve their device; methods for all ranks do nothing there.
+    With `rollout.tensor_model_parallel_size` = n, an engine spans the devices of n neighbouring ranks. The
+    first of them leads: it has the engine and serves its requests. The others only reserve their device;
+    methods for all ranks do nothing there.
 
-    Besides `generate`, requests can be sent in batches (`submit`) and their results fetched when done (`collect`): one call per tick
-    instead of one per request.
+    Besides `generate`, requests can be sent in batches (`submit`) and their results fetched when done
+    (`collect`): one call per tick instead of one per request.
 
     Args:
         config: model and rollout settings.
@@ -145,7 +164,8 @@ class RolloutWorker(Worker):
         num_threads: CPU threads of this process; 0 keeps torch's default.
         seed: see `build_engine`.
         adapters: the config of every adapter that requests may name.
-        log: log file of the processes of a `vllm` engine, with `-<rank>` before its suffix if there are several engines.
+        log: log file of the processes of a `vllm` engine, with `-<rank>` before its suffix if there are
+            several engines.
     """
 
     def __init__(
@@ -176,7 +196,8 @@ class RolloutWorker(Worker):
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     @on_leader
     async def init_model(self, gpus: Sequence[str] = ()) -> None:
-        """Load the model; `gpus` is CUDA_VISIBLE_DEVICES of every rank of the group, needed for an engine over several GPUs.
+        """Load the model; `gpus` is CUDA_VISIBLE_DEVICES of every rank of the group, needed for an engine
+        over several GPUs.
 
         Raises as `build_engine` does.
         """
@@ -198,15 +219,23 @@ class RolloutWorker(Worker):
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     @on_leader
     async def update_weights(
-        self, handle: Any, shapes: Mapping[str, tuple[int, ...]], version: int, final: bool, adapter: str | None = None
+        self,
+        handle: Any,
+        shapes: Mapping[str, tuple[int, ...]],
+        version: int,
+        final: bool,
+        adapter: str | None = None,
     ) -> None:
-        """Copy one `WeightBucket` into the weights, or into those of an adapter, in place; the final one ends the update.
+        """Copy one `WeightBucket` into the weights, or into those of an adapter, in place; the final one ends
+        the update.
 
         Raises `RolloutError` for tensors that do not fit.
         """
         async with self._changing:
             engine, weights = self._ready(), ReceivedWeights(self._transfer, handle, shapes)
-            update = functools.partial(engine.update_weights, weights, adapter=adapter, version=version, final=final)
+            update = functools.partial(
+                engine.update_weights, weights, adapter=adapter, version=version, final=final
+            )
             await asyncio.to_thread(update if engine.waits else weights.receive)
             if not engine.waits:
                 update()
@@ -234,7 +263,9 @@ class RolloutWorker(Worker):
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     @on_leader
     async def sleep(self) -> None:
-        """Cancel the open requests, whose episodes have ended, and free the memory that an idle engine does not need."""
+        """Cancel the open requests, whose episodes have ended, and free the memory that an idle engine does
+        not need.
+        """
         open_tasks = [task for session in self._sessions.values() for task in session.open.values()]
         for task in open_tasks:
             task.cancel()
@@ -252,7 +283,9 @@ class RolloutWorker(Worker):
     @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)
     @on_leader
     async def end(self) -> None:
-        """As `close`, before the process is ended: removes the engine's files on disk and in shared memory."""
+        """As `close`, before the process is ended: removes the engine's files on disk and in shared
+        memory.
+        """
         self.close()
 
     def close(self) -> None:
@@ -312,7 +345,10 @@ class RolloutWorker(Worker):
 
     def _ready(self) -> RolloutEngine:
         if self.leader != self.rank:
-            raise RolloutError(f"rank {self.rank} has no engine: its device belongs to the engine of rank {self.leader}; call that rank")
+            raise RolloutError(
+                f"rank {self.rank} has no engine: its device belongs to the engine of rank {self.leader}; "
+                "call that rank"
+            )
         if self._engine is None:
             raise RolloutError("the rollout worker has no model yet; call init_model first")
         return self._engine

@@ -1,8 +1,10 @@
-"""How the `hf` engine serves a model, decided by serving a miniature of it beside the model's own full forward pass.
+"""How the `hf` engine serves a model, decided by serving a miniature of it beside the model's own full
+forward pass.
 
-Two prompts of different lengths are computed and continued beside each other, across every window and every original position limit of
-the miniature, with fixed tokens. Log-probs after every token are compared with those of an eager forward pass over each row alone, and
-with those of the same row when the other one is not there.
+Two prompts of different lengths are computed and continued beside each other, across every window and every
+original position limit of the miniature, with fixed tokens. Log-probs after every token are compared with
+those of an eager forward pass over each row alone, and with those of the same row when the other one is not
+there.
 """
 
 from __future__ import annotations
@@ -29,8 +31,12 @@ Served = SlotModel | RowModel
 MODELS: dict[Mode, type[SlotModel] | type[RowModel]] = {"slots": SlotModel, "rows": RowModel}
 
 TOLERANCE = 1e-3  # fp32 rounding of sharp attention is below; a lost window, bias or state is above 0.1
-OWN_DECODE = 0.2  # by which a model's own decode step may differ from its own full pass, as where only one of them clamps
-BELOW_LIMIT = (5, 17)  # prompts, in tokens; with the tokens after them below the position limit of a miniature
+# by which a model's own decode step may differ from its own full pass, as where only one of them clamps
+OWN_DECODE = 0.2
+BELOW_LIMIT = (
+    5,
+    17,
+)  # prompts, in tokens; with the tokens after them below the position limit of a miniature
 BEYOND_LIMIT = (28, 70)  # the first crosses the limit while it is continued, the second wraps a ring
 _LIMITS = re.compile(r"original_max_position_embeddings|n_ctx_original|floor_scale|log_scaling_floor")
 _MODES: tuple[tuple[Mode, float], ...] = (("slots", TOLERANCE), ("rows", OWN_DECODE))
@@ -60,16 +66,22 @@ class Serving:
         lines = []
         if self.mode == "rows":
             lines.append(
-                f"replies are decoded one by one, each with transformers' own cache, because {self.reason}: the time of a step "
-                "grows with the number of replies; actor_rollout_ref.rollout.name=vllm is faster where it serves this model"
+                f"replies are decoded one by one, each with transformers' own cache, because {self.reason}: "
+                "the time of a step "
+                "grows with the number of replies; actor_rollout_ref.rollout.name=vllm is faster where it "
+                "serves this model"
             )
         if not self.same_bits:
-            lines.append("the last bits of a reply depend on the replies beside it; its log-probs are exact to rounding")
+            lines.append(
+                "the last bits of a reply depend on the replies beside it; its log-probs are exact to "
+                "rounding"
+            )
         return lines
 
 
 def serving_of(config: Any, *, max_model_len: int) -> Serving:
-    """Return how the `hf` engine serves models of a configuration; the check runs once per configuration and process.
+    """Return how the `hf` engine serves models of a configuration; the check runs once per configuration and
+    process.
 
     Args:
         config: of a causal language model, also one with a `text_config`.
@@ -84,7 +96,8 @@ def serving_of(config: Any, *, max_model_len: int) -> Serving:
             return serving
     limit = max(serving.limit or 0 for serving in results)
     raise RolloutError(
-        f"the hf engine serves {_name(config)} up to {limit} tokens, prompt and reply may have {max_model_len}: beyond "
+        f"the hf engine serves {_name(config)} up to {limit} tokens, prompt and reply may have "
+        f"{max_model_len}: beyond "
         f"{limit} positions the model computes earlier tokens anew, which sampled tokens cannot follow; set "
         f"data.max_prompt_length + data.max_response_length (and those of the agents) to at most {limit}"
     )
@@ -92,7 +105,9 @@ def serving_of(config: Any, *, max_model_len: int) -> Serving:
 
 @dataclass
 class _Case:
-    """Prompts, their continuations, and the log-probs after the prompt and after every token but the last, [tokens, vocab]."""
+    """Prompts, their continuations, and the log-probs after the prompt and after every token but the last,
+    [tokens, vocab].
+    """
 
     prompts: list[list[int]]
     replies: list[list[int]]
@@ -118,7 +133,9 @@ def _check(config: Any) -> list[Serving]:
     try:
         model = miniature_model(config, attention="eager")
     except MiniatureError as error:
-        raise RolloutError(f"the hf engine cannot check {name}: {error}; use actor_rollout_ref.rollout.name=vllm") from error
+        raise RolloutError(
+            f"the hf engine cannot check {name}: {error}; use actor_rollout_ref.rollout.name=vllm"
+        ) from error
     with torch.random.fork_rng(devices=[]), torch.inference_mode():
         below = _case(model, BELOW_LIMIT)
         beyond = _case(model, BEYOND_LIMIT)
@@ -165,11 +182,19 @@ def _case(model: Any, lengths: Sequence[int]) -> _Case:
 
 
 def _full_passes(model: Any, *cases: _Case) -> None:
-    """Compute the expected log-probs of every row alone, the shortest first: longer ones may leave their frequencies in the model."""
+    """Compute the expected log-probs of every row alone, the shortest first: longer ones may leave their
+    frequencies in the model.
+    """
     model = copy.deepcopy(model)
-    rows = [(case, prompt, reply) for case in cases for prompt, reply in zip(case.prompts, case.replies, strict=True)]
+    rows = [
+        (case, prompt, reply)
+        for case in cases
+        for prompt, reply in zip(case.prompts, case.replies, strict=True)
+    ]
     for case, prompt, reply in sorted(rows, key=lambda row: len(row[1])):
-        logits = model(input_ids=torch.tensor([prompt + reply]), use_cache=False).logits[0, len(prompt) - 1 : -1]
+        logits = model(input_ids=torch.tensor([prompt + reply]), use_cache=False).logits[
+            0, len(prompt) - 1 : -1
+        ]
         case.expected.append(logits.float().log_softmax(-1))
 
 
@@ -188,7 +213,11 @@ def _outcome(make: Any, below: _Case, beyond: _Case) -> _Outcome:
         (alone,) = _serve(served, below, [last], TOKENS_ALONE)
     except Exception as error:  # the code of any model may raise anything
         first_line = (str(error).strip() or "no message").splitlines()[0]
-        failure = first_line if isinstance(error, RolloutError) else f"its forward pass fails: {type(error).__name__}: {first_line}"
+        failure = (
+            first_line
+            if isinstance(error, RolloutError)
+            else f"its forward pass fails: {type(error).__name__}: {first_line}"
+        )
         return _Outcome(error=failure)
     return _Outcome(
         max(_gap(a, b) for a, b in zip(first, below.expected, strict=True)),
@@ -204,7 +233,9 @@ def _gap(a: torch.Tensor, b: torch.Tensor) -> float:
 
 
 def _serve(served: Served, case: _Case, chosen: Sequence[int], count: int = TOKENS) -> list[torch.Tensor]:
-    """Return the log-probs of `count` tokens of the chosen rows, each in the slot of its place in the case."""
+    """Return the log-probs of `count` tokens of the chosen rows, each in the slot of its place in the
+    case.
+    """
     buckets: dict[int, list[int]] = {}
     for i in chosen:
         buckets.setdefault(prompt_bucket(len(case.prompts[i])), []).append(i)
@@ -224,7 +255,8 @@ def _serve(served: Served, case: _Case, chosen: Sequence[int], count: int = TOKE
 
 
 def position_limit(config: Any, small: Any) -> int | None:
-    """Return the number of positions beyond which a configuration may compute tokens otherwise; None if it names none.
+    """Return the number of positions beyond which a configuration may compute tokens otherwise; None if it
+    names none.
 
     Args:
         config: the configuration.
@@ -234,7 +266,12 @@ def position_limit(config: Any, small: Any) -> int | None:
     parameters = getattr(text, "rope_parameters", None) or {}
     nested = [value for value in parameters.values() if isinstance(value, dict)]
     entries = [vars(text), parameters, *nested]
-    named = [value for entry in entries for name, value in entry.items() if _LIMITS.fullmatch(name) and isinstance(value, int)]
+    named = [
+        value
+        for entry in entries
+        for name, value in entry.items()
+        if _LIMITS.fullmatch(name) and isinstance(value, int)
+    ]
     if named:
         return min(named)
     longest = getattr(small.get_text_config(), "max_position_embeddings", None)

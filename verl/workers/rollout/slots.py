@@ -1,7 +1,7 @@
 """State of every slot on the device, and the sampling step over all of them.
 
-One row per slot. The host keeps only what scheduling needs (active slots, lengths of rows); tokens and log-probs stay on the device
-until their reply is done, so a step costs one transfer of a small vector.
+One row per slot. The host keeps only what scheduling needs (active slots, lengths of rows); tokens and
+log-probs stay on the device until their reply is done, so a step costs one transfer of a small vector.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ RUNNING, LENGTH, STOP, FAILED = 0, 1, 2, 3
 
 
 class SlotState:
-    """Positions, sampling parameters, random numbers and output of `slots` replies of at most `max_length` tokens."""
+    """Positions, sampling parameters, random numbers and output of `slots` replies of at most `max_length`
+    tokens.
+    """
 
     def __init__(self, slots: int, max_length: int, device: torch.device) -> None:
         self.device = device
@@ -64,7 +66,9 @@ class SlotState:
         sampling: Sequence[SamplingParams],
         uniforms: Sequence[np.ndarray],
     ) -> None:
-        """Start replies whose prompts end before position `prompt_lengths`; the next `step` samples their first tokens."""
+        """Start replies whose prompts end before position `prompt_lengths`; the next `step` samples their
+        first tokens.
+        """
         rows = np.asarray(slots)
         self._host_active[rows] = True
         self._host_positions[rows] = np.asarray(prompt_lengths) - 1
@@ -87,11 +91,15 @@ class SlotState:
         self._uniforms[index, : drawn.shape[1]] = torch.as_tensor(drawn, device=self.device)
 
     def step(self, logits: torch.Tensor) -> list[tuple[int, int]]:
-        """Sample a token for every active slot from logits [slots, vocab] and return the slots that ended as (slot, end state)."""
+        """Sample a token for every active slot from logits [slots, vocab] and return the slots that ended as
+        (slot, end state).
+        """
         count = self._count.unsqueeze(1)
         truncation = (self._truncated, self._top_p, self._top_k) if self._host_truncated.any() else None
         greedy = self._greedy if self._host_greedy.any() else None
-        sampled = sample(logits, self._uniforms.gather(1, count).squeeze(1), self._temperature, greedy, truncation)
+        sampled = sample(
+            logits, self._uniforms.gather(1, count).squeeze(1), self._temperature, greedy, truncation
+        )
         self.tokens.copy_(sampled.tokens)
         self._out_tokens.scatter_(1, count, sampled.tokens.unsqueeze(1))
         self._out_log_probs.scatter_(1, count, sampled.log_probs.unsqueeze(1))
@@ -110,10 +118,14 @@ class SlotState:
     def output(self, slot: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
         """Return tokens and log-probs of the slot's reply so far."""
         count = int(self._count[slot])
-        return tuple(self._out_tokens[slot, :count].tolist()), tuple(self._out_log_probs[slot, :count].tolist())
+        return tuple(self._out_tokens[slot, :count].tolist()), tuple(
+            self._out_log_probs[slot, :count].tolist()
+        )
 
     def stop(self, slots: Sequence[int], park_at: Sequence[int]) -> None:
-        """End replies. Later steps write their idle rows at position `park_at`, so that earlier positions are not overwritten."""
+        """End replies. Later steps write their idle rows at position `park_at`, so that earlier positions are
+        not overwritten.
+        """
         rows = np.asarray(slots)
         index = torch.as_tensor(rows, device=self.device)
         for host in (self._host_active, self._host_greedy, self._host_truncated):

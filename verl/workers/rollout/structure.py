@@ -1,4 +1,6 @@
-"""Replies of the `hf` engine that follow a form: its grammar, compiled by xgrammar as in vLLM, and the mask of each next token."""
+"""Replies of the `hf` engine that follow a form: its grammar, compiled by xgrammar as in vLLM, and the mask
+of each next token.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ LIMIT_S = 20.0
 
 
 class GrammarCompiler:
-    """Compiles `SamplingParams.structure`, one form at a time in a thread. xgrammar and the tokenizer are loaded with the first.
+    """Compiles `SamplingParams.structure`, one form at a time in a thread. xgrammar and the tokenizer are
+    loaded with the first.
 
     Args:
         load_tokenizer: returns the tokenizer.
@@ -36,7 +39,9 @@ class GrammarCompiler:
         self._known: OrderedDict[str, Future[Any]] = OrderedDict()
 
     async def compile(self, structure: str) -> Any:
-        """Return the compiled grammar of a form. Raises `StructureError` if no reply can follow it, or it takes too long to compile."""
+        """Return the compiled grammar of a form. Raises `StructureError` if no reply can follow it, or it
+        takes too long to compile.
+        """
         if self._compiler is None:
             await asyncio.to_thread(self._load)
         future = self._known.pop(structure, None)
@@ -51,7 +56,9 @@ class GrammarCompiler:
         try:
             found = await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(future)), self._limit_s)
         except TimeoutError as error:
-            raise StructureError(f"the form was not compiled in {self._limit_s:g} s; use a smaller schema") from error
+            raise StructureError(
+                f"the form was not compiled in {self._limit_s:g} s; use a smaller schema"
+            ) from error
         except Exception:
             if self._known.get(structure) is future:
                 del self._known[structure]
@@ -65,7 +72,9 @@ class GrammarCompiler:
 
         with self._turn:
             if self._compiler is None:
-                info = xgrammar.TokenizerInfo.from_huggingface(self._load_tokenizer(), vocab_size=self._vocab_size)
+                info = xgrammar.TokenizerInfo.from_huggingface(
+                    self._load_tokenizer(), vocab_size=self._vocab_size
+                )
                 self._compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
 
     def _work(self, structure: str, future: Future[Any]) -> None:
@@ -73,7 +82,8 @@ class GrammarCompiler:
             with self._turn:
                 future.set_result(self._compiled(structure))
         except StructureError as error:
-            # As text: an error that is kept keeps, by its traceback, the frames of every request that it is raised in.
+            # As text: an error that is kept keeps, by its traceback, the frames of every request that it is
+            # raised in.
             future.set_result(str(error))
         except Exception as error:  # whatever it is, those that wait get it
             future.set_exception(error)
@@ -102,22 +112,30 @@ class SlotForms:
         return bool(self._matchers)
 
     def start(self, slot: int, grammar: Any, stop_token_ids: Sequence[int]) -> None:
-        """Begin a reply. Where its form is complete, only `stop_token_ids` may follow; the tokenizer's end token if there are none."""
+        """Begin a reply. Where its form is complete, only `stop_token_ids` may follow; the tokenizer's end
+        token if there are none.
+        """
         import xgrammar
 
-        self._matchers[slot] = xgrammar.GrammarMatcher(grammar, override_stop_tokens=list(stop_token_ids) or None)
+        self._matchers[slot] = xgrammar.GrammarMatcher(
+            grammar, override_stop_tokens=list(stop_token_ids) or None
+        )
 
     def stop(self, slot: int) -> None:
         """Forget the reply of a slot, with a form or without."""
         self._matchers.pop(slot, None)
 
     def mask(self, logits: torch.Tensor) -> tuple[torch.Tensor, list[int]]:
-        """Return a copy of logits `[slots, vocab]`, -inf where a form does not allow a token, and the slots without an allowed one."""
+        """Return a copy of logits `[slots, vocab]`, -inf where a form does not allow a token, and the slots
+        without an allowed one.
+        """
         slots, vocab = list(self._matchers), logits.shape[1]
         words = torch.zeros(len(slots), -(-vocab // 32), dtype=torch.int32)
         for row, slot in enumerate(slots):
             self._matchers[slot].fill_next_token_bitmask(words, row)
-        bits = words.to(logits.device).unsqueeze(2) >> torch.arange(32, dtype=torch.int32, device=logits.device)
+        bits = words.to(logits.device).unsqueeze(2) >> torch.arange(
+            32, dtype=torch.int32, device=logits.device
+        )
         allowed = (bits & 1).bool().flatten(1)[:, :vocab]
         possible = words.any(1).tolist()
         index, out = torch.as_tensor(slots, device=logits.device), logits.clone()
@@ -125,11 +143,16 @@ class SlotForms:
         return out, [slot for slot, some in zip(slots, possible, strict=True) if not some]
 
     def accept(self, tokens: torch.Tensor) -> None:
-        """Move every reply behind its token of `tokens` `[slots]`; one whose form has ended is no longer masked."""
+        """Move every reply behind its token of `tokens` `[slots]`; one whose form has ended is no longer
+        masked.
+        """
         sampled = tokens.tolist()
         for slot, matcher in list(self._matchers.items()):
             if not matcher.accept_token(sampled[slot]):
-                raise RuntimeError(f"token {sampled[slot]} of slot {slot} is not allowed by the grammar whose mask it was sampled under")
+                raise RuntimeError(
+                    f"token {sampled[slot]} of slot {slot} is not allowed by the grammar whose mask it was "
+                    "sampled under"
+                )
             if matcher.is_terminated():
                 self.stop(slot)
 
@@ -137,7 +160,10 @@ class SlotForms:
 def _check_size(structure: str) -> None:
     """Raise `StructureError` for a form that is too long, or nested too deeply for a parser that recurses."""
     if len(structure) > MAX_CHARACTERS:
-        raise StructureError(f"the form has {len(structure)} characters, expected at most {MAX_CHARACTERS}; use a smaller schema")
+        raise StructureError(
+            f"the form has {len(structure)} characters, expected at most {MAX_CHARACTERS}; use a smaller "
+            "schema"
+        )
     try:
         level = [json.loads(structure)]
     except (ValueError, RecursionError) as error:
@@ -147,4 +173,6 @@ def _check_size(structure: str) -> None:
         level = [child for child in inner if isinstance(child, dict | list)]
         if not level:
             return
-    raise StructureError(f"objects and arrays of the form are nested in more than {MAX_NESTING} levels; use a flatter schema")
+    raise StructureError(
+        f"objects and arrays of the form are nested in more than {MAX_NESTING} levels; use a flatter schema"
+    )

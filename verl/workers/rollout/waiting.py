@@ -14,7 +14,9 @@ from verl.protocol.generate import GenerateRequest, Generation
 
 @dataclass
 class Ticket:
-    """One request in progress: its replies, None while unfinished, the grammar that they follow, and the number of unfinished ones."""
+    """One request in progress: its replies, None while unfinished, the grammar that they follow, and the
+    number of unfinished ones.
+    """
 
     request: GenerateRequest
     limit: int
@@ -78,7 +80,8 @@ class WaitingPrompts:
     Attributes:
         replies: number of waiting replies.
         held: prompt by slot.
-        to_compute: prompts of waiting replies that no slot holds, by (priority, bucket), in order of arrival; no group is empty.
+        to_compute: prompts of waiting replies that no slot holds, by (priority, bucket), in order of arrival;
+            no group is empty.
     """
 
     def __init__(self, bucket_of: Callable[[int], int]) -> None:
@@ -94,7 +97,9 @@ class WaitingPrompts:
         key = reply.ticket.prompt_key
         prompt = self._by_key.get(key)
         if prompt is None:
-            prompt = self._by_key[key] = Prompt(key, reply.ticket.request.adapter, self._bucket_of(len(reply.ticket.request.prompt_ids)))
+            prompt = self._by_key[key] = Prompt(
+                key, reply.ticket.request.adapter, self._bucket_of(len(reply.ticket.request.prompt_ids))
+            )
         if not prompt.waiting:
             prompt.arrival = next(self._arrivals)
         before = prompt.waiting[-1].ticket.priority if prompt.waiting else reply.ticket.priority
@@ -115,7 +120,9 @@ class WaitingPrompts:
         return removed
 
     def assign(self, slot: int, prompt: Prompt) -> Reply:
-        """Assign the slot, which holds this prompt from now on, to the prompt's oldest waiting reply, and return that reply."""
+        """Assign the slot, which holds this prompt from now on, to the prompt's oldest waiting reply, and
+        return that reply.
+        """
         if slot not in prompt.holders:
             self.release(slot)
             self.held[slot], prompt.holders[slot] = prompt, None
@@ -133,7 +140,11 @@ class WaitingPrompts:
 
     def _update(self, prompt: Prompt) -> None:
         """Update `to_compute` in order of arrival, and drop a prompt without waiting replies and holders."""
-        to = (prompt.waiting[0].ticket.priority, prompt.bucket) if prompt.waiting and not prompt.holders else None
+        to = (
+            (prompt.waiting[0].ticket.priority, prompt.bucket)
+            if prompt.waiting and not prompt.holders
+            else None
+        )
         if to != prompt.group:
             if prompt.group is not None:
                 del self.to_compute[prompt.group][prompt]

@@ -18,10 +18,16 @@ def _some(names: set[str]) -> str:
 
 def shapes_of(tensors: Mapping[str, torch.Tensor]) -> Mapping[str, Sequence[int]]:
     """Return the shapes of tensors, by name, without receiving those that have not arrived yet."""
-    return tensors.shapes if isinstance(tensors, ReceivedWeights) else {name: tensor.shape for name, tensor in tensors.items()}
+    return (
+        tensors.shapes
+        if isinstance(tensors, ReceivedWeights)
+        else {name: tensor.shape for name, tensor in tensors.items()}
+    )
 
 
-def check_bucket(found: Mapping[str, Sequence[int]], shapes: Mapping[str, Sequence[int]], what: str = "weight update") -> None:
+def check_bucket(
+    found: Mapping[str, Sequence[int]], shapes: Mapping[str, Sequence[int]], what: str = "weight update"
+) -> None:
     """Raise `RolloutError` for names that are not in `shapes`, and for shapes that differ from it."""
     unknown = set(found) - set(shapes)
     if unknown:
@@ -34,7 +40,9 @@ def check_bucket(found: Mapping[str, Sequence[int]], shapes: Mapping[str, Sequen
 def check_complete(missing: set[str], what: str = "weight update") -> None:
     """Raise `RolloutError` when names of tensors are missing."""
     if missing:
-        raise RolloutError(f"{what} is incomplete: {_some(missing)} never came; send them, then a final bucket")
+        raise RolloutError(
+            f"{what} is incomplete: {_some(missing)} never came; send them, then a final bucket"
+        )
 
 
 class AdapterInbox:
@@ -50,21 +58,31 @@ class AdapterInbox:
         self._versions: dict[str, int] = {}
 
     def version(self, name: str) -> int:
-        """Return the version of an adapter's weights. Raises `RolloutError` for an unknown adapter or one without weights."""
-        if name not in self._shapes:
-            raise RolloutError(f"there is no adapter {name!r}; the engine has {sorted(self._shapes) or 'none'}")
-        if name not in self._versions:
-            raise RolloutError(f"adapter {name!r} has no weights yet; send them with update_weights(adapter={name!r})")
-        return self._versions[name]
-
-    def take(self, name: str, tensors: Mapping[str, torch.Tensor], final: bool) -> dict[str, torch.Tensor] | None:
-        """Keep one bucket; with the final one, return all of the adapter's tensors, to be loaded.
-
-        Raises `RolloutError` for an unknown adapter, unknown names, wrong shapes or non-finite values (nothing of the bucket is then
-        kept), and at the final bucket when tensors are missing.
+        """Return the version of an adapter's weights. Raises `RolloutError` for an unknown adapter or one
+        without weights.
         """
         if name not in self._shapes:
-            raise RolloutError(f"there is no adapter {name!r} to update; the engine has {sorted(self._shapes) or 'none'}")
+            raise RolloutError(
+                f"there is no adapter {name!r}; the engine has {sorted(self._shapes) or 'none'}"
+            )
+        if name not in self._versions:
+            raise RolloutError(
+                f"adapter {name!r} has no weights yet; send them with update_weights(adapter={name!r})"
+            )
+        return self._versions[name]
+
+    def take(
+        self, name: str, tensors: Mapping[str, torch.Tensor], final: bool
+    ) -> dict[str, torch.Tensor] | None:
+        """Keep one bucket; with the final one, return all of the adapter's tensors, to be loaded.
+
+        Raises `RolloutError` for an unknown adapter, unknown names, wrong shapes or non-finite values
+        (nothing of the bucket is then kept), and at the final bucket when tensors are missing.
+        """
+        if name not in self._shapes:
+            raise RolloutError(
+                f"there is no adapter {name!r} to update; the engine has {sorted(self._shapes) or 'none'}"
+            )
         what, received = f"update of adapter {name!r}", self._received[name]
         check_bucket(shapes_of(tensors), self._shapes[name], what)
         for key, value in tensors.items():
@@ -98,20 +116,26 @@ class WeightNames:
         self._received: set[str] = set()
 
     def check(self, shapes: Mapping[str, Sequence[int]]) -> dict[str, str]:
-        """Record one bucket and return the first name of each of its tensors. Raises `RolloutError` as `check_bucket` does."""
+        """Record one bucket and return the first name of each of its tensors. Raises `RolloutError` as
+        `check_bucket` does.
+        """
         check_bucket(shapes, self._shapes)
         names = {name: self._first[id(self._tensors[name])] for name in shapes}
         self._received |= set(names.values())
         return names
 
     def check_complete(self) -> None:
-        """End the update. Raises `RolloutError` when tensors are missing; the update then continues with the next bucket."""
+        """End the update. Raises `RolloutError` when tensors are missing; the update then continues with the
+        next bucket.
+        """
         check_complete(set(self._first.values()) - self._received)
         self._received.clear()
 
 
 class WeightLoader:
-    """Copies buckets into a model's parameters and buffers in place and tracks whether an update is complete."""
+    """Copies buckets into a model's parameters and buffers in place and tracks whether an update is
+    complete.
+    """
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._tensors = dict(model.named_parameters()) | persistent_buffers(model)
@@ -119,10 +143,11 @@ class WeightLoader:
         self.open = False
 
     def load(self, named_tensors: Mapping[str, torch.Tensor], final: bool) -> None:
-        """Copy one bucket; the update is open until the final one. Tied parameters may be sent under any of their names.
+        """Copy one bucket; the update is open until the final one. Tied parameters may be sent under any of
+        their names.
 
-        Raises `RolloutError` for unknown names and wrong shapes (nothing of the bucket is then copied), and at the final bucket
-        when parameters are missing (the update then stays open).
+        Raises `RolloutError` for unknown names and wrong shapes (nothing of the bucket is then copied), and
+        at the final bucket when parameters are missing (the update then stays open).
         """
         names = self._names.check(shapes_of(named_tensors))
         with torch.no_grad():

@@ -1,8 +1,10 @@
-"""Weights in memory of the sender that the receivers map, copy from and let go: CUDA IPC between processes that use the same GPU.
+"""Weights in memory of the sender that the receivers map, copy from and let go: CUDA IPC between processes
+that use the same GPU.
 
-On a CPU the same is done with a file in shared memory. Every rank of the policy sends, and a receiver takes what is in the memory of its
-own GPU (node). A block begins with two numbers: one that the handle has as well, which is overwritten when the block is released, so that a
-late receiver gets an error and no other bytes; and the number of receivers that have copied it.
+On a CPU the same is done with a file in shared memory. Every rank of the policy sends, and a receiver takes
+what is in the memory of its own GPU (node). A block begins with two numbers: one that the handle has as well,
+which is overwritten when the block is released, so that a late receiver gets an error and no other bytes; and
+the number of receivers that have copied it.
 """
 
 from __future__ import annotations
@@ -50,11 +52,16 @@ class HostMemory:
 
 
 class GpuMemory:
-    """A block of torch's allocator; its export is what CUDA and torch's count of mappings need, for one receiver."""
+    """A block of torch's allocator; its export is what CUDA and torch's count of mappings need, for one
+    receiver.
+    """
 
     def __init__(self, size: int, device: torch.device) -> None:
         if expandable_segments():
-            raise RolloutError(f"CUDA IPC cannot share memory of expandable segments; unset {EXPANDABLE_SEGMENTS}, or {_OTHERWISE}")
+            raise RolloutError(
+                f"CUDA IPC cannot share memory of expandable segments; unset {EXPANDABLE_SEGMENTS}, or "
+                f"{_OTHERWISE}"
+            )
         self.flat = torch.empty(size, dtype=torch.uint8, device=device)
         self.export = list(self.flat.untyped_storage()._share_cuda_())[1:]
 
@@ -84,7 +91,9 @@ _OWN: WeakValueDictionary[int, torch.Tensor] = WeakValueDictionary()
 
 
 class CudaIpc(WeightTransfer):
-    """Its handles are, by place, the export of a block and the names, dtypes and shapes of the tensors in it."""
+    """Its handles are, by place, the export of a block and the names, dtypes and shapes of the
+    tensors in it.
+    """
 
     direct = on_device = every_rank = True
 
@@ -100,7 +109,15 @@ class CudaIpc(WeightTransfer):
         pack(tensors, block.flat[_HEADER:], layout)
         _finish(block.flat)
         self._sent[number], _OWN[number] = block, block.flat
-        return {kind.place(): {"kind": device.type, "export": block.export, "number": number, "layout": layout, "size": _HEADER + size}}
+        return {
+            kind.place(): {
+                "kind": device.type,
+                "export": block.export,
+                "number": number,
+                "layout": layout,
+                "size": _HEADER + size,
+            }
+        }
 
     def receive(self, handle: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         """Return a copy of the tensors, on the device of the sender's.
@@ -111,7 +128,10 @@ class CudaIpc(WeightTransfer):
         own = [place for place in (kind.place() for kind in _KINDS.values()) if place]
         here = [place for place in own if place in handle]
         if not here:
-            raise RolloutError(f"the weights are in the memory of {', '.join(handle)}, this process uses {', '.join(own)}; {_OTHERWISE}")
+            raise RolloutError(
+                f"the weights are in the memory of {', '.join(handle)}, this process uses {', '.join(own)}; "
+                f"{_OTHERWISE}"
+            )
         sent = handle[here[-1]]
         number = sent["number"]
         try:

@@ -1,4 +1,6 @@
-"""Weights as files in shared memory that every process of this node maps: written once, never sent. Works within one node."""
+"""Weights as files in shared memory that every process of this node maps: written once, never sent. Works
+within one node.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,10 @@ class SharedMemory(WeightTransfer):
     def receive(self, handle: str) -> dict[str, torch.Tensor]:
         """Map the file and return its tensors. Raises `RolloutError` if it is not on this node."""
         if not Path(handle).exists():
-            raise RolloutError(f"no weights at {handle}: the sender is on another node; use rollout.weight_transfer=object_store")
+            raise RolloutError(
+                f"no weights at {handle}: the sender is on another node; use "
+                "rollout.weight_transfer=object_store"
+            )
         return load_file(handle)
 
     def release(self, handle: str) -> None:
@@ -52,7 +57,8 @@ class SharedMemory(WeightTransfer):
 
 
 class Spool:
-    """A private folder of this process, in shared memory if that has room for twice `size` bytes, else in the temporary folder.
+    """A private folder of this process, in shared memory if that has room for twice `size` bytes, else in the
+    temporary folder.
 
     It is removed by `close`, with this object, or, if the process was killed, by the next spool on the node.
     """
@@ -73,14 +79,18 @@ class Spool:
         return self._folders[-1]
 
     def write(self, tensors: Mapping[str, torch.Tensor], name: str = "") -> Path:
-        """Write tensors as one safetensors file and return its path; an empty `name` is replaced by a random one."""
+        """Write tensors as one safetensors file and return its path; an empty `name` is replaced by a random
+        one.
+        """
         path = self.folder / (name or f"{uuid.uuid4().hex}.safetensors")
         path.parent.mkdir(exist_ok=True)
         seen: set[int] = set()
         own = {}
         for key, value in tensors.items():
             value = value.detach().cpu().contiguous()
-            own[key] = value.clone() if value.untyped_storage().data_ptr() in seen else value  # safetensors rejects shared storage
+            own[key] = (
+                value.clone() if value.untyped_storage().data_ptr() in seen else value
+            )  # safetensors rejects shared storage
             seen.add(value.untyped_storage().data_ptr())
         save_file(own, path)
         return path

@@ -1,14 +1,16 @@
 """Conversion of tests that are assertions (HumanEval, MBPP) into calls with expected values.
 
-An assertion in the process of the tested program proves nothing, because the program could forge its result. So the assertions are run
-once, with the reference solution: its arguments and return values become the golden tests, and a program is called from outside with the
-same arguments. Where an assertion requires something other than a certain value (`abs(f(x) - y) < 1e-6`, `set(f(x)) == ...`), the
-assertions also become a special judge: they are run again, in a process without the program, with the program's answers substituted for the
+An assertion in the process of the tested program proves nothing, because the program could forge its result.
+So the assertions are run once, with the reference solution: its arguments and return values become the golden
+tests, and a program is called from outside with the same arguments. Where an assertion requires something
+other than a certain value (`abs(f(x) - y) < 1e-6`, `set(f(x)) == ...`), the assertions also become a special
+judge: they are run again, in a process without the program, with the program's answers substituted for the
 reference's wherever the arguments are the same.
 
-Arguments and answers keep Python's types. They are encoded as JSON; a type without a JSON form is an object with one key that begins with
-`$`: `{"$tuple": [1, 2]}`. Keyword arguments are `{"$named": {...}}` after the positional ones. The answer of a function that modifies its
-arguments is `{"$changed": [value, arguments]}`. A value that cannot be encoded is `{"$other": type}`.
+Arguments and answers keep Python's types. They are encoded as JSON; a type without a JSON form is an object
+with one key that begins with `$`: `{"$tuple": [1, 2]}`. Keyword arguments are `{"$named": {...}}` after the
+positional ones. The answer of a function that modifies its arguments is `{"$changed": [value, arguments]}`. A
+value that cannot be encoded is `{"$other": type}`.
 """
 
 from __future__ import annotations
@@ -22,8 +24,9 @@ from agent_system.sandbox import FunctionCall, Reason, SandboxError, shared_sand
 from agent_system.sandbox.jail.callee import STARTER_CLASS
 from agent_system.workflows.code.world.problem import Case
 
-# Sources that run in the sandbox, inside functions, so that they do not collide with names of a program. A program may end in the middle of
-# a statement or a string: the `0` after it and the absence of triple quotes keep the following source from completing it.
+# Sources that run in the sandbox, inside functions, so that they do not collide with names of a program. A
+# program may end in the middle of a statement or a string: the `0` after it and the absence of triple quotes
+# keep the following source from completing it.
 VALUES = """
 def encode(value, consume=True):
     import json
@@ -102,8 +105,9 @@ def {ANSWER_NAME}(name, given, typed):
     function = found[name] if name in found else getattr(found["{STARTER_CLASS}"](), name)
     return answered(function(*args, **named), before, args, named)
 """
-# Runs the assertions. `answer(args, named, reference)` provides the return value of each of their calls, including those by the function's
-# own name. Random numbers are the same in every run, independently of the reference's draws.
+# Runs the assertions. `answer(args, named, reference)` provides the return value of each of their calls,
+# including those by the function's own name. Random numbers are the same in every run, independently of the
+# reference's draws.
 RUN = """
 def run(name, answer):
     import random
@@ -215,7 +219,24 @@ def _judges(name):
 """
 # For results of these functions, equality with an answer is the same as `judge.same_python`.
 BUILT_IN = frozenset(
-    {"bool", "dict", "float", "frozenset", "int", "len", "list", "max", "min", "range", "round", "set", "sorted", "str", "sum", "tuple"}
+    {
+        "bool",
+        "dict",
+        "float",
+        "frozenset",
+        "int",
+        "len",
+        "list",
+        "max",
+        "min",
+        "range",
+        "round",
+        "set",
+        "sorted",
+        "str",
+        "sum",
+        "tuple",
+    }
 )
 
 
@@ -223,9 +244,9 @@ async def record(reference: str, check: str, function: str) -> tuple[list[Case],
     """Run the assertions with the reference.
 
     Returns:
-        The distinct calls as tests; the number of calls left out because their arguments or answer cannot be encoded or exceed
-        `sandbox.limits.output_kb`; the special judge that the assertions need, or an empty text. When the
-        reference fails them, the cause.
+        The distinct calls as tests; the number of calls left out because their arguments or answer cannot be
+        encoded or exceed `sandbox.limits.output_kb`; the special judge that the assertions need, or an empty
+        text. When the reference fails them, the cause.
 
     Raises:
         SandboxError: the sandbox failed.
@@ -235,7 +256,9 @@ async def record(reference: str, check: str, function: str) -> tuple[list[Case],
     calls: list[Any] = []
     count = 1
     while len(calls) < count:
-        result = (await shared_sandbox().run_tests(source, [FunctionCall("_record", [function, len(calls), most])]))[0]
+        result = (
+            await shared_sandbox().run_tests(source, [FunctionCall("_record", [function, len(calls), most])])
+        )[0]
         if result.reason is Reason.SANDBOX:
             raise SandboxError(f"a reference solution could not be run: {result.message}")
         if not result.ok:
@@ -247,35 +270,47 @@ async def record(reference: str, check: str, function: str) -> tuple[list[Case],
     whole = {json.dumps(given): Case(given, answer) for given, answer in written}
     changeable = any(isinstance(one, (list, dict)) for given, _ in written for one in given)
     judge = f"{tested}\n{JUDGE}judge, judge_answers = _judges({function!r})\n"
-    return list(whole.values()), len(calls) - len(written), judge if needs_judge(check, function, changeable) else ""
+    return (
+        list(whole.values()),
+        len(calls) - len(written),
+        judge if needs_judge(check, function, changeable) else "",
+    )
 
 
 def _with_assertions(reference: str, check: str, function: str) -> str:
-    """Return the reference and the assertions, whose `check` becomes `_verl_check`: the function may have the name `check` as well."""
+    """Return the reference and the assertions, whose `check` becomes `_verl_check`: the function may have the
+    name `check` as well.
+    """
     names = (f"_verl_function = {function}", check, "_verl_check = check", f"{function} = _verl_function")
     return "\n".join((reference, *names))
 
 
 def needs_judge(check: str, function: str, changeable: bool = False) -> bool:
-    """Return whether `check` has anything but assertions `candidate(...) == value`, for which equality of the value suffices.
+    """Return whether `check` has anything but assertions `candidate(...) == value`, for which equality of the
+    value suffices.
 
     Args:
         check: source of the assertions.
         function: the function's own name, by which the assertions may also call it.
-        changeable: a call may modify its arguments; then they must be literals in the call, so that no other assertion depends on them.
+        changeable: a call may modify its arguments; then they must be literals in the call, so that no other
+            assertion depends on them.
     """
     try:
         nodes = list(ast.walk(ast.parse(check)))
     except (SyntaxError, ValueError, RecursionError):
         return True
     names = {"candidate", function}
-    used = sum(isinstance(node, ast.Name) and node.id in names and isinstance(node.ctx, ast.Load) for node in nodes)
+    used = sum(
+        isinstance(node, ast.Name) and node.id in names and isinstance(node.ctx, ast.Load) for node in nodes
+    )
     for node in nodes:
         if isinstance(node, ast.Try | ast.With):
             return True
         if isinstance(node, ast.Assign):
             targets = [target.id for target in node.targets if isinstance(target, ast.Name)]
-            used -= targets == [function] and isinstance(node.value, ast.Name) and node.value.id == "candidate"
+            used -= (
+                targets == [function] and isinstance(node.value, ast.Name) and node.value.id == "candidate"
+            )
         if isinstance(node, ast.Assert) and not isinstance(node.test, ast.Constant):
             if not _is_plain(node.test, names, changeable):
                 return True
@@ -284,7 +319,9 @@ def needs_judge(check: str, function: str, changeable: bool = False) -> bool:
 
 
 def _is_plain(test: ast.expr, names: set[str], changeable: bool) -> bool:
-    """Return whether `test` compares one call of a function in `names` for equality with a value that needs no such call."""
+    """Return whether `test` compares one call of a function in `names` for equality with a value that needs
+    no such call.
+    """
     if not (isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.Eq)):
         return False
     sides = (test.left, test.comparators[0])

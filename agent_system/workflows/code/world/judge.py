@@ -2,8 +2,9 @@
 
 Values of Python's own types are encoded as in `assertions`: `{"$tuple": [1, 2]}`.
 
-Output is compared word by word, so white space does not count. An integer equals the same text, also with a fraction of zeros: 10.0 is 10,
-0010 and +10 are not. A number may differ by the absolute or relative tolerance where the expected one has a fraction or exponent.
+Output is compared word by word, so white space does not count. An integer equals the same text, also with a
+fraction of zeros: 10.0 is 10, 0010 and +10 are not. A number may differ by the absolute or relative tolerance
+where the expected one has a fraction or exponent.
 """
 
 from __future__ import annotations
@@ -24,11 +25,14 @@ _LONGEST_NUMBER = 400
 def same_output(expected: str, found: str, tolerance: float) -> bool:
     """Return whether a program's output is the expected one."""
     left, right = expected.split(), found.split()
-    return len(left) == len(right) and all(_same_word(one, other, tolerance) for one, other in zip(left, right, strict=True))
+    return len(left) == len(right) and all(
+        _same_word(one, other, tolerance) for one, other in zip(left, right, strict=True)
+    )
 
 
 def same_value(expected: Any, found: Any, tolerance: float) -> bool:
-    """Return whether a function's return value is the expected one; both in their JSON form, in which tuples are lists.
+    """Return whether a function's return value is the expected one; both in their JSON form, in which tuples
+    are lists.
 
     A bool is not a number, 1 equals 1.0, and `tolerance` applies where the expected number is a float.
     """
@@ -37,9 +41,13 @@ def same_value(expected: Any, found: Any, tolerance: float) -> bool:
     if isinstance(expected, (int, float)) and isinstance(found, (int, float)):
         return expected == found or (isinstance(expected, float) and _close(expected, found, tolerance))
     if isinstance(expected, list) and isinstance(found, list):
-        return len(expected) == len(found) and all(same_value(one, other, tolerance) for one, other in zip(expected, found, strict=True))
+        return len(expected) == len(found) and all(
+            same_value(one, other, tolerance) for one, other in zip(expected, found, strict=True)
+        )
     if isinstance(expected, dict) and isinstance(found, dict):
-        return expected.keys() == found.keys() and all(same_value(value, found[key], tolerance) for key, value in expected.items())
+        return expected.keys() == found.keys() and all(
+            same_value(value, found[key], tolerance) for key, value in expected.items()
+        )
     return isinstance(expected, str) and isinstance(found, str) and expected == found
 
 
@@ -49,7 +57,9 @@ def same_python(expected: Any, found: Any) -> bool:
 
 
 def python_key(value: Any) -> str:
-    """Return a text that is equal for two values if and only if Python considers them equal (1, 1.0, True; sets), or both are NaN."""
+    """Return a text that is equal for two values if and only if Python considers them equal (1, 1.0, True;
+    sets), or both are NaN.
+    """
     if isinstance(value, (bool, int, float)):
         return str(int(value)) if isinstance(value, int) or value.is_integer() else repr(value)
     if isinstance(value, list):
@@ -65,7 +75,8 @@ def python_key(value: Any) -> str:
 
 
 def as_json(value: Any) -> Any:
-    """Return the plain JSON form of an encoded value, ignoring modified arguments: tuples and sets are lists, keys are text.
+    """Return the plain JSON form of an encoded value, ignoring modified arguments: tuples and sets are lists,
+    keys are text.
 
     Raises:
         ValueError: there is no such form.
@@ -84,7 +95,9 @@ def as_json(value: Any) -> Any:
 
 
 def with_sorted_sets(plain: Any, answer: Any) -> Any:
-    """Return the JSON value `plain` with its lists in the order of `as_json` where the encoded `answer` has a set."""
+    """Return the JSON value `plain` with its lists in the order of `as_json` where the encoded `answer` has a
+    set.
+    """
     answer = _value(answer)
     tag, held = _decoded(answer) if isinstance(answer, dict) else ("", answer)
     if tag in ("$set", "$frozenset") and isinstance(plain, list):
@@ -135,7 +148,9 @@ def same_kind(one: Any, other: Any) -> bool:
 def _same_word(expected: str, found: str, tolerance: float) -> bool:
     if expected == found:
         return True
-    if max(len(expected), len(found)) > _LONGEST_NUMBER or not (_NUMBER.fullmatch(expected) and _NUMBER.fullmatch(found)):
+    if max(len(expected), len(found)) > _LONGEST_NUMBER or not (
+        _NUMBER.fullmatch(expected) and _NUMBER.fullmatch(found)
+    ):
         return False
     if _WHOLE.fullmatch(expected):
         whole, _, rest = found.partition(".")

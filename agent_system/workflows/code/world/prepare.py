@@ -1,4 +1,6 @@
-"""Conversion of raw tasks to rows: references are run on their tests in the sandbox; invalid tasks and tests are left out and counted."""
+"""Conversion of raw tasks to rows: references are run on their tests in the sandbox; invalid tasks and tests
+are left out and counted.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,8 @@ class Preparation:
     Attributes:
         max_tests: maximum number of golden tests per task; the rest is left out.
         max_references: maximum number of solutions that are tried until one passes.
-        without_reference: keep tasks without a solution; the Tester is then rewarded for the form of its tests only.
+        without_reference: keep tasks without a solution; the Tester is then rewarded for the form of its
+            tests only.
         tolerance: see `CodeEnvOptions`.
     """
 
@@ -44,7 +47,8 @@ class Preparation:
 def read_set(
     name: str, rows: Sequence[Mapping[str, Any]], where: str, first: dict[str, str] | None = None
 ) -> tuple[list[tuple[int, RawTask]], Counter[str]]:
-    """Return the tasks of a data set with their row numbers, and the number of unreadable ones; `first` as for `prepare`.
+    """Return the tasks of a data set with their row numbers, and the number of unreadable ones; `first` as
+    for `prepare`.
 
     Raises:
         RowError: a row lacks a column; the message names the row.
@@ -55,7 +59,9 @@ def read_set(
         try:
             tasks.append((index, SETS[name][1](row)))
         except RowError as error:
-            raise RowError(f"{where}, row {index} is not a row of {name}: {error}; it begins with {dump(row)}") from error
+            raise RowError(
+                f"{where}, row {index} is not a row of {name}: {error}; it begins with {dump(row)}"
+            ) from error
         except ValueError as error:
             counts[UNREADABLE] += 1
             if first is not None:
@@ -110,7 +116,8 @@ async def prepare(
 
 
 async def solve(raw: RawTask, preparation: Preparation) -> tuple[Problem | None, Counter[str], str]:
-    """Return the problem of a task whose reference passes its tests, or None, the counts of `prepare`, and what went wrong.
+    """Return the problem of a task whose reference passes its tests, or None, the counts of `prepare`, and
+    what went wrong.
 
     Raises:
         SandboxError: the sandbox failed.
@@ -131,18 +138,25 @@ async def solve(raw: RawTask, preparation: Preparation) -> tuple[Problem | None,
                 return problem, Counter([KEPT]), ""
             found = results[failed]
             expected = problem.cases[failed].expected
-            cause = cause or f"test {failed}: {found.reason}, found {found.found!r:.120}, expected {expected!r:.80}"
+            cause = (
+                cause
+                or f"test {failed}: {found.reason}, found {found.found!r:.120}, expected {expected!r:.80}"
+            )
     return None, Counter([FAILING]), cause
 
 
 async def _recorded(raw: RawTask, preparation: Preparation) -> tuple[Problem | None, Counter[str], str]:
-    """Convert assertions; leave out calls that cannot be encoded or that the reference fails in a separate process."""
+    """Convert assertions; leave out calls that cannot be encoded or that the reference fails in a separate
+    process.
+    """
     reference = raw.references[0]
     found = await record(reference, raw.check, raw.function)
     if isinstance(found, str):
         return None, Counter([FAILING]), found
     cases, missing, checker = found
-    problem = Problem(tuple(cases[: preparation.max_tests]), raw.function, reference, checker, python_values=True)
+    problem = Problem(
+        tuple(cases[: preparation.max_tests]), raw.function, reference, checker, python_values=True
+    )
     checked = await check_program(reference, problem.cases, problem, preparation.tolerance)
     same = tuple(case for case, one in zip(problem.cases, checked, strict=True) if one.passed)
     counts = Counter({CALLS: missing + len(problem.cases) - len(same)})

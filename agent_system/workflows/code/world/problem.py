@@ -19,7 +19,8 @@ class Case:
 
     Attributes:
         given: text for stdin, or the list of arguments of a call.
-        expected: text on stdout, or the return value of the call, as plain JSON or encoded as in `assertions`.
+        expected: text on stdout, or the return value of the call, as plain JSON or encoded as in
+            `assertions`.
     """
 
     given: Any
@@ -36,12 +37,15 @@ class Problem:
 
     Attributes:
         cases: the golden tests.
-        function: the function to call, `name` or `Class.method`; empty for a program that reads stdin and prints.
+        function: the function to call, `name` or `Class.method`; empty for a program that reads stdin and
+            prints.
         reference: a program that passes all golden tests; empty when there is none.
-        checker: source of a special judge, empty for none: it defines `judge(given, expected, found) -> bool`, which is run in the sandbox
-            for answers that do not equal the expected ones.
-        python_values: the golden tests come from assertions (`assertions`): arguments and answers keep Python's types and equality, and the
-            checker also defines `judge_answers()`, which reads `[arguments, answer]` pairs on stdin and substitutes all of them.
+        checker: source of a special judge, empty for none: it defines
+            `judge(given, expected, found) -> bool`, which is run in the sandbox for answers that do not equal
+            the expected ones.
+        python_values: the golden tests come from assertions (`assertions`): arguments and answers keep
+            Python's types and equality, and the checker also defines `judge_answers()`, which reads
+            `[arguments, answer]` pairs on stdin and substitutes all of them.
     """
 
     cases: tuple[Case, ...]
@@ -55,7 +59,8 @@ def read_problem(task: Task) -> Problem:
     """Return the problem of a task whose row was made by `rows.make_row`.
 
     Raises:
-        AgentSystemError: `reward_model.ground_truth` holds no tests; the message names the task and what is wrong.
+        AgentSystemError: `reward_model.ground_truth` holds no tests; the message names the task and what is
+            wrong.
     """
     try:
         function, cases = read_ground_truth(task.ground_truth)
@@ -70,7 +75,8 @@ def read_problem(task: Task) -> Problem:
 
 
 def read_ground_truth(truth: Any) -> tuple[str, tuple[Case, ...]]:
-    """Return the function's name (empty for stdin) and the tests of the `inputs`/`outputs`/`fn_name` form of APPS and verl.
+    """Return the function's name (empty for stdin) and the tests of the `inputs`/`outputs`/`fn_name` form of
+    APPS and verl.
 
     Raises:
         ValueError: `truth` does not have this form, or holds no test.
@@ -79,15 +85,26 @@ def read_ground_truth(truth: Any) -> tuple[str, tuple[Case, ...]]:
     if not isinstance(found, Mapping):
         raise ValueError(f"found {str(found)[:80]!r}, which is not an object")
     inputs, outputs, function = found.get("inputs"), found.get("outputs"), found.get("fn_name") or ""
-    if not isinstance(inputs, Sequence) or not isinstance(outputs, Sequence) or isinstance(inputs, str) or isinstance(outputs, str):
+    if (
+        not isinstance(inputs, Sequence)
+        or not isinstance(outputs, Sequence)
+        or isinstance(inputs, str)
+        or isinstance(outputs, str)
+    ):
         raise ValueError("inputs and outputs must be lists")
     if len(inputs) != len(outputs) or not inputs:
-        raise ValueError(f"needs as many outputs as inputs and at least one, found {len(inputs)} inputs and {len(outputs)} outputs")
+        raise ValueError(
+            f"needs as many outputs as inputs and at least one, found {len(inputs)} inputs and "
+            f"{len(outputs)} outputs"
+        )
     if not isinstance(function, str):
         raise ValueError(f"fn_name must be a name, found {function!r:.80}")
     for value in inputs:
         if not isinstance(value, list if function else str):
-            raise ValueError(f"an input must be {'a list of arguments' if function else 'text for stdin'}, found {value!r:.80}")
+            raise ValueError(
+                f"an input must be {'a list of arguments' if function else 'text for stdin'}, found "
+                f"{value!r:.80}"
+            )
     if not function and not all(isinstance(value, str) for value in outputs):
         raise ValueError("an output must be text")
     return function, tuple(Case(given, expected) for given, expected in zip(inputs, outputs, strict=True))
@@ -95,5 +112,8 @@ def read_ground_truth(truth: Any) -> tuple[str, tuple[Case, ...]]:
 
 def write_ground_truth(function: str, cases: Sequence[Case]) -> str:
     """Return the JSON text that `read_ground_truth` reads."""
-    truth: dict[str, Any] = {"inputs": [case.given for case in cases], "outputs": [case.expected for case in cases]}
+    truth: dict[str, Any] = {
+        "inputs": [case.given for case in cases],
+        "outputs": [case.expected for case in cases],
+    }
     return json.dumps(truth | ({"fn_name": function} if function else {}))

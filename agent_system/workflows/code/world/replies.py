@@ -7,7 +7,8 @@
     7
     </output>
 
-For a function, the input holds one argument per line and the output the value, all as JSON. An input without an output is not a test.
+For a function, the input holds one argument per line and the output the value, all as JSON. An input without
+an output is not a test.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ _ORDER = ("input", "/input", "output", "/output")
 
 @dataclass(frozen=True)
 class Suite:
-    """The tests of a reply, one per input; inputs whose words or values are equal in Python count as one: `0 0` and `00 0.0`.
+    """The tests of a reply, one per input; inputs whose words or values are equal in Python count as one:
+    `0 0` and `00 0.0`.
 
     Attributes:
         cases: tests whose input has one output; they are run.
@@ -78,7 +80,8 @@ def read_tests(text: str, function: str, most: int) -> Suite:
     Args:
         text: see `read_pairs`.
         function: the function to call; empty for stdin.
-        most: maximum number of tests. Further tests are left out, and so is invalid JSON where JSON is required.
+        most: maximum number of tests. Further tests are left out, and so is invalid JSON where JSON is
+            required.
     """
     cases: dict[str, Case] = {}
     contradictory: set[str] = set()
@@ -92,18 +95,25 @@ def read_tests(text: str, function: str, most: int) -> Suite:
             cases[key] = case
         elif key in cases and _is_other(case, cases[key], function):
             contradictory.add(key)
-    consistent, unclear = (tuple(case for key, case in cases.items() if (key in contradictory) is value) for value in (False, True))
+    consistent, unclear = (
+        tuple(case for key, case in cases.items() if (key in contradictory) is value)
+        for value in (False, True)
+    )
     return Suite(consistent, len(unclear), len(pairs) - len(cases), unclear)
 
 
 def _is_other(case: Case, first: Case, function: str) -> bool:
-    """Return whether two tests have the same input and different outputs. `00` and `0` are different inputs, since a program reads text."""
+    """Return whether two tests have the same input and different outputs. `00` and `0` are different inputs,
+    since a program reads text.
+    """
     same_input = _plain(case.given, function) == _plain(first.given, function)
     return same_input and _plain(case.expected, function) != _plain(first.expected, function)
 
 
 def _parsed(given: Any, function: str) -> str:
-    """Return the key of an input: equal where the values, or the words read as numbers, are equal in Python."""
+    """Return the key of an input: equal where the values, or the words read as numbers, are equal in
+    Python.
+    """
     return python_key(given if function else [_number(word) for word in given.split()])
 
 
@@ -127,6 +137,9 @@ def _read(given: str, expected: str, function: str) -> Case | None:
     if not function:
         return Case(f"{given.strip()}\n", f"{expected.strip()}\n")
     try:
-        return Case([parse_json(line) for line in given.strip().split("\n") if line.strip()], parse_json(expected.strip()))
+        return Case(
+            [parse_json(line) for line in given.strip().split("\n") if line.strip()],
+            parse_json(expected.strip()),
+        )
     except ValueError:
         return None

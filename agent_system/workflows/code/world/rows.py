@@ -21,7 +21,8 @@ def make_row(
     index: int,
     **extra: Any,
 ) -> dict[str, Any]:
-    """Return a row: the prompt holds the task alone, `reward_model.ground_truth` the golden tests, which no prompt shows.
+    """Return a row: the prompt holds the task alone, `reward_model.ground_truth` the golden tests, which no
+    prompt shows.
 
     Args:
         question: the task; the agents' prompts state how a program is called and the form of the answer.
@@ -38,7 +39,10 @@ def make_row(
         AgentSystemError: the task is empty, or there is no test.
     """
     if not question.strip() or not cases:
-        raise AgentSystemError(f"{data_source} {split} row {index}: needs a task and a test, found {question!r:.80} and {len(cases)} tests")
+        raise AgentSystemError(
+            f"{data_source} {split} row {index}: needs a task and a test, found {question!r:.80} and "
+            f"{len(cases)} tests"
+        )
     return {
         "data_source": data_source,
         "prompt": [{"role": "user", "content": question.strip()}],

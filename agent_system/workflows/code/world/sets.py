@@ -1,6 +1,8 @@
-"""Parsing of the rows of public data sets: APPS, CodeContests, LiveCodeBench, HumanEval, MBPP. Nothing is run here.
+"""Parsing of the rows of public data sets: APPS, CodeContests, LiveCodeBench, HumanEval, MBPP. Nothing is run
+here.
 
-A row without a required column raises `RowError`. Unreadable tests raise `ValueError`, which the caller counts.
+A row without a required column raises `RowError`. Unreadable tests raise `ValueError`, which the caller
+counts.
 """
 
 from __future__ import annotations
@@ -36,8 +38,8 @@ class RawTask:
     Attributes:
         question: the task in words, including starter code.
         references: programs that should be right.
-        readings: possible interpretations of its tests, each a function's name (empty for stdin) with tests; the first one that a reference
-            passes is used.
+        readings: possible interpretations of its tests, each a function's name (empty for stdin) with tests;
+            the first one that a reference passes is used.
         check: source of `check(candidate)`, where the tests are assertions instead.
         function: name of the function that is passed to `check`.
     """
@@ -58,19 +60,29 @@ def apps(row: Row) -> RawTask:
     if not isinstance(name, str):
         raise ValueError(f"fn_name must be a name, found {name!r:.80}")
     function = f"Solution.{name}" if name and "class Solution" in starter else name
-    inputs, outputs = ([one if name else _lines(one, key) for one in _list(truth.get(key), key)] for key in ("inputs", "outputs"))
+    inputs, outputs = (
+        [one if name else _lines(one, key) for one in _list(truth.get(key), key)]
+        for key in ("inputs", "outputs")
+    )
     readings = [read_ground_truth({"inputs": inputs, "outputs": outputs, "fn_name": function})]
-    if name and all(isinstance(one, list) and len(one) == 1 for one in outputs):  # many rows wrap each value in a list of length one
+    if name and all(
+        isinstance(one, list) and len(one) == 1 for one in outputs
+    ):  # many rows wrap each value in a list of length one
         readings.append((function, tuple(Case(case.given, case.expected[0]) for case in readings[0][1])))
     solutions = row.get("solutions") or "[]"
     return RawTask(question, _programs(_parsed(solutions, "solutions")), tuple(readings))
 
 
 def code_contests(row: Row) -> RawTask:
-    """Parse a row with `description`, `{private,generated,public}_tests` (`input`, `output`), `solutions` (`language`, `solution`)."""
+    """Parse a row with `description`, `{private,generated,public}_tests` (`input`, `output`), `solutions`
+    (`language`, `solution`).
+    """
     cases: list[Case] = []
     for name in ("private_tests", "generated_tests", "public_tests"):
-        cases += [Case(str(given), str(expected)) for given, expected in _pairs(row.get(name) or {}, name, "input", "output")]
+        cases += [
+            Case(str(given), str(expected))
+            for given, expected in _pairs(row.get(name) or {}, name, "input", "output")
+        ]
     if not cases:
         raise ValueError("no tests")
     pairs = _pairs(_column(row, "solutions"), "solutions", "language", "solution")
@@ -79,19 +91,24 @@ def code_contests(row: Row) -> RawTask:
 
 
 def live_code_bench(row: Row) -> RawTask:
-    """Parse a row with `question_content`, `starter_code`, `public_test_cases`, `private_test_cases`, `metadata`; it has no solutions."""
+    """Parse a row with `question_content`, `starter_code`, `public_test_cases`, `private_test_cases`,
+    `metadata`; it has no solutions.
+    """
     starter = str(row.get("starter_code") or "")
     public = _list(_parsed(_column(row, "public_test_cases"), "public_test_cases"), "public_test_cases")
     tests = [*_private(row.get("private_test_cases")), *public]
     metadata = _parsed(row.get("metadata") or "{}", "metadata")
     name = str(metadata.get("func_name") or "") if isinstance(metadata, Mapping) else ""
     function = f"Solution.{name}" if name and "class Solution" in starter else name
-    if not tests or not all(isinstance(test, Mapping) and {"input", "output"} <= test.keys() for test in tests):
+    if not tests or not all(
+        isinstance(test, Mapping) and {"input", "output"} <= test.keys() for test in tests
+    ):
         raise ValueError("tests must be objects with input and output")
     if name:
         lines = [[line for line in str(test["input"]).split("\n") if line.strip()] for test in tests]
         cases = [
-            Case([parse_json(line) for line in given], parse_json(str(test["output"]))) for given, test in zip(lines, tests, strict=True)
+            Case([parse_json(line) for line in given], parse_json(str(test["output"])))
+            for given, test in zip(lines, tests, strict=True)
         ]
     else:
         cases = [Case(str(test["input"]), str(test["output"])) for test in tests]
@@ -102,15 +119,27 @@ def human_eval(row: Row) -> RawTask:
     """Parse a row with `prompt`, `entry_point`, `canonical_solution`, `test`."""
     prompt = _text(row, "prompt")
     question = f"Complete this function; answer with all of it.\n\n```python\n{prompt.strip()}\n```"
-    return RawTask(question, (prompt + _text(row, "canonical_solution"),), check=_text(row, "test"), function=_text(row, "entry_point"))
+    return RawTask(
+        question,
+        (prompt + _text(row, "canonical_solution"),),
+        check=_text(row, "test"),
+        function=_text(row, "entry_point"),
+    )
 
 
 def mbpp(row: Row) -> RawTask:
-    """Parse a row with `text` (or `prompt`), `code`, `test_list`, and optionally `test_setup_code` (or `test_imports`)."""
+    """Parse a row with `text` (or `prompt`), `code`, `test_list`, and optionally `test_setup_code` (or
+    `test_imports`).
+    """
     code, asserts = _text(row, "code"), [str(line) for line in _list(_column(row, "test_list"), "test_list")]
     try:
         defined = {node.name: node for node in ast.parse(code).body if isinstance(node, ast.FunctionDef)}
-        called = [name for line in asserts for node in ast.walk(ast.parse(line)) if (name := _called(node)) in defined]
+        called = [
+            name
+            for line in asserts
+            for node in ast.walk(ast.parse(line))
+            if (name := _called(node)) in defined
+        ]
     except (SyntaxError, ValueError, RecursionError) as error:
         raise ValueError(f"code or test_list cannot be parsed: {error}") from error
     if not called:
@@ -120,7 +149,9 @@ def mbpp(row: Row) -> RawTask:
     lines = [f"    {function} = candidate", *(f"    {part}" for line in asserts for part in line.split("\n"))]
     signature = f"def {function}({ast.unparse(defined[function].args)})"
     question = f"{str(row.get('text') or '') or _text(row, 'prompt')}\n\nThe function is `{signature}`."
-    return RawTask(question, (code,), check=f"{setup}\ndef check(candidate):\n" + "\n".join(lines), function=function)
+    return RawTask(
+        question, (code,), check=f"{setup}\ndef check(candidate):\n" + "\n".join(lines), function=function
+    )
 
 
 SETS: dict[str, tuple[str, Callable[[Row], RawTask]]] = {
@@ -144,10 +175,23 @@ def _private(packed: Any) -> list[Any]:
     text = str(packed or "[]")
     if not text.lstrip().startswith("["):
         try:
-            unpacked = zlib.decompressobj().decompress(base64.b64decode(text, validate=True), MOST_PRIVATE_BYTES)
+            unpacked = zlib.decompressobj().decompress(
+                base64.b64decode(text, validate=True), MOST_PRIVATE_BYTES
+            )
             text = _TextOnly(io.BytesIO(unpacked)).load()
-        except (binascii.Error, zlib.error, pickle.UnpicklingError, EOFError, IndexError, KeyError, AttributeError, TypeError) as error:
-            raise ValueError(f"private_test_cases cannot be unpacked: {type(error).__name__}: {error}") from error
+        except (
+            binascii.Error,
+            zlib.error,
+            pickle.UnpicklingError,
+            EOFError,
+            IndexError,
+            KeyError,
+            AttributeError,
+            TypeError,
+        ) as error:
+            raise ValueError(
+                f"private_test_cases cannot be unpacked: {type(error).__name__}: {error}"
+            ) from error
     return _list(_parsed(text, "private_test_cases"), "private_test_cases")
 
 
@@ -187,7 +231,9 @@ def _list(value: Any, name: str) -> list[Any]:
 
 def _lines(value: Any, name: str) -> str:
     """Return a text that may be given as the list of its lines."""
-    return value if isinstance(value, str) else "\n".join(map(str, _list(value, f"{name}, unless it is text,")))
+    return (
+        value if isinstance(value, str) else "\n".join(map(str, _list(value, f"{name}, unless it is text,")))
+    )
 
 
 def _pairs(value: Any, name: str, left: str, right: str) -> Iterable[tuple[Any, Any]]:
@@ -197,7 +243,11 @@ def _pairs(value: Any, name: str, left: str, right: str) -> Iterable[tuple[Any, 
 
 
 def _programs(found: Any) -> tuple[str, ...]:
-    return tuple(str(one) for one in found if str(one).strip()) if isinstance(found, Sequence) and not isinstance(found, str) else ()
+    return (
+        tuple(str(one) for one in found if str(one).strip())
+        if isinstance(found, Sequence) and not isinstance(found, str)
+        else ()
+    )
 
 
 def _with_starter(question: str, starter: str) -> str:

@@ -17,7 +17,8 @@ def make_world(env_id: str, api: str, kwargs: Mapping[str, Any]) -> World:
     """Create the environment that `env.params` names.
 
     Raises:
-        AgentSystemError: there is no such environment, it cannot be imported, or it does not accept `env.params.kwargs`.
+        AgentSystemError: there is no such environment, it cannot be imported, or it does not accept
+            `env.params.kwargs`.
     """
     where = f"env.params.env_id={env_id!r} with env.params.api={api}"
     try:
@@ -27,12 +28,15 @@ def make_world(env_id: str, api: str, kwargs: Mapping[str, Any]) -> World:
         return (AecWorld if api == "aec" else ParallelWorld)(make(**kwargs))
     except ModuleNotFoundError as error:
         raise AgentSystemError(
-            f"{where} needs the module {error.name!r}, which is not there; PettingZoo comes with the extra verl-mas[farama], "
+            f"{where} needs the module {error.name!r}, which is not there; PettingZoo comes with the extra "
+            "verl-mas[farama], "
             "what some of its games need with its own, such as pettingzoo[classic]"
         ) from error
     except (gymnasium.error.Error, TypeError, AssertionError) as error:
         hint = "; PettingZoo's games need env.params.api=aec or parallel" if api == "gymnasium" else ""
-        raise AgentSystemError(f"{where} and env.params.kwargs={kwargs} cannot be made: {error}{hint}") from error
+        raise AgentSystemError(
+            f"{where} and env.params.kwargs={kwargs} cannot be made: {error}{hint}"
+        ) from error
 
 
 def _registered(env_id: str, api: str, where: str) -> Callable[..., Any]:

@@ -1,10 +1,11 @@
 """Copies of running environments, by pickling.
 
-`copy.deepcopy` and plain `pickle` lose state: classes that derive from Gymnasium's `EzPickle` (most of PettingZoo) are rebuilt from their
-constructor's arguments, so that a copy is silently a new game. Here their state is kept. Wrappers that look names up in what they wrap
-(`__getattr__`) cannot be unpickled by their class's rules: they are asked for a method before they have anything. Here they get their
-attributes without being asked. An object that cannot be pickled, as a handle of a simulator, is copied within the process by its own
-`__deepcopy__`.
+`copy.deepcopy` and plain `pickle` lose state: classes that derive from Gymnasium's `EzPickle` (most of
+PettingZoo) are rebuilt from their constructor's arguments, so that a copy is silently a new game. Here their
+state is kept. Wrappers that look names up in what they wrap (`__getattr__`) cannot be unpickled by their
+class's rules: they are asked for a method before they have anything. Here they get their attributes without
+being asked. An object that cannot be pickled, as a handle of a simulator, is copied within the process by its
+own `__deepcopy__`.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ class _Pickler(cloudpickle.Pickler):
 
     Args:
         buffer: receives the bytes.
-        parts: receives the objects with their own `__deepcopy__`, which the bytes then refer to; None pickles them too.
+        parts: receives the objects with their own `__deepcopy__`, which the bytes then refer to; None pickles
+            them too.
     """
 
     def __init__(self, buffer: io.BytesIO, parts: list[Any] | None = None) -> None:
@@ -71,10 +73,21 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _is_wrapper(obj: Any) -> bool:
-    """Return whether an object looks names up by `__getattr__`, and has no rules of its own for copies, nor slots."""
+    """Return whether an object looks names up by `__getattr__`, and has no rules of its own for copies, nor
+    slots.
+    """
     cls = type(obj)
     own = [name for base in cls.__mro__[:-1] for name in vars(base)]
-    rules = {"__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__getnewargs__", "__getnewargs_ex__", "__slots__", "__new__"}
+    rules = {
+        "__reduce__",
+        "__reduce_ex__",
+        "__getstate__",
+        "__setstate__",
+        "__getnewargs__",
+        "__getnewargs_ex__",
+        "__slots__",
+        "__new__",
+    }
     plain = cls.__basicsize__ == _PLAIN_SIZE and "__dict__" in dir(cls)
     return plain and "__getattr__" in own and not rules & set(own)
 
@@ -87,12 +100,20 @@ def freeze(value: Any, name: str) -> bytes:
     """Return `value` as bytes; `name` describes it in messages.
 
     Raises:
-        AgentSystemError: `value` holds an object that cannot be copied, such as a window or a handle of a simulator.
+        AgentSystemError: `value` holds an object that cannot be copied, such as a window or a handle of a
+            simulator.
     """
     buffer = io.BytesIO()
     try:
         _Pickler(buffer).dump(value)
-    except (pickle.PicklingError, TypeError, AttributeError, ValueError, NotImplementedError, RecursionError) as error:
+    except (
+        pickle.PicklingError,
+        TypeError,
+        AttributeError,
+        ValueError,
+        NotImplementedError,
+        RecursionError,
+    ) as error:
         raise _no_copy(name, error) from error
     return buffer.getvalue()
 
@@ -110,7 +131,8 @@ def thaw(frozen: bytes, name: str) -> Any:
 
 
 def duplicate(value: Any, name: str) -> Any:
-    """Return a copy of `value`: by pickling, or where that fails with the own `__deepcopy__` of the objects that have one.
+    """Return a copy of `value`: by pickling, or where that fails with the own `__deepcopy__` of the objects
+    that have one.
 
     Raises:
         AgentSystemError: `value` holds an object that cannot be copied either way.
@@ -131,6 +153,7 @@ def duplicate(value: Any, name: str) -> Any:
 
 def _no_copy(name: str, error: Exception) -> AgentSystemError:
     return AgentSystemError(
-        f"{name} cannot be copied: {type(error).__name__}: {error}; tree sampling needs copies: use rollout.sampling=parallel, or a world "
+        f"{name} cannot be copied: {type(error).__name__}: {error}; tree sampling needs copies: use "
+        "rollout.sampling=parallel, or a world "
         "without such parts"
     )

@@ -15,7 +15,8 @@ try:
     from gymnasium import spaces
 except ModuleNotFoundError as error:
     raise AgentSystemError(
-        f"the farama workflow needs the package gymnasium ({error}); install the extra: pip install 'verl-mas[farama]'"
+        f"the farama workflow needs the package gymnasium ({error}); install the extra: pip install "
+        "'verl-mas[farama]'"
     ) from error
 
 LONGEST_ACTION = 2000
@@ -29,7 +30,8 @@ class IllegalActionError(ValueError):
 
 
 def text_of(value: Any) -> str:
-    """Return an observation as text: arrays row by row, mappings line by line, floats with four significant digits.
+    """Return an observation as text: arrays row by row, mappings line by line, floats with four significant
+    digits.
 
     Raises:
         AgentSystemError: an array of more than 1,024 numbers, such as an image.
@@ -37,7 +39,8 @@ def text_of(value: Any) -> str:
     if isinstance(value, np.ndarray):
         if value.size > MOST_NUMBERS:
             raise AgentSystemError(
-                f"an observation of shape {value.shape} holds {value.size} numbers, too many to be read as text; "
+                f"an observation of shape {value.shape} holds {value.size} numbers, too many to be read as "
+                "text; "
                 "subclass FaramaEnv and override describe()"
             )
         return _array_text(value)
@@ -88,20 +91,29 @@ def actions_text(space: Any, names: Sequence[str] = (), mask: Any = None) -> str
     if isinstance(space, spaces.Box):
         kind = "whole numbers" if space.dtype.kind in "iu" else "numbers"
         ends = zip(space.low.flat, space.high.flat, strict=True)
-        return f"a list of {kind}, [" + ", ".join(f"{text_of(low)} to {text_of(high)}" for low, high in ends) + "]"
+        return (
+            f"a list of {kind}, ["
+            + ", ".join(f"{text_of(low)} to {text_of(high)}" for low, high in ends)
+            + "]"
+        )
     if isinstance(space, spaces.Text):
         return f"a text of {space.min_length} to {space.max_length} characters"
     if isinstance(space, spaces.Dict):
-        return "a JSON object: " + "; ".join(f'"{key}": {actions_text(part)}' for key, part in space.spaces.items())
+        return "a JSON object: " + "; ".join(
+            f'"{key}": {actions_text(part)}' for key, part in space.spaces.items()
+        )
     if isinstance(space, spaces.Tuple):
         return "a JSON list: " + "; then ".join(actions_text(part) for part in space.spaces)
-    raise AgentSystemError(f"actions of the space {space} have no text; subclass FaramaEnv and override choices() and parse()")
+    raise AgentSystemError(
+        f"actions of the space {space} have no text; subclass FaramaEnv and override choices() and parse()"
+    )
 
 
 def read_action(space: Any, text: str, names: Sequence[str] = ()) -> Any:
     """Return the action of `space` that `text` denotes.
 
-    Discrete: one of `names`, in any case, or the number when there are no names. Text: the text. Other spaces: JSON.
+    Discrete: one of `names`, in any case, or the number when there are no names. Text: the text. Other
+    spaces: JSON.
 
     Raises:
         IllegalActionError: `text` denotes no action.
@@ -155,7 +167,9 @@ def _convert(space: Any, value: Any) -> Any:
 
 
 def _array(space: Any, value: Any) -> np.ndarray:
-    """Return numbers as an array with the shape and dtype of `space`. Raises IllegalActionError for numbers outside of the dtype."""
+    """Return numbers as an array with the shape and dtype of `space`. Raises IllegalActionError for numbers
+    outside of the dtype.
+    """
     try:
         given = np.asarray(value, dtype=np.float64).reshape(space.shape)
         with np.errstate(all="ignore"):

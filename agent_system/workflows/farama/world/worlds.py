@@ -1,4 +1,6 @@
-"""One interface for Gymnasium and PettingZoo: named players, players to act, observations, moves and rewards."""
+"""One interface for Gymnasium and PettingZoo: named players, players to act, observations, moves and
+rewards.
+"""
 
 from __future__ import annotations
 
@@ -102,7 +104,9 @@ class _PettingZooWorld(World):
         self._agents = {str(agent): agent for agent in getattr(env, "possible_agents", ())}
         self.seats = tuple(self._agents)
         if not self.seats:
-            raise AgentSystemError(f"{env} has no possible_agents, so its players are unknown; set them in the environment")
+            raise AgentSystemError(
+                f"{env} has no possible_agents, so its players are unknown; set them in the environment"
+            )
 
     def space(self, seat: str) -> Any:
         return self.env.action_space(self._agents[seat])

@@ -1,8 +1,10 @@
-r"""Equality of answers in LaTeX: read as a whole or not at all, compared by value or, where neither side is mathematics, as text.
+r"""Equality of answers in LaTeX: read as a whole or not at all, compared by value or, where neither side is
+mathematics, as text.
 
-Lists, tuples, intervals, sets and relations are split here (`latex`), units are cut (`units`), and single expressions are read by the
-parser of latex2sympy2_extended with the case of letters kept and every number exact. Truth values are never compared: two equations are
-equal if they differ by a constant factor. Graders import this in processes of their own, since hostile texts take for ever.
+Lists, tuples, intervals, sets and relations are split here (`latex`), units are cut (`units`), and single
+expressions are read by the parser of latex2sympy2_extended with the case of letters kept and every number
+exact. Truth values are never compared: two equations are equal if they differ by a constant factor. Graders
+import this in processes of their own, since hostile texts take for ever.
 """
 
 from __future__ import annotations
@@ -33,22 +35,31 @@ from agent_system.workflows.math.world.latex import (
 )
 from agent_system.workflows.math.world.units import cut_unit
 
-# Digits to which a difference must be 0 where it cannot be decided otherwise: of numbers, and at the points of an identity.
+# Digits to which a difference must be 0 where it cannot be decided otherwise: of numbers, and at the points
+# of an identity.
 DIGITS = 1000
 POINT_DIGITS = 150
-# Values of the letters in an identity; the letters, sorted, take them in turn from a different place at each point.
-POINTS = tuple(sympy.Rational(*value) for value in [(7, 3), (-5, 7), (13, 11), (-17, 2), (3, 29), (37, 5), (-41, 31), (23, 19), (11, 17)])
+# Values of the letters in an identity; the letters, sorted, take them in turn from a different place at each
+# point.
+POINTS = tuple(
+    sympy.Rational(*value)
+    for value in [(7, 3), (-5, 7), (13, 11), (-17, 2), (3, 29), (37, 5), (-41, 31), (23, 19), (11, 17)]
+)
 TRIES = 7
 REAL_POINTS = 3
 MOST_SIGNS = 3
 # "No" alone answers another question.
-NO_SOLUTION = re.compile(r"(there (is|are) )?(no( real)?( such)? (solutions?|values?)|none|(the )?empty set)|does not exist|dne")
+NO_SOLUTION = re.compile(
+    r"(there (is|are) )?(no( real)?( such)? (solutions?|values?)|none|(the )?empty set)|does not exist|dne"
+)
 _EMPTY = frozenset({"\\emptyset", "\\varnothing", "\\{\\}", "∅", "\\phi set"})
 _BASE = re.compile(r"\(?([0-9A-Z][0-9A-Za-z.]*)\)?\s*_\s*(?:\{\s*(\d+)\s*\}|(\d+))")
 # The library ignores what is under a number, a bracket or a power.
 _BASE_WITHIN = re.compile(r"[\d)\]!]\s*_")
 _GROUP_WITH_INDEX = re.compile(r"\}\s*_")
-_LETTER_COMMAND = re.compile(r"\\(?:mathrm|mathbf|mathcal|mathbb|text|operatorname\*?|vec|hat|bar|overline|tilde)\s*$")
+_LETTER_COMMAND = re.compile(
+    r"\\(?:mathrm|mathbf|mathcal|mathbb|text|operatorname\*?|vec|hat|bar|overline|tilde)\s*$"
+)
 _CLOCK = re.compile(r"\d{1,2}\s*:\s*\d{2}")
 _VARIABLE = re.compile(r"(?:\\[A-Za-z]+|[A-Za-z])(?:_\{[^{}]*\}|_\w)?'*(?:\([A-Za-z](?:,\s*[A-Za-z])*\))?")
 _WORDS = re.compile(r"[A-Za-z][A-Za-z .'/-]*[A-Za-z.]")
@@ -58,7 +69,9 @@ _NO_WORD = re.compile(r"\\(?:begin|end)\s*\{[a-z]+\}|\\[A-Za-z]+|_\s*\{[^{}]*\}"
 _LETTER = re.compile(r"\(?\s*([A-Za-z])\s*\)?")
 _TRIGONOMETRIC = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])")
 _PERCENT = re.compile(r"\s*(?:%|percent|pct)$")
-_READS = NormalizationConfig(basic_latex=True, units=False, malformed_operators=True, nits=False, boxed="none")
+_READS = NormalizationConfig(
+    basic_latex=True, units=False, malformed_operators=True, nits=False, boxed="none"
+)
 _MIXED = re.compile(r"(?<![\w.}])(\d+)\s*\\frac\s*\{\s*(\d+)\s*\}\s*\{\s*(\d+)\s*\}(?!\s*[\^!])")
 _MIXED_PLAIN = re.compile(r"^(-?)\s*(\d+) (\d+)/(\d+)$")
 _REPLACED = (
@@ -75,7 +88,9 @@ _REPLACED = (
 )
 _SUBSCRIPT = re.compile(r"_\s*\{[^{}]*\}")
 # The letter d that is not within a command. The library takes it with the next letter for a differential.
-_DIFFERENTIAL = re.compile(r"(?<!\\)(?<!\\[A-Za-z])(?<!\\[A-Za-z]{2})(?<!\\[A-Za-z]{3})(?<!\\[A-Za-z]{4})d(?![A-Za-z]*\{|_)")
+_DIFFERENTIAL = re.compile(
+    r"(?<!\\)(?<!\\[A-Za-z])(?<!\\[A-Za-z]{2})(?<!\\[A-Za-z]{3})(?<!\\[A-Za-z]{4})d(?![A-Za-z]*\{|_)"
+)
 
 
 class UnreadableError(ValueError):
@@ -83,14 +98,18 @@ class UnreadableError(ValueError):
 
 
 class _Reader(_Latex2Sympy):  # type: ignore[misc]
-    """The library's reader with exact numbers, products that are products, and real roots of negative numbers."""
+    """The library's reader with exact numbers, products that are products, and real roots of negative
+    numbers.
+    """
 
     def parse_number(self, text: str) -> Any:
         """Return an exact number."""
         return sympy.Rational(text.replace(",", ""))
 
     def convert_postfix_list(self, arr: Sequence[Any], i: int = 0) -> Any:
-        """Return the product of factors written side by side; a number after another one is a mistake, not a mixed number."""
+        """Return the product of factors written side by side; a number after another one is a mistake, not a
+        mixed number.
+        """
         texts = [factor.getText() for factor in arr[i:]]
         if any(after[:1].isdigit() and not before.endswith("!") for before, after in pairwise(texts)):
             raise UnreadableError("a number after another factor")
@@ -146,7 +165,8 @@ class Based:
 
 @dataclass(frozen=True)
 class Several:
-    """A list (no brackets), tuple, set, interval or union, by the brackets around its members; `|` of a union.
+    """A list (no brackets), tuple, set, interval or union, by the brackets around its members; `|` of a
+    union.
 
     `name` is the letter of an interval that is written as `x>5`.
     """
@@ -158,7 +178,9 @@ class Several:
 
 @dataclass(frozen=True)
 class Related:
-    """A chain of sides with signs between them; `name` is set where the first side is a letter alone: `x=5`."""
+    """A chain of sides with signs between them; `name` is set where the first side is a letter alone:
+    `x=5`.
+    """
 
     sides: tuple[Value, ...]
     signs: tuple[str, ...]
@@ -183,7 +205,9 @@ def readable(text: str) -> bool:
     """Return whether an answer is mathematics or a plain word, so that other spellings can be equal to it."""
     found = read(text)
     if isinstance(found, Several):
-        return all(not isinstance(member, Words) or bool(_WORDS.fullmatch(member.text)) for member in found.members)
+        return all(
+            not isinstance(member, Words) or bool(_WORDS.fullmatch(member.text)) for member in found.members
+        )
     return not isinstance(found, Words) or re.fullmatch(r"[A-Za-z][A-Za-z .'-]*", found.text) is not None
 
 
@@ -201,7 +225,9 @@ def _read(text: str) -> Answer:
         return value(letter.group(1))
     if _is_word(text, plain):
         return _words(text)
-    if (based := _BASE.fullmatch(plain)) and (number := _based(based.group(1), int(based.group(2) or based.group(3)))):
+    if (based := _BASE.fullmatch(plain)) and (
+        number := _based(based.group(1), int(based.group(2) or based.group(3)))
+    ):
         return number
     sides, signs = relation(text)
     if signs == ["in"] and _VARIABLE.fullmatch(plain_spaces(sides[0])):
@@ -223,7 +249,9 @@ def _read(text: str) -> Answer:
 def _based(digits: str, base: int) -> Based | None:
     """Return a number in a base, None if a digit is not one of that base, as of the variable `E_1`."""
     if not all(
-        character == "." or (character.isdigit() and int(character) < base) or "A" <= character.upper() < chr(55 + base)
+        character == "."
+        or (character.isdigit() and int(character) < base)
+        or "A" <= character.upper() < chr(55 + base)
         for character in digits
     ):
         return None
@@ -231,8 +259,12 @@ def _based(digits: str, base: int) -> Based | None:
 
 
 def _is_word(text: str, plain: str) -> bool:
-    r"""Return whether a text is a name or a word: letters alone, two or more, that are not the product of a few small letters."""
-    return re.fullmatch(r"[A-Za-z]{2,}", plain) is not None or (has_text_command(text) and _WORDS.fullmatch(plain) is not None)
+    r"""Return whether a text is a name or a word: letters alone, two or more, that are not the product of a
+    few small letters.
+    """
+    return re.fullmatch(r"[A-Za-z]{2,}", plain) is not None or (
+        has_text_command(text) and _WORDS.fullmatch(plain) is not None
+    )
 
 
 def _several(brackets: str, parts: Sequence[str]) -> Several:
@@ -276,10 +308,16 @@ def _relation(sides: Sequence[str], signs: Sequence[str]) -> Answer:
         return Related((_name(name), right), ("=",), name)
     values = tuple(value(side) for side in sides)
     if set(signs) == {"="} and len(values) > 2 and named:
-        return Related((values[0], values[-1]), ("=",), name) if _all_equal(values[1:]) else Related(values, tuple(signs), "")
+        return (
+            Related((values[0], values[-1]), ("=",), name)
+            if _all_equal(values[1:])
+            else Related(values, tuple(signs), "")
+        )
     if set(signs) == {"="} and not any(v.expression.free_symbols for v in values) and _all_equal(values):
         return values[-1]  # a computation and its result
-    return _interval(values, signs) or Related(values, tuple(signs), name if named and set(signs) == {"="} else "")
+    return _interval(values, signs) or Related(
+        values, tuple(signs), name if named and set(signs) == {"="} else ""
+    )
 
 
 def _name(name: str) -> Value:
@@ -313,7 +351,9 @@ def _interval(values: Sequence[Value], signs: Sequence[str]) -> Several | None:
 
 
 def value(text: str) -> Value:
-    """Return an expression, without its unit and per cent sign. Raise UnreadableError if it is not one as a whole."""
+    """Return an expression, without its unit and per cent sign. Raise UnreadableError if it is not one as a
+    whole.
+    """
     if _CLOCK.fullmatch(plain_spaces(text)):
         raise UnreadableError("a time of the day")
     # The angle of a function is no unit of its value.
@@ -326,7 +366,9 @@ def value(text: str) -> Value:
 
 
 def expression(text: str) -> Any:
-    """Return the value of one expression in LaTeX, evaluated where that is exact. Raise UnreadableError if it is not one."""
+    """Return the value of one expression in LaTeX, evaluated where that is exact. Raise UnreadableError if it
+    is not one.
+    """
     if "\\text" in text and has_text_command(text):
         raise UnreadableError("text within mathematics")
     text = _MIXED.sub(lambda m: rf"\frac{{{int(m[1]) * int(m[3]) + int(m[2])}}}{{{m[3]}}}", text)
@@ -340,7 +382,11 @@ def expression(text: str) -> Any:
         raise UnreadableError("a prime, a per cent sign or a word within mathematics")
     if "\\int" not in text:
         text = _apart(text)
-    reader = _Reader(is_real=True, convert_degrees=True, config=ConversionConfig(lowercase_symbols=False, interpret_contains_as_eq=False))
+    reader = _Reader(
+        is_real=True,
+        convert_degrees=True,
+        config=ConversionConfig(lowercase_symbols=False, interpret_contains_as_eq=False),
+    )
     try:
         found = reader.parse(normalize_latex(text, _READS))
     except RecursionError:
@@ -356,7 +402,9 @@ def expression(text: str) -> Any:
 
 
 def _index_of_a_group(text: str) -> bool:
-    """Return whether something is under a group in braces that is no letter in a font or with an accent: under a power, a fraction."""
+    """Return whether something is under a group in braces that is no letter in a font or with an accent:
+    under a power, a fraction.
+    """
     for match in _GROUP_WITH_INDEX.finditer(text):
         depth = 0
         for place in range(match.start(), -1, -1):
@@ -369,7 +417,9 @@ def _index_of_a_group(text: str) -> bool:
 
 
 def _apart(text: str) -> str:
-    """Return `text` with each letter d before another letter as a variable of its own: outside of integrals it is no differential."""
+    """Return `text` with each letter d before another letter as a variable of its own: outside of integrals
+    it is no differential.
+    """
     pieces = list[str]()
     start = 0
     for subscript in _SUBSCRIPT.finditer(text):
@@ -388,7 +438,9 @@ def equal(answer: str, truth: str) -> bool:
 def same(left: Answer, right: Answer) -> bool:
     """Return whether two answers mean the same."""
     if isinstance(left, Words) or isinstance(right, Words):
-        return isinstance(left, Words) and isinstance(right, Words) and _folded(left.text) == _folded(right.text)
+        return (
+            isinstance(left, Words) and isinstance(right, Words) and _folded(left.text) == _folded(right.text)
+        )
     if isinstance(left, Based) or isinstance(right, Based):
         return left == right
     if isinstance(left, Several) or isinstance(right, Several):
@@ -403,7 +455,9 @@ def same(left: Answer, right: Answer) -> bool:
 
 
 def _folded(text: str) -> str:
-    """Return words in small letters, but `ABC`, whose letters are names, and formulas that cannot be read, as they are."""
+    """Return words in small letters, but `ABC`, whose letters are names, and formulas that cannot be read, as
+    they are.
+    """
     if not _PLAIN_WORDS.fullmatch(text):
         return text
     return " ".join(word if len(word) < 2 or word.isupper() else word.lower() for word in text.split())
@@ -429,7 +483,9 @@ def _same_members(left: Several, right: Several) -> bool:
 def _same_relation(left: Related, right: Related) -> bool:
     """Return whether two relations differ by a constant factor, side by side for chains."""
     if left.name and right.name:
-        return left.sides[0].expression == right.sides[0].expression and same_value(left.sides[-1], right.sides[-1])
+        return left.sides[0].expression == right.sides[0].expression and same_value(
+            left.sides[-1], right.sides[-1]
+        )
     if len(left.sides) != len(right.sides):
         return False
     if len(left.sides) > 2:
@@ -448,7 +504,9 @@ def _apart_sides(related: Related) -> Any:
 
 
 def _constant_factor(left: Any, right: Any) -> int:
-    """Return the sign of the number c with left = c * right, 0 if there is none, or if there are no letters."""
+    """Return the sign of the number c with left = c * right, 0 if there is none, or if there are no
+    letters.
+    """
     if not left.free_symbols or left.free_symbols != right.free_symbols:
         return 0
     ratios = [left.xreplace(point) / right.xreplace(point) for point in _points(left.free_symbols)]
@@ -459,7 +517,9 @@ def _constant_factor(left: Any, right: Any) -> int:
 
 
 def same_value(left: Value, right: Value) -> bool:
-    """Return whether two values are equal; units must be, unless one is left out, and `12%` is 12 or 0.12, as the other side has it."""
+    """Return whether two values are equal; units must be, unless one is left out, and `12%` is 12 or 0.12, as
+    the other side has it.
+    """
     if left.unit and right.unit and left.unit != right.unit:
         return False
     if left.percent == right.percent:
@@ -471,14 +531,22 @@ def same_value(left: Value, right: Value) -> bool:
 
 
 def same_expression(left: Any, right: Any) -> bool:
-    """Return whether two expressions are equal: exactly for rational numbers, to `DIGITS` for others, at points for letters."""
+    """Return whether two expressions are equal: exactly for rational numbers, to `DIGITS` for others, at
+    points for letters.
+    """
     if isinstance(left, sympy.MatrixBase) or isinstance(right, sympy.MatrixBase):
-        if not (isinstance(left, sympy.MatrixBase) and isinstance(right, sympy.MatrixBase)) or left.shape != right.shape:
+        if (
+            not (isinstance(left, sympy.MatrixBase) and isinstance(right, sympy.MatrixBase))
+            or left.shape != right.shape
+        ):
             return False
         return all(map(same_expression, left, right))
     if left == right:
         return True
-    if any(x.has(sympy.oo, -sympy.oo, sympy.zoo, sympy.nan) or isinstance(x, sympy.MatrixExpr) for x in (left, right)):
+    if any(
+        x.has(sympy.oo, -sympy.oo, sympy.zoo, sympy.nan) or isinstance(x, sympy.MatrixExpr)
+        for x in (left, right)
+    ):
         return False
     if left.is_Rational and right.is_Rational:
         return False
@@ -497,13 +565,17 @@ def _without_functions(expression: Any) -> Any:
 
 def _points(letters: set[Any]) -> list[dict[Any, Any]]:
     names = sorted(letters, key=str)
-    return [{name: POINTS[(i + j + i * j) % len(POINTS)] for i, name in enumerate(names)} for j in range(TRIES)]
+    return [
+        {name: POINTS[(i + j + i * j) % len(POINTS)] for i, name in enumerate(names)} for j in range(TRIES)
+    ]
 
 
 def _same_at_points(left: Any, right: Any, letters: set[Any]) -> bool:
-    """Return whether two expressions agree at every point where both are real, as `2\\ln x` and `\\ln x^2` do.
+    """Return whether two expressions agree at every point where both are real, as `2\\ln x` and `\\ln x^2`
+    do.
 
-    Of fewer than `REAL_POINTS` such points those where the second is real decide; where it is real nowhere, all points.
+    Of fewer than `REAL_POINTS` such points those where the second is real decide; where it is real nowhere,
+    all points.
     """
     agreed: list[tuple[bool, bool, bool]] = []
     for point in _points(letters):
@@ -524,7 +596,9 @@ def _is_real(number: Any) -> bool:
 
 
 def is_zero(number: Any, digits: int) -> bool:
-    """Return whether a number is 0: exactly if it is rational, else as far as `digits` digits show it, without rounding small parts."""
+    """Return whether a number is 0: exactly if it is rational, else as far as `digits` digits show it,
+    without rounding small parts.
+    """
     if number.is_Rational:
         return bool(number == 0)
     found = number.evalf(15, maxn=digits)
@@ -548,7 +622,11 @@ def approximately(truth: str, close: Callable[[Fraction], bool]) -> bool | None:
     found = read(truth)
     if isinstance(found, Related) and found.name:
         found = found.sides[-1]
-    if not isinstance(found, Value) or not isinstance(found.expression, sympy.Expr) or found.expression.free_symbols:
+    if (
+        not isinstance(found, Value)
+        or not isinstance(found.expression, sympy.Expr)
+        or found.expression.free_symbols
+    ):
         return None
     number = found.expression
     exact = sympy.Rational(number if number.is_Rational else number.evalf(50)) if number.is_real else None

@@ -1,6 +1,8 @@
-"""Exact parsing of numbers (integers, decimals, percentages, fractions), so that most answers need no grader process.
+"""Exact parsing of numbers (integers, decimals, percentages, fractions), so that most answers need no grader
+process.
 
-Nothing is evaluated: a number is matched by a regular expression of bounded length and converted to a `Fraction`.
+Nothing is evaluated: a number is matched by a regular expression of bounded length and converted to a
+`Fraction`.
 """
 
 from __future__ import annotations
@@ -26,9 +28,15 @@ _SCIENTIFIC = re.compile(
     # Exponents up to 399 in absolute value; floats have at most 308, or -324.
     rf"({_DECIMAL.pattern})(?:[eE]|\s*(?:\\times|\\cdot|×|\*)\s*10\s*(?:\^|\*\*)\s*)\{{?([+-]?(?:[0-9]{{1,2}}|[0-3][0-9]{{2}}))\}}?"
 )
-_FRACTION = re.compile(r"\\frac\s*(?:\{\s*([+-]?[0-9,]+)\s*\}\s*\{\s*([+-]?[0-9,]+)\s*\}|([0-9])\s*([0-9]))|([0-9]+)\s*/\s*([0-9]+)")
-_MIXED = re.compile(r"([0-9]+)\s*(?:\\frac\s*(?:\{\s*([0-9]+)\s*\}\s*\{\s*([0-9]+)\s*\}|([0-9])\s*([0-9]))|\s([0-9]+)/([0-9]+))")
-_WITH_SYMBOL = re.compile(rf"(?P<sign>[+-]?)\s*(?P<number>{_SCIENTIFIC.pattern}|{_DECIMAL.pattern})\s+(?P<unit>[A-Za-zμµΩ].*)")
+_FRACTION = re.compile(
+    r"\\frac\s*(?:\{\s*([+-]?[0-9,]+)\s*\}\s*\{\s*([+-]?[0-9,]+)\s*\}|([0-9])\s*([0-9]))|([0-9]+)\s*/\s*([0-9]+)"
+)
+_MIXED = re.compile(
+    r"([0-9]+)\s*(?:\\frac\s*(?:\{\s*([0-9]+)\s*\}\s*\{\s*([0-9]+)\s*\}|([0-9])\s*([0-9]))|\s([0-9]+)/([0-9]+))"
+)
+_WITH_SYMBOL = re.compile(
+    rf"(?P<sign>[+-]?)\s*(?P<number>{_SCIENTIFIC.pattern}|{_DECIMAL.pattern})\s+(?P<unit>[A-Za-zμµΩ].*)"
+)
 _SCALE = {
     "hundred": 10**2,
     "thousand": 10**3,
@@ -69,12 +77,15 @@ _SHORT = frozenset(
 _LINKS = frozenset({"of", "in", "at", "on", "by", "a", "an"})
 _FUNCTIONS = frozenset(
     {
-        "sin", "cos", "tan", "cot", "csc", "arcsin", "arccos", "arctan", "sinh", "cosh", "tanh", "log", "ln", "lg", "exp", "sqrt", "abs",
+        "sin", "cos", "tan", "cot", "csc", "arcsin", "arccos", "arctan", "sinh", "cosh", "tanh", "log", "ln",
+        "lg", "exp", "sqrt", "abs",
         "det", "dim", "ker", "gcd", "lcm", "max", "lim", "sup", "inf", "arg",
     }
 )  # fmt: skip
 # Of words in parentheses these count things, as in `9 (quarters)`; without parentheses they change the value.
-_COUNTED = frozenset({"times", "third", "thirds", "quarter", "quarters", "half", "halves", "each", "with", "for"})
+_COUNTED = frozenset(
+    {"times", "third", "thirds", "quarter", "quarters", "half", "halves", "each", "with", "for"}
+)
 _CURRENCIES = {"€": "euro", "£": "pound"}
 
 
@@ -97,7 +108,8 @@ class ExactNumber:
     all_digits: bool = True
 
     def equals(self, other: ExactNumber, tolerance: float = 0.0) -> bool:
-        """Return whether the two can be equal. Two numbers that both have second values are compared as written; different units differ.
+        """Return whether the two can be equal. Two numbers that both have second values are compared as
+        written; different units differ.
 
         Args:
             other: the true number.
@@ -114,7 +126,9 @@ class ExactNumber:
 
 @dataclass(frozen=True)
 class _Parts:
-    """A text split into sign, number and following words; `unit` is that of a currency sign, or one that is no bare word."""
+    """A text split into sign, number and following words; `unit` is that of a currency sign, or one that is
+    no bare word.
+    """
 
     sign: int
     number: str
@@ -123,7 +137,9 @@ class _Parts:
 
 
 def exact_number(text: str) -> ExactNumber | None:
-    """Return the number denoted by the text, or None; None also where following words may be variables or a function (`2 ab`, `5 sin`)."""
+    """Return the number denoted by the text, or None; None also where following words may be variables or a
+    function (`2 ab`, `5 sin`).
+    """
     parts = _parts(text)
     if parts is None or _may_be_letters(parts.words):
         return None
@@ -146,13 +162,20 @@ def exact_number(text: str) -> ExactNumber | None:
     unit = unit_of_words(words)
     if parts.unit and not unit.startswith(parts.unit):
         unit = " ".join(sorted([parts.unit, *unit.split()]))
-    return ExactNumber(value * scale, None if also is None else value * scale * also, unit, all_digits=not _SCIENTIFIC.fullmatch(number))
+    return ExactNumber(
+        value * scale,
+        None if also is None else value * scale * also,
+        unit,
+        all_digits=not _SCIENTIFIC.fullmatch(number),
+    )
 
 
 def number_with_symbol(text: str) -> ExactNumber | None:
-    """Return a number with the symbol of a unit behind it and a blank between them, as `5 kJ mol^{-1}`; None for any other text.
+    """Return a number with the symbol of a unit behind it and a blank between them, as `5 kJ mol^{-1}`; None
+    for any other text.
 
-    The letters may be variables as well, so only an answer to a number, or to a number with such a symbol, is read so.
+    The letters may be variables as well, so only an answer to a number, or to a number with such a symbol, is
+    read so.
     """
     match = _WITH_SYMBOL.fullmatch(normalise(text)) if len(text) <= MAX_CHARS else None
     unit = bare_unit(match["unit"]) if match else ""
@@ -164,7 +187,9 @@ def number_with_symbol(text: str) -> ExactNumber | None:
 
 
 def is_number_and_word(text: str) -> bool:
-    """Return whether a text is a number, a blank and letters, which are the symbol of a unit or a mistake in one."""
+    """Return whether a text is a number, a blank and letters, which are the symbol of a unit or a mistake in
+    one.
+    """
     match = _WITH_SYMBOL.fullmatch(normalise(text)) if len(text) <= MAX_CHARS else None
     return match is not None and re.fullmatch(r"[A-Za-z]{2,}", match["unit"]) is not None
 
@@ -187,11 +212,23 @@ def _parts(text: str) -> _Parts | None:
     words: tuple[str, ...] = ()
     if after := _UNIT.search(text):
         plain = next(group for group in after.groups() if group)
-        words = tuple(re.sub(r"[.']", "", plain).replace("-", " ").replace("/", " per ").replace("mph", "mi per h").split())
-        words = tuple(word.lower() if len(word) > 2 else word for word in words if not after.group(3) or word not in _COUNTED)
+        words = tuple(
+            re.sub(r"[.']", "", plain)
+            .replace("-", " ")
+            .replace("/", " per ")
+            .replace("mph", "mi per h")
+            .split()
+        )
+        words = tuple(
+            word.lower() if len(word) > 2 else word
+            for word in words
+            if not after.group(3) or word not in _COUNTED
+        )
         text = text[: after.start()]
     if currency:
-        unit = " ".join(sorted([_CURRENCIES.get(currency.group(2), "dollar"), *unit.replace("dollar", "").split()]))
+        unit = " ".join(
+            sorted([_CURRENCIES.get(currency.group(2), "dollar"), *unit.replace("dollar", "").split()])
+        )
     return _Parts(-1 if negative else 1, text, words, unit)
 
 
@@ -199,7 +236,12 @@ def _may_be_letters(words: tuple[str, ...]) -> bool:
     """Return whether one of the words may be a function or variables: up to two letters, no unit, no link."""
     last = len(words) - 1
     return any(
-        word in _FUNCTIONS or (len(word) < 3 and not (word in _LINKS and i < last) and (word not in _SHORT or word in ("a", "an")))
+        word in _FUNCTIONS
+        or (
+            len(word) < 3
+            and not (word in _LINKS and i < last)
+            and (word not in _SHORT or word in ("a", "an"))
+        )
         for i, word in enumerate(words)
     )
 
@@ -208,7 +250,9 @@ def _value(text: str) -> Fraction | None:
     if _DECIMAL.fullmatch(text):
         return Fraction(text.replace(",", "").rstrip("."))
     if scientific := _SCIENTIFIC.fullmatch(text):
-        return Fraction(scientific.group(1).replace(",", "").rstrip(".")) * Fraction(10) ** int(scientific.group(2))
+        return Fraction(scientific.group(1).replace(",", "").rstrip(".")) * Fraction(10) ** int(
+            scientific.group(2)
+        )
     if fraction := _FRACTION.fullmatch(text):
         above, below = (int(part.replace(",", "")) for part in fraction.groups() if part is not None)
         return Fraction(above, below) if below else None

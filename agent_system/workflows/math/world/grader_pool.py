@@ -31,7 +31,9 @@ CACHE_SIZE = 4096
 
 
 class GraderError(RuntimeError):
-    """A grader process cannot be started (its parser is missing, the process limit is reached). Unreadable answers do not raise it."""
+    """A grader process cannot be started (its parser is missing, the process limit is reached). Unreadable
+    answers do not raise it.
+    """
 
 
 class Verdict(Enum):
@@ -78,14 +80,18 @@ class GraderPool:
         atexit.register(self.close)
 
     async def compare(self, answer: str, truth: str, number: Approximate | None = None) -> Verdict:
-        """Compare in a thread; with a `number` the answer must be close only. Raises GraderError when no grader can be started."""
+        """Compare in a thread; with a `number` the answer must be close only. Raises GraderError when no
+        grader can be started.
+        """
         if (known := self._known(answer, truth, number)) is not None:
             return known
         with self._lock:
             if self._threads is None:
                 self._threads = DaemonExecutor(self.workers)
             threads = self._threads
-        return await asyncio.get_running_loop().run_in_executor(threads, self.compare_now, answer, truth, number)
+        return await asyncio.get_running_loop().run_in_executor(
+            threads, self.compare_now, answer, truth, number
+        )
 
     def compare_now(self, answer: str, truth: str, number: Approximate | None = None) -> Verdict:
         """Compare in the calling thread."""
@@ -164,7 +170,11 @@ class _GraderProcess:
     def __init__(self, timeout_s: float) -> None:
         self.timeout_s = timeout_s
         # Only the variables needed to find Python and its packages: the child must not see API keys.
-        env = {name: os.environ[name] for name in ("PATH", "PYTHONPATH", "HOME", "LANG", "LD_LIBRARY_PATH") if name in os.environ}
+        env = {
+            name: os.environ[name]
+            for name in ("PATH", "PYTHONPATH", "HOME", "LANG", "LD_LIBRARY_PATH")
+            if name in os.environ
+        }
         self._child = subprocess.Popen(
             [sys.executable, str(SCRIPT), str(timeout_s), str(MEMORY_BYTES)],
             stdin=subprocess.PIPE,
@@ -184,7 +194,8 @@ class _GraderProcess:
         if self._line(START_TIMEOUT_S) is None:
             self.kill()
             raise GraderError(
-                f"a math grader did not start (exit code {self._child.returncode}); is latex2sympy2_extended installed? "
+                f"a math grader did not start (exit code {self._child.returncode}); is latex2sympy2_extended "
+                "installed? "
                 f"pip install latex2sympy2_extended, then try: {sys.executable} {SCRIPT} 3 {MEMORY_BYTES}"
             )
 
@@ -216,7 +227,8 @@ class _GraderProcess:
     def _died(self) -> Verdict:
         running = self.alive
         self.kill()
-        # A child that is still running after the wall-clock limit, or ended by its CPU timer, hangs. Any other end (memory) is an error.
+        # A child that is still running after the wall-clock limit, or ended by its CPU timer, hangs. Any
+        # other end (memory) is an error.
         return Verdict.TIMEOUT if running or self._child.returncode == -signal.SIGPROF else Verdict.ERROR
 
     def _line(self, timeout_s: float) -> bytes | None:

@@ -1,4 +1,5 @@
-"""Answers as text: one spelling for what LaTeX and models write in several ways, and the parts of lists, tuples and relations.
+"""Answers as text: one spelling for what LaTeX and models write in several ways, and the parts of lists,
+tuples and relations.
 
 Nothing is evaluated here; the standard library suffices.
 """
@@ -14,29 +15,45 @@ _TEXT = re.compile(rf"\\(?:{TEXT_COMMANDS})\s*\{{([^{{}}]*)\}}")
 _SPACE = re.compile(r"\\[,;:! ]|~|\\q?quad(?![A-Za-z])|[\s\u00a0\u2009\u202f]+")
 _FINAL = re.compile(r"(?<=[^\s\\.])\s*[.,;]$|\\$")
 _NEGATIVE_SPACE = re.compile(r"\\!\s*")
-_SIZE = re.compile(r"\\(?:left|right|[bB]igg?[lrm]?)\s*(?=[()\[\]|.\\])|\\(?:displaystyle|textstyle|limits)(?![A-Za-z])")
+_SIZE = re.compile(
+    r"\\(?:left|right|[bB]igg?[lrm]?)\s*(?=[()\[\]|.\\])|\\(?:displaystyle|textstyle|limits)(?![A-Za-z])"
+)
 _FRACTIONS = re.compile(r"\\[dtc]frac(?![A-Za-z])")
-_ARRAY = re.compile(r"(?:\\left)?\s*[\[(]\s*\\begin\{array\}\s*\{[lcr ]*\}(.*?)\\end\{array\}\s*(?:\\right)?\s*[\])]", re.DOTALL)
+_ARRAY = re.compile(
+    r"(?:\\left)?\s*[\[(]\s*\\begin\{array\}\s*\{[lcr ]*\}(.*?)\\end\{array\}\s*(?:\\right)?\s*[\])]",
+    re.DOTALL,
+)
 _EMPTY_GROUP = re.compile(r"(?<!\\)\{\s*\}(?=\s*[\^_])")
-_REPEATING = re.compile(r"(?<![\d.])(\d*)\.(\d*)(?:\\(?:overline|bar|dot)\s*\{\s*(\d+)\s*\}|\\(?:overline|bar|dot)\s*(\d)(?!\d))")
+_REPEATING = re.compile(
+    r"(?<![\d.])(\d*)\.(\d*)(?:\\(?:overline|bar|dot)\s*\{\s*(\d+)\s*\}|\\(?:overline|bar|dot)\s*(\d)(?!\d))"
+)
 _SPELLINGS = {
-    "\u2212": "-", "\u2013": "-", "{,}": ",", "\\%": "%", "\\$": "$", "\\lbrace": "\\{", "\\rbrace": "\\}", "\\leqslant": "\\le",
-    "\\geqslant": "\\ge", "\\leq": "\\le", "\\geq": "\\ge", "\\neq": "\\ne", "≤": "\\le ", "≥": "\\ge ", "≠": "\\ne ", "∞": "\\infty ",
-    "\\lt": "<", "\\gt": ">", "×": "\\times ", "·": "\\cdot ", "÷": "/", "√": "\\sqrt ", "∪": "\\cup ", "∈": "\\in ", "±": "\\pm ",
+    "\u2212": "-", "\u2013": "-", "{,}": ",", "\\%": "%", "\\$": "$", "\\lbrace": "\\{", "\\rbrace": "\\}",
+    "\\leqslant": "\\le",
+    "\\geqslant": "\\ge", "\\leq": "\\le", "\\geq": "\\ge", "\\neq": "\\ne", "≤": "\\le ", "≥": "\\ge ",
+    "≠": "\\ne ", "∞": "\\infty ",
+    "\\lt": "<", "\\gt": ">", "×": "\\times ", "·": "\\cdot ", "÷": "/", "√": "\\sqrt ", "∪": "\\cup ",
+    "∈": "\\in ", "±": "\\pm ",
     "π": "\\pi ", "°": "^\\circ", "\\mleft": "", "\\mright": "",
 }  # fmt: skip
-_SPELLING = re.compile("|".join(re.escape(k) + (r"(?![A-Za-z])" if k[-1].isalpha() and k[0] == "\\" else "") for k in _SPELLINGS))
+_SPELLING = re.compile(
+    "|".join(re.escape(k) + (r"(?![A-Za-z])" if k[-1].isalpha() and k[0] == "\\" else "") for k in _SPELLINGS)
+)
 _BRACKETS = {"(": ")", "[": "]", "{": "}", "\\{": "\\}"}
 _TOKEN = re.compile(r"\\[A-Za-z]+|\\.|.", re.DOTALL)
-_OR = re.compile(rf"\\(?:{TEXT_COMMANDS})\s*\{{\s*(?:,?\s*(?:and|or))\s*\}}|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])")
+_OR = re.compile(
+    rf"\\(?:{TEXT_COMMANDS})\s*\{{\s*(?:,?\s*(?:and|or))\s*\}}|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])"
+)
 _RELATIONS = {
-    "=": "=", "<": "<", ">": ">", "\\le": "<=", "\\ge": ">=", "\\ne": "!=", "\\approx": "~", "\\in": "in", "\\equiv": "==",
+    "=": "=", "<": "<", ">": ">", "\\le": "<=", "\\ge": ">=", "\\ne": "!=", "\\approx": "~", "\\in": "in",
+    "\\equiv": "==",
     "\\to": "->", "\\mid": "|", "\\sim": "~", "\\Rightarrow": "=>", "\\implies": "=>",
 }  # fmt: skip
 
 
 def spelled(text: str) -> str:
-    r"""Return LaTeX with one spelling for signs, fractions, sizes of brackets and repeating decimals; spaces and `\text{}` stay.
+    r"""Return LaTeX with one spelling for signs, fractions, sizes of brackets and repeating decimals; spaces
+    and `\text{}` stay.
 
     Delimiters of mathematics around the whole, and punctuation after it, are removed.
     """
@@ -82,12 +99,15 @@ def has_text_command(text: str) -> bool:
 
 def _fraction(match: re.Match[str]) -> str:
     whole, before, repeated = match.group(1) or "0", match.group(2), match.group(3) or match.group(4)
-    value = Fraction(int(whole + before + repeated) - int(whole + before), (10 ** len(repeated) - 1) * 10 ** len(before))
+    value = Fraction(
+        int(whole + before + repeated) - int(whole + before), (10 ** len(repeated) - 1) * 10 ** len(before)
+    )
     return rf"\frac{{{value.numerator}}}{{{value.denominator}}}"
 
 
 def tokens(text: str) -> Iterator[tuple[int, str, int]]:
-    """Yield position, token and depth of brackets (that of the bracket's outside for brackets); ValueError if they do not match.
+    """Yield position, token and depth of brackets (that of the bracket's outside for brackets); ValueError if
+    they do not match.
 
     An interval may open with `(` and close with `]`, and the reverse.
     """
@@ -121,11 +141,15 @@ def elements(text: str) -> list[str]:
 def _in_number(text: str, comma: int) -> bool:
     """Return whether a comma separates thousands: `1,234`, but not `1, 234`, `12,34` and `1,2345`."""
     before = re.search(r"(?<![\d.,])\d{1,3}(?:,\d{3})*$", text[:comma])
-    return text[comma] == "," and before is not None and re.match(r"\d{3}(?!\d)", text[comma + 1 :]) is not None
+    return (
+        text[comma] == "," and before is not None and re.match(r"\d{3}(?!\d)", text[comma + 1 :]) is not None
+    )
 
 
 def in_brackets(text: str) -> tuple[str, str, str] | None:
-    """Return opening bracket, content and closing bracket if one pair is around the whole, else None. Braces of LaTeX are no brackets."""
+    """Return opening bracket, content and closing bracket if one pair is around the whole, else None. Braces
+    of LaTeX are no brackets.
+    """
     found = list(tokens(text))
     if len(found) < 2 or found[0][1] not in ("(", "[", "\\{") or found[-1][1] not in (")", "]", "\\}"):
         return None
@@ -136,7 +160,11 @@ def in_brackets(text: str) -> tuple[str, str, str] | None:
 
 def split_at(text: str, separator: str) -> list[str]:
     """Return the parts of `text` between a token outside of brackets."""
-    cuts = [(place, place + len(token)) for place, token, depth in tokens(text) if depth == 0 and token == separator]
+    cuts = [
+        (place, place + len(token))
+        for place, token, depth in tokens(text)
+        if depth == 0 and token == separator
+    ]
     starts = [0, *(end for _, end in cuts)]
     ends = [*(start for start, _ in cuts), len(text)]
     return [text[start:end].strip() for start, end in zip(starts, ends, strict=True)]

@@ -22,7 +22,9 @@ def names_no_answer(answer: str) -> bool:
     return answer.strip().strip("\"'.$").lower() in NO_ANSWERS
 
 
-def make_row(problem: str, ground_truth: str, *, data_source: str, split: str, index: int, **extra: Any) -> dict[str, Any]:
+def make_row(
+    problem: str, ground_truth: str, *, data_source: str, split: str, index: int, **extra: Any
+) -> dict[str, Any]:
     """Return a row in verl's schema, which `agent_system.task.task_from_row` reads.
 
     Args:
@@ -38,7 +40,8 @@ def make_row(problem: str, ground_truth: str, *, data_source: str, split: str, i
     """
     if not problem.strip() or not ground_truth.strip():
         raise AgentSystemError(
-            f"{data_source} {split} row {index}: needs a problem and an answer, found {problem!r:.80} and {ground_truth!r:.80}"
+            f"{data_source} {split} row {index}: needs a problem and an answer, found {problem!r:.80} and "
+            f"{ground_truth!r:.80}"
         )
     return {
         "data_source": data_source,
@@ -66,15 +69,20 @@ def find_problem(row: Mapping[str, Any]) -> str:
     text = row.get("problem") or row.get("question")
     messages = row.get("prompt")
     if not text and isinstance(messages, list):
-        text = "\n\n".join(str(m.get("content") or "") for m in messages if isinstance(m, Mapping) and m.get("role") == "user")
+        text = "\n\n".join(
+            str(m.get("content") or "")
+            for m in messages
+            if isinstance(m, Mapping) and m.get("role") == "user"
+        )
     return str(text or "" if text or isinstance(messages, list) else messages or "").strip()
 
 
 def find_answer(row: Mapping[str, Any]) -> str:
-    r"""Return the final answer of a MATH-style row: its `answer`, its ground truth in verl's schema, else the last `\boxed{}` of its
-    `solution`; empty if there is none.
+    r"""Return the final answer of a MATH-style row: its `answer`, its ground truth in verl's schema, else the
+    last `\boxed{}` of its `solution`; empty if there is none.
 
-    The answers of a list are joined by commas. Of an answer that is a whole solution of GSM8K, it is what follows `####`.
+    The answers of a list are joined by commas. Of an answer that is a whole solution of GSM8K, it is what
+    follows `####`.
     """
     answer = row.get("answer", row.get("final_answer"))
     if isinstance(answer, list):

@@ -1,4 +1,6 @@
-"""Maps generated from a seed, each solvable, with the length of its shortest path; training and test sets are disjoint."""
+"""Maps generated from a seed, each solvable, with the length of its shortest path; training and test sets are
+disjoint.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ class Difficulty:
         if not 2 <= self.size <= LARGEST_SIDE:
             raise AgentSystemError(f"size must be 2 to {LARGEST_SIDE}, found {self.size}")
         if not 0 <= self.wall_share <= 0.6:
-            raise AgentSystemError(f"wall_share must be 0 to 0.6 (denser maps have hardly any path), found {self.wall_share}")
+            raise AgentSystemError(
+                f"wall_share must be 0 to 0.6 (denser maps have hardly any path), found {self.wall_share}"
+            )
         if not 1 <= self.min_path <= self.max_path or self.min_path >= self.size**2:
             raise AgentSystemError(
                 f"needs 1 <= min_path <= max_path and min_path below the number of cells ({self.size**2}), "
@@ -57,10 +61,14 @@ def draw_map(rng: random.Random, difficulty: Difficulty) -> GridMap:
         goals = [cell for cell in cells if difficulty.min_path <= distances[cell] <= difficulty.max_path]
         if goals:
             return make_map(size, size, walls, start, rng.choice(goals))
-    raise AgentSystemError(f"no map in {MOST_DRAWS} draws has {difficulty}; lower min_path or wall_share, or raise size")
+    raise AgentSystemError(
+        f"no map in {MOST_DRAWS} draws has {difficulty}; lower min_path or wall_share, or raise size"
+    )
 
 
-def generate(count: int, seed: int, difficulty: Difficulty | None = None, *, exclude: Collection[str] = ()) -> list[GridMap]:
+def generate(
+    count: int, seed: int, difficulty: Difficulty | None = None, *, exclude: Collection[str] = ()
+) -> list[GridMap]:
     """Return `count` distinct maps whose texts are not in `exclude`; deterministic in its arguments.
 
     Raises:
@@ -76,14 +84,19 @@ def generate(count: int, seed: int, difficulty: Difficulty | None = None, *, exc
         if drawn.text in seen:
             repeats += 1
             if repeats > MOST_DRAWS:
-                raise AgentSystemError(f"found only {len(maps)} of {count} different maps with {difficulty}; raise size or ask for fewer")
+                raise AgentSystemError(
+                    f"found only {len(maps)} of {count} different maps with {difficulty}; raise size or ask "
+                    "for fewer"
+                )
             continue
         seen.add(drawn.text)
         maps.append(drawn)
     return maps
 
 
-def generate_split(num_train: int, num_test: int, seed: int, difficulty: Difficulty | None = None) -> tuple[list[GridMap], list[GridMap]]:
+def generate_split(
+    num_train: int, num_test: int, seed: int, difficulty: Difficulty | None = None
+) -> tuple[list[GridMap], list[GridMap]]:
     """Return (train, test) maps without overlap. The test maps do not depend on `num_train`."""
     test = generate(num_test, 2 * seed + 1, difficulty)
     return generate(num_train, 2 * seed, difficulty, exclude={grid.text for grid in test}), test

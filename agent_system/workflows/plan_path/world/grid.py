@@ -22,7 +22,8 @@ class GridMap:
         height, width: in cells.
         walls: cells that cannot be entered.
         start, goal: cells.
-        distances: [height * width], length of the shortest path from each cell to the goal; -1 for walls and unreachable cells.
+        distances: [height * width], length of the shortest path from each cell to the goal; -1 for walls and
+            unreachable cells.
     """
 
     height: int
@@ -42,7 +43,9 @@ class GridMap:
         """Rows of `.#SG`, which `parse_map` reads; equal texts are equal maps."""
         cells = [WALL if cell in self.walls else FREE for cell in range(self.height * self.width)]
         cells[self.start], cells[self.goal] = START, GOAL
-        return "\n".join("".join(cells[row * self.width : (row + 1) * self.width]) for row in range(self.height))
+        return "\n".join(
+            "".join(cells[row * self.width : (row + 1) * self.width]) for row in range(self.height)
+        )
 
     def place(self, cell: int) -> tuple[int, int]:
         """Return (row, column)."""
@@ -58,7 +61,9 @@ class GridMap:
         return goal_row - row, goal_column - column
 
     def shortest_moves(self, cell: int) -> str:
-        """Return a shortest path to the goal, with ties broken in the order U D L R; empty at the goal or when there is no path."""
+        """Return a shortest path to the goal, with ties broken in the order U D L R; empty at the goal or
+        when there is no path.
+        """
         found = []
         while self.distances[cell] > 0:
             for move in MOVES:
@@ -76,7 +81,9 @@ def make_map(height: int, width: int, walls: frozenset[int], start: int, goal: i
 
 
 def distances_to(height: int, width: int, walls: frozenset[int], target: int) -> tuple[int, ...]:
-    """Return the distance from every cell to `target` in moves, [height * width]; -1 where there is no path."""
+    """Return the distance from every cell to `target` in moves, [height * width]; -1 where there is
+    no path.
+    """
     distances = [UNREACHABLE] * (height * width)
     distances[target] = 0
     waiting = deque([target])
@@ -93,24 +100,34 @@ def parse_map(text: str) -> GridMap:
     """Parse rows of `.` (free), `#` (wall), `S` (start) and `G` (goal).
 
     Raises:
-        AgentSystemError: rows of different lengths, other characters, not exactly one start and one goal, more than 64 rows or columns,
-            or an unreachable goal.
+        AgentSystemError: rows of different lengths, other characters, not exactly one start and one goal,
+            more than 64 rows or columns, or an unreachable goal.
     """
     rows = [row.strip() for row in text.strip().splitlines()]
     width = len(rows[0]) if rows else 0
-    if not 1 <= len(rows) <= LARGEST_SIDE or not 1 <= width <= LARGEST_SIDE or any(len(row) != width for row in rows):
-        raise AgentSystemError(f"a map needs 1 to {LARGEST_SIDE} rows of one length, found lengths {[len(row) for row in rows]!s:.120}")
+    if (
+        not 1 <= len(rows) <= LARGEST_SIDE
+        or not 1 <= width <= LARGEST_SIDE
+        or any(len(row) != width for row in rows)
+    ):
+        raise AgentSystemError(
+            f"a map needs 1 to {LARGEST_SIDE} rows of one length, found lengths "
+            f"{[len(row) for row in rows]!s:.120}"
+        )
     cells = "".join(rows)
     unknown = sorted(set(cells) - {FREE, WALL, START, GOAL})
     if unknown or cells.count(START) != 1 or cells.count(GOAL) != 1:
         raise AgentSystemError(
-            f"a map is made of {FREE} {WALL} and exactly one {START} and one {GOAL}, found {cells.count(START)} {START}, "
+            f"a map is made of {FREE} {WALL} and exactly one {START} and one {GOAL}, found "
+            f"{cells.count(START)} {START}, "
             f"{cells.count(GOAL)} {GOAL} and the characters {unknown!r:.80}"
         )
     walls = frozenset(cell for cell, sign in enumerate(cells) if sign == WALL)
     found = make_map(len(rows), width, walls, cells.index(START), cells.index(GOAL))
     if found.shortest == UNREACHABLE:
-        raise AgentSystemError("this map cannot be solved: walls cut the goal off from the start; open a path:\n" + found.text)
+        raise AgentSystemError(
+            "this map cannot be solved: walls cut the goal off from the start; open a path:\n" + found.text
+        )
     return found
 
 

@@ -16,8 +16,9 @@ class State:
     Attributes:
         cell: the team's position.
         best: shortest distance to the goal so far.
-        visits: [cells], how often each cell was entered, up to 9. The start counts as entered once, and an illegal move enters the current
-            cell once more: with an unchanged view a deterministic policy would repeat the mistake.
+        visits: [cells], how often each cell was entered, up to 9. The start counts as entered once, and an
+            illegal move enters the current cell once more: with an unchanged view a deterministic policy
+            would repeat the mistake.
         moves: number of legal moves made.
     """
 

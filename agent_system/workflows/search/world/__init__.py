@@ -1,4 +1,6 @@
-"""Retrieval of passages: a corpus, its indexes, a server on loopback, and the client for it or another server."""
+"""Retrieval of passages: a corpus, its indexes, a server on loopback, and the client for it or another
+server.
+"""
 
 from agent_system.workflows.search.world.corpus import CorpusError, Document, load_corpus
 from agent_system.workflows.search.world.wire import Passage, RetrievalError

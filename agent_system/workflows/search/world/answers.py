@@ -32,7 +32,9 @@ def exact_match(answer: str, accepted: Sequence[str]) -> float:
 
 
 def f1_score(answer: str, accepted: Sequence[str]) -> float:
-    """Return the highest F1 of words with an accepted answer; yes and no have no partial score (Yang et al. 2018)."""
+    """Return the highest F1 of words with an accepted answer; yes and no have no partial score (Yang et al.
+    2018).
+    """
     return max((_f1(normalize(answer), normalize(truth)) for truth in accepted), default=0.0)
 
 
@@ -46,8 +48,8 @@ def accepted_answers(ground_truth: Any) -> list[str]:
     """Return the accepted answers of a row; may be empty.
 
     Args:
-        ground_truth: a text or number, a list of them, such a list as JSON text (PopQA), or any of these as Search-R1's
-            `{"target": ...}`.
+        ground_truth: a text or number, a list of them, such a list as JSON text (PopQA), or any of these as
+            Search-R1's `{"target": ...}`.
 
     Raises:
         AnswerError: an answer is neither text nor number.
@@ -56,7 +58,11 @@ def accepted_answers(ground_truth: Any) -> list[str]:
         ground_truth = ground_truth.get("target")
     if isinstance(ground_truth, str):
         ground_truth = _list_in(ground_truth)
-    several = ground_truth if isinstance(ground_truth, Sequence) and not isinstance(ground_truth, (str, bytes)) else [ground_truth]
+    several = (
+        ground_truth
+        if isinstance(ground_truth, Sequence) and not isinstance(ground_truth, (str, bytes))
+        else [ground_truth]
+    )
     for one in several:
         if one is not None and not _is_plain(one):
             raise AnswerError(
@@ -67,12 +73,16 @@ def accepted_answers(ground_truth: Any) -> list[str]:
 
 
 def can_be_matched(accepted: Sequence[str]) -> bool:
-    """Return whether any answer can be right: `exact_match` rejects all if the accepted answers are articles or punctuation only."""
+    """Return whether any answer can be right: `exact_match` rejects all if the accepted answers are articles
+    or punctuation only.
+    """
     return any(map(normalize, accepted))
 
 
 def searchable(accepted: Sequence[str]) -> list[str]:
-    """Return the accepted answers that can be looked for in passages: not yes and no, which occur in any passage."""
+    """Return the accepted answers that can be looked for in passages: not yes and no, which occur in any
+    passage.
+    """
     return [truth for truth in accepted if normalize(truth) not in ("", *_CLOSED)]
 
 

@@ -41,7 +41,8 @@ class RetrievalClient:
         """Return the passages of one query, best first.
 
         Raises:
-            RetrievalError: no answer within the time limit, or an invalid one; the message names the server and its answer.
+            RetrievalError: no answer within the time limit, or an invalid one; the message names the server
+                and its answer.
         """
         return await asyncio.wrap_future(self._submit(query))
 
@@ -71,22 +72,34 @@ class RetrievalClient:
     async def _search(self, query: str) -> list[Passage]:
         if self._session is None:
             connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S)
-            self._session = aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None))
+            self._session = aiohttp.ClientSession(
+                connector=connector, timeout=aiohttp.ClientTimeout(total=None)
+            )
         try:
             async with asyncio.timeout(self._timeout_s):
                 return read_answer(await self._post(self._session, query), 1)[0]
         except TimeoutError as error:
-            raise RetrievalError(f"{self._shown} gave no answer within env.params.timeout_s={self._timeout_s:g} s") from error
+            raise RetrievalError(
+                f"{self._shown} gave no answer within env.params.timeout_s={self._timeout_s:g} s"
+            ) from error
         except (aiohttp.ClientError, OSError) as error:
             cause = f"{type(error).__name__}: {masked(str(error), password(self.url))}"
-            raise RetrievalError(f"the request to {self._shown} failed: {cause}; is the retrieval server running?") from error
+            raise RetrievalError(
+                f"the request to {self._shown} failed: {cause}; is the retrieval server running?"
+            ) from error
         except (ValueError, RecursionError) as error:
-            raise RetrievalError(f"{self._shown} does not answer as Search-R1's /retrieve does: {error}") from error
+            raise RetrievalError(
+                f"{self._shown} does not answer as Search-R1's /retrieve does: {error}"
+            ) from error
 
     async def _post(self, session: aiohttp.ClientSession, query: str) -> Any:
-        """Return the answer's JSON. Raises ValueError for an answer that is too long, is not JSON, or has a status other than 200."""
+        """Return the answer's JSON. Raises ValueError for an answer that is too long, is not JSON, or has a
+        status other than 200.
+        """
         body = json.dumps(question([query], self._topk))
-        async with session.post(self.url, data=body, headers={"Content-Type": "application/json"}, allow_redirects=False) as answer:
+        async with session.post(
+            self.url, data=body, headers={"Content-Type": "application/json"}, allow_redirects=False
+        ) as answer:
             text = bytearray()
             async for chunk in answer.content.iter_chunked(1 << 16):
                 text += chunk

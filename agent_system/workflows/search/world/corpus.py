@@ -1,4 +1,6 @@
-"""Documents in the format of Search-R1: one JSON object per line, with `id` and `contents`, or with `title` and `text`."""
+"""Documents in the format of Search-R1: one JSON object per line, with `id` and `contents`, or with `title`
+and `text`.
+"""
 
 from __future__ import annotations
 
@@ -34,12 +36,16 @@ class Document:
 
     @property
     def contents(self) -> str:
-        """The indexed text, in the format of Search-R1: the title in quotes on the first line, then the text."""
+        """The indexed text, in the format of Search-R1: the title in quotes on the first line, then
+        the text.
+        """
         return f'"{self.title}"\n{self.text}' if self.title else self.text
 
 
 def split_contents(contents: str) -> tuple[str, str]:
-    """Return (title, text) of Search-R1's `contents`; the title is empty unless the first line is in quotes."""
+    """Return (title, text) of Search-R1's `contents`; the title is empty unless the first line is in
+    quotes.
+    """
     first, newline, rest = contents.partition("\n")
     title = first.strip()
     if newline and rest.strip() and len(title) > 1 and title[0] == title[-1] == '"':
@@ -51,7 +57,8 @@ def load_corpus(path: str | Path) -> list[Document]:
     """Read a `.jsonl` or `.jsonl.gz` file.
 
     Raises:
-        CorpusError: the file cannot be read; the message names the file, the line, its content and the expected form.
+        CorpusError: the file cannot be read; the message names the file, the line, its content and the
+            expected form.
     """
     file = Path(path).expanduser()
     if not file.is_file():
@@ -88,4 +95,6 @@ def _document(where: str, number: int, line: str) -> Document:
         return Document(name, *split_contents(row["contents"]))
     if isinstance(row.get("text"), str) and row["text"].strip():
         return Document(name, str(row.get("title") or "").strip(), row["text"].strip())
-    raise CorpusError(f"{where}: found the fields {', '.join(map(str, row)) or 'none'}, of which none is a text; {EXPECTED}")
+    raise CorpusError(
+        f"{where}: found the fields {', '.join(map(str, row)) or 'none'}, of which none is a text; {EXPECTED}"
+    )

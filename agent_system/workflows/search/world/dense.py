@@ -15,7 +15,9 @@ from agent_system.workflows.search.world.index import Hits, MissingPackageError
 class Encoder(Protocol):
     """Encoder of texts as vectors, such as `sentence_transformers.SentenceTransformer`."""
 
-    def encode(self, sentences: list[str], *, batch_size: int, normalize_embeddings: bool, show_progress_bar: bool) -> Any:
+    def encode(
+        self, sentences: list[str], *, batch_size: int, normalize_embeddings: bool, show_progress_bar: bool
+    ) -> Any:
         """Return float32 [len(sentences), dim], of unit length when `normalize_embeddings`."""
 
 
@@ -33,7 +35,9 @@ def load_encoder(model: str) -> Encoder:
     try:
         return SentenceTransformer(model)
     except (OSError, ValueError) as error:
-        raise AgentSystemError(f"no sentence encoder {model!r}: {error}; name a folder or a hub id with --model") from error
+        raise AgentSystemError(
+            f"no sentence encoder {model!r}: {error}; name a folder or a hub id with --model"
+        ) from error
 
 
 class DenseIndex:
@@ -73,5 +77,7 @@ class DenseIndex:
         return [[(number, score) for number, score in zip(*row, strict=True) if number >= 0] for row in rows]
 
     def _vectors(self, texts: list[str]) -> np.ndarray:
-        made = self._encoder.encode(texts, batch_size=self._batch_size, normalize_embeddings=True, show_progress_bar=False)
+        made = self._encoder.encode(
+            texts, batch_size=self._batch_size, normalize_embeddings=True, show_progress_bar=False
+        )
         return np.ascontiguousarray(made, dtype=np.float32)

@@ -16,7 +16,8 @@ Key = tuple[str, int]
 class Finder:
     """Batched and cached search for one event loop.
 
-    The index is called in one thread, with the queries that have arrived while it was busy, at most `max_batch`.
+    The index is called in one thread, with the queries that have arrived while it was busy, at most
+    `max_batch`.
 
     Attributes:
         documents: the corpus.
@@ -24,7 +25,9 @@ class Finder:
         cached: number of queries answered from the cache.
     """
 
-    def __init__(self, documents: Sequence[Document], index: Index, *, max_batch: int = 64, cache_size: int = 65_536) -> None:
+    def __init__(
+        self, documents: Sequence[Document], index: Index, *, max_batch: int = 64, cache_size: int = 65_536
+    ) -> None:
         self.documents = documents
         self.batches = 0
         self.cached = 0
@@ -71,7 +74,9 @@ class Finder:
         self.batches += 1
         loop = asyncio.get_running_loop()
         try:
-            found = await loop.run_in_executor(self._thread, self._index.search, [query for query, _ in batch], topk)
+            found = await loop.run_in_executor(
+                self._thread, self._index.search, [query for query, _ in batch], topk
+            )
         except Exception as error:  # any error of an index is passed on to the query that caused it
             if len(batch) > 1:
                 for key in batch:

@@ -25,11 +25,14 @@ class MissingPackageError(AgentSystemError):
     """An index needs packages that are not installed."""
 
     def __init__(self, index: str, package: str, extra: str) -> None:
-        super().__init__(f'the {index} index needs {package}, which is not installed; pip install "verl-mas[{extra}]"')
+        super().__init__(
+            f'the {index} index needs {package}, which is not installed; pip install "verl-mas[{extra}]"'
+        )
 
 
 class BM25Index:
-    """BM25 over stems of English words, and characters of other scripts (Robertson and Zaragoza 2009; Lucene's variant in `bm25s`).
+    """BM25 over stems of English words, and characters of other scripts (Robertson and Zaragoza 2009;
+    Lucene's variant in `bm25s`).
 
     Documents without a word of the query are not returned.
     """
@@ -40,7 +43,9 @@ class BM25Index:
             import bm25s
             import Stemmer  # noqa: F401
         except ImportError as error:
-            raise MissingPackageError("BM25", "PyStemmer" if error.name == "Stemmer" else "bm25s", "search") from error
+            raise MissingPackageError(
+                "BM25", "PyStemmer" if error.name == "Stemmer" else "bm25s", "search"
+            ) from error
         from agent_system.workflows.search.world.words import Words
 
         self._words = Words()
@@ -55,7 +60,9 @@ class BM25Index:
 
     def search(self, queries: Sequence[str], topk: int) -> list[Hits]:
         """See `Index.search`."""
-        words = [[word for word in self._words.of(query) if word in self._numbers] or [""] for query in queries]
+        words = [
+            [word for word in self._words.of(query) if word in self._numbers] or [""] for query in queries
+        ]
         numbers, scores = self._index.retrieve(words, k=min(topk, self._count), show_progress=False)
         rows = zip(numbers.tolist(), scores.tolist(), strict=True)
         return [[(number, score) for number, score in zip(*row, strict=True) if score > 0] for row in rows]

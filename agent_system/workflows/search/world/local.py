@@ -17,8 +17,9 @@ ROOT = Path(__file__).resolve().parents[4]
 class LocalServer:
     """`python -m agent_system.workflows.search.world.server` for one corpus, on a free port.
 
-    It ends when standard input closes, which this process holds open. It is in a session of its own, so that Ctrl-C in the terminal does
-    not reach it: after the first Ctrl-C the trainer finishes its step and still needs the server.
+    It ends when standard input closes, which this process holds open. It is in a session of its own, so that
+    Ctrl-C in the terminal does not reach it: after the first Ctrl-C the trainer finishes its step and still
+    needs the server.
 
     Attributes:
         url: address of `/retrieve`.
@@ -29,9 +30,17 @@ class LocalServer:
         """Start the server and wait until it answers.
 
         Raises:
-            RetrievalError: the server ends, or is not ready within `start_timeout_s`; the message has the last lines of its output.
+            RetrievalError: the server ends, or is not ready within `start_timeout_s`; the message has the
+                last lines of its output.
         """
-        command = ["--corpus", str(Path(corpus).expanduser().absolute()), "--port", "0", "--until-stdin-closes", *arguments]
+        command = [
+            "--corpus",
+            str(Path(corpus).expanduser().absolute()),
+            "--port",
+            "0",
+            "--until-stdin-closes",
+            *arguments,
+        ]
         self._child = subprocess.Popen(
             [sys.executable, "-m", SERVER, *command],
             cwd=ROOT,
@@ -54,7 +63,9 @@ class LocalServer:
                 if ended is not None
                 else f"was not ready within env.params.start_timeout_s={start_timeout_s:g} s"
             )
-            raise RetrievalError(f"the retrieval server of {corpus} {how}; it wrote: {' | '.join(self._last) or 'nothing'}")
+            raise RetrievalError(
+                f"the retrieval server of {corpus} {how}; it wrote: {' | '.join(self._last) or 'nothing'}"
+            )
 
     @property
     def alive(self) -> bool:

@@ -1,4 +1,6 @@
-"""Rows of questions in verl's schema; `examples/data_preprocess/search_sets.py` makes those of NQ, HotpotQA and other sets."""
+"""Rows of questions in verl's schema; `examples/data_preprocess/search_sets.py` makes those of NQ, HotpotQA
+and other sets.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ ALIAS_FIELDS = ("answer_aliases", "answers_aliases", "aliases", "normalized_alia
 ANSWER_PARTS = ("text", "value", "aliases")
 
 
-def make_row(question: str, answers: Sequence[str], *, data_source: str, split: str, index: int, **extra: Any) -> dict[str, Any]:
+def make_row(
+    question: str, answers: Sequence[str], *, data_source: str, split: str, index: int, **extra: Any
+) -> dict[str, Any]:
     """Return a row in verl's schema with Search-R1's ground truth, `{"target": [accepted answers]}`.
 
     Raises:
@@ -25,7 +29,8 @@ def make_row(question: str, answers: Sequence[str], *, data_source: str, split: 
     targets = [answer.strip() for answer in answers if answer.strip()]
     if not question.strip() or not can_be_matched(targets):
         raise AgentSystemError(
-            f"{data_source} {split} row {index}: needs a question and an answer with a word other than an article, "
+            f"{data_source} {split} row {index}: needs a question and an answer with a word other than an "
+            "article, "
             f"found {question!r:.80} and {answers!r:.80}"
         )
     return {
@@ -38,17 +43,22 @@ def make_row(question: str, answers: Sequence[str], *, data_source: str, split: 
 
 
 def find_question(row: Mapping[str, Any]) -> str:
-    """Return the question of a row: its `question`, else the text after `Question:` in its prompt; empty if there is none."""
+    """Return the question of a row: its `question`, else the text after `Question:` in its prompt; empty if
+    there is none.
+    """
     if isinstance(row.get("question"), str) and row["question"].strip():
         return row["question"].strip()
     prompt = row.get("prompt")
     if isinstance(prompt, list):
-        prompt = "\n\n".join(str(m.get("content", "")) for m in prompt if isinstance(m, dict) and m.get("role") == "user")
+        prompt = "\n\n".join(
+            str(m.get("content", "")) for m in prompt if isinstance(m, dict) and m.get("role") == "user"
+        )
     return str(prompt or "").rpartition(QUESTION_MARK)[2].strip()
 
 
 def find_answers(row: Mapping[str, Any]) -> list[str]:
-    """Return the accepted answers of a row of NQ, HotpotQA, PopQA, FlashRAG or Search-R1; empty if there are none.
+    """Return the accepted answers of a row of NQ, HotpotQA, PopQA, FlashRAG or Search-R1; empty if there are
+    none.
 
     Raises:
         AnswerError: a column cannot be read; the message names it.
@@ -61,7 +71,10 @@ def find_answers(row: Mapping[str, Any]) -> list[str]:
             return list(dict.fromkeys([*found, *aliases]))
     judged = row.get("reward_model") or {}
     if not isinstance(judged, Mapping):
-        raise AnswerError(f'reward_model is {judged!r:.100}, expected {{"style": "rule", "ground_truth": ...}}; put the answers there')
+        raise AnswerError(
+            f'reward_model is {judged!r:.100}, expected {{"style": "rule", "ground_truth": ...}}; put the '
+            "answers there"
+        )
     return _read("reward_model.ground_truth", judged.get("ground_truth"))
 
 

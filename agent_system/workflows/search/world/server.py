@@ -3,7 +3,8 @@
     python -m agent_system.workflows.search.world.server --corpus wiki.jsonl --port 8000
     python -m agent_system.workflows.search.world.server --corpus wiki.jsonl --port 8000 --index dense --model intfloat/e5-base-v2
 
-writes its address to standard output when it is ready. It listens on 127.0.0.1 unless `--host` is given, and has no password.
+writes its address to standard output when it is ready. It listens on 127.0.0.1 unless `--host` is given, and
+has no password.
 """
 
 from __future__ import annotations
@@ -125,9 +126,13 @@ def serve(app: FastAPI, host: str, port: int, *, until_stdin_closes: bool = Fals
         try:
             place.bind((host, port))
         except OSError as error:
-            raise AgentSystemError(f"cannot listen on {host}:{port}: {error}; choose another --port, or 0 for a free one") from error
+            raise AgentSystemError(
+                f"cannot listen on {host}:{port}: {error}; choose another --port, or 0 for a free one"
+            ) from error
         place.listen(2048)
-        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_keep_alive=75, timeout_graceful_shutdown=5))
+        server = uvicorn.Server(
+            uvicorn.Config(app, log_level="warning", timeout_keep_alive=75, timeout_graceful_shutdown=5)
+        )
         if until_stdin_closes:
             threading.Thread(target=_end_with_stdin, args=(server,), daemon=True).start()
         shown = f"[{host}]" if ":" in host else host
@@ -146,14 +151,26 @@ def _end_with_stdin(server: uvicorn.Server) -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Parse the command line, index the corpus and serve it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--corpus", required=True, help="jsonl (or .jsonl.gz), one document per line: id and contents, or title and text")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--corpus",
+        required=True,
+        help="jsonl (or .jsonl.gz), one document per line: id and contents, or title and text",
+    )
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000, help="0 takes a free one")
     parser.add_argument("--index", choices=("bm25", "dense"), default="bm25")
-    parser.add_argument("--model", default="intfloat/e5-base-v2", help="sentence encoder of the dense index: folder or hub id")
-    parser.add_argument("--query-prefix", default="query: ", help="prefix that the encoder expects before a query")
-    parser.add_argument("--document-prefix", default="passage: ", help="prefix that it expects before a document")
+    parser.add_argument(
+        "--model", default="intfloat/e5-base-v2", help="sentence encoder of the dense index: folder or hub id"
+    )
+    parser.add_argument(
+        "--query-prefix", default="query: ", help="prefix that the encoder expects before a query"
+    )
+    parser.add_argument(
+        "--document-prefix", default="passage: ", help="prefix that it expects before a document"
+    )
     parser.add_argument("--max-batch", type=int, default=64, help="queries that are searched together")
     parser.add_argument("--cache", type=int, default=65_536, help="queries whose results are cached")
     parser.add_argument("--timeout", type=float, default=Limits.timeout_s, help="seconds of one request")
@@ -164,7 +181,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         documents = load_corpus(args.corpus)
         logger.info("%d documents of %s: building the %s index", len(documents), args.corpus, args.index)
-        finder = Finder(documents, build_index(documents, args), max_batch=args.max_batch, cache_size=args.cache)
+        finder = Finder(
+            documents, build_index(documents, args), max_batch=args.max_batch, cache_size=args.cache
+        )
         limits = Limits(max_query_chars=args.max_query_chars, timeout_s=args.timeout)
         serve(create_app(finder, limits), args.host, args.port, until_stdin_closes=args.until_stdin_closes)
     except AgentSystemError as error:

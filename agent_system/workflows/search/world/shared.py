@@ -1,4 +1,6 @@
-"""The retriever shared by all environments of a process: a server at a URL, or one started here for a corpus."""
+"""The retriever shared by all environments of a process: a server at a URL, or one started here for a
+corpus.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ from agent_system.workflows.search.world.wire import Passage, RetrievalError
 
 
 class Retriever:
-    """A client and, for a corpus, its server, which is started with the first query and again if it has ended.
+    """A client and, for a corpus, its server, which is started with the first query and again if it has
+    ended.
 
     Args of the constructor:
         corpus: file for which a server is started, unless `url` is given.
@@ -74,11 +77,15 @@ class Retriever:
             self._close()
 
     def _start_server(self) -> str:
-        """Return its address. A failed start is not repeated: each waiting caller would wait for the whole time limit in turn."""
+        """Return its address. A failed start is not repeated: each waiting caller would wait for the whole
+        time limit in turn.
+        """
         if self._failure:
             raise RetrievalError(self._failure)
         try:
-            self._server = LocalServer(self._corpus, start_timeout_s=self._start_timeout_s, arguments=self._limits)
+            self._server = LocalServer(
+                self._corpus, start_timeout_s=self._start_timeout_s, arguments=self._limits
+            )
         except RetrievalError as error:
             self._failure = str(error)
             raise
@@ -97,8 +104,15 @@ class Retriever:
 
 
 @lru_cache(maxsize=8)
-def shared_retriever(corpus: str, url: str, topk: int, timeout_s: float, start_timeout_s: float, max_query_chars: int) -> Retriever:
+def shared_retriever(
+    corpus: str, url: str, topk: int, timeout_s: float, start_timeout_s: float, max_query_chars: int
+) -> Retriever:
     """Return the retriever of these options."""
     return Retriever(
-        corpus=corpus, url=url, topk=topk, timeout_s=timeout_s, start_timeout_s=start_timeout_s, max_query_chars=max_query_chars
+        corpus=corpus,
+        url=url,
+        topk=topk,
+        timeout_s=timeout_s,
+        start_timeout_s=start_timeout_s,
+        max_query_chars=max_query_chars,
     )

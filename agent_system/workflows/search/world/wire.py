@@ -20,7 +20,9 @@ LARGEST = sys.float_info.max
 
 
 class RetrievalError(RuntimeError):
-    """A search failed independently of the query: the server is unreachable, slow, or violates the protocol."""
+    """A search failed independently of the query: the server is unreachable, slow, or violates the
+    protocol.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,9 @@ def question(queries: Sequence[str], topk: int) -> dict[str, Any]:
 
 def answer(found: Sequence[Sequence[tuple[Document, float]]], return_scores: bool) -> dict[str, Any]:
     """Return the body of the answer with these documents."""
-    return {"result": [[_entry(document, score, return_scores) for document, score in hits] for hits in found]}
+    return {
+        "result": [[_entry(document, score, return_scores) for document, score in hits] for hits in found]
+    }
 
 
 def read_answer(payload: Any, queries: int) -> list[list[Passage]]:
@@ -62,7 +66,11 @@ def read_answer(payload: Any, queries: int) -> list[list[Passage]]:
     """
     result = payload.get("result") if isinstance(payload, dict) else None
     if not isinstance(result, list):
-        found = f"the fields {', '.join(map(str, payload))}" if isinstance(payload, dict) else type(payload).__name__
+        found = (
+            f"the fields {', '.join(map(str, payload))}"
+            if isinstance(payload, dict)
+            else type(payload).__name__
+        )
         raise ValueError(f"expected an object with a list 'result', found {found:.200}")
     if len(result) != queries or not all(isinstance(hits, list) for hits in result):
         raise ValueError(f"expected a list of documents for each of {queries} queries, found {result!r:.200}")
@@ -76,7 +84,9 @@ def _entry(document: Document, score: float, return_scores: bool) -> dict[str, A
 
 def _passage(hit: Any) -> Passage:
     document = hit.get("document", hit) if isinstance(hit, dict) else None
-    if not isinstance(document, dict) or not isinstance(contents := document.get("contents", document.get("text")), str):
+    if not isinstance(document, dict) or not isinstance(
+        contents := document.get("contents", document.get("text")), str
+    ):
         raise ValueError(f"expected a document with a text 'contents', found {hit!r:.200}")
     score = hit.get("score", 0.0)
     if isinstance(score, bool) or not isinstance(score, int | float) or not abs(score) <= LARGEST:

@@ -1,4 +1,6 @@
-"""Words of a text for BM25, the same for documents and queries: stems, and parts of text in scripts without blanks."""
+"""Words of a text for BM25, the same for documents and queries: stems, and parts of text in scripts without
+blanks.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ import regex
 
 # Those of Lucene's English analyzer.
 _STOP_WORDS = (
-    "a an and are as at be but by for if in into is it no not of on or such that the their then there these they this to was will with"
+    "a an and are as at be but by for if in into is it no not of on or such that the their then there these "
+    "they this to was will with"
 )
 STOP_WORDS = frozenset(_STOP_WORDS.split())
 # Words of these scripts are not separated, or, in Korean, carry their particles.
@@ -37,7 +40,9 @@ class Words:
         self._stemmer = _stemmer(language) if language else None
 
     def of(self, text: str) -> list[str]:
-        """Return the words in their order, without stop words; of scripts without blanks all characters and pairs of neighbours."""
+        """Return the words in their order, without stop words; of scripts without blanks all characters and
+        pairs of neighbours.
+        """
         words: list[str] = []
         for match in _TOKEN.finditer(_folded(text)):
             if run := match["run"]:

@@ -1,8 +1,9 @@
-"""Rooms generated from a seed, solvable by construction: boxes start on the goals and are pulled away (reverse play).
+"""Rooms generated from a seed, solvable by construction: boxes start on the goals and are pulled away
+(reverse play).
 
-The reversed moves are a solution. A bounded search then finds a solution with the fewest pushes and proves it; where the search reaches its
-limit, the reversed moves are the best known solution. Training and test rooms of `generate_split` differ also up to rotation, reflection
-and the player's start cell.
+The reversed moves are a solution. A bounded search then finds a solution with the fewest pushes and proves
+it; where the search reaches its limit, the reversed moves are the best known solution. Training and test
+rooms of `generate_split` differ also up to rotation, reflection and the player's start cell.
 """
 
 from __future__ import annotations
@@ -42,9 +43,13 @@ class Difficulty:
         if not 5 <= self.size <= 12:
             raise AgentSystemError(f"Sokoban size must be 5 to 12, found {self.size}")
         if not 1 <= self.boxes <= cells // 4:
-            raise AgentSystemError(f"Sokoban boxes must be 1 to {cells // 4} in a room of size {self.size}, found {self.boxes}")
+            raise AgentSystemError(
+                f"Sokoban boxes must be 1 to {cells // 4} in a room of size {self.size}, found {self.boxes}"
+            )
         if not 1 <= self.min_pushes <= self.max_pushes:
-            raise AgentSystemError(f"Sokoban needs 1 <= min_pushes <= max_pushes, found {self.min_pushes} and {self.max_pushes}")
+            raise AgentSystemError(
+                f"Sokoban needs 1 <= min_pushes <= max_pushes, found {self.min_pushes} and {self.max_pushes}"
+            )
         if not 0.0 <= self.wall_share <= 0.6:
             raise AgentSystemError(f"Sokoban wall_share must be 0 to 0.6, found {self.wall_share:g}")
 
@@ -69,7 +74,9 @@ class Puzzle:
 
 
 def puzzle_key(room: Room, state: State) -> str:
-    """Return the lexicographically smallest text of walls, goals and boxes over the eight symmetries of the square."""
+    """Return the lexicographically smallest text of walls, goals and boxes over the eight symmetries of the
+    square.
+    """
     rows = render(room, State(-1, state.boxes)).splitlines()
     texts = []
     for _ in range(4):
@@ -79,7 +86,9 @@ def puzzle_key(room: Room, state: State) -> str:
 
 
 def draw_room(rng: random.Random, difficulty: Difficulty) -> Room | None:
-    """Draw walls and goals; cells outside the largest connected component become walls. Return None when too few cells are left."""
+    """Draw walls and goals; cells outside the largest connected component become walls. Return None when too
+    few cells are left.
+    """
     size = difficulty.size
     inside = [row * size + column for row in range(1, size - 1) for column in range(1, size - 1)]
     open_cells = {cell for cell in inside if rng.random() >= difficulty.wall_share}
@@ -106,10 +115,12 @@ def _components(cells: set[int], width: int) -> list[set[int]]:
 
 
 def reverse_play(rng: random.Random, room: Room, difficulty: Difficulty) -> tuple[State, str] | None:
-    """Pull boxes off the goals at random; return a state that was passed and the moves that solve the room from there.
+    """Pull boxes off the goals at random; return a state that was passed and the moves that solve the room
+    from there.
 
-    The state is drawn from those whose lower bound reaches `min_pushes`, or else from those with the highest lower bound; the player's cell
-    is drawn from those that it can walk to. Return None when no state has every box off the goals.
+    The state is drawn from those whose lower bound reaches `min_pushes`, or else from those with the highest
+    lower bound; the player's cell is drawn from those that it can walk to. Return None when no state has
+    every box off the goals.
     """
     state, moves = State(rng.choice(sorted(room.floor - room.goals)), room.goals), ""
     passed: list[tuple[int, State, str]] = []
@@ -124,7 +135,9 @@ def reverse_play(rng: random.Random, room: Room, difficulty: Difficulty) -> tupl
     if not passed:
         return None
     farthest = max(bound for bound, *_ in passed)
-    _, chosen, solution = rng.choice([one for one in passed if one[0] >= min(difficulty.min_pushes, farthest)])
+    _, chosen, solution = rng.choice(
+        [one for one in passed if one[0] >= min(difficulty.min_pushes, farthest)]
+    )
     paths = reachable(room, chosen)
     cell = rng.choice(sorted(paths))
     return State(cell, chosen.boxes), "".join(OPPOSITE[letter] for letter in reversed(paths[cell])) + solution
@@ -139,10 +152,16 @@ def draw_puzzle(rng: random.Random, difficulty: Difficulty) -> Puzzle | None:
     start, reversed_moves = drawn
     found = solve(room, start).solution
     solution = found or Solution(reversed_moves, walk(room, start, reversed_moves).pushes, optimal=False)
-    return Puzzle(room, start, solution) if difficulty.min_pushes <= solution.pushes <= difficulty.max_pushes else None
+    return (
+        Puzzle(room, start, solution)
+        if difficulty.min_pushes <= solution.pushes <= difficulty.max_pushes
+        else None
+    )
 
 
-def generate(count: int, seed: int, difficulty: Difficulty, *, exclude: frozenset[str] = frozenset()) -> list[Puzzle]:
+def generate(
+    count: int, seed: int, difficulty: Difficulty, *, exclude: frozenset[str] = frozenset()
+) -> list[Puzzle]:
     """Return `count` different rooms whose keys are not in `exclude`; deterministic in its arguments.
 
     Raises:
@@ -158,7 +177,8 @@ def generate(count: int, seed: int, difficulty: Difficulty, *, exclude: frozense
             misses += 1
             if misses > DRAWS_PER_ROOM:
                 raise AgentSystemError(
-                    f"found {len(puzzles)} of {count} Sokoban rooms and then none in {DRAWS_PER_ROOM} draws of {difficulty}; "
+                    f"found {len(puzzles)} of {count} Sokoban rooms and then none in {DRAWS_PER_ROOM} draws "
+                    f"of {difficulty}; "
                     "ask for fewer rooms, fewer pushes, another wall_share or a larger size"
                 )
             continue
@@ -168,7 +188,9 @@ def generate(count: int, seed: int, difficulty: Difficulty, *, exclude: frozense
     return puzzles
 
 
-def generate_split(num_train: int, num_test: int, seed: int, difficulty: Difficulty) -> tuple[list[Puzzle], list[Puzzle]]:
+def generate_split(
+    num_train: int, num_test: int, seed: int, difficulty: Difficulty
+) -> tuple[list[Puzzle], list[Puzzle]]:
     """Return (train, test) rooms without a common key."""
     test = generate(num_test, 2 * seed + 1, difficulty)
     train = generate(num_train, 2 * seed, difficulty, exclude=frozenset(puzzle.key for puzzle in test))

@@ -16,8 +16,8 @@ def possible_pushes(room: Room, state: State) -> dict[str, State]:
 def walk_pushes(room: Room, state: State, directions: str) -> Walk:
     """Push the only box in these directions in order until a push cannot be made or the room is solved.
 
-    A push cannot be made when the player cannot walk to the cell behind the box, or the cell that the box would enter is a wall. The
-    result's states are those after the pushes.
+    A push cannot be made when the player cannot walk to the cell behind the box, or the cell that the box
+    would enter is a wall. The result's states are those after the pushes.
     """
     states: list[State] = []
     for direction in directions:

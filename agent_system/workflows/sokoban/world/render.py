@@ -17,11 +17,14 @@ CELL = 32
 _GROUND, _WALL, _GOAL, _BOX, _HOME, _PLAYER = "#f4efe6", "#5b5750", "#d1495b", "#c68b3f", "#4f9d69", "#2e5eaa"
 
 
-def replay(room_text: str, actions: Sequence[str], max_moves: int, kind: str = "moves") -> tuple[Room, list[State]]:
-    """Return the room and every state of an episode, given the room's text and the Executor's actions from a trajectory file.
+def replay(
+    room_text: str, actions: Sequence[str], max_moves: int, kind: str = "moves"
+) -> tuple[Room, list[State]]:
+    """Return the room and every state of an episode, given the room's text and the Executor's actions from a
+    trajectory file.
 
-    `kind` is `env.params.actions`: moves or pushes. Illegal moves, moves beyond `max_moves` and unreadable actions do not change the
-    state, as in the environment.
+    `kind` is `env.params.actions`: moves or pushes. Illegal moves, moves beyond `max_moves` and unreadable
+    actions do not change the state, as in the environment.
     """
     room, state = parse_room(room_text)
     states = [state]
@@ -44,7 +47,11 @@ def draw(room: Room, state: State, cell: int = CELL) -> Image:
             pen.ellipse((x + cell // 3, y + cell // 3, x + 2 * cell // 3, y + 2 * cell // 3), fill=_GOAL)
         if at in state.boxes:
             colour = _HOME if at in room.goals else _BOX
-            pen.rectangle((x + cell // 8, y + cell // 8, x + 7 * cell // 8, y + 7 * cell // 8), fill=colour, outline=_WALL)
+            pen.rectangle(
+                (x + cell // 8, y + cell // 8, x + 7 * cell // 8, y + 7 * cell // 8),
+                fill=colour,
+                outline=_WALL,
+            )
         if at == state.player:
             pen.ellipse((x + cell // 5, y + cell // 5, x + 4 * cell // 5, y + 4 * cell // 5), fill=_PLAYER)
     return image

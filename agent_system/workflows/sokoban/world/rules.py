@@ -1,6 +1,7 @@
 """The rules of Sokoban as pure functions: rooms, states, moves, text.
 
-A cell is `row * width + column`. Every room is enclosed by a ring of walls, so every floor cell has four neighbours.
+A cell is `row * width + column`. Every room is enclosed by a ring of walls, so every floor cell has four
+neighbours.
 
     #  wall     @  player     $  box     .  goal     +  player on a goal     *  box on a goal     -  floor
 """
@@ -18,7 +19,9 @@ WALL, PLAYER, BOX, GOAL, PLAYER_ON_GOAL, BOX_ON_GOAL, FLOOR = "#@$.+*-"
 
 @dataclass(frozen=True)
 class Room:
-    """The static part: width and height in cells including the ring of walls, inner and outer walls, goals."""
+    """The static part: width and height in cells including the ring of walls, inner and outer walls,
+    goals.
+    """
 
     width: int
     height: int
@@ -62,20 +65,33 @@ def parse_room(text: str) -> tuple[Room, State]:
     """Parse a room.
 
     Raises:
-        AgentSystemError: rows of different lengths, an unknown character, an open border, not one player, not as many boxes as goals.
+        AgentSystemError: rows of different lengths, an unknown character, an open border, not one player, not
+            as many boxes as goals.
     """
     rows = [line.replace(" ", "") for line in text.strip().splitlines()]
     width, height = len(rows[0]) if rows else 0, len(rows)
     if width < 3 or height < 3 or any(len(row) != width for row in rows):
-        raise AgentSystemError(f"a Sokoban room needs at least 3 rows of equal length (floor is '-', not a blank), found {text!r:.120}")
+        raise AgentSystemError(
+            "a Sokoban room needs at least 3 rows of equal length (floor is '-', not a blank), found "
+            f"{text!r:.120}"
+        )
     cells = "".join(rows)
     unknown = sorted(set(cells) - set("#@$.+*-"))
     if unknown:
-        raise AgentSystemError(f"a Sokoban room is written in # @ $ . + * -, found {' '.join(unknown)} in {text!r:.120}")
-    where = {kind: frozenset(i for i, cell in enumerate(cells) if cell in kind) for kind in ("#", "@+", "$*", ".+*")}
-    border = {i for i in range(width * height) if i % width in (0, width - 1) or i // width in (0, height - 1)}
+        raise AgentSystemError(
+            f"a Sokoban room is written in # @ $ . + * -, found {' '.join(unknown)} in {text!r:.120}"
+        )
+    where = {
+        kind: frozenset(i for i, cell in enumerate(cells) if cell in kind)
+        for kind in ("#", "@+", "$*", ".+*")
+    }
+    border = {
+        i for i in range(width * height) if i % width in (0, width - 1) or i // width in (0, height - 1)
+    }
     if not border <= where["#"]:
-        raise AgentSystemError(f"a Sokoban room is closed by a ring of walls '#', found an open border in {text!r:.120}")
+        raise AgentSystemError(
+            f"a Sokoban room is closed by a ring of walls '#', found an open border in {text!r:.120}"
+        )
     players, boxes, goals = where["@+"], where["$*"], where[".+*"]
     if len(players) != 1 or not boxes or len(boxes) != len(goals):
         raise AgentSystemError(
@@ -86,7 +102,9 @@ def parse_room(text: str) -> tuple[Room, State]:
 
 
 def render(room: Room, state: State, *, spaced: bool = False) -> str:
-    """Return the room as text, one row per line; `spaced` puts a space between cells, so that a tokenizer makes each cell a token."""
+    """Return the room as text, one row per line; `spaced` puts a space between cells, so that a tokenizer
+    makes each cell a token.
+    """
     separator = " " if spaced else ""
     cells = [_cell(room, state, i) for i in range(room.width * room.height)]
     return "\n".join(separator.join(cells[i : i + room.width]) for i in range(0, len(cells), room.width))

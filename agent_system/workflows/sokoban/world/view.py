@@ -1,10 +1,22 @@
-"""Views: the whole map, the map with spaces between cells, or a compact view of one box with a fixed layout."""
+"""Views: the whole map, the map with spaces between cells, or a compact view of one box with a fixed
+layout.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from agent_system.workflows.sokoban.world.rules import BOX, FLOOR, GOAL, MOVES, PLAYER, WALL, Room, State, render
+from agent_system.workflows.sokoban.world.rules import (
+    BOX,
+    FLOOR,
+    GOAL,
+    MOVES,
+    PLAYER,
+    WALL,
+    Room,
+    State,
+    render,
+)
 from agent_system.workflows.sokoban.world.solver import reachable
 
 VIEWS = ("map", "spaced", "compact")
@@ -13,7 +25,9 @@ _ROWS = "abcde"
 
 
 def shown(room: Room, state: State, view: str, actions: str = "moves") -> str:
-    """Return the state in one of `VIEWS`; the compact view depends on the kind of actions, moves or pushes."""
+    """Return the state in one of `VIEWS`; the compact view depends on the kind of actions, moves or
+    pushes.
+    """
     if view != "compact":
         return render(room, state, spaced=view == "spaced")
     return pushes_text(room, state) if actions == "pushes" else compact_text(room, state)
@@ -22,7 +36,8 @@ def shown(room: Room, state: State, view: str, actions: str = "moves") -> str:
 def compact_text(room: Room, state: State) -> str:
     """Return the compact view of a room with one box.
 
-    The layout is the same in every state and signs are separated by spaces, so that a tiny model finds each cell at a fixed position:
+    The layout is the same in every state and signs are separated by spaces, so that a tiny model finds each
+    cell at a fixed position:
 
         box U 1 R 0 goal U 1 R 0      rows and columns from the player to the box, and from the box to the goal
         U $ D - L - R #               the cells next to the player
@@ -33,7 +48,10 @@ def compact_text(room: Room, state: State) -> str:
         e # - - - -
     """
     (box,), (goal,) = state.boxes, room.goals
-    lines = [f"box {way(room, state.player, box)} goal {way(room, box, goal)}", around(room, state, state.player)]
+    lines = [
+        f"box {way(room, state.player, box)} goal {way(room, box, goal)}",
+        around(room, state, state.player),
+    ]
     return "\n".join([*lines, *_rows_around(room, state, box)])
 
 
@@ -63,7 +81,8 @@ def around(room: Room, state: State, cell: int) -> str:
 
 
 def last_line(made: str, stopped: str, max_moves: int) -> str:
-    """Return the line about the last turn's moves: `last - U stop R` for U and then R, which was illegal; as long in every state.
+    """Return the line about the last turn's moves: `last - U stop R` for U and then R, which was illegal; as
+    long in every state.
 
     Args:
         made: moves made in the last turn; empty at the start.
@@ -84,12 +103,18 @@ def _rows_around(room: Room, state: State, box: int) -> list[str]:
     row, column = divmod(box, room.width)
     reach = range(-RADIUS, RADIUS + 1)
     columns = [column + right for right in reach]
-    return [" ".join([name, *_row(room, state, row + down, columns)]) for name, down in zip(_ROWS, reach, strict=True)]
+    return [
+        " ".join([name, *_row(room, state, row + down, columns)])
+        for name, down in zip(_ROWS, reach, strict=True)
+    ]
 
 
 def _row(room: Room, state: State, row: int, columns: Iterable[int]) -> list[str]:
     inside = 0 <= row < room.height
-    return [_sign(room, state, row * room.width + column) if inside and 0 <= column < room.width else WALL for column in columns]
+    return [
+        _sign(room, state, row * room.width + column) if inside and 0 <= column < room.width else WALL
+        for column in columns
+    ]
 
 
 def _sign(room: Room, state: State, cell: int) -> str:

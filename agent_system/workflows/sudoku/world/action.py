@@ -63,7 +63,10 @@ def parse_action(text: str, size: int) -> Action | None:
         return None
     numbers = [row for row in rows if row is not None]
     if len(numbers) == size and all(len(row) == size for row in numbers):
-        return Action(tuple(Move(r, c, digit) for r, row in enumerate(numbers, 1) for c, digit in enumerate(row, 1)), whole=True)
+        return Action(
+            tuple(Move(r, c, digit) for r, row in enumerate(numbers, 1) for c, digit in enumerate(row, 1)),
+            whole=True,
+        )
     if all(len(row) == 3 for row in numbers):
         return Action(tuple(Move(*row) for row in numbers))
     return None
@@ -75,7 +78,9 @@ def cells_text(moves: list[tuple[int, int]], size: int) -> str:
 
 
 def action_text(action: Action, size: int, max_cells: int) -> str:
-    """Return an action in its canonical form: a grid as one line per row, or at most `max_cells` cells as `1 2 3; 4 1 2`."""
+    """Return an action in its canonical form: a grid as one line per row, or at most `max_cells` cells as
+    `1 2 3; 4 1 2`.
+    """
     if action.whole:
         digits = [str(move.digit) for move in action.moves]
         return "\n".join(" ".join(digits[row : row + size]) for row in range(0, size * size, size))
@@ -83,10 +88,16 @@ def action_text(action: Action, size: int, max_cells: int) -> str:
 
 
 def _groups(text: str) -> list[str]:
-    """Return the contents of the innermost brackets, or else the lines; outside of them only separators and one outer pair are legal."""
+    """Return the contents of the innermost brackets, or else the lines; outside of them only separators and
+    one outer pair are legal.
+    """
     if any(bracket in text for bracket in "[]()"):
         outside = _SEPARATORS.sub("", _GROUP.sub("", text))
-        return [square or round_ for square, round_ in _GROUP.findall(text)] if outside in ("", "[]", "()") else []
+        return (
+            [square or round_ for square, round_ in _GROUP.findall(text)]
+            if outside in ("", "[]", "()")
+            else []
+        )
     return [line for line in _LINE.split(text) if line.strip()]
 
 
@@ -94,5 +105,7 @@ def _numbers(group: str, size: int) -> list[int] | None:
     parts = _NUMBERS.findall(group)
     if len(parts) == 1 and len(parts[0]) == size:
         parts = list(parts[0])
-    values = [0 if part == "." else int(part) if part.isdigit() and len(part) <= 2 else None for part in parts]
+    values = [
+        0 if part == "." else int(part) if part.isdigit() and len(part) <= 2 else None for part in parts
+    ]
     return None if None in values else [value for value in values if value is not None]

@@ -1,6 +1,8 @@
-"""Puzzles generated from a seed: a random full board, cells emptied in random order while the solution stays unique.
+"""Puzzles generated from a seed: a random full board, cells emptied in random order while the solution stays
+unique.
 
-Training and test puzzles of `generate_split` differ also up to a renaming of digits. Rows follow verl's schema.
+Training and test puzzles of `generate_split` differ also up to a renaming of digits. Rows follow verl's
+schema.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from verl.utils.names import did_you_mean
 DATA_SOURCE = "verl_mas/sudoku"
 # Consecutive draws without a new puzzle after which the difficulty counts as exhausted.
 MOST_MISSES = 2000
-# Fewest and most clues, by size and difficulty. A unique solution needs at least 4 clues (4x4) or 17 clues (9x9).
+# Fewest and most clues, by size and difficulty. A unique solution needs at least 4 clues (4x4) or 17 clues
+# (9x9).
 CLUES: dict[int, dict[str, tuple[int, int]]] = {
     4: {"easy": (9, 11), "medium": (7, 8), "hard": (5, 6)},
     9: {"easy": (40, 45), "medium": (32, 36), "hard": (26, 29)},
@@ -33,11 +36,15 @@ def clue_range(size: int, difficulty: str) -> tuple[int, int]:
         AgentSystemError: an unknown size or difficulty, or a number of clues out of range.
     """
     if size not in CLUES:
-        raise AgentSystemError(f"the size of a puzzle must be one of {', '.join(map(str, CLUES))}, found {size}")
+        raise AgentSystemError(
+            f"the size of a puzzle must be one of {', '.join(map(str, CLUES))}, found {size}"
+        )
     if difficulty.isascii() and difficulty.isdigit():
         clues, least, most = int(difficulty), {4: 4, 9: 24}[size], size * size - 1
         if not least <= clues <= most:
-            raise AgentSystemError(f"a puzzle of size {size} is made with {least} to {most} clues, found {clues}")
+            raise AgentSystemError(
+                f"a puzzle of size {size} is made with {least} to {most} clues, found {clues}"
+            )
         return clues, clues
     known = CLUES[size]
     if difficulty not in known:
@@ -62,7 +69,8 @@ class Kind:
 
 
 def full_board(rng: random.Random, size: int) -> Board:
-    """Draw a full board: the boxes on the diagonal, which are independent, at random, and one of the completions of the rest.
+    """Draw a full board: the boxes on the diagonal, which are independent, at random, and one of the
+    completions of the rest.
 
     Every 4x4 board can be drawn; for a 9x9 board the draw is among the first 16 completions found.
     """
@@ -93,11 +101,16 @@ def draw_puzzle(rng: random.Random, kind: Kind) -> Puzzle | None:
             board[cell] = solution[cell]
     if num_clues > most:
         return None
-    return Puzzle(kind.size, tuple(board), solution, tuple(cell for cell, digit in enumerate(board) if not digit))
+    return Puzzle(
+        kind.size, tuple(board), solution, tuple(cell for cell, digit in enumerate(board) if not digit)
+    )
 
 
-def generate(count: int, seed: int, kind: Kind | None = None, *, exclude: Collection[Board] = ()) -> list[Puzzle]:
-    """Return `count` puzzles whose canonical forms are distinct and not in `exclude`; deterministic in its arguments.
+def generate(
+    count: int, seed: int, kind: Kind | None = None, *, exclude: Collection[Board] = ()
+) -> list[Puzzle]:
+    """Return `count` puzzles whose canonical forms are distinct and not in `exclude`; deterministic in its
+    arguments.
 
     Raises:
         AgentSystemError: there are too few puzzles of this kind.
@@ -114,7 +127,8 @@ def generate(count: int, seed: int, kind: Kind | None = None, *, exclude: Collec
             misses += 1
             if misses > MOST_MISSES:
                 raise AgentSystemError(
-                    f"found {len(puzzles)} of {count} puzzles of size {kind.size} and difficulty {kind.difficulty!r} "
+                    f"found {len(puzzles)} of {count} puzzles of size {kind.size} and difficulty "
+                    f"{kind.difficulty!r} "
                     "that differ by more than a renaming of digits; ask for fewer, or for more clues"
                 )
             continue
@@ -124,7 +138,9 @@ def generate(count: int, seed: int, kind: Kind | None = None, *, exclude: Collec
     return puzzles
 
 
-def generate_split(num_train: int, num_test: int, seed: int, kind: Kind | None = None) -> tuple[list[Puzzle], list[Puzzle]]:
+def generate_split(
+    num_train: int, num_test: int, seed: int, kind: Kind | None = None
+) -> tuple[list[Puzzle], list[Puzzle]]:
     """Return (train, test) puzzles, all different up to a renaming of digits."""
     test = generate(num_test, 2 * seed + 1, kind)
     train = generate(num_train, 2 * seed, kind, exclude={canonical(puzzle.clues) for puzzle in test})

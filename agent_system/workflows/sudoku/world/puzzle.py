@@ -1,7 +1,7 @@
 """Boards of Sudoku: rows, columns, boxes and peers, and puzzles as text. No randomness, no I/O.
 
-A board is a tuple of `size * size` digits in reading order, 0 for an empty cell. Rows and columns are counted from 1 wherever people or
-models read them, cells from 0 inside the program.
+A board is a tuple of `size * size` digits in reading order, 0 for an empty cell. Rows and columns are counted
+from 1 wherever people or models read them, cells from 0 inside the program.
 """
 
 from __future__ import annotations
@@ -72,8 +72,14 @@ def shape_of(size: int) -> Shape:
     row = tuple(cell // size for cell in cells)
     column = tuple(cell % size for cell in cells)
     box = tuple(row[cell] // side * side + column[cell] // side for cell in cells)
-    units = tuple(tuple(cell for cell in cells if kind[cell] == number) for kind in (row, column, box) for number in range(size))
-    peers = tuple(tuple(sorted({other for unit in units if cell in unit for other in unit} - {cell})) for cell in cells)
+    units = tuple(
+        tuple(cell for cell in cells if kind[cell] == number)
+        for kind in (row, column, box)
+        for number in range(size)
+    )
+    peers = tuple(
+        tuple(sorted({other for unit in units if cell in unit for other in unit} - {cell})) for cell in cells
+    )
     return Shape(size, units, row, column, box, peers)
 
 
@@ -96,7 +102,8 @@ def from_text(text: str) -> Board:
     size = {n * n: n for n in SIZES}.get(len(text))
     if size is None or not set(text) <= set(EMPTY + "0123456789"[: size + 1]):
         raise AgentSystemError(
-            f"a puzzle is 16 cells of 1..4 or 81 cells of 1..9 in one line, {EMPTY!r} or 0 where it is empty; found {text!r:.100}"
+            f"a puzzle is 16 cells of 1..4 or 81 cells of 1..9 in one line, {EMPTY!r} or 0 where it is "
+            f"empty; found {text!r:.100}"
         )
     return tuple(0 if char == EMPTY else int(char) for char in text)
 
@@ -111,14 +118,19 @@ def rows_text(board: Board, empty: str = EMPTY) -> str:
 def clashing(board: Board) -> set[int]:
     """Return the filled cells that hold the same digit as another cell of their row, column or box."""
     peers = shape_of(size_of(board)).peers
-    return {cell for cell, digit in enumerate(board) if digit and any(board[peer] == digit for peer in peers[cell])}
+    return {
+        cell
+        for cell, digit in enumerate(board)
+        if digit and any(board[peer] == digit for peer in peers[cell])
+    }
 
 
 def canonical(clues: Board) -> Board:
     """Return `clues` with digits renamed in the order in which they first appear.
 
-    Two puzzles are equal up to a renaming of digits if and only if their canonical forms are equal; if each has one solution, so are their
-    solutions. Puzzles that differ by swapped rows or a rotation have different canonical forms.
+    Two puzzles are equal up to a renaming of digits if and only if their canonical forms are equal; if each
+    has one solution, so are their solutions. Puzzles that differ by swapped rows or a rotation have different
+    canonical forms.
     """
     names: dict[int, int] = {0: 0}
     return tuple(names.setdefault(digit, len(names)) for digit in clues)

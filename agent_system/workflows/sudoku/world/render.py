@@ -26,12 +26,16 @@ def describe(state: State) -> str:
 
 
 def digits_text(board: Board) -> str:
-    """Return a board as digits, 0 for an empty cell, one line per row: a fixed layout, which is also a whole grid as an action."""
+    """Return a board as digits, 0 for an empty cell, one line per row: a fixed layout, which is also a whole
+    grid as an action.
+    """
     return rows_text(board, empty="0")
 
 
 def replay(puzzle: Puzzle, actions: Iterable[str], max_cells: int = 81, clashes: str = "keep") -> list[State]:
-    """Return the initial state and the state after every action of an Executor from a trajectory file, under the episode's options."""
+    """Return the initial state and the state after every action of an Executor from a trajectory file, under
+    the episode's options.
+    """
     states = [State.start(puzzle)]
     for action in actions:
         states.append(apply_action(states[-1], parse_action(action, puzzle.size), max_cells, clashes).state)
@@ -57,7 +61,9 @@ def draw(state: State) -> Image:
         if digit:
             color = CLUE if puzzle.clues[cell] else RIGHT if digit == puzzle.solution[cell] else WRONG
             pen.rectangle((left, top, left + CELL, top + CELL), fill=color)
-            pen.text((left + CELL / 2, top + CELL / 2), str(digit), fill=INK, anchor="mm", font_size=CELL // 2)
+            pen.text(
+                (left + CELL / 2, top + CELL / 2), str(digit), fill=INK, anchor="mm", font_size=CELL // 2
+            )
     for line in range(size + 1):
         at, width = MARGIN + line * CELL, 3 if line % box == 0 else 1
         pen.line((at, MARGIN, at, MARGIN + side), fill=INK, width=width)
@@ -72,7 +78,10 @@ def save_episode(states: Sequence[State], path: Path, seconds: float = 0.8) -> N
         AgentSystemError: another suffix, no states, or no pillow.
     """
     if path.suffix not in (".gif", ".png") or not states:
-        raise AgentSystemError(f"an episode of at least one state is written as .gif or .png, found {len(states)} states and {path.name!r}")
+        raise AgentSystemError(
+            f"an episode of at least one state is written as .gif or .png, found {len(states)} states and "
+            f"{path.name!r}"
+        )
     if path.suffix == ".png":
         draw(states[-1]).save(path)
         return

@@ -5,11 +5,22 @@ from __future__ import annotations
 from functools import lru_cache
 
 from agent_system.errors import AgentSystemError
-from agent_system.workflows.sudoku.world.puzzle import Board, Puzzle, Shape, clashing, from_text, shape_of, size_of, to_text
+from agent_system.workflows.sudoku.world.puzzle import (
+    Board,
+    Puzzle,
+    Shape,
+    clashing,
+    from_text,
+    shape_of,
+    size_of,
+    to_text,
+)
 
 
 def solutions(board: Board, limit: int = 2) -> list[Board]:
-    """Return up to `limit` solutions of `board`; with the default, a list of one proves that the solution is unique."""
+    """Return up to `limit` solutions of `board`; with the default, a list of one proves that the solution is
+    unique.
+    """
     if clashing(board):
         return []
     search = _Search(board, limit)
@@ -31,10 +42,13 @@ def make_puzzle(clues: Board) -> Puzzle:
     found = solutions(clues)
     if len(found) != 1:
         raise AgentSystemError(
-            f"the puzzle {to_text(clues)!r} has {'no solution' if not found else 'several solutions'}, expected exactly one; "
+            f"the puzzle {to_text(clues)!r} has {'no solution' if not found else 'several solutions'}, "
+            "expected exactly one; "
             "make puzzles with: python -m agent_system.workflows.data sudoku"
         )
-    return Puzzle(size_of(clues), clues, found[0], tuple(cell for cell, digit in enumerate(clues) if not digit))
+    return Puzzle(
+        size_of(clues), clues, found[0], tuple(cell for cell, digit in enumerate(clues) if not digit)
+    )
 
 
 @lru_cache(maxsize=4096)

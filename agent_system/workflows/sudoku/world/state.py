@@ -88,10 +88,12 @@ class AppliedAction:
 
     @property
     def wrong_share(self) -> float:
-        """Share of the action's cells that it makes wrong; refused digits are included, since they may be right.
+        """Share of the action's cells that it makes wrong; refused digits are included, since they may be
+        right.
 
-        Each cell counts once. A cell that keeps a right or no digit does not count, so only right digits lower the share. The cell at which
-        an illegal action stops counts as wrong. 1 for an unreadable action, so that no error costs less than a wrong digit.
+        Each cell counts once. A cell that keeps a right or no digit does not count, so only right digits
+        lower the share. The cell at which an illegal action stops counts as wrong. 1 for an unreadable
+        action, so that no error costs less than a wrong digit.
         """
         if not self.readable:
             return 1.0
@@ -100,11 +102,12 @@ class AppliedAction:
 
 
 def apply_action(state: State, action: Action | None, max_cells: int, clashes: str = "keep") -> AppliedAction:
-    """Write the cells of `action` in order until one is illegal or the puzzle is solved; None is an unreadable action.
+    """Write the cells of `action` in order until one is illegal or the puzzle is solved; None is an
+    unreadable action.
 
-    A cell without a clue may be written again. A digit that its row, column or box already holds is written (`clashes` is keep), left out
-    (refuse), or left out while the cells that hold it are emptied unless they are clues (clear). A whole grid must repeat the clues; its
-    cells that repeat the board are not written.
+    A cell without a clue may be written again. A digit that its row, column or box already holds is written
+    (`clashes` is keep), left out (refuse), or left out while the cells that hold it are emptied unless they
+    are clues (clear). A whole grid must repeat the clues; its cells that repeat the board are not written.
     """
     if action is None:
         return AppliedAction(state, readable=False)
@@ -117,7 +120,11 @@ def apply_action(state: State, action: Action | None, max_cells: int, clashes: s
     wrong: set[int] = set()
     illegal = touched = False
     cut = 0
-    moves = [move for move in action.moves if not _repeats(move, board, size)] if action.whole else list(action.moves)
+    moves = (
+        [move for move in action.moves if not _repeats(move, board, size)]
+        if action.whole
+        else list(action.moves)
+    )
     for number, move in enumerate(moves):
         if number >= max_cells:
             cut = len(moves) - number
@@ -134,7 +141,11 @@ def apply_action(state: State, action: Action | None, max_cells: int, clashes: s
             wrong.add(cell)
         elif move.digit != held:
             right.add(cell)
-        holders = [peer for peer in shape_of(size).peers[cell] if board[peer] == move.digit] if move.digit and clashes != "keep" else []
+        holders = (
+            [peer for peer in shape_of(size).peers[cell] if board[peer] == move.digit]
+            if move.digit and clashes != "keep"
+            else []
+        )
         if holders:
             refused.append(cell)
             emptied = [peer for peer in holders if not clues[peer]] if clashes == "clear" else []
@@ -149,7 +160,16 @@ def apply_action(state: State, action: Action | None, max_cells: int, clashes: s
     clash = clashing(after.board) if written else set()
     placed_clashing = placed & (clash | set(refused))
     clashing_moves = sum(cell in clash for cell in written)
-    counts = (len(written), len(refused), cut, clashing_moves, len(placed), len(placed_clashing), len(right - wrong), len(wrong))
+    counts = (
+        len(written),
+        len(refused),
+        cut,
+        clashing_moves,
+        len(placed),
+        len(placed_clashing),
+        len(right - wrong),
+        len(wrong),
+    )
     return AppliedAction(after, True, illegal, touched, *counts)
 
 

@@ -20,7 +20,11 @@ HIDDEN = (("31 41", "72"), ("5 -5", "0"), ("900 77", "977"), ("8 8", "16"))
 
 @pytest.fixture(scope="module", autouse=True)
 def sandbox() -> Iterator[None]:
-    configure(SandboxConfig(min_level="rlimits", workers=2, limits=SandboxLimitsConfig(cpu_s=1.0, wall_s=60.0, memory_mb=128)))
+    configure(
+        SandboxConfig(
+            min_level="rlimits", workers=2, limits=SandboxLimitsConfig(cpu_s=1.0, wall_s=60.0, memory_mb=128)
+        )
+    )
     yield
     close_shared()
 
@@ -34,7 +38,11 @@ def adding(**changes: Any) -> Task:
     """Add two numbers; four golden tests."""
     cases = [Case(f"{given}\n", f"{expected}\n") for given, expected in HIDDEN]
     return task_from_row(
-        make_row("Add two numbers.", cases, **({"reference": ADD, "data_source": "demo", "split": "t", "index": 0} | changes))
+        make_row(
+            "Add two numbers.",
+            cases,
+            **({"reference": ADD, "data_source": "demo", "split": "t", "index": 0} | changes),
+        )
     )
 
 
@@ -43,7 +51,9 @@ def fenced(program: str) -> str:
 
 
 def written(*pairs: tuple[str, str]) -> str:
-    return "\n".join(f"Hm. <input>\n{given}\n</input>\n<output>\n{expected}\n</output>" for given, expected in pairs)
+    return "\n".join(
+        f"Hm. <input>\n{given}\n</input>\n<output>\n{expected}\n</output>" for given, expected in pairs
+    )
 
 
 @pytest.fixture

@@ -14,7 +14,10 @@ CODE_CONTESTS: dict[str, Any] = {
     "public_tests": {"input": ["1 1\n"], "output": ["2\n"]},
     "private_tests": {"input": ["2 3\n"], "output": ["5\n"]},
     "generated_tests": {"input": ["7 8\n"], "output": ["15\n"]},
-    "solutions": {"language": [1, 3, 2], "solution": ["print 1", "a, b = map(int, input().split())\nprint(a + b)", "int main() {}"]},
+    "solutions": {
+        "language": [1, 3, 2],
+        "solution": ["print 1", "a, b = map(int, input().split())\nprint(a + b)", "int main() {}"],
+    },
 }
 LIVE_CODE_BENCH: dict[str, Any] = {
     "question_content": "Add two numbers.",
@@ -71,7 +74,10 @@ HUMAN_EVAL: list[dict[str, Any]] = [
 MBPP: dict[str, Any] = {
     "text": "Write a function to find the elements that two tuples share.",
     "code": "def common(a, b):\n    return tuple(set(a) & set(b))",
-    "test_list": ["assert set(common((3, 4, 5), (5, 4, 9))) == {4, 5}", "assert set(common((1,), (1,))) == {1}"],
+    "test_list": [
+        "assert set(common((3, 4, 5), (5, 4, 9))) == {4, 5}",
+        "assert set(common((1,), (1,))) == {1}",
+    ],
     "test_setup_code": "",
 }
 ROWS: dict[str, dict[str, Any]] = {

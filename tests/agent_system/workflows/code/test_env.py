@@ -38,26 +38,47 @@ def world(**options) -> CodeEnv:
         ("", 0.0, 0.0),
     ],
 )
-async def test_the_coder_is_paid_for_building_running_and_passing(program: str, local: float, rate: float) -> None:
+async def test_the_coder_is_paid_for_building_running_and_passing(
+    program: str, local: float, rate: float
+) -> None:
     outcome = await world().act(CODER, program)
     assert outcome.local == pytest.approx(local) and outcome.team == pytest.approx(rate) and not outcome.done
     assert outcome.info["pass_rate"] == pytest.approx(rate) and outcome.info["success"] == (rate == 1.0)
 
 
 @pytest.mark.parametrize(
-    ("body", "local"), [("pass", 0.1), ("print(3)", 0.1), ("return None", 0.1), ("return 0", 0.2), ("return ''", 0.2), ("return 3", 1.0)]
+    ("body", "local"),
+    [
+        ("pass", 0.1),
+        ("print(3)", 0.1),
+        ("return None", 0.1),
+        ("return 0", 0.2),
+        ("return ''", 0.2),
+        ("return 3", 1.0),
+    ],
 )
 async def test_a_function_that_returns_nothing_is_not_paid_for_running(body: str, local: float) -> None:
     env = CodeEnv()
-    env.reset(task_from_row(make_row("Solve.", [Case([1], 3)], function="solve", data_source="demo", split="t", index=0)))
+    env.reset(
+        task_from_row(
+            make_row("Solve.", [Case([1], 3)], function="solve", data_source="demo", split="t", index=0)
+        )
+    )
     outcome = await env.act(CODER, f"def solve(x): {body}")
     assert outcome.local == pytest.approx(local) and outcome.info["coder/smoke"] == (local > 0.1)
 
 
-@pytest.mark.parametrize(("function", "case", "program"), [("", Case("1", "\n"), "# nothing"), ("f", Case([1], None), "def f(x): pass")])
+@pytest.mark.parametrize(
+    ("function", "case", "program"),
+    [("", Case("1", "\n"), "# nothing"), ("f", Case([1], None), "def f(x): pass")],
+)
 async def test_no_answer_is_one_where_it_is_right(function: str, case: Case, program: str) -> None:
     env = CodeEnv()
-    env.reset(task_from_row(make_row("Say nothing.", [case], function=function, data_source="demo", split="t", index=0)))
+    env.reset(
+        task_from_row(
+            make_row("Say nothing.", [case], function=function, data_source="demo", split="t", index=0)
+        )
+    )
     assert (await env.act(CODER, program)).local == pytest.approx(1.0)
 
 
@@ -76,7 +97,9 @@ async def test_no_answer_is_one_where_it_is_right(function: str, case: Case, pro
         ([], 0.0),
     ],
 )
-async def test_the_tester_is_paid_for_the_form_and_for_what_the_reference_passes(pairs: list, local: float) -> None:
+async def test_the_tester_is_paid_for_the_form_and_for_what_the_reference_passes(
+    pairs: list, local: float
+) -> None:
     outcome = await world().act(TESTER, write_pairs(pairs))
     assert outcome.local == pytest.approx(local) and outcome.team == 0.0
     assert outcome.info["tester/unparsed"] == (not pairs)
@@ -90,10 +113,15 @@ async def test_the_tester_is_paid_for_the_form_and_for_what_the_reference_passes
         (("0 0", "0 1", "0 -1", "a 0", "A 0", "nan 0", "inf 0"), False),
     ],
 )
-async def test_inputs_that_a_program_reads_as_the_same_numbers_count_once(inputs: tuple[str, ...], same: bool) -> None:
+async def test_inputs_that_a_program_reads_as_the_same_numbers_count_once(
+    inputs: tuple[str, ...], same: bool
+) -> None:
     env = world(min_tests=2)
     outcome = await env.act(TESTER, write_pairs([(given, "0") for given in inputs]))
-    assert outcome.info["tester/tests"] == (1 if same else len(inputs)) and not outcome.info["tester/contradictory"]
+    assert (
+        outcome.info["tester/tests"] == (1 if same else len(inputs))
+        and not outcome.info["tester/contradictory"]
+    )
     assert not same or outcome.local == pytest.approx(0.2 + 0.8 / 2)
 
 
@@ -108,12 +136,17 @@ async def test_inputs_with_contradictory_outputs_are_counted_and_not_run() -> No
     env = world()
     outcome = await env.act(TESTER, write_pairs([("1 1", "2"), ("1 2", "3"), ("1  2", "4")]))
     assert outcome.info["tester/right"] == 0.5
-    assert (outcome.info["tester/tests"], outcome.info["tester/contradictory"], outcome.info["tester/surplus"]) == (2, 1, 1)
+    assert (
+        outcome.info["tester/tests"],
+        outcome.info["tester/contradictory"],
+        outcome.info["tester/surplus"],
+    ) == (2, 1, 1)
     assert (await env.step(ADD)).done
 
 
 @pytest.mark.parametrize(
-    ("pairs", "local"), [([("1 2", "3")], 0.2 + 0.8 / 3), ([("1 2", "3"), ("1 3", "4"), ("1 4", "5")], 1.0), ([], 0.0)]
+    ("pairs", "local"),
+    [([("1 2", "3")], 0.2 + 0.8 / 3), ([("1 2", "3"), ("1 3", "4"), ("1 4", "5")], 1.0), ([], 0.0)],
 )
 async def test_more_than_one_test_may_be_asked_for(pairs: list, local: float) -> None:
     outcome = await world(min_tests=3).act(TESTER, write_pairs(pairs))
@@ -126,7 +159,14 @@ async def test_what_cannot_be_read_is_never_the_cheapest_reply_of_the_tester(ref
     env.reset(adding(reference=reference))
     await env.step(WRONG)
     silence = await env.fork().act(TESTER, "I do not know")
-    bad = [[("1 2", "4")], [("1 2", "3"), ("1 2", "4")], [("x", "y")], [("", "3")], [("1 2", "")], [("1 2", "3"), ("2 2", "5")]]
+    bad = [
+        [("1 2", "4")],
+        [("1 2", "3"), ("1 2", "4")],
+        [("x", "y")],
+        [("", "3")],
+        [("1 2", "")],
+        [("1 2", "3"), ("2 2", "5")],
+    ]
     for pairs in bad:
         outcome = await env.fork().act(TESTER, write_pairs(pairs))
         assert outcome.local >= silence.local and outcome.team == silence.team == 0.0, pairs
@@ -147,7 +187,17 @@ async def test_an_episode_earns_the_pass_rate_of_its_last_program() -> None:
         assert team == pytest.approx({WRONG: 0.75, ADD: 1.0}.get(program, 0.0))
 
 
-BAD = ("print(", "\x00", "# nothing", "1 / 0", "print('x')", "while True: pass", "import os; os._exit(0)", "raise SystemExit(1)", WRONG)
+BAD = (
+    "print(",
+    "\x00",
+    "# nothing",
+    "1 / 0",
+    "print('x')",
+    "while True: pass",
+    "import os; os._exit(0)",
+    "raise SystemExit(1)",
+    WRONG,
+)
 
 
 @pytest.mark.parametrize("last", ["", "print(", "print('x')", WRONG, ADD])
@@ -211,7 +261,9 @@ async def test_the_team_stops_when_all_its_tests_pass_even_where_the_program_is_
 
 
 @pytest.mark.parametrize(("program", "pairs"), [(ADD, []), ("", [("1 1", "2")]), (ADD, [("1 1", "3")])])
-async def test_the_episode_continues_without_tests_without_a_program_and_after_a_failed_test(program: str, pairs: list) -> None:
+async def test_the_episode_continues_without_tests_without_a_program_and_after_a_failed_test(
+    program: str, pairs: list
+) -> None:
     env = world()
     await env.act(TESTER, write_pairs(pairs))
     await env.act(CODER, program)
@@ -238,7 +290,10 @@ async def test_what_is_left_out_of_replies_is_counted() -> None:
     await env.act(TESTER, "")
     await env.act(CODER, " ")
     outcome = await env.act(CODER, "print('x' * 10**8)")
-    counted = {name: outcome.info[name] for name in ("coder/unparsed", "tester/unparsed", "tester/tests", "tester/surplus")}
+    counted = {
+        name: outcome.info[name]
+        for name in ("coder/unparsed", "tester/unparsed", "tester/tests", "tester/surplus")
+    }
     assert counted == {"coder/unparsed": 1, "tester/unparsed": 1, "tester/tests": 1, "tester/surplus": 1}
     assert outcome.info["coder/limits"] >= 1
 
@@ -264,7 +319,9 @@ class Unwritable(Case):
 
 async def test_golden_tests_are_not_written_out_to_know_a_program_again() -> None:
     env = world()
-    env._problem = replace(env._problem, cases=tuple(Unwritable(case.given, case.expected) for case in env._problem.cases))
+    env._problem = replace(
+        env._problem, cases=tuple(Unwritable(case.given, case.expected) for case in env._problem.cases)
+    )
     await env.act(TESTER, write_pairs([("1 1", "2")]))
     assert (await env.act(CODER, ADD)).team == 1.0 and (await env.step(ADD)).done
 
@@ -289,11 +346,15 @@ async def test_the_order_of_the_two_does_not_matter() -> None:
 
 async def test_tests_of_a_function_are_shown_in_the_testers_format() -> None:
     env = CodeEnv()
-    row = make_row("Solve.", [Case([[1, 2], "x"], 3)], function="solve", data_source="demo", split="t", index=0)
+    row = make_row(
+        "Solve.", [Case([[1, 2], "x"], 3)], function="solve", data_source="demo", split="t", index=0
+    )
     env.reset(task_from_row(row))
     await env.act(TESTER, '<input>[1, 2]\n"x"</input><output>{"a": 1}</output>')
     await env.step("def solve(v, s): return s")
-    assert env.observe(CODER).info["mismatches"] == [{"given": '[1, 2]\n"x"', "expected": '{"a": 1}', "found": '"x"'}]
+    assert env.observe(CODER).info["mismatches"] == [
+        {"given": '[1, 2]\n"x"', "expected": '{"a": 1}', "found": '"x"'}
+    ]
     assert "`solve`" in env.observe(TESTER).info["interface"] and "JSON" in env.observe(TESTER).info["form"]
 
 
@@ -304,7 +365,16 @@ class Own(CodeEnv):
 def test_any_play_conforms() -> None:
     tests = write_pairs([("1 1", "2"), ("1 -1", "7"), ("x", "x")])
     random = (CODER, "import random; print(random.random())")
-    first = [(TESTER, tests), (CODER, WRONG), WRONG, ("Nobody", "x"), (CODER, ""), (TESTER, "\x00\ud7ff"), "", "print("]
+    first = [
+        (TESTER, tests),
+        (CODER, WRONG),
+        WRONG,
+        ("Nobody", "x"),
+        (CODER, ""),
+        (TESTER, "\x00\ud7ff"),
+        "",
+        "print(",
+    ]
     right = [(CODER, "\x00\ud800"), (CODER, ADD), (TESTER, write_pairs([("1 1", "2")])), ADD]
     for play in ([*first, *right], [*first, (CODER, WRONG), random, (CODER, ADD)]):
         check_env(lambda seed: Own(seed=seed), adding(), play, team_range=(-1.0, 1.0), local_range=(0.0, 1.0))

@@ -1,4 +1,6 @@
-"""References are run on their tests, for real: what passes is kept, what fails is dropped and counted, and no test can be forged."""
+"""References are run on their tests, for real: what passes is kept, what fails is dropped and counted, and no
+test can be forged.
+"""
 
 import gzip
 import json
@@ -13,11 +15,26 @@ import pytest
 from agent_system.sandbox import Reason, configure, shared_sandbox
 from agent_system.task import task_from_row
 from agent_system.workflows.code import CODER, TESTER, CodeEnv
-from agent_system.workflows.code.world.prepare import CALLS, FAILING, KEPT, NO_JSON, NO_REFERENCE, UNREADABLE, Preparation, prepare
+from agent_system.workflows.code.world.prepare import (
+    CALLS,
+    FAILING,
+    KEPT,
+    NO_JSON,
+    NO_REFERENCE,
+    UNREADABLE,
+    Preparation,
+    prepare,
+)
 from agent_system.workflows.code.world.problem import Problem, read_problem
 from agent_system.workflows.code.world.replies import write_pairs
 from agent_system.workflows.code.world.runs import check_program
-from tests.agent_system.workflows.code.rows_of_sets import APPS, CODE_CONTESTS, HUMAN_EVAL, LIVE_CODE_BENCH, MBPP
+from tests.agent_system.workflows.code.rows_of_sets import (
+    APPS,
+    CODE_CONTESTS,
+    HUMAN_EVAL,
+    LIVE_CODE_BENCH,
+    MBPP,
+)
 from tests.house.source import ROOT
 from verl.trainer.config.sandbox import SandboxLimitsConfig
 from verl.utils.dataset import DatasetError, read_rows
@@ -33,7 +50,9 @@ REAL = ROOT.parent / "shared" / "data" / "humaneval" / "HumanEval.jsonl.gz"
 
 async def problems(name: str, *rows: dict[str, Any], **how: Any) -> tuple[list[Problem], dict[str, int]]:
     made, counts = await prepare(name, rows, Path("test.jsonl"), Preparation(**how))
-    return [read_problem(task_from_row(row)) for row in made], {what: count for what, count in counts.items() if count}
+    return [read_problem(task_from_row(row)) for row in made], {
+        what: count for what, count in counts.items() if count
+    }
 
 
 async def solves(program: str, problem: Problem) -> bool:
@@ -50,7 +69,8 @@ async def test_the_first_reference_that_passes_is_kept() -> None:
 async def test_values_wrapped_in_lists_are_understood_from_the_reference() -> None:
     calls = {"fn_name": "add", "inputs": [[1, 2], [2, 2]], "outputs": [[3], [4]]}
     rows = [
-        APPS | {"input_output": json.dumps(calls), "solutions": json.dumps([f"def add(a, b): return {value}"])}
+        APPS
+        | {"input_output": json.dumps(calls), "solutions": json.dumps([f"def add(a, b): return {value}"])}
         for value in ("a + b", "[a + b]", "7")
     ]
     found, counts = await problems("apps", *rows)
@@ -60,21 +80,40 @@ async def test_values_wrapped_in_lists_are_understood_from_the_reference() -> No
 @pytest.mark.parametrize(
     ("name", "row", "reason", "cause"),
     [
-        ("apps", APPS | {"solutions": json.dumps(["print(7 // 0)"])}, FAILING, "row 0: test 0: error, found .*ZeroDivisionError"),
+        (
+            "apps",
+            APPS | {"solutions": json.dumps(["print(7 // 0)"])},
+            FAILING,
+            "row 0: test 0: error, found .*ZeroDivisionError",
+        ),
         ("apps", APPS | {"input_output": "{oops"}, UNREADABLE, "row 0: input_output is not JSON"),
-        ("human_eval", EVEN | {"canonical_solution": "    return 1\n"}, FAILING, "row 0: error: AssertionError"),
-        ("human_eval", EVEN | {"test": "import nowhere\n" + EVEN["test"]}, FAILING, "row 0: error: ModuleNotFoundError: .*nowhere"),
+        (
+            "human_eval",
+            EVEN | {"canonical_solution": "    return 1\n"},
+            FAILING,
+            "row 0: error: AssertionError",
+        ),
+        (
+            "human_eval",
+            EVEN | {"test": "import nowhere\n" + EVEN["test"]},
+            FAILING,
+            "row 0: error: ModuleNotFoundError: .*nowhere",
+        ),
         ("live_code_bench", LIVE_CODE_BENCH, NO_REFERENCE, "row 0: --without-reference"),
     ],
 )
-async def test_the_first_row_dropped_for_a_reason_is_told_with_its_cause(name: str, row: Any, reason: str, cause: str) -> None:
+async def test_the_first_row_dropped_for_a_reason_is_told_with_its_cause(
+    name: str, row: Any, reason: str, cause: str
+) -> None:
     first: dict[str, str] = {}
     _, counts = await prepare(name, [row, row], Path("test.jsonl"), Preparation(), first)
     assert +counts == {reason: 2} and list(first) == [reason]
     assert re.match(cause, first[reason]), first
 
 
-@pytest.mark.parametrize("starter", ["", "def add(a, b):", "class Solution:\n    def add(self, a: int, b: int) -> int:"])
+@pytest.mark.parametrize(
+    "starter", ["", "def add(a, b):", "class Solution:\n    def add(self, a: int, b: int) -> int:"]
+)
 @pytest.mark.parametrize(
     "solution",
     [
@@ -85,14 +124,21 @@ async def test_the_first_row_dropped_for_a_reason_is_told_with_its_cause(name: s
 )
 async def test_a_solution_may_have_another_form_than_its_starter(starter: str, solution: str) -> None:
     calls = {"fn_name": "add", "inputs": [[1, 2], [2, 2]], "outputs": [3, 4]}
-    row = APPS | {"input_output": json.dumps(calls), "solutions": json.dumps([solution]), "starter_code": starter}
+    row = APPS | {
+        "input_output": json.dumps(calls),
+        "solutions": json.dumps([solution]),
+        "starter_code": starter,
+    }
     (problem,), counts = await problems("apps", row)
     assert counts == {KEPT: 1} and problem.reference == solution
 
 
 async def test_a_starter_is_completed_as_it_is_given() -> None:
     starter = "class Solution:\n    def total(self, nums: List[int], k: int) -> int:"
-    tests = [{"input": "[1, 2]\n4", "output": "7", "testtype": "functional"}, {"input": '["\u2028"]\n0', "output": "1"}]
+    tests = [
+        {"input": "[1, 2]\n4", "output": "7", "testtype": "functional"},
+        {"input": '["\u2028"]\n0', "output": "1"},
+    ]
     row = LIVE_CODE_BENCH | {
         "starter_code": starter, "metadata": json.dumps({"func_name": "total"}),
         "public_test_cases": json.dumps(tests, ensure_ascii=False),
@@ -116,20 +162,33 @@ async def test_assertions_become_calls_with_values() -> None:
     found, counts = await problems("human_eval", *HUMAN_EVAL)
     assert counts == {KEPT: 4, FAILING: 1, NO_JSON: 1, CALLS: 1}
     double, root, keys, _ = found
-    assert [(case.given, case.expected) for case in double.cases] == [([5], 10), ([0], 0), ([1], 2), ([2], 4)] and not double.checker
+    assert [(case.given, case.expected) for case in double.cases] == [
+        ([5], 10),
+        ([0], 0),
+        ([1], 2),
+        ([2], 4),
+    ] and not double.checker
     assert [(case.given, case.expected) for case in keys.cases] == [
-        ([{"b": 1, "a": 2}], {"$tuple": ["a", "b"]}), ([{"$dict": [[2, 1]]}], {"$tuple": [2]}), ([{}], {"$set": []}),
+        ([{"b": 1, "a": 2}], {"$tuple": ["a", "b"]}), ([{"$dict": [[2, 1]]}], {"$tuple": [2]}),
+        ([{}], {"$set": []}),
     ]  # fmt: skip
-    assert await solves("def double(x): return x + x", double) and not await solves("def double(x): return 10", double)
+    assert await solves("def double(x): return x + x", double) and not await solves(
+        "def double(x): return 10", double
+    )
     assert root.checker and not await solves("def root(x): return x / 2", root)
-    for program in ("def root(x): return -(x ** 0.5)", "def root(x): return x ** 0.5 + 1e-9", "import math\nroot = math.sqrt"):
+    for program in (
+        "def root(x): return -(x ** 0.5)",
+        "def root(x): return x ** 0.5 + 1e-9",
+        "import math\nroot = math.sqrt",
+    ):
         assert await solves(program, root)
 
 
 async def test_a_program_cannot_forge_assertions() -> None:
     found, _ = await problems("human_eval", *HUMAN_EVAL[:2])
     forged = (
-        "class Yes(float):\n    __eq__ = __ge__ = __lt__ = lambda *a: True\n    __abs__ = __sub__ = __pow__ = lambda s, *a: s\n"
+        "class Yes(float):\n    __eq__ = __ge__ = __lt__ = lambda *a: True\n    __abs__ = __sub__ = __pow__ "
+        "= lambda s, *a: s\n"
         "    __hash__ = None\n"
     )
     for problem in found:
@@ -152,7 +211,11 @@ def asserting(reference: str, *lines: str) -> dict[str, Any]:
 
 SORTED = asserting("def solve(v):\nv.sort()", "v = [3, 1, 2]", "candidate(v)", "assert v == [1, 2, 3]")
 NESTED = asserting("def solve(m):\nm[0][0].clear()", "v = [1]", "candidate([(v, 2), 3])", "assert v == []")
-NEAR = asserting("def solve(x):\nreturn x ** 0.5", "assert not abs(candidate(4) - 2) > 1e-6", "assert max(0, abs(candidate(9) - 3)) < 1e-6")
+NEAR = asserting(
+    "def solve(x):\nreturn x ** 0.5",
+    "assert not abs(candidate(4) - 2) > 1e-6",
+    "assert max(0, abs(candidate(9) - 3)) < 1e-6",
+)
 LARGE = asserting(
     "def solve(v):\nreturn sorted(v)",
     "for n in range(7000, 7005):",
@@ -185,18 +248,22 @@ CASES: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
     "numbers that are none": (NEAR, ["return x ** 0.5", "return {4: 2, 9: 3}[x]"], ["return float('nan')", "return float('inf')"]),
     "many large answers": (LARGE, ["return v", "return tuple(v)"], ["return v[1:]", "return [0] * len(v)"]),
     "right one by one, not together": (
-        asserting("def solve(x):\nreturn x", "assert candidate(1) <= candidate(2)"), ["return -x * 0 + 3"], ["return 3 - x"],
+        asserting("def solve(x):\nreturn x", "assert candidate(1) <= candidate(2)"), ["return -x * 0 + 3"],
+        ["return 3 - x"],
     ),
     "right together, not one by one": (
-        asserting("def solve(x):\nreturn 0", "assert candidate(1) == candidate(2)"), ["return 5"], ["return x"],
+        asserting("def solve(x):\nreturn 0", "assert candidate(1) == candidate(2)"), ["return 5"],
+        ["return x"],
     ),
     "an answer to an answer": (
-        asserting("def solve(x):\nreturn -x", "assert candidate(candidate(7)) == 7"), ["return x * -1"], ["return x + 1"],
+        asserting("def solve(x):\nreturn -x", "assert candidate(candidate(7)) == 7"), ["return x * -1"],
+        ["return x + 1"],
     ),
     "random inputs": (
         asserting(
             "def solve(x):\nimport random\nrandom.random()\nreturn [x]",
-            "import random", "for _ in range(9):", "    x = random.random()", "    assert candidate(x)[0] == x",
+            "import random", "for _ in range(9):", "    x = random.random()",
+            "    assert candidate(x)[0] == x",
         ),
         ["return [x, x]", "return (x,)"],
         ["return [x + 1e-9]", "return [0]"],
@@ -212,7 +279,8 @@ CASES: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
         ["return 'list'"],
     ),
     "a set": (
-        asserting("def solve(v):\nreturn set(v)", "assert candidate('ab') == {'a', 'b'}"), ["return {*v}"], ["return ['a', 'b']"],
+        asserting("def solve(v):\nreturn set(v)", "assert candidate('ab') == {'a', 'b'}"), ["return {*v}"],
+        ["return ['a', 'b']"],
     ),
     "a truth value": (
         asserting("def solve(x):\nreturn x > 1", "assert candidate(0) == False", "assert candidate(2) == True"),
@@ -250,12 +318,18 @@ async def test_answers_are_judged_as_the_assertions_judge_a_program(what: str) -
 
 
 async def test_a_large_answer_is_left_out_where_a_program_may_not_return_it() -> None:
-    row = asserting("def solve(n):\nreturn [0] * n", "for n in (100_000, 3, 100_000):", "    assert len(candidate(n)) == n")
+    row = asserting(
+        "def solve(n):\nreturn [0] * n",
+        "for n in (100_000, 3, 100_000):",
+        "    assert len(candidate(n)) == n",
+    )
     (problem,), counts = await problems("human_eval", row)
     assert [case.given for case in problem.cases] == [[3]] and counts == {KEPT: 1, CALLS: 2}
 
 
-@pytest.mark.parametrize("end", ["\n@abs", "\nx = (", "\nif x:", '\n"""', "\n" + 3 * "'", "\nclass A:", "\nx ="])
+@pytest.mark.parametrize(
+    "end", ["\n@abs", "\nx = (", "\nif x:", '\n"""', "\n" + 3 * "'", "\nclass A:", "\nx ="]
+)
 async def test_the_source_added_to_a_program_does_not_complete_it(end: str) -> None:
     (problem,), _ = await problems("human_eval", HUMAN_EVAL[0])
     checked = await check_program("def double(x): return 2 * x" + end, problem.cases, problem, 1e-6)
@@ -264,14 +338,22 @@ async def test_the_source_added_to_a_program_does_not_complete_it(end: str) -> N
 
 async def test_names_of_a_program_are_its_own() -> None:
     (problem,), _ = await problems("human_eval", HUMAN_EVAL[0])
-    assert await solves("encode = write = read = decode = lambda x: 2 * x\ndef double(x): return encode(x)", problem)
+    assert await solves(
+        "encode = write = read = decode = lambda x: 2 * x\ndef double(x): return encode(x)", problem
+    )
 
 
 async def test_a_set_is_a_list_in_any_order_to_the_tester() -> None:
     ((made,), _) = await prepare("human_eval", [HUMAN_EVAL[4]], Path("test.jsonl"), Preparation())
     env = CodeEnv()
     env.reset(task_from_row(made))
-    for expected, local in (("[2, -2]", 1.0), ("[-2, 2]", 1.0), ("[2]", 0.2), ('"2"', 0.2), ("[2, NaN]", 0.2)):
+    for expected, local in (
+        ("[2, -2]", 1.0),
+        ("[-2, 2]", 1.0),
+        ("[2]", 0.2),
+        ('"2"', 0.2),
+        ("[2, NaN]", 0.2),
+    ):
         assert (await env.act(TESTER, write_pairs([("2", expected)]))).local == pytest.approx(local), expected
 
 
@@ -297,7 +379,8 @@ async def test_a_function_may_have_a_name_of_what_runs_the_assertions(name: str,
     rows: list[tuple[str, dict[str, Any]]] = [
         ("mbpp", {"text": "Add one.", "code": code, "test_list": [f"assert {test}"]}),
         ("human_eval", {
-            "prompt": code.partition("\n")[0] + "\n", "entry_point": name, "canonical_solution": code.partition("\n")[2],
+            "prompt": code.partition("\n")[0] + "\n", "entry_point": name,
+            "canonical_solution": code.partition("\n")[2],
             "test": f"def check(candidate):\n    assert {test.replace(name, 'candidate')}\n",
         }),
     ]  # fmt: skip
@@ -317,9 +400,30 @@ async def test_mbpp_is_judged_by_its_own_assertions() -> None:
 @pytest.mark.parametrize(
     ("name", "row", "program", "given", "others", "wrong"),
     [
-        ("human_eval", HUMAN_EVAL[1], "def root(x): return -(x ** 0.5)", "9", ["3.0", "-3"], ['"nonsense"', "null", "4", "true"]),
-        ("human_eval", EVEN, "def even(x): return x % 2 == 0", "2", ["true"], ['"nonsense"', "[0]", "null", "false", "1"]),
-        ("mbpp", MBPP, MBPP["code"], "[3, 4, 5]\n[5, 4, 9]", ["[4, 5]", "[5, 4]"], ['"nonsense"', "null", "[4]", "[4, 5, 6]", "45"]),
+        (
+            "human_eval",
+            HUMAN_EVAL[1],
+            "def root(x): return -(x ** 0.5)",
+            "9",
+            ["3.0", "-3"],
+            ['"nonsense"', "null", "4", "true"],
+        ),
+        (
+            "human_eval",
+            EVEN,
+            "def even(x): return x % 2 == 0",
+            "2",
+            ["true"],
+            ['"nonsense"', "[0]", "null", "false", "1"],
+        ),
+        (
+            "mbpp",
+            MBPP,
+            MBPP["code"],
+            "[3, 4, 5]\n[5, 4, 9]",
+            ["[4, 5]", "[5, 4]"],
+            ['"nonsense"', "null", "[4]", "[4, 5, 6]", "45"],
+        ),
     ],
 )
 async def test_a_wrong_test_of_a_golden_input_is_neither_paid_nor_agreed_with_where_many_answers_are_right(
@@ -369,7 +473,9 @@ async def test_all_of_human_eval_is_kept_and_its_bodies_removed_fail(patience: N
         env.reset(task_from_row(row))
         right = await env.act(CODER, source["prompt"] + source["canonical_solution"])
         empty = await env.act(CODER, source["prompt"] + "    pass\n")
-        assert (right.info["success"], empty.info["success"], empty.info["coder/built"]) == (1, 0, 1), source["task_id"]
+        assert (right.info["success"], empty.info["success"], empty.info["coder/built"]) == (1, 0, 1), source[
+            "task_id"
+        ]
 
 
 def test_the_script_writes_what_the_trainer_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -397,6 +503,10 @@ def test_two_files_become_the_two_splits_of_a_run(tmp_path: Path, monkeypatch: p
     monkeypatch.chdir(tmp_path)
     for split in ("train", "test"):
         Path(f"{split}.jsonl").write_text(json.dumps(APPS) + "\n")
-    command = "--set apps --input train.jsonl test.jsonl --output data/apps"  # of agent_system/workflows/code/README.md
-    assert [str(path) for path in code_sets.main(command.split())] == ["data/apps/train.parquet", "data/apps/test.parquet"]
+    # of agent_system/workflows/code/README.md
+    command = "--set apps --input train.jsonl test.jsonl --output data/apps"
+    assert [str(path) for path in code_sets.main(command.split())] == [
+        "data/apps/train.parquet",
+        "data/apps/test.parquet",
+    ]
     assert len(read_rows(Path("data/apps/train.parquet"))) == 1

@@ -12,11 +12,30 @@ from agent_system.workflows.code.world.rows import make_row
 
 def test_a_row_says_what_the_world_needs() -> None:
     cases = [Case([1, "a"], [None])]
-    row = make_row("Solve it. ", cases, function="solve", reference="R", checker="C", data_source="d", split="s", index=3, level="easy")
+    row = make_row(
+        "Solve it. ",
+        cases,
+        function="solve",
+        reference="R",
+        checker="C",
+        data_source="d",
+        split="s",
+        index=3,
+        level="easy",
+    )
     assert row["prompt"][0]["content"] == "Solve it." and row["extra_info"]["level"] == "easy"
-    problem = read_problem(Task("t", "", ground_truth=row["reward_model"]["ground_truth"], extra=row["extra_info"]))
-    assert problem.cases == tuple(cases) and (problem.function, problem.reference, problem.checker) == ("solve", "R", "C")
-    assert problem.cases[0].test("solve") == FunctionCall("solve", [1, "a"]) and Case("1\n", "").test("") == "1\n"
+    problem = read_problem(
+        Task("t", "", ground_truth=row["reward_model"]["ground_truth"], extra=row["extra_info"])
+    )
+    assert problem.cases == tuple(cases) and (problem.function, problem.reference, problem.checker) == (
+        "solve",
+        "R",
+        "C",
+    )
+    assert (
+        problem.cases[0].test("solve") == FunctionCall("solve", [1, "a"])
+        and Case("1\n", "").test("") == "1\n"
+    )
 
 
 @pytest.mark.parametrize(

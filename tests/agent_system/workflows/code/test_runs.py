@@ -1,4 +1,6 @@
-"""Programs on tests, for real in the sandbox; right answers are those of the judge outside, or of a special judge."""
+"""Programs on tests, for real in the sandbox; right answers are those of the judge outside, or of a special
+judge.
+"""
 
 import asyncio
 import json
@@ -45,7 +47,10 @@ async def test_programs_on_standard_input(program: str, right: list[bool]) -> No
         ("def solve(v, k):\n    print([2, 4])\n    return None", [False, False, False]),
         ("def solve(v): return v", [False, False, False]),
         ("def other(v, k): return v", [False, False, False]),
-        ("class Anything:\n    def __eq__(self, other): return True\ndef solve(v, k): return Anything()", [False, False, False]),
+        (
+            "class Anything:\n    def __eq__(self, other): return True\ndef solve(v, k): return Anything()",
+            [False, False, False],
+        ),
         ("def solve(v, k): return [float(x * k) for x in v]", [True, True, True]),
     ],
 )
@@ -58,23 +63,31 @@ async def test_programs_by_a_call(program: str, right: list[bool]) -> None:
 @pytest.mark.parametrize(
     "program",
     [
-        "class Solution:\n    def total(self, nums: List[int], k: int) -> Optional[int]: return sum(nums) + k",
+        "class Solution:\n    def total(self, nums: List[int], k: int) -> Optional[int]: return sum(nums) + "
+        "k",
         "def total(nums: List[int], k: int) -> int: return sum(nums) + k",
         "total = lambda nums, k: reduce(add, nums, k)",
         "class Solution:\n    @staticmethod\n    def total(nums, k): return sum(nums) + k",
-        "class Solution:\n    @cache\n    def f(self, n): return n\n    def total(self, nums, k): return sum(map(self.f, nums)) + k",
+        "class Solution:\n    @cache\n    def f(self, n): return n\n    def total(self, nums, k): return "
+        "sum(map(self.f, nums)) + k",
         "solution = Solution = type('S', (), {'total': lambda self, nums, k: sum(nums) + k})()",
-        "from __future__ import annotations\ndef total(nums: List[int], k: Unknown) -> int: return sum(nums) + k",
-        "def helper(nums): return sum(nums)\nclass Solution:\n    def total(self, nums, k): return helper(nums) + k",
+        "from __future__ import annotations\ndef total(nums: List[int], k: Unknown) -> int: return sum(nums) "
+        "+ k",
+        "def helper(nums): return sum(nums)\nclass Solution:\n    def total(self, nums, k): return "
+        "helper(nums) + k",
         "def sum(nums): return 6\ndef total(nums, k): return sum(nums) + k",
-        "def total(nums, k):\n    def deep(n): return 0 if n == 0 else 1 + deep(n - 1)\n    return deep(9000) - 9000 + sum(nums) + k",
+        "def total(nums, k):\n    def deep(n): return 0 if n == 0 else 1 + deep(n - 1)\n    return "
+        "deep(9000) - 9000 + sum(nums) + k",
     ],
 )
 async def test_a_function_or_a_method_is_the_program_s_own_form(function: str, program: str) -> None:
     assert await passed(program, Problem((Case([[1, 2, 3], 4], 10),), function)) == [True]
 
 
-@pytest.mark.parametrize("program", ["class Other:\n    def total(self, k): return k", "class Solution:\n    def other(self, k): return k"])
+@pytest.mark.parametrize(
+    "program",
+    ["class Other:\n    def total(self, k): return k", "class Solution:\n    def other(self, k): return k"],
+)
 async def test_no_other_function_is_called(program: str) -> None:
     (result,) = await check_program(program, (Case([1], 1),), Problem((), "Solution.total"), 1e-6)
     assert not result.passed and "the program defines no 'Solution.total'" in result.found
@@ -107,14 +120,18 @@ async def test_usual_names_need_no_import() -> None:
     program = f"def values(): return [{', '.join(USUAL)}]"
     (result,) = await check_program(program, (Case([], []),), Problem((), "values"), 1e-6)
     assert json.loads(result.found) == list(USUAL.values())
-    assert await passed("print(int(math.sqrt(int(input()))), len(deque([1])))", Problem((Case("9", "3 1"),))) == [True]
+    assert await passed(
+        "print(int(math.sqrt(int(input()))), len(deque([1])))", Problem((Case("9", "3 1"),))
+    ) == [True]
     plain = await shared_sandbox().run("print(math.pi)")
     assert plain.reason is Reason.ERROR and "NameError" in plain.stderr
 
 
 async def test_integers_of_many_digits_are_arguments_and_values() -> None:
     long = 10**5000 + 7
-    assert await passed("def f(n): return n + 1", Problem((Case([long], long + 1), Case([long], long)), "f")) == [True, False]
+    assert await passed(
+        "def f(n): return n + 1", Problem((Case([long], long + 1), Case([long], long)), "f")
+    ) == [True, False]
     assert await passed("print(int(input()) + 1)", Problem((Case(f"{long}", f"{long + 1}"),))) == [True]
     assert await passed("def f(n): return 10 ** 30_000", Problem((Case([1], 1),), "f")) == [False]
 
@@ -129,7 +146,12 @@ JUDGE = "def judge(given, expected, found):\n    return sorted(found.split()) ==
 
 async def test_a_special_judge_is_asked_about_other_answers_than_the_expected_one() -> None:
     problem = Problem((Case("3 1 2\n", "1 2 3\n"),), checker=JUDGE)
-    for program, right in (("print(2, 3, 1)", True), ("print(1, 2, 3)", True), ("print(1, 2, 4)", False), ("1 / 0", False)):
+    for program, right in (
+        ("print(2, 3, 1)", True),
+        ("print(1, 2, 3)", True),
+        ("print(1, 2, 4)", False),
+        ("1 / 0", False),
+    ):
         assert await passed(program, problem) == [right]
 
 
@@ -155,17 +177,25 @@ async def test_a_special_judge_is_asked_about_the_answer_that_is_not_known_to_be
 
 async def test_an_integer_of_the_reference_is_compared_without_tolerance() -> None:
     cases = (Case("", "3.0000001"), Case("", "3.0"))
-    assert [one.passed for one in await check_program("print(3)", cases, Problem(cases), 1e-6, Truth.FOUND)] == [False, True]
+    assert [
+        one.passed for one in await check_program("print(3)", cases, Problem(cases), 1e-6, Truth.FOUND)
+    ] == [False, True]
 
 
-@pytest.mark.parametrize("judge", ["1 / 0", "def judge(given, expected, found): return 'yes'", "def judge(given): return True", "x ="])
+@pytest.mark.parametrize(
+    "judge",
+    ["1 / 0", "def judge(given, expected, found): return 'yes'", "def judge(given): return True", "x ="],
+)
 async def test_a_special_judge_that_fails_or_does_not_say_true_approves_of_nothing(judge: str) -> None:
     assert await passed("print(7)", Problem((Case("1\n", "2\n"),), checker=judge)) == [False]
 
 
 async def test_a_special_judge_reads_output_as_data() -> None:
     hostile = 'print(\'__import__("os").system("true") or {0.__class__} %s\')'
-    assert await passed(hostile, Problem((Case("1\n", "2\n"),), checker="def judge(g, e, f): return f.startswith('__import__')")) == [True]
+    assert await passed(
+        hostile,
+        Problem((Case("1\n", "2\n"),), checker="def judge(g, e, f): return f.startswith('__import__')"),
+    ) == [True]
 
 
 async def test_the_failure_of_a_run_is_one_line() -> None:
@@ -189,7 +219,9 @@ async def test_a_failing_sandbox_does_not_increase_the_reward(monkeypatch: pytes
 async def test_long_answers_are_judged_beside_the_other_episodes() -> None:
     """20 answers of 60,000 numbers that are nearly right: in the loop they would hold it for a second."""
     cases = tuple(Case(f"{i}\n", "0.5 " * 12_000) for i in range(20))
-    judged = asyncio.create_task(check_program("print('0.5000000001 ' * 12_000)", cases, Problem(cases), 1e-6))
+    judged = asyncio.create_task(
+        check_program("print('0.5000000001 ' * 12_000)", cases, Problem(cases), 1e-6)
+    )
     late = 0.0
     while not judged.done():
         began = time.perf_counter()

@@ -1,4 +1,6 @@
-"""Rows of the data sets, in miniature: read, and refused or counted where something is missing. Nothing is run here."""
+"""Rows of the data sets, in miniature: read, and refused or counted where something is missing. Nothing is
+run here.
+"""
 
 import base64
 import json
@@ -10,8 +12,22 @@ import pytest
 
 from agent_system.workflows.code.world.prepare import UNREADABLE, read_set
 from agent_system.workflows.code.world.problem import Case
-from agent_system.workflows.code.world.sets import RowError, apps, code_contests, human_eval, live_code_bench, mbpp
-from tests.agent_system.workflows.code.rows_of_sets import APPS, CODE_CONTESTS, HUMAN_EVAL, LIVE_CODE_BENCH, MBPP, ROWS
+from agent_system.workflows.code.world.sets import (
+    RowError,
+    apps,
+    code_contests,
+    human_eval,
+    live_code_bench,
+    mbpp,
+)
+from tests.agent_system.workflows.code.rows_of_sets import (
+    APPS,
+    CODE_CONTESTS,
+    HUMAN_EVAL,
+    LIVE_CODE_BENCH,
+    MBPP,
+    ROWS,
+)
 
 
 def packed(value: object) -> str:
@@ -24,13 +40,18 @@ def test_apps_on_standard_input_and_by_calls() -> None:
     truth = {"fn_name": "add", "inputs": [[1, 2]], "outputs": [[3]]}
     starter = "class Solution:\n    def add(self, a, b):"
     raw = apps(APPS | {"input_output": json.dumps(truth), "starter_code": starter})
-    assert [(function, cases[0].expected) for function, cases in raw.readings] == [("Solution.add", [3]), ("Solution.add", 3)]
+    assert [(function, cases[0].expected) for function, cases in raw.readings] == [
+        ("Solution.add", [3]),
+        ("Solution.add", 3),
+    ]
     assert starter in raw.question
 
 
 def test_code_contests_takes_hidden_tests_first_and_python_3_only() -> None:
     raw = code_contests(CODE_CONTESTS)
-    assert [case.given for case in raw.readings[0][1]] == ["2 3\n", "7 8\n", "1 1\n"] and len(raw.references) == 1
+    assert [case.given for case in raw.readings[0][1]] == ["2 3\n", "7 8\n", "1 1\n"] and len(
+        raw.references
+    ) == 1
 
 
 def test_live_code_bench_unpacks_hidden_tests_as_text() -> None:
@@ -52,7 +73,15 @@ class Escape:
 
 
 @pytest.mark.parametrize(
-    "private", [packed(Escape()), packed(7), "no base64!", base64.b64encode(b"no zlib").decode(), packed("{"), packed('{"a": 1}')]
+    "private",
+    [
+        packed(Escape()),
+        packed(7),
+        "no base64!",
+        base64.b64encode(b"no zlib").decode(),
+        packed("{"),
+        packed('{"a": 1}'),
+    ],
 )
 def test_hidden_tests_that_are_not_text_are_refused_and_nothing_of_them_is_run(private: str) -> None:
     with pytest.raises(ValueError, match="private_test_cases"):
@@ -61,7 +90,12 @@ def test_hidden_tests_that_are_not_text_are_refused_and_nothing_of_them_is_run(p
 
 def test_human_eval_asks_for_the_function() -> None:
     raw = human_eval(HUMAN_EVAL[0])
-    assert raw.function == "double" and "def double(x: int)" in raw.question and "check" not in raw.question and "x * 2" not in raw.question
+    assert (
+        raw.function == "double"
+        and "def double(x: int)" in raw.question
+        and "check" not in raw.question
+        and "x * 2" not in raw.question
+    )
 
 
 def test_mbpp_tells_the_signature_and_wraps_its_assertions() -> None:
@@ -81,7 +115,9 @@ def test_a_row_without_a_column_is_named(name: str) -> None:
         "mbpp": "code",
     }
     del row[required[name]]
-    with pytest.raises(RowError, match=rf"here\.jsonl, row 1 is not a row of {name}: no column '{required[name]}'"):
+    with pytest.raises(
+        RowError, match=rf"here\.jsonl, row 1 is not a row of {name}: no column '{required[name]}'"
+    ):
         read_set(name, [ROWS[name], row], "here.jsonl")
 
 
@@ -92,14 +128,26 @@ def test_a_row_without_a_column_is_named(name: str) -> None:
         ("apps", {"input_output": "{"}),
         ("apps", {"input_output": '{"inputs": [], "outputs": []}'}),
         ("apps", {"input_output": '{"inputs": ["1"], "outputs": ["1", "2"]}'}),
-        ("code_contests", {"private_tests": None, "generated_tests": None, "public_tests": {"input": [], "output": []}}),
+        (
+            "code_contests",
+            {"private_tests": None, "generated_tests": None, "public_tests": {"input": [], "output": []}},
+        ),
         ("code_contests", {"private_tests": {"input": ["1"], "output": []}}),
         ("live_code_bench", {"public_test_cases": "[1]"}),
         ("live_code_bench", {"public_test_cases": "[]", "private_test_cases": "[]"}),
-        ("live_code_bench", {"metadata": '{"func_name": "f"}', "public_test_cases": '[{"input": "x + 1", "output": "2"}]'}),
+        (
+            "live_code_bench",
+            {"metadata": '{"func_name": "f"}', "public_test_cases": '[{"input": "x + 1", "output": "2"}]'},
+        ),
         ("apps", {"input_output": '{"inputs": ["1"], "outputs": [2]}'}),
         ("apps", {"input_output": '{"inputs": 3, "outputs": ["1"]}'}),
-        ("apps", {"input_output": '{"inputs": [[1]], "outputs": [1], "fn_name": 7}', "starter_code": "class Solution:"}),
+        (
+            "apps",
+            {
+                "input_output": '{"inputs": [[1]], "outputs": [1], "fn_name": 7}',
+                "starter_code": "class Solution:",
+            },
+        ),
         ("code_contests", {"public_tests": ["1", "2"]}),
         ("code_contests", {"private_tests": {"input": "12", "output": "34"}}),
         ("code_contests", {"solutions": []}),

@@ -28,7 +28,9 @@ async def test_a_program_is_corrected_after_a_failed_test(play: Any) -> None:
         and "Input:\n1 -1\nExpected by the Tester:\n0\nThe program:\n2" in second.prompt_text
     )
     assert "Expected by the Tester:\n0" in of(episode.samples, TESTER)[1].prompt_text
-    assert first.local_reward == pytest.approx(0.8) and of(episode.samples, TESTER)[0].local_reward == pytest.approx(1.0)
+    assert first.local_reward == pytest.approx(0.8) and of(episode.samples, TESTER)[
+        0
+    ].local_reward == pytest.approx(1.0)
     assert first.anchor != second.anchor
 
 
@@ -39,42 +41,72 @@ async def test_it_ends_after_max_steps_where_tests_and_program_never_agree(play:
 
 @pytest.mark.parametrize(
     ("order", "speakers", "reads"),
-    [("simultaneous", [CODER, TESTER], None), ("coder_first", [CODER, TESTER], TESTER), ("tester_first", [TESTER, CODER], CODER)],
+    [
+        ("simultaneous", [CODER, TESTER], None),
+        ("coder_first", [CODER, TESTER], TESTER),
+        ("tester_first", [TESTER, CODER], CODER),
+    ],
 )
-async def test_the_second_speaker_reads_the_first_one(play: Any, order: str, speakers: list[str], reads: str | None) -> None:
+async def test_the_second_speaker_reads_the_first_one(
+    play: Any, order: str, speakers: list[str], reads: str | None
+) -> None:
     (episode,) = (await play([fenced(ADD)], [GOOD_TEST], options={"order": order})).episodes
-    assert [s.agent_id for s in episode.samples] == speakers and episode.turns == 1 and episode.info["success"] == 1.0
+    assert (
+        [s.agent_id for s in episode.samples] == speakers
+        and episode.turns == 1
+        and episode.info["success"] == 1.0
+    )
     said = {CODER: "# The Tester says\nHm. <input>", TESTER: "# The Coder says\nSo:\n```python"}
-    assert [s.agent_id for s in episode.samples if said[s.agent_id] in s.prompt_text] == ([reads] if reads else [])
+    assert [s.agent_id for s in episode.samples if said[s.agent_id] in s.prompt_text] == (
+        [reads] if reads else []
+    )
 
 
 @pytest.mark.parametrize("k", [0, 2])
 @pytest.mark.parametrize("order", ["simultaneous", "coder_first", "tester_first"])
-async def test_golden_tests_and_reference_are_in_no_prompt_and_no_trajectory(play: Any, order: str, k: int) -> None:
+async def test_golden_tests_and_reference_are_in_no_prompt_and_no_trajectory(
+    play: Any, order: str, k: int
+) -> None:
     replies = max(1, k)
-    coder = [fenced(program) for program in (WRONG, "print(open('x'))\n", "raise ValueError(input())") for _ in range(replies)]
+    coder = [
+        fenced(program)
+        for program in (WRONG, "print(open('x'))\n", "raise ValueError(input())")
+        for _ in range(replies)
+    ]
     task = adding(reference=f"{ADD}  # the reference")
-    result = await play(coder, [written(("1 -1", "0"), ("2 2", "5"))] * 3 * replies, task=task, k=k, options={"order": order})
+    result = await play(
+        coder, [written(("1 -1", "0"), ("2 2", "5"))] * 3 * replies, task=task, k=k, options={"order": order}
+    )
     (episode,) = result.episodes
     told = json.dumps(episode.to_json())
     assert episode.turns == 3 and not episode.failed
     assert not any(given in told for given, _ in HIDDEN) and "the reference" not in told
-    assert "ValueError: 1 -1" in told or "FileNotFoundError" in told, "what a program does on the Tester's own tests may be shown"
+    assert "ValueError: 1 -1" in told or "FileNotFoundError" in told, (
+        "what a program does on the Tester's own tests may be shown"
+    )
 
 
 @pytest.mark.parametrize("order", ["simultaneous", "coder_first", "tester_first"])
-async def test_candidates_get_different_rewards_and_the_best_of_each_call_is_committed(play: Any, order: str) -> None:
+async def test_candidates_get_different_rewards_and_the_best_of_each_call_is_committed(
+    play: Any, order: str
+) -> None:
     programs = ["print(", WRONG, ADD]
     testers = ["no test", written(("1 -1", "0")), written(("1 1", "3"))]
     (episode,) = (await play([fenced(p) for p in programs], testers, k=3, options={"order": order})).episodes
     coder, tester = of(episode.samples, CODER), of(episode.samples, TESTER)
-    assert [s.local_reward for s in coder] == pytest.approx([0.0, 0.8, 1.0]) and [s.fork_reward for s in coder] == pytest.approx(
-        [0, 0.75, 1]
-    )
+    assert [s.local_reward for s in coder] == pytest.approx([0.0, 0.8, 1.0]) and [
+        s.fork_reward for s in coder
+    ] == pytest.approx([0, 0.75, 1])
     assert [s.local_reward for s in tester] == pytest.approx([0.0, 1.0, 0.2])
-    assert [s.committed for s in coder] == [False, False, True] and [s.committed for s in tester] == [False, True, False]
+    assert [s.committed for s in coder] == [False, False, True] and [s.committed for s in tester] == [
+        False,
+        True,
+        False,
+    ]
     assert episode.turns == 1 and episode.info["success"] == 1.0 and episode.team_reward == pytest.approx(1.0)
-    assert episode.info["coder/unparsed"] == episode.info["tester/unparsed"] == 0, "those of the losers happened on their own forks"
+    assert episode.info["coder/unparsed"] == episode.info["tester/unparsed"] == 0, (
+        "those of the losers happened on their own forks"
+    )
 
 
 async def test_hostile_replies_are_scored_and_survived(play: Any) -> None:
@@ -86,14 +118,22 @@ async def test_hostile_replies_are_scored_and_survived(play: Any) -> None:
 
 
 @pytest.mark.parametrize("k", [0, 2])
-async def test_a_failing_sandbox_does_not_increase_the_reward(play: Any, k: int, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_failing_sandbox_does_not_increase_the_reward(
+    play: Any, k: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = shared_sandbox().run_tests
 
     async def broken(program: str, cases: Any) -> list[RunResult]:
-        return [RunResult(Reason.SANDBOX, message="worker lost")] * len(cases) if "LOST" in program else await run(program, cases)
+        return (
+            [RunResult(Reason.SANDBOX, message="worker lost")] * len(cases)
+            if "LOST" in program
+            else await run(program, cases)
+        )
 
     monkeypatch.setattr(shared_sandbox(), "run_tests", broken)
-    result = await play([fenced(f"{ADD}  # LOST"), fenced(ADD)], [GOOD_TEST] * 2, k=k, n=1 if k else 2, max_steps=1)
+    result = await play(
+        [fenced(f"{ADD}  # LOST"), fenced(ADD)], [GOOD_TEST] * 2, k=k, n=1 if k else 2, max_steps=1
+    )
     assert not any(episode.failed or episode.left_out for episode in result.episodes)
     lost, fine = [s for episode in result.episodes for s in of(episode.samples, CODER)]
     assert lost.local_reward == 0.0 < fine.local_reward

@@ -10,7 +10,11 @@ from agent_system.workflows.farama import FaramaEnv, FaramaEnvOptions
 from tests.agent_system.workflows.farama.toys import HERE
 
 TICTACTOE: Mapping[str, Any] = {"env_id": "classic/tictactoe-v3", "api": "aec"}
-RPS: Mapping[str, Any] = {"env_id": "classic/rps-v2", "api": "parallel", "actions": ["rock", "paper", "scissors"]}
+RPS: Mapping[str, Any] = {
+    "env_id": "classic/rps-v2",
+    "api": "parallel",
+    "actions": ["rock", "paper", "scissors"],
+}
 MEET: Mapping[str, Any] = {"env_id": f"{HERE}:Meet", "api": "parallel"}
 LAKE: Mapping[str, Any] = {
     "env_id": "FrozenLake-v1",
@@ -24,7 +28,9 @@ LAKE: Mapping[str, Any] = {
 def start() -> Callable[..., FaramaEnv]:
     """An environment after its reset."""
 
-    def make(base: Mapping[str, Any], *, task: Task | None = None, seed: int = 0, **options: Any) -> FaramaEnv:
+    def make(
+        base: Mapping[str, Any], *, task: Task | None = None, seed: int = 0, **options: Any
+    ) -> FaramaEnv:
         env = FaramaEnv(FaramaEnvOptions(**{**base, **options}), seed=seed)
         env.reset(task or Task("t", ""))
         return env
@@ -51,8 +57,16 @@ def seat(tokenizer: Any) -> Callable[..., Collector]:
         **settings: Any,
     ) -> Collector:
         options = {"advisers": list(advisers)} if orchestra == "farama" else None
-        given = {"tokenizer": tokenizer, "max_tokens": 400, "max_prompt_length": 4000, "max_failure_rate": 0.0, "max_steps": 12} | settings
-        return scripted_team(orchestra, scripts, env_name=env_name, options=options, env_params=params, **given)
+        given = {
+            "tokenizer": tokenizer,
+            "max_tokens": 400,
+            "max_prompt_length": 4000,
+            "max_failure_rate": 0.0,
+            "max_steps": 12,
+        } | settings
+        return scripted_team(
+            orchestra, scripts, env_name=env_name, options=options, env_params=params, **given
+        )
 
     return make
 

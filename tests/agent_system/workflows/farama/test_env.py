@@ -22,19 +22,62 @@ def moves(env, **said):
 
 
 CONFORMING = [
-    (TICTACTOE, [("player_1", "0"), "", ("player_2", "0"), "", ("player_2", "4"), "", ("player_1", "1"), "", ("player_2", "8"), "", "2"]),
-    ({**TICTACTOE, "random_seats": ["player_1"]}, [("player_2", "4"), "", ("player_2", "0"), "", ("player_2", "8"), "", "1", "2", "3"]),
-    (LAKE, [("Adviser", "down"), ("Player", "down"), "", ("Player", "fly"), "", "down", "right", "right", "down", "right"]),
-    ({**LAKE, "kwargs": {"is_slippery": True}}, [("Player", "down"), "", "down", "right", "right", "down", "right"]),
+    (
+        TICTACTOE,
+        [
+            ("player_1", "0"),
+            "",
+            ("player_2", "0"),
+            "",
+            ("player_2", "4"),
+            "",
+            ("player_1", "1"),
+            "",
+            ("player_2", "8"),
+            "",
+            "2",
+        ],
+    ),
+    (
+        {**TICTACTOE, "random_seats": ["player_1"]},
+        [("player_2", "4"), "", ("player_2", "0"), "", ("player_2", "8"), "", "1", "2", "3"],
+    ),
+    (
+        LAKE,
+        [
+            ("Adviser", "down"),
+            ("Player", "down"),
+            "",
+            ("Player", "fly"),
+            "",
+            "down",
+            "right",
+            "right",
+            "down",
+            "right",
+        ],
+    ),
+    (
+        {**LAKE, "kwargs": {"is_slippery": True}},
+        [("Player", "down"), "", "down", "right", "right", "down", "right"],
+    ),
     ({"env_id": "Taxi-v4"}, [("Player", "0"), "", ("Player", "5"), "", "1", "2", "4"]),
     (MEET, [("a", "[1]"), ("b", "[0]"), "", ("b", "[9]"), ("a", "[1]"), ""]),
     ({"env_id": f"{HERE}:Mixed-v0"}, [("Player", '{"move": 2, "push": [0.5, 1], "say": "hi"}'), ""]),
 ]
 
 
-@pytest.mark.parametrize(("options", "actions"), CONFORMING, ids=lambda v: v["env_id"].split(".")[-1] if "env_id" in v else "")
+@pytest.mark.parametrize(
+    ("options", "actions"), CONFORMING, ids=lambda v: v["env_id"].split(".")[-1] if "env_id" in v else ""
+)
 def test_real_environments_pass_the_conformance_test(options, actions):
-    check_env(partial(make, FaramaEnvOptions(**options)), QUESTION, actions, team_range=(-30, 30), local_range=(-1, 1))
+    check_env(
+        partial(make, FaramaEnvOptions(**options)),
+        QUESTION,
+        actions,
+        team_range=(-30, 30),
+        local_range=(-1, 1),
+    )
 
 
 def make(options, seed):
@@ -53,12 +96,14 @@ def test_players_of_tictactoe_act_in_turn_and_the_winner_and_the_loser_are_paid(
         assert outcome.done == (cell == "2")
     assert (outcome.team, outcome.local) == (0.0, {"player_1": 1.0, "player_2": -1.0})
     assert outcome.info == {
-        "return": 0.0, "return/player_1": 1.0, "return/player_2": -1.0, "moves": 5.0, "truncated": 0.0, "unparsed": 0.0, "illegal": 0.0,
+        "return": 0.0, "return/player_1": 1.0, "return/player_2": -1.0, "moves": 5.0, "truncated": 0.0,
+        "unparsed": 0.0, "illegal": 0.0,
     }  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("text", "problem"), [("0", "illegal"), ("9", "illegal"), ("corner", "illegal"), ("", "unparsed"), (" ", "unparsed")]
+    ("text", "problem"),
+    [("0", "illegal"), ("9", "illegal"), ("corner", "illegal"), ("", "unparsed"), (" ", "unparsed")],
 )
 def test_a_reply_without_a_legal_action_costs_and_the_player_is_asked_again(start, text, problem):
     env = start(TICTACTOE, illegal_penalty=0.25)
@@ -104,7 +149,12 @@ def test_a_random_seat_that_begins_has_moved_before_the_first_turn(start):
 
 @pytest.mark.parametrize(
     ("rewards", "team", "local"),
-    [("auto", 0.0, {"a": 2.0, "b": 2.0}), ("each", 0.0, {"a": 2.0, "b": 2.0}), ("sum", 4.0, {}), ("mean", 2.0, {})],
+    [
+        ("auto", 0.0, {"a": 2.0, "b": 2.0}),
+        ("each", 0.0, {"a": 2.0, "b": 2.0}),
+        ("sum", 4.0, {}),
+        ("mean", 2.0, {}),
+    ],
 )
 def test_rewards_go_to_each_player_or_to_the_team(start, rewards, team, local):
     env = start(MEET, rewards=rewards, reward_scale=2.0)
@@ -116,7 +166,10 @@ def test_rewards_go_to_each_player_or_to_the_team(start, rewards, team, local):
 def test_players_at_the_same_time_move_together_and_a_missing_action_is_drawn(start):
     env = start(RPS)
     paid, outcome = moves(env, player_0="rock", player_1="paper")
-    assert (paid, outcome.local) == ({"player_0": None, "player_1": None}, {"player_0": -1.0, "player_1": 1.0})
+    assert (paid, outcome.local) == (
+        {"player_0": None, "player_1": None},
+        {"player_0": -1.0, "player_1": 1.0},
+    )
     assert outcome.observation.info["to_act"] == ["player_0", "player_1"]
     drawn = []
     for seed in range(12):
@@ -161,7 +214,10 @@ def test_the_ice_is_walked_in_words_and_arriving_is_success(start):
 def test_proposals_move_nothing_but_are_judged_and_scored(start):
     env = start(LAKE)
     assert env.act("Adviser", "fly").local == -0.1
-    assert env.act("Adviser", "down").local is None and start(LAKE, illegal_penalty=0.0).act("Adviser", "fly").local is None
+    assert (
+        env.act("Adviser", "down").local is None
+        and start(LAKE, illegal_penalty=0.0).act("Adviser", "fly").local is None
+    )
     assert env.step("").info["moves"] == 0.0
     for move in ("down", "down", "right", "right", "down"):
         env.step(move)
@@ -195,7 +251,9 @@ def test_a_score_among_many_draws_the_actions_of_the_others(start):
 
 def test_the_start_is_the_groups_unless_the_row_has_a_seed(start):
     def seen(group, **extra):
-        return start({"env_id": "Taxi-v4"}, task=Task("t", "", extra=extra), seed=group).observe("Player").text
+        return (
+            start({"env_id": "Taxi-v4"}, task=Task("t", "", extra=extra), seed=group).observe("Player").text
+        )
 
     assert seen(1) == seen(1) != seen(2)
     assert seen(1, seed=5) == seen(2, seed=5)
@@ -220,10 +278,14 @@ def test_a_pickled_game_continues_in_the_same_state(start):
 
 
 def test_what_cannot_be_copied_and_what_copies_otherwise_are_named(start):
-    with pytest.raises(AgentSystemError, match=r"Locked-v0' cannot be copied: .*lock.*use rollout.sampling=parallel"):
+    with pytest.raises(
+        AgentSystemError, match=r"Locked-v0' cannot be copied: .*lock.*use rollout.sampling=parallel"
+    ):
         start({"env_id": f"{HERE}:Locked-v0"}).fork()
     for name in ("Weather", "Shared"):
-        with pytest.raises(AgentSystemError, match="a copy of the game and the game itself do not go the same way"):
+        with pytest.raises(
+            AgentSystemError, match="a copy of the game and the game itself do not go the same way"
+        ):
             check_forks(start({"env_id": f"{HERE}:{name}-v0"}))
     for options in (TICTACTOE, LAKE, MEET, RPS):  # the last has a picture, which only its own rule copies
         check_forks(start(options))
@@ -233,7 +295,10 @@ def test_what_cannot_be_copied_and_what_copies_otherwise_are_named(start):
     ("options", "words"),
     [
         ({}, "env.params.env_id is missing"),
-        ({"env_id": "x", "api": "ace"}, "env.params.api must be one of gymnasium, aec, parallel, found 'ace'; did you mean 'aec'"),
+        (
+            {"env_id": "x", "api": "ace"},
+            "env.params.api must be one of gymnasium, aec, parallel, found 'ace'; did you mean 'aec'",
+        ),
         ({"env_id": "x", "rewards": "all"}, "env.params.rewards must be one of auto, each"),
         ({"env_id": "x", "kwargs": [1]}, "env.params.kwargs must be arguments by name"),
         ({"env_id": "x", "actions": "left"}, "env.params.actions must be a list of names"),
@@ -243,7 +308,10 @@ def test_what_cannot_be_copied_and_what_copies_otherwise_are_named(start):
         ({"env_id": "x", "reward_scale": float("nan")}, "reward_scale must be a finite number"),
         ({"env_id": "x", "illegal_penalty": -0.1}, "illegal_penalty must be a finite number, 0 or more"),
         ({"env_id": "x", "success_return": "high"}, r"success_return must be float \| None, found 'high'"),
-        ({"env_id": "x", "illegal": 1.0}, "env.params.illegal is not an option; did you mean 'illegal_penalty'"),
+        (
+            {"env_id": "x", "illegal": 1.0},
+            "env.params.illegal is not an option; did you mean 'illegal_penalty'",
+        ),
     ],
 )
 def test_a_bad_option_names_the_key(options, words):
@@ -257,14 +325,23 @@ def test_a_bad_option_names_the_key(options, words):
         ({"env_id": "FrozenLak-v1"}, "env_id='FrozenLak-v1'.*FrozenLake"),
         ({"env_id": "classic/tictactoe-v3"}, "api=gymnasium.*PettingZoo's games need env.params.api=aec"),
         ({"env_id": "FrozenLake-v1", "kwargs": {"map": "9x9"}}, "env.params.kwargs=.*map.*cannot be made"),
-        ({"env_id": "classic/tictacto-v3", "api": "aec"}, "no such environment; did you mean 'classic/tictactoe-v3'"),
+        (
+            {"env_id": "classic/tictacto-v3", "api": "aec"},
+            "no such environment; did you mean 'classic/tictactoe-v3'",
+        ),
         ({"env_id": "no.such:env", "api": "aec"}, "needs the module 'no'"),
         ({"env_id": f"{HERE}:nobody", "api": "parallel"}, "has no 'nobody' that makes an environment"),
         ({"env_id": f"{HERE}:Mixed", "api": "aec"}, "has no possible_agents"),
         ({"env_id": "classic/chess-v6", "api": "aec"}, r"pettingzoo\[classic\].*No module named 'chess'"),
-        ({**TICTACTOE, "api": "parallel"}, "api=parallel: PettingZoo has no such environment; there is one with env.params.api=aec"),
+        (
+            {**TICTACTOE, "api": "parallel"},
+            "api=parallel: PettingZoo has no such environment; there is one with env.params.api=aec",
+        ),
         ({**TICTACTOE, "kwargs": {"size": 4}}, "cannot be made: .*size"),
-        ({**TICTACTOE, "random_seats": ["player_3"]}, "random_seats names 'player_3'; did you mean 'player_2'.*seats: player_1, player_2"),
+        (
+            {**TICTACTOE, "random_seats": ["player_3"]},
+            "random_seats names 'player_3'; did you mean 'player_2'.*seats: player_1, player_2",
+        ),
         ({**TICTACTOE, "random_seats": ["player_1", "player_2"]}, "no player is left for the team"),
         ({**TICTACTOE, "actions": ["up"]}, "env.params.actions has 1 names"),
         ({"env_id": f"{HERE}:Camera-v0"}, "override describe"),

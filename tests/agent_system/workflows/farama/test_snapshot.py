@@ -50,7 +50,8 @@ def test_a_class_that_keeps_its_own_state_is_left_to_do_so():
 
 def test_what_cannot_be_copied_is_named():
     with pytest.raises(
-        AgentSystemError, match=r"the lock cannot be copied: TypeError: cannot pickle '_thread.lock'.*rollout.sampling=parallel"
+        AgentSystemError,
+        match=r"the lock cannot be copied: TypeError: cannot pickle '_thread.lock'.*rollout.sampling=parallel",
     ):
         freeze(__import__("threading").Lock(), "the lock")
 
@@ -96,7 +97,9 @@ def test_a_part_that_cannot_be_pickled_is_copied_by_its_own_rule():
     assert twin.handle is twin.same is shared is not game.handle
     game.handle.count = 8
     assert twin.handle.count == 7
-    with pytest.raises(AgentSystemError, match=r"the game cannot be copied: TypeError: cannot pickle '_thread\.lock'"):
+    with pytest.raises(
+        AgentSystemError, match=r"the game cannot be copied: TypeError: cannot pickle '_thread\.lock'"
+    ):
         duplicate([game, threading.Lock()], "the game")
 
 
@@ -126,10 +129,13 @@ def test_wrappers_that_look_names_up_in_what_they_wrap_are_copied_with_their_sta
 
 
 @pytest.mark.parametrize(
-    ("value", "error"), [(LooksUpAndPicklesItself(Counts()), "RecursionError"), (WritesOnly(), "ValueError: no board")]
+    ("value", "error"),
+    [(LooksUpAndPicklesItself(Counts()), "RecursionError"), (WritesOnly(), "ValueError: no board")],
 )
 def test_what_can_be_written_and_not_read_is_told_as_what_cannot_be_written(value, error):
-    with pytest.raises(AgentSystemError, match=f"the game cannot be copied: {error}.*rollout.sampling=parallel"):
+    with pytest.raises(
+        AgentSystemError, match=f"the game cannot be copied: {error}.*rollout.sampling=parallel"
+    ):
         thaw(freeze(value, "the game"), "the game")
 
 

@@ -10,7 +10,13 @@ MOVES = ["left", "Down"]
 
 
 def plain(action):
-    return action.tolist() if isinstance(action, np.ndarray) else [plain(part) for part in action] if isinstance(action, tuple) else action
+    return (
+        action.tolist()
+        if isinstance(action, np.ndarray)
+        else [plain(part) for part in action]
+        if isinstance(action, tuple)
+        else action
+    )
 
 
 @pytest.mark.parametrize(
@@ -49,12 +55,18 @@ def test_an_image_must_be_described():
         (spaces.MultiBinary(4), (), None, "a list of 4 numbers, each 0 or 1"),
         (spaces.Box(-1.0, 2.5, (2,)), (), None, "a list of numbers, [-1 to 2.5, -1 to 2.5]"),
         (spaces.Box(0, 9, (1,), np.int8), (), None, "a list of whole numbers, [0 to 9]"),
-        (spaces.Tuple([spaces.Discrete(2), spaces.MultiBinary(1)]), (), None, "a JSON list: 0, 1; then a list of 1 numbers, each 0 or 1"),
+        (
+            spaces.Tuple([spaces.Discrete(2), spaces.MultiBinary(1)]),
+            (),
+            None,
+            "a JSON list: 0, 1; then a list of 1 numbers, each 0 or 1",
+        ),
         (
             MIXED,
             (),
             None,
-            'a JSON object: "move": 0, 1, 2; "push": a list of numbers, [-1 to 1, -1 to 1]; "say": a text of 1 to 5 characters',
+            'a JSON object: "move": 0, 1, 2; "push": a list of numbers, [-1 to 1, -1 to 1]; "say": a text of '
+            "1 to 5 characters",
         ),
     ],
 )
@@ -99,10 +111,26 @@ def test_an_object_is_read_part_by_part():
     assert (action["move"], action["push"].tolist(), action["say"]) == (2, [0.5, 1.0], "hi")
 
 
-HOSTILE = ["", "5", "-1", "99999999999999999999999", "2.0", "1e999", "NaN", "[" * 1500, "[1, 2, 3]", '["a", "b"]', "[null, 0]", "{}", "up"]
+HOSTILE = [
+    "",
+    "5",
+    "-1",
+    "99999999999999999999999",
+    "2.0",
+    "1e999",
+    "NaN",
+    "[" * 1500,
+    "[1, 2, 3]",
+    '["a", "b"]',
+    "[null, 0]",
+    "{}",
+    "up",
+]
 
 
-@pytest.mark.parametrize("text", [*HOSTILE, "x" * 100_000, "[300, 0]", "[0.5, 0]", "[Infinity, 0]", "[[0], [0, 1]]", '{"move": 2}'])
+@pytest.mark.parametrize(
+    "text", [*HOSTILE, "x" * 100_000, "[300, 0]", "[0.5, 0]", "[Infinity, 0]", "[[0], [0, 1]]", '{"move": 2}']
+)
 @pytest.mark.parametrize(
     "space",
     [

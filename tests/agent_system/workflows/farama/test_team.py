@@ -34,7 +34,10 @@ async def test_a_player_and_an_adviser_walk_over_the_ice(seat):
     assert [s.agent_id for s in episode.samples] == ["Adviser", "Player"] * 6
     first, second = episode.samples[:2]
     assert "You advise who acts next." in first.prompt_text and "You are Adviser." in first.prompt_text
-    assert "Adviser: I take <action>down</action>" in second.prompt_text and "You are Player." in second.prompt_text
+    assert (
+        "Adviser: I take <action>down</action>" in second.prompt_text
+        and "You are Player." in second.prompt_text
+    )
     assert "Actions: left, down, right, up." in second.prompt_text and "[S]FFF" in second.prompt_text
     assert {s.reward for s in episode.samples} == {1.0}
 
@@ -59,14 +62,19 @@ async def test_players_act_in_the_games_order_and_the_loser_pays_for_its_last_mo
     assert [(s.agent_id, s.local_reward) for s in samples] == [
         ("player_1", 0.0), ("player_2", 0.0), ("player_1", 0.0), ("player_2", -1.0), ("player_1", 1.0),
     ]  # fmt: skip
-    assert [re.search(r"Actions: (.*)\.", s.prompt_text)[1] for s in samples[:2]] == ["0, 1, 2, 3, 4, 5, 6, 7, 8", "1, 2, 3, 4, 5, 6, 7, 8"]
+    assert [re.search(r"Actions: (.*)\.", s.prompt_text)[1] for s in samples[:2]] == [
+        "0, 1, 2, 3, 4, 5, 6, 7, 8",
+        "1, 2, 3, 4, 5, 6, 7, 8",
+    ]
     assert result.metrics["env/return/player_1"] == 1.0 and result.metrics["env/return/player_2"] == -1.0
     assert result.metrics["env/return"] == 0.0 and result.metrics["env/moves"] == 5.0
 
 
 async def test_players_at_the_same_time_do_not_read_each_other(seat):
     params = {**RPS, "kwargs": {"max_cycles": 2}}
-    result = await play(seat(params, {"player_0": says("rock", "rock"), "player_1": says("paper", "scissors")}))
+    result = await play(
+        seat(params, {"player_0": says("rock", "rock"), "player_1": says("paper", "scissors")})
+    )
     samples = result.episodes[0].samples
     assert [(s.turn, s.agent_id, s.local_reward) for s in samples] == [
         (1, "player_0", -1.0), (1, "player_1", 1.0), (2, "player_0", 1.0), (2, "player_1", -1.0),
@@ -75,10 +83,20 @@ async def test_players_at_the_same_time_do_not_read_each_other(seat):
 
 
 async def test_hostile_replies_are_scored_counted_and_survived(seat):
-    hostile = ["no idea", "<action></action>", "<action>{0} %s</action>", "<think><action>4</action></think>", "<action>" * 9] * 3
+    hostile = [
+        "no idea",
+        "<action></action>",
+        "<action>{0} %s</action>",
+        "<think><action>4</action></think>",
+        "<action>" * 9,
+    ] * 3
     result = await play(seat(TICTACTOE, {"player_1": hostile, "player_2": hostile}))
     episode = result.episodes[0]
-    assert not episode.failed and episode.turns == 12 and episode.info["unparsed"] + episode.info["illegal"] == 12.0
+    assert (
+        not episode.failed
+        and episode.turns == 12
+        and episode.info["unparsed"] + episode.info["illegal"] == 12.0
+    )
     assert {s.local_reward for s in episode.samples} == {-0.1}
 
 
@@ -107,7 +125,8 @@ async def test_proposals_of_an_adviser_get_the_reward_of_their_move(seat):
     (episode,) = result.episodes
     assert episode.info["success"] == 1.0
     assert [(s.agent_id, s.reward) for s in episode.samples[-6:]] == [
-        ("Adviser", 1.0), ("Adviser", 0.0), ("Adviser", -0.1), ("Player", 1.0), ("Player", 0.0), ("Player", -0.1),
+        ("Adviser", 1.0), ("Adviser", 0.0), ("Adviser", -0.1), ("Player", 1.0), ("Player", 0.0),
+        ("Player", -0.1),
     ]  # fmt: skip
 
 
@@ -117,7 +136,10 @@ async def test_a_tree_over_players_at_the_same_time_compares_each_ones_candidate
     result = await play(seat(params, scripts, **TREE), n=4)
     samples = [s for episode in result.episodes for s in episode.samples]
     assert {s.reward for s in samples if s.agent_id == "a" and s.candidate == 2} == {-0.5}
-    by_candidate = [{s.reward for s in samples if s.agent_id == "b" and s.candidate == i and s.turn == 1} for i in range(3)]
+    by_candidate = [
+        {s.reward for s in samples if s.agent_id == "b" and s.candidate == i and s.turn == 1}
+        for i in range(3)
+    ]
     assert by_candidate[0] == {0.0}, "away from the other one is never a meeting"
     assert result.metrics["tree/signal_rate"] > 0.5
 
@@ -143,7 +165,9 @@ async def test_a_described_world_and_a_worded_role_take_the_place_of_the_plain_o
     role = type("Cross", (FaramaAgent,), {"prompt": "X: {env_prompt} ({actions})"})
     AgentRegistry.register("player_1", orchestra="farama")(role)
     try:
-        collector = seat(TICTACTOE, {"player_1": says("middle"), "player_2": says("corner")}, env_name="named", max_steps=2)
+        collector = seat(
+            TICTACTOE, {"player_1": says("middle"), "player_2": says("corner")}, env_name="named", max_steps=2
+        )
     finally:
         AgentRegistry.remove("player_1", orchestra="farama")
     first, second = (await play(collector)).episodes[0].samples
@@ -154,18 +178,44 @@ async def test_a_described_world_and_a_worded_role_take_the_place_of_the_plain_o
 @pytest.mark.parametrize(
     ("params", "team", "advisers", "settings", "words"),
     [
-        (TICTACTOE, ["player_1"], (), {}, r"lacks player_2; add them, or list them in env.params.random_seats"),
-        (TICTACTOE, ["player_1", "player_2", "playr_2"], (), {}, "has no player 'playr_2'; did you mean 'player_2'"),
-        (LAKE, ["Player", "Guide"], (), {}, "has no player 'Guide'.*listed in agent.orchestra.farama.advisers"),
+        (
+            TICTACTOE,
+            ["player_1"],
+            (),
+            {},
+            r"lacks player_2; add them, or list them in env.params.random_seats",
+        ),
+        (
+            TICTACTOE,
+            ["player_1", "player_2", "playr_2"],
+            (),
+            {},
+            "has no player 'playr_2'; did you mean 'player_2'",
+        ),
+        (
+            LAKE,
+            ["Player", "Guide"],
+            (),
+            {},
+            "has no player 'Guide'.*listed in agent.orchestra.farama.advisers",
+        ),
         (LAKE, ["Player"], ("Guide",), {}, r"needs the agents \['Guide'\]"),
-        ({"env_id": f"{HERE}:Locked-v0"}, ["Player"], (), TREE, "cannot be copied.*use rollout.sampling=parallel"),
+        (
+            {"env_id": f"{HERE}:Locked-v0"},
+            ["Player"],
+            (),
+            TREE,
+            "cannot be copied.*use rollout.sampling=parallel",
+        ),
         ({"env_id": f"{HERE}:Weather-v0"}, ["Player"], (), TREE, "do not go the same way"),
         ({"env_id": f"{HERE}:Camera-v0"}, ["Player"], (), {}, "override describe"),
         ({}, ["Player"], (), {}, "env.params.env_id is missing"),
     ],
     ids=lambda v: "",
 )
-async def test_a_team_or_a_world_that_does_not_fit_is_refused_before_anything_is_played(seat, params, team, advisers, settings, words):
+async def test_a_team_or_a_world_that_does_not_fit_is_refused_before_anything_is_played(
+    seat, params, team, advisers, settings, words
+):
     with pytest.raises(AgentSystemError, match=words):
         seat(params, {name: says() for name in team}, advisers=advisers, **settings)
 
@@ -184,9 +234,16 @@ def test_advisers_are_distinct_names(advisers):
 def test_without_the_package_one_line_names_the_extra():
     code = "import sys; sys.modules['gymnasium'] = None\nfrom agent_system import EnvRegistry\nEnvRegistry.get('farama')"
     ended = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
-    (line,) = [line for line in ended.stderr.splitlines() if line.startswith("agent_system.errors.AgentSystemError")]
+    (line,) = [
+        line for line in ended.stderr.splitlines() if line.startswith("agent_system.errors.AgentSystemError")
+    ]
     assert "needs the package gymnasium" in line and "pip install 'verl-mas[farama]'" in line
 
 
@@ -194,10 +251,16 @@ def test_without_pettingzoo_its_games_name_the_extra():
     code = (
         "import sys; sys.modules['pettingzoo'] = None\nfrom agent_system import Task\n"
         "from agent_system.workflows.farama import FaramaEnv, FaramaEnvOptions as Options\n"
-        "FaramaEnv(Options('FrozenLake-v1')).reset(Task('t', ''))\nFaramaEnv(Options('classic/rps-v2', 'aec')).reset(Task('t', ''))"
+        "FaramaEnv(Options('FrozenLake-v1')).reset(Task('t', ''))\nFaramaEnv(Options('classic/rps-v2', "
+        "'aec')).reset(Task('t', ''))"
     )
     ended = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert (
         "needs the module 'pettingzoo', which is not there; PettingZoo comes with the extra verl-mas[farama]"

@@ -1,4 +1,6 @@
-"""Small worlds with kinds of spaces and manners that the classic ones lack; the tests name this module in `env.params.env_id`."""
+"""Small worlds with kinds of spaces and manners that the classic ones lack; the tests name this module in
+`env.params.env_id`.
+"""
 
 import random
 import threading
@@ -19,7 +21,9 @@ class Mixed(gymnasium.Env):
     action_space = MIXED
     observation_space = MIXED
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
         return {"move": (options or {}).get("move", 0), "push": np.zeros(2), "say": "hello"}, {}
 
@@ -33,7 +37,9 @@ class Locked(Mixed):
     action_space = spaces.Discrete(2)
     observation_space = spaces.Discrete(2)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
         self.lock = threading.Lock()
         return 0, {}
 
@@ -47,7 +53,9 @@ class Weather(gymnasium.Env):
     action_space = spaces.Discrete(2)
     observation_space = spaces.Box(0.0, 1.0, (1,))
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
         return np.array([random.random()]), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
@@ -69,7 +77,9 @@ class Camera(Weather):
 
     observation_space = spaces.Box(0, 255, (84, 84, 3), np.uint8)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
         return np.zeros((84, 84, 3), np.uint8), {}
 
 
@@ -78,7 +88,9 @@ for world in (Mixed, Locked, Weather, Shared, Camera):
 
 
 class Meet(ParallelEnv):
-    """Two walkers on cells 0 to 4 earn 1 each when they meet; the second one may be taken out of the game after two rounds."""
+    """Two walkers on cells 0 to 4 earn 1 each when they meet; the second one may be taken out of the game
+    after two rounds.
+    """
 
     metadata = {"name": "meet"}  # noqa: RUF012 - PettingZoo's form
 
@@ -110,4 +122,6 @@ class Meet(ParallelEnv):
         return seen, rewards, gone, late, {agent: {} for agent in gone}
 
     def _seen(self) -> dict[str, Any]:
-        return {agent: np.array([self.cells[agent], self.cells["ab".replace(agent, "")]]) for agent in self.agents}
+        return {
+            agent: np.array([self.cells[agent], self.cells["ab".replace(agent, "")]]) for agent in self.agents
+        }

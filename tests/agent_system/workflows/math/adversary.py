@@ -1,4 +1,6 @@
-"""Short answers beside any truth that a paid policy may try, and a comparison of values that does not use the grader's reader."""
+"""Short answers beside any truth that a paid policy may try, and a comparison of values that does not use the
+grader's reader.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,24 @@ from typing import Any
 
 from tests.agent_system.workflows.math.golds import EVERYTHING
 
-UNITS = (r" \text{ km}", r" \text{ mm}", r" \mathrm{~kg}", " J", r" \text{ hours}", r" \text{ m}^2", "^\\circ", " dollars")
+UNITS = (
+    r" \text{ km}",
+    r" \text{ mm}",
+    r" \mathrm{~kg}",
+    " J",
+    r" \text{ hours}",
+    r" \text{ m}^2",
+    "^\\circ",
+    " dollars",
+)
 # Pairs of signs that change the value of an answer that has the first.
 SIGNS = (
-    ("+", "-"), ("-", "+"), ("<", ">"), (">", "<"), ("(", "["), (")", "]"), ("[", "("), ("]", ")"), (r"\cup", r"\cap"), (r"\leq", "<"),
-    (r"\sin", r"\cos"), (r"\ln", r"\log"), ("^2", "^3"), ("^{2}", "^{3}"), (r"\sqrt", ""), (r"\frac", r"\binom"), ("!", ""),
-    (r"\pi", ""), ("=", "<"), (r"\infty", "9"), (r"\pm", "+"), (r"\ge", r"\le"), (r"\neq", "="), (r"\cdot", "+"), ("/", "+"), ("'", ""),
+    ("+", "-"), ("-", "+"), ("<", ">"), (">", "<"), ("(", "["), (")", "]"), ("[", "("), ("]", ")"),
+    (r"\cup", r"\cap"), (r"\leq", "<"),
+    (r"\sin", r"\cos"), (r"\ln", r"\log"), ("^2", "^3"), ("^{2}", "^{3}"), (r"\sqrt", ""),
+    (r"\frac", r"\binom"), ("!", ""),
+    (r"\pi", ""), ("=", "<"), (r"\infty", "9"), (r"\pm", "+"), (r"\ge", r"\le"), (r"\neq", "="),
+    (r"\cdot", "+"), ("/", "+"), ("'", ""),
     (".", ""), ("i", "j"),
 )  # fmt: skip
 _LETTER = re.compile(r"\\[A-Za-z]+|[A-Za-z]")
@@ -29,8 +43,24 @@ _SPLIT = re.compile(r"\\leqslant|\\geqslant|\\leq|\\geq|\\neq|\\le(?!ft)|\\ge|\\
 
 def attacks(truth: str, rng: random.Random) -> list[str]:
     """Return answers near a truth, and those that may fit everything."""
-    found = [*EVERYTHING, *_parts(truth), *_digits(truth, rng), *_letters(truth, rng), *_signs(truth), *_lists(truth)]
-    found += [f"-({truth})", f"{truth}+1", f"2({truth})", f"{truth}_7", f"({truth})^2", f"1/({truth})", f"{truth} x", f"{truth}0"]
+    found = [
+        *EVERYTHING,
+        *_parts(truth),
+        *_digits(truth, rng),
+        *_letters(truth, rng),
+        *_signs(truth),
+        *_lists(truth),
+    ]
+    found += [
+        f"-({truth})",
+        f"{truth}+1",
+        f"2({truth})",
+        f"{truth}_7",
+        f"({truth})^2",
+        f"1/({truth})",
+        f"{truth} x",
+        f"{truth}0",
+    ]
     found += [f"{truth}, 1", rf"{truth} \text{{ or }} 1", rf"\sqrt{{{truth}}}", *_bases(truth)]
     if (unit := _UNIT.search(truth)) and unit.start():
         found += [truth[: unit.start()] + other + truth[unit.end() :] for other in rng.sample(UNITS, 4)]
@@ -90,7 +120,9 @@ def _bases(truth: str) -> Iterator[str]:
 
 
 def means_the_same(answer: str, truth: str) -> bool:
-    """Return whether an answer has the values of a truth, side by side; a name before `=` and a unit may be left out."""
+    """Return whether an answer has the values of a truth, side by side; a name before `=` and a unit may be
+    left out.
+    """
     left, right = _sides(answer), _sides(truth)
     if left == right:
         return True
@@ -107,7 +139,9 @@ def means_the_same(answer: str, truth: str) -> bool:
 
 def _same_relation(left: list[str], right: list[str]) -> bool:
     """Return whether two sides are equal up to a factor."""
-    return len(left) == 2 and _same(f"(({left[0]})-({left[1]}))/(({right[0]})-({right[1]}))", "1", constant=True)
+    return len(left) == 2 and _same(
+        f"(({left[0]})-({left[1]}))/(({right[0]})-({right[1]}))", "1", constant=True
+    )
 
 
 def _sides(text: str) -> list[str]:
@@ -143,17 +177,21 @@ def _same(left: str, right: str, constant: bool = False) -> bool:
 
 
 _CALLS: dict[str, Callable[[complex], complex]] = {
-    "root": cmath.sqrt, "sin": cmath.sin, "cos": cmath.cos, "tan": cmath.tan, "ln": cmath.log, "exp": cmath.exp,
+    "root": cmath.sqrt, "sin": cmath.sin, "cos": cmath.cos, "tan": cmath.tan, "ln": cmath.log,
+    "exp": cmath.exp,
     "fac": lambda x: math.factorial(int(x.real)),
 }  # fmt: skip
 _OPERATORS: dict[type, Callable[..., Any]] = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv, ast.Pow: operator.pow,
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
+    ast.Pow: operator.pow,
     ast.USub: operator.neg, ast.UAdd: operator.pos,
 }  # fmt: skip
 
 
 def _value(text: str, seed: int) -> complex | None:
-    """Return the value of an expression, each letter with a value of its own; None for what is no such expression."""
+    """Return the value of an expression, each letter with a value of its own; None for what is no such
+    expression.
+    """
     try:
         return complex(_evaluated(ast.parse(_python(text), mode="eval").body, seed))
     except (SyntaxError, ValueError, ArithmeticError, KeyError, TypeError, RecursionError, AttributeError):
@@ -176,9 +214,17 @@ def _python(text: str) -> str:
     text = re.sub(r"\\(?:cdot|times)(?![A-Za-z])", "*", text.replace("^", "**"))
     text = re.sub(r"(\d+)!", r"fac(\1)", text)
     text = re.sub(
-        r"\\(sin|cos|tan|ln|exp)\s*([A-Za-z\d]|\\[a-z]+)?(?![A-Za-z(])", lambda m: f" {m[1]}({m[2]})" if m[2] else f" {m[1]}", text
+        r"\\(sin|cos|tan|ln|exp)\s*([A-Za-z\d]|\\[a-z]+)?(?![A-Za-z(])",
+        lambda m: f" {m[1]}({m[2]})" if m[2] else f" {m[1]}",
+        text,
     )
-    text = re.sub(r"\\([A-Za-z]+)", r" v\1 ", text).replace("{", "(").replace("}", ")").replace("[", "(").replace("]", ")")
+    text = (
+        re.sub(r"\\([A-Za-z]+)", r" v\1 ", text)
+        .replace("{", "(")
+        .replace("}", ")")
+        .replace("[", "(")
+        .replace("]", ")")
+    )
     tokens = re.findall(r"\d+\.?\d*|\.\d+|v\w+|root|sin|cos|tan|ln|exp|fac|[A-Za-z]|\*\*|\S", text)
     return "".join(f"{a}*" if _factor(a, b) else a for a, b in pairwise([*tokens, ""]))
 
@@ -192,7 +238,9 @@ def _evaluated(node: ast.expr, seed: int) -> Any:
     if isinstance(node, ast.Constant):
         return node.value
     if isinstance(node, ast.Name):
-        return {"vpi": math.pi, "e": math.e, "i": 1j}.get(node.id) or random.Random(f"{node.id}{seed}").uniform(0.5, 3.0)
+        return {"vpi": math.pi, "e": math.e, "i": 1j}.get(node.id) or random.Random(
+            f"{node.id}{seed}"
+        ).uniform(0.5, 3.0)
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
         return _CALLS[node.func.id](complex(_evaluated(node.args[0], seed)))
     if isinstance(node, ast.UnaryOp):

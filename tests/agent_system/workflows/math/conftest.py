@@ -27,7 +27,9 @@ Play = Callable[..., CollectResult]
 
 @pytest.fixture
 def play(tokenizer) -> Play:
-    """Play one episode with scripted replies: play(solver=[...], verifier=[...], truth=..., options=..., env=..., reward=...)."""
+    """Play one episode with scripted replies: play(solver=[...], verifier=[...], truth=..., options=...,
+    env=..., reward=...).
+    """
 
     async def run(*, solver, verifier=(), truth="42", options=None, env=None, reward=None) -> CollectResult:
         team = scripted_team(

@@ -1,4 +1,6 @@
-"""Ground truths of the forms of public mathematics sets, with answers that differ from them by construction."""
+"""Ground truths of the forms of public mathematics sets, with answers that differ from them by
+construction.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +9,11 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-# Answers that a policy may find to fit everything: none equals a truth made here, unless it has the truth's own text.
+# Answers that a policy may find to fit everything: none equals a truth made here, unless it has the truth's
+# own text.
 EVERYTHING = (
-    "0", "1", "-1", "1=1", "0=0", "x=x", "2+3=5", "1<2", r"\emptyset", r"\{\}", "x", "i", "e", r"\pi", r"\infty", "A", r"\text{no}", "()",
+    "0", "1", "-1", "1=1", "0=0", "x=x", "2+3=5", "1<2", r"\emptyset", r"\{\}", "x", "i", "e", r"\pi",
+    r"\infty", "A", r"\text{no}", "()",
     "0.5", "0,1", r"\pm 1", r"\mathbb{R}", r"x \in \mathbb{R}",
 )  # fmt: skip
 LETTERS = ["xyz", "abc", "rRs", "mMv", "nkt", "pqh", "ghl", "dsc", "uUw"]
@@ -17,21 +21,31 @@ LETTERS = ["xyz", "abc", "rRs", "mMv", "nkt", "pqh", "ghl", "dsc", "uUw"]
 
 # Truths as public sets of mathematics, physics and word problems write them.
 WRITTEN = (
-    "72", "1,450", "0.125", "-3", r"\$18.90", "4.4e7", "3.61e-10", r"\frac{17}{50}", r"-\frac{5}{3}", "2 / 3", r"2\frac{1}{4}", "15\\%",
-    r"12\pi", r"\frac{3\sqrt{7}}{2}", r"\sqrt[3]{12}", r"2^{10}-1", r"\frac{12!}{4!8!}", r"\binom{9}{4}", "43_5", r"\log_3 14", r"\ln 6",
-    r"3+4i", r"2 e^{i \pi / 6}", r"-2+2 \sqrt{3} i", "(2,-5)", r"\left(\frac{1}{2}, 3\right)", "[-2,7)", r"(-\infty, 2) \cup (5, \infty)",
-    r"\{1, 4, 9\}", "3, 7, 12", r"1 \pm \sqrt{6}", r"a \le 6", "x > -3", r"2 < x \leq 9", "k = 4", r"y = 2x - 7", r"x^2 + y^2 = 25",
-    "f(x) = 3x + 1", r"n = 5, m = 8", "x^2 - 5x + 6", r"b ^ { 2 } - 9 a ^ { 2 }", r"\frac{m v^2}{2 r}", r"I(0) e^{-\frac{t}{R C}}",
-    r"E_{1} + 2 E_{2}", r"\frac{n(n+1)}{2}", r"\frac{1}{s^2 + 4}", r"A \sin(\omega t) + B \cos(\omega t)", r"c x^{-2} - \ln x", r"2 \tau",
-    r"\begin{pmatrix} 2 & 0 \\ 1 & 5 \end{pmatrix}", r"\left[\begin{array}{rr}1 & 2 \\ 3 & 4\end{array}\right]", "9 (apples)",
-    r"35 \mathrm{~N}", r"-114.4 \mathrm{~kJ} \mathrm{~mol}^{-1}", "0.123 nm", r"9.8 \mathrm{~m} / \mathrm{s}^2", r"18.8^{\circ}",
+    "72", "1,450", "0.125", "-3", r"\$18.90", "4.4e7", "3.61e-10", r"\frac{17}{50}", r"-\frac{5}{3}", "2 / 3",
+    r"2\frac{1}{4}", "15\\%",
+    r"12\pi", r"\frac{3\sqrt{7}}{2}", r"\sqrt[3]{12}", r"2^{10}-1", r"\frac{12!}{4!8!}", r"\binom{9}{4}",
+    "43_5", r"\log_3 14", r"\ln 6",
+    r"3+4i", r"2 e^{i \pi / 6}", r"-2+2 \sqrt{3} i", "(2,-5)", r"\left(\frac{1}{2}, 3\right)", "[-2,7)",
+    r"(-\infty, 2) \cup (5, \infty)",
+    r"\{1, 4, 9\}", "3, 7, 12", r"1 \pm \sqrt{6}", r"a \le 6", "x > -3", r"2 < x \leq 9", "k = 4",
+    r"y = 2x - 7", r"x^2 + y^2 = 25",
+    "f(x) = 3x + 1", r"n = 5, m = 8", "x^2 - 5x + 6", r"b ^ { 2 } - 9 a ^ { 2 }", r"\frac{m v^2}{2 r}",
+    r"I(0) e^{-\frac{t}{R C}}",
+    r"E_{1} + 2 E_{2}", r"\frac{n(n+1)}{2}", r"\frac{1}{s^2 + 4}", r"A \sin(\omega t) + B \cos(\omega t)",
+    r"c x^{-2} - \ln x", r"2 \tau",
+    r"\begin{pmatrix} 2 & 0 \\ 1 & 5 \end{pmatrix}",
+    r"\left[\begin{array}{rr}1 & 2 \\ 3 & 4\end{array}\right]", "9 (apples)",
+    r"35 \mathrm{~N}", r"-114.4 \mathrm{~kJ} \mathrm{~mol}^{-1}", "0.123 nm",
+    r"9.8 \mathrm{~m} / \mathrm{s}^2", r"18.8^{\circ}",
     r"6.6 \times 10^{-23} \mathrm{~J}", "5 dm", "LRAC = MC", "Monday", r"\text{no solution}", "(B)", "7:45",
 )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Form:
-    """A truth made from numbers and letters, another one for other numbers, and where it is `lettered` for other letters."""
+    """A truth made from numbers and letters, another one for other numbers, and where it is `lettered` for
+    other letters.
+    """
 
     make: Callable[[Sequence[int], Sequence[str]], str]
     lettered: bool = False
@@ -102,19 +116,32 @@ def _different(name: str, numbers: list[int], letters: str, rng: random.Random) 
         others.append(form.make(changed, letters))
     if form.lettered:
         swapped = letters[1] + letters[0] + letters[2]
-        others += [form.make(numbers, swapped), form.make(numbers, letters[0].swapcase() + letters[1:]), form.make(numbers, "zyx")]
+        others += [
+            form.make(numbers, swapped),
+            form.make(numbers, letters[0].swapcase() + letters[1:]),
+            form.make(numbers, "zyx"),
+        ]
     parts = [
         *re.findall(r"\d+", truth),
         *re.findall(r"(?<![A-Za-z\\])[A-Za-z](?![A-Za-z])", truth),
         *re.split(r"[+=,<-]|\\le|\\cup", truth),
     ]
     others += [part.strip(" ()[]{}\\") for part in parts if part.strip()]
-    others += [f"{truth}+1", f"-({truth})", f"{truth}_7", f"2({truth})", f"{truth} \\text{{ or }} 1", f"{truth}, 1"]
+    others += [
+        f"{truth}+1",
+        f"-({truth})",
+        f"{truth}_7",
+        f"2({truth})",
+        f"{truth} \\text{{ or }} 1",
+        f"{truth}, 1",
+    ]
     return [other for other in dict.fromkeys([*others, *EVERYTHING]) if _differs(name, other, truth)]
 
 
 def _differs(name: str, other: str, truth: str) -> bool:
-    """Return whether an answer made from a truth's parts or numbers is another one: not where only its spelling differs."""
+    """Return whether an answer made from a truth's parts or numbers is another one: not where only its
+    spelling differs.
+    """
     if not other or _spelling(other) == _spelling(truth):
         return False
     result = truth.rsplit("=", 1)[-1].strip()

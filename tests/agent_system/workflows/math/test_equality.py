@@ -1,4 +1,6 @@
-"""Equality of answers: over kinds of answers, against answers that a paid policy would find, and beside math-verify."""
+"""Equality of answers: over kinds of answers, against answers that a paid policy would find, and beside
+math-verify.
+"""
 
 from __future__ import annotations
 
@@ -86,10 +88,18 @@ DIFFERENT = [
     (r"\emptyset", "No"), ("none", r"\text{No}"), ("E_1", "e_1"),
 ]  # fmt: skip
 
-# Letters behind a number are a unit in an answer to a number, and in a truth that has the symbol of one; else they are variables.
-DIFFERENT_FROM_A_TRUTH = [("5 md", "5 dm"), ("5", "5 dm"), ("5 kJ", "5 J mol^{-1}"), ("3", "3 K"), ("3 Kb", "3 K")]
+# Letters behind a number are a unit in an answer to a number, and in a truth that has the symbol of one; else
+# they are variables.
+DIFFERENT_FROM_A_TRUTH = [
+    ("5 md", "5 dm"),
+    ("5", "5 dm"),
+    ("5 kJ", "5 J mol^{-1}"),
+    ("3", "3 K"),
+    ("3 Kb", "3 K"),
+]
 
-# math-verify takes another truth of these forms for equal: it ignores bases, the result of an equation and the size of small numbers.
+# math-verify takes another truth of these forms for equal: it ignores bases, the result of an equation and
+# the size of small numbers.
 PEER_ACCEPTS = {"base", "power", "tiny", "arithmetic", "root unit"}
 PEER_REJECTS = {"integer", "fraction", "tuple", "interval", "complex", "pi"}
 
@@ -115,7 +125,9 @@ def test_letters_behind_a_number_are_not_left_out_of_a_truth_nor_exchanged(answe
     assert not is_equal(answer, truth)
 
 
-def test_no_short_answer_parts_letters_digits_bases_or_units_of_a_truth_is_accepted_for_it(request: pytest.FixtureRequest) -> None:
+def test_no_short_answer_parts_letters_digits_bases_or_units_of_a_truth_is_accepted_for_it(
+    request: pytest.FixtureRequest,
+) -> None:
     """Without `--all-levels` one truth of each form, and a sixth of the answers."""
     everything = request.config.getoption("--all-levels")
     rng = random.Random(1)
@@ -126,10 +138,13 @@ def test_no_short_answer_parts_letters_digits_bases_or_units_of_a_truth_is_accep
         assert not accepted, (gold.form, gold.truth)
 
 
-def test_no_short_answer_beside_a_truth_as_sets_write_them_is_accepted_and_different(request: pytest.FixtureRequest) -> None:
+def test_no_short_answer_beside_a_truth_as_sets_write_them_is_accepted_and_different(
+    request: pytest.FixtureRequest,
+) -> None:
     """Without `--all-levels` a twentieth of the answers.
 
-    With it, by a grader process and its time limit, also 2,000 answers of GSM8K and of `MATH_TRUTHS`, a file with one a line.
+    With it, by a grader process and its time limit, also 2,000 answers of GSM8K and of `MATH_TRUTHS`, a file
+    with one a line.
     """
     everything = request.config.getoption("--all-levels")
     pool: GraderPool | None = request.getfixturevalue("pool") if everything else None
@@ -142,14 +157,26 @@ def test_no_short_answer_beside_a_truth_as_sets_write_them_is_accepted_and_diffe
     rng = random.Random(6)
     truths = list(WRITTEN)
     if everything:
-        public = [row["answer"].rpartition("####")[2].strip() for row in read_rows(GSM8K)] if GSM8K.exists() else []
-        public += Path(listed).read_text(encoding="utf-8").splitlines() if (listed := os.environ.get("MATH_TRUTHS")) else []
+        public = (
+            [row["answer"].rpartition("####")[2].strip() for row in read_rows(GSM8K)]
+            if GSM8K.exists()
+            else []
+        )
+        public += (
+            Path(listed).read_text(encoding="utf-8").splitlines()
+            if (listed := os.environ.get("MATH_TRUTHS"))
+            else []
+        )
         truths += rng.sample(sorted(set(public)), min(len(set(public)), 2000))
     accepted: list[tuple[str, str]] = []
     for truth in truths:
         tried = attacks(truth, rng)
         tried = tried if everything else rng.sample(tried, len(tried) // 20)
-        accepted += [(answer, truth) for answer in tried if accepts(answer, truth) and not means_the_same(answer, truth)]
+        accepted += [
+            (answer, truth)
+            for answer in tried
+            if accepts(answer, truth) and not means_the_same(answer, truth)
+        ]
         assert is_equal(truth, truth)
     assert not accepted, f"{len(accepted)} for {len(truths)} truths"
 
@@ -157,7 +184,11 @@ def test_no_short_answer_beside_a_truth_as_sets_write_them_is_accepted_and_diffe
 def test_every_form_of_truth_is_read_so_that_other_spellings_count() -> None:
     for gold in golds(len(FORMS), seed=2):
         spaced = gold.truth.replace("+", " + ").replace("=", " = ").replace(r"\dfrac", r"\tfrac")
-        spaced = re.sub(r"(?<!\\left)\(", r"\\left(", spaced).replace(")", r"\right)").replace(r"\right\right", r"\right")
+        spaced = (
+            re.sub(r"(?<!\\left)\(", r"\\left(", spaced)
+            .replace(")", r"\right)")
+            .replace(r"\right\right", r"\right")
+        )
         assert is_equal(f"${spaced}$.", gold.truth), gold
         assert algebra.readable(gold.truth) or gold.form == "time", gold
 
@@ -170,7 +201,9 @@ def test_where_math_verify_and_the_grader_differ_the_form_is_listed() -> None:
         return bool(verify(*read, timeout_seconds=None))
 
     compared = [gold for gold in golds(len(FORMS), seed=3) if gold.form in PEER_ACCEPTS | PEER_REJECTS]
-    assert {gold.form for gold in compared if any(peer(other, gold.truth) for other in gold.different[:3])} == PEER_ACCEPTS
+    assert {
+        gold.form for gold in compared if any(peer(other, gold.truth) for other in gold.different[:3])
+    } == PEER_ACCEPTS
     assert not any(is_equal(other, gold.truth) for gold in compared for other in gold.different[:3])
     assert all(peer(gold.truth, gold.truth) and is_equal(gold.truth, gold.truth) for gold in compared)
     assert peer("1=1", "2+3=5") and not is_equal("1=1", "2+3=5")
@@ -179,12 +212,16 @@ def test_where_math_verify_and_the_grader_differ_the_form_is_listed() -> None:
 @pytest.mark.parametrize(
     ("text", "value", "unit"),
     [
-        (r"5 \mathrm{~kJ} \mathrm{~mol}^{-1}", "5", "kilojoul mol^-1"), (r"5 \text{ kJ/mol}", "5", "kilojoul mol^-1"),
+        (r"5 \mathrm{~kJ} \mathrm{~mol}^{-1}", "5", "kilojoul mol^-1"),
+        (r"5 \text{ kJ/mol}", "5", "kilojoul mol^-1"),
         (r"9.8 \mathrm{~m} / \mathrm{s}^2", "9.8", "meter second^-2"),
         (r"9.8 \frac{\mathrm{m}}{\mathrm{s}^2}", "9.8", "meter second^-2"),
-        (r"4 \cdot 10^{-10} \mathrm{~m}", r"4 \cdot 10^{-10}", "meter"), (r"3 \mu\mathrm{m}", "3", "micrometer"),
-        (r"\sqrt{3} \text{ square feet}", r"\sqrt{3}", "foot^2"), (r"5 \text{ (or 7)}", r"5 \text{ (or 7)}", ""),
-        (r"x \text{ or } y", r"x \text{ or } y", ""), (r"\text{No}", r"\text{No}", ""), (r"3 \text{ if } x", r"3 \text{ if } x", ""),
+        (r"4 \cdot 10^{-10} \mathrm{~m}", r"4 \cdot 10^{-10}", "meter"),
+        (r"3 \mu\mathrm{m}", "3", "micrometer"),
+        (r"\sqrt{3} \text{ square feet}", r"\sqrt{3}", "foot^2"),
+        (r"5 \text{ (or 7)}", r"5 \text{ (or 7)}", ""),
+        (r"x \text{ or } y", r"x \text{ or } y", ""), (r"\text{No}", r"\text{No}", ""),
+        (r"3 \text{ if } x", r"3 \text{ if } x", ""),
     ],
 )  # fmt: skip
 def test_units_are_cut_whole_and_compared_in_one_spelling(text: str, value: str, unit: str) -> None:

@@ -81,7 +81,12 @@ def test_graders_end_when_their_parent_is_killed(hanging):
         "from agent_system.workflows.math.world.grader_pool import GraderPool\n"
         "pool = GraderPool(workers=1, timeout_s=1.0)\n"
         "pool.compare_now('1+1', '2')\n"
-        + ("threading.Thread(target=pool.compare_now, args=('99999999!', '5'), daemon=True).start(); time.sleep(0.2)\n" if hanging else "")
+        + (
+            "threading.Thread(target=pool.compare_now, args=('99999999!', '5'), daemon=True).start(); "
+            "time.sleep(0.2)\n"
+            if hanging
+            else ""
+        )
         + "print(pool.pids[0], flush=True)\n"
         "time.sleep(60)\n"
     )
@@ -106,7 +111,9 @@ def test_answers_that_hang_do_not_keep_the_process_from_ending():
         "asyncio.run(main())\n"
     )
     start = time.monotonic()
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
     assert ended.returncode == 0, ended.stderr
     assert time.monotonic() - start < 30.0
     assert until_gone([int(ended.stdout)])
@@ -134,7 +141,8 @@ def test_grader_does_not_see_the_trainers_secrets(monkeypatch, tmp_path):
     monkeypatch.setenv("WANDB_API_KEY", "secret")
     spy = tmp_path / "spy.py"
     spy.write_text(
-        "import os, sys\nprint('{\"ready\": true}', flush=True)\nopen(sys.argv[0] + '.env', 'w').write(str(dict(os.environ)))\n"
+        "import os, sys\nprint('{\"ready\": true}', flush=True)\nopen(sys.argv[0] + '.env', "
+        "'w').write(str(dict(os.environ)))\n"
         "sys.stdin.read()"
     )
     monkeypatch.setattr(grader_pool, "SCRIPT", spy)

@@ -35,7 +35,9 @@ async def test_every_speaker_reads_the_whole_dialogue(play):
         options={"max_loop_num": 3},
     )
     last = result.episodes[0].samples[-1].prompt_text
-    assert last.index("[Solver]\nfirst") < last.index("[Verifier]\noff by one") < last.index("[Solver]\nsecond")
+    assert (
+        last.index("[Solver]\nfirst") < last.index("[Verifier]\noff by one") < last.index("[Solver]\nsecond")
+    )
     assert "secret" not in last and "What is 6 times 7?" in last
 
 
@@ -46,12 +48,16 @@ async def test_the_last_solution_is_not_judged(play, loops, expected):
 
 
 async def test_verify_last_asks_about_the_last_solution_too(play):
-    result = await play(solver=[r"\boxed{1}"], verifier=[REJECT], options={"max_loop_num": 1, "verify_last": True})
+    result = await play(
+        solver=[r"\boxed{1}"], verifier=[REJECT], options={"max_loop_num": 1, "verify_last": True}
+    )
     assert spoken(result) == [SOLVER, VERIFIER]
 
 
 @pytest.mark.parametrize(("fallback", "calls"), [("reject", 3), ("approve", 2)])
-@pytest.mark.parametrize("reply", ["looks good", "<verify>maybe</verify>", "<think><verify>approve</verify></think> well"])
+@pytest.mark.parametrize(
+    "reply", ["looks good", "<verify>maybe</verify>", "<think><verify>approve</verify></think> well"]
+)
 async def test_unreadable_verdict_is_the_fallback_and_is_counted(play, fallback, calls, reply):
     result = await play(solver=[r"\boxed{42}"] * 2, verifier=[reply], options={"verdict_fallback": fallback})
     assert len(spoken(result)) == calls
@@ -62,7 +68,9 @@ async def test_unreadable_verdict_is_the_fallback_and_is_counted(play, fallback,
 
 
 async def test_verdict_is_read_in_any_case_and_the_last_one_counts(play):
-    result = await play(solver=[r"\boxed{42}"], verifier=["<verify>reject</verify> no: <VERIFY> Approve. </Verify>"])
+    result = await play(
+        solver=[r"\boxed{42}"], verifier=["<verify>reject</verify> no: <VERIFY> Approve. </Verify>"]
+    )
     assert spoken(result) == [SOLVER, VERIFIER]
 
 
@@ -74,11 +82,16 @@ def test_short_style_is_the_bare_question_and_dialogue():
     said = [Entry(SOLVER, r"1+1=2. \boxed{2}", "2"), Entry(VERIFIER, REJECT, "reject")]
 
     def prompt(agent, entries) -> str:
-        return agent.messages({"env_prompt": "1+{1}?", "team_context": agent.team_context(entries), "memory": "", "step": 1})[0]["content"]
+        return agent.messages(
+            {"env_prompt": "1+{1}?", "team_context": agent.team_context(entries), "memory": "", "step": 1}
+        )[0]["content"]
 
     assert prompt(solver, []) == "Solve: 1+{1}?"
     assert prompt(verifier, said[:1]) == "Check: 1+{1}?\nSolver: 1+1=2. \\boxed{2}"
-    assert prompt(solver, said) == "Solve: 1+{1}?\nSolver: 1+1=2. \\boxed{2}\nVerifier: Wrong. <verify>reject</verify>"
+    assert (
+        prompt(solver, said)
+        == "Solve: 1+{1}?\nSolver: 1+1=2. \\boxed{2}\nVerifier: Wrong. <verify>reject</verify>"
+    )
 
 
 def test_full_style_shows_both_the_form_of_their_reply():

@@ -16,7 +16,11 @@ TASK = Task("t", "What is 6 times 7?", "demo", "42")
 
 @pytest.fixture(scope="module", autouse=True)
 def sandbox() -> Iterator[None]:
-    configure(SandboxConfig(min_level="rlimits", workers=2, limits=SandboxLimitsConfig(cpu_s=1.0, wall_s=60.0, memory_mb=128)))
+    configure(
+        SandboxConfig(
+            min_level="rlimits", workers=2, limits=SandboxLimitsConfig(cpu_s=1.0, wall_s=60.0, memory_mb=128)
+        )
+    )
     yield
     close_shared()
 
@@ -30,7 +34,9 @@ def tokenizer() -> Any:
 def play(tokenizer: Any) -> Callable[..., Any]:
     """Play episodes with scripted replies."""
 
-    async def run(reasoner: Any, tool: Any, *, k: int = 0, max_steps: int = 3, style: str = "full", max_rounds: int = 4) -> Any:
+    async def run(
+        reasoner: Any, tool: Any, *, k: int = 0, max_steps: int = 3, style: str = "full", max_rounds: int = 4
+    ) -> Any:
         team = scripted_team(
             "math_tool",
             {REASONER: reasoner, TOOL_USER: tool},

@@ -3,7 +3,13 @@ import pytest
 from agent_system import AgentSystemError, Task
 from agent_system.options import build_options
 from agent_system.testing import check_env
-from agent_system.workflows.math_tool import REASONER, TOOL_USER, MathToolEnv, MathToolEnvOptions, MathToolOptions
+from agent_system.workflows.math_tool import (
+    REASONER,
+    TOOL_USER,
+    MathToolEnv,
+    MathToolEnvOptions,
+    MathToolOptions,
+)
 from agent_system.workflows.single import SINGLE
 from tests.agent_system.workflows.math_tool.conftest import TASK
 
@@ -15,8 +21,12 @@ def world(**options) -> MathToolEnv:
 
 
 @pytest.mark.parametrize("agent", [REASONER, TOOL_USER, SINGLE])
-@pytest.mark.parametrize(("answer", "local"), [("42", 1.0), ("42.0", 1.0), ("41", 0.2), ("", 0.0), ("{env_prompt} %s", 0.2)])
-async def test_an_answer_is_paid_for_its_box_and_for_being_right(agent: str, answer: str, local: float) -> None:
+@pytest.mark.parametrize(
+    ("answer", "local"), [("42", 1.0), ("42.0", 1.0), ("41", 0.2), ("", 0.0), ("{env_prompt} %s", 0.2)]
+)
+async def test_an_answer_is_paid_for_its_box_and_for_being_right(
+    agent: str, answer: str, local: float
+) -> None:
     env = world()
     outcome = await env.act(agent, answer)
     assert outcome.local == pytest.approx(local)
@@ -30,23 +40,32 @@ async def test_the_episode_ends_where_both_agree_and_earns_whether_they_are_righ
     await env.act(REASONER, "41")
     await env.act(TOOL_USER, "42")
     outcome = await env.step("41")
-    assert not outcome.done and outcome.team == 0.0 and (outcome.info["reasoner/accuracy"], outcome.info["tool/accuracy"]) == (0, 1)
+    assert (
+        not outcome.done
+        and outcome.team == 0.0
+        and (outcome.info["reasoner/accuracy"], outcome.info["tool/accuracy"]) == (0, 1)
+    )
     assert env.observe(REASONER).info["last"] == {"reasoner": "41", "tool": "42"}
     await env.act(TOOL_USER, "84/2")
     await env.act(REASONER, "42")
     outcome = await env.step("42")
-    assert outcome.done and outcome.team == 1.0 and (outcome.info["success"], outcome.info["agreed"]) == (1, 1)
+    assert (
+        outcome.done and outcome.team == 1.0 and (outcome.info["success"], outcome.info["agreed"]) == (1, 1)
+    )
 
 
 @pytest.mark.parametrize(
     ("truth", "found", "reasoned", "close", "exact"),
     [
-        ("1/3", "0.3333333333333333", r"\frac{1}{3}", True, False), ("0.3", "0.30000000000000004", "0.3", True, False),
+        ("1/3", "0.3333333333333333", r"\frac{1}{3}", True, False),
+        ("0.3", "0.30000000000000004", "0.3", True, False),
         ("1/3", "0.3333", "1/3", False, False), ("1000000", "1000001", "1000000", False, False),
         (r"\sqrt{2}", "1.4142135623730951", r"\sqrt{2}", True, False),
     ],
 )  # fmt: skip
-async def test_a_computed_number_earns_and_agrees_within_the_tolerance(truth, found, reasoned, close, exact) -> None:
+async def test_a_computed_number_earns_and_agrees_within_the_tolerance(
+    truth, found, reasoned, close, exact
+) -> None:
     for tolerance, right in ((1e-6, close), (0.0, exact)):
         env = MathToolEnv(MathToolEnvOptions(tolerance=tolerance, decides="tool"))
         env.reset(Task("t", "?", "demo", truth))
@@ -60,7 +79,9 @@ async def test_a_computed_number_earns_and_agrees_within_the_tolerance(truth, fo
 async def test_what_the_reasoner_writes_is_compared_exactly() -> None:
     env = MathToolEnv()
     env.reset(Task("t", "?", "demo", "1/3"))
-    assert (await env.act(REASONER, "0.3333333")).local == pytest.approx(0.2) and (await env.score(REASONER, "0.3333333")).team == 0.0
+    assert (await env.act(REASONER, "0.3333333")).local == pytest.approx(0.2) and (
+        await env.score(REASONER, "0.3333333")
+    ).team == 0.0
 
 
 async def test_agreement_on_a_wrong_answer_ends_the_episode_too_and_missing_answers_do_not_agree() -> None:
@@ -78,14 +99,21 @@ async def test_a_single_agent_answers_once_unless_it_says_nothing() -> None:
     assert not (await env.step("")).done
     await env.act(SINGLE, "41.99999999")
     outcome = await env.step("41.99999999")
-    assert outcome.done and outcome.team == 1.0 and "agreed" not in outcome.info and "reasoner/accuracy" not in outcome.info
+    assert (
+        outcome.done
+        and outcome.team == 1.0
+        and "agreed" not in outcome.info
+        and "reasoner/accuracy" not in outcome.info
+    )
 
 
 @pytest.mark.parametrize(("decides", "reasoned", "found", "right"), [
     ("reasoner", "42", "1", 1), ("reasoner", "1", "42", 0), ("reasoner", "", "42", 0),
     ("tool", "42", "1", 0), ("tool", "1", "42", 1), ("tool", "42", "", 0),
 ])  # fmt: skip
-async def test_one_of_them_decides_where_they_differ(decides: str, reasoned: str, found: str, right: int) -> None:
+async def test_one_of_them_decides_where_they_differ(
+    decides: str, reasoned: str, found: str, right: int
+) -> None:
     env = world(decides=decides)
     await env.act(TOOL_USER, found)
     await env.act(REASONER, reasoned)
@@ -121,9 +149,23 @@ async def test_a_fork_is_independent() -> None:
 
 
 def test_any_play_conforms() -> None:
-    first = [(TOOL_USER, "41"), (REASONER, "42"), "42", ("Nobody", "x"), (REASONER, "\x00\ud7ff"), (TOOL_USER, "print("), "", "1"]
-    for play in ([*first, (REASONER, "\\frac{84}{2}"), (TOOL_USER, "42"), ""], [*first, (SINGLE, "41"), "41"]):
-        check_env(lambda seed: MathToolEnv(seed=seed), TASK, play, team_range=(-1.0, 1.0), local_range=(0.0, 1.0))
+    first = [
+        (TOOL_USER, "41"),
+        (REASONER, "42"),
+        "42",
+        ("Nobody", "x"),
+        (REASONER, "\x00\ud7ff"),
+        (TOOL_USER, "print("),
+        "",
+        "1",
+    ]
+    for play in (
+        [*first, (REASONER, "\\frac{84}{2}"), (TOOL_USER, "42"), ""],
+        [*first, (SINGLE, "41"), "41"],
+    ):
+        check_env(
+            lambda seed: MathToolEnv(seed=seed), TASK, play, team_range=(-1.0, 1.0), local_range=(0.0, 1.0)
+        )
 
 
 def test_bad_options_and_tasks_are_named() -> None:
@@ -142,5 +184,8 @@ def test_bad_options_and_tasks_are_named() -> None:
 
 async def test_a_role_that_is_paid_nothing_for_itself_is_given_no_local_reward() -> None:
     env = world(format_reward=0.0, match_reward=0.0)
-    assert [(await env.act(agent, action)).local for agent, action in ((REASONER, "42"), (TOOL_USER, ""), ("Nobody", "x"))] == [None] * 3
+    assert [
+        (await env.act(agent, action)).local
+        for agent, action in ((REASONER, "42"), (TOOL_USER, ""), ("Nobody", "x"))
+    ] == [None] * 3
     assert (await world(match_reward=0.0).act(REASONER, "")).local == 0.0

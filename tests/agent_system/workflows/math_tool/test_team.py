@@ -22,19 +22,29 @@ def of(episode: Any, agent: str) -> list[Any]:
     return [s for s in episode.samples if s.agent_id == agent]
 
 
-async def test_the_tool_user_answers_with_what_its_program_prints_and_each_generation_is_a_sample(play: Any) -> None:
+async def test_the_tool_user_answers_with_what_its_program_prints_and_each_generation_is_a_sample(
+    play: Any,
+) -> None:
     result = await play([boxed("42")], [called("print(6 * 7)"), boxed("42")])
     (episode,) = result.episodes
     asked, answered = of(episode, TOOL_USER)
     assert "<tool_response>\n42\n" in answered.prompt_text and (asked.action, answered.action) == ("", "42")
-    assert [s.local_reward for s in (asked, answered)] == [1.0, 1.0] and [s.reward for s in (asked, answered)] == [2.0, 2.0]
-    assert (episode.turns, episode.team_reward, episode.info["agreed"]) == (1, 1.0, 1) and len(result.batch) == 3
+    assert [s.local_reward for s in (asked, answered)] == [1.0, 1.0] and [
+        s.reward for s in (asked, answered)
+    ] == [2.0, 2.0]
+    assert (episode.turns, episode.team_reward, episode.info["agreed"]) == (1, 1.0, 1) and len(
+        result.batch
+    ) == 3
     assert result.metrics["agent/tool_agent/tools/calls_per_episode"] == 1
 
 
 async def test_they_see_each_others_answers_in_the_next_turn_and_stop_when_they_agree(play: Any) -> None:
     (episode,) = (await play([boxed("41"), boxed("42")], [boxed("42")] * 2)).episodes
-    assert episode.turns == 2 and episode.team_reward == 1.0 and (episode.info["success"], episode.info["agreed"]) == (1, 1)
+    assert (
+        episode.turns == 2
+        and episode.team_reward == 1.0
+        and (episode.info["success"], episode.info["agreed"]) == (1, 1)
+    )
     first, second = of(episode, REASONER)
     assert "# The last turn" not in first.prompt_text and first.local_reward == pytest.approx(0.2)
     assert "The Reasoner's answer: 41\nThe Tool-user's answer: 42" in second.prompt_text
@@ -45,10 +55,20 @@ async def test_errors_are_shown_to_the_tool_user_and_missing_answers_are_named(p
     replies = [called("raise ValueError('no')"), '<tool_call>{"name": "python"', "?", boxed("42")]
     (episode,) = (await play(["?", boxed("42")], replies, max_steps=2)).episodes
     _, second, third, _ = of(episode, TOOL_USER)
-    assert "ValueError: no" in second.prompt_text and "error: the tool call is not valid JSON" in third.prompt_text
+    assert (
+        "ValueError: no" in second.prompt_text
+        and "error: the tool call is not valid JSON" in third.prompt_text
+    )
     assert [s.valid for s in of(episode, TOOL_USER)] == [True, False, False, True]
-    assert "The Reasoner's answer: (none)\nThe Tool-user's answer: (none)" in of(episode, TOOL_USER)[3].prompt_text
-    assert episode.info["reasoner/unparsed"] == 1 and episode.info["tool/unparsed"] == 1 and episode.team_reward == 1.0
+    assert (
+        "The Reasoner's answer: (none)\nThe Tool-user's answer: (none)"
+        in of(episode, TOOL_USER)[3].prompt_text
+    )
+    assert (
+        episode.info["reasoner/unparsed"] == 1
+        and episode.info["tool/unparsed"] == 1
+        and episode.team_reward == 1.0
+    )
 
 
 async def test_it_ends_after_max_steps_where_they_never_agree(play: Any) -> None:
@@ -74,7 +94,10 @@ async def test_the_short_style_says_the_same_in_few_words(play: Any) -> None:
 
 
 def test_the_run_gets_a_sandbox_for_its_agents() -> None:
-    team = {name: AgentRegistry.get(name, orchestra="math_tool", env="math_tool") for name in (REASONER, TOOL_USER)}
+    team = {
+        name: AgentRegistry.get(name, orchestra="math_tool", env="math_tool")
+        for name in (REASONER, TOOL_USER)
+    }
     single = AgentRegistry.get(SINGLE, orchestra="single", env="math_tool")
     assert [runs_programs(cls) for cls in (*team.values(), single)] == [False, True, True]
     assert OrchestraRegistry.get("math_tool", env="math_tool").agents == (REASONER, TOOL_USER)

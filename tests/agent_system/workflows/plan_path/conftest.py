@@ -34,7 +34,9 @@ def play(tokenizer: Any) -> Callable[..., Any]:
 
     async def run(*, tool: Any, executor: Any, text: str = AROUND, n: int = 1, max_steps: int = 6) -> Any:
         limits = {"tokenizer": tokenizer, "max_tokens": 400, "max_prompt_length": 4000}
-        team = scripted_team("plan_path", {TOOL: tool, EXECUTOR: executor}, **limits, max_failure_rate=0.0, max_steps=max_steps)
+        team = scripted_team(
+            "plan_path", {TOOL: tool, EXECUTOR: executor}, **limits, max_failure_rate=0.0, max_steps=max_steps
+        )
         return await team.collect([Task("t", text, "demo", extra={"map": text})], n, step=0)
 
     return run

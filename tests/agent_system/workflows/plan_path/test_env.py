@@ -47,7 +47,12 @@ def test_illegal_and_unparsable_actions_are_counted_by_role(start):
     for action in ("R", "no idea", "D"):
         env.act(TOOL, action)
         info = env.act(EXECUTOR, action).info
-    assert (info["tool/illegal"], info["tool/unparsed"], info["executor/illegal"], info["executor/unparsed"]) == (1.0, 1.0, 1.0, 1.0)
+    assert (
+        info["tool/illegal"],
+        info["tool/unparsed"],
+        info["executor/illegal"],
+        info["executor/unparsed"],
+    ) == (1.0, 1.0, 1.0, 1.0)
 
 
 def test_forks_go_their_own_ways(start):

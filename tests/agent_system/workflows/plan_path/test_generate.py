@@ -51,7 +51,9 @@ def test_a_difficulty_without_enough_maps_is_an_error(options, count, message):
         generate(count, 0, Difficulty(**options))
 
 
-@pytest.mark.parametrize("options", [{"size": 1}, {"wall_share": 0.9}, {"min_path": 9, "max_path": 8}, {"min_path": 0}])
+@pytest.mark.parametrize(
+    "options", [{"size": 1}, {"wall_share": 0.9}, {"min_path": 9, "max_path": 8}, {"min_path": 0}]
+)
 def test_an_impossible_difficulty_is_refused(options):
     with pytest.raises(AgentSystemError, match="found"):
         Difficulty(**options)
@@ -67,7 +69,25 @@ def test_a_row_becomes_a_task_that_the_world_plays():
 def test_command_writes_both_files(tmp_path):
     import pyarrow.parquet as pq
 
-    main(["plan_path", "--out", str(tmp_path), "--seed", "1", "--train", "8", "--test", "4", "--size", "8", "--min-path", "3"])
+    main(
+        [
+            "plan_path",
+            "--out",
+            str(tmp_path),
+            "--seed",
+            "1",
+            "--train",
+            "8",
+            "--test",
+            "4",
+            "--size",
+            "8",
+            "--min-path",
+            "3",
+        ]
+    )
     rows = {split: pq.read_table(tmp_path / f"{split}.parquet").to_pylist() for split in ("train", "test")}
     assert (len(rows["train"]), len(rows["test"])) == (8, 4)
-    assert not {row["extra_info"]["map"] for row in rows["train"]} & {row["extra_info"]["map"] for row in rows["test"]}
+    assert not {row["extra_info"]["map"] for row in rows["train"]} & {
+        row["extra_info"]["map"] for row in rows["test"]
+    }

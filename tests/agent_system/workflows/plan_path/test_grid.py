@@ -20,7 +20,12 @@ def test_text_of_a_map_makes_the_same_map():
 
 def test_moves_never_wrap_around_an_edge():
     grid = parse_map("S..\n..G")
-    assert grid.after(2, "R") is None and grid.after(3, "L") is None and grid.after(0, "U") is None and grid.after(5, "D") is None
+    assert (
+        grid.after(2, "R") is None
+        and grid.after(3, "L") is None
+        and grid.after(0, "U") is None
+        and grid.after(5, "D") is None
+    )
     assert [grid.after(4, move) for move in "UDLR"] == [1, None, 3, 5]
 
 

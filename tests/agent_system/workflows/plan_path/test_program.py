@@ -52,7 +52,11 @@ FAILED = {
 
 @pytest.fixture(scope="module", autouse=True)
 def sandbox() -> Iterator[None]:
-    configure(SandboxConfig(min_level="rlimits", workers=2, limits=SandboxLimitsConfig(cpu_s=1.0, wall_s=4.0, memory_mb=128)))
+    configure(
+        SandboxConfig(
+            min_level="rlimits", workers=2, limits=SandboxLimitsConfig(cpu_s=1.0, wall_s=4.0, memory_mb=128)
+        )
+    )
     yield
     close_shared()
 
@@ -73,7 +77,9 @@ def task(text: str = AROUND) -> Task:
 
 def proposal(sample: Any) -> str:
     """What an Executor read."""
-    (line,) = [line for line in sample.prompt_text.splitlines() if line.startswith("The Tool's program proposes: ")]
+    (line,) = [
+        line for line in sample.prompt_text.splitlines() if line.startswith("The Tool's program proposes: ")
+    ]
     return str(line.removeprefix("The Tool's program proposes: "))
 
 
@@ -83,26 +89,40 @@ def follow(prompt: str, _request: Any) -> str:
 
 
 @pytest.mark.parametrize("how", [{}, {"k": 3}, {"validate": True}, {"k": 3, "validate": True}])
-async def test_a_program_that_searches_leads_the_team_to_the_goal(collector: Any, how: dict[str, Any]) -> None:
+async def test_a_program_that_searches_leads_the_team_to_the_goal(
+    collector: Any, how: dict[str, Any]
+) -> None:
     team = collector(lambda *_: fenced(SOLVER), follow, k=how.get("k", 0), max_steps=6)
     result = await team.collect([task(MAP.text)], 2, step=0, validate=how.get("validate", False))
     for episode in result.episodes:
-        assert episode.info["success"] == 1.0 and episode.info["path_ratio"] == 1.0 and episode.info["executor/followed"] == 1.0
+        assert (
+            episode.info["success"] == 1.0
+            and episode.info["path_ratio"] == 1.0
+            and episode.info["executor/followed"] == 1.0
+        )
         assert episode.info["tool/failed_runs"] == 0.0 and episode.turns == -(-MAP.shortest // 4)
         assert all(s.local_reward == 0.0 and s.valid for s in episode.samples)
         read = [proposal(s) for s in episode.samples if s.agent_id == EXECUTOR and s.candidate == 0]
         assert walk(MAP, MAP.start, "".join(read).replace(", ", "")).reached
-        assert not any("import sys" in s.prompt_text for s in episode.samples), "the Executor reads the moves, not the program"
+        assert not any("import sys" in s.prompt_text for s in episode.samples), (
+            "the Executor reads the moves, not the program"
+        )
         json.dumps([s.to_json() for s in episode.samples])
 
 
 @pytest.mark.parametrize(("program", "read"), FAILED.items())
-async def test_a_program_without_moves_is_scored_counted_and_survived(collector: Any, program: str, read: str) -> None:
+async def test_a_program_without_moves_is_scored_counted_and_survived(
+    collector: Any, program: str, read: str
+) -> None:
     result = await collector([fenced(program)], ["<moves>D</moves>"]).collect([task()], 1, step=0)
     (episode,) = result.episodes
     tool, executor = episode.samples
     assert not episode.failed and tool.local_reward == pytest.approx(-0.5) and executor.local_reward > -0.2
-    assert (episode.info["tool/failed_runs"], episode.info["tool/unparsed"], episode.info["executor/followed"]) == (1, 1, 0)
+    assert (
+        episode.info["tool/failed_runs"],
+        episode.info["tool/unparsed"],
+        episode.info["executor/followed"],
+    ) == (1, 1, 0)
     assert proposal(executor).startswith(read) and len(proposal(executor)) <= LONGEST_REASON + len("none: ")
 
 
@@ -117,15 +137,24 @@ async def test_a_reply_without_a_program_runs_nothing_and_is_an_invalid_action(c
 
 
 async def test_each_candidate_runs_its_own_program_and_the_best_one_is_read(collector: Any) -> None:
-    programs = ["while True: pass", "print('R')", SOLVER, *[program for program in FAILED if "while" not in program]]
+    programs = [
+        "while True: pass",
+        "print('R')",
+        SOLVER,
+        *[program for program in FAILED if "while" not in program],
+    ]
     before = shared_sandbox().stats()["runs"]
     moves = ["D", "DDRR", *["U"] * (len(programs) - 2)]
-    team = collector([fenced(program) for program in programs], [f"<moves>{m}</moves>" for m in moves], k=len(programs))
+    team = collector(
+        [fenced(program) for program in programs], [f"<moves>{m}</moves>" for m in moves], k=len(programs)
+    )
     (episode,) = (await team.collect([task()], 1, step=0)).episodes
     assert shared_sandbox().stats()["runs"] - before == len(programs) and episode.left_out == 0
     tools = [s for s in episode.samples if s.agent_id == TOOL]
     assert [s.committed for s in tools] == [program == SOLVER for program in programs]
-    assert [s.local_reward for s in tools] == pytest.approx([0.0 if p == SOLVER else -0.2 if p == "print('R')" else -0.5 for p in programs])
+    assert [s.local_reward for s in tools] == pytest.approx(
+        [0.0 if p == SOLVER else -0.2 if p == "print('R')" else -0.5 for p in programs]
+    )
     assert {proposal(s) for s in episode.samples if s.agent_id == EXECUTOR} == {"D, D, R, R"}
     assert episode.info["tool/failed_runs"] == 0, "those of the losers happened on their own forks"
     assert episode.info["executor/followed"] == 1 and episode.info["progress"] > 0
@@ -140,7 +169,9 @@ async def test_candidates_are_run_at_the_same_time(collector: Any, monkeypatch: 
         return await run(program, stdin)
 
     monkeypatch.setattr(shared_sandbox(), "run", watched)
-    result = await collector([fenced("print('D')")] * 3, ["<moves>D</moves>"] * 3, k=3).collect([task()], 1, step=0)
+    result = await collector([fenced("print('D')")] * 3, ["<moves>D</moves>"] * 3, k=3).collect(
+        [task()], 1, step=0
+    )
     assert len(result.batch) == 6
 
 
@@ -148,7 +179,11 @@ async def test_the_next_turn_starts_without_a_proposal_from_where_the_executor_w
     where = fenced("import sys; print('D' if sys.stdin.read().startswith('@') else 'R')")
     team = collector([where, where, "no program"], [f"<moves>{move}</moves>" for move in "DDD"], max_steps=3)
     (episode,) = (await team.collect([task()], 1, step=0)).episodes
-    assert [proposal(s) for s in episode.samples if s.agent_id == EXECUTOR] == ["D", "R", "none: the reply holds no plan"]
+    assert [proposal(s) for s in episode.samples if s.agent_id == EXECUTOR] == [
+        "D",
+        "R",
+        "none: the reply holds no plan",
+    ]
 
 
 async def test_moves_are_not_a_program_and_a_program_is_not_moves(start: Any) -> None:
@@ -157,9 +192,15 @@ async def test_moves_are_not_a_program_and_a_program_is_not_moves(start: Any) ->
     outcome = await env.act(TOOL, Program("print('down', 'Down', 'R' * 9)"))
     assert (outcome.info["tool/surplus"], outcome.info["tool/illegal"], outcome.local) == (7, 0, 0.0)
     fork = env.fork()
-    assert fork.observe(EXECUTOR) == env.observe(EXECUTOR) and env.observe(EXECUTOR).info["proposal"] == "D, D, R, R"
+    assert (
+        fork.observe(EXECUTOR) == env.observe(EXECUTOR)
+        and env.observe(EXECUTOR).info["proposal"] == "D, D, R, R"
+    )
     await fork.act(TOOL, Program("print('U')"))
-    assert env.observe(EXECUTOR).info["proposal"] == "D, D, R, R" and fork.observe(EXECUTOR).info["proposal"] == "U"
+    assert (
+        env.observe(EXECUTOR).info["proposal"] == "D, D, R, R"
+        and fork.observe(EXECUTOR).info["proposal"] == "U"
+    )
 
 
 def test_the_prompt_asks_for_a_program_and_the_last_one_counts() -> None:
@@ -173,13 +214,18 @@ def test_the_prompt_asks_for_a_program_and_the_last_one_counts() -> None:
 
 async def test_a_team_that_writes_moves_runs_nothing(play: Any) -> None:
     before = shared_sandbox().stats()["runs"]
-    result = await play(tool=[fenced("print('R')") + "<moves>D</moves>"], executor=["<moves>D</moves>"], max_steps=1)
+    result = await play(
+        tool=[fenced("print('R')") + "<moves>D</moves>"], executor=["<moves>D</moves>"], max_steps=1
+    )
     assert result.episodes[0].samples[0].action == "D" and shared_sandbox().stats()["runs"] == before
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"tool": "coed"}, "did you mean 'code'"), ({"tool": "code", "prompt_style": "short"}, "tool=code needs prompt_style=full")],
+    [
+        ({"tool": "coed"}, "did you mean 'code'"),
+        ({"tool": "code", "prompt_style": "short"}, "tool=code needs prompt_style=full"),
+    ],
 )
 def test_bad_option_names_the_key(options: dict[str, Any], message: str) -> None:
     with pytest.raises(AgentSystemError, match=message):

@@ -22,7 +22,10 @@ def test_grid_view_shows_the_map_the_position_and_the_goal():
 def test_compact_view_shows_the_way_the_cells_ahead_and_where_the_team_was():
     text = compact_text(parse_map(AROUND), after(parse_map(AROUND), "DDUDR"), 2)
     assert text == "go U 2 R 1 at 1\nU # # D # # L 2 # R . #"
-    assert compact_text(parse_map("S.G"), initial_state(parse_map("S.G")), 3) == "go D 0 R 2 at 1\nU # # # D # # # L # # # R . G #"
+    assert (
+        compact_text(parse_map("S.G"), initial_state(parse_map("S.G")), 3)
+        == "go D 0 R 2 at 1\nU # # # D # # # L # # # R . G #"
+    )
 
 
 def test_compact_view_has_the_same_length_wherever_the_team_is():
@@ -32,7 +35,10 @@ def test_compact_view_has_the_same_length_wherever_the_team_is():
 
 
 def test_env_shows_the_view_that_is_asked_for():
-    views = [PlanPathEnv(PlanPathEnvOptions(view=view)).reset(Task("t", AROUND)).text for view in ("grid", "compact")]
+    views = [
+        PlanPathEnv(PlanPathEnvOptions(view=view)).reset(Task("t", AROUND)).text
+        for view in ("grid", "compact")
+    ]
     assert views[0].startswith("@#G") and views[1].startswith("go D 0 R 2")
 
 
@@ -51,7 +57,9 @@ def test_a_replay_is_what_the_environment_did(max_moves):
 def test_gif_has_a_frame_for_every_cell(tmp_path):
     image = pytest.importorskip("PIL.Image")
     grid = parse_map(AROUND)
-    save_gif(tmp_path / "walk.gif", grid, [grid.start, *walk(grid, grid.start, "DDRRUU").cells], cell_pixels=8)
+    save_gif(
+        tmp_path / "walk.gif", grid, [grid.start, *walk(grid, grid.start, "DDRRUU").cells], cell_pixels=8
+    )
     with image.open(tmp_path / "walk.gif") as gif:
         assert gif.n_frames == 7 and gif.size == (24, 24)
 

@@ -57,7 +57,12 @@ def test_local_reward_tells_proposals_apart(start):
     env = start()
     best, none, illegal, back = (env.act(TOOL, moves).local for moves in ("DDRR", "no moves", "DR", "DU"))
     # DR: one of four possible moves gained, then the wall: 0.1 + 0.2 * 3/8. DU: nothing gained: 0.2 * 1/2.
-    assert (best, none, illegal, back) == (0.0, pytest.approx(-0.5), pytest.approx(-0.175), pytest.approx(-0.1))
+    assert (best, none, illegal, back) == (
+        0.0,
+        pytest.approx(-0.5),
+        pytest.approx(-0.175),
+        pytest.approx(-0.1),
+    )
 
 
 def test_rewards_are_finite_for_any_reply(start):
@@ -68,6 +73,10 @@ def test_rewards_are_finite_for_any_reply(start):
 
 def test_a_role_that_is_paid_nothing_for_itself_is_given_no_local_reward(start):
     free = {"illegal_penalty": 0.0, "format_penalty": 0.0, "shortfall_penalty": 0.0}
-    assert all(start(**free).act(agent, action).local is None for agent in (TOOL, EXECUTOR) for action in ("", "DDRR"))
+    assert all(
+        start(**free).act(agent, action).local is None
+        for agent in (TOOL, EXECUTOR)
+        for action in ("", "DDRR")
+    )
     assert start(**free).step("DDRR").local is None
     assert start(**free | {"illegal_penalty": 0.1}).act(TOOL, "DDRR").local == 0.0

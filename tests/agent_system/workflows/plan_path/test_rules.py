@@ -6,12 +6,16 @@ from agent_system.workflows.plan_path.world.rules import advance, initial_state,
 from tests.agent_system.workflows.plan_path.conftest import AROUND
 
 
-@pytest.mark.parametrize("text", ["RRD", "r r d", "R, R, D", '["R", "R", "D"]', "right, right; DOWN", "['R','R','D']"])
+@pytest.mark.parametrize(
+    "text", ["RRD", "r r d", "R, R, D", '["R", "R", "D"]', "right, right; DOWN", "['R','R','D']"]
+)
 def test_lists_of_moves_are_read_in_any_usual_form(text):
     assert parse_moves(text) == "RRD"
 
 
-@pytest.mark.parametrize("text", ["", "[]", "RX", "go right", "R-R", "ＲＲ", "ß", "R" * 2001, None, 7, ["R"], "R\x00"])
+@pytest.mark.parametrize(
+    "text", ["", "[]", "RX", "go right", "R-R", "ＲＲ", "ß", "R" * 2001, None, 7, ["R"], "R\x00"]
+)
 def test_anything_else_is_not_a_list_of_moves(text):
     assert parse_moves(text) is None
 

@@ -21,7 +21,11 @@ def best_reply(prompt, request):
 async def test_a_scripted_team_solves_a_map(play):
     result = await play(tool=best_reply, executor=best_reply, text=MAP.text, n=2)
     for episode in result.episodes:
-        assert episode.info["success"] == 1.0 and episode.info["path_ratio"] == 1.0 and episode.info["executor/followed"] == 1.0
+        assert (
+            episode.info["success"] == 1.0
+            and episode.info["path_ratio"] == 1.0
+            and episode.info["executor/followed"] == 1.0
+        )
         assert episode.team_reward == pytest.approx(1.5) and episode.turns == -(-MAP.shortest // 4)
         assert [s.agent_id for s in episode.samples] == [TOOL, EXECUTOR] * episode.turns
         assert all(s.local_reward == 0.0 for s in episode.samples)
@@ -29,7 +33,9 @@ async def test_a_scripted_team_solves_a_map(play):
 
 
 async def test_the_executor_reads_the_proposal_and_the_next_turn_starts_where_it_went(play):
-    result = await play(tool=["go <moves>R</moves>", "<moves>D</moves>"], executor=["<moves>D</moves>"] * 2, max_steps=2)
+    result = await play(
+        tool=["go <moves>R</moves>", "<moves>D</moves>"], executor=["<moves>D</moves>"] * 2, max_steps=2
+    )
     samples = result.episodes[0].samples
     assert "[Tool]\ngo <moves>R</moves>" in samples[1].prompt_text
     assert "row 1, column 0" in samples[2].prompt_text and "[Tool]" not in samples[2].prompt_text
@@ -53,7 +59,12 @@ HOSTILE = [
 async def test_hostile_replies_are_scored_counted_and_survived(play, reply):
     result = await play(tool=[reply] * 2, executor=[reply] * 2, max_steps=2)
     episode = result.episodes[0]
-    assert not episode.failed and episode.turns == 2 and episode.team_reward == 0.0 and episode.info["success"] == 0.0
+    assert (
+        not episode.failed
+        and episode.turns == 2
+        and episode.team_reward == 0.0
+        and episode.info["success"] == 0.0
+    )
     assert episode.info["executor/unparsed"] + episode.info["executor/illegal"] == 2.0
     assert all(s.local_reward < 0.0 for s in episode.samples)
 
@@ -70,12 +81,19 @@ def test_short_style_is_the_view_and_the_proposal():
 
     options = PlanPathOptions(prompt_style="short")
     tool, executor = ToolAgent(config=options), ExecutorAgent(config=options)
-    variables = {"env_prompt": "VIEW", "max_moves": 4, "team_context": executor.team_context([Entry(TOOL, "<moves>R</moves>", "R")])}
+    variables = {
+        "env_prompt": "VIEW",
+        "max_moves": 4,
+        "team_context": executor.team_context([Entry(TOOL, "<moves>R</moves>", "R")]),
+    }
     assert tool.messages(variables)[0]["content"] == "Plan: VIEW"
     assert executor.messages(variables)[0]["content"] == "Check: VIEW\nTool: <moves>R</moves>"
 
 
-@pytest.mark.parametrize(("options", "message"), [({"prompt_style": "tiny"}, "one of full, short"), ({"style": "full"}, "not an option")])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"prompt_style": "tiny"}, "one of full, short"), ({"style": "full"}, "not an option")],
+)
 def test_bad_option_names_the_choices(options, message):
     with pytest.raises(AgentSystemError, match=message):
         build_options(PlanPathOptions, options, "agent.orchestra.plan_path")

@@ -119,12 +119,18 @@ Script = Callable[[str, Any], str]
 
 @pytest.fixture
 def make_collector(tokenizer) -> Callable[..., Collector]:
-    """A team whose agents say what a script (prompt, request) -> reply has them say; `delay` is awaited before each reply."""
+    """A team whose agents say what a script (prompt, request) -> reply has them say; `delay` is awaited
+    before each reply.
+    """
 
-    def make(script: dict[str, Script], env: dict[str, Any], *, options=None, delay=None, **settings: Any) -> Collector:
+    def make(
+        script: dict[str, Script], env: dict[str, Any], *, options=None, delay=None, **settings: Any
+    ) -> Collector:
         given = {"max_steps": 4, "max_failure_rate": 1.0} | settings
         limits = {"tokenizer": tokenizer, "max_tokens": 400, "max_prompt_length": 4000}
-        return scripted_team("search", script, options=options, env_params=env, delay=delay, **limits, **given)
+        return scripted_team(
+            "search", script, options=options, env_params=env, delay=delay, **limits, **given
+        )
 
     return make
 

@@ -58,7 +58,9 @@ async def test_an_invalid_answer_is_an_error_that_names_the_server(client, misbe
 @pytest.mark.timing
 async def test_a_slow_request_fails_after_the_time_limit_and_delays_no_other(client):
     began = time.monotonic()
-    slow, fine = await asyncio.gather(client.search("slow one"), _timed(client, "fine"), return_exceptions=True)
+    slow, fine = await asyncio.gather(
+        client.search("slow one"), _timed(client, "fine"), return_exceptions=True
+    )
     assert isinstance(slow, RetrievalError)
     assert "gave no answer within env.params.timeout_s=0.5 s" in str(slow)
     assert fine < 0.45
@@ -76,7 +78,9 @@ async def test_an_unreachable_server_and_another_protocol_are_named():
         place.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{place.getsockname()[1]}"
         client = RetrievalClient(url, topk=1, timeout_s=5)
-        with pytest.raises(RetrievalError, match=f"the request to {url}/retrieve failed: .*; is the retrieval server running"):
+        with pytest.raises(
+            RetrievalError, match=f"the request to {url}/retrieve failed: .*; is the retrieval server running"
+        ):
             await client.search("x")
         client.close()
 
@@ -100,11 +104,21 @@ def test_one_client_serves_one_event_loop_after_the_other(server):
 
 
 def test_a_server_is_named_with_or_without_its_path():
-    assert endpoint("http://a:1") == endpoint("http://a:1/") == endpoint("http://a:1/retrieve/") == "http://a:1/retrieve"
+    assert (
+        endpoint("http://a:1")
+        == endpoint("http://a:1/")
+        == endpoint("http://a:1/retrieve/")
+        == "http://a:1/retrieve"
+    )
 
 
 def test_documents_come_with_or_without_scores_and_in_several_forms():
-    payload = {"result": [[{"id": "1", "contents": '"T"\nx'}, {"document": {"title": "U", "text": "y"}, "score": 2}], []]}
+    payload = {
+        "result": [
+            [{"id": "1", "contents": '"T"\nx'}, {"document": {"title": "U", "text": "y"}, "score": 2}],
+            [],
+        ]
+    }
     assert read_answer(payload, 2) == [[Passage("T", "x"), Passage("U", "y", 2.0)], []]
     with pytest.raises(ValueError, match="for each of 3 queries"):
         read_answer(payload, 3)

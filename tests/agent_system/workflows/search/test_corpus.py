@@ -9,7 +9,9 @@ from agent_system.workflows.search.world.corpus import CorpusError, Document, lo
 def test_both_forms_of_a_document_are_read(corpus):
     first, _, third, fourth = load_corpus(corpus)
     assert first == Document("0", "Tamo", "The author of Tamo is Kilu.")
-    assert third == Document("3", "Kilu", "The birthplace of Kilu is Dena."), "without an id it has the number of its line"
+    assert third == Document("3", "Kilu", "The birthplace of Kilu is Dena."), (
+        "without an id it has the number of its line"
+    )
     assert (fourth.title, fourth.contents) == ("", "Dena is a town.")
     assert third.contents == '"Kilu"\nThe birthplace of Kilu is Dena.'
 

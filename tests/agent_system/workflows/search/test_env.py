@@ -4,7 +4,15 @@ from agent_system import AgentSystemError, Task
 from agent_system.options import build_options
 from agent_system.rollout.collector import EnvFactory
 from agent_system.testing import check_env
-from agent_system.workflows.search import ANSWER, SEARCH, VERIFIER, Query, SearchEnv, SearchEnvOptions, SearchOptions
+from agent_system.workflows.search import (
+    ANSWER,
+    SEARCH,
+    VERIFIER,
+    Query,
+    SearchEnv,
+    SearchEnvOptions,
+    SearchOptions,
+)
 from agent_system.workflows.search.env import NO_QUERY, NOTHING
 from tests.agent_system.workflows.search.conftest import TASK
 
@@ -31,14 +39,22 @@ async def test_a_search_shows_passages_and_the_answer_ends_the_episode(env):
     turn = await env.step(Query("author of Tamo"))
     assert turn.observation.text == "Doc 1 (Title: Tamo) The author of Tamo is Kilu."
     assert turn.info["searches"] == 1, "a query that was searched in act is not searched again in step"
-    assert (await env.act(VERIFIER, "yes")).local == -0.125, "yes before an answer is known is not fair: half of the verdicts are"
+    assert (await env.act(VERIFIER, "yes")).local == -0.125, (
+        "yes before an answer is known is not fair: half of the verdicts are"
+    )
     assert (await env.act(SEARCH, Query("birthplace of Kilu"))).local == 0.5
     assert (await env.act(SEARCH, Query("Dena"))).local == 0, "it was known already"
     assert (await env.act(VERIFIER, "yes")).local == pytest.approx(0.25 * (2 / 3 - 1 / 2))
     last = await env.act(ANSWER, "dena.")
     assert (last.team, last.done) == (1, True)
     info = last.info
-    assert (info["success"], info["f1"], info["known"], info["searches"], info["verifier/early"]) == (1, 1, 1, 3, 1)
+    assert (info["success"], info["f1"], info["known"], info["searches"], info["verifier/early"]) == (
+        1,
+        1,
+        1,
+        3,
+        1,
+    )
     assert info["verifier/accuracy"] == pytest.approx(2 / 3)
 
 
@@ -61,7 +77,9 @@ async def test_replies_without_verdict_or_query_are_counted_and_cost_the_turn_al
 
 
 @pytest.mark.parametrize("reward", ["em", "f1"])
-async def test_an_answer_that_cannot_be_read_is_counted_and_ends_the_episode_as_a_wrong_one_does(make_env, reward):
+async def test_an_answer_that_cannot_be_read_is_counted_and_ends_the_episode_as_a_wrong_one_does(
+    make_env, reward
+):
     env = make_env(reward=reward)
     for answer in ("", "wrong"):
         env.reset(TASK)
@@ -73,7 +91,10 @@ async def test_an_answer_that_cannot_be_read_is_counted_and_ends_the_episode_as_
     assert (alone.team, alone.done, alone.info["answer/unparsed"]) == (0, True, 1), "a team of one"
 
 
-@pytest.mark.parametrize(("verdicts", "earned"), [(["no"], 0.5), (["no"] * 4, 0.5), (["no", "yes"], 0.25), (["", "no"], 0.25), ([""], 0)])
+@pytest.mark.parametrize(
+    ("verdicts", "earned"),
+    [(["no"], 0.5), (["no"] * 4, 0.5), (["no", "yes"], 0.25), (["", "no"], 0.25), ([""], 0)],
+)
 async def test_verdicts_earn_their_share_that_is_fair_however_many_they_are(make_env, verdicts, earned):
     env = make_env(verdict_reward=0.5)
     env.reset(TASK)
@@ -82,7 +103,9 @@ async def test_verdicts_earn_their_share_that_is_fair_however_many_they_are(make
     assert outcomes[-1].info["verifier/accuracy"] == earned / 0.5
 
 
-@pytest.mark.parametrize(("truth", "known"), [("evidence", True), (["yes", "no"], None), (["no", "evidence"], True), ("No.", None)])
+@pytest.mark.parametrize(
+    ("truth", "known"), [("evidence", True), (["yes", "no"], None), (["no", "evidence"], True), ("No.", None)]
+)
 async def test_yes_and_no_are_not_looked_for_in_passages(misbehaving, truth, known):
     env = SearchEnv(SearchEnvOptions(url=misbehaving.url, search_reward=1.0, verdict_reward=1.0))
     env.reset(Task("t", "Is it?", "demo", truth))
@@ -101,7 +124,9 @@ async def test_a_query_over_the_limit_is_not_sent_and_the_team_reads_why(make_en
     env.reset(TASK)
     await env.act(SEARCH, Query("author of Tamo " * 2))
     turn = await env.step(Query("author of Tamo " * 2))
-    assert turn.observation.text == "the query has 30 characters, at most 20 are allowed; nothing was searched"
+    assert (
+        turn.observation.text == "the query has 30 characters, at most 20 are allowed; nothing was searched"
+    )
     assert (turn.info["search/too_long"], turn.info["searches"], turn.done) == (1, 0, False)
 
 
@@ -130,7 +155,16 @@ async def test_a_team_of_one_searches_and_answers_in_step(env):
 def test_an_episode_is_the_same_again_in_a_fork_and_in_a_pickled_copy(server):
     factory = EnvFactory(SearchEnv, SearchEnvOptions(url=server.url, search_reward=0.5, verdict_reward=0.5))
     searched, empty = (SEARCH, Query("author")), (SEARCH, Query(""))
-    actions = [(VERIFIER, "no"), searched, "author", (VERIFIER, ""), empty, "", (VERIFIER, "yes"), (ANSWER, "Dena")]
+    actions = [
+        (VERIFIER, "no"),
+        searched,
+        "author",
+        (VERIFIER, ""),
+        empty,
+        "",
+        (VERIFIER, "yes"),
+        (ANSWER, "Dena"),
+    ]
     check_env(factory.make, TASK, actions, team_range=(0, 1), local_range=(-0.5, 0.5))
     check_env(factory.make, TASK, [*actions[:-1], (ANSWER, "")], team_range=(0, 1), local_range=(-0.5, 0.5))
 
@@ -158,7 +192,10 @@ def test_an_unwinnable_task_is_named(env, truth, words):
     [
         ({}, "found neither"),
         ({"url": "http://a", "corpus": "b.jsonl"}, "found both"),
-        ({"url": "http://a", "start_timeout_s": 5.0}, "start_timeout_s=5 has no effect; it needs env.params.corpus"),
+        (
+            {"url": "http://a", "start_timeout_s": 5.0},
+            "start_timeout_s=5 has no effect; it needs env.params.corpus",
+        ),
     ],
 )
 def test_exactly_one_place_to_search_in_is_needed_with_its_own_keys(params, found):
@@ -173,7 +210,11 @@ def test_exactly_one_place_to_search_in_is_needed_with_its_own_keys(params, foun
         (SearchEnvOptions, {"reward": "rouge"}, "must be one of em, f1"),
         (SearchEnvOptions, {"topk": 0}, "topk must be positive"),
         (SearchEnvOptions, {"timeout_s": -1}, "timeout_s must be positive"),
-        (SearchEnvOptions, {"verdict_reward": float("nan")}, "verdict_reward must be a finite number, 0 or more"),
+        (
+            SearchEnvOptions,
+            {"verdict_reward": float("nan")},
+            "verdict_reward must be a finite number, 0 or more",
+        ),
         (SearchOptions, {"verdict_fallback": "maybe"}, "must be one of no, yes"),
         (SearchOptions, {"prompt_style": "tiny"}, "must be one of full, short"),
     ],

@@ -100,7 +100,9 @@ async def test_a_search_that_takes_too_long_is_given_up_and_the_next_one_is_serv
         assert late.json()["detail"] == "the search took longer than 0.1 s"
         index.go.set()
         async with asyncio.timeout(20):  # a busy machine may exceed the limit once more
-            while (found := await client.post("/retrieve", json={"queries": ["1"], "topk": 1})).status_code == 504:
+            while (
+                found := await client.post("/retrieve", json={"queries": ["1"], "topk": 1})
+            ).status_code == 504:
                 """Until the search that was given up has ended."""
     assert found.status_code == 200
     assert found.json()["result"][0][0]["id"] == "1"

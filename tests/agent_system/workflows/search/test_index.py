@@ -48,7 +48,9 @@ class Letters:
     def encode(self, sentences, *, batch_size, normalize_embeddings, show_progress_bar):
         assert normalize_embeddings and not show_progress_bar and batch_size > 0
         self.seen += sentences
-        counts = np.array([[text.lower().count(chr(97 + i)) for i in range(26)] for text in sentences], dtype=np.float64)
+        counts = np.array(
+            [[text.lower().count(chr(97 + i)) for i in range(26)] for text in sentences], dtype=np.float64
+        )
         return counts / np.maximum(np.linalg.norm(counts, axis=1, keepdims=True), 1e-9)
 
 

@@ -27,7 +27,9 @@ def test_an_answer_without_a_word_is_wrong(answer):
 def test_the_best_accepted_answer_counts():
     assert exact_match("NYC", ["New York", "nyc"]) == 1
     assert f1_score("New York City", ["London", "New York"]) == pytest.approx(0.8)
-    assert f1_score("york york", ["New York"]) == pytest.approx(0.5), "a word counts as often as the other side has it"
+    assert f1_score("york york", ["New York"]) == pytest.approx(0.5), (
+        "a word counts as often as the other side has it"
+    )
     assert f1_score("x", []) == 0
 
 
@@ -58,9 +60,14 @@ def test_ground_truths_of_all_sets_are_read(truth, expected):
     assert accepted_answers(truth) == expected
 
 
-@pytest.mark.parametrize("truth", [[{"text": "x"}], '[{"text": "x"}]', {"target": [["x"]]}, b"x", True, ["x", False], {"target": {"a": 1}}])
+@pytest.mark.parametrize(
+    "truth",
+    [[{"text": "x"}], '[{"text": "x"}]', {"target": [["x"]]}, b"x", True, ["x", False], {"target": {"a": 1}}],
+)
 def test_a_ground_truth_that_is_neither_text_nor_number_is_refused(truth):
-    with pytest.raises(AnswerError, match=r"an accepted answer is .* expected a text or a number; write a text, a list"):
+    with pytest.raises(
+        AnswerError, match=r"an accepted answer is .* expected a text or a number; write a text, a list"
+    ):
         accepted_answers(truth)
 
 

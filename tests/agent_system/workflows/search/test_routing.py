@@ -1,4 +1,6 @@
-"""Episodes do not wait for each other: agents of different episodes speak at the same time, and a bad server costs its own episodes."""
+"""Episodes do not wait for each other: agents of different episodes speak at the same time, and a bad server
+costs its own episodes.
+"""
 
 import asyncio
 import time
@@ -47,19 +49,27 @@ TEAM = {name: once for name in (VERIFIER, SEARCH, ANSWER)}
         ("cut", "retrieve failed: "),
     ],
 )
-async def test_a_bad_search_fails_its_own_episode_after_the_time_limit_and_no_other(make_collector, misbehaving, bad, cause):
+async def test_a_bad_search_fails_its_own_episode_after_the_time_limit_and_no_other(
+    make_collector, misbehaving, bad, cause
+):
     finished: dict[str, float] = {}
 
     async def note(request) -> None:
         finished[request.request_id] = time.monotonic()
 
-    collector = await asyncio.to_thread(make_collector, TEAM, {"url": misbehaving.url, "timeout_s": LIMIT_S}, delay=note)
+    collector = await asyncio.to_thread(
+        make_collector, TEAM, {"url": misbehaving.url, "timeout_s": LIMIT_S}, delay=note
+    )
     began = time.monotonic()
     result = await collector.collect(tasks("one", bad, "two", "three"), 2, step=0)
     took = time.monotonic() - began
     failed = {e.task_id for e in result.episodes if e.failed}
     assert failed == {bad}
-    assert all("RetrievalError" in e.failure and cause in e.failure and misbehaving.url in e.failure for e in result.episodes if e.failed)
+    assert all(
+        "RetrievalError" in e.failure and cause in e.failure and misbehaving.url in e.failure
+        for e in result.episodes
+        if e.failed
+    )
     assert all(e.team_reward == 1 for e in result.episodes if not e.failed)
     assert set(result.batch.non_tensor_batch["task_id"]) == {"one", "two", "three"}
     assert took < LATE_S / 2
@@ -69,7 +79,9 @@ async def test_a_bad_search_fails_its_own_episode_after_the_time_limit_and_no_ot
 
 
 async def test_a_server_that_is_down_stops_the_run_with_the_cause(make_collector, misbehaving):
-    collector = await asyncio.to_thread(make_collector, TEAM, {"url": misbehaving.url, "timeout_s": LIMIT_S}, max_failure_rate=0.1)
+    collector = await asyncio.to_thread(
+        make_collector, TEAM, {"url": misbehaving.url, "timeout_s": LIMIT_S}, max_failure_rate=0.1
+    )
     misbehaving.shutdown()
     misbehaving.server_close()
     with pytest.raises(TooManyFailuresError, match="is the retrieval server running"):

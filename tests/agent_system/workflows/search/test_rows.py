@@ -14,8 +14,17 @@ from agent_system.workflows.search.world.rows import find_answers, find_question
         ({"question": "q", "answers": {"text": ["a"], "answer_start": [3]}}, ["a"]),
         ({"question": "q", "answer": {"value": "a", "aliases": ["b"]}}, ["a", "b"]),
         ({"question": "q", "golden_answers": [], "answer": "a"}, ["a"]),
-        ({"prompt": [{"role": "user", "content": "Answer it.\nQuestion: q"}], "reward_model": {"ground_truth": {"target": ["a"]}}}, ["a"]),
-        ({"question": "q", "possible_answers": '["politician", "political leader"]'}, ["politician", "political leader"]),
+        (
+            {
+                "prompt": [{"role": "user", "content": "Answer it.\nQuestion: q"}],
+                "reward_model": {"ground_truth": {"target": ["a"]}},
+            },
+            ["a"],
+        ),
+        (
+            {"question": "q", "possible_answers": '["politician", "political leader"]'},
+            ["politician", "political leader"],
+        ),
         ({"question": "q", "answers": {"text": "abc", "answer_start": [3]}}, ["abc"]),
         ({"question": "q", "answer": {"value": 7, "aliases": '["seven"]'}}, ["7", "seven"]),
         ({"question": "q"}, []),
@@ -29,9 +38,14 @@ def test_a_row_without_question_is_empty_and_one_without_answer_refused():
     assert find_question({"answer": "a"}) == ""
     with pytest.raises(AgentSystemError, match="nq train row 3"):
         make_row("q?", [" "], data_source="nq", split="train", index=3)
-    with pytest.raises(AgentSystemError, match=r"nq train row 3: .* an answer with a word other than an article, found 'q.' and .'A'"):
+    with pytest.raises(
+        AgentSystemError,
+        match=r"nq train row 3: .* an answer with a word other than an article, found 'q.' and .'A'",
+    ):
         make_row("q?", ["A"], data_source="nq", split="train", index=3)
-    assert make_row(" q? ", ["x"], data_source="nq", split="test", index=0)["reward_model"]["ground_truth"] == {"target": ["x"]}
+    assert make_row(" q? ", ["x"], data_source="nq", split="test", index=0)["reward_model"][
+        "ground_truth"
+    ] == {"target": ["x"]}
 
 
 @pytest.mark.parametrize(

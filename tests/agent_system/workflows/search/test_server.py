@@ -31,7 +31,9 @@ def post(url: str, body: object) -> tuple[int, dict]:
 def test_it_answers_as_search_r1_does_on_loopback_alone(server):
     assert server.url.startswith("http://127.0.0.1:")
     assert server.url.endswith("/retrieve")
-    status, scored = post(server.url, {"queries": ["author of Tamo", "zzz"], "topk": 1, "return_scores": True})
+    status, scored = post(
+        server.url, {"queries": ["author of Tamo", "zzz"], "topk": 1, "return_scores": True}
+    )
     (hit,), nothing = scored["result"]
     assert (status, nothing) == (200, [])
     assert hit["document"] == {"id": "0", "contents": '"Tamo"\nThe author of Tamo is Kilu.'}
@@ -41,7 +43,9 @@ def test_it_answers_as_search_r1_does_on_loopback_alone(server):
     assert len(plain["result"][0]) == 3, "three documents by default"
     port = int(server.url.split(":")[2].split("/")[0])
     listening = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
-    assert {line[1] for line in listening if line[1].endswith(f":{port:04X}") and line[3] == "0A"} == {f"0100007F:{port:04X}"}
+    assert {line[1] for line in listening if line[1].endswith(f":{port:04X}") and line[3] == "0A"} == {
+        f"0100007F:{port:04X}"
+    }
 
 
 def test_the_same_query_again_is_remembered(server):
@@ -53,7 +57,11 @@ def test_the_same_query_again_is_remembered(server):
     before = health()
     post(server.url, {"queries": ["where is Dena"] * 3, "topk": 2})
     after = health()
-    assert (after["documents"], after["batches"], after["cached"] - before["cached"]) == (4, before["batches"], 3)
+    assert (after["documents"], after["batches"], after["cached"] - before["cached"]) == (
+        4,
+        before["batches"],
+        3,
+    )
 
 
 @pytest.mark.parametrize(
@@ -87,7 +95,9 @@ def test_it_ends_when_its_standard_input_closes(corpus):
         "import os, sys; from agent_system.workflows.search.world.local import LocalServer; "
         f"print(LocalServer({str(corpus)!r}, start_timeout_s=100).pid, flush=True); os.kill(os.getpid(), 9)"
     )
-    done = subprocess.run([sys.executable, "-c", parent], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", parent], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+    )
     assert done.returncode == -signal.SIGKILL, done.stderr
     pid = int(done.stdout)
     assert wait_until(lambda: has_ended(pid))
@@ -104,12 +114,17 @@ def test_close_leaves_no_process(corpus):
 
 def test_a_corpus_that_cannot_be_read_ends_the_start_with_its_line(tmp_path):
     (tmp_path / "corpus.jsonl").write_text('{"title": "no text"}\n')
-    with pytest.raises(RetrievalError, match=r"ended with status 2; it wrote: error: .*corpus\.jsonl, line 1: found the fields title"):
+    with pytest.raises(
+        RetrievalError,
+        match=r"ended with status 2; it wrote: error: .*corpus\.jsonl, line 1: found the fields title",
+    ):
         LocalServer(str(tmp_path / "corpus.jsonl"), start_timeout_s=100)
 
 
 def test_a_start_that_takes_too_long_is_ended(corpus):
-    with pytest.raises(RetrievalError, match=r"was not ready within env.params.start_timeout_s=0\.01 s; it wrote: nothing"):
+    with pytest.raises(
+        RetrievalError, match=r"was not ready within env.params.start_timeout_s=0\.01 s; it wrote: nothing"
+    ):
         LocalServer(str(corpus), start_timeout_s=0.01)
 
 

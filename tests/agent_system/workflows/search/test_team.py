@@ -3,7 +3,15 @@
 import pytest
 
 from agent_system import AgentSystemError
-from agent_system.workflows.search import ANSWER, SEARCH, VERIFIER, AnswerAgent, SearchAgent, SearchOptions, VerifierAgent
+from agent_system.workflows.search import (
+    ANSWER,
+    SEARCH,
+    VERIFIER,
+    AnswerAgent,
+    SearchAgent,
+    SearchOptions,
+    VerifierAgent,
+)
 from tests.agent_system.workflows.search.conftest import TASK
 from verl.trainer.config.reward import RewardConfig
 from verl.trainer.config.run import TreeConfig
@@ -32,8 +40,14 @@ async def test_the_team_searches_until_enough_is_known_and_then_answers(make_col
     assert episode.answer == "", "act ended the last turn; the query of the turn before is no answer"
     assert result.metrics["episode/success_rate"] == 1
     last = episode.samples[-1].prompt_text
-    assert "Step 1: <search>author of Tamo</search> <information>Doc 1 (Title: Tamo) The author of Tamo is Kilu.</information>" in last
-    assert "Step 2: <search>birthplace of Kilu</search> <information>Doc 1 (Title: Kilu) The birthplace of Kilu is Dena." in last
+    assert (
+        "Step 1: <search>author of Tamo</search> <information>Doc 1 (Title: Tamo) The author of Tamo is "
+        "Kilu.</information>" in last
+    )
+    assert (
+        "Step 2: <search>birthplace of Kilu</search> <information>Doc 1 (Title: Kilu) The birthplace of Kilu "
+        "is Dena." in last
+    )
     assert last.count("What is the birthplace of the author of Tamo?") == 1
     assert "[Verifier]\nLet me see." in last
 
@@ -55,7 +69,9 @@ def _numbered():
 @pytest.mark.parametrize(("fallback", "second"), [("no", SEARCH), ("yes", ANSWER)])
 async def test_a_verdict_that_cannot_be_read_counts_as_the_fallback(make_collector, server, fallback, second):
     script = TEAM | {VERIFIER: lambda *_: "I am not sure <verify>maybe</verify>"}
-    collector = make_collector(script, {"url": server.url}, options={"verdict_fallback": fallback}, max_steps=1)
+    collector = make_collector(
+        script, {"url": server.url}, options={"verdict_fallback": fallback}, max_steps=1
+    )
     result = await collector.collect([TASK], 1, step=0)
     first, other = result.episodes[0].samples
     assert (first.action, first.valid, other.agent_id) == ("", False, second)
@@ -74,9 +90,15 @@ async def test_junk_of_every_role_is_counted_and_survived(make_collector, server
     assert valid == [False, False, True, False]
 
 
-async def test_trees_try_every_query_on_a_fork_and_go_on_with_the_one_that_found_the_answer(make_collector, server):
+async def test_trees_try_every_query_on_a_fork_and_go_on_with_the_one_that_found_the_answer(
+    make_collector, server
+):
     queries = iter(["Tamo translator", "birthplace of Kilu"])
-    script = {VERIFIER: lambda p, _: careful(p, _), SEARCH: lambda *_: f"<search>{next(queries)}</search>", ANSWER: careful}
+    script = {
+        VERIFIER: lambda p, _: careful(p, _),
+        SEARCH: lambda *_: f"<search>{next(queries)}</search>",
+        ANSWER: careful,
+    }
     collector = make_collector(
         script,
         {"url": server.url, "topk": 1, "search_reward": 1.0},
@@ -90,10 +112,15 @@ async def test_trees_try_every_query_on_a_fork_and_go_on_with_the_one_that_found
     assert (episode.team_reward, episode.turns, episode.info["searches"]) == (1, 2, 1)
 
 
-def test_a_source_that_cannot_be_used_is_refused_before_anything_is_collected(make_collector, tmp_path, misbehaving):
+def test_a_source_that_cannot_be_used_is_refused_before_anything_is_collected(
+    make_collector, tmp_path, misbehaving
+):
     with pytest.raises(AgentSystemError, match=r"needs one of env\.params\.corpus"):
         make_collector(TEAM, {})
-    with pytest.raises(AgentSystemError, match=r"retrieval server of .*missing.jsonl ended with status 2; it wrote: error: no corpus"):
+    with pytest.raises(
+        AgentSystemError,
+        match=r"retrieval server of .*missing.jsonl ended with status 2; it wrote: error: no corpus",
+    ):
         make_collector(TEAM, {"corpus": str(tmp_path / "missing.jsonl")})
     with pytest.raises(AgentSystemError, match="is the retrieval server running"):
         make_collector(TEAM, {"url": "http://127.0.0.1:9"})
@@ -105,7 +132,9 @@ def test_the_short_style_is_question_and_memory_alone():
     options = SearchOptions(prompt_style="short")
     variables = {"env_prompt": "Who?", "memory": "Step 1: x", "team_context": "c", "step": 2}
     for cls, word in ((VerifierAgent, "Verify"), (SearchAgent, "Search"), (AnswerAgent, "Answer")):
-        assert cls(config=options).messages(variables) == [{"role": "user", "content": f"{word}: Who?\nStep 1: x"}]
+        assert cls(config=options).messages(variables) == [
+            {"role": "user", "content": f"{word}: Who?\nStep 1: x"}
+        ]
 
 
 def test_the_full_style_shows_each_the_form_of_its_reply():
@@ -115,6 +144,9 @@ def test_the_full_style_shows_each_the_form_of_its_reply():
 
 
 def test_thinking_is_not_an_action():
-    assert VerifierAgent().project("<think><verify>yes</verify></think> hm").fields == {"enough": False, "parsed": False}
+    assert VerifierAgent().project("<think><verify>yes</verify></think> hm").fields == {
+        "enough": False,
+        "parsed": False,
+    }
     assert SearchAgent().project("<think><search>a</search></think><search>b</search>").action == "b"
     assert AnswerAgent().project("<answer>a</answer> no: <ANSWER> b </ANSWER>").action == "b"

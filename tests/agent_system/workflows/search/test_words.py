@@ -1,4 +1,6 @@
-"""BM25 finds what people ask for: words of one character, names with signs, inflected words, scripts without blanks."""
+"""BM25 finds what people ask for: words of one character, names with signs, inflected words, scripts without
+blanks.
+"""
 
 from __future__ import annotations
 
@@ -44,14 +46,20 @@ def test_the_document_comes_first() -> None:
     index = BM25Index([Document(str(number), "", text) for number, text in enumerate(DOCUMENTS)])
     queries = {query: number for number, asked in enumerate(DOCUMENTS.values()) for query in asked}
     hits = index.search(list(queries), 3)
-    missed = {query: row for (query, number), row in zip(queries.items(), hits, strict=True) if not row or row[0][0] != number}
+    missed = {
+        query: row
+        for (query, number), row in zip(queries.items(), hits, strict=True)
+        if not row or row[0][0] != number
+    }
     assert not missed, f"{len(missed)} of {len(queries)}"
     assert [index.search([query], 3)[0] for query in queries] == hits
 
 
 @pytest.mark.parametrize("query", ["", " ", "?!", "zebra", "漢", "\u200b", "\x00"])
 def test_a_query_without_a_word_of_the_corpus_finds_nothing(query: str) -> None:
-    assert BM25Index([Document("0", "", "C is a language."), Document("1", "", "")]).search([query, "C"], 2) == [
+    assert BM25Index([Document("0", "", "C is a language."), Document("1", "", "")]).search(
+        [query, "C"], 2
+    ) == [
         [],
         [(0, pytest.approx(0.3, 1))],
     ]

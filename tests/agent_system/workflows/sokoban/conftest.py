@@ -45,11 +45,21 @@ def tokenizer():
 
 @pytest.fixture
 def play(tokenizer) -> Play:
-    """Play one episode with scripted replies: play(tool=..., executor=..., room=..., turns=..., options=..., env=...)."""
+    """Play one episode with scripted replies: play(tool=..., executor=..., room=..., turns=..., options=...,
+    env=...).
+    """
 
     async def run(*, tool, executor, room=UP, turns=4, options=None, env=None) -> CollectResult:
-        limits = {"tokenizer": tokenizer, "max_tokens": 200, "max_prompt_length": 2000, "max_failure_rate": 0.0, "max_steps": turns}
-        team = scripted_team("sokoban", {TOOL: tool, EXECUTOR: executor}, options=options, env_params=env, **limits)
+        limits = {
+            "tokenizer": tokenizer,
+            "max_tokens": 200,
+            "max_prompt_length": 2000,
+            "max_failure_rate": 0.0,
+            "max_steps": turns,
+        }
+        team = scripted_team(
+            "sokoban", {TOOL: tool, EXECUTOR: executor}, options=options, env_params=env, **limits
+        )
         return await team.collect([Task("t", room, "demo")], 1, step=0)
 
     return run

@@ -9,7 +9,20 @@ from agent_system.workflows.sokoban import EXECUTOR, TOOL, SokobanEnv, SokobanEn
 
 from .conftest import TOO_WIDE, TWO, UNSOLVABLE, UP
 
-HOSTILE = ["", " ", "XYZ", "U" * 100_000, "<moves>U</moves>", "\x00\uffff", "[" * 5000, "🙂", "-1", "U;rm", "None", "__import__('os')"]
+HOSTILE = [
+    "",
+    " ",
+    "XYZ",
+    "U" * 100_000,
+    "<moves>U</moves>",
+    "\x00\uffff",
+    "[" * 5000,
+    "🙂",
+    "-1",
+    "U;rm",
+    "None",
+    "__import__('os')",
+]
 
 
 def start(text: str = UP, **options) -> SokobanEnv:
@@ -43,7 +56,9 @@ def test_a_room_that_cannot_be_played_is_refused(text: str, words: str) -> None:
 
 def test_the_compact_view_is_for_rooms_with_one_box() -> None:
     assert start(UP, view="compact")._make_observation().text.startswith("box U 1 R 0 goal U 1 R 0\n")
-    with pytest.raises(AgentSystemError, match="view=compact shows rooms with one box, found 2; use view=spaced or map"):
+    with pytest.raises(
+        AgentSystemError, match="view=compact shows rooms with one box, found 2; use view=spaced or map"
+    ):
         start(TWO, view="compact")
 
 
@@ -94,7 +109,9 @@ def test_plans_are_not_paid_for_what_the_executor_has_made_without_them() -> Non
     env.act(EXECUTOR, "LUR")
     env.step("LUR")
     assert env.act(TOOL, "L").local == 0.0
-    assert env.act(TOOL, "UU").local == pytest.approx(0.5 * 0.75), "the other half of the progress, and success"
+    assert env.act(TOOL, "UU").local == pytest.approx(0.5 * 0.75), (
+        "the other half of the progress, and success"
+    )
 
 
 @pytest.mark.parametrize("kind", ["boxes", "distance"])
@@ -103,7 +120,9 @@ def test_no_plans_of_an_episode_earn_more_than_the_weight_of_one(kind: str) -> N
     for _ in range(30):
         env, earned = start(TWO, progress=kind, illegal_penalty=0.0, deadlock_penalty=0.0), 0.0
         for _ in range(12):
-            earned += env.act(TOOL, rng.choice(["LUR", "LURUU", "UU", "".join(rng.choices("UDLR", k=4))])).local
+            earned += env.act(
+                TOOL, rng.choice(["LUR", "LURUU", "UU", "".join(rng.choices("UDLR", k=4))])
+            ).local
             made = env.act(EXECUTOR, "".join(rng.choices("UDLR", k=3)))
             if made.done:
                 break
@@ -173,7 +192,13 @@ def test_the_moves_of_the_last_turn_and_what_stopped_them_are_shown_and_are_no_p
         view, last = outcome.text.rsplit("\n", 1)
         assert view == other.text and outcome.info == other.info
         seen.append(last)
-    assert seen == ["last - L stop L", "last R R stop -", "last - R stop R", "last - - stop -", "last - L stop -"]
+    assert seen == [
+        "last - L stop L",
+        "last R R stop -",
+        "last - R stop R",
+        "last - - stop -",
+        "last - L stop -",
+    ]
     assert start(show_last=True, max_moves=2)._make_observation().text.endswith("######\nlast - - stop -")
 
 
@@ -182,7 +207,9 @@ def test_forks_are_shown_their_own_last_turn() -> None:
     fork = env.fork()
     fork.act(EXECUTOR, "DD")
     assert fork.step("DD").observation.text.endswith("last - D stop D")
-    assert env.step("R").observation.text.endswith("last - R stop -"), "step makes the moves of a turn without an Executor"
+    assert env.step("R").observation.text.endswith("last - R stop -"), (
+        "step makes the moves of a turn without an Executor"
+    )
 
 
 def test_the_illegal_move_of_the_last_turn_costs_more_when_it_is_repeated() -> None:
@@ -206,7 +233,9 @@ def test_a_lost_box_is_reported_penalised_once_and_may_end_the_episode() -> None
     assert env.act(EXECUTOR, "LUR").info["deadlock"] == 0.0
     env.step("")
     lost = env.act(EXECUTOR, "R")
-    assert lost.info["deadlock"] == 1.0 and lost.local == pytest.approx(-0.1) and not lost.done, "along the right wall there is no goal"
+    assert lost.info["deadlock"] == 1.0 and lost.local == pytest.approx(-0.1) and not lost.done, (
+        "along the right wall there is no goal"
+    )
     env.step("")
     assert env.act(EXECUTOR, "L").local == 0.0
     assert start(text).act(TOOL, "LURR").local == pytest.approx(-0.1)
@@ -229,20 +258,28 @@ def test_a_lost_box_is_reported_penalised_once_and_may_end_the_episode() -> None
 )
 def test_moves_that_lead_away_cost_the_call_that_makes_them(agent: str, moves: str, short: float) -> None:
     env = start(
-        "######\n#-.--#\n#-$--#\n#@---#\n#----#\n######", shortfall_penalty=0.2, illegal_penalty=0.0, format_penalty=0.0, plan_weight=0.0
+        "######\n#-.--#\n#-$--#\n#@---#\n#----#\n######",
+        shortfall_penalty=0.2,
+        illegal_penalty=0.0,
+        format_penalty=0.0,
+        plan_weight=0.0,
     )
     assert env.act(agent, moves).local == pytest.approx(-0.2 * short)
 
 
 def test_a_push_that_loses_the_room_costs_the_whole_shortfall_and_nothing_costs_it_afterwards() -> None:
     env = start("######\n#.---#\n#-$--#\n#-@--#\n######", shortfall_penalty=0.2)
-    assert env.act(EXECUTOR, "LURR").local == pytest.approx(-0.2 - 0.1), "along the right wall there is no goal"
+    assert env.act(EXECUTOR, "LURR").local == pytest.approx(-0.2 - 0.1), (
+        "along the right wall there is no goal"
+    )
     env.step("")
     assert env.act(EXECUTOR, "L").local == 0.0
 
 
 def test_a_turn_that_could_have_led_further_costs_what_it_left() -> None:
-    env = start("######\n#-.--#\n#-$--#\n#@---#\n#----#\n######", shortfall_penalty=0.2, plan_weight=0.0, max_moves=1)
+    env = start(
+        "######\n#-.--#\n#-$--#\n#@---#\n#----#\n######", shortfall_penalty=0.2, plan_weight=0.0, max_moves=1
+    )
     assert env.act(EXECUTOR, "R").local == 0.0, "no more than one fits"
 
 
@@ -254,19 +291,34 @@ SEALED = "######\n#---@#\n##-$-#\n#-#--#\n#---.#\n######"
     ("text", "moves"),
     [
         (SEALED, "LDD"),  # the box comes nearer to the goal, and the player can never get behind it
-        ("######\n#@-#-#\n#-$--#\n#--.-#\n#----#\n######", "RDD"),  # nearer to the goal on the way into the corner
+        (
+            "######\n#@-#-#\n#-$--#\n#--.-#\n#----#\n######",
+            "RDD",
+        ),  # nearer to the goal on the way into the corner
         ("#######\n#.--@-#\n#-----#\n#-$-$-#\n#---.-#\n#-----#\n#######", "DDD"),  # onto the goal and past it
     ],
 )
-def test_moves_that_lose_the_room_earn_nothing_on_the_way_and_cost_more_than_standing(agent: str, text: str, moves: str) -> None:
-    script = {"progress": "distance", "deadlock_penalty": 0.3, "deadlock_ends": True, "shortfall_penalty": 0.2, "max_moves": 3}
+def test_moves_that_lose_the_room_earn_nothing_on_the_way_and_cost_more_than_standing(
+    agent: str, text: str, moves: str
+) -> None:
+    script = {
+        "progress": "distance",
+        "deadlock_penalty": 0.3,
+        "deadlock_ends": True,
+        "shortfall_penalty": 0.2,
+        "max_moves": 3,
+    }
     for options in (script, {}):
         outcome = start(text, **options).act(agent, moves)
         assert outcome.team == 0.0
         assert outcome.local <= -0.1
     assert start(text, **script).act(EXECUTOR, moves).done
-    others = [start(text, **script).act(agent, worse).local for worse in ("L", "LR", "LLL", "LLLLLLLL", "north", "")]
-    assert start(text, **script).act(agent, moves).local < min(others), "the script's order: nothing costs more"
+    others = [
+        start(text, **script).act(agent, worse).local for worse in ("L", "LR", "LLL", "LLLLLLLL", "north", "")
+    ]
+    assert start(text, **script).act(agent, moves).local < min(others), (
+        "the script's order: nothing costs more"
+    )
 
 
 def test_an_executor_that_speaks_twice_moves_twice() -> None:
@@ -346,6 +398,12 @@ def test_bad_options_are_named(options: dict, words: str) -> None:
 
 @pytest.mark.parametrize("action", ["", "U", "XYZ"])
 def test_a_role_that_is_paid_nothing_for_itself_is_given_no_local_reward(action: str) -> None:
-    free = {"plan_weight": 0.0, "format_penalty": 0.0, "illegal_penalty": 0.0, "repeat_penalty": 0.0, "deadlock_penalty": 0.0}
+    free = {
+        "plan_weight": 0.0,
+        "format_penalty": 0.0,
+        "illegal_penalty": 0.0,
+        "repeat_penalty": 0.0,
+        "deadlock_penalty": 0.0,
+    }
     assert all(start(**free).act(agent, action).local is None for agent in (TOOL, EXECUTOR))
     assert start(**free | {"deadlock_penalty": 0.1}).act(EXECUTOR, action).local is not None

@@ -25,7 +25,9 @@ def test_hundred_rooms_are_solvable_and_as_hard_as_asked(difficulty: Difficulty)
 
 
 def test_walls_follow_their_share() -> None:
-    counts = [sum(len(p.room.walls) for p in generate(50, 2, Difficulty(wall_share=share))) for share in (0.0, 0.3)]
+    counts = [
+        sum(len(p.room.walls) for p in generate(50, 2, Difficulty(wall_share=share))) for share in (0.0, 0.3)
+    ]
     assert counts[0] == 50 * 20 and counts[1] > 50 * 23
 
 
@@ -41,7 +43,11 @@ def test_train_and_test_share_no_room_even_turned_or_mirrored() -> None:
 
 
 def test_the_key_forgets_turns_mirrors_and_the_player_alone() -> None:
-    rooms = ["#####\n#@--#\n#$.-#\n#---#\n#####", "#####\n#-@-#\n#-.$#\n#---#\n#####", "#####\n#-$-#\n#-.-#\n#--@#\n#####"]
+    rooms = [
+        "#####\n#@--#\n#$.-#\n#---#\n#####",
+        "#####\n#-@-#\n#-.$#\n#---#\n#####",
+        "#####\n#-$-#\n#-.-#\n#--@#\n#####",
+    ]
     assert len({puzzle_key(*parse_room(text)) for text in rooms}) == 1
     assert puzzle_key(*parse_room("#####\n#@-.#\n#-$-#\n#---#\n#####")) != puzzle_key(*parse_room(rooms[0]))
 
@@ -50,7 +56,11 @@ def test_where_the_search_gives_up_the_way_back_is_the_solution(monkeypatch: pyt
     monkeypatch.setattr(module, "solve", lambda room, start: Search(None, 0, exhausted=False))
     for puzzle in generate(20, 3, PAIRS):
         made = walk(puzzle.room, puzzle.start, puzzle.solution.moves)
-        assert is_solved(puzzle.room, made.states[-1]) and made.pushes == puzzle.solution.pushes and not puzzle.solution.optimal
+        assert (
+            is_solved(puzzle.room, made.states[-1])
+            and made.pushes == puzzle.solution.pushes
+            and not puzzle.solution.optimal
+        )
 
 
 def test_rooms_that_do_not_exist_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,7 +89,9 @@ def test_rows_on_disk_become_tasks_of_the_environment(tmp_path) -> None:
     main(["sokoban", "--out", str(tmp_path), "--seed", "3", "--train", "6", "--test", "4", "--boxes", "2"])
     train, test = (pq.read_table(tmp_path / f"{split}.parquet").to_pylist() for split in ("train", "test"))
     assert len(train) == 6 and len(test) == 4
-    assert test == [to_row(p, i, "test") for i, p in enumerate(generate_split(6, 4, 3, Difficulty(boxes=2))[1])]
+    assert test == [
+        to_row(p, i, "test") for i, p in enumerate(generate_split(6, 4, 3, Difficulty(boxes=2))[1])
+    ]
     for row in train + test:
         env = SokobanEnv()
         assert env.reset(task_from_row(row)).text == row["prompt"][0]["content"]

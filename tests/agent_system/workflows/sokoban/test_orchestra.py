@@ -18,9 +18,15 @@ async def test_a_scripted_team_solves_a_room_over_several_turns(play) -> None:
     replies = [f"I think so. {moves_reply(part)}" for part in parts]
     result = await play(tool=replies, executor=replies, room=TWO, turns=len(parts) + 3)
     episode = result.episodes[0]
-    assert episode.turns == len(parts) and [s.agent_id for s in episode.samples] == [TOOL, EXECUTOR] * len(parts)
+    assert episode.turns == len(parts) and [s.agent_id for s in episode.samples] == [TOOL, EXECUTOR] * len(
+        parts
+    )
     assert episode.team_reward == pytest.approx(1.0)
-    assert episode.info["success"] == 1.0 and episode.info["plan/followed"] == 1.0 and episode.info["push_efficiency"] == 1.0
+    assert (
+        episode.info["success"] == 1.0
+        and episode.info["plan/followed"] == 1.0
+        and episode.info["push_efficiency"] == 1.0
+    )
     assert result.metrics["episode/success_rate"] == 1.0
 
 
@@ -39,9 +45,13 @@ async def test_the_next_turn_starts_from_the_committed_state(play) -> None:
     assert samples[2].anchor != samples[0].anchor and samples[1].anchor == samples[0].anchor
 
 
-async def test_both_roles_are_shown_what_stopped_the_last_turn_so_that_the_prompts_of_equal_states_differ(play) -> None:
+async def test_both_roles_are_shown_what_stopped_the_last_turn_so_that_the_prompts_of_equal_states_differ(
+    play,
+) -> None:
     replies = ["<moves>L L</moves>", "<moves>L R</moves>", "<moves>R U</moves>"]
-    result = await play(tool=["<moves>D</moves>"] * 3, executor=replies, env={"show_last": True, "max_moves": 2})
+    result = await play(
+        tool=["<moves>D</moves>"] * 3, executor=replies, env={"show_last": True, "max_moves": 2}
+    )
     prompts = [sample.prompt_text for sample in result.episodes[0].samples]
     seen = ["last - - stop -"] * 2 + ["last - L stop L"] * 2 + ["last - - stop L"] * 2
     assert all(f"#----#\n######\n{line}\n" in prompt for prompt, line in zip(prompts, seen, strict=True))
@@ -56,12 +66,25 @@ async def test_short_prompts_quote_moves_alone(play) -> None:
         env={"view": "spaced"},
     )
     first, second, third, fourth = (s.prompt_text for s in result.episodes[0].samples)
-    assert "Plan:\n# # # # # #" in first and "# - . - - #\n" in second and "\nPlan: U L" in second and "blah" not in second
+    assert (
+        "Plan:\n# # # # # #" in first
+        and "# - . - - #\n" in second
+        and "\nPlan: U L" in second
+        and "blah" not in second
+    )
     assert third.startswith("<|im_start|>user\nPlan:") and "\nPlan: ?" in fourth
 
 
 @pytest.mark.parametrize(
-    "reply", ["", "no", "<moves></moves>", "<moves>up up and away</moves>", "<moves>" * 20, "<moves>UUUUUUUUUUUUUUUUUUU</moves>"]
+    "reply",
+    [
+        "",
+        "no",
+        "<moves></moves>",
+        "<moves>up up and away</moves>",
+        "<moves>" * 20,
+        "<moves>UUUUUUUUUUUUUUUUUUU</moves>",
+    ],
 )
 async def test_hostile_replies_leave_the_episode_whole(play, reply: str) -> None:
     result = await play(tool=[reply] * 3, executor=[reply] * 3, turns=3, room=TWO)
@@ -74,10 +97,14 @@ async def test_hostile_replies_leave_the_episode_whole(play, reply: str) -> None
 def test_projection_reads_the_last_list_outside_the_thinking() -> None:
     found = read_moves("<think><moves>D</moves></think> <moves>L</moves> no, <MOVES>u, R</MOVES>")
     assert (found.action, found.valid, found.fields["moves"]) == ("UR", True, 2)
-    assert read_moves("<moves>north</moves>").valid is False and read_moves("<moves>north</moves>").action == ""
+    assert (
+        read_moves("<moves>north</moves>").valid is False and read_moves("<moves>north</moves>").action == ""
+    )
     assert read_moves(moves_reply("UDLR")).action == "UDLR"
 
 
 def test_unknown_prompt_style_is_named() -> None:
-    with pytest.raises(AgentSystemError, match="prompt_style must be one of full, short, found 'shirt'; did you mean 'short'"):
+    with pytest.raises(
+        AgentSystemError, match="prompt_style must be one of full, short, found 'shirt'; did you mean 'short'"
+    ):
         build_options(SokobanOptions, {"prompt_style": "shirt"}, "agent.orchestra.sokoban")

@@ -25,7 +25,14 @@ d # - - - -
 e # - - - -"""
 # The player cannot leave its two cells without a push.
 BEHIND = "######\n##.--#\n##$--#\n#@-###\n######\n######"
-OPTIONS = {"view": "compact", "actions": "pushes", "max_moves": 2, "shortfall_penalty": 0.2, "deadlock_penalty": 0.3, "plan_weight": 0.0}
+OPTIONS = {
+    "view": "compact",
+    "actions": "pushes",
+    "max_moves": 2,
+    "shortfall_penalty": 0.2,
+    "deadlock_penalty": 0.3,
+    "plan_weight": 0.0,
+}
 
 
 def start(text: str, **options: object) -> SokobanEnv:
@@ -39,13 +46,19 @@ def test_the_player_walks_behind_the_box_and_pushes_it() -> None:
     made = walk_pushes(room, state, "RLU")
     assert not made.illegal and made.pushes == 3 and is_solved(room, made.states[-1])
     assert [render(room, after).splitlines()[2] for after in made.states] == ["#-@$-#", "#-$@-#", "#-@--#"]
-    assert walk_pushes(room, state, "UUU").states == walk_pushes(room, state, "U").states, "a solved room ends the pushes"
+    assert walk_pushes(room, state, "UUU").states == walk_pushes(room, state, "U").states, (
+        "a solved room ends the pushes"
+    )
 
 
-def test_a_push_from_a_cell_that_the_player_cannot_reach_or_into_a_wall_is_illegal_and_changes_nothing() -> None:
+def test_a_push_from_a_cell_that_the_player_cannot_reach_or_into_a_wall_is_illegal_and_changes_nothing() -> (
+    None
+):
     room, state = parse_room(BEHIND)
     for direction in "DLR":
-        assert walk_pushes(room, state, direction).states == () and walk_pushes(room, state, direction).illegal
+        assert (
+            walk_pushes(room, state, direction).states == () and walk_pushes(room, state, direction).illegal
+        )
     env = start(BEHIND)
     outcome = env.act(EXECUTOR, "DU")
     assert outcome.local == pytest.approx(-0.05 - 0.1) and outcome.team == 0.0 and not outcome.done
@@ -92,11 +105,17 @@ def solves_from_views(room: Room, state: State) -> bool:
 
 
 def planned(text: str, width: int = 13) -> str:
-    """The best push by a planner that sees the view alone, and takes every cell that it does not show for a wall."""
+    """The best push by a planner that sees the view alone, and takes every cell that it does not show for a
+    wall.
+    """
     goal, behind, *rows = (line.split()[1:] for line in text.splitlines())
     middle = width // 2
     box = middle * width + middle
-    target = box + int(goal[1]) * (width if goal[0] == "D" else -width) + int(goal[3]) * (1 if goal[2] == "R" else -1)
+    target = (
+        box
+        + int(goal[1]) * (width if goal[0] == "D" else -width)
+        + int(goal[3]) * (1 if goal[2] == "R" else -1)
+    )
     floor = {
         (middle + down - RADIUS) * width + middle + right - RADIUS
         for down, row in enumerate(rows)
@@ -114,14 +133,18 @@ def planned(text: str, width: int = 13) -> str:
 
 
 @pytest.mark.parametrize("agent", [TOOL, EXECUTOR])
-@pytest.mark.parametrize(("pushes", "short"), [("U", 0.0), ("RL", 0.5), ("RU", 0.5), ("L", 1.0), ("R", 1.0), ("north", 1.0)])
+@pytest.mark.parametrize(
+    ("pushes", "short"), [("U", 0.0), ("RL", 0.5), ("RU", 0.5), ("L", 1.0), ("R", 1.0), ("north", 1.0)]
+)
 def test_pushes_away_cost_what_they_leave_in_pushes(agent: str, pushes: str, short: float) -> None:
     env = start(UP, illegal_penalty=0.0, format_penalty=0.0, deadlock_penalty=0.0, max_moves=2)
     assert env.act(agent, pushes).local == pytest.approx(-0.2 * short)
 
 
 def test_a_room_with_two_boxes_and_an_unknown_kind_of_action_are_refused() -> None:
-    with pytest.raises(AgentSystemError, match="actions=pushes is for rooms with one box, found 2; use actions=moves"):
+    with pytest.raises(
+        AgentSystemError, match="actions=pushes is for rooms with one box, found 2; use actions=moves"
+    ):
         start(TWO)
     with pytest.raises(AgentSystemError, match="did you mean 'pushes'"):
         SokobanEnvOptions(actions="pushs")
@@ -129,12 +152,33 @@ def test_a_room_with_two_boxes_and_an_unknown_kind_of_action_are_refused() -> No
 
 async def test_the_prompts_say_what_a_move_is(play) -> None:
     for actions, words in (("moves", "A move goes one cell"), ("pushes", "A move pushes the box one cell")):
-        result = await play(tool=["<moves>U</moves>"], executor=["<moves>U</moves>"], env={"actions": actions})
+        result = await play(
+            tool=["<moves>U</moves>"], executor=["<moves>U</moves>"], env={"actions": actions}
+        )
         assert all(words in sample.prompt_text for sample in result.episodes[0].samples)
         assert result.episodes[0].info["success"] == 1.0
 
 
 def test_a_play_with_pushes_conforms() -> None:
-    config = SokobanEnvOptions(view="compact", actions="pushes", max_moves=1, shortfall_penalty=0.2, deadlock_ends=True)
-    play = [(TOOL, "R"), (EXECUTOR, "R"), "R", (TOOL, "north"), (EXECUTOR, ""), "", (TOOL, "LL"), (EXECUTOR, "L"), "L", (EXECUTOR, "U")]
-    check_env(lambda seed: SokobanEnv(config, seed=seed), Task("t", UP), play, team_range=(0.0, 1.0), local_range=(-0.95, 0.5))
+    config = SokobanEnvOptions(
+        view="compact", actions="pushes", max_moves=1, shortfall_penalty=0.2, deadlock_ends=True
+    )
+    play = [
+        (TOOL, "R"),
+        (EXECUTOR, "R"),
+        "R",
+        (TOOL, "north"),
+        (EXECUTOR, ""),
+        "",
+        (TOOL, "LL"),
+        (EXECUTOR, "L"),
+        "L",
+        (EXECUTOR, "U"),
+    ]
+    check_env(
+        lambda seed: SokobanEnv(config, seed=seed),
+        Task("t", UP),
+        play,
+        team_range=(0.0, 1.0),
+        local_range=(-0.95, 0.5),
+    )

@@ -34,7 +34,9 @@ def test_boxes_are_not_pulled_and_stop_at_walls() -> None:
 def test_walk_stops_at_the_first_illegal_move_and_when_solved() -> None:
     room, state = parse_room("######\n#@$-.#\n#----#\n######")
     made = walk(room, state, "RRD")
-    assert len(made.states) == 2 and made.pushes == 2 and not made.illegal and is_solved(room, made.states[-1])
+    assert (
+        len(made.states) == 2 and made.pushes == 2 and not made.illegal and is_solved(room, made.states[-1])
+    )
     stopped = walk(room, state, "DLR")
     assert len(stopped.states) == 1 and stopped.illegal
 
@@ -42,8 +44,10 @@ def test_walk_stops_at_the_first_illegal_move_and_when_solved() -> None:
 @pytest.mark.parametrize(
     ("text", "moves"),
     [
-        ("U R R D", "URRD"), ("urrd", "URRD"), ('["U", "D"]', "UD"), ("up, Left;down right", "ULDR"), ("U,R\nD", "URD"),
-        ("", None), ("none", None), ("U2", None), ("U X", None), ("go up", None), ("U -> D", None), ("[]", None),
+        ("U R R D", "URRD"), ("urrd", "URRD"), ('["U", "D"]', "UD"), ("up, Left;down right", "ULDR"),
+        ("U,R\nD", "URD"),
+        ("", None), ("none", None), ("U2", None), ("U X", None), ("go up", None), ("U -> D", None),
+        ("[]", None),
     ],
 )  # fmt: skip
 def test_moves_are_read_or_refused_never_guessed(text: str, moves: str | None) -> None:

@@ -55,7 +55,9 @@ def test_it_agrees_with_exhaustive_search() -> None:
             compared += 1
 
 
-@pytest.mark.parametrize("text", ["######\n#$---#\n#--.-#\n#-@--#\n######", "######\n#.#-@#\n###$-#\n#----#\n######"])
+@pytest.mark.parametrize(
+    "text", ["######\n#$---#\n#--.-#\n#-@--#\n######", "######\n#.#-@#\n###$-#\n#----#\n######"]
+)
 def test_an_unsolvable_room_is_proved_so(text: str) -> None:
     room, state = parse_room(text)
     search = solve(room, state)

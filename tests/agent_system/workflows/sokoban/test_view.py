@@ -34,7 +34,9 @@ def test_every_sign_has_its_place_in_every_state() -> None:
             assert view.splitlines()[4].split()[3] == "$"
 
 
-@pytest.mark.parametrize(("end", "text"), [(7, "U 0 R 0"), (9, "U 0 R 2"), (6, "U 0 L 1"), (19, "D 2 R 0"), (1, "U 1 R 0")])
+@pytest.mark.parametrize(
+    ("end", "text"), [(7, "U 0 R 0"), (9, "U 0 R 2"), (6, "U 0 L 1"), (19, "D 2 R 0"), (1, "U 1 R 0")]
+)
 def test_a_way_names_rows_then_columns(end: int, text: str) -> None:
     assert way(parse_room(UP)[0], 7, end) == text
 

@@ -36,11 +36,21 @@ def make_env(task) -> Callable[..., SudokuEnv]:
 
 @pytest.fixture
 def play(tokenizer, task) -> Play:
-    """Play one episode with scripted replies: play(tool=[...], executor=[...], turns=..., options=..., env=...)."""
+    """Play one episode with scripted replies: play(tool=[...], executor=[...], turns=..., options=...,
+    env=...).
+    """
 
     async def run(*, tool, executor, turns=1, options=None, env=None, tasks=None, n=1) -> CollectResult:
-        limits = {"tokenizer": tokenizer, "max_tokens": 8000, "max_prompt_length": 4000, "max_failure_rate": 0.0, "max_steps": turns}
-        team = scripted_team("sudoku", {TOOL: tool, EXECUTOR: executor}, options=options, env_params=env, **limits)
+        limits = {
+            "tokenizer": tokenizer,
+            "max_tokens": 8000,
+            "max_prompt_length": 4000,
+            "max_failure_rate": 0.0,
+            "max_steps": turns,
+        }
+        team = scripted_team(
+            "sudoku", {TOOL: tool, EXECUTOR: executor}, options=options, env_params=env, **limits
+        )
         return await team.collect(tasks or [task], n, step=0)
 
     return run

@@ -4,14 +4,28 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_system.workflows.sudoku.world.action import MAX_ACTION_CHARS, Action, Move, cells_text, parse_action
+from agent_system.workflows.sudoku.world.action import (
+    MAX_ACTION_CHARS,
+    Action,
+    Move,
+    cells_text,
+    parse_action,
+)
 
 CELLS = Action((Move(1, 2, 3), Move(4, 1, 2)))
 GRID = "1 2 3 4\n3 4 1 2\n2 1 4 3\n4 3 2 1"
 
 
 @pytest.mark.parametrize(
-    "text", ["1 2 3; 4 1 2", "1,2,3\n4,1,2", "[[1, 2, 3], [4, 1, 2]]", "(1,2,3), (4,1,2)", "[1 2 3] [4 1 2]", " 1 2 3 ;; 4 1 2; "]
+    "text",
+    [
+        "1 2 3; 4 1 2",
+        "1,2,3\n4,1,2",
+        "[[1, 2, 3], [4, 1, 2]]",
+        "(1,2,3), (4,1,2)",
+        "[1 2 3] [4 1 2]",
+        " 1 2 3 ;; 4 1 2; ",
+    ],
 )
 def test_cells_are_read_with_and_without_brackets(text):
     assert parse_action(text, 4) == CELLS
@@ -19,7 +33,13 @@ def test_cells_are_read_with_and_without_brackets(text):
 
 @pytest.mark.parametrize(
     "text",
-    [GRID, GRID.replace(" ", ""), GRID.replace("\n", "/"), "[[1,2,3,4],[3,4,1,2],[2,1,4,3],[4,3,2,1]]", "|" + GRID.replace("\n", "|\n|")],
+    [
+        GRID,
+        GRID.replace(" ", ""),
+        GRID.replace("\n", "/"),
+        "[[1,2,3,4],[3,4,1,2],[2,1,4,3],[4,3,2,1]]",
+        "|" + GRID.replace("\n", "|\n|"),
+    ],
 )
 def test_grids_are_read_in_every_form(text):
     action = parse_action(text, 4)
@@ -39,8 +59,10 @@ def test_three_numbers_are_a_cell_on_a_big_board_too():
 @pytest.mark.parametrize(
     "text",
     [
-        "", " ", "no", "1 2", "1 2 3 4", "1 2 3; 4 1", "[[1,2,3],[4,1,2]", "[1,2,3] and [4,1,2]", "1.5 2 3", "-1 2 3", "100 2 3",
-        "__import__('os')", "[]", "[[]]", "[" * 3000, "9" * 3000, "1 2 3;" * MAX_ACTION_CHARS, "１ ２ ３", "1 2 3\x00", GRID + "\n1 2 3 4",
+        "", " ", "no", "1 2", "1 2 3 4", "1 2 3; 4 1", "[[1,2,3],[4,1,2]", "[1,2,3] and [4,1,2]", "1.5 2 3",
+        "-1 2 3", "100 2 3",
+        "__import__('os')", "[]", "[[]]", "[" * 3000, "9" * 3000, "1 2 3;" * MAX_ACTION_CHARS, "１ ２ ３",
+        "1 2 3\x00", GRID + "\n1 2 3 4",
     ],
 )  # fmt: skip
 def test_what_is_neither_is_not_guessed(text):
@@ -57,7 +79,12 @@ def test_any_text_is_read_or_refused(text):
 @pytest.mark.timing
 def test_long_hostile_text_takes_no_time():
     start = time.perf_counter()
-    for text in ("[" * MAX_ACTION_CHARS, "(1" * (MAX_ACTION_CHARS // 2), "1 " * (MAX_ACTION_CHARS // 2), "[(" * 2000):
+    for text in (
+        "[" * MAX_ACTION_CHARS,
+        "(1" * (MAX_ACTION_CHARS // 2),
+        "1 " * (MAX_ACTION_CHARS // 2),
+        "[(" * 2000,
+    ):
         parse_action(text, 9)
     assert time.perf_counter() - start < 0.5
 

@@ -31,8 +31,16 @@ def check(size: int, play: list, number: int = 0) -> None:
 def test_a_whole_episode_from_mistakes_to_the_solution_conforms(size):
     puzzle = PUZZLES[size][0]
     clue = next(cell for cell, digit in enumerate(puzzle.clues) if digit)
-    wrong, right = puzzle.solution[puzzle.empty[0]] % size + 1, [(cell, puzzle.solution[cell]) for cell in puzzle.empty]
-    mistakes = [cells_text([(puzzle.empty[0], wrong)], size), cells_text([(clue, wrong)], size), "what?", f"{size + 1} 1 1"]
+    wrong, right = (
+        puzzle.solution[puzzle.empty[0]] % size + 1,
+        [(cell, puzzle.solution[cell]) for cell in puzzle.empty],
+    )
+    mistakes = [
+        cells_text([(puzzle.empty[0], wrong)], size),
+        cells_text([(clue, wrong)], size),
+        "what?",
+        f"{size + 1} 1 1",
+    ]
     solved, half = cells_text(right, size), cells_text(right[: len(right) // 2], size)
     wrongly = [play for text in mistakes for play in ((TOOL, text), (EXECUTOR, text), text)]
     play = [*wrongly, (TOOL, half), (EXECUTOR, half), half, (TOOL, solved), (EXECUTOR, solved)]

@@ -7,8 +7,25 @@ from agent_system.workflows.sudoku import SudokuEnv
 
 
 def test_the_command_writes_two_files_that_the_environment_can_play(tmp_path):
-    main(["sudoku", "--out", str(tmp_path / "data"), "--seed", "1", "--train", "20", "--test", "5", "--difficulty", "easy"])
-    rows = {split: pq.read_table(tmp_path / "data" / f"{split}.parquet").to_pylist() for split in ("train", "test")}
+    main(
+        [
+            "sudoku",
+            "--out",
+            str(tmp_path / "data"),
+            "--seed",
+            "1",
+            "--train",
+            "20",
+            "--test",
+            "5",
+            "--difficulty",
+            "easy",
+        ]
+    )
+    rows = {
+        split: pq.read_table(tmp_path / "data" / f"{split}.parquet").to_pylist()
+        for split in ("train", "test")
+    }
     assert {split: len(found) for split, found in rows.items()} == {"train": 20, "test": 5}
     for row in rows["train"] + rows["test"]:
         env = SudokuEnv()

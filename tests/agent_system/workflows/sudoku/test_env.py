@@ -44,14 +44,19 @@ def test_a_plan_changes_nothing_but_what_the_tool_is_credited_with(make_env):
     assert env.act(TOOL, SOLVED).info["tool/progress"] == 1.0
     after = env.observe(TOOL)
     assert after.text == before.text and after.info["anchor"] == before.info["anchor"]
-    assert env.observe(EXECUTOR).info["proposal"] == "1 2 3 4\n3 4 1 2\n2 1 4 3\n4 3 2 1" and env.step("").info["success"] == 0.0
+    assert (
+        env.observe(EXECUTOR).info["proposal"] == "1 2 3 4\n3 4 1 2\n2 1 4 3\n4 3 2 1"
+        and env.step("").info["success"] == 0.0
+    )
 
 
 def test_clues_stand_whatever_the_executor_writes(make_env):
     env = make_env()
     for action in ("1 1 2", "1 1 0", SOLVED.replace("1", "2"), "1 2 2; 1 3 1"):
         env.act(EXECUTOR, action)
-        assert all(clue in (0, digit) for clue, digit in zip(env.state.puzzle.clues, env.state.board, strict=True))
+        assert all(
+            clue in (0, digit) for clue, digit in zip(env.state.puzzle.clues, env.state.board, strict=True)
+        )
     info = env.step("").info
     assert info["clues_touched"] == info["illegal"] == 4 and info["success"] == 0.0
 
@@ -75,7 +80,10 @@ def test_forks_do_not_touch_each_other(make_env):
     right.act(EXECUTOR, "1 1 1")
     right.act(TOOL, "?")
     assert env.observe().text == right.observe().text != left.observe().text
-    assert (env.observe().info["proposal"], right.observe().info["proposal"]) == ("1 2 2", "none: the reply holds no plan")
+    assert (env.observe().info["proposal"], right.observe().info["proposal"]) == (
+        "1 2 2",
+        "none: the reply holds no plan",
+    )
     info = env.act(EXECUTOR, "1 2 2").info
     assert info["illegal"] == info["tool/unreadable"] == 0 and info["tool/progress"] == 1 / 8
     assert env.fork().act(EXECUTOR, SOLVED).team == pytest.approx(0.5 * 7 / 8 + 1.0)

@@ -6,7 +6,14 @@ import pytest
 from agent_system import AgentSystemError
 from agent_system.task import task_from_row
 from agent_system.workflows.sudoku import SudokuEnv
-from agent_system.workflows.sudoku.world.generate import CLUES, Kind, full_board, generate, generate_split, to_row
+from agent_system.workflows.sudoku.world.generate import (
+    CLUES,
+    Kind,
+    full_board,
+    generate,
+    generate_split,
+    to_row,
+)
 from agent_system.workflows.sudoku.world.puzzle import canonical, clashing
 from agent_system.workflows.sudoku.world.solver import solutions
 
@@ -63,7 +70,12 @@ def test_more_puzzles_than_there_are_is_an_error_that_says_so():
 
 @pytest.mark.parametrize(
     ("kind", "message"),
-    [(Kind(5), "one of 4, 9"), (Kind(4, "eazy"), "did you mean 'easy'"), (Kind(4, "3"), "4 to 15 clues"), (Kind(9, "81"), "24 to 80")],
+    [
+        (Kind(5), "one of 4, 9"),
+        (Kind(4, "eazy"), "did you mean 'easy'"),
+        (Kind(4, "3"), "4 to 15 clues"),
+        (Kind(9, "81"), "24 to 80"),
+    ],
 )
 def test_an_impossible_kind_is_refused(kind, message):
     with pytest.raises(AgentSystemError, match=message):

@@ -8,9 +8,11 @@ from agent_system.workflows.sudoku.world.action import cells_text
 from agent_system.workflows.sudoku.world.generate import Kind, generate, to_row
 
 HOSTILE = [
-    "", "<action></action>", "<action>[[1,2,3]</action>", "<action>__import__('os')</action>", "<action>1 1 1</action>",
+    "", "<action></action>", "<action>[[1,2,3]</action>", "<action>__import__('os')</action>",
+    "<action>1 1 1</action>",
     "<plan>1 2 2</plan>",
-    "<action>" + "[" * 3000 + "</action>", "<action>99 99 99</action>", "<think><action>1 2 2</action>", "<action>\x00\ud7ff</action>",
+    "<action>" + "[" * 3000 + "</action>", "<action>99 99 99</action>", "<think><action>1 2 2</action>",
+    "<action>\x00\ud7ff</action>",
     "<action>{env_prompt}</action>", "<action>1e9 2 3</action>",
 ]  # fmt: skip
 
@@ -22,14 +24,20 @@ def action(text: str) -> str:
 async def test_a_scripted_team_solves_a_puzzle_over_several_turns(play):
     result = await play(
         tool=["<plan>1 2 2; 1 4 4</plan>", "<plan>2 1 3</plan>", "<plan>3 2 1</plan>"],
-        executor=[action("1 2 2; 1 4 4"), action("2 1 3; 2 3 2"), action("2 3 1; 3 2 1; 3 4 3; 4 1 4; 4 3 2")],
+        executor=[
+            action("1 2 2; 1 4 4"),
+            action("2 1 3; 2 3 2"),
+            action("2 3 1; 3 2 1; 3 4 3; 4 1 4; 4 3 2"),
+        ],
         turns=5,
     )
     episode = result.episodes[0]
     assert [sample.agent_id for sample in episode.samples] == [TOOL, EXECUTOR] * 3
     assert result.metrics["episode/success_rate"] == 1.0 and episode.turns == 3
     assert episode.team_reward == pytest.approx(1.5)
-    assert [sample.act_reward for sample in episode.samples] == pytest.approx([0, 2 / 16, 0, 1 / 16, 0, 5 / 16 + 1])
+    assert [sample.act_reward for sample in episode.samples] == pytest.approx(
+        [0, 2 / 16, 0, 1 / 16, 0, 5 / 16 + 1]
+    )
     assert "Now:\n1 2 3 4\n. 4 . 2" in episode.samples[2].prompt_text
     assert episode.samples[2].anchor == episode.samples[3].anchor != episode.samples[4].anchor
 
@@ -38,7 +46,11 @@ async def test_a_scripted_team_solves_a_puzzle_over_several_turns(play):
 async def test_writing_every_cell_of_a_generated_puzzle_solves_it(play, kind):
     (puzzle,) = generate(1, 0, kind)
     cells = cells_text([(cell, puzzle.solution[cell]) for cell in puzzle.empty], kind.size)
-    result = await play(tool=[f"<plan>{cells}</plan>"], executor=[action(cells)], tasks=[task_from_row(to_row(puzzle, 0, "test"))])
+    result = await play(
+        tool=[f"<plan>{cells}</plan>"],
+        executor=[action(cells)],
+        tasks=[task_from_row(to_row(puzzle, 0, "test"))],
+    )
     assert result.metrics["episode/success_rate"] == 1.0
 
 
@@ -60,13 +72,17 @@ async def test_hostile_replies_are_scored_and_survived(play):
 
 async def test_episodes_of_one_task_do_not_share_a_board(play):
     result = await play(
-        tool=lambda prompt, request: "<plan>1 2 2</plan>", executor=[action("1 2 2"), action("1 4 3"), action("1 4 4; 2 1 3")], n=3
+        tool=lambda prompt, request: "<plan>1 2 2</plan>",
+        executor=[action("1 2 2"), action("1 4 3"), action("1 4 4; 2 1 3")],
+        n=3,
     )
     assert sorted(episode.info["right"] for episode in result.episodes) == [0.0, 1 / 8, 2 / 8]
 
 
 async def test_short_prompts_are_the_bare_board(play):
-    result = await play(tool=["<plan>1 2 2</plan>"], executor=[action("1 2 2")], options={"prompt_style": "short"})
+    result = await play(
+        tool=["<plan>1 2 2</plan>"], executor=[action("1 2 2")], options={"prompt_style": "short"}
+    )
     tool, executor = (sample.prompt_text for sample in result.episodes[0].samples)
     board = "1 . 3 .\n. 4 . 2\n2 . 4 .\n. 3 . 1"
     assert f"\nPlan:\n{board}<" in tool

@@ -4,7 +4,14 @@ import pytest
 
 from agent_system import AgentSystemError
 from agent_system.workflows.sudoku.world.generate import full_board
-from agent_system.workflows.sudoku.world.puzzle import canonical, clashing, from_text, rows_text, shape_of, to_text
+from agent_system.workflows.sudoku.world.puzzle import (
+    canonical,
+    clashing,
+    from_text,
+    rows_text,
+    shape_of,
+    to_text,
+)
 
 
 @pytest.mark.parametrize(("size", "peers"), [(4, 7), (9, 20)])
@@ -21,7 +28,9 @@ def test_text_and_board_say_the_same():
     assert rows_text(from_text(text)).splitlines() == ["1 . 3 .", ". 4 . 2", "2 . 4 .", ". 3 . 1"]
 
 
-@pytest.mark.parametrize("text", ["", "1234", "5...............", "x...............", "1" * 25, "٣..............."])
+@pytest.mark.parametrize(
+    "text", ["", "1234", "5...............", "x...............", "1" * 25, "٣..............."]
+)
 def test_invalid_boards_are_rejected(text):
     with pytest.raises(AgentSystemError, match="16 cells"):
         from_text(text)

@@ -1,7 +1,16 @@
 import pytest
 
 from agent_system import AgentSystemError
-from agent_system.workflows.sudoku.world.render import CLUE, RIGHT, WRONG, describe, digits_text, draw, replay, save_episode
+from agent_system.workflows.sudoku.world.render import (
+    CLUE,
+    RIGHT,
+    WRONG,
+    describe,
+    digits_text,
+    draw,
+    replay,
+    save_episode,
+)
 from agent_system.workflows.sudoku.world.solver import puzzle_from_text
 
 CLUES = "1.3..4.22.4..3.1"
@@ -30,7 +39,9 @@ def test_a_replay_is_what_the_environment_did(make_env):
 
 def test_pictures_tell_clues_right_and_wrong_cells_apart():
     image = draw(replay(puzzle_from_text(CLUES), ["1 2 2; 1 4 1"])[-1])
-    colors = ["#{:02x}{:02x}{:02x}".format(*image.getpixel((10 + column * 36 + 5, 15))) for column in range(4)]
+    colors = [
+        "#{:02x}{:02x}{:02x}".format(*image.getpixel((10 + column * 36 + 5, 15))) for column in range(4)
+    ]
     assert colors == [CLUE, RIGHT, CLUE, WRONG]
 
 

@@ -38,7 +38,10 @@ def test_plans_in_circles_earn_what_the_last_one_is_worth(make_env):
 
 
 def test_a_plan_is_paid_by_the_cells_that_it_would_make_right(make_env):
-    paid = [make_env(clash_penalty=0.0, wrong_penalty=0.0).act(TOOL, plan).local for plan in ("1 2 4", "1 2 2", "1 2 2; 1 4 4", SOLVED)]
+    paid = [
+        make_env(clash_penalty=0.0, wrong_penalty=0.0).act(TOOL, plan).local
+        for plan in ("1 2 4", "1 2 2", "1 2 2; 1 4 4", SOLVED)
+    ]
     assert paid == pytest.approx([0.0, PLAN_WORTH / 8, PLAN_WORTH / 4, PLAN_WORTH])
 
 
@@ -49,13 +52,17 @@ def test_a_bad_plan_after_a_good_one_costs_what_the_good_one_earned(make_env):
 
 @pytest.mark.parametrize("role", [TOOL, EXECUTOR])
 def test_wrong_form_clues_and_clashes_cost_either_role(make_env, role):
-    assert make_env(clash_penalty=0.0, wrong_penalty=0.0).act(role, "I do not know").local == pytest.approx(-0.1)
+    assert make_env(clash_penalty=0.0, wrong_penalty=0.0).act(role, "I do not know").local == pytest.approx(
+        -0.1
+    )
     assert make_env(wrong_penalty=0.0).act(role, "1 1 1").local == pytest.approx(-0.1)
     assert make_env().act(role, "I do not know").local == pytest.approx(-0.5)
     assert make_env().act(role, "1 1 1").local == pytest.approx(-0.4)
     assert make_env(plan_reward=0.0).act(role, "1 2 2; 1 1 1").local == pytest.approx(-0.1 - 0.3 / 2)
     assert make_env(wrong_penalty=0.0).act(role, "1 2 1").local == pytest.approx(-0.1)
-    assert make_env(illegal_penalty=0.3, clash_penalty=0.0, wrong_penalty=0.0).act(role, "9 9 9").local == pytest.approx(-0.3)
+    assert make_env(illegal_penalty=0.3, clash_penalty=0.0, wrong_penalty=0.0).act(
+        role, "9 9 9"
+    ).local == pytest.approx(-0.3)
 
 
 @pytest.mark.parametrize("role", [TOOL, EXECUTOR])
@@ -63,7 +70,9 @@ def test_a_wrong_digit_costs_its_share_of_the_cells_written(make_env, role):
     env = make_env(clash_penalty=0.0, plan_reward=0.0, wrong_penalty=0.4)
     assert env.act(role, "1 2 4").local == pytest.approx(-0.4)
     assert env.act(role, "1 2 2; 1 4 4; 2 1 3; 2 3 4").local == pytest.approx(-0.1)
-    assert env.act(role, "1 2 0").local == pytest.approx(-0.4 if role == EXECUTOR else 0.0)  # the right digit, taken away
+    assert env.act(role, "1 2 0").local == pytest.approx(
+        -0.4 if role == EXECUTOR else 0.0
+    )  # the right digit, taken away
     assert env.act(role, "2 3 0; 3 2 0").local == 0.0  # a wrong one, and an empty cell
 
 
@@ -112,6 +121,10 @@ def test_no_sequence_of_actions_earns_the_team_more_than_progress_and_success(ma
 
 def test_a_role_that_is_paid_nothing_for_itself_is_given_no_local_reward(make_env):
     free = {"plan_reward": 0.0, "illegal_penalty": 0.0, "clash_penalty": 0.0, "wrong_penalty": 0.0}
-    assert all(make_env(**free).act(agent, action).local is None for agent in (TOOL, EXECUTOR) for action in ("", "1 2 2"))
+    assert all(
+        make_env(**free).act(agent, action).local is None
+        for agent in (TOOL, EXECUTOR)
+        for action in ("", "1 2 2")
+    )
     paid = [make_env(**free | {"plan_reward": 0.5}).act(agent, "").local for agent in (TOOL, EXECUTOR)]
     assert paid == [0.0, None]

@@ -4,7 +4,12 @@ import pytest
 
 from agent_system import AgentSystemError
 from agent_system.workflows.sudoku.world.puzzle import clashing, from_text
-from agent_system.workflows.sudoku.world.solver import has_one_solution, make_puzzle, puzzle_from_text, solutions
+from agent_system.workflows.sudoku.world.solver import (
+    has_one_solution,
+    make_puzzle,
+    puzzle_from_text,
+    solutions,
+)
 
 # A puzzle of 17 clues, the fewest a 9x9 puzzle with one solution can have.
 SEVENTEEN = "000000010400000000020000000000050407008000300001090000300400200050100000000806000"
@@ -41,7 +46,12 @@ def test_a_missing_clue_that_lets_a_second_solution_in_is_noticed():
 
 
 @pytest.mark.parametrize(
-    ("text", "found"), [("11..............", "no solution"), ("123....4........", "no solution"), ("." * 16, "several solutions")]
+    ("text", "found"),
+    [
+        ("11..............", "no solution"),
+        ("123....4........", "no solution"),
+        ("." * 16, "several solutions"),
+    ],
 )
 def test_a_puzzle_without_exactly_one_solution_is_refused(text, found):
     with pytest.raises(AgentSystemError, match=found):

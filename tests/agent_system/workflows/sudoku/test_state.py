@@ -26,7 +26,12 @@ def test_a_clue_stops_the_action_even_with_its_own_digit_and_earlier_cells_stay_
 @pytest.mark.parametrize("cell", ["0 1 1", "5 1 1", "1 5 1", "1 2 5", "99 99 99"])
 def test_a_place_outside_the_board_stops_the_action(cell):
     result = applied(f"{cell}; 1 4 4")
-    assert result.illegal and not result.touched_clue and result.written == 0 and to_text(result.state.board) == CLUES
+    assert (
+        result.illegal
+        and not result.touched_clue
+        and result.written == 0
+        and to_text(result.state.board) == CLUES
+    )
 
 
 def test_a_grid_has_to_repeat_the_clues():
@@ -60,12 +65,17 @@ def test_clashes_are_counted_on_the_board_as_it_is_afterwards():
 
 
 def test_keys_tell_states_apart_and_nothing_else():
-    assert applied("1 2 2; 1 4 4").state.key == applied("1 4 4; 1 2 2").state.key != applied("1 2 2").state.key
+    assert (
+        applied("1 2 2; 1 4 4").state.key == applied("1 4 4; 1 2 2").state.key != applied("1 2 2").state.key
+    )
 
 
 def test_a_digit_that_clashes_is_written_or_refused_and_costs_both_ways():
     puzzle = puzzle_from_text(CLUES)
-    kept, refused = (apply_action(State.start(puzzle), parse_action("1 2 1; 1 2 2", 4), 81, clashes) for clashes in ("keep", "refuse"))
+    kept, refused = (
+        apply_action(State.start(puzzle), parse_action("1 2 1; 1 2 2", 4), 81, clashes)
+        for clashes in ("keep", "refuse")
+    )
     assert refused.state == kept.state and (refused.refused, refused.written, refused.clashes) == (1, 1, 0)
     clash = apply_action(State.start(puzzle), parse_action("1 2 1", 4), 81, "refuse")
     assert clash.state == State.start(puzzle) and (clash.clash_share, clash.wrong_share) == (1.0, 1.0)
@@ -76,11 +86,17 @@ def test_a_digit_that_clashes_is_written_or_refused_and_costs_both_ways():
 def test_a_digit_that_clashes_empties_what_is_in_its_way_but_no_clue():
     """A wrong digit that was written stays in the way of right ones until one of them meets it."""
     puzzle = puzzle_from_text(CLUES)
-    wrong = apply_action(State.start(puzzle), parse_action("1 2 4", 4), 81, "keep").state  # the solution has 2 there
+    wrong = apply_action(
+        State.start(puzzle), parse_action("1 2 4", 4), 81, "keep"
+    ).state  # the solution has 2 there
     stuck = apply_action(wrong, parse_action("1 4 4", 4), 81, "refuse")
     assert stuck.state is wrong and stuck.refused == 1
     cleared = apply_action(wrong, parse_action("1 4 4", 4), 81, "clear")
-    assert cleared.state.board == puzzle.clues and (cleared.refused, cleared.written, cleared.wrong) == (1, 0, 0)
+    assert cleared.state.board == puzzle.clues and (cleared.refused, cleared.written, cleared.wrong) == (
+        1,
+        0,
+        0,
+    )
     assert apply_action(cleared.state, parse_action("1 2 2; 1 4 4", 4), 81, "clear").state.num_right == 2
     clue = apply_action(State.start(puzzle), parse_action("1 2 1", 4), 81, "clear")
     assert clue.state.board == puzzle.clues and (clue.refused, clue.wrong) == (1, 1)

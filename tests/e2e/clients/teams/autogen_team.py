@@ -28,8 +28,12 @@ def model(name: str) -> OpenAIChatCompletionClient:
 
 
 async def main(prompt: str) -> str:
-    writer = AssistantAgent("writer", model("Solver Agent"), tools=[add], max_tool_iterations=2, system_message="You write.")
-    editor = AssistantAgent("editor", model("Verifier Agent"), output_content_type=Verdict, system_message="You edit.")
+    writer = AssistantAgent(
+        "writer", model("Solver Agent"), tools=[add], max_tool_iterations=2, system_message="You write."
+    )
+    editor = AssistantAgent(
+        "editor", model("Verifier Agent"), output_content_type=Verdict, system_message="You edit."
+    )
     typed = [StructuredMessage[Verdict]]
     team = RoundRobinGroupChat([writer, editor], max_turns=2, custom_message_types=typed)
     verdict = (await team.run(task=prompt)).messages[-1].content

@@ -1,4 +1,6 @@
-"""A Writer and an Editor with typed fields, which DSPy reads from the text of a reply, and asks for as JSON where it cannot."""
+"""A Writer and an Editor with typed fields, which DSPy reads from the text of a reply, and asks for as JSON
+where it cannot.
+"""
 
 import json
 import os

@@ -26,7 +26,9 @@ def user(text: str) -> dict:
 
 task = json.load(sys.stdin)
 writer = create_agent(ChatOpenAI(model="Solver Agent"), tools=[add], system_prompt="You write.")
-editor = create_agent(ChatOpenAI(model="Verifier Agent"), tools=[], response_format=Verdict, system_prompt="You edit.")
+editor = create_agent(
+    ChatOpenAI(model="Verifier Agent"), tools=[], response_format=Verdict, system_prompt="You edit."
+)
 draft = writer.invoke(user(task["prompt"]))["messages"][-1].content
 verdict = editor.invoke(user(f"Judge: {draft}"), {"recursion_limit": 6})["structured_response"]
 print(json.dumps(f"{verdict.ok} {verdict.note}"))

@@ -1,4 +1,6 @@
-"""A Writer that may add and an Editor whose answer is a call of an output tool, the default of this library."""
+"""A Writer that may add and an Editor whose answer is a call of an output tool, the default of this
+library.
+"""
 
 import json
 import sys

@@ -15,7 +15,9 @@ def test_habits_fail_often_and_care_of_the_coder_never() -> None:
     course = CodeCourse()
     assert 0.35 <= team_success(course, Habits(), tasks) <= 0.6
     assert team_success(course, CAREFUL, tasks) == team_success(course, Habits(write_all=1.0), tasks) == 1.0
-    assert team_success(course, Habits(work_out=1.0), tasks) > team_success(course, Habits(work_out=0.0, guess_right=0.0), tasks)
+    assert team_success(course, Habits(work_out=1.0), tasks) > team_success(
+        course, Habits(work_out=0.0, guess_right=0.0), tasks
+    )
 
 
 def test_both_roles_are_shown_and_every_reply_can_be_read() -> None:
@@ -42,7 +44,13 @@ def test_a_test_that_is_worked_out_is_right() -> None:
         if prompt.startswith("Test:") and task:
             (case,) = read_tests(team.TesterAgent().project(reply).action, "", 8).cases
             given = case.given.split()
-            read = given[0] if task.source.kind == "word" else [int(g) for g in given] if len(given) > 1 else int(given[0])
+            read = (
+                given[0]
+                if task.source.kind == "word"
+                else [int(g) for g in given]
+                if len(given) > 1
+                else int(given[0])
+            )
             assert case == task.case(read) and reply == work(task, read)
             seen += 1
     assert seen > 50
@@ -52,7 +60,10 @@ def test_test_tasks_are_not_shown() -> None:
     exclude = frozenset(task.program for task in generate(200, 1))
     questions = {task.question for task in generate(200, 1)}
     course = CodeCourse(count=800)
-    shown = [{re.split(r"\n", prompt)[0].split(": ", 1)[1] for prompt, _ in pairs(course, 0, e)} for e in (frozenset(), exclude)]
+    shown = [
+        {re.split(r"\n", prompt)[0].split(": ", 1)[1] for prompt, _ in pairs(course, 0, e)}
+        for e in (frozenset(), exclude)
+    ]
     assert shown[0] & questions and not shown[1] & questions
 
 

@@ -52,4 +52,6 @@ def test_the_command_line_writes_both_files(tmp_path) -> None:
     train, test = (read_rows(tmp_path / f"{split}.parquet") for split in ("train", "test"))
     assert (len(train), len(test)) == (30, 10)
     truth = json.loads(test[0]["reward_model"]["ground_truth"])
-    assert len(truth["inputs"]) == 5 and not any(given.strip() in test[0]["prompt"][0]["content"] for given in truth["inputs"])
+    assert len(truth["inputs"]) == 5 and not any(
+        given.strip() in test[0]["prompt"][0]["content"] for given in truth["inputs"]
+    )

@@ -1,7 +1,15 @@
 import random
 import re
 
-from examples.embedded.math.demos import CAREFUL, Demonstrators, Habits, MathCourse, make_demos, verdict_reply, with_slip
+from examples.embedded.math.demos import (
+    CAREFUL,
+    Demonstrators,
+    Habits,
+    MathCourse,
+    make_demos,
+    verdict_reply,
+    with_slip,
+)
 from examples.embedded.math.tasks import generate
 
 
@@ -24,7 +32,10 @@ def test_prompts_are_those_of_the_agents():
     prompts = [demonstrators.demo(random.Random(i), problem, Habits())[0]["content"] for i in range(40)]
     assert any(prompt == f"Solve: {problem.question}" for prompt in prompts)
     assert any(prompt.startswith(f"Check: {problem.question}\nSolver: ") for prompt in prompts)
-    assert any(re.search(r"^Solve: .*\nSolver: .*\nVerifier: .*<verify>reject</verify>$", prompt, re.S) for prompt in prompts)
+    assert any(
+        re.search(r"^Solve: .*\nSolver: .*\nVerifier: .*<verify>reject</verify>$", prompt, re.S)
+        for prompt in prompts
+    )
 
 
 def test_habits_rule_only_the_last_part():
@@ -38,12 +49,20 @@ def test_habits_rule_only_the_last_part():
 def test_demonstrations_avoid_the_excluded_questions():
     course = MathCourse(count=60)
     excluded = frozenset(problem.question for problem in generate(30, seed=8))
-    assert not any(question in str(conversation) for conversation in make_demos(course, seed=0, exclude=excluded) for question in excluded)
+    assert not any(
+        question in str(conversation)
+        for conversation in make_demos(course, seed=0, exclude=excluded)
+        for question in excluded
+    )
 
 
 def test_a_slip_is_consistent_but_wrong():
     rng = random.Random(1)
-    slipped = [s for problem in generate(100, seed=3) if (s := with_slip(rng, problem)) and s.answer != problem.answer]
+    slipped = [
+        s
+        for problem in generate(100, seed=3)
+        if (s := with_slip(rng, problem)) and s.answer != problem.answer
+    ]
     assert len(slipped) > 60
 
 

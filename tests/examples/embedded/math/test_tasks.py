@@ -28,7 +28,12 @@ def test_steps_are_right_and_lead_to_the_answer():
     for problem in generate(200, seed=4):
         for before, step in zip((None, *problem.steps), problem.steps, strict=False):
             assert before is None or step.left == before.result
-            assert step.result == {"+": step.left + step.right, "-": step.left - step.right, "*": step.left * step.right}[step.op]
+            assert (
+                step.result
+                == {"+": step.left + step.right, "-": step.left - step.right, "*": step.left * step.right}[
+                    step.op
+                ]
+            )
             assert 1 <= step.result <= LARGEST_VALUE
         assert problem.worked_solution().endswith(f"\\boxed{{{problem.answer}}}")
 

@@ -37,7 +37,10 @@ def test_both_roles_are_shown_and_every_last_reply_can_be_read() -> None:
     reasoners = [demo[0]["content"].startswith("Reason:") for demo in demos]
     assert len(demos) == 400 and 0.25 < sum(reasoners) / 400 < 0.55
     agents = {True: ReasonerAgent(), False: ToolUserAgent()}
-    assert all(agents[reasoner].project(demo[-1]["content"]).valid for reasoner, demo in zip(reasoners, demos, strict=True))
+    assert all(
+        agents[reasoner].project(demo[-1]["content"]).valid
+        for reasoner, demo in zip(reasoners, demos, strict=True)
+    )
     assert [bool(tools(demo)) for demo in demos] == [not reasoner for reasoner in reasoners]
     assert demos == make_demos(MathToolCourse(count=400), 0) != make_demos(MathToolCourse(count=400), 1)
 
@@ -59,9 +62,17 @@ def test_the_tokens_of_a_demonstration_are_those_that_the_rollout_shows_and_samp
         (row,) = encode(Chat([asked, called, result, answered], tools([asked])), tokenizer)
         prompt = builder.build({"env_prompt": problem.question, "last": {}, "step": 1}, [], SimpleMemory(0))
         ids = tuple(tokenizer(called["content"] + tokenizer.eos_token)["input_ids"])
-        reply = Reply(Generation(ids, (0.0,) * len(ids), "stop"), called["content"], team.tool.project(called["content"]), team.tool)
+        reply = Reply(
+            Generation(ids, (0.0,) * len(ids), "stop"),
+            called["content"],
+            team.tool.project(called["content"]),
+            team.tool,
+        )
         following, _ = builder.following(prompt, reply, builder.requests_of(reply.text, 0), [result])
         last = tuple(tokenizer(answered["content"] + tokenizer.eos_token)["input_ids"])
         assert (*following.ids, *last) == row.input_ids
-        sampled = [*range(len(prompt.ids), len(prompt.ids) + len(ids)), *range(len(following.ids), len(row.input_ids))]
+        sampled = [
+            *range(len(prompt.ids), len(prompt.ids) + len(ids)),
+            *range(len(following.ids), len(row.input_ids)),
+        ]
         assert [place for place, learned in enumerate(row.loss_mask) if learned] == sampled

@@ -9,7 +9,10 @@ from examples.embedded.plan_path.walkers import careful_moves, cost, habitual_mo
 from tests.agent_system.workflows.plan_path.conftest import AROUND
 
 
-@pytest.mark.parametrize(("moves", "radius", "shown"), [("RRD", 2, "RR"), ("RRR", 2, "RR"), ("RD", 2, "R"), ("U", 3, "U"), ("", 2, "")])
+@pytest.mark.parametrize(
+    ("moves", "radius", "shown"),
+    [("RRD", 2, "RR"), ("RRR", 2, "RR"), ("RD", 2, "R"), ("U", 3, "U"), ("", 2, "")],
+)
 def test_only_cells_straight_ahead_are_in_sight(moves, radius, shown):
     assert in_sight(moves, radius) == shown
 
@@ -21,7 +24,9 @@ def test_cost_counts_entered_cells_and_what_is_left():
     assert cost(grid, state, "D") == 1 + 3 and cost(grid, state, "DD") == 2 + 4
     assert cost(grid, state, "DU") == 1 + 1 + 2 + 2  # the start was entered before
     assert cost(grid, state, "R") is None and cost(grid, state, "DDL") is None
-    assert cost(grid, state, "DDRRUU") == 6 == cost(grid, state, "DDRRUUU")  # what follows the goal is not made
+    assert (
+        cost(grid, state, "DDRRUU") == 6 == cost(grid, state, "DDRRUUU")
+    )  # what follows the goal is not made
 
 
 def test_the_careful_walker_leaves_a_dead_end():

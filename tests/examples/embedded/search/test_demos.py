@@ -4,7 +4,15 @@ from dataclasses import replace
 import pytest
 
 from agent_system.workflows.search.env import ANSWER, SEARCH, VERIFIER
-from examples.embedded.search.demos import CAREFUL, Demonstrators, SearchCourse, make_demos, play, reply, success_rate
+from examples.embedded.search.demos import (
+    CAREFUL,
+    Demonstrators,
+    SearchCourse,
+    make_demos,
+    play,
+    reply,
+    success_rate,
+)
 from examples.embedded.search.tasks import names_of
 
 COURSE = SearchCourse(count=600)
@@ -47,7 +55,11 @@ def test_what_is_read_off_was_found_and_a_guess_is_the_name_in_the_question():
 
 def test_care_comes_first_and_habits_last():
     demos = make_demos(COURSE, 0)
-    habit = [m[1]["content"].startswith(("Sure", "Just", "Guess")) for m in demos if not m[0]["content"].startswith("Answer")]
+    habit = [
+        m[1]["content"].startswith(("Sure", "Just", "Guess"))
+        for m in demos
+        if not m[0]["content"].startswith("Answer")
+    ]
     early, late = habit[: len(habit) // 2], habit[-len(habit) // 5 :]
     assert sum(early) / len(early) < 0.1 < sum(late) / len(late)
 

@@ -81,7 +81,9 @@ def test_a_row_is_in_verls_schema_with_the_queries_that_lead_to_its_answer():
 
 
 def test_the_generated_set_is_written_with_its_corpus(tmp_path):
-    main(["search", "--out", str(tmp_path), "--seed", "1", "--train", "20", "--test", "8", "--two-hop", "0.25"])
+    main(
+        ["search", "--out", str(tmp_path), "--seed", "1", "--train", "20", "--test", "8", "--two-hop", "0.25"]
+    )
     rows = [pq.read_table(tmp_path / f"{split}.parquet").to_pylist() for split in ("train", "test")]
     assert [len(part) for part in rows] == [20, 8]
     assert sum(row["extra_info"]["hops"] == 2 for row in rows[0]) == 5

@@ -63,18 +63,24 @@ def test_care_says_what_is_around_the_box_and_the_player_what_is_pushed_and_from
 def test_care_solves_its_rooms_and_the_habits_some() -> None:
     rooms = generate(150, 5, Difficulty())
     assert team_success(CAREFUL, ENV, 12, rooms) == 1.0
-    assert team_success(Habits(plan=0.0, check=1.0), ENV, 12, rooms) == 1.0, "the Executor mends what is proposed"
+    assert team_success(Habits(plan=0.0, check=1.0), ENV, 12, rooms) == 1.0, (
+        "the Executor mends what is proposed"
+    )
     assert 0.5 < team_success(Habits(), ENV, 12, rooms) < 0.9
 
 
 def test_habits_rule_only_the_last_part() -> None:
-    course = SokobanCourse(count=200, rooms=40, habits_from=0.5, habits_before=0.0, habits=Habits(plan=0.0, check=0.0))
+    course = SokobanCourse(
+        count=200, rooms=40, habits_from=0.5, habits_before=0.0, habits=Habits(plan=0.0, check=0.0)
+    )
     careful = [conversation[1]["content"].startswith("box") for conversation in make_demos(course, 0)]
     assert all(careful[:100]) and not any(careful[100:])
 
 
 def test_both_roles_are_shown_in_the_prompts_of_the_agents() -> None:
-    prompts = [conversation[0]["content"] for conversation in make_demos(SokobanCourse(count=60, rooms=20), 3)]
+    prompts = [
+        conversation[0]["content"] for conversation in make_demos(SokobanCourse(count=60, rooms=20), 3)
+    ]
     assert all(prompt.startswith(("Plan:\nbox ", "Act:\nbox ")) for prompt in prompts)
     executor = [prompt for prompt in prompts if prompt.startswith("Act:")]
     assert 15 < len(executor) < 45 and all("\nPlan: " in prompt for prompt in executor)
@@ -82,7 +88,9 @@ def test_both_roles_are_shown_in_the_prompts_of_the_agents() -> None:
 
 def test_who_trusts_makes_the_plan() -> None:
     (puzzle,) = generate(1, 0, Difficulty())
-    reply = Demonstrators(ENV, random.Random(0)).executor_demo(Place(puzzle.room, puzzle.start), "LR", Habits(check=0.0))[1]["content"]
+    reply = Demonstrators(ENV, random.Random(0)).executor_demo(
+        Place(puzzle.room, puzzle.start), "LR", Habits(check=0.0)
+    )[1]["content"]
     assert reply == "<moves>L R</moves>"
 
 
@@ -109,7 +117,9 @@ def test_the_line_about_the_last_turn_is_true_and_the_reply_does_not_run_into_th
         assert move(place.room, place.state, place.stopped) is None and len(place.made) <= 1
         prompt, reply = (m["content"] for m in Demonstrators(ENV, rng).tool_demo(place, CAREFUL))
         ends.append(prompt.splitlines()[-1])
-        assert ends[-1].split()[-2:] == ["stop", place.stopped] and not read_moves(reply).action.startswith(place.stopped)
+        assert ends[-1].split()[-2:] == ["stop", place.stopped] and not read_moves(reply).action.startswith(
+            place.stopped
+        )
     assert len({len(end.split()) for end in ends}) == 1 and len(set(ends)) > 8
 
 
@@ -146,5 +156,9 @@ def test_a_careful_push_values_every_push_and_makes_the_best() -> None:
     rooms = generate(150, 5, Difficulty())
     assert team_success(CAREFUL, PUSHES.env, 12, rooms) == 1.0
     assert 0.2 < team_success(PUSHES.habits, PUSHES.env, 12, rooms) < 0.4
-    replies = [conversation[1]["content"] for conversation in make_demos(replace(PUSHES, count=60, rooms=20), 0)]
-    assert any(reply.startswith("U ") for reply in replies) and any(reply.startswith("<moves>") for reply in replies)
+    replies = [
+        conversation[1]["content"] for conversation in make_demos(replace(PUSHES, count=60, rooms=20), 0)
+    ]
+    assert any(reply.startswith("U ") for reply in replies) and any(
+        reply.startswith("<moves>") for reply in replies
+    )

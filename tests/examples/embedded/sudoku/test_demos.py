@@ -4,7 +4,14 @@ from agent_system.workflows.proposer_executor import EXECUTOR, TOOL
 from agent_system.workflows.sudoku.team import ExecutorAgent, ToolAgent
 from agent_system.workflows.sudoku.world.generate import Kind, generate
 from agent_system.workflows.sudoku.world.puzzle import canonical
-from examples.embedded.sudoku.demos import CAREFUL, Demonstrators, Habits, SudokuCourse, make_demos, team_success
+from examples.embedded.sudoku.demos import (
+    CAREFUL,
+    Demonstrators,
+    Habits,
+    SudokuCourse,
+    make_demos,
+    team_success,
+)
 
 
 def pairs(course: SudokuCourse, seed: int = 0, **more) -> list[tuple[str, str]]:
@@ -24,20 +31,29 @@ def test_both_roles_are_shown_and_every_reply_can_be_read():
     executors = [prompt.startswith("Fill:") for prompt, _ in found]
     assert 0.35 < sum(executors) / 300 < 0.65
     agents = {True: ExecutorAgent(EXECUTOR), False: ToolAgent(TOOL)}
-    assert all(agents[executor].project(reply).valid for executor, (_, reply) in zip(executors, found, strict=True))
+    assert all(
+        agents[executor].project(reply).valid for executor, (_, reply) in zip(executors, found, strict=True)
+    )
 
 
 def test_the_last_part_is_habit():
     found = [reply for prompt, reply in pairs(SudokuCourse(count=1200)) if prompt.startswith("Fill:")]
     early, late = found[: len(found) // 2], found[-len(found) // 5 :]
     assert (
-        sum(reply.startswith("Copy.") for reply in early) / len(early) < 0.3 < 0.45 < sum(r.startswith("Copy.") for r in late) / len(late)
+        sum(reply.startswith("Copy.") for reply in early) / len(early)
+        < 0.3
+        < 0.45
+        < sum(r.startswith("Copy.") for r in late) / len(late)
     )
 
 
 def test_a_copy_is_a_copy():
-    for prompt, reply in pairs(SudokuCourse(count=60, habits_from=0.0, habits=Habits(executor=1.0, check=0.0))):
-        assert re.findall(r"<plan>(.*)</plan>", prompt, re.S) == re.findall(r"<action>(.*)</action>", reply, re.S)
+    for prompt, reply in pairs(
+        SudokuCourse(count=60, habits_from=0.0, habits=Habits(executor=1.0, check=0.0))
+    ):
+        assert re.findall(r"<plan>(.*)</plan>", prompt, re.S) == re.findall(
+            r"<action>(.*)</action>", reply, re.S
+        )
 
 
 def test_care_is_shown_about_guesses_too():
@@ -50,7 +66,11 @@ def test_care_is_shown_about_guesses_too():
 def test_test_puzzles_are_not_shown(monkeypatch):
     played = []
     episode = Demonstrators.episode
-    monkeypatch.setattr(Demonstrators, "episode", lambda self, puzzle, habits: played.append(puzzle) or episode(self, puzzle, habits))
+    monkeypatch.setattr(
+        Demonstrators,
+        "episode",
+        lambda self, puzzle, habits: played.append(puzzle) or episode(self, puzzle, habits),
+    )
     make_demos(SudokuCourse(count=60, reuse=1), 0)
     exclude = {canonical(puzzle.clues) for puzzle in played[::2]}
     played.clear()

@@ -25,9 +25,13 @@ def tasks_of(stream: Stream, first: int, last: int) -> list[list[int]]:
 def test_its_failures_are_counted_once_through_a_rescue_and_then_it_is_drawn_no_more(
     loop: LoopThread, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Four tasks in their order, two a step: the second one fails in steps 1 and 3, and other tasks take its place."""
+    """Four tasks in their order, two a step: the second one fails in steps 1 and 3, and other tasks take its
+    place.
+    """
     saved: list[Any] = []
-    first, second, third = (Stream(loop, configured(False, max_task_failures=2), FRESH, saved) for _ in range(3))
+    first, second, third = (
+        Stream(loop, configured(False, max_task_failures=2), FRESH, saved) for _ in range(3)
+    )
     first.broken = second.broken = third.broken = {1}
     assert tasks_of(first, 1, 3) == [[0, 2], [3, 0], [2, 3]] and first.queue.set_aside == {1}
     (before := tmp_path / "before").mkdir()

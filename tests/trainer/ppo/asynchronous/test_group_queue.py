@@ -55,7 +55,11 @@ class Waiting(RuleBasedStateMachine):
         else:
             (self.queue.fail if how == "fails" else self.queue.reject)(group)
 
-    @precondition(lambda self: self.step <= 9 and max(self.updated.values()) == self.step - 1 <= min(self.updated.values()) + 1)
+    @precondition(
+        lambda self: (
+            self.step <= 9 and max(self.updated.values()) == self.step - 1 <= min(self.updated.values()) + 1
+        )
+    )
     @rule(interrupted=st.booleans(), late=st.booleans())
     def take(self, interrupted: bool, late: bool) -> None:
         least = self.least if late else None
@@ -76,14 +80,18 @@ class Waiting(RuleBasedStateMachine):
             self.trained.add(index)
         before = self.queue.stale
         self.queue.count_stale(self.step, taken)
-        assert self.queue.stale == before + sum(min(self.begun[index].values()) < self.step - 1 for _, index in taken)
+        assert self.queue.stale == before + sum(
+            min(self.begun[index].values()) < self.step - 1 for _, index in taken
+        )
         self.step += 1
 
     @precondition(lambda self: min(self.updated.values()) < self.step - 1)
     @rule(data=st.data())
     def publish(self, data: st.DataObject) -> None:
         """A lane ends a step; groups begin before the others do, which may be a step behind."""
-        name = data.draw(st.sampled_from([name for name, step in self.updated.items() if step < self.step - 1]))
+        name = data.draw(
+            st.sampled_from([name for name, step in self.updated.items() if step < self.step - 1])
+        )
         self.updated[name] += 1
         if self.updated[name] % self.queue.paces[name].trigger == 0:
             self.queue.versions[name] = self.updated[name]
@@ -104,9 +112,13 @@ class Waiting(RuleBasedStateMachine):
         assert counts.pop("dispatched") == sum(counts.values())
         assert self.drops or counts["dropped"] == 0
         left = [*self.queue.running.values(), *(group for group, _ in self.queue.complete.values())]
-        assert self.drops or fits([group.deadline for group in left], self.queue.taken, self.queue.batch), "a resume would be refused"
+        assert self.drops or fits([group.deadline for group in left], self.queue.taken, self.queue.batch), (
+            "a resume would be refused"
+        )
         for pace in () if self.drops else self.queue.paces.values():
-            assert counts["running"] + counts["complete"] <= math.floor((1 + pace.staleness) * pace.trigger * self.queue.batch)
+            assert counts["running"] + counts["complete"] <= math.floor(
+                (1 + pace.staleness) * pace.trigger * self.queue.batch
+            )
         assert counts["trained"] <= self.queue.taken * self.queue.batch <= 9 * self.queue.batch
 
 
@@ -159,7 +171,9 @@ def test_with_drop_groups_that_can_no_longer_be_trained_hold_no_room() -> None:
 
 
 def test_with_drop_no_group_begins_that_no_step_could_train_on() -> None:
-    """A step has taken its batch, and one policy of two has been updated: what began now would be too old for the next step."""
+    """A step has taken its batch, and one policy of two has been updated: what began now would be too old for
+    the next step.
+    """
     queue: GroupQueue[None] = GroupQueue(1, {"p": Pace(1.0, bound=0), "q": Pace(1.0, bound=0)}, drops=True)
     queue.end(queue.dispatch(0, 0, 0), None)
     assert queue.take(1) and queue.capacity == 0
@@ -169,7 +183,9 @@ def test_with_drop_no_group_begins_that_no_step_could_train_on() -> None:
     assert queue.capacity == 2 and queue.dispatch(1, 0, 0).deadline == 2
 
 
-@pytest.mark.parametrize(("staleness", "trigger", "least"), [(0, 1, 0), (0.5, 1, 1), (1, 1, 1), (1, 2, 3), (2.5, 3, 10)])
+@pytest.mark.parametrize(
+    ("staleness", "trigger", "least"), [(0, 1, 0), (0.5, 1, 1), (1, 1, 1), (1, 2, 3), (2.5, 3, 10)]
+)
 def test_the_least_bound(staleness: float, trigger: int, least: int) -> None:
     assert Pace(staleness, trigger).least_bound == least
 
@@ -195,12 +211,19 @@ def test_groups_beyond_a_batch_are_of_its_step_and_those_that_are_not_needed_are
 
 def test_weights_are_sent_after_as_many_steps_as_the_pace_says_or_sooner() -> None:
     pace, steps = Pace(trigger=3), range(1, 7)
-    sent = {way: [step for step in steps if pace.sends(way, step, step - 1, ahead=False)] for way in ("lazy", "eager", "adaptive")}
+    sent = {
+        way: [step for step in steps if pace.sends(way, step, step - 1, ahead=False)]
+        for way in ("lazy", "eager", "adaptive")
+    }
     assert sent == {"lazy": [3, 6], "eager": [1, 2, 3, 4, 5, 6], "adaptive": []}
     assert pace.sends("adaptive", 4, 3, ahead=True) and pace.sends("adaptive", 4, 1, ahead=False)
     assert not pace.sends("adaptive", 4, 2, ahead=False)
     adapter = replace(pace, adapter=True)
-    assert all(adapter.sends(way, step, step - 1, ahead=False) for way in ("lazy", "eager", "adaptive") for step in steps)
+    assert all(
+        adapter.sends(way, step, step - 1, ahead=False)
+        for way in ("lazy", "eager", "adaptive")
+        for step in steps
+    )
 
 
 def test_a_task_is_set_aside_after_failures_in_a_row_and_stays_so() -> None:

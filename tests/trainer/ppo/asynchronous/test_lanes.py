@@ -19,14 +19,21 @@ from verl.trainer.ppo.credit.advantage import compute_advantage
 from verl.trainer.ppo.registry import ESTIMATORS
 
 
-def lanes(algorithm: dict, specialization: object = "full", mode: str = "fully_async", tree: str = "") -> list[list[str]]:
+def lanes(
+    algorithm: dict, specialization: object = "full", mode: str = "fully_async", tree: str = ""
+) -> list[list[str]]:
     config = RunConfig()
     config.agent = AgentConfig(agent_ids=["a", "b", "c"], specialization=specialization)
     config.async_training.mode = mode
     config.algorithm = replace(config.algorithm, **algorithm)
     if tree:
         config.rollout.sampling, config.rollout.tree.returns = "tree", tree
-    return lanes_of(config, build_placement(config.agent, ActorRolloutRefConfig(model=ModelConfig(path="some/model", lora_rank=4))))
+    return lanes_of(
+        config,
+        build_placement(
+            config.agent, ActorRolloutRefConfig(model=ModelConfig(path="some/model", lora_rank=4))
+        ),
+    )
 
 
 ONE = [["a", "b", "c"]]
@@ -53,30 +60,62 @@ EACH = [["a"], ["b"], ["c"]]
     ],
     ids=str,
 )
-def test_policies_share_a_lane_if_their_advantages_may_depend_on_each_other(algorithm: dict, expected: list[list[str]]) -> None:
+def test_policies_share_a_lane_if_their_advantages_may_depend_on_each_other(
+    algorithm: dict, expected: list[list[str]]
+) -> None:
     assert lanes(algorithm) == expected
 
 
-APART = ["gae", "grpo", "grpo_passk", "opo", "optimal_token_baseline", "reinforce_plus_plus", "remax", "rloo", "tir_optimal_token_baseline"]
+APART = [
+    "gae",
+    "grpo",
+    "grpo_passk",
+    "opo",
+    "optimal_token_baseline",
+    "reinforce_plus_plus",
+    "remax",
+    "rloo",
+    "tir_optimal_token_baseline",
+]
 
 
 def test_advantages_of_policies_in_lanes_of_their_own_are_those_of_the_whole_batch_to_the_bit() -> None:
     names = [name for name in ESTIMATORS.names() if lanes({"adv_estimator": name}) == EACH]
     assert set(APART) <= set(names)
     rng, size, width = np.random.default_rng(0), 72, 9
-    columns = {"uid": [f"task{i // 9 % 4}" for i in range(size)], "traj_uid": [f"episode{i // 3 % 12}" for i in range(size)]}
+    columns = {
+        "uid": [f"task{i // 9 % 4}" for i in range(size)],
+        "traj_uid": [f"episode{i // 3 % 12}" for i in range(size)],
+    }
     columns |= {name: ["abc"[i % 3] for i in range(size)] for name in ("agent_id", "policy_id", "wg_id")}
-    numbers = {"turn": np.arange(size) // 36, "reward": rng.normal(size=size), "reward_baselines": rng.normal(size=size)}
+    numbers = {
+        "turn": np.arange(size) // 36,
+        "reward": rng.normal(size=size),
+        "reward_baselines": rng.normal(size=size),
+    }
     mask = torch.as_tensor(rng.integers(1, width + 1, size)[:, None] > np.arange(width))
-    given = {name: torch.as_tensor(rng.normal(size=(size, width)), dtype=torch.float32) for name in ("values", "old_log_probs")}
-    given |= {"response_mask": mask.long(), "token_level_rewards": torch.where(mask, given["values"].roll(1, 0), 0.0)}
-    given |= {"sum_pi_squared": given["old_log_probs"].exp() / 9, "rollout_is_weights": torch.ones(size, width)}
-    whole = DataProto.from_dict(given, {name: np.array(values, dtype=object) for name, values in columns.items()} | numbers)
+    given = {
+        name: torch.as_tensor(rng.normal(size=(size, width)), dtype=torch.float32)
+        for name in ("values", "old_log_probs")
+    }
+    given |= {
+        "response_mask": mask.long(),
+        "token_level_rewards": torch.where(mask, given["values"].roll(1, 0), 0.0),
+    }
+    given |= {
+        "sum_pi_squared": given["old_log_probs"].exp() / 9,
+        "rollout_is_weights": torch.ones(size, width),
+    }
+    whole = DataProto.from_dict(
+        given, {name: np.array(values, dtype=object) for name, values in columns.items()} | numbers
+    )
     for name in names:
         for weighting in ("sample", "trajectory"):
             level = GAEConfig("turn" if weighting == "trajectory" else "token")
             config = replace(RunConfig().algorithm, adv_estimator=name, call_weighting=weighting, gae=level)
-            expected = compute_advantage(whole.select_idxs(np.arange(size)), name, 0.9, 0.8, 3, config=config).batch
+            expected = compute_advantage(
+                whole.select_idxs(np.arange(size)), name, 0.9, 0.8, 3, config=config
+            ).batch
             for policy in "abc":
                 rows = np.flatnonzero(whole.non_tensor_batch["policy_id"] == policy)
                 found = compute_advantage(whole.select_idxs(rows), name, 0.9, 0.8, 3, config=config).batch
@@ -97,8 +136,14 @@ def test_other_modes_and_returns_along_a_tree_have_one_lane() -> None:
 
 
 def test_a_lane_goes_on_while_another_one_works() -> None:
-    """Long and short updates take turns: the long one of each step ends after the other lane has begun its next job, or its own."""
-    running, begun, ends = Lanes(2, 1), {name: threading.Event() for name in ("a1", "b1", "a2", "b2")}, dict[str, float]()
+    """Long and short updates take turns: the long one of each step ends after the other lane has begun its
+    next job, or its own.
+    """
+    running, begun, ends = (
+        Lanes(2, 1),
+        {name: threading.Event() for name in ("a1", "b1", "a2", "b2")},
+        dict[str, float](),
+    )
 
     def job(name: str, awaited: str) -> Callable[[], str]:
         def work() -> str:
@@ -118,7 +163,9 @@ def test_a_lane_goes_on_while_another_one_works() -> None:
     assert [job.result() for job in (*first, *second)] == ["a1", "b1", "a2", "b2"]
     assert list(ends)[:2] == ["b1", "a1"]
     since = time.perf_counter() - ended
-    assert since <= running.idle_seconds(start) <= time.perf_counter() - max(ends.values()), "only the time since the last job ended"
+    assert since <= running.idle_seconds(start) <= time.perf_counter() - max(ends.values()), (
+        "only the time since the last job ended"
+    )
 
 
 def test_after_an_error_no_lane_begins_another_job() -> None:

@@ -44,7 +44,8 @@ def test_groups_are_counted_under_the_names_of_verl_too() -> None:
     queue.count_stale(3, taken or ())
     counts = {name.rpartition("/")[2]: value for name, value in count_metrics(queue, training=1).items()}
     assert counts == {
-        "dispatched": 4, "trained": 2, "training": 1, "failed": 0, "rejected": 0, "dropped_stale_samples": 0, "running": 0, "complete": 1,
+        "dispatched": 4, "trained": 2, "training": 1, "failed": 0, "rejected": 0, "dropped_stale_samples": 0,
+        "running": 0, "complete": 1,
         "total_generated_samples": 4, "staleness_samples": 1 + 2, "stale_samples_processed": 2,
     }  # fmt: skip
 

@@ -1,4 +1,6 @@
-"""Takes of steps that no policy was trained on are undone before a checkpoint, with what was left out and dropped before them."""
+"""Takes of steps that no policy was trained on are undone before a checkpoint, with what was left out and
+dropped before them.
+"""
 
 import asyncio
 import threading
@@ -35,7 +37,10 @@ def loop() -> Iterator[LoopThread]:
 
 def stream(loop: LoopThread, saved: list[Any]) -> GroupStream:
     """A stream without episodes in progress, whose collector keeps what it saves."""
-    collector = SimpleNamespace(save_episodes=lambda episodes, folder: saved.extend(episodes), load_episodes=lambda folder: list(saved))
+    collector = SimpleNamespace(
+        save_episodes=lambda episodes, folder: saved.extend(episodes),
+        load_episodes=lambda folder: list(saved),
+    )
     loader: Any = SimpleNamespace(state_dict=dict, load_state_dict=lambda state: None)
     pace = {"p": Pace(staleness=3.0, trigger=1, bound=9)}
     made = GroupStream(RunConfig(), collector, loader, loop, lambda *_: None, 9, pace, {})  # type: ignore[arg-type]
@@ -43,7 +48,9 @@ def stream(loop: LoopThread, saved: list[Any]) -> GroupStream:
     return made
 
 
-def test_two_takes_are_undone_and_saved_with_what_was_dropped_before_them(loop: LoopThread, tmp_path: Path) -> None:
+def test_two_takes_are_undone_and_saved_with_what_was_dropped_before_them(
+    loop: LoopThread, tmp_path: Path
+) -> None:
     saved: list[Any] = []
     ours = stream(loop, saved)
     groups = [ours.queue.dispatch(place, 0, 0) for place in range(5)]
@@ -73,43 +80,69 @@ def test_two_takes_are_undone_and_saved_with_what_was_dropped_before_them(loop: 
 
 
 class Stream(GroupStream):
-    """A stream whose episodes are names of groups, `step<s>.<attempt>/<task>`; without a signal unless the task is among `signal`.
+    """A stream whose episodes are names of groups, `step<s>.<attempt>/<task>`; without a signal unless the
+    task is among `signal`.
 
     Those of the tasks `broken` fail.
     """
 
-    def __init__(self, loop: LoopThread, config: RunConfig, pace: Pace, saved: list[Any], signal: Collection[int] = range(9)) -> None:
+    def __init__(
+        self,
+        loop: LoopThread,
+        config: RunConfig,
+        pace: Pace,
+        saved: list[Any],
+        signal: Collection[int] = range(9),
+    ) -> None:
         @asynccontextmanager
         async def groups(_window: int) -> AsyncIterator[Any]:
             async def play(row: int, _n: int, *, step: int, attempt: int, number: int) -> list[Any]:
                 await asyncio.sleep(self.play_s)
                 self.seconds += 1.0
-                uid, failure = f"step{step}.{attempt}/{row}/{number}", "KeyError: 'world'" if row in self.broken else None
-                return [SimpleNamespace(uid=uid, task_id=f"toy:{row}", failure=failure, reply_tokens=1, row=row)]
+                uid, failure = (
+                    f"step{step}.{attempt}/{row}/{number}",
+                    "KeyError: 'world'" if row in self.broken else None,
+                )
+                return [
+                    SimpleNamespace(uid=uid, task_id=f"toy:{row}", failure=failure, reply_tokens=1, row=row)
+                ]
 
             uid = lambda row, **_: str(row)  # noqa: E731
             limits = {"limit_s": self.limit_s, "in_time": self.in_time}
-            yield SimpleNamespace(play=play, uid=uid, rows=lambda episodes: episodes, set_open=lambda _: None, **limits)
+            yield SimpleNamespace(
+                play=play, uid=uid, rows=lambda episodes: episodes, set_open=lambda _: None, **limits
+            )
 
         def save(episodes: list[Any], _folder: Path) -> None:
             saved[:] = episodes
 
-        collector: Any = SimpleNamespace(groups=groups, task_id=str, save_episodes=save, load_episodes=lambda _: list(saved))
+        collector: Any = SimpleNamespace(
+            groups=groups, task_id=str, save_episodes=save, load_episodes=lambda _: list(saved)
+        )
         loader = TaskLoader(list(range(4)), config.data.train_batch_size, seed=0, shuffle=False)  # type: ignore[arg-type]
         super().__init__(config, collector, loader, loop, lambda *_: None, 9, {"p": pace}, {})
         self.play_s, self.limit_s, self.in_time = 0.01, 3.0, False
-        self.signal, self.has_samples, self.taken_uids, self.broken = signal, True, list[list[str]](), set[int]()
+        self.signal, self.has_samples, self.taken_uids, self.broken = (
+            signal,
+            True,
+            list[list[str]](),
+            set[int](),
+        )
         self.seconds = 0.0  # of a clock by which an episode takes one
 
     def _has_signal(self, player: Any, played: Played) -> bool:
-        assert threading.current_thread().name != "test", "the rewards of a group are computed beside the event loop"
+        assert threading.current_thread().name != "test", (
+            "the rewards of a group are computed beside the event loop"
+        )
         return player.rows(played.sampled)[0].row in self.signal
 
     async def _samples(self, groups: Any, left_out: Any, step: int) -> StepSamples:
         if not groups and not left_out:
             return await super()._samples(groups, left_out, step)
         self.taken_uids.append([played.sampled[0].uid for _, played in groups])
-        columns = {name: np.array([1], dtype=object) for name in ("replies", "partial_replies", "partial_span")}
+        columns = {
+            name: np.array([1], dtype=object) for name in ("replies", "partial_replies", "partial_span")
+        }
         return StepSamples(DataProto.from_dict(non_tensors=columns) if self.has_samples else None, (), {}, 0)
 
 
@@ -156,7 +189,10 @@ def test_groups_without_a_sample_do_not_come_back_after_a_rescue(loop: LoopThrea
         again.load(tmp_path)
         again.published(0, ["p"])
         again.take(1, stop)
-    assert (first.taken_uids, again.taken_uids) == ([["step1.0/0/0", "step1.0/1/0"]], [["step1.1/2/0", "step1.1/3/0"]])
+    assert (first.taken_uids, again.taken_uids) == (
+        [["step1.0/0/0", "step1.0/1/0"]],
+        [["step1.1/2/0", "step1.1/3/0"]],
+    )
 
 
 def test_weights_that_were_sent_for_an_undone_step_are_those_of_the_step_before(loop: LoopThread) -> None:
@@ -181,14 +217,20 @@ def test_a_step_waits_for_episodes_that_are_slow_because_engines_are(loop: LoopT
             assert len(ours.take(1, stop).batch or ()) == 1
 
 
-def test_what_happens_between_steps_is_in_no_interval_of_metrics(loop: LoopThread, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_happens_between_steps_is_in_no_interval_of_metrics(
+    loop: LoopThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ours = Stream(loop, configured(False), FRESH, [])
-    monkeypatch.setattr("verl.trainer.ppo.asynchronous.stream.time", SimpleNamespace(perf_counter=lambda: ours.seconds))
+    monkeypatch.setattr(
+        "verl.trainer.ppo.asynchronous.stream.time", SimpleNamespace(perf_counter=lambda: ours.seconds)
+    )
     ours.published(0, ["p"])
     ours.seconds += 300.0  # a run that resumes
     with StopRequest() as stop:
         ours.take(1, stop)
-    assert ours.metrics(1, 0.1)["rollouter/idle_ratio"] == 0, "a step of about two seconds, of which episodes take all"
+    assert ours.metrics(1, 0.1)["rollouter/idle_ratio"] == 0, (
+        "a step of about two seconds, of which episodes take all"
+    )
 
     async def block() -> None:
         ours.seconds += 4.0
@@ -202,8 +244,12 @@ def test_what_happens_between_steps_is_in_no_interval_of_metrics(loop: LoopThrea
     assert ours.metrics(1, 0.1)["rollouter/loop_lag_s"] < 0.01
 
 
-def test_a_surplus_of_dynamic_sampling_goes_on_without_staleness_alone(loop: LoopThread, tmp_path: Path) -> None:
-    """A second batch of tasks is in progress, as one of the first batch had no signal: three groups for a step of two."""
+def test_a_surplus_of_dynamic_sampling_goes_on_without_staleness_alone(
+    loop: LoopThread, tmp_path: Path
+) -> None:
+    """A second batch of tasks is in progress, as one of the first batch had no signal: three groups for a
+    step of two.
+    """
     ours, state = Stream(loop, config := configured(True), FRESH, [], ()), {"async_training": "fully_async"}
     config.algorithm.filter_groups.max_num_gen_batches = 2
     first, rejected, *more = (ours.queue.dispatch(place, place // 2, 0) for place in range(4))
@@ -212,7 +258,10 @@ def test_a_surplus_of_dynamic_sampling_goes_on_without_staleness_alone(loop: Loo
     ours.save(tmp_path)
     assert len(more) == len(ours.queue.running) == 2
     check_checkpoint(tmp_path, state, config)
-    with pytest.raises(CheckpointError, match="and dynamic sampling without staleness; keep the keys of the run that wrote it"):
+    with pytest.raises(
+        CheckpointError,
+        match="and dynamic sampling without staleness; keep the keys of the run that wrote it",
+    ):
         check_checkpoint(tmp_path, state, configured(True, staleness_threshold=1.0))
 
 
@@ -228,4 +277,8 @@ def test_groups_that_only_drop_allows_are_refused_by_wait(loop: LoopThread, tmp_
     state = {"async_training": "fully_async"}
     check_checkpoint(tmp_path, state, configured(False, **keys))
     with pytest.raises(CheckpointError, match=r"too old before a step trains on them, as .*=drop allows"):
-        check_checkpoint(tmp_path, state, configured(False, **keys | {"max_off_policy_strategy": "wait", "max_off_policy_threshold": 2}))
+        check_checkpoint(
+            tmp_path,
+            state,
+            configured(False, **keys | {"max_off_policy_strategy": "wait", "max_off_policy_threshold": 2}),
+        )

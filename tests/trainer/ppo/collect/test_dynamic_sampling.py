@@ -1,4 +1,6 @@
-"""Groups without a signal are left out and new tasks drawn for them; ReMax's baselines come from greedy episodes."""
+"""Groups without a signal are left out and new tasks drawn for them; ReMax's baselines come from greedy
+episodes.
+"""
 
 import asyncio
 import logging
@@ -41,8 +43,15 @@ def make_batch(rows: Sequence[Row], prefix: str = "", **columns: list[Any]) -> D
         "local_reward": [reward for *_, reward in rows],
     } | columns
     ones = torch.ones(len(rows), 1, dtype=torch.long)
-    tensors = {"prompts": ones, "responses": ones, "response_mask": ones.clone(), "attention_mask": torch.ones(len(rows), 2).long()}
-    return DataProto.from_dict(tensors=tensors, non_tensors={k: np.array(v, dtype=object) for k, v in non_tensors.items()})
+    tensors = {
+        "prompts": ones,
+        "responses": ones,
+        "response_mask": ones.clone(),
+        "attention_mask": torch.ones(len(rows), 2).long(),
+    }
+    return DataProto.from_dict(
+        tensors=tensors, non_tensors={k: np.array(v, dtype=object) for k, v in non_tensors.items()}
+    )
 
 
 ROWS: list[Row] = [
@@ -54,13 +63,25 @@ ROWS: list[Row] = [
 
 
 def test_a_group_has_a_signal_when_its_rewards_differ() -> None:
-    assert signal_rows(make_batch(ROWS), AlgorithmConfig()).tolist() == [True, False, True, False, False, True, False, True]
+    assert signal_rows(make_batch(ROWS), AlgorithmConfig()).tolist() == [
+        True,
+        False,
+        True,
+        False,
+        False,
+        True,
+        False,
+        True,
+    ]
 
 
 def test_grouped_by_task_trajectories_are_compared() -> None:
     # Task a: means 0.75 and 0.25 differ. Task c: 0.5 and 0.5 are equal although the samples are not.
     rows = [*ROWS[:4], ("c", 0, "S", 1.0), ("c", 0, "V", 0.0), ("c", 1, "S", 0.0), ("c", 1, "V", 1.0)]
-    assert signal_rows(make_batch(rows), AlgorithmConfig(group_by_agent_id=False)).tolist() == [True] * 4 + [False] * 4
+    assert (
+        signal_rows(make_batch(rows), AlgorithmConfig(group_by_agent_id=False)).tolist()
+        == [True] * 4 + [False] * 4
+    )
     over_samples = AlgorithmConfig(group_by_agent_id=False, statistics_over="samples")
     assert signal_rows(make_batch(rows), over_samples).all()
 
@@ -84,13 +105,22 @@ def test_a_row_without_a_response_token_makes_no_signal() -> None:
 
 def test_the_metric_says_what_must_differ() -> None:
     config = AlgorithmConfig()
-    columns = {"team_reward": [1.0, 1.0, 0.0, 1.0], "local_reward": [0.0, 0.2, 1.0, 0.2], "mixed_reward": [1.0, 1.2, 1.0, 1.2]}
+    columns = {
+        "team_reward": [1.0, 1.0, 0.0, 1.0],
+        "local_reward": [0.0, 0.2, 1.0, 0.2],
+        "mixed_reward": [1.0, 1.2, 1.0, 1.2],
+    }
     batch = make_batch(ROWS[:4], reward=[0.0, 0.1, 0.2, 0.3], **columns)
     for metric, expected in {
         "seq_reward": [True, True, True, True],
         "team_reward": [True, False, True, False],
         "local_reward": [True, False, True, False],
-        "mixed_reward": [False, False, False, False],  # the column, whatever made it: a propagation may have scaled the local reward
+        "mixed_reward": [
+            False,
+            False,
+            False,
+            False,
+        ],  # the column, whatever made it: a propagation may have scaled the local reward
     }.items():
         config.filter_groups.metric = metric
         assert signal_rows(batch, config).tolist() == expected, metric
@@ -103,8 +133,15 @@ def test_rewards_that_differ_by_float_noise_are_no_signal() -> None:
 
 
 def test_trajectories_are_weighed_as_the_advantage_weighs_them() -> None:
-    # Episode 0: S twice (1, 0), V once (0.25). Episode 1: S 0.5, V 0.25. Weighed by calls, S counts once: 0.375 in both. Plain: 1.25 / 3.
-    rows = [("a", 0, "S", 1.0), ("a", 0, "S", 0.0), ("a", 0, "V", 0.25), ("a", 1, "S", 0.5), ("a", 1, "V", 0.25)]
+    # Episode 0: S twice (1, 0), V once (0.25). Episode 1: S 0.5, V 0.25. Weighed by calls, S counts once:
+    # 0.375 in both. Plain: 1.25 / 3.
+    rows = [
+        ("a", 0, "S", 1.0),
+        ("a", 0, "S", 0.0),
+        ("a", 0, "V", 0.25),
+        ("a", 1, "S", 0.5),
+        ("a", 1, "V", 0.25),
+    ]
     keys = {"group_by_agent_id": False}
     assert signal_rows(make_batch(rows), AlgorithmConfig(**keys)).all()
     assert not signal_rows(make_batch(rows), AlgorithmConfig(**keys, call_weighting="trajectory")).any()
@@ -112,9 +149,16 @@ def test_trajectories_are_weighed_as_the_advantage_weighs_them() -> None:
 
 def test_m_grpo_is_filtered_by_the_main_agents_episodes_and_the_sub_agents_calls() -> None:
     # Task a: the trajectories' means are equal, the main agent's episodes (1 and 0) and the calls are not.
-    # Task b: the means of the main agent's two calls are equal (0.5), those of the sub-agent's calls are all 0.2.
+    # Task b: the means of the main agent's two calls are equal (0.5), those of the sub-agent's calls are all
+    # 0.2.
     rows = [("a", 0, "S", 1.0), ("a", 0, "V", 0.0), ("a", 1, "S", 0.0), ("a", 1, "V", 1.0)]
-    rows += [("b", 0, "S", 1.0), ("b", 0, "S", 0.0), ("b", 0, "V", 0.2), ("b", 1, "S", 0.5), ("b", 1, "V", 0.2)]
+    rows += [
+        ("b", 0, "S", 1.0),
+        ("b", 0, "S", 0.0),
+        ("b", 0, "V", 0.2),
+        ("b", 1, "S", 0.5),
+        ("b", 1, "V", 0.2),
+    ]
     # Task c: the sub-agent's calls differ inside an episode only.
     rows += [("c", 0, "V", 1.0), ("c", 0, "V", 0.0), ("c", 1, "V", 1.0), ("c", 1, "V", 0.0)]
     for keys in ({"group_by": ["uid"]}, {}):
@@ -125,10 +169,14 @@ def test_m_grpo_is_filtered_by_the_main_agents_episodes_and_the_sub_agents_calls
 @settings(max_examples=60, deadline=None)
 @given(
     rewards=st.lists(st.sampled_from([0.0, 0.1, 1.0]), min_size=12, max_size=12),
-    keys=st.sampled_from([{}, {"group_by_agent_id": False}, {"group_by": ["uid", "agent_id", "turn"]}, {"singleton": "raw"}]),
+    keys=st.sampled_from(
+        [{}, {"group_by_agent_id": False}, {"group_by": ["uid", "agent_id", "turn"]}, {"singleton": "raw"}]
+    ),
     estimator=st.sampled_from(["grpo", "rloo", "opo", "m_grpo"]),
 )
-def test_what_is_dropped_is_what_the_advantage_would_not_learn_from(rewards: list[float], keys: dict[str, Any], estimator: str) -> None:
+def test_what_is_dropped_is_what_the_advantage_would_not_learn_from(
+    rewards: list[float], keys: dict[str, Any], estimator: str
+) -> None:
     rows = [(task, episode, agent, 0.0) for task in "ab" for episode in range(3) for agent in "SV"]
     config = AlgorithmConfig(**keys, adv_estimator=estimator, m_grpo=MGRPOConfig(main_agent="S"))
     batch = make_batch(rows, reward=rewards, policy_id=["p"] * 12)
@@ -142,18 +190,26 @@ def test_what_is_dropped_is_what_the_advantage_would_not_learn_from(rewards: lis
 
 @dataclass
 class Table:
-    """A collector that pays by a table: reward of each episode of a task; one agent, tasks of the same name never twice in a step."""
+    """A collector that pays by a table: reward of each episode of a task; one agent, tasks of the same name
+    never twice in a step.
+    """
 
     pay: Mapping[int, Sequence[float]]
     attempts: list[tuple[list[int], int]] = field(default_factory=list)
 
-    async def collect(self, rows: Sequence[Mapping[str, Any]], n: int, *, step: int, attempt: int = 0, **_: Any) -> Any:
+    async def collect(
+        self, rows: Sequence[Mapping[str, Any]], n: int, *, step: int, attempt: int = 0, **_: Any
+    ) -> Any:
         tasks = [row["task"] for row in rows]
         self.attempts.append((tasks, attempt))
         played = [(str(t), i, "S", self.pay[t][i]) for t in tasks for i in range(n)]
         batch = make_batch(played, prefix=f"{step}.{attempt}/")
-        episodes = [SimpleNamespace(uid=f"{step}.{attempt}/{t}", failure=None, team_reward=r) for t, _, _, r in played]
-        return SimpleNamespace(batch=batch, episodes=episodes, metrics={"episode/count": float(len(episodes))})
+        episodes = [
+            SimpleNamespace(uid=f"{step}.{attempt}/{t}", failure=None, team_reward=r) for t, _, _, r in played
+        ]
+        return SimpleNamespace(
+            batch=batch, episodes=episodes, metrics={"episode/count": float(len(episodes))}
+        )
 
     def join(self, results: Sequence[Any]) -> Any:
         return SimpleNamespace(
@@ -183,7 +239,17 @@ def tasks_of(drawn: Any) -> list[str]:
 
 
 def test_new_tasks_are_drawn_until_the_batch_is_full_and_what_is_too_much_is_cut_in_order() -> None:
-    pay = {0: DIFFERENT, 1: EQUAL, 2: EQUAL, 3: DIFFERENT, 4: DIFFERENT, 5: DIFFERENT, 6: DIFFERENT, 7: EQUAL, 8: EQUAL}
+    pay = {
+        0: DIFFERENT,
+        1: EQUAL,
+        2: EQUAL,
+        3: DIFFERENT,
+        4: DIFFERENT,
+        5: DIFFERENT,
+        6: DIFFERENT,
+        7: EQUAL,
+        8: EQUAL,
+    }
     drawn, table, loader = draw(pay, 3)
     assert table.attempts == [([0, 1, 2], 0), ([3, 4, 5], 1)]
     assert tasks_of(drawn) == ["0", "3", "4"]
@@ -200,9 +266,11 @@ def test_new_tasks_are_drawn_until_the_batch_is_full_and_what_is_too_much_is_cut
 
 
 def test_what_is_dropped_is_counted_in_groups_however_many_rows_they_have() -> None:
-    # S: task a, of three rows, has no signal, task b, of two, has one; task c, where it has no token, is no group. V: task b has none.
+    # S: task a, of three rows, has no signal, task b, of two, has one; task c, where it has no token, is no
+    # group. V: task b has none.
     rows = [
-        *(("a", episode, "S", 0.5) for episode in range(3)), ("a", 0, "V", 0.5), ("a", 1, "V", 0.6), ("a", 2, "V", 0.5),
+        *(("a", episode, "S", 0.5) for episode in range(3)), ("a", 0, "V", 0.5), ("a", 1, "V", 0.6),
+        ("a", 2, "V", 0.5),
         ("b", 0, "S", 0.0), ("b", 1, "S", 1.0), ("b", 0, "V", 0.5), ("b", 1, "V", 0.5),
         ("c", 0, "S", 0.0), ("c", 1, "S", 1.0),
     ]  # fmt: skip
@@ -213,16 +281,23 @@ def test_what_is_dropped_is_counted_in_groups_however_many_rows_they_have() -> N
 
 
 def test_what_is_dropped_is_counted_by_turn() -> None:
-    # Turn 1 of S is in all three groups, turn 2 in the first alone, which has a signal; V has no token at all.
+    # Turn 1 of S is in all three groups, turn 2 in the first alone, which has a signal; V has no token at
+    # all.
     rows = [(task, episode, "S", float(episode and task == "a")) for task in "abc" for episode in range(2)]
     batch = make_batch([*rows, ("a", 0, "S", 0.0), ("a", 0, "V", 0.0)], turn=[1] * 6 + [2, 1])
     batch.batch["response_mask"][-1] = 0
     signal = signal_rows(batch, AlgorithmConfig())
     shares = dict(_dropped_shares(batch, signal, AlgorithmConfig()))
-    assert shares == {"dropped/s": pytest.approx(2 / 3), "dropped/s/turn_1": pytest.approx(2 / 3), "dropped/s/turn_2": 0.0}
+    assert shares == {
+        "dropped/s": pytest.approx(2 / 3),
+        "dropped/s/turn_1": pytest.approx(2 / 3),
+        "dropped/s/turn_2": 0.0,
+    }
 
 
-def test_without_a_full_batch_the_limit_of_collections_ends_the_drawing(caplog: pytest.LogCaptureFixture) -> None:
+def test_without_a_full_batch_the_limit_of_collections_ends_the_drawing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     pay = dict.fromkeys(range(12), EQUAL) | {1: DIFFERENT}
     drawn, table, _ = draw(pay, 2, max_num_gen_batches=3)
     assert len(table.attempts) == 3
@@ -231,7 +306,9 @@ def test_without_a_full_batch_the_limit_of_collections_ends_the_drawing(caplog: 
     assert "trains on 1 tasks instead of 2" in caplog.text
 
 
-def test_no_task_is_drawn_twice_in_a_step_and_a_small_dataset_ends_the_drawing(caplog: pytest.LogCaptureFixture) -> None:
+def test_no_task_is_drawn_twice_in_a_step_and_a_small_dataset_ends_the_drawing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     drawn, table, _ = draw(dict.fromkeys(range(4), EQUAL) | {2: DIFFERENT}, 2, max_num_gen_batches=0)
     assert [tasks for tasks, _ in table.attempts] == [[0, 1], [2, 3]]
     assert tasks_of(drawn) == ["2"]
@@ -241,7 +318,10 @@ def test_no_task_is_drawn_twice_in_a_step_and_a_small_dataset_ends_the_drawing(c
 def test_when_nothing_differs_the_reason_is_given_with_the_episodes() -> None:
     drawn, _, _ = draw(dict.fromkeys(range(4), (1.0, 1.0)), 2)
     assert drawn.batch is None
-    assert drawn.metrics["train/filter_groups/dropped/s"] == 1.0 and drawn.metrics["train/filter_groups/tasks_missing"] == 2.0
+    assert (
+        drawn.metrics["train/filter_groups/dropped/s"] == 1.0
+        and drawn.metrics["train/filter_groups/tasks_missing"] == 2.0
+    )
     assert "seq_reward differs within no group of 4 tasks (2 collections)" in drawn.no_batch_reason
     assert "mean team reward: 1." in drawn.no_batch_reason
     assert "too easy or too hard" in drawn.no_batch_reason
@@ -255,13 +335,21 @@ def test_when_nothing_differs_the_reason_is_given_with_the_episodes() -> None:
         ({"filter_groups.max_num_gen_batches": -1}, ["max_num_gen_batches=-1", "at least 0"]),
         ({"adv_estimator": "gae"}, ["filter_groups.enable", "adv_estimator=gae"]),
         ({"adv_estimator": "remax"}, ["filter_groups.enable", "adv_estimator=remax"]),
-        ({"adv_estimator": "reinforce_plus_plus"}, ["filter_groups.enable", "adv_estimator=reinforce_plus_plus"]),
-        ({"per_agent": {"Verifier Agent": {"adv_estimator": "rae"}}}, ["adv_estimator=rae", "agent 'Verifier Agent'"]),
+        (
+            {"adv_estimator": "reinforce_plus_plus"},
+            ["filter_groups.enable", "adv_estimator=reinforce_plus_plus"],
+        ),
+        (
+            {"per_agent": {"Verifier Agent": {"adv_estimator": "rae"}}},
+            ["adv_estimator=rae", "agent 'Verifier Agent'"],
+        ),
         ({"group_by": ["policy_id"]}, ["group_by=['policy_id']", "uid"]),
     ],
     ids=lambda value: ",".join(value) if isinstance(value, dict) else "",
 )
-def test_what_contradicts_the_filter_is_refused_by_both_names(changes: dict[str, Any], words: list[str]) -> None:
+def test_what_contradicts_the_filter_is_refused_by_both_names(
+    changes: dict[str, Any], words: list[str]
+) -> None:
     config = RunConfig()
     config.agent.agent_ids = ["Solver Agent", "Verifier Agent"]
     config.algorithm.filter_groups.enable = True
@@ -274,7 +362,9 @@ def test_what_contradicts_the_filter_is_refused_by_both_names(changes: dict[str,
     assert [word for word in words if word not in str(refused.value)] == []
 
 
-def test_one_episode_a_task_is_refused_and_the_kl_in_the_reward_noted(caplog: pytest.LogCaptureFixture) -> None:
+def test_one_episode_a_task_is_refused_and_the_kl_in_the_reward_noted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     config = RunConfig()
     config.agent.agent_ids = ["Solver Agent"]
     config.algorithm.filter_groups.enable = config.algorithm.use_kl_in_reward = True
@@ -287,20 +377,33 @@ def test_one_episode_a_task_is_refused_and_the_kl_in_the_reward_noted(caplog: py
 
 
 def test_a_baseline_is_the_greedy_reward_of_the_same_agent_and_task() -> None:
-    sampled = make_batch([("a", 0, "S", 1.0), ("a", 0, "V", 2.0), ("a", 1, "S", 0.0), ("b", 0, "S", 5.0), ("b", 1, "S", 7.0)])
+    sampled = make_batch(
+        [("a", 0, "S", 1.0), ("a", 0, "V", 2.0), ("a", 1, "S", 0.0), ("b", 0, "S", 5.0), ("b", 1, "S", 7.0)]
+    )
     greedy = make_batch([("a", 0, "S", 0.25), ("a", 0, "S", 0.75)], uid=["a/greedy", "a/greedy"])
     episodes = [
         SimpleNamespace(uid="a/greedy", failure=None, team_reward=3.0),
         SimpleNamespace(uid="b/greedy", failure="timeout", team_reward=9.0),
     ]
-    values, metrics = reward_baselines(sampled, SimpleNamespace(batch=greedy, episodes=episodes, metrics={}), alpha=0.5)
-    # S on a: the mean of 0.25 and 0.75. V was silent on a: 0.5 * 3. The greedy episode of b failed: the mean of 5 and 7.
+    values, metrics = reward_baselines(
+        sampled, SimpleNamespace(batch=greedy, episodes=episodes, metrics={}), alpha=0.5
+    )
+    # S on a: the mean of 0.25 and 0.75. V was silent on a: 0.5 * 3. The greedy episode of b failed: the mean
+    # of 5 and 7.
     assert values.tolist() == [0.5, 1.5, 0.5, 6.0, 6.0]
-    assert metrics == {"train/remax/baseline": pytest.approx(14.5 / 5), "train/remax/silent": 0.2, "train/remax/failed": 0.4}
+    assert metrics == {
+        "train/remax/baseline": pytest.approx(14.5 / 5),
+        "train/remax/silent": 0.2,
+        "train/remax/failed": 0.4,
+    }
 
 
-@pytest.mark.parametrize(("estimator", "learns"), [("gigpo", "single steps"), ("gdpo", "gdpo_reward_keys"), ("grpo", "")])
-def test_what_the_filter_does_not_look_at_is_said(caplog: pytest.LogCaptureFixture, estimator: str, learns: str) -> None:
+@pytest.mark.parametrize(
+    ("estimator", "learns"), [("gigpo", "single steps"), ("gdpo", "gdpo_reward_keys"), ("grpo", "")]
+)
+def test_what_the_filter_does_not_look_at_is_said(
+    caplog: pytest.LogCaptureFixture, estimator: str, learns: str
+) -> None:
     config = RunConfig()
     config.agent.agent_ids = ["Solver Agent"]
     config.algorithm.filter_groups.enable, config.algorithm.adv_estimator = True, estimator

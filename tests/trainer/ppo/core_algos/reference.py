@@ -1,4 +1,5 @@
-"""The papers' formulas as slow loops over rows and tokens in plain floats: what the vectorised code is held against.
+"""The papers' formulas as slow loops over rows and tokens in plain floats: what the vectorised code is held
+against.
 
 A matrix is a list of rows. Tokens of a row are those whose mask is 1; what stands elsewhere is never read.
 """
@@ -41,7 +42,10 @@ def spread(rows: Sequence[float], mask: Mask) -> Matrix:
 
 def scores(rewards: Matrix, mask: Mask) -> list[float]:
     """Sum of each row's rewards."""
-    return [math.fsum(r for r, one in zip(row, own, strict=True) if one) for row, own in zip(rewards, mask, strict=True)]
+    return [
+        math.fsum(r for r, one in zip(row, own, strict=True) if one)
+        for row, own in zip(rewards, mask, strict=True)
+    ]
 
 
 def groups_of(index: Sequence[int]) -> list[list[int]]:
@@ -50,7 +54,9 @@ def groups_of(index: Sequence[int]) -> list[list[int]]:
 
 
 def to_go(rewards: Matrix, mask: Mask, gamma: float = 1.0) -> Matrix:
-    """`G_t = r_t + gamma r_(t+1) + gamma^2 r_(t+2) + ...` over the tokens of a row, as the double sum it is."""
+    """`G_t = r_t + gamma r_(t+1) + gamma^2 r_(t+2) + ...` over the tokens of a row, as the double sum
+    it is.
+    """
     out = [[0.0] * len(row) for row in mask]
     for i, t in tokens(mask):
         later = [u for u in range(t, len(mask[i])) if mask[i][u]]
@@ -59,7 +65,9 @@ def to_go(rewards: Matrix, mask: Mask, gamma: float = 1.0) -> Matrix:
 
 
 def whiten(values: Matrix, mask: Mask, weights: Sequence[float] | None = None) -> Matrix:
-    """Zero mean and unit (unbiased) variance over all tokens; with weights of rows, those of the weighted tokens."""
+    """Zero mean and unit (unbiased) variance over all tokens; with weights of rows, those of the weighted
+    tokens.
+    """
     own = [1.0] * len(mask) if weights is None else list(weights)
     x, w = [values[i][t] for i, t in tokens(mask)], [own[i] for i, _ in tokens(mask)]
     total = math.fsum(w)
@@ -97,26 +105,41 @@ def grpo_passk(rewards: Matrix, mask: Mask, index: Sequence[int], by_std: bool =
 def rloo(rewards: Matrix, mask: Mask, index: Sequence[int]) -> Matrix:
     """arXiv 2402.14740, section 3.3."""
     s = scores(rewards, mask)
-    return spread([s[i] - mean([s[j] for j in mates if j != i]) for i, mates in enumerate(groups_of(index))], mask)
+    return spread(
+        [s[i] - mean([s[j] for j in mates if j != i]) for i, mates in enumerate(groups_of(index))], mask
+    )
 
 
 def opo(rewards: Matrix, mask: Mask, index: Sequence[int]) -> Matrix:
-    """arXiv 2505.23585: the baseline is the mean over tokens of the score of the reply that each belongs to."""
+    """arXiv 2505.23585: the baseline is the mean over tokens of the score of the reply that each
+    belongs to.
+    """
     s = scores(rewards, mask)
-    return spread([s[i] - mean([s[j] for j in mates for one in mask[j] if one]) for i, mates in enumerate(groups_of(index))], mask)
+    return spread(
+        [
+            s[i] - mean([s[j] for j in mates for one in mask[j] if one])
+            for i, mates in enumerate(groups_of(index))
+        ],
+        mask,
+    )
 
 
 def gpg(rewards: Matrix, mask: Mask, index: Sequence[int], f_norm: float = 1.0) -> Matrix:
     """arXiv 2504.02546, eq. 6-7, with verl's reading of alpha: rows over rows that have a score."""
     s = scores(rewards, mask)
     alpha = len(s) / max(1, sum(score != 0 for score in s))
-    return spread([alpha * (s[i] - mean([s[j] for j in mates])) / f_norm for i, mates in enumerate(groups_of(index))], mask)
+    return spread(
+        [alpha * (s[i] - mean([s[j] for j in mates])) / f_norm for i, mates in enumerate(groups_of(index))],
+        mask,
+    )
 
 
 def remax(rewards: Matrix, mask: Mask, greedy: Sequence[float]) -> Matrix:
     """arXiv 2310.10505, algorithm 1."""
     future = to_go(rewards, mask)
-    return [[future[i][t] - greedy[i] if one else 0.0 for t, one in enumerate(row)] for i, row in enumerate(mask)]
+    return [
+        [future[i][t] - greedy[i] if one else 0.0 for t, one in enumerate(row)] for i, row in enumerate(mask)
+    ]
 
 
 def reinforce_plus_plus_baseline(rewards: Matrix, mask: Mask, index: Sequence[int]) -> Matrix:
@@ -136,9 +159,16 @@ def gae(rewards: Matrix, values: Matrix, mask: Mask, gamma: float, lam: float) -
 
 
 def token_baseline(
-    rewards: Matrix, mask: Mask, index: Sequence[int], log_probs: Matrix, squares: Matrix, weights: Matrix | None, zero_tail: bool
+    rewards: Matrix,
+    mask: Mask,
+    index: Sequence[int],
+    log_probs: Matrix,
+    squares: Matrix,
+    weights: Matrix | None,
+    zero_tail: bool,
 ) -> Matrix:
-    """arXiv 2602.07078: at each place, the mean of the rewards to go weighted by the gradient's squared norm so far.
+    """arXiv 2602.07078: at each place, the mean of the rewards to go weighted by the gradient's squared norm
+    so far.
 
     Places are counted in tokens; in right-padded rows they are columns.
     """
@@ -162,7 +192,9 @@ def token_baseline(
 
 
 def aggregate(loss: TokenLoss, mask: Mask, mode: str, constant: float | None = None) -> float:
-    """The five ways to one number; `constant` is the divisor of `seq-mean-token-sum-norm`, by default the width."""
+    """The five ways to one number; `constant` is the divisor of `seq-mean-token-sum-norm`, by default the
+    width.
+    """
     rows = [[loss(i, t) for t, one in enumerate(row) if one] for i, row in enumerate(mask) if any(row)]
     if mode == "token-mean":
         return mean([x for row in rows for x in row])
@@ -192,14 +224,21 @@ def binary_kl(old: float, new: float) -> float:
 
 def covariances(log_probs: Matrix, advantages: Matrix, mask: Mask) -> dict[tuple[int, int], float]:
     """Of each token: its part of the covariance of advantage and log-prob (arXiv 2505.22617, eq. 9)."""
-    of_a, of_p = mean([advantages[i][t] for i, t in tokens(mask)]), mean([log_probs[i][t] for i, t in tokens(mask)])
+    of_a, of_p = (
+        mean([advantages[i][t] for i, t in tokens(mask)]),
+        mean([log_probs[i][t] for i, t in tokens(mask)]),
+    )
     return {(i, t): (advantages[i][t] - of_a) * (log_probs[i][t] - of_p) for i, t in tokens(mask)}
 
 
 def kl(log_prob: float, ref: float, kind: str) -> float:
     """http://joschu.net/blog/kl-approx.html: k1, k2, k3, and |k1|; k3 is cut at 10."""
     ratio = math.exp(ref - log_prob)
-    formulas = {"k1": -math.log(ratio), "k2": math.log(ratio) ** 2 / 2, "k3": min(10.0, ratio - 1 - math.log(ratio))}
+    formulas = {
+        "k1": -math.log(ratio),
+        "k2": math.log(ratio) ** 2 / 2,
+        "k3": min(10.0, ratio - 1 - math.log(ratio)),
+    }
     names = {"kl": "k1", "mse": "k2", "low_var_kl": "k3"}
     return abs(formulas["k1"]) if kind == "abs" else formulas[names.get(kind, kind)]
 

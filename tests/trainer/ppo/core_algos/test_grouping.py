@@ -45,7 +45,9 @@ def test_rows_that_share_an_object_are_as_rows_with_equal_ones(data) -> None:
     names = ["none" if thing is None or thing != thing else thing for thing in rows]
     expected = [list(dict.fromkeys(names)).index(name) for name in names]
     assert group_index([column(rows)]).tolist() == expected
-    assert group_index([column(rows)[::-1]]).tolist() == group_index([column(rows[::-1])]).tolist(), "a view that runs backwards"
+    assert group_index([column(rows)[::-1]]).tolist() == group_index([column(rows[::-1])]).tolist(), (
+        "a view that runs backwards"
+    )
     assert group_index([column(rows), column([0] * len(rows))]).tolist() == expected
 
 
@@ -63,9 +65,12 @@ def test_columns_that_cannot_be_a_key_are_refused() -> None:
 
 
 def test_statistics_by_hand() -> None:
-    # group 0: 1, 2, 6 -> mean 3, variance (4 + 1 + 9) / 2 = 7; group 1: the padding row 99 does not count; group 2 is a constant.
+    # group 0: 1, 2, 6 -> mean 3, variance (4 + 1 + 9) / 2 = 7; group 1: the padding row 99 does not count;
+    # group 2 is a constant.
     stats = group_stats(
-        np.array([1.0, 5.0, 2.0, 99.0, 6.0, 4.0, 4.0]), np.array([0, 1, 0, 1, 0, 2, 2]), np.array([1, 1, 1, 0, 1, 1, 1], dtype=bool)
+        np.array([1.0, 5.0, 2.0, 99.0, 6.0, 4.0, 4.0]),
+        np.array([0, 1, 0, 1, 0, 2, 2]),
+        np.array([1, 1, 1, 0, 1, 1, 1], dtype=bool),
     )
     assert stats.count.tolist() == [3, 1, 2]
     assert stats.mean.tolist() == [3.0, 5.0, 4.0]
@@ -80,7 +85,8 @@ def test_the_mean_of_equal_scores_is_that_score_however_many_there_are() -> None
 
 
 def test_weighted_statistics_by_hand() -> None:
-    # W = 1 + 1/2 + 1/2 = 2, mean = (2 + 2 + 3) / 2 = 3.5, sum w d^2 = 2.25 + 0.125 + 3.125 = 5.5, W - sum w^2 / W = 2 - 1.5 / 2 = 1.25
+    # W = 1 + 1/2 + 1/2 = 2, mean = (2 + 2 + 3) / 2 = 3.5, sum w d^2 = 2.25 + 0.125 + 3.125 = 5.5, W - sum w^2
+    # / W = 2 - 1.5 / 2 = 1.25
     scores, weights = np.array([2.0, 4.0, 6.0, 50.0]), np.array([1.0, 0.5, 0.5, 0.0])
     stats = group_stats(scores, np.zeros(4, dtype=int), weights=weights)
     assert stats.mean[0] == 3.5
@@ -94,7 +100,9 @@ def test_weights_below_zero_are_refused() -> None:
         group_stats(np.zeros(2), np.zeros(2, dtype=int), weights=np.array([1.0, -1.0]))
 
 
-ROWS = st.lists(st.tuples(st.integers(0, 3), st.floats(-1e3, 1e3), st.integers(0, 3)), min_size=1, max_size=40)
+ROWS = st.lists(
+    st.tuples(st.integers(0, 3), st.floats(-1e3, 1e3), st.integers(0, 3)), min_size=1, max_size=40
+)
 
 
 @settings(max_examples=60, deadline=None)
@@ -110,7 +118,9 @@ def test_the_order_of_rows_changes_no_bit(rows, random, narrow: bool, weighted: 
         scores = scores.astype(np.float32).astype(np.float64) if narrow else scores
         weights = np.array([w / 3 for _, _, w in rows]) if weighted else None
         result = group_stats(scores, np.array([g for g, _, _ in rows]), weights=weights)
-        return tuple(x.tobytes() for x in (result.count, result.mean, result.std, result.constant, result.weight))
+        return tuple(
+            x.tobytes() for x in (result.count, result.mean, result.std, result.constant, result.weight)
+        )
 
     assert stats(rows) == stats(shuffled)
 
@@ -133,7 +143,12 @@ def test_packed_sorting_and_equal_weights_change_nothing(rows, weight: float) ->
 
 def test_weights_that_are_copies_give_the_statistics_of_the_copies() -> None:
     # 1 twice, 4 three times, 0 once: mean 14 / 6, and the deviation of six rows
-    stats = group_stats(np.array([1.0, 4.0, 0.0, 9.0]), np.array([0, 0, 0, 1]), weights=np.array([2.0, 3.0, 1.0, 4.0]), copies=True)
+    stats = group_stats(
+        np.array([1.0, 4.0, 0.0, 9.0]),
+        np.array([0, 0, 0, 1]),
+        weights=np.array([2.0, 3.0, 1.0, 4.0]),
+        copies=True,
+    )
     six = np.array([1.0, 1.0, 4.0, 4.0, 4.0, 0.0])
     assert stats.mean.tolist() == pytest.approx([six.mean(), 9.0])
     assert stats.std.tolist() == pytest.approx([six.std(ddof=1), 0.0])

@@ -38,10 +38,14 @@ def test_aggregation_by_hand_and_padding_rows_weigh_nothing(mode: str, expected:
 
 @pytest.mark.parametrize("mode", LOSS_AGG_MODES)
 def test_micro_batches_on_ranks_add_up_to_the_whole(mode: str) -> None:
-    """Two ranks (gradients averaged), one of them with two micro-batches, one micro-batch without a real row."""
+    """Two ranks (gradients averaged), one of them with two micro-batches, one micro-batch without a
+    real row.
+    """
     counts = {"batch_num_tokens": 5, "global_batch_size": 2, "loss_scale_factor": 7}
     whole = agg_loss(LOSS, MASK, mode, **counts)
-    rank0 = agg_loss(LOSS[:1], MASK[:1], mode, dp_size=2, **counts) + agg_loss(LOSS[2:], MASK[2:], mode, dp_size=2, **counts)
+    rank0 = agg_loss(LOSS[:1], MASK[:1], mode, dp_size=2, **counts) + agg_loss(
+        LOSS[2:], MASK[2:], mode, dp_size=2, **counts
+    )
     rank1 = agg_loss(LOSS[1:2], MASK[1:2], mode, dp_size=2, **counts)
     assert ((rank0 + rank1) / 2).item() == pytest.approx(whole.item())
 
@@ -71,7 +75,13 @@ def test_aggregation_refuses_what_it_cannot_normalise() -> None:
 
 
 def config(**changes) -> SimpleNamespace:
-    base = {"clip_ratio": 0.2, "clip_ratio_low": None, "clip_ratio_high": None, "clip_ratio_c": 3.0, "global_batch_info": {}}
+    base = {
+        "clip_ratio": 0.2,
+        "clip_ratio_low": None,
+        "clip_ratio_high": None,
+        "clip_ratio_c": 3.0,
+        "global_batch_info": {},
+    }
     return SimpleNamespace(**(base | changes))
 
 
@@ -90,7 +100,9 @@ def config(**changes) -> SimpleNamespace:
 )
 def test_vanilla_loss_by_hand(ratio: float, advantage: float, changes: dict, expected: float) -> None:
     old, new = torch.zeros(1, 1), torch.full((1, 1), math.log(ratio))
-    loss, metrics = compute_policy_loss_vanilla(old, new, torch.full((1, 1), advantage), torch.ones(1, 1), config=config(**changes))
+    loss, metrics = compute_policy_loss_vanilla(
+        old, new, torch.full((1, 1), advantage), torch.ones(1, 1), config=config(**changes)
+    )
     assert loss.item() == pytest.approx(expected)
     assert metrics["actor/ppo_kl"] == pytest.approx(-math.log(ratio))
     assert metrics["actor/pg_clipfrac_lower"] == float(expected == 3.0)
@@ -98,7 +110,9 @@ def test_vanilla_loss_by_hand(ratio: float, advantage: float, changes: dict, exp
 
 def test_importance_weights_scale_the_loss_and_far_ratios_stay_finite() -> None:
     old, new, ones = torch.zeros(1, 2), torch.tensor([[0.0, 100.0]]), torch.ones(1, 2)
-    loss, _ = compute_policy_loss_vanilla(old, new, ones, ones, config=config(), rollout_is_weights=torch.tensor([[0.5, 0.0]]))
+    loss, _ = compute_policy_loss_vanilla(
+        old, new, ones, ones, config=config(), rollout_is_weights=torch.tensor([[0.5, 0.0]])
+    )
     assert loss.item() == pytest.approx(-0.25)
     assert math.isfinite(compute_policy_loss_vanilla(old, new, -ones, ones, config=config())[0].item())
     with pytest.raises(ValueError, match="clip_ratio_c"):
@@ -117,7 +131,9 @@ def test_kl_estimators_by_hand() -> None:
 
 @pytest.mark.parametrize("kind", ["low_var_kl", "k3"])
 def test_k3_is_at_most_10_and_far_tokens_have_no_gradient_instead_of_nan(kind: str) -> None:
-    """e^x - 1 - x at x = 4 is 49.6: cut to 10. At x = 200 the exponential overflows, so x is cut to 20 before it is taken."""
+    """e^x - 1 - x at x = 4 is 49.6: cut to 10. At x = 200 the exponential overflows, so x is cut to 20 before
+    it is taken.
+    """
     log_prob = torch.tensor([-1.0, -5.0, -201.0, -1.0], requires_grad=True)
     value = kl_penalty(log_prob, torch.tensor([-1.5, -1.0, -1.0, -201.0]), kind)
     value.sum().backward()
@@ -177,7 +193,9 @@ def test_users_add_their_own_and_unknown_names_list_the_known() -> None:
 )
 def test_row_weights_by_hand(mode: str, expected: float) -> None:
     """Rows weigh 1/2, 2 and 5; the third is padding. In token-mean a token has the weight of its row."""
-    assert agg_loss(LOSS, MASK, mode, row_weights=torch.tensor([0.5, 2.0, 5.0])).item() == pytest.approx(expected)
+    assert agg_loss(LOSS, MASK, mode, row_weights=torch.tensor([0.5, 2.0, 5.0])).item() == pytest.approx(
+        expected
+    )
 
 
 def test_row_weights_of_another_shape_are_refused() -> None:

@@ -13,7 +13,9 @@ from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage, compute_
 ESTIMATORS = (compute_grpo_outcome_advantage, compute_rloo_outcome_advantage)
 
 
-def batch(scores: list[float], lengths: list[int] | None = None, width: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
+def batch(
+    scores: list[float], lengths: list[int] | None = None, width: int = 3
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Token rewards with each score on its row's last token, and the mask."""
     lengths = lengths or [width] * len(scores)
     mask = (torch.arange(width) < torch.tensor(lengths).unsqueeze(1)).long()
@@ -30,7 +32,9 @@ def rows(advantages: torch.Tensor) -> list[float]:
 
 def test_grpo_by_hand() -> None:
     rewards, mask = batch([1.0, 0.0, 2.0, 5.0, 7.0], [3, 2, 1, 3, 3])
-    advantages, returns = compute_grpo_outcome_advantage(rewards, mask, np.array(["a", "a", "a", "b", "b"], dtype=object))
+    advantages, returns = compute_grpo_outcome_advantage(
+        rewards, mask, np.array(["a", "a", "a", "b", "b"], dtype=object)
+    )
     root = 2**0.5
     assert rows(advantages) == pytest.approx([0.0, -1.0, 1.0, -1 / root, 1 / root], abs=1e-5)
     assert torch.equal(advantages, returns)
@@ -93,7 +97,12 @@ def test_rewards_that_are_not_finite_are_an_error(estimator) -> None:
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 def test_columns_of_another_length_are_an_error(estimator) -> None:
     rewards, mask = batch([1.0, 0.0, 2.0])
-    for wrong in ({"index": np.zeros(2)}, {"index": np.zeros(4)}, {"traj_index": np.zeros(1)}, {"weights": np.ones(1)}):
+    for wrong in (
+        {"index": np.zeros(2)},
+        {"index": np.zeros(4)},
+        {"traj_index": np.zeros(1)},
+        {"weights": np.ones(1)},
+    ):
         with pytest.raises(ValueError, match=f"{next(iter(wrong))} has . entries for the 3 rows"):
             estimator(rewards, mask, **{"index": np.zeros(3)} | wrong)
 
@@ -110,7 +119,9 @@ def test_double_precision_rewards_give_double_precision_advantages(estimator) ->
 
 
 @settings(max_examples=50, deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 4), st.floats(-5, 5, width=32)), min_size=1, max_size=40), st.randoms())
+@given(
+    st.lists(st.tuples(st.integers(0, 4), st.floats(-5, 5, width=32)), min_size=1, max_size=40), st.randoms()
+)
 def test_shuffled_rows_give_the_same_advantages_to_the_bit(data, random) -> None:
     groups, scores = np.array([g for g, _ in data]), [s for _, s in data]
     order = list(range(len(data)))
@@ -129,6 +140,8 @@ def test_groups_never_see_each_other_and_sum_to_zero(data) -> None:
         whole, _ = estimator(*batch(scores), groups)
         for g in set(groups):
             inside = groups == g
-            alone, _ = estimator(*batch([s for s, i in zip(scores, inside, strict=True) if i]), groups[inside])
+            alone, _ = estimator(
+                *batch([s for s, i in zip(scores, inside, strict=True) if i]), groups[inside]
+            )
             assert torch.equal(whole[torch.as_tensor(inside)], alone)
             assert abs(alone[:, 0].sum().item()) < 1e-3

@@ -14,7 +14,9 @@ def batch(scores: list[float], padding: int = 0) -> DataProto:
     tokens = torch.tensor(scores).unsqueeze(1).expand(-1, 2) / 2
     names = np.array([f"row {i}" for i in range(len(scores))], dtype=object)
     tensors = {"token_level_scores": tokens.clone(), "response_mask": mask, "row": torch.arange(len(scores))}
-    return DataProto.from_dict(tensors=tensors, non_tensors={"name": names}, meta_info={"each": list(range(len(scores))), "all": "x"})
+    return DataProto.from_dict(
+        tensors=tensors, non_tensors={"name": names}, meta_info={"each": list(range(len(scores))), "all": "x"}
+    )
 
 
 def test_rows_are_drawn_whole_and_the_batch_is_left_alone() -> None:

@@ -1,4 +1,6 @@
-"""What holds for every estimator, on random batches with keys that look alike: run through the dispatcher, as a run does."""
+"""What holds for every estimator, on random batches with keys that look alike: run through the dispatcher, as
+a run does.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +31,12 @@ class Case:
 
     Attributes:
         changes: keys of `algorithm`.
-        by_group: an advantage is a function of the row's own group: silent groups are exactly 0, other tasks change nothing.
-        silent: an episode's rows whose group has equal scores are exactly 0, whatever others score; `by_group` methods are anyway.
-        sums_to_zero: what the advantages of a group are weighed by (`WEIGHINGS`) when they sum to 0; None: they do not.
+        by_group: an advantage is a function of the row's own group: silent groups are exactly 0, other tasks
+            change nothing.
+        silent: an episode's rows whose group has equal scores are exactly 0, whatever others score;
+            `by_group` methods are anyway.
+        sums_to_zero: what the advantages of a group are weighed by (`WEIGHINGS`) when they sum to 0; None:
+            they do not.
         renames: names of tasks and episodes mean nothing (M-GRPO draws by them).
     """
 
@@ -90,7 +95,9 @@ CASES = {
     "tir_optimal_token_baseline": Case("tir_optimal_token_baseline", by_group=True),
 }
 # What holds for every estimator holds for one that is not listed.
-CASES = {name: Case(name) for name, fn in ADV_ESTIMATOR_REGISTRY.items() if fn.__module__.startswith("verl.")} | CASES
+CASES = {
+    name: Case(name) for name, fn in ADV_ESTIMATOR_REGISTRY.items() if fn.__module__.startswith("verl.")
+} | CASES
 
 ROW = st.tuples(
     st.sampled_from(TASKS), st.integers(0, 1), st.sampled_from(AGENTS), st.integers(1, 2),
@@ -98,25 +105,38 @@ ROW = st.tuples(
 )  # fmt: skip
 # Few tasks a batch, so that groups have several rows.
 ROWS = st.lists(st.sampled_from(TASKS), min_size=1, max_size=3, unique=True).flatmap(
-    lambda tasks: st.lists(ROW.map(lambda row: (tasks[TASKS.index(row[0]) % len(tasks)], *row[1:])), min_size=1, max_size=24)
+    lambda tasks: st.lists(
+        ROW.map(lambda row: (tasks[TASKS.index(row[0]) % len(tasks)], *row[1:])), min_size=1, max_size=24
+    )
 )
-QUICK = settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.generate, Phase.shrink])
+QUICK = settings(
+    max_examples=12,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    phases=[Phase.generate, Phase.shrink],
+)
 every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 
 
 def state(anchor: int) -> str:
-    """0, 1 and 2 are a chain of similar states, whose ends are not similar; so are 3, 4 and 5, and so on, far from the others."""
+    """0, 1 and 2 are a chain of similar states, whose ends are not similar; so are 3, 4 and 5, and so on, far
+    from the others.
+    """
     return chr(ord("A") + anchor // 3) * 6 + "x" * (anchor % 3)
 
 
 def make(rows: list[tuple], rename: Mapping[str, str] | None = None) -> DataProto:
-    """A batch with everything that any estimator asks for; each row's numbers depend on the row and its place alone."""
+    """A batch with everything that any estimator asks for; each row's numbers depend on the row and its place
+    alone.
+    """
     tasks, episodes, agents, turns, scores, lengths, anchors = zip(*rows, strict=True)
     count = len(rows)
     names = [task if rename is None else rename[task] for task in tasks]
     mask = (torch.arange(WIDTH) < torch.tensor(lengths).unsqueeze(1)).long()
     rewards = torch.zeros(count, WIDTH)
-    rewards[torch.arange(count), (torch.tensor(lengths) - 1).clamp(min=0)] = torch.tensor(scores, dtype=torch.float32)
+    rewards[torch.arange(count), (torch.tensor(lengths) - 1).clamp(min=0)] = torch.tensor(
+        scores, dtype=torch.float32
+    )
     noise = torch.randn(64, WIDTH, generator=torch.Generator().manual_seed(0))[:count]
     columns = {
         "uid": names,
@@ -131,7 +151,8 @@ def make(rows: list[tuple], rename: Mapping[str, str] | None = None) -> DataProt
         "score": [float(score) for score in scores],
     }
     tensors = {
-        "token_level_rewards": rewards, "response_mask": mask, "values": noise, "reward_baselines": noise[:, 0],
+        "token_level_rewards": rewards, "response_mask": mask, "values": noise,
+        "reward_baselines": noise[:, 0],
         "old_log_probs": -noise.abs(), "sum_pi_squared": noise.abs() / 4,
     }  # fmt: skip
     arrays = {}
@@ -143,16 +164,24 @@ def make(rows: list[tuple], rename: Mapping[str, str] | None = None) -> DataProt
 
 def with_tool_message(data: DataProto) -> DataProto:
     """The batch with a masked token after the first of every reply, without a reward of its own."""
-    wide = {name: torch.cat([t[:, :1], torch.full_like(t[:, :1], 7), t[:, 1:]], dim=1) for name, t in data.batch.items() if t.dim() == 2}
+    wide = {
+        name: torch.cat([t[:, :1], torch.full_like(t[:, :1], 7), t[:, 1:]], dim=1)
+        for name, t in data.batch.items()
+        if t.dim() == 2
+    }
     wide["response_mask"][:, 1] = wide["token_level_rewards"][:, 1] = 0
-    return DataProto.from_dict(tensors={**dict(data.batch.items()), **wide}, non_tensors=dict(data.non_tensor_batch))
+    return DataProto.from_dict(
+        tensors={**dict(data.batch.items()), **wide}, non_tensors=dict(data.non_tensor_batch)
+    )
 
 
 def estimate(case: Case, data: DataProto) -> torch.Tensor:
     """Advantages `[bsz, WIDTH]`."""
     config = AlgorithmConfig(**({"adv_estimator": case.estimator, "gamma": 0.5} | dict(case.changes)))
     by_std = config.norm_adv_by_std_in_grpo
-    return compute_advantage(data, case.estimator, 0.5, 0.9, norm_adv_by_std_in_grpo=by_std, config=config).batch["advantages"]
+    return compute_advantage(
+        data, case.estimator, 0.5, 0.9, norm_adv_by_std_in_grpo=by_std, config=config
+    ).batch["advantages"]
 
 
 @every_case
@@ -177,7 +206,9 @@ def test_padding_rows_change_no_bit_and_have_no_advantage(case: Case, rows: list
     advantages = estimate(case, padded)
     assert torch.equal(advantages[: len(rows)], estimate(case, make(rows)))
     assert (advantages[padded.batch["response_mask"] == 0] == 0).all()
-    if case.estimator != "optimal_token_baseline":  # it compares columns, and is refused with masked sequences
+    if (
+        case.estimator != "optimal_token_baseline"
+    ):  # it compares columns, and is refused with masked sequences
         assert torch.allclose(estimate(case, with_tool_message(padded))[:, [0, 2, 3]], advantages, atol=1e-6)
 
 
@@ -191,7 +222,9 @@ def test_names_of_tasks_and_episodes_mean_nothing(case: Case, rows: list[tuple])
     assert torch.equal(estimate(case, make(rows)), estimate(case, make(rows, renamed)))
 
 
-@pytest.mark.parametrize("case", [c for c in CASES.values() if c.by_group], ids=[n for n, c in CASES.items() if c.by_group])
+@pytest.mark.parametrize(
+    "case", [c for c in CASES.values() if c.by_group], ids=[n for n, c in CASES.items() if c.by_group]
+)
 @QUICK
 @given(ROWS)
 def test_groups_never_span_tasks(case: Case, rows: list[tuple]) -> None:
@@ -215,8 +248,12 @@ def test_a_group_without_a_signal_is_exactly_zero(case: Case, rows: list[tuple],
 @pytest.mark.parametrize("case", SILENT.values(), ids=SILENT)
 @QUICK
 @given(ROWS, ROWS, st.floats(-4, 4, width=32))
-def test_a_group_without_a_signal_stays_zero_beside_others(case: Case, rows: list[tuple], others: list[tuple], score: float) -> None:
-    """Equal scores of one task, in replies of different length, beside tasks that have a signal: nothing moves them off 0."""
+def test_a_group_without_a_signal_stays_zero_beside_others(
+    case: Case, rows: list[tuple], others: list[tuple], score: float
+) -> None:
+    """Equal scores of one task, in replies of different length, beside tasks that have a signal: nothing
+    moves them off 0.
+    """
     if case.changes.get("group_by") == []:
         return
     silent = [("A", *row[1:4], score, row[5], 3 * i) for i, row in enumerate(rows)]
@@ -248,10 +285,13 @@ def _trajectories(data: DataProto, groups: np.ndarray) -> tuple[np.ndarray, np.n
 
 
 def _drawn_calls(data: DataProto, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """M-GRPO: the main agent's episodes once each, and apart from them the sub-agents' calls as often as they were drawn."""
+    """M-GRPO: the main agent's episodes once each, and apart from them the sub-agents' calls as often as they
+    were drawn.
+    """
     main = data.non_tensor_batch["agent_id"] == "1"
     episodes = _once(
-        group_index([data.non_tensor_batch["traj_uid"], main]), data.batch["response_mask"].bool().any(dim=-1).double().numpy()
+        group_index([data.non_tensor_batch["traj_uid"], main]),
+        data.batch["response_mask"].bool().any(dim=-1).double().numpy(),
     )
     return group_index([groups, main]), np.where(main, episodes, data.batch["row_weights"].double().numpy())
 
@@ -259,13 +299,17 @@ def _drawn_calls(data: DataProto, groups: np.ndarray) -> tuple[np.ndarray, np.nd
 WEIGHINGS = {"rows": _rows, "tokens": _tokens, "trajectories": _trajectories, "drawn calls": _drawn_calls}
 
 
-@pytest.mark.parametrize("case", [c for c in CASES.values() if c.sums_to_zero], ids=[n for n, c in CASES.items() if c.sums_to_zero])
+@pytest.mark.parametrize(
+    "case", [c for c in CASES.values() if c.sums_to_zero], ids=[n for n, c in CASES.items() if c.sums_to_zero]
+)
 @QUICK
 @given(ROWS)
 def test_the_advantages_of_a_group_sum_to_zero(case: Case, rows: list[tuple]) -> None:
     data = make(rows)
     assert case.sums_to_zero is not None
     advantages = estimate(case, data)[:, 0].double().numpy()
-    groups, weights = WEIGHINGS[case.sums_to_zero](data, group_numbers(data, AlgorithmConfig(**dict(case.changes))))
+    groups, weights = WEIGHINGS[case.sums_to_zero](
+        data, group_numbers(data, AlgorithmConfig(**dict(case.changes)))
+    )
     sums = np.bincount(groups, weights=weights * advantages)
     assert np.abs(sums).max() < 1e-4

@@ -1,4 +1,6 @@
-"""The dispatcher: each agent by its own estimator, each estimator with what it names, one clear error for what is missing."""
+"""The dispatcher: each agent by its own estimator, each estimator with what it names, one clear error for
+what is missing.
+"""
 
 from collections.abc import Iterator
 from typing import Any
@@ -20,7 +22,9 @@ Result = tuple[torch.Tensor, torch.Tensor]
 def batch(rewards: list[float], lengths: list[int] | None = None, **columns: list) -> DataProto:
     mask = (torch.arange(3) < torch.tensor(lengths or [2] * len(rewards)).unsqueeze(1)).long()
     tensors = {"response_mask": mask, "token_level_rewards": place_on_last_token(np.array(rewards), mask)}
-    return DataProto.from_dict(tensors=tensors, non_tensors={k: np.array(v, dtype=object) for k, v in columns.items()})
+    return DataProto.from_dict(
+        tensors=tensors, non_tensors={k: np.array(v, dtype=object) for k, v in columns.items()}
+    )
 
 
 def team(**changes: list) -> dict[str, list]:
@@ -41,7 +45,9 @@ def first_tokens(data: DataProto) -> list[float]:
 
 def run(data: DataProto, **changes: Any) -> DataProto:
     config = AlgorithmConfig(**({"norm_adv_by_std_in_grpo": False} | changes))
-    return compute_advantage(data, config.adv_estimator, norm_adv_by_std_in_grpo=config.norm_adv_by_std_in_grpo, config=config)
+    return compute_advantage(
+        data, config.adv_estimator, norm_adv_by_std_in_grpo=config.norm_adv_by_std_in_grpo, config=config
+    )
 
 
 @pytest.fixture
@@ -71,22 +77,37 @@ def seen() -> Iterator[dict[str, Any]]:
 
 
 def test_each_agent_has_its_own_estimator_and_groups_never_mix_them() -> None:
-    data = run(batch([1, 10, 2, 6, 30], **team()), group_by=["uid"], statistics_over="samples", per_agent={"v": {"adv_estimator": "rloo"}})
+    data = run(
+        batch([1, 10, 2, 6, 30], **team()),
+        group_by=["uid"],
+        statistics_over="samples",
+        per_agent={"v": {"adv_estimator": "rloo"}},
+    )
     # S by GRPO: mean 3; V by RLOO: 10 - 30 and 30 - 10. Together they would have had one mean.
     assert first_tokens(data) == [-2.0, -20.0, -1.0, 3.0, 20.0]
 
 
 def test_an_agents_keys_win_over_the_arguments_and_the_others_keep_them() -> None:
-    data = run(batch([1, 10, 1, 3, 30], **team()), norm_adv_by_std_in_grpo=True, per_agent={"V": {"norm_adv_by_std_in_grpo": False}})
+    data = run(
+        batch([1, 10, 1, 3, 30], **team()),
+        norm_adv_by_std_in_grpo=True,
+        per_agent={"V": {"norm_adv_by_std_in_grpo": False}},
+    )
     assert first_tokens(data)[1::3] == [-10.0, 10.0]
-    assert first_tokens(data)[3] == pytest.approx(2 / 3**0.5, abs=1e-5), "S: scores 1, 1, 3 by their standard deviation"
+    assert first_tokens(data)[3] == pytest.approx(2 / 3**0.5, abs=1e-5), (
+        "S: scores 1, 1, 3 by their standard deviation"
+    )
 
 
 def test_an_agent_alone_in_its_settings_is_as_if_the_other_were_not_there() -> None:
     own = {"V": {"adv_estimator": "rloo", "group_by": ["uid", "turn"]}}
     whole = run(batch([1, 10, 2, 6, 30], **team()), per_agent=own)
     rows = [1, 4]
-    alone = run(batch([10, 30], **{k: [v[i] for i in rows] for k, v in team().items()}), adv_estimator="rloo", group_by=["uid", "turn"])
+    alone = run(
+        batch([10, 30], **{k: [v[i] for i in rows] for k, v in team().items()}),
+        adv_estimator="rloo",
+        group_by=["uid", "turn"],
+    )
     assert torch.equal(whole.batch["advantages"][rows], alone.batch["advantages"])
 
 
@@ -102,7 +123,8 @@ def test_statistics_over_trajectories_or_samples_is_a_choice() -> None:
 
 
 def test_rae_counts_a_role_once_an_episode_whatever_the_group_key() -> None:
-    # S has (4 + 8) / 2 = 6 in the first episode, 12 in the second: b = 0.95^2 * 0 + (1 - 0.95^2) * 9, however rows are grouped.
+    # S has (4 + 8) / 2 = 6 in the first episode, 12 in the second: b = 0.95^2 * 0 + (1 - 0.95^2) * 9, however
+    # rows are grouped.
     for group_by_agent_id in (True, False):
         state: dict[str, Any] = {}
         config = AlgorithmConfig(adv_estimator="rae", group_by_agent_id=group_by_agent_id)
@@ -111,7 +133,9 @@ def test_rae_counts_a_role_once_an_episode_whatever_the_group_key() -> None:
 
 
 def test_trajectories_are_refused_by_an_estimator_of_samples() -> None:
-    with pytest.raises(ValueError, match="statistics_over=trajectories: estimator 'remax' compares samples only"):
+    with pytest.raises(
+        ValueError, match="statistics_over=trajectories: estimator 'remax' compares samples only"
+    ):
         run(batch([0.0] * 5, **team()), adv_estimator="remax", statistics_over="trajectories")
 
 
@@ -148,7 +172,9 @@ def test_an_estimator_is_given_what_its_parameters_name(seen: dict[str, Any]) ->
     assert (seen["gamma"], seen["epsilon"]) == (1.0, 0.5), "what nothing offers keeps its default"
 
 
-def test_turns_are_counted_by_turn_and_call_and_candidates_of_a_call_share_a_place(seen: dict[str, Any]) -> None:
+def test_turns_are_counted_by_turn_and_call_and_candidates_of_a_call_share_a_place(
+    seen: dict[str, Any],
+) -> None:
     columns = {
         "uid": ["t"] * 6, "traj_uid": ["e"] * 6, "agent_id": ["S", "S", "S", "V", "S", "S"],
         "turn": [7, 2, 2, 2, 2, 7], "call": [0, 5, 1, 2, 5, 3], "candidate": [0, 1, 0, 0, 0, 0],
@@ -157,7 +183,9 @@ def test_turns_are_counted_by_turn_and_call_and_candidates_of_a_call_share_a_pla
     assert seen["turn_index"].tolist() == [2, 1, 0, 0, 1, 3]
 
 
-def test_a_row_that_never_had_a_token_is_no_turn_and_a_rejected_one_keeps_its_own(seen: dict[str, Any]) -> None:
+def test_a_row_that_never_had_a_token_is_no_turn_and_a_rejected_one_keeps_its_own(
+    seen: dict[str, Any],
+) -> None:
     columns = {"uid": ["t"] * 4, "traj_uid": ["e"] * 4, "agent_id": ["S"] * 4, "turn": [1, 2, 3, 4]}
     data = batch([0.0] * 4, [2, 0, 0, 2], **columns)
     run(data, adv_estimator="spy")
@@ -180,7 +208,11 @@ def test_what_an_estimator_remembers_is_its_own_and_comes_back(seen: dict[str, A
 
 @pytest.mark.parametrize(
     ("estimator", "lacks", "fix"),
-    [("gae", "values", "critic.enable"), ("remax", "reward_baselines", "greedy"), ("gigpo", "step_rewards", "step_reward")],
+    [
+        ("gae", "values", "critic.enable"),
+        ("remax", "reward_baselines", "greedy"),
+        ("gigpo", "step_rewards", "step_reward"),
+    ],
 )
 def test_an_estimator_without_what_it_needs_says_what_and_how(estimator: str, lacks: str, fix: str) -> None:
     with pytest.raises(ValueError, match=f"'{estimator}' needs {lacks}, .*{fix}"):
@@ -197,9 +229,13 @@ def test_rewards_that_no_estimator_can_use_are_one_error() -> None:
     for estimator in ("grpo", "remax"):
         with pytest.raises(ValueError, match=r"1 of 5 rows are not finite \(first: row 2 of agent 'S'"):
             run(data, adv_estimator=estimator)
-    for estimator in [name for name in ESTIMATORS.names() if ESTIMATORS.traits(name).checks_rewards]:  # nobody reads them before these
+    for estimator in [
+        name for name in ESTIMATORS.names() if ESTIMATORS.traits(name).checks_rewards
+    ]:  # nobody reads them before these
         with pytest.raises(ValueError, match="1 of 5 rows are not finite"):
-            ADV_ESTIMATOR_REGISTRY[estimator](data.batch["token_level_rewards"], data.batch["response_mask"], np.zeros(5, dtype=np.int64))
+            ADV_ESTIMATOR_REGISTRY[estimator](
+                data.batch["token_level_rewards"], data.batch["response_mask"], np.zeros(5, dtype=np.int64)
+            )
     padding = batch([0.0] * 5, [2, 2, 0, 2, 2], **team())
     padding.batch["token_level_rewards"][2] = float("nan")
     assert first_tokens(run(padding)) == [0.0] * 5, "a padding row may hold anything"
@@ -229,7 +265,10 @@ def test_an_estimator_written_for_verl_gets_verls_keywords() -> None:
 
 
 def test_vectorised_names_of_verl_are_the_same_estimators() -> None:
-    for name, twin in ((AdvantageEstimator.GRPO, AdvantageEstimator.GRPO_VECTORIZED), ("rloo", "rloo_vectorized")):
+    for name, twin in (
+        (AdvantageEstimator.GRPO, AdvantageEstimator.GRPO_VECTORIZED),
+        ("rloo", "rloo_vectorized"),
+    ):
         scores = [1.0, 5.0, 2.0, 4.0, 0.0]
         one, other = (compute_advantage(batch(scores, **team()), which) for which in (name, twin))
         assert torch.equal(one.batch["advantages"], other.batch["advantages"])
@@ -243,4 +282,6 @@ def test_group_numbers_follow_each_agents_own_key() -> None:
 
 def test_values_per_agent_in_a_config_of_another_class_are_an_error_and_not_ignored() -> None:
     with pytest.raises(TypeError, match="per_agent needs an AlgorithmConfig, got dict"):
-        compute_advantage(batch([0.0] * 5, **team()), "grpo", config={"per_agent": {"V": {"adv_estimator": "rloo"}}})
+        compute_advantage(
+            batch([0.0] * 5, **team()), "grpo", config={"per_agent": {"V": {"adv_estimator": "rloo"}}}
+        )

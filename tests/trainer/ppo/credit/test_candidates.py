@@ -1,4 +1,6 @@
-"""Committed replies learn from their episode, and all candidates of a call from each other: hand-computed for each estimator."""
+"""Committed replies learn from their episode, and all candidates of a call from each other: hand-computed for
+each estimator.
+"""
 
 from __future__ import annotations
 
@@ -48,15 +50,20 @@ def tree(**changes: Any) -> DataProto:
     tensors = {"response_mask": mask, "token_level_scores": scores, "token_level_rewards": scores}
     if "values" in changes:
         tensors["values"] = torch.tensor(changes["values"]).unsqueeze(1).expand(-1, 2)
-    return DataProto.from_dict(tensors=tensors, non_tensors={k: np.array(v, dtype=object) for k, v in columns.items()})
+    return DataProto.from_dict(
+        tensors=tensors, non_tensors={k: np.array(v, dtype=object) for k, v in columns.items()}
+    )
 
 
 def credited(data: DataProto, weight: float = 1.0, **changes: Any) -> DataProto:
-    config = AlgorithmConfig(**({"norm_adv_by_std_in_grpo": False, "group_by": ["uid", "agent_id"]} | changes))
+    config = AlgorithmConfig(
+        **({"norm_adv_by_std_in_grpo": False, "group_by": ["uid", "agent_id"]} | changes)
+    )
     by_std = config.norm_adv_by_std_in_grpo
     estimate = partial(
         compute_advantage,
-        adv_estimator=config.adv_estimator, gamma=config.gamma, lam=config.lam, norm_adv_by_std_in_grpo=by_std, config=config,
+        adv_estimator=config.adv_estimator, gamma=config.gamma, lam=config.lam,
+        norm_adv_by_std_in_grpo=by_std, config=config,
     )  # fmt: skip
     return compute_committed_advantage(data, estimate, config, weight)
 
@@ -90,11 +97,21 @@ def test_gigpo_adds_its_steps_from_equal_states_of_committed_replies() -> None:
 
 
 def test_gae_follows_the_values_of_committed_replies_only() -> None:
-    options = {"adv_estimator": "gae", "group_by": None, "gae": GAEConfig(level="turn"), "gamma": 1.0, "lam": 1.0}
-    data = tree(reward=[0.0, 9.0, 9.0, 1.0, 9.0, 0.0, 0.0, 9.0], values=[0.4, 7.0, 7.0, 0.6, 7.0, 0.1, 0.2, 7.0])
+    options = {
+        "adv_estimator": "gae",
+        "group_by": None,
+        "gae": GAEConfig(level="turn"),
+        "gamma": 1.0,
+        "lam": 1.0,
+    }
+    data = tree(
+        reward=[0.0, 9.0, 9.0, 1.0, 9.0, 0.0, 0.0, 9.0], values=[0.4, 7.0, 7.0, 0.6, 7.0, 0.1, 0.2, 7.0]
+    )
     found = credited(data, **options)
     # delta: 0.6 - 0.4, 1 - 0.6; 0.2 - 0.1, -0.2. Sums 0.6, 0.4, -0.1, -0.2: mean 0.175, variance 0.4475 / 3.
-    whitened = (np.array([0.6, 0, 0, 0.4, 0, -0.1, -0.2, 0]) - 0.175 * np.array(COMMITTED)) / (0.4475 / 3) ** 0.5
+    whitened = (np.array([0.6, 0, 0, 0.4, 0, -0.1, -0.2, 0]) - 0.175 * np.array(COMMITTED)) / (
+        0.4475 / 3
+    ) ** 0.5
     assert np.allclose(advantages(found), whitened + DIFFERENCE, atol=1e-5)
     assert found.batch["returns"][:, 0].numpy() == near([1.0, 0, 0, 1.0, 0, 0.0, 0.0, 0])
 
@@ -110,7 +127,9 @@ def test_m_grpo_draws_committed_calls_and_the_candidates_of_a_call_share_its_wei
     assert advantages(main) == near(GAINS + DIFFERENCE)
     sub = credited(tree(), m_grpo=MGRPOConfig(main_agent="other", sub_calls=1), **options)
     weights = sub.batch["row_weights"].numpy()
-    assert (weights[::2] == weights[1::2]).all(), "the candidates of a call have the weight of its committed reply"
+    assert (weights[::2] == weights[1::2]).all(), (
+        "the candidates of a call have the weight of its committed reply"
+    )
     assert [weights[:4].sum(), weights[4:].sum()] == [2.0, 2.0], "one of two calls of each episode is drawn"
     drawn = (weights > 0) & np.array(COMMITTED, dtype=bool)
     assert advantages(sub) == near(np.where(drawn, GAINS, 0.0) + DIFFERENCE)
@@ -146,7 +165,11 @@ ESTIMATORS: dict[str, dict[str, Any]] = {
     "rloo": {"adv_estimator": "rloo", "call_weighting": "trajectory"},
     "opo": {"adv_estimator": "opo"},
     "gigpo": {"adv_estimator": "gigpo", "gamma": 0.9},
-    "m_grpo": {"adv_estimator": "m_grpo", "group_by": ["uid"], "m_grpo": MGRPOConfig(main_agent="S", sub_calls=2)},
+    "m_grpo": {
+        "adv_estimator": "m_grpo",
+        "group_by": ["uid"],
+        "m_grpo": MGRPOConfig(main_agent="S", sub_calls=2),
+    },
     "remax": {"adv_estimator": "remax"},
     "gae, turns": {"adv_estimator": "gae", "gae": GAEConfig(level="turn"), "gamma": 0.9, "lam": 0.8},
     "gae, tokens": {"adv_estimator": "gae", "gamma": 0.9, "lam": 0.8},
@@ -156,7 +179,9 @@ OVER_THE_POLICY = ("gae, turns", "gae, tokens", "reinforce_plus_plus")
 
 
 def forest(seed: int) -> DataProto:
-    """Two tasks of two episodes: random calls of two agents with 1 to 3 candidates; tasks have the same names of states."""
+    """Two tasks of two episodes: random calls of two agents with 1 to 3 candidates; tasks have the same names
+    of states.
+    """
     rng = np.random.default_rng(seed)
     rows = [
         (task, f"{task}{episode}", ("S", "V")[call % 2], turn, call, candidate)
@@ -166,16 +191,33 @@ def forest(seed: int) -> DataProto:
         for candidate in range(rng.integers(1, 4))
     ]
     names = ("uid", "traj_uid", "agent_id", "turn", "call", "candidate")
-    columns: dict[str, Any] = {name: list(values) for name, values in zip(names, zip(*rows, strict=True), strict=True)}
+    columns: dict[str, Any] = {
+        name: list(values) for name, values in zip(names, zip(*rows, strict=True), strict=True)
+    }
     n = len(rows)
-    columns |= {name: rng.integers(0, 5, n).astype(float).tolist() for name in ("candidate_reward", "reward", "step_reward")}
-    columns |= {name: [0.0] * n for name in ("invalid_penalty", "overlong_penalty")} | {"policy_id": columns["agent_id"]}
+    columns |= {
+        name: rng.integers(0, 5, n).astype(float).tolist()
+        for name in ("candidate_reward", "reward", "step_reward")
+    }
+    columns |= {name: [0.0] * n for name in ("invalid_penalty", "overlong_penalty")} | {
+        "policy_id": columns["agent_id"]
+    }
     columns |= {"reward_baselines": [1.0] * n, "anchor": [f"s{turn}" for turn in columns["turn"]]}
-    return tree(**columns, committed=[c == 0 for c in columns["candidate"]], mask=[[1, 1]] * n, values=rng.random(n).tolist())
+    return tree(
+        **columns,
+        committed=[c == 0 for c in columns["candidate"]],
+        mask=[[1, 1]] * n,
+        values=rng.random(n).tolist(),
+    )
 
 
 def all_tokens(data: DataProto) -> np.ndarray:
-    return np.hstack([data.batch["advantages"].numpy(), data.batch.get("row_weights", torch.ones(len(data))).numpy()[:, None]])
+    return np.hstack(
+        [
+            data.batch["advantages"].numpy(),
+            data.batch.get("row_weights", torch.ones(len(data))).numpy()[:, None],
+        ]
+    )
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -204,9 +246,11 @@ def test_order_other_tasks_and_rows_without_tokens_change_nothing(name: str, see
 @pytest.mark.parametrize("seed", range(3))
 def test_the_comparison_of_a_call_sums_to_0_and_a_call_with_one_candidate_has_none(seed: int) -> None:
     data = forest(seed)
-    calls = np.unique(np.stack([data.non_tensor_batch[c].astype(str) for c in ("traj_uid", "turn", "call")]), axis=1, return_inverse=True)[
-        1
-    ]
+    calls = np.unique(
+        np.stack([data.non_tensor_batch[c].astype(str) for c in ("traj_uid", "turn", "call")]),
+        axis=1,
+        return_inverse=True,
+    )[1]
     own = compare_candidates(data, AlgorithmConfig())
     sums, sizes = np.bincount(calls.ravel(), weights=own), np.bincount(calls.ravel())
     assert np.allclose(sums, 0.0, atol=1e-9) and own.any()

@@ -33,11 +33,18 @@ def test_the_coefficients_of_two_policies_part_ways() -> None:
     # policy a is far from its reference (KL 5), policy b at it (KL 0); one row of b is padding
     batch = make_batch([5.0, 0.0, 5.0, 9.0], ["a", "b", "a", "b"], [[1, 1], [1, 1], [1, 1], [0, 0]])
     metrics = penalty.apply(batch)
-    assert batch.batch["token_level_rewards"].tolist() == [pytest.approx([-0.5, 0.5]), [0.0, 1.0], pytest.approx([-0.5, 0.5]), [0.0, 1.0]]
+    assert batch.batch["token_level_rewards"].tolist() == [
+        pytest.approx([-0.5, 0.5]),
+        [0.0, 1.0],
+        pytest.approx([-0.5, 0.5]),
+        [0.0, 1.0],
+    ]
     assert metrics["wg/a/actor/reward_kl_penalty"] == 5.0 and metrics["wg/b/actor/reward_kl_penalty"] == 0.0
     assert metrics["actor/reward_kl_penalty"] == 2.5
     # errors are clipped to +-0.2, and move the coefficient by rows / horizon
-    assert penalty.state_dict() == pytest.approx({"a": 0.1 * (1 + 0.2 * 2 / 10), "b": 0.1 * (1 - 0.2 * 1 / 10)})
+    assert penalty.state_dict() == pytest.approx(
+        {"a": 0.1 * (1 + 0.2 * 2 / 10), "b": 0.1 * (1 - 0.2 * 1 / 10)}
+    )
     metrics = penalty.apply(batch)
     assert metrics["wg/a/actor/reward_kl_penalty_coeff"] > 0.1 > metrics["wg/b/actor/reward_kl_penalty_coeff"]
 
@@ -69,13 +76,19 @@ def test_a_fixed_coefficient_stays_for_all() -> None:
 
 @pytest.mark.parametrize(("horizon", "sequences"), [(1, 4), (1, 6), (10000, 50_000), (10000, 200_000)])
 def test_many_sequences_a_step_leave_the_coefficient_positive(horizon: int, sequences: int) -> None:
-    """The gain stops at 1, where a step changes the coefficient by a fifth; below it the formula is the source's."""
-    controller = get_kl_controller(KLCtrlConfig(type="adaptive", kl_coef=0.001, horizon=horizon, target_kl=0.1))
+    """The gain stops at 1, where a step changes the coefficient by a fifth; below it the formula is the
+    source's.
+    """
+    controller = get_kl_controller(
+        KLCtrlConfig(type="adaptive", kl_coef=0.001, horizon=horizon, target_kl=0.1)
+    )
     values = []
     for current in (0.0, 0.0, 1.0):
         controller.update(current, sequences)
         values.append(controller.value)
     assert values == pytest.approx([0.0008, 0.00064, 0.000768])
-    half = get_kl_controller(KLCtrlConfig(type="adaptive", kl_coef=0.001, horizon=2 * sequences, target_kl=0.1))
+    half = get_kl_controller(
+        KLCtrlConfig(type="adaptive", kl_coef=0.001, horizon=2 * sequences, target_kl=0.1)
+    )
     half.update(0.0, sequences)
     assert half.value == pytest.approx(0.0009)

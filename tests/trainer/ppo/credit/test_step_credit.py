@@ -17,7 +17,9 @@ from verl.trainer.ppo.reward import apply_kl_penalty, place_on_last_token
 def batch(rewards: list[float], **columns: list) -> DataProto:
     mask = torch.tensor([[1, 1, 0]] * len(rewards))
     tensors = {"response_mask": mask, "token_level_rewards": place_on_last_token(np.array(rewards), mask)}
-    return DataProto.from_dict(tensors=tensors, non_tensors={k: np.array(v, dtype=object) for k, v in columns.items()})
+    return DataProto.from_dict(
+        tensors=tensors, non_tensors={k: np.array(v, dtype=object) for k, v in columns.items()}
+    )
 
 
 TEAM = {"uid": ["t"] * 4, "traj_uid": ["e1", "e1", "e2", "e2"], "agent_id": ["S", "V", "S", "V"]}
@@ -25,7 +27,9 @@ TEAM = {"uid": ["t"] * 4, "traj_uid": ["e1", "e1", "e2", "e2"], "agent_id": ["S"
 
 def advantage(rewards: list[float], **changes) -> DataProto:
     config = AlgorithmConfig(**changes)
-    return compute_advantage(batch(rewards, **TEAM), config.adv_estimator, norm_adv_by_std_in_grpo=False, config=config)
+    return compute_advantage(
+        batch(rewards, **TEAM), config.adv_estimator, norm_adv_by_std_in_grpo=False, config=config
+    )
 
 
 def test_code_written_for_verl_calls_it_with_the_estimators_name_alone() -> None:
@@ -52,7 +56,9 @@ def test_a_group_key_that_samples_lack_is_named() -> None:
 
 def test_a_users_estimator_gets_what_it_asks_for() -> None:
     @register_adv_est("test_credit_mine")
-    def mine(token_level_rewards: torch.Tensor, response_mask: torch.Tensor, index: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+    def mine(
+        token_level_rewards: torch.Tensor, response_mask: torch.Tensor, index: np.ndarray
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         out = response_mask * torch.as_tensor(index).unsqueeze(1).float()
         return out, out
 
@@ -71,6 +77,11 @@ def test_kl_in_the_reward_by_hand() -> None:
     data.batch["token_level_scores"] = data.batch["token_level_rewards"]
     data.batch["old_log_probs"] = torch.tensor([[-1.0, -1.0, 9.0]] * 2)
     data.batch["ref_log_prob"] = torch.tensor([[-2.0, -1.0, 0.0]] * 2)
-    data, metrics = apply_kl_penalty(data, SimpleNamespace(value=0.1, update=lambda current_kl, n_steps: None))
-    assert data.batch["token_level_rewards"].tolist() == [pytest.approx([-0.1, 1.0, 0.0]), pytest.approx([-0.1, 0.0, 0.0])]
+    data, metrics = apply_kl_penalty(
+        data, SimpleNamespace(value=0.1, update=lambda current_kl, n_steps: None)
+    )
+    assert data.batch["token_level_rewards"].tolist() == [
+        pytest.approx([-0.1, 1.0, 0.0]),
+        pytest.approx([-0.1, 0.0, 0.0]),
+    ]
     assert metrics["actor/reward_kl_penalty"] == pytest.approx(0.5)

@@ -33,7 +33,9 @@ def test_all_processes_of_an_engine_over_two_devices_end_with_a_killed_worker(tm
     script = tmp_path / "worker.py"
     script.write_text(WORKER)
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    with subprocess.Popen([sys.executable, script, tmp_path], stdout=subprocess.PIPE, text=True, env=environment) as worker:
+    with subprocess.Popen(
+        [sys.executable, script, tmp_path], stdout=subprocess.PIPE, text=True, env=environment
+    ) as worker:
         try:
             assert worker.stdout is not None and worker.stdout.readline() == "up\n"
             below = psutil.Process(worker.pid).children(recursive=True)

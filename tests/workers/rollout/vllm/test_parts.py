@@ -1,4 +1,6 @@
-"""The parts of the `vllm` engine that need no vLLM process: arguments, environment, shared files, seeds, and the order of its calls."""
+"""The parts of the `vllm` engine that need no vLLM process: arguments, environment, shared files, seeds, and
+the order of its calls.
+"""
 
 from __future__ import annotations
 
@@ -36,9 +38,13 @@ Call = tuple[str, dict[str, Any]]
 def made(device: str, adapters: dict[str, LoraSpec], path: Path, **rollout: Any) -> dict[str, Any]:
     from transformers import AutoConfig
 
-    config = ActorRolloutRefConfig(model=ModelConfig(path=str(path)), rollout=RolloutConfig(name="vllm", **rollout))
+    config = ActorRolloutRefConfig(
+        model=ModelConfig(path=str(path)), rollout=RolloutConfig(name="vllm", **rollout)
+    )
     model = AutoConfig.from_pretrained(path)
-    return arguments.engine_arguments(config, model, max_model_len=300, device=device, seed=3, adapters=adapters)
+    return arguments.engine_arguments(
+        config, model, max_model_len=300, device=device, seed=3, adapters=adapters
+    )
 
 
 def test_arguments_on_a_cpu(wide_heads_model_dir: Path) -> None:
@@ -71,18 +77,26 @@ def test_a_step_has_room_for_every_reply_and_without_chunks_for_a_longest_prompt
 def test_arguments_on_a_gpu(wide_heads_model_dir: Path) -> None:
     found = made("cuda", {}, wide_heads_model_dir, gpu_memory_utilization=0.3)
     assert found["dtype"] == "bfloat16" and not found["enforce_eager"] and found["enable_sleep_mode"]
-    assert found["gpu_memory_utilization"] == 0.3 and "kv_cache_memory_bytes" not in found and "enable_lora" not in found
+    assert (
+        found["gpu_memory_utilization"] == 0.3
+        and "kv_cache_memory_bytes" not in found
+        and "enable_lora" not in found
+    )
     assert not made("cuda", {}, wide_heads_model_dir, free_cache_engine=False)["enable_sleep_mode"]
 
 
 def test_arguments_of_an_engine_over_two_devices(wide_heads_model_dir: Path) -> None:
     from verl.workers.rollout.vllm.executor import MultiDeviceExecutor
 
-    one, two = (made("cpu", {}, wide_heads_model_dir, max_num_seqs=8, tensor_model_parallel_size=n) for n in (1, 2))
+    one, two = (
+        made("cpu", {}, wide_heads_model_dir, max_num_seqs=8, tensor_model_parallel_size=n) for n in (1, 2)
+    )
     assert (one["tensor_parallel_size"], one["distributed_executor_backend"]) == (1, "uni")
     assert two["tensor_parallel_size"] == 2
     assert resolve_name(two["distributed_executor_backend"]) is MultiDeviceExecutor
-    assert two["kv_cache_memory_bytes"] * 2 == one["kv_cache_memory_bytes"], "each process has half of the heads"
+    assert two["kv_cache_memory_bytes"] * 2 == one["kv_cache_memory_bytes"], (
+        "each process has half of the heads"
+    )
 
 
 @pytest.mark.parametrize(
@@ -91,9 +105,21 @@ def test_arguments_of_an_engine_over_two_devices(wide_heads_model_dir: Path) -> 
         ({"num_attention_heads": 4, "num_key_value_heads": 2}, 2, None),
         ({"num_attention_heads": 8, "num_key_value_heads": 2}, 4, None),
         ({"num_attention_heads": 4, "num_key_value_heads": 1}, 4, None),
-        ({"num_attention_heads": 14, "num_key_value_heads": 2}, 4, "split the model's 14 attention heads evenly; choose a divisor"),
-        ({"num_attention_heads": 12, "num_key_value_heads": 6}, 4, "=4 cannot split the model's 6 key-value heads"),
-        ({"num_attention_heads": 6, "num_key_value_heads": 6}, 3, r"512 tokens \(500, padded to a multiple of 64\) and 128 interm"),
+        (
+            {"num_attention_heads": 14, "num_key_value_heads": 2},
+            4,
+            "split the model's 14 attention heads evenly; choose a divisor",
+        ),
+        (
+            {"num_attention_heads": 12, "num_key_value_heads": 6},
+            4,
+            "=4 cannot split the model's 6 key-value heads",
+        ),
+        (
+            {"num_attention_heads": 6, "num_key_value_heads": 6},
+            3,
+            r"512 tokens \(500, padded to a multiple of 64\) and 128 interm",
+        ),
     ],
 )
 def test_a_model_that_cannot_be_split_is_refused(sizes: dict[str, int], tp: int, said: str | None) -> None:
@@ -111,12 +137,16 @@ def test_an_engine_sees_the_gpus_of_its_ranks() -> None:
         assert os.environ["CUDA_VISIBLE_DEVICES"] == "2,3"
     assert "CUDA_VISIBLE_DEVICES" not in process.engine_environment("cuda", 0)
     for held in (["0,1", "0,1"], ["not set", "1"], ["", "1"], ["1", "1"]):
-        with pytest.raises(RolloutError, match=rf"{held[0]!r}, {held[1]!r}; expected a different single GPU in each"):
+        with pytest.raises(
+            RolloutError, match=rf"{held[0]!r}, {held[1]!r}; expected a different single GPU in each"
+        ):
             arguments.visible_gpus(held)
 
 
 def test_what_vllm_cannot_serve_is_refused(tiny_model_dir: Path, wide_heads_model_dir: Path) -> None:
-    with pytest.raises(RolloutError, match=r"heads have 8 channels; vLLM on a CPU serves 32, 64.*rollout\.name=hf"):
+    with pytest.raises(
+        RolloutError, match=r"heads have 8 channels; vLLM on a CPU serves 32, 64.*rollout\.name=hf"
+    ):
         made("cpu", {}, tiny_model_dir)
     made("cuda", {}, tiny_model_dir)
     with pytest.raises(RolloutError, match="adapter 'b' has rank 600; vLLM serves at most 512"):
@@ -136,8 +166,14 @@ def test_the_environment_is_for_the_engine_alone(monkeypatch: pytest.MonkeyPatch
     monkeypatch.delenv("VLLM_HOST_IP", raising=False)
     before = dict(os.environ)
     with process.environment(process.engine_environment("cpu", 2)):
-        assert os.environ["OMP_NUM_THREADS"] == "2" and os.environ["VLLM_HOST_IP"] == "127.0.0.1" and "RANK" not in os.environ
-        assert os.environ["GLOO_SOCKET_IFNAME"] == os.environ["NCCL_SOCKET_IFNAME"] == "lo", "wherever the host's name points to"
+        assert (
+            os.environ["OMP_NUM_THREADS"] == "2"
+            and os.environ["VLLM_HOST_IP"] == "127.0.0.1"
+            and "RANK" not in os.environ
+        )
+        assert os.environ["GLOO_SOCKET_IFNAME"] == os.environ["NCCL_SOCKET_IFNAME"] == "lo", (
+            "wherever the host's name points to"
+        )
     assert dict(os.environ) == before
 
 
@@ -215,7 +251,9 @@ def test_a_process_of_an_engine_over_several_devices_ends_with_the_worker_too() 
     assert all(asyncio.run(_gone(pid)) for pid in pids)
 
 
-def test_the_processes_of_an_engine_over_several_devices_are_forked_from_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_processes_of_an_engine_over_several_devices_are_forked_from_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     from vllm.utils.system_utils import get_mp_context
     from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
@@ -225,7 +263,9 @@ def test_the_processes_of_an_engine_over_several_devices_are_forked_from_its_own
     monkeypatch.setenv("VLLM_WORKER_MULTIPROC_METHOD", "spawn")  # as the engine's process has it
     monkeypatch.setenv(process.PARENT, "")
     monkeypatch.setattr(executor, "unlink_semaphores", lambda: None)
-    monkeypatch.setattr(MultiprocExecutor, "_init_executor", lambda self: used.append(get_mp_context().get_start_method()))
+    monkeypatch.setattr(
+        MultiprocExecutor, "_init_executor", lambda self: used.append(get_mp_context().get_start_method())
+    )
     monkeypatch.setattr(MultiprocExecutor, "__init__", lambda self: self._init_executor())
     executor.MultiDeviceExecutor()
     assert (used, os.environ["VLLM_WORKER_MULTIPROC_METHOD"]) == (["fork"], "spawn")
@@ -239,7 +279,9 @@ def orphan(found: multiprocessing.connection.Connection, go_on: multiprocessing.
     time.sleep(60)
 
 
-def early_death(found: multiprocessing.connection.Connection, go_on: multiprocessing.synchronize.Event) -> None:
+def early_death(
+    found: multiprocessing.connection.Connection, go_on: multiprocessing.synchronize.Event
+) -> None:
     """Starts a process for an engine and dies before that is up."""
     process.adopt_children()
     multiprocessing.get_context("spawn").Process(target=orphan, args=(found, go_on)).start()
@@ -285,26 +327,42 @@ os.kill(os.getpid(), 9) if len(sys.argv) > 1 else None
     ("arguments", "said"),
     [
         ([], r"^RuntimeError: CPU Generator does not use offset; its log is .*engine-math\.log$"),
-        (["killed"], r"^killed by SIGKILL \(.*memory is exhausted: lower .*max_num_seqs.*\); its log is .*engine-math\.log$"),
+        (
+            ["killed"],
+            r"^killed by SIGKILL \(.*memory is exhausted: lower .*max_num_seqs.*\); its log is "
+            r".*engine-math\.log$",
+        ),
     ],
 )
-def test_what_an_engine_process_writes_is_in_its_log_which_says_why_it_died(tmp_path: Path, arguments: list[str], said: str) -> None:
+def test_what_an_engine_process_writes_is_in_its_log_which_says_why_it_died(
+    tmp_path: Path, arguments: list[str], said: str
+) -> None:
     path = tmp_path / "logs" / "engine-math.log"
     path.parent.mkdir()
     path.write_text("ValueError: of an engine before this one\n")
     log = process.EngineLog(str(path))
     assert log.last_error() == ""
-    with process.environment(process.engine_environment("cpu", 1, log=log.path) | {"TEST_PATH": os.pathsep.join(sys.path)}):
-        found = subprocess.run([sys.executable, "-c", ENGINE_PROCESS, *arguments], capture_output=True, timeout=60)
+    with process.environment(
+        process.engine_environment("cpu", 1, log=log.path) | {"TEST_PATH": os.pathsep.join(sys.path)}
+    ):
+        found = subprocess.run(
+            [sys.executable, "-c", ENGINE_PROCESS, *arguments], capture_output=True, timeout=60
+        )
     assert (found.stdout, found.stderr) == (b"", b""), "nothing reaches the terminal"
     written = path.read_text()
-    assert written.startswith("ValueError") and "a warning of some library" in written and "[core.py:1512] RuntimeError" in written
+    assert (
+        written.startswith("ValueError")
+        and "a warning of some library" in written
+        and "[core.py:1512] RuntimeError" in written
+    )
     assert re.search(said, log.exit_cause(found.returncode or None)) and "\n" not in log.exit_cause(1)
     log.close()
     assert path.exists(), "the log of a run is kept"
 
 
-def test_a_temporary_log_is_kept_for_a_dead_engine_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_temporary_log_is_kept_for_a_dead_engine_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(process.tempfile, "gettempdir", lambda: str(tmp_path))
     for asked in (False, True):
         log = process.EngineLog()
@@ -318,19 +376,30 @@ def test_a_temporary_log_is_kept_for_a_dead_engine_alone(tmp_path: Path, monkeyp
 def test_output_of_this_process_stays_and_vllm_is_silent_here(tmp_path: Path) -> None:
     """vLLM's messages about an engine that died do not reach the terminal."""
     with process.environment(process.engine_environment("cpu", 1, log=tmp_path / "engine.log")):
-        assert process._vllm_stream().write("AsyncLLM output_handler failed") and not (tmp_path / "engine.log").exists()
+        assert (
+            process._vllm_stream().write("AsyncLLM output_handler failed")
+            and not (tmp_path / "engine.log").exists()
+        )
         assert resolve_name(os.environ["VLLM_LOGGING_STREAM"].removeprefix("ext://")) is process.VLLM_STREAM
 
 
-def test_sockets_and_temporary_files_lie_in_a_folder_that_goes_with_the_spool(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sockets_and_temporary_files_lie_in_a_folder_that_goes_with_the_spool(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     spool = Spool(1)
-    on_cpu, on_gpu = (process.engine_environment(device, 1, scratch=spool.scratch) for device in ("cpu", "cuda"))
-    assert on_cpu["TMPDIR"] == on_cpu["VLLM_RPC_BASE_PATH"] == on_gpu["VLLM_RPC_BASE_PATH"] == str(spool.scratch)
+    on_cpu, on_gpu = (
+        process.engine_environment(device, 1, scratch=spool.scratch) for device in ("cpu", "cuda")
+    )
+    assert (
+        on_cpu["TMPDIR"] == on_cpu["VLLM_RPC_BASE_PATH"] == on_gpu["VLLM_RPC_BASE_PATH"] == str(spool.scratch)
+    )
     (spool.scratch / "vllm_dist_1").touch()
     spool.close()
     assert not spool.scratch.exists() and not spool.folder.exists()
     long = Path("/", "a" * 90)
-    assert "VLLM_RPC_BASE_PATH" not in process.engine_environment("cpu", 1, scratch=long), "no socket can have a path as long as that"
+    assert "VLLM_RPC_BASE_PATH" not in process.engine_environment("cpu", 1, scratch=long), (
+        "no socket can have a path as long as that"
+    )
 
 
 def test_a_spool_holds_tensors_that_share_memory_and_removes_those_of_dead_processes() -> None:
@@ -366,7 +435,12 @@ class Recorder:
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         async def call(*args: Any, **kwargs: Any) -> list[str]:
-            self.calls.append((f"{name} {args[0]}" if name == "collective_rpc" else name, {k: v for k, v in kwargs.items() if k != "args"}))
+            self.calls.append(
+                (
+                    f"{name} {args[0]}" if name == "collective_rpc" else name,
+                    {k: v for k, v in kwargs.items() if k != "args"},
+                )
+            )
             return [""]
 
         return call
@@ -381,7 +455,9 @@ class Recorder:
 
 
 @pytest.fixture
-def on_gpu(monkeypatch: pytest.MonkeyPatch, wide_heads_model_dir: Path) -> Callable[..., tuple[engine.VLLMEngine, Recorder]]:
+def on_gpu(
+    monkeypatch: pytest.MonkeyPatch, wide_heads_model_dir: Path
+) -> Callable[..., tuple[engine.VLLMEngine, Recorder]]:
     """An engine with the settings of a GPU over a recorder."""
     recorder = Recorder()
 
@@ -392,8 +468,12 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch, wide_heads_model_dir: Path) -> Calla
     monkeypatch.setattr(engine, "_start", start)
 
     def make(adapters: dict[str, LoraSpec] | None = None) -> tuple[engine.VLLMEngine, Recorder]:
-        config = ActorRolloutRefConfig(model=ModelConfig(path=str(wide_heads_model_dir)), rollout=RolloutConfig(name="vllm"))
-        made = engine.VLLMEngine(config, max_model_len=64, device="cuda", num_threads=0, seed=0, adapters=adapters)
+        config = ActorRolloutRefConfig(
+            model=ModelConfig(path=str(wide_heads_model_dir)), rollout=RolloutConfig(name="vllm")
+        )
+        made = engine.VLLMEngine(
+            config, max_model_len=64, device="cuda", num_threads=0, seed=0, adapters=adapters
+        )
         assert recorder.names() == ["collective_rpc verl_prepare"]
         return made, recorder
 
@@ -404,7 +484,9 @@ def all_weights(path: Path) -> dict[str, torch.Tensor]:
     return load_file(path / "model.safetensors")
 
 
-def test_a_sleeping_engine_takes_weights_first_and_then_the_cache(on_gpu: Callable[..., Any], wide_heads_model_dir: Path) -> None:
+def test_a_sleeping_engine_takes_weights_first_and_then_the_cache(
+    on_gpu: Callable[..., Any], wide_heads_model_dir: Path
+) -> None:
     sleeper, recorder = on_gpu()
     sleeper.sleep()
     sleeper.sleep()
@@ -412,7 +494,10 @@ def test_a_sleeping_engine_takes_weights_first_and_then_the_cache(on_gpu: Callab
     recorder.names()
     sleeper.update_weights(all_weights(wide_heads_model_dir), version=3)
     assert recorder.calls[0] == ("wake_up", {"tags": ["weights"]})
-    update = ["pause_generation", *(f"collective_rpc verl_{what}" for what in ("start_update", "load_bucket", "finish_update"))]
+    update = [
+        "pause_generation",
+        *(f"collective_rpc verl_{what}" for what in ("start_update", "load_bucket", "finish_update")),
+    ]
     assert recorder.names() == ["wake_up", *update], "sampling begins when the cache is there"
     sleeper.wake()
     assert recorder.calls == [("wake_up", {"tags": ["kv_cache"]})] and sleeper.version == 3
@@ -438,7 +523,11 @@ def test_weights_that_reach_the_processes_of_the_model_are_not_received_here(
     bucket = send_bucket(sender, tensors)
     monkeypatch.setattr(receiver, "receive", lambda handle: pytest.fail("the model is elsewhere"))
     made.update_weights(ReceivedWeights(receiver, bucket.handle, bucket.shapes), version=1)
-    assert told[:2] == [transfer_name(sender), bucket.handle] and set(told[2]) == set(tensors) and Path(bucket.handle).exists()
+    assert (
+        told[:2] == [transfer_name(sender), bucket.handle]
+        and set(told[2]) == set(tensors)
+        and Path(bucket.handle).exists()
+    )
     answers.append("the sender is gone")
     with pytest.raises(EngineGoneError, match="the sender is gone"):
         made.update_weights(ReceivedWeights(receiver, bucket.handle, bucket.shapes), version=2)
@@ -452,7 +541,9 @@ def test_the_base_of_adapters_is_kept_while_the_engine_sleeps(on_gpu: Callable[.
     assert recorder.calls == [("sleep", {"level": 1})]
     recorder.names()
     shapes = sleeper._adapters._inbox._shapes["a"]
-    sleeper.update_weights({name: torch.ones(shape) for name, shape in shapes.items()}, adapter="a", version=1)
+    sleeper.update_weights(
+        {name: torch.ones(shape) for name, shape in shapes.items()}, adapter="a", version=1
+    )
     assert recorder.names() == ["wake_up", "add_lora"]
     sleeper.wake()
     assert recorder.names() == ["wake_up"] and sleeper.version_of("a") == 1
@@ -475,12 +566,17 @@ def test_adapter_folders_are_what_peft_reads(on_gpu: Callable[..., Any], wide_he
 
     writer, _ = on_gpu({"a": LoraSpec(2, 6, ["q_proj", "down_proj"])})
     for version in (1, 2, 3):
-        tensors = {name: torch.full(shape, float(version)) for name, shape in writer._adapters._inbox._shapes["a"].items()}
+        tensors = {
+            name: torch.full(shape, float(version))
+            for name, shape in writer._adapters._inbox._shapes["a"].items()
+        }
         writer.update_weights(tensors, adapter="a", version=version)
     kept = [folder.name for folder in sorted(writer._spool.folder.iterdir())]
     assert kept == ["1-2", "1-3"], "the one in use and the one before it"
     folder = writer._adapters.request("a").lora_path
-    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(wide_heads_model_dir, dtype=torch.float32), folder)
+    model = PeftModel.from_pretrained(
+        AutoModelForCausalLM.from_pretrained(wide_heads_model_dir, dtype=torch.float32), folder
+    )
     lora = {name: p for name, p in model.named_parameters() if "lora_" in name}
     assert len(lora) == 2 * 2 * 2 and all((p == 3.0).all() for p in lora.values())
     assert model.base_model.model.model.layers[0].self_attn.q_proj.scaling == {"default": 3.0}

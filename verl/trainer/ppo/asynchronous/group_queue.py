@@ -1,29 +1,34 @@
-"""Admission of task groups to sampling, and their choice for training steps: numbers only, without clocks or threads.
+"""Admission of task groups to sampling, and their choice for training steps: numbers only, without clocks or
+threads.
 
-A group is all episodes of one task. It is *dispatched* when it begins, at the weight versions `v_p` that are published then, and ends as
-*complete*, *failed* (no episode of it succeeded) or *rejected* (dynamic sampling: it has no signal, or is one too many). Versions are
-numbers of training steps: step `s` begins with version `s - 1`. For every trained policy `p`
+A group is all episodes of one task. It is *dispatched* when it begins, at the weight versions `v_p` that are
+published then, and ends as
+*complete*, *failed* (no episode of it succeeded) or *rejected* (dynamic sampling: it has no signal, or is one
+  too many). Versions are numbers of training steps: step `s` begins with version `s - 1`. For every trained
+  policy `p`
 
     capacity_p = floor((1 + tau_p) * M_p * B) - (s - v_p) * B - (running + complete)
 
-and the capacity is the lowest of them, with s the number of steps that have taken a batch, B = `data.train_batch_size`, tau =
-`staleness_threshold`, M = `trigger_parameter_sync_step`, K = `max_off_policy_threshold` under `async_training`, or of the policy alone
-under `async_training.per_policy`.
+and the capacity is the lowest of them, with s the number of steps that have taken a batch, B =
+`data.train_batch_size`, tau = `staleness_threshold`, M = `trigger_parameter_sync_step`, K =
+`max_off_policy_threshold` under `async_training`, or of the policy alone under `async_training.per_policy`.
 
-Step `s` may train on a group that was dispatched at versions `v_p` if `s - 1 - v_p <= K_p` for all of them: the group's deadline is the
-lowest step `v_p + K_p + 1`. A step takes the `B` complete groups with the earliest deadlines. With `max_off_policy_strategy=wait` it waits
-for groups that are still sampled if without them more groups than fit would be left for the steps up to some deadline `d`:
+Step `s` may train on a group that was dispatched at versions `v_p` if `s - 1 - v_p <= K_p` for all of them:
+the group's deadline is the lowest step `v_p + K_p + 1`. A step takes the `B` complete groups with the
+earliest deadlines. With `max_off_policy_strategy=wait` it waits for groups that are still sampled if without
+them more groups than fit would be left for the steps up to some deadline `d`:
 
     groups with deadline <= d that are not taken  <=  (d - s) * B      for every d
 
-A group that is dispatched after `s` steps at version `v` is one of at most `(1 + tau) * M * B - (s - v) * B` that are not trained yet, and
-the steps up to `v + K + 1` have room for `(v + K + 1 - s) * B`. So none misses its deadline if `K >= ceil((1 + tau) * M) - 1`
-(`Pace.least_bound`) for every policy. A smaller K needs `max_off_policy_strategy=drop`, which leaves such groups out: those that take
-longest, so that batches get shorter episodes, and the surplus over the groups that fit. Between a take and the weights that it needs for
+A group that is dispatched after `s` steps at version `v` is one of at most `(1 + tau) * M * B - (s - v) * B`
+that are not trained yet, and the steps up to `v + K + 1` have room for `(v + K + 1 - s) * B`. So none misses
+its deadline if `K >= ceil((1 + tau) * M) - 1` (`Pace.least_bound`) for every policy. A smaller K needs
+`max_off_policy_strategy=drop`, which leaves such groups out: those that take longest, so that batches get
+shorter episodes, and the surplus over the groups that fit. Between a take and the weights that it needs for
 more, no group begins: its deadline would have passed.
 
-A step that has waited for `batch_timeout_s` takes fewer groups than B, at least `least_batch_size`, if the rest fits as above; so does a
-step for which no more tasks can be sampled.
+A step that has waited for `batch_timeout_s` takes fewer groups than B, at least `least_batch_size`, if the
+rest fits as above; so does a step for which no more tasks can be sampled.
 """
 
 from __future__ import annotations
@@ -75,7 +80,8 @@ class GroupQueue(Generic[T]):
         versions: published version of every trained policy.
         taken: number of steps that have taken a batch.
         dispatched, trained, failed, rejected, dropped: numbers of groups so far.
-        stale: number of groups on which steps have trained that began with older weights than those of the step.
+        stale: number of groups on which steps have trained that began with older weights than those of the
+            step.
         running: groups that are being sampled, by index.
         complete: groups that no step has taken, with their content, by index.
         late: dropped groups, with their content, until somebody clears the list.
@@ -105,11 +111,14 @@ class GroupQueue(Generic[T]):
 
     @property
     def capacity(self) -> int:
-        """Number of groups that may be dispatched now: none while they would be too old for the next step, until weights are published."""
+        """Number of groups that may be dispatched now: none while they would be too old for the next step,
+        until weights are published.
+        """
         if self._deadline <= self.taken:
             return 0
         rooms = [
-            math.floor((1 + pace.staleness) * pace.trigger * self.batch) - (self.taken - self.versions[policy]) * self.batch
+            math.floor((1 + pace.staleness) * pace.trigger * self.batch)
+            - (self.taken - self.versions[policy]) * self.batch
             for policy, pace in self.paces.items()
         ]
         if self.steps is not None:
@@ -124,20 +133,30 @@ class GroupQueue(Generic[T]):
     @property
     def _ahead(self) -> int:
         """Number of groups that later steps can train on."""
-        return len(self.complete) + sum(not self.drops or group.deadline > self.taken for group in self.running.values())
+        return len(self.complete) + sum(
+            not self.drops or group.deadline > self.taken for group in self.running.values()
+        )
 
     @property
     def bounded(self) -> int:
-        """Number of groups that count against `(1 + tau) * M * B`, for the policy whose weights were published least recently."""
+        """Number of groups that count against `(1 + tau) * M * B`, for the policy whose weights were
+        published least recently.
+        """
         return self._ahead + (self.taken - min(self.versions.values())) * self.batch
 
     @property
     def next_step(self) -> int:
-        """`Group.step` of the next group: a group takes the place of one that failed, was rejected or dropped.
+        """`Group.step` of the next group: a group takes the place of one that failed, was rejected or
+        dropped.
 
-        It is one of the steps for which there is room; more groups than that (a whole batch of dynamic sampling) belong to the last one.
+        It is one of the steps for which there is room; more groups than that (a whole batch of dynamic
+        sampling) belong to the last one.
         """
-        return self.taken + 1 + min(self._ahead // self.batch, *(pace.least_bound for pace in self.paces.values()))
+        return (
+            self.taken
+            + 1
+            + min(self._ahead // self.batch, *(pace.least_bound for pace in self.paces.values()))
+        )
 
     @property
     def set_aside(self) -> set[int]:
@@ -146,7 +165,15 @@ class GroupQueue(Generic[T]):
 
     def dispatch(self, place: int, attempt: int, number: int) -> Group:
         """Begin a group of `next_step`."""
-        group = Group(self.dispatched, self.next_step, attempt, place, number, self._deadline, min(self.versions.values()))
+        group = Group(
+            self.dispatched,
+            self.next_step,
+            attempt,
+            place,
+            number,
+            self._deadline,
+            min(self.versions.values()),
+        )
         self.running[group.index] = group
         self.dispatched += 1
         return group
@@ -173,13 +200,17 @@ class GroupQueue(Generic[T]):
             self.failures.pop(group.place, None)
 
     def reject_surplus(self) -> list[tuple[Group, T]]:
-        """Reject the complete groups beyond a batch, the last ones in the order of dispatch, and return them."""
+        """Reject the complete groups beyond a batch, the last ones in the order of dispatch, and
+        return them.
+        """
         surplus = [self.complete.pop(index) for index in sorted(self.complete)[self.batch :]]
         self.rejected += len(surplus)
         return surplus
 
     def take(self, step: int, least: int | None = None) -> list[tuple[Group, T]] | None:
-        """Return the groups of a step in the order of dispatch: a batch, or at least `least`; None if it has to wait."""
+        """Return the groups of a step in the order of dispatch: a batch, or at least `least`; None if it has
+        to wait.
+        """
         if self.drops:
             missed = [index for index, (group, _) in self.complete.items() if group.deadline < step]
             self.late += [self.complete.pop(index) for index in missed]
@@ -198,7 +229,9 @@ class GroupQueue(Generic[T]):
 
     def _choice(self, step: int, least: int) -> list[int] | None:
         """Return the groups that a step would take, by index; None if it has to wait."""
-        usable = [index for index, (group, _) in self.complete.items() if not self.drops or group.deadline >= step]
+        usable = [
+            index for index, (group, _) in self.complete.items() if not self.drops or group.deadline >= step
+        ]
         chosen = sorted(usable, key=lambda index: (self.complete[index][0].deadline, index))[: self.batch]
         return chosen if len(chosen) >= least and (self.drops or self._rest_fits(step, set(chosen))) else None
 
@@ -219,31 +252,49 @@ class GroupQueue(Generic[T]):
 
     def _rest_fits(self, step: int, chosen: set[int]) -> bool:
         """Return whether the steps after `step` can train on all other groups before their deadlines."""
-        left = [group for group, _ in self.complete.values() if group.index not in chosen] + list(self.running.values())
+        left = [group for group, _ in self.complete.values() if group.index not in chosen] + list(
+            self.running.values()
+        )
         return fits((group.deadline for group in left), step, self.batch)
 
     def counts(self) -> dict[str, int]:
         """Return the ledger: dispatched = trained + failed + rejected + dropped + running + complete."""
-        return {name: getattr(self, name) for name in COUNTS} | {"running": len(self.running), "complete": len(self.complete)}
+        return {name: getattr(self, name) for name in COUNTS} | {
+            "running": len(self.running),
+            "complete": len(self.complete),
+        }
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything but the content of complete groups, in JSON types; a group that is running will run again."""
+        """Return everything but the content of complete groups, in JSON types; a group that is running will
+        run again.
+        """
         counts = {name: getattr(self, name) for name in COUNTS}
         running = [asdict(group) for group in self.running.values()]
         counts |= {"taken": self.taken, "stale": self.stale, "failures": list(self.failures.items())}
-        return {**counts, "versions": self.versions, "running": running, "complete": [asdict(group) for group, _ in self.complete.values()]}
+        return {
+            **counts,
+            "versions": self.versions,
+            "running": running,
+            "complete": [asdict(group) for group, _ in self.complete.values()],
+        }
 
     def load_state_dict(self, state: Mapping[str, Any], contents: list[T]) -> None:
         """Restore `state_dict`, with the content of its complete groups in their order."""
         for name in (*COUNTS, "taken", "stale"):
             setattr(self, name, int(state[name]))
         self.failures = dict(state["failures"])
-        self.versions |= {policy: version for policy, version in state["versions"].items() if policy in self.versions}
+        self.versions |= {
+            policy: version for policy, version in state["versions"].items() if policy in self.versions
+        }
         self.running = {group["index"]: Group(**group) for group in state["running"]}
         complete = [Group(**group) for group in state["complete"]]
-        self.complete = {group.index: (group, content) for group, content in zip(complete, contents, strict=True)}
+        self.complete = {
+            group.index: (group, content) for group, content in zip(complete, contents, strict=True)
+        }
 
 
 def fits(deadlines: Iterable[int], step: int, batch: int) -> bool:
     """Return whether steps after `step`, of `batch` groups each, can train on groups with these deadlines."""
-    return all(count <= (deadline - step) * batch for count, deadline in enumerate(sorted(deadlines), start=1))
+    return all(
+        count <= (deadline - step) * batch for count, deadline in enumerate(sorted(deadlines), start=1)
+    )

@@ -3,9 +3,10 @@
     step s:  take groups ──► rows of lane A: log-probs, credit, update, weights ──► rows of the next step, as soon as they are taken
                         └──► rows of lane B: log-probs, credit, update, weights ──► ...
 
-Policies are in one lane if their advantages depend on each other's samples, or if they are adapters of one worker group. A policy whose
-updates are short goes on with the next steps while another one still updates, which has a queue of at most `async_training.max_lead`
-steps. Lanes meet in the last step, for a checkpoint and for a validation.
+Policies are in one lane if their advantages depend on each other's samples, or if they are adapters of one
+worker group. A policy whose updates are short goes on with the next steps while another one still updates,
+which has a queue of at most `async_training.max_lead` steps. Lanes meet in the last step, for a checkpoint
+and for a validation.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ WHOLE_BATCH = {"batch", "non_tensor_batch", "seed", "state"}
 def lanes_of(config: RunConfig, placement: Placement) -> list[list[str]]:
     """Return the trained policies of every lane; one lane unless `async_training.mode=fully_async`.
 
-    There is one lane, too, with an estimator that keeps state, and with a penalty in the reward whose coefficient adapts. The critic of a
-    worker group is in the lane of its policies.
+    There is one lane, too, with an estimator that keeps state, and with a penalty in the reward whose
+    coefficient adapts. The critic of a worker group is in the lane of its policies.
     """
     policies = placement.policy_ids
     estimators = [agent_config(config.algorithm, agent.agent_id).adv_estimator for agent in placement.trained]
@@ -42,7 +43,11 @@ def lanes_of(config: RunConfig, placement: Placement) -> list[list[str]]:
     if config.async_training.mode != "fully_async" or follows_committed(config) or adapts or keeps_state:
         return [policies]
     key = {agent.policy_id: agent.wg_id for agent in placement.trained}
-    common = {agent.wg_id for agent in placement.trained if not compares_itself(agent_config(config.algorithm, agent.agent_id))}
+    common = {
+        agent.wg_id
+        for agent in placement.trained
+        if not compares_itself(agent_config(config.algorithm, agent.agent_id))
+    }
     lanes: dict[str, list[str]] = {}
     for policy in policies:
         lanes.setdefault("" if key[policy] in common else key[policy], []).append(policy)
@@ -50,20 +55,29 @@ def lanes_of(config: RunConfig, placement: Placement) -> list[list[str]]:
 
 
 def compares_itself(own: AlgorithmConfig) -> bool:
-    """Return whether the advantages of an agent with these settings depend on samples of its policy alone, as far as is declared.
+    """Return whether the advantages of an agent with these settings depend on samples of its policy alone, as
+    far as is declared.
 
     Estimators without groups compare a sample with none, or with those of its policy.
     """
-    traits, parameters = ESTIMATORS.traits(own.adv_estimator), ESTIMATORS.parameters(own.adv_estimator).required
+    traits, parameters = (
+        ESTIMATORS.traits(own.adv_estimator),
+        ESTIMATORS.parameters(own.adv_estimator).required,
+    )
     function = ESTIMATORS.functions.get(plain_name(own.adv_estimator))
-    ours = function is None or function.__module__.startswith("verl.")  # those of users may read the whole batch as keywords
+    ours = function is None or function.__module__.startswith(
+        "verl."
+    )  # those of users may read the whole batch as keywords
     known = ours and traits.reads is not None and traits.units is None and not WHOLE_BATCH & set(parameters)
-    by_group = not traits.whole_batch and not traits.follows_calls and bool(OWN_FIELDS & set(group_fields(own)))
+    by_group = (
+        not traits.whole_batch and not traits.follows_calls and bool(OWN_FIELDS & set(group_fields(own)))
+    )
     return known and (by_group or not traits.grouped)
 
 
 class Lanes:
-    """Runs the jobs of every lane one after the other, those of several lanes at the same time; with one lane in the caller's thread.
+    """Runs the jobs of every lane one after the other, those of several lanes at the same time; with one lane
+    in the caller's thread.
 
     After a job that raises, none begins.
 
@@ -77,7 +91,9 @@ class Lanes:
 
     def __init__(self, number: int, max_lead: int) -> None:
         self.lead = max_lead if number > 1 else 0
-        self._threads = [ThreadPoolExecutor(1, thread_name_prefix="lane") for _ in range(number if number > 1 else 0)]
+        self._threads = [
+            ThreadPoolExecutor(1, thread_name_prefix="lane") for _ in range(number if number > 1 else 0)
+        ]
         self._lock = threading.Lock()
         self._running, self._failed, self._idle_since = 0, False, time.perf_counter()
 
@@ -113,7 +129,9 @@ class Lanes:
             raise CancelledError("another policy failed")
 
     def idle_seconds(self, start: float) -> float:
-        """Return the seconds since `start`, by `time.perf_counter`, in which no job was running; 0 if one is."""
+        """Return the seconds since `start`, by `time.perf_counter`, in which no job was running; 0 if
+        one is.
+        """
         with self._lock:
             return 0.0 if self._running else time.perf_counter() - max(start, self._idle_since)
 

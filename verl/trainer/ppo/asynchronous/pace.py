@@ -44,7 +44,9 @@ class Pace:
 
     @property
     def most_lead(self) -> int:
-        """Steps for which groups may be dispatched beyond the one that this policy trains, if steps train on whole batches."""
+        """Steps for which groups may be dispatched beyond the one that this policy trains, if steps train on
+        whole batches.
+        """
         return min(math.floor((1 + self.staleness) * self.trigger) - 1, self.bound)
 
     def sends(self, way: str, step: int, version: int, ahead: bool) -> bool:
@@ -61,7 +63,9 @@ class Pace:
         return ahead or step - version >= self.trigger if way == "adaptive" else step % self.trigger == 0
 
 
-def paces(settings: AsyncTrainingConfig, policies: Collection[str], adapters: Collection[str] = ()) -> dict[str, Pace]:
+def paces(
+    settings: AsyncTrainingConfig, policies: Collection[str], adapters: Collection[str] = ()
+) -> dict[str, Pace]:
     """Return the pace of each policy, `adapters` among them: that of the run, overridden by its own keys.
 
     Raises ConfigError for an invalid key or value.
@@ -70,24 +74,31 @@ def paces(settings: AsyncTrainingConfig, policies: Collection[str], adapters: Co
     for policy in policies:
         own, where = settings.per_policy.get(policy) or {}, f"async_training.per_policy.{policy}"
         values = with_values(replace(settings, per_policy={}), own, where, PER_POLICY_KEYS)
-        numbers = (values.staleness_threshold, values.trigger_parameter_sync_step, values.max_off_policy_threshold)
+        numbers = (
+            values.staleness_threshold,
+            values.trigger_parameter_sync_step,
+            values.max_off_policy_threshold,
+        )
         found[policy] = Pace(*numbers, policy in adapters)
     return found
 
 
 def check_async_training(config: RunConfig, placement: Placement) -> None:
-    """Raise ConfigError for keys of `async_training` that contradict others, and warn of several optimizer steps on older samples.
+    """Raise ConfigError for keys of `async_training` that contradict others, and warn of several optimizer
+    steps on older samples.
 
-    Contradictions are a policy that does not exist, a bound under which a group can be too old whatever a step waits for, a lead for which
-    no groups are sampled, small batches that no group could wait for, that are larger than a batch, or whose rewards or advantages depend
-    on the whole batch, and dynamic sampling by rewards that depend on other groups.
+    Contradictions are a policy that does not exist, a bound under which a group can be too old whatever a
+    step waits for, a lead for which no groups are sampled, small batches that no group could wait for, that
+    are larger than a batch, or whose rewards or advantages depend on the whole batch, and dynamic sampling by
+    rewards that depend on other groups.
     """
     settings, policies = config.async_training, {agent.policy_id: None for agent in placement.trained}
     for name in settings.per_policy:
         if name not in policies:
             known = ", ".join(policies)
             raise ConfigError(
-                f"async_training.per_policy.{name}: no such policy{did_you_mean(name, policies)}; trained policies are {known}"
+                f"async_training.per_policy.{name}: no such policy{did_you_mean(name, policies)}; trained "
+                f"policies are {known}"
             )
     for policy, pace in paces(settings, policies).items():
         if settings.mode != "fully_async":
@@ -96,12 +107,20 @@ def check_async_training(config: RunConfig, placement: Placement) -> None:
         if settings.batch_timeout_s:
             least = max(least, 1)  # the rest of a batch is trained by a later step
         if pace.bound < least:
-            where = f"async_training.per_policy.{policy}" if policy in settings.per_policy else "async_training"
+            where = (
+                f"async_training.per_policy.{policy}" if policy in settings.per_policy else "async_training"
+            )
             raise ConfigError(
-                f"{where}.max_off_policy_threshold={pace.bound} is too low for staleness_threshold={pace.staleness:g} and "
-                f"trigger_parameter_sync_step={pace.trigger}: episodes would be too old whatever a step waits for; set it to "
+                f"{where}.max_off_policy_threshold={pace.bound} is too low for "
+                f"staleness_threshold={pace.staleness:g} and "
+                f"trigger_parameter_sync_step={pace.trigger}: episodes would be too old whatever a step "
+                "waits for; set it to "
                 f"{least} or more, or lower the others"
-                + (", or set async_training.max_off_policy_strategy=drop" if pace.bound >= pace.trigger - 1 else "")
+                + (
+                    ", or set async_training.max_off_policy_strategy=drop"
+                    if pace.bound >= pace.trigger - 1
+                    else ""
+                )
             )
     if settings.mode == "fully_async":
         _check_lead(settings, paces(settings, policies))
@@ -115,34 +134,51 @@ def _check_lead(settings: AsyncTrainingConfig, found: Mapping[str, Pace]) -> Non
     """Raise ConfigError for a lead that no policy can have over a slower one, unless it is the default."""
     most = max(pace.bound if settings.batch_timeout_s else pace.most_lead for pace in found.values())
     if settings.max_lead > max(most, AsyncTrainingConfig().max_lead):
-        more = "max_off_policy_threshold" if settings.batch_timeout_s else "staleness_threshold (and max_off_policy_threshold)"
+        more = (
+            "max_off_policy_threshold"
+            if settings.batch_timeout_s
+            else "staleness_threshold (and max_off_policy_threshold)"
+        )
         raise ConfigError(
-            f"async_training.max_lead={settings.max_lead} has no effect beyond {most}: groups of later steps are not sampled before the "
-            f"slowest policy has trained; set it to at most {most}, or raise async_training.{more} to {settings.max_lead}"
+            f"async_training.max_lead={settings.max_lead} has no effect beyond {most}: groups of later steps "
+            "are not sampled before the "
+            f"slowest policy has trained; set it to at most {most}, or raise async_training.{more} to "
+            f"{settings.max_lead}"
         )
 
 
 def _check_filter(config: RunConfig) -> None:
-    """Raise ConfigError if the rewards by which a group is kept or rejected, when it ends, depend on groups that end later."""
+    """Raise ConfigError if the rewards by which a group is kept or rejected, when it ends, depend on groups
+    that end later.
+    """
     rule, spread = config.algorithm.filter_groups, config.reward.propagation
     over = [f"theta_quantile={spread.theta_quantile:g}"] if spread.theta_quantile is not None else []
     over += [f"min_pass_rate={spread.min_pass_rate:g}"] if spread.min_pass_rate else []
     if rule.enable and rule.metric != "local_reward" and spread.mode == "threshold" and over:
         raise ConfigError(
-            f"async_training.mode=fully_async decides about a group when it ends, but with reward.propagation.mode=threshold and its "
-            f"{' and '.join(over)} the {rule.metric} that algorithm.filter_groups compares depends on all groups of the step; set "
-            "reward.propagation.theta_quantile=null and min_pass_rate=0, algorithm.filter_groups.metric=local_reward, or "
+            "async_training.mode=fully_async decides about a group when it ends, but with "
+            "reward.propagation.mode=threshold and its "
+            f"{' and '.join(over)} the {rule.metric} that algorithm.filter_groups compares depends on all "
+            "groups of the step; set "
+            "reward.propagation.theta_quantile=null and min_pass_rate=0, "
+            "algorithm.filter_groups.metric=local_reward, or "
             "async_training.mode=one_step_off"
         )
 
 
 def _warn_of_updates(config: RunConfig, placement: Placement) -> None:
     """Warn of several optimizer steps on a batch of older samples, which add to their staleness."""
-    updates = {policy: learner.updates for policy, learner in policy_learners(config, placement).items() if learner.updates > 1}
+    updates = {
+        policy: learner.updates
+        for policy, learner in policy_learners(config, placement).items()
+        if learner.updates > 1
+    }
     if updates and not config.async_training.fresh:
         logger.warning(
-            "async_training.mode=%s trains on samples of older weights, and %s: each moves the policy further from the weights that "
-            "sampled, beyond what algorithm.rollout_correction measures before the first one; use fewer (ppo_epochs=1, no mini-batches) "
+            "async_training.mode=%s trains on samples of older weights, and %s: each moves the policy "
+            "further from the weights that "
+            "sampled, beyond what algorithm.rollout_correction measures before the first one; use fewer "
+            "(ppo_epochs=1, no mini-batches) "
             "or less staleness if the gap grows (docs/async.md#what-to-watch)",
             config.async_training.mode,
             ", ".join(f"{policy} makes {count} optimizer steps a batch" for policy, count in updates.items()),
@@ -152,15 +188,24 @@ def _warn_of_updates(config: RunConfig, placement: Placement) -> None:
 def _check_small_batches(config: RunConfig) -> None:
     least, batch = config.async_training.least_batch_size, config.data.train_batch_size
     if least > batch:
-        raise ConfigError(f"async_training.least_batch_size={least} is more than data.train_batch_size={batch}; lower it")
+        raise ConfigError(
+            f"async_training.least_batch_size={least} is more than data.train_batch_size={batch}; lower it"
+        )
     where = f"async_training.batch_timeout_s={config.async_training.batch_timeout_s:g} trains on batches of different sizes, but"
     for agent_id in dict.fromkeys([None, *config.algorithm.per_agent]):
         own = config.algorithm if agent_id is None else agent_config(config.algorithm, agent_id)
-        compares = ESTIMATORS.traits(own.adv_estimator).grouped and not set(group_fields(own)) & set(TASK_FIELDS)
+        compares = ESTIMATORS.traits(own.adv_estimator).grouped and not set(group_fields(own)) & set(
+            TASK_FIELDS
+        )
         if ESTIMATORS.traits(own.adv_estimator).whole_batch or compares:
-            what = f"group_by={group_fields(own)} compares tasks" if compares else f"adv_estimator={own.adv_estimator} scales advantages"
+            what = (
+                f"group_by={group_fields(own)} compares tasks"
+                if compares
+                else f"adv_estimator={own.adv_estimator} scales advantages"
+            )
             raise ConfigError(
-                f"{where} algorithm.{what} of a whole batch; use an estimator that compares the episodes of a task, such as grpo with "
+                f"{where} algorithm.{what} of a whole batch; use an estimator that compares the episodes of "
+                "a task, such as grpo with "
                 "group_by=[uid], or leave batch_timeout_s out"
             )
     beside = {

@@ -24,7 +24,9 @@ class Played:
 
 @dataclass(frozen=True)
 class Taken:
-    """What a step has taken: its groups, those that failed or were rejected before, that were dropped, and draws that ended."""
+    """What a step has taken: its groups, those that failed or were rejected before, that were dropped, and
+    draws that ended.
+    """
 
     step: int
     groups: Sequence[tuple[Group, Played]]

@@ -1,4 +1,6 @@
-"""The part of a checkpoint of `async_training.mode=fully_async` with the groups that no step has trained on."""
+"""The part of a checkpoint of `async_training.mode=fully_async` with the groups that no step has
+trained on.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,14 @@ FOLDER, STATE = "groups", "queue.json"
 
 
 def check_checkpoint(folder: Path, state: Mapping[str, Any], config: RunConfig) -> None:
-    """Raise CheckpointError if a run cannot go on with the samples of a checkpoint, whose trainer state is `state`."""
+    """Raise CheckpointError if a run cannot go on with the samples of a checkpoint, whose trainer state is
+    `state`.
+    """
     mode, found = config.async_training.mode, state.get("async_training", "sync")
     if found != mode:
         raise CheckpointError(
-            f"{folder} was written with async_training.mode={found}, this run has {mode}, whose next step would differ; set "
+            f"{folder} was written with async_training.mode={found}, this run has {mode}, whose next step "
+            "would differ; set "
             f"async_training.mode={found}, or start anew with trainer.resume_mode=disable"
         )
     if not (folder / FOLDER).is_dir():
@@ -28,27 +33,36 @@ def check_checkpoint(folder: Path, state: Mapping[str, Any], config: RunConfig) 
     groups, batch = json.loads((folder / FOLDER / STATE).read_text()), config.data.train_batch_size
     if groups["batch"] != batch:
         raise CheckpointError(
-            f"{folder} was written with data.train_batch_size={groups['batch']}, this run has {batch}, which its groups do not fill; "
+            f"{folder} was written with data.train_batch_size={groups['batch']}, this run has {batch}, which "
+            "its groups do not fill; "
             "use the same, or start anew with trainer.resume_mode=disable"
         )
     if config.async_training.fresh and not groups["fresh"]:
         raise CheckpointError(
-            f"{folder} holds groups of older weights, but this run has async_training.staleness_threshold=0; use the staleness of the "
+            f"{folder} holds groups of older weights, but this run has async_training.staleness_threshold=0; "
+            "use the staleness of the "
             "run that wrote it, or start anew with trainer.resume_mode=disable"
         )
     for policy, pace in paces(config.async_training, groups["bounds"]).items():
         if pace.bound < (before := groups["bounds"][policy]) and not config.async_training.fresh:
             raise CheckpointError(
-                f"{folder} holds groups that may become {before} steps old, but this run has async_training.max_off_policy_threshold="
-                f"{pace.bound} for {policy}; keep {before} and lower async_training.staleness_threshold, or start anew with "
+                f"{folder} holds groups that may become {before} steps old, but this run has "
+                "async_training.max_off_policy_threshold="
+                f"{pace.bound} for {policy}; keep {before} and lower async_training.staleness_threshold, or "
+                "start anew with "
                 "trainer.resume_mode=disable"
             )
     # Without staleness dynamic sampling may have more groups than a step trains on: it rejects the surplus.
-    queue, waits = groups["queue"], config.async_training.max_off_policy_strategy == "wait" and not config.async_training.fresh
+    queue, waits = (
+        groups["queue"],
+        config.async_training.max_off_policy_strategy == "wait" and not config.async_training.fresh,
+    )
     deadlines = [group["deadline"] for name in ("complete", "running") for group in queue[name]]
     if waits and not fits(deadlines, queue["taken"], batch):
         raise CheckpointError(
-            f"{folder} holds groups that become too old before a step trains on them, as async_training.max_off_policy_strategy=drop "
-            "allows, and dynamic sampling without staleness; keep the keys of the run that wrote it, or start anew with "
+            f"{folder} holds groups that become too old before a step trains on them, as "
+            "async_training.max_off_policy_strategy=drop "
+            "allows, and dynamic sampling without staleness; keep the keys of the run that wrote it, or "
+            "start anew with "
             "trainer.resume_mode=disable"
         )

@@ -1,9 +1,11 @@
-"""`async_training.mode=fully_async`: groups are sampled all the time, and every step trains on those that are complete.
+"""`async_training.mode=fully_async`: groups are sampled all the time, and every step trains on those that are
+complete.
 
     event loop of the collector:   dispatch groups while there is room | put complete ones into the queue
     training loop, step s:         take a batch of groups | credit and updates | send the weights of s to the engines
 
-`GroupQueue` decides what is in progress and what a step takes; once a step has begun, its state is used on the event loop alone.
+`GroupQueue` decides what is in progress and what a step takes; once a step has begun, its state is used on
+the event loop alone.
 """
 
 from __future__ import annotations
@@ -29,7 +31,12 @@ from verl.trainer.ppo.asynchronous.saved_groups import FOLDER, STATE
 from verl.trainer.ppo.collect.dynamic_sampling import keep_signal, signal_rows
 from verl.trainer.ppo.collect.protocol import Collector, Episode, GroupPlayer
 from verl.trainer.ppo.collect.source import OnCollected
-from verl.trainer.ppo.collect.step_samples import StepSamples, filtered_samples, needs_greedy_episodes, samples_of
+from verl.trainer.ppo.collect.step_samples import (
+    StepSamples,
+    filtered_samples,
+    needs_greedy_episodes,
+    samples_of,
+)
 from verl.trainer.ppo.interrupt import StopRequest
 from verl.utils.dataset import TaskLoader
 from verl.utils.loop_thread import LoopThread, Running
@@ -41,7 +48,8 @@ T = TypeVar("T")
 # Period of the timer whose delay is the lag of the event loop, in seconds.
 TICK_S = 0.05
 NO_TASKS = (
-    "no more tasks may be drawn for it, and an earlier step trained on those that were; raise algorithm.filter_groups.max_num_gen_batches, "
+    "no more tasks may be drawn for it, and an earlier step trained on those that were; raise "
+    "algorithm.filter_groups.max_num_gen_batches, "
     "or use tasks of which more have a signal"
 )
 ALL_ASIDE = "no task can be drawn: all tasks are set aside, see async_training.max_task_failures"
@@ -71,18 +79,29 @@ class GroupStream:
             on_collected: called with the samples of every step.
             steps: number of steps of the run.
             paces: of every trained policy.
-            engines: of every trained policy, with its adapter; drained before new weights unless `async_training.partial_rollout`.
+            engines: of every trained policy, with its adapter; drained before new weights unless
+                `async_training.partial_rollout`.
         """
         self._engines = {} if config.async_training.partial_rollout else engines
         settings = config.async_training
-        self.config, self.collector, self.loader, self.loop, self.on_collected = config, collector, loader, loop, on_collected
+        self.config, self.collector, self.loader, self.loop, self.on_collected = (
+            config,
+            collector,
+            loader,
+            loop,
+            on_collected,
+        )
         drops = settings.max_off_policy_strategy == "drop"
-        self.queue: GroupQueue[Played] = GroupQueue(config.data.train_batch_size, paces, drops, steps, settings.max_task_failures)
+        self.queue: GroupQueue[Played] = GroupQueue(
+            config.data.train_batch_size, paces, drops, steps, settings.max_task_failures
+        )
         self._greedy = needs_greedy_episodes(config) and not config.algorithm.filter_groups.enable
         # Dynamic sampling plays whole batches of tasks, as in synchronous training.
         self._whole = settings.fresh and config.algorithm.filter_groups.enable
         self._draws: dict[int, Draw] = {}  # by step
-        self._left_out: list[tuple[Group, Played]] = []  # failed and rejected groups since the last step, for its metrics
+        self._left_out: list[
+            tuple[Group, Played]
+        ] = []  # failed and rejected groups since the last step, for its metrics
         self._taken = deque[Taken]()  # by steps that have not ended, the last one last
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
@@ -112,12 +131,16 @@ class GroupStream:
 
         def look() -> bool:
             ahead = self.queue.taken > step or len(self.queue.complete) >= self.queue.batch
-            return self.queue.paces[policy].sends(self.config.async_training.parameter_sync, step, self.queue.versions[policy], ahead)
+            return self.queue.paces[policy].sends(
+                self.config.async_training.parameter_sync, step, self.queue.versions[policy], ahead
+            )
 
         return self.loop.call(look)
 
     def update_ended(self, step: int, policies: Collection[str]) -> None:
-        """Wait for the replies in progress if they may not go on with new weights; otherwise engines take these while they sample."""
+        """Wait for the replies in progress if they may not go on with new weights; otherwise engines take
+        these while they sample.
+        """
         due = [engine for policy, engine in self._engines.items() if policy in policies]
 
         async def drain() -> None:
@@ -159,7 +182,8 @@ class GroupStream:
         return self.loop.call(look)
 
     def metrics(self, step: int, step_s: float) -> dict[str, float]:
-        """Return the ledger of groups, the lead of policies over their engines, the share of the step without a group, and the loop's lag.
+        """Return the ledger of groups, the lead of policies over their engines, the share of the step without
+        a group, and the loop's lag.
 
         The lag is the largest delay of the event loop in the step.
         """
@@ -170,9 +194,15 @@ class GroupStream:
                 ended = self._taken.popleft()
                 self.queue.count_stale(ended.step, ended.groups)
             counts = count_metrics(self.queue, sum(len(taken.groups) for taken in self._taken))
-            counts |= {f"fully_async/lead/{policy}": float(max(step - sent, 0)) for policy, sent in self.queue.versions.items()}
+            counts |= {
+                f"fully_async/lead/{policy}": float(max(step - sent, 0))
+                for policy, sent in self.queue.versions.items()
+            }
             lag, self._lag_s = self._lag_s, 0.0
-            return counts | {"rollouter/idle_ratio": max(1 - busy / seconds, 0.0), "rollouter/loop_lag_s": lag}
+            return counts | {
+                "rollouter/idle_ratio": max(1 - busy / seconds, 0.0),
+                "rollouter/loop_lag_s": lag,
+            }
 
         return self.loop.call(measure)
 
@@ -182,7 +212,9 @@ class GroupStream:
         def undo() -> None:
             while self._taken and self._taken[-1].step > step:
                 self._put_back(self._taken.pop())
-            self.queue.versions = {policy: min(version, step) for policy, version in self.queue.versions.items()}
+            self.queue.versions = {
+                policy: min(version, step) for policy, version in self.queue.versions.items()
+            }
 
         self.loop.call(undo, blocked_too=True)
 
@@ -192,7 +224,9 @@ class GroupStream:
         self._left_out, self.queue.late = [*taken.left_out, *self._left_out], [*taken.late, *self.queue.late]
 
     def save(self, folder: Path) -> None:
-        """Write complete groups with their episodes, and which groups are in progress: they will be played again."""
+        """Write complete groups with their episodes, and which groups are in progress: they will be played
+        again.
+        """
 
         def snapshot() -> tuple[dict[str, Any], list[Played]]:
             state: dict[str, Any] = {
@@ -205,7 +239,9 @@ class GroupStream:
                 "left_out": [asdict(group) for group, _ in self._left_out],
                 "late": [asdict(group) for group, _ in self.queue.late],
             }
-            return state, [played for _, played in (*self.queue.complete.values(), *self._left_out, *self.queue.late)]
+            return state, [
+                played for _, played in (*self.queue.complete.values(), *self._left_out, *self.queue.late)
+            ]
 
         state, groups = self.loop.call(snapshot, blocked_too=True)
         (folder / FOLDER).mkdir()
@@ -219,7 +255,10 @@ class GroupStream:
             return
         state = json.loads((folder / FOLDER / STATE).read_text())
         episodes = iter(self.collector.load_episodes(folder / FOLDER))
-        contents = [Played([next(episodes) for _ in range(n)], [next(episodes) for _ in range(greedy)]) for n, greedy in state["episodes"]]
+        contents = [
+            Played([next(episodes) for _ in range(n)], [next(episodes) for _ in range(greedy)])
+            for n, greedy in state["episodes"]
+        ]
         left_out, late = ([Group(**group) for group in state[name]] for name in ("left_out", "late"))
         complete, ended = len(contents) - len(left_out) - len(late), len(contents) - len(late)
         self.queue.load_state_dict(state["queue"], contents[:complete])
@@ -250,7 +289,9 @@ class GroupStream:
     async def _run(self) -> None:
         """Dispatch groups for ever; an error ends the stream and is raised by `take`."""
         try:
-            async with self.collector.groups(self.config.data.train_batch_size * self.config.env.rollout.n) as player:
+            async with self.collector.groups(
+                self.config.data.train_batch_size * self.config.env.rollout.n
+            ) as player:
                 self._player = player
                 for group in list(self.queue.running.values()):  # of a checkpoint
                     self._start(group, player)
@@ -277,7 +318,12 @@ class GroupStream:
     def _fill(self, player: GroupPlayer) -> None:
         """Begin groups while there is room and their steps may have more tasks."""
         before, self._drained = self._drained, False
-        while (self.queue.capacity or self._begun) and not self._validating and self._error is None and not self._drained:
+        while (
+            (self.queue.capacity or self._begun)
+            and not self._validating
+            and self._error is None
+            and not self._drained
+        ):
             group = self._dispatch()
             self._drained = group is None
             if group is not None:
@@ -308,18 +354,26 @@ class GroupStream:
     def _draw_tasks(self, draw: Draw) -> None:
         """Draw the tasks of a step: a batch, then one for each group that failed or was rejected.
 
-        Without staleness dynamic sampling draws and plays further batches, as synchronous training does. No task is
-        drawn after all tasks or `max_num_gen_batches` batches, nor after as many failures in a row as a batch has groups.
+        Without staleness dynamic sampling draws and plays further batches, as synchronous training does. No
+        task is drawn after all tasks or `max_num_gen_batches` batches, nor after as many failures in a row as
+        a batch has groups.
         """
         rule = self.config.algorithm.filter_groups
-        if self._failures >= self.queue.batch or 0 < rule.max_num_gen_batches * self.queue.batch * rule.enable <= len(draw.places):
+        if (
+            self._failures >= self.queue.batch
+            or 0 < rule.max_num_gen_batches * self.queue.batch * rule.enable <= len(draw.places)
+        ):
             return
         batch = self.queue.batch
         attempt, count = len(draw.places) // batch, batch if self._whole or not draw.places else 1
         if len(draw.places) % batch == 0:
             draw.seen = {}
         places = [] if draw.places else self._left_over()
-        places += self.loader.take(count - len(places), [*draw.places, *places, *self.queue.set_aside]) if len(places) < count else []
+        places += (
+            self.loader.take(count - len(places), [*draw.places, *places, *self.queue.set_aside])
+            if len(places) < count
+            else []
+        )
         for place in places:
             task = self.collector.task_id(self.loader.source[place])
             draw.left.append((place, attempt, draw.seen.get(task, 0)))
@@ -327,7 +381,9 @@ class GroupStream:
         draw.places += places
 
     def _left_over(self) -> list[int]:
-        """Return, and forget, the tasks of earlier steps that were drawn but not dispatched, because these steps trained on fewer."""
+        """Return, and forget, the tasks of earlier steps that were drawn but not dispatched, because these
+        steps trained on fewer.
+        """
         past = [step for step in self._draws if step <= self.queue.taken]
         return [place for step in past for place, _, _ in self._draws.pop(step).left]
 
@@ -352,7 +408,9 @@ class GroupStream:
         self._failures = self._failures + 1 if failed else 0
         if failed:
             self._count_failure(group, played.sampled[-1])
-        elif self.config.algorithm.filter_groups.enable and not await asyncio.to_thread(self._has_signal, player, played):
+        elif self.config.algorithm.filter_groups.enable and not await asyncio.to_thread(
+            self._has_signal, player, played
+        ):
             self.queue.reject(group)
         else:
             self.queue.end(group, played)
@@ -362,13 +420,23 @@ class GroupStream:
     def _count_failure(self, group: Group, last: Episode) -> None:
         self.queue.fail(group)
         if (count := self.queue.failures[group.place]) == self.queue.max_failures:
-            logger.warning("task %s is set aside: its last %d groups failed, the last one with %s", last.task_id, count, last.failure)
+            logger.warning(
+                "task %s is set aside: its last %d groups failed, the last one with %s",
+                last.task_id,
+                count,
+                last.failure,
+            )
 
     def _has_signal(self, player: GroupPlayer, played: Played) -> bool:
-        return (rows := player.rows(played.sampled)) is not None and bool(signal_rows(rows, self.config.algorithm).any())
+        return (rows := player.rows(played.sampled)) is not None and bool(
+            signal_rows(rows, self.config.algorithm).any()
+        )
 
     async def _take(self, step: int) -> StepSamples:
-        clock, patience_s = asyncio.get_running_loop().time, self.config.async_training.batch_timeout_s or math.inf
+        clock, patience_s = (
+            asyncio.get_running_loop().time,
+            self.config.async_training.batch_timeout_s or math.inf,
+        )
         late_at = clock() + patience_s
         if not self._taken:
             self._begin_interval()
@@ -389,15 +457,23 @@ class GroupStream:
         self._taken.append(taken)
         self._draws = {of: draw for of, draw in self._draws.items() if of not in over}
         self._notify()
-        late, trained = ([e for _, played in ended for e in played.episodes] for ended in (taken.late, groups))
+        late, trained = (
+            [e for _, played in ended for e in played.episodes] for ended in (taken.late, groups)
+        )
         return with_dropped(samples, late, trained)
 
-    async def _samples(self, groups: Sequence[tuple[Group, Played]], left_out: Sequence[tuple[Group, Played]], step: int) -> StepSamples:
-        """Return the samples of a step from its groups and those that failed or were rejected since the last one."""
+    async def _samples(
+        self, groups: Sequence[tuple[Group, Played]], left_out: Sequence[tuple[Group, Played]], step: int
+    ) -> StepSamples:
+        """Return the samples of a step from its groups and those that failed or were rejected since the last
+        one.
+        """
         assert self._player is not None
         ended = sorted([*groups, *left_out], key=lambda ended: ended[0].index)
         if not ended:
-            return StepSamples(None, (), {}, 0, ALL_ASIDE if len(self.queue.set_aside) == self.loader.size else NO_TASKS)
+            return StepSamples(
+                None, (), {}, 0, ALL_ASIDE if len(self.queue.set_aside) == self.loader.size else NO_TASKS
+            )
         result = await self._player.result([e for _, played in ended for e in played.sampled])
         if self.config.algorithm.filter_groups.enable:
             drawn = max(group.attempt + 1 for group, _ in ended)
@@ -405,7 +481,9 @@ class GroupStream:
             return filtered_samples(keep_signal(self.config, result, drawn, len(ended), step, chosen))
         if result.batch is None or not self._greedy:
             return samples_of(self.config, result)
-        return samples_of(self.config, result, await self._player.result([e for _, played in ended for e in played.greedy]))
+        return samples_of(
+            self.config, result, await self._player.result([e for _, played in ended for e in played.greedy])
+        )
 
     def _next_groups(self, step: int, late_s: float) -> list[tuple[Group, Played]] | None:
         """Return the groups of a step, or None if it has to wait; it is late in `late_s` seconds."""
@@ -415,7 +493,10 @@ class GroupStream:
             if self.queue.running or self._begun:
                 return None
             self._left_out += self.queue.reject_surplus()
-        dropped, least = self.queue.dropped, self.config.async_training.least_batch_size if late_s <= 0 else None
+        dropped, least = (
+            self.queue.dropped,
+            self.config.async_training.least_batch_size if late_s <= 0 else None,
+        )
         groups = self.queue.take(step, 0 if self._drained and not self.queue.running else least)
         if self.queue.dropped > dropped:
             self._notify()
@@ -424,7 +505,8 @@ class GroupStream:
     async def _wait(self, step: int, late_s: float) -> None:
         """Wait until a group ends, or until the step is late, in `late_s` seconds if that is positive.
 
-        Raises TimeoutError if no group ends within the time that episodes may take, and none in progress has time left.
+        Raises TimeoutError if no group ends within the time that episodes may take, and none in progress has
+        time left.
         """
         assert self._player is not None
         rollout = self.config.rollout
@@ -437,7 +519,9 @@ class GroupStream:
             if 0 < late_s < limit or self._player.in_time:
                 return
             stuck = listed(map(self._uid, self.queue.running.values()))
-            raise TimeoutError(f"step {step} waited {limit:g} s for groups in progress: {stuck or 'none'}") from error
+            raise TimeoutError(
+                f"step {step} waited {limit:g} s for groups in progress: {stuck or 'none'}"
+            ) from error
 
     def _uid(self, group: Group) -> str:
         assert self._player is not None

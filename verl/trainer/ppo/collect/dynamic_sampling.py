@@ -1,13 +1,17 @@
-"""Dynamic sampling (DAPO, arXiv 2503.14476, section 3.2): train on groups in which rewards differ, and sample new tasks for the others.
+"""Dynamic sampling (DAPO, arXiv 2503.14476, section 3.2): train on groups in which rewards differ, and sample
+new tasks for the others.
 
-A group (`algorithm.group_by`) of equal rewards has advantage 0. With `algorithm.filter_groups.enable` such groups are dropped, and tasks
-are sampled until `data.train_batch_size` tasks have a signal. A task has a signal if one of its groups has one.
+A group (`algorithm.group_by`) of equal rewards has advantage 0. With `algorithm.filter_groups.enable` such
+groups are dropped, and tasks are sampled until `data.train_batch_size` tasks have a signal. A task has a
+signal if one of its groups has one.
 
     keep group g  if  max_(i in g) r_i > min_(i in g) r_i
 
-Keys: `algorithm.filter_groups.enable`, `algorithm.filter_groups.metric`, `algorithm.filter_groups.max_num_gen_batches`.
+Keys: `algorithm.filter_groups.enable`, `algorithm.filter_groups.metric`,
+`algorithm.filter_groups.max_num_gen_batches`.
 Use when: many tasks are always or never solved, so that much of a batch has no gradient and its size varies.
-Fails when: sampling dominates the time: a step then costs several collections; or tasks are few: they run out.
+Fails when: sampling dominates the time: a step then costs several collections; or tasks are few: they run
+out.
 """
 
 from __future__ import annotations
@@ -54,17 +58,25 @@ class FilteredSamples:
 def signal_rows(batch: DataProto, config: AlgorithmConfig) -> np.ndarray:
     """Return whether `algorithm.filter_groups.metric` differs within the group of each row, `[bsz]` bool.
 
-    Groups are those of the advantage, including `algorithm.per_agent`; with `m_grpo` episodes of the main agent and calls of sub-agents are
-    separate groups, and calls that are not sampled later count here. A group of one has no signal, unless `singleton=raw` trains on it;
-    rows without a response token are ignored.
+    Groups are those of the advantage, including `algorithm.per_agent`; with `m_grpo` episodes of the main
+    agent and calls of sub-agents are separate groups, and calls that are not sampled later count here. A
+    group of one has no signal, unless `singleton=raw` trains on it; rows without a response token are
+    ignored.
     """
     # Token rewards are float32: values that differ only in float64 are equal when advantages are computed.
-    values = batch.non_tensor_batch[FILTER_METRICS[config.filter_groups.metric]].astype(np.float32).astype(np.float64)
+    values = (
+        batch.non_tensor_batch[FILTER_METRICS[config.filter_groups.metric]]
+        .astype(np.float32)
+        .astype(np.float64)
+    )
     valid = _valid(batch)
     signal = np.zeros(len(batch), dtype=bool)
     for settings, rows in split_by_settings(config, batch.non_tensor_batch["agent_id"]):
         groups = group_index([group_keys(batch, group_fields(settings))[rows]])
-        trajectory, agents = batch.non_tensor_batch["traj_uid"][rows], batch.non_tensor_batch["agent_id"][rows]
+        trajectory, agents = (
+            batch.non_tensor_batch["traj_uid"][rows],
+            batch.non_tensor_batch["agent_id"][rows],
+        )
         unit = weights = None
         if (units := ESTIMATORS.traits(settings.adv_estimator).units) is not None:
             groups, unit = units(settings, groups, trajectory, agents)
@@ -84,7 +96,9 @@ def _spread(
     weights: np.ndarray | None,
     singletons: bool,
 ) -> np.ndarray:
-    """Return whether values in each row's group differ, `[rows]`; with `unit` `[rows]`, (weighted) means over units are compared."""
+    """Return whether values in each row's group differ, `[rows]`; with `unit` `[rows]`, (weighted) means over
+    units are compared.
+    """
     compared = groups
     if unit is not None:
         members = group_index([groups, unit])
@@ -95,10 +109,14 @@ def _spread(
     return (~stats.constant | (singletons & (stats.count == 1)))[groups]
 
 
-async def draw_until_full(config: RunConfig, collector: Collector, loader: TaskLoader, step: int) -> FilteredSamples:
-    """Collect until `data.train_batch_size` tasks have a signal, no task is left, or `max_num_gen_batches` is reached.
+async def draw_until_full(
+    config: RunConfig, collector: Collector, loader: TaskLoader, step: int
+) -> FilteredSamples:
+    """Collect until `data.train_batch_size` tasks have a signal, no task is left, or `max_num_gen_batches` is
+    reached.
 
-    Surplus tasks are dropped in the order in which they were sampled. With too few tasks the batch is smaller, and a warning is logged.
+    Surplus tasks are dropped in the order in which they were sampled. With too few tasks the batch is
+    smaller, and a warning is logged.
     """
     wanted, rule = config.data.train_batch_size, config.algorithm.filter_groups
     results: list[CollectResult] = []
@@ -120,7 +138,12 @@ async def draw_until_full(config: RunConfig, collector: Collector, loader: TaskL
 
 
 def keep_signal(
-    config: RunConfig, whole: CollectResult, collections: int, drawn: int, step: int, chosen: Collection[str] | None = None
+    config: RunConfig,
+    whole: CollectResult,
+    collections: int,
+    drawn: int,
+    step: int,
+    chosen: Collection[str] | None = None,
 ) -> FilteredSamples:
     """Return the rows with a signal of the first `data.train_batch_size` tasks that have one.
 
@@ -133,18 +156,30 @@ def keep_signal(
         chosen: ids of the groups that the step may train on; None for all.
     """
     wanted = config.data.train_batch_size
-    signal = signal_rows(whole.batch, config.algorithm) if whole.batch is not None else np.zeros(0, dtype=bool)
+    signal = (
+        signal_rows(whole.batch, config.algorithm) if whole.batch is not None else np.zeros(0, dtype=bool)
+    )
     if whole.batch is not None and chosen is not None:
-        signal &= np.fromiter((uid in chosen for uid in whole.batch.non_tensor_batch["uid"]), bool, len(whole.batch))
+        signal &= np.fromiter(
+            (uid in chosen for uid in whole.batch.non_tensor_batch["uid"]), bool, len(whole.batch)
+        )
     found = _tasks(whole.batch, signal) if whole.batch is not None else 0
-    numbers: dict[str, float] = dict(_dropped_shares(whole.batch, signal, config.algorithm)) if whole.batch is not None else {}
+    numbers: dict[str, float] = (
+        dict(_dropped_shares(whole.batch, signal, config.algorithm)) if whole.batch is not None else {}
+    )
     numbers |= {"num_gen_batches": collections, "tasks_drawn": drawn}
     numbers |= {"tasks_with_signal": found, "tasks_missing": max(wanted - found, 0)}
     metrics = {f"train/filter_groups/{name}": float(value) for name, value in numbers.items()}
     if whole.batch is None or not signal.any():
         return FilteredSamples(whole, None, metrics, _no_signal(config, collections, whole))
     if found < wanted:
-        logger.warning("step %d trains on %d tasks instead of %d: %d were sampled, others had no signal", step, found, wanted, drawn)
+        logger.warning(
+            "step %d trains on %d tasks instead of %d: %d were sampled, others had no signal",
+            step,
+            found,
+            wanted,
+            drawn,
+        )
     kept = np.flatnonzero(_first_tasks(whole.batch, signal, wanted))
     return FilteredSamples(whole, trim_padding(whole.batch.select_idxs(kept)), metrics)
 
@@ -159,7 +194,9 @@ def _first_tasks(batch: DataProto, keep: np.ndarray, wanted: int) -> np.ndarray:
     return keep & np.fromiter((uid in first for uid in uids), bool, len(uids))
 
 
-def _dropped_shares(batch: DataProto, signal: np.ndarray, config: AlgorithmConfig) -> Iterator[tuple[str, float]]:
+def _dropped_shares(
+    batch: DataProto, signal: np.ndarray, config: AlgorithmConfig
+) -> Iterator[tuple[str, float]]:
     """Yield the fraction of each agent's groups without a signal, and per turn if there are several turns.
 
     A group counts once if the agent (in that turn) has a row with a response token in it.
@@ -188,7 +225,9 @@ def _no_signal(config: RunConfig, collections: int, result: CollectResult) -> st
     rewards = [e.team_reward for e in result.episodes if e.failure is None]
     mean = f"{np.mean(rewards):.3g}" if rewards else "unknown, all episodes failed"
     return (
-        f"{config.algorithm.filter_groups.metric} differs within no group of {len({e.uid for e in result.episodes})} tasks "
+        f"{config.algorithm.filter_groups.metric} differs within no group of "
+        f"{len({e.uid for e in result.episodes})} tasks "
         f"({collections} collections), so that every advantage is 0; mean team reward: {mean}. "
-        "The tasks are too easy or too hard for this team: use others, raise env.rollout.n, or turn algorithm.filter_groups.enable off"
+        "The tasks are too easy or too hard for this team: use others, raise env.rollout.n, or turn "
+        "algorithm.filter_groups.enable off"
     )

@@ -13,16 +13,20 @@ from verl.trainer.ppo.registry import estimator_needs
 
 
 def needs_baselines(estimator: str) -> bool:
-    """Return whether the estimator has a parameter `reward_baselines` without a default. Raises ValueError for an unknown name."""
+    """Return whether the estimator has a parameter `reward_baselines` without a default. Raises ValueError
+    for an unknown name.
+    """
     return estimator_needs(estimator, "reward_baselines")
 
 
-def reward_baselines(batch: DataProto, greedy: CollectResult, alpha: float) -> tuple[np.ndarray, dict[str, float]]:
+def reward_baselines(
+    batch: DataProto, greedy: CollectResult, alpha: float
+) -> tuple[np.ndarray, dict[str, float]]:
     """Return the baseline of every row, `[bsz]` float, and the metrics `train/remax/*`.
 
-    It is the mean reward of the row's agent in the greedy episode of the row's task. If the agent was not called there, it is
-    `alpha * team reward`, the reward of a sample without a local reward; if that episode failed, the mean of the agent's sampled rewards
-    of the task.
+    It is the mean reward of the row's agent in the greedy episode of the row's task. If the agent was not
+    called there, it is `alpha * team reward`, the reward of a sample without a local reward; if that episode
+    failed, the mean of the agent's sampled rewards of the task.
 
     Args:
         batch: sampled rows with `uid`, `agent_id`, `reward`.
@@ -31,12 +35,16 @@ def reward_baselines(batch: DataProto, greedy: CollectResult, alpha: float) -> t
     """
     called = _means(greedy.batch, GREEDY_SUFFIX) if greedy.batch is not None else {}
     sampled = _means(batch)
-    team = {e.uid.removesuffix(GREEDY_SUFFIX): alpha * e.team_reward for e in greedy.episodes if e.failure is None}
+    team = {
+        e.uid.removesuffix(GREEDY_SUFFIX): alpha * e.team_reward for e in greedy.episodes if e.failure is None
+    }
     keys = list(zip(batch.non_tensor_batch["uid"], batch.non_tensor_batch["agent_id"], strict=True))
     values = np.array([called.get(key, team.get(key[0], sampled[key])) for key in keys], dtype=np.float64)
     return values, {
         "train/remax/baseline": float(values.mean()),
-        "train/remax/silent": float(np.mean([uid in team and (uid, agent) not in called for uid, agent in keys])),
+        "train/remax/silent": float(
+            np.mean([uid in team and (uid, agent) not in called for uid, agent in keys])
+        ),
         "train/remax/failed": float(np.mean([uid not in team for uid, _ in keys])),
     }
 
@@ -45,7 +53,11 @@ def _means(batch: DataProto, suffix: str = "") -> dict[tuple[str, str], float]:
     """Return the mean reward of an agent in a group, by (uid without its suffix, agent)."""
     rewards: dict[tuple[str, str], list[float]] = defaultdict(list)
     columns = batch.non_tensor_batch
-    committed = columns.get("committed", np.ones(len(batch), dtype=bool))  # other candidates of a tree have no return
-    for uid, agent, reward in zip(*(columns[name][committed.astype(bool)] for name in ("uid", "agent_id", "reward")), strict=True):
+    committed = columns.get(
+        "committed", np.ones(len(batch), dtype=bool)
+    )  # other candidates of a tree have no return
+    for uid, agent, reward in zip(
+        *(columns[name][committed.astype(bool)] for name in ("uid", "agent_id", "reward")), strict=True
+    ):
         rewards[(uid.removesuffix(suffix), agent)].append(float(reward))
     return {key: float(np.mean(sorted(values))) for key, values in rewards.items()}

@@ -1,10 +1,12 @@
-"""Collection of the next training step's episodes while the current step is trained (`async_training.mode=one_step_off`).
+"""Collection of the next training step's episodes while the current step is trained
+(`async_training.mode=one_step_off`).
 
     step s begins with its samples and nothing in flight:
         start collecting s+1 | credit and updates of s | wait for s+1 | send the weights of s to the engines | checkpoint, validation
 
-From the second step on, samples are one step older than the weights that they train. The weights of s-1 sample the whole of s+1, so a run
-is a function of its seed. A checkpoint of step s holds the samples of s+1, because the weights that sampled them no longer exist.
+From the second step on, samples are one step older than the weights that they train. The weights of s-1
+sample the whole of s+1, so a run is a function of its seed. A checkpoint of step s holds the samples of s+1,
+because the weights that sampled them no longer exist.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ class NextStep(StepCollection):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._samples: StepSamples | None = None  # complete, and taken by no step yet
-        self._taken: tuple[int, StepSamples] | None = None  # the last step, and its samples as they were taken
+        self._taken: tuple[int, StepSamples] | None = (
+            None  # the last step, and its samples as they were taken
+        )
         self._running: Running[StepSamples] | None = None
         self._since = self._busy_s = 0.0
 
@@ -73,7 +77,9 @@ class NextStep(StepCollection):
         return {"rollouter/idle_ratio": max(1 - self._busy_s / step_s, 0.0)}
 
     def rewind(self, step: int) -> None:
-        """As `SampleSource.rewind`: a later step keeps its samples; a collection in progress ends, and its tasks count as not drawn."""
+        """As `SampleSource.rewind`: a later step keeps its samples; a collection in progress ends, and its
+        tasks count as not drawn.
+        """
         running, self._running = self._running, None
         if running is not None:
             running.cancel()
@@ -101,16 +107,21 @@ def _own_columns(batch: DataProto | None) -> DataProto | None:
 
 
 def save_samples(samples: StepSamples | None, folder: Path) -> None:
-    """Write samples without their episodes, which are in `trajectories/`: tensors as safetensors, everything else as JSON.
+    """Write samples without their episodes, which are in `trajectories/`: tensors as safetensors, everything
+    else as JSON.
 
-    Samples without a batch, with which no run can go on, are left out: a resumed run collects with the tasks that follow.
+    Samples without a batch, with which no run can go on, are left out: a resumed run collects with the tasks
+    that follow.
     """
     if samples is None or samples.batch is None:
         return
     batch = samples.batch
     save_file({name: tensor.contiguous() for name, tensor in batch.batch.items()}, folder / TENSORS)
     values = {
-        "columns": {name: {"dtype": values.dtype.str, "values": values.tolist()} for name, values in batch.non_tensor_batch.items()},
+        "columns": {
+            name: {"dtype": values.dtype.str, "values": values.tolist()}
+            for name, values in batch.non_tensor_batch.items()
+        },
         "metrics": samples.metrics,
         "generated_tokens": samples.generated_tokens,
     }
@@ -137,4 +148,6 @@ def _plain(value: Any) -> Any:
     """Return a numpy scalar, such as a reward, as the number that it is."""
     if isinstance(value, np.generic):
         return value.item()
-    raise TypeError(f"a column of the next step's samples holds {type(value).__name__}, which JSON cannot store")
+    raise TypeError(
+        f"a column of the next step's samples holds {type(value).__name__}, which JSON cannot store"
+    )

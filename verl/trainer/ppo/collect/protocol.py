@@ -1,4 +1,6 @@
-"""Protocol of collectors, the interface between trainer and agents: tasks in, episodes and one batch of samples out."""
+"""Protocol of collectors, the interface between trainer and agents: tasks in, episodes and one batch of
+samples out.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ class Episode(Protocol):
 
     @property
     def reply_tokens(self) -> int:
-        """Number of tokens that the run's engines generated for it, including candidates of a tree that were not committed."""
+        """Number of tokens that the run's engines generated for it, including candidates of a tree that were
+        not committed.
+        """
         ...
 
     @property
@@ -77,16 +81,24 @@ class GroupPlayer(Protocol):
 
     @property
     def limit_s(self) -> float:
-        """Seconds in which every episode ends after it has begun, without the time that engines take for its replies."""
+        """Seconds in which every episode ends after it has begun, without the time that engines take for its
+        replies.
+        """
         ...
 
     @property
     def in_time(self) -> bool:
-        """Whether an episode in progress has not used up its time limit, which does not count the time of engines."""
+        """Whether an episode in progress has not used up its time limit, which does not count the time of
+        engines.
+        """
         ...
 
-    async def play(self, row: Any, n: int, *, step: int, attempt: int = 0, number: int = 0, greedy: bool = False) -> Sequence[Any]:
-        """Return the `n` episodes of a task that `Collector.collect` plays for the `number`-th appearance of the task."""
+    async def play(
+        self, row: Any, n: int, *, step: int, attempt: int = 0, number: int = 0, greedy: bool = False
+    ) -> Sequence[Any]:
+        """Return the `n` episodes of a task that `Collector.collect` plays for the `number`-th appearance of
+        the task.
+        """
         ...
 
     def uid(self, row: Any, *, step: int, attempt: int, number: int) -> str:
@@ -110,7 +122,14 @@ class Collector(Protocol):
     """Runs the team on tasks."""
 
     async def collect(
-        self, rows: Sequence[Mapping[str, Any]], n: int, *, step: int, validate: bool = False, greedy: bool = False, attempt: int = 0
+        self,
+        rows: Sequence[Mapping[str, Any]],
+        n: int,
+        *,
+        step: int,
+        validate: bool = False,
+        greedy: bool = False,
+        attempt: int = 0,
     ) -> CollectResult:
         """Run `n` episodes of every dataset row. Raises if too many of them fail.
 
@@ -125,7 +144,9 @@ class Collector(Protocol):
         ...
 
     def groups(self, window: int) -> AbstractAsyncContextManager[GroupPlayer]:
-        """Return a context with a player of single groups; of the last `window` episodes not too many may fail."""
+        """Return a context with a player of single groups; of the last `window` episodes not too many may
+        fail.
+        """
         ...
 
     def save_episodes(self, episodes: Sequence[Any], folder: Path) -> None:
@@ -145,5 +166,7 @@ class Collector(Protocol):
         ...
 
     def join(self, results: Sequence[CollectResult]) -> CollectResult:
-        """Join several collections of one step: rows and episodes in their order, metrics over all of them."""
+        """Join several collections of one step: rows and episodes in their order, metrics over all of
+        them.
+        """
         ...

@@ -21,12 +21,15 @@ OnCollected = Callable[[StepSamples, int], None]
 class SampleSource(Protocol):
     """Samples for one step after the other; its methods block the caller.
 
-    The training loop calls them. `wants`, `update_ended` and `published` come from the thread that trains the policies, for each lane of
-    policies in this order: with several lanes at the same time, and also beside `take` of the next step.
+    The training loop calls them. `wants`, `update_ended` and `published` come from the thread that trains the
+    policies, for each lane of policies in this order: with several lanes at the same time, and also beside
+    `take` of the next step.
     """
 
     def take(self, step: int, stop: StopRequest) -> StepSamples:
-        """Return the samples of a step. Raises `Interrupted` after a signal, and the errors of the collector."""
+        """Return the samples of a step. Raises `Interrupted` after a signal, and the errors of the
+        collector.
+        """
         ...
 
     def update_begins(self, step: int, last: bool) -> None:
@@ -58,7 +61,9 @@ class SampleSource(Protocol):
         ...
 
     def rewind(self, step: int) -> None:
-        """Undo the take of a step after `step`, which no policy was trained on, for a checkpoint of `step`; do nothing if there is none."""
+        """Undo the take of a step after `step`, which no policy was trained on, for a checkpoint of `step`;
+        do nothing if there is none.
+        """
         ...
 
     def save(self, folder: Path) -> None:
@@ -73,9 +78,24 @@ class SampleSource(Protocol):
 class StepCollection:
     """`async_training.mode=sync`: the samples of a step are collected when it begins."""
 
-    def __init__(self, config: RunConfig, collector: Collector, loader: TaskLoader, loop: LoopThread, on_collected: OnCollected) -> None:
-        self.config, self.collector, self.loader, self.loop, self.on_collected = config, collector, loader, loop, on_collected
-        self._drawn: tuple[int, LoaderState] | None = None  # the last step whose tasks were drawn, and the loader before
+    def __init__(
+        self,
+        config: RunConfig,
+        collector: Collector,
+        loader: TaskLoader,
+        loop: LoopThread,
+        on_collected: OnCollected,
+    ) -> None:
+        self.config, self.collector, self.loader, self.loop, self.on_collected = (
+            config,
+            collector,
+            loader,
+            loop,
+            on_collected,
+        )
+        self._drawn: tuple[int, LoaderState] | None = (
+            None  # the last step whose tasks were drawn, and the loader before
+        )
 
     def take(self, step: int, stop: StopRequest) -> StepSamples:
         """As `SampleSource.take`."""

@@ -1,4 +1,6 @@
-"""Samples of one training step: run episodes of its tasks, with dynamic sampling or greedy baselines if configured."""
+"""Samples of one training step: run episodes of its tasks, with dynamic sampling or greedy baselines if
+configured.
+"""
 
 from __future__ import annotations
 
@@ -52,13 +54,17 @@ async def collect_step(config: RunConfig, collector: Collector, loader: TaskLoad
 def filtered_samples(drawn: FilteredSamples) -> StepSamples:
     """Return the samples of dynamic sampling."""
     metrics = dict(drawn.result.metrics) | drawn.metrics
-    return StepSamples(drawn.batch, drawn.result.episodes, metrics, _tokens(drawn.result), drawn.no_batch_reason)
+    return StepSamples(
+        drawn.batch, drawn.result.episodes, metrics, _tokens(drawn.result), drawn.no_batch_reason
+    )
 
 
 def needs_greedy_episodes(config: RunConfig) -> bool:
     """Return whether every task has a greedy episode, whose reward is the baseline of the others."""
     used = estimators_in_use(config.algorithm, trained_agents(config.agent))
-    single_steps = config.rollout.sampling == "tree" and not follows_committed(config)  # whose baselines the collector has sampled
+    single_steps = config.rollout.sampling == "tree" and not follows_committed(
+        config
+    )  # whose baselines the collector has sampled
     return not single_steps and any(map(needs_baselines, used))
 
 
@@ -69,7 +75,9 @@ def samples_of(config: RunConfig, result: CollectResult, greedy: CollectResult |
     baselines, metrics = reward_baselines(result.batch, greedy, config.reward.alpha)
     result.batch.non_tensor_batch["reward_baselines"] = baselines
     episodes = [*result.episodes, *greedy.episodes]
-    return StepSamples(result.batch, episodes, dict(result.metrics) | metrics, _tokens(result) + _tokens(greedy))
+    return StepSamples(
+        result.batch, episodes, dict(result.metrics) | metrics, _tokens(result) + _tokens(greedy)
+    )
 
 
 def _tokens(result: CollectResult) -> int:

@@ -1,7 +1,8 @@
 """Advantages, losses and KL: pure functions on tensors, one short file each, with verl's public names.
 
-Importing the package imports every module of `estimators` and `policy_losses`, which registers their functions. An algorithm is chosen by
-its registered name; only names of verl, and functions that are called directly, are listed here.
+Importing the package imports every module of `estimators` and `policy_losses`, which registers their
+functions. An algorithm is chosen by its registered name; only names of verl, and functions that are called
+directly, are listed here.
 """
 
 from importlib import import_module
@@ -12,9 +13,15 @@ from verl.trainer.ppo.core_algos.aggregation import agg_loss, compute_entropy_lo
 from verl.trainer.ppo.core_algos.estimators.anchors import build_step_group
 from verl.trainer.ppo.core_algos.estimators.gae import compute_gae_advantage_return
 from verl.trainer.ppo.core_algos.estimators.gdpo import compute_gdpo_outcome_advantage
-from verl.trainer.ppo.core_algos.estimators.gigpo import compute_gigpo_outcome_advantage, compute_step_discounted_returns
+from verl.trainer.ppo.core_algos.estimators.gigpo import (
+    compute_gigpo_outcome_advantage,
+    compute_step_discounted_returns,
+)
 from verl.trainer.ppo.core_algos.estimators.gpg import compute_gpg_outcome_advantage
-from verl.trainer.ppo.core_algos.estimators.grpo import compute_grpo_outcome_advantage, compute_grpo_vectorized_outcome_advantage
+from verl.trainer.ppo.core_algos.estimators.grpo import (
+    compute_grpo_outcome_advantage,
+    compute_grpo_vectorized_outcome_advantage,
+)
 from verl.trainer.ppo.core_algos.estimators.grpo_passk import compute_grpo_passk_outcome_advantage
 from verl.trainer.ppo.core_algos.estimators.m_grpo import compute_m_grpo_outcome_advantage
 from verl.trainer.ppo.core_algos.estimators.opo import compute_opo_outcome_advantage
@@ -24,7 +31,10 @@ from verl.trainer.ppo.core_algos.estimators.reinforce_plus_plus import (
     compute_reinforce_plus_plus_outcome_advantage,
 )
 from verl.trainer.ppo.core_algos.estimators.remax import compute_remax_outcome_advantage
-from verl.trainer.ppo.core_algos.estimators.rloo import compute_rloo_outcome_advantage, compute_rloo_vectorized_outcome_advantage
+from verl.trainer.ppo.core_algos.estimators.rloo import (
+    compute_rloo_outcome_advantage,
+    compute_rloo_vectorized_outcome_advantage,
+)
 from verl.trainer.ppo.core_algos.estimators.token_baseline import (
     compute_multi_turn_optimal_token_baseline_advantage,
     compute_optimal_token_baseline_advantage,
@@ -39,16 +49,27 @@ from verl.trainer.ppo.core_algos.kl import (
     kl_penalty_forward,
 )
 from verl.trainer.ppo.core_algos.pf_ppo import compute_pf_ppo_reweight_data
-from verl.trainer.ppo.core_algos.policy_losses.bypass_mode import compute_policy_loss_bypass_mode, compute_policy_loss_reinforce
+from verl.trainer.ppo.core_algos.policy_losses.bypass_mode import (
+    compute_policy_loss_bypass_mode,
+    compute_policy_loss_reinforce,
+)
 from verl.trainer.ppo.core_algos.policy_losses.cispo import compute_policy_loss_cispo
 from verl.trainer.ppo.core_algos.policy_losses.clip_cov import compute_policy_loss_clip_cov
-from verl.trainer.ppo.core_algos.policy_losses.dppo import compute_policy_loss_dppo_kl, compute_policy_loss_dppo_tv
+from verl.trainer.ppo.core_algos.policy_losses.dppo import (
+    compute_policy_loss_dppo_kl,
+    compute_policy_loss_dppo_tv,
+)
 from verl.trainer.ppo.core_algos.policy_losses.dro import compute_policy_loss_dro
 from verl.trainer.ppo.core_algos.policy_losses.geo_mean import compute_policy_loss_geo_mean
 from verl.trainer.ppo.core_algos.policy_losses.gpg import compute_policy_loss_gpg
 from verl.trainer.ppo.core_algos.policy_losses.gspo import compute_policy_loss_gspo
 from verl.trainer.ppo.core_algos.policy_losses.kl_cov import compute_policy_loss_kl_cov
-from verl.trainer.ppo.core_algos.policy_losses.preparation import MiniBatch, Ranks, find_preparation, register_preparation
+from verl.trainer.ppo.core_algos.policy_losses.preparation import (
+    MiniBatch,
+    Ranks,
+    find_preparation,
+    register_preparation,
+)
 from verl.trainer.ppo.core_algos.policy_losses.sapo import compute_policy_loss_sapo
 from verl.trainer.ppo.core_algos.policy_losses.vanilla import compute_policy_loss, compute_policy_loss_vanilla
 from verl.trainer.ppo.core_algos.value import compute_value_loss

@@ -1,4 +1,6 @@
-"""Masked sums and means, and aggregation of token losses with a gradient that is independent of the cut into micro-batches."""
+"""Masked sums and means, and aggregation of token losses with a gradient that is independent of the cut into
+micro-batches.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ PIECE_ENTRIES = 1 << 16
 def masked_sum(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """Return the sum of `values` where `mask` is set; masked entries may be NaN or inf.
 
-    Their gradient is 0. Upstream gradients are still NaN if that zero is multiplied by an infinite derivative: keep inputs finite.
+    Their gradient is 0. Upstream gradients are still NaN if that zero is multiplied by an infinite
+    derivative: keep inputs finite.
     """
     return torch.where(mask.bool(), values, 0.0).sum()
 
@@ -32,7 +35,9 @@ def row_sum(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 
 
 def pieces(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
-    """Yield chunks of the same rows of every tensor, small enough for their float64 copies to fit into the cache."""
+    """Yield chunks of the same rows of every tensor, small enough for their float64 copies to fit into the
+    cache.
+    """
     rows = max(1, PIECE_ENTRIES // max(1, tensors[0][:1].numel()))
     return zip(*(tensor.split(rows) for tensor in tensors), strict=True)
 
@@ -43,12 +48,16 @@ def row_mean(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 
 
 def set_mean(values: torch.Tensor) -> float:
-    """Return the mean of a one-dimensional tensor, sorted before it is summed: identical to the bit for any order."""
+    """Return the mean of a one-dimensional tensor, sorted before it is summed: identical to the bit for any
+    order.
+    """
     return float(values.double().sort().values.sum() / max(len(values), 1))
 
 
 def spread(values: torch.Tensor) -> tuple[float, float, float, float]:
-    """Return (mean, unbiased standard deviation, maximum, minimum) of a tensor; the deviation of one value is 0."""
+    """Return (mean, unbiased standard deviation, maximum, minimum) of a tensor; the deviation of one value is
+    0.
+    """
     values = values.double()
     std = values.std().item() if values.numel() > 1 else 0.0
     return values.mean().item(), std, values.max().item(), values.min().item()
@@ -66,8 +75,9 @@ def agg_loss(
 ) -> torch.Tensor:
     """Aggregate the token loss of a mini-batch, or of one of its micro-batches on one of `dp_size` ranks.
 
-    Given the counts of the whole mini-batch, the sum over micro-batches and the mean over ranks (as FSDP averages gradients)
-    equal the loss of the undivided mini-batch. Rows without an unmasked token, or of weight 0, have no influence.
+    Given the counts of the whole mini-batch, the sum over micro-batches and the mean over ranks (as FSDP
+    averages gradients) equal the loss of the undivided mini-batch. Rows without an unmasked token, or of
+    weight 0, have no influence.
 
         token-mean (DAPO, arXiv 2503.14476, eq. 8)            sum_i w_i sum_t L_it / sum_i w_i n_i
         seq-mean-token-mean (GRPO, arXiv 2402.03300, eq. 3)   sum_i w_i (sum_t L_it / n_i) / sum_i w_i
@@ -78,9 +88,11 @@ def agg_loss(
     n_i is the number of tokens of row i, w_i its weight (1 without `call_weighting`).
 
     Keys: `actor.loss_agg_mode`, `critic.loss_agg_mode`, `algorithm.call_weighting`.
-    Use when: `token-mean` in doubt; `seq-mean-token-mean` if every reply should have the same weight; the sums if the weight of a token
+    Use when: `token-mean` in doubt; `seq-mean-token-mean` if every reply should have the same weight; the
+    sums if the weight of a token
         should not depend on the length of its reply.
-    Fails when: `seq-mean-token-mean` has long wrong replies, whose tokens are penalized less than those of short ones; `token-sum` has
+    Fails when: `seq-mean-token-mean` has long wrong replies, whose tokens are penalized less than those of
+    short ones; `token-sum` has
         batches of varying size, which give steps of varying size.
 
     Args:
@@ -89,17 +101,21 @@ def agg_loss(
         loss_agg_mode: `token-mean` (DAPO), `token-sum`, `seq-mean-token-sum`, `seq-mean-token-mean` (GRPO) or
             `seq-mean-token-sum-norm` (Dr. GRPO: the sum divided by a constant).
         dp_size: number of ranks whose gradients are averaged.
-        batch_num_tokens: unmasked tokens of the mini-batch over all ranks, weighted by row; required if `dp_size > 1`.
-        global_batch_size: total weight of rows of the mini-batch with an unmasked token, over all ranks; required if `dp_size > 1`.
+        batch_num_tokens: unmasked tokens of the mini-batch over all ranks, weighted by row; required if
+            `dp_size > 1`.
+        global_batch_size: total weight of rows of the mini-batch with an unmasked token, over all ranks;
+            required if `dp_size > 1`.
         loss_scale_factor: constant of `seq-mean-token-sum-norm`; default: the width of `loss_mat`.
         row_weights: `[bsz]`, not negative; a row of weight k counts as k rows. None: all ones.
 
     Raises:
-        ValueError: `loss_mat` and `loss_mask` differ in shape, an unknown mode, a missing global count if `dp_size > 1`, or `row_weights`
-            of another shape.
+        ValueError: `loss_mat` and `loss_mask` differ in shape, an unknown mode, a missing global count if
+            `dp_size > 1`, or `row_weights` of another shape.
     """
     if loss_mat.shape != loss_mask.shape:
-        raise ValueError(f"loss_mat {tuple(loss_mat.shape)} and loss_mask {tuple(loss_mask.shape)} differ in shape")
+        raise ValueError(
+            f"loss_mat {tuple(loss_mat.shape)} and loss_mask {tuple(loss_mask.shape)} differ in shape"
+        )
     if loss_agg_mode not in LOSS_AGG_MODES:
         raise ValueError(f"loss_agg_mode={loss_agg_mode!r}: expected one of {LOSS_AGG_MODES}")
     weights = _row_weights(loss_mask, row_weights)
@@ -123,12 +139,16 @@ def agg_loss(
     return loss
 
 
-def compute_entropy_loss(logits: torch.Tensor, response_mask: torch.Tensor, loss_agg_mode: str = "token-mean") -> torch.Tensor:
-    """Return the aggregated entropy (nats) of the softmax of `logits`: `H = -sum_v p_v log p_v` (arXiv 1602.01783, section 4), a scalar.
+def compute_entropy_loss(
+    logits: torch.Tensor, response_mask: torch.Tensor, loss_agg_mode: str = "token-mean"
+) -> torch.Tensor:
+    """Return the aggregated entropy (nats) of the softmax of `logits`: `H = -sum_v p_v log p_v`
+    (arXiv 1602.01783, section 4), a scalar.
 
     Keys: `actor.entropy_coeff` times H is subtracted from the loss.
     Use when: the policy becomes deterministic before it has explored.
-    Fails when: the coefficient is not very small: with a vocabulary of 100,000 tokens noise increases H easily.
+    Fails when: the coefficient is not very small: with a vocabulary of 100,000 tokens noise increases H
+    easily.
 
     Args:
         logits: `[bsz, response_len, vocab]`.
@@ -144,7 +164,10 @@ def _row_weights(loss_mask: torch.Tensor, row_weights: torch.Tensor | None) -> t
     if row_weights is None:
         return torch.ones(loss_mask.shape[0], device=loss_mask.device)
     if row_weights.shape != loss_mask.shape[:1]:
-        raise ValueError(f"row_weights has shape {list(row_weights.shape)}, expected one weight per row, [{loss_mask.shape[0]}]")
+        raise ValueError(
+            f"row_weights has shape {list(row_weights.shape)}, expected one weight per row, "
+            f"[{loss_mask.shape[0]}]"
+        )
     return row_weights
 
 

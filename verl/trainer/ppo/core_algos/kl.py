@@ -11,7 +11,8 @@ from verl.trainer.config.names import KL_ESTIMATORS
 
 
 def kl_penalty(logprob: torch.Tensor, ref_logprob: torch.Tensor, kl_penalty: str) -> torch.Tensor:
-    """Estimate KL(pi || ref) per token from samples of pi (http://joschu.net/blog/kl-approx.html): `[bsz, response_len]`.
+    """Estimate KL(pi || ref) per token from samples of pi (http://joschu.net/blog/kl-approx.html):
+    `[bsz, response_len]`.
 
         kl, k1          x = log_prob - ref_log_prob
         abs             |x|
@@ -20,9 +21,12 @@ def kl_penalty(logprob: torch.Tensor, ref_logprob: torch.Tensor, kl_penalty: str
 
     A trailing `+` (`k1+`, ...) keeps the value and uses k2's gradient, which is unbiased.
 
-    Keys: `actor.use_kl_loss`, `actor.kl_loss_type`, `actor.kl_loss_coef`; `algorithm.use_kl_in_reward`, `algorithm.kl_penalty`.
-    Use when: the policy must stay near the reference: k3 in the loss (never negative, low variance), k1 in the reward (unbiased).
-    Fails when: k1 is the loss (its expected gradient is 0), or the policy is far off: k3's cut at 10 has no gradient.
+    Keys: `actor.use_kl_loss`, `actor.kl_loss_type`, `actor.kl_loss_coef`; `algorithm.use_kl_in_reward`,
+    `algorithm.kl_penalty`.
+    Use when: the policy must stay near the reference: k3 in the loss (never negative, low variance), k1 in
+    the reward (unbiased).
+    Fails when: k1 is the loss (its expected gradient is 0), or the policy is far off: k3's cut at 10 has no
+    gradient.
     """
     value = kl_penalty_forward(logprob, ref_logprob, kl_penalty.removesuffix("+"))
     if not kl_penalty.endswith("+"):
@@ -32,12 +36,15 @@ def kl_penalty(logprob: torch.Tensor, ref_logprob: torch.Tensor, kl_penalty: str
 
 
 def kl_penalty_forward(logprob: torch.Tensor, ref_logprob: torch.Tensor, kl_penalty: str) -> torch.Tensor:
-    """Return `kl`/`k1`: log-ratio; `abs`; `mse`/`k2`: half its square; `low_var_kl`/`k3`: `exp(-x) - 1 + x`, clamped to +-10.
+    """Return `kl`/`k1`: log-ratio; `abs`; `mse`/`k2`: half its square; `low_var_kl`/`k3`: `exp(-x) - 1 + x`,
+    clamped to +-10.
 
     Raises ValueError for an unknown estimator, or if shapes differ.
     """
     if logprob.shape != ref_logprob.shape:
-        raise ValueError(f"logprob {tuple(logprob.shape)} and ref_logprob {tuple(ref_logprob.shape)} differ in shape")
+        raise ValueError(
+            f"logprob {tuple(logprob.shape)} and ref_logprob {tuple(ref_logprob.shape)} differ in shape"
+        )
     if kl_penalty in ("kl", "k1"):
         return logprob - ref_logprob
     if kl_penalty == "abs":
@@ -53,11 +60,14 @@ def kl_penalty_forward(logprob: torch.Tensor, ref_logprob: torch.Tensor, kl_pena
 def compute_rewards(
     token_level_scores: torch.Tensor, old_log_prob: torch.Tensor, ref_log_prob: torch.Tensor, kl_ratio: float
 ) -> torch.Tensor:
-    """Return `r_t - beta (log_prob - ref_log_prob)`: token rewards minus the KL penalty (arXiv 1909.08593, eq. 2), `[bsz, response_len]`.
+    """Return `r_t - beta (log_prob - ref_log_prob)`: token rewards minus the KL penalty (arXiv 1909.08593,
+    eq. 2), `[bsz, response_len]`.
 
     Keys: `algorithm.use_kl_in_reward`, `algorithm.kl_ctrl.kl_coef`.
-    Use when: the KL penalty should be part of token-level credit: token returns (reinforce_plus_plus, gae) contain it at its token.
-    Fails when: the estimator reads the score of a whole reply: its KL is then a sum over tokens, and long replies are penalized more.
+    Use when: the KL penalty should be part of token-level credit: token returns (reinforce_plus_plus, gae)
+    contain it at its token.
+    Fails when: the estimator reads the score of a whole reply: its KL is then a sum over tokens, and long
+    replies are penalized more.
     """
     return token_level_scores - (old_log_prob - ref_log_prob) * kl_ratio
 
@@ -67,7 +77,8 @@ class FixedKLController:
 
     Keys: `algorithm.kl_ctrl.type=fixed`, `algorithm.kl_ctrl.kl_coef`.
     Use when: in doubt, and whenever runs are compared.
-    Fails when: the scale of rewards changes during a run: the relative strength of the penalty changes with it.
+    Fails when: the scale of rewards changes during a run: the relative strength of the penalty changes with
+    it.
     """
 
     def __init__(self, kl_coef: float) -> None:
@@ -82,12 +93,14 @@ class AdaptiveKLController:
 
         e = clip(KL / target - 1, -0.2, 0.2),  beta <- beta (1 + e min(n / horizon, 1)),  n the sequences of the step
 
-    The gain `n / horizon` is at most 1, so that a step changes beta by at most a fifth: with a gain above 5, a step below the target would
-    make beta negative. Every policy has its own controller.
+    The gain `n / horizon` is at most 1, so that a step changes beta by at most a fifth: with a gain above 5,
+    a step below the target would make beta negative. Every policy has its own controller.
 
-    Keys: `algorithm.kl_ctrl.type=adaptive`, `algorithm.kl_ctrl.kl_coef`, `algorithm.kl_ctrl.target_kl`, `algorithm.kl_ctrl.horizon`.
+    Keys: `algorithm.kl_ctrl.type=adaptive`, `algorithm.kl_ctrl.kl_coef`, `algorithm.kl_ctrl.target_kl`,
+    `algorithm.kl_ctrl.horizon`.
     Use when: the allowed KL is known, but not the coefficient that keeps it.
-    Fails when: the horizon is as short as the sequences of a step: the coefficient oscillates; or long: it adapts too slowly.
+    Fails when: the horizon is as short as the sequences of a step: the coefficient oscillates; or long: it
+    adapts too slowly.
     """
 
     def __init__(self, init_kl_coef: float, target_kl: float, horizon: int) -> None:

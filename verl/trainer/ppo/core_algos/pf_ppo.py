@@ -9,12 +9,16 @@ from verl.protocol import DataProto
 METHODS = ("pow", "max_min", "max_random")
 
 
-def compute_pf_ppo_reweight_data(data: DataProto, reweight_method: str = "pow", weight_pow: float = 2.0) -> DataProto:
-    """Return the same number of rows, sampled with replacement by torch's global generator (PF-PPO, arXiv 2409.06957).
+def compute_pf_ppo_reweight_data(
+    data: DataProto, reweight_method: str = "pow", weight_pow: float = 2.0
+) -> DataProto:
+    """Return the same number of rows, sampled with replacement by torch's global generator (PF-PPO,
+    arXiv 2409.06957).
 
-    Weights of a row with score `s` (the sum of its `token_level_scores`): `pow`: `|s|^weight_pow`; `max_min`: 1 for the highest and the
-    lowest score, else 0; `max_random`: 0.4 for the highest, else 0.1; each plus 1e-8. Rows with an empty `response_mask`
-    are never sampled and are ignored for the highest and lowest score.
+    Weights of a row with score `s` (the sum of its `token_level_scores`): `pow`: `|s|^weight_pow`; `max_min`:
+    1 for the highest and the lowest score, else 0; `max_random`: 0.4 for the highest, else 0.1; each plus
+    1e-8. Rows with an empty `response_mask` are never sampled and are ignored for the highest and lowest
+    score.
 
     Args:
         data: rows; lists of `meta_info` with one entry per row are resampled as well.
@@ -44,7 +48,9 @@ def compute_pf_ppo_reweight_data(data: DataProto, reweight_method: str = "pow", 
     rows = torch.multinomial(weights, len(scores), replacement=True)
     sampled = data.select_idxs(rows)
     sampled.meta_info = {
-        key: [value[i] for i in rows.tolist()] if isinstance(value, list) and len(value) == len(scores) else value
+        key: [value[i] for i in rows.tolist()]
+        if isinstance(value, list) and len(value) == len(scores)
+        else value
         for key, value in data.meta_info.items()
     }
     return sampled

@@ -21,16 +21,18 @@ def compute_value_loss(
     loss_scale_factor: float | None = None,
     row_weights: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return half of the larger squared error of the value and of the value clipped to `values +- cliprange_value`.
+    """Return half of the larger squared error of the value and of the value clipped to
+    `values +- cliprange_value`.
 
         L = 1/2 agg(max((V - R)^2, (clip(V, V_old - eps, V_old + eps) - R)^2))
 
-    The larger error keeps an update from moving a value further than the clip range (PPO's reference code; arXiv 2006.05990
-    finds no gain from it: a large `cliprange_value` disables it).
+    The larger error keeps an update from moving a value further than the clip range (PPO's reference code;
+    arXiv 2006.05990 finds no gain from it: a large `cliprange_value` disables it).
 
     Keys: `critic.cliprange_value`, `critic.loss_agg_mode`.
     Use when: a batch is used for several updates of the critic and returns are noisy.
-    Fails when: returns are larger than the clip range and the critic starts far from them: it then needs many steps to reach them.
+    Fails when: returns are larger than the clip range and the critic starts far from them: it then needs many
+    steps to reach them.
 
     Args:
         vpreds: values of the current critic, `[bsz, response_len]`.
@@ -38,10 +40,12 @@ def compute_value_loss(
         values: old values, the same shape.
         response_mask: the same shape.
         cliprange_value: clip range.
-        loss_agg_mode, dp_size, batch_num_tokens, global_batch_size, loss_scale_factor, row_weights: see `agg_loss`.
+        loss_agg_mode, dp_size, batch_num_tokens, global_batch_size, loss_scale_factor, row_weights: see
+            `agg_loss`.
 
     Returns:
-        the loss and the fraction of unmasked tokens of this micro-batch whose clipped error is the larger one.
+        the loss and the fraction of unmasked tokens of this micro-batch whose clipped error is the larger
+        one.
 
     Raises:
         ValueError: shapes or devices differ, or as `agg_loss`.

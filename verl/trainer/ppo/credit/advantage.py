@@ -1,4 +1,6 @@
-"""Advantages of a whole team from token rewards: groups are formed here, the estimators are in `core_algos`."""
+"""Advantages of a whole team from token rewards: groups are formed here, the estimators are in
+`core_algos`.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ from verl.trainer.ppo.per_agent import averages_trajectories, group_fields, spli
 from verl.trainer.ppo.registry import ESTIMATORS, AdvantageEstimator, plain_name
 from verl.utils.names import own_key
 
-# Arguments that verl passes to an estimator with `**kwargs`; all others are passed only to parameters of that name.
+# Arguments that verl passes to an estimator with `**kwargs`; all others are passed only to parameters of that
+# name.
 VERL_KEYWORDS = ("index", "reward_baselines", "config", "batch", "non_tensor_batch")
 
 
@@ -28,8 +31,15 @@ def group_keys(data: DataProto, fields: list[str]) -> np.ndarray:
     """
     missing = [f for f in fields if f not in data.non_tensor_batch]
     if missing:
-        raise ValueError(f"algorithm.group_by names {missing}, which samples do not have; they have {sorted(data.non_tensor_batch)}")
-    return group_index([data.non_tensor_batch[f] for f in fields]) if fields else np.zeros(len(data), dtype=np.int64)
+        raise ValueError(
+            f"algorithm.group_by names {missing}, which samples do not have; they have "
+            f"{sorted(data.non_tensor_batch)}"
+        )
+    return (
+        group_index([data.non_tensor_batch[f] for f in fields])
+        if fields
+        else np.zeros(len(data), dtype=np.int64)
+    )
 
 
 def group_numbers(data: DataProto, config: EstimatorConfig) -> np.ndarray:
@@ -56,48 +66,63 @@ def compute_advantage(
     state: MutableMapping[str, Any] | None = None,
     seed: int = 0,
 ) -> DataProto:
-    """Set `advantages` and `returns` `[bsz, response_len]` from `token_level_rewards`, each agent with its own estimator and settings.
+    """Set `advantages` and `returns` `[bsz, response_len]` from `token_level_rewards`, each agent with its
+    own estimator and settings.
 
-    An estimator receives arguments by the names of its parameters (`EstimatorInputs`): `index` (the group), `policy_index`, `agent_index`,
-    `turn_index`, `weights`, `values`, `anchor_obs`, `step_rewards`, `reward_baselines`, `gamma`, `lam`, `num_repeat`, `state`, `seed`,
-    `config`, `batch`, `non_tensor_batch`, or any column (`traj_uid`); and `traj_index`, the episode, if trajectories are compared or
-    the parameter has no default. It returns advantages and returns, and optionally weights of rows in the loss, `[bsz]`.
-    With groups by `uid` alone, the rows of a trajectory are averaged first and share one advantage; with groups by `uid` and agent, every
-    row is compared separately (Dr. MAS, arXiv 2602.08847).
+    An estimator receives arguments by the names of its parameters (`EstimatorInputs`): `index` (the group),
+    `policy_index`, `agent_index`, `turn_index`, `weights`, `values`, `anchor_obs`, `step_rewards`,
+    `reward_baselines`, `gamma`, `lam`, `num_repeat`, `state`, `seed`, `config`, `batch`, `non_tensor_batch`,
+    or any column (`traj_uid`); and `traj_index`, the episode, if trajectories are compared or the parameter
+    has no default. It returns advantages and returns, and optionally weights of rows in the loss, `[bsz]`.
+    With groups by `uid` alone, the rows of a trajectory are averaged first and share one advantage; with
+    groups by `uid` and agent, every row is compared separately (Dr. MAS, arXiv 2602.08847).
 
     Args:
-        data: `token_level_rewards`, `response_mask` (or `responses` and `attention_mask`, from which it is added) and the
-            columns of the group key.
+        data: `token_level_rewards`, `response_mask` (or `responses` and `attention_mask`, from which it is
+            added) and the columns of the group key.
         adv_estimator: registered name; `config.per_agent` may set another one for an agent.
         gamma, lam, num_repeat: arguments of estimators.
         norm_adv_by_std_in_grpo: divide by the group's standard deviation.
-        config: `AlgorithmConfig`, or verl's config (an OmegaConf, a dataclass), which has no group keys. Without group keys, or without
-            a config, rows are grouped by `uid` and compared separately, as in verl.
+        config: `AlgorithmConfig`, or verl's config (an OmegaConf, a dataclass), which has no group keys.
+            Without group keys, or without a config, rows are grouped by `uid` and compared separately, as in
+            verl.
         state: state of estimators between steps, in JSON types; changed in place.
         seed: seed of estimators that sample.
 
     Returns:
-        `data`, also with `row_weights` `[bsz]` if weights of rows in the loss differ. With verl's `use_pf_ppo` and `gae` a new batch of
-        rows sampled with replacement by `compute_pf_ppo_reweight_data`.
+        `data`, also with `row_weights` `[bsz]` if weights of rows in the loss differ. With verl's
+        `use_pf_ppo` and `gae` a new batch of rows sampled with replacement by `compute_pf_ppo_reweight_data`.
 
     Raises:
-        ValueError: non-finite rewards, tensors that differ in shape or device, a group key that samples lack, or a missing argument of
-            an estimator.
+        ValueError: non-finite rewards, tensors that differ in shape or device, a group key that samples lack,
+            or a missing argument of an estimator.
     """
     _complete(data)
     shape, device = data.batch["response_mask"].shape, data.batch["response_mask"].device
-    given = {"gamma": gamma, "lam": lam, "num_repeat": num_repeat, "norm_adv_by_std_in_grpo": norm_adv_by_std_in_grpo, "seed": seed}
+    given = {
+        "gamma": gamma,
+        "lam": lam,
+        "num_repeat": num_repeat,
+        "norm_adv_by_std_in_grpo": norm_adv_by_std_in_grpo,
+        "seed": seed,
+    }
     memory: MutableMapping[str, Any] = {} if state is None else state
     advantages: Any = None
     returns: Any = None
     row_weights: Any = None
     for settings, rows in _parts(data, config):
         own = {
-            key for key in ("adv_estimator", *given) if config is not None and getattr(settings, key, None) != getattr(config, key, None)
+            key
+            for key in ("adv_estimator", *given)
+            if config is not None and getattr(settings, key, None) != getattr(config, key, None)
         }
         name = plain_name(settings.adv_estimator if "adv_estimator" in own else adv_estimator)
         remembered = memory.get(name, {})
-        arguments = given | {key: getattr(settings, key) for key in own & given.keys()} | {"config": settings, "state": remembered}
+        arguments = (
+            given
+            | {key: getattr(settings, key) for key in own & given.keys()}
+            | {"config": settings, "state": remembered}
+        )
         if not ESTIMATORS.traits(name).checks_rewards:
             _check_finite(data)
         try:
@@ -126,7 +151,9 @@ def compute_advantage(
 
 def _resampled(data: DataProto, config: EstimatorConfig) -> DataProto:
     keys = own_key(config, "pf_ppo", None)
-    return compute_pf_ppo_reweight_data(data, own_key(keys, "reweight_method", "pow"), own_key(keys, "weight_pow", 2.0))
+    return compute_pf_ppo_reweight_data(
+        data, own_key(keys, "reweight_method", "pow"), own_key(keys, "weight_pow", 2.0)
+    )
 
 
 def _parts(data: DataProto, config: EstimatorConfig) -> list[tuple[Any, np.ndarray | None]]:
@@ -136,14 +163,22 @@ def _parts(data: DataProto, config: EstimatorConfig) -> list[tuple[Any, np.ndarr
     if not isinstance(config, AlgorithmConfig):
         raise TypeError(f"algorithm.per_agent needs an AlgorithmConfig, got {type(config).__name__}")
     if "agent_id" not in data.non_tensor_batch:
-        raise ValueError(f"algorithm.per_agent needs the column agent_id, which samples lack; they have {sorted(data.non_tensor_batch)}")
+        raise ValueError(
+            "algorithm.per_agent needs the column agent_id, which samples lack; they have "
+            f"{sorted(data.non_tensor_batch)}"
+        )
     parts = split_by_settings(config, data.non_tensor_batch["agent_id"])
     return [(settings, rows if len(parts) > 1 else None) for settings, rows in parts]
 
 
-def _inputs(data: DataProto, rows: np.ndarray | None, given: Mapping[str, Any], settings: Any, estimator: str) -> EstimatorInputs:
+def _inputs(
+    data: DataProto, rows: np.ndarray | None, given: Mapping[str, Any], settings: Any, estimator: str
+) -> EstimatorInputs:
     fields = group_fields(settings)
-    chosen = own_key(settings, "group_by", None) is not None or own_key(settings, "group_by_agent_id", None) is not None
+    chosen = (
+        own_key(settings, "group_by", None) is not None
+        or own_key(settings, "group_by_agent_id", None) is not None
+    )
 
     def index(inputs: EstimatorInputs) -> np.ndarray:
         if not chosen and "uid" not in data.non_tensor_batch:
@@ -165,11 +200,16 @@ def _estimate(name: str, inputs: EstimatorInputs) -> tuple[torch.Tensor, torch.T
 
 
 def _arguments(name: str, inputs: EstimatorInputs) -> dict[str, Any]:
-    """Return the estimator's arguments that are available. Raises ValueError for a missing argument without a default."""
+    """Return the estimator's arguments that are available. Raises ValueError for a missing argument without a
+    default.
+    """
     required, any_keyword = ESTIMATORS.parameters(name)
     config = inputs.given["config"]
     if own_key(config, "statistics_over", "samples") == "trajectories" and "traj_index" not in required:
-        raise ValueError(f"algorithm.statistics_over=trajectories: estimator '{name}' compares samples only; use auto or samples")
+        raise ValueError(
+            f"algorithm.statistics_over=trajectories: estimator '{name}' compares samples only; use auto or "
+            "samples"
+        )
     arguments = {}
     for key in dict.fromkeys((*required, *(VERL_KEYWORDS if any_keyword else ()))):
         needed = required.get(key, False)
@@ -179,21 +219,29 @@ def _arguments(name: str, inputs: EstimatorInputs) -> dict[str, Any]:
         except KeyError as missing:
             if needed:
                 fix = FIXES.get(key, f"add {key} to the batch")
-                raise ValueError(f"advantage estimator '{name}' needs {key}, which the batch does not have: {fix}") from missing
+                raise ValueError(
+                    f"advantage estimator '{name}' needs {key}, which the batch does not have: {fix}"
+                ) from missing
     return arguments
 
 
 def _complete(data: DataProto) -> None:
-    """Add a missing `response_mask`. Raises ValueError if it cannot be computed, or does not match the rewards."""
+    """Add a missing `response_mask`. Raises ValueError if it cannot be computed, or does not match the
+    rewards.
+    """
     held = set(data.batch.keys())
     if "response_mask" not in held:
         if missing := {"responses", "attention_mask"} - held:
-            raise ValueError(f"the batch has no response_mask, nor {sorted(missing)} to compute it from; it has {sorted(held)}")
+            raise ValueError(
+                f"the batch has no response_mask, nor {sorted(missing)} to compute it from; it has "
+                f"{sorted(held)}"
+            )
         data.batch["response_mask"] = compute_response_mask(data)
     rewards, mask = data.batch["token_level_rewards"], data.batch["response_mask"]
     if rewards.shape != mask.shape or rewards.device != mask.device:
         raise ValueError(
-            f"token_level_rewards {tuple(rewards.shape)} on {rewards.device} and response_mask {tuple(mask.shape)} on {mask.device} differ "
+            f"token_level_rewards {tuple(rewards.shape)} on {rewards.device} and response_mask "
+            f"{tuple(mask.shape)} on {mask.device} differ "
             "in shape or device; both are [bsz, response_len]"
         )
 
@@ -207,7 +255,8 @@ def _check_finite(data: DataProto) -> None:
             agents = data.non_tensor_batch.get("agent_id")
             whose = "" if agents is None else f" of agent '{agents[int(bad[0])]}'"
             raise ValueError(
-                f"token_level_rewards: {len(bad)} of {len(mask)} rows are not finite (first: row {int(bad[0])}{whose}); check the "
+                f"token_level_rewards: {len(bad)} of {len(mask)} rows are not finite (first: row "
+                f"{int(bad[0])}{whose}); check the "
                 "environment's reward"
             )
 

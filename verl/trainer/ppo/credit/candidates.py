@@ -2,19 +2,23 @@
 
     A(row) = [row committed] A_estimator + w (r - mean_c r) / (std_c r + 1e-6)
 
-The estimator (`algorithm.adv_estimator`) sees the committed replies alone, which are an episode as in parallel sampling: rewards by
-`reward.team_scope` or `reward.propagation`, chains of calls, anchors, values and a greedy episode as a baseline mean the same. A candidate
-that was not committed led to nothing that was observed, so no later reward, value or chain is credited to it. It is compared with the
-other candidates of its call `c` only, by `r`, the reward of its own action on its own fork less its penalties and its KL in the reward, as
-in AT-GRPO (arXiv 2510.11062); `r` of the committed reply is measured in the same way, and has no later rewards. Both terms have a baseline
-of their own, so returns with and without a continuation are never compared. With `gigpo` it is AT-GRPO's grouping together with GiGPO's
-episode and step terms.
+The estimator (`algorithm.adv_estimator`) sees the committed replies alone, which are an episode as in
+parallel sampling: rewards by `reward.team_scope` or `reward.propagation`, chains of calls, anchors, values
+and a greedy episode as a baseline mean the same. A candidate that was not committed led to nothing that was
+observed, so no later reward, value or chain is credited to it. It is compared with the other candidates of
+its call `c` only, by `r`, the reward of its own action on its own fork less its penalties and its KL in the
+reward, as in AT-GRPO (arXiv 2510.11062); `r` of the committed reply is measured in the same way, and has no
+later rewards. Both terms have a baseline of their own, so returns with and without a continuation are never
+compared. With `gigpo` it is AT-GRPO's grouping together with GiGPO's episode and step terms.
 
-With a selection by reward (`rollout.tree.select=greedy`, `softmax`) committed replies are better than samples of the policy: the first term
-then learns from the returns of the best of K. With `first` or `random` they are samples of the policy.
+With a selection by reward (`rollout.tree.select=greedy`, `softmax`) committed replies are better than samples
+of the policy: the first term then learns from the returns of the best of K. With `first` or `random` they are
+samples of the policy.
 
-Keys: `rollout.tree.returns`, `rollout.tree.candidate_weight`; `algorithm.norm_adv_by_std_in_grpo` (without it, no division).
-Use when: the reward of an action does not show its effect on the outcome, and candidates of one call can be told apart by it.
+Keys: `rollout.tree.returns`, `rollout.tree.candidate_weight`; `algorithm.norm_adv_by_std_in_grpo` (without
+it, no division).
+Use when: the reward of an action does not show its effect on the outcome, and candidates of one call can be
+told apart by it.
 Fails when: K is large and calls are many: only one of K replies learns from the outcome.
 """
 
@@ -41,22 +45,29 @@ def committed_rows(batch: DataProto) -> np.ndarray:
 
 
 def with_other_candidates(values: torch.Tensor, committed: np.ndarray) -> torch.Tensor:
-    """Return `[bsz, response_len]`: `values` `[n_committed, response_len]` in the committed rows, and 0 in the others."""
+    """Return `[bsz, response_len]`: `values` `[n_committed, response_len]` in the committed rows, and 0 in
+    the others.
+    """
     place = torch.as_tensor(np.flatnonzero(committed), device=values.device)
     return values.new_zeros((len(committed), *values.shape[1:])).index_copy_(0, place, values)
 
 
 def compute_committed_advantage(
-    batch: DataProto, estimate: Callable[[DataProto], DataProto], config: AlgorithmConfig, candidate_weight: float
+    batch: DataProto,
+    estimate: Callable[[DataProto], DataProto],
+    config: AlgorithmConfig,
+    candidate_weight: float,
 ) -> DataProto:
-    """Set `advantages` and `returns` `[bsz, response_len]` of a tree, see the module; `returns` of candidates not committed are 0.
+    """Set `advantages` and `returns` `[bsz, response_len]` of a tree, see the module; `returns` of candidates
+    not committed are 0.
 
-    If the estimator weighs rows in the loss, the candidates of a call have the weight of its committed reply. With
-    `candidate_weight=0` candidates that were not committed have weight 0 in the loss.
+    If the estimator weighs rows in the loss, the candidates of a call have the weight of its committed reply.
+    With `candidate_weight=0` candidates that were not committed have weight 0 in the loss.
 
     Args:
-        batch: the arguments of the estimator, and the columns `committed`, `traj_uid`, `turn`, `call`, `candidate_reward`,
-            `invalid_penalty` and `overlong_penalty`, with one committed row for each call.
+        batch: the arguments of the estimator, and the columns `committed`, `traj_uid`, `turn`, `call`,
+            `candidate_reward`, `invalid_penalty` and `overlong_penalty`, with one committed row for each
+            call.
         estimate: sets `advantages`, `returns` and optionally `row_weights` of the committed rows.
         config: source of `norm_adv_by_std_in_grpo`, which may differ by agent.
         candidate_weight: `w`.
@@ -66,7 +77,9 @@ def compute_committed_advantage(
     for name in ("advantages", "returns"):
         batch.batch[name] = with_other_candidates(episodes.batch[name], committed)
     advantages, mask = batch.batch["advantages"], batch.batch["response_mask"].bool()
-    own = torch.as_tensor(candidate_weight * compare_candidates(batch, config), dtype=advantages.dtype, device=mask.device)
+    own = torch.as_tensor(
+        candidate_weight * compare_candidates(batch, config), dtype=advantages.dtype, device=mask.device
+    )
     batch.batch["advantages"] = advantages + torch.where(mask, own.unsqueeze(-1), 0.0)
     if "row_weights" in set(episodes.batch.keys()) or candidate_weight == 0:
         batch.batch["row_weights"] = _row_weights(batch, episodes, candidate_weight)
@@ -74,7 +87,9 @@ def compute_committed_advantage(
 
 
 def compare_candidates(batch: DataProto, config: AlgorithmConfig) -> np.ndarray:
-    """Return `(r - mean_c r) / (std_c r + 1e-6)` of every row, `[bsz]`: 0 for a call with one candidate or equal rewards."""
+    """Return `(r - mean_c r) / (std_c r + 1e-6)` of every row, `[bsz]`: 0 for a call with one candidate or
+    equal rewards.
+    """
     columns, tensors = batch.non_tensor_batch, batch.batch
     penalties = columns["invalid_penalty"].astype(np.float64) + columns["overlong_penalty"].astype(np.float64)
     kl = (tensors["token_level_rewards"] - tensors["token_level_scores"]).sum(dim=-1).cpu().double().numpy()
@@ -93,7 +108,9 @@ def _calls(batch: DataProto) -> np.ndarray:
 def _row_weights(batch: DataProto, episodes: DataProto, candidate_weight: float) -> torch.Tensor:
     committed, calls = committed_rows(batch), _calls(batch)
     by_call = np.zeros(calls.max(initial=-1) + 1)
-    given = episodes.batch["row_weights"].cpu().numpy() if "row_weights" in set(episodes.batch.keys()) else 1.0
+    given = (
+        episodes.batch["row_weights"].cpu().numpy() if "row_weights" in set(episodes.batch.keys()) else 1.0
+    )
     by_call[calls[committed]] = given
     weights = by_call[calls] if candidate_weight else np.where(committed, by_call[calls], 0.0)
     return torch.as_tensor(weights, dtype=torch.float32, device=batch.batch["response_mask"].device)

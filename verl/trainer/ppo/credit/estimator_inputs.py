@@ -73,7 +73,9 @@ class EstimatorInputs:
         return value if self.rows is None else value[self.rows]
 
     def call_weights(self) -> np.ndarray | None:
-        """Return `[bsz]`: 1 / m for a row whose agent has m rows with a token in that episode, 0 for an empty row; None without weights."""
+        """Return `[bsz]`: 1 / m for a row whose agent has m rows with a token in that episode, 0 for an empty
+        row; None without weights.
+        """
         return self._call_weights if self._weigh_calls else None
 
     @cached_property
@@ -82,15 +84,21 @@ class EstimatorInputs:
         return call_weights(self.column("traj_uid"), self.column("agent_id"), real)
 
     def turn_index(self) -> np.ndarray:
-        """Return the index of each row among its agent's calls in that episode, from 0, by turn and call: `[bsz]`.
+        """Return the index of each row among its agent's calls in that episode, from 0, by turn and call:
+        `[bsz]`.
 
-        Candidates of one call have the same index. A row that never had a token has -1; a rejected row keeps its index.
+        Candidates of one call have the same index. A row that never had a token has -1; a rejected row keeps
+        its index.
         """
         replies = "reply_mask" if "reply_mask" in set(self.data.batch.keys()) else "response_mask"
         rows = np.flatnonzero(real_rows(self.tensor(replies)).cpu().numpy())
         chain = group_index([self.column("traj_uid")[rows], self.column("agent_id")[rows]])
         turn = self.column("turn")[rows].astype(np.int64)
-        call = self.column("call")[rows].astype(np.int64) if "call" in self.data.non_tensor_batch else np.zeros_like(turn)
+        call = (
+            self.column("call")[rows].astype(np.int64)
+            if "call" in self.data.non_tensor_batch
+            else np.zeros_like(turn)
+        )
         order = np.lexsort((call, turn, chain))
         sorted_chain, sorted_turn, sorted_call = chain[order], turn[order], call[order]
         begins = np.ones(len(order), dtype=bool)
@@ -133,15 +141,19 @@ class EstimatorInputs:
         "anchor_obs": lambda self: self._either("anchor_obs", "anchor"),
         "step_rewards": lambda self: self._either("step_rewards", "step_reward").astype(np.float64),
         "reward_baselines": _baselines,
-        "batch": lambda self: self.data.batch if self.rows is None else {k: self.tensor(k) for k in self.data.batch.keys()},  # noqa: SIM118
+        "batch": lambda self: (
+            self.data.batch if self.rows is None else {k: self.tensor(k) for k in self.data.batch.keys()}  # noqa: SIM118 - a TensorDict
+        ),
         "non_tensor_batch": lambda self: {k: self.column(k) for k in self.data.non_tensor_batch},
     }
 
 
 def call_weights(traj_uid: np.ndarray, agent_id: np.ndarray, real: np.ndarray) -> np.ndarray:
-    """Return `w = 1 / m` for a row whose agent has m real rows in that episode, 0 for other rows: `[bsz]`; all arguments `[bsz]`.
+    """Return `w = 1 / m` for a row whose agent has m real rows in that episode, 0 for other rows: `[bsz]`;
+    all arguments `[bsz]`.
 
-    An agent's calls in one episode have the total weight of one call, in the statistics of its group and in the loss. No paper: ours.
+    An agent's calls in one episode have the total weight of one call, in the statistics of its group and in
+    the loss. No paper: ours.
 
     Keys: `algorithm.call_weighting=trajectory`.
     Use when: the number of calls of an agent varies, and long episodes dominate short ones.

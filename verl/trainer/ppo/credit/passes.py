@@ -19,7 +19,8 @@ def needs_sum_pi_squared(config: RunConfig) -> bool:
 def needs_old_log_probs(config: RunConfig, on_policy: bool) -> bool:
     """Return whether old log-probs of the trainer are needed.
 
-    They are for several updates per step, KL in the reward, a correction, an estimator, and the probability that masks cut off.
+    They are for several updates per step, KL in the reward, a correction, an estimator, and the probability
+    that masks cut off.
 
     Args:
         config: configuration of the run.
@@ -28,10 +29,16 @@ def needs_old_log_probs(config: RunConfig, on_policy: bool) -> bool:
     algorithm, masks = config.algorithm, config.gateway.structured == "mask"
     correction = algorithm.rollout_correction
     return not correction.bypass_mode and (
-        not on_policy or algorithm.use_kl_in_reward or correction.corrects_batch or masks or needs_sum_pi_squared(config)
+        not on_policy
+        or algorithm.use_kl_in_reward
+        or correction.corrects_batch
+        or masks
+        or needs_sum_pi_squared(config)
     )
 
 
 def computes_old_log_probs(config: RunConfig, placement: Placement) -> bool:
     """Return whether any step of a run has a pass for old log-probs."""
-    return config.trainer.critic_warmup > 0 or needs_old_log_probs(config, is_on_policy(config, policy_learners(config, placement)))
+    return config.trainer.critic_warmup > 0 or needs_old_log_probs(
+        config, is_on_policy(config, policy_learners(config, placement))
+    )

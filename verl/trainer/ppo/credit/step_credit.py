@@ -1,4 +1,6 @@
-"""Credit assignment of one step: log-probs, off-policy correction, token rewards and advantages of the whole team."""
+"""Credit assignment of one step: log-probs, off-policy correction, token rewards and advantages of the whole
+team.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,11 @@ from verl.trainer.ppo.core_algos.rollout_correction import (
 )
 from verl.trainer.ppo.credit.adaptive_theta import AdaptiveTheta
 from verl.trainer.ppo.credit.advantage import compute_advantage
-from verl.trainer.ppo.credit.candidates import committed_rows, compute_committed_advantage, with_other_candidates
+from verl.trainer.ppo.credit.candidates import (
+    committed_rows,
+    compute_committed_advantage,
+    with_other_candidates,
+)
 from verl.trainer.ppo.credit.kl_in_reward import KLInReward
 from verl.trainer.ppo.credit.passes import needs_old_log_probs, needs_sum_pi_squared
 from verl.trainer.ppo.reward import place_on_last_token
@@ -48,7 +54,11 @@ class CreditAssigner:
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint, in JSON types."""
         estimators = copy.deepcopy(self.estimator_state)
-        return {"kl_coef": self.kl_in_reward.state_dict(), "estimators": estimators, "theta": self.theta.state_dict()}
+        return {
+            "kl_coef": self.kl_in_reward.state_dict(),
+            "estimators": estimators,
+            "theta": self.theta.state_dict(),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore `state_dict`."""
@@ -62,7 +72,8 @@ class CreditAssigner:
         return needs_old_log_probs(self.config, self.on_policy)
 
     def score(self, batch: DataProto, timer: Timer, version: int) -> tuple[DataProto, dict[str, float]]:
-        """Add log-probs, the off-policy correction, token rewards, `advantages` and `returns`. Return (batch, metrics).
+        """Add log-probs, the off-policy correction, token rewards, `advantages` and `returns`. Return (batch,
+        metrics).
 
         Args:
             batch: fresh samples.
@@ -74,7 +85,9 @@ class CreditAssigner:
         with timer("adv"):
             replies = batch.batch["response_mask"]
             if self.config.algorithm.rollout_correction.corrects_batch:
-                batch, corrected = compute_rollout_correction_and_add_to_batch(batch, self.config.algorithm.rollout_correction)
+                batch, corrected = compute_rollout_correction_and_add_to_batch(
+                    batch, self.config.algorithm.rollout_correction
+                )
                 metrics |= corrected
                 batch.batch["reply_mask"] = replies
             self._token_rewards(batch, replies, metrics)
@@ -84,8 +97,12 @@ class CreditAssigner:
                 metrics |= apply_m2po_mask(batch, correction.m2po_tau)
         return batch, metrics
 
-    def _log_probs(self, batch: DataProto, timer: Timer, metrics: dict[str, float], warmup: bool) -> DataProto:
-        """Add log-probs and values; during the critic warm-up, without policy updates, the pass measures the gap to the sampler."""
+    def _log_probs(
+        self, batch: DataProto, timer: Timer, metrics: dict[str, float], warmup: bool
+    ) -> DataProto:
+        """Add log-probs and values; during the critic warm-up, without policy updates, the pass measures the
+        gap to the sampler.
+        """
         correction = self.config.algorithm.rollout_correction
         if self.needs_old or warmup:
             with timer("old_log_prob"):
@@ -101,18 +118,24 @@ class CreditAssigner:
             with timer("values"):
                 rows = self.critic_rows(batch)
                 values = self.team.compute_values(rows).batch["values"]
-                batch.batch["values"] = with_other_candidates(values, committed_rows(batch)) if rows is not batch else values
+                batch.batch["values"] = (
+                    with_other_candidates(values, committed_rows(batch)) if rows is not batch else values
+                )
         return batch
 
     def _token_rewards(self, batch: DataProto, replies: torch.Tensor, metrics: dict[str, float]) -> None:
-        """Place rewards on the last unmasked token of each reply; for completely rejected replies, on the last token before rejection.
+        """Place rewards on the last unmasked token of each reply; for completely rejected replies, on the
+        last token before rejection.
 
-        Rewards of unmasked tokens (`token_rewards`) stay where they are; the last token gets the rest, so that the sum is the reward.
+        Rewards of unmasked tokens (`token_rewards`) stay where they are; the last token gets the rest, so
+        that the sum is the reward.
         """
         algorithm = self.config.algorithm
         kept = batch.batch["response_mask"]
         rewards = batch.non_tensor_batch["reward"].astype(float)
-        on_tokens = batch.batch["token_rewards"] * kept if "token_rewards" in set(batch.batch.keys()) else None
+        on_tokens = (
+            batch.batch["token_rewards"] * kept if "token_rewards" in set(batch.batch.keys()) else None
+        )
         if on_tokens is not None:
             rewards = rewards - on_tokens.sum(dim=1).cpu().numpy()
         scores = place_on_last_token(rewards, torch.where(kept.any(dim=1, keepdim=True), kept, replies))
@@ -122,7 +145,9 @@ class CreditAssigner:
             metrics |= self.kl_in_reward.apply(batch)
 
     def critic_rows(self, batch: DataProto) -> DataProto:
-        """Return the rows whose values and returns are read: without the candidates of a tree that have no return."""
+        """Return the rows whose values and returns are read: without the candidates of a tree that have no
+        return.
+        """
         return batch.select_idxs(committed_rows(batch)) if follows_committed(self.config) else batch
 
     def _advantages(self, batch: DataProto, version: int) -> DataProto:
@@ -139,5 +164,7 @@ class CreditAssigner:
             seed=self.config.data.seed * 1_000_003 + version,
         )
         if follows_committed(self.config):
-            return compute_committed_advantage(batch, estimate, algorithm, self.config.rollout.tree.candidate_weight)
+            return compute_committed_advantage(
+                batch, estimate, algorithm, self.config.rollout.tree.candidate_weight
+            )
         return estimate(batch)

@@ -1,6 +1,8 @@
-"""LoRA adapters of the `vllm` engine: every version is a folder in PEFT's format, in shared memory, that vLLM reads.
+"""LoRA adapters of the `vllm` engine: every version is a folder in PEFT's format, in shared memory, that vLLM
+reads.
 
-vLLM keys cached prefixes by an adapter's path, so a new version never uses the keys of an older one, and no other prefixes are dropped.
+vLLM keys cached prefixes by an adapter's path, so a new version never uses the keys of an older one, and no
+other prefixes are dropped.
 """
 
 from __future__ import annotations
@@ -32,9 +34,17 @@ class AdapterFolders:
 
     def __init__(self, model: torch.nn.Module, specs: Mapping[str, LoraSpec], spool: Spool) -> None:
         targets = {name: lora_targets(model, spec) for name, spec in specs.items()}
-        self._inbox = AdapterInbox({name: adapter_shapes(targets[name], spec.rank) for name, spec in specs.items()})
+        self._inbox = AdapterInbox(
+            {name: adapter_shapes(targets[name], spec.rank) for name, spec in specs.items()}
+        )
         self._configs = {
-            name: {"peft_type": "LORA", "r": spec.rank, "lora_alpha": spec.alpha, "target_modules": sorted(targets[name]), "bias": "none"}
+            name: {
+                "peft_type": "LORA",
+                "r": spec.rank,
+                "lora_alpha": spec.alpha,
+                "target_modules": sorted(targets[name]),
+                "bias": "none",
+            }
             for name, spec in specs.items()
         }
         self._numbers = {name: number for number, name in enumerate(specs, 1)}
@@ -61,7 +71,9 @@ class AdapterFolders:
         return self.request(name, replace=True)
 
     def set_version(self, name: str, version: int) -> None:
-        """Set the version after vLLM has read the newest folder. Keep the one before it, for waiting requests, and remove older ones."""
+        """Set the version after vLLM has read the newest folder. Keep the one before it, for waiting
+        requests, and remove older ones.
+        """
         self._inbox.set_version(name, version)
         folders = self._folders[name]
         while len(folders) > 2:
@@ -72,7 +84,9 @@ class AdapterFolders:
         shutil.rmtree(self._folders[name].pop(), ignore_errors=True)
 
     def request(self, name: str | None, replace: bool = False) -> Any | None:
-        """Return the `LoRARequest` of an adapter with weights, None for the base; `replace` replaces the loaded version."""
+        """Return the `LoRARequest` of an adapter with weights, None for the base; `replace` replaces the
+        loaded version.
+        """
         if name is None:
             return None
         from vllm.lora.request import LoRARequest

@@ -31,7 +31,13 @@ VOCAB_PADDING = 64
 
 
 def engine_arguments(
-    config: ActorRolloutRefConfig, model_config: Any, *, max_model_len: int, device: str, seed: int, adapters: Mapping[str, LoraSpec]
+    config: ActorRolloutRefConfig,
+    model_config: Any,
+    *,
+    max_model_len: int,
+    device: str,
+    seed: int,
+    adapters: Mapping[str, LoraSpec],
 ) -> dict[str, Any]:
     """Return the keyword arguments of `AsyncEngineArgs`.
 
@@ -60,11 +66,13 @@ def engine_arguments(
         "dtype": str(dtype).removeprefix("torch."),
         "max_model_len": max_model_len,
         "max_num_seqs": rollout.max_num_seqs,
-        "max_num_batched_tokens": rollout.max_num_batched_tokens or min(needed, rollout.max_num_seqs * max_model_len),
+        "max_num_batched_tokens": rollout.max_num_batched_tokens
+        or min(needed, rollout.max_num_seqs * max_model_len),
         "enable_chunked_prefill": chunked,
         "enable_prefix_caching": True,
         "scheduling_policy": "priority",
-        "logprobs_mode": "processed_logprobs",  # as any mode after the mask of a structure: vLLM masks the logits before its sampler
+        # as any mode after the mask of a structure: vLLM masks the logits before its sampler
+        "logprobs_mode": "processed_logprobs",
         "seed": seed % 2**31,
         "enforce_eager": device == "cpu" or rollout.enforce_eager,
         "tensor_parallel_size": tp,
@@ -74,10 +82,15 @@ def engine_arguments(
         "use_tqdm_on_load": False,  # a progress bar in a log, and a semaphore that outlives a killed process
     }
     if device == "cpu":
-        arguments["kv_cache_memory_bytes"] = _cpu_cache(model_config, dtype, rollout.max_num_seqs, max_model_len, tp)
+        arguments["kv_cache_memory_bytes"] = _cpu_cache(
+            model_config, dtype, rollout.max_num_seqs, max_model_len, tp
+        )
         check_heads(model_config)
     else:
-        arguments |= {"gpu_memory_utilization": rollout.gpu_memory_utilization, "enable_sleep_mode": rollout.free_cache_engine}
+        arguments |= {
+            "gpu_memory_utilization": rollout.gpu_memory_utilization,
+            "enable_sleep_mode": rollout.free_cache_engine,
+        }
     if rollout.structured_outputs and config.model.tokenizer_path is not None:
         arguments["tokenizer"] = config.model.tokenizer_path
     if adapters:
@@ -86,7 +99,9 @@ def engine_arguments(
             "enable_lora": True,
             "max_loras": len(adapters) + 1,  # rows of the base need one too
             "max_cpu_loras": len(adapters) + 1,
-            "max_lora_rank": next(rank for rank in LORA_RANKS if rank >= max(spec.rank for spec in adapters.values())),
+            "max_lora_rank": next(
+                rank for rank in LORA_RANKS if rank >= max(spec.rank for spec in adapters.values())
+            ),
         }
     return arguments
 
@@ -98,8 +113,10 @@ def visible_gpus(held: Sequence[str]) -> str:
     """
     if any(not gpu or gpu == "not set" or "," in gpu for gpu in held) or len(set(held)) < len(held):
         raise EngineSetupError(
-            f"an engine is to span the GPUs of {len(held)} ranks, whose CUDA_VISIBLE_DEVICES are {', '.join(map(repr, held))}; expected "
-            "a different single GPU in each, as Ray sets it: unset RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"
+            f"an engine is to span the GPUs of {len(held)} ranks, whose CUDA_VISIBLE_DEVICES are "
+            f"{', '.join(map(repr, held))}; expected "
+            "a different single GPU in each, as Ray sets it: unset "
+            "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"
         )
     return ",".join(held)
 
@@ -114,7 +131,9 @@ def _key_value_heads(model_config: Any) -> int:
 
 
 def _cpu_cache(model_config: Any, dtype: torch.dtype, max_num_seqs: int, max_model_len: int, tp: int) -> int:
-    """Return the bytes of keys and values for every reply in flight at its longest, and for prefixes, in each of `tp` processes."""
+    """Return the bytes of keys and values for every reply in flight at its longest, and for prefixes, in each
+    of `tp` processes.
+    """
     heads = max(_key_value_heads(model_config) // tp, 1)
     per_token = 2 * model_config.num_hidden_layers * heads * _head_size(model_config) * dtype.itemsize
     blocks = -(-max_model_len // CPU_BLOCK) * max_num_seqs * CPU_CACHE_FACTOR + 1
@@ -128,28 +147,34 @@ def splits_prompts(rollout: RolloutConfig, device: str) -> bool:
 
 
 def check_batching(rollout: RolloutConfig, max_model_len: int, device: str) -> None:
-    """Raise `RolloutError` for limits of a scheduler step with which vLLM does not start, or fails on some request.
+    """Raise `RolloutError` for limits of a scheduler step with which vLLM does not start, or fails on some
+    request.
 
     Args:
         rollout: of the worker group.
-        max_model_len: maximum number of tokens of prompt and reply together; a reply that is computed again is a prompt of that length.
+        max_model_len: maximum number of tokens of prompt and reply together; a reply that is computed again
+            is a prompt of that length.
         device: cpu or cuda.
     """
     chunked, limit = splits_prompts(rollout, device), rollout.max_num_batched_tokens
     if chunked and device == "cpu":
         raise RolloutError(
-            "actor_rollout_ref.rollout.enable_chunked_prefill=true: after a partial prompt vLLM rewinds a request's random generator, "
+            "actor_rollout_ref.rollout.enable_chunked_prefill=true: after a partial prompt vLLM rewinds a "
+            "request's random generator, "
             "which torch cannot do on a CPU; leave the key out"
         )
     if limit is not None and limit < rollout.max_num_seqs:
         raise RolloutError(
-            f"actor_rollout_ref.rollout.max_num_batched_tokens={limit} is less than max_num_seqs={rollout.max_num_seqs}: every reply in "
+            f"actor_rollout_ref.rollout.max_num_batched_tokens={limit} is less than "
+            f"max_num_seqs={rollout.max_num_seqs}: every reply in "
             "flight needs one token per step; raise max_num_batched_tokens or lower max_num_seqs"
         )
     if limit is not None and limit < max_model_len and not chunked:
         raise RolloutError(
-            f"actor_rollout_ref.rollout.max_num_batched_tokens={limit} is less than the {max_model_len} tokens of the longest prompt and "
-            "its reply, which are computed in one step without chunked prefill; raise it, leave it out, or shorten the prompts"
+            f"actor_rollout_ref.rollout.max_num_batched_tokens={limit} is less than the {max_model_len} "
+            "tokens of the longest prompt and "
+            "its reply, which are computed in one step without chunked prefill; raise it, leave it out, or "
+            "shorten the prompts"
         )
 
 
@@ -158,7 +183,8 @@ def check_heads(model_config: Any) -> None:
     own = _head_size(model_config)
     if own not in CPU_HEAD_SIZES:
         raise RolloutError(
-            f"the model's attention heads have {own} channels; vLLM on a CPU serves {', '.join(map(str, CPU_HEAD_SIZES))}. "
+            f"the model's attention heads have {own} channels; vLLM on a CPU serves "
+            f"{', '.join(map(str, CPU_HEAD_SIZES))}. "
             "Set actor_rollout_ref.rollout.name=hf for this model"
         )
 
@@ -180,13 +206,15 @@ def check_split(model_config: Any, tp: int) -> None:
         wrong.append(f"{model_config.intermediate_size} intermediate channels")
     if wrong:
         raise RolloutError(
-            f"actor_rollout_ref.rollout.tensor_model_parallel_size={tp} cannot split the model's {' and '.join(wrong)} evenly; "
+            f"actor_rollout_ref.rollout.tensor_model_parallel_size={tp} cannot split the model's "
+            f"{' and '.join(wrong)} evenly; "
             "choose a divisor (or a multiple of the key-value heads: each is then on several devices)"
         )
 
 
 def check_adapters(adapters: Mapping[str, LoraSpec], device: str, dtype: str) -> None:
-    """Raise `RolloutError` for an adapter of too high a rank, and for any in fp32 on a GPU: vLLM's kernels there need 16 bits.
+    """Raise `RolloutError` for an adapter of too high a rank, and for any in fp32 on a GPU: vLLM's kernels
+    there need 16 bits.
 
     Args:
         adapters: by name.
@@ -195,7 +223,8 @@ def check_adapters(adapters: Mapping[str, LoraSpec], device: str, dtype: str) ->
     """
     if adapters and device == "cuda" and resolve_dtype(dtype, device) == torch.float32:
         raise RolloutError(
-            "actor_rollout_ref.rollout.dtype=fp32: vLLM on a GPU serves adapters in 16 bits only; use bf16 or rollout.name=hf"
+            "actor_rollout_ref.rollout.dtype=fp32: vLLM on a GPU serves adapters in 16 bits only; use bf16 "
+            "or rollout.name=hf"
         )
     for name, spec in adapters.items():
         if spec.rank > LORA_RANKS[-1]:
@@ -203,7 +232,8 @@ def check_adapters(adapters: Mapping[str, LoraSpec], device: str, dtype: str) ->
 
 
 def check_experts(model: torch.nn.Module) -> None:
-    """Raise `RolloutError` for a mixture of experts: with adapters its kernel for CPUs fails at the first token.
+    """Raise `RolloutError` for a mixture of experts: with adapters its kernel for CPUs fails at the first
+    token.
 
     Args:
         model: the base of adapters that vLLM on a CPU is to serve; it may be on the meta device.
@@ -211,6 +241,7 @@ def check_experts(model: torch.nn.Module) -> None:
     experts = expert_parameters(model)
     if experts:
         raise RolloutError(
-            f"the model is a mixture of experts ({experts[0]}); vLLM on a CPU serves no adapters on one, also not on "
+            f"the model is a mixture of experts ({experts[0]}); vLLM on a CPU serves no adapters on one, "
+            "also not on "
             "its other layers. Set actor_rollout_ref.rollout.name=hf, or agent.specialization=full"
         )

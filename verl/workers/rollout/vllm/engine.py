@@ -1,8 +1,9 @@
 """The `vllm` engine: vLLM's own continuous batching, prefix cache and LoRA kernels behind `RolloutEngine`.
 
-The model is in a process that vLLM starts; with `rollout.tensor_model_parallel_size` above 1, in child processes of it, one per device.
-They communicate over Unix sockets and shared memory. `AsyncLLM`, their client, runs on a thread here, so the engine can be used from any
-event loop. Weights are sent as files in shared memory, or by a `WeightTransfer` that reaches the processes of the model.
+The model is in a process that vLLM starts; with `rollout.tensor_model_parallel_size` above 1, in child
+processes of it, one per device. They communicate over Unix sockets and shared memory. `AsyncLLM`, their
+client, runs on a thread here, so the engine can be used from any event loop. Weights are sent as files in
+shared memory, or by a `WeightTransfer` that reaches the processes of the model.
 """
 
 from __future__ import annotations
@@ -65,7 +66,9 @@ UNLABELLED = "default"  # vLLM's label of weights before the first one is set
 
 @dataclass
 class _Open:
-    """A request in flight: its name, its adapter, vLLM's names of its unfinished replies, and whether it is cancelled or about to end."""
+    """A request in flight: its name, its adapter, vLLM's names of its unfinished replies, and whether it is
+    cancelled or about to end.
+    """
 
     request_id: str
     adapter: str | None = None
@@ -108,8 +111,11 @@ class VLLMEngine:
         specs = dict(adapters or {})
         spans = visible_gpus(gpus) if device == "cuda" and len(gpus) > 1 else ""
         self._log, self._spool = EngineLog(log), Spool(config.rollout.update_bucket_mb << 20)
-        with environment(engine_environment(device, num_threads, spans, log=self._log.path, scratch=self._spool.scratch)):
-            # Silences vLLM in this process, also while it is imported: this class reports an engine that died, in one line.
+        with environment(
+            engine_environment(device, num_threads, spans, log=self._log.path, scratch=self._spool.scratch)
+        ):
+            # Silences vLLM in this process, also while it is imported: this class reports an engine that
+            # died, in one line.
             vllm_logger = logging.getLogger("vllm")
             vllm_logger.handlers[:], vllm_logger.propagate = [logging.NullHandler()], False
             with torch.device("meta"):
@@ -123,7 +129,12 @@ class VLLMEngine:
             self._adapters = AdapterFolders(model, specs, self._spool)
             self._weights = WeightNames(model)
             arguments = engine_arguments(
-                config, model.config.get_text_config(), max_model_len=max_model_len, device=device, seed=seed, adapters=specs
+                config,
+                model.config.get_text_config(),
+                max_model_len=max_model_len,
+                device=device,
+                seed=seed,
+                adapters=specs,
             )
             self._thread = LoopThread("vllm-engine")
             try:
@@ -133,11 +144,15 @@ class VLLMEngine:
                 self._spool.close()
                 if isinstance(error, Exception):
                     why = self._log.exit_cause(None, f"{type(error).__name__}: {error}")
-                    raise EngineGoneError(f"vLLM could not be started for {config.model.path}: {why}") from error
+                    raise EngineGoneError(
+                        f"vLLM could not be started for {config.model.path}: {why}"
+                    ) from error
                 raise
         self._processes = processes_of(self._llm)
         self._shared: list[Path] = []
-        self._end = weakref.finalize(self, _close, self._llm, self._processes, self._thread, self._spool, self._log, self._shared)
+        self._end = weakref.finalize(
+            self, _close, self._llm, self._processes, self._thread, self._spool, self._log, self._shared
+        )
         self._max_model_len = max_model_len
         self._can_sleep = bool(arguments.get("enable_sleep_mode"))
         # With adapters the base is never sent again, so it must be kept while the engine sleeps.
@@ -149,7 +164,11 @@ class VLLMEngine:
         self._labels: dict[int, dict[str | None, int]] = {0: {None: 0}}
         self._updating = self._paused = self._no_weights = self._no_cache = False
         self._stats = EngineStats()
-        self._control(self._llm.collective_rpc("verl_prepare", args=(str(config.model.path), config.model.trust_remote_code)))
+        self._control(
+            self._llm.collective_rpc(
+                "verl_prepare", args=(str(config.model.path), config.model.trust_remote_code)
+            )
+        )
         own = [process.pid for process in self._processes]
         self._shared += named_shared_memory([*own, *(child.pid for child in children_of(own))])
 
@@ -165,8 +184,9 @@ class VLLMEngine:
     async def generate(self, request: GenerateRequest) -> list[Generation]:
         """Sample `request.n` replies.
 
-        `max_tokens` is limited by `max_model_len`. Raises `RolloutError` when the request is invalid, the prompt alone is too long, or
-        the model returns non-finite log-probs, `StructureError` for an impossible `structure`, `EngineGoneError` without a process.
+        `max_tokens` is limited by `max_model_len`. Raises `RolloutError` when the request is invalid, the
+        prompt alone is too long, or the model returns non-finite log-probs, `StructureError` for an
+        impossible `structure`, `EngineGoneError` without a process.
         """
         limit = check_request(request, self._vocab_size, self._max_model_len, self.version_of)
         self.wake()
@@ -180,19 +200,30 @@ class VLLMEngine:
 
     def abort(self, request_id: str) -> int:
         """End the request's unfinished replies with stop reason `abort` and return their number."""
-        replies = [name for entry in list(self._open.values()) if entry.request_id == request_id for name in list(entry.replies)]
+        replies = [
+            name
+            for entry in list(self._open.values())
+            if entry.request_id == request_id
+            for name in list(entry.replies)
+        ]
         if replies:
             self._control(self._llm.abort(replies))
         return len(replies)
 
     def update_weights(
-        self, named_tensors: Mapping[str, torch.Tensor], *, adapter: str | None = None, version: int, final: bool = True
+        self,
+        named_tensors: Mapping[str, torch.Tensor],
+        *,
+        adapter: str | None = None,
+        version: int,
+        final: bool = True,
     ) -> None:
         """Copy one bucket of weights in place.
 
-        For the model's weights, sampling pauses from the first bucket to the final one. An adapter's tensors, under PEFT's names, take
-        effect together at the final one; sampling pauses then only if the adapter has replies in flight. The keys of replies in flight
-        are computed again with the new weights, and `Generation.earlier` has the tokens that earlier weights sampled.
+        For the model's weights, sampling pauses from the first bucket to the final one. An adapter's tensors,
+        under PEFT's names, take effect together at the final one; sampling pauses then only if the adapter
+        has replies in flight. The keys of replies in flight are computed again with the new weights, and
+        `Generation.earlier` has the tokens that earlier weights sampled.
 
         Raises `RolloutError` as `WeightNames.check` and `AdapterInbox.take` do.
         """
@@ -219,7 +250,10 @@ class VLLMEngine:
         """
         self._control(self._settle())
         if self._open:
-            raise RolloutError(f"the engine cannot sleep with {len(self._open)} requests in flight; await or abort them first")
+            raise RolloutError(
+                f"the engine cannot sleep with {len(self._open)} requests in flight; await or abort them "
+                "first"
+            )
         if not self._can_sleep:
             self._control(self._llm.reset_prefix_cache())
         elif not (self._no_weights or self._no_cache):
@@ -241,7 +275,9 @@ class VLLMEngine:
     def stats(self) -> dict[str, float]:
         """Return counters since the start, and the current load."""
         states = list(self._llm.output_processor.request_states.values()) if self._llm else []
-        sampled = self._stats.tokens + sum(state.detokenizer.num_output_tokens() for state in states if state.detokenizer)
+        sampled = self._stats.tokens + sum(
+            state.detokenizer.num_output_tokens() for state in states if state.detokenizer
+        )
         active = sum(len(entry.replies) for entry in list(self._open.values()))
         now = {"active": active, "waiting": 0, "version": self._version, "sampled": sampled}
         return {name: float(value) for name, value in {**vars(self._stats), **now}.items()}
@@ -277,7 +313,9 @@ class VLLMEngine:
             self._control(self._llm.resume_generation())
 
     def _change_weights(self, method: str, *args: Any) -> list[Any]:
-        """Run one call of an update in the processes of the model. Raises `EngineSetupError` if vLLM cannot load the weights."""
+        """Run one call of an update in the processes of the model. Raises `EngineSetupError` if vLLM cannot
+        load the weights.
+        """
         from vllm.v1.engine.exceptions import EngineDeadError
 
         async def call() -> list[Any]:
@@ -287,14 +325,17 @@ class VLLMEngine:
                 raise
             except Exception as error:  # vLLM raises a bare one, with the text of the error in its process
                 raise EngineSetupError(
-                    f"vLLM cannot load new weights into this model; use actor_rollout_ref.rollout.name=hf: {' '.join(str(error).split())}"
+                    "vLLM cannot load new weights into this model; use actor_rollout_ref.rollout.name=hf: "
+                    f"{' '.join(str(error).split())}"
                 ) from error
 
         return self._control(call())
 
     @contextmanager
     def _sent(self, tensors: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, Any]]:
-        """Yield the name of the transfer by which the processes of the model receive the tensors, and its handle."""
+        """Yield the name of the transfer by which the processes of the model receive the tensors, and its
+        handle.
+        """
         if isinstance(tensors, ReceivedWeights) and tensors.transfer.direct:
             yield transfer_name(tensors.transfer), tensors.handle
             return
@@ -305,7 +346,9 @@ class VLLMEngine:
         finally:
             transfer.release(handle)
 
-    def _update_adapter(self, name: str, tensors: Mapping[str, torch.Tensor], version: int, final: bool) -> None:
+    def _update_adapter(
+        self, name: str, tensors: Mapping[str, torch.Tensor], version: int, final: bool
+    ) -> None:
         request = self._adapters.take(name, tensors, final)
         if request is None:
             return
@@ -327,7 +370,9 @@ class VLLMEngine:
     async def _label_weights(self) -> None:
         """Label the tokens that vLLM samples from now on with the versions of the current weights."""
         label = max(self._labels) + 1
-        self._labels[label] = {None: self._version} | {name: self._adapters.version(name) for name in self._adapters.loaded()}
+        self._labels[label] = {None: self._version} | {
+            name: self._adapters.version(name) for name in self._adapters.loaded()
+        }
         self._labels.pop(label - LABELS, None)
         await self._llm.engine_core.set_weight_version_async(str(label))
 
@@ -338,8 +383,13 @@ class VLLMEngine:
         while any(entry.closing for entry in self._open.values()):
             await asyncio.sleep(0.005)
 
-    async def _generate(self, request: GenerateRequest, limit: int, ticket: int, entry: _Open) -> list[Generation]:
-        tasks = [asyncio.ensure_future(self._reply(request, limit, index, entry, f"{ticket}-{index}")) for index in range(request.n)]
+    async def _generate(
+        self, request: GenerateRequest, limit: int, ticket: int, entry: _Open
+    ) -> list[Generation]:
+        tasks = [
+            asyncio.ensure_future(self._reply(request, limit, index, entry, f"{ticket}-{index}"))
+            for index in range(request.n)
+        ]
         replies = asyncio.gather(*tasks)
         try:
             with self._own_errors(StructureError if request.sampling.structure else RolloutError):
@@ -351,16 +401,25 @@ class VLLMEngine:
             entry.closing = True
             for task in tasks:
                 task.cancel()
-            await asyncio.gather(replies, *tasks, return_exceptions=True)  # or the error of `replies` is logged as never retrieved
+            await asyncio.gather(
+                replies, *tasks, return_exceptions=True
+            )  # or the error of `replies` is logged as never retrieved
             self._open.pop(ticket, None)
 
-    async def _reply(self, request: GenerateRequest, limit: int, index: int, entry: _Open, name: str) -> Generation:
-        prompt, lora = {"type": "token", "prompt_token_ids": list(request.prompt_ids)}, self._adapters.request(request.adapter)
+    async def _reply(
+        self, request: GenerateRequest, limit: int, index: int, entry: _Open, name: str
+    ) -> Generation:
+        prompt, lora = (
+            {"type": "token", "prompt_token_ids": list(request.prompt_ids)},
+            self._adapters.request(request.adapter),
+        )
         params = sampling_params(request.sampling, limit, reply_seed(request.seed, index))
         entry.replies.add(name)
         output: Any = None
         try:
-            async for latest in self._llm.generate(prompt, params, name, lora_request=lora, priority=request.priority):
+            async for latest in self._llm.generate(
+                prompt, params, name, lora_request=lora, priority=request.priority
+            ):
                 output = latest
         finally:
             entry.replies.discard(name)
@@ -369,10 +428,14 @@ class VLLMEngine:
     def _generation(self, request: GenerateRequest, output: Any) -> Generation:
         reply = output.outputs[0]
         tokens = tuple(int(token) for token in reply.token_ids)
-        log_probs = tuple(float(entry[token].logprob) for token, entry in zip(tokens, reply.logprobs or (), strict=True))
+        log_probs = tuple(
+            float(entry[token].logprob) for token, entry in zip(tokens, reply.logprobs or (), strict=True)
+        )
         ended = reply.finish_reason in ("stop", "length", "abort")
         if not ended or not all(math.isfinite(value) for value in log_probs):
-            kind = StructureError if request.sampling.structure and not ended else RolloutError  # vLLM could not compile it
+            kind = (
+                StructureError if request.sampling.structure and not ended else RolloutError
+            )  # vLLM could not compile it
             what = "non-finite logits" if ended else f"the end {reply.finish_reason!r}"
             raise kind(f"the model gave {what} for request {request.request_id or '(no id)'}")
         reason: StopReason = reply.finish_reason
@@ -403,8 +466,8 @@ class VLLMEngine:
     async def _while_alive(self, work: Awaitable[T]) -> T:
         """Wait for `work` while the engine is alive.
 
-        When vLLM detects that its process has ended, it fails the requests that wait at that time; a request that arrives at the same
-        moment would wait forever.
+        When vLLM detects that its process has ended, it fails the requests that wait at that time; a request
+        that arrives at the same moment would wait forever.
         """
         llm, task = self._llm, asyncio.ensure_future(work)
         try:
@@ -417,7 +480,9 @@ class VLLMEngine:
 
     @contextmanager
     def _own_errors(self, refused: type[RolloutError] = RolloutError) -> Iterator[None]:
-        """Raise vLLM's errors as `EngineGoneError` or `RolloutError`, and that of a request which it does not accept as `refused`."""
+        """Raise vLLM's errors as `EngineGoneError` or `RolloutError`, and that of a request which it does not
+        accept as `refused`.
+        """
         from vllm.exceptions import VLLMClientError
         from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
@@ -425,7 +490,9 @@ class VLLMEngine:
             yield
         except EngineDeadError as error:
             code = next((process.exitcode for process in self._processes if process.exitcode), None)
-            self._cause = self._cause or self._log.exit_cause(code)  # computed once for all requests in flight
+            self._cause = self._cause or self._log.exit_cause(
+                code
+            )  # computed once for all requests in flight
             raise EngineGoneError(f"vLLM's process is gone: {self._cause}") from error
         except EngineGenerateError as error:
             raise RolloutError(f"vLLM could not serve the request: {error.__cause__ or error}") from error
@@ -434,12 +501,16 @@ class VLLMEngine:
 
 
 def reply_seed(seed: int, index: int) -> int:
-    """Return the seed of reply `index` under a request's seed, in [0, 2**63); requests with adjacent seeds share none."""
+    """Return the seed of reply `index` under a request's seed, in [0, 2**63); requests with adjacent seeds
+    share none.
+    """
     return int(np.random.SeedSequence((seed % 2**64, index)).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
 def sampling_params(sampling: SamplingParams, limit: int, seed: int) -> Any:
-    """Return vLLM's sampling parameters: only a stop token of the request or the limit ends a reply, and every token has its log-prob."""
+    """Return vLLM's sampling parameters: only a stop token of the request or the limit ends a reply, and
+    every token has its log-prob.
+    """
     from vllm import sampling_params as own
 
     return own.SamplingParams(
@@ -453,7 +524,9 @@ def sampling_params(sampling: SamplingParams, limit: int, seed: int) -> Any:
         logprobs=0,
         detokenize=False,
         output_kind=own.RequestOutputKind.FINAL_ONLY,
-        structured_outputs=own.StructuredOutputsParams(structural_tag=sampling.structure) if sampling.structure else None,
+        structured_outputs=own.StructuredOutputsParams(structural_tag=sampling.structure)
+        if sampling.structure
+        else None,
     )
 
 
@@ -464,7 +537,14 @@ async def _start(arguments: Mapping[str, Any]) -> Any:
     return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
 
 
-def _close(llm: Any, processes: Sequence[Any], thread: LoopThread, spool: Spool, log: EngineLog, shared: Sequence[Path]) -> None:
+def _close(
+    llm: Any,
+    processes: Sequence[Any],
+    thread: LoopThread,
+    spool: Spool,
+    log: EngineLog,
+    shared: Sequence[Path],
+) -> None:
     with ended(processes):
         llm.shutdown(timeout=STOP_TIMEOUT_S)
     for file in shared:  # a killed process does not remove its files

@@ -26,7 +26,9 @@ class LoopThread:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def run(self, coroutine: Coroutine[Any, Any, T], timeout_s: float) -> T:
-        """Run a coroutine on the loop and return its result. Raises TimeoutError after `timeout_s`, or the coroutine's error."""
+        """Run a coroutine on the loop and return its result. Raises TimeoutError after `timeout_s`, or the
+        coroutine's error.
+        """
         future = self.start(coroutine)
         try:
             return future.result(timeout_s)

@@ -1,4 +1,6 @@
-"""Processes of a vLLM engine: their environment, their log, and their end together with the worker that started them."""
+"""Processes of a vLLM engine: their environment, their log, and their end together with the worker that
+started them.
+"""
 
 from __future__ import annotations
 
@@ -34,14 +36,16 @@ _NOT_INHERITED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTE
 def engine_environment(
     device: str, num_threads: int, gpus: str = "", *, log: Path | None = None, scratch: Path | None = None
 ) -> dict[str, str]:
-    """Return the variables that a vLLM engine needs; they override the user's settings only where the engine depends on them.
+    """Return the variables that a vLLM engine needs; they override the user's settings only where the engine
+    depends on them.
 
     Args:
         device: cpu or cuda.
         num_threads: of each of its processes on a CPU; 0 keeps the default.
         gpus: CUDA_VISIBLE_DEVICES of its processes; empty for that of this process.
         log: file for their output; None for the streams of this process.
-        scratch: folder for their sockets, and on a CPU for their temporary files; None for the default folder.
+        scratch: folder for their sockets, and on a CPU for their temporary files; None for the default
+            folder.
     """
     needed = {
         PARENT: str(os.getpid()),
@@ -55,7 +59,8 @@ def engine_environment(
     }
     if device == "cpu":
         needed |= {
-            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the model lives in the engine's process, not in a third one
+            # the model lives in the engine's process, not in a third one
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # engines that pin threads would all use the same cores
             "TORCHDYNAMO_DISABLE": "1",  # compiling the sampler's helpers takes longer than it saves
         }
@@ -73,7 +78,8 @@ def engine_environment(
 
 
 class EngineLog:
-    """The log file of an engine's processes; for an engine without a run a temporary file, kept only when the engine died.
+    """The log file of an engine's processes; for an engine without a run a temporary file, kept only when the
+    engine died.
 
     Args:
         path: of the log, which is appended to; empty for a temporary one.
@@ -81,7 +87,9 @@ class EngineLog:
 
     def __init__(self, path: str = "") -> None:
         self._kept = bool(path)
-        self.path = Path(path or Path(tempfile.gettempdir()) / f"verl-mas-engine-{os.getpid()}-{uuid.uuid4().hex[:12]}.log")
+        self.path = Path(
+            path or Path(tempfile.gettempdir()) / f"verl-mas-engine-{os.getpid()}-{uuid.uuid4().hex[:12]}.log"
+        )
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._begin = self.path.stat().st_size if self.path.exists() else 0
 
@@ -98,7 +106,9 @@ class EngineLog:
             error = f"killed by {signal.Signals(-exit_code).name}"
             if exit_code == -signal.SIGKILL:
                 error += " (as the kernel does when memory is exhausted: lower actor_rollout_ref.rollout.max_num_seqs, or free memory)"
-        why = " ".join((error or otherwise or f"it ended with status {exit_code} and logged no error").split())
+        why = " ".join(
+            (error or otherwise or f"it ended with status {exit_code} and logged no error").split()
+        )
         return f"{why}; its log is {self.path}" if self.path.exists() else why
 
     def last_error(self) -> str:
@@ -148,13 +158,20 @@ def named_shared_memory(pids: Iterable[int]) -> list[Path]:
     for pid in pids:
         with suppress(OSError):
             lines += Path(f"/proc/{pid}/maps").read_text().splitlines()
-    return sorted({Path(line.split(maxsplit=5)[5]) for line in lines if "/dev/shm/" in line and not line.endswith("(deleted)")})
+    return sorted(
+        {
+            Path(line.split(maxsplit=5)[5])
+            for line in lines
+            if "/dev/shm/" in line and not line.endswith("(deleted)")
+        }
+    )
 
 
 def unlink_semaphores() -> None:
     """Unlink the semaphores that this process made, after all processes have opened them; they keep working.
 
-    A killed process unlinks none, and its resource tracker, which would do it later, is killed too when Ray ends a worker.
+    A killed process unlinks none, and its resource tracker, which would do it later, is killed too when Ray
+    ends a worker.
     """
     for finalizer in list(getattr(multiprocessing.util, "_finalizer_registry", {}).values()):
         if getattr(finalizer, "_callback", None) is multiprocessing.synchronize.SemLock._cleanup:  # type: ignore[attr-defined]
@@ -162,7 +179,9 @@ def unlink_semaphores() -> None:
 
 
 def adopt_children() -> None:
-    """Make processes that this one starts from now on end with it, as it ends with its own parent (`end_with_parent`)."""
+    """Make processes that this one starts from now on end with it, as it ends with its own parent
+    (`end_with_parent`).
+    """
     os.environ[PARENT] = str(os.getpid())
 
 
@@ -173,7 +192,9 @@ def _started_for_engine() -> bool:
 
 
 def end_with_parent() -> None:
-    """Have the kernel kill this process when its parent dies, if the parent started it for an engine; elsewhere do nothing."""
+    """Have the kernel kill this process when its parent dies, if the parent started it for an engine;
+    elsewhere do nothing.
+    """
     if not _started_for_engine():
         return
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -191,8 +212,8 @@ class _NullStream(io.TextIOBase):
 def _vllm_stream() -> io.TextIOBase:
     """Return the stream of vLLM's log messages.
 
-    In an engine's process, all output goes to its log from now on; in others messages are discarded, since the caller reports an engine
-    that died in one line.
+    In an engine's process, all output goes to its log from now on; in others messages are discarded, since
+    the caller reports an engine that died in one line.
     """
     if LOG not in os.environ or not _started_for_engine():
         return _NullStream()
@@ -225,7 +246,9 @@ def children_of(pids: Iterable[int]) -> list[psutil.Process]:
 
 @contextmanager
 def ended(processes: Sequence[Any]) -> Iterator[None]:
-    """Wait after the block, which ends processes, until they and those below them are gone, `EXIT_TIMEOUT_S` seconds each at most."""
+    """Wait after the block, which ends processes, until they and those below them are gone, `EXIT_TIMEOUT_S`
+    seconds each at most.
+    """
     below = children_of(process.pid for process in processes)
     yield
     for process in processes:  # a killed process takes a moment to end on a busy machine

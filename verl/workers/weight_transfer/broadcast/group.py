@@ -22,7 +22,8 @@ class Group:
     """A process group that only broadcasts from rank 0; connects when it is made, which blocks.
 
     Args:
-        made: `generation` (1, 2, ...), `ids` of the receivers in the order of their ranks, `backend`, and `store`, where a `TCPStore` is.
+        made: `generation` (1, 2, ...), `ids` of the receivers in the order of their ranks, `backend`, and
+            `store`, where a `TCPStore` is.
         rank: of this process.
         address: of this process, where gloo listens.
     """
@@ -31,7 +32,9 @@ class Group:
         self.generation, self.ids, self.backend = made["generation"], made["ids"], made["backend"]
         limit = timedelta(seconds=timeout_s)
         host, port = made["store"]
-        store = dist.TCPStore(host, port, is_master=False, timeout=limit)  # of its own: a wait of one group would block the others
+        store = dist.TCPStore(
+            host, port, is_master=False, timeout=limit
+        )  # of its own: a wait of one group would block the others
         own = dist.PrefixStore(f"group/{self.generation}", store)
         if self.backend == "nccl":
             self.device = torch.device("cuda", torch.cuda.current_device())
@@ -45,7 +48,9 @@ class Group:
             options._timeout = limit
             options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
             self._group = dist.ProcessGroupGloo(own, rank, 1 + len(self.ids), options)
-        self._start(torch.zeros(1, dtype=torch.uint8, device=self.device)).wait()  # NCCL connects with its first collective
+        self._start(
+            torch.zeros(1, dtype=torch.uint8, device=self.device)
+        ).wait()  # NCCL connects with its first collective
 
     def _start(self, flat: torch.Tensor) -> Any:
         options = dist.BroadcastOptions()
@@ -62,7 +67,8 @@ class Group:
         except RuntimeError:
             if self.backend == "nccl":
                 self._group.abort()
-            # Gloo cannot be interrupted, and the group's destructor would block on the broadcast, with the GIL.
+            # Gloo cannot be interrupted, and the group's destructor would block on the broadcast, with the
+            # GIL.
             threading.Thread(target=_hold, args=(self._group, work), daemon=True).start()
             raise
         work.wait()
@@ -77,7 +83,9 @@ def _hold(group: Any, work: Any) -> None:
 
 
 def connect(made: Mapping[str, Any], rank: int, address: str, timeout_s: float, wait: Wait) -> Group:
-    """Make a group on a thread, which is left alone when `wait` raises: a group that connects cannot be interrupted."""
+    """Make a group on a thread, which is left alone when `wait` raises: a group that connects cannot be
+    interrupted.
+    """
     future: Future[Group] = Future()
     device = torch.cuda.current_device() if made["backend"] == "nccl" else None
 
@@ -99,7 +107,9 @@ class WaitTimeoutError(RuntimeError):
 
 
 def wait_until(done: Callable[[], bool], timeout_s: float, what: str, watch: Callable[[], None]) -> None:
-    """Wait, calling `watch`, which pauses. Raises what that raises, and `WaitTimeoutError` after the time limit."""
+    """Wait, calling `watch`, which pauses. Raises what that raises, and `WaitTimeoutError` after the time
+    limit.
+    """
     end = time.monotonic() + timeout_s
     while not done():
         watch()
@@ -109,4 +119,8 @@ def wait_until(done: Callable[[], bool], timeout_s: float, what: str, watch: Cal
 
 def gpu(on_gpu: bool) -> str:
     """Return the UUID of this process's GPU, an empty string without one."""
-    return str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid) if on_gpu and torch.cuda.is_available() else ""
+    return (
+        str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
+        if on_gpu and torch.cuda.is_available()
+        else ""
+    )

@@ -25,7 +25,9 @@ class Receiver:
         try:
             self.link = Link(socket.create_connection(tuple(sender), timeout=timeout_s))
         except OSError as error:
-            raise EngineGoneError(f"the sender of the weights at {_shown(sender)} does not answer: {error}") from error
+            raise EngineGoneError(
+                f"the sender of the weights at {_shown(sender)} does not answer: {error}"
+            ) from error
         self._group: Group | None = None
         self._heard: dict[str, Any] = {}
         self._update = self._next = 0
@@ -34,7 +36,10 @@ class Receiver:
         """See `Collective.receive`."""
         update, bucket, self._timeout_s = handle["update"], handle["bucket"], timeout_s
         if bucket != (self._next if update == self._update else 0):
-            raise RolloutError(f"bucket {bucket} of weight update {update}: expected the next one after {self._next} of {self._update}")
+            raise RolloutError(
+                f"bucket {bucket} of weight update {update}: expected the next one after {self._next} of "
+                f"{self._update}"
+            )
         try:
             if update != self._update:
                 self._update, self._next, self._heard = update, 0, {}
@@ -45,16 +50,22 @@ class Receiver:
             self._group.broadcast(flat, self._wait)
             self._next += 1
             self.link.send(received=self._next)
-            self._wait(lambda: self._heard.get("arrived", 0) >= self._next, "the other receivers to have the bucket")
+            self._wait(
+                lambda: self._heard.get("arrived", 0) >= self._next, "the other receivers to have the bucket"
+            )
         except RuntimeError as error:
             why, self._group = self._cause(str(error)), None
-            raise EngineGoneError(f"bucket {bucket} of weight update {update} did not come from {_shown(self.sender)}: {why}") from error
+            raise EngineGoneError(
+                f"bucket {bucket} of weight update {update} did not come from {_shown(self.sender)}: {why}"
+            ) from error
         return unpack(flat, handle["layout"])
 
     def _join(self, on_gpu: bool, receivers: int) -> Group:
         group, name = self._group, f"{socket.gethostname()}:{os.getpid()}"
         held = group.generation if group else 0
-        self.link.send(update=self._update, id=self._id, name=name, held=held, gpu=gpu(on_gpu), received=0, failed="")
+        self.link.send(
+            update=self._update, id=self._id, name=name, held=held, gpu=gpu(on_gpu), received=0, failed=""
+        )
         self._wait(lambda: "group" in self._heard, f"all {receivers} receivers")
         made = self._heard["group"]
         if group is not None and held == made["generation"]:
@@ -62,7 +73,9 @@ class Receiver:
         return connect(made, made["ids"].index(self._id) + 1, self.link.address, self._timeout_s, self._wait)
 
     def _wait(self, done: Callable[[], bool], what: str) -> None:
-        """Wait; raises `RuntimeError` when the sender is lost or gives the update up, and after the time limit."""
+        """Wait; raises `RuntimeError` when the sender is lost or gives the update up, and after the time
+        limit.
+        """
 
         def watch() -> None:
             self._poll()
@@ -78,7 +91,9 @@ class Receiver:
                     self._heard |= message
 
     def _cause(self, error: str) -> str:
-        """Report an error to the sender, unless it is known there, and return the sender's, which names the process that died."""
+        """Report an error to the sender, unless it is known there, and return the sender's, which names the
+        process that died.
+        """
         if "error" not in self._heard:
             self.link.send(failed=error)
         end = time.monotonic() + 2 * NOTICE_S

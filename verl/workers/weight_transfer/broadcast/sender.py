@@ -18,7 +18,14 @@ import torch
 from torch import distributed as dist
 
 from verl.utils.flat_tensors import device_of, layout_of, pack
-from verl.workers.weight_transfer.broadcast.group import Group, Wait, WaitTimeoutError, connect, gpu, wait_until
+from verl.workers.weight_transfer.broadcast.group import (
+    Group,
+    Wait,
+    WaitTimeoutError,
+    connect,
+    gpu,
+    wait_until,
+)
 from verl.workers.weight_transfer.broadcast.link import JOINING, NOTICE_S, PAUSE_S, Link, ready
 
 logger = logging.getLogger(__name__)
@@ -60,7 +67,11 @@ class _Update:
         """Return why the update cannot succeed, or an empty string."""
         if lost := self.lost():
             return f"lost {', '.join(lost)}"
-        return "; ".join(f"{link.said['name']} gave up: {link.said['failed']}" for link in self.members if link.said["failed"])
+        return "; ".join(
+            f"{link.said['name']} gave up: {link.said['failed']}"
+            for link in self.members
+            if link.said["failed"]
+        )
 
 
 class Sender:
@@ -73,7 +84,12 @@ class Sender:
         with socket.create_server((self._address, 0)) as server:
             port, limit = server.getsockname()[1], timedelta(seconds=timeout_s)
             self._store = dist.TCPStore(
-                self._address, port, is_master=True, timeout=limit, wait_for_workers=False, master_listen_fd=server.detach()
+                self._address,
+                port,
+                is_master=True,
+                timeout=limit,
+                wait_for_workers=False,
+                master_listen_fd=server.detach(),
             )
         self._store_address = [self._address, port]
         self._links: list[Link] = []
@@ -92,14 +108,20 @@ class Sender:
             self._updates += 1
             update = self._update = _Update(self._updates, receivers, flat.is_cuda)
             name = f"weight update {update.number}"
-            self._thread = threading.Thread(target=self._run, args=(update, self._thread), name=name, daemon=True)
+            self._thread = threading.Thread(
+                target=self._run, args=(update, self._thread), name=name, daemon=True
+            )
             self._thread.start()
         if receivers != update.receivers:
             raise ValueError(f"a bucket for {receivers} receivers in a weight update for {update.receivers}")
         bucket, update.sent = update.sent, update.sent + 1
         update.open.add(bucket)
         update.waiting.put(flat)
-        place = {"sender": [self._address, self._server.getsockname()[1]], "update": update.number, "bucket": bucket}
+        place = {
+            "sender": [self._address, self._server.getsockname()[1]],
+            "update": update.number,
+            "bucket": bucket,
+        }
         return place | {"receivers": receivers, "on_gpu": update.on_gpu, "layout": layout, "n_bytes": size}
 
     def release(self, handle: Mapping[str, Any]) -> None:
@@ -131,7 +153,9 @@ class Sender:
             link.send(update=update.number, **message)
 
     def _wait(self, update: _Update, done: Callable[[], bool], what: str) -> None:
-        """Wait; raises `RuntimeError` when a receiver is lost or gives up, when the update is released, and after the time limit."""
+        """Wait; raises `RuntimeError` when a receiver is lost or gives up, when the update is released, and
+        after the time limit.
+        """
 
         def watch() -> None:
             self._poll(update)
@@ -190,7 +214,11 @@ class Sender:
         ids, gpus = sorted(one["id"] for one in said), [gpu(update.on_gpu), *(one["gpu"] for one in said)]
         backend = "nccl" if all(gpus) and len(set(gpus)) == len(gpus) else "gloo"
         old, self._group = self._group, None
-        if old is None or (old.ids, old.backend) != (ids, backend) or any(one["held"] != old.generation for one in said):
+        if (
+            old is None
+            or (old.ids, old.backend) != (ids, backend)
+            or any(one["held"] != old.generation for one in said)
+        ):
             self._generation += 1
             old = None
         made = {"generation": self._generation, "ids": ids, "backend": backend, "store": self._store_address}

@@ -90,12 +90,17 @@ def test_fifty_thousand_rows_are_no_loop_over_rows() -> None:
 
 def test_rows_that_do_not_count_stand_for_no_state_and_may_hold_anything() -> None:
     # "room x" alone would stand for both others at 0.9; "room xxx" is too far from it, but not from "room xx"
-    texts, valid = objects(["room x", "room xx", "room xxx", None, ["unhashable"]]), np.array([False, True, True, False, False])
+    texts, valid = (
+        objects(["room x", "room xx", "room xxx", None, ["unhashable"]]),
+        np.array([False, True, True, False, False]),
+    )
     found = build_step_group(texts, np.zeros(5), enable_similarity=True, similarity_thresh=0.9, valid=valid)
     assert similarity("room x", "room xxx") < 0.9 <= similarity("room xx", "room xxx")
     assert found.tolist() == [-1, 0, 0, -1, -1]
     assert build_step_group(texts, np.zeros(5), valid=valid).tolist() == [-1, 0, 1, -1, -1]
     for similar in (False, True):
-        assert build_step_group(texts, np.zeros(5), similar, valid=np.zeros(5, dtype=bool)).tolist() == [-1] * 5
+        assert (
+            build_step_group(texts, np.zeros(5), similar, valid=np.zeros(5, dtype=bool)).tolist() == [-1] * 5
+        )
     with pytest.raises(ValueError, match=r"1 of 2 rows have no anchor observation \(first: row 3\)"):
         build_step_group(texts, np.zeros(5), valid=np.array([False, True, False, True, False]))

@@ -17,8 +17,8 @@ COLUMNS = {"right": np.array([0.0, 2.0, 4.0], dtype=object), "tidy": np.array([0
 
 
 def test_by_hand(rows) -> None:
-    # right: mean 2, std 2: -1, 0, 1.  tidy (in thousandths): mean 1, std sqrt(3): -1, -1, 2 over sqrt(3), however small its scale.
-    # The sum with weights 1 and 1/2, whitened over one token a row: its mean is 0.
+    # right: mean 2, std 2: -1, 0, 1.  tidy (in thousandths): mean 1, std sqrt(3): -1, -1, 2 over sqrt(3),
+    # however small its scale. The sum with weights 1 and 1/2, whitened over one token a row: its mean is 0.
     total = np.array([-1, 0, 1]) + 0.5 * np.array([-1, -1, 2]) / 3**0.5
     rewards, mask = rows([0.0, 0.0, 0.0], width=1)
     arguments = {"config": config(["right", "tidy"], [1.0, 0.5]), "non_tensor_batch": COLUMNS, "epsilon": 0.0}
@@ -32,19 +32,28 @@ def test_without_columns_it_is_whitened_grpo(rows) -> None:
     rewards, mask = rows([0.0, 2.0, 4.0], [2, 1, 1], width=2)
     advantages, _ = gdpo(rewards, mask, np.zeros(3), epsilon=0.0)
     std = (2.75 / 3) ** 0.5
-    assert advantages[:, 0].tolist() == pytest.approx([-0.75 / std, 0.25 / std, 1.25 / std])  # the middle row is moved like any other
+    assert advantages[:, 0].tolist() == pytest.approx(
+        [-0.75 / std, 0.25 / std, 1.25 / std]
+    )  # the middle row is moved like any other
 
 
 def test_rows_for_which_no_reward_speaks_stay_zero(rows) -> None:
     rewards, mask = rows([0.0] * 5, [3, 1, 2, 2, 0])
     columns = {"a": np.array([0.0, 1.0, 0.1, 0.1, np.nan]), "b": np.array([1.0, 0.5, 0.2, 0.2, 7.0])}
-    advantages, _ = gdpo(rewards, mask, np.array([0, 0, 1, 1, 0]), config=config(["a", "b"], [1.0, 2.0]), non_tensor_batch=columns)
+    advantages, _ = gdpo(
+        rewards,
+        mask,
+        np.array([0, 0, 1, 1, 0]),
+        config=config(["a", "b"], [1.0, 2.0]),
+        non_tensor_batch=columns,
+    )
     assert (advantages[2:] == 0).all()
     assert (advantages[:2, 0] != 0).all()
 
 
 def test_rewards_that_cancel_out_are_whitened_like_any_other(rows) -> None:
-    # a: -1, 1 over sqrt(2); b: 1, -1 over sqrt(2): the first group's sum is 0, but both rewards spoke. Second group: -2, 2 over sqrt(2).
+    # a: -1, 1 over sqrt(2); b: 1, -1 over sqrt(2): the first group's sum is 0, but both rewards spoke. Second
+    # group: -2, 2 over sqrt(2).
     rewards, mask = rows([0.0] * 4, [1, 1, 3, 1])
     columns = {"a": np.array([0.0, 1.0, 0.0, 1.0]), "b": np.array([1.0, 0.0, 0.0, 1.0])}
     arguments = {"config": config(["a", "b"]), "non_tensor_batch": columns, "epsilon": 0.0}
@@ -71,4 +80,10 @@ def test_bad_input_is_named(rows) -> None:
         with pytest.raises(ValueError, match=message):
             gdpo(rewards, mask, np.zeros(3), config=config(keys, weights), non_tensor_batch=COLUMNS)
     with pytest.raises(ValueError, match="tidy: 1 of 3 rows are not finite"):
-        gdpo(rewards, mask, np.zeros(3), config=config(["tidy"]), non_tensor_batch={"tidy": np.array([0.0, np.nan, 1.0])})
+        gdpo(
+            rewards,
+            mask,
+            np.zeros(3),
+            config=config(["tidy"]),
+            non_tensor_batch={"tidy": np.array([0.0, np.nan, 1.0])},
+        )

@@ -42,7 +42,12 @@ def test_groups_without_a_signal(rows) -> None:
     index = np.array([0, 1, 1, 1])
     scores = [3.0, 0.1, 0.1, 0.1]
     assert gpg(*rows(scores), index)[0].abs().sum() == 0
-    assert gpg(*rows(scores), index, config=SimpleNamespace(singleton="raw"))[0][:, 0].tolist() == [3.0, 0.0, 0.0, 0.0]
+    assert gpg(*rows(scores), index, config=SimpleNamespace(singleton="raw"))[0][:, 0].tolist() == [
+        3.0,
+        0.0,
+        0.0,
+        0.0,
+    ]
     assert gpg(*rows([0.0, 0.0]), np.zeros(2))[0].abs().sum() == 0
 
 

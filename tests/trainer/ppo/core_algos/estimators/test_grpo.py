@@ -8,16 +8,21 @@ from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage
 
 
 def test_weighted_rows_by_hand(rows) -> None:
-    # mean (2 + 4 / 2 + 6 / 2) / 2 = 3.5; variance 5.5 / 1.25 (test_grouping.py); the row of weight 0 is nobody's peer.
+    # mean (2 + 4 / 2 + 6 / 2) / 2 = 3.5; variance 5.5 / 1.25 (test_grouping.py); the row of weight 0 is
+    # nobody's peer.
     rewards, mask = rows([2.0, 4.0, 6.0, 50.0])
-    advantages, _ = compute_grpo_outcome_advantage(rewards, mask, np.zeros(4), weights=np.array([1.0, 0.5, 0.5, 0.0]))
+    advantages, _ = compute_grpo_outcome_advantage(
+        rewards, mask, np.zeros(4), weights=np.array([1.0, 0.5, 0.5, 0.0])
+    )
     std = 4.4**0.5
     assert advantages[:, 0].tolist() == pytest.approx([-1.5 / std, 0.5 / std, 2.5 / std, 0.0], abs=1e-5)
 
 
 def test_one_row_that_weighs_is_a_group_of_one(rows) -> None:
     rewards, mask = rows([2.0, 4.0])
-    assert (compute_grpo_outcome_advantage(rewards, mask, np.zeros(2), weights=np.array([3.0, 0.0]))[0] == 0).all()
+    assert (
+        compute_grpo_outcome_advantage(rewards, mask, np.zeros(2), weights=np.array([3.0, 0.0]))[0] == 0
+    ).all()
 
 
 def test_weights_weigh_a_row_within_its_trajectory_and_trajectories_weigh_alike(rows) -> None:
@@ -33,7 +38,9 @@ def test_weights_weigh_a_row_within_its_trajectory_and_trajectories_weigh_alike(
 def test_a_mask_that_is_float_already_is_left_as_it_was(rows) -> None:
     rewards, mask = rows([1.0, 3.0])
     as_float = mask.float()
-    advantages, _ = compute_grpo_outcome_advantage(rewards, as_float, np.zeros(2), norm_adv_by_std_in_grpo=False)
+    advantages, _ = compute_grpo_outcome_advantage(
+        rewards, as_float, np.zeros(2), norm_adv_by_std_in_grpo=False
+    )
     assert torch.equal(as_float, mask.float())
     assert advantages.dtype == torch.float32
 

@@ -47,5 +47,11 @@ def test_the_order_of_a_trajectorys_rows_changes_no_bit(rows) -> None:
     plain = opo(rewards.double(), mask, np.zeros(24), traj_index=trajectory, weights=weights)[0]
     for _ in range(20):
         order = rng.permutation(24)
-        shuffled = opo(rewards[order].double(), mask[order], np.zeros(24), traj_index=trajectory[order], weights=weights[order])[0]
+        shuffled = opo(
+            rewards[order].double(),
+            mask[order],
+            np.zeros(24),
+            traj_index=trajectory[order],
+            weights=weights[order],
+        )[0]
         assert shuffled.tolist() == plain[order].tolist()

@@ -31,10 +31,15 @@ def test_by_hand(rows, order: str, first: list[float], second: float) -> None:
     assert json.loads(json.dumps(state)) == {"x": 5.0, "y": 1.0}
 
 
-@pytest.mark.parametrize(("order", "slope"), [("subtract_first", 1.0), ("update_first", 1 - (1 - 0.5**2) / 2)])
-def test_a_rows_own_reward_is_in_its_baseline_only_where_it_is_updated_first(rows, order: str, slope: float) -> None:
+@pytest.mark.parametrize(
+    ("order", "slope"), [("subtract_first", 1.0), ("update_first", 1 - (1 - 0.5**2) / 2)]
+)
+def test_a_rows_own_reward_is_in_its_baseline_only_where_it_is_updated_first(
+    rows, order: str, slope: float
+) -> None:
     low, high = (
-        rae(*rows([reward, 2.0]), np.array(["x", "x"]), decay=0.5, order=order, state={"x": 1.0})[0][0, 0] for reward in (0.0, 1.0)
+        rae(*rows([reward, 2.0]), np.array(["x", "x"]), decay=0.5, order=order, state={"x": 1.0})[0][0, 0]
+        for reward in (0.0, 1.0)
     )
     assert float(high - low) == pytest.approx(slope)
 
@@ -43,7 +48,11 @@ def test_the_games_of_a_mixture_do_not_share_baselines(rows) -> None:
     state: dict[str, float] = {}
     roles, games = np.array(["x", "x", "y"], dtype=object), np.array(["chess", "go", "go"], dtype=object)
     rae(*rows([2.0, 6.0, 4.0]), roles, decay=0.5, state=state, data_source=games)
-    assert {tuple(json.loads(name)): value for name, value in state.items()} == {("chess", "x"): 1.0, ("go", "x"): 3.0, ("go", "y"): 2.0}
+    assert {tuple(json.loads(name)): value for name, value in state.items()} == {
+        ("chess", "x"): 1.0,
+        ("go", "x"): 3.0,
+        ("go", "y"): 2.0,
+    }
     advantages, _ = rae(*rows([2.0, 6.0, 4.0]), roles, decay=0.5, state=state, data_source=games)
     assert advantages[:, 0].tolist() == [1.0, 3.0, 2.0]
 

@@ -6,12 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from verl.trainer.ppo.core_algos import compute_reinforce_plus_plus_baseline_outcome_advantage as with_baseline
+from verl.trainer.ppo.core_algos import (
+    compute_reinforce_plus_plus_baseline_outcome_advantage as with_baseline,
+)
 from verl.trainer.ppo.core_algos import compute_reinforce_plus_plus_outcome_advantage as plain
 
 
 def test_plain_by_hand() -> None:
-    # gamma 1/2: returns 1 + 4/2 = 3 and 4 (the masked token between is stepped over), and 2; mean 3, variance 1
+    # gamma 1/2: returns 1 + 4/2 = 3 and 4 (the masked token between is stepped over), and 2; mean 3, variance
+    # 1
     rewards, mask = torch.tensor([[1.0, 9.0, 4.0], [2.0, 0.0, 0.0]]), torch.tensor([[1, 0, 1], [1, 0, 0]])
     advantages, returns = plain(rewards, mask, config=SimpleNamespace(gamma=0.5))
     assert returns.tolist() == [[3.0, 0.0, 4.0], [2.0, 0.0, 0.0]]
@@ -44,7 +47,8 @@ def test_baseline_by_hand(rows) -> None:
 
 
 def test_baseline_rows_without_a_signal_count_as_zero_and_stay_zero(rows) -> None:
-    # values -1 (3 tokens), 1, 0 (3 tokens, equal scores), 0 (alone): whitening moves the mean by 2/8, but not for the silent rows
+    # values -1 (3 tokens), 1, 0 (3 tokens, equal scores), 0 (alone): whitening moves the mean by 2/8, but not
+    # for the silent rows
     rewards, mask = rows([1.0, 3.0, 0.1, 0.1, 7.0], [3, 1, 2, 1, 1])
     advantages, _ = with_baseline(rewards, mask, np.array([0, 0, 1, 1, 2]))
     values = np.array([-1, -1, -1, 1, 0, 0, 0, 0])
@@ -76,7 +80,9 @@ def test_baseline_weights_by_hand(rows) -> None:
 def test_baseline_trajectories_are_averaged_first(rows) -> None:
     # x (0 + 2) / 2 = 1 on two tokens, y 4 on one: mean 2.5; values -1.5, -1.5, 1.5
     rewards, mask = rows([0.0, 2.0, 4.0], width=1)
-    advantages, _ = with_baseline(rewards, mask, np.zeros(3), traj_index=np.array(["x", "x", "y"], dtype=object))
+    advantages, _ = with_baseline(
+        rewards, mask, np.zeros(3), traj_index=np.array(["x", "x", "y"], dtype=object)
+    )
     assert advantages[:, 0].tolist() == pytest.approx([-1 / 3**0.5, -1 / 3**0.5, 2 / 3**0.5])
 
 

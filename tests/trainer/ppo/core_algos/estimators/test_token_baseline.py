@@ -13,7 +13,9 @@ BOTH = pytest.mark.parametrize("estimator", [over_columns, over_tokens])
 
 
 def energies(terms: list[list[float]]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probs (of probability 1/2) and sums of squares that give these terms: w = 1 - 2 * 1/2 + sum of squares."""
+    """Log-probs (of probability 1/2) and sums of squares that give these terms: w = 1 - 2 * 1/2 + sum of
+    squares.
+    """
     squares = torch.tensor(terms)
     return torch.full_like(squares, 0.5).log(), squares
 
@@ -23,7 +25,9 @@ def test_by_hand(estimator) -> None:
     # W: row 0: 1, 1 + 1 = 2; row 1: 3, 3 + 3 = 6. Rewards to go: row 0: 4, 4; row 1: 0, 0.
     # B_0 = 4 * 1 / 4 = 1, B_1 = 4 * 2 / 8 = 1.
     rewards = torch.tensor([[0.0, 4.0], [0.0, 0.0]])
-    advantages, returns = estimator(rewards, torch.ones(2, 2), np.zeros(2), *energies([[1.0, 1.0], [3.0, 3.0]]))
+    advantages, returns = estimator(
+        rewards, torch.ones(2, 2), np.zeros(2), *energies([[1.0, 1.0], [3.0, 3.0]])
+    )
     assert advantages.flatten().tolist() == pytest.approx([3.0, 3.0, -1.0, -1.0])
     assert returns.tolist() == [[4.0, 4.0], [0.0, 0.0]]
 
@@ -42,14 +46,20 @@ def test_the_tail_of_the_longest_reply_has_no_baseline_unless_asked(estimator) -
     rewards, mask = torch.tensor([[0.0, 4.0], [0.0, 0.0]]), torch.tensor([[1, 1], [1, 0]])
     arguments = (rewards, mask, np.zeros(2), *energies([[1.0, 1.0], [1.0, 9.0]]))
     assert estimator(*arguments)[0].flatten().tolist() == pytest.approx([2.0, 4.0, -2.0, 0.0])
-    assert estimator(*arguments, handle_zero_tail=False)[0].flatten().tolist() == pytest.approx([2.0, 0.0, -2.0, 0.0], abs=1e-6)
+    assert estimator(*arguments, handle_zero_tail=False)[0].flatten().tolist() == pytest.approx(
+        [2.0, 0.0, -2.0, 0.0], abs=1e-6
+    )
 
 
 def test_masked_tokens_shift_columns_but_not_tokens() -> None:
-    # Row 0 wrote columns 0 and 2, row 1 columns 0 and 1. Second tokens: W 2 and 2, rewards to go 4 and 0: baseline 2.
+    # Row 0 wrote columns 0 and 2, row 1 columns 0 and 1. Second tokens: W 2 and 2, rewards to go 4 and 0:
+    # baseline 2.
     rewards, mask = torch.tensor([[0.0, 9.0, 4.0], [0.0, 0.0, 0.0]]), torch.tensor([[1, 0, 1], [1, 1, 0]])
     arguments = (rewards, mask, np.zeros(2), *energies([[1.0, 7.0, 1.0], [1.0, 1.0, 7.0]]))
-    assert over_tokens(*arguments)[0].tolist() == [pytest.approx([2.0, 0.0, 2.0]), pytest.approx([-2.0, -2.0, 0.0])]
+    assert over_tokens(*arguments)[0].tolist() == [
+        pytest.approx([2.0, 0.0, 2.0]),
+        pytest.approx([-2.0, -2.0, 0.0]),
+    ]
     assert over_columns(*arguments, handle_zero_tail=False)[0].tolist() == [
         pytest.approx([2.0, 0.0, 0.0], abs=1e-6),
         pytest.approx([-2.0, 0.0, 0.0], abs=1e-6),
@@ -63,9 +73,18 @@ def test_equal_totals_at_different_tokens_are_compared(estimator) -> None:
     advantages, _ = estimator(rewards, torch.ones(2, 3), np.zeros(2), *energies([[1.0] * 3] * 2))
     assert advantages.tolist() == [pytest.approx([0.0, -0.5, -0.5]), pytest.approx([0.0, 0.5, 0.5])]
     assert (advantages[:, 0] == 0).all()
-    # the same rewards at the same tokens are no signal, nor is one number at every token, whatever the weights
-    for rewards, mask in (([[1.0, 0.0, 1.0]] * 2, [[1, 1, 1]] * 2), ([[0.0, 0.0, 0.7], [0.7, 0.0, 0.0]], [[1, 1, 1], [1, 0, 0]])):
-        arguments = (torch.tensor(rewards), torch.tensor(mask), np.zeros(2), *energies([[1.0, 0.3, 0.2], [0.7, 0.1, 0.4]]))
+    # the same rewards at the same tokens are no signal, nor is one number at every token, whatever the
+    # weights
+    for rewards, mask in (
+        ([[1.0, 0.0, 1.0]] * 2, [[1, 1, 1]] * 2),
+        ([[0.0, 0.0, 0.7], [0.7, 0.0, 0.0]], [[1, 1, 1], [1, 0, 0]]),
+    ):
+        arguments = (
+            torch.tensor(rewards),
+            torch.tensor(mask),
+            np.zeros(2),
+            *energies([[1.0, 0.3, 0.2], [0.7, 0.1, 0.4]]),
+        )
         assert (estimator(*arguments)[0] == 0).all()
 
 
@@ -89,10 +108,14 @@ def test_groups_and_the_order_of_rows(estimator) -> None:
     index = np.arange(30) % 4
     whole, _ = estimator(rewards, mask, index, -log_probs, squares)
     order = torch.randperm(30, generator=generator)
-    shuffled, _ = estimator(rewards[order], mask[order], index[order.numpy()], -log_probs[order], squares[order])
+    shuffled, _ = estimator(
+        rewards[order], mask[order], index[order.numpy()], -log_probs[order], squares[order]
+    )
     assert torch.equal(whole[order], shuffled)
     inside = torch.as_tensor(index == 2)
-    alone, _ = estimator(rewards[inside], mask[inside], np.zeros(inside.sum()), -log_probs[inside], squares[inside])
+    alone, _ = estimator(
+        rewards[inside], mask[inside], np.zeros(inside.sum()), -log_probs[inside], squares[inside]
+    )
     assert torch.equal(whole[inside], alone)
 
 
@@ -107,8 +130,11 @@ def test_bad_input_is_named(estimator) -> None:
 
 @BOTH
 def test_confident_tokens_keep_their_digits(estimator) -> None:
-    # Probabilities 1 - 2e-4 and 1 - 1e-4: 1 - 2 pi + pi^2 = (1 - pi)^2 = 4e-8 and 1e-8, less than fp32 resolves beside 1, in ratio 4.
+    # Probabilities 1 - 2e-4 and 1 - 1e-4: 1 - 2 pi + pi^2 = (1 - pi)^2 = 4e-8 and 1e-8, less than fp32
+    # resolves beside 1, in ratio 4.
     probabilities = torch.tensor([[1 - 2e-4], [1 - 1e-4]], dtype=torch.float64)
     rewards = torch.tensor([[1.0], [0.0]])
-    advantages, _ = estimator(rewards, torch.ones(2, 1), np.zeros(2), probabilities.log(), probabilities**2, epsilon=0.0)
+    advantages, _ = estimator(
+        rewards, torch.ones(2, 1), np.zeros(2), probabilities.log(), probabilities**2, epsilon=0.0
+    )
     assert advantages[:, 0].tolist() == pytest.approx([1 - 0.8, -0.8], abs=1e-5)

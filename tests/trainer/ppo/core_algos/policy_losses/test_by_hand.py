@@ -21,26 +21,42 @@ Loss = tuple[float, list[list[float]], dict[str, float]]
 
 
 def run(
-    name: str, old: list, new: list, advantages: list, config: ActorConfig | None = None, mask: list | None = None, **kwargs: Any
+    name: str,
+    old: list,
+    new: list,
+    advantages: list,
+    config: ActorConfig | None = None,
+    mask: list | None = None,
+    **kwargs: Any,
 ) -> Loss:
     """Loss, gradient of the log-probs and metrics; `old` and `new` are log-probs."""
     log_prob = torch.tensor(new, requires_grad=True)
     ones = torch.ones_like(log_prob).long() if mask is None else torch.tensor(mask)
     loss, metrics = get_policy_loss_fn(name)(
-        torch.tensor(old), log_prob, torch.tensor(advantages), ones, config=ActorConfig() if config is None else config, **kwargs
+        torch.tensor(old),
+        log_prob,
+        torch.tensor(advantages),
+        ones,
+        config=ActorConfig() if config is None else config,
+        **kwargs,
     )
     loss.backward()
     return loss.item(), log_prob.grad.tolist(), metrics
 
 
 def test_gspo_clips_a_whole_reply() -> None:
-    """Row 1: log-ratios 0.3 and 0.1, mean 0.2: s = e^0.2 = 1.2214 > 1.2, A = 1: clipped, loss -1.2 a token, no gradient.
+    """Row 1: log-ratios 0.3 and 0.1, mean 0.2: s = e^0.2 = 1.2214 > 1.2, A = 1: clipped, loss -1.2 a token,
+    no gradient.
 
-    Row 2 (one token): log-ratio -0.1, s = e^-0.1, A = -2: loss 2 e^-0.1 (clip at 0.8 not reached), gradient 2 e^-0.1 / 2 rows.
-    seq-mean-token-mean: (-1.2 + 2 e^-0.1) / 2.
+    Row 2 (one token): log-ratio -0.1, s = e^-0.1, A = -2: loss 2 e^-0.1 (clip at 0.8 not reached), gradient 2
+    e^-0.1 / 2 rows. seq-mean-token-mean: (-1.2 + 2 e^-0.1) / 2.
     """
     loss, gradient, metrics = run(
-        "gspo", [[-1.0, -1.0], [-1.0, 0.0]], [[-0.7, -0.9], [-1.1, 5.0]], [[1.0, 1.0], [-2.0, 0.0]], mask=[[1, 1], [1, 0]]
+        "gspo",
+        [[-1.0, -1.0], [-1.0, 0.0]],
+        [[-0.7, -0.9], [-1.1, 5.0]],
+        [[1.0, 1.0], [-2.0, 0.0]],
+        mask=[[1, 1], [1, 0]],
     )
     assert loss == pytest.approx((-1.2 + 2 * math.exp(-0.1)) / 2)
     assert gradient == [[0.0, 0.0], [pytest.approx(math.exp(-0.1)), 0.0]]
@@ -52,26 +68,37 @@ def test_gspo_clips_a_whole_reply() -> None:
 
 
 def test_gspo_averages_replies_whatever_the_aggregation_asked_for() -> None:
-    """Ratios 1: row 1 (two tokens, A = 1): -1; row 2 (one token, A = -2): 2. Replies weigh the same: 1 / 2; tokens would give 0."""
+    """Ratios 1: row 1 (two tokens, A = 1): -1; row 2 (one token, A = -2): 2. Replies weigh the same: 1 / 2;
+    tokens would give 0.
+    """
     rows = [[0.0, 0.0], [0.0, 0.0]]
     for mode in ("token-mean", "seq-mean-token-sum"):
-        assert run("gspo", rows, rows, [[1.0, 1.0], [-2.0, 0.0]], mask=[[1, 1], [1, 0]], loss_agg_mode=mode)[0] == pytest.approx(0.5)
+        assert run("gspo", rows, rows, [[1.0, 1.0], [-2.0, 0.0]], mask=[[1, 1], [1, 0]], loss_agg_mode=mode)[
+            0
+        ] == pytest.approx(0.5)
 
 
 ALL_LOSSES = sorted(set(POLICY_LOSS_REGISTRY) - {"bypass_mode"})
 
 
 @pytest.mark.parametrize("name", ALL_LOSSES)
-@pytest.mark.parametrize("wrong", ["old_log_prob", "log_prob", "advantages", "response_mask", "rollout_is_weights"])
+@pytest.mark.parametrize(
+    "wrong", ["old_log_prob", "log_prob", "advantages", "response_mask", "rollout_is_weights"]
+)
 def test_a_tensor_of_another_shape_is_named_instead_of_spread(name: str, wrong: str) -> None:
-    tensors = {key: torch.zeros(3, 4) for key in ("old_log_prob", "log_prob", "advantages", "rollout_is_weights")}
+    tensors = {
+        key: torch.zeros(3, 4) for key in ("old_log_prob", "log_prob", "advantages", "rollout_is_weights")
+    }
     tensors["response_mask"] = torch.ones(3, 4)
     config = ActorConfig(policy_loss=PolicyLossConfig(dro_beta=1.0))
     get_policy_loss_fn(name)(**tensors, config=config)
     for part in (tensors[wrong][:1], tensors[wrong][:, :1], tensors[wrong][0]):
         if name == "gpg" and wrong == "old_log_prob":  # which it does not read
             continue
-        with pytest.raises(ValueError, match=rf"{'log_prob' if wrong == 'response_mask' else wrong} .*response_mask.* differ in shape"):
+        with pytest.raises(
+            ValueError,
+            match=rf"{'log_prob' if wrong == 'response_mask' else wrong} .*response_mask.* differ in shape",
+        ):
             get_policy_loss_fn(name)(**tensors | {wrong: part}, config=config)
 
 
@@ -79,11 +106,16 @@ def test_a_tensor_of_another_shape_is_named_instead_of_spread(name: str, wrong: 
 def test_gmpo_takes_the_geometric_mean_of_clipped_ratios(name: str) -> None:
     """Row 1, A = 2: log-ratios 0.5 -> clipped to 0.2, and 0.1: mean 0.15: -2 e^0.15.
 
-    Row 2, A = -1: -0.5 -> clipped to -0.2 (the pessimistic side), 0.4 stays: mean 0.1: e^0.1. Row 3 is padding: mean over two rows.
+    Row 2, A = -1: -0.5 -> clipped to -0.2 (the pessimistic side), 0.4 stays: mean 0.1: e^0.1. Row 3 is
+    padding: mean over two rows.
     """
     mask = [[1, 1], [1, 1], [0, 0]]
     loss, gradient, metrics = run(
-        name, [[0.0, 0.0]] * 3, [[0.5, 0.1], [-0.5, 0.4], [9.0, 9.0]], [[2.0, 2.0], [-1.0, -1.0], [3.0, 3.0]], mask=mask
+        name,
+        [[0.0, 0.0]] * 3,
+        [[0.5, 0.1], [-0.5, 0.4], [9.0, 9.0]],
+        [[2.0, 2.0], [-1.0, -1.0], [3.0, 3.0]],
+        mask=mask,
     )
     assert loss == pytest.approx((-2 * math.exp(0.15) + math.exp(0.1)) / 2)
     assert gradient[0] == [0.0, pytest.approx(-2 * math.exp(0.15) / 2 / 2)]
@@ -93,12 +125,16 @@ def test_gmpo_takes_the_geometric_mean_of_clipped_ratios(name: str) -> None:
 
 def test_gmpo_weighs_a_reply_with_the_geometric_mean_of_its_weights() -> None:
     """Weights 4 and 1: sqrt(4) = 2; ratios 1; A = 1: loss -2."""
-    loss, _, _ = run("geo_mean", [[0.0, 0.0]], [[0.0, 0.0]], [[1.0, 1.0]], rollout_is_weights=torch.tensor([[4.0, 1.0]]))
+    loss, _, _ = run(
+        "geo_mean", [[0.0, 0.0]], [[0.0, 0.0]], [[1.0, 1.0]], rollout_is_weights=torch.tensor([[4.0, 1.0]])
+    )
     assert loss == pytest.approx(-2.0)
 
 
 def test_cispo_keeps_the_gradient_of_clipped_tokens() -> None:
-    """Token 1: r = 2 -> weight 1.2, log_prob -0.5, A = 1: 0.6, gradient -0.6. Token 2: r = 1, log_prob -1, A = -1: -1, gradient 1 / 2."""
+    """Token 1: r = 2 -> weight 1.2, log_prob -0.5, A = 1: 0.6, gradient -0.6. Token 2: r = 1, log_prob -1, A
+    = -1: -1, gradient 1 / 2.
+    """
     loss, gradient, metrics = run("cispo", [[-0.5 - math.log(2), -1.0]], [[-0.5, -1.0]], [[1.0, -1.0]])
     assert loss == pytest.approx((0.6 - 1.0) / 2)
     assert gradient == [[pytest.approx(-0.6), pytest.approx(0.5)]]
@@ -115,10 +151,15 @@ def test_gpg_is_the_plain_policy_gradient() -> None:
 def test_sapo_fades_tokens_out() -> None:
     """At r = 1 the gate is 4 / tau * 1/2 = 2 / tau and its slope 1: gradient -A.
 
-    Row 1: A = 1, tau 1: -2. Row 2: A = -1, tau 2, r = 2: gate 2 sigmoid(2): loss 2 sigmoid(2), slope 4 s (1 - s) r.
+    Row 1: A = 1, tau 1: -2. Row 2: A = -1, tau 2, r = 2: gate 2 sigmoid(2): loss 2 sigmoid(2), slope 4 s (1 -
+    s) r.
     """
     loss, gradient, metrics = run(
-        "sapo", [[-1.0], [-1.0]], [[-1.0], [-1.0 + math.log(2)]], [[1.0], [-1.0]], ActorConfig(tau_pos=1.0, tau_neg=2.0)
+        "sapo",
+        [[-1.0], [-1.0]],
+        [[-1.0], [-1.0 + math.log(2)]],
+        [[1.0], [-1.0]],
+        ActorConfig(tau_pos=1.0, tau_neg=2.0),
     )
     s = 1 / (1 + math.exp(-2.0))
     assert loss == pytest.approx((-2.0 + 2 * s) / 2)
@@ -127,7 +168,8 @@ def test_sapo_fades_tokens_out() -> None:
 
 
 def test_dppo_tv_masks_by_the_change_of_the_probability() -> None:
-    """Bounds 0.2, c = 3. Tokens (A, p_old -> p): (1, .5 -> .8) moved .3: out. (1, .01 -> .05) ratio 5 -> 3, stays.
+    """Bounds 0.2, c = 3. Tokens (A, p_old -> p): (1, .5 -> .8) moved .3: out. (1, .01 -> .05) ratio 5 -> 3,
+    stays.
 
     (-1, .5 -> .2) out. (-1, .5 -> .9) moved up against A < 0: stays, ratio 1.8. Losses -A min(r, 3) log p.
     """
@@ -141,7 +183,8 @@ def test_dppo_tv_masks_by_the_change_of_the_probability() -> None:
 
 
 def test_dppo_kl_masks_by_the_binary_kl() -> None:
-    """Bound 0.1. D(.5 || .8) = .5 ln(.5/.8) + .5 ln(.5/.2) = 0.2231: out where A > 0; D(.5 || .6) = 0.0204: stays.
+    """Bound 0.1. D(.5 || .8) = .5 ln(.5/.8) + .5 ln(.5/.2) = 0.2231: out where A > 0; D(.5 || .6) = 0.0204:
+    stays.
 
     Where p moved the way that A < 0 does not push, it stays: A = -1, .5 -> .8.
     """
@@ -167,7 +210,8 @@ COV_OLD, COV_A = [[-1.0, -3.0], [-1.0, -3.0]], [[3.0, 1.0], [-1.0, -3.0]]
 def test_clip_cov_is_the_expectation_of_the_draw() -> None:
     """Band 1..5: tokens 1 and 4 (covariance 3). A share of 0.25 draws one of four tokens: q = 1/2 for both.
 
-    Ratios 1: losses -A (1 - q): -1.5, -1, 1, 1.5: mean 0; gradients the same / 4. A share of 1 draws both: q = 1.
+    Ratios 1: losses -A (1 - q): -1.5, -1, 1, 1.5: mean 0; gradients the same / 4. A share of 1 draws both: q
+    = 1.
     """
     config = ActorConfig(policy_loss=PolicyLossConfig(clip_cov_ratio=0.25))
     loss, gradient, metrics = run("clip_cov", COV_OLD, COV_OLD, COV_A, config)
@@ -179,7 +223,8 @@ def test_clip_cov_is_the_expectation_of_the_draw() -> None:
 
 
 def test_clip_cov_never_draws_what_ppo_clips() -> None:
-    """Token 1 has ratio e > 1.2 with A > 0: clipped, loss -3.6; the one place goes to token 4, which is then left out whole.
+    """Token 1 has ratio e > 1.2 with A > 0: clipped, loss -3.6; the one place goes to token 4, which is then
+    left out whole.
 
     Log-probs 0, -3, -1, -3: mean -1.75; covariances 5.25 (clipped), -1.25, -0.75, 3.75.
     """
@@ -205,7 +250,9 @@ def test_kl_cov_charges_the_tokens_of_largest_covariance() -> None:
 
 
 def test_kl_cov_shares_the_last_place_between_equal_tokens() -> None:
-    """Log-ratios +-0.25, covariances 3.75 for tokens 1 and 4, which are equal to the bit: one place, each pays half."""
+    """Log-ratios +-0.25, covariances 3.75 for tokens 1 and 4, which are equal to the bit: one place, each
+    pays half.
+    """
     config = ActorConfig(policy_loss=PolicyLossConfig(kl_cov_ratio=0.25, ppo_kl_coef=0.5))
     _, gradient, _ = run("kl_cov", COV_OLD, [[-0.75, -3.25], [-0.75, -3.25]], COV_A, config)
     assert gradient[0][0] == pytest.approx((-3 * math.exp(0.25) + 0.25) / 4, rel=1e-5)
@@ -216,7 +263,8 @@ def test_reinforce_weighs_the_policy_gradient() -> None:
     """-1 * -0.5 * 2 + -(-1) * -1.5 * 0.5 = 1 - 0.75, summed over the row."""
     log_prob = torch.tensor([[-0.5, -1.5]])
     loss, metrics = compute_policy_loss_reinforce(
-        torch.tensor([[-1.0, -1.5]]), log_prob, torch.tensor([[1.0, -1.0]]), torch.ones(1, 2), config=ActorConfig(),
+        torch.tensor([[-1.0, -1.5]]), log_prob, torch.tensor([[1.0, -1.0]]), torch.ones(1, 2),
+        config=ActorConfig(),
         rollout_is_weights=torch.tensor([[2.0, 0.5]]),
     )  # fmt: skip
     assert loss.item() == pytest.approx(0.25)
@@ -238,11 +286,15 @@ def test_bypass_rejects_tokens_before_it_clips() -> None:
 
 
 def test_bypass_reinforce_truncates_the_weights() -> None:
-    """Ratios 4 -> 2 and 0.5, log-probs -0.5 and -1, A = 1: (2 * 0.5 + 0.5 * 1) / 2; normalised weights 1.6 and 0.4."""
+    """Ratios 4 -> 2 and 0.5, log-probs -0.5 and -1, A = 1: (2 * 0.5 + 0.5 * 1) / 2; normalised weights 1.6
+    and 0.4.
+    """
     old, new = [[-0.5 - math.log(4.0), -1.0 + math.log(2.0)]], [[-0.5, -1.0]]
     config = bypass(loss_type="reinforce", rollout_is="token", rollout_is_threshold=2.0)
     assert run("bypass_mode", old, new, [[1.0, 1.0]], config)[0] == pytest.approx(0.75)
-    config = bypass(loss_type="reinforce", rollout_is="token", rollout_is_threshold=2.0, rollout_is_batch_normalize=True)
+    config = bypass(
+        loss_type="reinforce", rollout_is="token", rollout_is_threshold=2.0, rollout_is_batch_normalize=True
+    )
     assert run("bypass_mode", old, new, [[1.0, 1.0]], config)[0] == pytest.approx((1.6 * 0.5 + 0.4) / 2)
 
 
@@ -256,7 +308,9 @@ def test_the_older_signature_gives_loss_and_shares() -> None:
     """r = 1.5, A = 1: clipped at 1.2. r = 4, A = -1: dual clip at 3. Loss (-1.2 + 3) / 2."""
     new = torch.tensor([[math.log(1.5), math.log(4.0)]])
     advantages = torch.tensor([[1.0, -1.0]])
-    loss, clipped, kl, lower = compute_policy_loss(torch.zeros(1, 2), new, advantages, torch.ones(1, 2), cliprange=0.2)
+    loss, clipped, kl, lower = compute_policy_loss(
+        torch.zeros(1, 2), new, advantages, torch.ones(1, 2), cliprange=0.2
+    )
     assert loss.item() == pytest.approx(0.9)
     assert (clipped.item(), lower.item()) == (0.5, 0.5)
     assert kl.item() == pytest.approx(-math.log(6.0) / 2)

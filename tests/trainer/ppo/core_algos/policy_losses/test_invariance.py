@@ -1,4 +1,6 @@
-"""Every registered loss is a function of the set of rows: their order, padding, cuts and weights mean nothing else."""
+"""Every registered loss is a function of the set of rows: their order, padding, cuts and weights mean nothing
+else.
+"""
 
 import dataclasses
 import threading
@@ -11,7 +13,13 @@ from hypothesis import strategies as st
 
 from verl.trainer.config import RolloutCorrectionConfig
 from verl.trainer.config.model import PolicyLossConfig
-from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY, MiniBatch, Ranks, compute_value_loss, find_preparation
+from verl.trainer.ppo.core_algos import (
+    POLICY_LOSS_REGISTRY,
+    MiniBatch,
+    Ranks,
+    compute_value_loss,
+    find_preparation,
+)
 from verl.trainer.ppo.core_algos.aggregation import LOSS_AGG_MODES
 from verl.workers.engine.policy_update import LossConfig
 
@@ -22,7 +30,9 @@ CORRECTION = RolloutCorrectionConfig(
     rollout_rs="seq_mean_k3", rollout_rs_threshold=0.08, m2po_tau=0.1,
 )  # fmt: skip
 CONFIG = LossConfig(
-    policy_loss=PolicyLossConfig(clip_cov_ratio=0.2, clip_cov_lb=0.1, kl_cov_ratio=0.2, ppo_kl_coef=1.0, dro_beta=0.3),
+    policy_loss=PolicyLossConfig(
+        clip_cov_ratio=0.2, clip_cov_lb=0.1, kl_cov_ratio=0.2, ppo_kl_coef=1.0, dro_beta=0.3
+    ),
     rollout_correction=CORRECTION,
     loss_agg_mode="seq-mean-token-mean",
 )
@@ -43,10 +53,14 @@ def make_rows(count: int, width: int, seed: int) -> Rows:
     }
 
 
-def evaluate(name: str, rows: Rows, config: LossConfig = CONFIG) -> tuple[torch.Tensor, torch.Tensor, dict[str, float]]:
+def evaluate(
+    name: str, rows: Rows, config: LossConfig = CONFIG
+) -> tuple[torch.Tensor, torch.Tensor, dict[str, float]]:
     """Loss, gradient of the log-probs, metrics."""
     log_prob = rows["log_prob"].clone().requires_grad_()
-    loss, metrics = POLICY_LOSS_REGISTRY[name](**{**rows, "log_prob": log_prob}, loss_agg_mode=config.loss_agg_mode, config=config)
+    loss, metrics = POLICY_LOSS_REGISTRY[name](
+        **{**rows, "log_prob": log_prob}, loss_agg_mode=config.loss_agg_mode, config=config
+    )
     (gradient,) = torch.autograd.grad(loss, log_prob)
     return loss.detach(), gradient, metrics
 
@@ -61,7 +75,10 @@ def test_order_and_padding_change_nothing(name: str, count: int, width: int, see
     order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
     padded = {key: torch.nn.functional.pad(value[order], (0, 2, 0, 1)) for key, value in rows.items()}
     padded["advantages"][-1] = 7.0
-    padded = {key: torch.cat([value[:, :1], torch.full_like(value[:, :1], -1), value[:, 1:]], dim=1) for key, value in padded.items()}
+    padded = {
+        key: torch.cat([value[:, :1], torch.full_like(value[:, :1], -1), value[:, 1:]], dim=1)
+        for key, value in padded.items()
+    }
     padded["response_mask"][:, 1] = 0  # a tool message
     other_loss, other_gradient, other_metrics = evaluate(name, padded)
     assert torch.allclose(other_loss, loss, atol=1e-6)
@@ -92,13 +109,20 @@ def cuts(draw: st.DrawFn) -> list[int]:
 def test_any_cut_into_micro_batches_gives_the_same_loss_and_gradient(
     name: str, sizes: list[int], width: int, mode: str, weighted: bool, seed: int
 ) -> None:
-    """As the engine does it: columns prepared for the whole mini-batch travel with their rows, and counts are of the whole."""
-    rows = {key: value.double() if value.is_floating_point() else value for key, value in make_rows(sum(sizes), width, seed).items()}
+    """As the engine does it: columns prepared for the whole mini-batch travel with their rows, and counts are
+    of the whole.
+    """
+    rows = {
+        key: value.double() if value.is_floating_point() else value
+        for key, value in make_rows(sum(sizes), width, seed).items()
+    }
     weights = torch.randint(1, 4, (sum(sizes),), generator=torch.Generator().manual_seed(seed)).double() / 2
     weights = weights if weighted else torch.ones_like(weights)
     config = dataclasses.replace(CONFIG, loss_agg_mode=mode)
     prepare = find_preparation(name, config)
-    mini = MiniBatch(*(rows[key] for key in ("old_log_prob", "log_prob", "advantages", "response_mask")), weights, Ranks())
+    mini = MiniBatch(
+        *(rows[key] for key in ("old_log_prob", "log_prob", "advantages", "response_mask")), weights, Ranks()
+    )
     columns = {} if prepare is None else prepare(mini, config)
     rows |= {"response_mask": columns.pop("response_mask", rows["response_mask"])}
     counts = counts_of(rows["response_mask"], weights)
@@ -115,12 +139,16 @@ def test_any_cut_into_micro_batches_gives_the_same_loss_and_gradient(
     assert torch.allclose(torch.stack([p[0] for p in parts]).sum(), loss, rtol=1e-9, atol=1e-12)
     assert torch.allclose(torch.cat([p[1] for p in parts]), gradient, rtol=1e-9, atol=1e-12)
     own_counts = dataclasses.replace(config, global_batch_info={"row_weights": weights}, prepared=columns)
-    assert torch.allclose(evaluate(name, rows, own_counts)[0], loss), "the counts of the whole are those that it finds itself"
+    assert torch.allclose(evaluate(name, rows, own_counts)[0], loss), (
+        "the counts of the whole are those that it finds itself"
+    )
 
 
 @given(cuts(), st.integers(1, 5), st.sampled_from(LOSS_AGG_MODES), st.integers(0, 10_000))
 @settings(max_examples=30, deadline=None)
-def test_any_cut_gives_the_same_value_loss_and_gradient(sizes: list[int], width: int, mode: str, seed: int) -> None:
+def test_any_cut_gives_the_same_value_loss_and_gradient(
+    sizes: list[int], width: int, mode: str, seed: int
+) -> None:
     rows = make_rows(sum(sizes), width, seed)
     columns = [rows[key].double() for key in ("advantages", "rollout_is_weights", "old_log_prob")]
     counts = counts_of(rows["response_mask"], torch.ones(sum(sizes)))
@@ -140,11 +168,15 @@ def test_any_cut_gives_the_same_value_loss_and_gradient(sizes: list[int], width:
 
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_a_row_of_weight_k_counts_like_k_rows(name: str) -> None:
-    """Also for the statistics over the mini-batch that some losses take; rejection by M2PO is of tokens and stays out of it."""
+    """Also for the statistics over the mini-batch that some losses take; rejection by M2PO is of tokens and
+    stays out of it.
+    """
     rows = make_rows(4, 5, seed=3)
     config = dataclasses.replace(CONFIG, rollout_correction=dataclasses.replace(CORRECTION, m2po_tau=None))
     repeats = torch.tensor([1, 3, 0, 2])
-    loss, gradient, _ = evaluate(name, {key: value.repeat_interleave(repeats, dim=0) for key, value in rows.items()}, config)
+    loss, gradient, _ = evaluate(
+        name, {key: value.repeat_interleave(repeats, dim=0) for key, value in rows.items()}, config
+    )
     weighted = dataclasses.replace(config, global_batch_info={"row_weights": repeats.float()})
     weighted_loss, weighted_gradient, _ = evaluate(name, rows, weighted)
     assert torch.allclose(weighted_loss, loss, atol=1e-6)
@@ -188,7 +220,10 @@ def mini_batch(rows: Rows, ranks: Ranks) -> MiniBatch:
 @pytest.mark.parametrize("first", [0, 2, 7])
 def test_two_ranks_prepare_what_one_does(name: str, first: int) -> None:
     rows = make_rows(8, 5, seed=1)
-    parts = [{key: value[:first] for key, value in rows.items()}, {key: value[first:] for key, value in rows.items()}]
+    parts = [
+        {key: value[:first] for key, value in rows.items()},
+        {key: value[first:] for key, value in rows.items()},
+    ]
     prepare = find_preparation(name, CONFIG)
     assert prepare is not None
     whole = prepare(mini_batch(rows, Ranks()), CONFIG)

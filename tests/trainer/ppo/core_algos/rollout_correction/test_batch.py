@@ -32,18 +32,28 @@ POLICIES = ["a", "b", "a", "b"]
 def make_batch(x: torch.Tensor = X, mask: torch.Tensor = MASK, **columns: Any) -> DataProto:
     old = torch.full(x.shape, -2.0)
     tensors = {"old_log_probs": old, "rollout_log_probs": old - x, "response_mask": mask.clone()}
-    return DataProto.from_dict(tensors=tensors, non_tensors={name: np.array(values, dtype=object) for name, values in columns.items()})
+    return DataProto.from_dict(
+        tensors=tensors,
+        non_tensors={name: np.array(values, dtype=object) for name, values in columns.items()},
+    )
 
 
 def test_means_never_cross_policies() -> None:
-    config = RolloutCorrectionConfig(rollout_is="token", rollout_is_threshold=100.0, rollout_is_batch_normalize=True)
+    config = RolloutCorrectionConfig(
+        rollout_is="token", rollout_is_threshold=100.0, rollout_is_batch_normalize=True
+    )
     batch, metrics = compute_rollout_correction_and_add_to_batch(make_batch(policy_id=POLICIES), config)
-    means = {"a": (math.exp(0.1) + math.exp(0.2) + math.exp(-0.3)) / 3, "b": sum(math.exp(v) for v in (1, 1.5, 2.5, 3)) / 4}
+    means = {
+        "a": (math.exp(0.1) + math.exp(0.2) + math.exp(-0.3)) / 3,
+        "b": sum(math.exp(v) for v in (1, 1.5, 2.5, 3)) / 4,
+    }
     weights = batch.batch["rollout_is_weights"]
     for row, policy in enumerate(POLICIES):
         assert torch.allclose(weights[row], torch.exp(X[row]) * MASK[row] / means[policy])
     factor = "rollout_corr/rollout_is_batch_norm_factor"
-    assert metrics[f"wg/a/{factor}"] == pytest.approx(means["a"]) and metrics[factor] == pytest.approx(sum(means.values()) / 2)
+    assert metrics[f"wg/a/{factor}"] == pytest.approx(means["a"]) and metrics[factor] == pytest.approx(
+        sum(means.values()) / 2
+    )
 
 
 def test_m2po_bounds_the_second_moment_of_every_policy() -> None:
@@ -52,7 +62,10 @@ def test_m2po_bounds_the_second_moment_of_every_policy() -> None:
     metrics = apply_m2po_mask(batch, 1.7)
     # policy a: all squares below 0.1; policy b: 1, 2.25, 6.25, 9: the two smallest have mean 1.625
     assert batch.batch["response_mask"].tolist() == [[1, 1], [1, 1], [1, 0], [0, 0]]
-    assert metrics["wg/a/rollout_corr/m2po_masked_fraction"] == 0.0 and metrics["wg/b/rollout_corr/m2po_masked_fraction"] == 0.5
+    assert (
+        metrics["wg/a/rollout_corr/m2po_masked_fraction"] == 0.0
+        and metrics["wg/b/rollout_corr/m2po_masked_fraction"] == 0.5
+    )
     assert "rollout_is_weights" not in set(batch.batch.keys())
 
 
@@ -62,7 +75,9 @@ def test_m2po_looks_at_what_rejection_has_kept() -> None:
     batch.batch["advantages"] = torch.sign(X)
     apply_m2po_mask(batch, 1.7)
     rejected = MASK * (0.5 * X.square() <= 4.0)
-    assert torch.equal(batch.batch["response_mask"], compute_m2po_mask(X.double(), rejected, 1.7, torch.sign(X))[0])
+    assert torch.equal(
+        batch.batch["response_mask"], compute_m2po_mask(X.double(), rejected, 1.7, torch.sign(X))[0]
+    )
     assert metrics["rollout_corr/rollout_rs_masked_fraction"] == pytest.approx(1 / 7)
 
 
@@ -79,7 +94,9 @@ def test_a_policy_that_loses_every_row_keeps_them_empty_and_harms_no_other() -> 
 
 def test_a_batch_without_a_token_is_left_as_it_is() -> None:
     empty = make_batch(mask=torch.zeros_like(MASK), policy_id=POLICIES)
-    batch, metrics = compute_rollout_correction_and_add_to_batch(empty, RolloutCorrectionConfig.decoupled_seq_is_rs())
+    batch, metrics = compute_rollout_correction_and_add_to_batch(
+        empty, RolloutCorrectionConfig.decoupled_seq_is_rs()
+    )
     assert metrics == {} and not batch.batch["rollout_is_weights"].any()
 
 
@@ -90,7 +107,9 @@ def test_one_policy_is_what_the_function_on_tensors_gives() -> None:
     weights, kept, expected = compute_rollout_correction_and_rejection_mask(
         given["old_log_probs"], given["rollout_log_probs"], MASK, "token", 2.0, False, "seq_mean_k3", 0.5
     )
-    assert weights is not None and torch.equal(batch.batch["rollout_is_weights"], weights.batch["rollout_is_weights"])
+    assert weights is not None and torch.equal(
+        batch.batch["rollout_is_weights"], weights.batch["rollout_is_weights"]
+    )
     assert torch.equal(batch.batch["response_mask"], kept) and metrics == expected
 
 
@@ -98,7 +117,9 @@ def test_shuffled_rows_are_corrected_alike_to_the_bit() -> None:
     config = RolloutCorrectionConfig("token", 2.0, True, "seq_mean_k3", 0.6, 2.0)
     order = np.array([3, 1, 0, 2])
     plain, metrics = compute_rollout_correction_and_add_to_batch(make_batch(policy_id=POLICIES), config)
-    shuffled, again = compute_rollout_correction_and_add_to_batch(make_batch(policy_id=POLICIES).select_idxs(order), config)
+    shuffled, again = compute_rollout_correction_and_add_to_batch(
+        make_batch(policy_id=POLICIES).select_idxs(order), config
+    )
     for name in ("rollout_is_weights", "response_mask"):
         assert torch.equal(shuffled.batch[name], plain.batch[name][order])
     assert again == pytest.approx(metrics)
@@ -117,13 +138,19 @@ def test_bypass_takes_the_samplers_log_probs_and_needs_them() -> None:
 def test_the_gap_is_measured_for_every_policy_and_averaged() -> None:
     metrics = sampler_gap_metrics(make_batch(policy_id=POLICIES))
     assert metrics["rollout_corr/log_prob_diff_mean"] == pytest.approx((0.2 + 2.0) / 2)
-    assert metrics["rollout_corr/log_prob_diff_max"] == metrics["wg/b/rollout_corr/log_prob_diff_max"] == pytest.approx(3.0)
+    assert (
+        metrics["rollout_corr/log_prob_diff_max"]
+        == metrics["wg/b/rollout_corr/log_prob_diff_max"]
+        == pytest.approx(3.0)
+    )
     assert metrics["wg/a/rollout_corr/log_prob_diff_mean"] == pytest.approx(0.2)
     assert metrics["wg/a/rollout_corr/rollout_is_ratio_fraction_high"] == 0.0
     assert metrics["wg/b/rollout_corr/rollout_is_ratio_fraction_high"] == 1.0
 
 
-def test_aggregate_policies_takes_the_mean_but_the_largest_of_a_maximum_and_the_smallest_of_a_minimum() -> None:
+def test_aggregate_policies_takes_the_mean_but_the_largest_of_a_maximum_and_the_smallest_of_a_minimum() -> (
+    None
+):
     per_policy = {
         "a": {"x/mean": 1.0, "x/is_max": 1.0, "x/diff_min": 1.0},
         "b": {"x/mean": 3.0, "x/is_max": 3.0, "x/diff_min": 3.0, "x/own": 5.0},
@@ -138,7 +165,9 @@ def test_aggregate_policies_takes_the_mean_but_the_largest_of_a_maximum_and_the_
 def test_staleness_counts_versions_of_rows_that_have_a_token() -> None:
     mask = MASK.clone()
     mask[3] = 0
-    batch = make_batch(mask=mask, agent_id=["Solver Agent", "Solver Agent", "Critic", "Critic"], version=[7, 5, 8, 0])
+    batch = make_batch(
+        mask=mask, agent_id=["Solver Agent", "Solver Agent", "Critic", "Critic"], version=[7, 5, 8, 0]
+    )
     assert staleness_metrics(batch, 8) == {
         "agent/solver_agent/staleness/mean": 2.0, "agent/solver_agent/staleness/max": 3.0,
         "agent/critic/staleness/mean": 0.0, "agent/critic/staleness/max": 0.0,
@@ -146,7 +175,9 @@ def test_staleness_counts_versions_of_rows_that_have_a_token() -> None:
 
 
 def test_masks_cut_off_what_the_policy_would_have_sampled() -> None:
-    allowed = torch.tensor([[0.5, 0.25], [0.1, 0.1], [0.9, 0.1], [1.0, 1.0]])  # mass of the tokens that may follow
+    allowed = torch.tensor(
+        [[0.5, 0.25], [0.1, 0.1], [0.9, 0.1], [1.0, 1.0]]
+    )  # mass of the tokens that may follow
     agents = ["Solver Agent", "Solver Agent", "Solver Agent", "Critic"]
     metrics = mask_metrics(make_batch(allowed.log(), agent_id=agents, masked=[True, False, True, False]))
     assert metrics == {
@@ -163,8 +194,14 @@ def test_masks_cut_off_what_the_policy_would_have_sampled() -> None:
         ({"response_mask": torch.zeros(1, 2)}, "at least one valid token"),
     ],
 )
-def test_tensors_that_do_not_belong_together_are_refused(change: dict[str, torch.Tensor], message: str) -> None:
-    tensors = {"old_log_prob": torch.zeros(1, 2), "rollout_log_prob": torch.zeros(1, 2), "response_mask": torch.ones(1, 2)}
+def test_tensors_that_do_not_belong_together_are_refused(
+    change: dict[str, torch.Tensor], message: str
+) -> None:
+    tensors = {
+        "old_log_prob": torch.zeros(1, 2),
+        "rollout_log_prob": torch.zeros(1, 2),
+        "response_mask": torch.ones(1, 2),
+    }
     tensors |= {name.replace("log_probs", "log_prob"): value for name, value in change.items()}
     with pytest.raises(ValueError, match=message):
         compute_rollout_correction_and_rejection_mask(**tensors)

@@ -7,9 +7,13 @@ import math
 import pytest
 import torch
 
-from verl.trainer.ppo.core_algos.rollout_correction import compute_offpolicy_metrics, compute_rollout_corr_metrics_from_logprobs
+from verl.trainer.ppo.core_algos.rollout_correction import (
+    compute_offpolicy_metrics,
+    compute_rollout_corr_metrics_from_logprobs,
+)
 
-# Row means -1.5 and -3 (trainer), -2 and -2.5 (sampler); x = 0, 1 in the first row and -0.5 in the second; the last row is padding.
+# Row means -1.5 and -3 (trainer), -2 and -2.5 (sampler); x = 0, 1 in the first row and -0.5 in the second;
+# the last row is padding.
 OLD = torch.tensor([[-1.0, -2.0], [-3.0, math.nan], [5.0, 5.0]])
 MU = torch.tensor([[-1.0, -3.0], [-2.5, 7.0], [9.0, 9.0]])
 MASK = torch.tensor([[1, 1], [1, 0], [0, 0]])
@@ -43,7 +47,9 @@ def test_without_a_sampler_there_is_the_trainers_perplexity_alone() -> None:
 
 def test_the_update_reports_them_under_verls_prefix() -> None:
     named = compute_rollout_corr_metrics_from_logprobs(OLD, MU, MASK)
-    assert named == {f"rollout_corr/{name}": value for name, value in compute_offpolicy_metrics(OLD, MU, MASK).items()}
+    assert named == {
+        f"rollout_corr/{name}": value for name, value in compute_offpolicy_metrics(OLD, MU, MASK).items()
+    }
 
 
 def test_a_far_token_does_not_overflow() -> None:

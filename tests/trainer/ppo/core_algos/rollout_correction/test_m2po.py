@@ -36,7 +36,9 @@ def test_a_bound_that_no_token_meets_keeps_none() -> None:
 @given(seed=st.integers(0, 10**6), tau=st.floats(0.001, 2.0))
 def test_it_is_the_largest_set_of_smallest_squares_for_any_order_of_rows(seed: int, tau: float) -> None:
     generator = torch.Generator().manual_seed(seed)
-    log_ratio = torch.randn(4, 5, generator=generator).round(decimals=1).double()  # rounded: some values are the same
+    log_ratio = (
+        torch.randn(4, 5, generator=generator).round(decimals=1).double()
+    )  # rounded: some values are the same
     mask = (torch.rand(4, 5, generator=generator) < 0.8).long()
     mask[0, 0] = 1
     advantages = torch.randn(4, 5, generator=generator).round()
@@ -46,7 +48,9 @@ def test_it_is_the_largest_set_of_smallest_squares_for_any_order_of_rows(seed: i
     allowed = [bound for bound in own.unique().tolist() if own[own <= bound].mean() <= tau + 1e-12]
     assert torch.equal(kept.bool(), mask.bool() & ~(bounded & (squares > max(allowed, default=-1.0))))
     order = torch.randperm(4, generator=generator)
-    assert torch.equal(compute_m2po_mask(log_ratio[order], mask[order], tau, advantages[order])[0], kept[order])
+    assert torch.equal(
+        compute_m2po_mask(log_ratio[order], mask[order], tau, advantages[order])[0], kept[order]
+    )
 
 
 @pytest.mark.parametrize(
@@ -62,7 +66,9 @@ def test_it_is_the_largest_set_of_smallest_squares_for_any_order_of_rows(seed: i
 def test_only_tokens_that_the_update_drives_from_the_sampler_are_bounded(
     log_ratio: list[float], advantages: list[float], tau: float, kept: list[int]
 ) -> None:
-    found, metrics = compute_m2po_mask(torch.tensor([log_ratio]), torch.ones(1, len(kept)), tau, torch.tensor([advantages]))
+    found, metrics = compute_m2po_mask(
+        torch.tensor([log_ratio]), torch.ones(1, len(kept)), tau, torch.tensor([advantages])
+    )
     assert found.tolist() == [kept]
     assert metrics["m2po_masked_fraction"] == pytest.approx(1 - sum(kept) / len(kept))
 

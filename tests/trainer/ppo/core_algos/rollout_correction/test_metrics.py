@@ -31,7 +31,9 @@ def test_metrics_of_three_tokens_by_hand() -> None:
     assert metrics["training/rollout_probs_diff_max"] == pytest.approx(max(gaps))
     assert metrics["training/rollout_probs_diff_std"] == pytest.approx(statistics.stdev(gaps))
     probabilities = [[math.exp(-x) for x in row] for row in ((1, 2, 0.5), (1, 3, 2.5))]
-    assert metrics["training/rollout_actor_probs_pearson_corr"] == pytest.approx(statistics.correlation(*probabilities))
+    assert metrics["training/rollout_actor_probs_pearson_corr"] == pytest.approx(
+        statistics.correlation(*probabilities)
+    )
 
 
 def test_one_token_has_no_spread_and_equal_probabilities_no_correlation() -> None:
@@ -43,7 +45,11 @@ def test_one_token_has_no_spread_and_equal_probabilities_no_correlation() -> Non
 
 def test_parts_add_up_to_the_whole_and_travel_as_sums_and_maxima() -> None:
     whole = sampler_gap(OLD, MU, MASK, "0.5_3.0")
-    parts = SamplerGap() + sampler_gap(OLD[:1], MU[:1], MASK[:1], "0.5_3.0") + sampler_gap(OLD[1:], MU[1:], MASK[1:], "0.5_3.0")
+    parts = (
+        SamplerGap()
+        + sampler_gap(OLD[:1], MU[:1], MASK[:1], "0.5_3.0")
+        + sampler_gap(OLD[1:], MU[1:], MASK[1:], "0.5_3.0")
+    )
     assert parts.metrics() == pytest.approx(whole.metrics())
     assert SamplerGap.of(whole.sums(), whole.maxima()) == whole
 
@@ -61,8 +67,14 @@ def test_weights_that_are_all_zero_have_no_effective_sample() -> None:
 @pytest.mark.parametrize("x", [-100.0, -20.0, 0.5, 100.0])
 def test_k3_is_that_of_the_bounded_ratio_wherever_it_is_measured(x: float) -> None:
     bounded = max(-20.0, min(20.0, x))
-    ours, theirs, mask = torch.tensor([[min(x, 0.0), 0.0]]), torch.tensor([[min(-x, 0.0), 0.0]]), torch.ones(1, 2)
+    ours, theirs, mask = (
+        torch.tensor([[min(x, 0.0), 0.0]]),
+        torch.tensor([[min(-x, 0.0), 0.0]]),
+        torch.ones(1, 2),
+    )
     gap, offpolicy = sampler_gap(ours, theirs, mask).metrics(), compute_offpolicy_metrics(ours, theirs, mask)
     assert gap["rollout_corr/k3_kl"] == pytest.approx((math.exp(bounded) - bounded - 1) / 2)
     assert offpolicy["k3_kl"] == pytest.approx(gap["rollout_corr/k3_kl"])
-    assert offpolicy["kl"] == pytest.approx(gap["rollout_corr/kl"]) == pytest.approx(-x / 2), "k1 is not bounded"
+    assert offpolicy["kl"] == pytest.approx(gap["rollout_corr/kl"]) == pytest.approx(-x / 2), (
+        "k1 is not bounded"
+    )

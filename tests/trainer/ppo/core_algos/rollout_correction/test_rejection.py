@@ -9,7 +9,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verl.trainer.ppo.core_algos.rollout_correction import RS_MODES, compute_rollout_rejection_mask, compute_rs_metrics
+from verl.trainer.ppo.core_algos.rollout_correction import (
+    RS_MODES,
+    compute_rollout_rejection_mask,
+    compute_rs_metrics,
+)
 
 # Row 0: x = 0.1, 0.4 (sum 0.5, mean 0.25); row 1: x = -0.2; masked entries hold what must not matter.
 X = torch.tensor([[0.1, 0.4, math.nan], [-0.2, 9.0, math.inf]], dtype=torch.float64)
@@ -24,10 +28,12 @@ def k3(x: float) -> float:
     return math.exp(x) - 1 - x
 
 
-# The statistic of the first row's second token, or of the first row; of the second row's first token, or of the second row.
+# The statistic of the first row's second token, or of the first row; of the second row's first token, or of
+# the second row.
 STATISTICS = {
     "token_k1": (-0.4, 0.2), "token_k2": (k2(0.4), k2(-0.2)), "token_k3": (k3(0.4), k3(-0.2)),
-    "seq_sum_k1": (-0.5, 0.2), "seq_sum_k2": (k2(0.1) + k2(0.4), k2(-0.2)), "seq_sum_k3": (k3(0.1) + k3(0.4), k3(-0.2)),
+    "seq_sum_k1": (-0.5, 0.2), "seq_sum_k2": (k2(0.1) + k2(0.4), k2(-0.2)),
+    "seq_sum_k3": (k3(0.1) + k3(0.4), k3(-0.2)),
     "seq_mean_k1": (-0.25, 0.2), "seq_mean_k2": ((k2(0.1) + k2(0.4)) / 2, k2(-0.2)),
     "seq_mean_k3": ((k3(0.1) + k3(0.4)) / 2, k3(-0.2)),
     "seq_max_k2": (k2(0.4), k2(-0.2)), "seq_max_k3": (k3(0.4), k3(-0.2)),
@@ -41,10 +47,16 @@ def test_each_mode_rejects_just_above_its_statistic_and_keeps_just_below(mode: s
 
     def threshold(factor: float) -> str | float:
         # k1 of the first row is negative: its lower bound, the exponential of it, is what rejects
-        return f"{math.exp(first * factor)}_{math.exp(abs(second) * 2)}" if mode.endswith("k1") else first * factor
+        return (
+            f"{math.exp(first * factor)}_{math.exp(abs(second) * 2)}"
+            if mode.endswith("k1")
+            else first * factor
+        )
 
     slack = 1e-9 if mode.endswith("k1") else -1e-9
-    assert compute_rollout_rejection_mask(X, MASK, mode, threshold(1 + abs(slack)))[0].tolist() == MASK.tolist()
+    assert (
+        compute_rollout_rejection_mask(X, MASK, mode, threshold(1 + abs(slack)))[0].tolist() == MASK.tolist()
+    )
     kept, metrics = compute_rollout_rejection_mask(X, MASK, mode, threshold(1 - abs(slack)))
     assert kept.tolist() == rejected and kept.dtype == MASK.dtype
     assert (
@@ -57,7 +69,9 @@ def test_each_mode_rejects_just_above_its_statistic_and_keeps_just_below(mode: s
 
 @pytest.mark.parametrize("mode", ["token_k1", "seq_sum_k1", "seq_mean_k1"])
 def test_the_band_of_k1_is_of_sampler_over_trainer(mode: str) -> None:
-    """A token that the trainer finds three times likelier is below 0.5..4, one that the sampler does is inside; 0.25..2 turns it round."""
+    """A token that the trainer finds three times likelier is below 0.5..4, one that the sampler does is
+    inside; 0.25..2 turns it round.
+    """
     likelier_to = torch.tensor([[math.log(3.0)], [-math.log(3.0)]], dtype=torch.float64)
     kept, _ = compute_rollout_rejection_mask(likelier_to, torch.ones(2, 1), mode, "0.5_4.0")
     assert kept.tolist() == [[0.0], [1.0]]
@@ -83,7 +97,9 @@ def test_metrics_of_a_mode_by_hand() -> None:
 
 
 def test_every_mode_must_keep_a_token_and_bounds_belong_to_modes_in_order() -> None:
-    both, metrics = compute_rollout_rejection_mask(X, MASK, "token_k2, seq_sum_k1, token_k2", f"{k2(0.3)},0.5_1.1")
+    both, metrics = compute_rollout_rejection_mask(
+        X, MASK, "token_k2, seq_sum_k1, token_k2", f"{k2(0.3)},0.5_1.1"
+    )
     assert both.tolist() == [[1, 0, 0], [0, 0, 0]]
     assert metrics["rollout_rs_masked_fraction"] == pytest.approx(2 / 3)
     assert "rollout_rs_token_k2_mean" in metrics and "rollout_rs_seq_sum_k1_seq_fraction_low" in metrics
@@ -91,7 +107,9 @@ def test_every_mode_must_keep_a_token_and_bounds_belong_to_modes_in_order() -> N
 
 def test_a_single_ratio_bound_stands_for_its_reciprocal_as_well() -> None:
     log_ratio = torch.log(torch.tensor([[2.1, 1.9, 1 / 1.9, 1 / 2.1]]))
-    assert compute_rollout_rejection_mask(log_ratio, torch.ones(1, 4), "token_k1", 2.0)[0].tolist() == [[0, 1, 1, 0]]
+    assert compute_rollout_rejection_mask(log_ratio, torch.ones(1, 4), "token_k1", 2.0)[0].tolist() == [
+        [0, 1, 1, 0]
+    ]
 
 
 @settings(max_examples=15, deadline=None)
@@ -104,7 +122,10 @@ def test_row_order_and_padding_rows_change_nothing(seed: int, mode: str) -> None
     kept, metrics = compute_rollout_rejection_mask(x, mask, mode, bound)
     order = torch.randperm(5, generator=generator)
     padded, again = compute_rollout_rejection_mask(
-        torch.cat([x[order], torch.full((1, 4), 99.0)]), torch.cat([mask[order], torch.zeros(1, 4, dtype=torch.long)]), mode, bound
+        torch.cat([x[order], torch.full((1, 4), 99.0)]),
+        torch.cat([mask[order], torch.zeros(1, 4, dtype=torch.long)]),
+        mode,
+        bound,
     )
     assert torch.equal(padded[:-1], kept[order]) and not padded[-1].any()
     assert again == pytest.approx(metrics)

@@ -9,7 +9,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verl.trainer.ppo.core_algos.rollout_correction import Band, compute_is_metrics, compute_rollout_correction_weights
+from verl.trainer.ppo.core_algos.rollout_correction import (
+    Band,
+    compute_is_metrics,
+    compute_rollout_correction_weights,
+)
 
 # Two rows; ratios 1, e, 1/e and e^3; masked entries hold what must not matter.
 LOG_RATIO = torch.tensor([[0.0, 1.0, -1.0], [3.0, math.nan, math.inf]])
@@ -34,7 +38,9 @@ def test_token_weights_are_ratios_cut_at_the_threshold() -> None:
     assert metrics["rollout_is_ratio_fraction_high"] == 0.5  # e and e^3
     assert metrics["rollout_is_ratio_fraction_low"] == 0.25  # 1/e < 1/2
     assert metrics["rollout_is_std"] == pytest.approx(math.sqrt(sum((w - mean) ** 2 for w in applied) / 4))
-    assert metrics["rollout_is_eff_sample_size"] == pytest.approx(sum(applied) ** 2 / (4 * sum(w * w for w in applied)))
+    assert metrics["rollout_is_eff_sample_size"] == pytest.approx(
+        sum(applied) ** 2 / (4 * sum(w * w for w in applied))
+    )
     rows = [(1.0 + 2.0 + 1 / E) / 3, 2.0]
     assert metrics["rollout_is_seq_mean"] == pytest.approx(sum(rows) / 2)
     assert metrics["rollout_is_seq_max_deviation"] == pytest.approx(1.0)
@@ -47,7 +53,9 @@ def test_a_sequence_weighs_the_product_of_its_ratios() -> None:
     )
     assert weights.tolist() == [[2.0, 2.0], pytest.approx([1 / E, 0.0])]  # exp(1) is cut at 2
     assert metrics["rollout_is_max"] == pytest.approx(E) and metrics["rollout_is_min"] == pytest.approx(1 / E)
-    assert metrics["rollout_is_ratio_fraction_high"] == 0.5 and metrics["rollout_is_ratio_fraction_low"] == 0.5
+    assert (
+        metrics["rollout_is_ratio_fraction_high"] == 0.5 and metrics["rollout_is_ratio_fraction_low"] == 0.5
+    )
 
 
 def test_outside_a_band_the_weight_is_zero() -> None:
@@ -57,13 +65,19 @@ def test_outside_a_band_the_weight_is_zero() -> None:
 
 
 def test_log_ratios_are_clamped_before_they_are_exponentiated() -> None:
-    weights, _ = compute_rollout_correction_weights(torch.tensor([[80.0, -80.0]]), torch.ones(1, 2), "token", 1e12)
+    weights, _ = compute_rollout_correction_weights(
+        torch.tensor([[80.0, -80.0]]), torch.ones(1, 2), "token", 1e12
+    )
     assert weights.tolist() == [pytest.approx([math.exp(20), math.exp(-20)])]
 
 
-@pytest.mark.parametrize(("level", "factor"), [("token", (1 + 2 + 1 / E + 2) / 4), ("sequence", (1.0 + 2.0) / 2)])
+@pytest.mark.parametrize(
+    ("level", "factor"), [("token", (1 + 2 + 1 / E + 2) / 4), ("sequence", (1.0 + 2.0) / 2)]
+)
 def test_normalised_weights_have_mean_one_over_tokens_or_over_rows(level: str, factor: float) -> None:
-    weights, metrics = compute_rollout_correction_weights(LOG_RATIO, MASK, level, 2.0, rollout_is_batch_normalize=True)
+    weights, metrics = compute_rollout_correction_weights(
+        LOG_RATIO, MASK, level, 2.0, rollout_is_batch_normalize=True
+    )
     plain, _ = compute_rollout_correction_weights(LOG_RATIO, MASK, level, 2.0)
     assert metrics["rollout_is_batch_norm_factor"] == pytest.approx(factor)
     assert torch.allclose(weights, plain / factor)
@@ -75,17 +89,29 @@ def test_weights_carry_no_gradient() -> None:
 
 
 def test_weights_that_are_all_cut_away_have_no_effective_sample() -> None:
-    weights, metrics = compute_rollout_correction_weights(torch.full((1, 2), 5.0), torch.ones(1, 2), "token", "0.5_2.0", True)
-    assert not weights.any() and metrics["rollout_is_eff_sample_size"] == 0.0 and metrics["rollout_is_batch_norm_factor"] == 1.0
+    weights, metrics = compute_rollout_correction_weights(
+        torch.full((1, 2), 5.0), torch.ones(1, 2), "token", "0.5_2.0", True
+    )
+    assert (
+        not weights.any()
+        and metrics["rollout_is_eff_sample_size"] == 0.0
+        and metrics["rollout_is_batch_norm_factor"] == 1.0
+    )
 
 
 @settings(max_examples=20, deadline=None)
-@given(seed=st.integers(0, 10**6), level=st.sampled_from(["token", "sequence"]), bounds=st.sampled_from([2.0, "0.5_2.0"]))
+@given(
+    seed=st.integers(0, 10**6),
+    level=st.sampled_from(["token", "sequence"]),
+    bounds=st.sampled_from([2.0, "0.5_2.0"]),
+)
 def test_row_order_and_padding_rows_change_nothing(seed: int, level: str, bounds: str | float) -> None:
     log_ratio, mask = drawn(seed)
     weights, metrics = compute_rollout_correction_weights(log_ratio, mask, level, bounds, True)
     order = torch.randperm(len(mask), generator=torch.Generator().manual_seed(seed))
-    shuffled, shuffled_metrics = compute_rollout_correction_weights(log_ratio[order], mask[order], level, bounds, True)
+    shuffled, shuffled_metrics = compute_rollout_correction_weights(
+        log_ratio[order], mask[order], level, bounds, True
+    )
     assert torch.equal(shuffled, weights[order]), "to the bit"
     assert shuffled_metrics == pytest.approx(metrics)
     filler = torch.full((2, mask.shape[1]), 7.0)
@@ -99,7 +125,8 @@ def test_row_order_and_padding_rows_change_nothing(seed: int, level: str, bounds
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("", "expected a number"), ("x", "expected a number"), ("1_2_3", "expected a number"), ("nan", "expected a number"),
+        ("", "expected a number"), ("x", "expected a number"), ("1_2_3", "expected a number"),
+        ("nan", "expected a number"),
         (0, "must be positive"), ("-1_2", "must be positive"), ("3_2", "lower bound 3 is above the upper 2"),
     ],
 )  # fmt: skip
@@ -120,10 +147,16 @@ def test_a_threshold_that_is_no_number_names_its_type(spec: object) -> None:
         (torch.zeros(1, 2), torch.ones(1, 3), "do not match response_mask"),
         (torch.zeros(1, 2, device="meta"), torch.ones(1, 2), "move both to one device"),
         (torch.zeros(1, 2), torch.zeros(1, 2), "at least one valid token"),
-        (torch.tensor([[0.0, math.nan]]), torch.ones(1, 2), "rollout_log_probs is not finite for 1 of 2 tokens"),
+        (
+            torch.tensor([[0.0, math.nan]]),
+            torch.ones(1, 2),
+            "rollout_log_probs is not finite for 1 of 2 tokens",
+        ),
     ],
 )
-def test_tensors_that_do_not_belong_together_are_named(log_ratio: torch.Tensor, mask: torch.Tensor, message: str) -> None:
+def test_tensors_that_do_not_belong_together_are_named(
+    log_ratio: torch.Tensor, mask: torch.Tensor, message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         compute_rollout_correction_weights(log_ratio, mask)
 

@@ -15,8 +15,8 @@ from verl.trainer.ppo.core_algos.grouping import group_index, group_stats
 class Chains:
     """Rows in the order of their chain.
 
-    A *place* is one turn of one agent in one episode. Rows of one place are candidates of the same call: all of them are
-    followed by the same next place, whose rows are averaged.
+    A *place* is one turn of one agent in one episode. Rows of one place are candidates of the same call: all
+    of them are followed by the same next place, whose rows are averaged.
     """
 
     place: np.ndarray
@@ -34,9 +34,11 @@ def chain_rows(
     response_mask: torch.Tensor,
     reply_mask: torch.Tensor | None = None,
 ) -> np.ndarray:
-    """Return whether rows are in chains, `[bsz]` bool: those with an unmasked token, and rejected ones if all candidates of the call are.
+    """Return whether rows are in chains, `[bsz]` bool: those with an unmasked token, and rejected ones if all
+    candidates of the call are.
 
-    A completely rejected call is not trained on, but its reward is part of the returns of the calls before it.
+    A completely rejected call is not trained on, but its reward is part of the returns of the calls before
+    it.
 
     Args:
         traj_index, turn_index, agent_index: as for `build_chains`.
@@ -47,12 +49,16 @@ def chain_rows(
     if reply_mask is None:
         return valid
     replied = real_rows(reply_mask).cpu().numpy()
-    call = group_index([traj_index, turn_index] if agent_index is None else [traj_index, turn_index, agent_index])
+    call = group_index(
+        [traj_index, turn_index] if agent_index is None else [traj_index, turn_index, agent_index]
+    )
     left = np.bincount(call, weights=valid)[call] > 0
     return valid | (replied & ~left)
 
 
-def build_chains(traj_index: np.ndarray, turn_index: np.ndarray, agent_index: np.ndarray | None, valid: np.ndarray) -> Chains:
+def build_chains(
+    traj_index: np.ndarray, turn_index: np.ndarray, agent_index: np.ndarray | None, valid: np.ndarray
+) -> Chains:
     """Order the valid rows by turn within (trajectory, agent).
 
     Args:
@@ -83,7 +89,9 @@ def build_chains(traj_index: np.ndarray, turn_index: np.ndarray, agent_index: np
 
 
 def after(chains: Chains, values: np.ndarray) -> np.ndarray:
-    """Return the mean of `values` `[bsz]` at the next place of each row: `[bsz]`, 0 at the end of a chain and for rows in no chain."""
+    """Return the mean of `values` `[bsz]` at the next place of each row: `[bsz]`, 0 at the end of a chain and
+    for rows in no chain.
+    """
     if not len(chains.following):
         return np.zeros_like(values)
     mean = np.append(group_stats(values, np.maximum(chains.place, 0), chains.place >= 0).mean, 0.0)

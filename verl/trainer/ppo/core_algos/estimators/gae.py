@@ -33,53 +33,71 @@ def compute_gae_advantage_return(
     reply_mask: torch.Tensor | None = None,
     repeated_reward: np.ndarray | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return `A_t = sum_l (gamma lam)^l delta_(t+l)`, `delta_t = r_t + gamma V_(t+1) - V_t` (arXiv 1506.02438, eq. 16).
+    """Return `A_t = sum_l (gamma lam)^l delta_(t+l)`, `delta_t = r_t + gamma V_(t+1) - V_t`
+    (arXiv 1506.02438, eq. 16).
 
     `level="token"`: an action is a token, a reply is a trajectory; masked tokens inside a reply are skipped.
-    `level="turn"`: an action is a whole reply, its value that of its first unmasked token, its reward the sum of its token
-    rewards; an agent's calls in one episode are a trajectory, and a reply bootstraps from the next call. Every candidate of a
-    call (equal `turn_index`) is followed by the mean over the candidates of the next call. Advantages are whitened over the
-    actions of each policy: tokens, or replies. Both results are 0 where masked. The reward of a call of several generations
-    (rounds of a `ToolAgent`, a summary before it) counts at the last one alone. With `reward.team_scope=episode` or
-    `reward.propagation` each of an agent's calls has the team reward of the episode, and all of them are added up.
+    `level="turn"`: an action is a whole reply, its value that of its first unmasked token, its reward the sum
+    of its token rewards; an agent's calls in one episode are a trajectory, and a reply bootstraps from the
+    next call. Every candidate of a call (equal `turn_index`) is followed by the mean over the candidates of
+    the next call. Advantages are whitened over the actions of each policy: tokens, or replies. Both results
+    are 0 where masked. The reward of a call of several generations (rounds of a `ToolAgent`, a summary before
+    it) counts at the last one alone. With `reward.team_scope=episode` or `reward.propagation` each of an
+    agent's calls has the team reward of the episode, and all of them are added up.
 
     Keys: `algorithm.gamma`, `lam`, `gae.level`, `call_weighting`; `critic.*`.
     Use when: replies are long or episodes have many turns, and a critic is affordable.
-    Fails when: the critic is untrained or does not see what the reward depends on: the advantage is then its error.
+    Fails when: the critic is untrained or does not see what the reward depends on: the advantage is then its
+    error.
 
     Args:
         values: `[bsz, response_len]` the critic's value before each token; masked entries may have any value.
         gamma: discount per token or turn.
         lam: GAE's lambda.
-        traj_uid, agent_index, turn_index: `[bsz]` episode, agent and index among its calls; level `turn` needs the first
-            and the last.
+        traj_uid, agent_index, turn_index: `[bsz]` episode, agent and index among its calls; level `turn`
+            needs the first and the last.
         level: `token` or `turn`; overridden by `config.gae.level`.
-        reply_mask: `[bsz, response_len]` mask before rejection: at level `turn` a completely rejected reply has no advantage, but earlier
-            replies bootstrap from its value and reward, unless another candidate of its call is left.
-        repeated_reward: `[bsz]` at level `turn` the part of a row's reward that belongs to a later row of the same call, which has it too.
+        reply_mask: `[bsz, response_len]` mask before rejection: at level `turn` a completely rejected reply
+            has no advantage, but earlier replies bootstrap from its value and reward, unless another
+            candidate of its call is left.
+        repeated_reward: `[bsz]` at level `turn` the part of a row's reward that belongs to a later row of the
+            same call, which has it too.
         others: see `core_algos.estimators`.
 
     Returns:
-        advantages (whitened) and returns (`A + V` before whitening: the targets of the critic), `[bsz, response_len]`.
+        advantages (whitened) and returns (`A + V` before whitening: the targets of the critic),
+        `[bsz, response_len]`.
 
     Raises:
         ValueError: an unknown level, or level `turn` without its columns.
     """
     level = own_key(own_key(config, "gae", None), "level", level)
     check_tokens(response_mask, token_level_rewards=token_level_rewards, values=values)
-    columns = {"policy_index": policy_index, "traj_uid": traj_uid, "agent_index": agent_index, "turn_index": turn_index}
+    columns = {
+        "policy_index": policy_index,
+        "traj_uid": traj_uid,
+        "agent_index": agent_index,
+        "turn_index": turn_index,
+    }
     check_columns(response_mask, **columns, weights=weights)
     check_finite("token_level_rewards", token_level_rewards, response_mask)
     check_finite("values", values, response_mask)
     dtype = torch.promote_types(values.dtype, torch.float32)
-    mask, rewards, values = response_mask.bool(), token_level_rewards.detach().to(dtype), values.detach().to(dtype)
+    mask, rewards, values = (
+        response_mask.bool(),
+        token_level_rewards.detach().to(dtype),
+        values.detach().to(dtype),
+    )
     if level == "token":
         advantages = _over_tokens(rewards, values, mask, gamma, lam)
         return whiten(advantages, mask, policy_index, weights), torch.where(mask, advantages + values, 0.0)
     if level != "turn":
         raise ValueError(f"algorithm.gae.level={level!r}: expected token or turn")
     if traj_uid is None or turn_index is None:
-        raise ValueError("algorithm.gae.level=turn needs traj_uid and turn_index: each sample's episode and its index in it")
+        raise ValueError(
+            "algorithm.gae.level=turn needs traj_uid and turn_index: each sample's episode and its index in "
+            "it"
+        )
     real = mask.any(dim=-1, keepdim=True)
     reply = mask if reply_mask is None else torch.where(real, mask, reply_mask.bool())
     check_finite("token_level_rewards", rewards, reply)
@@ -87,16 +105,28 @@ def compute_gae_advantage_return(
     first_value = values.gather(1, reply.int().argmax(dim=-1, keepdim=True))
     turn_rewards = torch.where(reply, rewards, 0.0).sum(dim=-1, keepdim=True)
     if repeated_reward is not None:
-        repeated = torch.as_tensor(np.asarray(repeated_reward, dtype=np.float64), device=rewards.device).to(dtype).unsqueeze(-1)
+        repeated = (
+            torch.as_tensor(np.asarray(repeated_reward, dtype=np.float64), device=rewards.device)
+            .to(dtype)
+            .unsqueeze(-1)
+        )
         turn_rewards = turn_rewards - repeated
-    chains = build_chains(traj_uid, turn_index, agent_index, chain_rows(traj_uid, turn_index, agent_index, mask, reply_mask))
-    replies = _over_turns(turn_rewards, torch.where(reply.any(dim=-1, keepdim=True), first_value, 0.0), chains, gamma, lam).to(dtype)
+    chains = build_chains(
+        traj_uid, turn_index, agent_index, chain_rows(traj_uid, turn_index, agent_index, mask, reply_mask)
+    )
+    replies = _over_turns(
+        turn_rewards, torch.where(reply.any(dim=-1, keepdim=True), first_value, 0.0), chains, gamma, lam
+    ).to(dtype)
     advantages = whiten(replies, real, policy_index, weights)
     return torch.where(mask, advantages, 0.0), torch.where(mask, replies + first_value, 0.0)
 
 
-def _over_tokens(rewards: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, gamma: float, lam: float) -> torch.Tensor:
-    """Compute advantages backwards over the columns; a masked token passes on the value and advantage of its right neighbour."""
+def _over_tokens(
+    rewards: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, gamma: float, lam: float
+) -> torch.Tensor:
+    """Compute advantages backwards over the columns; a masked token passes on the value and advantage of its
+    right neighbour.
+    """
     rewards, values, mask = rewards.T.contiguous(), values.T.contiguous(), mask.T.contiguous()
     out = torch.empty_like(rewards)
     later_value, later_advantage = torch.zeros_like(rewards[:1].sum(0)), torch.zeros_like(rewards[:1].sum(0))
@@ -108,7 +138,9 @@ def _over_tokens(rewards: torch.Tensor, values: torch.Tensor, mask: torch.Tensor
     return out.T.contiguous()
 
 
-def _over_turns(rewards: torch.Tensor, values: torch.Tensor, chains: Any, gamma: float, lam: float) -> torch.Tensor:
+def _over_turns(
+    rewards: torch.Tensor, values: torch.Tensor, chains: Any, gamma: float, lam: float
+) -> torch.Tensor:
     reward, value = rewards[:, 0].cpu().double().numpy(), values[:, 0].cpu().double().numpy()
     delta = reward + gamma * after(chains, value) - value
     return torch.as_tensor(discounted_sums(chains, delta, gamma * lam), device=rewards.device).unsqueeze(-1)

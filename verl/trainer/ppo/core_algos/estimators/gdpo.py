@@ -38,38 +38,48 @@ def compute_gdpo_outcome_advantage(
     weights: np.ndarray | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return `sum_k w_k (r_k - mean_g r_k) / (std_g r_k + epsilon)`, whitened over the tokens of each policy (arXiv 2601.05242).
+    """Return `sum_k w_k (r_k - mean_g r_k) / (std_g r_k + epsilon)`, whitened over the tokens of each policy
+    (arXiv 2601.05242).
 
-    The rewards `r_k` are columns of the samples: `team_reward`, `local_reward`, ..., or named terms of reward functions. In a group of
-    equal rewards `r_k` the term of that reward is 0; rows whose terms are all 0 for this reason remain exactly 0 after the whitening.
+    The rewards `r_k` are columns of the samples: `team_reward`, `local_reward`, ..., or named terms of reward
+    functions. In a group of equal rewards `r_k` the term of that reward is 0; rows whose terms are all 0 for
+    this reason remain exactly 0 after the whitening.
 
-    Keys: `algorithm.gdpo_reward_keys`, `gdpo_reward_weights`, `norm_adv_by_std_in_grpo`, `group_by`, `group_by_agent_id`,
+    Keys: `algorithm.gdpo_reward_keys`, `gdpo_reward_weights`, `norm_adv_by_std_in_grpo`, `group_by`,
+    `group_by_agent_id`,
         `statistics_over`, `call_weighting`, `singleton`.
     Use when: several rewards differ in scale or frequency (format and accuracy, team and local).
     Fails when: a penalty or the KL must be included: only the named columns are read, not the token rewards.
 
     Args:
         token_level_rewards: `[bsz, response_len]`, the only reward if there are no columns.
-        non_tensor_batch: columns `[bsz]` by name; without them or config the token rewards are used, as in verl.
+        non_tensor_batch: columns `[bsz]` by name; without them or config the token rewards are used, as in
+            verl.
         batch: unused, kept for verl's signature.
         others: see `core_algos.estimators`.
 
     Raises:
         ValueError: no reward keys, a key that samples lack, or a wrong number of weights.
     """
-    check_columns(response_mask, index=index, traj_index=traj_index, policy_index=policy_index, weights=weights)
+    check_columns(
+        response_mask, index=index, traj_index=traj_index, policy_index=policy_index, weights=weights
+    )
     rewards, factors = [token_level_rewards], [1.0]
     if config is not None and non_tensor_batch is not None:
         rewards, factors = _named_rewards(config, non_tensor_batch, response_mask)
     total, no_signal = np.zeros(len(response_mask)), np.ones(len(response_mask), dtype=bool)
     for reward, factor in zip(rewards, factors, strict=True):
         scored = ScoredUnits.of(reward, response_mask, index, traj_index, weights)
-        relative = np.where(scored.valid, group_relative(scored, epsilon, norm_adv_by_std_in_grpo, config), 0.0)
+        relative = np.where(
+            scored.valid, group_relative(scored, epsilon, norm_adv_by_std_in_grpo, config), 0.0
+        )
         no_term = units_without_signal(scored, scored.stats(), config) | (factor == 0)
         total += factor * (relative if scored.unit is None else relative[scored.unit])
         no_signal &= no_term if scored.unit is None else no_term[scored.unit]
     rows = torch.as_tensor(
-        total, dtype=torch.promote_types(token_level_rewards.dtype, torch.float32), device=response_mask.device
+        total,
+        dtype=torch.promote_types(token_level_rewards.dtype, torch.float32),
+        device=response_mask.device,
     ).unsqueeze(-1)
     advantages = whiten(rows.expand(response_mask.shape), response_mask, policy_index, weights)
     advantages[torch.as_tensor(no_signal, device=advantages.device)] = 0.0
@@ -82,13 +92,22 @@ def _named_rewards(
     """Return each named column as token rewards `[bsz, response_len]`, and its weight."""
     keys = own_key(config, "gdpo_reward_keys", None)
     if not keys:
-        raise ValueError(f"adv_estimator=gdpo needs algorithm.gdpo_reward_keys: fields of the samples, which have {sorted(columns)}")
+        raise ValueError(
+            "adv_estimator=gdpo needs algorithm.gdpo_reward_keys: fields of the samples, which have "
+            f"{sorted(columns)}"
+        )
     if missing := [key for key in keys if key not in columns]:
-        raise ValueError(f"algorithm.gdpo_reward_keys names {missing}, which samples do not have; they have {sorted(columns)}")
+        raise ValueError(
+            f"algorithm.gdpo_reward_keys names {missing}, which samples do not have; they have "
+            f"{sorted(columns)}"
+        )
     weights = own_key(config, "gdpo_reward_weights", None)
     factors = [1.0] * len(keys) if weights is None else [float(weight) for weight in weights]
     if len(factors) != len(keys):
-        raise ValueError(f"algorithm.gdpo_reward_weights has {len(factors)} entries for {len(keys)} gdpo_reward_keys; give one each")
+        raise ValueError(
+            f"algorithm.gdpo_reward_weights has {len(factors)} entries for {len(keys)} gdpo_reward_keys; "
+            "give one each"
+        )
     valid = real_rows(response_mask).cpu().numpy()
     rewards = []
     for key in keys:

@@ -1,4 +1,6 @@
-"""GiGPO: advantage of an episode relative to its group, plus that of a step relative to other steps from the same state."""
+"""GiGPO: advantage of an episode relative to its group, plus that of a step relative to other steps from the
+same state.
+"""
 
 from __future__ import annotations
 
@@ -45,20 +47,21 @@ def compute_gigpo_outcome_advantage(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return `A = A_episode + w A_step` (GiGPO, arXiv 2505.10978).
 
-    `A_episode = (S - mean_g) / F` over the trajectories of a group, `S` the mean score of a trajectory's rows (eq. 3); over
-    rows without `traj_index` (verl-agent's default, and ours unless `statistics_over=trajectories`).
-    `A_step = (G - mean_s) / F` over the steps of a group that started in the same state (eq. 7), `G` the discounted sum of
-    the step rewards from that step on. `F = 1` (`mean_norm`) or `std + epsilon`, unbiased (`mean_std_norm`).
-    Both terms are 0 in a group of one (`config.singleton="raw"`: the episode term is its score, the step term still 0), and
-    exactly 0 in a group of equal values.
+    `A_episode = (S - mean_g) / F` over the trajectories of a group, `S` the mean score of a trajectory's rows
+    (eq. 3); over rows without `traj_index` (verl-agent's default, and ours unless
+    `statistics_over=trajectories`). `A_step = (G - mean_s) / F` over the steps of a group that started in the
+    same state (eq. 7), `G` the discounted sum of the step rewards from that step on. `F = 1` (`mean_norm`) or
+    `std + epsilon`, unbiased (`mean_std_norm`). Both terms are 0 in a group of one (`config.singleton="raw"`:
+    the episode term is its score, the step term still 0), and exactly 0 in a group of equal values.
 
-    Keys: `algorithm.gigpo.*`, `gamma`, `group_by`, `group_by_agent_id`, `statistics_over`, `call_weighting`, `singleton`.
+    Keys: `algorithm.gigpo.*`, `gamma`, `group_by`, `group_by_agent_id`, `statistics_over`, `call_weighting`,
+    `singleton`.
     Use when: episodes are long, and the same states occur in several episodes of a group.
     Fails when: states never recur (long free-form histories in the observation): it is then GRPO.
 
     Args:
-        step_rewards: `[bsz]` reward of each step, discounted here along the trajectory of its agent if `turn_index`
-            is given; without it they must be discounted returns, as in verl-agent.
+        step_rewards: `[bsz]` reward of each step, discounted here along the trajectory of its agent if
+            `turn_index` is given; without it they must be discounted returns, as in verl-agent.
         anchor_obs: `[bsz]` state in which each step started.
         traj_index: `[bsz]` trajectory of each row, for statistics over trajectories.
         step_advantage_w, mode, enable_similarity, similarity_thresh: overridden by `config.gigpo`.
@@ -66,9 +69,11 @@ def compute_gigpo_outcome_advantage(
         turn_index: `[bsz]` numbers that increase along the episode; equal numbers are candidates of one call.
         agent_index: `[bsz]` agent of each row: returns are along one agent's steps.
         gamma: discount per step if there is no config.
-        weights: `[bsz]` weight of each row in the step statistics and in its trajectory's mean (`call_weighting`).
-        reply_mask: `[bsz, response_len]` mask before rejection: a completely rejected step is excluded from statistics, but its reward is
-            in the returns of earlier steps, unless another candidate of its call is left.
+        weights: `[bsz]` weight of each row in the step statistics and in its trajectory's mean
+            (`call_weighting`).
+        reply_mask: `[bsz, response_len]` mask before rejection: a completely rejected step is excluded from
+            statistics, but its reward is in the returns of earlier steps, unless another candidate of its
+            call is left.
         others: see `core_algos.estimators`.
 
     Raises:
@@ -81,9 +86,18 @@ def compute_gigpo_outcome_advantage(
     if mode not in GIGPO_MODES:
         raise ValueError(f"algorithm.gigpo.mode={mode!r}: expected one of {GIGPO_MODES}")
     if step_rewards is None or anchor_obs is None:
-        raise ValueError("adv_estimator=gigpo needs step_rewards and anchor_obs: each step's reward and the state in which it started")
+        raise ValueError(
+            "adv_estimator=gigpo needs step_rewards and anchor_obs: each step's reward and the state in "
+            "which it started"
+        )
     check_columns(response_mask, index=index, traj_index=traj_index, traj_uid=traj_uid, turn_index=turn_index)
-    check_columns(response_mask, step_rewards=step_rewards, anchor_obs=anchor_obs, agent_index=agent_index, weights=weights)
+    check_columns(
+        response_mask,
+        step_rewards=step_rewards,
+        anchor_obs=anchor_obs,
+        agent_index=agent_index,
+        weights=weights,
+    )
     episodes = ScoredUnits.of(token_level_rewards, response_mask, index, traj_index, weights)
     by_std = mode == "mean_std_norm"
     episode = group_relative(episodes, epsilon, by_std, config)
@@ -93,15 +107,23 @@ def compute_gigpo_outcome_advantage(
     trajectory = traj_index if traj_uid is None else traj_uid
     if turn_index is not None:
         if trajectory is None:
-            raise ValueError("adv_estimator=gigpo needs traj_uid (or traj_index) to discount step rewards along turn_index")
+            raise ValueError(
+                "adv_estimator=gigpo needs traj_uid (or traj_index) to discount step rewards along turn_index"
+            )
         chained = chain_rows(trajectory, turn_index, agent_index, response_mask, reply_mask)
     returns = numbers("step_rewards", step_rewards, chained)
     if turn_index is not None and trajectory is not None:
-        returns = compute_step_discounted_returns(returns, trajectory, turn_index, gamma, agent_index, chained)
-    states = np.maximum(build_step_group(anchor_obs, index, enable_similarity, similarity_thresh, valid=valid), 0)
+        returns = compute_step_discounted_returns(
+            returns, trajectory, turn_index, gamma, agent_index, chained
+        )
+    states = np.maximum(
+        build_step_group(anchor_obs, index, enable_similarity, similarity_thresh, valid=valid), 0
+    )
     step = group_relative(ScoredUnits(returns, valid, states, episodes.row_weights), epsilon, by_std, None)
     counts = valid if episodes.row_weights is None else valid & (episodes.row_weights > 0)
-    return broadcast(np.where(counts, episode + step_advantage_w * step, 0.0), response_mask, token_level_rewards.dtype)
+    return broadcast(
+        np.where(counts, episode + step_advantage_w * step, 0.0), response_mask, token_level_rewards.dtype
+    )
 
 
 def compute_step_discounted_returns(
@@ -112,16 +134,22 @@ def compute_step_discounted_returns(
     agent_index: np.ndarray | None = None,
     valid: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Return `G_k = r_k + gamma G_(k+1)` along the steps of one agent in one trajectory: `[bsz]` float64 (arXiv 2505.10978).
+    """Return `G_k = r_k + gamma G_(k+1)` along the steps of one agent in one trajectory: `[bsz]` float64
+    (arXiv 2505.10978).
 
     Args:
         step_rewards: `[bsz]`.
         traj_index: `[bsz]` trajectory of each row.
-        turn_index: `[bsz]` numbers that increase along the episode. Candidates of one call have equal numbers: each has its own
-            reward, and is followed by the mean over the candidates of the next call.
+        turn_index: `[bsz]` numbers that increase along the episode. Candidates of one call have equal
+            numbers: each has its own reward, and is followed by the mean over the candidates of the next
+            call.
         gamma: discount per step.
         agent_index: `[bsz]` agent; None: one agent.
         valid: `[bsz]`; rows that are False are ignored, and their return is 0.
     """
     real = np.ones(len(step_rewards), dtype=bool) if valid is None else valid
-    return discounted_sums(build_chains(traj_index, turn_index, agent_index, real), np.asarray(step_rewards, dtype=np.float64), gamma)
+    return discounted_sums(
+        build_chains(traj_index, turn_index, agent_index, real),
+        np.asarray(step_rewards, dtype=np.float64),
+        gamma,
+    )

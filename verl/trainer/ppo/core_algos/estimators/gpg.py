@@ -9,7 +9,12 @@ import torch
 
 from verl.trainer.config.algorithm import EstimatorConfig
 from verl.trainer.ppo.core_algos.checks import check_columns
-from verl.trainer.ppo.core_algos.estimators.outcome import ScoredUnits, broadcast, outcome_scores, zero_without_signal
+from verl.trainer.ppo.core_algos.estimators.outcome import (
+    ScoredUnits,
+    broadcast,
+    outcome_scores,
+    zero_without_signal,
+)
 from verl.trainer.ppo.core_algos.estimators.whitening import ordered_sums
 from verl.trainer.ppo.core_algos.grouping import group_index
 from verl.trainer.ppo.registry import register_adv_est
@@ -30,10 +35,11 @@ def compute_gpg_outcome_advantage(
     weights: np.ndarray | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return `A = alpha (s - mean_g) / f_norm`, `alpha = rows / rows with a non-zero score` (arXiv 2504.02546, alpha as in verl).
+    """Return `A = alpha (s - mean_g) / f_norm`, `alpha = rows / rows with a non-zero score`
+    (arXiv 2504.02546, alpha as in verl).
 
-    Rows are those of the row's policy. A group of one has advantage 0 (`config.singleton="raw"`: `alpha s / f_norm`); a group of
-    equal scores exactly 0.
+    Rows are those of the row's policy. A group of one has advantage 0 (`config.singleton="raw"`:
+    `alpha s / f_norm`); a group of equal scores exactly 0.
 
     Keys: `algorithm.group_by`, `group_by_agent_id`, `statistics_over`, `call_weighting`, `singleton`.
     Use when: many scores of a batch are 0, and the step size should not depend on their number.
@@ -44,7 +50,9 @@ def compute_gpg_outcome_advantage(
         alpha: unused; it is computed, as in verl.
         others: see `core_algos.estimators`.
     """
-    check_columns(response_mask, index=index, traj_index=traj_index, policy_index=policy_index, weights=weights)
+    check_columns(
+        response_mask, index=index, traj_index=traj_index, policy_index=policy_index, weights=weights
+    )
     scored = ScoredUnits.of(token_level_rewards, response_mask, index, traj_index, weights)
     stats = scored.stats()
     relative = zero_without_signal(scored, stats, scored.scores - stats.mean[scored.groups], config) / f_norm
@@ -56,7 +64,9 @@ def compute_gpg_outcome_advantage(
 
 
 def _rows_per_signal(scores: np.ndarray, weight: np.ndarray, policy_index: np.ndarray | None) -> np.ndarray:
-    """Return the weight of all rows of a row's policy over that of its rows with a non-zero score (1 without any): `[bsz]`."""
+    """Return the weight of all rows of a row's policy over that of its rows with a non-zero score (1 without
+    any): `[bsz]`.
+    """
     policies = np.zeros(len(scores), dtype=np.int64) if policy_index is None else group_index([policy_index])
     n_policies = int(policies.max(initial=-1)) + 1
     rows = ordered_sums(weight, policies, n_policies)

@@ -22,15 +22,18 @@ def compute_grpo_outcome_advantage(
     traj_index: np.ndarray | None = None,
     weights: np.ndarray | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Group-relative advantage `A = (s - mean_g) / (std_g + epsilon)` of the outcome score `s` (DeepSeekMath, arXiv 2402.03300, eq. 3).
+    """Group-relative advantage `A = (s - mean_g) / (std_g + epsilon)` of the outcome score `s` (DeepSeekMath,
+    arXiv 2402.03300, eq. 3).
 
-    Without the division this is Dr. GRPO (arXiv 2503.20783); grouped by task and agent it is Dr. MAS (arXiv 2602.08847). A group of
-    one has advantage 0 (`config.singleton="raw"`: its score), a group of equal scores exactly 0; rows with an empty mask are
-    excluded from statistics.
+    Without the division this is Dr. GRPO (arXiv 2503.20783); grouped by task and agent it is Dr. MAS
+    (arXiv 2602.08847). A group of one has advantage 0 (`config.singleton="raw"`: its score), a group of equal
+    scores exactly 0; rows with an empty mask are excluded from statistics.
 
-    Keys: `algorithm.norm_adv_by_std_in_grpo`, `group_by`, `group_by_agent_id`, `statistics_over`, `call_weighting`, `singleton`.
+    Keys: `algorithm.norm_adv_by_std_in_grpo`, `group_by`, `group_by_agent_id`, `statistics_over`,
+    `call_weighting`, `singleton`.
     Use when: several replies to the same prompt can be sampled, each with one score.
-    Fails when: most groups have equal scores; or, with the division, when the differences within a group are noise that it amplifies.
+    Fails when: most groups have equal scores; or, with the division, when the differences within a group are
+    noise that it amplifies.
 
     Args:
         others: see `core_algos.estimators`.
@@ -40,7 +43,9 @@ def compute_grpo_outcome_advantage(
 
 
 def group_relative(scored: ScoredUnits, epsilon: float, by_std: bool, config: EstimatorConfig) -> np.ndarray:
-    """Return `(s - mean) / (std + epsilon)` of every unit `[n_units]`; without the division if `by_std=False`."""
+    """Return `(s - mean) / (std + epsilon)` of every unit `[n_units]`; without the division if
+    `by_std=False`.
+    """
     stats, groups = scored.stats(), scored.groups
     relative = scored.scores - stats.mean[groups]
     if by_std:

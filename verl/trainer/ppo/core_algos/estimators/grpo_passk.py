@@ -14,7 +14,12 @@ from verl.trainer.ppo.registry import register_adv_est
 from verl.utils.names import own_key
 
 
-@register_adv_est("grpo_passk", reads=("norm_adv_by_std_in_grpo",), checks_rewards=True, cannot_weigh="compares the two best calls")
+@register_adv_est(
+    "grpo_passk",
+    reads=("norm_adv_by_std_in_grpo",),
+    checks_rewards=True,
+    cannot_weigh="compares the two best calls",
+)
 def compute_grpo_passk_outcome_advantage(
     token_level_rewards: torch.Tensor,
     response_mask: torch.Tensor,
@@ -29,15 +34,18 @@ def compute_grpo_passk_outcome_advantage(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return `A = s_best - s_second` for the best reply of its group; 0 for all others (arXiv 2503.19595).
 
-    Optionally divided by `std_g + epsilon` (unbiased). If the two best scores are equal, all advantages are 0. A group of
-    one has advantage 0 (`config.singleton="raw"`: its score); verl refuses such a group.
+    Optionally divided by `std_g + epsilon` (unbiased). If the two best scores are equal, all advantages are
+    0. A group of one has advantage 0 (`config.singleton="raw"`: its score); verl refuses such a group.
 
-    Keys: `algorithm.group_by`, `group_by_agent_id`, `statistics_over`, `norm_adv_by_std_in_grpo`, `singleton`.
+    Keys: `algorithm.group_by`, `group_by_agent_id`, `statistics_over`, `norm_adv_by_std_in_grpo`,
+    `singleton`.
     Use when: k replies are sampled and one good reply is enough (the metric is pass@k).
-    Fails when: rewards are 0/1 and two replies of a group succeed: its advantages are 0, so the signal vanishes as the policy improves.
+    Fails when: rewards are 0/1 and two replies of a group succeed: its advantages are 0, so the signal
+    vanishes as the policy improves.
 
     Args:
-        norm_adv_by_std_in_grpo: divide by the standard deviation; overridden by the key of this name in `config`.
+        norm_adv_by_std_in_grpo: divide by the standard deviation; overridden by the key of this name in
+            `config`.
         weights: must be equal: a maximum cannot be weighted.
         others: see `core_algos.estimators`.
 
@@ -48,7 +56,8 @@ def compute_grpo_passk_outcome_advantage(
     scored = ScoredUnits.of(token_level_rewards, response_mask, index, traj_index, weights)
     if scored.weights is not None and len(np.unique(scored.weights[scored.valid])) > 1:
         raise ValueError(
-            "adv_estimator=grpo_passk compares the two best replies and cannot weigh calls; set algorithm.call_weighting=sample"
+            "adv_estimator=grpo_passk compares the two best replies and cannot weigh calls; set "
+            "algorithm.call_weighting=sample"
         )
     by_std = own_key(config, "norm_adv_by_std_in_grpo", norm_adv_by_std_in_grpo)
     stats = scored.stats()

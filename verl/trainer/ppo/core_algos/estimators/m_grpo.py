@@ -1,4 +1,6 @@
-"""M-GRPO: separate groups for episodes of the main agent and calls of sub-agents, with any number of calls."""
+"""M-GRPO: separate groups for episodes of the main agent and calls of sub-agents, with any number of
+calls.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ from verl.utils.names import own_key
 def compared_units(
     config: EstimatorConfig, index: np.ndarray, traj_uid: np.ndarray, agent_index: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the group and unit of each row, both `[bsz]`: a unit is an episode of the main agent or one call of a sub-agent.
+    """Return the group and unit of each row, both `[bsz]`: a unit is an episode of the main agent or one call
+    of a sub-agent.
 
     Args:
         config: `AlgorithmConfig` with `m_grpo.main_agent`.
@@ -29,7 +32,9 @@ def compared_units(
         agent_index: `[bsz]` agent of each row.
     """
     main = np.asarray(agent_index == own_key(own_key(config, "m_grpo", None), "main_agent", None))
-    return group_index([index, main]), np.where(main, group_index([traj_uid]), len(main) + np.arange(len(main)))
+    return group_index([index, main]), np.where(
+        main, group_index([traj_uid]), len(main) + np.arange(len(main))
+    )
 
 
 @register_adv_est(
@@ -53,17 +58,21 @@ def compute_m_grpo_outcome_advantage(
     seed: int = 0,
     candidate: np.ndarray | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, np.ndarray]:
-    """Return `A = (s - mean) / (std + epsilon)` in two kinds of groups (M-GRPO, arXiv 2511.13288): over episodes of the main
-    agent, and over aligned calls of sub-agents.
+    """Return `A = (s - mean) / (std + epsilon)` in two kinds of groups (M-GRPO, arXiv 2511.13288): over
+    episodes of the main agent, and over aligned calls of sub-agents.
 
-    The main agent's calls in an episode are averaged and share one advantage. The calls of a sub-agent are resampled to
-    `config.m_grpo.sub_calls` per episode: of more calls some are dropped, of fewer some are repeated. A row that is sampled k times has
-    weight k in the statistics (as k copies, also in the deviation) and in the loss instead of being copied; a row that is not sampled has
-    weight 0 and advantage 0. A group with one episode (one sampled call) has advantage 0, a group of equal scores exactly 0.
+    The main agent's calls in an episode are averaged and share one advantage. The calls of a sub-agent are
+    resampled to `config.m_grpo.sub_calls` per episode: of more calls some are dropped, of fewer some are
+    repeated. A row that is sampled k times has weight k in the statistics (as k copies, also in the
+    deviation) and in the loss instead of being copied; a row that is not sampled has weight 0 and advantage
+    0. A group with one episode (one sampled call) has advantage 0, a group of equal scores exactly 0.
 
-    Keys: `algorithm.m_grpo.main_agent`, `m_grpo.sub_calls`, `norm_adv_by_std_in_grpo`, `group_by`, `singleton`.
-    Use when: a main agent calls sub-agents a varying number of times and each agent is trained on its own reward.
-    Fails when: `sub_calls` differs much from the number of calls: most calls are then dropped, or a few have large weights.
+    Keys: `algorithm.m_grpo.main_agent`, `m_grpo.sub_calls`, `norm_adv_by_std_in_grpo`, `group_by`,
+    `singleton`.
+    Use when: a main agent calls sub-agents a varying number of times and each agent is trained on its own
+    reward.
+    Fails when: `sub_calls` differs much from the number of calls: most calls are then dropped, or a few have
+    large weights.
 
     Args:
         index: `[bsz]` group of each row (the task); main agent and sub-agents are separated here.
@@ -83,30 +92,59 @@ def compute_m_grpo_outcome_advantage(
     keys = own_key(config, "m_grpo", None)
     main_agent = own_key(keys, "main_agent", None)
     if not main_agent:
-        raise ValueError("m_grpo needs algorithm.m_grpo.main_agent, the agent that calls the others; name one of agent.agent_ids")
+        raise ValueError(
+            "m_grpo needs algorithm.m_grpo.main_agent, the agent that calls the others; name one of "
+            "agent.agent_ids"
+        )
     _, valid = outcome_scores(token_level_rewards, response_mask)
-    check_columns(response_mask, index=index, agent_index=agent_index, traj_uid=traj_uid, turn_index=turn_index, candidate=candidate)
+    check_columns(
+        response_mask,
+        index=index,
+        agent_index=agent_index,
+        traj_uid=traj_uid,
+        turn_index=turn_index,
+        candidate=candidate,
+    )
     main = np.asarray(agent_index == main_agent)
-    candidates = np.zeros(len(main), dtype=np.int64) if candidate is None else np.asarray(candidate, dtype=np.int64)
+    candidates = (
+        np.zeros(len(main), dtype=np.int64) if candidate is None else np.asarray(candidate, dtype=np.int64)
+    )
     weights = valid.astype(np.float64)
     subs = np.flatnonzero(~main & valid)
-    columns = (agent_index[subs], traj_uid[subs], np.asarray(turn_index, dtype=np.int64)[subs], candidates[subs])
-    weights[subs] = aligned_calls(*columns, calls=own_key(keys, "sub_calls", MGRPOConfig.sub_calls), seed=seed)
+    columns = (
+        agent_index[subs],
+        traj_uid[subs],
+        np.asarray(turn_index, dtype=np.int64)[subs],
+        candidates[subs],
+    )
+    weights[subs] = aligned_calls(
+        *columns, calls=own_key(keys, "sub_calls", MGRPOConfig.sub_calls), seed=seed
+    )
     groups, unit = compared_units(config, index, traj_uid, agent_index)
     scored = ScoredUnits.of(token_level_rewards, response_mask, groups, unit, weights)
     per_unit = np.zeros(len(scored.scores))
     per_unit[scored.unit] = np.where(main, 1.0, weights)
     scored = replace(scored, weights=per_unit, copies=True)
-    advantages, returns = scored.spread(group_relative(scored, epsilon, norm_adv_by_std_in_grpo, config), response_mask)
+    advantages, returns = scored.spread(
+        group_relative(scored, epsilon, norm_adv_by_std_in_grpo, config), response_mask
+    )
     return advantages, returns, weights
 
 
 def aligned_calls(
-    agent_index: np.ndarray, traj_uid: np.ndarray, turn_index: np.ndarray, candidate: np.ndarray, *, calls: int, seed: int
+    agent_index: np.ndarray,
+    traj_uid: np.ndarray,
+    turn_index: np.ndarray,
+    candidate: np.ndarray,
+    *,
+    calls: int,
+    seed: int,
 ) -> np.ndarray:
-    """Return how often each row is sampled when an agent's rows in an episode are resampled to `calls`: `[bsz]` float64, sum `calls`.
+    """Return how often each row is sampled when an agent's rows in an episode are resampled to `calls`:
+    `[bsz]` float64, sum `calls`.
 
-    Each of d rows is sampled `calls // d` times, and `calls % d` of them, without replacement, once more. All arguments `[bsz]`.
+    Each of d rows is sampled `calls // d` times, and `calls % d` of them, without replacement, once more. All
+    arguments `[bsz]`.
 
     Raises:
         ValueError: `calls` is below 1.
@@ -124,8 +162,12 @@ def aligned_calls(
     return (calls // rows + (place < calls % rows)).astype(np.float64)
 
 
-def _random_numbers(chain: np.ndarray, agent_index: np.ndarray, traj_uid: np.ndarray, seed: int) -> np.ndarray:
-    """Return a random number per agent and episode, `[bsz]` uint64; equal in every process, unlike Python's `hash`."""
+def _random_numbers(
+    chain: np.ndarray, agent_index: np.ndarray, traj_uid: np.ndarray, seed: int
+) -> np.ndarray:
+    """Return a random number per agent and episode, `[bsz]` uint64; equal in every process, unlike Python's
+    `hash`.
+    """
     texts = (f"{seed}\0{traj_uid[row]}\0{agent_index[row]}" for row in first_rows(chain))
     digests = b"".join(hashlib.blake2b(text.encode(), digest_size=8).digest() for text in texts)
     return np.frombuffer(digests, dtype=np.uint64)[chain]

@@ -27,7 +27,8 @@ def compute_opo_outcome_advantage(
     weights: np.ndarray | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return `A = s - b_g`, `b_g = sum_g(len s) / sum_g(len)`, `len` the number of unmasked tokens of a reply (arXiv 2505.23585).
+    """Return `A = s - b_g`, `b_g = sum_g(len s) / sum_g(len)`, `len` the number of unmasked tokens of a reply
+    (arXiv 2505.23585).
 
     A group of one has advantage 0 (`config.singleton="raw"`: its score); a group of equal scores exactly 0.
 
@@ -36,7 +37,8 @@ def compute_opo_outcome_advantage(
     Fails when: a few very long replies of a group dominate its baseline.
 
     Args:
-        traj_index: `[bsz]`; if given, a trajectory is one reply: its rows are averaged, its length is the sum of theirs.
+        traj_index: `[bsz]`; if given, a trajectory is one reply: its rows are averaged, its length is the sum
+            of theirs.
         weights: `[bsz]` weight of each row in the baseline, times its length (`call_weighting`).
         others: see `core_algos.estimators`.
     """

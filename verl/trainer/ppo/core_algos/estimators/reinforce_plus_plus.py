@@ -9,7 +9,11 @@ import torch
 
 from verl.trainer.config.algorithm import EstimatorConfig
 from verl.trainer.ppo.core_algos.checks import check_columns, check_finite, check_tokens
-from verl.trainer.ppo.core_algos.estimators.outcome import ScoredUnits, units_without_signal, zero_without_signal
+from verl.trainer.ppo.core_algos.estimators.outcome import (
+    ScoredUnits,
+    units_without_signal,
+    zero_without_signal,
+)
 from verl.trainer.ppo.core_algos.estimators.whitening import whiten
 from verl.trainer.ppo.registry import register_adv_est
 from verl.utils.names import own_key
@@ -28,12 +32,13 @@ def compute_reinforce_plus_plus_outcome_advantage(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return `G_t = r_t + gamma G_(t+1)`, whitened over the tokens of each policy (arXiv 2501.03262).
 
-    Masked tokens inside a reply are skipped without a discount. A policy with equal returns has advantages of exactly 0 (for
-    example, a single reply without a discount).
+    Masked tokens inside a reply are skipped without a discount. A policy with equal returns has advantages of
+    exactly 0 (for example, a single reply without a discount).
 
     Keys: `algorithm.gamma`, `call_weighting`.
     Use when: there is one reply per prompt, or groups are too small for their own baseline.
-    Fails when: tasks differ in difficulty: replies to easy tasks have positive advantages because the task is easy.
+    Fails when: tasks differ in difficulty: replies to easy tasks have positive advantages because the task is
+    easy.
 
     Args:
         gamma: discount per token if there is no config.
@@ -47,11 +52,17 @@ def compute_reinforce_plus_plus_outcome_advantage(
     """
     gamma = own_key(config, "gamma", gamma)
     if gamma is None:
-        raise ValueError("adv_estimator=reinforce_plus_plus needs a discount: config.gamma (algorithm.gamma) or gamma=")
+        raise ValueError(
+            "adv_estimator=reinforce_plus_plus needs a discount: config.gamma (algorithm.gamma) or gamma="
+        )
     check_tokens(response_mask, token_level_rewards=token_level_rewards)
     check_finite("token_level_rewards", token_level_rewards, response_mask)
     mask = response_mask.bool()
-    columns = token_level_rewards.detach().to(torch.promote_types(token_level_rewards.dtype, torch.float32)).T.contiguous()
+    columns = (
+        token_level_rewards.detach()
+        .to(torch.promote_types(token_level_rewards.dtype, torch.float32))
+        .T.contiguous()
+    )
     keep = mask.T.contiguous()
     returns, later = torch.zeros_like(columns), torch.zeros_like(columns[:1].sum(0))
     for t in range(len(columns) - 1, -1, -1):
@@ -76,8 +87,8 @@ def compute_reinforce_plus_plus_baseline_outcome_advantage(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return `s - mean_g`, whitened over the tokens of each policy (arXiv 2501.03262).
 
-    Rows of a group of one (with `config.singleton="raw"` their value is their score) or of equal scores are 0 in the whitening, and are set
-    to exactly 0 after it, since whitening shifts the mean.
+    Rows of a group of one (with `config.singleton="raw"` their value is their score) or of equal scores are 0
+    in the whitening, and are set to exactly 0 after it, since whitening shifts the mean.
 
     Keys: `algorithm.group_by`, `group_by_agent_id`, `statistics_over`, `call_weighting`, `singleton`.
     Use when: groups are small and their own standard deviation is noisy; that of the batch is more stable.
@@ -86,7 +97,9 @@ def compute_reinforce_plus_plus_baseline_outcome_advantage(
     Args:
         others: see `core_algos.estimators`.
     """
-    check_columns(response_mask, index=index, traj_index=traj_index, policy_index=policy_index, weights=weights)
+    check_columns(
+        response_mask, index=index, traj_index=traj_index, policy_index=policy_index, weights=weights
+    )
     scored = ScoredUnits.of(token_level_rewards, response_mask, index, traj_index, weights)
     stats = scored.stats()
     relative = zero_without_signal(scored, stats, scored.scores - stats.mean[scored.groups], config)
@@ -96,7 +109,9 @@ def compute_reinforce_plus_plus_baseline_outcome_advantage(
     if scored.row_weights is not None:
         no_signal = no_signal | (scored.row_weights == 0)
     rows = torch.as_tensor(
-        relative, dtype=torch.promote_types(token_level_rewards.dtype, torch.float32), device=response_mask.device
+        relative,
+        dtype=torch.promote_types(token_level_rewards.dtype, torch.float32),
+        device=response_mask.device,
     ).unsqueeze(-1)
     advantages = whiten(rows.expand(response_mask.shape), response_mask, policy_index, weights)
     advantages[torch.as_tensor(no_signal, device=advantages.device)] = 0.0

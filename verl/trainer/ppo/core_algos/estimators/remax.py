@@ -21,11 +21,12 @@ def compute_remax_outcome_advantage(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return `A_t = sum_(t' >= t) r_t' - s(greedy)` (arXiv 2310.10505). Both results are 0 where masked.
 
-    There are no groups and no normalisation: every row has its own baseline, so that single rows and equal scores are no special cases. A
-    reply with the outcome reward of the greedy one has advantage 0 at every token.
+    There are no groups and no normalisation: every row has its own baseline, so that single rows and equal
+    scores are no special cases. A reply with the outcome reward of the greedy one has advantage 0 at every
+    token.
 
-    The greedy reply is that of a greedy episode of the task; for the candidates of a tree with `rollout.tree.returns=step` it is a greedy
-    reply to their call, rewarded for its own action like them.
+    The greedy reply is that of a greedy episode of the task; for the candidates of a tree with
+    `rollout.tree.returns=step` it is a greedy reply to their call, rewarded for its own action like them.
 
     Keys: `algorithm.call_weighting` (in the loss only).
     Use when: one reply per prompt is sampled, and an additional greedy reply is affordable.
@@ -42,7 +43,9 @@ def compute_remax_outcome_advantage(
         ValueError: no baselines.
     """
     if reward_baselines is None:
-        raise ValueError("adv_estimator=remax needs reward_baselines: the reward of each prompt's greedy reply")
+        raise ValueError(
+            "adv_estimator=remax needs reward_baselines: the reward of each prompt's greedy reply"
+        )
     check_tokens(response_mask, token_level_rewards=token_level_rewards)
     check_columns(response_mask, reward_baselines=reward_baselines)
     check_finite("token_level_rewards", token_level_rewards, response_mask)

@@ -26,8 +26,8 @@ def compute_rloo_outcome_advantage(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Leave-one-out advantage `A_i = s_i - mean_{j != i} s_j` (arXiv 2402.14740, eq. 4).
 
-    With weights the baseline is the weighted mean of the others, `A_i = (s_i - mean) W / (W - w_i)`. A group of one has advantage 0
-    (`config.singleton="raw"`: its score); a group of equal scores exactly 0.
+    With weights the baseline is the weighted mean of the others, `A_i = (s_i - mean) W / (W - w_i)`. A group
+    of one has advantage 0 (`config.singleton="raw"`: its score); a group of equal scores exactly 0.
 
     Keys: `algorithm.group_by`, `group_by_agent_id`, `statistics_over`, `call_weighting`, `singleton`.
     Use when: groups are small and an unbiased gradient matters more than its scale.

@@ -10,7 +10,9 @@ from verl.trainer.ppo.core_algos.grouping import group_index
 
 
 def ordered_sums(values: np.ndarray, groups: np.ndarray, n_groups: int) -> np.ndarray:
-    """Return the sum of `values` `[n]` per group in float64, sorted before summing: identical to the bit for any order of rows."""
+    """Return the sum of `values` `[n]` per group in float64, sorted before summing: identical to the bit for
+    any order of rows.
+    """
     order = np.lexsort((values, groups))
     return np.bincount(groups[order], weights=values[order], minlength=n_groups)
 
@@ -23,8 +25,9 @@ def whiten(
 ) -> torch.Tensor:
     """Whiten `(x - mean) / sqrt(var + 1e-8)` over the unmasked entries of each policy, `var` unbiased.
 
-    Entries of a policy that are all equal (also a single one) become exactly 0, as do masked entries. With row
-    weights `w`, `mean = sum(w x) / sum(w)` and `var = sum(w (x - mean)^2) / (sum(w) - sum(w^2) / sum(w))`.
+    Entries of a policy that are all equal (also a single one) become exactly 0, as do masked entries. With
+    row weights `w`, `mean = sum(w x) / sum(w)` and
+    `var = sum(w (x - mean)^2) / (sum(w) - sum(w^2) / sum(w))`.
 
     Args:
         values: `[bsz, n]`; masked entries may have any value.
@@ -42,13 +45,18 @@ def whiten(
     check_columns(mask, policy_index=policy_index, weights=weights)
     weight = np.ones(len(mask)) if weights is None else np.asarray(weights, dtype=np.float64)
     if not (np.isfinite(weight) & (weight >= 0)).all():
-        raise ValueError(f"weights of rows must be finite and at least 0, found {weight.min()} to {weight.max()}")
+        raise ValueError(
+            f"weights of rows must be finite and at least 0, found {weight.min()} to {weight.max()}"
+        )
     groups = np.zeros(len(mask), dtype=np.int64) if policy_index is None else group_index([policy_index])
     keep = mask.bool()
     x = values.detach().to(torch.float64, copy=True).masked_fill_(~keep, 0.0)
     sums = x.sum(dim=-1).cpu().numpy()
     if not np.isfinite(sums).all():
-        raise ValueError(f"values to whiten: row {np.flatnonzero(~np.isfinite(sums))[0]} has an unmasked entry that is not finite")
+        raise ValueError(
+            f"values to whiten: row {np.flatnonzero(~np.isfinite(sums))[0]} has an unmasked entry that is "
+            "not finite"
+        )
     size = keep.sum(dim=-1).cpu().double().numpy()
     n_groups = int(groups.max(initial=-1)) + 1
     total = ordered_sums(weight * size, groups, n_groups)
@@ -64,13 +72,23 @@ def whiten(
     return out.to(torch.promote_types(values.dtype, torch.float32))
 
 
-def _constant(x: torch.Tensor, keep: torch.Tensor, groups: np.ndarray, counts: np.ndarray, n_groups: int) -> np.ndarray:
-    """Return whether all unmasked entries of rows with `counts` are equal, per group, by comparison with one of them."""
+def _constant(
+    x: torch.Tensor, keep: torch.Tensor, groups: np.ndarray, counts: np.ndarray, n_groups: int
+) -> np.ndarray:
+    """Return whether all unmasked entries of rows with `counts` are equal, per group, by comparison with one
+    of them.
+    """
     rows = np.flatnonzero(counts)
     reference = np.zeros(n_groups)
     first = keep.int().argmax(dim=-1, keepdim=True)
     reference[groups[rows]] = x.gather(1, first)[:, 0].cpu().numpy()[rows] if len(rows) else 0.0
-    other = (x != torch.as_tensor(reference[groups], device=x.device).unsqueeze(-1)).logical_and_(keep).any(dim=-1).cpu().numpy()
+    other = (
+        (x != torch.as_tensor(reference[groups], device=x.device).unsqueeze(-1))
+        .logical_and_(keep)
+        .any(dim=-1)
+        .cpu()
+        .numpy()
+    )
     constant = np.ones(n_groups, dtype=bool)
     constant[groups[other & counts]] = False
     return constant

@@ -15,7 +15,11 @@ from verl.trainer.ppo.core_algos.policy_losses.common import (
     weighted_loss,
 )
 from verl.trainer.ppo.core_algos.policy_losses.covariance import token_covariance
-from verl.trainer.ppo.core_algos.policy_losses.preparation import MiniBatch, prepared_columns, register_preparation
+from verl.trainer.ppo.core_algos.policy_losses.preparation import (
+    MiniBatch,
+    prepared_columns,
+    register_preparation,
+)
 from verl.trainer.ppo.registry import register_policy_loss
 
 SHARE = "clip_cov_share"
@@ -30,10 +34,14 @@ def clip_cov_share(mini: MiniBatch, config: LossConfig | None) -> dict[str, torc
     """
     settings = config.policy_loss
     if settings.clip_cov_ratio <= 0:
-        raise ValueError(f"clip_cov: actor.policy_loss.clip_cov_ratio={settings.clip_cov_ratio} must be positive")
+        raise ValueError(
+            f"clip_cov: actor.policy_loss.clip_cov_ratio={settings.clip_cov_ratio} must be positive"
+        )
     covariance, tokens = token_covariance(mini)
     unclipped, clipped = _losses(clamped_log_ratio(mini.log_prob, mini.old_log_prob), mini.advantages, config)
-    candidate = (covariance > settings.clip_cov_lb) & (covariance < settings.clip_cov_ub) & (clipped <= unclipped)
+    candidate = (
+        (covariance > settings.clip_cov_lb) & (covariance < settings.clip_cov_ub) & (clipped <= unclipped)
+    )
     found = float(mini.ranks.sum((mini.token_weights * candidate).sum()))
     removed = max(int(settings.clip_cov_ratio * tokens), 1)
     return {SHARE: candidate.to(covariance.dtype) * min(1.0, removed / max(found, 1e-9))}
@@ -61,17 +69,18 @@ def compute_policy_loss_clip_cov(
     config: LossConfig | None = None,
     rollout_is_weights: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, dict[str, Any]]:
-    """Clip-Cov: remove a few of the tokens whose covariance of advantage and log-prob lies in a band from the gradient (arXiv 2505.22617).
+    """Clip-Cov: remove a few of the tokens whose covariance of advantage and log-prob lies in a band from the
+    gradient (arXiv 2505.22617).
 
         L = (1 - q) max(-r A, -clip(r, 1 - low, 1 + high) A),  q = min(1, k / n) for the n tokens in the band that PPO does not clip, else 0
         covariance = (A - mean A) (log_prob - mean log_prob),  k = max(1, clip_cov_ratio * tokens)
 
-    The paper samples k of the n tokens; q is the probability of a token to be sampled, so that this is the expectation of that loss:
-    without noise and independent of the cut into micro-batches. Means and counts are over the mini-batch, which needs an additional forward
-    pass.
+    The paper samples k of the n tokens; q is the probability of a token to be sampled, so that this is the
+    expectation of that loss: without noise and independent of the cut into micro-batches. Means and counts
+    are over the mini-batch, which needs an additional forward pass.
 
-    Keys: `actor.policy_loss.clip_cov_ratio`, `actor.policy_loss.clip_cov_lb`, `actor.policy_loss.clip_cov_ub`, `actor.clip_ratio`,
-    `actor.clip_ratio_low`, `actor.clip_ratio_high`.
+    Keys: `actor.policy_loss.clip_cov_ratio`, `actor.policy_loss.clip_cov_lb`,
+    `actor.policy_loss.clip_cov_ub`, `actor.clip_ratio`, `actor.clip_ratio_low`, `actor.clip_ratio_high`.
     Use when: entropy collapses early in long runs; plain PPO otherwise.
     Fails when: the band is empty (small advantages or confident policies): it is then PPO without dual clip.
 
@@ -79,7 +88,8 @@ def compute_policy_loss_clip_cov(
         others: see `core_algos.policy_losses`.
 
     Returns:
-        the loss and the metrics `actor/pg_clipfrac` (fraction of tokens removed by covariance) and `actor/ppo_kl`: token means.
+        the loss and the metrics `actor/pg_clipfrac` (fraction of tokens removed by covariance) and
+        `actor/ppo_kl`: token means.
 
     Raises:
         ValueError: `clip_cov_ratio` not positive.
@@ -93,7 +103,9 @@ def compute_policy_loss_clip_cov(
     return loss, token_metrics(response_mask, pg_clipfrac=share, ppo_kl=-log_ratio)
 
 
-def _losses(log_ratio: torch.Tensor, advantages: torch.Tensor, config: LossConfig | None) -> tuple[torch.Tensor, torch.Tensor]:
+def _losses(
+    log_ratio: torch.Tensor, advantages: torch.Tensor, config: LossConfig | None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the token losses `[bsz, response_len]` without and with the clip."""
     low, high = clip_range(config, "clip_cov")
     ratio = torch.exp(log_ratio)

@@ -19,7 +19,8 @@ class LossConfig(ActorConfig):
 
     Attributes:
         global_batch_info: counts of the mini-batch for `agg_loss`.
-        prepared: columns of `register_preparation` for the given rows; None when the rows are the whole mini-batch.
+        prepared: columns of `register_preparation` for the given rows; None when the rows are the whole
+            mini-batch.
         rollout_correction: see `UpdatePlan`.
     """
 
@@ -40,8 +41,16 @@ def check_loss_inputs(
     advantages: torch.Tensor,
     rollout_is_weights: torch.Tensor | None,
 ) -> None:
-    """Raise ValueError unless all tensors are `[bsz, response_len]` on one device; torch would silently broadcast a row or a column."""
-    check_tokens(response_mask, old_log_prob=old_log_prob, log_prob=log_prob, advantages=advantages, rollout_is_weights=rollout_is_weights)
+    """Raise ValueError unless all tensors are `[bsz, response_len]` on one device; torch would silently
+    broadcast a row or a column.
+    """
+    check_tokens(
+        response_mask,
+        old_log_prob=old_log_prob,
+        log_prob=log_prob,
+        advantages=advantages,
+        rollout_is_weights=rollout_is_weights,
+    )
 
 
 def need_config(config: LossConfig | None, loss: str) -> Any:
@@ -52,7 +61,9 @@ def need_config(config: LossConfig | None, loss: str) -> Any:
 
 
 def clip_range(config: LossConfig | None, loss: str) -> tuple[float, float]:
-    """Return `(low, high)`: `clip_ratio_low` and `clip_ratio_high`, each `clip_ratio` unless set. Raises ValueError without a config."""
+    """Return `(low, high)`: `clip_ratio_low` and `clip_ratio_high`, each `clip_ratio` unless set. Raises
+    ValueError without a config.
+    """
     config = need_config(config, loss)
     low = config.clip_ratio if config.clip_ratio_low is None else config.clip_ratio_low
     high = config.clip_ratio if config.clip_ratio_high is None else config.clip_ratio_high
@@ -60,7 +71,9 @@ def clip_range(config: LossConfig | None, loss: str) -> tuple[float, float]:
 
 
 def row_mean(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Return the mean of the unmasked `values` of each row in their dtype, `[bsz]`; 0 for a row without any."""
+    """Return the mean of the unmasked `values` of each row in their dtype, `[bsz]`; 0 for a row
+    without any.
+    """
     return torch.where(mask.bool(), values, 0.0).sum(dim=-1) / mask.sum(dim=-1).clamp(min=1)
 
 
@@ -79,6 +92,10 @@ def weighted_loss(
 
 @torch.no_grad()
 def token_metrics(response_mask: torch.Tensor, **values: torch.Tensor) -> dict[str, float]:
-    """Return `actor/<name>`: means over the unmasked tokens of this micro-batch, with one transfer to the host."""
-    means = torch.stack([masked_mean(value.detach().float(), response_mask) for value in values.values()]).tolist()
+    """Return `actor/<name>`: means over the unmasked tokens of this micro-batch, with one transfer to the
+    host.
+    """
+    means = torch.stack(
+        [masked_mean(value.detach().float(), response_mask) for value in values.values()]
+    ).tolist()
     return {f"actor/{name}": mean for name, mean in zip(values, means, strict=True)}

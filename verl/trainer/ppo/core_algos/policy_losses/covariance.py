@@ -1,4 +1,6 @@
-"""Covariance of advantage and log-prob per token over a mini-batch, which causes entropy collapse (arXiv 2505.22617)."""
+"""Covariance of advantage and log-prob per token over a mini-batch, which causes entropy collapse
+(arXiv 2505.22617).
+"""
 
 from __future__ import annotations
 
@@ -15,16 +17,22 @@ def token_covariance(mini: MiniBatch) -> tuple[torch.Tensor, float]:
     """
     weights, mask = mini.token_weights, mini.response_mask.bool()
     advantages, log_prob = (torch.where(mask, x, 0.0) for x in (mini.advantages, mini.log_prob))
-    sums = mini.ranks.sum(torch.stack([weights.sum(), (weights * advantages).sum(), (weights * log_prob).sum()]))
+    sums = mini.ranks.sum(
+        torch.stack([weights.sum(), (weights * advantages).sum(), (weights * log_prob).sum()])
+    )
     tokens = float(sums[0])
     mean_advantage, mean_log_prob = (sums[1:] / (tokens or 1.0)).tolist()
     return torch.where(mask, (advantages - mean_advantage) * (log_prob - mean_log_prob), -torch.inf), tokens
 
 
-def share_of_largest(values: torch.Tensor, weights: torch.Tensor, count: float, mini: MiniBatch) -> torch.Tensor:
-    """Return the membership of each token in the `count` largest `values` of the mini-batch: 1, 0, or a fraction for ties at the boundary.
+def share_of_largest(
+    values: torch.Tensor, weights: torch.Tensor, count: float, mini: MiniBatch
+) -> torch.Tensor:
+    """Return the membership of each token in the `count` largest `values` of the mini-batch: 1, 0, or a
+    fraction for ties at the boundary.
 
-    Equal values at the boundary share the remaining places, so that the result depends on the set of tokens only.
+    Equal values at the boundary share the remaining places, so that the result depends on the set of tokens
+    only.
 
     Args:
         values: `[bsz, response_len]`.

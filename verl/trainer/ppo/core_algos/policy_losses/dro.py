@@ -6,11 +6,19 @@ from typing import Any
 
 import torch
 
-from verl.trainer.ppo.core_algos.policy_losses.common import LossConfig, check_loss_inputs, need_config, token_metrics, weighted_loss
+from verl.trainer.ppo.core_algos.policy_losses.common import (
+    LossConfig,
+    check_loss_inputs,
+    need_config,
+    token_metrics,
+    weighted_loss,
+)
 from verl.trainer.ppo.registry import register_policy_loss
 
 
-@register_policy_loss("dro", reads=("policy_loss.dro_beta",), positive=("policy_loss.dro_beta",), uses_every_row=True)
+@register_policy_loss(
+    "dro", reads=("policy_loss.dro_beta",), positive=("policy_loss.dro_beta",), uses_every_row=True
+)
 def compute_policy_loss_dro(
     old_log_prob: torch.Tensor,
     log_prob: torch.Tensor,
@@ -26,8 +34,10 @@ def compute_policy_loss_dro(
         L = -(A log_prob - beta / 2 (log_prob - old_log_prob)^2)
 
     Keys: `actor.policy_loss.dro_beta` (required).
-    Use when: samples are old or from another policy and importance ratios would explode; this loss has no ratios.
-    Fails when: beta does not match the scale of advantages: too small, the policy gradient is unbounded; too large, nothing is learned.
+    Use when: samples are old or from another policy and importance ratios would explode; this loss has no
+    ratios.
+    Fails when: beta does not match the scale of advantages: too small, the policy gradient is unbounded; too
+    large, nothing is learned.
 
     Args:
         others: see `core_algos.policy_losses`.

@@ -21,7 +21,10 @@ WEIGHT_FLOOR = 1e-10
 
 
 @register_policy_loss(
-    "geo_mean", "gmpo", reads=("clip_ratio", "clip_ratio_low", "clip_ratio_high"), averages="over replies, each by its geometric mean"
+    "geo_mean",
+    "gmpo",
+    reads=("clip_ratio", "clip_ratio_low", "clip_ratio_high"),
+    averages="over replies, each by its geometric mean",
 )
 def compute_policy_loss_geo_mean(
     old_log_prob: torch.Tensor,
@@ -38,17 +41,20 @@ def compute_policy_loss_geo_mean(
 
     A_i is the mean advantage of the reply's tokens; the loss is the mean of L_i over the replies.
 
-    Keys: `actor.clip_ratio`, `actor.clip_ratio_low`, `actor.clip_ratio_high`: bounds of the log-ratio (the paper's are 0.4).
+    Keys: `actor.clip_ratio`, `actor.clip_ratio_low`, `actor.clip_ratio_high`: bounds of the log-ratio (the
+    paper's are 0.4).
     Use when: tokens with extreme ratios make `vanilla` unstable; the clip range may then be wide.
     Fails when: advantages differ within a reply (only their mean is used).
 
     Args:
         loss_agg_mode: unused.
-        rollout_is_weights: `[bsz, response_len]` detached weights; the weight of a reply is their geometric mean.
+        rollout_is_weights: `[bsz, response_len]` detached weights; the weight of a reply is their geometric
+            mean.
         others: see `core_algos.policy_losses`.
 
     Returns:
-        the loss and the metrics `actor/pg_clipfrac` (clipped tokens with A > 0), `actor/pg_clipfrac_lower` (with A < 0), `actor/ppo_kl`.
+        the loss and the metrics `actor/pg_clipfrac` (clipped tokens with A > 0), `actor/pg_clipfrac_lower`
+        (with A < 0), `actor/ppo_kl`.
     """
     check_loss_inputs(response_mask, old_log_prob, log_prob, advantages, rollout_is_weights)
     low, high = clip_range(config, "geo_mean")
@@ -63,5 +69,8 @@ def compute_policy_loss_geo_mean(
     loss = weighted_loss(losses.unsqueeze(-1), real, "seq-mean-token-sum", config, None)
     clipped = log_ratio != clamped
     return loss, token_metrics(
-        response_mask, pg_clipfrac=clipped & (advantages > 0), ppo_kl=-log_ratio, pg_clipfrac_lower=clipped & (advantages < 0)
+        response_mask,
+        pg_clipfrac=clipped & (advantages > 0),
+        ppo_kl=-log_ratio,
+        pg_clipfrac_lower=clipped & (advantages < 0),
     )

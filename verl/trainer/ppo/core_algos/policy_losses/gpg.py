@@ -6,7 +6,12 @@ from typing import Any
 
 import torch
 
-from verl.trainer.ppo.core_algos.policy_losses.common import LossConfig, check_loss_inputs, need_config, weighted_loss
+from verl.trainer.ppo.core_algos.policy_losses.common import (
+    LossConfig,
+    check_loss_inputs,
+    need_config,
+    weighted_loss,
+)
 from verl.trainer.ppo.registry import register_policy_loss
 
 
@@ -25,7 +30,8 @@ def compute_policy_loss_gpg(
         L = -A log_prob
 
     Keys: none.
-    Use when: every sample is used for one update of its own policy; with `algorithm.adv_estimator=gpg` this is the paper's method.
+    Use when: every sample is used for one update of its own policy; with `algorithm.adv_estimator=gpg` this
+    is the paper's method.
     Fails when: a batch is used for several updates, or samples are old: the drift is not corrected.
 
     Args:

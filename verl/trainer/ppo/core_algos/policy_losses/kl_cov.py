@@ -15,7 +15,11 @@ from verl.trainer.ppo.core_algos.policy_losses.common import (
     weighted_loss,
 )
 from verl.trainer.ppo.core_algos.policy_losses.covariance import share_of_largest, token_covariance
-from verl.trainer.ppo.core_algos.policy_losses.preparation import MiniBatch, prepared_columns, register_preparation
+from verl.trainer.ppo.core_algos.policy_losses.preparation import (
+    MiniBatch,
+    prepared_columns,
+    register_preparation,
+)
 from verl.trainer.ppo.registry import register_policy_loss
 
 SHARE = "kl_cov_share"
@@ -36,7 +40,10 @@ def kl_cov_share(mini: MiniBatch, config: LossConfig | None) -> dict[str, torch.
 
 
 @register_policy_loss(
-    "kl_cov", reads=("policy_loss.kl_cov_ratio", "policy_loss.ppo_kl_coef"), positive=("policy_loss.kl_cov_ratio",), uses_every_row=True
+    "kl_cov",
+    reads=("policy_loss.kl_cov_ratio", "policy_loss.ppo_kl_coef"),
+    positive=("policy_loss.kl_cov_ratio",),
+    uses_every_row=True,
 )
 def compute_policy_loss_kl_cov(
     old_log_prob: torch.Tensor,
@@ -47,17 +54,19 @@ def compute_policy_loss_kl_cov(
     config: LossConfig | None = None,
     rollout_is_weights: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, dict[str, Any]]:
-    """KL-Cov: a KL penalty on the k tokens with the largest covariance of advantage and log-prob (arXiv 2505.22617).
+    """KL-Cov: a KL penalty on the k tokens with the largest covariance of advantage and log-prob
+    (arXiv 2505.22617).
 
         L = -r A + q ppo_kl_coef |log r|,  r = exp(log_prob - old_log_prob),  q = 1 for the k tokens of the largest covariance, else 0
         covariance = (A - mean A) (log_prob - mean log_prob),  k = max(1, kl_cov_ratio * tokens)
 
-    Tokens of equal covariance at the boundary share the remaining places. Means and ranking are over the mini-batch, which needs an
-    additional forward pass; the ratio is not clipped.
+    Tokens of equal covariance at the boundary share the remaining places. Means and ranking are over the
+    mini-batch, which needs an additional forward pass; the ratio is not clipped.
 
     Keys: `actor.policy_loss.kl_cov_ratio`, `actor.policy_loss.ppo_kl_coef`.
     Use when: entropy collapses early in long runs; softer than clip_cov.
-    Fails when: every batch is used for one update: the ratio is 1 and the penalty has no gradient; or for many: nothing is clipped.
+    Fails when: every batch is used for one update: the ratio is 1 and the penalty has no gradient; or for
+    many: nothing is clipped.
 
     Args:
         others: see `core_algos.policy_losses`.

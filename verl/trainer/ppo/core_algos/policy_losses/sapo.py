@@ -17,7 +17,9 @@ from verl.trainer.ppo.core_algos.policy_losses.common import (
 from verl.trainer.ppo.registry import register_policy_loss
 
 
-@register_policy_loss("sapo", reads=("tau_pos", "tau_neg"), positive=("tau_pos", "tau_neg"), averages="seq-mean-token-mean")
+@register_policy_loss(
+    "sapo", reads=("tau_pos", "tau_neg"), positive=("tau_pos", "tau_neg"), averages="seq-mean-token-mean"
+)
 def compute_policy_loss_sapo(
     old_log_prob: torch.Tensor,
     log_prob: torch.Tensor,
@@ -34,7 +36,8 @@ def compute_policy_loss_sapo(
     Losses are averaged over the tokens of a reply, then over replies.
 
     Keys: `actor.tau_pos`, `actor.tau_neg` (a larger temperature reduces the weight faster).
-    Use when: hard clipping makes training unstable, or clips whole replies (gspo) because of a few off-policy tokens.
+    Use when: hard clipping makes training unstable, or clips whole replies (gspo) because of a few off-policy
+    tokens.
     Fails when: both temperatures are near 0: it is then unclipped importance sampling.
 
     Args:
@@ -42,7 +45,8 @@ def compute_policy_loss_sapo(
         others: see `core_algos.policy_losses`.
 
     Returns:
-        the loss and the metrics `actor/ppo_kl` (token mean), `actor/pg_clipfrac` and `actor/pg_clipfrac_lower` (always 0).
+        the loss and the metrics `actor/ppo_kl` (token mean), `actor/pg_clipfrac` and
+        `actor/pg_clipfrac_lower` (always 0).
 
     Raises:
         ValueError: a temperature that is not positive.
@@ -50,9 +54,14 @@ def compute_policy_loss_sapo(
     check_loss_inputs(response_mask, old_log_prob, log_prob, advantages, rollout_is_weights)
     config = need_config(config, "sapo")
     if min(config.tau_pos, config.tau_neg) <= 0:
-        raise ValueError(f"sapo: actor.tau_pos={config.tau_pos} and actor.tau_neg={config.tau_neg} must be positive")
+        raise ValueError(
+            f"sapo: actor.tau_pos={config.tau_pos} and actor.tau_neg={config.tau_neg} must be positive"
+        )
     log_ratio = clamped_log_ratio(log_prob, old_log_prob)
     tau = torch.where(advantages > 0, config.tau_pos, config.tau_neg).to(advantages.dtype)
     gate = 4.0 / tau * torch.sigmoid(tau * (torch.exp(log_ratio) - 1.0))
     loss = weighted_loss(-gate * advantages, response_mask, "seq-mean-token-mean", config, rollout_is_weights)
-    return loss, token_metrics(response_mask, ppo_kl=-log_ratio) | {"actor/pg_clipfrac": 0.0, "actor/pg_clipfrac_lower": 0.0}
+    return loss, token_metrics(response_mask, ppo_kl=-log_ratio) | {
+        "actor/pg_clipfrac": 0.0,
+        "actor/pg_clipfrac_lower": 0.0,
+    }

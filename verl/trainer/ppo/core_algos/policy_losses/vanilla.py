@@ -30,7 +30,12 @@ class ClippedLoss:
 
     @staticmethod
     def of(
-        old_log_prob: torch.Tensor, log_prob: torch.Tensor, advantages: torch.Tensor, low: float, high: float, dual: float
+        old_log_prob: torch.Tensor,
+        log_prob: torch.Tensor,
+        advantages: torch.Tensor,
+        low: float,
+        high: float,
+        dual: float,
     ) -> ClippedLoss:
         """Evaluate the objective. Raises ValueError unless the dual-clip constant is above 1."""
         if dual <= 1.0:
@@ -59,17 +64,20 @@ def compute_policy_loss_vanilla(
 
         L = max(-r A, -clip(r, 1 - low, 1 + high) A),  r = exp(log_prob - old_log_prob)
 
-    Where A < 0 the loss is at most `-clip_ratio_c A` (dual clip, arXiv 1912.09729). `low != high` is DAPO's clip-higher (arXiv 2503.14476).
+    Where A < 0 the loss is at most `-clip_ratio_c A` (dual clip, arXiv 1912.09729). `low != high` is DAPO's
+    clip-higher (arXiv 2503.14476).
 
     Keys: `actor.clip_ratio`, `actor.clip_ratio_low`, `actor.clip_ratio_high`, `actor.clip_ratio_c`.
     Use when: in doubt; it is the baseline for the other losses.
-    Fails when: many updates reuse one batch (clipped tokens have no gradient), or long replies make token ratios noisy (see gspo).
+    Fails when: many updates reuse one batch (clipped tokens have no gradient), or long replies make token
+    ratios noisy (see gspo).
 
     Args:
         others: see `core_algos.policy_losses`.
 
     Returns:
-        the loss and the metrics `actor/pg_clipfrac`, `actor/ppo_kl`, `actor/pg_clipfrac_lower` (means over tokens of this micro-batch).
+        the loss and the metrics `actor/pg_clipfrac`, `actor/ppo_kl`, `actor/pg_clipfrac_lower` (means over
+        tokens of this micro-batch).
 
     Raises:
         ValueError: `clip_ratio_c <= 1`.
@@ -78,7 +86,12 @@ def compute_policy_loss_vanilla(
     low, high = clip_range(config, "vanilla")
     parts = ClippedLoss.of(old_log_prob, log_prob, advantages, low, high, config.clip_ratio_c)
     loss = weighted_loss(parts.losses, response_mask, loss_agg_mode, config, rollout_is_weights)
-    return loss, token_metrics(response_mask, pg_clipfrac=parts.clipped, ppo_kl=-parts.log_ratio, pg_clipfrac_lower=parts.dual_clipped)
+    return loss, token_metrics(
+        response_mask,
+        pg_clipfrac=parts.clipped,
+        ppo_kl=-parts.log_ratio,
+        pg_clipfrac_lower=parts.dual_clipped,
+    )
 
 
 def compute_policy_loss(
@@ -101,7 +114,8 @@ def compute_policy_loss(
         loss_agg_mode: see `agg_loss`.
 
     Returns:
-        loss, fraction of clipped tokens, mean of `old_log_prob - log_prob`, fraction of dual-clipped tokens: scalars.
+        loss, fraction of clipped tokens, mean of `old_log_prob - log_prob`, fraction of dual-clipped tokens:
+        scalars.
 
     Raises:
         ValueError: a side without a clip range, or `clip_ratio_c <= 1`.
@@ -112,5 +126,7 @@ def compute_policy_loss(
         raise ValueError("compute_policy_loss needs cliprange, or both cliprange_low and cliprange_high")
     parts = ClippedLoss.of(old_log_prob, log_prob, advantages, low, high, clip_ratio_c)
     loss = agg_loss(parts.losses, response_mask, loss_agg_mode)
-    clipped, kl, lower = (masked_mean(v.float(), response_mask) for v in (parts.clipped, -parts.log_ratio, parts.dual_clipped))
+    clipped, kl, lower = (
+        masked_mean(v.float(), response_mask) for v in (parts.clipped, -parts.log_ratio, parts.dual_clipped)
+    )
     return loss, clipped, kl, lower

@@ -93,7 +93,11 @@ from verl.trainer.ppo.core_algos.rollout_correction.rejection import (
     compute_rs_metrics,
     parse_modes,
 )
-from verl.trainer.ppo.core_algos.rollout_correction.weights import IS_LEVELS, compute_is_metrics, compute_rollout_correction_weights
+from verl.trainer.ppo.core_algos.rollout_correction.weights import (
+    IS_LEVELS,
+    compute_is_metrics,
+    compute_rollout_correction_weights,
+)
 from verl.trainer.ppo.correction_bounds import LOG_RATIO_BOUND, Band, parse_bounds
 
 __all__ = [

@@ -1,4 +1,6 @@
-"""Off-policy correction of a team's batch per policy, since means must not include other policies, and staleness of samples."""
+"""Off-policy correction of a team's batch per policy, since means must not include other policies, and
+staleness of samples.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,10 @@ from verl.protocol import DataProto
 from verl.trainer.config import RolloutCorrectionConfig
 from verl.trainer.placement.table import slug
 from verl.trainer.ppo.core_algos.rollout_correction.divergence import compute_offpolicy_metrics, sampler_gap
-from verl.trainer.ppo.core_algos.rollout_correction.rejection import compute_m2po_mask, compute_rollout_rejection_mask
+from verl.trainer.ppo.core_algos.rollout_correction.rejection import (
+    compute_m2po_mask,
+    compute_rollout_rejection_mask,
+)
 from verl.trainer.ppo.core_algos.rollout_correction.weights import compute_rollout_correction_weights
 
 
@@ -28,19 +33,23 @@ def compute_rollout_correction_and_rejection_mask(
     rollout_rs: str | None = None,
     rollout_rs_threshold: str | float | None = None,
 ) -> tuple[DataProto | None, torch.Tensor, dict[str, float]]:
-    """Return importance weights, the mask without rejected tokens, and verl's metrics as `rollout_corr/<name>`.
+    """Return importance weights, the mask without rejected tokens, and verl's metrics as
+    `rollout_corr/<name>`.
 
-    Weights and their metrics use the mask before rejection; other arguments are those of `compute_rollout_correction_weights` and
-    `compute_rollout_rejection_mask`.
+    Weights and their metrics use the mask before rejection; other arguments are those of
+    `compute_rollout_correction_weights` and `compute_rollout_rejection_mask`.
 
     Args:
-        old_log_prob, rollout_log_prob, response_mask: trainer's and sampler's log-probs and the mask, `[bsz, response_len]`.
+        old_log_prob, rollout_log_prob, response_mask: trainer's and sampler's log-probs and the mask,
+            `[bsz, response_len]`.
 
     Returns:
-        `rollout_is_weights` `[bsz, response_len]` in a DataProto (None without `rollout_is`), the mask after rejection, and metrics.
+        `rollout_is_weights` `[bsz, response_len]` in a DataProto (None without `rollout_is`), the mask after
+        rejection, and metrics.
 
     Raises:
-        ValueError: shapes differ, no token is unmasked, an unknown mode, or a threshold that is missing or malformed.
+        ValueError: shapes differ, no token is unmasked, an unknown mode, or a threshold that is missing or
+            malformed.
     """
     if not response_mask.any():
         raise ValueError("response_mask must contain at least one valid token (1)")
@@ -57,7 +66,9 @@ def compute_rollout_correction_and_rejection_mask(
         )
         weights = DataProto.from_dict(tensors={"rollout_is_weights": tensor})
     if rollout_rs is not None:
-        kept, rejected = compute_rollout_rejection_mask(log_ratio, response_mask, rollout_rs, rollout_rs_threshold)
+        kept, rejected = compute_rollout_rejection_mask(
+            log_ratio, response_mask, rollout_rs, rollout_rs_threshold
+        )
         metrics |= rejected
     metrics |= compute_offpolicy_metrics(old_log_prob, rollout_log_prob, response_mask)
     return weights, kept, {f"rollout_corr/{name}": value for name, value in metrics.items()}
@@ -66,17 +77,19 @@ def compute_rollout_correction_and_rejection_mask(
 def compute_rollout_correction_and_add_to_batch(
     batch: DataProto, rollout_corr_config: RolloutCorrectionConfig
 ) -> tuple[DataProto, dict[str, float]]:
-    """Set `rollout_is_weights` (with `rollout_is`) and mask rejected tokens in `response_mask` (with `rollout_rs`).
+    """Set `rollout_is_weights` (with `rollout_is`) and mask rejected tokens in `response_mask` (with
+    `rollout_rs`).
 
-    Means (`rollout_is_batch_normalize`) are per `policy_id`; without that column the batch has one policy. Completely rejected rows
-    remain, with an empty mask; a policy without an unmasked token is not changed.
+    Means (`rollout_is_batch_normalize`) are per `policy_id`; without that column the batch has one policy.
+    Completely rejected rows remain, with an empty mask; a policy without an unmasked token is not changed.
 
     Args:
         batch: `old_log_probs`, `rollout_log_probs`, `response_mask`, each `[bsz, response_len]`.
         rollout_corr_config: `algorithm.rollout_correction`.
 
     Returns:
-        the batch and metrics: `rollout_corr/<name>` over policies (see `aggregate_policies`), and `wg/<policy>/rollout_corr/<name>`.
+        the batch and metrics: `rollout_corr/<name>` over policies (see `aggregate_policies`), and
+        `wg/<policy>/rollout_corr/<name>`.
 
     Raises:
         ValueError: a column is missing, or as `compute_rollout_correction_and_rejection_mask`.
@@ -86,9 +99,12 @@ def compute_rollout_correction_and_add_to_batch(
     weights = torch.zeros_like(tensors["old_log_probs"]) if config.rollout_is is not None else None
     per_policy = {}
     for name, rows in policies(batch):
-        old, rollout, mask = (tensors[column][rows] for column in ("old_log_probs", "rollout_log_probs", "response_mask"))
+        old, rollout, mask = (
+            tensors[column][rows] for column in ("old_log_probs", "rollout_log_probs", "response_mask")
+        )
         proto, mask, metrics = compute_rollout_correction_and_rejection_mask(
-            old, rollout, mask, config.rollout_is, config.rollout_is_threshold, config.rollout_is_batch_normalize,
+            old, rollout, mask, config.rollout_is, config.rollout_is_threshold,
+            config.rollout_is_batch_normalize,
             config.rollout_rs, config.rollout_rs_threshold,
         )  # fmt: skip
         kept[rows] = mask
@@ -102,7 +118,8 @@ def compute_rollout_correction_and_add_to_batch(
 
 
 def apply_m2po_mask(batch: DataProto, tau: float) -> dict[str, float]:
-    """Apply `compute_m2po_mask` to `response_mask`, per policy. Return its metrics, aggregated by `aggregate_policies`.
+    """Apply `compute_m2po_mask` to `response_mask`, per policy. Return its metrics, aggregated by
+    `aggregate_policies`.
 
     Args:
         batch: `old_log_probs`, `rollout_log_probs`, `response_mask` after rejection, and `advantages`.
@@ -111,7 +128,9 @@ def apply_m2po_mask(batch: DataProto, tau: float) -> dict[str, float]:
     tensors, per_policy = _log_probs(batch), {}
     kept = tensors["response_mask"].clone()
     for name, rows in policies(batch):
-        old, rollout, mask = (tensors[column][rows] for column in ("old_log_probs", "rollout_log_probs", "response_mask"))
+        old, rollout, mask = (
+            tensors[column][rows] for column in ("old_log_probs", "rollout_log_probs", "response_mask")
+        )
         kept[rows], masked = compute_m2po_mask(old - rollout, mask, tau, batch.batch["advantages"][rows])
         per_policy[name] = {f"rollout_corr/{key}": value for key, value in masked.items()}
     batch.batch["response_mask"] = kept
@@ -119,12 +138,17 @@ def apply_m2po_mask(batch: DataProto, tau: float) -> dict[str, float]:
 
 
 def sampler_gap_metrics(batch: DataProto, threshold: str | float = 2.0) -> dict[str, float]:
-    """Return `SamplerGap.metrics` of `old_log_probs` over policies (see `aggregate_policies`), and `wg/<policy>/<name>` of every policy."""
+    """Return `SamplerGap.metrics` of `old_log_probs` over policies (see `aggregate_policies`), and
+    `wg/<policy>/<name>` of every policy.
+    """
     tensors = _log_probs(batch)
     return aggregate_policies(
         {
             name: sampler_gap(
-                tensors["old_log_probs"][rows], tensors["rollout_log_probs"][rows], tensors["response_mask"][rows], threshold
+                tensors["old_log_probs"][rows],
+                tensors["rollout_log_probs"][rows],
+                tensors["response_mask"][rows],
+                threshold,
             ).metrics()
             for name, rows in policies(batch)
         }
@@ -132,36 +156,45 @@ def sampler_gap_metrics(batch: DataProto, threshold: str | float = 2.0) -> dict[
 
 
 def staleness_metrics(batch: DataProto, version: int) -> dict[str, float]:
-    """Return `agent/<agent>/staleness/mean|max`: `version` of the current weights minus that of the weights that sampled.
+    """Return `agent/<agent>/staleness/mean|max`: `version` of the current weights minus that of the weights
+    that sampled.
 
-    The mean is over unmasked tokens, the maximum over rows with one; replies whose weights changed count with their oldest ones.
+    The mean is over unmasked tokens, the maximum over rows with one; replies whose weights changed count with
+    their oldest ones.
 
     Args:
-        batch: `response_mask`, and the columns `agent_id` and `version` (version of the weights that sampled the reply); for replies with
-            several versions `mean_version` (over tokens) and `oldest_version`.
+        batch: `response_mask`, and the columns `agent_id` and `version` (version of the weights that sampled
+            the reply); for replies with several versions `mean_version` (over tokens) and `oldest_version`.
         version: version of the weights before the update.
     """
     columns = batch.non_tensor_batch
     tokens = batch.batch["response_mask"].sum(dim=-1).cpu().numpy()
-    mean, oldest = (columns.get(name, columns["version"]).astype(np.float64) for name in ("mean_version", "oldest_version"))
+    mean, oldest = (
+        columns.get(name, columns["version"]).astype(np.float64)
+        for name in ("mean_version", "oldest_version")
+    )
     out: dict[str, float] = {}
     for agent_id in dict.fromkeys(columns["agent_id"][tokens > 0]):
         own = (tokens > 0) & (columns["agent_id"] == agent_id)
-        out[f"agent/{slug(agent_id)}/staleness/mean"] = version - float(np.average(mean[own], weights=tokens[own]))
+        out[f"agent/{slug(agent_id)}/staleness/mean"] = version - float(
+            np.average(mean[own], weights=tokens[own])
+        )
         out[f"agent/{slug(agent_id)}/staleness/max"] = version - float(oldest[own].min())
     return out
 
 
 def mask_metrics(batch: DataProto) -> dict[str, float]:
-    """Return `gateway/<agent>/masked_calls` (replies sampled under a mask) and `gateway/<agent>/mass_cut_off_mean` (over their tokens).
+    """Return `gateway/<agent>/masked_calls` (replies sampled under a mask) and
+    `gateway/<agent>/mass_cut_off_mean` (over their tokens).
 
-    The sampler's log-prob of such a token is `log pi - log Z`, with the mass Z that the policy pi gives to the tokens that the mask allows:
-    `exp(old - sampler)` is Z, and `1 - Z` the mass cut off. For replies of older weights the mean is an unbiased estimate of the mass that
-    the mask would cut off from the current policy.
+    The sampler's log-prob of such a token is `log pi - log Z`, with the mass Z that the policy pi gives to
+    the tokens that the mask allows: `exp(old - sampler)` is Z, and `1 - Z` the mass cut off. For replies of
+    older weights the mean is an unbiased estimate of the mass that the mask would cut off from the current
+    policy.
 
     Args:
-        batch: `old_log_probs`, `rollout_log_probs`, `response_mask`, and the columns `agent_id` and `masked`; rows without an unmasked
-            token do not count.
+        batch: `old_log_probs`, `rollout_log_probs`, `response_mask`, and the columns `agent_id` and `masked`;
+            rows without an unmasked token do not count.
     """
     columns, tensors, out = batch.non_tensor_batch, _log_probs(batch), dict[str, float]()
     cut_off = -torch.expm1((tensors["old_log_probs"] - tensors["rollout_log_probs"]).double())
@@ -170,36 +203,54 @@ def mask_metrics(batch: DataProto) -> dict[str, float]:
         rows = np.flatnonzero(real & (columns["agent_id"] == agent_id) & columns["masked"].astype(bool))
         out[f"gateway/{slug(agent_id)}/masked_calls"] = float(len(rows))
         if len(rows):
-            out[f"gateway/{slug(agent_id)}/mass_cut_off_mean"] = cut_off[rows][tensors["response_mask"][rows].bool()].mean().item()
+            out[f"gateway/{slug(agent_id)}/mass_cut_off_mean"] = (
+                cut_off[rows][tensors["response_mask"][rows].bool()].mean().item()
+            )
     return out
 
 
-def apply_bypass_mode(batch: DataProto, rollout_corr_config: RolloutCorrectionConfig | None = None, policy_loss_config: Any = None) -> None:
+def apply_bypass_mode(
+    batch: DataProto,
+    rollout_corr_config: RolloutCorrectionConfig | None = None,
+    policy_loss_config: Any = None,
+) -> None:
     """Use the sampler's log-probs as `old_log_probs`, which saves a pass over the batch.
 
-    The loss then uses the ratio to the sampler. `rollout_corr_config` and `policy_loss_config` are verl's arguments and unused; workers
-    receive the correction with every update, not by a change of their config.
+    The loss then uses the ratio to the sampler. `rollout_corr_config` and `policy_loss_config` are verl's
+    arguments and unused; workers receive the correction with every update, not by a change of their config.
 
     Raises:
         ValueError: the batch has no `rollout_log_probs`.
     """
     if "rollout_log_probs" not in set(batch.batch.keys()):
-        raise ValueError("bypass_mode=true needs rollout_log_probs, which the batch does not have; the sampler must return log-probs")
+        raise ValueError(
+            "bypass_mode=true needs rollout_log_probs, which the batch does not have; the sampler must "
+            "return log-probs"
+        )
     batch.batch["old_log_probs"] = batch.batch["rollout_log_probs"]
 
 
 def aggregate_policies(per_policy: dict[str, dict[str, float]]) -> dict[str, float]:
-    """Return one value per metric over policies (mean; maximum of `max` names, minimum of `min` names), and all under `wg/<policy>/`."""
+    """Return one value per metric over policies (mean; maximum of `max` names, minimum of `min` names), and
+    all under `wg/<policy>/`.
+    """
     listed: dict[str, list[float]] = defaultdict(list)
     for metrics in per_policy.values():
         for name, value in metrics.items():
             listed[name].append(value)
     overall = {name: _aggregate(name, values) for name, values in listed.items()}
-    return overall | {f"wg/{wg}/{name}": value for wg, metrics in per_policy.items() if wg for name, value in metrics.items()}
+    return overall | {
+        f"wg/{wg}/{name}": value
+        for wg, metrics in per_policy.items()
+        if wg
+        for name, value in metrics.items()
+    }
 
 
 def merged_metrics(parts: Sequence[Mapping[str, float]], names: Sequence[str]) -> dict[str, float]:
-    """Return metrics of several calls of `aggregate_policies`, each with some of the policies `names`, as those of one call with all."""
+    """Return metrics of several calls of `aggregate_policies`, each with some of the policies `names`, as
+    those of one call with all.
+    """
     every = {name: value for metrics in parts for name, value in metrics.items()}
     counts = Counter(name for metrics in parts for name in metrics)
     for name in (name for name, count in counts.items() if count > 1):
@@ -210,11 +261,15 @@ def merged_metrics(parts: Sequence[Mapping[str, float]], names: Sequence[str]) -
 
 def _aggregate(name: str, values: Sequence[float]) -> float:
     words = name.rsplit("/", 1)[-1].split("_")
-    return max(values) if "max" in words else min(values) if "min" in words else math.fsum(values) / len(values)  # in any order
+    return (
+        max(values) if "max" in words else min(values) if "min" in words else math.fsum(values) / len(values)
+    )  # in any order
 
 
 def policies(batch: DataProto) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield (policy, rows) of every policy with an unmasked token; the name is empty if rows have no `policy_id`."""
+    """Yield (policy, rows) of every policy with an unmasked token; the name is empty if rows have no
+    `policy_id`.
+    """
     real = batch.batch["response_mask"].any(dim=-1).cpu().numpy()
     ids = batch.non_tensor_batch.get("policy_id", np.full(len(batch), ""))
     for policy in dict.fromkeys(ids[real]):
@@ -225,5 +280,8 @@ def _log_probs(batch: DataProto) -> dict[str, torch.Tensor]:
     wanted = ("old_log_probs", "rollout_log_probs", "response_mask")
     missing = [name for name in wanted if name not in set(batch.batch.keys())]
     if missing:
-        raise ValueError(f"the off-policy correction needs {missing}, which the batch does not have; it has {sorted(batch.batch.keys())}")
+        raise ValueError(
+            f"the off-policy correction needs {missing}, which the batch does not have; it has "
+            f"{sorted(batch.batch.keys())}"
+        )
     return {name: batch.batch[name] for name in wanted}

@@ -1,4 +1,6 @@
-"""Difference of trainer and sampler: perplexities, KL and chi-squared of a batch, and sums to be added over micro-batches and ranks."""
+"""Difference of trainer and sampler: perplexities, KL and chi-squared of a batch, and sums to be added over
+micro-batches and ranks.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,9 @@ def compute_offpolicy_metrics(
 ) -> dict[str, float]:
     """Return verl's diagnostics, without their prefix, over unmasked tokens and the rows that have any.
 
-    With `x = old - rollout`: `kl` is the mean of `-x`, not clamped; `k3_kl` of `exp(x) - x - 1` and `chi2_token` of `exp(2x) - 1`, with `x`
-    clamped to +-20; `chi2_seq` the same of row sums; `*_ppl` are means of row perplexities, `log_ppl_diff` of their log-ratio.
+    With `x = old - rollout`: `kl` is the mean of `-x`, not clamped; `k3_kl` of `exp(x) - x - 1` and
+    `chi2_token` of `exp(2x) - 1`, with `x` clamped to +-20; `chi2_seq` the same of row sums; `*_ppl` are
+    means of row perplexities, `log_ppl_diff` of their log-ratio.
 
     Args:
         old_log_prob: trainer's log-probs, `[bsz, response_len]`.
@@ -58,8 +61,12 @@ def compute_offpolicy_metrics(
     return dict(zip(metrics, torch.stack(list(metrics.values())).tolist(), strict=True))
 
 
-def _token_means(old_log_prob: torch.Tensor, rollout_log_prob: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Return `[3]` float64: means of `-x`, `r - log r - 1` and `r^2` over unmasked tokens, `x = old - rollout`, `r = exp(clamped x)`."""
+def _token_means(
+    old_log_prob: torch.Tensor, rollout_log_prob: torch.Tensor, mask: torch.Tensor
+) -> torch.Tensor:
+    """Return `[3]` float64: means of `-x`, `r - log r - 1` and `r^2` over unmasked tokens,
+    `x = old - rollout`, `r = exp(clamped x)`.
+    """
     sums = []
     for old, rollout, keep in pieces(old_log_prob, rollout_log_prob, mask):
         x = old[keep].double() - rollout[keep].double()
@@ -84,11 +91,14 @@ class SamplerGap:
     Attributes:
         tokens: number of tokens.
         log_prob_diff: sum of `|log_prob - rollout_log_prob|`.
-        prob_diff, prob_diff_square: sums of the absolute differences of the probabilities and of their squares.
-        prob, prob_square, rollout_prob, rollout_prob_square: sums of the trainer's and of the sampler's probabilities and their squares.
+        prob_diff, prob_diff_square: sums of the absolute differences of the probabilities and of their
+            squares.
+        prob, prob_square, rollout_prob, rollout_prob_square: sums of the trainer's and of the sampler's
+            probabilities and their squares.
         prob_product: sum of the products of both.
         kl: sum of `rollout_log_prob - log_prob` (k1 of KL(sampler || trainer)).
-        k3_kl: sum of `r - log r - 1` with the ratio `r = exp(log_prob - rollout_log_prob)`, its logarithm clamped to +-20.
+        k3_kl: sum of `r - log r - 1` with the ratio `r = exp(log_prob - rollout_log_prob)`, its logarithm
+            clamped to +-20.
         ratio_square: sum of `r^2`.
         weight, weight_square: sums of the truncated token weight (0 outside a band) and of its square.
         high, low: number of tokens whose ratio is above, below the bounds.
@@ -117,7 +127,9 @@ class SamplerGap:
     def __add__(self, other: SamplerGap) -> SamplerGap:
         """Return the gap over the tokens of both."""
         mine, theirs = self.sums(), other.sums()
-        return SamplerGap.of([a + b for a, b in zip(mine, theirs, strict=True)], map(max, self.maxima(), other.maxima()))
+        return SamplerGap.of(
+            [a + b for a, b in zip(mine, theirs, strict=True)], map(max, self.maxima(), other.maxima())
+        )
 
     def sums(self) -> list[float]:
         """Return the fields that are summed over ranks (`all_reduce` with SUM)."""
@@ -146,7 +158,9 @@ class SamplerGap:
             "rollout_corr/kl": self.kl / n,
             "rollout_corr/k3_kl": self.k3_kl / n,
             "rollout_corr/chi2_token": self.ratio_square / n - 1.0,
-            "rollout_corr/rollout_is_eff_sample_size": self.weight**2 / (n * self.weight_square) if self.weight_square else 0.0,
+            "rollout_corr/rollout_is_eff_sample_size": self.weight**2 / (n * self.weight_square)
+            if self.weight_square
+            else 0.0,
             "rollout_corr/rollout_is_ratio_fraction_high": self.high / n,
             "rollout_corr/rollout_is_ratio_fraction_low": self.low / n,
             "training/rollout_probs_diff_mean": self.prob_diff / n,
@@ -155,21 +169,35 @@ class SamplerGap:
         }
 
     def _spread(self) -> dict[str, float]:
-        """Return the standard deviation (n - 1) of differences and the Pearson correlation, if defined: both need two different tokens."""
+        """Return the standard deviation (n - 1) of differences and the Pearson correlation, if defined: both
+        need two different tokens.
+        """
         n = self.tokens
         if n < 2:
             return {}
-        out = {"training/rollout_probs_diff_std": math.sqrt(max(self.prob_diff_square - self.prob_diff**2 / n, 0.0) / (n - 1))}
-        mine, theirs = self.prob_square - self.prob**2 / n, self.rollout_prob_square - self.rollout_prob**2 / n
+        out = {
+            "training/rollout_probs_diff_std": math.sqrt(
+                max(self.prob_diff_square - self.prob_diff**2 / n, 0.0) / (n - 1)
+            )
+        }
+        mine, theirs = (
+            self.prob_square - self.prob**2 / n,
+            self.rollout_prob_square - self.rollout_prob**2 / n,
+        )
         if min(mine, theirs) > 1e-12 * n:  # below it, only rounding
             both = self.prob_product - self.prob * self.rollout_prob / n
-            out["training/rollout_actor_probs_pearson_corr"] = max(-1.0, min(1.0, both / math.sqrt(mine * theirs)))
+            out["training/rollout_actor_probs_pearson_corr"] = max(
+                -1.0, min(1.0, both / math.sqrt(mine * theirs))
+            )
         return out
 
 
 @torch.no_grad()
 def sampler_gap(
-    log_prob: torch.Tensor, rollout_log_prob: torch.Tensor, response_mask: torch.Tensor, threshold: str | float = 2.0
+    log_prob: torch.Tensor,
+    rollout_log_prob: torch.Tensor,
+    response_mask: torch.Tensor,
+    threshold: str | float = 2.0,
 ) -> SamplerGap:
     """Measure the gap over the unmasked tokens of one (micro-)batch.
 
@@ -177,7 +205,8 @@ def sampler_gap(
         log_prob: trainer's log-probs, `[bsz, response_len]`; masked entries may have any value.
         rollout_log_prob: sampler's log-probs, the same shape.
         response_mask: the same shape.
-        threshold: `algorithm.rollout_correction.rollout_is_threshold`; with a single bound C, `high` and `low` use the band 1/C..C.
+        threshold: `algorithm.rollout_correction.rollout_is_threshold`; with a single bound C, `high` and
+            `low` use the band 1/C..C.
     """
     band, gap = Band.parse(threshold), SamplerGap()
     for piece in pieces(log_prob.detach(), rollout_log_prob.detach(), response_mask.bool()):
@@ -185,7 +214,9 @@ def sampler_gap(
     return gap
 
 
-def _gap_of_tokens(band: Band, log_prob: torch.Tensor, rollout_log_prob: torch.Tensor, keep: torch.Tensor) -> SamplerGap:
+def _gap_of_tokens(
+    band: Band, log_prob: torch.Tensor, rollout_log_prob: torch.Tensor, keep: torch.Tensor
+) -> SamplerGap:
     ours, theirs = log_prob[keep].double(), rollout_log_prob[keep].double()
     if not len(ours):
         return SamplerGap()

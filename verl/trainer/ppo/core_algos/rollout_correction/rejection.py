@@ -1,4 +1,6 @@
-"""Rejection and M2PO: mask tokens or whole replies whose log-probs differ too much between trainer and sampler."""
+"""Rejection and M2PO: mask tokens or whole replies whose log-probs differ too much between trainer and
+sampler.
+"""
 
 from __future__ import annotations
 
@@ -26,16 +28,17 @@ def compute_rollout_rejection_mask(
 ) -> tuple[torch.Tensor, dict[str, float]]:
     """Keep a token if every mode keeps it; a sequence mode keeps or rejects the whole row.
 
-    With `x` the log-ratio clamped to +-20: k1 is `-x` (kept where sampler/trainer, `exp(-x)`, is within the bounds), k2 is `x^2 / 2`,
-    k3 is `exp(x) - 1 - x` (both kept up to the bound); `token` modes use them per token, `seq_sum`, `seq_mean` and `seq_max` over the
-    row's unmasked tokens (http://joschu.net/blog/kl-approx.html for the estimators).
+    With `x` the log-ratio clamped to +-20: k1 is `-x` (kept where sampler/trainer, `exp(-x)`, is within the
+    bounds), k2 is `x^2 / 2`, k3 is `exp(x) - 1 - x` (both kept up to the bound); `token` modes use them per
+    token, `seq_sum`, `seq_mean` and `seq_max` over the row's unmasked tokens
+    (http://joschu.net/blog/kl-approx.html for the estimators).
 
     Args:
         log_ratio: trainer's minus sampler's log-prob, `[bsz, response_len]`.
         response_mask: the same shape.
         rollout_rs: modes, comma-separated.
-        rollout_rs_threshold: one bound for all modes or one per mode, comma-separated; k1 takes `"lower_upper"` bounds of
-            sampler/trainer, `exp(-x)`.
+        rollout_rs_threshold: one bound for all modes or one per mode, comma-separated; k1 takes
+            `"lower_upper"` bounds of sampler/trainer, `exp(-x)`.
 
     Returns:
         the mask after rejection in the dtype of `response_mask`, and verl's metrics without their prefix.
@@ -58,7 +61,8 @@ def compute_rollout_rejection_mask(
         keep = ((stat <= high) & (stat >= low) if is_k1 else stat <= high) & mask
         per_row = None if mode in TOKEN_LEVEL_ROLLOUT_RS_OPTIONS else stat[:, 0]
         metrics |= compute_rs_metrics(
-            mode, stat, mask, mask.any(dim=-1), level="token" if per_row is None else "sequence", per_sequence_values=per_row,
+            mode, stat, mask, mask.any(dim=-1), level="token" if per_row is None else "sequence",
+            per_sequence_values=per_row,
             rollout_rs_threshold=high, rollout_rs_threshold_lower=low, apply_lower_threshold=is_k1,
         )  # fmt: skip
         metrics |= _rejected_shares(f"rollout_rs_{mode}_", mask, keep)
@@ -121,7 +125,9 @@ def compute_rs_metrics(
         raise ValueError("response_mask must contain at least one valid token (1)")
     high, low = rollout_rs_threshold, rollout_rs_threshold_lower
     tokens = rs_statistic[response_mask.bool()].double()
-    rows = (row_mean(rs_statistic, response_mask) if per_sequence_values is None else per_sequence_values.double())[seq_valid_mask.bool()]
+    rows = (
+        row_mean(rs_statistic, response_mask) if per_sequence_values is None else per_sequence_values.double()
+    )[seq_valid_mask.bool()]
     counted = rows if level == "sequence" else tokens
     bounded = tokens.clamp(min=low if apply_lower_threshold else 0.0, max=high)
     seq_mean, seq_std, seq_max, seq_min = spread(rows)
@@ -152,11 +158,13 @@ def compute_rs_metrics(
 def compute_m2po_mask(
     log_ratio: torch.Tensor, response_mask: torch.Tensor, tau: float, advantages: torch.Tensor
 ) -> tuple[torch.Tensor, dict[str, float]]:
-    """Mask tokens that the update moves away from the sampler, the largest squared log-ratio first, until the mean square of the
-    remaining ones is at most `tau` (M2PO, arXiv 2510.01161, Algorithm 1 and section 5.2; its tau is 0.04).
+    """Mask tokens that the update moves away from the sampler, the largest squared log-ratio first, until the
+    mean square of the remaining ones is at most `tau` (M2PO, arXiv 2510.01161, Algorithm 1 and section 5.2;
+    its tau is 0.04).
 
-    Only tokens with `A > 0, r > 1` or `A < 0, r < 1`, where PPO clips, are bounded; all others are kept and are not in the mean.
-    The largest set within the bound is kept. The mask depends on values only: tokens of equal value are kept or masked together.
+    Only tokens with `A > 0, r > 1` or `A < 0, r < 1`, where PPO clips, are bounded; all others are kept and
+    are not in the mean. The largest set within the bound is kept. The mask depends on values only: tokens of
+    equal value are kept or masked together.
 
     Args:
         log_ratio: `log r`, trainer's minus sampler's log-prob, `[bsz, response_len]`, of one policy.
@@ -164,8 +172,8 @@ def compute_m2po_mask(
         tau: bound of the mean square.
 
     Returns:
-        the mask in the dtype of `response_mask`, and the metrics `m2po_m2` (mean square of the bounded tokens before),
-        `m2po_m2_kept` (after) and `m2po_masked_fraction` (of all tokens).
+        the mask in the dtype of `response_mask`, and the metrics `m2po_m2` (mean square of the bounded tokens
+        before), `m2po_m2_kept` (after) and `m2po_masked_fraction` (of all tokens).
 
     Raises:
         ValueError: tau is not positive, or as `check_log_ratio`.

@@ -1,4 +1,6 @@
-"""Importance weights old / sampler, truncated (TIS) or restricted to a band (IcePop), per token or per sequence."""
+"""Importance weights old / sampler, truncated (TIS) or restricted to a band (IcePop), per token or per
+sequence.
+"""
 
 from __future__ import annotations
 
@@ -20,20 +22,23 @@ def compute_rollout_correction_weights(
     rollout_is_threshold: str | float = 2.0,
     rollout_is_batch_normalize: bool = False,
 ) -> tuple[torch.Tensor, dict[str, float]]:
-    """Return `w = min(exp(log_ratio), C)` per token, or of the row's summed log-ratio (TIS, https://fengyao.notion.site/off-policy-rl).
+    """Return `w = min(exp(log_ratio), C)` per token, or of the row's summed log-ratio (TIS,
+    https://fengyao.notion.site/off-policy-rl).
 
-    With a band `"lo_hi"` the weight is the ratio inside it and 0 outside (IcePop, arXiv 2510.18855). Log-ratios are clamped to +-20.
+    With a band `"lo_hi"` the weight is the ratio inside it and 0 outside (IcePop, arXiv 2510.18855).
+    Log-ratios are clamped to +-20.
 
     Args:
         log_ratio: trainer's minus sampler's log-prob, `[bsz, response_len]`.
         response_mask: the same shape; rows without an unmasked token are ignored.
         rollout_is: `token` or `sequence`.
         rollout_is_threshold: C, or `"lower_upper"`.
-        rollout_is_batch_normalize: divide by the mean weight over tokens (`token`) or rows (`sequence`) of this batch.
+        rollout_is_batch_normalize: divide by the mean weight over tokens (`token`) or rows (`sequence`) of
+            this batch.
 
     Returns:
-        detached weights `[bsz, response_len]`, 0 where masked, and verl's metrics without their prefix (of weights before
-        normalisation).
+        detached weights `[bsz, response_len]`, 0 where masked, and verl's metrics without their prefix (of
+        weights before normalisation).
 
     Raises:
         TypeError, ValueError: an unknown level, a malformed threshold, or as `check_log_ratio`.
@@ -43,12 +48,18 @@ def compute_rollout_correction_weights(
     band = Band.parse(rollout_is_threshold)
     check_log_ratio(log_ratio, response_mask)
     mask = response_mask.bool()
-    measured = log_ratio if rollout_is == "token" else row_sum(log_ratio, mask).to(log_ratio.dtype).unsqueeze(-1)
-    raw = torch.where(mask, torch.exp(measured.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)).expand_as(log_ratio), 0.0)
+    measured = (
+        log_ratio if rollout_is == "token" else row_sum(log_ratio, mask).to(log_ratio.dtype).unsqueeze(-1)
+    )
+    raw = torch.where(
+        mask, torch.exp(measured.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)).expand_as(log_ratio), 0.0
+    )
     weights = torch.where(mask, band.weigh(raw), 0.0)
     metrics = compute_is_metrics(weights, raw, measured, mask, rollout_is, band.upper, band.lower)
     if band.lower is not None:
-        metrics["rollout_is_oob_ratio"] = ((raw < band.lower) | (raw > band.upper))[mask].double().mean().item()
+        metrics["rollout_is_oob_ratio"] = (
+            ((raw < band.lower) | (raw > band.upper))[mask].double().mean().item()
+        )
     if rollout_is_batch_normalize:
         mean = set_mean(weights[mask] if rollout_is == "token" else row_mean(weights, mask)[mask.any(dim=-1)])
         factor = mean if mean > 1e-8 else 1.0
