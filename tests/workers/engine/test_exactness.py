@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.models.families import save_model
 from tests.workers.engine.builders import (
     ONE_PIECE,
     PREPARED,
@@ -163,3 +164,30 @@ def test_two_gloo_ranks_equal_one(tiny_model_dir: Path, tmp_path: Path, forked_p
         largest_difference(dict(resumed.weights()), torch.load(tmp_path / "weights.pt", weights_only=True))
         == 0.0
     )
+
+
+@pytest.mark.parametrize("name", ["zamba2"])
+def test_two_gloo_ranks_share_layers_that_stand_in_several_places(
+    name: str, tmp_path: Path, forked_python: str
+) -> None:
+    model = save_model(name, tmp_path / "model")
+    rows = make_rows(12)
+    torch.save(rows, tmp_path / "rows.pt")
+    base = os.environ | {
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(find_free_port()),
+        "PYTHONPATH": str(ROOT),
+    }
+    command = [forked_python, "-m", "tests.workers.engine.rank_main", str(tmp_path), str(model), "token-mean"]
+    ranks = [subprocess.Popen(command, env=base | {"RANK": str(rank)}, cwd=ROOT) for rank in range(2)]
+    try:
+        assert [process.wait(timeout=200) for process in ranks] == [0, 0]
+    finally:
+        for process in ranks:
+            process.kill()
+    rule = MicroBatchRule(token_budget=None, rows=2, packed=True)
+    expected, _ = gradients(make_engine(model), rows, rule, *settings_of("token-mean"))
+    found = torch.load(tmp_path / "token-mean.pt", weights_only=True)["gradients"]
+    largest = max(float(gradient.abs().max()) for gradient in expected.values())
+    assert largest_difference(found, expected) < 2e-5 * largest
