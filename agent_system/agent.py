@@ -102,8 +102,8 @@ class BaseAgent:
         except Exception as error:  # whatever the attributes of a user's class raise
             raise AgentSystemError(
                 f"the state of agent {self.agent_id!r} cannot be copied: {_uncopyable(self)}: "
-                f"{type(error).__name__}: {error}; keep plain "
-                "data in the agent, and open files, locks and connections where they are used"
+                f"{type(error).__name__}: {error}; keep plain data in the agent, and open files, locks and "
+                "connections where they are used"
             ) from error
 
     def team_context(self, entries: Sequence[Entry]) -> str:
@@ -139,8 +139,7 @@ class BaseAgent:
             name = str(error.args[0])
             raise AgentSystemError(
                 f"the prompt of {self.agent_id!r} uses {{{name}}}, which turn.act() did not "
-                f"pass{did_you_mean(name, variables)}; "
-                f"available: {', '.join(sorted(variables))}"
+                f"pass{did_you_mean(name, variables)}; available: {', '.join(sorted(variables))}"
             ) from error
         except (ValueError, IndexError) as error:
             raise AgentSystemError(

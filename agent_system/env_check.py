@@ -240,10 +240,9 @@ class _Check:
             if one != other:
                 raise AgentSystemError(
                     f"{self.name}: a fork taken before action {start} that played the remaining actions in "
-                    "reverse, after other forks had "
-                    "played them, differs from a separate object that played the same: expected "
-                    f"{one!r:.300}, found {other!r:.300}; "
-                    "a fork must share no mutable state"
+                    "reverse, after other forks had played them, differs from a separate object that played "
+                    f"the same: expected {one!r:.300}, found {other!r:.300}; a fork must share no mutable "
+                    "state"
                 )
 
     def _check_equal(self, expected: Trace, found: Trace, where: str, start: int = -1) -> None:

@@ -69,8 +69,8 @@ class Registry(Generic[T]):
                 scope = _scope(orchestra, env)
                 raise AgentSystemError(
                     f"{self.kind} {name!r}{scope} is already registered by "
-                    f"{taken.__module__}.{taken.__qualname__}; "
-                    f"choose another name{'' if orchestra else ' or scope it: register(name, orchestra=...)'}"
+                    f"{taken.__module__}.{taken.__qualname__}; choose another "
+                    f"name{'' if orchestra else ' or scope it: register(name, orchestra=...)'}"
                 )
             self._entries[(orchestra, env, name)] = cls
             return cast(C, cls)

@@ -16,8 +16,7 @@ __all__ = ["CHAT_TEMPLATE", "Script", "ScriptedEngine", "check_env", "make_token
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% "
-    "endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    "endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
 Script = Callable[[str, GenerateRequest], str] | Sequence[str]

@@ -129,9 +129,8 @@ def project(tasks: int, policies: int) -> dict[str, float]:
     )
     say(
         f"assumed for {policies} policies: every GPU that samples holds an engine of each, and they decode "
-        "in turn; a step updates "
-        f"and sends one after the other, each with the tokens of its own calls: {' '.join(PER_POLICY)} x "
-        f"{policies}"
+        "in turn; a step updates and sends one after the other, each with the tokens of its own calls: "
+        f"{' '.join(PER_POLICY)} x {policies}"
     )
     say(
         f"assumed: sync uses all GPUs in turn, other modes the best of {SPLITS} that sample; no failures; "

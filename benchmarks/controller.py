@@ -59,7 +59,8 @@ class Solver(BaseAgent):
 class Verifier(BaseAgent):
     system = "You check solutions of word problems."
     prompt = (
-        "Problem: {env_prompt}\n\n{team_context}\n\nRecompute every step. End with <verify>approve</verify> or "
+        "Problem: {env_prompt}\n\n{team_context}\n\nRecompute every step. End with <verify>approve</verify> "
+        "or "
         "<verify>reject</verify>."
     )
     projection = verdict()

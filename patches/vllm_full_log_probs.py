@@ -38,8 +38,7 @@ def apply(sampler: Any) -> None:
     ):
         raise PatchError(
             f"{NAME} does not fit the sampler {type(sampler).__module__}.{type(sampler).__name__} of vLLM "
-            f"{found}: expected one with a "
-            f"topk_topp_sampler in mode {MODE}; set VLLM_USE_V2_MODEL_RUNNER=0"
+            f"{found}: expected one with a topk_topp_sampler in mode {MODE}; set VLLM_USE_V2_MODEL_RUNNER=0"
         )
     if not getattr(inner.forward, "full_log_probs", False):
         inner.forward = _before_truncation(inner.forward)

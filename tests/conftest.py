@@ -273,8 +273,7 @@ def checkout(fork_server: ForkServer, tmp_path: Path) -> Path:
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% "
-    "endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    "endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 
@@ -374,9 +373,8 @@ def save_tiny_model(folder: Path, **changes: Any) -> Path:
 
 LLAMA_TEMPLATE = (
     "<|begin_of_text|>{% for message in messages %}<|start_header_id|>{{ message['role'] "
-    "}}<|end_header_id|>\n\n{{ message['content'] }}"
-    "<|eot_id|>{% endfor %}{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% "
-    "endif %}"
+    "}}<|end_header_id|>\n\n{{ message['content'] }}<|eot_id|>{% endfor %}{% if add_generation_prompt "
+    "%}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
 )
 LLAMA_TOKENS = [
     "<|begin_of_text|>",

@@ -101,8 +101,7 @@ def _result(printed: bytes, name: str) -> Any:
     except (ValueError, TypeError, RecursionError) as error:
         raise CommandError(
             f"the last line that the command {name!r} printed is no result ({error}): expected JSON, an "
-            "answer as text, a reward, or an "
-            f"object with team, local and info, found {line[:SHOWN_CHARS]!r}"
+            f"answer as text, a reward, or an object with team, local and info, found {line[:SHOWN_CHARS]!r}"
         ) from error
 
 

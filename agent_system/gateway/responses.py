@@ -196,8 +196,7 @@ def _referred(item: Any, place: int, stored: Stored) -> Any:
     if found is None:
         raise Refusal(
             f"input[{place}] refers to the item {name!r:.100}, which no answer to this key has given, or too "
-            "many have since; send "
-            "the item itself",
+            "many have since; send the item itself",
             param="input",
         )
     return found

@@ -75,16 +75,14 @@ class GatewayOrchestra(BaseOrchestra):
         if forks:
             raise AgentSystemError(
                 "agent.orchestra_type=gateway with rollout.sampling=tree: a program cannot be forked in the "
-                "middle of its run, so its "
-                "calls have no candidates; use rollout.sampling=parallel"
+                "middle of its run, so its calls have no candidates; use rollout.sampling=parallel"
             )
         for name, agent in agents.items():
             if isinstance(agent, ToolAgent) or agent.memory_class is not None:
                 raise AgentSystemError(
                     f"agent.orchestra_type=gateway with {type(agent).__name__} for {name!r}: its tools and "
-                    "its memory would not be used, "
-                    "because the program sends the messages and calls the tools; register a BaseAgent "
-                    "without a memory, or none"
+                    "its memory would not be used, because the program sends the messages and calls the "
+                    "tools; register a BaseAgent without a memory, or none"
                 )
 
     async def run(self, turn: Turn) -> Any:
@@ -149,8 +147,8 @@ def load_team(team: Any) -> Callable[..., Any]:
     if not callable(found):
         raise AgentSystemError(
             f"agent.team={team}: agent.orchestra_type=gateway needs the program of the team as "
-            "module:function, `async def "
-            "function(task, session)`, or a plain function, which runs in a thread; or agent.team_command"
+            "module:function, `async def function(task, session)`, or a plain function, which runs in a "
+            "thread; or agent.team_command"
         )
     return found
 

@@ -46,8 +46,7 @@ class TeamModel:
         if unfit := [name for field, name in NOT_OF_A_TEAM.items() if getattr(ask, field)]:
             raise Refusal(
                 f"{unfit[0]} is not supported by {self.name!r}, the whole team, which plays an episode as in "
-                "validation; its agents "
-                "support it",
+                "validation; its agents support it",
                 param=unfit[0],
             )
         views = Viewer(lambda text: text, False, False).views(ask.messages)

@@ -13,9 +13,8 @@ from agent_system.gateway.sampling import CHAT, MASKING, SAMPLING, UNSUPPORTED, 
 MOST_REPLIES, MOST_STOPS = 128, 16
 _MASKS = (
     "masks tokens, so that what is sampled is not what is trained; set gateway.structured=free, which "
-    "samples the reply "
-    "without a mask, so that the client checks it, or gateway.structured=mask, or describe the form in a "
-    "message"
+    "samples the reply without a mask, so that the client checks it, or gateway.structured=mask, or describe "
+    "the form in a message"
 )
 # What becomes of a form that a request asks for, beside masking.
 REFUSED, FREE = "refuse", "free"
@@ -200,8 +199,8 @@ def _allowed(allowed: Any, names: Sequence[str]) -> tuple[str, list[str]]:
     ):
         raise Refusal(
             "tool_choice of the type allowed_tools must have the mode auto or required and a list of at "
-            "least one of the tools "
-            f"({', '.join(names)[:200] or 'there are none'}), found {json.dumps(allowed)[:200]}",
+            f"least one of the tools ({', '.join(names)[:200] or 'there are none'}), found "
+            f"{json.dumps(allowed)[:200]}",
             param="tool_choice",
         )
     return str(mode), [str(name) for name in chosen]

@@ -95,8 +95,8 @@ def check_team(config: RunConfig) -> None:
     if unknown:
         raise AgentSystemError(
             f"agent.orchestra.{unknown[0]} has no effect: agent.orchestra_type is "
-            f"'{config.agent.orchestra_type}', "
-            f"whose options are agent.orchestra.{config.agent.orchestra_type}.<option>"
+            f"'{config.agent.orchestra_type}', whose options are "
+            f"agent.orchestra.{config.agent.orchestra_type}.<option>"
         )
 
 
@@ -126,8 +126,7 @@ def start_sandbox(config: RunConfig) -> None:
         ]
         raise AgentSystemError(
             f"{', '.join(changed)} has no effect: env.env_name={config.env.env_name} runs no programs, and "
-            "with the options of "
-            f"agent.orchestra.{team} the agents write none"
+            f"with the options of agent.orchestra.{team} the agents write none"
         )
 
 

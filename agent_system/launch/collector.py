@@ -249,8 +249,7 @@ def orchestra_options(config: RunConfig) -> dict[str, Any]:
     if options:
         raise AgentSystemError(
             f"agent.orchestra.gateway.{next(iter(options))} has no effect; the team is agent.team or "
-            "agent.team_command, and its options "
-            "are the keys under gateway"
+            "agent.team_command, and its options are the keys under gateway"
         )
     return {"team": config.agent.team, "command": config.agent.team_command, "keys": config.gateway}
 

@@ -29,8 +29,8 @@ def check_cpus(config: RunConfig, placement: Placement) -> None:
     if keys.num * keys.cpus > free:
         raise ConfigError(
             f"env.workers.num={keys.num} and env.workers.cpus={keys.cpus:g} reserve {keys.num * keys.cpus:g} "
-            "CPUs, but the Ray cluster has "
-            f"{free:g} free; lower one of them, or raise ray_init.num_cpus of a private cluster"
+            f"CPUs, but the Ray cluster has {free:g} free; lower one of them, or raise ray_init.num_cpus of "
+            "a private cluster"
         )
 
 

@@ -50,8 +50,7 @@ class Address:
         if not key and not _is_loopback(self.host):
             raise ConfigError(
                 f"--host {self.host} can be reached from other machines, which needs a key: set an "
-                "environment variable to one and add "
-                "--api-key-env with its name"
+                "environment variable to one and add --api-key-env with its name"
             )
         return key
 

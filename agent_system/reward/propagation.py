@@ -100,10 +100,9 @@ def scaled(chains: Chains, local_range: Sequence[float]) -> np.ndarray:
         first = outside[0]
         raise AgentSystemError(
             f"reward.propagation.local_range=[{low:g}, {high:g}], but a call of {chains.agent_ids[first]} "
-            "got the local reward "
-            f"{chains.local[first]:g} ({len(outside)} of {int(chains.given.sum())} local rewards are outside "
-            "the range): "
-            "set it to the lowest and the highest local reward of the environment"
+            f"got the local reward {chains.local[first]:g} ({len(outside)} of {int(chains.given.sum())} "
+            "local rewards are outside the range): set it to the lowest and the highest local reward of the "
+            "environment"
         )
     return np.clip((chains.local - low) / (high - low), 0.0, 1.0)
 
@@ -119,8 +118,7 @@ def _threshold(chains: Chains, local: np.ndarray, settings: PropagationConfig) -
     if fallback:
         logger.warning(
             "only %.3g of the links between calls pass reward.propagation.theta=%.3g, fewer than "
-            "reward.propagation.min_pass_rate=%.3g: "
-            "in this step every call gets the full team reward",
+            "reward.propagation.min_pass_rate=%.3g: in this step every call gets the full team reward",
             pass_rate, theta, settings.min_pass_rate,
         )  # fmt: skip
     last_bad = np.zeros(chains.episode[-1] + 1, dtype=np.int64)

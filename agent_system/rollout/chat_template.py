@@ -224,8 +224,7 @@ class ChatTemplate:
                 why = "shows tool calls in a form that cannot be read back"
             raise AgentSystemError(
                 f"the chat template of {agent_id!r} {why}; set tool_format of the agent to one of "
-                f"{', '.join(NAMED)}, or "
-                "data.apply_chat_template_kwargs.chat_template to another template"
+                f"{', '.join(NAMED)}, or data.apply_chat_template_kwargs.chat_template to another template"
             )
         if self.calls is not None and not self.calls.is_exact:
             logger.warning(

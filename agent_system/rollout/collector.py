@@ -161,8 +161,7 @@ class Collector:
         if issubclass(orchestra.memory_class, SummaryMemory):
             raise AgentSystemError(
                 f"{type(orchestra).__name__}.memory_class is {orchestra.memory_class.__name__}, which an "
-                "agent writes; make it the "
-                "memory_class of an agent"
+                "agent writes; make it the memory_class of an agent"
             )
         check_tool_agents(
             agents, bindings, branches=settings.tree is not None, sequences=settings.tool_sequences
@@ -400,9 +399,8 @@ class Collector:
             if changed := sorted(key for key in before | after if before.get(key) != after.get(key)):
                 logger.warning(
                     "agent %r changed its attribute %s during an episode, but all episodes share one agent "
-                    "that does not override start(), "
-                    "those of a validation too; set the attribute in start(self, task) to give every episode "
-                    "its own",
+                    "that does not override start(), those of a validation too; set the attribute in "
+                    "start(self, task) to give every episode its own",
                     name, ", ".join(map(repr, changed)),
                 )  # fmt: skip
         self._shared = {}
@@ -438,9 +436,8 @@ class Collector:
                     came = sorted({*sample.reward_terms, *record.reward_terms})
                     raise AgentSystemError(
                         f"algorithm.gdpo_reward_keys names {name!r}, which is no field of a sample, and no "
-                        "reward function gave "
-                        f"{sample.agent_id} a term of that name in turn {sample.turn}; terms that came: "
-                        f"{', '.join(came) or 'none'}"
+                        f"reward function gave {sample.agent_id} a term of that name in turn {sample.turn}; "
+                        f"terms that came: {', '.join(came) or 'none'}"
                     )
 
     def _env(self, spec: EpisodeSpec, threads: DaemonExecutor) -> EnvHandle:

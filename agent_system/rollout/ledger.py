@@ -115,8 +115,7 @@ class Ledger:
         elif outcome.local:
             raise AgentSystemError(
                 f"step() returned local={outcome.local!r}, which belongs to no call; use a mapping by agent "
-                "name or call number: "
-                "{'Agent Name': 1.0} or {0: 1.0}"
+                "name or call number: {'Agent Name': 1.0} or {0: 1.0}"
             )
 
     def _share(

@@ -129,8 +129,8 @@ class PromptBuilder:
         if not self.chat.source:
             raise AgentSystemError(
                 f"the tokenizer of {agent.agent_id!r} ({tokenizer.name_or_path or type(tokenizer).__name__}) "
-                "has no chat template; "
-                "use an instruction-tuned model, or set data.apply_chat_template_kwargs.chat_template"
+                "has no chat template; use an instruction-tuned model, or set "
+                "data.apply_chat_template_kwargs.chat_template"
             )
         if (
             self.chat.hides_texts

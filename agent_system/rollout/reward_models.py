@@ -138,11 +138,9 @@ class Judge:
             return settings.unparsable_score
         raise AgentSystemError(
             f"the judge gave no verdict in {settings.retries + 1} replies; expected a last line 'Score: x' "
-            "with x from "
-            f"{settings.score_range[0]:g} to {settings.score_range[1]:g} within "
-            f"reward.model.response_length={settings.response_length} "
-            f"tokens, found at the end {text[-80:]!r}; reward.model.unparsable_score gives such replies a "
-            "score"
+            f"with x from {settings.score_range[0]:g} to {settings.score_range[1]:g} within "
+            f"reward.model.response_length={settings.response_length} tokens, found at the end "
+            f"{text[-80:]!r}; reward.model.unparsable_score gives such replies a score"
         )
 
     async def close(self) -> None:
@@ -186,8 +184,7 @@ class Classifier:
         if len(ids) > limit and not self._settings.truncate:
             raise AgentSystemError(
                 f"a conversation of {len(ids)} tokens is longer than reward.model.max_length={limit}; raise "
-                "it, or set "
-                "reward.model.truncate=true to cut its beginning"
+                "it, or set reward.model.truncate=true to cut its beginning"
             )
         counts["truncated"] += len(ids) > limit
         request = GenerateRequest(

@@ -291,10 +291,21 @@ class EpisodeRunner:
                 for number in numbers:
                     del callers[number]
                 raise
+        return await self._take_in(agent_id, calls, generations, turn, callers)
+
+    async def _take_in(
+        self,
+        agent_id: str,
+        calls: Sequence[Call],
+        generations: Sequence[Generation | None],
+        turn: Turn,
+        callers: dict[int, str],
+    ) -> list[tuple[Call, Reply]]:
+        """Read and act out the replies to calls. Raises RolloutError for one that the engine aborted."""
         replies = []
         for call, generation in zip(calls, generations, strict=True):
             if generation is None:
-                raise RolloutError(f"the engine aborted one of {n} replies of {agent_id}")
+                raise RolloutError(f"the engine aborted one of {len(calls)} replies of {agent_id}")
             reply = call.read(generation)
             self._keep(call, reply, NEVER)
             self._agents.finish(call, reply)
@@ -536,7 +547,7 @@ class EpisodeRunner:
         if runtime is None:
             raise AgentSystemError(
                 f"no agent {agent_id!r} in this run{did_you_mean(agent_id, self._runtimes)}; agents: "
-                f"{', '.join(self._runtimes)} "
-                "(turn.act and Outcome.local name agents, BaseOrchestra.agents lists them)"
+                f"{', '.join(self._runtimes)} (turn.act and Outcome.local name agents, BaseOrchestra.agents "
+                "lists them)"
             )
         return runtime

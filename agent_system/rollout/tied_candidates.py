@@ -60,8 +60,8 @@ class TiedCandidateMonitor:
             self._warned_of_steps = True
             logger.warning(
                 "rollout.sampling=tree: step() of %s gave a reward in %d of %d turns; these rewards are in "
-                "the episode's metrics, but no "
-                "candidate gets them: give the rewards to learn from in act() or score()",
+                "the episode's metrics, but no candidate gets them: give the rewards to learn from in act() "
+                "or score()",
                 self._env_name, *self._steps,
             )  # fmt: skip
         complete = {agent_id for agent_id, seen in self._seen.items() if len(seen) >= ENOUGH_CALLS}
@@ -80,10 +80,9 @@ class TiedCandidateMonitor:
     def _warn(self, agent_id: str, seen: Sequence[bool]) -> None:
         logger.warning(
             "rollout.sampling=tree: in %d of the first %d calls of %s with different candidates, all "
-            "candidates got the same reward, so "
-            "the agent learns nothing: the rewards of act() and score() of %s do not depend on its action. "
-            "Reward the action in act(), "
-            "define score(), or use rollout.sampling=parallel",
+            "candidates got the same reward, so the agent learns nothing: the rewards of act() and score() "
+            "of %s do not depend on its action. Reward the action in act(), define score(), or use "
+            "rollout.sampling=parallel",
             sum(seen), len(seen), agent_id, self._env_name,
         )  # fmt: skip
 

@@ -50,8 +50,7 @@ class ToolPromptBuilder(PromptBuilder):
         if not self._native and agent.tool_format not in ("auto", "hermes"):
             raise AgentSystemError(
                 f"the chat template of {agent.agent_id!r} shows no tools, so describe_tools() asks for "
-                "<tool_call>; "
-                f"use tool_format=hermes (or auto), found {agent.tool_format!r}"
+                f"<tool_call>; use tool_format=hermes (or auto), found {agent.tool_format!r}"
             )
         if agent.tool_format != "auto":
             self.syntaxes = syntaxes_of(agent.tool_format)
@@ -182,8 +181,8 @@ class ToolPromptBuilder(PromptBuilder):
         except Exception as error:  # whatever a template raises for messages that it does not show
             raise AgentSystemError(
                 f"the chat template of {self.agent.agent_id!r} cannot show tool calls and their results: "
-                f"{error}; set "
-                "data.apply_chat_template_kwargs.chat_template to one that can, or use an agent without tools"
+                f"{error}; set data.apply_chat_template_kwargs.chat_template to one that can, or use an "
+                "agent without tools"
             ) from error
 
     def _tail(self, prompt: Prompt, messages: list[Message], whole: str) -> str | None:
@@ -346,12 +345,10 @@ def check_tool_agents(
         if branches:
             raise AgentSystemError(
                 f"{name!r} is a ToolAgent, whose call has several generations; rollout.sampling=tree "
-                "compares candidates of one "
-                "generation: use rollout.sampling=parallel"
+                "compares candidates of one generation: use rollout.sampling=parallel"
             )
         if isinstance(bindings[name], RemoteBinding):
             raise AgentSystemError(
                 f"{name!r} is a ToolAgent, whose tool calls are read from the tokens of a local policy; an "
-                "agent behind an API "
-                "(agent.api) cannot have tools: use a policy of the run, or a BaseAgent"
+                "agent behind an API (agent.api) cannot have tools: use a policy of the run, or a BaseAgent"
             )

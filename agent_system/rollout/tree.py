@@ -117,8 +117,7 @@ class Tree:
         if not candidates:
             raise AgentSystemError(
                 f"none of the {len(replies)} candidates of {call.agent_id} in turn {call.turn} could be "
-                "scored: "
-                f"{type(causes[0]).__name__}: {causes[0]}"
+                f"scored: {type(causes[0]).__name__}: {causes[0]}"
             ) from causes[0]
         rewards = [mix(c.team, c.local, self._alpha) for c in candidates]
         chosen = candidates[choose(self.settings, rewards, stable_seed(call.seed, "choice"))]
@@ -161,8 +160,8 @@ def check_tree_env(env: type[BaseEnv], reward: RewardConfig | None = None) -> No
     if not (by_model or env.overrides("act") or env.overrides("score")):
         raise AgentSystemError(
             "rollout.sampling=tree compares candidates by the rewards of act() or score(), but "
-            f"{env.__name__} has neither (rewards of "
-            "step() come too late); define one of them, set reward.model, or use rollout.sampling=parallel"
+            f"{env.__name__} has neither (rewards of step() come too late); define one of them, set "
+            "reward.model, or use rollout.sampling=parallel"
         )
 
 

@@ -60,8 +60,7 @@ class HttpSandbox(Sandbox):
         if result.stdout.strip() != "42":
             raise SandboxError(
                 f"sandbox.url={without_password(self.settings.url)}: a program that prints 42 ended with "
-                f"{result.reason}: "
-                f"{result.message or result.stderr[-500:]}; is this a SandboxFusion server?"
+                f"{result.reason}: {result.message or result.stderr[-500:]}; is this a SandboxFusion server?"
             )
 
     def close(self) -> None:

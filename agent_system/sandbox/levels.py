@@ -16,8 +16,7 @@ REMEDIES = {
     "namespaces": (
         "needs unprivileged user namespaces: sysctl user.max_user_namespaces above 0; on Ubuntu also "
         "kernel.apparmor_restrict_unprivileged_userns=0; in Docker --security-opt seccomp=unconfined "
-        "--security-opt apparmor=unconfined, "
-        "in Kubernetes a pod with seccompProfile Unconfined"
+        "--security-opt apparmor=unconfined, in Kubernetes a pod with seccompProfile Unconfined"
     ),
 }
 

@@ -39,6 +39,5 @@ class ScoredByProgram(BaseEnv):
         """Raise AgentSystemError: nothing scores an answer."""
         raise AgentSystemError(
             "the team gave an answer, which env.env_name=gateway does not score: let it return a reward or "
-            "an Outcome, or choose an "
-            "environment that scores answers"
+            "an Outcome, or choose an environment that scores answers"
         )

@@ -35,8 +35,7 @@ def check_device(name: str, gpus: int = 1) -> None:
     if found < gpus:
         sys.exit(
             f"--device {name} needs {gpus} CUDA GPU{'s' * (gpus > 1)}, but torch {torch.__version__} sees "
-            f"{found}; use --device cpu, or a "
-            "CUDA build of torch on a machine with GPUs"
+            f"{found}; use --device cpu, or a CUDA build of torch on a machine with GPUs"
         )
     sys.stdout.write(f"{gpus} x {torch.cuda.get_device_name()}, torch {torch.__version__}\n")
 

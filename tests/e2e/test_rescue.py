@@ -262,10 +262,8 @@ def test_nothing_is_saved_in_the_middle_of_an_update(train: Run, tmp_path: Path,
     (note,), uid = error.value.__notes__, r"toy:\d+/0"
     assert re.fullmatch(
         "step 3 was being updated, so the policies have not all completed the same step; the last checkpoint "
-        "is "
-        f"{folder_of(run_dir, 2)}; the same command continues from it; groups of that step: step3/{uid}, "
-        f"step3/{uid}; "
-        f"in progress: {'none' if mode == 'sync' else f'step4/{uid}, step4/{uid}'}",
+        f"is {folder_of(run_dir, 2)}; the same command continues from it; groups of that step: step3/{uid}, "
+        f"step3/{uid}; in progress: {'none' if mode == 'sync' else f'step4/{uid}, step4/{uid}'}",
         note,
     )
     assert saved(run_dir) == ["global_step_2", "latest_checkpointed_iteration.txt"]
@@ -294,10 +292,8 @@ def test_groups_of_a_failed_update_are_trained_unless_a_policy_has_newer_weights
     uids = list(dict.fromkeys(json.loads(line)["uid"] for line in read(tmp_path / "run", 3)))
     assert len(uids) == 2 and error.value.__notes__ == [
         "step 3 was being updated, so the policies have not all completed the same step; the last checkpoint "
-        "is "
-        f"{checkpoint}; the same command continues from it, {'with' if level == 'L1' else 'without'} the "
-        "groups that were complete; "
-        f"groups of that step: {', '.join(uids)}; in progress: none"
+        f"is {checkpoint}; the same command continues from it, {'with' if level == 'L1' else 'without'} the "
+        f"groups that were complete; groups of that step: {', '.join(uids)}; in progress: none"
     ]
     train(keys)
     assert {played.count(uid) for uid in uids} == {3 if level == "L1" else 6}

@@ -143,8 +143,7 @@ def test_missing_local_copy_names_the_folder(tmp_path):
 def test_instructions_of_a_set_are_taken_off():
     dapo = (
         "Solve the following math problem step by step. The last line of your response should be of the form "
-        "Answer: $Answer (without "
-        "quotes) where $Answer is the answer to the problem.\n\n"
+        "Answer: $Answer (without quotes) where $Answer is the answer to the problem.\n\n"
         "What is 1+1?\n\n"
         'Remember to put your answer on its own line after "Answer:".'
     )

@@ -120,8 +120,8 @@ def table() -> str:
     reward_models = sum(bool(row[8]) for row in rows)
     counts = (
         f"Of {len(rows)} variants: trainer {_count(trainer)}; `hf` engine {_count(engine)}; export exact for "
-        f"{exported}; adapters for "
-        f"{adapted}; a critic can be made from {critics}, a reward model is exact for {reward_models}."
+        f"{exported}; adapters for {adapted}; a critic can be made from {critics}, a reward model is exact "
+        f"for {reward_models}."
     )
     return counts + "\n\n" + "\n".join(f"| {line} |" for line in lines) + "\n"
 

@@ -58,8 +58,7 @@ class Command:
         values = {**self.defaults, **dict(pair for pair in map(split, self.overrides) if pair is not None)}
         rows = [
             f"{key}={values[key]}: counts rows there, tasks here; with use_adaptive_ppo_mini_batch_size=true "
-            "beside it, "
-            "ppo_mini_update_num sets the number of updates"
+            "beside it, ppo_mini_update_num sets the number of updates"
             for key in MINI_BATCH_SIZES
             if self.upstream == "Dr. MAS" and plain(values.get(key, "0")) not in ("0", "null")
         ]

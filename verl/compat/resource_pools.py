@@ -185,8 +185,7 @@ class ResourcePoolManager:
         if name not in self.resource_pool_dict:
             raise KeyError(
                 f"{role} is mapped to pool {name!r}; pools made so far: {sorted(self.resource_pool_dict)}, "
-                "specified: "
-                f"{sorted(self.resource_pool_spec)} (create_resource_pool makes them)"
+                f"specified: {sorted(self.resource_pool_spec)} (create_resource_pool makes them)"
             )
         return self.resource_pool_dict[name]
 
@@ -199,6 +198,5 @@ class ResourcePoolManager:
         if free < wanted:
             raise ValueError(
                 f"the resource pools {dict(self.resource_pool_spec)} want {wanted} GPUs, the cluster has "
-                f"{free:g} free; ask for fewer, or "
-                "pass use_gpu=False to run on CPUs"
+                f"{free:g} free; ask for fewer, or pass use_gpu=False to run on CPUs"
             )

@@ -75,8 +75,7 @@ def _check_supported(config: dict[str, Any]) -> None:
     for name, value in extras.items():
         raise AdapterFolderError(
             f"whose {ADAPTER_CONFIG} has {name}={value!r}, which adapters here do not support: expected LoRA "
-            "on linear layers with one "
-            "rank, and an unchanged base model"
+            "on linear layers with one rank, and an unchanged base model"
         )
 
 
@@ -91,8 +90,8 @@ def _with_weights(config: dict[str, Any], layers: str | list[str] | None) -> str
     if isinstance(layers, str) or isinstance(weights, str) or not of_layers:
         raise AdapterFolderError(
             f"whose {ADAPTER_CONFIG} has target_parameters={weights!r} beside target_modules={layers!r}; "
-            "expected "
-            f"a list of weights of linear layers, each with the ending {WEIGHT!r}, and a list of layers"
+            f"expected a list of weights of linear layers, each with the ending {WEIGHT!r}, and a list of "
+            "layers"
         )
     return sorted([*(layers or []), *(name.removesuffix(WEIGHT) for name in weights)])
 

@@ -57,8 +57,7 @@ def export_difference(config: Any) -> float:
     if wrong:
         raise ModelPathError(
             f"an export of {config.model_type} is not what transformers reads back: {sorted(wrong)[:3]} "
-            f"differ ({len(wrong)} in all); "
-            f"{WITH_ADAPTERS}"
+            f"differ ({len(wrong)} in all); {WITH_ADAPTERS}"
         )
     ids = torch.arange(3, 3 + TOKENS)[None]
     with torch.no_grad():
@@ -69,8 +68,7 @@ def export_difference(config: Any) -> float:
     if not difference < BOUND:
         raise ModelPathError(
             f"an export of {config.model_type} has equal tensors, but its log-probs differ by "
-            f"{difference:.2g} after transformers has "
-            f"read it back; {WITH_ADAPTERS}"
+            f"{difference:.2g} after transformers has read it back; {WITH_ADAPTERS}"
         )
     return difference
 

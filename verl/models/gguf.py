@@ -181,8 +181,7 @@ def _reading(file: Path) -> Iterator[None]:
     except DAMAGE as error:
         raise ModelPathError(
             f"GGUF file {str(file)!r} cannot be read: {_line(error)}; it is cut or damaged, or transformers "
-            "cannot read a model like it: "
-            "copy the file again, or give the model's own folder of safetensors"
+            "cannot read a model like it: copy the file again, or give the model's own folder of safetensors"
         ) from error
 
 
@@ -198,8 +197,7 @@ def _check_architecture(file: Path, metadata: Mapping[str, Any]) -> None:
     ):
         raise ModelPathError(
             f"GGUF file {str(file)!r} has the architecture {architecture!r}, of which transformers reads no "
-            "GGUF files; it reads "
-            f"{', '.join(readable)}"
+            f"GGUF files; it reads {', '.join(readable)}"
         )
 
 
@@ -208,15 +206,14 @@ def _check_tokenizer_kind(file: Path, metadata: Mapping[str, Any]) -> None:
     if kind not in TOKENIZER_KINDS:
         raise ModelPathError(
             f"GGUF file {str(file)!r} has a tokenizer of kind {kind!r}; expected "
-            f"{' or '.join(map(repr, TOKENIZER_KINDS))}: give the "
-            "model's own folder of safetensors"
+            f"{' or '.join(map(repr, TOKENIZER_KINDS))}: give the model's own folder of safetensors"
         )
     rule = metadata.get("tokenizer.ggml.pre")
     if kind == BYTE_PAIRS and rule not in pre_tokenizers():
         raise ModelPathError(
             f"GGUF file {str(file)!r} cuts text by the rule {rule!r} (tokenizer.ggml.pre), which is not in "
-            "the file; rules that can be "
-            f"read: {', '.join(pre_tokenizers())}; give the model's own folder of safetensors"
+            f"the file; rules that can be read: {', '.join(pre_tokenizers())}; give the model's own folder "
+            "of safetensors"
         )
 
 
@@ -264,8 +261,7 @@ def _check_types(file: Path, tensors: Any) -> None:
             example = next(tensor.name for tensor in tensors if tensor.tensor_type == kind)
             raise ModelPathError(
                 f"GGUF file {str(file)!r} holds {example} as {kind.name}, which cannot be dequantized; types "
-                "that can: "
-                f"{', '.join(readable)}"
+                f"that can: {', '.join(readable)}"
             )
 
 
@@ -306,8 +302,7 @@ def _configuration(file: Path, values: dict[str, Any], metadata: Mapping[str, An
     if kind != "none" and "rope_scaling" not in values:
         raise ModelPathError(
             f"GGUF file {str(file)!r} scales its positions ({kind}), which transformers does not read from "
-            "such a file; give the "
-            "model's own folder of safetensors"
+            "such a file; give the model's own folder of safetensors"
         )
     config = CONFIG_MAPPING[values["model_type"]].from_dict(
         {k: v for k, v in values.items() if not k.startswith("_")}
@@ -350,8 +345,7 @@ def _scaled_positions(file: Path, config: Any, factors: torch.Tensor) -> dict[st
     if scaled.shape != factors.shape or not torch.allclose(scaled * factors, unscaled, rtol=1e-3):
         raise ModelPathError(
             f"GGUF file {str(file)!r} scales its positions by factors (rope_freqs.weight) that are not Llama "
-            "3's; give the model's own "
-            "folder of safetensors"
+            "3's; give the model's own folder of safetensors"
         )
     return parameters
 
@@ -371,8 +365,7 @@ def _tokenizer(file: Path, parts: Mapping[str, Any], metadata: Mapping[str, Any]
     if model_type not in GGUF_TO_FAST_CONVERTERS:
         raise ModelPathError(
             f"GGUF file {str(file)!r}: transformers makes no tokenizer for the architecture {model_type!r}; "
-            "it makes one for "
-            f"{', '.join(sorted(GGUF_TO_FAST_CONVERTERS))}"
+            f"it makes one for {', '.join(sorted(GGUF_TO_FAST_CONVERTERS))}"
         )
     tokens = list(values["tokens"])
     backend, _ = convert_gguf_tokenizer(model_type, dict(values))
@@ -454,8 +447,8 @@ def _write_weights(file: Path, folder: Path, config: Any, architecture: str, ten
     if unread:
         raise ModelPathError(
             f"GGUF file {str(file)!r} holds {count_of(unread, 'tensor')} for which transformers' "
-            f"{config.model_type} has no place, such as "
-            f"{unread[0]}: its model is not the one of the file; give the model's own folder of safetensors"
+            f"{config.model_type} has no place, such as {unread[0]}: its model is not the one of the file; "
+            "give the model's own folder of safetensors"
         )
     for name, weights in joined.items():
         shards.add(name, weights)
@@ -479,8 +472,8 @@ def _check_complete(file: Path, skeleton: Any, shapes: Mapping[str, tuple[int, .
     if other := [name for name in shapes if shapes[name] != expected.get(name, shapes[name])]:
         raise ModelPathError(
             f"GGUF file {str(file)!r} contradicts its description in {count_of(other, 'tensor')}: {other[0]} "
-            "has the shape "
-            f"{shapes[other[0]]}, expected {expected[other[0]]}; give the model's own folder of safetensors"
+            f"has the shape {shapes[other[0]]}, expected {expected[other[0]]}; give the model's own folder "
+            "of safetensors"
         )
 
 

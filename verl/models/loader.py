@@ -235,8 +235,7 @@ def check_missing(path: str, missing: Iterable[str]) -> None:
     if names:
         raise ModelPathError(
             f"the files of model {path!r} lack {count_of(names, 'tensor')} that its config.json asks for, "
-            f"such as {names[0]}; "
-            "complete the folder, or correct config.json"
+            f"such as {names[0]}; complete the folder, or correct config.json"
         )
 
 
@@ -344,8 +343,8 @@ def check_vocabulary(tokenizer: Any, source: str, path: str, *, trust_remote_cod
     if size is not None and highest >= size:
         raise ModelPathError(
             f"the tokenizer of {source!r} has token ids up to {highest}, the model {path!r} has {size} "
-            "embeddings; set "
-            "actor_rollout_ref.model.tokenizer_path to the model's own tokenizer, or leave it out"
+            "embeddings; set actor_rollout_ref.model.tokenizer_path to the model's own tokenizer, or leave "
+            "it out"
         )
 
 

@@ -107,14 +107,12 @@ def lora_targets(model: torch.nn.Module, spec: LoraSpec) -> dict[str, torch.nn.M
         if name not in linear:
             raise LoraTargetError(
                 f"target_modules={spec.target_modules}: layer {name!r} is a {type(layers[name]).__name__}; "
-                "expected linear "
-                f"layers, here {ends}"
+                f"expected linear layers, here {ends}"
             )
         if name in refused:
             raise LoraTargetError(
                 f"target_modules={spec.target_modules}: layer {name!r} cannot have an adapter, as one of the "
-                "layers "
-                f"{refused[name]}; leave it out, also with exclude_modules"
+                f"layers {refused[name]}; leave it out, also with exclude_modules"
             )
     return {name: linear[name] for name in chosen}
 
@@ -224,8 +222,7 @@ def initial_weights(model: torch.nn.Module, spec: LoraSpec) -> dict[str, torch.T
         if here != there:
             raise LoraTargetError(
                 f"lora_adapter_path={spec.path}: the adapter does not fit the model: {name} has the shape "
-                f"{there or 'of no tensor'} there, "
-                f"expected {here or 'no such tensor'}"
+                f"{there or 'of no tensor'} there, expected {here or 'no such tensor'}"
             )
     return found
 

@@ -126,8 +126,7 @@ def check_sequence_classifier(path: str, max_length: int, *, trust_remote_code: 
     if named and not custom and not any(name.endswith("ForSequenceClassification") for name in named):
         raise ModelPathError(
             f"model {path!r} is {', '.join(named)}, whose checkpoint has no head for scores; expected a "
-            "...ForSequenceClassification "
-            "(a reward model), or reward.model.kind=judge for a language model"
+            "...ForSequenceClassification (a reward model), or reward.model.kind=judge for a language model"
         )
     if config.num_labels != 1:
         raise ModelPathError(

@@ -24,14 +24,11 @@ SPECIAL_TOKENS = (
     END_TOKEN,
 )  # their ids are their positions: the trainer of the tokenizer puts them first
 CHAT_TEMPLATE = (  # of tools it shows the names of their arguments: a tiny model has no use for schemas
-    "{% if tools %}{{ '<|im_start|>system\nCall by <tool_call>:' }}"
-    "{% for tool in tools %}{{ ' ' + tool.function.name + '(' + tool.function.parameters.properties | "
-    "join(', ') + ')' }}{% endfor %}"
-    "{{ '<|im_end|>\n' }}{% endif %}"
-    "{% for message in messages %}"
-    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}"
-    "{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    "{% if tools %}{{ '<|im_start|>system\nCall by <tool_call>:' }}{% for tool in tools %}{{ ' ' + "
+    "tool.function.name + '(' + tool.function.parameters.properties | join(', ') + ')' }}{% endfor %}{{ "
+    "'<|im_end|>\n' }}{% endif %}{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + "
+    "message['content'] + '<|im_end|>' + '\n' }}{% endfor %}{% if add_generation_prompt %}{{ "
+    "'<|im_start|>assistant\n' }}{% endif %}"
 )
 
 

@@ -53,8 +53,8 @@ def checked_tokenizer(tokenizer: Any, path: str) -> Any:
         return direct
     raise ValueError(
         f"the tokenizer of {path!r} ({type(tokenizer).__name__}) loses parts of texts: {PLAIN[:32]!r} comes "
-        f"back as {seen[:32]!r}; set "
-        "actor_rollout_ref.model.tokenizer_path to a folder with the model's own tokenizer.json"
+        f"back as {seen[:32]!r}; set actor_rollout_ref.model.tokenizer_path to a folder with the model's own "
+        "tokenizer.json"
     )
 
 

@@ -92,9 +92,8 @@ def _scalar_config(path: str, trust_remote_code: bool) -> Any:
     if not custom and type(config) not in AutoModelForTokenClassification._model_mapping:
         raise ModelPathError(
             f"model {path!r} cannot be a critic: transformers has no token-classification class for model "
-            f"type {config.model_type!r}; "
-            "set critic.model.path to a model of another type with the same tokenizer, or use an estimator "
-            "without a critic"
+            f"type {config.model_type!r}; set critic.model.path to a model of another type with the same "
+            "tokenizer, or use an estimator without a critic"
         )
     config.num_labels = 1
     config.classifier_dropout = 0.0

@@ -77,8 +77,8 @@ class DataProto(VerlBatch):
             for key, tensor in tensors.items():
                 assert tensor.shape[:num_batch_dims] == batch_size, (
                     "Not all the tensor in tensors have the same batch size with "
-                    f"batch_dims={num_batch_dims}. "
-                    f"Got `{key}` of {tuple(tensor.shape)}, expected {tuple(batch_size)} first"
+                    f"batch_dims={num_batch_dims}. Got `{key}` of {tuple(tensor.shape)}, expected "
+                    f"{tuple(batch_size)} first"
                 )
             batch = TensorDict(source=dict(tensors), batch_size=batch_size)
         arrays = {key: as_object_array(value) for key, value in (non_tensors or {}).items()}

@@ -38,8 +38,8 @@ class LocalResourcePool(ResourcePool):
         if self.world_size != 1:
             raise ValueError(
                 "the local controller runs one process per worker group, got "
-                f"process_on_nodes={list(process_on_nodes)}; "
-                "set one GPU on one node, or use the ray controller"
+                f"process_on_nodes={list(process_on_nodes)}; set one GPU on one node, or use the ray "
+                "controller"
             )
 
 

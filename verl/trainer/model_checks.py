@@ -117,8 +117,8 @@ def warn_of_positions(placement: Placement, max_model_len: Callable[[WorkerGroup
         if positions is not None and longest > positions:
             logger.warning(
                 "worker group '%s': data.max_prompt_length and data.max_response_length, or those of its "
-                "agents, allow %d tokens, the "
-                "model %s has %d positions; vLLM refuses this, and replies beyond them are poor", group.wg_id,
+                "agents, allow %d tokens, the model %s has %d positions; vLLM refuses this, and replies "
+                "beyond them are poor", group.wg_id,
                 longest, path, positions,
             )  # fmt: skip
 
@@ -208,6 +208,6 @@ def check_critic(config: RunConfig, placement: Placement, tokenizers: Mapping[st
         if own.get_vocab() != tokenizers[spec.wg_id].get_vocab():
             raise ConfigError(
                 f"{key}={value_at(config, key)!r} has another vocabulary than the policy '{spec.wg_id}', "
-                "whose tokens are its input; "
-                "use a model of the same family, or leave it out to start from the policy's model"
+                "whose tokens are its input; use a model of the same family, or leave it out to start from "
+                "the policy's model"
             )

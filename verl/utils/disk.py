@@ -39,6 +39,5 @@ def writing(path: Path) -> Iterator[None]:
         fix = "free space there" if error.errno in FULL else "make it writable"
         raise DiskError(
             f"{error.filename or path} could not be written: {os.strerror(error.errno or 0)}; {fix}, or set "
-            "trainer.default_local_dir to "
-            "another disk; complete checkpoints are intact"
+            "trainer.default_local_dir to another disk; complete checkpoints are intact"
         ) from error

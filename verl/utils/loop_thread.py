@@ -154,9 +154,8 @@ class LoopThread:
         where = " > ".join(f"{call.filename}:{call.lineno} {call.name}" for call in calls)
         return (
             f"the event loop {self._thread.name} has been blocked for {seconds:.0f} s, and everything on it "
-            f"waits for {where}: an "
-            "environment or a team that computes must not set blocking=False, and its async methods must "
-            "await"
+            f"waits for {where}: an environment or a team that computes must not set blocking=False, and its "
+            "async methods must await"
         )
 
     def _tasks(self) -> str:

@@ -119,15 +119,14 @@ class FaramaOrchestra(BaseOrchestra):
         if missing:
             raise AgentSystemError(
                 f"{where} is played by {', '.join(players)}, but agent.agent_ids={list(agent_ids)} lacks "
-                f"{', '.join(missing)}; "
-                "add them, or list them in env.params.random_seats"
+                f"{', '.join(missing)}; add them, or list them in env.params.random_seats"
             )
         idle = [a for a in agent_ids if a not in players and a not in self.agents]
         if idle:
             raise AgentSystemError(
                 f"{where} has no player {idle[0]!r}{did_you_mean(idle[0], players)}; players: "
-                f"{', '.join(players)}. An agent that only "
-                "advises is listed in agent.orchestra.farama.advisers"
+                f"{', '.join(players)}. An agent that only advises is listed in "
+                "agent.orchestra.farama.advisers"
             )
 
 
@@ -148,8 +147,7 @@ def check_forks(env: FaramaEnv) -> None:
         if _observations(env) != before or (env.game.play(drawn), _observations(env)) != ahead:
             raise AgentSystemError(
                 f"env.params.env_id={env.config.env_id!r}: a copy of the game and the game itself do not go "
-                "the same way, so tree "
-                "sampling would compare moves by chance; use rollout.sampling=parallel"
+                "the same way, so tree sampling would compare moves by chance; use rollout.sampling=parallel"
             )
 
 

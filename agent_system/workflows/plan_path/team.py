@@ -43,8 +43,8 @@ Follow the proposed moves cell by cell. If one is illegal or leads away from the
 the form <moves>R, R, D</moves>.""",
     ),
     programmer=Part(
-        "You are the Tool in a team of two that walks to a goal. "
-        "You write a program that proposes moves; the Executor checks them and walks.",
+        "You are the Tool in a team of two that walks to a goal. You write a program that proposes moves; "
+        "the Executor checks them and walks.",
         """\
 Write a Python program that finds a short way around the walls from where you are to the goal and prints its moves in the form R, R, D, \
 and nothing else. It is run once and reads the map from standard input, a row a line: @ is you, G the goal, # a wall, . free. It has the \

@@ -103,14 +103,12 @@ class SearchEnvOptions:
             found = f"both ({self.corpus} and {self.url})" if self.corpus else "neither"
             raise AgentSystemError(
                 "the search environment needs one of env.params.corpus (a jsonl file) and env.params.url (a "
-                "retrieval server), "
-                f"found {found}"
+                f"retrieval server), found {found}"
             )
         if self.url and self.start_timeout_s != SearchEnvOptions.start_timeout_s:
             raise AgentSystemError(
                 f"env.params.start_timeout_s={self.start_timeout_s:g} has no effect; it needs "
-                "env.params.corpus "
-                "(the server of env.params.url is already running)"
+                "env.params.corpus (the server of env.params.url is already running)"
             )
 
 
@@ -195,9 +193,8 @@ class SearchEnv(BaseEnv):
         if self.config.corpus:
             raise AgentSystemError(
                 f"env.params.corpus={self.config.corpus} with env.workers.num>0 would start a retrieval "
-                "server, with an index, in every "
-                "worker; start one with `python -m agent_system.workflows.search.world.server --corpus FILE "
-                "--port 8000` and set "
+                "server, with an index, in every worker; start one with `python -m "
+                "agent_system.workflows.search.world.server --corpus FILE --port 8000` and set "
                 "env.params.url=http://127.0.0.1:8000 instead, or set env.workers.num=0"
             )
 

@@ -104,8 +104,7 @@ class SudokuEnv(ProposerExecutorEnv):
         if not isinstance(text, str):
             raise AgentSystemError(
                 f"task {task.task_id!r} has no extra_info.puzzle (one line of digits and dots), found "
-                f"{text!r:.80}; "
-                "make rows with: python -m agent_system.workflows.data sudoku"
+                f"{text!r:.80}; make rows with: python -m agent_system.workflows.data sudoku"
             )
         self.state = State.start(puzzle_from_text(text))
         self._best = self._plan = self.state.progress

@@ -26,15 +26,13 @@ OF_BOOK = ("author", "translator")
 OF_PERSON = ("birthplace", "home")
 _FIRST = (
     "Abe Ada Amy Ann Art Bea Ben Bob Cal Cyd Dan Deb Don Dov Eli Eva Eve Fay Fox Gia Gil Gus Hal Hob Ian Ida "
-    "Ira Jan Jed Jim "
-    "Joy Kai Ken Kim Lea Lee Liz Lou Mae Max Meg Nat Ned Nia Ola Ora Pat Pip Ray Rex Sam Sue Tia Tom Uma Val "
-    "Wes Xia Yan Zoe"
+    "Ira Jan Jed Jim Joy Kai Ken Kim Lea Lee Liz Lou Mae Max Meg Nat Ned Nia Ola Ora Pat Pip Ray Rex Sam Sue "
+    "Tia Tom Uma Val Wes Xia Yan Zoe"
 )
 _LAST = (
     "Arc Ash Bay Bee Bud Cap Cob Cox Cup Dam Den Dew Egg Elk Elm Fan Fen Fig Fir Gap Gem Gum Hay Hen Hut Ice "
-    "Ink Ivy Jam Jar "
-    "Jet Keg Key Kit Lab Lid Log Map Mat Mud Net Nut Oak Oil Owl Pan Pea Quay Rug Rye Sea Sky Tar Tin Urn "
-    "Vat Wax Web Yew Zip"
+    "Ink Ivy Jam Jar Jet Keg Key Kit Lab Lid Log Map Mat Mud Net Nut Oak Oil Owl Pan Pea Quay Rug Rye Sea "
+    "Sky Tar Tin Urn Vat Wax Web Yew Zip"
 )
 # Demonstrations have most of the pairs: with few, the model would learn which words go together, and refuse
 # the pairs of other parts.

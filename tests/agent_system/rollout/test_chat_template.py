@@ -32,10 +32,9 @@ OWN_TAGS = LOOP.replace(
 CHANNELS = LOOP.replace(
     "BODY",
     "{% if message.role != 'assistant' %}<|start|>{{ message.role }}<|message|>{{ message.content "
-    "}}<|end|>{% else %}"
-    "{% if message.thinking %}<|start|>assistant<|channel|>inner<|message|>{{ message.thinking }}<|end|>{% "
-    "endif %}"
-    "<|start|>assistant<|channel|>outer<|message|>{{ message.content }}<|return|>{% endif %}",
+    "}}<|end|>{% else %}{% if message.thinking %}<|start|>assistant<|channel|>inner<|message|>{{ "
+    "message.thinking }}<|end|>{% endif %}<|start|>assistant<|channel|>outer<|message|>{{ message.content "
+    "}}<|return|>{% endif %}",
 ).replace("PROMPT", "<|start|>assistant")
 CHANNEL_TOKENS = ["<|start|>", "<|message|>", "<|channel|>", "<|end|>", "<|return|>"]
 

@@ -181,10 +181,9 @@ def test_a_template_that_wants_user_and_assistant_in_turn_shows_several_results(
 ) -> None:
     strict = (
         "{% if messages[0].role == 'system' %}{{ messages[0].content }}{% set messages = messages[1:] %}{% "
-        "endif %}"
-        "{% for message in messages %}{% if (message.role == 'user') != (loop.index0 % 2 == 0) %}"
-        "{{ raise_exception('roles must alternate') }}{% endif %}[{{ message.role }}]{{ message['content'] "
-        "}}{% endfor %}[assistant]"
+        "endif %}{% for message in messages %}{% if (message.role == 'user') != (loop.index0 % 2 == 0) %}{{ "
+        "raise_exception('roles must alternate') }}{% endif %}[{{ message.role }}]{{ message['content'] }}{% "
+        "endfor %}[assistant]"
     )
     monkeypatch.setattr(tokenizer, "chat_template", strict)
     result, _ = play([called("lookup", key="k") + called("calculator", expression="1+1"), "\\boxed{4}"])

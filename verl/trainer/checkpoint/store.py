@@ -145,16 +145,16 @@ def read_state(
     if _without_lora(state["placement"]) != _without_lora(placement.signature()):
         raise CheckpointError(
             f"{folder} was written by the team {_table(state['placement'])}, this run has "
-            f"{_table(placement.signature())}; "
-            "use the same agents and sharing, or start anew with trainer.resume_mode=disable"
+            f"{_table(placement.signature())}; use the same agents and sharing, or start anew with "
+            "trainer.resume_mode=disable"
         )
     _check_adapters(folder, state, placement, bases or {})
     found = state.get("critic", {})
     if critics is not None and found != critics:
         raise CheckpointError(
             f"{folder} holds {_critics(found)}, this run needs {_critics(critics)}; use the same "
-            "algorithm.adv_estimator, critic.enable "
-            "and critic.view, or start anew with trainer.resume_mode=disable"
+            "algorithm.adv_estimator, critic.enable and critic.view, or start anew with "
+            "trainer.resume_mode=disable"
         )
     return state
 
@@ -188,10 +188,9 @@ def _check_adapters(
             if there.get(name) != here.get(name):
                 raise CheckpointError(
                     f"{folder} holds the adapter '{own['policy_id']}' of agent '{own['agent_id']}' with "
-                    f"{name}={there.get(name)}, this run "
-                    f"has {name}={here.get(name)}; set "
-                    f"{placement.agent(own['agent_id']).key(f'model.{name}')} as in training, or "
-                    "start anew with trainer.resume_mode=disable"
+                    f"{name}={there.get(name)}, this run has {name}={here.get(name)}; set "
+                    f"{placement.agent(own['agent_id']).key(f'model.{name}')} as in training, or start anew "
+                    "with trainer.resume_mode=disable"
                 )
     for wg_id, fingerprint in state.get("bases", {}).items():
         if bases.get(wg_id, fingerprint) != fingerprint:
@@ -205,8 +204,7 @@ def _check_adapters(
             )
             raise CheckpointError(
                 f"{folder} {holds} an earlier version of the model {spec.model_path!r}; its files have "
-                "changed since. Restore them, or "
-                "start anew with trainer.resume_mode=disable"
+                "changed since. Restore them, or start anew with trainer.resume_mode=disable"
             )
 
 

@@ -49,8 +49,7 @@ def _within_a_task(fields: Sequence[str] | None) -> Sequence[str] | None:
     if known and not set(fields) & set(TASK_FIELDS) and not set(fields) <= set(BATCH_FIELDS):
         raise ValueError(
             f"compares replies to different tasks with each other: add one of {', '.join(TASK_FIELDS)}, or "
-            "use only "
-            f"{', '.join(BATCH_FIELDS)} (or []) for a baseline over the whole batch"
+            f"use only {', '.join(BATCH_FIELDS)} (or []) for a baseline over the whole batch"
         )
     return fields
 
@@ -135,8 +134,7 @@ class FilterGroupsConfig:
     metric: str = key(
         "seq_reward",
         "reward that must differ within a group: seq_reward (the sample's reward) | mixed_reward (before "
-        "shaping and penalties) | "
-        "team_reward | local_reward",
+        "shaping and penalties) | team_reward | local_reward",
         choices=tuple(FILTER_METRICS),
         effect=FILTERED,
     )
@@ -168,8 +166,7 @@ class AlgorithmConfig:
     gdpo_reward_keys: Optional[list[str]] = key(
         None,
         "rewards that GDPO normalizes separately: sample fields, such as [team_reward, local_reward], or "
-        "named terms that reward functions "
-        "return",
+        "named terms that reward functions return",
         check=texts,
         effect=READ,
     )
@@ -192,8 +189,7 @@ class AlgorithmConfig:
     statistics_over: str = key(
         "auto",
         "group statistics over samples | trajectories (mean of their samples, one advantage each) | auto: "
-        "trajectories for groups by uid "
-        "alone and for rae",
+        "trajectories for groups by uid alone and for rae",
         choices=("auto", "samples", "trajectories"),
     )
     call_weighting: str = key(

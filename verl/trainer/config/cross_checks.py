@@ -125,8 +125,7 @@ def check_untrained(config: RunConfig, placement: Placement) -> None:
     if not config.trainer.val_only and not placement.trained:
         raise ConfigError(
             f"agent.frozen={list(config.agent.frozen)} and agent.api leave no agent of "
-            f"{list(config.agent.agent_ids)} to train; take one "
-            "out, or set trainer.val_only=true to evaluate"
+            f"{list(config.agent.agent_ids)} to train; take one out, or set trainer.val_only=true to evaluate"
         )
     bases = {spec.wg_id for spec in placement.groups if spec.trained}
     for agent in placement.agents:
@@ -154,8 +153,7 @@ def _check_own_keys(
         if not has_effect and mine != value_at(config.actor_rollout_ref, key):
             raise IneffectiveKeyError(
                 f"agent.agent_specific_parameters.{key} gives agent '{agent.agent_id}' {mine}, which has no "
-                f"effect: it is {what}; "
-                "give it null"
+                f"effect: it is {what}; give it null"
             )
 
 
@@ -235,8 +233,7 @@ def check_estimator(settings: Any, agents: Sequence[str], where: str = "algorith
     ):
         raise ConfigError(
             f"{where}.call_weighting=trajectory: {estimator} {traits.cannot_weigh} and cannot weigh them; "
-            "use sample, or "
-            f"{where}.statistics_over=trajectories"
+            f"use sample, or {where}.statistics_over=trajectories"
         )
     if estimator == "m_grpo" and settings.m_grpo.main_agent not in agents:
         raise ConfigError(
@@ -317,9 +314,8 @@ def _check_whole_batch(config: RunConfig, placement: Placement) -> None:
         if differing and ESTIMATORS.traits(name).whole_batch:
             raise ConfigError(
                 f"algorithm.per_agent: agents '{first}' and '{agent.agent_id}' share policy "
-                f"'{agent.policy_id}' but differ in "
-                f"{', '.join(differing)}, while {name} computes over all rows of a policy; give them one "
-                "value, or a policy each"
+                f"'{agent.policy_id}' but differ in {', '.join(differing)}, while {name} computes over all "
+                "rows of a policy; give them one value, or a policy each"
             )
 
 
@@ -331,24 +327,22 @@ def check_reward(config: RunConfig, placement: Placement) -> None:
     if reward.propagation.mode != "none" and reward.team_scope != "episode":
         raise ConfigError(
             f"reward.team_scope={reward.team_scope} contradicts "
-            f"reward.propagation.mode={reward.propagation.mode}, which propagates the "
-            "reward of the whole episode; set reward.team_scope=episode or reward.propagation.mode=none"
+            f"reward.propagation.mode={reward.propagation.mode}, which propagates the reward of the whole "
+            "episode; set reward.team_scope=episode or reward.propagation.mode=none"
         )
     if reward.granularity == "token" and (reward.shaping != "default" or reward.propagation.mode != "none"):
         raise ConfigError(
             "reward.granularity=token places rewards on tokens as they are, but "
-            f"reward.shaping={reward.shaping} and "
-            f"reward.propagation.mode={reward.propagation.mode} change the reward of a whole reply; set "
-            "reward.shaping=default and "
-            "reward.propagation.mode=none, or reward.granularity=reply"
+            f"reward.shaping={reward.shaping} and reward.propagation.mode={reward.propagation.mode} change "
+            "the reward of a whole reply; set reward.shaping=default and reward.propagation.mode=none, or "
+            "reward.granularity=reply"
         )
     for agent in placement.agents:
         limit = agent.config.rollout.response_length or config.data.max_response_length
         if buffer.enable and buffer.len > limit:
             raise ConfigError(
                 f"reward.overlong_buffer.len={buffer.len} is more than the {limit} tokens that agent "
-                f"'{agent.agent_id}' may write: even "
-                "an empty reply would be penalized; choose a smaller one"
+                f"'{agent.agent_id}' may write: even an empty reply would be penalized; choose a smaller one"
             )
 
 
@@ -377,9 +371,8 @@ def _check_mini_batch(size: int, shown: str, tasks: int) -> None:
     if size and (size > tasks or tasks % size):
         raise ConfigError(
             f"{shown} does not divide data.train_batch_size={tasks}; both count tasks (Dr. MAS counts rows): "
-            "choose a divisor, 0 for one "
-            "update per step, or the number of updates (use_adaptive_ppo_mini_batch_size=true, "
-            "ppo_mini_update_num)"
+            "choose a divisor, 0 for one update per step, or the number of updates "
+            "(use_adaptive_ppo_mini_batch_size=true, ppo_mini_update_num)"
         )
 
 
@@ -414,8 +407,8 @@ def check_skipping(config: RunConfig, agent: AgentPlacement | ApiPlacement) -> N
     if config.algorithm.rollout_correction.bypass_mode:
         raise ConfigError(
             f"{skipping} contradicts algorithm.rollout_correction.bypass_mode=true, which rejects, ranks and "
-            "weights tokens of the whole "
-            "mini-batch by log-probs that are not computed for skipped rows; turn one off"
+            "weights tokens of the whole mini-batch by log-probs that are not computed for skipped rows; "
+            "turn one off"
         )
     gradients = {
         "entropy_coeff": bool(actor.entropy_coeff),
@@ -438,9 +431,8 @@ def check_rollout_correction(config: RunConfig, placement: Placement) -> None:
     if not config.async_training.fresh and not (correction.bypass_mode or correction.corrects_batch):
         raise ConfigError(
             f"async_training.mode={mode} trains on samples of older weights, which needs an off-policy "
-            "correction: set "
-            "algorithm.rollout_correction.rollout_is, .rollout_rs or .m2po_tau, or .bypass_mode=true "
-            "(docs/training.md#sampler-against-trainer)"
+            "correction: set algorithm.rollout_correction.rollout_is, .rollout_rs or .m2po_tau, or "
+            ".bypass_mode=true (docs/training.md#sampler-against-trainer)"
         )
     try:
         bands = {"rollout_is_threshold": Band.parse(correction.rollout_is_threshold)}
@@ -453,16 +445,14 @@ def check_rollout_correction(config: RunConfig, placement: Placement) -> None:
         if band.lower is not None and not band.lower <= 1 <= band.upper:
             raise ConfigError(
                 f"algorithm.rollout_correction.{name}={band.lower:g}_{band.upper:g} excludes 1, the ratio of "
-                "a token with equal "
-                "log-probs in sampler and trainer, so no token is left; choose a lower bound of at most 1 "
-                "and an upper bound of at least 1"
+                "a token with equal log-probs in sampler and trainer, so no token is left; choose a lower "
+                "bound of at most 1 and an upper bound of at least 1"
             )
     if correction.bypass_mode and config.gateway.structured == "mask":
         raise ConfigError(
             "gateway.structured=mask needs the pass for old log-probs, which measures the probability that "
-            "masks cut off, but "
-            "algorithm.rollout_correction.bypass_mode=true skips it and clips the ratio to the masked "
-            "policy; set bypass_mode=false"
+            "masks cut off, but algorithm.rollout_correction.bypass_mode=true skips it and clips the ratio "
+            "to the masked policy; set bypass_mode=false"
         )
     for agent in placement.trained:
         _check_loss(config, agent)
@@ -480,16 +470,15 @@ def _check_loss(config: RunConfig, agent: AgentPlacement) -> None:
     if bypass and estimator_needs(estimator, "sum_pi_squared"):
         raise ConfigError(
             f"algorithm.adv_estimator={estimator} (agent '{agent.agent_id}') needs sum_pi_squared, which the "
-            "pass for old log-probs "
-            "computes and algorithm.rollout_correction.bypass_mode=true skips; set bypass_mode=false, or "
-            "choose another estimator"
+            "pass for old log-probs computes and algorithm.rollout_correction.bypass_mode=true skips; set "
+            "bypass_mode=false, or choose another estimator"
         )
     loss = agent.config.actor.policy_loss.loss_mode
     if estimator == "optimal_token_baseline" and agent.config.rollout.tool_samples == "sequence":
         raise ConfigError(
             f"{_shown(agent, 'rollout.tool_samples')}: algorithm.adv_estimator=optimal_token_baseline "
-            "compares the tokens in one column, "
-            "but tool messages of any length stand between them; use tir_optimal_token_baseline"
+            "compares the tokens in one column, but tool messages of any length stand between them; use "
+            "tir_optimal_token_baseline"
         )
     if loss == "bypass_mode" and not bypass:
         raise ConfigError(
@@ -515,9 +504,8 @@ def _warn_of_truncation(placement: Placement) -> None:
     if truncated:
         logger.warning(
             "actor_rollout_ref.rollout.top_p/top_k truncate the sampling of %s: the update treats replies as "
-            "samples of the full "
-            "distribution, and algorithm.rollout_correction cannot correct this; use top_p=1.0 and top_k=-1 "
-            "for an unbiased gradient",
+            "samples of the full distribution, and algorithm.rollout_correction cannot correct this; use "
+            "top_p=1.0 and top_k=-1 for an unbiased gradient",
             ", ".join(truncated),
         )
 
@@ -529,19 +517,18 @@ def check_critic_keys(config: RunConfig, placement: Placement) -> None:
         if config.critic.enable is False and needs_values(name):
             raise ConfigError(
                 f"algorithm.adv_estimator={name} of agent '{agent.agent_id}' needs values, but "
-                "critic.enable=false; "
-                "set critic.enable=null, or choose an estimator without a critic"
+                "critic.enable=false; set critic.enable=null, or choose an estimator without a critic"
             )
         if config.critic.enable and not reads_values(name):
             raise ConfigError(
                 f"critic.enable=true, but algorithm.adv_estimator={name} of agent '{agent.agent_id}' reads "
-                "no values: its critic would "
-                "not be used; set critic.enable=null, or choose an estimator with a critic (gae)"
+                "no values: its critic would not be used; set critic.enable=null, or choose an estimator "
+                "with a critic (gae)"
             )
         longest = agent.config.rollout.prompt_length or config.data.max_prompt_length
         if config.critic.view == "joint" and longest > config.critic.joint_prompt_length:
             raise ConfigError(
                 f"critic.joint_prompt_length={config.critic.joint_prompt_length} is less than the prompt of "
-                f"agent '{agent.agent_id}' "
-                f"({longest} tokens); it limits transcript and prompt together: choose a larger one"
+                f"agent '{agent.agent_id}' ({longest} tokens); it limits transcript and prompt together: "
+                "choose a larger one"
             )

@@ -53,15 +53,14 @@ def _check_filtered(config: RunConfig, agent_id: str) -> None:
     if not traits.grouped or needs_values(estimator) or estimator_needs(estimator, "reward_baselines"):
         raise ConfigError(
             "algorithm.filter_groups.enable=true drops groups of equal rewards, but "
-            f"algorithm.adv_estimator={estimator}{own} "
-            "learns from them as well: turn the filter off, or use an estimator with a group baseline, such "
-            "as grpo"
+            f"algorithm.adv_estimator={estimator}{own} learns from them as well: turn the filter off, or use "
+            "an estimator with a group baseline, such as grpo"
         )
     if not set(fields) & set(TASK_FIELDS):
         raise ConfigError(
             "algorithm.filter_groups.enable=true needs groups within a task, but "
-            f"algorithm.group_by={fields}{own} compares tasks with "
-            f"each other: add one of {', '.join(TASK_FIELDS)}, or turn the filter off"
+            f"algorithm.group_by={fields}{own} compares tasks with each other: add one of "
+            f"{', '.join(TASK_FIELDS)}, or turn the filter off"
         )
     if traits.learns_from:
         logger.warning(
@@ -72,8 +71,7 @@ def _check_filtered(config: RunConfig, agent_id: str) -> None:
     if config.env.rollout.n == 1 and "traj_uid" not in fields and settings.singleton == "zero":
         raise ConfigError(
             "algorithm.filter_groups.enable=true with env.rollout.n=1: rewards in a group of one episode "
-            "cannot differ; "
-            "set env.rollout.n to 2 or more, or turn the filter off"
+            "cannot differ; set env.rollout.n to 2 or more, or turn the filter off"
         )
 
 
@@ -96,9 +94,8 @@ def check_sampling(config: RunConfig, placement: Placement) -> None:
     if committed and config.algorithm.filter_groups.enable:
         raise ConfigError(
             "algorithm.filter_groups.enable=true drops rows of groups of equal rewards, but with "
-            "rollout.tree.returns=committed a row also "
-            "learns from the other candidates of its call, which are no group: turn the filter off, or use "
-            "rollout.tree.returns=step"
+            "rollout.tree.returns=committed a row also learns from the other candidates of its call, which "
+            "are no group: turn the filter off, or use rollout.tree.returns=step"
         )
     own_k = candidates_of(config)
     for agent in placement.trained:
@@ -109,10 +106,9 @@ def check_sampling(config: RunConfig, placement: Placement) -> None:
             if averages_trajectories(settings, estimator) and estimator_takes(estimator, "traj_index"):
                 raise ConfigError(
                     "rollout.sampling=tree compares the candidates of a call, but the samples of an episode "
-                    "are averaged first with "
-                    f"algorithm.statistics_over={settings.statistics_over} with adv_estimator={estimator} "
-                    f"and groups {fields}{own}; "
-                    "set algorithm.statistics_over=samples, algorithm.adv_estimator=grpo, or "
+                    f"are averaged first with algorithm.statistics_over={settings.statistics_over} with "
+                    f"adv_estimator={estimator} and groups {fields}{own}; set "
+                    "algorithm.statistics_over=samples, algorithm.adv_estimator=grpo, or "
                     "rollout.tree.returns=committed"
                 )
         one = f"rollout.tree.k_per_agent.{slug(agent.agent_id)}=1" if tree else "rollout.sampling=parallel"
@@ -148,9 +144,8 @@ def _check_tree_estimator(settings: Any, own: str) -> None:
         return
     raise ConfigError(
         "rollout.sampling=tree with rollout.tree.returns=step rewards each candidate for its own action "
-        "alone, but "
-        f"algorithm.adv_estimator={estimator}{own} {why}; set rollout.tree.returns=committed, or use another "
-        "estimator, such as grpo"
+        f"alone, but algorithm.adv_estimator={estimator}{own} {why}; set rollout.tree.returns=committed, or "
+        "use another estimator, such as grpo"
     )
 
 
@@ -193,17 +188,15 @@ def _check_groups(config: RunConfig, placement: Placement) -> None:
             raise ConfigError(
                 f"algorithm.group_by={fields} (agent '{agent.agent_id}') holds one trajectory per group, and "
                 f"algorithm.statistics_over={settings.statistics_over} averages its samples first, so every "
-                "advantage is 0; group by uid "
-                "instead of traj_uid, or set algorithm.statistics_over=samples"
+                "advantage is 0; group by uid instead of traj_uid, or set algorithm.statistics_over=samples"
             )
         if config.env.rollout.n == 1 and {"uid", "task_id"} & set(fields):
             alone[agent.agent_id] = estimator
     if alone:
         logger.warning(
             "env.rollout.n=1: algorithm.adv_estimator=%s compares the episodes of a task, and there is one, "
-            "so that advantages of %s are 0 "
-            "unless rewards differ between its own calls; set env.rollout.n to 2 or more, or use an "
-            "estimator without groups",
+            "so that advantages of %s are 0 unless rewards differ between its own calls; set env.rollout.n "
+            "to 2 or more, or use an estimator without groups",
             ", ".join(sorted(set(alone.values()))), ", ".join(alone),
         )  # fmt: skip
 
@@ -227,9 +220,8 @@ def _warn_of_repeated_rewards(config: RunConfig, placement: Placement) -> None:
     if by_turn and config.reward.team_scope == "episode":  # as reward.propagation requires
         logger.warning(
             "algorithm.gae.level=turn adds up the rewards of an agent's calls, but with "
-            "reward.team_scope=episode or reward.propagation "
-            "each call of %s has the team reward of the episode, which counts once per call; set "
-            "reward.team_scope=turn or call",
+            "reward.team_scope=episode or reward.propagation each call of %s has the team reward of the "
+            "episode, which counts once per call; set reward.team_scope=turn or call",
             ", ".join(by_turn),
         )
 

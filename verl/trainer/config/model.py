@@ -22,14 +22,12 @@ DECAYING = "{}.lr_scheduler_type=linear,cosine"
 READ = "a loss that reads it"
 CLIPS = (
     "algorithm.rollout_correction.bypass_mode=false or algorithm.rollout_correction.loss_type=ppo_clip "
-    "(reinforce is a separate loss, "
-    "without clipping)"
+    "(reinforce is a separate loss, without clipping)"
 )
 REFERENCE = f"a reference: {ACTOR}.use_kl_loss=true or algorithm.use_kl_in_reward=true"
 OLD_LOG_PROBS = (
     "a pass for old log-probs: several updates per step, algorithm.use_kl_in_reward=true, a correction, "
-    "gateway.structured=mask, "
-    "trainer.critic_warmup or an estimator that reads them (and "
+    "gateway.structured=mask, trainer.critic_warmup or an estimator that reads them (and "
     "algorithm.rollout_correction.bypass_mode=false)"
 )
 BY_TASKS, BY_UPDATES = "use_adaptive_ppo_mini_batch_size=false", "use_adaptive_ppo_mini_batch_size=true"
@@ -81,22 +79,19 @@ class TrainedModelConfig:
     use_remove_padding: Any = key(
         "auto",
         "pack rows into one sequence without padding in the trainer's forward pass: true | false | auto, "
-        "which packs where a "
-        "check of the model finds that exact",
+        "which packs where a check of the model finds that exact",
         type=Union[bool, str],
         check=auto_or_bool,
     )
     merge_rows: bool = key(
         False,
         "run a row whose prompt and response begin another row of the mini-batch, as an earlier reply of a "
-        "conversation does, as a part of "
-        "that row; the loss stays that of the single rows",
+        "conversation does, as a part of that row; the loss stays that of the single rows",
     )
     attn_implementation: str = key(
         "auto",
         "attention implementation; auto takes the fastest that a check of the model finds exact: flash-attn "
-        "if it is installed (on a GPU "
-        "in bf16), sdpa, eager",
+        "if it is installed (on a GPU in bf16), sdpa, eager",
         choices=ATTENTION_NAMES,
     )
 
@@ -106,8 +101,8 @@ class ModelConfig(TrainedModelConfig):
     lora_adapter_path: Optional[str] = key(
         None,
         "folder of a PEFT adapter from which the agent's adapter starts; its adapter_config.json determines "
-        "lora_rank, lora_alpha, "
-        "target_modules and exclude_modules; a checkpoint that is resumed replaces its weights",
+        "lora_rank, lora_alpha, target_modules and exclude_modules; a checkpoint that is resumed replaces "
+        "its weights",
         check=texts,
         effect=ADAPTER,
     )
@@ -123,8 +118,7 @@ class ModelConfig(TrainedModelConfig):
     target_modules: Any = key(
         None,
         "layers with an adapter: all-linear (all linear layers that can have one, without the head) | a list "
-        "of "
-        "layer names or suffixes | a regex; default: all-linear, or those of lora_adapter_path",
+        "of layer names or suffixes | a regex; default: all-linear, or those of lora_adapter_path",
         type=Optional[Union[str, list[str]]],
         check=_layers,
         effect=ADAPTER,
@@ -221,8 +215,7 @@ class ActorConfig:
     skip_zero_advantages: bool = key(
         False,
         "leave out rows with advantage 0, whose gradient is 0; metrics of the update (actor/*, in part "
-        "rollout_corr/*) then cover only the "
-        "other rows; not with algorithm.rollout_correction.bypass_mode",
+        "rollout_corr/*) then cover only the other rows; not with algorithm.rollout_correction.bypass_mode",
     )
     grad_clip: float = key(1.0, "maximum gradient norm", gt=0)
     clip_ratio: float = key(
@@ -359,10 +352,8 @@ class RolloutConfig:
     structured_outputs: bool = key(
         False,
         "the engine reads the tokenizer, so that requests may ask for replies that follow a JSON schema: in "
-        "validation, with "
-        "gateway.structured=mask in training, and of `serve --openai`, which sets it; with rollout.name=hf "
-        "it needs the extra structured "
-        "(xgrammar)",
+        "validation, with gateway.structured=mask in training, and of `serve --openai`, which sets it; with "
+        "rollout.name=hf it needs the extra structured (xgrammar)",
     )
     num_threads: int = key(0, "CPU threads of the engine process; 0: trainer.num_threads", ge=0, le=1024)
     update_bucket_mb: int = key(
@@ -371,10 +362,8 @@ class RolloutConfig:
     weight_transfer: str = key(
         "object_store",
         "transport of weights to the engine: object_store | shared_memory (one node) | collective (broadcast "
-        "by gloo or NCCL) | "
-        "cuda_ipc (memory of a GPU that both use) | auto (on GPUs cuda_ipc, or collective if engines have "
-        "their own; else object_store) | "
-        "module.Class (a custom WeightTransfer)",
+        "by gloo or NCCL) | cuda_ipc (memory of a GPU that both use) | auto (on GPUs cuda_ipc, or collective "
+        "if engines have their own; else object_store) | module.Class (a custom WeightTransfer)",
     )
     log_prob_use_dynamic_bsz: bool = key(
         True,

@@ -126,10 +126,9 @@ class RewardManagerConfig:
     name: str = key(
         AUTO,
         "what scores a finished episode: episode (your function gets the episode) | naive (verl's arguments "
-        "of compute_score, with the "
-        "reply that gave the answer) | naive_action (the same, with the parsed answer alone) | one "
-        "registered by a plug-in; auto: the "
-        "environment, or with a function naive or episode by its parameters",
+        "of compute_score, with the reply that gave the answer) | naive_action (the same, with the parsed "
+        "answer alone) | one registered by a plug-in; auto: the environment, or with a function naive or "
+        "episode by its parameters",
     )
 
 
@@ -199,25 +198,21 @@ def check_tree_rewards(reward: RewardConfig, returns: str) -> None:
     if returns == "step" and has_functions(reward):
         raise ConfigError(
             "rollout.sampling=tree compares the candidates of a call before the episode goes on, but reward "
-            "functions "
-            "(reward.custom_reward_function, reward.reward_manager, reward.agent_functions) score finished "
-            "episodes; let the "
-            "environment's act() or score(), or reward.model, reward the candidates, or set "
-            "rollout.tree.returns=committed or "
-            "rollout.sampling=parallel"
+            "functions (reward.custom_reward_function, reward.reward_manager, reward.agent_functions) score "
+            "finished episodes; let the environment's act() or score(), or reward.model, reward the "
+            "candidates, or set rollout.tree.returns=committed or rollout.sampling=parallel"
         )
     if returns == "step" and reward.model.kind is not None and reward.model.scope == "episode":
         raise ConfigError(
             "reward.model.scope=episode scores the answer of an episode, which the candidates of a call in "
-            "rollout.sampling=tree have not "
-            "led to; set reward.model.scope=call or rollout.tree.returns=committed"
+            "rollout.sampling=tree have not led to; set reward.model.scope=call or "
+            "rollout.tree.returns=committed"
         )
     scope, mode = reward.team_scope, reward.propagation.mode
     if returns == "step" and (scope != "call" or mode != "none"):
         raise ConfigError(
             f"rollout.sampling=tree rewards a candidate for its own action, but reward.team_scope={scope} "
-            "and "
-            f"reward.propagation.mode={mode} add later rewards, to which only the committed candidate of a "
-            "call has led; "
-            "set reward.team_scope=call and reward.propagation.mode=none, or rollout.tree.returns=committed"
+            f"and reward.propagation.mode={mode} add later rewards, to which only the committed candidate of "
+            "a call has led; set reward.team_scope=call and reward.propagation.mode=none, or "
+            "rollout.tree.returns=committed"
         )

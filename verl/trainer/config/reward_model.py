@@ -39,8 +39,8 @@ class RewardModelConfig:
     kind: Optional[str] = key(
         None,
         "what scores replies: sequence_classification (a Hugging Face reward model) | judge (a model of this "
-        "run, not trained, asked "
-        "for a score) | api (the same question to an OpenAI-compatible server) | null: nothing",
+        "run, not trained, asked for a score) | api (the same question to an OpenAI-compatible server) | "
+        "null: nothing",
         choices=KINDS,
     )
     path: Optional[str] = key(

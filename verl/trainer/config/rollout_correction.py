@@ -80,10 +80,8 @@ class RolloutCorrectionConfig:
     m2po_tau: Optional[float] = key(
         None,
         "M2PO: among tokens that the update moves away from the sampler (A > 0, r > 1 or A < 0, r < 1), mask "
-        "the largest "
-        "(log pi_old - log sampler)^2 until the mean of the rest is at most this, once per step; with "
-        "bypass_mode before each update, with "
-        "the current policy as pi_old; null: off",
+        "the largest (log pi_old - log sampler)^2 until the mean of the rest is at most this, once per step; "
+        "with bypass_mode before each update, with the current policy as pi_old; null: off",
         gt=0,
     )
     bypass_mode: bool = key(False, "use the sampler's log-probs as the old log-probs")

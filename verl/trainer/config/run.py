@@ -88,9 +88,8 @@ class AgentConfig:
     specialization: Any = key(
         None,
         "prompt (agents with the same model share one policy) | lora (they share a frozen base model, one "
-        "adapter per agent) | full (one "
-        "model per agent); one value or a list parallel to agent_ids, null for an API agent; null: as "
-        "model_sharing says",
+        "adapter per agent) | full (one model per agent); one value or a list parallel to agent_ids, null "
+        "for an API agent; null: as model_sharing says",
         type=Optional[Union[str, list[Optional[str]]]],
     )
     adapter_ids: list[Optional[str]] = key(
@@ -163,8 +162,7 @@ class EnvWorkersConfig:
     memory_gib: Optional[float] = key(
         None,
         "resident memory of one worker, in GiB, above which it is replaced and its episodes are played "
-        "again; null: half of its node's "
-        "memory / env.workers.num, at least 2; 0: no limit",
+        "again; null: half of its node's memory / env.workers.num, at least 2; 0: no limit",
         ge=0,
         effect=WORKERS,
     )
@@ -220,9 +218,8 @@ class TreeConfig:
     returns: str = key(
         "step",
         "return of a candidate: step (of its own action; the estimator compares all candidates) | committed "
-        "(the estimator sees the "
-        "committed replies as an episode, and the candidates of a call are compared by the reward of their "
-        "own action)",
+        "(the estimator sees the committed replies as an episode, and the candidates of a call are compared "
+        "by the reward of their own action)",
         choices=TREE_RETURNS,
         effect=TREE,
     )
@@ -274,16 +271,14 @@ class CollectConfig:
     call_timeout_s: float = key(
         300.0,
         "seconds that a call or a score waits for an engine that samples no token and scores nothing, for "
-        "the reply of an agent's server, "
-        "or for a score of reward.model.api while it gives no other",
+        "the reply of an agent's server, or for a score of reward.model.api while it gives no other",
         gt=0,
     )
     nnodes: int = key(1, "number of nodes with devices of the engines' own", ge=1, effect=OWN_DEVICES)
     n_gpus_per_node: int = key(
         0,
         "devices of the engines' own per node, beside those of trainer.n_gpus_per_node, which then train "
-        "only; 0: engines share the "
-        "devices of the trainer",
+        "only; 0: engines share the devices of the trainer",
         ge=0,
     )
     pool_sizes: dict[str, int] = key(
@@ -332,8 +327,7 @@ class TrainerConfig:
     check_engines: bool = key(
         True,
         "compare log-probs of engines and trainer before the first step, before and after an update that "
-        "changes every weight and is "
-        "undone; a run whose engines differ does not start",
+        "changes every weight and is undone; a run whose engines differ does not start",
     )
     check_memory: bool = key(
         True,
@@ -370,8 +364,7 @@ class TrainerConfig:
     pool_sizes: dict[str, int] = key(
         {},
         "with dedicated pools: number of devices of each worker group, by its id; empty: equal numbers "
-        "(rollout.n_gpus_per_node>0: of each "
-        "that is trained)",
+        "(rollout.n_gpus_per_node>0: of each that is trained)",
         ge=1,
     )
     num_threads: int = key(
@@ -395,16 +388,14 @@ class AsyncTrainingConfig:
     mode: str = key(
         "sync",
         "sync (collect, then train) | one_step_off (the next step's episodes are collected during the "
-        "updates, with weights that are one "
-        "step older) | fully_async (episodes are collected all the time); samples of older weights need "
-        "algorithm.rollout_correction",
+        "updates, with weights that are one step older) | fully_async (episodes are collected all the time); "
+        "samples of older weights need algorithm.rollout_correction",
         choices=ASYNC_MODES,
     )
     staleness_threshold: float = key(
         1.0,
         "tasks that may be in progress beyond those of the next trigger_parameter_sync_step steps, as a "
-        "share of these; 0 with "
-        "trigger_parameter_sync_step=1 is synchronous training",
+        "share of these; 0 with trigger_parameter_sync_step=1 is synchronous training",
         ge=0,
         le=100,
         effect=FULLY_ASYNC,
@@ -418,17 +409,15 @@ class AsyncTrainingConfig:
     parameter_sync: str = key(
         "lazy",
         "when the weights of a whole model are sent: lazy (every trigger_parameter_sync_step steps) | eager "
-        "(after every step) | adaptive "
-        "(after trigger_parameter_sync_step steps, or when the next batch is complete already); an adapter "
-        "is sent alone, after every step",
+        "(after every step) | adaptive (after trigger_parameter_sync_step steps, or when the next batch is "
+        "complete already); an adapter is sent alone, after every step",
         choices=("lazy", "eager", "adaptive"),
         effect=FULLY_ASYNC,
     )
     partial_rollout: bool = key(
         True,
         "replies in progress go on with new weights; false: new weights of a policy wait until its replies "
-        "in progress have ended, and "
-        "its new replies wait for the weights",
+        "in progress have ended, and its new replies wait for the weights",
         effect=FULLY_ASYNC,
     )
     max_off_policy_threshold: int = key(

@@ -24,16 +24,15 @@ def check_transfer(config: RunConfig, name: str, shown: str) -> None:
     if not transfer_exists(name):
         raise ConfigError(
             f"{shown}: expected auto, object_store, shared_memory, collective, cuda_ipc or module.Class of a "
-            "WeightTransfer that can be "
-            "imported"
+            "WeightTransfer that can be imported"
         )
     if name != "cuda_ipc" or config.trainer.device == "cpu":
         return
     if own_engine_devices(config):
         raise ConfigError(
             f"{shown} sends weights within one GPU, but "
-            f"rollout.n_gpus_per_node={config.rollout.n_gpus_per_node} gives engines GPUs of "
-            "their own; use auto, collective or object_store"
+            f"rollout.n_gpus_per_node={config.rollout.n_gpus_per_node} gives engines GPUs of their own; use "
+            "auto, collective or object_store"
         )
     if expandable_segments():
         raise ConfigError(

@@ -139,8 +139,7 @@ def _divided(
         if pool.size % len(groups):
             raise PlacementError(
                 f"trainer.resource_pool=dedicated: {pool} = {pool.size} devices cannot be divided equally "
-                f"among {len(groups)} {what} "
-                f"{groups}; set {key}"
+                f"among {len(groups)} {what} {groups}; set {key}"
             )
         sizes = dict.fromkeys(groups, pool.size // len(groups))
     if set(sizes) != set(groups):
@@ -191,17 +190,15 @@ def check_engine_spans(config: RunConfig, placement: Placement) -> None:
         if own.ranks % tp:
             raise PlacementError(
                 f"{key} does not divide the {own.ranks} devices of worker group '{spec.wg_id}' "
-                f"({pool.section}.nnodes * "
-                f"{pool.section}.n_gpus_per_node, or its part of them in {pool.section}.pool_sizes); choose "
-                "a divisor"
+                f"({pool.section}.nnodes * {pool.section}.n_gpus_per_node, or its part of them in "
+                f"{pool.section}.pool_sizes); choose a divisor"
             )
         for first in range(own.first, own.first + own.ranks, tp):
             if first // pool.per_node != (first + tp - 1) // pool.per_node:
                 raise PlacementError(
                     f"{key}: an engine of worker group '{spec.wg_id}' would be on "
-                    f"{Devices(first, tp, pool.section)}, which are on "
-                    f"different nodes of {pool.per_node} ({pool.section}.n_gpus_per_node); choose a divisor "
-                    f"of {pool.per_node}, and with "
+                    f"{Devices(first, tp, pool.section)}, which are on different nodes of {pool.per_node} "
+                    f"({pool.section}.n_gpus_per_node); choose a divisor of {pool.per_node}, and with "
                     f"{pool.section}.pool_sizes let the devices before the group's first, number "
                     f"{own.first}, be a multiple of it"
                 )

@@ -73,7 +73,6 @@ def _judging_agent(placement: Placement, config: RunConfig, name: str) -> AgentP
     if not row.frozen:
         raise ConfigError(
             f"reward.model.agent={name} is trained, so its scores would change with it; name an agent of "
-            "agent.frozen, or set "
-            "reward.model.path to a model of the judge's own"
+            "agent.frozen, or set reward.model.path to a model of the judge's own"
         )
     return row

@@ -39,8 +39,8 @@ def policy_rows(config: RunConfig, placement: Placement) -> dict[str, AgentPlace
     if not config.trainer.val_only:
         raise ConfigError(
             f"{shown} is for evaluation only; set trainer.val_only=true, or leave it out: in training, "
-            "replies of an agent would train the "
-            "policy of another agent, and the checkpoint would not match its placement"
+            "replies of an agent would train the policy of another agent, and the checkpoint would not match "
+            "its placement"
         )
     if len({row.policy_id for row in placement.agents}) < 2:
         sharing = (
@@ -80,8 +80,8 @@ def output_dir(config: RunConfig, placement: Placement, run_dir: Path, checkpoin
         model = rows[next(iter(swapped))].config.model.path
         raise ConfigError(
             f"{_shown(config.agent.role_policies)} swaps nothing with trainer.resume_mode=disable: without a "
-            "checkpoint the policies are "
-            f"the same model, {model!r}; evaluate a checkpoint, or set agent.model_ids"
+            f"checkpoint the policies are the same model, {model!r}; evaluate a checkpoint, or set "
+            "agent.model_ids"
         )
     name = "+".join(f"{slug(agent_id)}-{policy_id}" for agent_id, policy_id in swapped.items())
     short = name if len(name) <= LONGEST_NAME else f"{name[:LONGEST_NAME]}-{crc32(name.encode()):08x}"
@@ -124,9 +124,8 @@ def _row(own: AgentPlacement, policy_id: str, placement: Placement, shown: str) 
         if differing:
             raise ConfigError(
                 f"{shown}: agents '{first.agent_id}' and '{other.agent_id}' of policy '{policy_id}' differ "
-                f"in {differing}, so the "
-                f"values for '{own.agent_id}' are ambiguous; give them one value under "
-                "agent.agent_specific_parameters"
+                f"in {differing}, so the values for '{own.agent_id}' are ambiguous; give them one value "
+                "under agent.agent_specific_parameters"
             )
     return first
 

@@ -204,8 +204,8 @@ def _group(wg_id: str, members: Sequence[AgentPlacement]) -> WorkerGroupSpec:
         if on_one_base and (differing := _differing(first.config, other.config, BASE_KEYS)):
             raise PlacementError(
                 f"agents '{first.agent_id}' and '{other.agent_id}' share the base model "
-                f"'{first.config.model.path}', but differ in "
-                f"{differing}; give them one value, or agent.specialization=full"
+                f"'{first.config.model.path}', but differ in {differing}; give them one value, or "
+                "agent.specialization=full"
             )
     adapters = {policy: rows[0].config for policy, rows in by_policy.items() if rows[0].adapter is not None}
     trained = not all(member.frozen for member in members)
@@ -238,8 +238,7 @@ def _with_adapter_shape(row: AgentPlacement) -> AgentPlacement:
             if given is not None and (sorted(given) if isinstance(given, list) else given) != value:
                 raise PlacementError(
                     f"{row.key(f'model.{name}')}={given} (agent '{row.agent_id}') contradicts the adapter of "
-                    f"{shown}, whose {name} is "
-                    f"{value}; leave {name} out"
+                    f"{shown}, whose {name} is {value}; leave {name} out"
                 )
     return replace(row, config=replace(row.config, model=replace(model, **shape)))
 
@@ -256,9 +255,8 @@ def _check_slugs(names: Sequence[str]) -> None:
             )
             raise PlacementError(
                 f"agent.agent_ids={list(names)}: {found} in metrics and folders, where only a-z and 0-9 "
-                "count; "
-                "give every agent a name that has at least one of these characters and differs from the "
-                "others in them"
+                "count; give every agent a name that has at least one of these characters and differs from "
+                "the others in them"
             )
 
 
@@ -364,8 +362,7 @@ def _adapters(
         if wanted is not None and name in frozen:
             raise PlacementError(
                 f"agent.adapter_ids gives agent '{name}', which is in agent.frozen, adapter '{wanted}': a "
-                "frozen agent uses "
-                "the base model without an adapter; give null"
+                "frozen agent uses the base model without an adapter; give null"
             )
         if wanted is not None and not slug(wanted):
             raise PlacementError(
@@ -380,14 +377,13 @@ def _adapters(
             if given[i] is None or given[j] is None:
                 raise PlacementError(
                     f"agent.adapter_ids={given}: '{adapter}' is also the own adapter of agent "
-                    f"'{names[i if given[i] is None else j]}'; "
-                    "name it for both agents to share it, or choose another name"
+                    f"'{names[i if given[i] is None else j]}'; name it for both agents to share it, or "
+                    "choose another name"
                 )
             if models[i] != models[j]:
                 raise PlacementError(
                     f"agents '{names[j]}' and '{names[i]}' claim adapter '{adapter}' on different models, "
-                    f"'{models[j]}' and '{models[i]}'; "
-                    "an adapter belongs to one base: choose another name"
+                    f"'{models[j]}' and '{models[i]}'; an adapter belongs to one base: choose another name"
                 )
     return found
 
@@ -409,9 +405,8 @@ def _group_keys(team: Sequence[tuple[str, str, str]], frozen: Collection[str]) -
             other = next(n for n, m, lv in team if (lv, m) == (level, model) and n not in frozen)
             raise PlacementError(
                 f"agent.frozen names agent '{name}', which shares its policy with the trained agent "
-                f"'{other}': the policy would change. "
-                f"Give '{name}' agent.specialization full (a separate, unchanged copy of the model) or "
-                "freeze both"
+                f"'{other}': the policy would change. Give '{name}' agent.specialization full (a separate, "
+                "unchanged copy of the model) or freeze both"
             )
         kinds.append(
             "frozen" if name in frozen and level != "full" and (level, model) not in trained else level
@@ -458,13 +453,13 @@ def _check_one_policy(members: Sequence[AgentPlacement]) -> None:
             if first.adapter is not None:
                 raise PlacementError(
                     f"agents '{first.agent_id}' and '{other.agent_id}' claim adapter '{first.adapter}' but "
-                    f"differ in {differing}; give "
-                    "them one value, or each its own adapter in agent.adapter_ids"
+                    f"differ in {differing}; give them one value, or each its own adapter in "
+                    "agent.adapter_ids"
                 )
             raise PlacementError(
                 f"agents '{first.agent_id}' and '{other.agent_id}' share policy '{first.policy_id}' but "
-                f"differ in {differing}; "
-                "give them one value, or set agent.model_sharing=false (agent.specialization=full)"
+                f"differ in {differing}; give them one value, or set agent.model_sharing=false "
+                "(agent.specialization=full)"
             )
 
 

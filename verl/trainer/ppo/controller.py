@@ -151,8 +151,7 @@ class LocalController:
         if own_engine_devices(config):
             raise ControllerError(
                 f"rollout.n_gpus_per_node={config.rollout.n_gpus_per_node} needs trainer.controller=ray: a "
-                "local engine shares the one "
-                "device of its policy"
+                "local engine shares the one device of its policy"
             )
         self.device, self.timeout_s = device, config.trainer.worker_timeout_s
 
@@ -203,8 +202,8 @@ class RayController:
             except (ConnectionError, ValueError) as error:
                 raise ControllerError(
                     f"ray_init.address={address!r} (or RAY_ADDRESS): {error}; start the cluster, leave the "
-                    "address out for a private one, "
-                    "or set RAY_AUTH_MODE=token if the cluster requires a token"
+                    "address out for a private one, or set RAY_AUTH_MODE=token if the cluster requires a "
+                    "token"
                 ) from error
         else:
             start_private_cluster(

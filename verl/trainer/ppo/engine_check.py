@@ -174,10 +174,9 @@ class EngineCheck:
         other = "hf" if spec.config.rollout.name == "vllm" else "vllm"
         return (
             f"{self._gap(wg_id, gap)} before any update, expected at most {self._bounds(wg_id).loaded:g}: "
-            "they compute "
-            f"different models of {spec.model_path}. Use actor_rollout_ref.rollout.name={other}, "
-            "actor_rollout_ref.rollout.dtype=fp32 or actor_rollout_ref.model.use_remove_padding=false with "
-            "model.attn_implementation=eager"
+            f"they compute different models of {spec.model_path}. Use "
+            f"actor_rollout_ref.rollout.name={other}, actor_rollout_ref.rollout.dtype=fp32 or "
+            "actor_rollout_ref.model.use_remove_padding=false with model.attn_implementation=eager"
         )
 
     def _is_stale(self, wg_id: str, gap: float) -> str:
@@ -190,10 +189,8 @@ class EngineCheck:
             ways.append("agent.specialization=lora, which leaves the model itself unchanged")
         return (
             f"{self._gap(wg_id, gap)} after an update of all weights ({before:.2g} before it), expected at "
-            "most "
-            f"{self._bounds(wg_id).after(before):.2g}: the engine does not serve what it is sent and keeps "
-            "older values. "
-            f"Use {' or '.join(ways) or 'another release of the package'}"
+            f"most {self._bounds(wg_id).after(before):.2g}: the engine does not serve what it is sent and "
+            f"keeps older values. Use {' or '.join(ways) or 'another release of the package'}"
         )
 
     def _gaps(self) -> dict[str, float]:

@@ -85,8 +85,8 @@ def refuse_verl_arguments(init: Callable[Concatenate[Self, P], None]) -> Callabl
             advice = "; ".join(f"instead of {name}: {REPLACEMENTS[name]}" for name in theirs)
             raise TypeError(
                 "RayPPOTrainer trains a team: RayPPOTrainer(config, placement, team, collector, "
-                "train_dataset, val_dataset, tracking, "
-                f"run_dir), as verl.trainer.main_ppo calls it. {advice}. See docs/upstream_map.md"
+                "train_dataset, val_dataset, tracking, run_dir), as verl.trainer.main_ppo calls it. "
+                f"{advice}. See docs/upstream_map.md"
             )
         init(self, *args, **kwargs)
 

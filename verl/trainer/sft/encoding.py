@@ -96,10 +96,9 @@ class ChatEncoder:
             same = common_length(prompt, whole)
             raise DatasetError(
                 f"message {at}: the prompt of this reply goes on with {prompt[same:]!r:.60} where the chat "
-                "template shows the "
-                f"reply with {whole[same:]!r:.60}; training and sampling would differ (other "
-                "data.apply_chat_template_kwargs, "
-                "such as enable_thinking, or another template may agree)"
+                f"template shows the reply with {whole[same:]!r:.60}; training and sampling would differ "
+                "(other data.apply_chat_template_kwargs, such as enable_thinking, or another template may "
+                "agree)"
             )
         self._check_shown(messages, at, tools, prompt, whole)
         marks = self._rendering.marked(messages[: at + 1], tools)
@@ -112,8 +111,7 @@ class ChatEncoder:
         if between := whole[len(prompt) : spans[0][0]]:
             raise DatasetError(
                 f"message {at}: the chat template marks its reply as generated behind {between!r:.60}, which "
-                "is no part of the "
-                "prompt; training and sampling would differ"
+                "is no part of the prompt; training and sampling would differ"
             )
         return _Reply(whole[: spans[-1][1]], spans)
 
@@ -129,8 +127,7 @@ class ChatEncoder:
         if not token:
             raise DatasetError(
                 f"message {at}: the chat template puts no special token behind it, found "
-                f"{whole[begin:][-40:]!r}; the model "
-                "would not learn to end a reply"
+                f"{whole[begin:][-40:]!r}; the model would not learn to end a reply"
             )
         return whole + token
 
@@ -217,8 +214,8 @@ class ChatEncoder:
                 if self._decode(head + tail) != self._decode(rest):
                     raise DatasetError(
                         f"the tokenizer joins {text[:cut][-20:]!r} and {text[cut:][:20]!r}, the end of a "
-                        "prompt and the beginning "
-                        "of its reply, and changes the text where they are encoded apart"
+                        "prompt and the beginning of its reply, and changes the text where they are encoded "
+                        "apart"
                     )
                 ids += head
                 start = cut
@@ -262,7 +259,6 @@ def _is_trained(message: ChatMessage, at: int) -> bool:
         if value not in (0, 1) or (value and message["role"] != "assistant"):
             raise DatasetError(
                 f"message {at} of {message['role']!r} has {name}={value!r}; expected 0 or 1, and 1 for "
-                "messages of the assistant "
-                "alone: only these are trained"
+                "messages of the assistant alone: only these are trained"
             )
     return message["role"] == "assistant" and all(marks.values())

@@ -96,8 +96,8 @@ class RLHFDataset(Dataset[Row]):
         if not kept:
             raise DatasetError(
                 f"all {len(rows)} prompts of {', '.join(self.data_files)}, with the agents' prompt templates "
-                "around them, are longer than "
-                f"{_limit(min(measure.limit for measure in measures), config)}; raise it"
+                f"around them, are longer than {_limit(min(measure.limit for measure in measures), config)}; "
+                "raise it"
             )
         if self.num_overlong:
             logger.warning(
@@ -135,8 +135,8 @@ class RLHFDataset(Dataset[Row]):
         if self.needs_ground_truth and (truth is None or truth == ""):
             raise DatasetError(
                 f"{where}: no ground truth; reward_model.ground_truth must be set, found "
-                f"{row.get('reward_model')!r:.120} "
-                "(an environment that does not need it sets `needs_ground_truth = False`)"
+                f"{row.get('reward_model')!r:.120} (an environment that does not need it sets "
+                "`needs_ground_truth = False`)"
             )
         check_text(truth, f"{where}: reward_model.ground_truth")
         source = row.get("data_source") or "unknown"
@@ -158,8 +158,8 @@ class RLHFDataset(Dataset[Row]):
             if not config.filter_overlong_prompts and lengths[longest] > measure.limit:
                 raise DatasetError(
                     f"task {rows[longest]['task_id']}: prompt of {lengths[longest]} tokens for "
-                    f"{measure.name} is over "
-                    f"{_limit(measure.limit, config)}; raise it, or set data.filter_overlong_prompts=true"
+                    f"{measure.name} is over {_limit(measure.limit, config)}; raise it, or set "
+                    "data.filter_overlong_prompts=true"
                 )
             fits = [fit and length <= measure.limit for fit, length in zip(fits, lengths, strict=True)]
         return [row for row, fit in zip(rows, fits, strict=True) if fit]

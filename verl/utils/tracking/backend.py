@@ -63,8 +63,7 @@ def check_backends(names: Sequence[str]) -> None:
     if "wandb" in names and not _wandb_can_start():
         raise ValueError(
             "trainer.logger has 'wandb', but there is no API key: run `wandb login`, set WANDB_API_KEY, or "
-            "set WANDB_MODE=offline to keep "
-            "metrics in the run's folder"
+            "set WANDB_MODE=offline to keep metrics in the run's folder"
         )
 
 

@@ -107,8 +107,7 @@ def training_randomness(config: Any) -> str | None:
         return None
     return (
         f"dropout or other random numbers of training mode would move log-probs by up to {difference:.2g}; "
-        "they are off, because "
-        "ratios compare equal networks"
+        "they are off, because ratios compare equal networks"
     )
 
 

@@ -102,8 +102,7 @@ def _columns(config: ActorConfig, rows: Rows, plan: UpdatePlan) -> list[str]:
     elif plan.num_mini_batches * config.ppo_epochs > 1:
         raise ValueError(
             f"on-policy rows without old_log_probs allow one optimizer step, not {plan.num_mini_batches} "
-            "mini-batches x "
-            f"{config.ppo_epochs} epochs; call compute_log_prob first"
+            f"mini-batches x {config.ppo_epochs} epochs; call compute_log_prob first"
         )
     if config.use_kl_loss:
         needed.append("ref_log_prob")

@@ -161,7 +161,6 @@ class RowAdapters:
             return self._rows if self._tokens == 1 else self._rows.repeat_interleave(self._tokens, 0)
         raise RolloutError(
             f"the hf engine cannot give every row its own adapter in layer {layer}, whose input has the "
-            f"shape {list(states.shape)} "
-            f"for {rows} rows of {self._tokens} tokens; leave it out with "
+            f"shape {list(states.shape)} for {rows} rows of {self._tokens} tokens; leave it out with "
             "actor_rollout_ref.model.exclude_modules"
         )

@@ -67,9 +67,8 @@ class Serving:
         if self.mode == "rows":
             lines.append(
                 f"replies are decoded one by one, each with transformers' own cache, because {self.reason}: "
-                "the time of a step "
-                "grows with the number of replies; actor_rollout_ref.rollout.name=vllm is faster where it "
-                "serves this model"
+                "the time of a step grows with the number of replies; actor_rollout_ref.rollout.name=vllm is "
+                "faster where it serves this model"
             )
         if not self.same_bits:
             lines.append(
@@ -97,9 +96,9 @@ def serving_of(config: Any, *, max_model_len: int) -> Serving:
     limit = max(serving.limit or 0 for serving in results)
     raise RolloutError(
         f"the hf engine serves {_name(config)} up to {limit} tokens, prompt and reply may have "
-        f"{max_model_len}: beyond "
-        f"{limit} positions the model computes earlier tokens anew, which sampled tokens cannot follow; set "
-        f"data.max_prompt_length + data.max_response_length (and those of the agents) to at most {limit}"
+        f"{max_model_len}: beyond {limit} positions the model computes earlier tokens anew, which sampled "
+        "tokens cannot follow; set data.max_prompt_length + data.max_response_length (and those of the "
+        f"agents) to at most {limit}"
     )
 
 

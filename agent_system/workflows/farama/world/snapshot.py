@@ -154,6 +154,5 @@ def duplicate(value: Any, name: str) -> Any:
 def _no_copy(name: str, error: Exception) -> AgentSystemError:
     return AgentSystemError(
         f"{name} cannot be copied: {type(error).__name__}: {error}; tree sampling needs copies: use "
-        "rollout.sampling=parallel, or a world "
-        "without such parts"
+        "rollout.sampling=parallel, or a world without such parts"
     )

@@ -40,8 +40,7 @@ def text_of(value: Any) -> str:
         if value.size > MOST_NUMBERS:
             raise AgentSystemError(
                 f"an observation of shape {value.shape} holds {value.size} numbers, too many to be read as "
-                "text; "
-                "subclass FaramaEnv and override describe()"
+                "text; subclass FaramaEnv and override describe()"
             )
         return _array_text(value)
     if isinstance(value, Mapping):

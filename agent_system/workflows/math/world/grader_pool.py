@@ -195,8 +195,8 @@ class _GraderProcess:
             self.kill()
             raise GraderError(
                 f"a math grader did not start (exit code {self._child.returncode}); is latex2sympy2_extended "
-                "installed? "
-                f"pip install latex2sympy2_extended, then try: {sys.executable} {SCRIPT} 3 {MEMORY_BYTES}"
+                f"installed? pip install latex2sympy2_extended, then try: {sys.executable} {SCRIPT} 3 "
+                f"{MEMORY_BYTES}"
             )
 
     def compare(self, answer: str, truth: str, number: Approximate | None) -> Verdict:

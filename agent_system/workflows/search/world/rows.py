@@ -30,8 +30,7 @@ def make_row(
     if not question.strip() or not can_be_matched(targets):
         raise AgentSystemError(
             f"{data_source} {split} row {index}: needs a question and an answer with a word other than an "
-            "article, "
-            f"found {question!r:.80} and {answers!r:.80}"
+            f"article, found {question!r:.80} and {answers!r:.80}"
         )
     return {
         "data_source": data_source,

@@ -178,8 +178,7 @@ def generate(
             if misses > DRAWS_PER_ROOM:
                 raise AgentSystemError(
                     f"found {len(puzzles)} of {count} Sokoban rooms and then none in {DRAWS_PER_ROOM} draws "
-                    f"of {difficulty}; "
-                    "ask for fewer rooms, fewer pushes, another wall_share or a larger size"
+                    f"of {difficulty}; ask for fewer rooms, fewer pushes, another wall_share or a larger size"
                 )
             continue
         misses = 0

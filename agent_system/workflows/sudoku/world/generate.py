@@ -128,8 +128,8 @@ def generate(
             if misses > MOST_MISSES:
                 raise AgentSystemError(
                     f"found {len(puzzles)} of {count} puzzles of size {kind.size} and difficulty "
-                    f"{kind.difficulty!r} "
-                    "that differ by more than a renaming of digits; ask for fewer, or for more clues"
+                    f"{kind.difficulty!r} that differ by more than a renaming of digits; ask for fewer, or "
+                    "for more clues"
                 )
             continue
         misses = 0

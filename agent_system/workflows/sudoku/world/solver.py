@@ -43,8 +43,7 @@ def make_puzzle(clues: Board) -> Puzzle:
     if len(found) != 1:
         raise AgentSystemError(
             f"the puzzle {to_text(clues)!r} has {'no solution' if not found else 'several solutions'}, "
-            "expected exactly one; "
-            "make puzzles with: python -m agent_system.workflows.data sudoku"
+            "expected exactly one; make puzzles with: python -m agent_system.workflows.data sudoku"
         )
     return Puzzle(
         size_of(clues), clues, found[0], tuple(cell for cell, digit in enumerate(clues) if not digit)

@@ -25,8 +25,7 @@ def check_checkpoint(folder: Path, state: Mapping[str, Any], config: RunConfig) 
     if found != mode:
         raise CheckpointError(
             f"{folder} was written with async_training.mode={found}, this run has {mode}, whose next step "
-            "would differ; set "
-            f"async_training.mode={found}, or start anew with trainer.resume_mode=disable"
+            f"would differ; set async_training.mode={found}, or start anew with trainer.resume_mode=disable"
         )
     if not (folder / FOLDER).is_dir():
         return
@@ -34,23 +33,19 @@ def check_checkpoint(folder: Path, state: Mapping[str, Any], config: RunConfig) 
     if groups["batch"] != batch:
         raise CheckpointError(
             f"{folder} was written with data.train_batch_size={groups['batch']}, this run has {batch}, which "
-            "its groups do not fill; "
-            "use the same, or start anew with trainer.resume_mode=disable"
+            "its groups do not fill; use the same, or start anew with trainer.resume_mode=disable"
         )
     if config.async_training.fresh and not groups["fresh"]:
         raise CheckpointError(
             f"{folder} holds groups of older weights, but this run has async_training.staleness_threshold=0; "
-            "use the staleness of the "
-            "run that wrote it, or start anew with trainer.resume_mode=disable"
+            "use the staleness of the run that wrote it, or start anew with trainer.resume_mode=disable"
         )
     for policy, pace in paces(config.async_training, groups["bounds"]).items():
         if pace.bound < (before := groups["bounds"][policy]) and not config.async_training.fresh:
             raise CheckpointError(
                 f"{folder} holds groups that may become {before} steps old, but this run has "
-                "async_training.max_off_policy_threshold="
-                f"{pace.bound} for {policy}; keep {before} and lower async_training.staleness_threshold, or "
-                "start anew with "
-                "trainer.resume_mode=disable"
+                f"async_training.max_off_policy_threshold={pace.bound} for {policy}; keep {before} and lower "
+                "async_training.staleness_threshold, or start anew with trainer.resume_mode=disable"
             )
     # Without staleness dynamic sampling may have more groups than a step trains on: it rejects the surplus.
     queue, waits = (
@@ -61,8 +56,6 @@ def check_checkpoint(folder: Path, state: Mapping[str, Any], config: RunConfig) 
     if waits and not fits(deadlines, queue["taken"], batch):
         raise CheckpointError(
             f"{folder} holds groups that become too old before a step trains on them, as "
-            "async_training.max_off_policy_strategy=drop "
-            "allows, and dynamic sampling without staleness; keep the keys of the run that wrote it, or "
-            "start anew with "
-            "trainer.resume_mode=disable"
+            "async_training.max_off_policy_strategy=drop allows, and dynamic sampling without staleness; "
+            "keep the keys of the run that wrote it, or start anew with trainer.resume_mode=disable"
         )

@@ -49,8 +49,7 @@ T = TypeVar("T")
 TICK_S = 0.05
 NO_TASKS = (
     "no more tasks may be drawn for it, and an earlier step trained on those that were; raise "
-    "algorithm.filter_groups.max_num_gen_batches, "
-    "or use tasks of which more have a signal"
+    "algorithm.filter_groups.max_num_gen_batches, or use tasks of which more have a signal"
 )
 ALL_ASIDE = "no task can be drawn: all tasks are set aside, see async_training.max_task_failures"
 

@@ -76,6 +76,5 @@ def check_log_ratio(log_ratio: torch.Tensor, response_mask: torch.Tensor) -> Non
     if bad:
         raise ValueError(
             f"old_log_probs - rollout_log_probs is not finite for {bad} of {int(response_mask.sum())} "
-            "tokens; "
-            "check that the sampler returns a log-prob for every token of its reply"
+            "tokens; check that the sampler returns a log-prob for every token of its reply"
         )

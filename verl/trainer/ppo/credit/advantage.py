@@ -117,21 +117,8 @@ def compute_advantage(
             if config is not None and getattr(settings, key, None) != getattr(config, key, None)
         }
         name = plain_name(settings.adv_estimator if "adv_estimator" in own else adv_estimator)
-        remembered = memory.get(name, {})
-        arguments = (
-            given
-            | {key: getattr(settings, key) for key in own & given.keys()}
-            | {"config": settings, "state": remembered}
-        )
-        if not ESTIMATORS.traits(name).checks_rewards:
-            _check_finite(data)
-        try:
-            part = _estimate(name, _inputs(data, rows, arguments, settings, name))
-        except ValueError:
-            _check_finite(data)  # whose error names the agent
-            raise
-        if remembered:
-            memory[name] = remembered
+        arguments = given | {key: getattr(settings, key) for key in own & given.keys()}
+        part = _estimated(data, rows, name, settings, arguments, memory)
         if rows is None:
             advantages, returns, row_weights = part
             break
@@ -147,6 +134,29 @@ def compute_advantage(
         data.batch["row_weights"] = torch.as_tensor(row_weights, dtype=torch.float32, device=device)
     resamples = plain_name(adv_estimator) == AdvantageEstimator.GAE and own_key(config, "use_pf_ppo", False)
     return _resampled(data, config) if resamples else data
+
+
+def _estimated(
+    data: DataProto,
+    rows: np.ndarray | None,
+    name: str,
+    settings: Any,
+    arguments: dict[str, Any],
+    memory: MutableMapping[str, Any],
+) -> Any:
+    """Return what an estimator makes of rows; what it remembers is kept in `memory`."""
+    remembered = memory.get(name, {})
+    given = arguments | {"config": settings, "state": remembered}
+    if not ESTIMATORS.traits(name).checks_rewards:
+        _check_finite(data)
+    try:
+        part = _estimate(name, _inputs(data, rows, given, settings, name))
+    except ValueError:
+        _check_finite(data)  # whose error names the agent
+        raise
+    if remembered:
+        memory[name] = remembered
+    return part
 
 
 def _resampled(data: DataProto, config: EstimatorConfig) -> DataProto:
@@ -241,8 +251,7 @@ def _complete(data: DataProto) -> None:
     if rewards.shape != mask.shape or rewards.device != mask.device:
         raise ValueError(
             f"token_level_rewards {tuple(rewards.shape)} on {rewards.device} and response_mask "
-            f"{tuple(mask.shape)} on {mask.device} differ "
-            "in shape or device; both are [bsz, response_len]"
+            f"{tuple(mask.shape)} on {mask.device} differ in shape or device; both are [bsz, response_len]"
         )
 
 
@@ -256,8 +265,7 @@ def _check_finite(data: DataProto) -> None:
             whose = "" if agents is None else f" of agent '{agents[int(bad[0])]}'"
             raise ValueError(
                 f"token_level_rewards: {len(bad)} of {len(mask)} rows are not finite (first: row "
-                f"{int(bad[0])}{whose}); check the "
-                "environment's reward"
+                f"{int(bad[0])}{whose}); check the environment's reward"
             )
 
 

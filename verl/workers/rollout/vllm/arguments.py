@@ -114,8 +114,7 @@ def visible_gpus(held: Sequence[str]) -> str:
     if any(not gpu or gpu == "not set" or "," in gpu for gpu in held) or len(set(held)) < len(held):
         raise EngineSetupError(
             f"an engine is to span the GPUs of {len(held)} ranks, whose CUDA_VISIBLE_DEVICES are "
-            f"{', '.join(map(repr, held))}; expected "
-            "a different single GPU in each, as Ray sets it: unset "
+            f"{', '.join(map(repr, held))}; expected a different single GPU in each, as Ray sets it: unset "
             "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"
         )
     return ",".join(held)
@@ -160,21 +159,19 @@ def check_batching(rollout: RolloutConfig, max_model_len: int, device: str) -> N
     if chunked and device == "cpu":
         raise RolloutError(
             "actor_rollout_ref.rollout.enable_chunked_prefill=true: after a partial prompt vLLM rewinds a "
-            "request's random generator, "
-            "which torch cannot do on a CPU; leave the key out"
+            "request's random generator, which torch cannot do on a CPU; leave the key out"
         )
     if limit is not None and limit < rollout.max_num_seqs:
         raise RolloutError(
             f"actor_rollout_ref.rollout.max_num_batched_tokens={limit} is less than "
-            f"max_num_seqs={rollout.max_num_seqs}: every reply in "
-            "flight needs one token per step; raise max_num_batched_tokens or lower max_num_seqs"
+            f"max_num_seqs={rollout.max_num_seqs}: every reply in flight needs one token per step; raise "
+            "max_num_batched_tokens or lower max_num_seqs"
         )
     if limit is not None and limit < max_model_len and not chunked:
         raise RolloutError(
             f"actor_rollout_ref.rollout.max_num_batched_tokens={limit} is less than the {max_model_len} "
-            "tokens of the longest prompt and "
-            "its reply, which are computed in one step without chunked prefill; raise it, leave it out, or "
-            "shorten the prompts"
+            "tokens of the longest prompt and its reply, which are computed in one step without chunked "
+            "prefill; raise it, leave it out, or shorten the prompts"
         )
 
 
@@ -184,8 +181,7 @@ def check_heads(model_config: Any) -> None:
     if own not in CPU_HEAD_SIZES:
         raise RolloutError(
             f"the model's attention heads have {own} channels; vLLM on a CPU serves "
-            f"{', '.join(map(str, CPU_HEAD_SIZES))}. "
-            "Set actor_rollout_ref.rollout.name=hf for this model"
+            f"{', '.join(map(str, CPU_HEAD_SIZES))}. Set actor_rollout_ref.rollout.name=hf for this model"
         )
 
 
@@ -207,8 +203,8 @@ def check_split(model_config: Any, tp: int) -> None:
     if wrong:
         raise RolloutError(
             f"actor_rollout_ref.rollout.tensor_model_parallel_size={tp} cannot split the model's "
-            f"{' and '.join(wrong)} evenly; "
-            "choose a divisor (or a multiple of the key-value heads: each is then on several devices)"
+            f"{' and '.join(wrong)} evenly; choose a divisor (or a multiple of the key-value heads: each is "
+            "then on several devices)"
         )
 
 
@@ -242,6 +238,6 @@ def check_experts(model: torch.nn.Module) -> None:
     if experts:
         raise RolloutError(
             f"the model is a mixture of experts ({experts[0]}); vLLM on a CPU serves no adapters on one, "
-            "also not on "
-            "its other layers. Set actor_rollout_ref.rollout.name=hf, or agent.specialization=full"
+            "also not on its other layers. Set actor_rollout_ref.rollout.name=hf, or "
+            "agent.specialization=full"
         )

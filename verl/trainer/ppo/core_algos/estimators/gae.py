@@ -73,21 +73,13 @@ def compute_gae_advantage_return(
     """
     level = own_key(own_key(config, "gae", None), "level", level)
     check_tokens(response_mask, token_level_rewards=token_level_rewards, values=values)
-    columns = {
-        "policy_index": policy_index,
-        "traj_uid": traj_uid,
-        "agent_index": agent_index,
-        "turn_index": turn_index,
-    }
-    check_columns(response_mask, **columns, weights=weights)
+    check_columns(response_mask, policy_index=policy_index, traj_uid=traj_uid, weights=weights)
+    check_columns(response_mask, agent_index=agent_index, turn_index=turn_index)
     check_finite("token_level_rewards", token_level_rewards, response_mask)
     check_finite("values", values, response_mask)
     dtype = torch.promote_types(values.dtype, torch.float32)
-    mask, rewards, values = (
-        response_mask.bool(),
-        token_level_rewards.detach().to(dtype),
-        values.detach().to(dtype),
-    )
+    mask = response_mask.bool()
+    rewards, values = (tensor.detach().to(dtype) for tensor in (token_level_rewards, values))
     if level == "token":
         advantages = _over_tokens(rewards, values, mask, gamma, lam)
         return whiten(advantages, mask, policy_index, weights), torch.where(mask, advantages + values, 0.0)
@@ -98,6 +90,22 @@ def compute_gae_advantage_return(
             "algorithm.gae.level=turn needs traj_uid and turn_index: each sample's episode and its index in "
             "it"
         )
+    turn_rewards, first_value, known = _as_actions(rewards, values, mask, reply_mask, repeated_reward)
+    rows = chain_rows(traj_uid, turn_index, agent_index, mask, reply_mask)
+    chains = build_chains(traj_uid, turn_index, agent_index, rows)
+    replies = _over_turns(turn_rewards, known, chains, gamma, lam).to(dtype)
+    advantages = whiten(replies, mask.any(dim=-1, keepdim=True), policy_index, weights)
+    return torch.where(mask, advantages, 0.0), torch.where(mask, replies + first_value, 0.0)
+
+
+def _as_actions(
+    rewards: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor,
+    reply_mask: torch.Tensor | None,
+    repeated_reward: np.ndarray | None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the reward and the value of every reply, `[bsz, 1]`, and the value that is 0 where there is no reply."""
     real = mask.any(dim=-1, keepdim=True)
     reply = mask if reply_mask is None else torch.where(real, mask, reply_mask.bool())
     check_finite("token_level_rewards", rewards, reply)
@@ -105,20 +113,9 @@ def compute_gae_advantage_return(
     first_value = values.gather(1, reply.int().argmax(dim=-1, keepdim=True))
     turn_rewards = torch.where(reply, rewards, 0.0).sum(dim=-1, keepdim=True)
     if repeated_reward is not None:
-        repeated = (
-            torch.as_tensor(np.asarray(repeated_reward, dtype=np.float64), device=rewards.device)
-            .to(dtype)
-            .unsqueeze(-1)
-        )
-        turn_rewards = turn_rewards - repeated
-    chains = build_chains(
-        traj_uid, turn_index, agent_index, chain_rows(traj_uid, turn_index, agent_index, mask, reply_mask)
-    )
-    replies = _over_turns(
-        turn_rewards, torch.where(reply.any(dim=-1, keepdim=True), first_value, 0.0), chains, gamma, lam
-    ).to(dtype)
-    advantages = whiten(replies, real, policy_index, weights)
-    return torch.where(mask, advantages, 0.0), torch.where(mask, replies + first_value, 0.0)
+        repeated = torch.as_tensor(np.asarray(repeated_reward, dtype=np.float64), device=rewards.device)
+        turn_rewards = turn_rewards - repeated.to(rewards.dtype).unsqueeze(-1)
+    return turn_rewards, first_value, torch.where(reply.any(dim=-1, keepdim=True), first_value, 0.0)
 
 
 def _over_tokens(

@@ -83,6 +83,26 @@ def compute_gigpo_outcome_advantage(
     step_advantage_w, mode = own_key(keys, "step_advantage_w", step_advantage_w), own_key(keys, "mode", mode)
     enable_similarity = own_key(keys, "enable_similarity", enable_similarity)
     similarity_thresh = own_key(keys, "similarity_thresh", similarity_thresh)
+    _check_steps(mode, step_rewards, anchor_obs)
+    check_columns(response_mask, index=index, traj_index=traj_index, traj_uid=traj_uid, turn_index=turn_index)
+    check_columns(response_mask, step_rewards=step_rewards, anchor_obs=anchor_obs)
+    check_columns(response_mask, agent_index=agent_index, weights=weights)
+    episodes = ScoredUnits.of(token_level_rewards, response_mask, index, traj_index, weights)
+    by_std = mode == "mean_std_norm"
+    episode = group_relative(episodes, epsilon, by_std, config)
+    episode = episode if episodes.unit is None else episode[episodes.unit]
+    valid = real_rows(response_mask).cpu().numpy()
+    columns = (traj_index if traj_uid is None else traj_uid, turn_index, agent_index)
+    returns = _returns(step_rewards, valid, *columns, gamma, response_mask, reply_mask)
+    states = build_step_group(anchor_obs, index, enable_similarity, similarity_thresh, valid=valid)
+    steps = ScoredUnits(returns, valid, np.maximum(states, 0), episodes.row_weights)
+    step = group_relative(steps, epsilon, by_std, None)
+    counts = valid if episodes.row_weights is None else valid & (episodes.row_weights > 0)
+    total = np.where(counts, episode + step_advantage_w * step, 0.0)
+    return broadcast(total, response_mask, token_level_rewards.dtype)
+
+
+def _check_steps(mode: str, step_rewards: object, anchor_obs: object) -> None:
     if mode not in GIGPO_MODES:
         raise ValueError(f"algorithm.gigpo.mode={mode!r}: expected one of {GIGPO_MODES}")
     if step_rewards is None or anchor_obs is None:
@@ -90,40 +110,28 @@ def compute_gigpo_outcome_advantage(
             "adv_estimator=gigpo needs step_rewards and anchor_obs: each step's reward and the state in "
             "which it started"
         )
-    check_columns(response_mask, index=index, traj_index=traj_index, traj_uid=traj_uid, turn_index=turn_index)
-    check_columns(
-        response_mask,
-        step_rewards=step_rewards,
-        anchor_obs=anchor_obs,
-        agent_index=agent_index,
-        weights=weights,
-    )
-    episodes = ScoredUnits.of(token_level_rewards, response_mask, index, traj_index, weights)
-    by_std = mode == "mean_std_norm"
-    episode = group_relative(episodes, epsilon, by_std, config)
-    episode = episode if episodes.unit is None else episode[episodes.unit]
-    valid = real_rows(response_mask).cpu().numpy()
-    chained = valid
-    trajectory = traj_index if traj_uid is None else traj_uid
-    if turn_index is not None:
-        if trajectory is None:
-            raise ValueError(
-                "adv_estimator=gigpo needs traj_uid (or traj_index) to discount step rewards along turn_index"
-            )
-        chained = chain_rows(trajectory, turn_index, agent_index, response_mask, reply_mask)
-    returns = numbers("step_rewards", step_rewards, chained)
-    if turn_index is not None and trajectory is not None:
-        returns = compute_step_discounted_returns(
-            returns, trajectory, turn_index, gamma, agent_index, chained
+
+
+def _returns(
+    step_rewards: torch.Tensor | np.ndarray,
+    valid: np.ndarray,
+    trajectory: np.ndarray | None,
+    turn_index: np.ndarray | None,
+    agent_index: np.ndarray | None,
+    gamma: float,
+    response_mask: torch.Tensor,
+    reply_mask: torch.Tensor | None,
+) -> np.ndarray:
+    """Return the discounted returns `[bsz]`; without `turn_index` the rewards are those already."""
+    if turn_index is None:
+        return numbers("step_rewards", step_rewards, valid)
+    if trajectory is None:
+        raise ValueError(
+            "adv_estimator=gigpo needs traj_uid (or traj_index) to discount step rewards along turn_index"
         )
-    states = np.maximum(
-        build_step_group(anchor_obs, index, enable_similarity, similarity_thresh, valid=valid), 0
-    )
-    step = group_relative(ScoredUnits(returns, valid, states, episodes.row_weights), epsilon, by_std, None)
-    counts = valid if episodes.row_weights is None else valid & (episodes.row_weights > 0)
-    return broadcast(
-        np.where(counts, episode + step_advantage_w * step, 0.0), response_mask, token_level_rewards.dtype
-    )
+    chained = chain_rows(trajectory, turn_index, agent_index, response_mask, reply_mask)
+    rewards = numbers("step_rewards", step_rewards, chained)
+    return compute_step_discounted_returns(rewards, trajectory, turn_index, gamma, agent_index, chained)
 
 
 def compute_step_discounted_returns(

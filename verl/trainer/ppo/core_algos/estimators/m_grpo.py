@@ -106,19 +106,13 @@ def compute_m_grpo_outcome_advantage(
         candidate=candidate,
     )
     main = np.asarray(agent_index == main_agent)
-    candidates = (
-        np.zeros(len(main), dtype=np.int64) if candidate is None else np.asarray(candidate, dtype=np.int64)
-    )
     weights = valid.astype(np.float64)
     subs = np.flatnonzero(~main & valid)
-    columns = (
-        agent_index[subs],
-        traj_uid[subs],
-        np.asarray(turn_index, dtype=np.int64)[subs],
-        candidates[subs],
-    )
+    turns = np.asarray(turn_index, dtype=np.int64)[subs]
+    candidates = np.zeros_like(turns) if candidate is None else np.asarray(candidate, dtype=np.int64)[subs]
+    calls = own_key(keys, "sub_calls", MGRPOConfig.sub_calls)
     weights[subs] = aligned_calls(
-        *columns, calls=own_key(keys, "sub_calls", MGRPOConfig.sub_calls), seed=seed
+        agent_index[subs], traj_uid[subs], turns, candidates, calls=calls, seed=seed
     )
     groups, unit = compared_units(config, index, traj_uid, agent_index)
     scored = ScoredUnits.of(token_level_rewards, response_mask, groups, unit, weights)

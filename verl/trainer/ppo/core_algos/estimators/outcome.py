@@ -24,9 +24,8 @@ def outcome_scores(
     if token_level_rewards.shape != response_mask.shape or token_level_rewards.device != response_mask.device:
         raise ValueError(
             f"token_level_rewards {tuple(token_level_rewards.shape)} on {token_level_rewards.device} and "
-            "response_mask "
-            f"{tuple(response_mask.shape)} on {response_mask.device} differ in shape or device; both are "
-            "[bsz, response_len]"
+            f"response_mask {tuple(response_mask.shape)} on {response_mask.device} differ in shape or "
+            "device; both are [bsz, response_len]"
         )
     valid = real_rows(response_mask).cpu().numpy()
     scores = token_level_rewards.detach().sum(dim=-1).cpu().double().numpy()

@@ -14,7 +14,7 @@ from verl.trainer.config.algorithm import EstimatorConfig
 from verl.trainer.config.names import RAE_ORDERS
 from verl.trainer.ppo.core_algos.checks import check_columns
 from verl.trainer.ppo.core_algos.estimators.outcome import broadcast, outcome_scores
-from verl.trainer.ppo.core_algos.grouping import group_index, group_stats
+from verl.trainer.ppo.core_algos.grouping import GroupStats, group_index, group_stats
 from verl.trainer.ppo.registry import register_adv_est
 from verl.utils.names import own_key
 
@@ -82,19 +82,9 @@ def compute_rae_outcome_advantage(
     """
     own = own_key(config, "rae", None)
     decay, order = own_key(own, "decay", decay), own_key(own, "order", order)
-    if not 0 <= decay < 1:
-        raise ValueError(f"algorithm.rae.decay={decay}: expected at least 0 and less than 1")
-    if order not in RAE_ORDERS:
-        raise ValueError(f"algorithm.rae.order={order!r}: expected one of {', '.join(RAE_ORDERS)}")
-    if agent_index is None:
-        raise ValueError("adv_estimator=rae needs agent_index: the samples' agent_id")
-    check_columns(
-        response_mask,
-        agent_index=agent_index,
-        traj_index=traj_index,
-        data_source=data_source,
-        weights=weights,
-    )
+    _check_settings(decay, order, agent_index)
+    check_columns(response_mask, agent_index=agent_index, traj_index=traj_index)
+    check_columns(response_mask, data_source=data_source, weights=weights)
     scores, valid = outcome_scores(token_level_rewards, response_mask)
     if weights is not None:
         valid = valid & (np.asarray(weights, dtype=np.float64) > 0)
@@ -104,14 +94,7 @@ def compute_rae_outcome_advantage(
         str(agent_index[i]) if data_source is None else json.dumps([str(data_source[i]), str(agent_index[i])])
         for i in firsts
     ]
-    if traj_index is None:
-        batch = group_stats(scores, roles, valid)
-    else:
-        unit = group_index([roles, traj_index])
-        trajectories = group_stats(scores, unit, valid, weights)
-        batch = group_stats(
-            trajectories.mean, roles[np.unique(unit, return_index=True)[1]], trajectories.count > 0
-        )
+    batch = _trajectory_stats(scores, valid, roles, traj_index, weights)
     baselines: dict[str, float] = {} if state is None else state
     before = np.array([baselines.get(name, 0.0) for name in names])
     kept = decay ** batch.count.astype(np.float64)
@@ -123,12 +106,36 @@ def compute_rae_outcome_advantage(
     return broadcast(np.where(valid, scores - baseline, 0.0), response_mask, token_level_rewards.dtype)
 
 
+def _check_settings(decay: float, order: str, agent_index: object) -> None:
+    if not 0 <= decay < 1:
+        raise ValueError(f"algorithm.rae.decay={decay}: expected at least 0 and less than 1")
+    if order not in RAE_ORDERS:
+        raise ValueError(f"algorithm.rae.order={order!r}: expected one of {', '.join(RAE_ORDERS)}")
+    if agent_index is None:
+        raise ValueError("adv_estimator=rae needs agent_index: the samples' agent_id")
+
+
+def _trajectory_stats(
+    scores: np.ndarray,
+    valid: np.ndarray,
+    roles: np.ndarray,
+    traj_index: np.ndarray | None,
+    weights: np.ndarray | None,
+) -> GroupStats:
+    """Return the statistics of every role over its trajectories; without them every row is one."""
+    if traj_index is None:
+        return group_stats(scores, roles, valid)
+    unit = group_index([roles, traj_index])
+    trajectories = group_stats(scores, unit, valid, weights)
+    firsts = np.unique(unit, return_index=True)[1]
+    return group_stats(trajectories.mean, roles[firsts], trajectories.count > 0)
+
+
 @cache
 def _warn_of_short_memory(decay: float) -> None:
     logger.warning(
         "algorithm.rae.decay=%g is per trajectory: with %.0f or more trajectories of a role in a batch, "
-        "earlier rewards weigh less than "
-        "%g, and the baseline is about the mean of the last batch; decay^(1/n) for n trajectories per batch "
-        "decays by %g per batch",
+        "earlier rewards weigh less than %g, and the baseline is about the mean of the last batch; "
+        "decay^(1/n) for n trajectories per batch decays by %g per batch",
         decay, math.log(SHORT_MEMORY) / math.log(decay), SHORT_MEMORY, decay,
     )  # fmt: skip
