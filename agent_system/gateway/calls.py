@@ -135,9 +135,8 @@ class EpisodeCalls:
         self._came += 1
         request = Request(connected, number=self._came)
         request.task = asyncio.create_task(self._generate(request, agent_id, chat, ask, built, sampling))
-        request.task.add_done_callback(
-            lambda task: task.cancelled() or task.exception()
-        )  # nobody may be left to read it
+        # nobody may be left to read it
+        request.task.add_done_callback(lambda task: task.cancelled() or task.exception())
         same.append(request)
         return request
 

@@ -92,9 +92,8 @@ class Chat:
             id=name,
             model=self._template.binding.agent_id,
             created=int(time.time()),
-            prompt_tokens=getattr(
-                replies[0][1].generation, "prompt_tokens", len(built.prompt.ids)
-            ),  # as a server has counted them
+            # as a server has counted them
+            prompt_tokens=getattr(replies[0][1].generation, "prompt_tokens", len(built.prompt.ids)),
             choices=[self._choice(ask, built, call, reply) for call, reply in replies],
         )
 

@@ -60,9 +60,8 @@ class Clients:
     async def close(self) -> None:
         """Close all connections."""
         for client in self._open:
-            with suppress(
-                Exception
-            ):  # connections of an event loop that a plain function ran for itself have ended with it
+            # connections of an event loop that a plain function ran for itself have ended with it
+            with suppress(Exception):
                 await client.close()
 
     def _connections(self) -> Any:

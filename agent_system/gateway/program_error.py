@@ -79,9 +79,8 @@ def _is_other(error: BaseException) -> bool:
     kind = type(error)
     if isinstance(error, _OUTSIDE) or kind.__module__.partition(".")[0] in _PACKAGES:
         return True
-    if isinstance(error, NameError) and not isinstance(
-        error, UnboundLocalError
-    ):  # a variable that only some replies set
+    # a variable that only some replies set
+    if isinstance(error, NameError) and not isinstance(error, UnboundLocalError):
         return True
     named = any(_CLASS.fullmatch(base.__name__) for base in kind.__mro__ if issubclass(base, BaseException))
     return named or _LINE.match(str(error)) is not None  # some libraries raise the text of another error

@@ -15,11 +15,12 @@ from agent_system.gateway.stored import Stored
 Messages = list[Any]
 RESPONSE = "resp_"  # an answer has this before the id of its chat completion
 _SAME = ("model", "tool_choice", "seed", "stop", "stream", *SAMPLING, *MASKING, *UNSUPPORTED)
+# of fields of chat completions
 _NAMES = {
     "messages": "input",
     "max_tokens": "max_output_tokens",
     "response_format": "text.format",
-}  # of fields of chat completions
+}
 _TEXTS = ("input_text", "output_text", "text", "refusal")
 _REFERENCE = "item_reference"
 

@@ -74,10 +74,11 @@ _SAME = {
     "skip_special_tokens": True, "spaces_between_special_tokens": True, "include_reasoning": True,
     "truncation": "disabled", "web_search_options": None,
 }  # fmt: skip
+# what is read, or harmless, of objects
 _PARTS = {
     "text": ("format",),
     "stream_options": ("include_usage", "include_obfuscation"),
-}  # what is read, or harmless, of objects
+}
 # Fields of messages, items and their parts that are read, or harmless.
 _IN_MESSAGES = frozenset((
     "role", "content", "type", "text", "name", "tool_calls", "tool_call_id", "id", "call_id", "arguments",
@@ -185,9 +186,8 @@ class Notices:
 
     def _tell(self, names: Sequence[str], what: str) -> None:
         if (new := [name for name in names if name not in self._told]) and len(self._told) < MOST_TOLD:
-            shown = ", ".join(
-                name[:80].encode("unicode_escape").decode() for name in new[:20]
-            )  # clients choose the names
+            # clients choose the names
+            shown = ", ".join(name[:80].encode("unicode_escape").decode() for name in new[:20])
             logger.warning("a request sets %s; %s", shown, what)
             self._told.update(new)
 

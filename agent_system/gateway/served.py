@@ -91,9 +91,8 @@ class ServedTeam:
         self._notices.ignored([*ask.ignored, *(team.ignored(ask) if team is not None else ())])
         request = Request(connected)
         request.task = asyncio.create_task(self._answered(work))
-        request.task.add_done_callback(
-            lambda task: task.cancelled() or task.exception()
-        )  # the client may have left
+        # the client may have left
+        request.task.add_done_callback(lambda task: task.cancelled() or task.exception())
         return request
 
     def deliver(self, request: Request) -> None:

@@ -103,9 +103,8 @@ class ServedServer(Server):
             given.encode("utf-8", "surrogateescape"), self._key.encode("utf-8", "surrogateescape")
         ):
             raise Refusal("wrong API key", 401, "invalid_api_key")
-        if (
-            not self._key and "Origin" in request.headers
-        ):  # any page in a browser of this machine can reach the loopback interface
+        # any page in a browser of this machine can reach the loopback interface
+        if not self._key and "Origin" in request.headers:
             raise Refusal(
                 "a web page asks; serve the team with --api-key-env to answer those that know the key",
                 403,

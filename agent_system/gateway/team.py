@@ -166,9 +166,8 @@ async def _run(
             if inspect.iscoroutinefunction(team):
                 return await team(session.task, session)
             result = await asyncio.wrap_future(_threads.submit(run_plain, team, (session.task, session)))
-            return (
-                await result if inspect.isawaitable(result) else result
-            )  # of an object that is called, or a lambda
+            # of an object that is called, or a lambda
+            return await result if inspect.isawaitable(result) else result
         except (KeyboardInterrupt, SystemExit) as error:  # it would end the event loop
             raise RuntimeError(f"{type(error).__name__}: {error}") from error
 

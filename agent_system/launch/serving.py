@@ -80,9 +80,8 @@ def loaded_team(
         team.start()
         team.init_model(1)
         serve_weights(saved, team)
-        clients = {
-            wg_id: client.serving for wg_id, client in team.engines.clients.items()
-        }  # a restarted one lacks trained weights
+        # a restarted one lacks trained weights
+        clients = {wg_id: client.serving for wg_id, client in team.engines.clients.items()}
         yield LoadedTeam(config, build_collector(config, served, tokenizers, clients).collector, env)
 
 

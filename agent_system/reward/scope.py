@@ -36,9 +36,8 @@ def team_rewards(record: EpisodeRecord, scope: str) -> list[float]:
         for s in record.samples:
             acts[s.turn - 1] += s.act_reward or 0.0
         return [acts[s.turn - 1] + record.turn_rewards[s.turn - 1] for s in record.samples]
-    last = dict(
-        list(dict.fromkeys(s.whole_call for s in record.samples))
-    )  # by turn, in the order of first generations
+    # by turn, in the order of first generations
+    last = dict(list(dict.fromkeys(s.whole_call for s in record.samples)))
     own = {
         (s.turn, s.call): _call_reward(s, record.turn_rewards[s.turn - 1], last[s.turn] == s.call)
         for s in record.samples
@@ -83,12 +82,10 @@ def step_rewards(record: EpisodeRecord, alpha: float) -> list[float]:
         ):
             latest[samples[made[asked]].agent_id] = made[asked]
             asked += 1
-        own = (
-            {} if call is None else {samples[call].agent_id: call}
-        )  # also if its agent has two concurrent calls
+        # also if its agent has two concurrent calls
+        own = {} if call is None else {samples[call].agent_id: call}
         for index in (latest | own).values():
             arrived[index] += amount
-    local = [
-        s.local_reward if s.final_call is None else 0.0 for s in samples
-    ]  # the last generation of a call has it
+    # the last generation of a call has it
+    local = [s.local_reward if s.final_call is None else 0.0 for s in samples]
     return [alpha * team + own for team, own in zip(arrived, local, strict=True)]

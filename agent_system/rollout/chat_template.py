@@ -558,9 +558,8 @@ class ChatTemplate:
         """Return a part of a reply without the marks of an answer and without special tokens."""
         for mark in (self.marks.before, self._turn_header):
             if mark:
-                text = re.sub(
-                    rf"(?:(?<![ \t])[ \t]+)?{re.escape(mark)}", "", text
-                )  # a run of blanks is tried once
+                # a run of blanks is tried once
+                text = re.sub(rf"(?:(?<![ \t])[ \t]+)?{re.escape(mark)}", "", text)
         return self._stripped.sub("", text) if self._stripped else text
 
     @cached_property
@@ -613,9 +612,8 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] = (),
         prompt: bool = True,
     ) -> str | None:
-        for offered in (
-            (tools, TOOLS) if not tools else (tools,)
-        ):  # some templates show no conversation without tools
+        # some templates show no conversation without tools
+        for offered in (tools,) if tools else (tools, TOOLS):
             try:
                 return self.raw(messages, offered, prompt)
             except Exception:  # a template may raise anything for a conversation that it does not show
@@ -774,9 +772,8 @@ class ChatTemplate:
         ends = turn_end_ids(self.tokenizer, self.kwargs)
         end = next((place for place, token in enumerate(ids) if token in ends), len(ids))
         written = decode(self.tokenizer, ids[:end], special=True)
-        return (
-            written if all(call.name in written for call in calls) else None
-        )  # an engine stops before the model has written it
+        # an engine stops before the model has written it
+        return written if all(call.name in written for call in calls) else None
 
     def _mentioned(self) -> tuple[Syntax, ...]:
         """Return the syntaxes whose marks the prompt or the vocabulary names, for a template that shows no

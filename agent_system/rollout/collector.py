@@ -351,9 +351,8 @@ class Collector:
         result = await asyncio.to_thread(self._result, played, settings)  # other episodes go on
         if self._models:
             result = replace(result, metrics=result.metrics | self._models[validate].take_counts())
-        if (
-            not validate and self.settings.tree_returns == "step"
-        ):  # otherwise agents learn from the rewards of `step`, and from ties
+        # otherwise agents learn from the rewards of `step`, and from ties
+        if not validate and self.settings.tree_returns == "step":
             self._tied_candidates.update(result.episodes)
         return result
 

@@ -132,9 +132,8 @@ class PromptBuilder:
                 "has no chat template; use an instruction-tuned model, or set "
                 "data.apply_chat_template_kwargs.chat_template"
             )
-        if (
-            self.chat.hides_texts
-        ):  # one that raises may show the messages of this agent, which have other fields
+        # one that raises may show the messages of this agent, which have other fields
+        if self.chat.hides_texts:
             raise AgentSystemError(
                 f"the chat template of {agent.agent_id!r} {self.chat.problem}; set "
                 "data.apply_chat_template_kwargs.chat_template to another"

@@ -15,10 +15,11 @@ from agent_system.rollout.prompt import Prompt
 from verl.protocol.generate import Generation, RolloutError, SamplingParams
 
 if TYPE_CHECKING:
+    # aiohttp, which teams without an API do not need
     from agent_system.rollout.endpoint import (
         Answer,
         Endpoint,
-    )  # aiohttp, which teams without an API do not need
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -260,9 +260,8 @@ class ToolPromptBuilder(PromptBuilder):
             text, rest = f"{text}\n\n{messages[0]['content']}", messages[1:]
         shown: list[Message] = [{"role": "system", "content": text}]
         for role, group in groupby(rest, key=lambda m: m["role"]):
-            if (
-                role == "tool"
-            ):  # one message for all results of a reply: some templates want user and assistant in turn
+            # one message for all results of a reply: some templates want user and assistant in turn
+            if role == "tool":
                 results = "\n".join(f"<tool_response>\n{m['content']}\n</tool_response>" for m in group)
                 shown.append({"role": "user", "content": results})
             else:

@@ -20,9 +20,10 @@ def make_sandbox(settings: SandboxConfig) -> Sandbox:
     meet them.
     """
     if settings.backend == "http":
+        # imports aiohttp, which other backends do not need
         from agent_system.sandbox.fusion import (
             HttpSandbox,
-        )  # imports aiohttp, which other backends do not need
+        )
 
         return HttpSandbox(settings)
     return LocalSandbox(settings)

@@ -56,9 +56,10 @@ def search_tool(
         topk: passages per query.
         timeout_s: time limit of a query, in seconds.
     """
+    # aiohttp, which other tools do not need
     from agent_system.workflows.search.world.shared import (
         shared_retriever,
-    )  # aiohttp, which other tools do not need
+    )
 
     async def search(query: str) -> str:
         """Search for passages and return the best ones.

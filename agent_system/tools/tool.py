@@ -108,15 +108,13 @@ class Tool:
         """
         task = asyncio.ensure_future(self._guarded(arguments))
         try:
-            await asyncio.wait(
-                {task}, timeout=limit_s
-            )  # unlike wait_for, it does not wait for a coroutine that refuses cancellation
+            # unlike wait_for, it does not wait for a coroutine that refuses cancellation
+            await asyncio.wait({task}, timeout=limit_s)
         finally:
             task.cancel()
         if not task.done():
-            task.add_done_callback(
-                lambda t: t.cancelled() or t.exception()
-            )  # marks a late exception as retrieved
+            # marks a late exception as retrieved
+            task.add_done_callback(lambda t: t.cancelled() or t.exception())
             raise TimeoutError(f"{self.name} gave no result within {limit_s:g} s")
         return task.result()
 

@@ -20,14 +20,14 @@ from typing import TypeAlias
 
 from benchmarks.asynchronous.virtual_time import simulate
 
-Episode: TypeAlias = Sequence[
-    tuple[int, float]
-]  # tokens of the reply and seconds of the wait after it, of every call
+# tokens of the reply and seconds of the wait after it, of every call
+Episode: TypeAlias = Sequence[tuple[int, float]]
 Group: TypeAlias = Sequence[Episode]
+# an engine runs a multiple of so many rows, each over a multiple of so many cached tokens
 ROW_BLOCK, CACHE_BLOCK = (
     8,
     64,
-)  # an engine runs a multiple of so many rows, each over a multiple of so many cached tokens
+)
 TICK_S = 1e-9  # replies that end so soon have ended: the clock cannot tell such times apart
 TICK_STEPS = 1e-3  # the same for a block of the cache that is full so soon
 

@@ -40,9 +40,8 @@ from verl.protocol.generate import Generation, SamplingParams
 CALLS = 4
 AGENTS = ("Planner", "Worker")
 EPISODES = "episodes.json"
-REPLIES: ContextVar[list[tuple[str, int]]] = ContextVar(
-    "replies"
-)  # group and length of the replies of the episode in this context
+# group and length of the replies of the episode in this context
+REPLIES: ContextVar[list[tuple[str, int]]] = ContextVar("replies")
 
 
 @dataclass(frozen=True)

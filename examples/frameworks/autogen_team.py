@@ -37,9 +37,8 @@ async def team(task, session):
 
 async def selector_team(task, session):
     def choose(messages):
-        return {"solver": "verifier", "verifier": "solver"}.get(
-            messages[-1].source
-        )  # None to begin with: the model chooses
+        # None to begin with: the model chooses
+        return {"solver": "verifier", "verifier": "solver"}.get(messages[-1].source)
 
     chat = SelectorGroupChat(
         agents(session),

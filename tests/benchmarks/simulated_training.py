@@ -56,9 +56,8 @@ def simulated_run(
         {"call": "generate", "start": start, "end": end} for start, end in report.sampling
     ]
     for step, (start, end) in enumerate(report.updating):
-        slower = (end - start + more) / (
-            COSTS.rest_s + update_s + log_prob_s
-        )  # the rest is between the two calls
+        # the rest is between the two calls
+        slower = (end - start + more) / (COSTS.rest_s + update_s + log_prob_s)
         calls = {
             "compute_log_prob": (start - more, start - more + slower * log_prob_s),
             "update_actor": (end - slower * update_s, end),

@@ -53,9 +53,8 @@ def test_keys_and_files_that_a_page_names_exist(page: str) -> None:
     text = pages()[page]
     fenced = [b.text for b in blocks("bash") + blocks("text") if b.page == page]
     keys = {key for part in code_spans(text) + fenced for key in KEY.findall(part)} - NOT_KEYS
-    if (
-        page == "docs/upstream_map.md"
-    ):  # its command is in verl's names, and tests/docs/test_commands.py composes it
+    # its command is in verl's names, and tests/docs/test_commands.py composes it
+    if page == "docs/upstream_map.md":
         keys -= {key for part in fenced for key in KEY.findall(part) if find_verl_key(key)}
     assert [key for key in sorted(keys) if not is_key(key)] == []
     files = [

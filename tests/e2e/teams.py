@@ -121,9 +121,10 @@ def compared_after_every_transfer() -> Iterator[list[tuple[str, int]]]:
         def said(policy: str) -> Generation:
             return asyncio.run(ask(engines._client(wg_id), engines._learners[policy].adapter))
 
+        # none before the first
         known = (
             by_group(engines._learners, engines._learners)[wg_id] if any(engines._versions.values()) else []
-        )  # none before the first
+        )
         before = {policy: said(policy) for policy in known}
         publish(engines, wg_id, policies)
         assert all(said(policy) == before[policy] for policy in known if policy not in policies)

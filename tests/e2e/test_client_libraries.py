@@ -82,9 +82,8 @@ def able(prompt: str, request: Any) -> str:
     content = form.get("content", form)
     if form:
         schema = content["json_schema"]
-        value = (
-            example(schema, schema) if schema.get("properties") else {"setup": "a", "punchline": "b"}
-        )  # of the test of JSON mode
+        # of the test of JSON mode
+        value = example(schema, schema) if schema.get("properties") else {"setup": "a", "punchline": "b"}
         return f"{form.get('begin', '')}{json.dumps(value)}{form.get('end', '')}"
     lines = [line for line in prompt.splitlines() if line.startswith('{"type": "function"')]
     tools = [json.JSONDecoder().raw_decode(line)[0]["function"] for line in lines]
@@ -114,9 +113,8 @@ async def check_all(url: str, left_out: str) -> None:
     for name in ("litellm", "pydantic_ai", "llm"):
         await call(python, CLIENTS / f"{name}_calls.py", **env)
     await call(older, CLIENTS / "instructor_calls.py", **env)
-    one_loop = [
-        f"asyncio_default_{kind}_loop_scope=session" for kind in ("test", "fixture")
-    ]  # connections are kept between tests
+    # connections are kept between tests
+    one_loop = [f"asyncio_default_{kind}_loop_scope=session" for kind in ("test", "fixture")]
     options = [word for option in ("asyncio_mode=auto", "addopts=", *one_loop) for word in ("-o", option)]
     plain = ("-p", "no:cacheprovider", "-q", "-rfEsx", "--tb=short", *options)
     chosen = ("-k", f"not ({left_out})") if left_out else ()
@@ -136,9 +134,10 @@ async def check_all(url: str, left_out: str) -> None:
     tests = [f"tests/api_resources/{name}.py" for name in ("chat/test_completions", "test_models")]
     for client, version, passed in ((python, OPENAI, 65), (python_with(*OPENAI_2), OPENAI_2[0], 70)):
         files = source(client, version)
+        # of completions, in 2
         for name in (
             () if left_out else [name for name in EXAMPLES if version == OPENAI or name != "streaming"]
-        ):  # of completions, in 2
+        ):
             await call(client, files / "examples" / f"{name}.py", OPENAI_BASE_URL=agent)
         said = await call(
             client, "-m", "pytest", *tests, *plain, "-k", SERVED, cwd=files, TEST_API_BASE_URL=agent

@@ -412,9 +412,8 @@ def test_a_langgraph_team_trains_to_the_same_bits_as_the_orchestra(
         pytest.importorskip(module)
     (tmp_path / "my_roles.py").write_text(ROLES)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(
-        AgentRegistry, "_entries", dict(AgentRegistry._entries)
-    )  # other tests have a Verifier Agent of their own
+    # other tests have a Verifier Agent of their own
+    monkeypatch.setattr(AgentRegistry, "_entries", dict(AgentRegistry._entries))
     program = {
         "agent.orchestra_type": "gateway",
         "agent.team": "examples.frameworks.langgraph_team:team",

@@ -39,10 +39,11 @@ EVERY = list(itertools.product(LEVELS, ("hf", "vllm"), ("local", "ray")))
 # Starting vLLM again takes as long as the rest of a case: without `--all-levels` one level, with both kinds
 # of engines, resumes.
 RESUMED_WITH_VLLM = "mixed"
+# bits of vLLM depend on who shares the batch; those of a reply that is alone do not
 SLOTS = {
     "hf": 8,
     "vllm": 1,
-}  # bits of vLLM depend on who shares the batch; those of a reply that is alone do not
+}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

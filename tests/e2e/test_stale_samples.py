@@ -280,9 +280,8 @@ def test_old_samples_train_every_team_and_no_group_is_lost_or_trained_twice(
             tmp_path / "run" / "checkpoints" / f"global_step_{STOPPED + 1}" / "groups" / "queue.json"
         ).read_text()
     )["queue"]
-    fewer = {"zero_or_one", "failures"} <= set(
-        needs
-    )  # so many groups fail or are rejected that no task may be drawn for a step
+    # so many groups fail or are rejected that no task may be drawn for a step
+    fewer = {"zero_or_one", "failures"} <= set(needs)
     assert saved["running"] or saved["complete"] or fewer
     train(keys)
     assert check_batches(scored, {"verifier_agent": 3} if changes.items() >= PACES.items() else {}) >= 1

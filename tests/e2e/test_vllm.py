@@ -191,10 +191,11 @@ def test_adapters_where_replies_of_one_agent_follow_a_schema(
     assert all(0 < line["gateway/verifier_agent/mass_cut_off_mean"] <= 1 for line in steps)
     columns, tensors = scored[0].non_tensor_batch, scored[0].batch
     assert (columns["masked"] == (columns["agent_id"] == "Verifier Agent")).all()
+    # adapters begin as 0
     tokenizer, model = (
         load_tokenizer(str(wide_heads_model_dir)),
         load_exported(wide_heads_model_dir),
-    )  # adapters begin as 0
+    )
     cut_off = list[float]()
     for row in np.flatnonzero(columns["masked"]):
         ids, count = (

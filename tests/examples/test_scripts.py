@@ -130,11 +130,12 @@ def test_the_script_trains_and_then_evaluates_what_it_trained(
     # One whole run on Ray; the others are quicker without.
     small = [*SMALL, "env.rollout.val_n=2"] if name == "math" else [*SMALL, "trainer.controller=local"]
     samples = 2 if name == "math" else 1
+    # a team that has learned nothing talks on to the last turn
     if name in (
         "plan_path",
         "sokoban",
         "sudoku",
-    ):  # a team that has learned nothing talks on to the last turn
+    ):
         small.append("env.max_steps=2")
     if name == "async":
         small.append("env.params.latency_s=0.1")

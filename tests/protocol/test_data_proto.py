@@ -237,9 +237,8 @@ def test_pickling_sends_the_rows_of_a_view_only_and_gives_writable_memory() -> N
     assert len(sent) < 3000
     buffers: list[pickle.PickleBuffer] = []
     data = pickle.dumps(big[:2], protocol=5, buffer_callback=buffers.append)
-    received = pickle.loads(
-        data, buffers=[bytes(buffer.raw()) for buffer in buffers]
-    )  # read-only, as Ray's shared memory
+    # read-only, as Ray's shared memory
+    received = pickle.loads(data, buffers=[bytes(buffer.raw()) for buffer in buffers])
     received.batch["a"] += 1
     assert received.batch["a"].sum() == 200 and received.batch["b"].dtype == torch.bfloat16
     assert pickle.loads(pickle.dumps(DataProto(meta_info={"a": 1}))).meta_info == {"a": 1}

@@ -222,15 +222,13 @@ class Conversation:
         if not whole.startswith(prompt):
             text = whole[len(shared_start(whole, prompt[: len(prompt) - len(self.chat.opening)])) :]
             thought = text.find(step.thought) if step.thought and marks.begin else -1
-            begins = (
-                text.rfind(marks.begin, 0, thought) if thought >= 0 else -1
-            )  # an empty block of the prompt is no part of it
+            # an empty block of the prompt is no part of it
+            begins = text.rfind(marks.begin, 0, thought) if thought >= 0 else -1
             text = text[begins:] if begins >= 0 else self.chat.without_lead(text)
         if step.calls:
             shown = self.chat.render([*self.known, said, *self._results_of(said)], self.tools)
-            if shown.startswith(prompt) and not all(
-                name in text for name, _ in step.calls
-            ):  # only together with its result
+            # only together with its result
+            if shown.startswith(prompt) and not all(name in text for name, _ in step.calls):
                 text = shown[len(prompt) :]
                 begin = self.chat.begin_of_calls(text, 0)
                 text = text[:begin] + self._calls_in(text[begin:])
@@ -279,9 +277,8 @@ class Conversation:
         if step.cut:
             return
         meant_text = step.content.strip() if step.content.strip() in text else ""
-        if content.strip() != meant_text and not (
-            step.calls and meant_text == thinking.strip()
-        ):  # some show it as thinking
+        # some show it as thinking
+        if content.strip() != meant_text and not (step.calls and meant_text == thinking.strip()):
             self.played.wrong.append(f"content {content!r:.60}")
         if (
             step.thought

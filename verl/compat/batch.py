@@ -203,9 +203,8 @@ class VerlBatch:
             )
         if self.batch is None:
             raise ValueError(f"cannot rename {old}: the batch has no tensors")
-        moved = {
-            name: self.batch.pop(key) for key, name in zip(old, new, strict=True)
-        }  # all removed first, so that names can be swapped
+        # all removed first, so that names can be swapped
+        moved = {name: self.batch.pop(key) for key, name in zip(old, new, strict=True)}
         self.batch.update(moved)
         return self
 

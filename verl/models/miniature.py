@@ -52,9 +52,8 @@ _FIRST_LAYERS = re.compile(
 )
 _LAST_LAYERS = re.compile(r"num_kv_shared_layers|\w*shared_layers")
 _END_LAYER = re.compile(r"\w*end_index")
-_NO_KIND = re.compile(
-    r"_.*|training|(.*_)?(idx|index|id)"
-)  # attributes that say where a layer stands, or nothing
+# attributes that say where a layer stands, or nothing
+_NO_KIND = re.compile(r"_.*|training|(.*_)?(idx|index|id)")
 _OF_LAYERS = re.compile(r".*(layer|period|interval|step|pattern|every|offset|dense|sparse|shared|index).*")
 _PERIOD = re.compile(r".*(period|interval|step|pattern|every|offset).*")
 
@@ -468,9 +467,8 @@ def _build_unallocated(config: Any) -> Any:
 def _build(config: Any, attention: str) -> Any:
     from transformers import AutoModelForCausalLM
 
-    remote = type(config).__module__.startswith(
-        "transformers_modules"
-    )  # whose code was trusted when the configuration was loaded
+    # whose code was trusted when the configuration was loaded
+    remote = type(config).__module__.startswith("transformers_modules")
     options = {"trust_remote_code": True} if remote else {}
     return AutoModelForCausalLM.from_config(
         copy.deepcopy(config), attn_implementation=attention, dtype=torch.float32, **options

@@ -18,11 +18,12 @@ if TYPE_CHECKING:
 PAD_TOKEN = "<|endoftext|>"
 START_TOKEN = "<|im_start|>"
 END_TOKEN = "<|im_end|>"
+# their ids are their positions: the trainer of the tokenizer puts them first
 SPECIAL_TOKENS = (
     PAD_TOKEN,
     START_TOKEN,
     END_TOKEN,
-)  # their ids are their positions: the trainer of the tokenizer puts them first
+)
 CHAT_TEMPLATE = (  # of tools it shows the names of their arguments: a tiny model has no use for schemas
     "{% if tools %}{{ '<|im_start|>system\nCall by <tool_call>:' }}{% for tool in tools %}{{ ' ' + "
     "tool.function.name + '(' + tool.function.parameters.properties | join(', ') + ')' }}{% endfor %}{{ "

@@ -152,9 +152,8 @@ def _unseen(config: RunConfig, device: str) -> str:
     """Return why the memory of a run is not counted; empty if it is."""
     if not config.trainer.check_memory:
         return CHECK
-    if (
-        device != "cpu"
-    ):  # the driver may have no GPU, and a context of its own would take memory of the one that it has
+    # the driver may have no GPU, and a context of its own would take memory of the one that it has
+    if device != "cpu":
         return "on GPUs"
     if config.trainer.controller == "ray" and cluster_address(config) is not None:
         return "on a cluster, whose nodes the driver does not see"

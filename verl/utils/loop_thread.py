@@ -197,9 +197,8 @@ class LoopThread:
         CancelledError: no thread waits for ever.
         """
         if self._thread.is_alive():
-            with suppress(
-                concurrent.futures.TimeoutError
-            ):  # a task blocks the loop; the thread ends with the process
+            # a task blocks the loop; the thread ends with the process
+            with suppress(concurrent.futures.TimeoutError):
                 self.start(_cancel_all())._future.result(2 * END_TIMEOUT_S)
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(END_TIMEOUT_S)

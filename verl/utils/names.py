@@ -13,10 +13,11 @@ def did_you_mean(name: object, known: Iterable[str]) -> str:
     """Return `; did you mean 'x'?` for the known name nearest to `name`, if none is near whatever its case,
     or an empty string.
     """
+    # of the longest name that a client may send, the comparison takes seconds
     names, asked = (
         list(known),
         str(name)[:200],
-    )  # of the longest name that a client may send, the comparison takes seconds
+    )
     by_folded = {k.lower(): k for k in names}
     near = difflib.get_close_matches(asked, names, n=1) or [
         by_folded[k] for k in difflib.get_close_matches(asked.lower(), by_folded, n=1, cutoff=0.5)

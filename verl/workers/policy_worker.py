@@ -137,9 +137,8 @@ class PolicyWorker(EngineWorker):
         Raises RuntimeError without a reference.
         """
         adapter, config = self._adapter_of(data)
-        reference = (
-            self._reference if adapter is None else self.engine
-        )  # outside `using` the engine scores the base
+        # outside `using` the engine scores the base
+        reference = self._reference if adapter is None else self.engine
         if reference is None:
             raise RuntimeError("this worker has no reference model; make it with use_reference=True")
         cfg = config.ref

@@ -41,9 +41,8 @@ class Streams(NamedTuple):
 
     def open_pipe(self, index: int) -> tuple[int, int]:
         """Return descriptors of the ends of a pipe: one to read from, and one for a program."""
-        reader = os.open(
-            self.paths[index], os.O_RDONLY | os.O_NONBLOCK
-        )  # without a writer, others would wait for one
+        # without a writer, others would wait for one
+        reader = os.open(self.paths[index], os.O_RDONLY | os.O_NONBLOCK)
         os.set_blocking(reader, True)
         return reader, os.open(self.paths[index], os.O_WRONLY)
 

@@ -48,9 +48,8 @@ def build(stdlib: str, packages: Mapping[str, str]) -> streams.Streams:
     for name, (source, is_folder) in sources.items():
         _show(source, _place(f"{STAGE}{PACKAGES}/{name}", is_folder))
     for name, source in devices.items():
-        _show(
-            source, _place(f"{STAGE}/dev/{name}", False), MS_NOSUID
-        )  # read-only mount: writing to a device changes no file
+        # read-only mount: writing to a device changes no file
+        _show(source, _place(f"{STAGE}/dev/{name}", False), MS_NOSUID)
     os.symlink(TMP, f"{STAGE}/dev/shm")
     made = _make_streams()
     for fd in (library, *(fd for fd, _ in sources.values()), *devices.values()):

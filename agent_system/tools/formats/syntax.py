@@ -33,9 +33,8 @@ _SEPARATORS = re.compile(r"[\s;,]*+")
 _OPENING = re.compile(r"[\s\[]*+")
 _ID_NAME = re.compile(r"(?:functions\.)?(.*?)(?::\d+)?")
 _ID_CHARACTERS = re.compile(r"[\w.:/\-]*+")
-_CLOSED_IN_LINE = re.compile(
-    r"([}\]])[ \t]*```[ \t\r]*$", re.MULTILINE
-)  # the end of a fence on the last line of its JSON
+# the end of a fence on the last line of its JSON
+_CLOSED_IN_LINE = re.compile(r"([}\]])[ \t]*```[ \t\r]*$", re.MULTILINE)
 _FENCE = re.compile(r"^[ \t]*```(?:json)?[ \t]*\n.*?^[ \t]*```[ \t]*$", re.DOTALL | re.MULTILINE)
 _DECODER = json.JSONDecoder()
 

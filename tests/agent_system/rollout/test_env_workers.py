@@ -196,9 +196,8 @@ def test_starts_that_fail_use_up_the_tries_of_episodes_and_then_the_rate_of_fail
         worker, starts = start(), starts + 1
         if starts - 1 in fatal:
             worker.kill()
-            wait(
-                [worker.started], 20 if fatal == range(2) else 0
-            )  # else an episode may ask for a second one before its end is known
+            # else an episode may ask for a second one before its end is known
+            wait([worker.started], 20 if fatal == range(2) else 0)
         return worker
 
     monkeypatch.setattr(pair, "_start", dying)

@@ -16,9 +16,8 @@ from verl.trainer.config.run import TreeConfig
 
 from .test_tree import CALL, Adder, InTurn, Speaker
 
-MANY = [
-    Task(str(i), "go", "worlds") for i in range(ENOUGH_CALLS // 2)
-]  # two turns each: as many calls of an agent as it takes
+# two turns each: as many calls of an agent as it takes
+MANY = [Task(str(i), "go", "worlds") for i in range(ENOUGH_CALLS // 2)]
 
 
 class OnlyStepPays(Adder):

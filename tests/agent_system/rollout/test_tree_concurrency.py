@@ -284,9 +284,8 @@ async def test_losers_are_closed_at_the_same_time_and_only_once(play) -> None:
 
     class Meets(Watched):
         def close(self) -> None:
-            if self.said[-1:] != (
-                "/",
-            ):  # two losers and the state before; the last state of the episode is closed alone
+            # two losers and the state before; the last state of the episode is closed alone
+            if self.said[-1:] != ("/",):
                 meeting.wait()
             super().close()
 

@@ -73,9 +73,8 @@ def collect(model: torch.nn.Module, tokenizer: Any) -> Any:
         slots: int, concurrent: int, env: type[PlanPathEnv] = PlanPathEnv
     ) -> tuple[CollectResult, HFEngine]:
         engine = HFEngine(model, max_num_seqs=slots, max_model_len=512)
-        sampling = SamplingParams(
-            24, stop_token_ids=tuple(range(12))
-        )  # replies of a call end at different times
+        # replies of a call end at different times
+        sampling = SamplingParams(24, stop_token_ids=tuple(range(12)))
         agents = {TOOL: Tool(config=SHORT), EXECUTOR: Executor(config=SHORT)}
         bindings = {
             name: AgentBinding(name, "p", "wg", engine, tokenizer, sampling, sampling, 480) for name in agents

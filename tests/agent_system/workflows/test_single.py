@@ -135,9 +135,8 @@ async def test_one_agent_earns_what_its_actions_are_worth(
     assert not any(role in first for role in ("team", "Executor", "Verifier", "Tester", "Reasoner")), first
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in WORLDS if name != "math_tool"]
-)  # an agent with tools has no candidates
+# an agent with tools has no candidates
+@pytest.mark.parametrize("name", [name for name in WORLDS if name != "math_tool"])
 async def test_a_tree_commits_the_better_of_two_replies(
     name: str, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -158,9 +158,8 @@ def test_a_policy_without_samples_is_in_no_later_step_than_the_others() -> None:
 
 
 def test_an_error_while_weights_are_sent_leaves_a_completed_step() -> None:
-    steps = trainer(
-        team := Team({("b", 1): ("begins", "a", 1)})
-    )  # else the error of b may come before a begins
+    # else the error of b may come before a begins
+    steps = trainer(team := Team({("b", 1): ("begins", "a", 1)}))
     team.lost = "b"
     failed = begin(steps, 1)
     with pytest.raises(TeamError, match="worker group 'b': killed"):

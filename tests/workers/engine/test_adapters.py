@@ -54,9 +54,8 @@ def test_an_update_of_one_adapter_leaves_the_base_and_the_others_to_the_last_bit
     engine, plain = make_adapter_engine(tiny_model_dir), make_engine(tiny_model_dir)
     base = log_probs(engine, None)
     assert torch.equal(base, log_probs(plain, None)), "adapters off is the model itself"
-    train_adapter(
-        engine, "verifier", make_rows(6)
-    )  # it has moments and weight decay that a step of another could move
+    # it has moments and weight decay that a step of another could move
+    train_adapter(engine, "verifier", make_rows(6))
     before, other = snapshot(engine), log_probs(engine, "verifier")
     metrics = train_adapter(engine, "solver", make_rows(6, seed=1))
     moved = changed(before, snapshot(engine))

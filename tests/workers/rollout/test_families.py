@@ -18,11 +18,12 @@ from verl.protocol.generate import GenerateRequest, Generation, RolloutError, Sa
 from verl.workers.rollout.hf_engine import HFEngine
 from verl.workers.rollout.serving import serving_of
 
+# in tokens: one wraps a ring, one is continued across every window, one across every position limit
 PROMPTS = (
     70,
     3,
     26,
-)  # in tokens: one wraps a ring, one is continued across every window, one across every position limit
+)
 REPLIES = (6, 12, 10)
 SHORT_PROMPTS = (12, 3, 20)  # with their replies below the position limit
 SHORT_REPLIES = (6, 12, 10)
@@ -34,11 +35,12 @@ ROWS = {  # decoded one by one: no other way is exact
 }  # fmt: skip
 LIMITED = {"llama-dynamic", "phi3-longrope"}
 REFUSED = {"recurrent_gemma"}  # its own decode step is no continuation of its full pass
+# by which the model's own decode step differs from its full pass
 OWN_DECODE = {
     "nemotron_h": 0.05,
     "zamba2": 0.2,
     "qwen3_next": 5e-3,
-}  # by which the model's own decode step differs from its full pass
+}
 
 
 def greedy_requests(prompts: Sequence[int], replies: Sequence[int]) -> list[GenerateRequest]:

@@ -245,11 +245,12 @@ async def test_logits_that_are_not_numbers_fail_their_request_and_no_later_one(m
     engine.update_weights(
         {**good, "model.layers.0.self_attn.v_proj.weight": torch.full((32, 64), float("nan"))}, version=0
     )
+    # the last one finds all slots taken
     several = [
         request(10, 5, n=12),
         request(10, 5, seed=1, n=2),
         request(90, 5),
-    ]  # the last one finds all slots taken
+    ]
     failed = await asyncio.gather(*(engine.generate(req) for req in several), return_exceptions=True)
     assert all(
         isinstance(error, RolloutError) and "non-finite logits for request" in str(error) for error in failed

@@ -101,9 +101,8 @@ class SavedRun:
             for name, value in line.items()
             if name != "step"
         }
-        return {
-            name: value for name, value in found.items() if value is not None
-        }  # null stands for a non-finite value
+        # null stands for a non-finite value
+        return {name: value for name, value in found.items() if value is not None}
 
 
 def _without_initial_adapters(config: RunConfig, rows: Sequence[Mapping[str, Any]]) -> RunConfig:

@@ -42,9 +42,8 @@ class CheckpointStore:
         if not pointer.is_file():
             return None
         folder = self.path(step := int(pointer.read_text().strip()))
-        if (
-            not folder.exists() and self._replaced(step).is_dir()
-        ):  # the process was killed while it replaced the folder
+        # the process was killed while it replaced the folder
+        if not folder.exists() and self._replaced(step).is_dir():
             self._replaced(step).rename(folder)
         if not (folder / STATE_FILE).is_file():
             raise CheckpointError(

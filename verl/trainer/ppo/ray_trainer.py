@@ -78,11 +78,12 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    # on demand: the local controller needs no Ray
     if name in (
         "RayClassWithInitArgs",
         "RayWorkerGroup",
         "ResourcePoolManager",
-    ):  # on demand: the local controller needs no Ray
+    ):
         from verl.single_controller.ray import base
 
         return getattr(base, name)
@@ -146,10 +147,11 @@ class RayPPOTrainer:
         self._source: SampleSource | None = None
         self._saved_step = -1
         self._saved: Path | None = None
+        # the last completed step when one began, and the state of credit then
         self._begun: tuple[int, dict[str, Any]] = (
             -1,
             {},
-        )  # the last completed step when one began, and the state of credit then
+        )
 
     @property
     def total_training_steps(self) -> int:
@@ -215,9 +217,8 @@ class RayPPOTrainer:
             self._open.append(self._begin_step(self.loader, self._source, stop))
             while self._open and (len(self._open) > self.steps.lanes.lead or self._open[-1].meets):
                 self._conclude(self._end_step(self._source), stop)
-        if (
-            self.after is None and self.global_step > 0
-        ):  # the run was interrupted between the last step and its validation
+        # the run was interrupted between the last step and its validation
+        if self.after is None and self.global_step > 0:
             self.after = self._validate(stop)
             self._save_validation()
 
@@ -308,9 +309,8 @@ class RayPPOTrainer:
             n_devices=self.team.n_devices,
         )
         self._watch.look(trained.batch, step.number, trained.metrics)
-        metrics |= (
-            trained.metrics
-        )  # with lanes the spans are those of a time, in which two steps may have updated a policy
+        # with lanes the spans are those of a time, in which two steps may have updated a policy
+        metrics |= trained.metrics
         if self.config.async_training.mode != "sync":
             metrics["trainer/idle_ratio"] = (step.seconds["idle"] + gen_s) / seconds["step"]
             metrics |= source.metrics(step.number, seconds["step"])
@@ -448,9 +448,8 @@ class RayPPOTrainer:
             self._source.rewind(self.global_step)
         if self._begun[0] == self.global_step:
             self.credit.load_state_dict(self._begun[1])
-        self._save_if_new(
-            self.config.async_training.mode == "fully_async"
-        )  # which has completed groups since the last checkpoint
+        # which has completed groups since the last checkpoint
+        self._save_if_new(self.config.async_training.mode == "fully_async")
 
     def _rescue(self) -> str:
         """Save the last completed step after an error, if its state still exists, and return where to
@@ -469,9 +468,8 @@ class RayPPOTrainer:
                     f"; groups of that step: {uids_of(self._open)}; in progress: {listed(playing) or 'none'}"
                 )
                 if self.config.async_training.mode == "fully_async":
-                    kept = (
-                        self._saved_step == self.global_step >= self.team.engines.newest
-                    )  # else samples are of weights that are lost
+                    # else samples are of weights that are lost
+                    kept = self._saved_step == self.global_step >= self.team.engines.newest
                     if kept:
                         self._save_last_step()
                     fate = f", {'with' if kept else 'without'} the groups that were complete{fate}"
@@ -511,9 +509,8 @@ class RayPPOTrainer:
         }
         bases = {wg_id: fingerprint for wg_id, fingerprint in self._models.items() if wg_id in kept}
         state = read_state(folder, self.placement, None if val_only else self._critics, bases)
-        self._models |= state.get(
-            "bases", {}
-        )  # fingerprints from the start of the run, also of models that are not needed now
+        # fingerprints from the start of the run, also of models that are not needed now
+        self._models |= state.get("bases", {})
         if not val_only:
             check_checkpoint(folder, state, self.config)
         self.team.load_checkpoint(folder)

@@ -83,9 +83,8 @@ class StepTrainer:
         self.on_policy = is_on_policy(config, team.learners)
         self.credit = CreditAssigner(config, team, self.on_policy)
         self.policies = lanes_of(config, placement)
-        self._names = [
-            *{*placement.policy_ids, *(spec.wg_id for spec in placement.groups)}
-        ]  # of policies and critics
+        # of policies and critics
+        self._names = [*{*placement.policy_ids, *(spec.wg_id for spec in placement.groups)}]
         self.lanes = Lanes(len(self.policies), config.async_training.max_lead)
         self._completed = [0] * len(self.policies)  # last step whose updates have ended, by lane
         self._updated = [0] * len(self.policies)  # last step with rows of the lane

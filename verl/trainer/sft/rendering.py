@@ -185,9 +185,8 @@ class Rendering:
             text = self._text(messages, tools)
         except DatasetError:
             return False
-        encoded_twice = (
-            r"\"city\"" in text or "'city'" in text
-        )  # JSON within JSON, or Python's form of an object
+        # JSON within JSON, or Python's form of an object
+        encoded_twice = r"\"city\"" in text or "'city'" in text
         return _MARK in text and not encoded_twice
 
 

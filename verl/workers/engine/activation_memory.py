@@ -68,9 +68,8 @@ def _without_numbers(func: Any, args: Any, kwargs: Any) -> Any:
     without numbers.
     """
     if func is torch.ops.aten._local_scalar_dense.default:
-        return (
-            args[0].dtype == torch.bool
-        )  # rows are whole and positions plain, so conditions of masks are met; other numbers are 0
+        # rows are whole and positions plain, so conditions of masks are met; other numbers are 0
+        return args[0].dtype == torch.bool
     if func is torch.ops.aten._grouped_mm.default and args[0].dtype == torch.float32:
         halves = [
             arg.bfloat16() if isinstance(arg, torch.Tensor) and arg.is_floating_point() else arg

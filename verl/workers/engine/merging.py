@@ -35,9 +35,8 @@ def longest_rows(rows: Mapping[str, torch.Tensor]) -> list[int]:
     ]
     order = sorted(range(len(tokens)), key=tokens.__getitem__)
     found = list(range(len(tokens)))
-    for row, after in reversed(
-        list(pairwise(order))
-    ):  # rows that begin with a row's bytes come right after it
+    # rows that begin with a row's bytes come right after it
+    for row, after in reversed(list(pairwise(order))):
         if tokens[after].startswith(tokens[row]):
             found[row] = found[after]
     return found
@@ -73,9 +72,8 @@ def merge(rows: Mapping[str, torch.Tensor]) -> tuple[Mapping[str, torch.Tensor],
         return rows, slice(None)
     attention, mask = rows["attention_mask"].bool(), rows["response_mask"].bool()
     width = attention.shape[1]
-    number = (attention.cumsum(dim=1) - 1)[:, width - mask.shape[1] :][
-        mask
-    ]  # of each response token in its row
+    # of each response token in its row
+    number = (attention.cumsum(dim=1) - 1)[:, width - mask.shape[1] :][mask]
     of_host = owner[:, None].expand_as(mask)[mask]
     places = (~attention[hosts]).int().argsort(dim=1, stable=True)  # columns of the tokens, in order
     column = places[of_host, number]

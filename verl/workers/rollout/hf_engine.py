@@ -202,9 +202,8 @@ class HFEngine:
             )
         self._scheduler.forget()
         every = range(self._model.slots)
-        self._slots.stop(
-            every, [0] * len(every)
-        )  # an idle row at a position beyond the next, smaller cache would write outside it
+        # an idle row at a position beyond the next, smaller cache would write outside it
+        self._slots.stop(every, [0] * len(every))
         self._model.release()
 
     def wake(self) -> None:

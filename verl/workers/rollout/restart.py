@@ -58,10 +58,11 @@ class RestartingClient:
         self._began = 0.0
         self._drained = set[str | None]()
         self._in_flight = dict[int, GenerateRequest]()
+        # set for a moment when a request may go on
         self._numbers, self._changed = (
             itertools.count(),
             asyncio.Event(),
-        )  # set for a moment when a request may go on
+        )
 
     def take_busy_seconds(self) -> float:
         """Return the seconds since the last call with at least one request in flight."""

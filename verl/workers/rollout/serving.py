@@ -33,10 +33,11 @@ MODELS: dict[Mode, type[SlotModel] | type[RowModel]] = {"slots": SlotModel, "row
 TOLERANCE = 1e-3  # fp32 rounding of sharp attention is below; a lost window, bias or state is above 0.1
 # by which a model's own decode step may differ from its own full pass, as where only one of them clamps
 OWN_DECODE = 0.2
+# prompts, in tokens; with the tokens after them below the position limit of a miniature
 BELOW_LIMIT = (
     5,
     17,
-)  # prompts, in tokens; with the tokens after them below the position limit of a miniature
+)
 BEYOND_LIMIT = (28, 70)  # the first crosses the limit while it is continued, the second wraps a ring
 _LIMITS = re.compile(r"original_max_position_embeddings|n_ctx_original|floor_scale|log_scaling_floor")
 _MODES: tuple[tuple[Mode, float], ...] = (("slots", TOLERANCE), ("rows", OWN_DECODE))

@@ -88,9 +88,8 @@ class Spool:
         own = {}
         for key, value in tensors.items():
             value = value.detach().cpu().contiguous()
-            own[key] = (
-                value.clone() if value.untyped_storage().data_ptr() in seen else value
-            )  # safetensors rejects shared storage
+            # safetensors rejects shared storage
+            own[key] = value.clone() if value.untyped_storage().data_ptr() in seen else value
             seen.add(value.untyped_storage().data_ptr())
         save_file(own, path)
         return path

@@ -65,9 +65,8 @@ def apps(row: Row) -> RawTask:
         for key in ("inputs", "outputs")
     )
     readings = [read_ground_truth({"inputs": inputs, "outputs": outputs, "fn_name": function})]
-    if name and all(
-        isinstance(one, list) and len(one) == 1 for one in outputs
-    ):  # many rows wrap each value in a list of length one
+    # many rows wrap each value in a list of length one
+    if name and all(isinstance(one, list) and len(one) == 1 for one in outputs):
         readings.append((function, tuple(Case(case.given, case.expected[0]) for case in readings[0][1])))
     solutions = row.get("solutions") or "[]"
     return RawTask(question, _programs(_parsed(solutions, "solutions")), tuple(readings))

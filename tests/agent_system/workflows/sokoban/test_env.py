@@ -291,10 +291,11 @@ SEALED = "######\n#---@#\n##-$-#\n#-#--#\n#---.#\n######"
     ("text", "moves"),
     [
         (SEALED, "LDD"),  # the box comes nearer to the goal, and the player can never get behind it
+        # nearer to the goal on the way into the corner
         (
             "######\n#@-#-#\n#-$--#\n#--.-#\n#----#\n######",
             "RDD",
-        ),  # nearer to the goal on the way into the corner
+        ),
         ("#######\n#.--@-#\n#-----#\n#-$-$-#\n#---.-#\n#-----#\n#######", "DDD"),  # onto the goal and past it
     ],
 )

@@ -70,9 +70,8 @@ def test_a_wrong_digit_costs_its_share_of_the_cells_written(make_env, role):
     env = make_env(clash_penalty=0.0, plan_reward=0.0, wrong_penalty=0.4)
     assert env.act(role, "1 2 4").local == pytest.approx(-0.4)
     assert env.act(role, "1 2 2; 1 4 4; 2 1 3; 2 3 4").local == pytest.approx(-0.1)
-    assert env.act(role, "1 2 0").local == pytest.approx(
-        -0.4 if role == EXECUTOR else 0.0
-    )  # the right digit, taken away
+    # the right digit, taken away
+    assert env.act(role, "1 2 0").local == pytest.approx(-0.4 if role == EXECUTOR else 0.0)
     assert env.act(role, "2 3 0; 3 2 0").local == 0.0  # a wrong one, and an empty cell
 
 

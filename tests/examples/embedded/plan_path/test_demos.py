@@ -25,9 +25,8 @@ def test_habits_fail_often_and_care_hardly_ever():
     maps = generate(200, 11, OPEN)
     assert 0.25 <= team_success(SMALL, Habits(), maps) <= 0.55
     assert team_success(SMALL, Habits(tool_care=1.0, check=1.0), maps) >= 0.98
-    assert (
-        team_success(SMALL, Habits(tool_care=0.0, guess=1.0, check=1.0), maps) >= 0.95
-    )  # the Executor mends what is proposed
+    # the Executor mends what is proposed
+    assert team_success(SMALL, Habits(tool_care=0.0, guess=1.0, check=1.0), maps) >= 0.95
 
 
 def test_both_roles_are_shown_and_every_reply_can_be_read():
@@ -76,9 +75,8 @@ def test_the_executor_finds_the_wall_and_goes_around_it():
     assert checked(grid, state, "RR", 2, 2) == (f"R wall R wall Wall. {moves_reply('D')}", "D")
     assert checked(grid, state, "D", 2, 2)[0] == f"D ok Good. {moves_reply('D')}"
     assert checked(grid, state, "DD", 2, 2)[0] == f"D ok D ok Detour. {moves_reply('D')}"
-    assert (
-        checked(grid, state, "DR", 2, 2)[0] == f"D ok Good. {moves_reply('D')}"
-    )  # what is around the corner is out of sight
+    # what is around the corner is out of sight
+    assert checked(grid, state, "DR", 2, 2)[0] == f"D ok Good. {moves_reply('D')}"
 
 
 def test_care_tells_closed_free_known_and_worn_ways_apart():
@@ -93,8 +91,7 @@ def test_care_tells_closed_free_known_and_worn_ways_apart():
 def test_care_is_shown_off_the_way_too():
     demos = make_demos(PlanPathCourse(count=400, habits_from=1.0, habits_before=0.0), 0)
     views = [demo[0]["content"].split("\nTool")[0].split("\n", 1)[1] for demo in demos]
-    assert (
-        sum(bool(re.search("[2-9]", view)) for view in views) > 40
-    )  # cells entered twice or more: the team went back
+    # cells entered twice or more: the team went back
+    assert sum(bool(re.search("[2-9]", view)) for view in views) > 40
     assert sum(demo[-1]["content"].endswith("</moves>") for demo in demos) == 400
     assert CAREFUL.check == CAREFUL.tool_care == 1.0

@@ -24,9 +24,8 @@ def test_cost_counts_entered_cells_and_what_is_left():
     assert cost(grid, state, "D") == 1 + 3 and cost(grid, state, "DD") == 2 + 4
     assert cost(grid, state, "DU") == 1 + 1 + 2 + 2  # the start was entered before
     assert cost(grid, state, "R") is None and cost(grid, state, "DDL") is None
-    assert (
-        cost(grid, state, "DDRRUU") == 6 == cost(grid, state, "DDRRUUU")
-    )  # what follows the goal is not made
+    # what follows the goal is not made
+    assert cost(grid, state, "DDRRUU") == 6 == cost(grid, state, "DDRRUUU")
 
 
 def test_the_careful_walker_leaves_a_dead_end():

@@ -115,12 +115,13 @@ def test_the_metric_says_what_must_differ() -> None:
         "seq_reward": [True, True, True, True],
         "team_reward": [True, False, True, False],
         "local_reward": [True, False, True, False],
+        # the column, whatever made it: a propagation may have scaled the local reward
         "mixed_reward": [
             False,
             False,
             False,
             False,
-        ],  # the column, whatever made it: a propagation may have scaled the local reward
+        ],
     }.items():
         config.filter_groups.metric = metric
         assert signal_rows(batch, config).tolist() == expected, metric

@@ -206,9 +206,8 @@ def test_padding_rows_change_no_bit_and_have_no_advantage(case: Case, rows: list
     advantages = estimate(case, padded)
     assert torch.equal(advantages[: len(rows)], estimate(case, make(rows)))
     assert (advantages[padded.batch["response_mask"] == 0] == 0).all()
-    if (
-        case.estimator != "optimal_token_baseline"
-    ):  # it compares columns, and is refused with masked sequences
+    # it compares columns, and is refused with masked sequences
+    if case.estimator != "optimal_token_baseline":
         assert torch.allclose(estimate(case, with_tool_message(padded))[:, [0, 2, 3]], advantages, atol=1e-6)
 
 

@@ -229,9 +229,8 @@ def test_rewards_that_no_estimator_can_use_are_one_error() -> None:
     for estimator in ("grpo", "remax"):
         with pytest.raises(ValueError, match=r"1 of 5 rows are not finite \(first: row 2 of agent 'S'"):
             run(data, adv_estimator=estimator)
-    for estimator in [
-        name for name in ESTIMATORS.names() if ESTIMATORS.traits(name).checks_rewards
-    ]:  # nobody reads them before these
+    # nobody reads them before these
+    for estimator in [name for name in ESTIMATORS.names() if ESTIMATORS.traits(name).checks_rewards]:
         with pytest.raises(ValueError, match="1 of 5 rows are not finite"):
             ADV_ESTIMATOR_REGISTRY[estimator](
                 data.batch["token_level_rewards"], data.batch["response_mask"], np.zeros(5, dtype=np.int64)

@@ -55,10 +55,11 @@ def test_moving_averages_go_on_from_a_checkpoint_to_the_bit() -> None:
     ("accuracies", "thetas"),
     [
         ([0.60, 0.58, 0.56, 0.60], [0.5, 0.5, 0.4, 0.4]),  # 0.58 is 3 % below the best, 0.56 is 7 %
+        # a fall counts once; 0 at least
         (
             [0.60, 0.30, 0.30, 0.20, 0.10, 0.05, 0.01, 0.0],
             [0.5, 0.4, 0.4, 0.3, 0.2, 0.1, 0.0, 0.0],
-        ),  # a fall counts once; 0 at least
+        ),
         ([0.60, 0.59, 0.58, 0.57, 0.56], [0.5, 0.5, 0.5, 0.4, 0.4]),
         ([0.60, 0.59, 0.585, 0.58, 0.565], [0.5] * 5),  # 0.60 has left the window of three
         ([0.12, 0.114], [0.5, 0.4]),  # 5 %, but 0.12 * 0.95 is less than 0.114 in floats

@@ -65,9 +65,8 @@ def compares_itself(own: AlgorithmConfig) -> bool:
         ESTIMATORS.parameters(own.adv_estimator).required,
     )
     function = ESTIMATORS.functions.get(plain_name(own.adv_estimator))
-    ours = function is None or function.__module__.startswith(
-        "verl."
-    )  # those of users may read the whole batch as keywords
+    # those of users may read the whole batch as keywords
+    ours = function is None or function.__module__.startswith("verl.")
     known = ours and traits.reads is not None and traits.units is None and not WHOLE_BATCH & set(parameters)
     by_group = (
         not traits.whole_batch and not traits.follows_calls and bool(OWN_FIELDS & set(group_fields(own)))

@@ -53,9 +53,8 @@ def _means(batch: DataProto, suffix: str = "") -> dict[tuple[str, str], float]:
     """Return the mean reward of an agent in a group, by (uid without its suffix, agent)."""
     rewards: dict[tuple[str, str], list[float]] = defaultdict(list)
     columns = batch.non_tensor_batch
-    committed = columns.get(
-        "committed", np.ones(len(batch), dtype=bool)
-    )  # other candidates of a tree have no return
+    # other candidates of a tree have no return
+    committed = columns.get("committed", np.ones(len(batch), dtype=bool))
     for uid, agent, reward in zip(
         *(columns[name][committed.astype(bool)] for name in ("uid", "agent_id", "reward")), strict=True
     ):

@@ -62,9 +62,8 @@ def filtered_samples(drawn: FilteredSamples) -> StepSamples:
 def needs_greedy_episodes(config: RunConfig) -> bool:
     """Return whether every task has a greedy episode, whose reward is the baseline of the others."""
     used = estimators_in_use(config.algorithm, trained_agents(config.agent))
-    single_steps = config.rollout.sampling == "tree" and not follows_committed(
-        config
-    )  # whose baselines the collector has sampled
+    # whose baselines the collector has sampled
+    single_steps = config.rollout.sampling == "tree" and not follows_committed(config)
     return not single_steps and any(map(needs_baselines, used))
 
 

@@ -401,9 +401,8 @@ class VLLMEngine:
             entry.closing = True
             for task in tasks:
                 task.cancel()
-            await asyncio.gather(
-                replies, *tasks, return_exceptions=True
-            )  # or the error of `replies` is logged as never retrieved
+            # or the error of `replies` is logged as never retrieved
+            await asyncio.gather(replies, *tasks, return_exceptions=True)
             self._open.pop(ticket, None)
 
     async def _reply(
@@ -433,9 +432,8 @@ class VLLMEngine:
         )
         ended = reply.finish_reason in ("stop", "length", "abort")
         if not ended or not all(math.isfinite(value) for value in log_probs):
-            kind = (
-                StructureError if request.sampling.structure and not ended else RolloutError
-            )  # vLLM could not compile it
+            # vLLM could not compile it
+            kind = StructureError if request.sampling.structure and not ended else RolloutError
             what = "non-finite logits" if ended else f"the end {reply.finish_reason!r}"
             raise kind(f"the model gave {what} for request {request.request_id or '(no id)'}")
         reason: StopReason = reply.finish_reason
@@ -490,9 +488,8 @@ class VLLMEngine:
             yield
         except EngineDeadError as error:
             code = next((process.exitcode for process in self._processes if process.exitcode), None)
-            self._cause = self._cause or self._log.exit_cause(
-                code
-            )  # computed once for all requests in flight
+            # computed once for all requests in flight
+            self._cause = self._cause or self._log.exit_cause(code)
             raise EngineGoneError(f"vLLM's process is gone: {self._cause}") from error
         except EngineGenerateError as error:
             raise RolloutError(f"vLLM could not serve the request: {error.__cause__ or error}") from error

@@ -32,9 +32,8 @@ class Group:
         self.generation, self.ids, self.backend = made["generation"], made["ids"], made["backend"]
         limit = timedelta(seconds=timeout_s)
         host, port = made["store"]
-        store = dist.TCPStore(
-            host, port, is_master=False, timeout=limit
-        )  # of its own: a wait of one group would block the others
+        # of its own: a wait of one group would block the others
+        store = dist.TCPStore(host, port, is_master=False, timeout=limit)
         own = dist.PrefixStore(f"group/{self.generation}", store)
         if self.backend == "nccl":
             self.device = torch.device("cuda", torch.cuda.current_device())

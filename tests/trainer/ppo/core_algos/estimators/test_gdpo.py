@@ -32,9 +32,8 @@ def test_without_columns_it_is_whitened_grpo(rows) -> None:
     rewards, mask = rows([0.0, 2.0, 4.0], [2, 1, 1], width=2)
     advantages, _ = gdpo(rewards, mask, np.zeros(3), epsilon=0.0)
     std = (2.75 / 3) ** 0.5
-    assert advantages[:, 0].tolist() == pytest.approx(
-        [-0.75 / std, 0.25 / std, 1.25 / std]
-    )  # the middle row is moved like any other
+    # the middle row is moved like any other
+    assert advantages[:, 0].tolist() == pytest.approx([-0.75 / std, 0.25 / std, 1.25 / std])
 
 
 def test_rows_for_which_no_reward_speaks_stay_zero(rows) -> None:

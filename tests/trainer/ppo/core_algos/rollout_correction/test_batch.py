@@ -175,9 +175,8 @@ def test_staleness_counts_versions_of_rows_that_have_a_token() -> None:
 
 
 def test_masks_cut_off_what_the_policy_would_have_sampled() -> None:
-    allowed = torch.tensor(
-        [[0.5, 0.25], [0.1, 0.1], [0.9, 0.1], [1.0, 1.0]]
-    )  # mass of the tokens that may follow
+    # mass of the tokens that may follow
+    allowed = torch.tensor([[0.5, 0.25], [0.1, 0.1], [0.9, 0.1], [1.0, 1.0]])
     agents = ["Solver Agent", "Solver Agent", "Solver Agent", "Critic"]
     metrics = mask_metrics(make_batch(allowed.log(), agent_id=agents, masked=[True, False, True, False]))
     assert metrics == {

@@ -36,9 +36,8 @@ def test_a_bound_that_no_token_meets_keeps_none() -> None:
 @given(seed=st.integers(0, 10**6), tau=st.floats(0.001, 2.0))
 def test_it_is_the_largest_set_of_smallest_squares_for_any_order_of_rows(seed: int, tau: float) -> None:
     generator = torch.Generator().manual_seed(seed)
-    log_ratio = (
-        torch.randn(4, 5, generator=generator).round(decimals=1).double()
-    )  # rounded: some values are the same
+    # rounded: some values are the same
+    log_ratio = torch.randn(4, 5, generator=generator).round(decimals=1).double()
     mask = (torch.rand(4, 5, generator=generator) < 0.8).long()
     mask[0, 0] = 1
     advantages = torch.randn(4, 5, generator=generator).round()

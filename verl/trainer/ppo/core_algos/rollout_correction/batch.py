@@ -261,9 +261,10 @@ def merged_metrics(parts: Sequence[Mapping[str, float]], names: Sequence[str]) -
 
 def _aggregate(name: str, values: Sequence[float]) -> float:
     words = name.rsplit("/", 1)[-1].split("_")
+    # in any order
     return (
         max(values) if "max" in words else min(values) if "min" in words else math.fsum(values) / len(values)
-    )  # in any order
+    )
 
 
 def policies(batch: DataProto) -> Iterator[tuple[str, np.ndarray]]:
