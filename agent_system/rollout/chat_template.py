@@ -313,7 +313,7 @@ class ChatTemplate:
     def _renders_calls(self) -> bool:
         """Whether anything of a call is shown."""
         return any(
-            self._shown((FIRST,), as_text, empty) is not None
+            self._rendered((FIRST,), as_text, empty) is not None
             for as_text in (False, True)
             for empty in ("", None)
         )
@@ -752,8 +752,19 @@ class ChatTemplate:
 
     def _shown(self, calls: Sequence[TrialCall], as_text: bool, empty: str | None) -> str | None:
         """Return the reply with these calls as its model would write it: through the tokens, without the end
-        of the turn.
+        of the turn; None if a call stands behind that end, where an engine stops.
         """
+        text = self._rendered(calls, as_text, empty)
+        if text is None:
+            return None
+        ids = encode_all(self.tokenizer, [self.without_lead(text).removesuffix(self.after)])[0]
+        ends = turn_end_ids(self.tokenizer, self.kwargs)
+        end = next((place for place, token in enumerate(ids) if token in ends), len(ids))
+        written = decode(self.tokenizer, ids[:end], special=True)
+        return written if all(call.name in written for call in calls) else None
+
+    def _rendered(self, calls: Sequence[TrialCall], as_text: bool, empty: str | None) -> str | None:
+        """Return what the template shows of a message with these calls; None if it lacks one of them."""
         said = {
             "role": "assistant",
             "content": empty,
@@ -767,13 +778,7 @@ class ChatTemplate:
         if text is None or alone is None or any(call.name not in text for call in calls):
             return None
         # Some templates show a call only together with its result.
-        text = alone if all(call.name in alone for call in calls) else text.partition(_RESULT)[0]
-        ids = encode_all(self.tokenizer, [self.without_lead(text).removesuffix(self.after)])[0]
-        ends = turn_end_ids(self.tokenizer, self.kwargs)
-        end = next((place for place, token in enumerate(ids) if token in ends), len(ids))
-        written = decode(self.tokenizer, ids[:end], special=True)
-        # an engine stops before the model has written it
-        return written if all(call.name in written for call in calls) else None
+        return alone if all(call.name in alone for call in calls) else text.partition(_RESULT)[0]
 
     def _mentioned(self) -> tuple[Syntax, ...]:
         """Return the syntaxes whose marks the prompt or the vocabulary names, for a template that shows no

@@ -13,6 +13,7 @@ from agent_system.rollout import chat_template
 from agent_system.rollout.chat_template import ChatTemplate
 from agent_system.rollout.prompt import SpecialTokens
 from agent_system.rollout.template_check import template_facts
+from agent_system.rollout.template_trials import FIRST, TOOLS
 from agent_system.rollout.tool_loop import ToolPromptBuilder
 from agent_system.testing import make_tokenizer
 from agent_system.tools import ToolAgent, calculator
@@ -201,6 +202,61 @@ def test_an_end_of_thinking_without_a_begin_is_no_part_of_the_answer() -> None:
     )
     assert text_of(chat, "</deep>Paris.<|im_end|>") == "Paris."
     assert text_of(chat, "<deep>hm</deep>Paris.<|im_end|>") == "<think>hm</think>Paris."
+
+
+JSON_CALL = '{"name": "{{ call.function.name }}", "parameters": {{ call.function.arguments | tojson }}}'
+# A text stands between marks, and the call behind it without one.
+TEXT_IN_MARKS = "{% if tools %}{{ tools | tojson }}{% endif %}" + LOOP.replace(
+    "BODY",
+    BEGIN
+    + "{% if message.tool_calls %}{% if message.content %}<|text|>{{ message.content }}<|/text|>{% endif %}"
+    "{% for call in message.tool_calls %}"
+    + JSON_CALL
+    + "{% endfor %}{% else %}{{ message.content }}{% endif %}"
+    "<|im_end|>\n",
+).replace("PROMPT", OPENING)
+# A call stands in a message of its own, behind the token that ends the reply.
+BEHIND_THE_END = NATIVE.replace("CALL", "<|im_end|>\n<|im_start|>call\n" + JSON_CALL)
+ONLY_WITH_TOOLS = "{{ tools[0].function.name }}" + LOOP.replace(
+    "BODY", BEGIN + "{{ message.content }}<|im_end|>\n"
+).replace("PROMPT", OPENING)
+# After results no turn begins: the model begins it.
+NO_TURN_AFTER_RESULTS = INVENTED.replace("<|im_start|>assistant\n", "PROMPT").replace(
+    "PROMPT", "{% if messages[-1].role != 'tool' %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def test_calls_after_a_text_that_cannot_be_read_are_told() -> None:
+    chat = template(TEXT_IN_MARKS, "<|text|>", "<|/text|>")
+    assert chat.calls is not None and not chat.calls.syntax.trigger and not chat.reads_calls_after_text
+    (fact,) = [f for f in template_facts(chat.tokenizer) if f.name == "tool calls"]
+    assert not fact.is_right and "but not after a text" in fact.text
+    assert template(INVENTED).reads_calls_after_text
+
+
+def test_a_call_behind_the_end_of_a_turn_is_refused_because_no_model_writes_it() -> None:
+    chat = template(BEHIND_THE_END)
+    assert chat.calls is None and chat.syntaxes == ()
+    with pytest.raises(AgentSystemError, match="tool_format"):
+        chat.checked_syntaxes("A")
+
+
+def test_the_end_of_a_turn_is_found_where_no_conversation_is_shown_without_tools() -> None:
+    chat = template(ONLY_WITH_TOOLS)
+    assert turn_end_ids(chat.tokenizer) == {chat.tokenizer.convert_tokens_to_ids("<|im_end|>")}
+    assert chat.opening == "<|im_end|>\n" + OPENING
+
+
+def test_a_turn_that_the_model_begins_itself_after_results_is_no_part_of_its_answer() -> None:
+    chat = template(NO_TURN_AFTER_RESULTS)
+    asked = [
+        {"role": "user", "content": "q"},
+        {"role": "assistant", "content": "", "tool_calls": [FIRST.message(False)]},
+        {"role": "tool", "content": "7", "tool_call_id": FIRST.id},
+    ]
+    prompt = chat.render(asked, TOOLS)
+    assert prompt.endswith("7<|im_end|>\n")
+    assert text_of(chat, "<|im_start|>assistant\nParis.<|im_end|>", prompt) == "Paris."
 
 
 class Unending:
