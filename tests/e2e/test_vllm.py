@@ -290,13 +290,18 @@ def test_a_family_is_exact_after_updates_of_all_weights(
     assert len(steps) == 2 and all(line["rollout_corr/log_prob_diff_max"] < 1e-4 for line in steps)
 
 
+@pytest.mark.parametrize(
+    ("extension", "fault"),
+    [
+        ("StaleExtension", "log-probs of the vllm engine differ from the trainer's by"),
+        ("EmptyExtension", "the vllm engine cannot sample from the model"),
+    ],
+)
 def test_a_tensor_that_an_update_loses_ends_the_run_before_the_first_episode(
-    vllm: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    vllm: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, extension: str, fault: str
 ) -> None:
-    monkeypatch.setattr(arguments, "EXTENSION", "tests.e2e.stale_extension.StaleExtension")
-    with pytest.raises(
-        ConfigError, match=r"vllm engine differ from the trainer's by .* after an update of all weights"
-    ) as error:
+    monkeypatch.setattr(arguments, "EXTENSION", f"tests.e2e.stale_extension.{extension}")
+    with pytest.raises(ConfigError, match=rf"{fault}.* after an update of all weights") as error:
         vllm({"agent.specialization": "prompt"})
     assert "actor_rollout_ref.rollout.name=hf" in str(error.value) and "\n" not in str(error.value)
     assert not list((tmp_path / "run").rglob("train_*.jsonl"))

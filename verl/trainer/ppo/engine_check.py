@@ -180,17 +180,22 @@ class EngineCheck:
         )
 
     def _is_stale(self, wg_id: str, gap: float) -> str:
-        spec = self._team.specs[wg_id]
         before = self._before[wg_id]
+        return (
+            f"{self._gap(wg_id, gap)} after an update of all weights ({before:.2g} before it), expected at "
+            f"most {self._bounds(wg_id).after(before):.2g}: {self._keeps(wg_id)}"
+        )
+
+    def _keeps(self, wg_id: str) -> str:
+        spec = self._team.specs[wg_id]
         ways = []
         if spec.config.rollout.name != "hf":
             ways.append("actor_rollout_ref.rollout.name=hf")
         if not spec.adapters:
             ways.append("agent.specialization=lora, which leaves the model itself unchanged")
         return (
-            f"{self._gap(wg_id, gap)} after an update of all weights ({before:.2g} before it), expected at "
-            f"most {self._bounds(wg_id).after(before):.2g}: the engine does not serve what it is sent and "
-            f"keeps older values. Use {' or '.join(ways) or 'another release of the package'}"
+            "the engine does not serve what it is sent and keeps older values. "
+            f"Use {' or '.join(ways) or 'another release of the package'}"
         )
 
     def _gaps(self) -> dict[str, float]:
@@ -240,10 +245,13 @@ class EngineCheck:
             raise
         except RolloutError as error:
             name = self._team.specs[wg_id].config.rollout.name
-            why = (
-                f"worker group '{wg_id}': the {name} engine cannot sample from the model: {as_raised(error)}"
-            )
-            raise ConfigError(why) from error
+            why = f"the {name} engine cannot sample from the model"
+            # Memory that an update has left as it was may hold no numbers at all.
+            if wg_id in self._before:
+                why = f"{why} after an update of all weights: {as_raised(error)}; {self._keeps(wg_id)}"
+            else:
+                why = f"{why}: {as_raised(error)}"
+            raise ConfigError(f"{why}; {WITHOUT}") from error
         of_all = [reply for of_engine in replies for reply in of_engine]
         return _Rows(wg_id, policy, of_base, prompts * len(replies), of_all)
 

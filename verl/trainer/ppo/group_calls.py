@@ -13,6 +13,7 @@ from typing import TypeVar
 from verl.models.loader import ModelPathError
 from verl.protocol.generate import EngineGoneError, EngineSetupError
 from verl.single_controller.worker_group import WorkerDiedError
+from verl.trainer.config.spec import ConfigError
 from verl.trainer.ppo.timeline import Timeline
 from verl.utils.checkpoint import CheckpointError
 
@@ -62,8 +63,7 @@ class GroupCalls:
     def each(self, wg_ids: Sequence[str], fn: Callable[[str], T]) -> dict[str, T]:
         """Return the result of `fn`, which holds its group while it calls it, for several groups.
 
-        Raises after all have ended: TeamError for the first error that has a complete message, RuntimeError
-        for any other.
+        Raises after all have ended what `with_group` makes of the first error.
         """
         futures = {wg: self._threads.submit(fn, wg) for wg in wg_ids}
         errors: Mapping[str, BaseException | None] = {wg: f.exception() for wg, f in futures.items()}
@@ -87,10 +87,13 @@ class GroupCalls:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
-def with_group(error: BaseException, wg_id: str) -> RuntimeError:
+def with_group(error: BaseException, wg_id: str) -> RuntimeError | ConfigError:
     """Return the error of a call with the name of its worker group: TeamError if it has a complete
-    message.
+    message, and ConfigError if a key has to be changed.
     """
+    raised = as_raised(error)
+    if isinstance(raised, ConfigError):
+        return ConfigError(f"worker group '{wg_id}': {raised}")
     if isinstance(error, PLAIN_ERRORS):
         return TeamError(f"worker group '{wg_id}': {as_raised(error)}")
     return RuntimeError(f"worker group '{wg_id}': {error}")
