@@ -2,7 +2,7 @@
 # Set up the environment and run the checks; further arguments are passed to pytest.
 #
 #   bash scripts/test.sh         the checks of CI: lint, format, types, all tests
-#   bash scripts/test.sh fast    lint, format, and all tests except integration tests (tests/conftest.py): two minutes, without vLLM
+#   bash scripts/test.sh fast    lint, format, and the tests that are neither integration nor slow (tests/conftest.py): two minutes, without vLLM
 #   bash scripts/test.sh fuzz    property tests with FUZZ_EXAMPLES (2000) new random examples
 #
 # All checks run even if one fails; the last line names the failed ones. Types are checked in parallel with the tests and reported after them.
@@ -38,7 +38,7 @@ else
     check "ruff check" "$python" -m ruff check .
     check "ruff format" "$python" -m ruff format --check .
 fi
-if [[ $mode == fast ]]; then check "pytest" run_tests "${parallel[@]}" -m "not integration" "$@"; fi
+if [[ $mode == fast ]]; then check "pytest" run_tests "${parallel[@]}" -m "not integration and not slow" "$@"; fi
 if [[ $mode == all ]]; then
     types=$(mktemp)
     trap 'rm -f "$types"' EXIT

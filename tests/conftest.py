@@ -54,6 +54,52 @@ INTEGRATION = (
     "tests/workers/rollout/test_conformance.py",
     "tests/workers/rollout/vllm/",
 )
+# Other files that take five seconds or more on one core: model families, properties over many examples, and
+# tests that wait. `scripts/test.sh fast` leaves them out.
+SLOW = (
+    "tests/agent_system/gateway/test_bad_input.py",
+    "tests/agent_system/gateway/test_frameworks.py",
+    "tests/agent_system/gateway/test_history.py",
+    "tests/agent_system/gateway/test_protocol.py",
+    "tests/agent_system/rollout/test_env_workers.py",
+    "tests/agent_system/rollout/test_reward_models.py",
+    "tests/agent_system/rollout/test_tokens.py",
+    "tests/agent_system/rollout/test_tree_concurrency.py",
+    "tests/agent_system/rollout/test_tree_engine.py",
+    "tests/agent_system/rollout/test_tree_properties.py",
+    "tests/agent_system/test_main_thread.py",
+    "tests/agent_system/test_terminal_log.py",
+    "tests/agent_system/workflows/code/test_team.py",
+    "tests/agent_system/workflows/math/test_equality.py",
+    "tests/agent_system/workflows/math/test_reward.py",
+    "tests/compat/test_verl_commands.py",
+    "tests/house/test_imports.py",
+    "tests/models/test_adapter_families.py",
+    "tests/models/test_every_class.py",
+    "tests/models/test_miniature.py",
+    "tests/models/test_trainer.py",
+    "tests/templates/test_conversations.py",
+    "tests/trainer/ppo/asynchronous/test_group_queue.py",
+    "tests/trainer/ppo/core_algos/test_closed_forms.py",
+    "tests/trainer/ppo/core_algos/test_properties.py",
+    "tests/trainer/test_declarations.py",
+    "tests/trainer/test_memory_plan.py",
+    "tests/trainer/test_sft.py",
+    "tests/utils/test_loop_thread.py",
+    "tests/utils/tracking/test_tracking.py",
+    "tests/workers/engine/test_adapters.py",
+    "tests/workers/engine/test_exactness.py",
+    "tests/workers/engine/test_merging.py",
+    "tests/workers/engine/test_policy_losses.py",
+    "tests/workers/engine/test_value_update.py",
+    "tests/workers/rollout/test_adapters.py",
+    "tests/workers/rollout/test_families.py",
+    "tests/workers/rollout/test_hf_engine.py",
+    "tests/workers/rollout/test_server.py",
+    "tests/workers/rollout/test_structure.py",
+    "tests/workers/weight_transfer/test_collective.py",
+)
+FAST = "not integration and not slow"
 # Files that keep one process busy for minutes; they begin first.
 LONGEST = (
     "tests/workers/rollout/test_conformance.py",
@@ -104,11 +150,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Import nothing of what `-m "not integration"` leaves out by its path: that takes longer than many
-    tests.
-    """
+    """Import nothing of what `FAST` leaves out by its path: that takes longer than many tests."""
     path = f"{collection_path}/".removeprefix(f"{ROOT}/")
-    return True if config.getoption("-m") == "not integration" and path.startswith(INTEGRATION) else None
+    left_out = (*INTEGRATION, *SLOW)
+    return True if config.getoption("-m") == FAST and path.startswith(left_out) else None
 
 
 def is_integration(item: pytest.Item) -> bool:
@@ -150,6 +195,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if is_integration(item):
             item.add_marker(pytest.mark.integration)
+        if item.nodeid.startswith(SLOW):
+            item.add_marker(pytest.mark.slow)
         if needs_vllm(item) and not HAS_VLLM:
             item.add_marker(pytest.mark.skip(reason="needs vllm: bash scripts/setup.sh cpu-vllm"))
         if config.getoption("--hypothesis-profile") == "fuzz" and isinstance(item, pytest.Function):

@@ -58,7 +58,7 @@ class Viewer:
         clean: Callable[[str], str],
         reads_name: bool,
         reads_calls: bool,
-        call_id: Callable[[str, int], str] | None = None,
+        call_id: Callable[..., str] | None = None,
         clean_reply: Callable[[str], str] | None = None,
     ) -> None:
         """Set what the template reads.
@@ -67,12 +67,13 @@ class Viewer:
             clean: takes special tokens out of a text.
             reads_name: the template shows `message.name`.
             reads_calls: it shows `message.tool_calls`; for one that does not, calls are put into the text.
-            call_id: makes the id of a call from its name and its place in the conversation.
+            call_id: makes the id of a call from its name, its place in the conversation and the id that the
+                model wrote, see `ChatTemplate.call_id`.
             clean_reply: as `clean`, for replies, which may have tokens around calls.
         """
         self._clean_reply = clean_reply or clean
         self._clean, self._reads_name, self._reads_calls = clean, reads_name, reads_calls
-        self._call_id = call_id or (lambda name, place: f"call{place:05d}")
+        self._call_id = call_id or (lambda name, place, sampled="": sampled or f"call{place:05d}")
 
     def views(self, messages: Sequence[Any]) -> list[View]:
         """Return the views of a request's messages. Raise Refusal naming the message that cannot be read."""
@@ -138,7 +139,8 @@ class Viewer:
             for i, call in enumerate(cleaned)
         ]
         sampled = [
-            {**call, "id": own["id"] or call["id"]} for call, own in zip(numbered, cleaned, strict=True)
+            {**call, "id": self._call_id(own["name"], before + i, own["id"])}
+            for i, (call, own) in enumerate(zip(numbered, cleaned, strict=True))
         ]
         view = {"role": "assistant", "content": without_thinking(self.clean(content))}
         if calls and not self._reads_calls and text:

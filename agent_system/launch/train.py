@@ -38,6 +38,7 @@ from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 from verl.trainer.ppo.team import TeamWorkers
 from verl.trainer.ppo.validation import rows_before_after
 from verl.utils.disk import writing
+from verl.utils.host_memory import kills_are_told
 from verl.utils.tracking import Tracking
 
 logger = logging.getLogger(__name__)
@@ -63,6 +64,7 @@ def run(config: RunConfig) -> RayPPOTrainer:
         logger.info("worker group %s -> %s", wg_id, devices)
     logger.info("output folder: %s", run_dir)
     with ExitStack() as started:
+        started.enter_context(kills_are_told())
         started.callback(close_shared)
         controller = build_controller(config)
         started.callback(controller.shutdown)

@@ -234,15 +234,29 @@ class ChatTemplate:
             )
         return self.syntaxes
 
-    def call_id(self, name: str, place: int) -> str:
-        """Return the id of a call that the model gave none, by its place in the conversation: nine letters
-        and digits, as some want.
+    def call_id(self, name: str, place: int, sampled: str = "") -> str:
+        """Return the id with which a call is shown.
+
+        It is the one that the model wrote. If that is empty, or one that the template refuses, it is made from
+        the call's place in the conversation: nine letters and digits, as some templates want.
         """
+        if sampled and (self.calls is None or not self._refuses_ids or self._shows_id(sampled)):
+            return sampled
         return (
             f"functions.{name}:{place}"
             if self.calls is not None and self.calls.numbered
             else f"call{place:05d}"
         )
+
+    @cached_property
+    def _refuses_ids(self) -> bool:
+        """Whether the template raises for some ids of calls."""
+        return not all(map(self._shows_id, ("z", "zq: an odd id")))
+
+    def _shows_id(self, call_id: str) -> bool:
+        assert self.calls is not None, "only a template that shows calls is asked"
+        call = replace(FIRST, id=call_id)
+        return self._rendered((call,), self.calls.as_text, self.calls.empty) is not None
 
     def without_lead(self, text: str) -> str:
         """Return a rendered reply without what stands before every reply."""
@@ -389,9 +403,9 @@ class ChatTemplate:
         # After results of tools some templates begin no turn.
         before = self._before if not prompt or prompt.endswith(self._opening) else self._before_after_results
         if not self._has_marks and not self._has_mark(before) and self._kept_ids.isdisjoint(token_ids):
-            text = decode(self.tokenizer, token_ids).removeprefix(before)
+            text = self._decoded(token_ids).removeprefix(before)
         else:
-            raw = decode(self.tokenizer, token_ids, special=True)
+            raw = self._decoded(token_ids, special=True)
             text = self._read(raw.removeprefix(before), opened)
             if not raw.startswith(before):  # marks stand before it
                 text = text.removeprefix(before)
@@ -400,6 +414,15 @@ class ChatTemplate:
         if not opened or text.lstrip().lower().startswith("<think>"):
             return text
         return f"<think>{prompt[prompt.rindex(self.marks.begin) + len(self.marks.begin) :]}{text}"
+
+    def _decoded(self, token_ids: Sequence[int], special: bool = False) -> str:
+        """Return the text of a reply as it stands behind its prompt: decoded alone, some vocabularies take a
+        blank from its beginning, so that indented code would lose one.
+        """
+        if self.keeps_text:
+            return decode(self.tokenizer, token_ids, special)
+        head = decode(self.tokenizer, self.anchor, special)
+        return decode(self.tokenizer, [*self.anchor, *token_ids], special).removeprefix(head)
 
     @cached_property
     def keeps_text(self) -> bool:

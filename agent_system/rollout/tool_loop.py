@@ -89,9 +89,11 @@ class ToolPromptBuilder(PromptBuilder):
             earlier: number of calls in the conversation before it.
         """
         found = read_calls(text, self.syntaxes, OfferedTools.of(self.agent.schemas))
-        return [
-            r if r.id else replace(r, id=self.chat.call_id(r.name, earlier + i)) for i, r in enumerate(found)
-        ]
+        named = []
+        for place, request in enumerate(found, earlier):
+            shown = self.chat.call_id(request.name, place, request.id)
+            named.append(replace(request, id=shown, renamed=request.id not in ("", shown)))
+        return named
 
     def following(
         self,
@@ -105,8 +107,8 @@ class ToolPromptBuilder(PromptBuilder):
         of the last prompt and reply.
 
         The template's rendering of the whole conversation decides, see `Continuation`. A call that cannot be
-        read has no rendering of its own: the reply stands as it was sampled, and what the template puts after
-        calls follows. It is None when it is longer than `max_prompt_length`.
+        read, or whose id the template refuses, has no rendering of its own: the reply stands as it was
+        sampled, and what the template puts after calls follows. It is None when it is longer than `max_prompt_length`.
 
         Raises:
             AgentSystemError: the template cannot show the calls and their results.
@@ -120,7 +122,7 @@ class ToolPromptBuilder(PromptBuilder):
             following = self._continuation.after(prompt, reply.generation, whole)
             tail = (
                 self._tail(prompt, messages, whole)
-                if following.rewritten and self._is_malformed(requests, said)
+                if following.rewritten and self._has_no_rendering(requests, said)
                 else None
             )
             if tail is not None:
@@ -141,11 +143,11 @@ class ToolPromptBuilder(PromptBuilder):
         )
 
     @staticmethod
-    def _is_malformed(requests: Sequence[ToolRequest], said: Message) -> bool:
+    def _has_no_rendering(requests: Sequence[ToolRequest], said: Message) -> bool:
         """Whether calls of a reply cannot be shown as they were written."""
         shown = len(said.get("tool_calls", requests))
         return shown < len(requests) or any(
-            not (request.is_readable and request.name) for request in requests
+            request.renamed or not (request.is_readable and request.name) for request in requests
         )
 
     def _messages(

@@ -161,7 +161,7 @@ TEST_MODES: dict[tuple[str, ...], list[str]] = {
         "pytest --timing=without tests/x -k y",
         "pytest --timing=only tests/x -k y",
     ],
-    ("fast",): ["setup", *LINT, "pytest --timing=without -m not integration"],
+    ("fast",): ["setup", *LINT, "pytest --timing=without -m not integration and not slow"],
     ("fuzz", "-x"): [
         "setup",
         "pytest --timing=without -m hypothesis --hypothesis-profile fuzz --timeout 0 -x",

@@ -180,7 +180,7 @@ class Conversation:
         text, said = self._text_of(step, said, prompt)
         ids = encode_all(self.tokenizer, [prompt + text])[0]
         head = encode_all(self.tokenizer, [prompt])[0]
-        ids = ids[len(head) :] if ids[: len(head)] == head else encode_all(self.tokenizer, [text])[0]
+        ids = ids[len(head) :] if ids[: len(head)] == head else self._inside(text)
         ends = turn_end_ids(self.tokenizer)
         special = {*self.tokenizer.convert_tokens_to_ids(special_tokens(self.tokenizer))}
         place = next((i for i, token in enumerate(ids) if token in ends), None)
@@ -191,6 +191,11 @@ class Conversation:
         if step.cut:
             ids = ids[: max(1, (len(ids) - 1) // 2)]
         return Generation(ids, (-0.5,) * len(ids), "length" if step.cut else "stop"), said
+
+    def _inside(self, text: str) -> tuple[int, ...]:
+        """The tokens of a text as they stand inside another: alone, some vocabularies put a blank before it."""
+        whole, head = encode_all(self.tokenizer, [f"\n{text}"])[0], encode_all(self.tokenizer, ["\n"])[0]
+        return whole[len(head) :] if whole[: len(head)] == head else encode_all(self.tokenizer, [text])[0]
 
     def _text_of(self, step: Step, said: dict[str, Any], prompt: str) -> tuple[str, dict[str, Any]]:
         marks = self.chat.marks

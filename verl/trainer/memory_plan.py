@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -26,6 +25,7 @@ from verl.trainer.placement.pools import assign_devices, assign_engines
 from verl.trainer.placement.table import Placement, WorkerGroupSpec
 from verl.trainer.ppo.controller import cluster_address
 from verl.trainer.ppo.critic import critic_agents
+from verl.utils.host_memory import free_memory
 from verl.workers.engine.activation_memory import Shape, TrainingMemory
 from verl.workers.engine.layout import RowLayout
 from verl.workers.engine.layout_check import choose_layout
@@ -83,28 +83,6 @@ class GroupMemory:
     def transient(self) -> int:
         """Bytes of the larger of training and sampling, which alternate."""
         return max(self.gradients + self.one_pass, self.cache)
-
-
-def free_memory() -> int:
-    """Return the bytes of host memory that this process and those it starts can have: what is free, within
-    the limit of its cgroup.
-    """
-    free = psutil.virtual_memory().available
-    for limit_file, usage_file, stat_file in (
-        ("memory.max", "memory.current", "memory.stat"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat"),
-    ):
-        root = Path("/sys/fs/cgroup")
-        try:
-            limit = int((root / limit_file).read_text())
-            usage = int((root / usage_file).read_text())
-            stat = dict(line.split() for line in (root / stat_file).read_text().splitlines())
-        except (OSError, ValueError):
-            continue  # no limit, or another version of cgroups
-        # Pages of files are given back when processes need memory.
-        files = int(stat.get("inactive_file", 0)) + int(stat.get("active_file", 0))
-        free = min(free, limit - usage + files)
-    return max(0, free)
 
 
 def plan_memory(

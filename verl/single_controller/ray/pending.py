@@ -11,6 +11,7 @@ import ray
 from ray.exceptions import ActorUnavailableError, ObjectLostError, RayActorError, RayTaskError
 
 from verl.single_controller.worker_group import ArgumentLostError, PendingResults, WorkerDiedError
+from verl.utils.host_memory import note_of_kills
 
 # How long to wait, after an error of one rank, for the death of another: if a rank dies in a collective, the
 # lost connections of its peers are often reported first.
@@ -148,4 +149,6 @@ class RayPendingResults(PendingResults):
     def _died(self, rank: int, error: Exception) -> WorkerDiedError:
         verb = "cannot be reached" if isinstance(error, ActorUnavailableError) else "died"
         why = " ".join(str(error).split())  # Ray describes the actor in lines of their own
-        return WorkerDiedError(f"worker {self.workers[rank]} {verb} while it ran {self.method_name}: {why}")
+        return WorkerDiedError(
+            f"worker {self.workers[rank]} {verb} while it ran {self.method_name}: {why}{note_of_kills()}"
+        )

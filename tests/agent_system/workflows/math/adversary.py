@@ -38,6 +38,12 @@ SIGNS = (
 )  # fmt: skip
 _LETTER = re.compile(r"\\[A-Za-z]+|[A-Za-z]")
 _UNIT = re.compile(r"\s*(?:\\(?:text|mathrm)\s*\{\s*[~ ]*[A-Za-z /]+\}|\([a-z ]+\))")
+# The ways to write that there is nothing.
+_EMPTY = re.compile(
+    r"\\emptyset|\\varnothing|\\\{\s*\\\}|(?:\\text\s*\{)?\s*no (?:real )?solutions?\.?\s*\}?", re.IGNORECASE
+)
+# A letter that stands for a choice, in brackets or without.
+_CHOICE = re.compile(r"\(?([A-Z])\)?")
 _SPLIT = re.compile(r"\\leqslant|\\geqslant|\\leq|\\geq|\\neq|\\le(?!ft)|\\ge|\\cup|[=<>,;:]| or | and ")
 
 
@@ -124,8 +130,10 @@ def means_the_same(answer: str, truth: str) -> bool:
     left out.
     """
     left, right = _sides(answer), _sides(truth)
-    if left == right:
+    if left == right or (_EMPTY.fullmatch(answer.strip()) and _EMPTY.fullmatch(truth.strip())):
         return True
+    if (one := _CHOICE.fullmatch(answer)) and (other := _CHOICE.fullmatch(truth)):
+        return one[1] == other[1]
     if len(left) == len(right) and _SPLIT.findall(_shown(answer)) == _SPLIT.findall(_shown(truth)):
         others = list(right)
         for side in left:
@@ -176,10 +184,11 @@ def _same(left: str, right: str, constant: bool = False) -> bool:
     return all(cmath.isclose(one, other, rel_tol=1e-9, abs_tol=1e-12) for one, other in ratios)
 
 
-_CALLS: dict[str, Callable[[complex], complex]] = {
+_CALLS: dict[str, Callable[..., complex]] = {
     "root": cmath.sqrt, "sin": cmath.sin, "cos": cmath.cos, "tan": cmath.tan, "ln": cmath.log,
     "exp": cmath.exp,
     "fac": lambda x: math.factorial(int(x.real)),
+    "binom": lambda n, k: math.comb(int(n.real), int(k.real)),
 }  # fmt: skip
 _OPERATORS: dict[type, Callable[..., Any]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
@@ -207,6 +216,7 @@ def _python(text: str) -> str:
     while before != text:
         before = text
         text = re.sub(r"\\frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}", r"((\1)/(\2))", text)
+        text = re.sub(r"\\[dt]?binom\s*\{([^{}]*)\}\s*\{([^{}]*)\}", r" binom(\1,\2) ", text)
         text = re.sub(r"\\sqrt\s*\[([^]]*)\]\s*\{([^{}]*)\}", r"((\2)**(1/(\1)))", text)
         text = re.sub(r"\\sqrt\s*\{([^{}]*)\}", r" root(\1)", text)
         text = re.sub(r"\^\s*\{([^{}]*)\}", r"**(\1)", text)
@@ -225,7 +235,7 @@ def _python(text: str) -> str:
         .replace("[", "(")
         .replace("]", ")")
     )
-    tokens = re.findall(r"\d+\.?\d*|\.\d+|v\w+|root|sin|cos|tan|ln|exp|fac|[A-Za-z]|\*\*|\S", text)
+    tokens = re.findall(r"\d+\.?\d*|\.\d+|v\w+|root|sin|cos|tan|ln|exp|fac|binom|[A-Za-z]|\*\*|\S", text)
     return "".join(f"{a}*" if _factor(a, b) else a for a, b in pairwise([*tokens, ""]))
 
 
@@ -242,7 +252,7 @@ def _evaluated(node: ast.expr, seed: int) -> Any:
             f"{node.id}{seed}"
         ).uniform(0.5, 3.0)
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-        return _CALLS[node.func.id](complex(_evaluated(node.args[0], seed)))
+        return _CALLS[node.func.id](*(complex(_evaluated(argument, seed)) for argument in node.args))
     if isinstance(node, ast.UnaryOp):
         return _OPERATORS[type(node.op)](_evaluated(node.operand, seed))
     if isinstance(node, ast.BinOp):

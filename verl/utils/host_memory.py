@@ -1,0 +1,192 @@
+"""Memory of the machine and of the control groups that this process is in, and what the system kills for lack of it.
+
+The kernel kills a process without a word when a control group or the machine has no memory left. `kills_are_told`
+starts a second process of a few MiB, which outlives the run and writes the cause and what the run held.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+GIB = 2**30
+CGROUPS = Path("/sys/fs/cgroup")
+_ENDED = b"ended"
+_SECONDS = 0.5
+_WAYS = (
+    "lower actor_rollout_ref.actor.ppo_max_token_len_per_gpu or actor_rollout_ref.rollout.max_num_seqs, use "
+    "adapters (agent.specialization=lora), or free memory"
+)
+
+
+@dataclass(frozen=True)
+class _Version:
+    """Names of one version of control groups: folder below `CGROUPS`, entry of /proc/self/cgroup, files."""
+
+    folder: str
+    entry: str
+    limit: str
+    usage: str
+    events: str
+
+
+_VERSIONS = (
+    _Version("", "", "memory.max", "memory.current", "memory.events"),
+    _Version("unified", "", "memory.max", "memory.current", "memory.events"),
+    _Version("memory", "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "memory.oom_control"),
+)
+
+
+def _numbers(path: Path) -> dict[str, int]:
+    try:
+        pairs = (line.split() for line in path.read_text().splitlines())
+        return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
+    except OSError:
+        return {}
+
+
+def _groups(root: Path = CGROUPS, own: Path = Path("/proc/self/cgroup")) -> Iterator[tuple[_Version, Path]]:
+    """Yield the folders of this process's memory groups and of all groups around them, which limit it too."""
+    try:
+        entries = [line.split(":", 2) for line in own.read_text().splitlines()]
+    except OSError:
+        entries = []
+    for version in _VERSIONS:
+        paths = [path for _, names, path in entries if version.entry in names.split(",")]
+        folder = root / version.folder
+        # In a container without a name space of its own the path is one of the machine: parts of it are missing.
+        inner = folder / (paths[0] if paths else "").lstrip("/")
+        while True:
+            if (inner / version.limit).is_file():
+                yield version, inner
+            if inner == folder:
+                break
+            inner = inner.parent
+
+
+def free_memory() -> int:
+    """Return the bytes of host memory that this process and those it starts can have: what is free, within
+    the limits of its control groups.
+    """
+    import psutil
+
+    free = int(psutil.virtual_memory().available)
+    for version, folder in _groups():
+        try:
+            limit = int((folder / version.limit).read_text())
+            usage = int((folder / version.usage).read_text())
+        except (OSError, ValueError):
+            continue  # no limit
+        # Pages of files are given back when processes need memory.
+        stat = _numbers(folder / "memory.stat")
+        free = min(free, limit - usage + stat.get("inactive_file", 0) + stat.get("active_file", 0))
+    return max(0, free)
+
+
+def limit_of_memory() -> int:
+    """Return the smallest limit of this process's control groups, or the machine's memory, in bytes."""
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for version, folder in _groups():
+        try:
+            limits.append(int((folder / version.limit).read_text()))
+        except (OSError, ValueError):
+            continue
+    return min(limits)
+
+
+def kills_for_memory() -> int:
+    """Return how many processes the kernel has killed for lack of memory, in this process's control groups or, where
+    none says it, on the machine.
+    """
+    counts = [_numbers(folder / version.events).get("oom_kill") for version, folder in _groups()]
+    counts.append(_numbers(Path("/proc/vmstat")).get("oom_kill"))
+    return max(count or 0 for count in counts)
+
+
+_KILLS_BEFORE = kills_for_memory()
+
+
+def note_of_kills() -> str:
+    """Return what to add to the error of a process that died; empty if none was killed for lack of memory since
+    this module was imported.
+    """
+    count = kills_for_memory() - _KILLS_BEFORE
+    if count <= 0:
+        return ""
+    return (
+        f" (the system has killed {count} {'process' if count == 1 else 'processes'} for lack of memory since this "
+        f"one began, within {limit_of_memory() / GIB:.1f} GiB: {_WAYS})"
+    )
+
+
+@contextmanager
+def kills_are_told() -> Iterator[None]:
+    """Have another process say on stderr that the kernel killed this one for lack of memory, and what it held."""
+    command = [sys.executable, "-S", "-P", __file__, str(os.getpid())]
+    try:
+        watcher = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True
+        )
+    except OSError:
+        yield  # a machine that has no room for one more process
+        return
+    assert watcher.stdin is not None, "it is a pipe"
+    try:
+        yield
+    finally:
+        try:
+            watcher.stdin.write(_ENDED)
+            watcher.stdin.close()
+        except OSError:
+            pass  # it was killed
+        watcher.wait()
+
+
+def _watch(pid: int) -> None:
+    """Look at a process until the pipe on standard input closes."""
+    import select
+
+    before, held = kills_for_memory(), 0
+    while not select.select([0], [], [], _SECONDS)[0]:
+        held = max(held, _held_with_children(pid))
+    # Without its word the process was killed.
+    if os.read(0, len(_ENDED)) == _ENDED:
+        return
+    time.sleep(_SECONDS)
+    if kills_for_memory() > before:
+        sys.stderr.write(
+            f"error: the system killed this run for lack of memory: it held {held / GIB:.1f} of "
+            f"{limit_of_memory() / GIB:.1f} GiB; {_WAYS}\n"
+        )
+
+
+def _held_with_children(pid: int) -> int:
+    """Return the resident bytes of a process and of all that it has started; memory that they share counts once in
+    each.
+    """
+    parents: dict[int, int] = {}
+    resident: dict[int, int] = {}
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdigit():
+            continue
+        try:
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+            parents[int(folder.name)] = int(fields[1])
+            resident[int(folder.name)] = int(fields[21]) * os.sysconf("SC_PAGE_SIZE")
+        except (OSError, IndexError, ValueError):
+            continue  # it has ended
+    own, found = {pid}, 0
+    while len(own) > found:
+        found = len(own)
+        own |= {child for child, parent in parents.items() if parent in own}
+    return sum(resident.get(member, 0) for member in own)
+
+
+if __name__ == "__main__":
+    _watch(int(sys.argv[1]))
