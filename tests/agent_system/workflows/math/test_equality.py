@@ -56,6 +56,10 @@ EQUAL = [
     ("(E_1+2E_2)/3", r"\frac{E_{1}+2 E_{2}}{3}"),
     (r"\left[\begin{array}{rr}1&2\\3&4\end{array}\right]", r"\begin{pmatrix}1&2\\3&4\end{pmatrix}"),
     ("x>5", "x > 5"),
+    (r"3.52 \times 10^{-19} \mathrm{~J}", r"3.52 $10^{-19} \mathrm{~J}$"), ("2.7e6", "2.7 10^6"),
+    (r"-3.0 \cdot 10^{-6}", r"-3.0 $10^{-6} \mathrm{C}$"), (r"4 \cdot 10^7", r"4 $\mathrm{10^7} \mathrm{~km}$"),
+    (r"1.07 \times 10^{16} photons", r"1.07 $10^{16}$ photons"), ("152.67", r"152.67 $\mathrm{J} \mathrm{K}^{-1}$"),
+    (r"92 \mathrm{~J}", r"92 $\mathrm{J}$"), ("12 Å", "12 $Å$"), ("6.2 kg", r"6.2 $\text{kg}$"),
 ]  # fmt: skip
 
 DIFFERENT = [
@@ -86,6 +90,8 @@ DIFFERENT = [
     (r"\frac{dM}{dt}=l_\odot M^6 \text{x}", r"\frac{dM}{dt}=L_\odot M^6 \text{x}"),
     ("9/4", "9 (quarters)"), ("5", "5 (or 7)"), (r"\sqrt{x^2}", "x"), ("E_1", "E_2"), ("no", "no solution"),
     (r"\emptyset", "No"), ("none", r"\text{No}"), ("E_1", "e_1"),
+    ("3.52", r"3.52 $10^{-19} \mathrm{~J}$"), ("2.7 10^5", "2.7 10^6"), (r"3.52 \times 10^{-18}", r"3.52 $10^{-19}$"),
+    ("10^6", "2.7 10^6"), ("5", r"\$5 and \$6"), ("92 \\mathrm{~J}", r"92 $\mathrm{N}$"),
 ]  # fmt: skip
 
 # Letters behind a number are a unit in an answer to a number, and in a truth that has the symbol of one; else
