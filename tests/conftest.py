@@ -16,6 +16,7 @@ import pytest
 
 from tests.forked import ForkServer
 from tests.house.source import ROOT
+from tests.thorough import is_thorough
 
 # Property tests draw the same examples in every run; `bash scripts/test.sh fuzz` searches for new ones.
 hypothesis.settings.register_profile("fixed", derandomize=True)
@@ -138,8 +139,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--all-levels",
         action="store_true",
-        help="tests/e2e/test_levels.py: every level with every engine on every controller; more runs of test_stale_samples.py; and "
-        "what needs packages of its own",
+        help="also the tests of tests/thorough.py; every level with every engine on every controller; more runs of "
+        "test_stale_samples.py; and what needs packages of its own",
     )
     parser.addoption(
         "--timing",
@@ -192,7 +193,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     What takes long begins first, so that the processes end at about the same time: `LONGEST`, `spread` tests,
     other files with integration tests, then the rest.
     """
+    everything = config.getoption("--all-levels")
     for item in items:
+        if not everything and is_thorough(item.nodeid):
+            item.add_marker(pytest.mark.skip(reason="thorough (tests/thorough.py): needs --all-levels"))
         if is_integration(item):
             item.add_marker(pytest.mark.integration)
         if item.nodeid.startswith(SLOW):
