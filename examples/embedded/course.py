@@ -95,6 +95,7 @@ class World:
         size: size of the model.
         courses: further courses by name (`--course`).
         tools: maps a conversation to the JSON schemas of its agent's tools.
+        tokenizer: maps a course to the model's tokenizer; None for one that is trained on the demonstrations.
     """
 
     course: Course
@@ -104,6 +105,7 @@ class World:
     size: TinyModelSize = field(default_factory=TinyModelSize)
     courses: Mapping[str, Course] = field(default_factory=dict)
     tools: Callable[[Messages], list[Any]] = lambda _: []
+    tokenizer: Callable[[Any], Any] | None = None
 
 
 UNTIED = TinyModelSize(tie_embeddings=False)

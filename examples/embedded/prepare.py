@@ -141,7 +141,9 @@ def _make_model(folder: Path, recipe: Recipe, conversations: Sequence[Messages],
     corpus = [
         "\n".join(message["content"] for message in conversation) for conversation in conversations[::5]
     ]
-    make_tiny_model(folder / "untrained", corpus, size=recipe.size, seed=recipe.seed)
+    of_course = WORLDS[recipe.world].tokenizer
+    tokenizer = of_course and of_course(recipe.course)
+    make_tiny_model(folder / "untrained", corpus, size=recipe.size, seed=recipe.seed, tokenizer=tokenizer)
     logger.info("embedded default: warm start on %d demonstrations", len(conversations))
     metrics = loop.run_sft(_sft_config(recipe, folder, num_threads))
     shutil.rmtree(folder / "untrained")

@@ -91,16 +91,18 @@ def make_tiny_model(
     size: TinyModelSize | None = None,
     vocab_size: int = 768,
     seed: int = 0,
+    tokenizer: PreTrainedTokenizerFast | None = None,
 ) -> Path:
     """Write a randomly initialised model and its tokenizer as a Hugging Face folder and return the folder.
 
-    The result is a function of the arguments alone; the global random state is not changed.
+    The result is a function of the arguments alone; the global random state is not changed. With a `tokenizer`
+    none is trained, and corpus and vocab_size have no effect.
     """
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     size = size or TinyModelSize()
-    tokenizer = train_tokenizer(corpus, vocab_size)
+    tokenizer = tokenizer or train_tokenizer(corpus, vocab_size)
     config = Qwen3Config(
         vocab_size=_round_up(len(tokenizer), 64),
         hidden_size=size.hidden_size,
@@ -113,8 +115,8 @@ def make_tiny_model(
         initializer_range=size.weight_std,
         tie_word_embeddings=size.tie_embeddings,
         bos_token_id=None,
-        eos_token_id=SPECIAL_TOKENS.index(END_TOKEN),
-        pad_token_id=SPECIAL_TOKENS.index(PAD_TOKEN),
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id,
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
