@@ -1,5 +1,5 @@
-"""Tests that run with `--all-levels` alone, by the beginning of their ids: whole runs whose parts and whose kind others
-test in CI.
+"""Tests that run with `--all-levels` alone, by the beginning of their ids: whole runs whose parts and whose
+kind others test in CI.
 
 Each takes 5 to 120 seconds; together they take longer than all others.
 """
@@ -10,7 +10,8 @@ THOROUGH = tuple(
         "agent_system/rollout/test_env_workers.py": ("ray_actors_play_the_same_episodes",),
         "agent_system/workflows/code/test_env.py": ("any_play_conforms",),
         "benchmarks/test_last_lines.py": (
-            "weight_sync_measures", "train_step_counts", "placement_measures", "async_training_compares", "env_workers",
+            "weight_sync_measures", "train_step_counts", "placement_measures", "async_training_compares",
+            "env_workers",
         ),
         "docs/test_farama.py": ("its_commands_train_two_steps[tictactoe",),
         "e2e/test_algorithms.py": ("the_math_team_trains_three_steps[loss-",),
@@ -21,7 +22,8 @@ THOROUGH = tuple(
             "an_episode_that_cannot_be_ended_costs_itself_alone_in_every_mode[one_step_off",
         ),
         "e2e/test_critic.py": (
-            "the_value_loss_falls", "critics_on_ray_equal", "three_steps_of_gae_train_policies_and_critics[joint",
+            "the_value_loss_falls", "critics_on_ray_equal",
+            "three_steps_of_gae_train_policies_and_critics[joint",
             "three_steps_of_gae_train_policies_and_critics[turns",
         ),
         "e2e/test_env_workers.py": ("a_run_of_the_command_line",),
@@ -57,7 +59,8 @@ THOROUGH = tuple(
         "e2e/test_outside_worlds.py": ("a_tree_grows", "one_policy_plays_against_chance", "players_at_the_same_time"),
         "e2e/test_own_engines.py": ("an_engine_of_two_ranks_serves",),
         "e2e/test_rescue.py": (
-            "a_rank_that_is_lost_is_named", "groups_in_progress_and_complete_ones_are_saved_when_a_world_hangs[L3",
+            "a_rank_that_is_lost_is_named",
+            "groups_in_progress_and_complete_ones_are_saved_when_a_world_hangs[L3",
             "the_last_step_is_saved_and_the_resumed_run_equals_an_undisturbed_one_to_the_last_bit[one_step_off",
             "the_last_step_is_saved_and_the_resumed_run_equals_an_undisturbed_one_to_the_last_bit[fully_async",
             "an_engine_that_dies_twice_costs_no_update[fully_async",
@@ -81,12 +84,14 @@ THOROUGH = tuple(
             "a_recorded_command_for_gsm8k_trains_with_other_paths_and_another_device_alone[grpo_trainer/run_seed_oss",
         ),
         "e2e/test_vllm.py": (
-            "a_shared_model_without_ray", "an_engine_over_the_devices_of_two_ranks", "it_samples_beside_updates",
+            "a_shared_model_without_ray", "an_engine_over_the_devices_of_two_ranks",
+            "it_samples_beside_updates",
             "a_tensor_that_an_update_loses_ends_the_run_before_the_first_episode[Stale",
         ),
         "e2e/test_weight_transfer.py": (
             "an_engine_that_dies_in_a_broadcast_is_replaced_and_joins_again[adapters",
-            "a_transfer_reaches_engines_in_other_processes[own", "a_transfer_reaches_engines_in_other_processes[cuda_ipc",
+            "a_transfer_reaches_engines_in_other_processes[own",
+            "a_transfer_reaches_engines_in_other_processes[cuda_ipc",
             "an_adapter_for_each_agent_trains_to_the_same_weights[cuda_ipc",
         ),
         "examples/test_scripts.py": (
@@ -105,6 +110,7 @@ THOROUGH = tuple(
         "recipe/test_roles.py": ("the_script_trains_a_level_and_draws_it[skills",),
         "recipe/test_search.py": ("the_script_trains",),
         "recipe/test_specialization.py": ("the_script_trains",),
+        "recipe/test_tool_forms.py": ("the_script_trains_a_form",),
         "workers/rollout/vllm/test_killed_worker.py": ("all_processes_of_an_engine",),
     }.items()
     for name in names

@@ -31,11 +31,12 @@ from agent_system.rollout.template_trials import (
     TOOLS,
     CallForm,
     in_parts,
+    mentioned,
     numbered_call,
     reads,
     with_arguments,
 )
-from agent_system.rollout.tokens import decode, encode_all, special_tokens
+from agent_system.rollout.tokens import decode, encode_all, special_tokens, text_after
 from agent_system.tools.formats import OfferedTools, Syntax, split_calls, with_calls
 from agent_system.tools.formats.derive import TrialCall, derived
 from agent_system.tools.formats.named import NAMED
@@ -207,7 +208,11 @@ class ChatTemplate:
         if not self.shows_tools and self.calls is None:
             return (NAMED["hermes"],)  # as the text that then describes the tools
         if self.calls is None:
-            return () if self._renders_calls else self._mentioned()
+            if self._renders_calls:
+                return ()
+            prompt = self._try_plain([{"role": "user", "content": _QUESTION}], TOOLS) or ""
+            vocabulary = {*special_tokens(self.tokenizer), *self.tokenizer.get_added_vocab()}
+            return mentioned(self.source, prompt, vocabulary)
         others = () if self.calls.syntax.trigger else _PLAIN
         return (self.calls.syntax, *(NAMED[name] for name in others if NAMED[name] is not self.calls.syntax))
 
@@ -237,8 +242,8 @@ class ChatTemplate:
     def call_id(self, name: str, place: int, sampled: str = "") -> str:
         """Return the id with which a call is shown.
 
-        It is the one that the model wrote. If that is empty, or one that the template refuses, it is made from
-        the call's place in the conversation: nine letters and digits, as some templates want.
+        It is the one that the model wrote. If that is empty, or one that the template refuses, it is made
+        from the call's place in the conversation: nine letters and digits, as some templates want.
         """
         if sampled and (self.calls is None or not self._refuses_ids or self._shows_id(sampled)):
             return sampled
@@ -401,11 +406,13 @@ class ChatTemplate:
         """
         opened = bool(self.marks.begin) and prompt.rstrip().endswith(self.marks.begin)
         # After results of tools some templates begin no turn.
-        before = self._before if not prompt or prompt.endswith(self._opening) else self._before_after_results
+        before = self._before if not prompt or prompt.endswith(self.opening) else self._before_after_results
+        # Alone, some vocabularies take a blank from the beginning: indented code would lose it.
+        context = () if self.keeps_text else self.anchor
         if not self._has_marks and not self._has_mark(before) and self._kept_ids.isdisjoint(token_ids):
-            text = self._decoded(token_ids).removeprefix(before)
+            text = text_after(self.tokenizer, context, token_ids, special=False).removeprefix(before)
         else:
-            raw = self._decoded(token_ids, special=True)
+            raw = text_after(self.tokenizer, context, token_ids)
             text = self._read(raw.removeprefix(before), opened)
             if not raw.startswith(before):  # marks stand before it
                 text = text.removeprefix(before)
@@ -414,15 +421,6 @@ class ChatTemplate:
         if not opened or text.lstrip().lower().startswith("<think>"):
             return text
         return f"<think>{prompt[prompt.rindex(self.marks.begin) + len(self.marks.begin) :]}{text}"
-
-    def _decoded(self, token_ids: Sequence[int], special: bool = False) -> str:
-        """Return the text of a reply as it stands behind its prompt: decoded alone, some vocabularies take a
-        blank from its beginning, so that indented code would lose one.
-        """
-        if self.keeps_text:
-            return decode(self.tokenizer, token_ids, special)
-        head = decode(self.tokenizer, self.anchor, special)
-        return decode(self.tokenizer, [*self.anchor, *token_ids], special).removeprefix(head)
 
     @cached_property
     def keeps_text(self) -> bool:
@@ -438,7 +436,7 @@ class ChatTemplate:
         """Tokens after which other tokens have the text that they have inside a text."""
         return encode_all(self.tokenizer, ["a"])[0]
 
-    @property
+    @cached_property
     def opening(self) -> str:
         """The text with which every prompt ends."""
         alone = self._try(self._plain([{"role": "user", "content": _QUESTION}])) or ""
@@ -459,10 +457,6 @@ class ChatTemplate:
             shown.removeprefix(self.opening).partition(_ANSWER)[0] if shown.startswith(self.opening) else ""
         )
         return "" if self._has_mark(before) else before
-
-    @cached_property
-    def _opening(self) -> str:
-        return self.opening
 
     @cached_property
     def _before_after_results(self) -> str:
@@ -802,20 +796,3 @@ class ChatTemplate:
             return None
         # Some templates show a call only together with its result.
         return alone if all(call.name in alone for call in calls) else text.partition(_RESULT)[0]
-
-    def _mentioned(self) -> tuple[Syntax, ...]:
-        """Return the syntaxes whose marks the prompt or the vocabulary names, for a template that shows no
-        calls.
-        """
-        prompt = self._try_plain([{"role": "user", "content": _QUESTION}], TOOLS) or ""
-        tokens = {*special_tokens(self.tokenizer), *self.tokenizer.get_added_vocab()}
-        named = [syntax for syntax in NAMED.values() if syntax.trigger and syntax.trigger in prompt]
-        named += [syntax for syntax in NAMED.values() if syntax.trigger in tokens and syntax not in named]
-        keys = (
-            ["llama3"]
-            if '"parameters"' in self.source
-            else ["json"]
-            if '"arguments"' in self.source or named
-            else []
-        )
-        return (*(NAMED[key] for key in keys), *named)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from agent_system.tools.formats import OfferedTools, Syntax, read_calls
 from agent_system.tools.formats.derive import TrialCall
+from agent_system.tools.formats.named import NAMED
 
 
 def _schema(name: str, properties: Mapping[str, str]) -> dict[str, Any]:
@@ -96,3 +97,14 @@ def reads(syntax: Syntax, text: str, calls: Sequence[TrialCall]) -> bool:
     """Return whether a syntax reads these calls from a text, and nothing else."""
     found = read_calls(text, [syntax], OFFERED)
     return [(r.name, r.arguments, r.error) for r in found] == [(c.name, dict(c.arguments), "") for c in calls]
+
+
+def mentioned(source: str, prompt: str, tokens: Collection[str]) -> tuple[Syntax, ...]:
+    """Return the syntaxes whose marks a template's prompt or the vocabulary names, and the form of JSON that
+    its source names.
+    """
+    named = [syntax for syntax in NAMED.values() if syntax.trigger and syntax.trigger in prompt]
+    named += [syntax for syntax in NAMED.values() if syntax.trigger in tokens and syntax not in named]
+    if '"parameters"' in source:
+        return (NAMED["llama3"], *named)
+    return (NAMED["json"], *named) if named or '"arguments"' in source else ()

@@ -249,16 +249,16 @@ def encode_all(tokenizer: Any, texts: Sequence[str]) -> list[tuple[int, ...]]:
     ]
 
 
-def text_after(tokenizer: Any, before: Sequence[int], ids: Sequence[int]) -> str:
-    """Return the text that tokens add after others, special ones included: decoded alone, some vocabularies
-    take a blank from the start.
+def text_after(tokenizer: Any, before: Sequence[int], ids: Sequence[int], special: bool = True) -> str:
+    """Return the text that tokens add after others, with special ones unless `special` is False: decoded
+    alone, some vocabularies take a blank from the start.
     """
     if not before:
-        return decode(tokenizer, ids, special=True)
+        return decode(tokenizer, ids, special)
     context = list(before[-_CONTEXT:])
-    head = decode(tokenizer, context, special=True)
-    whole = decode(tokenizer, [*context, *ids], special=True)
-    return whole[len(head) :] if whole.startswith(head) else decode(tokenizer, ids, special=True)
+    head = decode(tokenizer, context, special)
+    whole = decode(tokenizer, [*context, *ids], special)
+    return whole[len(head) :] if whole.startswith(head) else decode(tokenizer, ids, special)
 
 
 def decode(tokenizer: Any, ids: Sequence[int], special: bool = False) -> str:

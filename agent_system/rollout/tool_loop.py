@@ -108,7 +108,8 @@ class ToolPromptBuilder(PromptBuilder):
 
         The template's rendering of the whole conversation decides, see `Continuation`. A call that cannot be
         read, or whose id the template refuses, has no rendering of its own: the reply stands as it was
-        sampled, and what the template puts after calls follows. It is None when it is longer than `max_prompt_length`.
+        sampled, and what the template puts after calls follows. It is None when it is longer than
+        `max_prompt_length`.
 
         Raises:
             AgentSystemError: the template cannot show the calls and their results.

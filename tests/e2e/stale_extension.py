@@ -1,7 +1,7 @@
 """vLLM's worker extension with a fault: an update loses some tensors, and nothing is said.
 
-vLLM gives tensors that are updated new memory. What was there before may be old weights, as in `StaleExtension`, or
-no numbers, as in `EmptyExtension`.
+vLLM gives tensors that are updated new memory. What was there before may be old weights, as in
+`StaleExtension`, or no numbers, as in `EmptyExtension`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""The lists of tests by path name what is there: a renamed file or test would run where it has no time, or not at all."""
+"""The lists of tests by path name what is there: a renamed file or test would run where it has no time, or
+not at all.
+"""
 
 from __future__ import annotations
 

@@ -193,7 +193,9 @@ class Conversation:
         return Generation(ids, (-0.5,) * len(ids), "length" if step.cut else "stop"), said
 
     def _inside(self, text: str) -> tuple[int, ...]:
-        """The tokens of a text as they stand inside another: alone, some vocabularies put a blank before it."""
+        """The tokens of a text as they stand inside another: alone, some vocabularies put a blank
+        before it.
+        """
         whole, head = encode_all(self.tokenizer, [f"\n{text}"])[0], encode_all(self.tokenizer, ["\n"])[0]
         return whole[len(head) :] if whole[: len(head)] == head else encode_all(self.tokenizer, [text])[0]
 
@@ -333,8 +335,11 @@ def play(chat: ChatTemplate, steps: Sequence[Step]) -> Played:
             own.played.refused = str(error)
             break
         text = binding.text_of(generation, built.prompt.text)
-        reply = SimpleNamespace(generation=generation, text=text)
-        choice = gateway.answer(ask, built, [(SimpleNamespace(turn=1, number=number), reply)], "x").choices[0]
+        reply: Any = (
+            SimpleNamespace(turn=1, number=number),
+            SimpleNamespace(generation=generation, text=text),
+        )
+        choice = gateway.answer(ask, built, [reply], "x").choices[0]
         calls = [(name, json.loads(arguments)) for _, name, arguments in choice.calls]
         own.heard(
             step,
@@ -412,9 +417,8 @@ def play_rounds(tokenizer: Any, steps: Sequence[Step]) -> Played:
         own.known.append(said)
         own.name_calls([request.id for request in requests])
         results = [{"role": "tool", "content": f"{7 + place}"} for place, _ in enumerate(requests)]
-        following, anew = builder.following(
-            prompt, SimpleNamespace(text=text, generation=generation), requests, results
-        )  # type: ignore[arg-type]
+        reply: Any = SimpleNamespace(text=text, generation=generation)
+        following, anew = builder.following(prompt, reply, requests, results)
         assert following is not None, "the prompt is short"
         own.sent = (*prompt.ids, *generation.token_ids)
         own.known += own.results()

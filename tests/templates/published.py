@@ -82,7 +82,8 @@ def _mistral(name: str) -> Path:
         model = _wheel("mistral-common") / "mistral_common" / "data" / MISTRAL[name]
         (folder / "tokenizer.model").write_bytes(model.read_bytes())
         config = {
-            "tokenizer_class": "LlamaTokenizer", "legacy": False, "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>",
+            "tokenizer_class": "LlamaTokenizer", "legacy": False, "bos_token": "<s>", "eos_token": "</s>",
+            "unk_token": "<unk>",
         }  # fmt: skip
         (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
     return folder

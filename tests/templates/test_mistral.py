@@ -1,5 +1,5 @@
-"""Mistral's SentencePiece vocabularies, which write blanks as parts of words, and its templates, which refuse ids of
-calls that are not nine letters and digits.
+"""Mistral's SentencePiece vocabularies, which write blanks as parts of words, and its templates, which refuse
+ids of calls that are not nine letters and digits.
 """
 
 from __future__ import annotations
@@ -76,9 +76,8 @@ def test_a_call_whose_id_the_template_refuses_goes_on_as_sampled_and_its_result_
     assert request.renamed is (written != "call00001") and len(request.id) == 9
     generation = Generation(ids, (-0.5,) * len(ids), "stop")
     results = [{"role": "tool", "content": "7"}]
-    following, anew = builder.following(
-        prompt, SimpleNamespace(text=text, generation=generation), [request], results
-    )  # type: ignore[arg-type]
+    reply: Any = SimpleNamespace(text=text, generation=generation)
+    following, anew = builder.following(prompt, reply, [request], results)
     assert following is not None and not anew
     assert following.ids[: len(prompt.ids) + len(ids)] == (*prompt.ids, *ids)
     shown = decode(tokenizer, following.ids[len(prompt.ids) + len(ids) :], special=True)

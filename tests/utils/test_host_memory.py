@@ -1,5 +1,6 @@
-"""Limits of control groups of both versions, wherever this process is in them, and what is said of a process that the
-system killed for lack of memory; the latter in a real group with a limit, where the test may make one.
+"""Limits of control groups of both versions, wherever this process is in them, and what is said of a process
+that the system killed for lack of memory; the latter in a real group with a limit, where the test may make
+one.
 """
 
 from __future__ import annotations
@@ -135,7 +136,8 @@ def test_a_process_that_is_killed_for_memory_says_so_and_no_other(
     assert limit == 400 and free < 400
     assert done.returncode == (0 if mebibytes == 20 and killed_at < 0 else -9)
     said = re.fullmatch(
-        r"error: the system killed this run for lack of memory: it held (0\.\d) of 0\.4 GiB; lower \S+ or .*\n",
+        r"error: the system killed this run for lack of memory: it held (0\.\d) of 0\.4 GiB; lower \S+ or "
+        r".*\n",
         done.stderr,
     )
     assert bool(said) is told

@@ -95,8 +95,8 @@ def make_tiny_model(
 ) -> Path:
     """Write a randomly initialised model and its tokenizer as a Hugging Face folder and return the folder.
 
-    The result is a function of the arguments alone; the global random state is not changed. With a `tokenizer`
-    none is trained, and corpus and vocab_size have no effect.
+    The result is a function of the arguments alone; the global random state is not changed. With a
+    `tokenizer` none is trained, and corpus and vocab_size have no effect.
     """
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM

@@ -1,7 +1,9 @@
-"""Memory of the machine and of the control groups that this process is in, and what the system kills for lack of it.
+"""Memory of the machine and of the control groups that this process is in, and what the system kills for lack
+of it.
 
-The kernel kills a process without a word when a control group or the machine has no memory left. `kills_are_told`
-starts a second process of a few MiB, which outlives the run and writes the cause and what the run held.
+The kernel kills a process without a word when a control group or the machine has no memory left.
+`kills_are_told` starts a second process of a few MiB, which outlives the run and writes the cause and what
+the run held.
 """
 
 from __future__ import annotations
@@ -60,7 +62,8 @@ def _groups(root: Path = CGROUPS, own: Path = Path("/proc/self/cgroup")) -> Iter
     for version in _VERSIONS:
         paths = [path for _, names, path in entries if version.entry in names.split(",")]
         folder = root / version.folder
-        # In a container without a name space of its own the path is one of the machine: parts of it are missing.
+        # In a container without a name space of its own the path is one of the machine: parts of it are
+        # missing.
         inner = folder / (paths[0] if paths else "").lstrip("/")
         while True:
             if (inner / version.limit).is_file():
@@ -101,8 +104,8 @@ def limit_of_memory() -> int:
 
 
 def kills_for_memory() -> int:
-    """Return how many processes the kernel has killed for lack of memory, in this process's control groups or, where
-    none says it, on the machine.
+    """Return how many processes the kernel has killed for lack of memory, in this process's control groups
+    or, where none says it, on the machine.
     """
     counts = [_numbers(folder / version.events).get("oom_kill") for version, folder in _groups()]
     counts.append(_numbers(Path("/proc/vmstat")).get("oom_kill"))
@@ -113,21 +116,24 @@ _KILLS_BEFORE = kills_for_memory()
 
 
 def note_of_kills() -> str:
-    """Return what to add to the error of a process that died; empty if none was killed for lack of memory since
-    this module was imported.
+    """Return what to add to the error of a process that died; empty if none was killed for lack of memory
+    since this module was imported.
     """
     count = kills_for_memory() - _KILLS_BEFORE
     if count <= 0:
         return ""
     return (
-        f" (the system has killed {count} {'process' if count == 1 else 'processes'} for lack of memory since this "
+        f" (the system has killed {count} {'process' if count == 1 else 'processes'} for lack of memory "
+        "since this "
         f"one began, within {limit_of_memory() / GIB:.1f} GiB: {_WAYS})"
     )
 
 
 @contextmanager
 def kills_are_told() -> Iterator[None]:
-    """Have another process say on stderr that the kernel killed this one for lack of memory, and what it held."""
+    """Have another process say on stderr that the kernel killed this one for lack of memory, and what it
+    held.
+    """
     command = [sys.executable, "-S", "-P", __file__, str(os.getpid())]
     try:
         watcher = subprocess.Popen(
@@ -167,8 +173,8 @@ def _watch(pid: int) -> None:
 
 
 def _held_with_children(pid: int) -> int:
-    """Return the resident bytes of a process and of all that it has started; memory that they share counts once in
-    each.
+    """Return the resident bytes of a process and of all that it has started; memory that they share counts
+    once in each.
     """
     parents: dict[int, int] = {}
     resident: dict[int, int] = {}

@@ -132,6 +132,8 @@ def means_the_same(answer: str, truth: str) -> bool:
     left, right = _sides(answer), _sides(truth)
     if left == right or (_EMPTY.fullmatch(answer.strip()) and _EMPTY.fullmatch(truth.strip())):
         return True
+    if _words(answer) and _words(answer) == _words(truth):
+        return True
     if (one := _CHOICE.fullmatch(answer)) and (other := _CHOICE.fullmatch(truth)):
         return one[1] == other[1]
     if len(left) == len(right) and _SPLIT.findall(_shown(answer)) == _SPLIT.findall(_shown(truth)):
@@ -168,6 +170,13 @@ def _bare(side: str) -> str:
     side = re.sub(rf"{group}|\^\s*\{{?\s*\\circ\s*\}}?|\([A-Za-z ]+\)$|\\mu\s*$", " ", side).strip(" ./")
     side = re.sub(r"(?:\s*\\cdot\s*)+$", "", re.sub(r"(?<=\d)\s+[A-Za-z/]{1,}(?:\s.*)?$", "", side)).strip()
     return side.lower() if re.fullmatch(r"[A-Za-z' ]{3,}", side) else side
+
+
+def _words(text: str) -> str:
+    """Return an answer in words, in small letters and without punctuation; an empty text for another."""
+    text = re.sub(r"\\(?:text|mathrm)\s*\{([^{}]*)\}", r"\1", text)
+    is_text = re.fullmatch(r"[A-Za-z'., -]+", text) and re.search(r"[A-Za-z]{2}", text)
+    return re.sub(r"[., ]+", " ", text).strip().lower() if is_text else ""
 
 
 def _same(left: str, right: str, constant: bool = False) -> bool:
@@ -248,7 +257,7 @@ def _evaluated(node: ast.expr, seed: int) -> Any:
     if isinstance(node, ast.Constant):
         return node.value
     if isinstance(node, ast.Name):
-        return {"vpi": math.pi, "e": math.e, "i": 1j}.get(node.id) or random.Random(
+        return {"vpi": math.pi, "e": math.e, "i": 1j, "vinfty": math.inf}.get(node.id) or random.Random(
             f"{node.id}{seed}"
         ).uniform(0.5, 3.0)
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
