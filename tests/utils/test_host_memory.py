@@ -5,17 +5,16 @@ one.
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
+from tests.control_groups import inside, memory_group
 from tests.house.source import ROOT
 from verl.utils import host_memory
 
@@ -89,23 +88,9 @@ def test_groups_of_the_first_version_count_too_with_the_pages_of_files_as_free(m
 
 @pytest.fixture
 def group() -> Iterator[Path]:
-    """A control group of 400 MiB inside that of this process; skipped where it cannot be made."""
-    for version, folder in host_memory._groups():
-        made = folder / f"verl-mas-test-{os.getpid()}"
-        try:
-            made.mkdir()
-            (made / version.limit).write_text(str(400 * 2**20))
-        except OSError as error:
-            pytest.skip(f"no control group can be made here: {error}")
-        yield made
-        for _ in range(50):
-            try:
-                made.rmdir()
-                break
-            except OSError:  # a process is about to leave it
-                time.sleep(0.1)
-        return
-    pytest.skip("no control groups of memory here")
+    """A group of 400 MiB."""
+    with memory_group(400 * 2**20) as folder:
+        yield folder
 
 
 PROGRAM = """
@@ -128,10 +113,7 @@ def test_a_process_that_is_killed_for_memory_says_so_and_no_other(
     group: Path, mebibytes: int, killed_at: int, told: bool
 ) -> None:
     program = [sys.executable, "-c", PROGRAM, str(mebibytes), str(killed_at)]
-    script = f'echo $$ > "{group}/cgroup.procs" && exec "$@"'
-    done = subprocess.run(
-        ["bash", "-c", script, "_", *program], cwd=ROOT, capture_output=True, text=True, timeout=60
-    )
+    done = subprocess.run(inside(group, program), cwd=ROOT, capture_output=True, text=True, timeout=60)
     limit, free = map(int, done.stdout.split())
     assert limit == 400 and free < 400
     assert done.returncode == (0 if mebibytes == 20 and killed_at < 0 else -9)
