@@ -139,7 +139,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--all-levels",
         action="store_true",
-        help="also the tests of tests/thorough.py; every level with every engine on every controller; more runs of "
+        help="also tests/thorough.py; every level with every engine on every controller; more runs of "
         "test_stale_samples.py; and what needs packages of its own",
     )
     parser.addoption(

@@ -4,6 +4,8 @@ kind others test in CI.
 Each takes 5 to 120 seconds; together they take longer than all others.
 """
 
+_SAVED = "the_last_step_is_saved_and_the_resumed_run_equals_an_undisturbed_one_to_the_last_bit"
+_RECORDED = "a_recorded_command_for_gsm8k_trains_with_other_paths_and_another_device_alone"
 THOROUGH = tuple(
     f"tests/{path}::test_{name}"
     for path, names in {
@@ -50,19 +52,22 @@ THOROUGH = tuple(
             "two_steps_move_the_right_parameters_resume_equal_and_export_as_they_are[heterogeneous_lora",
             "adapters_on_ray_are_those",
         ),
-        "e2e/test_nodes.py": ("workers_on_two_nodes_meet", "an_engine_on_another_node", "environment_workers_are"),
+        "e2e/test_nodes.py": (
+            "workers_on_two_nodes_meet", "an_engine_on_another_node", "environment_workers_are",
+        ),
         "e2e/test_one_step_off.py": (
             "it_equals_the_schedule_written_by_hand_to_the_last_bit[dynamic",
             "it_equals_the_schedule_written_by_hand_to_the_last_bit[tree",
             "it_equals_the_schedule_written_by_hand_to_the_last_bit[remax", "ray_equals_the_local_controller",
         ),
-        "e2e/test_outside_worlds.py": ("a_tree_grows", "one_policy_plays_against_chance", "players_at_the_same_time"),
+        "e2e/test_outside_worlds.py": (
+            "a_tree_grows", "one_policy_plays_against_chance", "players_at_the_same_time",
+        ),
         "e2e/test_own_engines.py": ("an_engine_of_two_ranks_serves",),
         "e2e/test_rescue.py": (
             "a_rank_that_is_lost_is_named",
             "groups_in_progress_and_complete_ones_are_saved_when_a_world_hangs[L3",
-            "the_last_step_is_saved_and_the_resumed_run_equals_an_undisturbed_one_to_the_last_bit[one_step_off",
-            "the_last_step_is_saved_and_the_resumed_run_equals_an_undisturbed_one_to_the_last_bit[fully_async",
+            *(f"{_SAVED}[{mode}" for mode in ("one_step_off", "fully_async")),
             "an_engine_that_dies_twice_costs_no_update[fully_async",
             "groups_of_a_failed_update_are_trained_unless_a_policy_has_newer_weights[L3",
         ),
@@ -81,7 +86,7 @@ THOROUGH = tuple(
         "e2e/test_training.py": ("two_ranks_of_a_pool_of_their_own", "a_budget_of_generated_tokens"),
         "e2e/test_tree_returns.py": ("critics_learn_and_are_asked",),
         "e2e/test_verl_commands.py": (
-            "a_recorded_command_for_gsm8k_trains_with_other_paths_and_another_device_alone[grpo_trainer/run_seed_oss",
+            f"{_RECORDED}[grpo_trainer/run_seed_oss",
         ),
         "e2e/test_vllm.py": (
             "a_shared_model_without_ray", "an_engine_over_the_devices_of_two_ranks",

@@ -41,7 +41,12 @@ class Template:
             binding.tokenizer, self.chat.structure, self.chat.marks_of_replies
         ).cleaned
         self.viewer = Viewer(
-            clean, _reads_name(self.chat.source), self.chat.calls is not None, self.chat.call_id, clean_reply
+            clean,
+            _reads_name(self.chat.source),
+            self.chat.calls is not None,
+            self.chat.call_id,
+            self.chat.call_ids,
+            clean_reply,
         )
 
     @property
@@ -83,7 +88,7 @@ class Template:
     @property
     def longest_prompt(self) -> int:
         """Number of characters that no prompt of `max_prompt_length` tokens exceeds."""
-        return self.binding.max_prompt_length * self.chat.longest_token
+        return self.binding.max_prompt_length * self._longest_token
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Return the token ids of a text. Raise Refusal for one that is too long whatever its tokens:
@@ -112,6 +117,11 @@ class Template:
         """The tokens that the tokenizer puts before a text that has no chat template."""
         tokenizer = self.binding.tokenizer
         return tuple(token for token in tokenizer.encode("")[:1] if token == tokenizer.bos_token_id)
+
+    @cached_property
+    def _longest_token(self) -> int:
+        """The number of characters of the longest token of the vocabulary."""
+        return max(map(len, self.binding.tokenizer.get_vocab()))
 
     @cached_property
     def _largest_token(self) -> int:

@@ -58,7 +58,8 @@ class Viewer:
         clean: Callable[[str], str],
         reads_name: bool,
         reads_calls: bool,
-        call_id: Callable[..., str] | None = None,
+        call_id: Callable[[str, int], str] | None = None,
+        call_ids: Callable[[Sequence[tuple[str, str]], int], list[str]] | None = None,
         clean_reply: Callable[[str], str] | None = None,
     ) -> None:
         """Set what the template reads.
@@ -67,13 +68,18 @@ class Viewer:
             clean: takes special tokens out of a text.
             reads_name: the template shows `message.name`.
             reads_calls: it shows `message.tool_calls`; for one that does not, calls are put into the text.
-            call_id: makes the id of a call from its name, its place in the conversation and the id that the
-                model wrote, see `ChatTemplate.call_id`.
+            call_id: makes the id of a call from its name and its place in the conversation.
+            call_ids: chooses the ids with which calls of a reply are shown, see `ChatTemplate.call_ids`.
             clean_reply: as `clean`, for replies, which may have tokens around calls.
         """
         self._clean_reply = clean_reply or clean
         self._clean, self._reads_name, self._reads_calls = clean, reads_name, reads_calls
-        self._call_id = call_id or (lambda name, place, sampled="": sampled or f"call{place:05d}")
+        self._call_id = call_id or (lambda name, place: f"call{place:05d}")
+        self._call_ids = call_ids or (
+            lambda calls, before: [
+                own or self._call_id(name, place) for place, (name, own) in enumerate(calls, before)
+            ]
+        )
 
     def views(self, messages: Sequence[Any]) -> list[View]:
         """Return the views of a request's messages. Raise Refusal naming the message that cannot be read."""
@@ -139,8 +145,10 @@ class Viewer:
             for i, call in enumerate(cleaned)
         ]
         sampled = [
-            {**call, "id": self._call_id(own["name"], before + i, own["id"])}
-            for i, (call, own) in enumerate(zip(numbered, cleaned, strict=True))
+            {**call, "id": call_id}
+            for call, call_id in zip(
+                numbered, self._call_ids([(own["name"], own["id"]) for own in cleaned], before), strict=True
+            )
         ]
         view = {"role": "assistant", "content": without_thinking(self.clean(content))}
         if calls and not self._reads_calls and text:

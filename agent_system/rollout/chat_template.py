@@ -10,7 +10,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from itertools import product
+from itertools import count, product
 from typing import Any
 
 from agent_system.errors import AgentSystemError
@@ -239,19 +239,23 @@ class ChatTemplate:
             )
         return self.syntaxes
 
-    def call_id(self, name: str, place: int, sampled: str = "") -> str:
-        """Return the id with which a call is shown.
+    def call_id(self, name: str, place: int) -> str:
+        """Return the id of a call by its place: nine letters and digits, as some templates want."""
+        is_numbered = self.calls is not None and self.calls.numbered
+        return f"functions.{name}:{place}" if is_numbered else f"call{place:05d}"
 
-        It is the one that the model wrote. If that is empty, or one that the template refuses, it is made
-        from the call's place in the conversation: nine letters and digits, as some templates want.
+    def call_ids(self, calls: Sequence[tuple[str, str]], earlier: int) -> list[str]:
+        """Return the ids with which calls (name, id that the model wrote) are shown: these, unless they are
+        empty, refused by the template or another call's.
         """
-        if sampled and (self.calls is None or not self._refuses_ids or self._shows_id(sampled)):
-            return sampled
-        return (
-            f"functions.{name}:{place}"
-            if self.calls is not None and self.calls.numbered
-            else f"call{place:05d}"
-        )
+        ids: list[str] = []
+        for place, (name, sampled) in enumerate(calls, earlier):
+            taken = {*ids, *(own for _, own in calls)}
+            candidates = (self.call_id(name, number) for number in count(place))
+            refused = self.calls is not None and self._refuses_ids and not self._shows_id(sampled)
+            is_kept = sampled and sampled not in ids and not refused
+            ids.append(sampled if is_kept else next(one for one in candidates if one not in taken))
+        return ids
 
     @cached_property
     def _refuses_ids(self) -> bool:
@@ -441,11 +445,6 @@ class ChatTemplate:
         """The text with which every prompt ends."""
         alone = self._try(self._plain([{"role": "user", "content": _QUESTION}])) or ""
         return alone.rpartition(_QUESTION)[2]
-
-    @cached_property
-    def longest_token(self) -> int:
-        """The number of characters of the longest token of the vocabulary."""
-        return max(map(len, self.tokenizer.get_vocab()))
 
     @cached_property
     def _before(self) -> str:

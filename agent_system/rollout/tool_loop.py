@@ -89,11 +89,11 @@ class ToolPromptBuilder(PromptBuilder):
             earlier: number of calls in the conversation before it.
         """
         found = read_calls(text, self.syntaxes, OfferedTools.of(self.agent.schemas))
-        named = []
-        for place, request in enumerate(found, earlier):
-            shown = self.chat.call_id(request.name, place, request.id)
-            named.append(replace(request, id=shown, renamed=request.id not in ("", shown)))
-        return named
+        shown = self.chat.call_ids([(request.name, request.id) for request in found], earlier)
+        return [
+            replace(request, id=call_id, renamed=request.id not in ("", call_id))
+            for request, call_id in zip(found, shown, strict=True)
+        ]
 
     def following(
         self,

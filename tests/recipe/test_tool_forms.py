@@ -17,12 +17,13 @@ from agent_system.testing import scripted_team
 from agent_system.tools.formats import read_calls
 from recipe.tool_forms.measure import LABELS
 from recipe.tool_forms.prepare import FORMS, WORLD, ShopsCourse, called, tokenizer, tools
-from recipe.tool_forms.team import CASHIER, CLERK, ITEMS, NAME, SHOPS, bill, price, question
+from recipe.tool_forms.team import CASHIER, CLERK, COSTS, ITEMS, NAME, SHOPS, bill, price, question
 from tests.house.source import ROOT
 
 PAIR = ("tea", "Scott")
 TASK = Task("t", question(*PAIR))
 COST = str(price(*PAIR))
+OTHER = "9" if COST != "9" else "8"
 CALL = '<tool_call>{"name": "price", "arguments": {"item": "tea", "shop": "Scott"}}</tool_call>'
 
 
@@ -30,8 +31,9 @@ CALL = '<tool_call>{"name": "price", "arguments": {"item": "tea", "shop": "Scott
     ("clerk", "cashier", "success", "local"),
     [
         ([CALL, f"It is {COST}"], bill(*PAIR, COST), 1, 2),
-        ([CALL, "It is 7"], bill(*PAIR, "7"), 0, 1),
-        (["It is 7"], bill(*PAIR, COST), 0, 0),
+        ([CALL, f"It is {OTHER}"], bill(*PAIR, OTHER), 0, 1),
+        ([f"It is {OTHER}"], bill(*PAIR, COST), 1, 0),
+        ([f"It is {OTHER}"], "I do not know", 0, 0),
         ([CALL, f"It is {COST}"], "I do not know", 0, 1),
         (["?"], bill(*PAIR, "unknown"), 0, 1),
     ],
@@ -48,12 +50,12 @@ async def test_a_bill_is_paid_for_and_each_agent_for_its_own_part(
 
 
 def test_prices_are_those_of_the_lists_and_no_demonstration_shows_a_test_question() -> None:
-    assert {10 <= price(item, shop) <= 99 for item in ITEMS for shop in SHOPS} == {True}
+    assert {price(item, shop) for item in ITEMS for shop in SHOPS} == set(COSTS)
     with pytest.raises(ValueError, match="no price of tea at nobody"):
         price("tea", "nobody")
     tested = WORLD.tasks.split(100, 60, 3)
     demos = WORLD.demos(WORLD.course.__class__(count=300), 3, tested.test_keys)
-    assert len(tested.test_keys) == 60 and len(demos) == 300
+    assert len(tested.test_keys) == 16 and len(demos) == 300
     assert not any(key in demo[0]["content"] for demo in demos for key in tested.test_keys)
 
 

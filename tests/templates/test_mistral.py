@@ -84,7 +84,19 @@ def test_a_call_whose_id_the_template_refuses_goes_on_as_sampled_and_its_result_
     assert shown.count(f'"call_id": "{request.id}"') == 1 and '"content": 7' in shown
 
 
-def test_an_id_that_the_template_refuses_is_made_from_the_place_of_the_call() -> None:
+@pytest.mark.parametrize(
+    ("written", "shown"),
+    [
+        (("abcABC123",), ["abcABC123"]),
+        (("bad id",), ["call00004"]),
+        (("", ""), ["call00004", "call00005"]),
+        (("call00005", "bad id"), ["call00005", "call00006"]),
+        (("bad id", "call00004"), ["call00005", "call00004"]),
+        (("abcABC123", "abcABC123"), ["abcABC123", "call00005"]),
+    ],
+)
+def test_ids_that_are_refused_empty_or_written_twice_are_made_from_the_places_of_the_calls(
+    written: tuple[str, ...], shown: list[str]
+) -> None:
     chat = ChatTemplate(spoken("mistral_v3", templates(("xinference",))[V3]))
-    assert chat.call_id("price", 4, "abcABC123") == "abcABC123"
-    assert chat.call_id("price", 4, "bad id") == chat.call_id("price", 4) == "call00004"
+    assert chat.call_ids([("price", own) for own in written], 4) == shown

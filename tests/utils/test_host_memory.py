@@ -75,13 +75,13 @@ def test_groups_of_the_first_version_count_too_with_the_pages_of_files_as_free(m
         folder,
         memory__limit_in_bytes=GIB,
         memory__usage_in_bytes=GIB // 2,
-        memory__stat=f"cache 7\ninactive_file {GIB // 8}\nactive_file {GIB // 8}",
+        memory__stat=f"inactive_file 0\ntotal_inactive_file {GIB // 8}\ntotal_active_file {GIB // 8}",
         memory__oom_control="oom_kill_disable 0\nunder_oom 0\noom_kill 10000000",
     )
     assert host_memory.free_memory() == 3 * GIB // 4
-    assert host_memory.kills_for_memory() == 10_000_000
+    assert host_memory.kills_for_memory() == (10_000_000, True)
     assert re.search(
-        r"killed \d+ processes for lack of memory since this one began, within 1.0 GiB",
+        r"killed \d+ processes for lack of memory here since this one began, within 1.0 GiB",
         host_memory.note_of_kills(),
     )
 

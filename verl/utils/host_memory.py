@@ -12,7 +12,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,7 +88,9 @@ def free_memory() -> int:
             continue  # no limit
         # Pages of files are given back when processes need memory.
         stat = _numbers(folder / "memory.stat")
-        free = min(free, limit - usage + stat.get("inactive_file", 0) + stat.get("active_file", 0))
+        free = min(
+            free, limit - usage + sum(_with_inner(stat, name) for name in ("inactive_file", "active_file"))
+        )
     return max(0, free)
 
 
@@ -103,29 +105,37 @@ def limit_of_memory() -> int:
     return min(limits)
 
 
-def kills_for_memory() -> int:
-    """Return how many processes the kernel has killed for lack of memory, in this process's control groups
-    or, where none says it, on the machine.
+def _with_inner(stat: Mapping[str, int], name: str) -> int:
+    """Return a number of memory.stat with that of inner groups, which usage contains in both versions."""
+    return stat.get(f"total_{name}", stat.get(name, 0))
+
+
+def kills_for_memory() -> tuple[int, bool]:
+    """Return how many processes the kernel has killed for lack of memory in this process's control group, or
+    on the machine where no group says it, and whether the group says it.
     """
-    counts = [_numbers(folder / version.events).get("oom_kill") for version, folder in _groups()]
-    counts.append(_numbers(Path("/proc/vmstat")).get("oom_kill"))
-    return max(count or 0 for count in counts)
+    for version, folder in _groups():
+        count = _numbers(folder / version.events).get("oom_kill")
+        if count is not None:
+            return count, True
+    return _numbers(Path("/proc/vmstat")).get("oom_kill", 0), False
 
 
-_KILLS_BEFORE = kills_for_memory()
+_KILLS_BEFORE, _ = kills_for_memory()
 
 
 def note_of_kills() -> str:
-    """Return what to add to the error of a process that died; empty if none was killed for lack of memory
-    since this module was imported.
+    """Return what to add to the error of a process that died; empty if none on this machine was killed for
+    lack of memory since this module was imported.
     """
-    count = kills_for_memory() - _KILLS_BEFORE
+    kills, of_group = kills_for_memory()
+    count = kills - _KILLS_BEFORE
     if count <= 0:
         return ""
     return (
         f" (the system has killed {count} {'process' if count == 1 else 'processes'} for lack of memory "
-        "since this "
-        f"one began, within {limit_of_memory() / GIB:.1f} GiB: {_WAYS})"
+        f"{'here' if of_group else 'on this machine, of this run or another,'} since this one began, within "
+        f"{limit_of_memory() / GIB:.1f} GiB: {_WAYS})"
     )
 
 
@@ -143,32 +153,52 @@ def kills_are_told() -> Iterator[None]:
         yield  # a machine that has no room for one more process
         return
     assert watcher.stdin is not None, "it is a pipe"
+    owner = os.getpid()
     try:
         yield
     finally:
-        try:
-            watcher.stdin.write(_ENDED)
-            watcher.stdin.close()
-        except OSError:
-            pass  # it was killed
+        if os.getpid() == owner:  # not a child that was forked inside
+            _end(watcher)
+
+
+def _end(watcher: subprocess.Popen[bytes]) -> None:
+    assert watcher.stdin is not None, "it is a pipe"
+    try:
+        watcher.stdin.write(_ENDED)
+        watcher.stdin.close()
+    except OSError:
+        pass  # it was killed
+    try:
+        watcher.wait(timeout=5)
+    except subprocess.TimeoutExpired:
+        watcher.kill()
         watcher.wait()
 
 
 def _watch(pid: int) -> None:
-    """Look at a process until the pipe on standard input closes."""
+    """Look at a process until the pipe on standard input closes or the process has gone."""
     import select
 
-    before, held = kills_for_memory(), 0
-    while not select.select([0], [], [], _SECONDS)[0]:
+    try:
+        # Children of the process may hold the pipe open.
+        process = os.pidfd_open(pid)
+    except (AttributeError, OSError):
+        return
+    held = 0
+    kills = before = kills_for_memory()
+    while not (ready := select.select([0, process], [], [], _SECONDS)[0]):
         held = max(held, _held_with_children(pid))
+        # A kill of long ago, of another process, is not the cause.
+        before, kills = kills, kills_for_memory()
     # Without its word the process was killed.
-    if os.read(0, len(_ENDED)) == _ENDED:
+    if 0 in ready and os.read(0, len(_ENDED)) == _ENDED:
         return
     time.sleep(_SECONDS)
-    if kills_for_memory() > before:
+    count, of_group = kills_for_memory()
+    if count > before[0]:
         sys.stderr.write(
-            f"error: the system killed this run for lack of memory: it held {held / GIB:.1f} of "
-            f"{limit_of_memory() / GIB:.1f} GiB; {_WAYS}\n"
+            f"error: the system {'' if of_group else 'probably '}killed this run for lack of memory: it held "
+            f"{held / GIB:.1f} of {limit_of_memory() / GIB:.1f} GiB; {_WAYS}\n"
         )
 
 
@@ -178,9 +208,7 @@ def _held_with_children(pid: int) -> int:
     """
     parents: dict[int, int] = {}
     resident: dict[int, int] = {}
-    for folder in Path("/proc").iterdir():
-        if not folder.name.isdigit():
-            continue
+    for folder in Path("/proc").glob("[0-9]*"):
         try:
             fields = (folder / "stat").read_text().rpartition(")")[2].split()
             parents[int(folder.name)] = int(fields[1])

@@ -20,7 +20,14 @@ import torch
 
 from verl.models.loader import resolve_dtype
 from verl.protocol import DataProto
-from verl.protocol.generate import EngineGoneError, GenerateRequest, Generation, RolloutError, SamplingParams
+from verl.protocol.generate import (
+    EngineGoneError,
+    EngineStuckError,
+    GenerateRequest,
+    Generation,
+    RolloutError,
+    SamplingParams,
+)
 from verl.trainer.config import ActorRolloutRefConfig
 from verl.trainer.config.spec import ConfigError
 from verl.trainer.placement.learners import by_group
@@ -247,7 +254,7 @@ class EngineCheck:
             name = self._team.specs[wg_id].config.rollout.name
             why = f"the {name} engine cannot sample from the model"
             # Memory that an update has left as it was may hold no numbers at all.
-            if wg_id in self._before:
+            if self._updated and wg_id in self._before and not isinstance(error, EngineStuckError):
                 why = f"{why} after an update of all weights: {as_raised(error)}; {self._keeps(wg_id)}"
             else:
                 why = f"{why}: {as_raised(error)}"

@@ -14,7 +14,9 @@ TEXT_COMMANDS = "text|textbf|textit|textrm|textnormal|mathrm|mathit|mathsf|mbox|
 _TEXT = re.compile(rf"\\(?:{TEXT_COMMANDS})\s*\{{([^{{}}]*)\}}")
 _SPACE = re.compile(r"\\[,;:! ]|~|\\q?quad(?![A-Za-z])|[\s\u00a0\u2009\u202f]+")
 # Tables of quantities give a number and, with the unit, its power of ten: `3.5 10^{-19} J`.
-_POWER_OF_TEN = re.compile(r"(?<=[0-9.])(?:\s|~)+(?=10\s*\^\s*(?:\{\s*[+-]?\d+\s*\}|\d+))")
+_POWER_OF_TEN = re.compile(
+    r"(?<![\\\w^_{.}])([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:\s|~)+(?=10\s*\^\s*(?:\{\s*[+-]?\d+\s*\}|\d+))"
+)
 _TEN_IN_TEXT = re.compile(r"\\(?:mathrm|text)\s*\{\s*(10\s*\^\s*(?:\{\s*[+-]?\d+\s*\}|\d+))\s*\}")
 _INNER_MATH = re.compile(r"(?<!\\)\$([^$]*[\\^_{][^$]*|(?<=[0-9.] \$)[^\W\d][^$]*)(?<!\\)\$")
 _FINAL = re.compile(r"(?<=[^\s\\.])\s*[.,;]$|\\$")
@@ -70,7 +72,7 @@ def spelled(text: str) -> str:
     text = _ARRAY.sub(r"\\begin{pmatrix}\1\\end{pmatrix}", _EMPTY_GROUP.sub("", text))
     text = _SPELLING.sub(lambda match: _SPELLINGS[match.group()], text)
     text = _FRACTIONS.sub(r"\\frac", _SIZE.sub("", _NEGATIVE_SPACE.sub("", text)))
-    text = _POWER_OF_TEN.sub(r"\\times ", _TEN_IN_TEXT.sub(r" \1", _REPEATING.sub(_fraction, text))).strip()
+    text = _POWER_OF_TEN.sub(r"\1\\times ", _TEN_IN_TEXT.sub(r" \1", _REPEATING.sub(_fraction, text))).strip()
     while (shorter := _FINAL.sub("", text).strip()) != text:
         text = shorter
     return text
