@@ -51,9 +51,11 @@ def main(overrides: Sequence[str] | None = None) -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     config = load_config(sys.argv[1:] if overrides is None else overrides)
     from verl.trainer.sft.loop import run_sft
+    from verl.utils.host_memory import kills_are_told
 
     try:
-        run_sft(config)
+        with kills_are_told("lower data.train_batch_size or data.max_length, or free memory"):
+            run_sft(config)
     except (ValueError, FileNotFoundError, FileExistsError) as error:
         raise SystemExit(f"sft_trainer: {error}") from error
 

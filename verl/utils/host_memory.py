@@ -140,11 +140,11 @@ def note_of_kills() -> str:
 
 
 @contextmanager
-def kills_are_told() -> Iterator[None]:
-    """Have another process say on stderr that the kernel killed this one for lack of memory, and what it
-    held.
+def kills_are_told(ways: str = _WAYS) -> Iterator[None]:
+    """Have another process say on stderr that the kernel killed this one for lack of memory, what it held,
+    and the ways out.
     """
-    command = [sys.executable, "-S", "-P", __file__, str(os.getpid())]
+    command = [sys.executable, "-S", "-P", __file__, str(os.getpid()), ways]
     try:
         watcher = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True
@@ -175,7 +175,7 @@ def _end(watcher: subprocess.Popen[bytes]) -> None:
         watcher.wait()
 
 
-def _watch(pid: int) -> None:
+def _watch(pid: int, ways: str) -> None:
     """Look at a process until the pipe on standard input closes or the process has gone."""
     import select
 
@@ -198,7 +198,7 @@ def _watch(pid: int) -> None:
     if count > before[0]:
         sys.stderr.write(
             f"error: the system {'' if of_group else 'probably '}killed this run for lack of memory: it held "
-            f"{held / GIB:.1f} of {limit_of_memory() / GIB:.1f} GiB; {_WAYS}\n"
+            f"{held / GIB:.1f} of {limit_of_memory() / GIB:.1f} GiB; {ways}\n"
         )
 
 
@@ -223,4 +223,4 @@ def _held_with_children(pid: int) -> int:
 
 
 if __name__ == "__main__":
-    _watch(int(sys.argv[1]))
+    _watch(int(sys.argv[1]), sys.argv[2])
