@@ -84,7 +84,7 @@ _REPLACED = (
     (re.compile(r"\*\*"), "^"),
     (re.compile(r"(\d)\s*(?=\()"), r"\1 \\cdot "),
     (re.compile(r"(\))\s*(?=[(\d])"), r"\1 \\cdot "),
-    (re.compile(r"(?<=\d),(?=\d{3}(?!\d))"), ""),
+    (re.compile(r"(?<=\d)(?<!(?<!\d)0),(?=\d{3}(?!\d))"), ""),
 )
 _SUBSCRIPT = re.compile(r"_\s*\{[^{}]*\}")
 # The letter d that is not within a command. The library takes it with the next letter for a differential.

@@ -23,7 +23,7 @@ _UNIT = re.compile(
     r"(?<=[0-9.}])\s+([A-Za-z][A-Za-z./ ]*)$|(?<=[0-9.}])\s*(cm|mm|km|kg|mph|ft|lbs?|oz|ml|hrs?|mins?)\.?$|"
     r"(?<=[0-9.}])\s*\(([A-Za-z][A-Za-z./ ']*(?:-[A-Za-z]+[A-Za-z./ ']*)*)\)$"
 )
-_DECIMAL = re.compile(r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]*)?|\.[0-9]+")
+_DECIMAL = re.compile(r"(?:[1-9][0-9]{0,2}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]*)?|\.[0-9]+")
 _SCIENTIFIC = re.compile(
     # Exponents up to 399 in absolute value; floats have at most 308, or -324.
     rf"({_DECIMAL.pattern})(?:[eE]|\s*(?:\\times|\\cdot|×|\*)\s*10\s*(?:\^|\*\*)\s*)\{{?([+-]?(?:[0-9]{{1,2}}|[0-3][0-9]{{2}}))\}}?"

@@ -147,8 +147,8 @@ def elements(text: str) -> list[str]:
 
 
 def _in_number(text: str, comma: int) -> bool:
-    """Return whether a comma separates thousands: `1,234`, but not `1, 234`, `12,34` and `1,2345`."""
-    before = re.search(r"(?<![\d.,])\d{1,3}(?:,\d{3})*$", text[:comma])
+    """Return whether a comma separates thousands: `1,234`, but not `1, 234`, `12,34`, `1,2345`, `0,245`."""
+    before = re.search(r"(?<![\d.,])[1-9]\d{0,2}(?:,\d{3})*$", text[:comma])
     return (
         text[comma] == "," and before is not None and re.match(r"\d{3}(?!\d)", text[comma + 1 :]) is not None
     )

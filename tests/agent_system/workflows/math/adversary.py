@@ -40,7 +40,8 @@ _LETTER = re.compile(r"\\[A-Za-z]+|[A-Za-z]")
 _UNIT = re.compile(r"\s*(?:\\(?:text|mathrm)\s*\{\s*[~ ]*[A-Za-z /]+\}|\([a-z ]+\))")
 # The ways to write that there is nothing.
 _EMPTY = re.compile(
-    r"\\emptyset|\\varnothing|\\\{\s*\\\}|(?:\\text\s*\{)?\s*no (?:real )?solutions?\.?\s*\}?", re.IGNORECASE
+    r"\\emptyset|\\varnothing|\\\{\s*\\\}|(?:\\text\s*\{)?\s*(?:no (?:real )?solutions?|does not exist)\.?\s*\}?",
+    re.IGNORECASE,
 )
 # A letter that stands for a choice, in brackets or without.
 _CHOICE = re.compile(r"\(?([A-Z])\)?")
@@ -167,7 +168,11 @@ def _shown(text: str) -> str:
 def _bare(side: str) -> str:
     """Return a side without its unit; words in small letters."""
     group = r"\\(?:text|mathrm)\s*\{[^{}]*\}(?:\s*\^\s*(?:\{[^{}]*\}|-?\d))?"
-    side = re.sub(rf"{group}|\^\s*\{{?\s*\\circ\s*\}}?|\([A-Za-z ]+\)$|\\mu\s*$", " ", side).strip(" ./")
+    side = (
+        re.sub(rf"{group}|\^\s*\{{?\s*\\circ\s*\}}?|\([A-Za-z ]+\)$|\\mu\s*$", " ", side)
+        .strip(" /")
+        .rstrip(" .")
+    )
     side = re.sub(r"(?:\s*\\cdot\s*)+$", "", re.sub(r"(?<=\d)\s+[A-Za-z/]{1,}(?:\s.*)?$", "", side)).strip()
     return side.lower() if re.fullmatch(r"[A-Za-z' ]{3,}", side) else side
 

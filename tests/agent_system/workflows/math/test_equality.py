@@ -95,6 +95,7 @@ DIFFERENT = [
     (r"\frac{dM}{dt}=l_\odot M^6 \text{x}", r"\frac{dM}{dt}=L_\odot M^6 \text{x}"),
     ("9/4", "9 (quarters)"), ("5", "5 (or 7)"), (r"\sqrt{x^2}", "x"), ("E_1", "E_2"), ("no", "no solution"),
     (r"\emptyset", "No"), ("none", r"\text{No}"), ("E_1", "e_1"),
+    ("245", "0,245"), ("0.245", "245"),
     ("3.52", r"3.52 $10^{-19} \mathrm{~J}$"), ("2.7 10^5", "2.7 10^6"),
     (r"3.52 \times 10^{-18}", r"3.52 $10^{-19}$"),
     ("10^6", "2.7 10^6"), ("5", r"\$5 and \$6"), ("92 \\mathrm{~J}", r"92 $\mathrm{N}$"),
