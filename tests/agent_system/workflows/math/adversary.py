@@ -43,6 +43,8 @@ _EMPTY = re.compile(
     r"\\emptyset|\\varnothing|\\\{\s*\\\}|(?:\\text\s*\{)?\s*(?:no (?:real )?solutions?|does not exist)\.?\s*\}?",
     re.IGNORECASE,
 )
+# A capital that begins no word: in a truth, letters whose case may mean something.
+_CAPITALS = re.compile(r"(?<=[A-Za-z_\\\\])[A-Z]|(?<![A-Za-z])[A-Z](?![a-z])")
 # A letter that stands for a choice, in brackets or without.
 _CHOICE = re.compile(r"\(?([A-Z])\)?")
 _SPLIT = re.compile(r"\\leqslant|\\geqslant|\\leq|\\geq|\\neq|\\le(?!ft)|\\ge|\\cup|[=<>,;:]| or | and ")
@@ -135,6 +137,15 @@ def means_the_same(answer: str, truth: str) -> bool:
         return True
     if _words(answer) and _words(answer) == _words(truth):
         return True
+    # Capitals inside the words of a sentence or the names of functions.
+    if (
+        re.search(r"[a-z]{3}", truth)
+        and answer.lower() == truth.lower()
+        and _CAPITALS.sub("", truth) == truth
+    ):
+        return True
+    if len({*left, *right}) > 1 and all(_same(side, right[-1]) for side in (*left, *right)):
+        return True
     if (one := _CHOICE.fullmatch(answer)) and (other := _CHOICE.fullmatch(truth)):
         return one[1] == other[1]
     if len(left) == len(right) and _SPLIT.findall(_shown(answer)) == _SPLIT.findall(_shown(truth)):
@@ -169,7 +180,7 @@ def _bare(side: str) -> str:
     """Return a side without its unit; words in small letters."""
     group = r"\\(?:text|mathrm)\s*\{[^{}]*\}(?:\s*\^\s*(?:\{[^{}]*\}|-?\d))?"
     side = (
-        re.sub(rf"{group}|\^\s*\{{?\s*\\circ\s*\}}?|\([A-Za-z ]+\)$|\\mu\s*$", " ", side)
+        re.sub(rf"{group}|\^\s*\{{?\s*\\circ\s*\}}?|\((?:[A-Za-z]{{2,}}[ -]?)+\)$|\\mu\s*$", " ", side)
         .strip(" /")
         .rstrip(" .")
     )
