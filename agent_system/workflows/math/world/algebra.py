@@ -168,7 +168,7 @@ class Several:
     """A list (no brackets), tuple, set, interval or union, by the brackets around its members; `|` of a
     union.
 
-    `name` is the letter of an interval that is written as `x>5`.
+    `name` is the letter of an interval that is written as `x>5`, or of several values as in `M=(1, 2)`.
     """
 
     brackets: str
@@ -303,6 +303,8 @@ def _relation(sides: Sequence[str], signs: Sequence[str]) -> Answer:
     named = signs[0] == "=" and _VARIABLE.fullmatch(name) is not None
     if named and len(sides) == 2:
         right = read(sides[1])
+        if isinstance(right, Several):
+            return replace(right, name=re.sub(r"[\s{}]", "", name))
         if not isinstance(right, Value):
             return right if not isinstance(right, Words) else _words("=".join(sides))
         return Related((_name(name), right), ("=",), name)
