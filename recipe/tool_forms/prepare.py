@@ -35,7 +35,6 @@ from recipe.tool_forms.team import (
     question,
 )
 from tests.templates import published
-from verl.models.tiny import TinyModelSize
 
 SOURCES = ("prepare.py", "team.py")
 # Mistral's templates ask for ids of nine characters.
@@ -166,7 +165,6 @@ WORLD = World(
     ShopsCourse(),
     TaskSet(_split, _row, key=lambda pair: question(*pair)),
     make_demos,
-    size=TinyModelSize(),
     courses={form: ShopsCourse(form=form) for form in FORMS},
     tools=tools,
     tokenizer=tokenizer,
