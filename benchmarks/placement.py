@@ -46,7 +46,7 @@ from examples.embedded.math.tasks import generate_split, to_row
 from recipe.runs import overrides_of, read_metrics
 from verl.models.loader import without_progress_bars
 from verl.models.tiny import TinyModelSize, make_tiny_model
-from verl.trainer.config.entry import compose_config
+from verl.trainer.plan.command_line import compose_config
 
 MEMORY = "perf/cpu_memory_used_gb"
 MEMBERS = ("Member A", "Member B", "Member C", "Member D")

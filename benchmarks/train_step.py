@@ -42,7 +42,7 @@ from verl.models.loader import load_causal_lm, without_progress_bars
 from verl.models.tiny import TinyModelSize, make_tiny_model
 from verl.protocol import DataProto
 from verl.trainer.config import RunConfig
-from verl.trainer.placement.table import build_placement
+from verl.trainer.plan.placement import build_placement
 from verl.trainer.ppo.batching import split_batch_by_wg_ids, trim_padding
 
 logger = logging.getLogger("train_step")
@@ -213,7 +213,7 @@ def make_config(args: argparse.Namespace, folder: Path) -> RunConfig:
     """Return the configuration of a run with tiny random models in `folder`, in which every agent is called
     once per episode.
     """
-    from verl.trainer.config.entry import compose_config
+    from verl.trainer.plan.command_line import compose_config
 
     problems, _ = generate_split(args.tasks * 2, 8, 0)
     size = TinyModelSize(hidden_size=args.hidden, intermediate_size=3 * args.hidden)
@@ -251,7 +251,7 @@ def measure(config: RunConfig) -> Comparison:
     """Train as `main_ppo` does, with a `Comparison` as collector and tracker, and return it."""
     from agent_system.launch.checks import build_datasets, check_team
     from agent_system.launch.collector import build_collector
-    from verl.trainer.derived import load_group_tokenizer, resolve_defaults, run_dir_of
+    from verl.trainer.plan.derived_values import load_group_tokenizer, resolve_defaults, run_dir_of
     from verl.trainer.ppo.controller import build_controller
     from verl.trainer.ppo.ray_trainer import RayPPOTrainer
     from verl.trainer.ppo.team import TeamWorkers

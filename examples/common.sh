@@ -91,7 +91,7 @@ embedded() {
   if [ ! "$TINY" ]; then prepare+=(--data-only); fi
   EMBEDDED=$("${prepare[@]}" --find)
   if [ "$EMBEDDED" ]; then return; fi
-  if ((${#OVERRIDES[@]})); then python -m verl.trainer.config.check_keys "${OVERRIDES[@]}"; fi
+  if ((${#OVERRIDES[@]})); then python -m verl.trainer.plan.check_keys "${OVERRIDES[@]}"; fi
   EMBEDDED=$("${prepare[@]}")
 }
 

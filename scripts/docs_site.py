@@ -23,7 +23,7 @@ API = {
         "agent_system.memory", "agent_system.registry", "agent_system.testing",
     ],
     "Batches and engines": ["verl.protocol.data_proto", "verl.protocol.generate"],
-    "Credit and losses": ["verl.trainer.ppo.registry", "verl.trainer.ppo.core_algos.grouping"],
+    "Credit and losses": ["verl.trainer.plan.registry", "verl.trainer.ppo.core_algos.grouping"],
     "Workers": [
         "verl.single_controller.worker", "verl.single_controller.worker_group",
         "verl.single_controller.dispatch",

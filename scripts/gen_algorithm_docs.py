@@ -30,7 +30,7 @@ intended differences from verl's results. A user's function is registered by `@r
 `@register_policy_loss` ([docs/workflows.md](workflows.md)). To add a function to the package, write a file in
 `verl/trainer/ppo/core_algos/estimators/` or `policy_losses/` with its test, and run this script and
 `scripts/gen_config_docs.py`: the decorator states the keys that it reads and its other properties for the trainer
-(`EstimatorTraits` and `LossTraits` in `verl/trainer/ppo/registry.py`). A method without a paper has `No paper: ` and its
+(`EstimatorTraits` and `LossTraits` in `verl/trainer/plan/registry.py`). A method without a paper has `No paper: ` and its
 origin.
 
 Common to all estimators that compare a reply with its group: a group of one has advantage 0
@@ -123,7 +123,7 @@ def in_parts(module: ModuleType) -> str:
 def render() -> str:
     """Return the whole page."""
     from agent_system.reward import mixing, penalties, propagation, shaping
-    from verl.trainer.config import presets
+    from verl.trainer.plan import presets
     from verl.trainer.ppo import core_algos
     from verl.trainer.ppo.collect import dynamic_sampling
     from verl.trainer.ppo.core_algos import rollout_correction

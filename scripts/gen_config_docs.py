@@ -19,8 +19,8 @@ from verl.compat.defaults import DR_MAS_DEFAULTS, FOLLOW, VERL_DEFAULTS  # noqa:
 from verl.compat.keys import VERL_KEYS, VERL_MEANINGS, VERL_VALUES, VerlKey  # noqa: E402
 from verl.compat.pettingllms import PETTINGLLMS_KEYS  # noqa: E402
 from verl.trainer.config import RunConfig  # noqa: E402
-from verl.trainer.config.effect import condition_text  # noqa: E402
 from verl.trainer.config.spec import Key, keys, type_text  # noqa: E402
+from verl.trainer.plan.effects import condition_text  # noqa: E402
 
 DOC = ROOT / "docs" / "config.md"
 MAP = ROOT / "docs" / "upstream_map.md"

@@ -50,8 +50,8 @@ INTEGRATION = (
     "tests/patches/",
     "tests/recipe/",
     "tests/single_controller/test_worker_group.py",
-    "tests/trainer/ppo/test_registry.py",
-    "tests/trainer/test_check_keys.py",
+    "tests/trainer/plan/test_registry.py",
+    "tests/trainer/plan/test_check_keys.py",
     "tests/workers/rollout/test_conformance.py",
     "tests/workers/rollout/vllm/",
 )

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from verl.models.loader import ModelPathError
 from verl.trainer.checkpoint.export import ExportError, export
-from verl.trainer.placement.table import PlacementError
+from verl.trainer.plan.placement import PlacementError
 from verl.utils.checkpoint import CheckpointError
 
 

@@ -28,17 +28,7 @@ from verl.single_controller.worker_group import WorkerDiedError
 from verl.trainer.checkpoint.given_models import check_saved_models, fingerprints, groups_with_fixed_models
 from verl.trainer.checkpoint.store import CheckpointStore, find_checkpoint, read_state
 from verl.trainer.config import RunConfig, SandboxConfig
-from verl.trainer.config.cross_checks import check_settings
-from verl.trainer.config.group_checks import warn_of_warmup
-from verl.trainer.config.presets import describe_preset
 from verl.trainer.config.spec import ConfigError
-from verl.trainer.derived import (
-    load_group_tokenizer,
-    max_model_len,
-    resolve_defaults,
-    run_dir_of,
-    steps_of_run,
-)
 from verl.trainer.exactness_checks import check_exactness
 from verl.trainer.memory_plan import plan_memory
 from verl.trainer.model_checks import (
@@ -49,8 +39,18 @@ from verl.trainer.model_checks import (
     check_vllm,
     warn_of_positions,
 )
-from verl.trainer.placement.role_policies import output_dir
-from verl.trainer.placement.table import Placement
+from verl.trainer.plan.checks import check_settings
+from verl.trainer.plan.derived_values import (
+    load_group_tokenizer,
+    max_model_len,
+    resolve_defaults,
+    run_dir_of,
+    steps_of_run,
+)
+from verl.trainer.plan.group_checks import warn_of_warmup
+from verl.trainer.plan.placement import Placement
+from verl.trainer.plan.presets import describe_preset
+from verl.trainer.plan.role_policies import output_dir
 from verl.trainer.ppo.asynchronous.saved_groups import check_checkpoint
 from verl.trainer.ppo.controller import ControllerError, resolve_device
 from verl.trainer.ppo.critic import critic_signature

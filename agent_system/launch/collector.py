@@ -27,18 +27,18 @@ from verl.protocol import DataProto
 from verl.protocol.generate import RolloutError, SamplingParams
 from verl.trainer.config import RolloutConfig, RunConfig
 from verl.trainer.config.algorithm import REWARD_FIELDS
-from verl.trainer.config.group_checks import candidates_of
 from verl.trainer.config.reward_model import CLASSIFIER
 from verl.trainer.config.run import follows_committed
 from verl.trainer.config.spec import ConfigError
-from verl.trainer.derived import prompt_length_key
-from verl.trainer.placement.role_policies import policy_rows
-from verl.trainer.placement.table import AgentPlacement, Placement
-from verl.trainer.placement.untrained import api_key
+from verl.trainer.plan.agents import agent_config
+from verl.trainer.plan.derived_values import prompt_length_key
+from verl.trainer.plan.group_checks import candidates_of
+from verl.trainer.plan.placement import AgentPlacement, Placement
+from verl.trainer.plan.registry import ESTIMATORS
+from verl.trainer.plan.role_policies import policy_rows
+from verl.trainer.plan.untrained_agents import api_key
 from verl.trainer.ppo.collect.greedy_baseline import needs_baselines
 from verl.trainer.ppo.critic import critic_agents
-from verl.trainer.ppo.per_agent import agent_config
-from verl.trainer.ppo.registry import ESTIMATORS
 from verl.utils.dataset import PromptMeasure
 from verl.utils.names import slug
 

@@ -17,7 +17,7 @@ COMMANDS = {
         "evaluate the last checkpoint of an experiment: key=value ...",
     ),
     "check": (
-        "verl.trainer.config.check_keys",
+        "verl.trainer.plan.check_keys",
         (),
         "whether keys exist and their values are right, in a second: key=value ...",
     ),

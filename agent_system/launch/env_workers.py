@@ -11,8 +11,8 @@ from agent_system.env_workers.messages import Transport
 from agent_system.registry import EnvRegistry
 from verl.trainer.config import RunConfig
 from verl.trainer.config.spec import ConfigError
-from verl.trainer.placement.pools import count_devices
-from verl.trainer.placement.table import Placement
+from verl.trainer.plan.devices import count_devices
+from verl.trainer.plan.placement import Placement
 from verl.trainer.ppo.controller import BUNDLE_CPUS, free_cpus, import_path
 
 

@@ -18,9 +18,9 @@ from agent_system.rollout.collector import Collector
 from agent_system.sandbox import close_shared
 from verl.trainer.checkpoint.saved_run import SavedRun
 from verl.trainer.config import RunConfig
-from verl.trainer.config.cross_checks import check_untrained
-from verl.trainer.derived import load_group_tokenizer, max_model_len, resolve_defaults
 from verl.trainer.model_checks import check_vllm
+from verl.trainer.plan.checks import check_untrained
+from verl.trainer.plan.derived_values import load_group_tokenizer, max_model_len, resolve_defaults
 from verl.trainer.ppo.controller import build_controller, resolve_device
 from verl.trainer.serving import Engines, for_serving, serve_weights, serving_placement, serving_team
 

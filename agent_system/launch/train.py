@@ -21,7 +21,7 @@ from agent_system.launch.env_workers import check_cpus, env_workers
 from agent_system.sandbox import close_shared
 from verl.trainer.checkpoint.store import CONFIG_FILE
 from verl.trainer.config import RunConfig
-from verl.trainer.config.entry import (
+from verl.trainer.plan.command_line import (
     explain,
     fail,
     prepare,
@@ -29,9 +29,9 @@ from verl.trainer.config.entry import (
     report_config_errors,
     save_config,
 )
-from verl.trainer.derived import table_row
-from verl.trainer.placement.pools import describe_devices
-from verl.trainer.placement.role_policies import policy_rows
+from verl.trainer.plan.derived_values import table_row
+from verl.trainer.plan.devices import describe_devices
+from verl.trainer.plan.role_policies import policy_rows
 from verl.trainer.ppo.controller import build_controller
 from verl.trainer.ppo.interrupt import StoppedAtOnce, stopping_at_once
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer

@@ -13,10 +13,10 @@ from verl.compat.command import translate
 from verl.compat.keys import VERL_KEYS, VERL_MEANINGS, VERL_VALUES, VerlKey
 from verl.compat.pettingllms import PETTINGLLMS_KEYS
 from verl.compat.values import PER_AGENT
-from verl.trainer.config.cross_checks import check_settings
-from verl.trainer.config.entry import KEYS, SECTIONS, compose_config, with_preset_note
 from verl.trainer.config.spec import ConfigError
-from verl.trainer.derived import resolve_defaults
+from verl.trainer.plan.checks import check_settings
+from verl.trainer.plan.command_line import KEYS, SECTIONS, compose_config, with_preset_note
+from verl.trainer.plan.derived_values import resolve_defaults
 
 FACTS = json.loads((Path(__file__).parent / "upstream_commands.json").read_text(encoding="utf-8"))
 VERL = next(commands for source, commands in FACTS.items() if "verl-project" in source)

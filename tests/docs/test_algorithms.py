@@ -10,9 +10,9 @@ import pytest
 from scripts.gen_algorithm_docs import before_arguments, facts
 from tests.house.source import ROOT
 from verl.trainer.config import RunConfig, spec
-from verl.trainer.config.presets import PRESETS
+from verl.trainer.plan.presets import PRESETS
+from verl.trainer.plan.registry import ESTIMATORS, POLICY_LOSSES, Registry
 from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY
-from verl.trainer.ppo.registry import ESTIMATORS, POLICY_LOSSES, Registry
 
 PAGE = (ROOT / "docs" / "algorithms.md").read_text(encoding="utf-8")
 

@@ -17,8 +17,8 @@ from tests.docs.pages import blocks, code_spans, commands, first_column, pages
 from tests.docs.test_readme import KEY, environment
 from tests.house.source import ROOT
 from verl.trainer.config import ApiConfig, RunConfig
-from verl.trainer.config.cross_checks import check_settings
-from verl.trainer.derived import resolve_defaults
+from verl.trainer.plan.checks import check_settings
+from verl.trainer.plan.derived_values import resolve_defaults
 
 SERVER = "python -m agent_system.workflows.search.world.server"
 CODE_SETS = "python examples/data_preprocess/code_sets.py"
@@ -90,7 +90,7 @@ def test_every_command_is_run_by_some_test() -> None:
 
 def asked_for(command: str, tmp_path: Path) -> tuple[list[str], RunConfig]:
     """The keys that a script of `examples/` gives to the trainer, and the config that they make."""
-    from verl.trainer.config.entry import compose_config
+    from verl.trainer.plan.command_line import compose_config
 
     for name in ("examples", "scripts", ".venv/bin", "embedded", "data/gsm8k", "data/search_r1", "data/apps"):
         (tmp_path / name).mkdir(parents=True, exist_ok=True)
@@ -148,7 +148,7 @@ def test_overrides_in_prose_are_taken_from_the_command_line() -> None:
     """As many at once as are about different keys: composing takes much longer than reading another
     override.
     """
-    from verl.trainer.config.entry import compose_config, key_of
+    from verl.trainer.plan.command_line import compose_config, key_of
 
     def apart(one: str, other: str) -> bool:
         names = f"{key_of(one)}.", f"{key_of(other)}."
@@ -178,7 +178,7 @@ def test_commands_stand_in_bash_blocks_where_they_are_run() -> None:
 def test_a_command_of_verl_asks_for_one_agent_that_trains(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from verl.trainer.config.entry import compose_config
+    from verl.trainer.plan.command_line import compose_config
 
     monkeypatch.chdir(tmp_path)
     Path("data/gsm8k").mkdir(parents=True)

@@ -17,8 +17,8 @@ from tests.docs.pages import anchors, blocks, code_spans, first_column, links, p
 from tests.house.source import ROOT
 from verl.compat.keys import find_verl_key
 from verl.trainer.config import RunConfig
-from verl.trainer.config.entry import FREE_FORM
 from verl.trainer.config.spec import keys
+from verl.trainer.plan.command_line import FREE_FORM
 
 KEYS = {*keys(RunConfig)}
 KEY = re.compile(

@@ -159,7 +159,7 @@ def overrides(
 @pytest.fixture
 def compose(overrides: Callable[..., list[str]]) -> Callable[..., Any]:
     """The `RunConfig` of `overrides`, as the command line makes it."""
-    from verl.trainer.config.entry import compose_config
+    from verl.trainer.plan.command_line import compose_config
 
     def build(changes: Mapping[str, Any] | None = None) -> Any:
         return compose_config(overrides(changes))

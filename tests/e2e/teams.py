@@ -16,7 +16,7 @@ import torch
 
 from agent_system.record import Sample
 from verl.protocol.generate import GenerateRequest, Generation, RolloutClient, SamplingParams
-from verl.trainer.placement.learners import by_group
+from verl.trainer.plan.learners import by_group
 from verl.trainer.ppo.engines import TeamEngines
 from verl.trainer.ppo.team import TeamWorkers
 

@@ -16,7 +16,7 @@ from yaml import safe_load
 
 from agent_system.launch import train
 from tests.e2e.conftest import Run, read_metrics
-from verl.trainer.config.presets import PRESETS
+from verl.trainer.plan.presets import PRESETS
 from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY
 
 

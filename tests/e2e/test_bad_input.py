@@ -358,7 +358,7 @@ def test_flash_attention_without_its_package_or_in_32_bits_is_named(
         (None, {}, "flash_attn is not installed"),
         (True, {"actor.fsdp_config.dtype": "fp32"}, "dtype=fp32"),
     ):
-        monkeypatch.setattr("verl.trainer.config.cross_checks.find_spec", lambda name, found=found: found)
+        monkeypatch.setattr("verl.trainer.plan.checks.find_spec", lambda name, found=found: found)
         line = refuse(
             {
                 f"{MODEL}.{key}": value
@@ -446,7 +446,7 @@ for sys.argv[1:] in json.loads(sys.argv[1]):
         print(end.code)
     else:
         print("it went on")
-print({"verl.trainer.config.cross_checks", "torch", "transformers", "ray", "tensordict"} & set(sys.modules))
+print({"verl.trainer.plan.checks", "torch", "transformers", "ray", "tensordict"} & set(sys.modules))
 """
 
 
@@ -456,7 +456,7 @@ def test_keys_that_contradict_each_other_are_refused_before_torch_is_imported() 
         [sys.executable, "-c", COMMANDS, lines], capture_output=True, text=True, timeout=120, cwd=ROOT
     )
     *statuses, imported = ended.stdout.splitlines()
-    assert statuses == ["1"] * len(CROSS_KEY) and imported == "{'verl.trainer.config.cross_checks'}", ended
+    assert statuses == ["1"] * len(CROSS_KEY) and imported == "{'verl.trainer.plan.checks'}", ended
     for said, (_, start) in zip(ended.stderr.splitlines(), CROSS_KEY, strict=True):
         assert said.startswith(start)
 

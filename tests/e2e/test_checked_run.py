@@ -11,8 +11,8 @@ import pytest
 from agent_system.launch.checks import CheckedRun, check_run
 from agent_system.launch.collector import build_collector
 from agent_system.registry import EnvRegistry
-from verl.trainer.config.entry import compose_config
 from verl.trainer.config.spec import ConfigError
+from verl.trainer.plan.command_line import compose_config
 from verl.utils.dataset import DatasetError
 
 from .conftest import write_tasks

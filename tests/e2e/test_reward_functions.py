@@ -90,8 +90,8 @@ def test_keys_that_cannot_be_combined_are_refused(
     error: type[Exception],
     message: str,
 ) -> None:
-    from verl.trainer.config.cross_checks import check_settings
-    from verl.trainer.derived import resolve_defaults
+    from verl.trainer.plan.checks import check_settings
+    from verl.trainer.plan.derived_values import resolve_defaults
 
     with pytest.raises(error, match=message):
         config = compose(example | changes)
@@ -103,8 +103,8 @@ def test_keys_that_cannot_be_combined_are_refused(
     "key", ["reward.granularity=token", "reward.timeout_s=5", "reward.custom_reward_function.name=f"]
 )
 def test_a_key_without_a_function_has_no_effect(compose: Callable[..., Any], key: str) -> None:
-    from verl.trainer.config.cross_checks import check_settings
-    from verl.trainer.derived import resolve_defaults
+    from verl.trainer.plan.checks import check_settings
+    from verl.trainer.plan.derived_values import resolve_defaults
 
     config = compose(dict([key.split("=")]))
     resolve_defaults(config)

@@ -30,7 +30,7 @@ from tests.forked import ForkServer
 from tests.house.source import ROOT
 from verl.protocol import DataProto
 from verl.trainer.checkpoint.export import export
-from verl.trainer.config.entry import compose_config
+from verl.trainer.plan.command_line import compose_config
 from verl.trainer.ppo.train_step import StepTrainer
 from verl.workers.critic_worker import CriticWorker
 from verl.workers.policy_worker import PolicyWorker

@@ -19,9 +19,9 @@ from agent_system.workflows.search import SearchEnvOptions
 from examples.embedded.worlds import WORLDS
 from tests.docs.test_commands import asked_for
 from tests.house.source import ROOT
-from verl.trainer.config.cross_checks import check_settings
-from verl.trainer.config.presets import describe_preset
-from verl.trainer.derived import resolve_defaults
+from verl.trainer.plan.checks import check_settings
+from verl.trainer.plan.derived_values import resolve_defaults
+from verl.trainer.plan.presets import describe_preset
 
 pytestmark = pytest.mark.spread
 SMALL = [
@@ -79,7 +79,7 @@ def arguments_of(block: str) -> list[str]:
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_the_settings_for_a_real_model_turn_thinking_off_and_leave_time_for_long_replies(name: str) -> None:
-    from verl.trainer.config.entry import compose_config
+    from verl.trainer.plan.command_line import compose_config
 
     script, common = (
         (ROOT / "examples" / file).read_text(encoding="utf-8") for file in (f"run_{name}.sh", "common.sh")

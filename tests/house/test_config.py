@@ -11,6 +11,17 @@ from verl.trainer.config import RunConfig
 from verl.trainer.config.spec import keys
 
 PASS_THROUGH = ("asdict", "vars")
+# Modules that declare keys, set them, or check whether they fit together: none of this gives a key a meaning.
+NO_READERS = (
+    "verl.trainer.config",
+    "verl.trainer.plan.check_keys",
+    "verl.trainer.plan.checks",
+    "verl.trainer.plan.command_line",
+    "verl.trainer.plan.effects",
+    "verl.trainer.plan.group_checks",
+    "verl.trainer.plan.presets",
+    "verl.trainer.plan.transfer_check",
+)
 LEAVES = [name.rpartition(".")[2] for name in keys(RunConfig)]
 
 
@@ -67,10 +78,10 @@ class Reads(ast.NodeVisitor):
 
 
 def readers() -> dict[str, Reads]:
-    """The reads of every module outside the configuration itself."""
+    """The reads of every module outside the configuration itself and its checks."""
     found = {}
     for module, path in modules().items():
-        if not module.startswith("verl.trainer.config"):
+        if not module.startswith(NO_READERS):
             found[module] = Reads()
             found[module].visit(tree(path))
     return found

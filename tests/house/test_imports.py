@@ -19,7 +19,7 @@ VERLS_PATHS = (
     "verl.protocol", "verl.protocol.data_proto", "verl.single_controller", "verl.single_controller.base",
     "verl.single_controller.base.decorator", "verl.single_controller.base.worker",
     "verl.single_controller.base.worker_group",
-    "verl.single_controller.ray.base", "verl.trainer.config.entry",
+    "verl.single_controller.ray.base", "verl.trainer.plan.command_line",
 )  # fmt: skip
 HEAVY = (
     "ray",
@@ -55,11 +55,27 @@ def test_agent_system_knows_nothing_of_verl_but_the_protocol_and_the_configurati
     wrong = [
         f"{module}:{line} imports {target}"
         for module in modules()
-        if within(module, "agent_system") and not within(module, LAUNCH)
+        if within(module, "agent_system") and not within(module, LAUNCH) and module != SERVES
         for target, line in imports(module)
         if within(target, "verl") and not any(within(target, shared) for shared in SHARED)
     ]
-    assert not wrong, f"agent_system may import {', '.join(SHARED)} only, outside {LAUNCH}: {wrong}"
+    assert not wrong, (
+        f"agent_system may import {', '.join(SHARED)} only, outside {LAUNCH} and {SERVES}: {wrong}"
+    )
+
+
+def test_the_configuration_is_a_leaf() -> None:
+    """`verl.trainer.config` declares keys; what follows from several of them is in `verl.trainer.plan`."""
+    below = ("verl.trainer.config", "verl.utils")
+    wrong = [
+        f"{module}:{line} imports {target}"
+        for module in modules()
+        if within(module, "verl.trainer.config")
+        for target, line in imports(module)
+        if (within(target, "verl") or within(target, "agent_system"))
+        and not any(within(target, package) for package in below)
+    ]
+    assert not wrong, f"verl.trainer.config may import {', '.join(below)} only: {wrong}"
 
 
 def test_what_only_verls_users_need_is_known_to_verls_import_paths_alone() -> None:
@@ -161,7 +177,7 @@ def test_the_tests_are_collected_without_vllm() -> None:
 # What must not be loaded after a statement; those that do without torch first.
 NOT_LOADED = {
     "import examples.embedded.prepare as p; p.recipe_hash(p.Recipe())": ("torch",),
-    "import agent_system.registry, verl.trainer.config.cross_checks": ("torch", *HEAVY),
+    "import agent_system.registry, verl.trainer.plan.checks": ("torch", *HEAVY),
     "import verl, agent_system": HEAVY,
     "from verl import DataProto": HEAVY,
     "import agent_system.launch.train": ("transformers", "peft", "vllm", "pandas"),

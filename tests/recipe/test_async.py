@@ -18,9 +18,9 @@ from agent_system.launch.checks import check_team
 from recipe.runs import overrides_of
 from tests.docs.test_commands import asked_for
 from verl.trainer.config import RunConfig
-from verl.trainer.config.cross_checks import check_settings
 from verl.trainer.config.spec import ConfigError
-from verl.trainer.derived import resolve_defaults
+from verl.trainer.plan.checks import check_settings
+from verl.trainer.plan.derived_values import resolve_defaults
 from verl.trainer.ppo.core_algos.rollout_correction import compute_rollout_rejection_mask
 
 recipe = importlib.import_module("recipe.async.measure")  # `async` is a keyword

@@ -31,10 +31,10 @@ from recipe.runs import overrides_of
 from tests.docs.test_commands import asked_for
 from tests.house.source import ROOT
 from verl.trainer.config import RunConfig
-from verl.trainer.config.cross_checks import check_settings
-from verl.trainer.config.presets import describe_preset
-from verl.trainer.derived import resolve_defaults
-from verl.trainer.placement.table import Placement
+from verl.trainer.plan.checks import check_settings
+from verl.trainer.plan.derived_values import resolve_defaults
+from verl.trainer.plan.placement import Placement
+from verl.trainer.plan.presets import describe_preset
 
 WORLDS = {"plan_path": "Plan-Path", "sudoku": "Sudoku", "sokoban": "Sokoban"}
 ALL_WORLDS = WORLDS | {

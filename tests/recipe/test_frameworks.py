@@ -12,8 +12,8 @@ from recipe.frameworks.measure import COMMON, HERE, TEAMS, table
 from recipe.runs import overrides_of
 from tests.docs.test_commands import asked_for
 from verl.trainer.config import RunConfig
-from verl.trainer.config.cross_checks import check_settings
-from verl.trainer.derived import resolve_defaults
+from verl.trainer.plan.checks import check_settings
+from verl.trainer.plan.derived_values import resolve_defaults
 
 ROWS = json.loads((HERE / "results.json").read_text())
 

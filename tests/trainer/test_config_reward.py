@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from verl.trainer.config import RunConfig
-from verl.trainer.config.cross_checks import check_settings
 from verl.trainer.config.spec import ConfigError, IneffectiveKeyError
-from verl.trainer.derived import resolve_defaults
+from verl.trainer.plan.checks import check_settings
+from verl.trainer.plan.derived_values import resolve_defaults
 
 
 def make(tiny_model_dir: Path, changes: dict[str, Any]) -> RunConfig:

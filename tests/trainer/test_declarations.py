@@ -17,11 +17,11 @@ import pytest
 
 from tests.house.source import ROOT
 from verl.trainer.config import ActorRolloutRefConfig, AgentConfig, AlgorithmConfig, RunConfig
-from verl.trainer.config.cross_checks import check_command_line
-from verl.trainer.config.effect import FACTS, Scope, holds
 from verl.trainer.config.spec import LARGEST_INT, ConfigError, Key, keys
-from verl.trainer.placement.table import Placement, build_placement
-from verl.trainer.ppo.per_agent import PER_AGENT_KEYS, agent_config
+from verl.trainer.plan.agents import PER_AGENT_KEYS, agent_config
+from verl.trainer.plan.checks import check_command_line
+from verl.trainer.plan.effects import FACTS, Scope, holds
+from verl.trainer.plan.placement import Placement, build_placement
 from verl.utils.names import value_at
 
 

@@ -12,9 +12,9 @@ from functools import partial
 import agent_system.launch.train
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from verl.trainer.config import RunConfig
-from verl.trainer.derived import max_model_len
+from verl.trainer.plan.derived_values import max_model_len
 from verl.trainer.exactness_checks import check_exactness
-from verl.trainer.placement.table import build_placement
+from verl.trainer.plan.placement import build_placement
 
 AutoTokenizer.from_pretrained(sys.argv[1])
 config = RunConfig()

@@ -14,10 +14,10 @@ from verl.models.loader import CAUSAL_LM
 from verl.models.tiny import TinyModelSize, make_tiny_model
 from verl.trainer import memory_plan
 from verl.trainer.config import RunConfig
-from verl.trainer.config.entry import compose_config
 from verl.trainer.config.spec import ConfigError
-from verl.trainer.derived import max_model_len, resolve_defaults
-from verl.trainer.placement.table import build_placement
+from verl.trainer.plan.command_line import compose_config
+from verl.trainer.plan.derived_values import max_model_len, resolve_defaults
+from verl.trainer.plan.placement import build_placement
 from verl.workers.engine import activation_memory
 from verl.workers.engine.activation_memory import Shape, TrainingMemory
 from verl.workers.engine.layout import RowLayout

@@ -12,9 +12,9 @@ from tests.models.families import FAMILIES
 from verl.trainer import model_checks
 from verl.trainer.config import RunConfig
 from verl.trainer.config.spec import ConfigError
-from verl.trainer.derived import max_model_len
 from verl.trainer.model_checks import adapter_sizes, check_forms, check_vllm
-from verl.trainer.placement.table import build_placement
+from verl.trainer.plan.derived_values import max_model_len
+from verl.trainer.plan.placement import build_placement
 
 
 def check(

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from verl.trainer.config import RunConfig
-from verl.trainer.placement.table import build_placement
+from verl.trainer.plan.placement import build_placement
 from verl.trainer.ppo.controller import LocalController
 from verl.trainer.serving import for_serving, serving_team
 

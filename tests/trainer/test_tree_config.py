@@ -8,12 +8,13 @@ import pytest
 
 from agent_system import AgentSystemError, BaseEnv, EnvRegistry
 from agent_system.launch.checks import check_team
-from verl.trainer.config import RunConfig, apply_preset
-from verl.trainer.config.cross_checks import check_settings
-from verl.trainer.config.entry import compose_config
-from verl.trainer.config.group_checks import candidates_of
+from verl.trainer.config import RunConfig
 from verl.trainer.config.spec import ConfigError, IneffectiveKeyError
-from verl.trainer.derived import resolve_defaults
+from verl.trainer.plan.checks import check_settings
+from verl.trainer.plan.command_line import compose_config
+from verl.trainer.plan.derived_values import resolve_defaults
+from verl.trainer.plan.group_checks import candidates_of
+from verl.trainer.plan.presets import apply_preset
 
 
 def check(tiny_model_dir: Path, changes: dict[str, Any], preset: str | None = "at_grpo") -> RunConfig:

@@ -7,8 +7,8 @@ import pytest
 from verl.compat.defaults import verl_0_9_defaults
 from verl.compat.keys import VERL_KEYS, VerlKey, find_verl_key
 from verl.trainer.config import RunConfig
-from verl.trainer.config.entry import compose_config
 from verl.trainer.config.spec import ConfigError, keys
+from verl.trainer.plan.command_line import compose_config
 
 OURS = {*keys(RunConfig)}
 SECTIONS = {name.rsplit(".", depth)[0] for name in OURS for depth in range(1, name.count(".") + 1)}

@@ -18,7 +18,7 @@ from verl.protocol.generate import RolloutError
 from verl.trainer.config import FSDPConfig, RunConfig, TrainedModelConfig
 from verl.trainer.config.reward_model import CLASSIFIER
 from verl.trainer.config.spec import ConfigError
-from verl.trainer.placement.table import Placement, WorkerGroupSpec
+from verl.trainer.plan.placement import Placement, WorkerGroupSpec
 from verl.trainer.ppo.critic import critic_agents, critic_config
 from verl.workers.engine.layout_check import LayoutError, choose_layout, training_randomness
 from verl.workers.rollout.server import check_served

@@ -6,7 +6,7 @@ verl's entry point; the implementation is `agent_system.launch`.
 import sys
 
 from agent_system.registry import load_plugins
-from verl.trainer.config.cross_checks import check_command_line
+from verl.trainer.plan.checks import check_command_line
 
 if __name__ == "__main__":
     check_command_line(sys.argv[1:], load_plugins)  # the next import loads torch

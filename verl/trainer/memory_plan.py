@@ -21,8 +21,8 @@ from verl.models.loader import CAUSAL_LM, load_config, resolve_dtype
 from verl.models.lora import LoraSpec, lora_spec
 from verl.trainer.config import ActorRolloutRefConfig, RunConfig
 from verl.trainer.config.spec import ConfigError
-from verl.trainer.placement.pools import assign_devices, assign_engines
-from verl.trainer.placement.table import Placement, WorkerGroupSpec
+from verl.trainer.plan.devices import assign_devices, assign_engines
+from verl.trainer.plan.placement import Placement, WorkerGroupSpec
 from verl.trainer.ppo.controller import cluster_address
 from verl.trainer.ppo.critic import critic_agents
 from verl.utils.host_memory import free_memory

@@ -21,7 +21,7 @@ from verl.protocol.generate import RolloutError
 from verl.trainer.config import RunConfig
 from verl.trainer.config.reward_model import CLASSIFIER
 from verl.trainer.config.spec import ConfigError
-from verl.trainer.placement.table import Placement, WorkerGroupSpec
+from verl.trainer.plan.placement import Placement, WorkerGroupSpec
 from verl.trainer.ppo.critic import critic_agents, critic_config
 from verl.utils.names import value_at
 from verl.workers.rollout.vllm.arguments import (

@@ -10,7 +10,7 @@ from verl.models.loader import resolve_dtype
 from verl.trainer.checkpoint.saved_run import SavedRun
 from verl.trainer.config import RunConfig
 from verl.trainer.config.reward import RewardConfig
-from verl.trainer.placement.table import Placement
+from verl.trainer.plan.placement import Placement
 from verl.trainer.ppo.controller import Controller
 from verl.trainer.ppo.team import TeamWorkers
 from verl.trainer.ppo.weight_sync import load_weights

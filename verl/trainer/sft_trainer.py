@@ -11,8 +11,8 @@ import logging
 import sys
 from collections.abc import Sequence
 
-from verl.trainer.config.entry import check_override, free_form, free_form_sections
 from verl.trainer.config.spec import ConfigError, keys
+from verl.trainer.plan.command_line import check_override, free_form, free_form_sections
 from verl.trainer.sft.config import SFTConfig
 
 

@@ -452,7 +452,8 @@ async def advantages_of(result: Any) -> tuple[Any, Any]:
     """First token's advantage of every row under the preset, and the columns of the batch."""
     import torch
 
-    from verl.trainer.config import RunConfig, apply_preset
+    from verl.trainer.config import RunConfig
+    from verl.trainer.plan.presets import apply_preset
     from verl.trainer.ppo.credit.advantage import compute_advantage
 
     config = RunConfig()

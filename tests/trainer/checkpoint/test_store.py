@@ -7,7 +7,7 @@ import pytest
 
 from verl.trainer.checkpoint.store import CheckpointStore, find_checkpoint, link_models, read_state
 from verl.trainer.config import ActorRolloutRefConfig, AgentConfig, TrainerConfig
-from verl.trainer.placement.table import Placement, build_placement
+from verl.trainer.plan.placement import Placement, build_placement
 from verl.utils.checkpoint import CheckpointError
 
 PLACEMENT = build_placement(AgentConfig(agent_ids=["A"], model_ids=["org/a"]), ActorRolloutRefConfig())

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from verl.trainer.config import RolloutCorrectionConfig, RunConfig
-from verl.trainer.config.cross_checks import check_rollout_correction, check_settings
 from verl.trainer.config.spec import ConfigError
-from verl.trainer.placement.table import build_placement
+from verl.trainer.plan.checks import check_rollout_correction, check_settings
+from verl.trainer.plan.placement import build_placement
 from verl.trainer.ppo.asynchronous.pace import check_async_training
 
 

@@ -11,10 +11,10 @@ import torch
 from verl.models.loader import load_tokenizer
 from verl.protocol import DataProto
 from verl.trainer.config import AgentConfig, RunConfig
-from verl.trainer.config.cross_checks import check_critic_keys
 from verl.trainer.config.spec import ConfigError
 from verl.trainer.model_checks import check_critic
-from verl.trainer.placement.table import Placement, build_placement
+from verl.trainer.plan.checks import check_critic_keys
+from verl.trainer.plan.placement import Placement, build_placement
 from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, register_adv_est
 from verl.trainer.ppo.critic import (
     critic_agents,

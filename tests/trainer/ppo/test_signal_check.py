@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from verl.trainer.config import RunConfig
-from verl.trainer.config.group_checks import check_signal, warn_of_warmup
 from verl.trainer.config.spec import ConfigError
-from verl.trainer.placement.table import build_placement
+from verl.trainer.plan.group_checks import check_signal, warn_of_warmup
+from verl.trainer.plan.placement import build_placement
 
 GAE_TURN = {"algorithm.adv_estimator": "gae", "algorithm.gae.level": "turn"}
 ONE = {"env.rollout.n": 1, "data.val_files": "tasks.jsonl"}

@@ -9,7 +9,7 @@ import pytest
 from tests.workers.engine.builders import make_rows
 from verl.protocol import DataProto
 from verl.trainer.config import CriticConfig, GlobalProfilerConfig, ModelConfig, ProfilerConfig, RunConfig
-from verl.trainer.placement.table import build_placement
+from verl.trainer.plan.placement import build_placement
 from verl.trainer.ppo.traces import RECORDED, TeamTraces, recorded_steps
 from verl.workers.critic_worker import CriticWorker
 from verl.workers.profiler import META, Trace

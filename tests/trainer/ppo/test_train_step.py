@@ -15,7 +15,7 @@ import torch
 from verl.protocol import DataProto
 from verl.protocol.generate import EngineGoneError
 from verl.trainer.config import ActorRolloutRefConfig, AgentConfig, ModelConfig, RunConfig
-from verl.trainer.placement.table import build_placement
+from verl.trainer.plan.placement import build_placement
 from verl.trainer.ppo.collect.step_samples import StepSamples
 from verl.trainer.ppo.group_calls import TeamError
 from verl.trainer.ppo.train_step import OpenStep, StepTrainer

@@ -15,8 +15,8 @@ from tests.workers.engine.builders import (
     make_rows,
 )
 from verl.trainer.config import RolloutCorrectionConfig
+from verl.trainer.plan.registry import POLICY_LOSSES
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
-from verl.trainer.ppo.registry import POLICY_LOSSES
 from verl.workers.engine import MicroBatchRule, UpdatePlan
 
 BUILT_IN = sorted(name for name, fn in POLICY_LOSS_REGISTRY.items() if fn.__module__.startswith("verl."))

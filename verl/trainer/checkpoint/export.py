@@ -18,7 +18,7 @@ from verl.models.loader import (
 from verl.models.lora import lora_spec, peft_config, write_adapter
 from verl.trainer.checkpoint.model_card import policy_card, team_card
 from verl.trainer.checkpoint.saved_run import SavedRun
-from verl.trainer.placement.table import WorkerGroupSpec
+from verl.trainer.plan.placement import WorkerGroupSpec
 from verl.workers.engine.state import HF_FOLDER
 
 PIECE_BYTES = 1 << 30

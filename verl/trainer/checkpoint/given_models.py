@@ -11,7 +11,7 @@ from verl.models.fingerprint import model_fingerprint
 from verl.models.loader import CAUSAL_LM, DTYPES, ModelLoader
 from verl.models.value_model import VALUE_MODEL
 from verl.trainer.config import FSDPConfig, RunConfig, TrainedModelConfig
-from verl.trainer.placement.table import Placement, WorkerGroupSpec
+from verl.trainer.plan.placement import Placement, WorkerGroupSpec
 from verl.trainer.ppo.critic import critic_agents, critic_config
 from verl.utils.checkpoint import CheckpointError, read_meta
 

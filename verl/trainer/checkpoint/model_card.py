@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from verl.trainer.placement.table import WorkerGroupSpec, slug
+from verl.trainer.plan.placement import WorkerGroupSpec, slug
 
 if TYPE_CHECKING:
     from verl.trainer.checkpoint.saved_run import SavedRun

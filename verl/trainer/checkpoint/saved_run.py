@@ -15,9 +15,9 @@ from verl.models.lora import peft_names
 from verl.trainer.checkpoint.given_models import fingerprints, groups_with_fixed_models
 from verl.trainer.checkpoint.store import CONFIG_FILE, POINTER, STATE_FILE, CheckpointStore, read_state
 from verl.trainer.config import RunConfig
-from verl.trainer.config.entry import load_config
 from verl.trainer.config.names import LORA_DEFAULTS
-from verl.trainer.placement.table import Placement, WorkerGroupSpec, build_placement
+from verl.trainer.plan.command_line import load_config
+from verl.trainer.plan.placement import Placement, WorkerGroupSpec, build_placement
 from verl.utils.checkpoint import CheckpointError, stored_tensors
 from verl.utils.tracking.jsonl import read_steps
 

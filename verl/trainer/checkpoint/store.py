@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from verl.trainer.config import TrainerConfig
-from verl.trainer.placement.table import Placement
+from verl.trainer.plan.placement import Placement
 from verl.utils.checkpoint import CheckpointError, fsync_tree
 
 POINTER = "latest_checkpointed_iteration.txt"

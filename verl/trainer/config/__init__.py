@@ -1,4 +1,6 @@
-"""Every key of a run: its type, default and meaning. Imports no torch."""
+"""Every key of a run: its type, default and meaning. Imports no torch, and of this package only
+`verl.utils`: what follows from several keys is in `verl.trainer.plan`.
+"""
 
 from verl.trainer.config.algorithm import AlgorithmConfig, KLCtrlConfig, RolloutCorrectionConfig
 from verl.trainer.config.api import ApiConfig
@@ -15,7 +17,6 @@ from verl.trainer.config.model import (
     TrainedModelConfig,
     ValSamplingConfig,
 )
-from verl.trainer.config.presets import PresetError, apply_preset
 from verl.trainer.config.profiler import GlobalProfilerConfig, ProfilerConfig
 from verl.trainer.config.reward import RewardConfig
 from verl.trainer.config.run import (
@@ -33,8 +34,8 @@ from verl.trainer.config.sandbox import SandboxConfig, SandboxLimitsConfig
 __all__ = [
     "ActorConfig", "ActorRolloutRefConfig", "AgentConfig", "AlgorithmConfig", "ApiConfig",
     "AsyncTrainingConfig", "CollectConfig", "CriticConfig", "DataConfig", "EnvConfig", "FSDPConfig",
-    "GatewayConfig", "GlobalProfilerConfig", "KLCtrlConfig", "ModelConfig", "OptimConfig", "PresetError",
+    "GatewayConfig", "GlobalProfilerConfig", "KLCtrlConfig", "ModelConfig", "OptimConfig",
     "ProfilerConfig", "RayInitConfig", "RefConfig", "RewardConfig", "RolloutConfig",
     "RolloutCorrectionConfig", "RunConfig", "SandboxConfig", "SandboxLimitsConfig", "TrainedModelConfig",
-    "TrainerConfig", "ValSamplingConfig", "apply_preset",
+    "TrainerConfig", "ValSamplingConfig",
 ]  # fmt: skip

@@ -4,10 +4,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Optional, Union
 
-from verl.trainer.config.names import FILTER_METRICS, GAE_LEVELS, GIGPO_MODES, KL_ESTIMATORS, RAE_ORDERS
+from verl.trainer.config.names import (
+    ESTIMATOR_NAMES,
+    FILTER_METRICS,
+    GAE_LEVELS,
+    GIGPO_MODES,
+    KL_ESTIMATORS,
+    RAE_ORDERS,
+)
 from verl.trainer.config.rollout_correction import RolloutCorrectionConfig
 from verl.trainer.config.spec import key, section, texts
-from verl.trainer.ppo.registry import ESTIMATORS
 
 # Columns that identify a sample.
 SAMPLE_FIELDS = (
@@ -151,7 +157,7 @@ class AlgorithmConfig:
     adv_estimator: str = key(
         "grpo",
         "estimator of docs/algorithms.md, or one registered with register_adv_est",
-        choices=ESTIMATORS.names,
+        choices=ESTIMATOR_NAMES,
     )
     per_agent: dict[str, Any] = key(
         {},

@@ -7,10 +7,16 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar, Optional, Union
 
-from verl.trainer.config.names import ATTENTION_NAMES, DTYPE_NAMES, KL_ESTIMATORS, LOSS_AGG_MODES, SCHEDULES
+from verl.trainer.config.names import (
+    ATTENTION_NAMES,
+    DTYPE_NAMES,
+    KL_ESTIMATORS,
+    LOSS_AGG_MODES,
+    POLICY_LOSS_NAMES,
+    SCHEDULES,
+)
 from verl.trainer.config.profiler import ProfilerConfig
 from verl.trainer.config.spec import key, section, texts
-from verl.trainer.ppo.registry import POLICY_LOSSES
 
 ACTOR, REF, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.ref", "actor_rollout_ref.rollout"
 # In the loss, every KL estimator has a straight-through form; in the reward, which has no gradient, it would
@@ -172,7 +178,7 @@ class PolicyLossConfig:
     loss_mode: str = key(
         "vanilla",
         "policy loss of docs/algorithms.md, or one registered with register_policy_loss",
-        choices=POLICY_LOSSES.names,
+        choices=POLICY_LOSS_NAMES,
         effect=CLIPS,
     )
     clip_cov_ratio: float = key(0.0002, "fraction of tokens that are clipped", effect=READ)

@@ -2,9 +2,30 @@
 before it is imported.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+
+class RegisteredNames:
+    """Choices of a key whose values are names of components that register themselves.
+
+    Whoever keeps the register sets `listed` (`verl.trainer.plan.registry`), so that this package does not
+    import it. Until then there are no choices, and any name passes.
+
+    Attributes:
+        listed: function that returns the names.
+    """
+
+    def __init__(self) -> None:
+        self.listed: Callable[[], Sequence[str]] = tuple
+
+    def __call__(self) -> Sequence[str]:
+        """Return the names that are registered now."""
+        return self.listed()
+
+
+ESTIMATOR_NAMES = RegisteredNames()
+POLICY_LOSS_NAMES = RegisteredNames()
 ATTENTION_NAMES = ("auto", "sdpa", "eager", "flash_attention_2")
 DTYPE_NAMES = ("fp32", "bf16")
 SCHEDULES = ("constant", "linear", "cosine")

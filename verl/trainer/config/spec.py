@@ -48,7 +48,7 @@ class Key:
         check: function that returns a value of the right type and range, or raises ValueError naming what is
             expected.
         secret: whether messages hide the value.
-        effect: conditions that must all hold for the key to have an effect, see `verl.trainer.config.effect`;
+        effect: conditions that must all hold for the key to have an effect, see `verl.trainer.plan.effects`;
             `{}` stands for the section.
         name: dotted name with all sections; filled in by `keys`, as is `default`.
     """

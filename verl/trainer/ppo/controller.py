@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from verl.single_controller.worker_group import WorkerGroup
 from verl.trainer.config import RunConfig
-from verl.trainer.placement.pools import (
+from verl.trainer.plan.devices import (
     ENGINES,
     TRAINER,
     Devices,

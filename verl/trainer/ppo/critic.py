@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from verl.trainer.config import CriticConfig, RunConfig
-from verl.trainer.placement.table import Placement, WorkerGroupSpec
-from verl.trainer.placement.untrained import trained_agents
-from verl.trainer.ppo.per_agent import estimators_in_use
-from verl.trainer.ppo.registry import estimator_needs, estimator_takes
+from verl.trainer.plan.agents import estimators_in_use
+from verl.trainer.plan.placement import Placement, WorkerGroupSpec
+from verl.trainer.plan.registry import estimator_needs, estimator_takes
+from verl.trainer.plan.untrained_agents import trained_agents
 
 if TYPE_CHECKING:
     import torch

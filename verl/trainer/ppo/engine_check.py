@@ -30,7 +30,7 @@ from verl.protocol.generate import (
 )
 from verl.trainer.config import ActorRolloutRefConfig
 from verl.trainer.config.spec import ConfigError
-from verl.trainer.placement.learners import by_group
+from verl.trainer.plan.learners import by_group
 from verl.trainer.ppo.group_calls import as_raised
 from verl.trainer.ppo.team import TeamWorkers
 

@@ -16,10 +16,10 @@ from verl.protocol.generate import EngineGoneError, GenerateRequest, Generation
 from verl.single_controller.worker_group import WorkerGroup
 from verl.trainer.checkpoint.given_models import fingerprints, groups_with_fixed_models
 from verl.trainer.config import RunConfig
-from verl.trainer.derived import max_model_len
-from verl.trainer.placement.learners import Learner, by_group
-from verl.trainer.placement.pools import assign_engines
-from verl.trainer.placement.table import Placement
+from verl.trainer.plan.derived_values import max_model_len
+from verl.trainer.plan.devices import assign_engines
+from verl.trainer.plan.learners import Learner, by_group
+from verl.trainer.plan.placement import Placement
 from verl.trainer.ppo.controller import Controller
 from verl.trainer.ppo.group_calls import GroupCalls, as_raised
 from verl.trainer.ppo.timeline import GENERATION

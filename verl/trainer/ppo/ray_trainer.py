@@ -30,9 +30,9 @@ from verl.trainer.checkpoint.store import (
     read_state,
 )
 from verl.trainer.config import RunConfig
-from verl.trainer.config.entry import save_config
-from verl.trainer.derived import steps_of_run
-from verl.trainer.placement.table import Placement
+from verl.trainer.plan.command_line import save_config
+from verl.trainer.plan.derived_values import steps_of_run
+from verl.trainer.plan.placement import Placement
 from verl.trainer.ppo.asynchronous.pace import paces
 from verl.trainer.ppo.asynchronous.saved_groups import check_checkpoint
 from verl.trainer.ppo.asynchronous.stream import GroupStream

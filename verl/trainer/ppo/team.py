@@ -18,9 +18,9 @@ import torch
 from verl.protocol import DataProto
 from verl.single_controller.worker_group import WorkerGroup
 from verl.trainer.config import ActorRolloutRefConfig, RunConfig
-from verl.trainer.placement.learners import Learner, by_group, group_learners, policy_learners
-from verl.trainer.placement.pools import assign_devices, count_devices, own_engine_devices, processes_per_node
-from verl.trainer.placement.table import Placement
+from verl.trainer.plan.devices import assign_devices, count_devices, own_engine_devices, processes_per_node
+from verl.trainer.plan.learners import Learner, by_group, group_learners, policy_learners
+from verl.trainer.plan.placement import Placement
 from verl.trainer.ppo.batching import (
     SubBatch,
     balance_order,

@@ -9,8 +9,8 @@ from typing import Any
 from verl.protocol import DataProto
 from verl.trainer.config import GlobalProfilerConfig, RunConfig
 from verl.trainer.config.profiler import ProfilerConfig
-from verl.trainer.derived import run_dir_of
-from verl.trainer.placement.table import Placement
+from verl.trainer.plan.derived_values import run_dir_of
+from verl.trainer.plan.placement import Placement
 from verl.workers.profiler import META, Trace
 
 # In the meta_info of a batch: the steps of its trace.

@@ -13,8 +13,8 @@ import numpy as np
 
 from verl.protocol import DataProto
 from verl.trainer.config import RunConfig
-from verl.trainer.placement.learners import is_on_policy
-from verl.trainer.placement.table import Placement
+from verl.trainer.plan.learners import is_on_policy
+from verl.trainer.plan.placement import Placement
 from verl.trainer.ppo.asynchronous.lanes import Lanes, lanes_of
 from verl.trainer.ppo.batching import SubBatch, combine_batches
 from verl.trainer.ppo.collect.source import SampleSource

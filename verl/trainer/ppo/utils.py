@@ -9,7 +9,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from verl.single_controller.worker import Worker
 from verl.trainer.config import RunConfig
-from verl.trainer.placement.table import Placement
+from verl.trainer.plan.placement import Placement
 from verl.trainer.ppo.critic import need_critic as need_critic
 
 WorkerType = type[Worker]

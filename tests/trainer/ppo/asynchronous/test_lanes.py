@@ -13,10 +13,10 @@ import torch
 from verl.protocol import DataProto
 from verl.trainer.config import ActorRolloutRefConfig, AgentConfig, ModelConfig, RunConfig
 from verl.trainer.config.algorithm import GAEConfig
-from verl.trainer.placement.table import build_placement
+from verl.trainer.plan.placement import build_placement
+from verl.trainer.plan.registry import ESTIMATORS
 from verl.trainer.ppo.asynchronous.lanes import Lanes, lanes_of
 from verl.trainer.ppo.credit.advantage import compute_advantage
-from verl.trainer.ppo.registry import ESTIMATORS
 
 
 def lanes(

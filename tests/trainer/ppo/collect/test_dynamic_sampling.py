@@ -18,13 +18,13 @@ from hypothesis import strategies as st
 from verl.protocol import DataProto
 from verl.trainer.config import AlgorithmConfig, RunConfig
 from verl.trainer.config.algorithm import MGRPOConfig
-from verl.trainer.config.group_checks import check_filter_groups
 from verl.trainer.config.spec import ConfigError, check_values
+from verl.trainer.plan.agents import group_fields
+from verl.trainer.plan.group_checks import check_filter_groups
 from verl.trainer.ppo.collect.dynamic_sampling import _dropped_shares, draw_until_full, signal_rows
 from verl.trainer.ppo.collect.greedy_baseline import reward_baselines
 from verl.trainer.ppo.core_algos import group_index
 from verl.trainer.ppo.credit.advantage import compute_advantage, group_keys
-from verl.trainer.ppo.per_agent import group_fields
 from verl.utils.dataset import TaskLoader
 
 Row = tuple[str, int, str, float]  # task, episode, agent, reward

@@ -11,9 +11,9 @@ import torch
 
 from verl.protocol import DataProto
 from verl.trainer.config import AlgorithmConfig
+from verl.trainer.plan.registry import ESTIMATORS
 from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, AdvantageEstimator, register_adv_est
 from verl.trainer.ppo.credit.advantage import compute_advantage, group_numbers
-from verl.trainer.ppo.registry import ESTIMATORS
 from verl.trainer.ppo.reward import place_on_last_token
 
 Result = tuple[torch.Tensor, torch.Tensor]

@@ -19,9 +19,9 @@ from typing import TypeVar
 
 from verl.trainer.config import AlgorithmConfig, RunConfig
 from verl.trainer.config.run import follows_committed
-from verl.trainer.placement.table import Placement
-from verl.trainer.ppo.per_agent import agent_config, group_fields
-from verl.trainer.ppo.registry import ESTIMATORS, estimator_takes, plain_name
+from verl.trainer.plan.agents import agent_config, group_fields
+from verl.trainer.plan.placement import Placement
+from verl.trainer.plan.registry import ESTIMATORS, estimator_takes, plain_name
 
 T = TypeVar("T")
 # Fields that samples of different agents, or policies, never share.

@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from verl.trainer.config.algorithm import TASK_FIELDS
 from verl.trainer.config.run import AsyncTrainingConfig, RunConfig
 from verl.trainer.config.spec import ConfigError, with_values
-from verl.trainer.placement.learners import policy_learners
-from verl.trainer.placement.table import Placement
-from verl.trainer.ppo.per_agent import agent_config, group_fields
-from verl.trainer.ppo.registry import ESTIMATORS
+from verl.trainer.plan.agents import agent_config, group_fields
+from verl.trainer.plan.learners import policy_learners
+from verl.trainer.plan.placement import Placement
+from verl.trainer.plan.registry import ESTIMATORS
 from verl.utils.names import did_you_mean
 
 logger = logging.getLogger(__name__)

@@ -25,14 +25,14 @@ import numpy as np
 from verl.protocol import DataProto
 from verl.trainer.config import AlgorithmConfig, RunConfig
 from verl.trainer.config.names import FILTER_METRICS
-from verl.trainer.placement.table import slug
+from verl.trainer.plan.agents import averages_trajectories, group_fields, split_by_settings
+from verl.trainer.plan.placement import slug
+from verl.trainer.plan.registry import ESTIMATORS
 from verl.trainer.ppo.batching import trim_padding
 from verl.trainer.ppo.collect.protocol import Collector, CollectResult
 from verl.trainer.ppo.core_algos import group_index, group_stats
 from verl.trainer.ppo.credit.advantage import group_keys, group_numbers
 from verl.trainer.ppo.credit.estimator_inputs import call_weights
-from verl.trainer.ppo.per_agent import averages_trajectories, group_fields, split_by_settings
-from verl.trainer.ppo.registry import ESTIMATORS
 from verl.utils.dataset import TaskLoader
 
 logger = logging.getLogger(__name__)

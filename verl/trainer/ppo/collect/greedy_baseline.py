@@ -8,8 +8,8 @@ import numpy as np
 
 from verl.protocol import DataProto
 from verl.protocol.generate import GREEDY_SUFFIX
+from verl.trainer.plan.registry import estimator_needs
 from verl.trainer.ppo.collect.protocol import CollectResult
-from verl.trainer.ppo.registry import estimator_needs
 
 
 def needs_baselines(estimator: str) -> bool:

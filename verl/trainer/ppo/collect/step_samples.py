@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from verl.protocol import DataProto
 from verl.trainer.config import RunConfig
 from verl.trainer.config.run import follows_committed
-from verl.trainer.placement.untrained import trained_agents
+from verl.trainer.plan.agents import estimators_in_use
+from verl.trainer.plan.untrained_agents import trained_agents
 from verl.trainer.ppo.collect.dynamic_sampling import FilteredSamples, draw_until_full
 from verl.trainer.ppo.collect.greedy_baseline import needs_baselines, reward_baselines
 from verl.trainer.ppo.collect.protocol import Collector, CollectResult, Episode
-from verl.trainer.ppo.per_agent import estimators_in_use
 from verl.utils.dataset import TaskLoader
 
 

@@ -8,6 +8,15 @@ directly, are listed here.
 from importlib import import_module
 from pkgutil import iter_modules
 
+from verl.trainer.plan.registry import (
+    ADV_ESTIMATOR_REGISTRY,
+    POLICY_LOSS_REGISTRY,
+    AdvantageEstimator,
+    get_adv_estimator_fn,
+    get_policy_loss_fn,
+    register_adv_est,
+    register_policy_loss,
+)
 from verl.trainer.ppo.core_algos import estimators, policy_losses
 from verl.trainer.ppo.core_algos.aggregation import agg_loss, compute_entropy_loss, masked_mean, masked_sum
 from verl.trainer.ppo.core_algos.estimators.anchors import build_step_group
@@ -73,15 +82,6 @@ from verl.trainer.ppo.core_algos.policy_losses.preparation import (
 from verl.trainer.ppo.core_algos.policy_losses.sapo import compute_policy_loss_sapo
 from verl.trainer.ppo.core_algos.policy_losses.vanilla import compute_policy_loss, compute_policy_loss_vanilla
 from verl.trainer.ppo.core_algos.value import compute_value_loss
-from verl.trainer.ppo.registry import (
-    ADV_ESTIMATOR_REGISTRY,
-    POLICY_LOSS_REGISTRY,
-    AdvantageEstimator,
-    get_adv_estimator_fn,
-    get_policy_loss_fn,
-    register_adv_est,
-    register_policy_loss,
-)
 
 __all__ = [
     "ADV_ESTIMATOR_REGISTRY",

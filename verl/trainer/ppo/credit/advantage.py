@@ -12,11 +12,11 @@ import torch
 
 from verl.protocol import DataProto
 from verl.trainer.config.algorithm import AlgorithmConfig, EstimatorConfig
+from verl.trainer.plan.agents import averages_trajectories, group_fields, split_by_settings
+from verl.trainer.plan.registry import ESTIMATORS, AdvantageEstimator, plain_name
 from verl.trainer.ppo.core_algos import compute_pf_ppo_reweight_data, group_index
 from verl.trainer.ppo.core_algos.estimators.outcome import real_rows
 from verl.trainer.ppo.credit.estimator_inputs import FIXES, EstimatorInputs
-from verl.trainer.ppo.per_agent import averages_trajectories, group_fields, split_by_settings
-from verl.trainer.ppo.registry import ESTIMATORS, AdvantageEstimator, plain_name
 from verl.utils.names import own_key
 
 # Arguments that verl passes to an estimator with `**kwargs`; all others are passed only to parameters of that

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from verl.trainer.config import RunConfig
-from verl.trainer.placement.learners import is_on_policy, policy_learners
-from verl.trainer.placement.table import Placement
-from verl.trainer.placement.untrained import trained_agents
-from verl.trainer.ppo.per_agent import estimators_in_use
-from verl.trainer.ppo.registry import estimator_needs
+from verl.trainer.plan.agents import estimators_in_use
+from verl.trainer.plan.learners import is_on_policy, policy_learners
+from verl.trainer.plan.placement import Placement
+from verl.trainer.plan.registry import estimator_needs
+from verl.trainer.plan.untrained_agents import trained_agents
 
 
 def needs_sum_pi_squared(config: RunConfig) -> bool:

@@ -6,8 +6,8 @@ import pytest
 
 from verl.trainer.config import RunConfig
 from verl.trainer.config.algorithm import GAEConfig, GiGPOConfig, RAEConfig
-from verl.trainer.config.cross_checks import check_settings
 from verl.trainer.config.spec import ConfigError
+from verl.trainer.plan.checks import check_settings
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 
 from verl.trainer.config.algorithm import EstimatorConfig
+from verl.trainer.plan.registry import register_adv_est
 from verl.trainer.ppo.core_algos.checks import check_columns, check_finite, check_tokens
 from verl.trainer.ppo.core_algos.estimators.chains import after, build_chains, chain_rows, discounted_sums
 from verl.trainer.ppo.core_algos.estimators.whitening import whiten
-from verl.trainer.ppo.registry import register_adv_est
 from verl.utils.names import own_key
 
 

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 
 from verl.trainer.config.algorithm import EstimatorConfig
+from verl.trainer.plan.registry import register_adv_est
 from verl.trainer.ppo.core_algos.checks import check_columns, numbers
 from verl.trainer.ppo.core_algos.estimators.grpo import group_relative
 from verl.trainer.ppo.core_algos.estimators.outcome import ScoredUnits, real_rows, units_without_signal
 from verl.trainer.ppo.core_algos.estimators.whitening import whiten
-from verl.trainer.ppo.registry import register_adv_est
 from verl.utils.names import own_key
 
 

@@ -9,12 +9,12 @@ import torch
 
 from verl.trainer.config.algorithm import EstimatorConfig
 from verl.trainer.config.names import GIGPO_MODES
+from verl.trainer.plan.registry import register_adv_est
 from verl.trainer.ppo.core_algos.checks import check_columns, numbers
 from verl.trainer.ppo.core_algos.estimators.anchors import build_step_group
 from verl.trainer.ppo.core_algos.estimators.chains import build_chains, chain_rows, discounted_sums
 from verl.trainer.ppo.core_algos.estimators.grpo import group_relative
 from verl.trainer.ppo.core_algos.estimators.outcome import ScoredUnits, broadcast, real_rows
-from verl.trainer.ppo.registry import register_adv_est
 from verl.utils.names import own_key
 
 

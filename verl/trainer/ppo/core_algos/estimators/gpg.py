@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from verl.trainer.config.algorithm import EstimatorConfig
+from verl.trainer.plan.registry import register_adv_est
 from verl.trainer.ppo.core_algos.checks import check_columns
 from verl.trainer.ppo.core_algos.estimators.outcome import (
     ScoredUnits,
@@ -17,7 +18,6 @@ from verl.trainer.ppo.core_algos.estimators.outcome import (
 )
 from verl.trainer.ppo.core_algos.estimators.whitening import ordered_sums
 from verl.trainer.ppo.core_algos.grouping import group_index
-from verl.trainer.ppo.registry import register_adv_est
 
 
 @register_adv_est("gpg", reads=(), whole_batch=True)

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 
 from verl.trainer.config.algorithm import EstimatorConfig
+from verl.trainer.plan.registry import register_adv_est
 from verl.trainer.ppo.core_algos.estimators.outcome import ScoredUnits, singleton_advantage
-from verl.trainer.ppo.registry import register_adv_est
 
 
 @register_adv_est("grpo", "grpo_vectorized", reads=("norm_adv_by_std_in_grpo",), checks_rewards=True)

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 
 from verl.trainer.config.algorithm import EstimatorConfig
+from verl.trainer.plan.registry import register_adv_est
 from verl.trainer.ppo.core_algos.checks import check_columns
 from verl.trainer.ppo.core_algos.estimators.outcome import ScoredUnits, zero_without_signal
-from verl.trainer.ppo.registry import register_adv_est
 from verl.utils.names import own_key
 
 

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 
 from verl.trainer.config.algorithm import EstimatorConfig, MGRPOConfig
+from verl.trainer.plan.registry import register_adv_est
 from verl.trainer.ppo.core_algos.checks import check_columns
 from verl.trainer.ppo.core_algos.estimators.grpo import group_relative
 from verl.trainer.ppo.core_algos.estimators.outcome import ScoredUnits, outcome_scores
 from verl.trainer.ppo.core_algos.grouping import first_rows, group_index
-from verl.trainer.ppo.registry import register_adv_est
 from verl.utils.names import own_key
 
 

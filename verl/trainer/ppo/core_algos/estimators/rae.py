@@ -12,10 +12,10 @@ import torch
 
 from verl.trainer.config.algorithm import EstimatorConfig
 from verl.trainer.config.names import RAE_ORDERS
+from verl.trainer.plan.registry import register_adv_est
 from verl.trainer.ppo.core_algos.checks import check_columns
 from verl.trainer.ppo.core_algos.estimators.outcome import broadcast, outcome_scores
 from verl.trainer.ppo.core_algos.grouping import GroupStats, group_index, group_stats
-from verl.trainer.ppo.registry import register_adv_est
 from verl.utils.names import own_key
 
 logger = logging.getLogger(__name__)

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from verl.trainer.config.algorithm import EstimatorConfig
+from verl.trainer.plan.registry import register_adv_est
 from verl.trainer.ppo.core_algos.checks import check_columns, check_finite, check_tokens
 from verl.trainer.ppo.core_algos.estimators.outcome import (
     ScoredUnits,
@@ -15,7 +16,6 @@ from verl.trainer.ppo.core_algos.estimators.outcome import (
     zero_without_signal,
 )
 from verl.trainer.ppo.core_algos.estimators.whitening import whiten
-from verl.trainer.ppo.registry import register_adv_est
 from verl.utils.names import own_key
 
 

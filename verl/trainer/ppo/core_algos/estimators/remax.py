@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from verl.trainer.config.algorithm import EstimatorConfig
+from verl.trainer.plan.registry import register_adv_est
 from verl.trainer.ppo.core_algos.checks import check_columns, check_finite, check_tokens, numbers
-from verl.trainer.ppo.registry import register_adv_est
 
 
 @register_adv_est("remax", reads=(), grouped=False)

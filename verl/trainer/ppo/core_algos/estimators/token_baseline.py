@@ -10,10 +10,10 @@ import numpy as np
 import torch
 
 from verl.trainer.config.algorithm import EstimatorConfig
+from verl.trainer.plan.registry import register_adv_est
 from verl.trainer.ppo.core_algos.checks import check_columns, check_finite, check_tokens
 from verl.trainer.ppo.core_algos.estimators.outcome import outcome_scores, singleton_advantage
 from verl.trainer.ppo.core_algos.grouping import group_index, group_stats
-from verl.trainer.ppo.registry import register_adv_est
 
 
 @register_adv_est("optimal_token_baseline", reads=())

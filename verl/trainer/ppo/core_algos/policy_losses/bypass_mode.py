@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from verl.trainer.plan.registry import get_policy_loss_fn, register_policy_loss
 from verl.trainer.ppo.core_algos.policy_losses.common import (
     LossConfig,
     check_loss_inputs,
@@ -28,7 +29,6 @@ from verl.trainer.ppo.core_algos.rollout_correction.rejection import (
     compute_rollout_rejection_mask,
 )
 from verl.trainer.ppo.core_algos.rollout_correction.weights import compute_rollout_correction_weights
-from verl.trainer.ppo.registry import get_policy_loss_fn, register_policy_loss
 from verl.utils.names import own_key
 
 WEIGHTS = "bypass_is_weights"

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from verl.trainer.plan.registry import register_policy_loss
 from verl.trainer.ppo.core_algos.policy_losses.common import (
     LossConfig,
     check_loss_inputs,
@@ -14,7 +15,6 @@ from verl.trainer.ppo.core_algos.policy_losses.common import (
     token_metrics,
     weighted_loss,
 )
-from verl.trainer.ppo.registry import register_policy_loss
 
 PROBABILITY_FLOOR = 1e-8
 

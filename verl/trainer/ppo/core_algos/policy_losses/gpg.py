@@ -6,13 +6,13 @@ from typing import Any
 
 import torch
 
+from verl.trainer.plan.registry import register_policy_loss
 from verl.trainer.ppo.core_algos.policy_losses.common import (
     LossConfig,
     check_loss_inputs,
     need_config,
     weighted_loss,
 )
-from verl.trainer.ppo.registry import register_policy_loss
 
 
 @register_policy_loss("gpg", reads=())

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from verl.trainer.plan.registry import register_policy_loss
 from verl.trainer.ppo.core_algos.policy_losses.common import (
     LossConfig,
     check_loss_inputs,
@@ -20,7 +21,6 @@ from verl.trainer.ppo.core_algos.policy_losses.preparation import (
     prepared_columns,
     register_preparation,
 )
-from verl.trainer.ppo.registry import register_policy_loss
 
 SHARE = "kl_cov_share"
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from verl.trainer.plan.registry import register_policy_loss
 from verl.trainer.ppo.core_algos.aggregation import agg_loss, masked_mean
 from verl.trainer.ppo.core_algos.policy_losses.common import (
     LossConfig,
@@ -16,7 +17,6 @@ from verl.trainer.ppo.core_algos.policy_losses.common import (
     token_metrics,
     weighted_loss,
 )
-from verl.trainer.ppo.registry import register_policy_loss
 
 
 @dataclass(frozen=True)

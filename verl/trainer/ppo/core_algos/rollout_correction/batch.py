@@ -14,7 +14,7 @@ import torch
 
 from verl.protocol import DataProto
 from verl.trainer.config import RolloutCorrectionConfig
-from verl.trainer.placement.table import slug
+from verl.trainer.plan.placement import slug
 from verl.trainer.ppo.core_algos.rollout_correction.divergence import compute_offpolicy_metrics, sampler_gap
 from verl.trainer.ppo.core_algos.rollout_correction.rejection import (
     compute_m2po_mask,

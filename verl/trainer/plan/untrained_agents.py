@@ -8,7 +8,7 @@ from typing import Any
 
 from verl.trainer.config import AgentConfig, ApiConfig
 from verl.trainer.config.spec import ConfigError, with_values
-from verl.trainer.placement.agent_overrides import PlacementError
+from verl.trainer.plan.agent_overrides import PlacementError
 from verl.utils.names import did_you_mean, slug
 
 

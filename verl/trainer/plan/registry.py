@@ -17,6 +17,9 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from verl.trainer.config.names import ESTIMATOR_NAMES, POLICY_LOSS_NAMES
+
+CORE_ALGOS = Path(__file__).parents[1] / "ppo" / "core_algos"
 Fn = TypeVar("Fn", bound=Callable[..., Any])
 
 
@@ -198,7 +201,7 @@ class Registry(Generic[Traits]):
 @cache
 def _decorated() -> list[tuple[str, list[str], dict[str, Any], Parameters]]:
     """Return (decorator, names, traits, parameters) of every registered function of `core_algos`."""
-    files = sorted((Path(__file__).parent / "core_algos").rglob("*.py"))
+    files = sorted(CORE_ALGOS.rglob("*.py"))
     return [found for file in files for found in _decorated_in(file.read_text(encoding="utf-8"))]
 
 
@@ -225,6 +228,8 @@ def _decorated_in(source: str) -> Iterator[tuple[str, list[str], dict[str, Any],
 
 ESTIMATORS = Registry("advantage estimator", "register_adv_est", EstimatorTraits)
 POLICY_LOSSES = Registry("policy loss", "register_policy_loss", LossTraits)
+ESTIMATOR_NAMES.listed = ESTIMATORS.names
+POLICY_LOSS_NAMES.listed = POLICY_LOSSES.names
 # verl's names of the two; functions added to them directly are known as well.
 ADV_ESTIMATOR_REGISTRY = ESTIMATORS.functions
 POLICY_LOSS_REGISTRY = POLICY_LOSSES.functions

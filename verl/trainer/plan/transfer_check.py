@@ -1,12 +1,12 @@
 """Check of the way in which weights get to engines, by where policies and engines are; part of
-`cross_checks`.
+`checks`.
 """
 
 from __future__ import annotations
 
 from verl.trainer.config import RunConfig
 from verl.trainer.config.spec import ConfigError
-from verl.trainer.placement.pools import own_engine_devices
+from verl.trainer.plan.devices import own_engine_devices
 from verl.workers.weight_transfer import EXPANDABLE_SEGMENTS, expandable_segments, transfer_exists
 
 

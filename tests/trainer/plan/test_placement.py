@@ -8,8 +8,8 @@ import pytest
 from verl.trainer.checkpoint.given_models import groups_with_fixed_models
 from verl.trainer.config import ActorRolloutRefConfig, AgentConfig, RunConfig
 from verl.trainer.config.spec import ConfigError
-from verl.trainer.derived import resolve_defaults
-from verl.trainer.placement.table import PlacementError, build_placement, slug
+from verl.trainer.plan.derived_values import resolve_defaults
+from verl.trainer.plan.placement import PlacementError, build_placement, slug
 
 TEAM = ["Solver Agent", "Verifier Agent", "Critic"]
 

@@ -8,11 +8,18 @@ from typing import Any
 
 import pytest
 
-from verl.trainer.config import RunConfig, apply_preset
-from verl.trainer.config.entry import compose_config
-from verl.trainer.config.presets import ACTOR, PRESETS, PresetError, describe_preset, expand_presets
+from verl.trainer.config import RunConfig
+from verl.trainer.plan.command_line import compose_config
+from verl.trainer.plan.presets import (
+    ACTOR,
+    PRESETS,
+    PresetError,
+    apply_preset,
+    describe_preset,
+    expand_presets,
+)
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def resolved(*overrides: str) -> Any:

@@ -1,6 +1,6 @@
 """Checks across keys: invalid combinations are found before torch is imported, which takes seconds.
 
-Checks of a single key are part of its declaration (`verl.trainer.config.spec`); `verl.trainer.config.effect`
+Checks of a single key are part of its declaration (`verl.trainer.config.spec`); `verl.trainer.plan.effects`
 finds keys without effect.
 """
 
@@ -14,22 +14,22 @@ from typing import Any
 
 from verl.trainer.config import AlgorithmConfig, RunConfig, TrainedModelConfig
 from verl.trainer.config.algorithm import REWARD_FIELDS, SAMPLE_FIELDS
-from verl.trainer.config.effect import check_effect
-from verl.trainer.config.group_checks import check_filter_groups, check_sampling, check_signal
 from verl.trainer.config.reward import known_terms
 from verl.trainer.config.run import follows_committed
 from verl.trainer.config.spec import ConfigError, IneffectiveKeyError, check_values
-from verl.trainer.config.transfer_check import check_transfer
-from verl.trainer.placement.pools import assign_devices, assign_engines, check_engine_spans
-from verl.trainer.placement.reward_model import with_reward_model
-from verl.trainer.placement.role_policies import policy_rows
-from verl.trainer.placement.table import BASE_KEYS, AgentPlacement, ApiPlacement, Placement, build_placement
-from verl.trainer.placement.untrained import api_key
+from verl.trainer.plan.agents import agent_config, averages_trajectories, own_keys
+from verl.trainer.plan.devices import assign_devices, assign_engines, check_engine_spans
+from verl.trainer.plan.effects import check_effect
+from verl.trainer.plan.group_checks import check_filter_groups, check_sampling, check_signal
+from verl.trainer.plan.placement import BASE_KEYS, AgentPlacement, ApiPlacement, Placement, build_placement
+from verl.trainer.plan.registry import ESTIMATORS, POLICY_LOSSES, estimator_needs, estimator_takes
+from verl.trainer.plan.reward_model import with_reward_model
+from verl.trainer.plan.role_policies import policy_rows
+from verl.trainer.plan.transfer_check import check_transfer
+from verl.trainer.plan.untrained_agents import api_key
 from verl.trainer.ppo.asynchronous.pace import check_async_training
 from verl.trainer.ppo.correction_bounds import Band, parse_bounds, parse_modes
 from verl.trainer.ppo.critic import needs_values, reads_values
-from verl.trainer.ppo.per_agent import agent_config, averages_trajectories, own_keys
-from verl.trainer.ppo.registry import ESTIMATORS, POLICY_LOSSES, estimator_needs, estimator_takes
 from verl.utils.names import did_you_mean, slug, value_at
 
 logger = logging.getLogger(__name__)
@@ -94,8 +94,8 @@ def check_command_line(given: Sequence[str], load_plugins: Callable[[Sequence[st
         given: the command line without the program.
         load_plugins: imports the modules of `agent.plugins`, which may register estimators and losses.
     """
-    from verl.trainer.config.entry import compose_config, report_config_errors
-    from verl.trainer.derived import resolve_defaults
+    from verl.trainer.plan.command_line import compose_config, report_config_errors
+    from verl.trainer.plan.derived_values import resolve_defaults
 
     if any(word.startswith("-") for word in given):
         return

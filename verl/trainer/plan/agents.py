@@ -11,8 +11,8 @@ import numpy as np
 from verl.trainer.config import AlgorithmConfig
 from verl.trainer.config.algorithm import EstimatorConfig
 from verl.trainer.config.spec import with_values
-from verl.trainer.placement.table import slug
-from verl.trainer.ppo.registry import ESTIMATORS, estimator_takes
+from verl.trainer.plan.placement import slug
+from verl.trainer.plan.registry import ESTIMATORS, estimator_takes
 from verl.utils.names import own_key
 
 # Keys of the advantage. The other keys of `algorithm` (KL in the reward, filters, corrections) are common to

@@ -10,8 +10,8 @@ from typing import Any
 
 from verl.models.path import absolute_model_path
 from verl.trainer.config import RolloutConfig, RunConfig, TrainerConfig
-from verl.trainer.placement.pools import engine_pool
-from verl.trainer.placement.table import AgentPlacement, Placement, WorkerGroupSpec
+from verl.trainer.plan.devices import engine_pool
+from verl.trainer.plan.placement import AgentPlacement, Placement, WorkerGroupSpec
 
 # Enough to keep the engine's slots busy while environments run, few enough that calls do not time out in the
 # queue.

@@ -15,7 +15,7 @@ from zlib import crc32
 
 from verl.trainer.config import RunConfig, TrainedModelConfig
 from verl.trainer.config.spec import ConfigError
-from verl.trainer.placement.table import AgentPlacement, Placement, slug
+from verl.trainer.plan.placement import AgentPlacement, Placement, slug
 from verl.utils.names import did_you_mean
 
 # Keys that an evaluation reads and in which agents on one policy may differ.

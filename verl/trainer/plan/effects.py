@@ -28,12 +28,12 @@ from verl.trainer.config.model import ADAPTER, AGGREGATES, OLD_LOG_PROBS
 from verl.trainer.config.model import READ as IN_THE_LOSS
 from verl.trainer.config.run import LANES, follows_committed
 from verl.trainer.config.spec import IneffectiveKeyError, Key, keys
-from verl.trainer.placement.table import AgentPlacement, ApiPlacement, Placement
+from verl.trainer.plan.agents import agent_config
+from verl.trainer.plan.placement import AgentPlacement, ApiPlacement, Placement
+from verl.trainer.plan.registry import ESTIMATORS, POLICY_LOSSES
 from verl.trainer.ppo.asynchronous.lanes import lanes_of
 from verl.trainer.ppo.credit.passes import computes_old_log_probs
 from verl.trainer.ppo.critic import need_critic
-from verl.trainer.ppo.per_agent import agent_config
-from verl.trainer.ppo.registry import ESTIMATORS, POLICY_LOSSES
 from verl.utils.names import value_at
 
 ACTOR, MODEL = "actor_rollout_ref.actor.", "actor_rollout_ref."

@@ -9,8 +9,8 @@ import pytest
 import ray
 
 from verl.trainer.config import ActorRolloutRefConfig, AgentConfig, ModelConfig, RunConfig
-from verl.trainer.placement.agent_overrides import PlacementError
-from verl.trainer.placement.pools import (
+from verl.trainer.plan.agent_overrides import PlacementError
+from verl.trainer.plan.devices import (
     ENGINES,
     Devices,
     assign_devices,
@@ -21,7 +21,7 @@ from verl.trainer.placement.pools import (
     processes_per_device,
     processes_per_node,
 )
-from verl.trainer.placement.table import Placement, build_placement
+from verl.trainer.plan.placement import Placement, build_placement
 from verl.trainer.ppo.controller import ControllerError, LocalController, RayController
 
 

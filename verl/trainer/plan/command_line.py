@@ -15,9 +15,9 @@ from typing import NoReturn
 from verl.compat.command import Command, key_of, translate
 from verl.compat.defaults import MAY_HAVE_NO_EFFECT
 from verl.compat.keys import find_verl_key
-from verl.trainer.config.presets import PRESETS, expand_presets
 from verl.trainer.config.run import RunConfig
 from verl.trainer.config.spec import ConfigError, Key, keys, type_text
+from verl.trainer.plan.presets import PRESETS, expand_presets
 from verl.utils.names import did_you_mean
 
 CONFIG_NAME = "ppo_trainer"
@@ -146,8 +146,8 @@ def _without_effect(overrides: Sequence[str]) -> list[str]:
     """Return the keys that have no effect with the others; none if an estimator or a loss is unknown before
     plug-ins are loaded.
     """
-    from verl.trainer.config.effect import without_effect
-    from verl.trainer.placement.table import build_placement
+    from verl.trainer.plan.effects import without_effect
+    from verl.trainer.plan.placement import build_placement
 
     config = _compose([o for o in overrides if not o.startswith("-")])
     try:

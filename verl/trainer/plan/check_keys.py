@@ -1,4 +1,4 @@
-"""Check keys and types of values of a command line: `python -m verl.trainer.config.check_keys key=value ...`
+"""Check keys and types of values of a command line: `python -m verl.trainer.plan.check_keys key=value ...`
 
 Composes the configuration as `verl.trainer.main_ppo` does and prints the same one-line error, within a
 second: torch is not imported. Scripts call it before they prepare data and models.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 
-from verl.trainer.config.entry import compose_config, report_config_errors
+from verl.trainer.plan.command_line import compose_config, report_config_errors
 
 
 def cli() -> None:

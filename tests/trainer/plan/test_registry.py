@@ -11,14 +11,8 @@ from typing import Any
 import pytest
 
 from tests.house.source import ROOT
-from verl.trainer.ppo import registry
-from verl.trainer.ppo.core_algos import (
-    ADV_ESTIMATOR_REGISTRY,
-    POLICY_LOSS_REGISTRY,
-    register_adv_est,
-    register_policy_loss,
-)
-from verl.trainer.ppo.registry import (
+from verl.trainer.plan import registry
+from verl.trainer.plan.registry import (
     ESTIMATORS,
     POLICY_LOSSES,
     EstimatorTraits,
@@ -27,9 +21,15 @@ from verl.trainer.ppo.registry import (
     estimator_needs,
     estimator_takes,
 )
+from verl.trainer.ppo.core_algos import (
+    ADV_ESTIMATOR_REGISTRY,
+    POLICY_LOSS_REGISTRY,
+    register_adv_est,
+    register_policy_loss,
+)
 
 ASKED = """
-from verl.trainer.ppo.registry import ESTIMATORS, POLICY_LOSSES
+from verl.trainer.plan.registry import ESTIMATORS, POLICY_LOSSES
 import sys
 for registry in (ESTIMATORS, POLICY_LOSSES):
     for name in registry.names():
@@ -53,7 +53,7 @@ def test_the_source_says_what_the_import_registers() -> None:
 
 
 PROBE = """
-from verl.trainer.ppo.registry import register_adv_est
+from verl.trainer.plan.registry import register_adv_est
 
 @register_adv_est("probe", reads=("lam",), grouped=False)
 def compute_probe(token_level_rewards, response_mask, values):
@@ -61,9 +61,9 @@ def compute_probe(token_level_rewards, response_mask, values):
 """
 KNOWN = """
 import sys
-from verl.trainer.config.effect import condition_text, readers
+from verl.trainer.plan.effects import condition_text, readers
 from verl.trainer.config import algorithm
-from verl.trainer.ppo.registry import ADV_ESTIMATOR_REGISTRY, ESTIMATORS, estimator_needs
+from verl.trainer.plan.registry import ADV_ESTIMATOR_REGISTRY, ESTIMATORS, estimator_needs
 print("probe" in ESTIMATORS.names(), estimator_needs("probe", "values"), "probe" not in readers("algorithm.group_by"))
 print(condition_text(algorithm.READ, "algorithm.lam"), "torch" in sys.modules)
 import verl.trainer.ppo.core_algos
@@ -142,5 +142,5 @@ def test_parameters_are_those_that_can_be_given_by_name() -> None:
 
 
 def test_the_checks_of_settings_import_no_torch() -> None:
-    code = "import verl.trainer.config.cross_checks, sys; print({'torch', 'tensordict', 'transformers', 'ray', 'pandas'} & {*sys.modules})"
+    code = "import verl.trainer.plan.checks, sys; print({'torch', 'tensordict', 'transformers', 'ray', 'pandas'} & {*sys.modules})"
     assert answers(code) == ["set()"]

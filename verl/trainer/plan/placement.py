@@ -13,8 +13,8 @@ from verl.models.adapter_folder import AdapterFolderError, adapter_shape, read_a
 from verl.models.path import absolute_model_path
 from verl.trainer.config import ActorRolloutRefConfig, AgentConfig, ApiConfig
 from verl.trainer.config.names import LORA_DEFAULTS
-from verl.trainer.placement.agent_overrides import WHERE, PlacementError, config_of
-from verl.trainer.placement.untrained import api_agents, frozen_agents
+from verl.trainer.plan.agent_overrides import WHERE, PlacementError, config_of
+from verl.trainer.plan.untrained_agents import api_agents, frozen_agents
 from verl.utils.names import did_you_mean, slug, value_at
 
 LEVELS = ("prompt", "lora", "full")

@@ -1,5 +1,5 @@
 """Checks of the groups that estimators compare, and of other settings that leave nothing to learn; part of
-`cross_checks`.
+`checks`.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from verl.trainer.config.algorithm import TASK_FIELDS
 from verl.trainer.config.reward import check_tree_rewards
 from verl.trainer.config.run import follows_committed
 from verl.trainer.config.spec import ConfigError, keys
-from verl.trainer.placement.table import Placement
-from verl.trainer.placement.untrained import by_agent, trained_agents
+from verl.trainer.plan.agents import agent_config, averages_trajectories, group_fields
+from verl.trainer.plan.placement import Placement
+from verl.trainer.plan.registry import ESTIMATORS, estimator_needs, estimator_takes, plain_name
+from verl.trainer.plan.untrained_agents import by_agent, trained_agents
 from verl.trainer.ppo.critic import critic_agents, needs_values
-from verl.trainer.ppo.per_agent import agent_config, averages_trajectories, group_fields
-from verl.trainer.ppo.registry import ESTIMATORS, estimator_needs, estimator_takes, plain_name
 from verl.utils.names import slug, value_at
 
 logger = logging.getLogger(__name__)

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from agent_system.launch import train
-from verl.trainer.config import RunConfig, check_keys
+from verl.trainer.config import RunConfig
+from verl.trainer.plan import check_keys
 from verl.trainer.config.spec import keys
 
 WRONG = [
@@ -78,7 +79,7 @@ def test_a_mapping_takes_new_keys_one_by_one_and_as_a_whole(
 
 
 def test_nothing_heavy_is_imported() -> None:
-    program = "import sys, verl.trainer.config.check_keys; print({'torch', 'ray', 'transformers', 'tensordict', 'numpy'} & {*sys.modules})"
+    program = "import sys, verl.trainer.plan.check_keys; print({'torch', 'ray', 'transformers', 'tensordict', 'numpy'} & {*sys.modules})"
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
     )

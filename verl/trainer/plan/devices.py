@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from verl.trainer.config import RunConfig
-from verl.trainer.placement.agent_overrides import PlacementError
-from verl.trainer.placement.table import Placement
+from verl.trainer.plan.agent_overrides import PlacementError
+from verl.trainer.plan.placement import Placement
 
 TRAINER, ENGINES = "trainer", "rollout"
 

@@ -9,8 +9,8 @@ import pytest
 
 from verl.trainer.config import RunConfig
 from verl.trainer.config.spec import ConfigError
-from verl.trainer.placement.role_policies import output_dir, policy_rows
-from verl.trainer.placement.table import Placement, build_placement
+from verl.trainer.plan.placement import Placement, build_placement
+from verl.trainer.plan.role_policies import output_dir, policy_rows
 
 TEAM = ["Tool Agent", "Executor Agent", "Critic"]
 SWAP = {"Tool Agent": "executor_agent", "Executor Agent": "tool_agent"}

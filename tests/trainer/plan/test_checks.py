@@ -8,8 +8,8 @@ import pytest
 
 from verl.trainer.config import RunConfig
 from verl.trainer.config.algorithm import REWARD_FIELDS
-from verl.trainer.config.cross_checks import check_settings
 from verl.trainer.config.spec import ConfigError, keys
+from verl.trainer.plan.checks import check_settings
 from verl.trainer.ppo.core_algos.kl import KL_ESTIMATORS
 
 

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from verl.trainer.config import ActorConfig, CriticConfig, RunConfig
-from verl.trainer.placement.table import AgentPlacement, Placement
+from verl.trainer.plan.placement import AgentPlacement, Placement
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ import pytest
 
 from verl.trainer.config import AlgorithmConfig, RunConfig
 from verl.trainer.config.algorithm import MGRPOConfig
-from verl.trainer.config.cross_checks import check_settings
 from verl.trainer.config.spec import ConfigError
-from verl.trainer.ppo.per_agent import agent_config, estimators_in_use, split_by_settings
+from verl.trainer.plan.agents import agent_config, estimators_in_use, split_by_settings
+from verl.trainer.plan.checks import check_settings
 
 TEAM = ["Solver Agent", "Verifier Agent"]
 

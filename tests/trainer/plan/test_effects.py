@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from verl.trainer.config import RunConfig
-from verl.trainer.config.cross_checks import check_untrained
-from verl.trainer.config.effect import Scope, check_effect, unmet
 from verl.trainer.config.spec import IneffectiveKeyError, keys
-from verl.trainer.placement.table import Placement, build_placement
+from verl.trainer.plan.checks import check_untrained
+from verl.trainer.plan.effects import Scope, check_effect, unmet
+from verl.trainer.plan.placement import Placement, build_placement
 from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, compute_grpo_outcome_advantage
 
 

@@ -11,8 +11,8 @@ from verl.models.path import absolute_model_path
 from verl.trainer.config import RunConfig
 from verl.trainer.config.reward_model import CLASSIFIER, RewardModelConfig, check_reward_model
 from verl.trainer.config.spec import ConfigError
-from verl.trainer.placement.table import AgentPlacement, Placement, WorkerGroupSpec
-from verl.trainer.placement.untrained import by_agent
+from verl.trainer.plan.placement import AgentPlacement, Placement, WorkerGroupSpec
+from verl.trainer.plan.untrained_agents import by_agent
 
 NAME = "reward_model"
 
