@@ -43,6 +43,7 @@ from verl.models.tiny import TinyModelSize, make_tiny_model
 from verl.protocol import DataProto
 from verl.trainer.config import RunConfig
 from verl.trainer.plan.placement import build_placement
+from verl.trainer.plan.run import RunPlan
 from verl.trainer.ppo.batching import split_batch_by_wg_ids, trim_padding
 
 logger = logging.getLogger("train_step")
@@ -258,19 +259,19 @@ def measure(config: RunConfig) -> Comparison:
 
     resolve_defaults(config)
     check_team(config)
-    placement = build_placement(config.agent, config.actor_rollout_ref)
-    tokenizers = {group.wg_id: load_group_tokenizer(group) for group in placement.groups}
+    plan = RunPlan.of(config, build_placement(config.agent, config.actor_rollout_ref))
+    tokenizers = {group.wg_id: load_group_tokenizer(group) for group in plan.groups}
     train, _ = build_datasets(config, next(iter(tokenizers.values())))
     run_dir = run_dir_of(config)
     controller = build_controller(config)
-    team = TeamWorkers(config, placement, controller)
+    team = TeamWorkers(config, plan, controller)
     try:
         team.start()
-        collector = build_collector(config, placement, tokenizers, team.engines.clients)
+        collector = build_collector(config, plan, tokenizers, team.engines.clients)
         comparison = Comparison(
-            collector, BareTeam(Path(str(config.actor_rollout_ref.model.path)), len(placement.groups))
+            collector, BareTeam(Path(str(config.actor_rollout_ref.model.path)), len(plan.groups))
         )
-        RayPPOTrainer(config, placement, team, comparison, train, None, comparison, run_dir).fit()  # type: ignore[arg-type]
+        RayPPOTrainer(config, plan, team, comparison, train, None, comparison, run_dir).fit()  # type: ignore[arg-type]
         comparison.peak_gib += peak_gib(*psutil.Process().children(recursive=True))
         return comparison
     finally:

@@ -39,7 +39,7 @@ from verl.trainer.model_checks import (
     check_vllm,
     warn_of_positions,
 )
-from verl.trainer.plan.checks import check_settings
+from verl.trainer.plan.checks import resolve
 from verl.trainer.plan.derived_values import (
     load_group_tokenizer,
     max_model_len,
@@ -51,6 +51,7 @@ from verl.trainer.plan.group_checks import warn_of_warmup
 from verl.trainer.plan.placement import Placement
 from verl.trainer.plan.presets import describe_preset
 from verl.trainer.plan.role_policies import output_dir
+from verl.trainer.plan.run import RunPlan
 from verl.trainer.ppo.asynchronous.saved_groups import check_checkpoint
 from verl.trainer.ppo.controller import ControllerError, resolve_device
 from verl.trainer.ppo.critic import critic_signature
@@ -170,7 +171,7 @@ class CheckedRun:
     """A checked configuration with everything derived from it.
 
     Attributes:
-        placement: policies and worker groups of the agents.
+        plan: agents, policies and worker groups.
         adapter_sizes: number of parameters of every adapter, by policy.
         tokenizers: tokenizer by worker group.
         train, val: tasks; None where there are none.
@@ -178,7 +179,7 @@ class CheckedRun:
         name: name of the run in trackers.
     """
 
-    placement: Placement
+    plan: RunPlan
     adapter_sizes: Mapping[str, int]
     tokenizers: Mapping[str, Any]
     train: RLHFDataset | None
@@ -211,8 +212,8 @@ def check_run(config: RunConfig) -> CheckedRun:
         logger.info(describe_preset(config))
     resolve_defaults(config)
     check_team(config)
-    placement = check_settings(config)
-    check_cpus(config, placement)
+    plan = resolve(config)
+    check_cpus(config, plan)
     env = EnvRegistry.get(config.env.env_name)
     if config.env.workers.num and env.overrides("check_workers"):
         env(build_options(env.config_class, config.env.params, "env.params")).check_workers()
@@ -221,30 +222,30 @@ def check_run(config: RunConfig) -> CheckedRun:
         check_backends(config.trainer.logger)
     except (ValueError, ModuleNotFoundError) as error:
         raise ConfigError(str(error)) from error
-    check_forms(placement)
+    check_forms(plan)
     device = resolve_device(config.trainer.device)
-    check_exactness(config, placement, device, partial(max_model_len, config, placement))
-    check_vllm(placement, device, partial(max_model_len, config, placement))
+    check_exactness(config, plan, device, partial(max_model_len, config, plan))
+    check_vllm(plan, device, partial(max_model_len, config, plan))
     trained_in = run_dir_of(config)
     checkpoint = find_checkpoint(config.trainer, CheckpointStore(trained_in / "checkpoints"))
     if checkpoint is not None:
-        critics = None if config.trainer.val_only else critic_signature(config, placement)
-        bases = fingerprints(groups_with_fixed_models(placement, None if config.trainer.val_only else config))
-        state = read_state(checkpoint, placement, critics, bases)
+        critics = None if config.trainer.val_only else critic_signature(config, plan)
+        bases = fingerprints(groups_with_fixed_models(plan, None if config.trainer.val_only else config))
+        state = read_state(checkpoint, plan, critics, bases)
         if "template_time" in state:  # before the first prompt is rendered
             TEMPLATE_TIME.restore(str(state["template_time"]))
         if not config.trainer.val_only:
             check_checkpoint(checkpoint, state, config)
-        check_saved_models(checkpoint, config, placement)
-    run_dir = output_dir(config, placement, trained_in, checkpoint)
+        check_saved_models(checkpoint, config, plan)
+    run_dir = output_dir(config, plan, trained_in, checkpoint)
     check_reward_model(config)
-    tokenizers = {g.wg_id: load_group_tokenizer(g) for g in placement.groups}
-    tell_of_templates(placement, tokenizers, config.data.apply_chat_template_kwargs)
-    warn_of_positions(placement, partial(max_model_len, config, placement))
-    sizes = adapter_sizes(placement)
-    check_critic(config, placement, tokenizers)
-    plan_memory(config, placement, device, partial(max_model_len, config, placement))
-    collector = build_collector(config, placement, tokenizers, dict.fromkeys(tokenizers))
+    tokenizers = {g.wg_id: load_group_tokenizer(g) for g in plan.groups}
+    tell_of_templates(plan, tokenizers, config.data.apply_chat_template_kwargs)
+    warn_of_positions(plan, partial(max_model_len, config, plan))
+    sizes = adapter_sizes(plan)
+    check_critic(config, plan, tokenizers)
+    plan_memory(config, plan, device, partial(max_model_len, config, plan))
+    collector = build_collector(config, plan, tokenizers, dict.fromkeys(tokenizers))
     train, val = build_datasets(config, next(iter(tokenizers.values()), None), collector.measures())
     if train is not None:
         loader = TaskLoader(
@@ -253,10 +254,10 @@ def check_run(config: RunConfig) -> CheckedRun:
         warn_of_warmup(config.trainer, steps_of_run(config.trainer, len(loader)))
         if checkpoint is not None:
             loader.load_state_dict(torch.load(checkpoint / "data.pt", weights_only=True))
-    check_endpoints(config, placement)
+    check_endpoints(config, plan)
     name = (
         config.trainer.experiment_name
         if run_dir == trained_in
         else f"{config.trainer.experiment_name}/{run_dir.name}"
     )
-    return CheckedRun(placement, sizes, tokenizers, train, val, run_dir, name)
+    return CheckedRun(plan, sizes, tokenizers, train, val, run_dir, name)

@@ -28,17 +28,13 @@ from verl.protocol.generate import RolloutError, SamplingParams
 from verl.trainer.config import RolloutConfig, RunConfig
 from verl.trainer.config.algorithm import REWARD_FIELDS
 from verl.trainer.config.reward_model import CLASSIFIER
-from verl.trainer.config.run import follows_committed
 from verl.trainer.config.spec import ConfigError
-from verl.trainer.plan.agents import agent_config
 from verl.trainer.plan.derived_values import prompt_length_key
-from verl.trainer.plan.group_checks import candidates_of
 from verl.trainer.plan.placement import AgentPlacement, Placement
 from verl.trainer.plan.registry import ESTIMATORS
 from verl.trainer.plan.role_policies import policy_rows
+from verl.trainer.plan.run import RunPlan
 from verl.trainer.plan.untrained_agents import api_key
-from verl.trainer.ppo.collect.greedy_baseline import needs_baselines
-from verl.trainer.ppo.critic import critic_agents
 from verl.utils.dataset import PromptMeasure
 from verl.utils.names import slug
 
@@ -213,27 +209,13 @@ def check_endpoints(config: RunConfig, placement: Placement) -> None:
     asyncio.run(check_all())
 
 
-def _greedy_baselines(config: RunConfig, placement: Placement) -> list[str]:
-    """Return the agents whose candidates are compared with a greedy reply to the same call; with committed
-    returns none are.
-    """
-    if config.rollout.sampling != "tree" or follows_committed(config):
-        return []
-    return [
-        a.agent_id
-        for a in placement.trained
-        if needs_baselines(str(agent_config(config.algorithm, a.agent_id).adv_estimator))
-    ]
-
-
-def _reward_terms(config: RunConfig, placement: Placement) -> dict[str, list[str]]:
+def _reward_terms(plan: RunPlan) -> dict[str, list[str]]:
     """Return the rewards in `algorithm.gdpo_reward_keys` of each agent that are no fields of a sample."""
     found = {}
-    for agent in placement.trained:
-        settings = agent_config(config.algorithm, agent.agent_id)
-        if ESTIMATORS.reads(str(settings.adv_estimator), "gdpo_reward_keys"):
+    for agent in plan.trained:
+        if ESTIMATORS.reads(agent.estimator, "gdpo_reward_keys"):
             found[agent.agent_id] = [
-                name for name in settings.gdpo_reward_keys or () if name not in REWARD_FIELDS
+                name for name in agent.algorithm.gdpo_reward_keys or () if name not in REWARD_FIELDS
             ]
     return found
 
@@ -323,7 +305,7 @@ def _question(path: str | None) -> str:
 
 def build_collector(
     config: RunConfig,
-    placement: Placement,
+    plan: RunPlan,
     tokenizers: Mapping[str, Any],
     clients: Mapping[str, Any],
     workers: EnvWorkers | None = None,
@@ -331,9 +313,9 @@ def build_collector(
     """Bind every agent to the client of its policy, or to its server, and build the team's collector;
     environments run in `workers`.
     """
-    found: dict[str, AgentBinding | RemoteBinding] = dict(remote_bindings(config, placement))
-    structured = {group.wg_id for group in placement.groups if group.config.rollout.structured_outputs}
-    for agent_id, row in policy_rows(config, placement).items():
+    found: dict[str, AgentBinding | RemoteBinding] = dict(remote_bindings(config, plan))
+    structured = {group.wg_id for group in plan.groups if group.config.rollout.structured_outputs}
+    for agent_id, row in policy_rows(config, plan).items():
         tokenizer = tokenizers[row.wg_id]
         stop = stop_token_ids(str(row.config.model.path), tokenizer, config.data.apply_chat_template_kwargs)
         found[agent_id] = AgentBinding(
@@ -352,15 +334,15 @@ def build_collector(
             prompt_length_key=prompt_length_key(config, row.config.rollout),
         )
     bindings = {agent_id: found[agent_id] for agent_id in config.agent.agent_ids}
-    joint = config.critic.view == "joint" and bool(critic_agents(config, placement))
-    tree = replace(config.rollout.tree, k_per_agent=candidates_of(config))
+    joint = config.critic.view == "joint" and bool(plan.critics)
+    tree = replace(config.rollout.tree, k_per_agent=dict(plan.candidates))
     settings = CollectorSettings(
         seed=config.data.seed,
         experiment_name=config.trainer.experiment_name,
         reward=config.reward,
         invalid_action_penalty={
             a.agent_id: a.config.actor.invalid_action_penalty_coef
-            for a in placement.trained
+            for a in plan.trained
             if a.config.actor.use_invalid_action_penalty
         },
         max_steps=config.env.max_steps,
@@ -369,10 +351,10 @@ def build_collector(
         max_failure_rate=config.rollout.max_failure_rate,
         episode_timeout_s=config.rollout.episode_timeout_s,
         call_timeout_s=config.rollout.call_timeout_s,
-        tree=tree if config.rollout.sampling == "tree" else None,
-        reward_terms=_reward_terms(config, placement),
-        greedy_baselines=_greedy_baselines(config, placement),
-        tool_sequences=[a.agent_id for a in placement.agents if a.config.rollout.tool_samples == "sequence"],
+        tree=tree if plan.tree else None,
+        reward_terms=_reward_terms(plan),
+        greedy_baselines=plan.greedy_candidates,
+        tool_sequences=[a.agent_id for a in plan.agents if a.config.rollout.tool_samples == "sequence"],
         env_threads=config.rollout.env_threads,
         joint_prompt_length=config.critic.joint_prompt_length if joint else 0,
     )
@@ -385,6 +367,6 @@ def build_collector(
             orchestra_options=orchestra_options(config),
             env_params=config.env.params,
             workers=workers,
-            reward_model=build_reward_model(config, placement, tokenizers, clients),
+            reward_model=build_reward_model(config, plan, tokenizers, clients),
         )
     )

@@ -21,8 +21,9 @@ from verl.trainer.config import RunConfig
 from verl.trainer.model_checks import check_vllm
 from verl.trainer.plan.checks import check_untrained
 from verl.trainer.plan.derived_values import load_group_tokenizer, max_model_len, resolve_defaults
+from verl.trainer.plan.run import RunPlan
 from verl.trainer.ppo.controller import build_controller, resolve_device
-from verl.trainer.serving import Engines, for_serving, serve_weights, serving_placement, serving_team
+from verl.trainer.serving import Engines, for_serving, serve_weights, serving_plan, serving_team
 
 
 @dataclass(frozen=True)
@@ -59,23 +60,24 @@ def loaded_team(
     that cannot serve it, or a server of `agent.api` that does not answer; and the errors of `check`.
     """
     saved = SavedRun.open(checkpoint)
-    config, placement = for_serving(saved.config, device), saved.placement
-    served = serving_placement(placement, engines)
+    config = for_serving(saved.config, device)
+    plan = RunPlan.of(config, saved.placement)
+    served = serving_plan(plan, engines)
     resolved = resolve_device(device)
     resolve_defaults(config)
     check_team(config)
-    check_untrained(config, placement)
-    check_vllm(served, resolved, partial(max_model_len, config, placement))
-    tokenizers = {group.wg_id: load_group_tokenizer(group) for group in placement.groups}
+    check_untrained(config, plan)
+    check_vllm(served, resolved, partial(max_model_len, config, plan))
+    tokenizers = {group.wg_id: load_group_tokenizer(group) for group in plan.groups}
     env = EnvRegistry.get(config.env.env_name)
-    check(build_collector(config, placement, tokenizers, dict.fromkeys(tokenizers)).collector, env)
-    check_endpoints(config, placement)
+    check(build_collector(config, plan, tokenizers, dict.fromkeys(tokenizers)).collector, env)
+    check_endpoints(config, plan)
     with ExitStack() as started:
         start_sandbox(config)
         started.callback(close_shared)
         controller = build_controller(config)
         started.callback(controller.shutdown)
-        team = serving_team(config, placement, controller, engines)
+        team = serving_team(config, plan, controller, engines)
         started.callback(team.shutdown)
         team.start()
         team.init_model(1)

@@ -49,18 +49,18 @@ def run(config: RunConfig) -> RayPPOTrainer:
     from verl.utils.console import print_before_after
 
     checked = check_run(config)
-    placement, run_dir = checked.placement, checked.run_dir
+    plan, run_dir = checked.plan, checked.run_dir
     config_file = run_dir / ("config_eval.yaml" if config.trainer.val_only else CONFIG_FILE)
     with writing(config_file):
         run_dir.mkdir(parents=True, exist_ok=True)
         save_config(config, config_file)
-    for agent_id, row in policy_rows(config, placement).items():
+    for agent_id, row in policy_rows(config, plan).items():
         logger.info(table_row(agent_id, row, checked.adapter_sizes))
-    for remote in placement.api:
+    for remote in plan.api:
         logger.info(
             "agent %s -> %s at %s (not trained)", remote.agent_id, remote.policy_id, remote.api.base_url
         )
-    for wg_id, devices in describe_devices(config, placement).items():
+    for wg_id, devices in describe_devices(config, plan).items():
         logger.info("worker group %s -> %s", wg_id, devices)
     logger.info("output folder: %s", run_dir)
     with ExitStack() as started:
@@ -68,20 +68,18 @@ def run(config: RunConfig) -> RayPPOTrainer:
         started.callback(close_shared)
         controller = build_controller(config)
         started.callback(controller.shutdown)
-        check_cpus(config, placement)
+        check_cpus(config, plan)
         started.enter_context(stopping_at_once())
-        team = TeamWorkers(config, placement, controller, run_dir / "logs")
+        team = TeamWorkers(config, plan, controller, run_dir / "logs")
         started.callback(team.shutdown)
         team.start()
         workers = started.enter_context(env_workers(config))
-        collector = build_collector(config, placement, checked.tokenizers, team.engines.clients, workers)
+        collector = build_collector(config, plan, checked.tokenizers, team.engines.clients, workers)
         tracking = Tracking(
             config.trainer.project_name, checked.name, config.trainer.logger, asdict(config), run_dir
         )
         started.callback(tracking.finish)
-        trainer = RayPPOTrainer(
-            config, placement, team, collector, checked.train, checked.val, tracking, run_dir
-        )
+        trainer = RayPPOTrainer(config, plan, team, collector, checked.train, checked.val, tracking, run_dir)
         trainer.fit()
     print_before_after(rows_before_after(trainer.before, trainer.after))
     return trainer

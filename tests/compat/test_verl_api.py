@@ -271,7 +271,7 @@ OTHER_PARAMETERS = {
     "SubRayResourcePool": "holds the pool it is cut from; made by split_resource_pool",
     "WorkerGroup": "a keyword that nothing reads is an error",
     "collect_lazy_compute_data_proto": "takes what it uses of verl's *args: the results",
-    "RayPPOTrainer": "trains a team: a placement, its workers and a collector; verl's arguments are an error that says so",
+    "RayPPOTrainer": "trains a team: the plan of a run, its workers and a collector; verl's arguments are an error that says so",
     "RayClassWithInitArgs.__call__": "without sharing_with: actors share a bundle, not another actor's devices",
 }
 

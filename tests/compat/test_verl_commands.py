@@ -14,7 +14,7 @@ from verl.compat.keys import VERL_KEYS, VERL_MEANINGS, VERL_VALUES, VerlKey
 from verl.compat.pettingllms import PETTINGLLMS_KEYS
 from verl.compat.values import PER_AGENT
 from verl.trainer.config.spec import ConfigError
-from verl.trainer.plan.checks import check_settings
+from verl.trainer.plan.checks import resolve
 from verl.trainer.plan.command_line import KEYS, SECTIONS, compose_config, with_preset_note
 from verl.trainer.plan.derived_values import resolve_defaults
 
@@ -62,7 +62,7 @@ def test_the_keys_of_an_example_of_verl_pass_every_check_or_are_refused_by_one_l
         return
     config = compose_config(given)
     resolve_defaults(config)
-    check_settings(config)
+    resolve(config)
     settings = dict(o.lstrip("+").split("=", 1) for o in given)
     assert (config.agent.orchestra_type, config.agent.agent_ids, config.env.env_name) == (
         "single",
@@ -81,7 +81,7 @@ def test_the_keys_of_an_example_of_dr_mas_pass_every_check(script: str) -> None:
     given = DR_MAS[script]
     config = compose_config(given)
     resolve_defaults(config)
-    check_settings(config)
+    resolve(config)
     settings = dict(o.lstrip("+").split("=", 1) for o in given)
     assert config.algorithm.adv_estimator == settings["algorithm.adv_estimator"]
     grouped = settings["algorithm.adv_estimator"] != "gae"
@@ -237,7 +237,7 @@ def test_settings_of_a_profiler_are_taken_and_say_nothing_while_no_step_is_recor
     ]
     config = compose_config(given)
     resolve_defaults(config)
-    check_settings(config)
+    resolve(config)
     worker = config.actor_rollout_ref.actor.profiler
     assert (worker.enable, worker.all_ranks, worker.contents) == (
         (True, True, ["stack"]) if on else (False, False, [])

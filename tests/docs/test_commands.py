@@ -17,7 +17,7 @@ from tests.docs.pages import blocks, code_spans, commands, first_column, pages
 from tests.docs.test_readme import KEY, environment
 from tests.house.source import ROOT
 from verl.trainer.config import ApiConfig, RunConfig
-from verl.trainer.plan.checks import check_settings
+from verl.trainer.plan.checks import resolve
 from verl.trainer.plan.derived_values import resolve_defaults
 
 SERVER = "python -m agent_system.workflows.search.world.server"
@@ -118,7 +118,7 @@ def test_a_script_asks_for_a_run_whose_keys_exist_and_agree(
     monkeypatch.setenv("JUDGE_KEY", "of the page")
     resolve_defaults(config)
     check_team(config)
-    check_settings(config)
+    resolve(config)
     script = re.search(r"examples/run_(\w+)\.sh", command)[1]
     workflow = WORKFLOW_OF.get(script, script)
     alone = config.agent.orchestra_type == "single"
@@ -187,7 +187,7 @@ def test_a_command_of_verl_asks_for_one_agent_that_trains(
     config = compose_config(shlex.split(command.removeprefix(PPO)))
     resolve_defaults(config)
     check_team(config)
-    check_settings(config)
+    resolve(config)
     assert (config.agent.orchestra_type, config.agent.agent_ids) == ("single", ["Single Agent"])
     assert (config.env.rollout.n, config.algorithm.adv_estimator, config.trainer.logger) == (
         5,

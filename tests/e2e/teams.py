@@ -87,7 +87,7 @@ def asked_at_the_end() -> Iterator[dict[str, Generation]]:
     shutdown = TeamWorkers.shutdown
 
     async def ask_all(team: TeamWorkers) -> None:
-        for row in team.placement.agents:
+        for row in team.plan.agents:
             said[row.policy_id] = await ask(team.engines.clients[row.wg_id], row.adapter)
 
     def first_ask(team: TeamWorkers) -> None:

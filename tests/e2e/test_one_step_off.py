@@ -59,7 +59,9 @@ def by_hand(trainer: RayPPOTrainer, steps: int) -> None:
     """
 
     def collect(step: int) -> Any:
-        return asyncio.run(collect_step(trainer.config, trainer.collector, trainer.loader, step))
+        return asyncio.run(
+            collect_step(trainer.config, trainer.plan, trainer.collector, trainer.loader, step)
+        )
 
     trainer.team.init_model(steps, steps)
     trainer.team.engines.sync_weights(0)

@@ -90,20 +90,20 @@ def test_keys_that_cannot_be_combined_are_refused(
     error: type[Exception],
     message: str,
 ) -> None:
-    from verl.trainer.plan.checks import check_settings
+    from verl.trainer.plan.checks import resolve
     from verl.trainer.plan.derived_values import resolve_defaults
 
     with pytest.raises(error, match=message):
         config = compose(example | changes)
         resolve_defaults(config)
-        check_settings(config)
+        resolve(config)
 
 
 @pytest.mark.parametrize(
     "key", ["reward.granularity=token", "reward.timeout_s=5", "reward.custom_reward_function.name=f"]
 )
 def test_a_key_without_a_function_has_no_effect(compose: Callable[..., Any], key: str) -> None:
-    from verl.trainer.plan.checks import check_settings
+    from verl.trainer.plan.checks import resolve
     from verl.trainer.plan.derived_values import resolve_defaults
 
     config = compose(dict([key.split("=")]))
@@ -111,4 +111,4 @@ def test_a_key_without_a_function_has_no_effect(compose: Callable[..., Any], key
     with pytest.raises(
         IneffectiveKeyError, match=r"has no effect; it needs reward.custom_reward_function.path"
     ):
-        check_settings(config)
+        resolve(config)

@@ -19,7 +19,7 @@ from agent_system.workflows.search import SearchEnvOptions
 from examples.embedded.worlds import WORLDS
 from tests.docs.test_commands import asked_for
 from tests.house.source import ROOT
-from verl.trainer.plan.checks import check_settings
+from verl.trainer.plan.checks import resolve
 from verl.trainer.plan.derived_values import resolve_defaults
 from verl.trainer.plan.presets import describe_preset
 
@@ -311,4 +311,4 @@ def test_one_key_runs_the_single_agent_instead_of_the_team(world: str, tmp_path:
     check_team(config)
     assert config.agent.agent_ids == ["Single Agent"] and config.env.env_name == world
     assert config.agent.orchestra == {"single": {"prompt_style": "short"}}
-    assert len(check_settings(config).policy_ids) == 1
+    assert len(resolve(config).policy_ids) == 1

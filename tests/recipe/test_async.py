@@ -19,7 +19,7 @@ from recipe.runs import overrides_of
 from tests.docs.test_commands import asked_for
 from verl.trainer.config import RunConfig
 from verl.trainer.config.spec import ConfigError
-from verl.trainer.plan.checks import check_settings
+from verl.trainer.plan.checks import resolve
 from verl.trainer.plan.derived_values import resolve_defaults
 from verl.trainer.ppo.core_algos.rollout_correction import compute_rollout_rejection_mask
 
@@ -81,7 +81,7 @@ def test_variants_differ_in_mode_and_correction_only(workload: str, tmp_path: Pa
         config = configured(workload, variant, tmp_path / variant)
         resolve_defaults(config)
         check_team(config)
-        check_settings(config)
+        resolve(config)
         correction, mode = config.algorithm.rollout_correction, config.async_training
         assert correction.rollout_is == (None if variant in ("sync", "stale_uncorrected") else "token")
         assert mode.mode == (variant if variant in ("sync", "one_step_off") else "fully_async")
@@ -111,7 +111,7 @@ def test_the_variant_without_correction_rejects_nothing_and_is_refused_without_i
     config.algorithm.rollout_correction = type(config.algorithm.rollout_correction)()
     resolve_defaults(config)
     with pytest.raises(ConfigError, match="off-policy correction"):
-        check_settings(config)
+        resolve(config)
 
 
 def test_the_table_of_the_readme_is_that_of_the_committed_rows() -> None:

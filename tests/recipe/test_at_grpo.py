@@ -31,7 +31,7 @@ from recipe.runs import overrides_of
 from tests.docs.test_commands import asked_for
 from tests.house.source import ROOT
 from verl.trainer.config import RunConfig
-from verl.trainer.plan.checks import check_settings
+from verl.trainer.plan.checks import resolve
 from verl.trainer.plan.derived_values import resolve_defaults
 from verl.trainer.plan.placement import Placement
 from verl.trainer.plan.presets import describe_preset
@@ -162,7 +162,7 @@ def checked(script: list[str], tmp_path: Path, *variables: str) -> tuple[RunConf
     describe_preset(config)
     resolve_defaults(config)
     check_team(config)
-    return config, check_settings(config)
+    return config, resolve(config)
 
 
 def test_the_plot_has_a_panel_for_each_task(tmp_path: Path) -> None:

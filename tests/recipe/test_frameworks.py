@@ -12,7 +12,7 @@ from recipe.frameworks.measure import COMMON, HERE, TEAMS, table
 from recipe.runs import overrides_of
 from tests.docs.test_commands import asked_for
 from verl.trainer.config import RunConfig
-from verl.trainer.plan.checks import check_settings
+from verl.trainer.plan.checks import resolve
 from verl.trainer.plan.derived_values import resolve_defaults
 
 ROWS = json.loads((HERE / "results.json").read_text())
@@ -23,7 +23,7 @@ def configured(team: str, tmp_path: Path) -> RunConfig:
     config = asked_for(command, tmp_path)[1]
     resolve_defaults(config)
     check_team(config)
-    check_settings(config)
+    resolve(config)
     return config
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from verl.trainer.config import RunConfig
 from verl.trainer.config.spec import ConfigError, IneffectiveKeyError
-from verl.trainer.plan.checks import check_settings
+from verl.trainer.plan.checks import resolve
 from verl.trainer.plan.derived_values import resolve_defaults
 
 
@@ -95,7 +95,7 @@ def test_a_value_that_cannot_be_used_is_named(
     tiny_model_dir: Path, changes: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(ConfigError) as error:
-        check_settings(make(tiny_model_dir, changes))
+        resolve(make(tiny_model_dir, changes))
     assert words in str(error.value)
 
 
@@ -113,7 +113,7 @@ def test_a_part_of_the_reward_that_gdpo_does_not_read_is_refused(
     gdpo = {"algorithm.adv_estimator": "gdpo", "env.rollout.n": 2, key: True}
 
     def check(*keys: str, **others: Any) -> None:
-        check_settings(make(tiny_model_dir, gdpo | {"algorithm.gdpo_reward_keys": list(keys)} | others))
+        resolve(make(tiny_model_dir, gdpo | {"algorithm.gdpo_reward_keys": list(keys)} | others))
 
     with pytest.raises(
         IneffectiveKeyError, match=rf"{key}=true.* has no effect: gdpo learns from .*team_reward"

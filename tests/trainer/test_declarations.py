@@ -18,10 +18,11 @@ import pytest
 from tests.house.source import ROOT
 from verl.trainer.config import ActorRolloutRefConfig, AgentConfig, AlgorithmConfig, RunConfig
 from verl.trainer.config.spec import LARGEST_INT, ConfigError, Key, keys
-from verl.trainer.plan.agents import PER_AGENT_KEYS, agent_config
+from verl.trainer.plan.agents import PER_AGENT_KEYS, agent_settings
 from verl.trainer.plan.checks import check_command_line
 from verl.trainer.plan.effects import FACTS, Scope, holds
-from verl.trainer.plan.placement import Placement, build_placement
+from verl.trainer.plan.placement import build_placement
+from verl.trainer.plan.run import RunPlan
 from verl.utils.names import value_at
 
 
@@ -123,7 +124,7 @@ def test_a_value_of_one_agent_is_blamed_on_the_key_of_that_agent(number: int) ->
             for section in reversed(name.split(".")[:-1]):
                 tree = {section: tree}
             with pytest.raises(ConfigError) as refused:
-                agent_config(AlgorithmConfig(per_agent={"a": tree}), "A")
+                agent_settings(AlgorithmConfig(per_agent={"a": tree}), "A")
             assert str(refused.value).startswith(f"algorithm.per_agent.a.{name}={value}: expected ")
 
 
@@ -133,7 +134,7 @@ def test_defaults_are_valid() -> None:
 
 
 def test_every_condition_can_be_evaluated_and_names_keys_that_exist() -> None:
-    config, scope = RunConfig(), Scope(RunConfig(), Placement((), ()))
+    config, scope = RunConfig(), Scope(RunConfig(), RunPlan((), ()))
     for name, key in keys(RunConfig).items():
         for condition in key.effect:
             assert holds(condition, name, scope) in (True, False)

@@ -15,14 +15,15 @@ from verl.trainer.config import RunConfig
 from verl.trainer.plan.derived_values import max_model_len
 from verl.trainer.exactness_checks import check_exactness
 from verl.trainer.plan.placement import build_placement
+from verl.trainer.plan.run import RunPlan
 
 AutoTokenizer.from_pretrained(sys.argv[1])
 config = RunConfig()
 config.actor_rollout_ref.model.path = sys.argv[1]
 config.agent.specialization = sys.argv[2]
-placement = build_placement(config.agent, config.actor_rollout_ref)
+plan = RunPlan.of(config, build_placement(config.agent, config.actor_rollout_ref))
 began = time.perf_counter()
-check_exactness(config, placement, "cpu", partial(max_model_len, config, placement))
+check_exactness(config, plan, "cpu", partial(max_model_len, config, plan))
 print(time.perf_counter() - began)
 """
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.models.families import FAMILIES
+from tests.plans import plan_of
 from verl.models.loader import CAUSAL_LM
 from verl.models.tiny import TinyModelSize, make_tiny_model
 from verl.trainer import memory_plan
@@ -17,7 +18,6 @@ from verl.trainer.config import RunConfig
 from verl.trainer.config.spec import ConfigError
 from verl.trainer.plan.command_line import compose_config
 from verl.trainer.plan.derived_values import max_model_len, resolve_defaults
-from verl.trainer.plan.placement import build_placement
 from verl.workers.engine import activation_memory
 from verl.workers.engine.activation_memory import Shape, TrainingMemory
 from verl.workers.engine.layout import RowLayout
@@ -75,9 +75,9 @@ def planned(model: str, free: int, monkeypatch: pytest.MonkeyPatch, *keys: str) 
         [f"actor_rollout_ref.model.path={model}", "trainer.controller=local", "trainer.device=cpu", *keys]
     )
     resolve_defaults(config)
-    placement = build_placement(config.agent, config.actor_rollout_ref)
-    memory_plan.plan_memory(config, placement, "cpu", partial(max_model_len, config, placement))
-    assert all(group.config.actor.ppo_max_token_len_per_gpu for group in placement.groups)
+    plan = plan_of(config)
+    memory_plan.plan_memory(config, plan, "cpu", partial(max_model_len, config, plan))
+    assert all(group.config.actor.ppo_max_token_len_per_gpu for group in plan.groups)
     return config
 
 
@@ -170,7 +170,7 @@ def test_memory_that_the_driver_does_not_see_is_not_counted_and_refuses_nothing(
     monkeypatch.setattr(memory_plan, "free_memory", lambda: 0)
     config = compose_config([f"actor_rollout_ref.model.path={model}", f"trainer.device={device}", *keys])
     resolve_defaults(config)
-    placement = build_placement(config.agent, config.actor_rollout_ref)
-    memory_plan.plan_memory(config, placement, device, partial(max_model_len, config, placement))
-    assert all(group.config.actor.ppo_max_token_len_per_gpu == MOST_TOKENS for group in placement.groups)
+    plan = plan_of(config)
+    memory_plan.plan_memory(config, plan, device, partial(max_model_len, config, plan))
+    assert all(group.config.actor.ppo_max_token_len_per_gpu == MOST_TOKENS for group in plan.groups)
     assert "memory: not counted (" in caplog.text

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
+from tests.plans import plan_of
 from verl.trainer.config import RunConfig
-from verl.trainer.plan.placement import build_placement
 from verl.trainer.ppo.controller import LocalController
 from verl.trainer.serving import for_serving, serving_team
 
@@ -13,9 +13,8 @@ def test_a_team_whose_engines_spanned_devices_is_served_on_one(tiny_model_dir: P
     config.trainer.n_gpus_per_node, config.rollout.n_gpus_per_node = 4, 2
     model, rollout = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout
     model.path, rollout.name, rollout.tensor_model_parallel_size = str(tiny_model_dir), "vllm", 2
-    placement = build_placement(config.agent, config.actor_rollout_ref)
     own = for_serving(config, "cpu")
-    team = serving_team(own, placement, LocalController(own, "cpu"))
+    team = serving_team(own, plan_of(own), LocalController(own, "cpu"))
     team.start()
     team.init_model(1)
     assert [stats["active"] for engines in team.engines.groups.values() for stats in engines.stats()] == [

@@ -10,11 +10,11 @@ from agent_system import AgentSystemError, BaseEnv, EnvRegistry
 from agent_system.launch.checks import check_team
 from verl.trainer.config import RunConfig
 from verl.trainer.config.spec import ConfigError, IneffectiveKeyError
-from verl.trainer.plan.checks import check_settings
+from verl.trainer.plan.checks import resolve
 from verl.trainer.plan.command_line import compose_config
 from verl.trainer.plan.derived_values import resolve_defaults
-from verl.trainer.plan.group_checks import candidates_of
 from verl.trainer.plan.presets import apply_preset
+from verl.trainer.plan.run import candidates_of
 
 
 def check(tiny_model_dir: Path, changes: dict[str, Any], preset: str | None = "at_grpo") -> RunConfig:
@@ -27,7 +27,7 @@ def check(tiny_model_dir: Path, changes: dict[str, Any], preset: str | None = "a
         *sections, name = key.split(".")
         setattr(reduce(getattr, sections, config), name, value)
     resolve_defaults(config)
-    check_settings(config)
+    resolve(config)
     return config
 
 

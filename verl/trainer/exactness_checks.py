@@ -18,8 +18,9 @@ from verl.protocol.generate import RolloutError
 from verl.trainer.config import FSDPConfig, RunConfig, TrainedModelConfig
 from verl.trainer.config.reward_model import CLASSIFIER
 from verl.trainer.config.spec import ConfigError
-from verl.trainer.plan.placement import Placement, WorkerGroupSpec
-from verl.trainer.ppo.critic import critic_agents, critic_config
+from verl.trainer.plan.placement import WorkerGroupSpec
+from verl.trainer.plan.run import RunPlan
+from verl.trainer.ppo.critic import critic_config
 from verl.workers.engine.layout_check import LayoutError, choose_layout, training_randomness
 from verl.workers.rollout.server import check_served
 
@@ -27,13 +28,13 @@ logger = logging.getLogger(__name__)
 
 
 def check_exactness(
-    config: RunConfig, placement: Placement, device: str, max_model_len: Callable[[WorkerGroupSpec], int]
+    config: RunConfig, plan: RunPlan, device: str, max_model_len: Callable[[WorkerGroupSpec], int]
 ) -> None:
     """Check the model of every worker group, and log what differs from the fastest way.
 
     Args:
         config: of the run.
-        placement: of its agents.
+        plan: plan of the run.
         device: cpu or cuda, of the workers.
         max_model_len: function that returns the maximum length of prompt plus reply, in tokens, of a worker
             group.
@@ -42,10 +43,10 @@ def check_exactness(
         ConfigError: all obstacles in one line: each says what differs by how much, and which keys would do.
     """
     started = time.perf_counter()
-    with_critic = critic_agents(config, placement)
+    with_critic = plan.critics
     obstacles: dict[str, None] = {}
     notes: dict[str, None] = {}
-    for group in placement.groups:
+    for group in plan.groups:
         if group.config.rollout.name == CLASSIFIER:
             continue  # `check_reward_model` checks it
         where = f"model {group.model_path}"

@@ -23,8 +23,8 @@ from verl.trainer.config import ActorRolloutRefConfig, RunConfig
 from verl.trainer.config.spec import ConfigError
 from verl.trainer.plan.devices import assign_devices, assign_engines
 from verl.trainer.plan.placement import Placement, WorkerGroupSpec
+from verl.trainer.plan.run import RunPlan
 from verl.trainer.ppo.controller import cluster_address
-from verl.trainer.ppo.critic import critic_agents
 from verl.utils.host_memory import free_memory
 from verl.workers.engine.activation_memory import Shape, TrainingMemory
 from verl.workers.engine.layout import RowLayout
@@ -86,22 +86,22 @@ class GroupMemory:
 
 
 def plan_memory(
-    config: RunConfig, placement: Placement, device: str, max_model_len: Callable[[WorkerGroupSpec], int]
+    config: RunConfig, plan: RunPlan, device: str, max_model_len: Callable[[WorkerGroupSpec], int]
 ) -> None:
     """Set the budgets that are not set, print the plan, and check that it fits.
 
     Args:
-        config: of the run; values of None are replaced, in the placement too.
-        placement: of its agents.
+        config: of the run; values of None are replaced, in the plan too.
+        plan: plan of the run.
         device: cpu or cuda, of the workers.
         max_model_len: function that returns the longest prompt plus reply, in tokens, of a worker group.
 
     Raises:
         ConfigError: the run does not fit, with the keys that would do and what each would need.
     """
-    trained = [] if config.trainer.val_only else [group for group in placement.groups if group.trained]
+    trained = [] if config.trainer.val_only else [group for group in plan.groups if group.trained]
     if unseen := _unseen(config, device):
-        _fill(config, placement, [])
+        _fill(config, plan, [])
         logger.info(
             "memory: not counted (%s); micro-batches have up to %s tokens unless %s is set",
             unseen,
@@ -110,10 +110,10 @@ def plan_memory(
         )
         return
     free = free_memory()
-    processes = _processes(config, placement)
+    processes = _processes(config, plan)
     base = psutil.Process().memory_info().rss
     room = int(SHARE * (free + base)) - base * processes
-    models = [_Model(config, placement, group, device, max_model_len(group)) for group in trained]
+    models = [_Model(config, plan, group, device, max_model_len(group)) for group in trained]
     models = [model for model in models if model.is_counted()]
     for number, model in enumerate(models):
         others = [other.fixed() for other in models if other is not model]
@@ -121,7 +121,7 @@ def plan_memory(
         if processes > 1:  # groups in processes of their own may be busy at the same time
             taken += sum(done.memory.transient for done in models[:number])
         model.choose(room - taken)
-    _fill(config, placement, models)
+    _fill(config, plan, models)
     if models:
         _report(models, base * processes, free + base)
 
@@ -177,14 +177,14 @@ class _Model:
     """The memory of one trained worker group, and the choice of what is not set."""
 
     def __init__(
-        self, config: RunConfig, placement: Placement, group: WorkerGroupSpec, device: str, longest: int
+        self, config: RunConfig, plan: RunPlan, group: WorkerGroupSpec, device: str, longest: int
     ) -> None:
         self.group = group
         self.own = group.config
         self.longest = longest
-        self._ranks = assign_devices(config, placement)[group.wg_id].ranks
+        self._ranks = assign_devices(config, plan)[group.wg_id].ranks
         self._device = device
-        self._critic = group.wg_id in critic_agents(config, placement)
+        self._critic = group.wg_id in plan.critics
         policies = group.policies.values()
         self._reference = not group.adapters and (
             config.algorithm.use_kl_in_reward or any(policy.actor.use_kl_loss for policy in policies)

@@ -22,7 +22,8 @@ from verl.trainer.config import RunConfig
 from verl.trainer.config.reward_model import CLASSIFIER
 from verl.trainer.config.spec import ConfigError
 from verl.trainer.plan.placement import Placement, WorkerGroupSpec
-from verl.trainer.ppo.critic import critic_agents, critic_config
+from verl.trainer.plan.run import RunPlan
+from verl.trainer.ppo.critic import critic_config
 from verl.utils.names import value_at
 from verl.workers.rollout.vllm.arguments import (
     PACKAGES,
@@ -177,19 +178,19 @@ def check_reward_model(config: RunConfig) -> None:
             raise ConfigError(f"reward.model.path: {error}") from error
 
 
-def check_critic(config: RunConfig, placement: Placement, tokenizers: Mapping[str, Any]) -> None:
+def check_critic(config: RunConfig, plan: RunPlan, tokenizers: Mapping[str, Any]) -> None:
     """Check the initial models of critics.
 
     Args:
         config: configuration of the run.
-        placement: placement of its agents.
+        plan: plan of the run.
         tokenizers: tokenizers of the policies, by `wg_id`.
 
     Raises:
         ConfigError: a model that does not exist, or whose vocabulary differs from the policy's.
     """
-    with_critic = critic_agents(config, placement)
-    for spec in placement.groups:
+    with_critic = plan.critics
+    for spec in plan.groups:
         if spec.wg_id not in with_critic:
             continue
         model, given = critic_config(config.critic, spec).model, config.critic.model

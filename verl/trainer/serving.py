@@ -10,7 +10,7 @@ from verl.models.loader import resolve_dtype
 from verl.trainer.checkpoint.saved_run import SavedRun
 from verl.trainer.config import RunConfig
 from verl.trainer.config.reward import RewardConfig
-from verl.trainer.plan.placement import Placement
+from verl.trainer.plan.run import RunPlan
 from verl.trainer.ppo.controller import Controller
 from verl.trainer.ppo.team import TeamWorkers
 from verl.trainer.ppo.weight_sync import load_weights
@@ -56,10 +56,10 @@ def for_serving(config: RunConfig, device: str) -> RunConfig:
     return own
 
 
-def serving_placement(placement: Placement, engines: Engines) -> Placement:
-    """Return a placement with only engines, each on one device."""
+def serving_plan(plan: RunPlan, engines: Engines) -> RunPlan:
+    """Return a plan with only engines, each on one device."""
     groups = []
-    for spec in placement.groups:
+    for spec in plan.groups:
         own = copy.deepcopy(spec.config)
         rollout = own.rollout
         rollout.name, rollout.tensor_model_parallel_size, rollout.weight_transfer = (
@@ -73,14 +73,14 @@ def serving_placement(placement: Placement, engines: Engines) -> Placement:
             False,
         )
         groups.append(replace(spec, config=own, trained=False))
-    return replace(placement, groups=tuple(groups))
+    return replace(plan, groups=tuple(groups))
 
 
 def serving_team(
-    config: RunConfig, placement: Placement, controller: Controller, engines: Engines = Engines()
+    config: RunConfig, plan: RunPlan, controller: Controller, engines: Engines = Engines()
 ) -> TeamWorkers:
-    """Return the worker groups of a placement with only their rollout servers."""
-    return TeamWorkers(config, serving_placement(placement, engines), controller)
+    """Return the worker groups of a plan with only their rollout servers."""
+    return TeamWorkers(config, serving_plan(plan, engines), controller)
 
 
 def serve_weights(saved: SavedRun, team: TeamWorkers) -> None:

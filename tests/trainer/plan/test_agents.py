@@ -8,8 +8,8 @@ import pytest
 from verl.trainer.config import AlgorithmConfig, RunConfig
 from verl.trainer.config.algorithm import MGRPOConfig
 from verl.trainer.config.spec import ConfigError
-from verl.trainer.plan.agents import agent_config, estimators_in_use, split_by_settings
-from verl.trainer.plan.checks import check_settings
+from verl.trainer.plan.agents import agent_settings, split_by_settings
+from verl.trainer.plan.checks import resolve
 
 TEAM = ["Solver Agent", "Verifier Agent"]
 
@@ -20,7 +20,7 @@ def test_an_agent_is_found_by_name_or_slug_and_keeps_the_rest_of_the_runs_settin
             gamma=0.5,
             per_agent={name: {"adv_estimator": "rloo", "lam": 0, "gigpo": {"mode": "mean_std_norm"}}},
         )
-        solver, verifier = (agent_config(config, agent) for agent in TEAM)
+        solver, verifier = (agent_settings(config, agent) for agent in TEAM)
         assert (solver.adv_estimator, solver.gamma, solver.lam, solver.gigpo.mode) == (
             "rloo",
             0.5,
@@ -29,7 +29,6 @@ def test_an_agent_is_found_by_name_or_slug_and_keeps_the_rest_of_the_runs_settin
         )
         assert isinstance(solver.lam, float)
         assert (verifier.adv_estimator, verifier.lam, verifier.gigpo.mode) == ("grpo", 1.0, "mean_norm")
-        assert estimators_in_use(config, TEAM) == {"rloo", "grpo"}
         assert config.gigpo.mode == "mean_norm", "the run's own settings are left alone"
 
 
@@ -89,7 +88,7 @@ def test_agents_with_equal_settings_stay_in_one_part() -> None:
 def test_what_cannot_take_effect_is_named(config: RunConfig, per_agent: dict, message: str) -> None:
     config.algorithm = AlgorithmConfig(per_agent=per_agent)
     with pytest.raises(ConfigError, match=message):
-        check_settings(config)
+        resolve(config)
 
 
 @pytest.mark.parametrize("sharing", [True, False])
@@ -125,17 +124,17 @@ def test_agents_of_a_policy_have_one_whitening(
             ConfigError,
             match=f"agents 'Solver Agent' and 'Verifier Agent' share policy .* but differ in {differing}",
         ):
-            check_settings(config)
+            resolve(config)
     else:
-        check_settings(config)
+        resolve(config)
 
 
 def test_the_runs_own_settings_are_looked_at_as_well(config: RunConfig) -> None:
     config.algorithm = AlgorithmConfig(statistics_over="rows")
     with pytest.raises(ConfigError, match=r"algorithm\.statistics_over='rows'"):
-        check_settings(config)
+        resolve(config)
     config.algorithm = AlgorithmConfig(
         adv_estimator="m_grpo", m_grpo=MGRPOConfig(main_agent=TEAM[0], sub_calls=0)
     )
     with pytest.raises(ConfigError, match=r"algorithm\.m_grpo\.sub_calls=0"):
-        check_settings(config)
+        resolve(config)

@@ -10,8 +10,8 @@ import pytest
 
 from agent_system.launch import train
 from verl.trainer.config import RunConfig
-from verl.trainer.plan import check_keys
 from verl.trainer.config.spec import keys
+from verl.trainer.plan import check_keys
 
 WRONG = [
     ["trainer.loger=[jsonl]"],

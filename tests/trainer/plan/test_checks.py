@@ -9,14 +9,14 @@ import pytest
 from verl.trainer.config import RunConfig
 from verl.trainer.config.algorithm import REWARD_FIELDS
 from verl.trainer.config.spec import ConfigError, keys
-from verl.trainer.plan.checks import check_settings
+from verl.trainer.plan.checks import resolve
 from verl.trainer.ppo.core_algos.kl import KL_ESTIMATORS
 
 
 @pytest.mark.parametrize("name", [f"{name}{plus}" for name in KL_ESTIMATORS for plus in ("", "+")])
 def test_the_kl_of_the_loss_may_be_straight_through(config: RunConfig, name: str) -> None:
     config.actor_rollout_ref.actor.use_kl_loss, config.actor_rollout_ref.actor.kl_loss_type = True, name
-    check_settings(config)
+    resolve(config)
 
 
 @pytest.mark.parametrize("name", ["k9+", "+", "k1++"])
@@ -25,13 +25,13 @@ def test_another_kl_of_the_loss_is_refused(config: RunConfig, name: str) -> None
     with pytest.raises(
         ConfigError, match=r"actor_rollout_ref\.actor\.kl_loss_type='.*': expected one of kl, .*k3\+"
     ):
-        check_settings(config)
+        resolve(config)
 
 
 def test_the_kl_of_the_reward_has_no_gradient_to_pass_through(config: RunConfig) -> None:
     config.algorithm.kl_penalty = "k3+"
     with pytest.raises(ConfigError, match=r"algorithm\.kl_penalty='k3\+': expected one of kl"):
-        check_settings(config)
+        resolve(config)
 
 
 def test_an_empty_text_ends_no_reply(config: RunConfig) -> None:
@@ -39,36 +39,36 @@ def test_an_empty_text_ends_no_reply(config: RunConfig) -> None:
     with pytest.raises(
         ConfigError, match=r"rollout\.stop=\['</a>', ''\].*: an empty string would end every reply"
     ):
-        check_settings(config)
+        resolve(config)
     config.actor_rollout_ref.rollout.stop = []
     config.actor_rollout_ref.rollout.val_kwargs.stop = [""]
     with pytest.raises(
         ConfigError, match=r"rollout\.val_kwargs\.stop=\[''\].*: an empty string would end every reply"
     ):
-        check_settings(config)
+        resolve(config)
 
 
 def test_masks_need_a_gateway_an_engine_that_can_and_a_pass_that_measures_them(config: RunConfig) -> None:
     config.gateway.structured = "mask"
     rollout, said = config.actor_rollout_ref.rollout, r"gateway\.structured=mask has no effect; it needs "
     with pytest.raises(ConfigError, match=said + r"agent\.orchestra_type=gateway"):
-        check_settings(config)
+        resolve(config)
     config.agent.orchestra_type = "gateway"
     for rollout.name in ("hf", "vllm"):
         with pytest.raises(
             ConfigError, match=said + r"an agent with actor_rollout_ref\.rollout\.structured_outputs=true"
         ):
-            check_settings(config)
+            resolve(config)
     rollout.structured_outputs = True
-    check_settings(config)
+    resolve(config)
     config.algorithm.rollout_correction.bypass_mode = True
     with pytest.raises(
         ConfigError, match=r"gateway\.structured=mask needs the pass for old log-probs.*set bypass_mode=false"
     ):
-        check_settings(config)
+        resolve(config)
     config.gateway.structured = "masks"
     with pytest.raises(ConfigError, match=r"gateway\.structured='masks': expected one of refuse, mask"):
-        check_settings(config)
+        resolve(config)
 
 
 NUMBERS = [name for name, key in keys(RunConfig).items() if key.type in (float, Optional[float])]
@@ -80,16 +80,16 @@ def test_no_number_of_a_run_may_be_infinite(config: RunConfig, key: str, value: 
     *sections, name = key.split(".")
     setattr(reduce(getattr, sections, config), name, value)
     with pytest.raises(ConfigError, match=rf"{key}={value}.*: expected"):
-        check_settings(config)
+        resolve(config)
 
 
 def test_the_error_for_an_infinite_number_names_the_bound(config: RunConfig) -> None:
     config.actor_rollout_ref.actor.optim.lr = math.inf
     with pytest.raises(ConfigError, match=r"actor\.optim\.lr=inf: expected at least 0 and finite$"):
-        check_settings(config)
+        resolve(config)
     config.actor_rollout_ref.actor.optim.lr = -1.0
     with pytest.raises(ConfigError, match=r"actor\.optim\.lr=-1\.0: expected at least 0$"):
-        check_settings(config)
+        resolve(config)
 
 
 def test_rewards_of_gdpo_are_the_columns_of_a_batch_that_are_numbers() -> None:

@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 
+from tests.plans import plan_of
 from verl.trainer.config import RunConfig
 from verl.trainer.config.spec import IneffectiveKeyError, keys
 from verl.trainer.plan.checks import check_untrained
 from verl.trainer.plan.effects import Scope, check_effect, unmet
-from verl.trainer.plan.placement import Placement, build_placement
+from verl.trainer.plan.placement import build_placement
+from verl.trainer.plan.run import RunPlan
 from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, compute_grpo_outcome_advantage
 
 
@@ -20,6 +22,8 @@ def another(value: Any) -> Any:
         return not value
     if isinstance(value, (int, float)):
         return value + 1
+    if isinstance(value, dict):
+        return {"Solver Agent": 7}
     return [*value, 7.0] if isinstance(value, list) else f"not {value}"
 
 
@@ -32,14 +36,14 @@ def change(config: RunConfig, key: str) -> None:
 
 def check(config: RunConfig) -> None:
     """Check as a run does."""
-    check_effect(config, build_placement(config.agent, config.actor_rollout_ref))
+    check_effect(config, plan_of(config))
 
 
 def test_the_defaults_are_silent(config: RunConfig) -> None:
     check(config)
 
 
-SCOPE = Scope(RunConfig(), Placement((), ()))
+SCOPE = Scope(RunConfig(), RunPlan((), ()))
 IDLE = [name for name, key in keys(RunConfig).items() if unmet(key, SCOPE)]
 
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from tests.plans import plan_of
 from verl.trainer.config import RolloutCorrectionConfig, RunConfig
 from verl.trainer.config.spec import ConfigError
-from verl.trainer.plan.checks import check_rollout_correction, check_settings
-from verl.trainer.plan.placement import build_placement
+from verl.trainer.plan.checks import check_rollout_correction, resolve
 from verl.trainer.ppo.asynchronous.pace import check_async_training
 
 
@@ -21,7 +21,7 @@ def check(model: Path, **keys: Any) -> None:
     config = RunConfig()
     config.actor_rollout_ref.model.path = str(model)
     config.algorithm.rollout_correction = RolloutCorrectionConfig(**keys)
-    check_settings(config)
+    resolve(config)
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_several_optimizer_steps_on_older_samples_are_warned_of_in_one_line(
         mini,
     )
     with caplog.at_level(logging.WARNING, logger="verl"):
-        check_async_training(config, build_placement(config.agent, config.actor_rollout_ref))
+        check_async_training(config, plan_of(config))
     said = [record.getMessage() for record in caplog.records]
     assert [f"makes {steps} optimizer steps a batch" in line for line in said] == [True] * (steps > 0)
 
@@ -138,7 +138,7 @@ def test_dynamic_sampling_by_rewards_that_depend_on_other_groups_is_refused_wher
     config.reward.propagation.mode = "threshold"
     config.reward.propagation.theta_quantile, config.reward.propagation.min_pass_rate = quantile, least
     with nullcontext() if said is None else pytest.raises(ConfigError, match=said):
-        check_settings(config)
+        resolve(config)
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_a_lead_for_which_no_groups_are_sampled_is_refused(
             ConfigError, match=f"max_lead={lead} has no effect beyond {most}: .* at most {most}, or"
         )
     ):
-        check_settings(config)
+        resolve(config)
 
 
 def test_truncated_sampling_is_warned_of_once(tiny_model_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -183,7 +183,7 @@ def test_truncated_sampling_is_warned_of_once(tiny_model_dir: Path, caplog: pyte
     config.actor_rollout_ref.model.path = str(tiny_model_dir)
     config.actor_rollout_ref.rollout.top_p = 0.9
     with caplog.at_level(logging.WARNING, logger="verl"):
-        check_rollout_correction(config, build_placement(config.agent, config.actor_rollout_ref))
+        check_rollout_correction(config, plan_of(config))
     (record,) = caplog.records
     assert all(name in record.getMessage() for name in ("top_p", *config.agent.agent_ids))
 
@@ -222,7 +222,7 @@ def test_losses_that_could_not_take_a_step_stop_the_run(
     *section, name = key.split(".")
     setattr(actor.policy_loss if section else actor, name, value)
     with pytest.raises(ConfigError, match=message):
-        check_settings(config)
+        resolve(config)
 
 
 def test_rows_may_not_be_skipped_where_the_loss_looks_at_the_whole_mini_batch(tiny_model_dir: Path) -> None:
@@ -230,7 +230,7 @@ def test_rows_may_not_be_skipped_where_the_loss_looks_at_the_whole_mini_batch(ti
     config.actor_rollout_ref.model.path, config.data.train_files = str(tiny_model_dir), "tasks.jsonl"
     actor = config.actor_rollout_ref.actor
     actor.skip_zero_advantages, actor.entropy_coeff, actor.use_kl_loss = True, 0.0, False
-    check_settings(config)
+    resolve(config)
     config.algorithm.rollout_correction = RolloutCorrectionConfig(
         bypass_mode=True, rollout_rs="token_k1", rollout_rs_threshold=2.0
     )
@@ -238,7 +238,7 @@ def test_rows_may_not_be_skipped_where_the_loss_looks_at_the_whole_mini_batch(ti
         ConfigError,
         match=r"skip_zero_advantages=true contradicts algorithm\.rollout_correction\.bypass_mode=true",
     ):
-        check_settings(config)
+        resolve(config)
 
 
 def test_masked_sequences_are_not_compared_by_column(tiny_model_dir: Path) -> None:
@@ -249,6 +249,6 @@ def test_masked_sequences_are_not_compared_by_column(tiny_model_dir: Path) -> No
     with pytest.raises(
         ConfigError, match=r"rollout\.tool_samples=sequence: .*use tir_optimal_token_baseline"
     ):
-        check_settings(config)
+        resolve(config)
     config.algorithm.adv_estimator = "tir_optimal_token_baseline"
-    check_settings(config)
+    resolve(config)

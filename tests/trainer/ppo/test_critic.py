@@ -8,38 +8,36 @@ import numpy as np
 import pytest
 import torch
 
+from tests.plans import plan_of
 from verl.models.loader import load_tokenizer
 from verl.protocol import DataProto
-from verl.trainer.config import AgentConfig, RunConfig
+from verl.trainer.config import AgentConfig, AlgorithmConfig, RunConfig
 from verl.trainer.config.spec import ConfigError
 from verl.trainer.model_checks import check_critic
 from verl.trainer.plan.checks import check_critic_keys
-from verl.trainer.plan.placement import Placement, build_placement
 from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, register_adv_est
 from verl.trainer.ppo.critic import (
-    critic_agents,
     critic_config,
     critic_rows,
     critic_signature,
-    needs_values,
     value_metrics,
 )
 
 
-def make_run(model: Path, sharing: bool = False, **algorithm: Any) -> tuple[RunConfig, Placement]:
+def make_run(model: Path, sharing: bool = False, **algorithm: Any) -> RunConfig:
     config = RunConfig(agent=AgentConfig(agent_ids=["Solver", "Judge"], model_sharing=sharing))
     config.actor_rollout_ref.model.path = str(model)
     config.algorithm = replace(config.algorithm, **algorithm)
-    return config, build_placement(config.agent, config.actor_rollout_ref)
+    return config
 
 
 def test_a_group_has_a_critic_when_one_of_its_agents_needs_values(tiny_model_dir: Path) -> None:
     def agents(
         sharing: bool = False, enable: bool | None = None, **algorithm: Any
     ) -> dict[str, tuple[str, ...]]:
-        config, placement = make_run(tiny_model_dir, sharing, **algorithm)
+        config = make_run(tiny_model_dir, sharing, **algorithm)
         config.critic.enable = enable
-        return critic_agents(config, placement)
+        return dict(plan_of(config).critics)
 
     assert agents() == {}
     assert agents(adv_estimator="gae") == {"solver": ("Solver",), "judge": ("Judge",)}
@@ -48,9 +46,9 @@ def test_a_group_has_a_critic_when_one_of_its_agents_needs_values(tiny_model_dir
     assert list(agents(sharing=True, **mixed).values()) == [("Judge",)]
     assert agents(enable=True) == {"solver": ("Solver",), "judge": ("Judge",)}
     assert agents(enable=False) == {}
-    config, placement = make_run(tiny_model_dir, adv_estimator="gae")
+    config = make_run(tiny_model_dir, adv_estimator="gae")
     config.trainer.val_only = True
-    assert critic_agents(config, placement) == {} and critic_signature(config, placement) == {}, (
+    assert plan_of(config).critics == {} and critic_signature(config, plan_of(config)) == {}, (
         "an evaluation needs no critic"
     )
 
@@ -60,22 +58,26 @@ def test_an_estimator_of_ones_own_gets_a_critic_by_naming_values() -> None:
     def reads_values(token_level_rewards: Any, response_mask: Any, values: Any) -> None: ...
 
     try:
-        assert needs_values("reads_values") and needs_values("gae") and not needs_values("grpo")
+        needs = {
+            name: plan_of(RunConfig(algorithm=AlgorithmConfig(adv_estimator=name))).needs_critic
+            for name in ("reads_values", "gae", "grpo")
+        }
+        assert needs == {"reads_values": True, "gae": True, "grpo": False}
     finally:
         del ADV_ESTIMATOR_REGISTRY["reads_values"]
 
 
 def test_a_critic_starts_from_the_policys_model_and_keeps_its_tokenizer(tiny_model_dir: Path) -> None:
-    config, placement = make_run(tiny_model_dir)
+    config = make_run(tiny_model_dir)
     config.critic.model.enable_gradient_checkpointing = True
-    own = critic_config(config.critic, placement.groups[0]).model
+    own = critic_config(config.critic, plan_of(config).groups[0]).model
     assert (own.path, own.tokenizer_path, own.enable_gradient_checkpointing) == (
         str(tiny_model_dir),
         str(tiny_model_dir),
         True,
     )
     config.critic.model.path = "other/model"
-    other = critic_config(config.critic, placement.groups[0]).model
+    other = critic_config(config.critic, plan_of(config).groups[0]).model
     assert (other.path, other.tokenizer_path) == ("other/model", str(tiny_model_dir))
 
 
@@ -129,31 +131,30 @@ def test_metrics_of_values_are_those_of_the_rows_that_have_some() -> None:
     assert value_metrics(make_batch(), {"c": ("Nobody",)}) == {}
 
 
-def refuse(config: RunConfig, placement: Placement, words: str) -> None:
-    tokenizers = {g.wg_id: load_tokenizer(g.model_path) for g in placement.groups}
+def refuse(config: RunConfig, words: str) -> None:
+    plan = plan_of(config)
+    tokenizers = {g.wg_id: load_tokenizer(g.model_path) for g in plan.groups}
     with pytest.raises(ConfigError, match=words):
-        check_critic_keys(config, placement)
-        check_critic(config, placement, tokenizers)
+        check_critic_keys(config, plan)
+        check_critic(config, plan, tokenizers)
 
 
 def test_values_that_nobody_makes_are_refused_naming_both_keys(tiny_model_dir: Path) -> None:
-    config, placement = make_run(tiny_model_dir, per_agent={"judge": {"adv_estimator": "gae"}})
+    config = make_run(tiny_model_dir, per_agent={"judge": {"adv_estimator": "gae"}})
     config.critic.enable = False
-    refuse(config, placement, r"adv_estimator=gae of agent 'Judge'.*critic\.enable=false")
+    refuse(config, r"adv_estimator=gae of agent 'Judge'.*critic\.enable=false")
 
 
 def test_a_critic_that_no_estimator_reads_is_refused(tiny_model_dir: Path) -> None:
-    config, placement = make_run(
-        tiny_model_dir, adv_estimator="gae", per_agent={"judge": {"adv_estimator": "grpo"}}
-    )
+    config = make_run(tiny_model_dir, adv_estimator="gae", per_agent={"judge": {"adv_estimator": "grpo"}})
     config.critic.enable = True
-    refuse(config, placement, r"critic\.enable=true.*adv_estimator=grpo of agent 'Judge' reads no values")
+    refuse(config, r"critic\.enable=true.*adv_estimator=grpo of agent 'Judge' reads no values")
 
 
 def test_a_transcript_too_short_for_the_prompt_is_refused(tiny_model_dir: Path) -> None:
-    config, placement = make_run(tiny_model_dir, adv_estimator="gae")
+    config = make_run(tiny_model_dir, adv_estimator="gae")
     config.critic.view, config.critic.joint_prompt_length, config.data.max_prompt_length = "joint", 50, 60
-    refuse(config, placement, r"critic\.joint_prompt_length=50.*'Solver'.*60 tokens")
+    refuse(config, r"critic\.joint_prompt_length=50.*'Solver'.*60 tokens")
 
 
 def test_a_model_that_is_missing_or_speaks_other_tokens_is_refused(
@@ -161,9 +162,9 @@ def test_a_model_that_is_missing_or_speaks_other_tokens_is_refused(
 ) -> None:
     from verl.models.tiny import TinyModelSize, make_tiny_model
 
-    config, placement = make_run(tiny_model_dir, adv_estimator="gae")
+    config = make_run(tiny_model_dir, adv_estimator="gae")
     config.critic.model.path = "/no/such/model"
-    refuse(config, placement, r"critic\.model\.path='/no/such/model' \(critic of 'solver'\).*does not exist")
+    refuse(config, r"critic\.model\.path='/no/such/model' \(critic of 'solver'\).*does not exist")
     size = TinyModelSize(hidden_size=16, intermediate_size=16, num_layers=1, num_heads=2, num_kv_heads=1)
     config.critic.model.path = str(make_tiny_model(tmp_path / "other", ["abc"], size=size, vocab_size=300))
-    refuse(config, placement, r"another vocabulary than the policy 'solver'")
+    refuse(config, r"another vocabulary than the policy 'solver'")

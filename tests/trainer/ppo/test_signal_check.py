@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from tests.plans import plan_of
 from verl.trainer.config import RunConfig
 from verl.trainer.config.spec import ConfigError
 from verl.trainer.plan.group_checks import check_signal, warn_of_warmup
-from verl.trainer.plan.placement import build_placement
 
 GAE_TURN = {"algorithm.adv_estimator": "gae", "algorithm.gae.level": "turn"}
 ONE = {"env.rollout.n": 1, "data.val_files": "tasks.jsonl"}
@@ -23,7 +23,7 @@ def warnings(config: RunConfig, caplog: pytest.LogCaptureFixture, changes: dict[
         *sections, name = key.split(".")
         setattr(reduce(getattr, sections, config), name, value)
     caplog.set_level(logging.WARNING)
-    check_signal(config, build_placement(config.agent, config.actor_rollout_ref))
+    check_signal(config, plan_of(config))
     return caplog.messages
 
 

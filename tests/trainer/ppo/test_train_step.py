@@ -16,6 +16,7 @@ from verl.protocol import DataProto
 from verl.protocol.generate import EngineGoneError
 from verl.trainer.config import ActorRolloutRefConfig, AgentConfig, ModelConfig, RunConfig
 from verl.trainer.plan.placement import build_placement
+from verl.trainer.plan.run import RunPlan
 from verl.trainer.ppo.collect.step_samples import StepSamples
 from verl.trainer.ppo.group_calls import TeamError
 from verl.trainer.ppo.train_step import OpenStep, StepTrainer
@@ -80,7 +81,7 @@ def trainer(team: Team, specialization: str | list[str] = "full") -> StepTrainer
         AgentConfig(agent_ids=["a", "b"], specialization=specialization),
         "fully_async",
     )
-    steps = StepTrainer(config, build_placement(config.agent, models), team)  # type: ignore[arg-type]
+    steps = StepTrainer(config, RunPlan.of(config, build_placement(config.agent, models)), team)  # type: ignore[arg-type]
     steps.credit.score = lambda batch, timer, version: (batch, {})  # type: ignore[method-assign]
     return steps
 

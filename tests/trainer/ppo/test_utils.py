@@ -64,13 +64,13 @@ def test_verls_trainer_arguments_are_one_error_that_names_ours(call: Callable[[]
         call()
     message = str(caught.value)
     assert (
-        "RayPPOTrainer(config, placement, team, collector, train_dataset, val_dataset, tracking, run_dir)"
+        "RayPPOTrainer(config, plan, team, collector, train_dataset, val_dataset, tracking, run_dir)"
         in message
     )
     for theirs, ours in (
         ("tokenizer", "collector"),
         ("role_worker_mapping", "TeamWorkers"),
-        ("resource_pool_manager", "build_placement"),
+        ("resource_pool_manager", "resolve"),
     ):
         assert f"instead of {theirs}: " in message and ours in message.split(f"instead of {theirs}: ")[1]
     assert "docs/upstream_map.md" in message

@@ -12,7 +12,8 @@ from verl.models.loader import CAUSAL_LM, DTYPES, ModelLoader
 from verl.models.value_model import VALUE_MODEL
 from verl.trainer.config import FSDPConfig, RunConfig, TrainedModelConfig
 from verl.trainer.plan.placement import Placement, WorkerGroupSpec
-from verl.trainer.ppo.critic import critic_agents, critic_config
+from verl.trainer.plan.run import RunPlan
+from verl.trainer.ppo.critic import critic_config
 from verl.utils.checkpoint import CheckpointError, read_meta
 
 
@@ -36,16 +37,16 @@ def groups_with_fixed_models(
     return [spec for spec in placement.groups if spec.adapters or not spec.trained or has_reference(spec)]
 
 
-def check_saved_models(folder: Path, config: RunConfig, placement: Placement) -> None:
+def check_saved_models(folder: Path, config: RunConfig, plan: RunPlan) -> None:
     """Raise CheckpointError if model or dtype of a policy or critic in the checkpoint `folder` differ from
     those of the run.
 
     Models are built on the meta device; `read_state` checks adapters.
     """
-    with_critic = critic_agents(config, placement)
-    for spec in placement.groups:
+    with_critic = plan.critics
+    for spec in plan.groups:
         if spec.trained and not spec.adapters:
-            key = placement.agent(spec.agent_ids[0]).key("actor.fsdp_config.model_dtype")
+            key = plan.agent(spec.agent_ids[0]).key("actor.fsdp_config.model_dtype")
             _check_saved(
                 folder / "actor" / spec.wg_id,
                 spec.config.model,

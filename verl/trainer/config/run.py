@@ -513,8 +513,3 @@ class RunConfig:
     async_training: AsyncTrainingConfig = section(AsyncTrainingConfig)
     global_profiler: GlobalProfilerConfig = section(GlobalProfilerConfig)
     ray_init: RayInitConfig = section(RayInitConfig)
-
-
-def follows_committed(config: RunConfig) -> bool:
-    """Return whether estimators see the committed replies of trees as episodes."""
-    return config.rollout.sampling == "tree" and config.rollout.tree.returns == "committed"

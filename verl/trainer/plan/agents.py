@@ -1,9 +1,11 @@
-"""`algorithm.per_agent`: own values of single agents for keys of `algorithm`."""
+"""Agents of a run: what each is trained with, by the keys of `algorithm` and its own values of them
+(`algorithm.per_agent`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -11,8 +13,14 @@ import numpy as np
 from verl.trainer.config import AlgorithmConfig
 from verl.trainer.config.algorithm import EstimatorConfig
 from verl.trainer.config.spec import with_values
-from verl.trainer.plan.placement import slug
-from verl.trainer.plan.registry import ESTIMATORS, estimator_takes
+from verl.trainer.plan.placement import AgentPlacement, slug
+from verl.trainer.plan.registry import (
+    ESTIMATORS,
+    EstimatorTraits,
+    estimator_needs,
+    estimator_takes,
+    plain_name,
+)
 from verl.utils.names import own_key
 
 # Keys of the advantage. The other keys of `algorithm` (KL in the reward, filters, corrections) are common to
@@ -30,6 +38,82 @@ PER_AGENT_KEYS = sorted(
 )
 
 
+@dataclass(frozen=True)
+class AgentPlan(AgentPlacement):
+    """What a run does with one agent that has a policy: its row of the placement, and how its samples are
+    compared.
+
+    What depends on the estimator is read from the registry when it is asked for: plug-ins may register
+    estimators after a command line is read.
+
+    Attributes:
+        algorithm: keys under `algorithm` with the agent's own values; `per_agent` is empty.
+        candidates: replies per call in tree sampling; None if `rollout.tree.k_per_agent` does not name the
+            agent.
+    """
+
+    algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
+    candidates: int | None = None
+
+    @property
+    def estimator(self) -> str:
+        """Name of the advantage estimator."""
+        return plain_name(self.algorithm.adv_estimator)
+
+    @property
+    def traits(self) -> EstimatorTraits:
+        """Traits of the estimator. Raises ValueError for an unknown one."""
+        return ESTIMATORS.traits(self.estimator)
+
+    @cached_property
+    def group_fields(self) -> list[str]:
+        """Sample fields that define a group."""
+        return group_fields(self.algorithm)
+
+    @cached_property
+    def averages_trajectories(self) -> bool:
+        """Whether the rows of a trajectory are averaged before the estimator compares them."""
+        return averages_trajectories(self.algorithm, self.estimator) and self.takes("traj_index")
+
+    @property
+    def needs_values(self) -> bool:
+        """Whether the estimator needs a critic."""
+        return self.needs("values")
+
+    @property
+    def reads_values(self) -> bool:
+        """Whether the estimator uses a critic if there is one."""
+        return self.takes("values") or self.takes("batch")
+
+    @property
+    def compares_groups(self) -> bool:
+        """Whether the advantage of a sample that is alone in its group is 0."""
+        return self.takes("index") and self.algorithm.singleton == "zero"
+
+    def takes(self, parameter: str) -> bool:
+        """Return whether the estimator has a parameter of that name."""
+        return estimator_takes(self.estimator, parameter)
+
+    def needs(self, parameter: str) -> bool:
+        """Return whether the estimator has a parameter of that name without a default."""
+        return estimator_needs(self.estimator, parameter)
+
+
+def plan_agent(row: AgentPlacement, algorithm: AlgorithmConfig, candidates: int | None) -> AgentPlan:
+    """Return the plan of an agent.
+
+    Args:
+        row: its row of the placement.
+        algorithm: keys of the run; own values of an agent that is not trained are not read.
+        candidates: see `AgentPlan`.
+
+    Raises ConfigError for an invalid key or value in `algorithm.per_agent`.
+    """
+    common = replace(algorithm, per_agent={})
+    settings = common if row.frozen else agent_settings(algorithm, row.agent_id)
+    return AgentPlan(**vars(row), algorithm=settings, candidates=candidates)
+
+
 def own_keys(config: AlgorithmConfig, agent_id: str) -> dict[str, Any]:
     """Return the keys of one agent in `algorithm.per_agent`, under its name or its slug; {} if there are
     none.
@@ -37,7 +121,7 @@ def own_keys(config: AlgorithmConfig, agent_id: str) -> dict[str, Any]:
     return dict(config.per_agent.get(agent_id) or config.per_agent.get(slug(agent_id)) or {})
 
 
-def agent_config(config: AlgorithmConfig, agent_id: str) -> AlgorithmConfig:
+def agent_settings(config: AlgorithmConfig, agent_id: str) -> AlgorithmConfig:
     """Return the settings of one agent: those of the run, overridden by its own. Raises ConfigError for an
     invalid key or value.
     """
@@ -56,7 +140,7 @@ def split_by_settings(
     """
     parts: list[tuple[AlgorithmConfig, list[str]]] = []
     for agent_id in dict.fromkeys(agent_ids):
-        settings = agent_config(config, agent_id)
+        settings = agent_settings(config, agent_id)
         same = next((agents for other, agents in parts if other == settings), None)
         if same is None:
             parts.append((settings, [agent_id]))
@@ -66,11 +150,6 @@ def split_by_settings(
         (settings, np.flatnonzero(np.logical_or.reduce([agent_ids == a for a in agents])))
         for settings, agents in parts
     ]
-
-
-def estimators_in_use(config: AlgorithmConfig, agent_ids: Sequence[str]) -> set[str]:
-    """Return the names of the estimators that the agents use."""
-    return {str(agent_config(config, agent_id).adv_estimator) for agent_id in agent_ids}
 
 
 def group_fields(config: EstimatorConfig) -> list[str]:

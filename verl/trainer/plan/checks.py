@@ -15,21 +15,20 @@ from typing import Any
 from verl.trainer.config import AlgorithmConfig, RunConfig, TrainedModelConfig
 from verl.trainer.config.algorithm import REWARD_FIELDS, SAMPLE_FIELDS
 from verl.trainer.config.reward import known_terms
-from verl.trainer.config.run import follows_committed
 from verl.trainer.config.spec import ConfigError, IneffectiveKeyError, check_values
-from verl.trainer.plan.agents import agent_config, averages_trajectories, own_keys
+from verl.trainer.plan.agents import AgentPlan, averages_trajectories, own_keys
 from verl.trainer.plan.devices import assign_devices, assign_engines, check_engine_spans
 from verl.trainer.plan.effects import check_effect
 from verl.trainer.plan.group_checks import check_filter_groups, check_sampling, check_signal
 from verl.trainer.plan.placement import BASE_KEYS, AgentPlacement, ApiPlacement, Placement, build_placement
-from verl.trainer.plan.registry import ESTIMATORS, POLICY_LOSSES, estimator_needs, estimator_takes
+from verl.trainer.plan.registry import POLICY_LOSSES
 from verl.trainer.plan.reward_model import with_reward_model
 from verl.trainer.plan.role_policies import policy_rows
+from verl.trainer.plan.run import RunPlan
 from verl.trainer.plan.transfer_check import check_transfer
 from verl.trainer.plan.untrained_agents import api_key
 from verl.trainer.ppo.asynchronous.pace import check_async_training
 from verl.trainer.ppo.correction_bounds import Band, parse_bounds, parse_modes
-from verl.trainer.ppo.critic import needs_values, reads_values
 from verl.utils.names import did_you_mean, slug, value_at
 
 logger = logging.getLogger(__name__)
@@ -56,9 +55,9 @@ ASKED = (
 NOT_ASKED = ("rollout.val_kwargs.top_k",)
 
 
-def check_settings(config: RunConfig) -> Placement:
-    """Check every key by its declaration, and the keys against each other, without reading models or data.
-    Return the placement.
+def resolve(config: RunConfig) -> RunPlan:
+    """Return the plan of a run, after a check of every key by its declaration, and of the keys against each
+    other. No model or data are read.
 
     Call it after plug-ins are imported, which may register estimators and losses.
 
@@ -69,19 +68,21 @@ def check_settings(config: RunConfig) -> Placement:
     assign_devices(config, placement)
     assign_engines(config, placement)
     check_untrained(config, placement)
-    _check_per_agent(config, placement)
-    check_reward(config, placement)
-    _check_models(config, placement)
-    policy_rows(config, placement)
-    check_filter_groups(config)
-    check_sampling(config, placement)
-    check_rollout_correction(config, placement)
-    check_async_training(config, placement)
-    check_critic_keys(config, placement)
-    check_effect(config, placement)
-    check_signal(config, placement)
-    check_engine_spans(config, placement)
-    return placement
+    _check_agent_names(config, placement)
+    plan = RunPlan.of(config, placement)
+    _check_per_agent(config, plan)
+    check_reward(config, plan)
+    _check_models(config, plan)
+    policy_rows(config, plan)
+    check_filter_groups(config, plan)
+    check_sampling(config, plan)
+    check_rollout_correction(config, plan)
+    check_async_training(config, plan)
+    check_critic_keys(config, plan)
+    check_effect(config, plan)
+    check_signal(config, plan)
+    check_engine_spans(config, plan)
+    return plan
 
 
 def check_command_line(given: Sequence[str], load_plugins: Callable[[Sequence[str]], object]) -> None:
@@ -108,7 +109,7 @@ def check_command_line(given: Sequence[str], load_plugins: Callable[[Sequence[st
             except Exception:  # reported by the run
                 return
             resolve_defaults(config)
-            check_settings(config)
+            resolve(config)
         finally:
             logging.disable(logging.NOTSET)
 
@@ -157,8 +158,8 @@ def _check_own_keys(
             )
 
 
-def _check_per_agent(config: RunConfig, placement: Placement) -> None:
-    """Check `algorithm.per_agent`, and the resulting settings of each agent."""
+def _check_agent_names(config: RunConfig, placement: Placement) -> None:
+    """Check that `algorithm.per_agent` names trained agents, each once."""
     agents = [agent.agent_id for agent in placement.trained]
     others = {name: row.agent_id for row in placement.everyone for name in (row.agent_id, slug(row.agent_id))}
     names = {name: agent for agent in agents for name in (agent, slug(agent))}
@@ -180,32 +181,31 @@ def _check_per_agent(config: RunConfig, placement: Placement) -> None:
                 "keep one"
             )
         seen[names[name]] = name
-    for agent_id in agents:
-        own = own_keys(config.algorithm, agent_id)
-        settings, where = (
-            agent_config(config.algorithm, agent_id),
-            f"algorithm.per_agent.{slug(agent_id)}" if own else "algorithm",
-        )
-        check_estimator(settings, agents, where)
-        _check_gdpo_rewards(config, settings, where)
-    _check_unread_rewards(config, placement)
-    _check_whole_batch(config, placement)
 
 
-def check_estimator(settings: Any, agents: Sequence[str], where: str = "algorithm") -> None:
+def _check_per_agent(config: RunConfig, plan: RunPlan) -> None:
+    """Check the keys of `algorithm` with the own values of each agent."""
+    agents = [agent.agent_id for agent in plan.trained]
+    for agent in plan.trained:
+        own = own_keys(config.algorithm, agent.agent_id)
+        where = f"algorithm.per_agent.{slug(agent.agent_id)}" if own else "algorithm"
+        check_estimator(agent, agents, where)
+        _check_gdpo_rewards(config, agent.algorithm, where)
+    _check_unread_rewards(config, plan)
+    _check_whole_batch(plan)
+
+
+def check_estimator(agent: AgentPlan, agents: Sequence[str], where: str = "algorithm") -> None:
     """Check the arguments of one agent's estimator, and that it supports the statistics and weights that are
     set.
 
     Args:
-        settings: `AlgorithmConfig` with the agent's own keys.
+        agent: plan of the agent.
         agents: trained agents.
         where: prefix of keys in messages.
     """
-    estimator, keys_, weights = (
-        settings.adv_estimator,
-        settings.gdpo_reward_keys,
-        settings.gdpo_reward_weights,
-    )
+    settings, estimator = agent.algorithm, agent.estimator
+    keys_, weights = settings.gdpo_reward_keys, settings.gdpo_reward_weights
     if estimator == "gdpo" and not keys_:
         raise ConfigError(
             f"{where}.adv_estimator=gdpo needs {where}.gdpo_reward_keys, such as [team_reward,local_reward]"
@@ -215,12 +215,12 @@ def check_estimator(settings: Any, agents: Sequence[str], where: str = "algorith
             f"{where}.gdpo_reward_weights has {len(weights)} entries for {len(keys_ or ())} "
             "gdpo_reward_keys; give one each"
         )
-    if settings.statistics_over == "trajectories" and not estimator_takes(estimator, "traj_index"):
+    if settings.statistics_over == "trajectories" and not agent.takes("traj_index"):
         raise ConfigError(
             f"{where}.statistics_over=trajectories: estimator '{estimator}' cannot average trajectories "
             "first; use auto or samples"
         )
-    traits = ESTIMATORS.traits(estimator)
+    traits = agent.traits
     if settings.call_weighting == "trajectory" and traits.weighs_calls_by:
         raise ConfigError(
             f"{where}.call_weighting=trajectory has no effect: {estimator} weighs calls by "
@@ -260,30 +260,30 @@ def _check_gdpo_rewards(config: RunConfig, settings: Any, where: str) -> None:
             )
 
 
-def _check_unread_rewards(config: RunConfig, placement: Placement) -> None:
+def _check_unread_rewards(config: RunConfig, plan: RunPlan) -> None:
     """Raise IneffectiveKeyError for a part of the reward that no agent learns from: GDPO reads the columns of
     its keys alone.
     """
-    if config.algorithm.filter_groups.enable or follows_committed(config):  # which compare rewards themselves
+    if config.algorithm.filter_groups.enable or plan.committed:  # which compare rewards themselves
         return
-    own = {agent.agent_id: agent_config(config.algorithm, agent.agent_id) for agent in placement.trained}
+    trained = [agent.agent_id for agent in plan.trained]
     read = {
-        name: list(settings.gdpo_reward_keys or ())
-        for name, settings in own.items()
-        if settings.adv_estimator == "gdpo"
+        agent.agent_id: list(agent.algorithm.gdpo_reward_keys or ())
+        for agent in plan.trained
+        if agent.estimator == "gdpo"
     }
-    penalized = [agent for agent in placement.trained if agent.config.actor.use_invalid_action_penalty]
+    penalized = [agent for agent in plan.trained if agent.config.actor.use_invalid_action_penalty]
     parts = [
         *(
             (_shown(agent, "actor.use_invalid_action_penalty"), [agent.agent_id], "invalid_penalty")
             for agent in penalized
         ),
         *(
-            [("reward.overlong_buffer.enable=true", [*own], "overlong_penalty")]
+            [("reward.overlong_buffer.enable=true", trained, "overlong_penalty")]
             if config.reward.overlong_buffer.enable
             else []
         ),
-        *([("algorithm.use_kl_in_reward=true", [*own], "")] if config.algorithm.use_kl_in_reward else []),
+        *([("algorithm.use_kl_in_reward=true", trained, "")] if config.algorithm.use_kl_in_reward else []),
     ]
     for shown, names, column in parts:
         carried = ("reward", "step_reward", column) if column else ()
@@ -295,23 +295,23 @@ def _check_unread_rewards(config: RunConfig, placement: Placement) -> None:
             )
 
 
-def _check_whole_batch(config: RunConfig, placement: Placement) -> None:
+def _check_whole_batch(plan: RunPlan) -> None:
     """Raise ConfigError for agents of one policy with different settings of an estimator that computes over
     all rows of a policy.
 
     Rewards of GDPO may differ: then the rewards of each agent are whitened apart.
     """
     seen: dict[tuple[str, str], tuple[str, AlgorithmConfig]] = {}
-    for agent in placement.trained:
-        mine = replace(
-            agent_config(config.algorithm, agent.agent_id), gdpo_reward_keys=None, gdpo_reward_weights=None
+    for agent in plan.trained:
+        mine, name = (
+            replace(agent.algorithm, gdpo_reward_keys=None, gdpo_reward_weights=None),
+            agent.estimator,
         )
-        name = mine.adv_estimator
         first, theirs = seen.setdefault((agent.policy_id, name), (agent.agent_id, mine))
         differing = [
             field.name for field in fields(mine) if getattr(mine, field.name) != getattr(theirs, field.name)
         ]
-        if differing and ESTIMATORS.traits(name).whole_batch:
+        if differing and agent.traits.whole_batch:
             raise ConfigError(
                 f"algorithm.per_agent: agents '{first}' and '{agent.agent_id}' share policy "
                 f"'{agent.policy_id}' but differ in {', '.join(differing)}, while {name} computes over all "
@@ -423,7 +423,7 @@ def check_skipping(config: RunConfig, agent: AgentPlacement | ApiPlacement) -> N
         )
 
 
-def check_rollout_correction(config: RunConfig, placement: Placement) -> None:
+def check_rollout_correction(config: RunConfig, plan: RunPlan) -> None:
     """Raise ConfigError for invalid bounds, a missing correction or keys of losses, and warn of bias that no
     correction removes.
     """
@@ -454,20 +454,18 @@ def check_rollout_correction(config: RunConfig, placement: Placement) -> None:
             "masks cut off, but algorithm.rollout_correction.bypass_mode=true skips it and clips the ratio "
             "to the masked policy; set bypass_mode=false"
         )
-    for agent in placement.trained:
+    for agent in plan.trained:
         _check_loss(config, agent)
-    _warn_of_truncation(placement)
+    _warn_of_truncation(plan)
 
 
-def _check_loss(config: RunConfig, agent: AgentPlacement) -> None:
+def _check_loss(config: RunConfig, agent: AgentPlan) -> None:
     """Raise ConfigError for an estimator that needs the missing pass for old log-probs, and for a loss
     without its keys.
     """
-    bypass, estimator = (
-        config.algorithm.rollout_correction.bypass_mode,
-        agent_config(config.algorithm, agent.agent_id).adv_estimator,
-    )
-    if bypass and estimator_needs(estimator, "sum_pi_squared"):
+    bypass = config.algorithm.rollout_correction.bypass_mode
+    estimator = agent.estimator
+    if bypass and agent.needs("sum_pi_squared"):
         raise ConfigError(
             f"algorithm.adv_estimator={estimator} (agent '{agent.agent_id}') needs sum_pi_squared, which the "
             "pass for old log-probs computes and algorithm.rollout_correction.bypass_mode=true skips; set "
@@ -510,16 +508,16 @@ def _warn_of_truncation(placement: Placement) -> None:
         )
 
 
-def check_critic_keys(config: RunConfig, placement: Placement) -> None:
+def check_critic_keys(config: RunConfig, plan: RunPlan) -> None:
     """Raise ConfigError for critics that are missing, not read, or unable to read a whole prompt."""
-    for agent in placement.trained:
-        name = agent_config(config.algorithm, agent.agent_id).adv_estimator
-        if config.critic.enable is False and needs_values(name):
+    for agent in plan.trained:
+        name = agent.estimator
+        if config.critic.enable is False and agent.needs_values:
             raise ConfigError(
                 f"algorithm.adv_estimator={name} of agent '{agent.agent_id}' needs values, but "
                 "critic.enable=false; set critic.enable=null, or choose an estimator without a critic"
             )
-        if config.critic.enable and not reads_values(name):
+        if config.critic.enable and not agent.reads_values:
             raise ConfigError(
                 f"critic.enable=true, but algorithm.adv_estimator={name} of agent '{agent.agent_id}' reads "
                 "no values: its critic would not be used; set critic.enable=null, or choose an estimator "

@@ -148,10 +148,12 @@ def _without_effect(overrides: Sequence[str]) -> list[str]:
     """
     from verl.trainer.plan.effects import without_effect
     from verl.trainer.plan.placement import build_placement
+    from verl.trainer.plan.run import RunPlan
 
     config = _compose([o for o in overrides if not o.startswith("-")])
     try:
-        return without_effect(config, build_placement(config.agent, config.actor_rollout_ref))
+        placement = build_placement(config.agent, config.actor_rollout_ref)
+        return without_effect(config, RunPlan.of(config, placement))
     except ValueError:  # reported by the checks of the run
         return []
 

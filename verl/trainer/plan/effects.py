@@ -26,15 +26,14 @@ from verl.trainer.config.critic import CRITIC
 from verl.trainer.config.gateway import STRUCTURED
 from verl.trainer.config.model import ADAPTER, AGGREGATES, OLD_LOG_PROBS
 from verl.trainer.config.model import READ as IN_THE_LOSS
-from verl.trainer.config.run import LANES, follows_committed
+from verl.trainer.config.run import LANES
 from verl.trainer.config.spec import IneffectiveKeyError, Key, keys
-from verl.trainer.plan.agents import agent_config
-from verl.trainer.plan.placement import AgentPlacement, ApiPlacement, Placement
+from verl.trainer.plan.placement import AgentPlacement, ApiPlacement
 from verl.trainer.plan.registry import ESTIMATORS, POLICY_LOSSES
+from verl.trainer.plan.run import RunPlan
 from verl.trainer.ppo.asynchronous.lanes import lanes_of
 from verl.trainer.ppo.credit.passes import computes_old_log_probs
-from verl.trainer.ppo.critic import need_critic
-from verl.utils.names import value_at
+from verl.utils.names import slug, value_at
 
 ACTOR, MODEL = "actor_rollout_ref.actor.", "actor_rollout_ref."
 # Key that the comparison of the candidates of a call reads, whatever the estimator is.
@@ -51,7 +50,7 @@ class Scope:
     """Input of a condition; for a key of `agent`, `config` holds the values of that agent."""
 
     config: RunConfig
-    placement: Placement
+    plan: RunPlan
     agent: AgentPlacement | ApiPlacement | None = None
 
 
@@ -60,7 +59,7 @@ def _estimator_reads(key: str, scope: Scope) -> bool:
     candidates, reads `key`.
     """
     algorithm = scope.config.algorithm
-    if key == COMPARISON and follows_committed(scope.config):
+    if key == COMPARISON and scope.plan.committed:
         return True
     used = {
         algorithm.adv_estimator,
@@ -92,20 +91,20 @@ def _adapter_reads(key: str, scope: Scope) -> bool:
     any.
     """
     own = scope.agent is not None and key.removeprefix(MODEL) in scope.agent.own_keys
-    return any(row.adapter is not None for row in scope.placement.agents if not own or row == scope.agent)
+    return any(row.adapter is not None for row in scope.plan.agents if not own or row == scope.agent)
 
 
 FACTS: Mapping[str, Callable[[str, Scope], bool]] = {
     ESTIMATED: _estimator_reads,
     IN_THE_LOSS: _loss_reads,
     AGGREGATES: _averages_by_mode,
-    CRITIC: lambda key, scope: need_critic(scope.config),
-    OLD_LOG_PROBS: lambda key, scope: computes_old_log_probs(scope.config, scope.placement),
+    CRITIC: lambda key, scope: scope.plan.needs_critic,
+    OLD_LOG_PROBS: lambda key, scope: computes_old_log_probs(scope.config, scope.plan),
     ADAPTER: _adapter_reads,
-    LANES: lambda key, scope: len(lanes_of(scope.config, scope.placement)) > 1,
+    LANES: lambda key, scope: len(lanes_of(scope.config, scope.plan)) > 1,
     STRUCTURED: lambda key, scope: (
         scope.config.gateway.structured == "free"
-        or any(row.config.rollout.structured_outputs for row in scope.placement.agents)
+        or any(row.config.rollout.structured_outputs for row in scope.plan.agents)
     ),
 }
 
@@ -150,24 +149,25 @@ def _compare(expression: str, config: RunConfig) -> bool:
     return (shown in wanted.split(",")) == (operator == "=")
 
 
-def check_effect(config: RunConfig, placement: Placement) -> None:
+def check_effect(config: RunConfig, plan: RunPlan) -> None:
     """Check that every changed key has an effect, for the run and for each agent.
 
     Raises IneffectiveKeyError naming the key, its value and the conditions it needs.
     """
-    scope, default = Scope(config, placement), RunConfig()
+    scope, default = Scope(config, plan), RunConfig()
     for key, value, needed in _without_effect(scope, default):
         if not key.startswith(MODEL):
             raise IneffectiveKeyError(f"{key}={value} has no effect; it needs {needed}")
+    trained = {name: agent for agent in plan.trained for name in (agent.agent_id, slug(agent.agent_id))}
     for name in config.algorithm.per_agent:
-        mine = replace(config, algorithm=agent_config(config.algorithm, name))
-        for key, value, needed in _without_effect(Scope(mine, placement), config):
+        mine = replace(config, algorithm=trained[name].algorithm)
+        for key, value, needed in _without_effect(Scope(mine, plan), config):
             own = key.replace("algorithm.", f"algorithm.per_agent.{name}.", 1)
             raise IneffectiveKeyError(f"{own}={value} has no effect; it needs, for this agent, {needed}")
-    for agent in placement.everyone:
+    for agent in plan.everyone:
         mine = replace(config, actor_rollout_ref=agent.config)
         for key, value, needed in _without_effect(
-            Scope(mine, placement, agent), replace(config, actor_rollout_ref=ActorRolloutRefConfig())
+            Scope(mine, plan, agent), replace(config, actor_rollout_ref=ActorRolloutRefConfig())
         ):
             if _is_read_of(agent, key.removeprefix(MODEL)):
                 raise IneffectiveKeyError(
@@ -176,24 +176,22 @@ def check_effect(config: RunConfig, placement: Placement) -> None:
                 )
 
 
-def without_effect(config: RunConfig, placement: Placement) -> list[str]:
+def without_effect(config: RunConfig, plan: RunPlan) -> list[str]:
     """Return the changed keys that have no effect: those of the run, and those of a model for which they have
     none for any agent.
     """
     default = RunConfig()
     found = {
-        name
-        for name, _, _ in _without_effect(Scope(config, placement), default)
-        if not name.startswith(MODEL)
+        name for name, _, _ in _without_effect(Scope(config, plan), default) if not name.startswith(MODEL)
     }
     idle = [
         {
             name
             for name, _, _ in _without_effect(
-                Scope(replace(config, actor_rollout_ref=agent.config), placement, agent), default
+                Scope(replace(config, actor_rollout_ref=agent.config), plan, agent), default
             )
         }
-        for agent in placement.everyone
+        for agent in plan.everyone
     ]
     return sorted(found | {name for name in set.intersection(*idle) if name.startswith(MODEL)})
 

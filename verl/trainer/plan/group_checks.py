@@ -5,18 +5,13 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
 
 from verl.trainer.config import RunConfig, TrainerConfig
 from verl.trainer.config.algorithm import TASK_FIELDS
 from verl.trainer.config.reward import check_tree_rewards
-from verl.trainer.config.run import follows_committed
 from verl.trainer.config.spec import ConfigError, keys
-from verl.trainer.plan.agents import agent_config, averages_trajectories, group_fields
-from verl.trainer.plan.placement import Placement
-from verl.trainer.plan.registry import ESTIMATORS, estimator_needs, estimator_takes, plain_name
-from verl.trainer.plan.untrained_agents import by_agent, trained_agents
-from verl.trainer.ppo.critic import critic_agents, needs_values
+from verl.trainer.plan.agents import AgentPlan
+from verl.trainer.plan.run import RunPlan
 from verl.utils.names import slug, value_at
 
 logger = logging.getLogger(__name__)
@@ -34,23 +29,22 @@ def _agent_note(config: RunConfig, agent_id: str) -> str:
     return f" (agent '{agent_id}')" if config.algorithm.per_agent else ""
 
 
-def check_filter_groups(config: RunConfig) -> None:
+def check_filter_groups(config: RunConfig, plan: RunPlan) -> None:
     """Raise ConfigError for keys that contradict `algorithm.filter_groups.enable`."""
     if not config.algorithm.filter_groups.enable:
         return
-    for agent_id in trained_agents(config.agent):
-        _check_filtered(config, agent_id)
+    for agent in plan.trained:
+        _check_filtered(config, agent)
     if config.algorithm.use_kl_in_reward:
         logger.warning(
             "algorithm.filter_groups compares rewards before algorithm.use_kl_in_reward subtracts the KL"
         )
 
 
-def _check_filtered(config: RunConfig, agent_id: str) -> None:
-    settings, own = agent_config(config.algorithm, agent_id), _agent_note(config, agent_id)
-    estimator, fields = settings.adv_estimator, group_fields(settings)
-    traits = ESTIMATORS.traits(estimator)
-    if not traits.grouped or needs_values(estimator) or estimator_needs(estimator, "reward_baselines"):
+def _check_filtered(config: RunConfig, agent: AgentPlan) -> None:
+    own = _agent_note(config, agent.agent_id)
+    estimator, fields, traits = agent.estimator, agent.group_fields, agent.traits
+    if not traits.grouped or agent.needs_values or agent.needs("reward_baselines"):
         raise ConfigError(
             "algorithm.filter_groups.enable=true drops groups of equal rewards, but "
             f"algorithm.adv_estimator={estimator}{own} learns from them as well: turn the filter off, or use "
@@ -68,27 +62,16 @@ def _check_filtered(config: RunConfig, agent_id: str) -> None:
             "adv_estimator=%s%s learns, differ",
             config.algorithm.filter_groups.metric, traits.learns_from, estimator, own,
         )  # fmt: skip
-    if config.env.rollout.n == 1 and "traj_uid" not in fields and settings.singleton == "zero":
+    if config.env.rollout.n == 1 and "traj_uid" not in fields and agent.algorithm.singleton == "zero":
         raise ConfigError(
             "algorithm.filter_groups.enable=true with env.rollout.n=1: rewards in a group of one episode "
             "cannot differ; set env.rollout.n to 2 or more, or turn the filter off"
         )
 
 
-def candidates_of(config: RunConfig) -> dict[str, int]:
-    """Return `rollout.tree.k_per_agent` by agent name. Raises PlacementError for an agent that is not in the
-    team.
-    """
-    given = config.rollout.tree.k_per_agent
-    return {
-        agent: given[name]
-        for agent, name in by_agent("rollout.tree.k_per_agent", given, config.agent.agent_ids).items()
-    }
-
-
-def check_sampling(config: RunConfig, placement: Placement) -> None:
+def check_sampling(config: RunConfig, plan: RunPlan) -> None:
     """Raise ConfigError for keys that contradict `rollout.sampling`."""
-    tree, committed = config.rollout.sampling == "tree", follows_committed(config)
+    tree, committed = plan.tree, plan.committed
     if tree:
         check_tree_rewards(config.reward, config.rollout.tree.returns)
     if committed and config.algorithm.filter_groups.enable:
@@ -97,25 +80,23 @@ def check_sampling(config: RunConfig, placement: Placement) -> None:
             "rollout.tree.returns=committed a row also learns from the other candidates of its call, which "
             "are no group: turn the filter off, or use rollout.tree.returns=step"
         )
-    own_k = candidates_of(config)
-    for agent in placement.trained:
-        settings, own = agent_config(config.algorithm, agent.agent_id), _agent_note(config, agent.agent_id)
-        estimator, fields = str(settings.adv_estimator), group_fields(settings)
+    for agent in plan.trained:
+        own, fields = _agent_note(config, agent.agent_id), agent.group_fields
         if tree and not committed:
-            _check_tree_estimator(settings, own)
-            if averages_trajectories(settings, estimator) and estimator_takes(estimator, "traj_index"):
+            _check_tree_estimator(agent, own)
+            if agent.averages_trajectories:
                 raise ConfigError(
                     "rollout.sampling=tree compares the candidates of a call, but the samples of an episode "
-                    f"are averaged first with algorithm.statistics_over={settings.statistics_over} with "
-                    f"adv_estimator={estimator} and groups {fields}{own}; set "
+                    "are averaged first with "
+                    f"algorithm.statistics_over={agent.algorithm.statistics_over} with "
+                    f"adv_estimator={agent.estimator} and groups {fields}{own}; set "
                     "algorithm.statistics_over=samples, algorithm.adv_estimator=grpo, or "
                     "rollout.tree.returns=committed"
                 )
         one = f"rollout.tree.k_per_agent.{slug(agent.agent_id)}=1" if tree else "rollout.sampling=parallel"
         one = "rollout.tree.returns=committed" if committed else one
-        alone = not tree or committed or own_k.get(agent.agent_id) == 1
-        compares = estimator_takes(estimator, "index") and settings.singleton == "zero"
-        if alone and compares and set(fields) >= CALL_FIELDS:
+        alone = not tree or committed or agent.candidates == 1
+        if alone and agent.compares_groups and set(fields) >= CALL_FIELDS:
             zero = "every advantage of the estimator" if committed else "every advantage"
             raise ConfigError(
                 f"algorithm.group_by={fields}{own} holds one sample per group with {one}, so {zero} is 0; "
@@ -129,34 +110,33 @@ def _more_samples(tree: bool, committed: bool) -> str:
     return "2 or more candidates" if tree else "rollout.sampling=tree"
 
 
-def _check_tree_estimator(settings: Any, own: str) -> None:
+def _check_tree_estimator(agent: AgentPlan, own: str) -> None:
     """Raise ConfigError for an estimator that has no meaning if nothing follows a candidate's own action."""
-    estimator = str(settings.adv_estimator)
-    if needs_values(estimator):
+    if agent.needs_values:
         why = (
             "with algorithm.gae.level=turn reads values along an episode's calls"
-            if settings.gae.level == "turn"
+            if agent.algorithm.gae.level == "turn"
             else ""
         )
     else:
-        why = ESTIMATORS.traits(estimator).follows_calls
+        why = agent.traits.follows_calls
     if not why:
         return
     raise ConfigError(
         "rollout.sampling=tree with rollout.tree.returns=step rewards each candidate for its own action "
-        f"alone, but algorithm.adv_estimator={estimator}{own} {why}; set rollout.tree.returns=committed, or "
+        f"alone, but algorithm.adv_estimator={agent.estimator}{own} {why}; set rollout.tree.returns=committed, or "
         "use another estimator, such as grpo"
     )
 
 
-def check_signal(config: RunConfig, placement: Placement) -> None:
+def check_signal(config: RunConfig, plan: RunPlan) -> None:
     """Raise ConfigError if every advantage of a training run is 0, and warn of other settings that prevent
     learning.
     """
     if not config.trainer.val_only:
-        _check_groups(config, placement)
-        _warn_of_rates(config, placement)
-        _warn_of_repeated_rewards(config, placement)
+        _check_groups(config, plan)
+        _warn_of_rates(config, plan)
+        _warn_of_repeated_rewards(config, plan)
     if not config.data.val_files:
         _warn_of_validation(config)
 
@@ -171,27 +151,23 @@ def warn_of_warmup(trainer: TrainerConfig, steps: int) -> None:
         )
 
 
-def _check_groups(config: RunConfig, placement: Placement) -> None:
+def _check_groups(config: RunConfig, plan: RunPlan) -> None:
     """Check groups of episodes; in a tree of single steps, candidates of a call are compared with
     each other.
     """
     alone: dict[str, str] = {}
-    for agent in (
-        placement.trained if config.rollout.sampling == "parallel" or follows_committed(config) else ()
-    ):
-        settings = agent_config(config.algorithm, agent.agent_id)
-        estimator, fields = str(settings.adv_estimator), group_fields(settings)
-        if settings.singleton != "zero" or not estimator_takes(estimator, "index"):
+    for agent in plan.trained if not plan.tree or plan.committed else ():
+        fields = agent.group_fields
+        if not agent.compares_groups:
             continue
-        averaged = averages_trajectories(settings, estimator) and estimator_takes(estimator, "traj_index")
-        if averaged and "traj_uid" in fields:
+        if agent.averages_trajectories and "traj_uid" in fields:
             raise ConfigError(
                 f"algorithm.group_by={fields} (agent '{agent.agent_id}') holds one trajectory per group, and "
-                f"algorithm.statistics_over={settings.statistics_over} averages its samples first, so every "
+                f"algorithm.statistics_over={agent.algorithm.statistics_over} averages its samples first, so every "
                 "advantage is 0; group by uid instead of traj_uid, or set algorithm.statistics_over=samples"
             )
         if config.env.rollout.n == 1 and {"uid", "task_id"} & set(fields):
-            alone[agent.agent_id] = estimator
+            alone[agent.agent_id] = agent.estimator
     if alone:
         logger.warning(
             "env.rollout.n=1: algorithm.adv_estimator=%s compares the episodes of a task, and there is one, "
@@ -201,21 +177,20 @@ def _check_groups(config: RunConfig, placement: Placement) -> None:
         )  # fmt: skip
 
 
-def _warn_of_rates(config: RunConfig, placement: Placement) -> None:
-    if still := [agent.agent_id for agent in placement.trained if agent.config.actor.optim.lr == 0]:
+def _warn_of_rates(config: RunConfig, plan: RunPlan) -> None:
+    if still := [agent.agent_id for agent in plan.trained if agent.config.actor.optim.lr == 0]:
         logger.warning(
             "actor_rollout_ref.actor.optim.lr=0: the policies of %s do not change", ", ".join(still)
         )
-    if config.critic.optim.lr == 0 and critic_agents(config, placement):
+    if config.critic.optim.lr == 0 and plan.critics:
         logger.warning("critic.optim.lr=0: the critics do not change")
 
 
-def _warn_of_repeated_rewards(config: RunConfig, placement: Placement) -> None:
-    settings = {agent.agent_id: agent_config(config.algorithm, agent.agent_id) for agent in placement.trained}
+def _warn_of_repeated_rewards(config: RunConfig, plan: RunPlan) -> None:
     by_turn = [
-        name
-        for name, own in settings.items()
-        if plain_name(own.adv_estimator) == "gae" and own.gae.level == "turn"
+        agent.agent_id
+        for agent in plan.trained
+        if agent.estimator == "gae" and agent.algorithm.gae.level == "turn"
     ]
     if by_turn and config.reward.team_scope == "episode":  # as reward.propagation requires
         logger.warning(

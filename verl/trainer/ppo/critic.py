@@ -1,4 +1,4 @@
-"""Critics: the worker groups that have one, and the inputs of critics."""
+"""Critics: their configuration, their inputs, and metrics of their values."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from verl.trainer.config import CriticConfig, RunConfig
-from verl.trainer.plan.agents import estimators_in_use
-from verl.trainer.plan.placement import Placement, WorkerGroupSpec
-from verl.trainer.plan.registry import estimator_needs, estimator_takes
+from verl.trainer.plan.agents import agent_settings
+from verl.trainer.plan.placement import WorkerGroupSpec
+from verl.trainer.plan.registry import estimator_needs
+from verl.trainer.plan.run import RunPlan
 from verl.trainer.plan.untrained_agents import trained_agents
 
 if TYPE_CHECKING:
@@ -20,48 +21,21 @@ if TYPE_CHECKING:
     from verl.protocol import DataProto
 
 
-def reads_values(estimator: str) -> bool:
-    """Return whether the estimator accepts values: it has a parameter `values` or `batch`."""
-    return estimator_takes(estimator, "values") or estimator_takes(estimator, "batch")
-
-
-def needs_values(estimator: str) -> bool:
-    """Return whether the estimator has a parameter `values` without a default. Raises ValueError for an
-    unknown name.
-    """
-    return estimator_needs(estimator, "values")
-
-
 def need_critic(config: RunConfig) -> bool:
-    """Return whether the run trains a critic: `critic.enable`, or if null, whether any agent's estimator
-    needs values.
+    """Return whether a run with this configuration trains a critic, by verl's name; a run reads its plan
+    (`RunPlan.needs_critic`).
     """
     if config.critic.enable is not None:
         return bool(config.critic.enable)
-    return any(map(needs_values, estimators_in_use(config.algorithm, trained_agents(config.agent))))
+    estimators = [
+        agent_settings(config.algorithm, agent_id).adv_estimator for agent_id in trained_agents(config.agent)
+    ]
+    return any(estimator_needs(name, "values") for name in estimators)
 
 
-def critic_agents(config: RunConfig, placement: Placement) -> dict[str, tuple[str, ...]]:
-    """Return the agents whose rows get values, by worker group; a group without such agents has no critic,
-    nor has an evaluation.
-
-    With `critic.enable=null` these are the trained agents whose estimator needs values, with true all trained
-    agents, with false none.
-    """
-    if config.critic.enable is False or config.trainer.val_only:
-        return {}
-    out: dict[str, tuple[str, ...]] = {}
-    for row in placement.trained:
-        if config.critic.enable or any(
-            map(needs_values, estimators_in_use(config.algorithm, [row.agent_id]))
-        ):
-            out[row.wg_id] = (*out.get(row.wg_id, ()), row.agent_id)
-    return out
-
-
-def critic_signature(config: RunConfig, placement: Placement) -> dict[str, Any]:
+def critic_signature(config: RunConfig, plan: RunPlan) -> dict[str, Any]:
     """Return the part that a checkpoint must match: the worker groups with a critic, and `critic.view`."""
-    groups = sorted(critic_agents(config, placement))
+    groups = sorted(plan.critics)
     return {"wg_ids": groups, "view": config.critic.view} if groups else {}
 
 
@@ -82,7 +56,7 @@ def value_metrics(batch: DataProto, agents: Mapping[str, Collection[str]]) -> di
 
     Args:
         batch: scored rows of the whole team.
-        agents: result of `critic_agents`.
+        agents: agents with values of each worker group (`RunPlan.critics`).
     """
     out = _value_metrics(batch, {agent for own in agents.values() for agent in own})
     for wg_id, own in agents.items():

@@ -32,7 +32,7 @@ from verl.trainer.checkpoint.store import (
 from verl.trainer.config import RunConfig
 from verl.trainer.plan.command_line import save_config
 from verl.trainer.plan.derived_values import steps_of_run
-from verl.trainer.plan.placement import Placement
+from verl.trainer.plan.run import RunPlan
 from verl.trainer.ppo.asynchronous.pace import paces
 from verl.trainer.ppo.asynchronous.saved_groups import check_checkpoint
 from verl.trainer.ppo.asynchronous.stream import GroupStream
@@ -95,11 +95,11 @@ class NoSamplesError(RuntimeError):
 
 
 class RayPPOTrainer:
-    """Trains the policies of one placement.
+    """Trains the policies of one run.
 
     Args:
         config: the whole run's configuration.
-        placement: agent -> policy -> worker group.
+        plan: agents, policies and worker groups.
         team: worker groups, not yet initialised.
         collector: runs episodes (`agent_system`).
         train_dataset: training tasks; None with `trainer.val_only`.
@@ -112,7 +112,7 @@ class RayPPOTrainer:
     def __init__(
         self,
         config: RunConfig,
-        placement: Placement,
+        plan: RunPlan,
         team: TeamWorkers,
         collector: Collector,
         train_dataset: RLHFDataset | None,
@@ -120,7 +120,7 @@ class RayPPOTrainer:
         tracking: Tracking,
         run_dir: Path,
     ) -> None:
-        self.config, self.placement, self.team, self.collector = config, placement, team, collector
+        self.config, self.plan, self.team, self.collector = config, plan, team, collector
         self.val_dataset, self.tracking, self.run_dir = val_dataset, tracking, run_dir
         self.store = CheckpointStore(run_dir / "checkpoints")
         self.loader = None
@@ -131,10 +131,10 @@ class RayPPOTrainer:
                 seed=config.data.seed,
                 shuffle=config.data.shuffle,
             )
-        self.steps = StepTrainer(config, placement, team)
+        self.steps = StepTrainer(config, plan, team)
         self._watch = GapWatch(team)
         self.credit = self.steps.credit
-        self._critics = critic_signature(config, placement)
+        self._critics = critic_signature(config, plan)
         self._models: dict[str, str] = {}
         self.global_step = 0
         self.before: ValidationResult | None = None
@@ -176,7 +176,7 @@ class RayPPOTrainer:
         check = EngineCheck(self.team, updated=self.loader is not None)
         check.of_loaded()
         # Only now are models of the hub on this machine.
-        self._models = fingerprints(self.placement.groups)
+        self._models = fingerprints(self.plan.groups)
         self._source = self._build_source(self.loader) if self.loader is not None else None
         self._resume()
         self.tracking.start(self.total_training_steps)
@@ -330,7 +330,7 @@ class RayPPOTrainer:
             self._log(self._end_step(self._source))
 
     def _build_source(self, loader: TaskLoader) -> SampleSource:
-        arguments = (self.config, self.collector, loader, self._loop, self._collected)
+        arguments = (self.config, self.plan, self.collector, loader, self._loop, self._collected)
         if self.config.async_training.mode == "fully_async":
             learners = self.team.learners
             engines = {
@@ -429,7 +429,7 @@ class RayPPOTrainer:
         state = {
             "global_step": self.global_step,
             "generated_tokens": self.generated_tokens,
-            "placement": self.placement.signature(),
+            "placement": self.plan.signature(),
             "bases": self._models,
             "critic": self._critics,
             "async_training": self.config.async_training.mode,
@@ -504,11 +504,9 @@ class RayPPOTrainer:
         if folder is None:
             return
         val_only = self.config.trainer.val_only
-        kept = {
-            spec.wg_id for spec in groups_with_fixed_models(self.placement, None if val_only else self.config)
-        }
+        kept = {spec.wg_id for spec in groups_with_fixed_models(self.plan, None if val_only else self.config)}
         bases = {wg_id: fingerprint for wg_id, fingerprint in self._models.items() if wg_id in kept}
-        state = read_state(folder, self.placement, None if val_only else self._critics, bases)
+        state = read_state(folder, self.plan, None if val_only else self._critics, bases)
         # fingerprints from the start of the run, also of models that are not needed now
         self._models |= state.get("bases", {})
         if not val_only:

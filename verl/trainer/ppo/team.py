@@ -20,7 +20,7 @@ from verl.single_controller.worker_group import WorkerGroup
 from verl.trainer.config import ActorRolloutRefConfig, RunConfig
 from verl.trainer.plan.devices import assign_devices, count_devices, own_engine_devices, processes_per_node
 from verl.trainer.plan.learners import Learner, by_group, group_learners, policy_learners
-from verl.trainer.plan.placement import Placement
+from verl.trainer.plan.run import RunPlan
 from verl.trainer.ppo.batching import (
     SubBatch,
     balance_order,
@@ -35,7 +35,7 @@ from verl.trainer.ppo.batching import (
 )
 from verl.trainer.ppo.controller import Controller
 from verl.trainer.ppo.core_algos.rollout_correction import aggregate_policies
-from verl.trainer.ppo.critic import critic_agents, critic_config, critic_rows
+from verl.trainer.ppo.critic import critic_config, critic_rows
 from verl.trainer.ppo.engines import TeamEngines
 from verl.trainer.ppo.group_calls import GroupCalls
 from verl.trainer.ppo.metric_utils import compute_seqlen_metrics, reduce_metrics
@@ -66,43 +66,43 @@ class TeamWorkers:
 
     Args:
         config: configuration of the run.
-        placement: agents, policies and worker groups.
+        plan: agents, policies and worker groups.
         controller: starts workers (Ray or this process).
         log_dir: folder for logs of engine processes; None for temporary files.
     """
 
     def __init__(
-        self, config: RunConfig, placement: Placement, controller: Controller, log_dir: Path | None = None
+        self, config: RunConfig, plan: RunPlan, controller: Controller, log_dir: Path | None = None
     ) -> None:
-        self.config, self.placement, self.controller = config, placement, controller
-        self.specs = {spec.wg_id: spec for spec in placement.groups}
+        self.config, self.plan, self.controller = config, plan, controller
+        self.specs = {spec.wg_id: spec for spec in plan.groups}
         self.trained = [wg_id for wg_id, spec in self.specs.items() if spec.trained]
-        self.devices = assign_devices(config, placement)
+        self.devices = assign_devices(config, plan)
         self.n_devices = count_devices(config)
         self.learners, self._critic_learners = (
-            policy_learners(config, placement),
-            group_learners(config, placement),
+            policy_learners(config, plan),
+            group_learners(config, plan),
         )
         in_reward = config.algorithm.use_kl_in_reward
         self.reference_of = {
             policy: in_reward or own.actor.use_kl_loss
-            for spec in placement.groups
+            for spec in plan.groups
             for policy, own in spec.policies.items()
         }
         self.uses_reference = any(self.reference_of.values())
-        self.critic_agents = critic_agents(config, placement)
+        self.critic_agents = plan.critics
         self.uses_critic = bool(self.critic_agents)
         self.policies: dict[str, WorkerGroup] = {}
         self.critics: dict[str, WorkerGroup] = {}
         self.calls = GroupCalls(self.specs, controller.parallel)
-        self._traces = TeamTraces(config, placement)
+        self._traces = TeamTraces(config, plan)
         self.engines = TeamEngines(
-            config, placement, controller, self.calls, self.policies, self.learners, log_dir
+            config, plan, controller, self.calls, self.policies, self.learners, log_dir
         )
 
     def start(self) -> None:
         """Start the processes of every group; models are loaded by `init_model`."""
-        share = self.controller.threads_per_worker(processes_per_node(self.config, self.placement))
+        share = self.controller.threads_per_worker(processes_per_node(self.config, self.plan))
         for wg_id, spec in self.specs.items():
             common = {
                 "config": self._for_workers(spec.config),

@@ -14,7 +14,7 @@ import numpy as np
 from verl.protocol import DataProto
 from verl.trainer.config import RunConfig
 from verl.trainer.plan.learners import is_on_policy
-from verl.trainer.plan.placement import Placement
+from verl.trainer.plan.run import RunPlan
 from verl.trainer.ppo.asynchronous.lanes import Lanes, lanes_of
 from verl.trainer.ppo.batching import SubBatch, combine_batches
 from verl.trainer.ppo.collect.source import SampleSource
@@ -69,7 +69,7 @@ class StepTrainer:
 
     Args:
         config: configuration of the run.
-        placement: agent -> policy -> worker group.
+        plan: plan of the run.
         team: worker groups.
 
     Attributes:
@@ -78,13 +78,13 @@ class StepTrainer:
         lanes: run the steps.
     """
 
-    def __init__(self, config: RunConfig, placement: Placement, team: TeamWorkers) -> None:
+    def __init__(self, config: RunConfig, plan: RunPlan, team: TeamWorkers) -> None:
         self.config, self.team = config, team
         self.on_policy = is_on_policy(config, team.learners)
-        self.credit = CreditAssigner(config, team, self.on_policy)
-        self.policies = lanes_of(config, placement)
+        self.credit = CreditAssigner(config, plan, team, self.on_policy)
+        self.policies = lanes_of(config, plan)
         # of policies and critics
-        self._names = [*{*placement.policy_ids, *(spec.wg_id for spec in placement.groups)}]
+        self._names = [*{*plan.policy_ids, *(spec.wg_id for spec in plan.groups)}]
         self.lanes = Lanes(len(self.policies), config.async_training.max_lead)
         self._completed = [0] * len(self.policies)  # last step whose updates have ended, by lane
         self._updated = [0] * len(self.policies)  # last step with rows of the lane

@@ -9,7 +9,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from verl.single_controller.worker import Worker
 from verl.trainer.config import RunConfig
-from verl.trainer.plan.placement import Placement
+from verl.trainer.plan.run import RunPlan
 from verl.trainer.ppo.critic import need_critic as need_critic
 
 WorkerType = type[Worker]
@@ -21,8 +21,8 @@ Self = TypeVar("Self")
 REPLACEMENTS = {
     "tokenizer": "the collector, which builds prompts (agent_system.rollout)",
     "processor": "the collector, which builds prompts (agent_system.rollout)",
-    "role_worker_mapping": "team=TeamWorkers(config, placement, controller), which starts the workers of every agent",
-    "resource_pool_manager": "placement=build_placement(config.agent, config.actor_rollout_ref), which assigns agents to worker groups",
+    "role_worker_mapping": "team=TeamWorkers(config, plan, controller), which starts the workers of every agent",
+    "resource_pool_manager": "plan=resolve(config), which assigns agents to worker groups",
     "ray_worker_group_cls": "team, whose controller starts the worker groups (trainer.controller=ray|local)",
     "reward_fn": "the environment, whose outcomes contain the reward",
     "val_reward_fn": "the environment, whose outcomes contain the reward",
@@ -79,12 +79,12 @@ def refuse_verl_arguments(init: Callable[Concatenate[Self, P], None]) -> Callabl
     def checked(self: Self, *args: P.args, **kwargs: P.kwargs) -> None:
         theirs = [name for name in REPLACEMENTS if name in kwargs]
         positional: tuple[Any, ...] = args
-        if not theirs and len(positional) > 1 and not isinstance(positional[1], Placement):
+        if not theirs and len(positional) > 1 and not isinstance(positional[1], RunPlan):
             theirs = ["tokenizer", "role_worker_mapping", "resource_pool_manager"]
         if theirs:
             advice = "; ".join(f"instead of {name}: {REPLACEMENTS[name]}" for name in theirs)
             raise TypeError(
-                "RayPPOTrainer trains a team: RayPPOTrainer(config, placement, team, collector, "
+                "RayPPOTrainer trains a team: RayPPOTrainer(config, plan, team, collector, "
                 "train_dataset, val_dataset, tracking, run_dir), as verl.trainer.main_ppo calls it. "
                 f"{advice}. See docs/upstream_map.md"
             )

@@ -15,6 +15,7 @@ from verl.trainer.config import ActorRolloutRefConfig, AgentConfig, ModelConfig,
 from verl.trainer.config.algorithm import GAEConfig
 from verl.trainer.plan.placement import build_placement
 from verl.trainer.plan.registry import ESTIMATORS
+from verl.trainer.plan.run import RunPlan
 from verl.trainer.ppo.asynchronous.lanes import Lanes, lanes_of
 from verl.trainer.ppo.credit.advantage import compute_advantage
 
@@ -28,12 +29,8 @@ def lanes(
     config.algorithm = replace(config.algorithm, **algorithm)
     if tree:
         config.rollout.sampling, config.rollout.tree.returns = "tree", tree
-    return lanes_of(
-        config,
-        build_placement(
-            config.agent, ActorRolloutRefConfig(model=ModelConfig(path="some/model", lora_rank=4))
-        ),
-    )
+    models = ActorRolloutRefConfig(model=ModelConfig(path="some/model", lora_rank=4))
+    return lanes_of(config, RunPlan.of(config, build_placement(config.agent, models)))
 
 
 ONE = [["a", "b", "c"]]

@@ -16,6 +16,7 @@ import pytest
 
 from verl.protocol import DataProto
 from verl.trainer.config import RunConfig
+from verl.trainer.plan.run import RunPlan
 from verl.trainer.ppo.asynchronous.group_queue import GroupQueue
 from verl.trainer.ppo.asynchronous.pace import Pace
 from verl.trainer.ppo.asynchronous.played import Played, Taken
@@ -43,7 +44,7 @@ def stream(loop: LoopThread, saved: list[Any]) -> GroupStream:
     )
     loader: Any = SimpleNamespace(state_dict=dict, load_state_dict=lambda state: None)
     pace = {"p": Pace(staleness=3.0, trigger=1, bound=9)}
-    made = GroupStream(RunConfig(), collector, loader, loop, lambda *_: None, 9, pace, {})  # type: ignore[arg-type]
+    made = GroupStream(RunConfig(), RunPlan((), ()), collector, loader, loop, lambda *_: None, 9, pace, {})  # type: ignore[arg-type]
     made.queue = GroupQueue(1, pace, drops=True, steps=9)
     return made
 

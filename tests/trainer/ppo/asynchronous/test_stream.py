@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from verl.trainer.config import RunConfig
+from verl.trainer.plan.run import RunPlan
 from verl.trainer.ppo.asynchronous.pace import Pace
 from verl.trainer.ppo.asynchronous.stream import GroupStream
 from verl.utils.loop_thread import LoopThread
@@ -23,7 +24,9 @@ def test_before_new_weights_of_an_adapter_its_own_replies_end_unless_they_may_go
     config, loop, parts = RunConfig(), LoopThread("test"), [SimpleNamespace() for _ in range(2)]
     config.async_training.partial_rollout = partial
     engines = {"p": (client, "a"), "q": (client, "b"), "whole": (client, None)}
-    stream = GroupStream(config, *parts, loop, lambda *_: None, 9, dict.fromkeys(engines, Pace()), engines)  # type: ignore[arg-type]
+    stream = GroupStream(
+        config, RunPlan((), ()), *parts, loop, lambda *_: None, 9, dict.fromkeys(engines, Pace()), engines
+    )  # type: ignore[arg-type]
     stream.update_ended(1, ["p"])
     stream.published(1, ["p"])
     stream.update_ended(1, ["q", "whole"])
@@ -41,7 +44,9 @@ def test_whether_weights_are_sent_is_read_on_the_event_loop_from_any_thread() ->
             return super().__getitem__(policy)
 
     parts, loop = [SimpleNamespace() for _ in range(2)], LoopThread("test")
-    stream = GroupStream(RunConfig(), *parts, loop, lambda *_: None, 9, {"p": Pace(trigger=2)}, {})  # type: ignore[arg-type]
+    stream = GroupStream(
+        RunConfig(), RunPlan((), ()), *parts, loop, lambda *_: None, 9, {"p": Pace(trigger=2)}, {}
+    )  # type: ignore[arg-type]
     stream.queue.versions = Versions(p=0)
     assert (stream.wants(1, "p"), stream.wants(2, "p"), readers) == (False, True, {"test"})
     loop.close()

@@ -15,6 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.plans import plan_of
 from verl.protocol import DataProto
 from verl.trainer.config import AlgorithmConfig, RunConfig
 from verl.trainer.config.algorithm import MGRPOConfig
@@ -359,7 +360,7 @@ def test_what_contradicts_the_filter_is_refused_by_both_names(
         setattr(config.algorithm.filter_groups if section else config.algorithm, leaf, value)
     with pytest.raises(ConfigError) as refused:
         check_values(config)
-        check_filter_groups(config)
+        check_filter_groups(config, plan_of(config))
     assert [word for word in words if word not in str(refused.value)] == []
 
 
@@ -370,11 +371,11 @@ def test_one_episode_a_task_is_refused_and_the_kl_in_the_reward_noted(
     config.agent.agent_ids = ["Solver Agent"]
     config.algorithm.filter_groups.enable = config.algorithm.use_kl_in_reward = True
     with caplog.at_level(logging.WARNING):
-        check_filter_groups(config)
+        check_filter_groups(config, plan_of(config))
     assert "use_kl_in_reward" in caplog.text
     config.env.rollout.n = 1
     with pytest.raises(ConfigError, match=r"env\.rollout\.n=1"):
-        check_filter_groups(config)
+        check_filter_groups(config, plan_of(config))
 
 
 def test_a_baseline_is_the_greedy_reward_of_the_same_agent_and_task() -> None:
@@ -409,5 +410,5 @@ def test_what_the_filter_does_not_look_at_is_said(
     config.agent.agent_ids = ["Solver Agent"]
     config.algorithm.filter_groups.enable, config.algorithm.adv_estimator = True, estimator
     with caplog.at_level(logging.WARNING):
-        check_filter_groups(config)
+        check_filter_groups(config, plan_of(config))
     assert learns in caplog.text and bool(caplog.text) == bool(learns)

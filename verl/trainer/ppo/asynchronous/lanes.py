@@ -17,11 +17,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from typing import TypeVar
 
-from verl.trainer.config import AlgorithmConfig, RunConfig
-from verl.trainer.config.run import follows_committed
-from verl.trainer.plan.agents import agent_config, group_fields
-from verl.trainer.plan.placement import Placement
-from verl.trainer.plan.registry import ESTIMATORS, estimator_takes, plain_name
+from verl.trainer.config import RunConfig
+from verl.trainer.plan.agents import AgentPlan
+from verl.trainer.plan.registry import ESTIMATORS
+from verl.trainer.plan.run import RunPlan
 
 T = TypeVar("T")
 # Fields that samples of different agents, or policies, never share.
@@ -30,46 +29,38 @@ OWN_FIELDS = {"agent_id", "policy_id", "wg_id"}
 WHOLE_BATCH = {"batch", "non_tensor_batch", "seed", "state"}
 
 
-def lanes_of(config: RunConfig, placement: Placement) -> list[list[str]]:
+def lanes_of(config: RunConfig, plan: RunPlan) -> list[list[str]]:
     """Return the trained policies of every lane; one lane unless `async_training.mode=fully_async`.
 
     There is one lane, too, with an estimator that keeps state, and with a penalty in the reward whose
     coefficient adapts. The critic of a worker group is in the lane of its policies.
     """
-    policies = placement.policy_ids
-    estimators = [agent_config(config.algorithm, agent.agent_id).adv_estimator for agent in placement.trained]
-    keeps_state = any(estimator_takes(name, "state") for name in estimators)
+    policies = plan.policy_ids
+    keeps_state = any(agent.takes("state") for agent in plan.trained)
     adapts = config.algorithm.use_kl_in_reward and config.algorithm.kl_ctrl.type == "adaptive"
-    if config.async_training.mode != "fully_async" or follows_committed(config) or adapts or keeps_state:
+    if config.async_training.mode != "fully_async" or plan.committed or adapts or keeps_state:
         return [policies]
-    key = {agent.policy_id: agent.wg_id for agent in placement.trained}
-    common = {
-        agent.wg_id
-        for agent in placement.trained
-        if not compares_itself(agent_config(config.algorithm, agent.agent_id))
-    }
+    key = {agent.policy_id: agent.wg_id for agent in plan.trained}
+    common = {agent.wg_id for agent in plan.trained if not compares_itself(agent)}
     lanes: dict[str, list[str]] = {}
     for policy in policies:
         lanes.setdefault("" if key[policy] in common else key[policy], []).append(policy)
     return list(lanes.values())
 
 
-def compares_itself(own: AlgorithmConfig) -> bool:
-    """Return whether the advantages of an agent with these settings depend on samples of its policy alone, as
-    far as is declared.
+def compares_itself(agent: AgentPlan) -> bool:
+    """Return whether the advantages of an agent depend on samples of its policy alone, as far as is declared.
 
     Estimators without groups compare a sample with none, or with those of its policy.
     """
-    traits, parameters = (
-        ESTIMATORS.traits(own.adv_estimator),
-        ESTIMATORS.parameters(own.adv_estimator).required,
-    )
-    function = ESTIMATORS.functions.get(plain_name(own.adv_estimator))
+    traits = agent.traits
+    parameters = ESTIMATORS.parameters(agent.estimator).required
+    function = ESTIMATORS.functions.get(agent.estimator)
     # those of users may read the whole batch as keywords
     ours = function is None or function.__module__.startswith("verl.")
     known = ours and traits.reads is not None and traits.units is None and not WHOLE_BATCH & set(parameters)
     by_group = (
-        not traits.whole_batch and not traits.follows_calls and bool(OWN_FIELDS & set(group_fields(own)))
+        not traits.whole_batch and not traits.follows_calls and bool(OWN_FIELDS & set(agent.group_fields))
     )
     return known and (by_group or not traits.grouped)
 

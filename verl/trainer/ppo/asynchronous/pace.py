@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from verl.trainer.config.algorithm import TASK_FIELDS
 from verl.trainer.config.run import AsyncTrainingConfig, RunConfig
 from verl.trainer.config.spec import ConfigError, with_values
-from verl.trainer.plan.agents import agent_config, group_fields
+from verl.trainer.plan.agents import group_fields
 from verl.trainer.plan.learners import policy_learners
-from verl.trainer.plan.placement import Placement
 from verl.trainer.plan.registry import ESTIMATORS
+from verl.trainer.plan.run import RunPlan
 from verl.utils.names import did_you_mean
 
 logger = logging.getLogger(__name__)
@@ -83,7 +83,7 @@ def paces(
     return found
 
 
-def check_async_training(config: RunConfig, placement: Placement) -> None:
+def check_async_training(config: RunConfig, plan: RunPlan) -> None:
     """Raise ConfigError for keys of `async_training` that contradict others, and warn of several optimizer
     steps on older samples.
 
@@ -92,7 +92,7 @@ def check_async_training(config: RunConfig, placement: Placement) -> None:
     are larger than a batch, or whose rewards or advantages depend on the whole batch, and dynamic sampling by
     rewards that depend on other groups.
     """
-    settings, policies = config.async_training, {agent.policy_id: None for agent in placement.trained}
+    settings, policies = config.async_training, {agent.policy_id: None for agent in plan.trained}
     for name in settings.per_policy:
         if name not in policies:
             known = ", ".join(policies)
@@ -125,8 +125,8 @@ def check_async_training(config: RunConfig, placement: Placement) -> None:
         _check_lead(settings, paces(settings, policies))
         _check_filter(config)
     if settings.batch_timeout_s:
-        _check_small_batches(config)
-    _warn_of_updates(config, placement)
+        _check_small_batches(config, plan)
+    _warn_of_updates(config, plan)
 
 
 def _check_lead(settings: AsyncTrainingConfig, found: Mapping[str, Pace]) -> None:
@@ -162,11 +162,11 @@ def _check_filter(config: RunConfig) -> None:
         )
 
 
-def _warn_of_updates(config: RunConfig, placement: Placement) -> None:
+def _warn_of_updates(config: RunConfig, plan: RunPlan) -> None:
     """Warn of several optimizer steps on a batch of older samples, which add to their staleness."""
     updates = {
         policy: learner.updates
-        for policy, learner in policy_learners(config, placement).items()
+        for policy, learner in policy_learners(config, plan).items()
         if learner.updates > 1
     }
     if updates and not config.async_training.fresh:
@@ -180,15 +180,14 @@ def _warn_of_updates(config: RunConfig, placement: Placement) -> None:
         )
 
 
-def _check_small_batches(config: RunConfig) -> None:
+def _check_small_batches(config: RunConfig, plan: RunPlan) -> None:
     least, batch = config.async_training.least_batch_size, config.data.train_batch_size
     if least > batch:
         raise ConfigError(
             f"async_training.least_batch_size={least} is more than data.train_batch_size={batch}; lower it"
         )
     where = f"async_training.batch_timeout_s={config.async_training.batch_timeout_s:g} trains on batches of different sizes, but"
-    for agent_id in dict.fromkeys([None, *config.algorithm.per_agent]):
-        own = config.algorithm if agent_id is None else agent_config(config.algorithm, agent_id)
+    for own in (config.algorithm, *(agent.algorithm for agent in plan.trained)):
         compares = ESTIMATORS.traits(own.adv_estimator).grouped and not set(group_fields(own)) & set(
             TASK_FIELDS
         )

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from verl.trainer.config import RunConfig
+from verl.trainer.plan.run import RunPlan
 from verl.trainer.ppo.asynchronous.group_queue import Group, GroupQueue
 from verl.trainer.ppo.asynchronous.metrics import count_metrics, with_dropped
 from verl.trainer.ppo.asynchronous.pace import Pace
@@ -34,7 +35,6 @@ from verl.trainer.ppo.collect.source import OnCollected
 from verl.trainer.ppo.collect.step_samples import (
     StepSamples,
     filtered_samples,
-    needs_greedy_episodes,
     samples_of,
 )
 from verl.trainer.ppo.interrupt import StopRequest
@@ -60,6 +60,7 @@ class GroupStream:
     def __init__(
         self,
         config: RunConfig,
+        plan: RunPlan,
         collector: Collector,
         loader: TaskLoader,
         loop: LoopThread,
@@ -72,6 +73,7 @@ class GroupStream:
 
         Args:
             config: configuration of the run.
+            plan: plan of the run.
             collector: plays groups.
             loader: of the tasks.
             loop: event loop of the collector.
@@ -94,7 +96,7 @@ class GroupStream:
         self.queue: GroupQueue[Played] = GroupQueue(
             config.data.train_batch_size, paces, drops, steps, settings.max_task_failures
         )
-        self._greedy = needs_greedy_episodes(config) and not config.algorithm.filter_groups.enable
+        self._greedy = plan.greedy_episodes and not config.algorithm.filter_groups.enable
         # Dynamic sampling plays whole batches of tasks, as in synchronous training.
         self._whole = settings.fresh and config.algorithm.filter_groups.enable
         self._draws: dict[int, Draw] = {}  # by step

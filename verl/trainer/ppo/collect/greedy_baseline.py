@@ -8,15 +8,7 @@ import numpy as np
 
 from verl.protocol import DataProto
 from verl.protocol.generate import GREEDY_SUFFIX
-from verl.trainer.plan.registry import estimator_needs
 from verl.trainer.ppo.collect.protocol import CollectResult
-
-
-def needs_baselines(estimator: str) -> bool:
-    """Return whether the estimator has a parameter `reward_baselines` without a default. Raises ValueError
-    for an unknown name.
-    """
-    return estimator_needs(estimator, "reward_baselines")
 
 
 def reward_baselines(

@@ -58,7 +58,9 @@ class NextStep(StepCollection):
         if not last:
             self._since = time.perf_counter()
             self._drawn = step + 1, self.loader.state_dict()
-            self._running = self.loop.start(collect_step(self.config, self.collector, self.loader, step + 1))
+            self._running = self.loop.start(
+                collect_step(self.config, self.plan, self.collector, self.loader, step + 1)
+            )
             self._running.when_done(self._ended)
 
     def wants(self, step: int, policy: str) -> bool:

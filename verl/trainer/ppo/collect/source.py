@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from verl.trainer.config import RunConfig
+from verl.trainer.plan.run import RunPlan
 from verl.trainer.ppo.collect.protocol import Collector
 from verl.trainer.ppo.collect.step_samples import StepSamples, collect_step
 from verl.trainer.ppo.interrupt import StopRequest
@@ -81,6 +82,7 @@ class StepCollection:
     def __init__(
         self,
         config: RunConfig,
+        plan: RunPlan,
         collector: Collector,
         loader: TaskLoader,
         loop: LoopThread,
@@ -93,6 +95,7 @@ class StepCollection:
             loop,
             on_collected,
         )
+        self.plan = plan
         self._drawn: tuple[int, LoaderState] | None = (
             None  # the last step whose tasks were drawn, and the loader before
         )
@@ -100,7 +103,7 @@ class StepCollection:
     def take(self, step: int, stop: StopRequest) -> StepSamples:
         """As `SampleSource.take`."""
         self._drawn = step, self.loader.state_dict()
-        samples = stop.run(self.loop, collect_step(self.config, self.collector, self.loader, step))
+        samples = stop.run(self.loop, collect_step(self.config, self.plan, self.collector, self.loader, step))
         self.on_collected(samples, step)
         return samples
 

@@ -9,11 +9,9 @@ from dataclasses import dataclass
 
 from verl.protocol import DataProto
 from verl.trainer.config import RunConfig
-from verl.trainer.config.run import follows_committed
-from verl.trainer.plan.agents import estimators_in_use
-from verl.trainer.plan.untrained_agents import trained_agents
+from verl.trainer.plan.run import RunPlan
 from verl.trainer.ppo.collect.dynamic_sampling import FilteredSamples, draw_until_full
-from verl.trainer.ppo.collect.greedy_baseline import needs_baselines, reward_baselines
+from verl.trainer.ppo.collect.greedy_baseline import reward_baselines
 from verl.trainer.ppo.collect.protocol import Collector, CollectResult, Episode
 from verl.utils.dataset import TaskLoader
 
@@ -37,7 +35,9 @@ class StepSamples:
     no_batch_reason: str = "no episode has a sample to train on"
 
 
-async def collect_step(config: RunConfig, collector: Collector, loader: TaskLoader, step: int) -> StepSamples:
+async def collect_step(
+    config: RunConfig, plan: RunPlan, collector: Collector, loader: TaskLoader, step: int
+) -> StepSamples:
     """Take the step's tasks from `loader` and run their episodes.
 
     Errors of the collector are raised.
@@ -46,7 +46,7 @@ async def collect_step(config: RunConfig, collector: Collector, loader: TaskLoad
         return filtered_samples(await draw_until_full(config, collector, loader, step))
     rows = [loader.source[place] for place in loader.take(config.data.train_batch_size)]
     result = await collector.collect(rows, config.env.rollout.n, step=step)
-    if result.batch is None or not needs_greedy_episodes(config):
+    if result.batch is None or not plan.greedy_episodes:
         return samples_of(config, result)
     return samples_of(config, result, await collector.collect(rows, 1, step=step, greedy=True))
 
@@ -57,14 +57,6 @@ def filtered_samples(drawn: FilteredSamples) -> StepSamples:
     return StepSamples(
         drawn.batch, drawn.result.episodes, metrics, _tokens(drawn.result), drawn.no_batch_reason
     )
-
-
-def needs_greedy_episodes(config: RunConfig) -> bool:
-    """Return whether every task has a greedy episode, whose reward is the baseline of the others."""
-    used = estimators_in_use(config.algorithm, trained_agents(config.agent))
-    # whose baselines the collector has sampled
-    single_steps = config.rollout.sampling == "tree" and not follows_committed(config)
-    return not single_steps and any(map(needs_baselines, used))
 
 
 def samples_of(config: RunConfig, result: CollectResult, greedy: CollectResult | None = None) -> StepSamples:

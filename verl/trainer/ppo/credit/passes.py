@@ -3,20 +3,11 @@
 from __future__ import annotations
 
 from verl.trainer.config import RunConfig
-from verl.trainer.plan.agents import estimators_in_use
 from verl.trainer.plan.learners import is_on_policy, policy_learners
-from verl.trainer.plan.placement import Placement
-from verl.trainer.plan.registry import estimator_needs
-from verl.trainer.plan.untrained_agents import trained_agents
+from verl.trainer.plan.run import RunPlan
 
 
-def needs_sum_pi_squared(config: RunConfig) -> bool:
-    """Return whether an estimator in use has the parameter `sum_pi_squared` without a default."""
-    used = estimators_in_use(config.algorithm, trained_agents(config.agent))
-    return any(estimator_needs(name, "sum_pi_squared") for name in used)
-
-
-def needs_old_log_probs(config: RunConfig, on_policy: bool) -> bool:
+def needs_old_log_probs(config: RunConfig, plan: RunPlan, on_policy: bool) -> bool:
     """Return whether old log-probs of the trainer are needed.
 
     They are for several updates per step, KL in the reward, a correction, an estimator, and the probability
@@ -24,6 +15,7 @@ def needs_old_log_probs(config: RunConfig, on_policy: bool) -> bool:
 
     Args:
         config: configuration of the run.
+        plan: plan of the run.
         on_policy: see `is_on_policy`.
     """
     algorithm, masks = config.algorithm, config.gateway.structured == "mask"
@@ -33,12 +25,12 @@ def needs_old_log_probs(config: RunConfig, on_policy: bool) -> bool:
         or algorithm.use_kl_in_reward
         or correction.corrects_batch
         or masks
-        or needs_sum_pi_squared(config)
+        or plan.needs_sum_pi_squared
     )
 
 
-def computes_old_log_probs(config: RunConfig, placement: Placement) -> bool:
+def computes_old_log_probs(config: RunConfig, plan: RunPlan) -> bool:
     """Return whether any step of a run has a pass for old log-probs."""
     return config.trainer.critic_warmup > 0 or needs_old_log_probs(
-        config, is_on_policy(config, policy_learners(config, placement))
+        config, plan, is_on_policy(config, policy_learners(config, plan))
     )

@@ -13,7 +13,7 @@ import torch
 
 from verl.protocol import DataProto
 from verl.trainer.config import RunConfig
-from verl.trainer.config.run import follows_committed
+from verl.trainer.plan.run import RunPlan
 from verl.trainer.ppo.core_algos.rollout_correction import (
     apply_bypass_mode,
     apply_m2po_mask,
@@ -30,7 +30,7 @@ from verl.trainer.ppo.credit.candidates import (
     with_other_candidates,
 )
 from verl.trainer.ppo.credit.kl_in_reward import KLInReward
-from verl.trainer.ppo.credit.passes import needs_old_log_probs, needs_sum_pi_squared
+from verl.trainer.ppo.credit.passes import needs_old_log_probs
 from verl.trainer.ppo.reward import place_on_last_token
 from verl.trainer.ppo.team import TeamWorkers
 from verl.utils.timer import Timer
@@ -41,12 +41,14 @@ class CreditAssigner:
 
     Args:
         config: configuration of the run.
+        plan: plan of the run.
         team: worker groups that compute log-probs and values.
         on_policy: see `is_on_policy`.
     """
 
-    def __init__(self, config: RunConfig, team: TeamWorkers, on_policy: bool) -> None:
+    def __init__(self, config: RunConfig, plan: RunPlan, team: TeamWorkers, on_policy: bool) -> None:
         self.config, self.team, self.on_policy = config, team, on_policy
+        self.plan = plan
         self.kl_in_reward = KLInReward(config.algorithm)
         self.theta = AdaptiveTheta(config.reward.propagation)
         self.estimator_state: dict[str, Any] = {}
@@ -69,7 +71,7 @@ class CreditAssigner:
     @property
     def needs_old(self) -> bool:
         """See `needs_old_log_probs`."""
-        return needs_old_log_probs(self.config, self.on_policy)
+        return needs_old_log_probs(self.config, self.plan, self.on_policy)
 
     def score(self, batch: DataProto, timer: Timer, version: int) -> tuple[DataProto, dict[str, float]]:
         """Add log-probs, the off-policy correction, token rewards, `advantages` and `returns`. Return (batch,
@@ -106,7 +108,7 @@ class CreditAssigner:
         correction = self.config.algorithm.rollout_correction
         if self.needs_old or warmup:
             with timer("old_log_prob"):
-                batch = batch.union(self.team.compute_log_prob(batch, needs_sum_pi_squared(self.config)))
+                batch = batch.union(self.team.compute_log_prob(batch, self.plan.needs_sum_pi_squared))
             metrics |= sampler_gap_metrics(batch, correction.rollout_is_threshold)
             metrics |= mask_metrics(batch) if self.config.gateway.structured == "mask" else {}
         if correction.bypass_mode:
@@ -148,7 +150,7 @@ class CreditAssigner:
         """Return the rows whose values and returns are read: without the candidates of a tree that have no
         return.
         """
-        return batch.select_idxs(committed_rows(batch)) if follows_committed(self.config) else batch
+        return batch.select_idxs(committed_rows(batch)) if self.plan.committed else batch
 
     def _advantages(self, batch: DataProto, version: int) -> DataProto:
         algorithm = self.config.algorithm
@@ -163,7 +165,7 @@ class CreditAssigner:
             state=self.estimator_state,
             seed=self.config.data.seed * 1_000_003 + version,
         )
-        if follows_committed(self.config):
+        if self.plan.committed:
             return compute_committed_advantage(
                 batch, estimate, algorithm, self.config.rollout.tree.candidate_weight
             )

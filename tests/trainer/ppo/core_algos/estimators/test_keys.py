@@ -7,7 +7,7 @@ import pytest
 from verl.trainer.config import RunConfig
 from verl.trainer.config.algorithm import GAEConfig, GiGPOConfig, RAEConfig
 from verl.trainer.config.spec import ConfigError
-from verl.trainer.plan.checks import check_settings
+from verl.trainer.plan.checks import resolve
 
 
 @pytest.mark.parametrize(
@@ -49,4 +49,4 @@ from verl.trainer.plan.checks import check_settings
 def test_each_is_named(config: RunConfig, keys: dict, message: str) -> None:
     config.algorithm = replace(config.algorithm, **keys)
     with pytest.raises(ConfigError, match=message):
-        check_settings(config)
+        resolve(config)

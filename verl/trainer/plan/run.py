@@ -1,0 +1,116 @@
+"""The plan of a run: agents, policies and worker groups, with what follows from the keys of `algorithm`,
+`critic` and `rollout`, computed once.
+
+`verl.trainer.plan.checks.resolve` returns it for a checked configuration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from verl.trainer.config import RunConfig
+from verl.trainer.plan.agents import AgentPlan, plan_agent
+from verl.trainer.plan.placement import Placement
+from verl.trainer.plan.untrained_agents import by_agent
+
+
+@dataclass(frozen=True)
+class RunPlan(Placement):
+    """A placement whose rows are plans of agents.
+
+    Attributes:
+        tree: whether training episodes are trees (`rollout.sampling=tree`).
+        committed: whether estimators see the committed replies of trees as episodes
+            (`rollout.tree.returns=committed`).
+        candidates: candidates per call of the agents in `rollout.tree.k_per_agent`, by name.
+        critic: whether there are critics (`critic.enable`); None: where an estimator needs values.
+        trains: whether the run trains; an evaluation has no critics.
+    """
+
+    agents: tuple[AgentPlan, ...]
+    tree: bool = False
+    committed: bool = False
+    candidates: Mapping[str, int] = field(default_factory=dict)
+    critic: bool | None = None
+    trains: bool = True
+
+    @classmethod
+    def of(cls, config: RunConfig, placement: Placement) -> RunPlan:
+        """Return the plan of a run without checking that its keys fit together.
+
+        Args:
+            config: configuration of the run.
+            placement: placement of its agents.
+
+        Raises ConfigError for invalid own values of an agent, and for `rollout.tree.k_per_agent` of an agent
+        that is not in the team.
+        """
+        candidates = candidates_of(config)
+        agents = tuple(
+            plan_agent(row, config.algorithm, candidates.get(row.agent_id)) for row in placement.agents
+        )
+        tree = config.rollout.sampling == "tree"
+        return cls(
+            agents=agents,
+            groups=placement.groups,
+            api=placement.api,
+            reward_model=placement.reward_model,
+            tree=tree,
+            committed=tree and config.rollout.tree.returns == "committed",
+            candidates=candidates,
+            critic=config.critic.enable,
+            trains=not config.trainer.val_only,
+        )
+
+    @property
+    def trained(self) -> list[AgentPlan]:
+        """Plans of the trained agents."""
+        return [agent for agent in self.agents if not agent.frozen]
+
+    @cached_property
+    def needs_critic(self) -> bool:
+        """Whether training needs critics."""
+        return self.critic if self.critic is not None else any(agent.needs_values for agent in self.trained)
+
+    @cached_property
+    def critics(self) -> Mapping[str, tuple[str, ...]]:
+        """Agents whose rows get values, by worker group; a group without such agents has no critic."""
+        if self.critic is False or not self.trains:
+            return {}
+        agents: dict[str, tuple[str, ...]] = {}
+        for agent in self.trained:
+            if self.critic or agent.needs_values:
+                agents[agent.wg_id] = (*agents.get(agent.wg_id, ()), agent.agent_id)
+        return agents
+
+    @property
+    def needs_sum_pi_squared(self) -> bool:
+        """Whether an estimator in use needs `sum_pi_squared`, which the pass for old log-probs computes."""
+        return any(agent.needs("sum_pi_squared") for agent in self.trained)
+
+    @property
+    def greedy_candidates(self) -> list[str]:
+        """Agents whose candidates are compared with a greedy reply to the same call; with committed returns
+        none are.
+        """
+        if not self.tree or self.committed:
+            return []
+        return [agent.agent_id for agent in self.trained if agent.needs("reward_baselines")]
+
+    @property
+    def greedy_episodes(self) -> bool:
+        """Whether every task has a greedy episode, whose reward is the baseline of the others."""
+        # in a tree of single steps the collector samples the baselines, see `greedy_candidates`
+        single_steps = self.tree and not self.committed
+        return not single_steps and any(agent.needs("reward_baselines") for agent in self.trained)
+
+
+def candidates_of(config: RunConfig) -> dict[str, int]:
+    """Return `rollout.tree.k_per_agent` by agent name. Raises PlacementError for an agent that is not in the
+    team.
+    """
+    per_agent = config.rollout.tree.k_per_agent
+    names = by_agent("rollout.tree.k_per_agent", per_agent, config.agent.agent_ids)
+    return {agent: per_agent[name] for agent, name in names.items()}
