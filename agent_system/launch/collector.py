@@ -25,10 +25,11 @@ from agent_system.task import task_from_row
 from verl.models.loader import stop_token_ids
 from verl.protocol import DataProto
 from verl.protocol.generate import RolloutError, SamplingParams
-from verl.trainer.config import RolloutConfig, RunConfig
+from verl.trainer.config import RunConfig
 from verl.trainer.config.algorithm import REWARD_FIELDS
 from verl.trainer.config.reward_model import CLASSIFIER
 from verl.trainer.config.spec import ConfigError
+from verl.trainer.plan.agents import Sampling
 from verl.trainer.plan.derived_values import prompt_length_key
 from verl.trainer.plan.placement import AgentPlacement, Placement
 from verl.trainer.plan.registry import ESTIMATORS
@@ -157,43 +158,32 @@ class TaskCollector:
         return self.collector.first_prompt_lengths(agent_id, [task_from_row(r) for r in rows])
 
 
-def sampling_of(
-    rollout: RolloutConfig, config: RunConfig, stop_token_ids: Sequence[int], validate: bool
-) -> SamplingParams:
-    """Return the sampling parameters of an agent with these keys, in training or validation."""
-    source = rollout.val_kwargs if validate else rollout
-    greedy = validate and not rollout.val_kwargs.do_sample
-    return SamplingParams(
-        max_tokens=source.response_length or rollout.response_length or config.data.max_response_length,
-        temperature=0.0 if greedy else source.temperature,
-        top_p=source.top_p,
-        top_k=source.top_k,
-        stop_token_ids=tuple(stop_token_ids),
-        stop=tuple(rollout.stop if source.stop is None else source.stop),
-    )
+def sampling_params(sampling: Sampling, stop_token_ids: Sequence[int] = ()) -> SamplingParams:
+    """Return the sampling of an agent as engines and servers take it."""
+    return SamplingParams(**vars(sampling), stop_token_ids=tuple(stop_token_ids))
 
 
-def remote_bindings(config: RunConfig, placement: Placement) -> dict[str, RemoteBinding]:
+def remote_bindings(plan: RunPlan) -> dict[str, RemoteBinding]:
     """Bind every agent behind an API to its server. Raise ConfigError when the environment variable of an API
     key is not set.
     """
-    if not placement.api:
+    if not plan.api:
         return {}
     from agent_system.rollout.endpoint import Endpoint
 
     bindings = {}
-    for row in placement.api:
+    for row in plan.api:
         endpoint = Endpoint(row.agent_id, row.api, api_key(f"agent.api.{slug(row.agent_id)}", row.api))
-        train, val = (sampling_of(row.config.rollout, config, (), validate) for validate in (False, True))
+        train, val = (sampling_params(sampling) for sampling in (row.sampling, row.val_sampling))
         bindings[row.agent_id] = RemoteBinding(row.agent_id, row.policy_id, endpoint, train, val)
     return bindings
 
 
-def check_endpoints(config: RunConfig, placement: Placement) -> None:
+def check_endpoints(config: RunConfig, plan: RunPlan) -> None:
     """Request one reply from the server of every agent and of the reward model. Raise ConfigError if one
     gives none.
     """
-    servers = [("agent.api", binding.endpoint) for binding in remote_bindings(config, placement).values()]
+    servers = [("agent.api", binding.endpoint) for binding in remote_bindings(plan).values()]
     if config.reward.model.kind == "api":
         servers.append(("reward.model.api", _reward_endpoint(config)))
     if not servers:
@@ -313,7 +303,7 @@ def build_collector(
     """Bind every agent to the client of its policy, or to its server, and build the team's collector;
     environments run in `workers`.
     """
-    found: dict[str, AgentBinding | RemoteBinding] = dict(remote_bindings(config, plan))
+    found: dict[str, AgentBinding | RemoteBinding] = dict(remote_bindings(plan))
     structured = {group.wg_id for group in plan.groups if group.config.rollout.structured_outputs}
     for agent_id, row in policy_rows(config, plan).items():
         tokenizer = tokenizers[row.wg_id]
@@ -325,9 +315,9 @@ def build_collector(
             client=clients[row.wg_id],
             adapter=row.adapter,
             tokenizer=tokenizer,
-            sampling=sampling_of(row.config.rollout, config, stop, validate=False),
-            val_sampling=sampling_of(row.config.rollout, config, stop, validate=True),
-            max_prompt_length=row.config.rollout.prompt_length or config.data.max_prompt_length,
+            sampling=sampling_params(row.sampling, stop),
+            val_sampling=sampling_params(row.val_sampling, stop),
+            max_prompt_length=row.max_prompt_length,
             template_kwargs=config.data.apply_chat_template_kwargs,
             trained=not row.frozen,
             structured=row.wg_id in structured,

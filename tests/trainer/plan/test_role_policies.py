@@ -7,17 +7,18 @@ from typing import Any
 
 import pytest
 
+from tests.plans import plan_of
 from verl.trainer.config import RunConfig
 from verl.trainer.config.spec import ConfigError
-from verl.trainer.plan.placement import Placement, build_placement
 from verl.trainer.plan.role_policies import output_dir, policy_rows
+from verl.trainer.plan.run import RunPlan
 
 TEAM = ["Tool Agent", "Executor Agent", "Critic"]
 SWAP = {"Tool Agent": "executor_agent", "Executor Agent": "tool_agent"}
 OWN_RANGE = {"rollout": {"val_kwargs": {"temperature": [0.5, 0.6, 0.7]}, "response_length": [8, 9, 10]}}
 
 
-def team(roles: dict[str, Any], **changes: Any) -> tuple[RunConfig, Placement]:
+def team(roles: dict[str, Any], **changes: Any) -> tuple[RunConfig, RunPlan]:
     """A config in which `roles` are swapped and its table; `changes` are keys of `agent` and of `trainer`."""
     config = RunConfig()
     config.agent.agent_ids, config.agent.model_ids = TEAM, ["org/a", "org/a", "org/b"]
@@ -25,7 +26,7 @@ def team(roles: dict[str, Any], **changes: Any) -> tuple[RunConfig, Placement]:
     config.trainer.val_only = True
     for key, value in changes.items():
         setattr(config.agent if hasattr(config.agent, key) else config.trainer, key, value)
-    return config, build_placement(config.agent, config.actor_rollout_ref)
+    return config, plan_of(config)
 
 
 def policies(roles: dict[str, Any], **changes: Any) -> list[str]:
@@ -50,12 +51,12 @@ def test_agents_of_a_shared_policy_can_take_another_one() -> None:
 
 
 def test_model_sampling_and_lengths_come_with_the_policy_and_the_table_stays() -> None:
-    config, placement = team({"Tool Agent": "critic"}, agent_specific_parameters=OWN_RANGE)
-    before = placement.signature()
-    row = policy_rows(config, placement)["Tool Agent"]
+    config, plan = team({"Tool Agent": "critic"}, agent_specific_parameters=OWN_RANGE)
+    before = plan.signature()
+    row = policy_rows(config, plan)["Tool Agent"]
     assert (row.wg_id, row.config.model.path) == ("critic", "org/b")
     assert (row.config.rollout.val_kwargs.temperature, row.config.rollout.response_length) == (0.7, 10)
-    assert placement.signature() == before
+    assert plan.signature() == before
 
 
 @pytest.mark.parametrize(
@@ -136,15 +137,15 @@ def test_a_difference_that_an_evaluation_does_not_read_is_no_obstacle() -> None:
 
 
 def test_swapped_roles_write_in_a_folder_of_their_own_that_names_the_checkpoint(tmp_path: Path) -> None:
-    config, placement = team(SWAP)
+    config, plan = team(SWAP)
     checkpoint = tmp_path / "checkpoints" / "global_step_3"
-    folder = output_dir(config, placement, tmp_path, checkpoint)
+    folder = output_dir(config, plan, tmp_path, checkpoint)
     assert folder == tmp_path / "swapped" / "tool_agent-executor_agent+executor_agent-tool_agent"
     assert (config.trainer.resume_mode, config.trainer.resume_from_path) == ("resume_path", str(checkpoint))
     turned = dict(reversed(SWAP.items())) | {"Critic": "critic"}
     assert output_dir(*team(turned), tmp_path, checkpoint) == folder
-    config, placement = team({})
-    assert output_dir(config, placement, tmp_path, checkpoint) == tmp_path
+    config, plan = team({})
+    assert output_dir(config, plan, tmp_path, checkpoint) == tmp_path
     assert config.trainer.resume_mode == "auto"
 
 
@@ -168,7 +169,7 @@ def test_without_a_checkpoint_only_different_models_or_sampling_can_be_swapped(t
         ConfigError, match=r"swaps nothing with trainer\.resume_mode=disable.*'org/a'.*agent\.model_ids"
     ):
         output_dir(*team(SWAP, resume_mode="disable"), tmp_path, None)
-    config, placement = team({"Critic": "tool_agent"}, resume_mode="disable")
-    assert output_dir(config, placement, tmp_path, None).parent == tmp_path / "swapped"
+    config, plan = team({"Critic": "tool_agent"}, resume_mode="disable")
+    assert output_dir(config, plan, tmp_path, None).parent == tmp_path / "swapped"
     assert config.trainer.resume_mode == "disable"
     output_dir(*team(SWAP, agent_specific_parameters=OWN_RANGE), tmp_path, None)

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from verl.trainer.config import AlgorithmConfig
+from verl.trainer.config import AlgorithmConfig, DataConfig, RolloutConfig
 from verl.trainer.config.algorithm import EstimatorConfig
 from verl.trainer.config.spec import with_values
-from verl.trainer.plan.placement import AgentPlacement, slug
+from verl.trainer.plan.placement import AgentPlacement, ApiPlacement, slug
 from verl.trainer.plan.registry import (
     ESTIMATORS,
     EstimatorTraits,
@@ -39,6 +39,51 @@ PER_AGENT_KEYS = sorted(
 
 
 @dataclass(frozen=True)
+class Sampling:
+    """How the replies of an agent are sampled.
+
+    Attributes:
+        max_tokens: longest reply, in tokens.
+        temperature: 0 for greedy decoding.
+        top_p: smallest probability mass of the tokens to choose from.
+        top_k: number of tokens to choose from; -1: all.
+        stop: texts that end a reply.
+    """
+
+    max_tokens: int
+    temperature: float
+    top_p: float
+    top_k: int
+    stop: tuple[str, ...]
+
+    @classmethod
+    def of(cls, rollout: RolloutConfig, data: DataConfig, validate: bool) -> Sampling:
+        """Return the sampling of an agent with the keys `rollout`, in training or validation."""
+        source = rollout.val_kwargs if validate else rollout
+        greedy = validate and not rollout.val_kwargs.do_sample
+        return cls(
+            max_tokens=source.response_length or rollout.response_length or data.max_response_length,
+            temperature=0.0 if greedy else source.temperature,
+            top_p=source.top_p,
+            top_k=source.top_k,
+            stop=tuple(rollout.stop if source.stop is None else source.stop),
+        )
+
+
+@dataclass(frozen=True)
+class ApiPlan(ApiPlacement):
+    """What a run does with an agent behind an API.
+
+    Attributes:
+        sampling: in training.
+        val_sampling: in validation.
+    """
+
+    sampling: Sampling = field(kw_only=True)
+    val_sampling: Sampling = field(kw_only=True)
+
+
+@dataclass(frozen=True)
 class AgentPlan(AgentPlacement):
     """What a run does with one agent that has a policy: its row of the placement, and how its samples are
     compared.
@@ -48,12 +93,18 @@ class AgentPlan(AgentPlacement):
 
     Attributes:
         algorithm: keys under `algorithm` with the agent's own values; `per_agent` is empty.
+        sampling: in training.
+        val_sampling: in validation.
+        max_prompt_length: longest prompt, in tokens.
         candidates: replies per call in tree sampling; None if `rollout.tree.k_per_agent` does not name the
             agent.
     """
 
-    algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
-    candidates: int | None = None
+    algorithm: AlgorithmConfig = field(kw_only=True)
+    sampling: Sampling = field(kw_only=True)
+    val_sampling: Sampling = field(kw_only=True)
+    max_prompt_length: int = field(kw_only=True)
+    candidates: int | None = field(default=None, kw_only=True)
 
     @property
     def estimator(self) -> str:
@@ -99,19 +150,41 @@ class AgentPlan(AgentPlacement):
         return estimator_needs(self.estimator, parameter)
 
 
-def plan_agent(row: AgentPlacement, algorithm: AlgorithmConfig, candidates: int | None) -> AgentPlan:
+def plan_agent(
+    row: AgentPlacement, algorithm: AlgorithmConfig, data: DataConfig, candidates: int | None
+) -> AgentPlan:
     """Return the plan of an agent.
 
     Args:
         row: its row of the placement.
         algorithm: keys of the run; own values of an agent that is not trained are not read.
+        data: lengths of agents without their own.
         candidates: see `AgentPlan`.
 
     Raises ConfigError for an invalid key or value in `algorithm.per_agent`.
     """
     common = replace(algorithm, per_agent={})
     settings = common if row.frozen else agent_settings(algorithm, row.agent_id)
-    return AgentPlan(**vars(row), algorithm=settings, candidates=candidates)
+    rollout = row.config.rollout
+    return AgentPlan(
+        **vars(row),
+        algorithm=settings,
+        sampling=Sampling.of(rollout, data, validate=False),
+        val_sampling=Sampling.of(rollout, data, validate=True),
+        max_prompt_length=rollout.prompt_length or data.max_prompt_length,
+        candidates=candidates,
+    )
+
+
+def plan_api_agent(row: ApiPlacement, data: DataConfig) -> ApiPlan:
+    """Return the plan of an agent behind an API.
+
+    Args:
+        row: its row of the placement.
+        data: lengths of agents without their own.
+    """
+    train, val = (Sampling.of(row.config.rollout, data, validate) for validate in (False, True))
+    return ApiPlan(**vars(row), sampling=train, val_sampling=val)
 
 
 def own_keys(config: AlgorithmConfig, agent_id: str) -> dict[str, Any]:

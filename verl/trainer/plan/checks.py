@@ -319,7 +319,7 @@ def _check_whole_batch(plan: RunPlan) -> None:
             )
 
 
-def check_reward(config: RunConfig, placement: Placement) -> None:
+def check_reward(config: RunConfig, plan: RunPlan) -> None:
     """Check keys under `reward` for contradictions with each other or with an agent's length limit."""
     reward, buffer = config.reward, config.reward.overlong_buffer
     if reward.model.kind == "api":
@@ -337,8 +337,8 @@ def check_reward(config: RunConfig, placement: Placement) -> None:
             "the reward of a whole reply; set reward.shaping=default and reward.propagation.mode=none, or "
             "reward.granularity=reply"
         )
-    for agent in placement.agents:
-        limit = agent.config.rollout.response_length or config.data.max_response_length
+    for agent in plan.agents:
+        limit = agent.sampling.max_tokens
         if buffer.enable and buffer.len > limit:
             raise ConfigError(
                 f"reward.overlong_buffer.len={buffer.len} is more than the {limit} tokens that agent "
@@ -523,7 +523,7 @@ def check_critic_keys(config: RunConfig, plan: RunPlan) -> None:
                 "no values: its critic would not be used; set critic.enable=null, or choose an estimator "
                 "with a critic (gae)"
             )
-        longest = agent.config.rollout.prompt_length or config.data.max_prompt_length
+        longest = agent.max_prompt_length
         if config.critic.view == "joint" and longest > config.critic.joint_prompt_length:
             raise ConfigError(
                 f"critic.joint_prompt_length={config.critic.joint_prompt_length} is less than the prompt of "

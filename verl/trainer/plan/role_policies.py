@@ -15,7 +15,9 @@ from zlib import crc32
 
 from verl.trainer.config import RunConfig, TrainedModelConfig
 from verl.trainer.config.spec import ConfigError
-from verl.trainer.plan.placement import AgentPlacement, Placement, slug
+from verl.trainer.plan.agents import AgentPlan
+from verl.trainer.plan.placement import slug
+from verl.trainer.plan.run import RunPlan
 from verl.utils.names import did_you_mean
 
 # Keys that an evaluation reads and in which agents on one policy may differ.
@@ -23,7 +25,7 @@ REQUEST_KEYS = ("prompt_length", "response_length", "stop", "val_kwargs")
 LONGEST_NAME = 160
 
 
-def policy_rows(config: RunConfig, placement: Placement) -> dict[str, AgentPlacement]:
+def policy_rows(config: RunConfig, plan: RunPlan) -> dict[str, AgentPlan]:
     """Return agent -> the row of the placement whose policy generates its replies: its own, unless
     `agent.role_policies` names another.
 
@@ -31,7 +33,7 @@ def policy_rows(config: RunConfig, placement: Placement) -> dict[str, AgentPlace
     twice, a team with one policy, a policy whose own agents differ in `REQUEST_KEYS`, or a mapping that swaps
     nothing.
     """
-    own = {row.agent_id: row for row in placement.agents}
+    own = {row.agent_id: row for row in plan.agents}
     given = config.agent.role_policies
     if not given:
         return own
@@ -42,20 +44,19 @@ def policy_rows(config: RunConfig, placement: Placement) -> dict[str, AgentPlace
             "replies of an agent would train the policy of another agent, and the checkpoint would not match "
             "its placement"
         )
-    if len({row.policy_id for row in placement.agents}) < 2:
+    if len({row.policy_id for row in plan.agents}) < 2:
         sharing = (
             "; it needs a team trained with agent.model_sharing=false" if config.agent.model_sharing else ""
         )
         raise ConfigError(
-            f"{shown}: nothing to swap, {list(own)} have one policy, "
-            f"'{placement.agents[0].policy_id}'{sharing}"
+            f"{shown}: nothing to swap, {list(own)} have one policy, '{plan.agents[0].policy_id}'{sharing}"
         )
     chosen = _policies_by_agent(given, own, shown)
     rows = {
-        agent_id: _row(own[agent_id], chosen.get(agent_id, row.policy_id), placement, shown)
+        agent_id: _row(own[agent_id], chosen.get(agent_id, row.policy_id), plan, shown)
         for agent_id, row in own.items()
     }
-    if not _swapped(rows, placement):
+    if not _swapped(rows, plan):
         raise ConfigError(
             f"{shown} gives every agent its own policy and swaps nothing; leave it out, or name other "
             "policies"
@@ -63,20 +64,20 @@ def policy_rows(config: RunConfig, placement: Placement) -> dict[str, AgentPlace
     return rows
 
 
-def output_dir(config: RunConfig, placement: Placement, run_dir: Path, checkpoint: Path | None) -> Path:
+def output_dir(config: RunConfig, plan: RunPlan, run_dir: Path, checkpoint: Path | None) -> Path:
     """Return the output folder: `run_dir`, or with swapped roles `run_dir/swapped/<agent>-<policy>+...`, so
     that no file is overwritten.
 
     With swapped roles the checkpoint is written to `config`, which is saved in that folder. Raises
     ConfigError if there is no checkpoint and the exchanged policies are the same model.
     """
-    rows = policy_rows(config, placement)
-    swapped = _swapped(rows, placement)
+    rows = policy_rows(config, plan)
+    swapped = _swapped(rows, plan)
     if not swapped:
         return run_dir
     if checkpoint is not None:
         config.trainer.resume_mode, config.trainer.resume_from_path = "resume_path", str(checkpoint)
-    elif all(_same_model_and_sampling(rows[agent_id], placement.agent(agent_id)) for agent_id in swapped):
+    elif all(_same_model_and_sampling(rows[agent_id], plan.agent(agent_id)) for agent_id in swapped):
         model = rows[next(iter(swapped))].config.model.path
         raise ConfigError(
             f"{_shown(config.agent.role_policies)} swaps nothing with trainer.resume_mode=disable: without a "
@@ -88,9 +89,7 @@ def output_dir(config: RunConfig, placement: Placement, run_dir: Path, checkpoin
     return run_dir / "swapped" / short
 
 
-def _policies_by_agent(
-    given: Mapping[str, str], own: Mapping[str, AgentPlacement], shown: str
-) -> dict[str, str]:
+def _policies_by_agent(given: Mapping[str, str], own: Mapping[str, AgentPlan], shown: str) -> dict[str, str]:
     """Return agent -> policy, for agents given by name or slug."""
     names = {name: agent_id for agent_id in own for name in (agent_id, slug(agent_id))}
     policies = list(dict.fromkeys(row.policy_id for row in own.values()))
@@ -111,13 +110,13 @@ def _policies_by_agent(
     return chosen
 
 
-def _row(own: AgentPlacement, policy_id: str, placement: Placement, shown: str) -> AgentPlacement:
+def _row(own: AgentPlan, policy_id: str, plan: RunPlan, shown: str) -> AgentPlan:
     """Return the agent's own row if the policy is its own, else the row of the policy's agents, whose
     `REQUEST_KEYS` must be equal.
     """
     if policy_id == own.policy_id:
         return own
-    first, *others = [row for row in placement.agents if row.policy_id == policy_id]
+    first, *others = [row for row in plan.agents if row.policy_id == policy_id]
     for other in others:
         mine, theirs = first.config.rollout, other.config.rollout
         differing = [f"rollout.{key}" for key in REQUEST_KEYS if getattr(mine, key) != getattr(theirs, key)]
@@ -130,7 +129,7 @@ def _row(own: AgentPlacement, policy_id: str, placement: Placement, shown: str) 
     return first
 
 
-def _same_model_and_sampling(one: AgentPlacement, other: AgentPlacement) -> bool:
+def _same_model_and_sampling(one: AgentPlan, other: AgentPlan) -> bool:
     """Return whether two agents have the same initial model and sampling; an adapter starts as its base
     model.
     """
@@ -141,11 +140,11 @@ def _same_model_and_sampling(one: AgentPlacement, other: AgentPlacement) -> bool
     return (mine, one.config.rollout) == (theirs, other.config.rollout)
 
 
-def _swapped(rows: Mapping[str, AgentPlacement], placement: Placement) -> dict[str, str]:
+def _swapped(rows: Mapping[str, AgentPlan], plan: RunPlan) -> dict[str, str]:
     """Return agent -> policy for agents that do not use their own policy, in the order of the placement."""
     return {
         row.agent_id: rows[row.agent_id].policy_id
-        for row in placement.agents
+        for row in plan.agents
         if rows[row.agent_id].policy_id != row.policy_id
     }
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from verl.trainer.config import RunConfig
-from verl.trainer.plan.agents import AgentPlan, plan_agent
+from verl.trainer.plan.agents import AgentPlan, ApiPlan, plan_agent, plan_api_agent
 from verl.trainer.plan.placement import Placement
 from verl.trainer.plan.untrained_agents import by_agent
 
@@ -30,6 +30,7 @@ class RunPlan(Placement):
     """
 
     agents: tuple[AgentPlan, ...]
+    api: tuple[ApiPlan, ...] = ()
     tree: bool = False
     committed: bool = False
     candidates: Mapping[str, int] = field(default_factory=dict)
@@ -49,13 +50,14 @@ class RunPlan(Placement):
         """
         candidates = candidates_of(config)
         agents = tuple(
-            plan_agent(row, config.algorithm, candidates.get(row.agent_id)) for row in placement.agents
+            plan_agent(row, config.algorithm, config.data, candidates.get(row.agent_id))
+            for row in placement.agents
         )
         tree = config.rollout.sampling == "tree"
         return cls(
             agents=agents,
             groups=placement.groups,
-            api=placement.api,
+            api=tuple(plan_api_agent(row, config.data) for row in placement.api),
             reward_model=placement.reward_model,
             tree=tree,
             committed=tree and config.rollout.tree.returns == "committed",
