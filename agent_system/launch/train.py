@@ -60,6 +60,8 @@ def run(config: RunConfig) -> RayPPOTrainer:
         logger.info(
             "agent %s -> %s at %s (not trained)", remote.agent_id, remote.policy_id, remote.api.base_url
         )
+    for line in plan.describe():
+        logger.info(line)
     for wg_id, devices in describe_devices(config, plan).items():
         logger.info("worker group %s -> %s", wg_id, devices)
     logger.info("output folder: %s", run_dir)

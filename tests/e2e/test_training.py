@@ -67,7 +67,13 @@ def test_a_users_package_trains_and_leaves_what_the_docs_promise(once: Callable[
         "actor",
         "config.yaml",
         "data.pt",
+        "plan.json",
         "trainer_state.json",
+    ]
+    plan = json.loads((checkpoint / "plan.json").read_text())
+    assert [(agent["agent_id"], agent["policy_id"], agent["estimator"]) for agent in plan["agents"]] == [
+        ("Asker", "asker", "grpo"),
+        ("Verifier Agent", "verifier_agent", "grpo"),
     ]
     first, second = weights(run_dir, 1), weights(run_dir, 2)
     assert set(second) == {"asker", "verifier_agent"}

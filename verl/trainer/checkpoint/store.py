@@ -17,6 +17,7 @@ from verl.utils.checkpoint import CheckpointError, fsync_tree
 POINTER = "latest_checkpointed_iteration.txt"
 STATE_FILE = "trainer_state.json"
 CONFIG_FILE = "config.yaml"
+PLAN_FILE = "plan.json"
 # Folders of what `TeamWorkers.save_checkpoint` writes.
 MODELS = ("actor", "critic")
 

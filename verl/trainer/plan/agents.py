@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -140,6 +140,35 @@ class AgentPlan(AgentPlacement):
     def compares_groups(self) -> bool:
         """Whether the advantage of a sample that is alone in its group is 0."""
         return self.takes("index") and self.algorithm.singleton == "zero"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the plan in JSON types, without the keys of `actor_rollout_ref` and `algorithm`."""
+        learns = {
+            "estimator": self.estimator,
+            "group_by": self.group_fields,
+            "averages_trajectories": self.averages_trajectories,
+        }
+        return {
+            "agent_id": self.agent_id,
+            "policy_id": self.policy_id,
+            "wg_id": self.wg_id,
+            "trained": not self.frozen,
+            **({} if self.frozen else learns),
+            "candidates": self.candidates,
+            "max_prompt_length": self.max_prompt_length,
+            "sampling": asdict(self.sampling),
+            "val_sampling": asdict(self.val_sampling),
+        }
+
+    def describe_credit(self) -> str:
+        """Return in words how the samples of a trained agent are compared."""
+        parts = [f"adv_estimator={self.estimator}"]
+        if self.takes("index"):
+            fields = ", ".join(self.group_fields)
+            parts.append(f"groups by [{fields}]")
+        if self.averages_trajectories:
+            parts.append("trajectories averaged first")
+        return ", ".join(parts)
 
     def takes(self, parameter: str) -> bool:
         """Return whether the estimator has a parameter of that name."""

@@ -7,8 +7,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from typing import Any
 
 from verl.trainer.config import RunConfig
 from verl.trainer.plan.agents import AgentPlan, ApiPlan, plan_agent, plan_api_agent
@@ -86,6 +87,36 @@ class RunPlan(Placement):
             if self.critic or agent.needs_values:
                 agents[agent.wg_id] = (*agents.get(agent.wg_id, ()), agent.agent_id)
         return agents
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the plan in JSON types, as a checkpoint contains it beside the configuration."""
+        api = [
+            {
+                "agent_id": agent.agent_id,
+                "model": agent.api.model,
+                "sampling": asdict(agent.sampling),
+                "val_sampling": asdict(agent.val_sampling),
+            }
+            for agent in self.api
+        ]
+        return {
+            "agents": [agent.to_json() for agent in self.agents],
+            "api": api,
+            "tree": self.tree,
+            "committed": self.committed,
+            "critics": {wg_id: list(agents) for wg_id, agents in self.critics.items()},
+        }
+
+    def describe(self) -> list[str]:
+        """Return lines on how the trained agents learn, for the start of a run; [] for an evaluation."""
+        if not self.trains:
+            return []
+        with_values = {agent_id for agents in self.critics.values() for agent_id in agents}
+        return [
+            f"training of {agent.agent_id}: {agent.describe_credit()}"
+            + (", with a critic" if agent.agent_id in with_values else "")
+            for agent in self.trained
+        ]
 
     @property
     def needs_sum_pi_squared(self) -> bool:

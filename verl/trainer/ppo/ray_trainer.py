@@ -9,6 +9,7 @@ loop is independent of the backend of workers (Ray actors or objects in this pro
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections import deque
@@ -24,6 +25,7 @@ from verl.protocol.template_time import TEMPLATE_TIME
 from verl.trainer.checkpoint.given_models import fingerprints, groups_with_fixed_models
 from verl.trainer.checkpoint.store import (
     CONFIG_FILE,
+    PLAN_FILE,
     CheckpointStore,
     find_checkpoint,
     link_models,
@@ -421,6 +423,7 @@ class RayPPOTrainer:
 
         def fill(folder: Path) -> None:
             save_config(self.config, folder / CONFIG_FILE)
+            (folder / PLAN_FILE).write_text(json.dumps(self.plan.to_json(), indent=1), encoding="utf-8")
             self.team.save_checkpoint(folder, hf_model) if saved is None else link_models(saved, folder)
             torch.save(loader_state, folder / "data.pt")
             if self._source is not None:
