@@ -121,7 +121,9 @@ class Stream(GroupStream):
             groups=groups, task_id=str, save_episodes=save, load_episodes=lambda _: list(saved)
         )
         loader = TaskLoader(list(range(4)), config.data.train_batch_size, seed=0, shuffle=False)  # type: ignore[arg-type]
-        super().__init__(config, collector, loader, loop, lambda *_: None, 9, {"p": pace}, {})
+        super().__init__(
+            config, RunPlan((), ()), collector, loader, loop, lambda *_: None, 9, {"p": pace}, {}
+        )
         self.play_s, self.limit_s, self.in_time = 0.01, 3.0, False
         self.signal, self.has_samples, self.taken_uids, self.broken = (
             signal,
