@@ -212,8 +212,12 @@ def plan_api_agent(row: ApiPlacement, data: DataConfig) -> ApiPlan:
         row: its row of the placement.
         data: lengths of agents without their own.
     """
-    train, val = (Sampling.of(row.config.rollout, data, validate) for validate in (False, True))
-    return ApiPlan(**vars(row), sampling=train, val_sampling=val)
+    rollout = row.config.rollout
+    return ApiPlan(
+        **vars(row),
+        sampling=Sampling.of(rollout, data, validate=False),
+        val_sampling=Sampling.of(rollout, data, validate=True),
+    )
 
 
 def own_keys(config: AlgorithmConfig, agent_id: str) -> dict[str, Any]:

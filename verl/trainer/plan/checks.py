@@ -204,8 +204,10 @@ def check_estimator(agent: AgentPlan, agents: Sequence[str], where: str = "algor
         agents: trained agents.
         where: prefix of keys in messages.
     """
-    settings, estimator = agent.algorithm, agent.estimator
-    keys_, weights = settings.gdpo_reward_keys, settings.gdpo_reward_weights
+    settings = agent.algorithm
+    estimator = agent.estimator
+    keys_ = settings.gdpo_reward_keys
+    weights = settings.gdpo_reward_weights
     if estimator == "gdpo" and not keys_:
         raise ConfigError(
             f"{where}.adv_estimator=gdpo needs {where}.gdpo_reward_keys, such as [team_reward,local_reward]"
@@ -303,10 +305,8 @@ def _check_whole_batch(plan: RunPlan) -> None:
     """
     seen: dict[tuple[str, str], tuple[str, AlgorithmConfig]] = {}
     for agent in plan.trained:
-        mine, name = (
-            replace(agent.algorithm, gdpo_reward_keys=None, gdpo_reward_weights=None),
-            agent.estimator,
-        )
+        mine = replace(agent.algorithm, gdpo_reward_keys=None, gdpo_reward_weights=None)
+        name = agent.estimator
         first, theirs = seen.setdefault((agent.policy_id, name), (agent.agent_id, mine))
         differing = [
             field.name for field in fields(mine) if getattr(mine, field.name) != getattr(theirs, field.name)

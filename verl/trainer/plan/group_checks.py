@@ -43,7 +43,9 @@ def check_filter_groups(config: RunConfig, plan: RunPlan) -> None:
 
 def _check_filtered(config: RunConfig, agent: AgentPlan) -> None:
     own = _agent_note(config, agent.agent_id)
-    estimator, fields, traits = agent.estimator, agent.group_fields, agent.traits
+    estimator = agent.estimator
+    fields = agent.group_fields
+    traits = agent.traits
     if not traits.grouped or agent.needs_values or agent.needs("reward_baselines"):
         raise ConfigError(
             "algorithm.filter_groups.enable=true drops groups of equal rewards, but "
@@ -71,7 +73,8 @@ def _check_filtered(config: RunConfig, agent: AgentPlan) -> None:
 
 def check_sampling(config: RunConfig, plan: RunPlan) -> None:
     """Raise ConfigError for keys that contradict `rollout.sampling`."""
-    tree, committed = plan.tree, plan.committed
+    tree = plan.tree
+    committed = plan.committed
     if tree:
         check_tree_rewards(config.reward, config.rollout.tree.returns)
     if committed and config.algorithm.filter_groups.enable:
@@ -81,7 +84,8 @@ def check_sampling(config: RunConfig, plan: RunPlan) -> None:
             "are no group: turn the filter off, or use rollout.tree.returns=step"
         )
     for agent in plan.trained:
-        own, fields = _agent_note(config, agent.agent_id), agent.group_fields
+        own = _agent_note(config, agent.agent_id)
+        fields = agent.group_fields
         if tree and not committed:
             _check_tree_estimator(agent, own)
             if agent.averages_trajectories:
