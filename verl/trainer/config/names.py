@@ -17,7 +17,7 @@ class RegisteredNames:
     """
 
     def __init__(self) -> None:
-        self.listed: Callable[[], Sequence[str]] = tuple
+        self.listed: Callable[[], Sequence[str]] = lambda: ()
 
     def __call__(self) -> Sequence[str]:
         """Return the names that are registered now."""

@@ -67,6 +67,10 @@ class RunPlan(Placement):
             trains=not config.trainer.val_only,
         )
 
+    def agent(self, agent_id: str) -> AgentPlan:
+        """Return the plan of one agent."""
+        return next(agent for agent in self.agents if agent.agent_id == agent_id)
+
     @property
     def trained(self) -> list[AgentPlan]:
         """Plans of the trained agents."""
