@@ -35,7 +35,8 @@ from verl.trainer.ppo.asynchronous.lanes import lanes_of
 from verl.trainer.ppo.credit.passes import computes_old_log_probs
 from verl.utils.names import slug, value_at
 
-ACTOR, MODEL = "actor_rollout_ref.actor.", "actor_rollout_ref."
+ACTOR = "actor_rollout_ref.actor."
+MODEL = "actor_rollout_ref."
 # Key that the comparison of the candidates of a call reads, whatever the estimator is.
 COMPARISON = "algorithm.norm_adv_by_std_in_grpo"
 # Keys that every estimator with groups reads.
@@ -154,7 +155,8 @@ def check_effect(config: RunConfig, plan: RunPlan) -> None:
 
     Raises IneffectiveKeyError naming the key, its value and the conditions it needs.
     """
-    scope, default = Scope(config, plan), RunConfig()
+    scope = Scope(config, plan)
+    default = RunConfig()
     for key, value, needed in _without_effect(scope, default):
         if not key.startswith(MODEL):
             raise IneffectiveKeyError(f"{key}={value} has no effect; it needs {needed}")

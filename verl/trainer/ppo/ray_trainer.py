@@ -122,8 +122,13 @@ class RayPPOTrainer:
         tracking: Tracking,
         run_dir: Path,
     ) -> None:
-        self.config, self.plan, self.team, self.collector = config, plan, team, collector
-        self.val_dataset, self.tracking, self.run_dir = val_dataset, tracking, run_dir
+        self.config = config
+        self.plan = plan
+        self.team = team
+        self.collector = collector
+        self.val_dataset = val_dataset
+        self.tracking = tracking
+        self.run_dir = run_dir
         self.store = CheckpointStore(run_dir / "checkpoints")
         self.loader = None
         if train_dataset is not None:
@@ -145,7 +150,8 @@ class RayPPOTrainer:
         self.stopped_by: int | None = None
         self.generated_tokens = 0
         self._loop = LoopThread("collector", config.rollout.episode_timeout_s, "rollout.episode_timeout_s")
-        self._open, self._ended = deque[OpenStep](), 0.0
+        self._open = deque[OpenStep]()
+        self._ended = 0.0
         self._source: SampleSource | None = None
         self._saved_step = -1
         self._saved: Path | None = None
@@ -173,7 +179,8 @@ class RayPPOTrainer:
         Errors are raised, with a note about the checkpoint of the last completed step, which is saved first
         if its state still exists.
         """
-        steps, warmup = self.total_training_steps, self.config.trainer.critic_warmup
+        steps = self.total_training_steps
+        warmup = self.config.trainer.critic_warmup
         self.team.init_model(steps - warmup, steps)
         check = EngineCheck(self.team, updated=self.loader is not None)
         check.of_loaded()
@@ -249,7 +256,9 @@ class RayPPOTrainer:
 
     def _begin_step(self, loader: TaskLoader, source: SampleSource, stop: StopRequest) -> OpenStep:
         """Take the samples of the next step, and begin to train on them."""
-        step, timer, began = self.global_step + len(self._open) + 1, Timer(), time.perf_counter()
+        step = self.global_step + len(self._open) + 1
+        timer = Timer()
+        began = time.perf_counter()
         if not self._open:
             self._write_timeline()
             self.team.engines.take_metrics()  # discard those of a validation
@@ -281,7 +290,8 @@ class RayPPOTrainer:
         all lanes have ended.
         """
         while self._open:
-            oldest, newest = self._open[0].lanes, self._open[-1].lanes
+            oldest = self._open[0].lanes
+            newest = self._open[-1].lanes
             if all(lane.done() for lane in oldest):
                 self._log(self._end_step(source))
             elif stop.requested or (any(lane.done() for lane in newest) and source.ready()):
@@ -294,8 +304,11 @@ class RayPPOTrainer:
         step = self._open[0]
         trained = self.steps.result(step)
         self._open.popleft()
-        self.global_step, self.generated_tokens, self.timer = step.number, step.generated_tokens, Timer()
-        began, self._ended = max(step.began, self._ended), time.perf_counter()
+        self.global_step = step.number
+        self.generated_tokens = step.generated_tokens
+        self.timer = Timer()
+        began = max(step.began, self._ended)
+        self._ended = time.perf_counter()
         gen_s = trained.seconds.get("gen", 0.0)
         seconds = trained.seconds | {"gen": step.seconds["gen"] + gen_s, "step": self._ended - began}
         assert trained.batch is not None
@@ -372,7 +385,8 @@ class RayPPOTrainer:
     def _validate(self, stop: StopRequest, log: bool = True) -> ValidationResult | None:
         if self.val_dataset is None:
             return None
-        n, size = self.config.env.rollout.val_n, self.config.data.val_batch_size
+        n = self.config.env.rollout.val_n
+        size = self.config.data.val_batch_size
         loader = TaskLoader(self.val_dataset, size, shuffle=False, drop_last=False)
         if self._source is not None:
             self._source.set_validating(True)
@@ -419,7 +433,8 @@ class RayPPOTrainer:
         saved = self._saved if self._saved_step == self.global_step else None
         if (saved is not None and not samples) or self.loader is None:
             return
-        loader_state, hf_model = self.loader.state_dict(), self.config.trainer.save_hf_model
+        loader_state = self.loader.state_dict()
+        hf_model = self.config.trainer.save_hf_model
 
         def fill(folder: Path) -> None:
             save_config(self.config, folder / CONFIG_FILE)
@@ -479,7 +494,8 @@ class RayPPOTrainer:
             else:
                 for step in self._open:
                     if step.number <= completed:
-                        self.global_step, self.generated_tokens = step.number, step.generated_tokens
+                        self.global_step = step.number
+                        self.generated_tokens = step.generated_tokens
                 if self.global_step == 0:
                     return ""
                 self._save_last_step()

@@ -79,7 +79,8 @@ class StepTrainer:
     """
 
     def __init__(self, config: RunConfig, plan: RunPlan, team: TeamWorkers) -> None:
-        self.config, self.team = config, team
+        self.config = config
+        self.team = team
         self.on_policy = is_on_policy(config, team.learners)
         self.credit = CreditAssigner(config, plan, team, self.on_policy)
         self.policies = lanes_of(config, plan)
@@ -125,7 +126,8 @@ class StepTrainer:
             for number, lane in enumerate(lanes)
             if lane.batch is not None
         }
-        batch, metrics = _whole(parts), merged_metrics([lane.metrics for lane in lanes], self._names)
+        batch = _whole(parts)
+        metrics = merged_metrics([lane.metrics for lane in lanes], self._names)
         if self.team.uses_critic:
             metrics |= value_metrics(self.credit.critic_rows(batch), self.team.critic_agents)
         return Trained(batch, metrics, seconds)
@@ -146,7 +148,9 @@ class StepTrainer:
         """Train the policies of a lane on their rows, and send to the engines the weights that `everyone`
         gets or the source wants.
         """
-        timer, metrics, published = Timer(), dict[str, float](), set[str]()
+        timer = Timer()
+        metrics = dict[str, float]()
+        published = set[str]()
         errors: list[tuple[str, Exception]] = []
 
         def publish(policy: str) -> None:
@@ -195,7 +199,8 @@ class StepTrainer:
         """Update every critic and, after `trainer.critic_warmup` steps, every policy; `updated` is that of
         `TeamWorkers.update_actor`.
         """
-        before, warmup = step - 1, self.config.trainer.critic_warmup
+        before = step - 1
+        warmup = self.config.trainer.critic_warmup
         seed = (self.config.data.seed, step)
         metrics: dict[str, float] = {}
         if self.team.uses_critic:

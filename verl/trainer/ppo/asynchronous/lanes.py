@@ -85,7 +85,9 @@ class Lanes:
             ThreadPoolExecutor(1, thread_name_prefix="lane") for _ in range(number if number > 1 else 0)
         ]
         self._lock = threading.Lock()
-        self._running, self._failed, self._idle_since = 0, False, time.perf_counter()
+        self._running = 0
+        self._failed = False
+        self._idle_since = time.perf_counter()
 
     def start(self, jobs: Sequence[Callable[[], T]]) -> list[Future[T]]:
         """Start a job of every lane."""

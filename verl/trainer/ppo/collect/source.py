@@ -88,13 +88,11 @@ class StepCollection:
         loop: LoopThread,
         on_collected: OnCollected,
     ) -> None:
-        self.config, self.collector, self.loader, self.loop, self.on_collected = (
-            config,
-            collector,
-            loader,
-            loop,
-            on_collected,
-        )
+        self.config = config
+        self.collector = collector
+        self.loader = loader
+        self.loop = loop
+        self.on_collected = on_collected
         self.plan = plan
         self._drawn: tuple[int, LoaderState] | None = (
             None  # the last step whose tasks were drawn, and the loader before
