@@ -346,7 +346,7 @@ VERL_KEYS: tuple[VerlKey, ...] = (
     _renamed("ray_kwargs.ray_init.num_cpus", "ray_init.num_cpus", take=carried),
     *_absent("workers run in the environment of this command", "ray_kwargs.ray_init.runtime_env.py_executable",
              take=no_effect(silent=("null",))),
-    *_absent("set it before the command: workers have its environment", "ray_kwargs.ray_init.runtime_env.env_vars", take=no_effect()),
+    _renamed("ray_kwargs.ray_init.runtime_env.env_vars", "ray_init.env_vars", take=carried),
     _renamed("ray_kwargs.ray_init", "ray_init.address", note="also num_cpus and object_store_memory_mb"),
     *_absent("timeline.jsonl in the folder of the run has the timeline", "ray_kwargs.timeline_json_file"),
     *_absent(_FSDP2, "model_engine", take=nothing("dp", "fsdp", "fsdp2")),

@@ -495,6 +495,11 @@ class RayInitConfig:
         ge=1,
         effect="trainer.controller=ray",
     )
+    env_vars: dict[str, str] = key(
+        {},
+        "environment variables of all workers, on every node: ray_init.env_vars.NCCL_DEBUG=INFO",
+        effect="trainer.controller=ray",
+    )
 
 
 @dataclass
