@@ -14,7 +14,6 @@ import logging
 import os
 import shutil
 import struct
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -113,10 +112,12 @@ def converted(file: Path) -> Path:
         if folder.is_dir():
             return folder
         started = time.monotonic()
-        partial = Path(tempfile.mkdtemp(prefix=".partial-", dir=cache))
+        partial = cache / f".partial-{folder.name}"
+        # A process that was killed while it wrote left this folder; who has the lock is the only writer.
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir()
         try:
             convert(file, partial)
-            partial.chmod(0o755)
             os.replace(partial, folder)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
