@@ -37,12 +37,10 @@ def members() -> dict[str, set[str]]:
 
 
 def _members_of(node: ast.ClassDef) -> Iterator[str]:
+    for statement in node.body:
+        yield from _names_of(statement)
     for part in ast.walk(node):
-        if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield part.name
-        elif isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store):
-            yield part.id
-        elif isinstance(part, ast.Attribute) and isinstance(part.ctx, ast.Store):
+        if isinstance(part, ast.Attribute) and isinstance(part.ctx, ast.Store):
             yield part.attr
 
 
@@ -98,7 +96,9 @@ def _names_of(node: ast.stmt) -> list[str]:
         return [node.name]
     if isinstance(node, ast.Import | ast.ImportFrom):
         return [alias.asname or alias.name for alias in node.names]
-    return [part.id for part in ast.walk(node) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)]
+    return [
+        part.id for part in ast.walk(node) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)
+    ]
 
 
 def named_lines(text: str) -> Iterator[tuple[int, str, list[str], list[Path]]]:

@@ -23,16 +23,16 @@ VALUES_OF_A_DICT = ("agent.api.",)
 HEADER = re.compile(r"^\| key(?P<sections>[^|]*)\|(?P<second>[^|]*)\|")
 
 
-def rows() -> Iterator[tuple[str, list[str], str | None]]:
-    """(`page:line`, full names of the keys, default cell) of every row of a table of keys; without a column
-    of defaults the cell is None.
+def rows() -> Iterator[tuple[str, list[list[str]], str | None]]:
+    """(`page:line`, keys, default cell) of every row of a table of keys; a key is its full names, one for each
+    section of the table. Without a column of defaults the cell is None.
     """
     for page, text in pages().items():
         if page.startswith("docs/") and page not in LISTS:
             yield from ((f"{page}:{line}", names, cell) for line, names, cell in _rows_of(text))
 
 
-def _rows_of(text: str) -> Iterator[tuple[int, list[str], str | None]]:
+def _rows_of(text: str) -> Iterator[tuple[int, list[list[str]], str | None]]:
     sections: list[str] | None = None
     has_default = False
     for number, line in enumerate(text.splitlines(), 1):
@@ -43,20 +43,24 @@ def _rows_of(text: str) -> Iterator[tuple[int, list[str], str | None]]:
             sections = None
         elif sections is not None and line.startswith("| `"):
             cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
-            short = re.findall(r"`([\w.]+)`", cells[0])
-            full = [f"{section}{name}" for name in short for section in sections]
-            yield number, full, cells[1] if has_default else None
+            names = re.findall(r"`([\w.]+)`", cells[0])
+            full = [[f"{section}{name}" for section in sections] for name in names]
+            if full:
+                yield number, full, cells[1] if has_default else None
 
 
 def explained() -> set[str]:
     """Keys that stand in a table of keys, or by name in the prose of a page."""
-    named = {name for _, names, _ in rows() for name in names}
+    named = {name for _, row, _ in rows() for names in row for name in names}
     for page, text in pages().items():
         if page.startswith("docs/") and page not in LISTS:
             for span in re.findall(r"`([^`\n]+)`", prose(text)):
                 named |= set(re.findall(r"(?<![\w./])[a-z_]+(?:\.\w+)+", span))
     return named | {
-        prefix + name for prefix in SHORT for name in named if name not in DECLARED and prefix + name in DECLARED
+        prefix + name
+        for prefix in SHORT
+        for name in named
+        if name not in DECLARED and prefix + name in DECLARED
     }
 
 
@@ -87,27 +91,24 @@ def test_keys_without_an_explanation_get_fewer() -> None:
 
 def test_the_keys_of_the_tables_exist_and_have_the_stated_defaults() -> None:
     wrong = []
-    for where, names, cell in rows():
-        unknown = [name for name in names if name not in DECLARED and not name.startswith(VALUES_OF_A_DICT)]
-        wrong += [f"{where}: no key {name}" for name in unknown]
-        if cell is None or unknown:
+    for where, row, cell in rows():
+        names = [name for names in row for name in names if not name.startswith(VALUES_OF_A_DICT)]
+        wrong += [f"{where}: no key {name}" for name in names if name not in DECLARED]
+        if cell is None:
             continue
-        stated = [text.replace(" ", "") for text in re.findall(r"`([^`]*)`", cell)]
-        known = [name for name in names if name in DECLARED]
-        # several keys of one section have a default each, one key of several sections has one
-        sections = max(len(known) // max(len(stated), 1), 1)
-        pairs = zip(known, [text for text in stated for _ in range(sections)], strict=False)
+        stated = re.findall(r"`([^`]*)`", cell) or cell.split(", ")
+        if len(stated) != len(row):
+            wrong.append(f"{where}: {len(row)} keys and {len(stated)} defaults")
         wrong += [
-            f"{where}: {name} has the default {spelled(DECLARED[name].default)}, not {text}"
-            for name, text in pairs
-            if spelled(DECLARED[name].default) != text
+            f"{where}: {name} has the default {spelled(DECLARED[name].default)}, not {default}"
+            for names, default in zip(row, stated, strict=False)
+            for name in names
+            if name in DECLARED and spelled(DECLARED[name].default) != default.removesuffix(".0")
         ]
-        if len(known) != sections * len(stated):
-            wrong.append(f"{where}: {len(known)} keys and {len(stated)} defaults")
     assert not wrong, "\n".join(wrong)
 
 
 def test_the_tables_are_read() -> None:
-    table = dict.fromkeys(name for _, names, _ in rows() for name in names)
-    assert len(table) > 150
-    assert {"critic.optim.lr_warmup_steps", "data.prompt_key", "reward.model.api.base_url"} <= table.keys()
+    tabled = {name for _, row, _ in rows() for names in row for name in names}
+    assert len(tabled) > 150
+    assert {"critic.optim.lr_warmup_steps", "data.prompt_key", "reward.model.api.base_url"} <= tabled
