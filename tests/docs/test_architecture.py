@@ -46,7 +46,7 @@ def _members_of(node: ast.ClassDef) -> Iterator[str]:
 
 @cache
 def defined() -> set[str]:
-    """Names of modules, functions, parameters, variables and attributes, and the values of string constants."""
+    """Names of modules, classes, functions, parameters, variables and attributes, and string constants."""
     names = {part for module in modules() for part in module.split(".")}
     for path in modules().values():
         for node in ast.walk(tree(path)):
@@ -64,7 +64,7 @@ def defined() -> set[str]:
 
 
 def exists(span: str, folders: list[Path]) -> bool:
-    """Whether what a code span names exists; a path may start at the root or at a folder that the line names."""
+    """Whether what a code span names exists; a path starts at the root or at a folder that the line names."""
     if span.startswith("python "):
         return all(_command_part_exists(word) for word in span.split()[1:])
     if re.search(r"[^\w./-]", span):

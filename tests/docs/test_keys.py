@@ -24,8 +24,9 @@ HEADER = re.compile(r"^\| key(?P<sections>[^|]*)\|(?P<second>[^|]*)\|")
 
 
 def rows() -> Iterator[tuple[str, list[list[str]], str | None]]:
-    """(`page:line`, keys, default cell) of every row of a table of keys; a key is its full names, one for each
-    section of the table. Without a column of defaults the cell is None.
+    """(`page:line`, keys, default cell) of every row of a table of keys.
+
+    A key is its full names, one for each section of the table. Without a column of defaults the cell is None.
     """
     for page, text in pages().items():
         if page.startswith("docs/") and page not in LISTS:
@@ -78,8 +79,8 @@ def spelled(value: object) -> str:
 def test_every_key_stands_in_a_page_that_says_when_to_change_it() -> None:
     missing = sorted(DECLARED.keys() - explained() - UNEXPLAINED)
     assert not missing, (
-        "no page says when to change these keys; add a row `| key | default | when |` to a table of keys in a "
-        "page of docs/ (docs/training.md lists the pages by subject):\n"
+        "no page says when to change these keys; add a row `| key | default | when |` to a table of keys "
+        "in a page of docs/ (docs/training.md lists the pages by subject):\n"
         + "\n".join(f"{name} (default {spelled(DECLARED[name].default)})" for name in missing)
     )
 

@@ -1,5 +1,5 @@
-"""A page that code, a script, an error message or a test names exists, with the heading that it names; and the
-guide to training is short.
+"""A page that code, a script, an error message or a test names exists, with the heading that it names; and
+the guide to training is short.
 """
 
 import re
