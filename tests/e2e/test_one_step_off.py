@@ -192,9 +192,9 @@ def test_it_needs_a_correction(refused: Callable[[dict[str, Any]], str]) -> None
     message = refused({"async_training.mode": "one_step_off"})
     assert message.startswith("async_training.mode=one_step_off trains on samples of older weights")
     assert (
-        "rollout_correction.rollout_is" in message and "(docs/training.md#sampler-against-trainer)" in message
+        "rollout_correction.rollout_is" in message and "(docs/updates.md#sampler-against-trainer)" in message
     )
-    assert "sampler-against-trainer" in anchors(pages()["docs/training.md"])
+    assert "sampler-against-trainer" in anchors(pages()["docs/updates.md"])
 
 
 def test_an_engine_that_dies_during_an_update_is_replaced_by_one_with_the_updated_weights(

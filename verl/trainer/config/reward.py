@@ -115,7 +115,7 @@ class OverlongBufferConfig:
 @dataclass
 class CustomRewardFunctionConfig:
     path: Optional[str] = key(
-        None, "file (.py) or module with a reward function of your own, see docs/training.md"
+        None, "file (.py) or module with a reward function of your own, see docs/rewards.md"
     )
     name: str = key("compute_score", "name of the function", effect=PATH)
     reward_kwargs: dict[str, Any] = key({}, "additional keyword arguments of the function", effect=MANAGED)

@@ -101,7 +101,7 @@ class AgentConfig:
     api: dict[str, Any] = key(
         {},
         "API agents, whose replies an OpenAI-compatible server generates: agent.api.<agent>.base_url, .model "
-        "etc., see docs/training.md",
+        "etc., see docs/policies.md",
         type=dict[str, dict[str, Any]],
     )
     orchestra_type: str = key("math", "registered name of the workflow")
