@@ -21,12 +21,12 @@ class Access:
         clients: clients that were made so far.
     """
 
-    def __init__(self, base_url: str, key: str, agents: Sequence[str], forms: bool) -> None:
-        """Set the address, which ends with /v1, and the key; with `forms` requests may ask for a reply of a
+    def __init__(self, base_url: str, key: str, agents: Sequence[str], structured: bool) -> None:
+        """Set the address, which ends with /v1, and the key; with `structured` requests may ask for a reply of a
         certain form.
         """
         self.base_url, self.api_key, self.agents = base_url.rstrip("/"), key, tuple(agents)
-        self.clients = Clients(self.base_url, self.api_key, forms)
+        self.clients = Clients(self.base_url, self.api_key, structured)
 
     def url_of(self, agent_id: str) -> str:
         """Return the base URL at which one agent answers, whatever model a request names."""
@@ -62,7 +62,7 @@ class ServedSession(Access):
             key: of `--api-key-env`.
             agents: names of the agents, for a program that reads `session.agents`.
         """
-        super().__init__(base_url, key, agents, forms=True)
+        super().__init__(base_url, key, agents, structured=True)
 
     @property
     def observation(self) -> NoReturn:
