@@ -8,7 +8,6 @@ import asyncio
 import codecs
 import json
 import os
-import threading
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from typing import Any, TypeVar
 
 from agent_system.errors import AgentSystemError, masked, password
 from agent_system.tools.tool import ToolError
+from verl.utils.loop_thread import LoopThread
 
 T = TypeVar("T")
 MOST_LISTED = 10_000  # tools of a server
@@ -57,15 +57,13 @@ class ServerError(Exception):
 
 
 @cache
-def _loop() -> asyncio.AbstractEventLoop:
-    loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, name="mcp", daemon=True).start()
-    return loop
+def _loop() -> LoopThread:
+    return LoopThread("mcp")
 
 
 async def on_loop(work: Coroutine[Any, Any, T]) -> T:
     """Run `work` on the loop of the connections; a cancellation reaches it."""
-    return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, _loop()))
+    return await asyncio.wrap_future(_loop().submit(work))
 
 
 class Connection:
@@ -256,7 +254,7 @@ def tools_of(server: Endpoint) -> list[dict[str, Any]]:
     """
     if server.key not in _listed:
         try:
-            _listed[server.key] = asyncio.run_coroutine_threadsafe(_list(server), _loop()).result()
+            _listed[server.key] = _loop().submit(_list(server)).result()
         except ServerError as error:
             raise AgentSystemError(f"the MCP server {server.name!r} {error}") from error
     return _listed[server.key]
