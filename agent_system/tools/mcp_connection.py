@@ -26,7 +26,7 @@ KEPT_ERRORS = 500  # characters of the end of a server's standard error
 
 
 @dataclass(frozen=True)
-class Endpoint:
+class McpEndpoint:
     """How a server is reached.
 
     Attributes:
@@ -73,7 +73,7 @@ class Connection:
         ended: it can no longer be used.
     """
 
-    def __init__(self, server: Endpoint) -> None:
+    def __init__(self, server: McpEndpoint) -> None:
         self.ended = False
         self._server = server
         self._task: asyncio.Task[None] | None = None
@@ -159,7 +159,7 @@ class Connection:
 
 
 @asynccontextmanager
-async def _client(server: Endpoint, errors: _Tail) -> AsyncIterator[Any]:
+async def _client(server: McpEndpoint, errors: _Tail) -> AsyncIterator[Any]:
     """Connect to a server."""
     try:
         from mcp import Client, StdioServerParameters
@@ -248,7 +248,7 @@ class _Tail:
 _listed: dict[str, list[dict[str, Any]]] = {}
 
 
-def tools_of(server: Endpoint) -> list[dict[str, Any]]:
+def tools_of(server: McpEndpoint) -> list[dict[str, Any]]:
     """Return the OpenAI-style schemas of a server's tools. Raise AgentSystemError when it cannot be reached
     or lists what is no tool.
     """
@@ -260,7 +260,7 @@ def tools_of(server: Endpoint) -> list[dict[str, Any]]:
     return _listed[server.key]
 
 
-async def _list(server: Endpoint) -> list[dict[str, Any]]:
+async def _list(server: McpEndpoint) -> list[dict[str, Any]]:
     connection, limit = Connection(server), 3 * server.start_timeout_s
     found: list[dict[str, Any]] = []
     try:

@@ -21,7 +21,7 @@ from agent_system import Task
 from agent_system.gateway.messages import MessageNormalizer
 from agent_system.gateway.prompt_continuation import AnsweredPrefix, PrefixStore
 from agent_system.gateway.session import Session
-from agent_system.reward.model import Conversation, ReplyScorer
+from agent_system.reward.model import ReplyScorer, ScoredConversation
 from agent_system.rollout.batch import build_batch
 from agent_system.rollout.prompt import Prompt
 from verl.protocol.generate import Generation
@@ -491,10 +491,10 @@ async def test_reward_models_and_functions_see_the_calls_of_earlier_replies(play
         result = {"role": "tool", "tool_call_id": called["tool_calls"][0]["id"], "content": "7"}
         return (await say(session, "Writer", [*USER, called, result], tools=TOOLS)).text
 
-    asked: list[Conversation] = []
+    asked: list[ScoredConversation] = []
 
     class Model:
-        async def score(self, conversation: Conversation, counts: Any, priority: int = 0) -> float:
+        async def score(self, conversation: ScoredConversation, counts: Any, priority: int = 0) -> float:
             asked.append(conversation)
             return 0.5
 
