@@ -5,7 +5,8 @@ agent.orchestra_type=gateway agent.team=my_module:team agent.agent_ids='[Writer,
 
 async def team(task, session):
     client = AsyncOpenAI(base_url=session.base_url, api_key=session.api_key)
-    reply = await client.chat.completions.create(model="Writer", messages=[{"role": "user", "content": task.prompt}])
+    messages = [{"role": "user", "content": task.prompt}]
+    reply = await client.chat.completions.create(model="Writer", messages=messages)
     return reply.choices[0].message.content
 
 Outside of training, `ServedSession` is the session of the same program against a served team.

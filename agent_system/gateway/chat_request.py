@@ -20,7 +20,8 @@ from agent_system.gateway.request_fields import (
     without_effect,
 )
 
-MOST_REPLIES, MOST_STOPS = 128, 16
+MOST_REPLIES = 128
+MOST_STOPS = 16
 _MASKS = (
     "masks tokens, so that what is sampled is not what is trained; set gateway.structured=free, which "
     "samples the reply without a mask, so that the client checks it, or gateway.structured=mask, or describe "
@@ -33,7 +34,8 @@ _COMPLETION_FIELDS = (COMPLETIONS | {*SAMPLING, *MASKING, *UNSUPPORTED}) - {
     "add_special_tokens",
 }
 # What becomes of a form that a request asks for, beside masking.
-REFUSED, FREE = "refuse", "free"
+REFUSED = "refuse"
+FREE = "free"
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +114,9 @@ def read_chat_request(
 
 
 def _read_fields(body: Mapping[str, Any], structured: str, ignored: tuple[str, ...]) -> ChatRequest:
-    """Return the request in a body without its messages; arguments and errors are those of `read_chat_request`."""
+    """Return the request in a body without its messages; arguments and errors are those of
+    `read_chat_request`.
+    """
     _refuse_unsupported(body, structured)
     schema = _schema(body, structured)
     tools, forced = _offered_tools(body, _tools(body), structured)
@@ -257,11 +261,11 @@ def _allowed(allowed: Any, names: Sequence[str]) -> tuple[str, list[str]]:
         if isinstance(listed, list)
         else []
     )
-    chosen = [function.get("name") if isinstance(function, dict) else None for function in functions]
+    chosen_names = [function.get("name") if isinstance(function, dict) else None for function in functions]
     if (
         mode not in ("auto", "required")
-        or not chosen
-        or not all(isinstance(name, str) and name in names for name in chosen)
+        or not chosen_names
+        or not all(isinstance(name, str) and name in names for name in chosen_names)
     ):
         raise Refusal(
             "tool_choice of the type allowed_tools must have the mode auto or required and a list of at "
@@ -269,7 +273,7 @@ def _allowed(allowed: Any, names: Sequence[str]) -> tuple[str, list[str]]:
             f"{json.dumps(allowed)[:200]}",
             param="tool_choice",
         )
-    return str(mode), [str(name) for name in chosen]
+    return str(mode), [str(name) for name in chosen_names]
 
 
 def _wrong_choice(choice: Any, tools: Sequence[Mapping[str, Any]]) -> Refusal:

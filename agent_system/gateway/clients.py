@@ -17,8 +17,8 @@ class Clients:
     """The clients of one session, and the connections that they share."""
 
     def __init__(self, base_url: str, key: str, structured: bool) -> None:
-        """Make clients of the address `base_url` with the key of an episode; with `structured` they may ask for a
-        reply of a certain form.
+        """Make clients of the address `base_url` with the key of an episode; with `structured` they may ask
+        for a reply of a certain form.
         """
         self._certificates = base_url.startswith("https:")  # http has none, and they take 20 ms to load
         self._arguments: dict[str, Any] = {

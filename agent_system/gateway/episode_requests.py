@@ -123,8 +123,8 @@ class EpisodeRequests:
         # two requests: programs sample several replies to a prompt in this way.
         if retried and same_body:
             self.counts["gateway/retried"] += 1
-            lost = [pending for pending in same_body if not (pending.delivered or pending.connected())]
-            pending = (lost or same_body[-1:])[0]
+            unanswered = [pending for pending in same_body if not (pending.delivered or pending.connected())]
+            pending = (unanswered or same_body[-1:])[0]
             pending.connected = connected
             return pending
         self.counts["gateway/repeated"] += bool(same_body)

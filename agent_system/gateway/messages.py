@@ -159,8 +159,8 @@ class MessageNormalizer:
 
     def _normalized(self, fields: Mapping[str, Any], calls: Sequence[Mapping[str, Any]]) -> NormalizedMessage:
         """Return a message of these fields, without calls, and these calls."""
-        shown = {**fields, **self.shown_calls(fields["content"], calls)}
-        return NormalizedMessage(shown, _key(fields, calls), calls)
+        with_tool_calls = {**fields, **self.shown_calls(fields["content"], calls)}
+        return NormalizedMessage(with_tool_calls, _key(fields, calls), calls)
 
     def _tool_calls(self, entries: Any, where: str, ids: _ToolCallIds) -> list[dict[str, Any]]:
         if not isinstance(entries or [], list):
@@ -252,9 +252,9 @@ def _text(content: Any, where: str) -> str:
     if isinstance(content, str):
         return content
     texts = []
-    for part in content if isinstance(content, list) else [content]:
-        kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-        if kind not in ("text", "refusal") or not isinstance(part.get(kind), str):
+    for entry in content if isinstance(content, list) else [content]:
+        kind = entry.get("type") if isinstance(entry, dict) else type(entry).__name__
+        if kind not in ("text", "refusal") or not isinstance(entry.get(kind), str):
             raise Refusal(f"{where}.content has a part of type {kind!r}; only text can be read", param=where)
-        texts.append(part[kind])
+        texts.append(entry[kind])
     return "".join(texts)

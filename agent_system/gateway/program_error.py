@@ -27,7 +27,8 @@ _CLASS = re.compile(rf"{_NAMES}|ClientError|HTTPException|RpcError")
 _LINE = re.compile(
     r"^[\s|+\[]*(?:cause\]: "
     rf")?(?:[\w.]+\.)?(?:{_NAMES}(?:Error|Exception|Refused)|ImportError|ModuleNotFoundError|MemoryError"
-    r"|NameError|FileNotFoundError|PermissionError)\b|\bE(?:CONN[A-Z]+|NOTFOUND|TIMEDOUT|PIPE|AI_AGAIN|HOSTUNREACH|ADDRINUSE)\b"
+    r"|NameError|FileNotFoundError|PermissionError)\b"
+    r"|\bE(?:CONN[A-Z]+|NOTFOUND|TIMEDOUT|PIPE|AI_AGAIN|HOSTUNREACH|ADDRINUSE)\b"
     r"|MODULE_NOT_FOUND",
     re.MULTILINE,
 )
@@ -91,12 +92,12 @@ def _is_other(error: BaseException) -> bool:
 def _chain(error: BaseException) -> Iterator[BaseException]:
     """Yield an error, its causes, and those of a group."""
     waiting = [error]
-    seen: set[int] = set()
-    while waiting and len(seen) < MOST_ERRORS:
+    visited: set[int] = set()
+    while waiting and len(visited) < MOST_ERRORS:
         current = waiting.pop()
-        if id(current) in seen:
+        if id(current) in visited:
             continue
-        seen.add(id(current))
+        visited.add(id(current))
         yield current
         cause = current.__cause__ or (None if current.__suppress_context__ else current.__context__)
         waiting += [cause] if cause is not None else []

@@ -42,13 +42,13 @@ MASKING = (
     "regex", "ebnf", "grammar",
     "json_schema", "allowed_token_ids", "bad_words", "logits_processors",
 )  # fmt: skip
-_OWN = ": the engine reports the log-probability of the sampled token alone"
+_SAMPLED_TOKEN_ONLY = ": the engine reports the log-probability of the sampled token alone"
 # Fields without which the answer would not be what is asked for: the value that changes nothing, and what the
 # error says.
 UNSUPPORTED: Mapping[str, tuple[Any, str]] = {
     "functions": ([], "; use tools"), "function_call": ("", "; use tools"),
     "modalities": (["text"], "; replies are text"),
-    "top_logprobs": (0, _OWN), "prompt_logprobs": (None, _OWN), "logprob_token_ids": ([], _OWN),
+    "top_logprobs": (0, _SAMPLED_TOKEN_ONLY), "prompt_logprobs": (None, _SAMPLED_TOKEN_ONLY), "logprob_token_ids": ([], _SAMPLED_TOKEN_ONLY),
     "echo": (False, "; the answer is the reply alone"), "background": (False, ""), "conversation": (None, ""),
     "prompt": (None, ""),
     "previous_input_messages": ([], "; use input"),
@@ -79,9 +79,11 @@ _IN_MESSAGES = frozenset((
     "encrypted_content", "refusal", "annotations", "logprobs", "reasoning_content", "reasoning",
     "cache_control",
 ))  # fmt: skip
-_KNOWN = {*SAMPLING, *MASKING, *UNSUPPORTED, *HARMLESS}
+_HANDLED_FIELDS = {*SAMPLING, *MASKING, *UNSUPPORTED, *HARMLESS}
 MOST_REPORTED = 1000
-MOST_ERRORS, SHOWN_CHARS = 20, 800  # of programs
+# Errors of programs that are reported, and characters of each.
+MOST_ERRORS = 20
+SHOWN_CHARS = 800
 
 
 def without_effect(body: Mapping[str, Any], read: frozenset[str]) -> tuple[str, ...]:
@@ -89,7 +91,9 @@ def without_effect(body: Mapping[str, Any], read: frozenset[str]) -> tuple[str, 
     refused.
     """
     names = [
-        name for name, value in body.items() if name not in read and name not in _KNOWN and _asks(name, value)
+        name
+        for name, value in body.items()
+        if name not in read and name not in _HANDLED_FIELDS and _asks(name, value)
     ]
     for name, keys in _READ_KEYS.items():
         value = body.get(name)

@@ -14,7 +14,8 @@ from agent_system.gateway.errors import Refusal
 from agent_system.gateway.request_fields import MASKING, SAMPLING, UNSUPPORTED
 
 Messages = list[Any]
-MOST_ANSWERS, MOST_ITEMS = 1024, 8192
+MOST_ANSWERS = 1024
+MOST_ITEMS = 8192
 RESPONSE = "resp_"  # an answer has this before the id of its chat completion
 _SAME = ("model", "tool_choice", "seed", "stop", "stream", *SAMPLING, *MASKING, *UNSUPPORTED)
 # of fields of chat completions

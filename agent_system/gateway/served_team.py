@@ -186,11 +186,11 @@ class ServedTeam:
 
 
 def client_sampling(fields: Mapping[str, Any], defaults: SamplingParams) -> SamplingParams:
-    """Return the parameters of an agent, with those of `HONOURED` in `ChatRequest.sampling`. Raise Refusal for a
-    value out of range.
+    """Return the parameters of an agent, with those of `HONOURED` in `ChatRequest.sampling`. Raise Refusal
+    for a value out of range.
     """
-    chosen = {name: value for name, value in fields.items() if name in HONOURED}
-    for name, value in chosen.items():
+    values = {name: value for name, value in fields.items() if name in HONOURED}
+    for name, value in values.items():
         number = type(value) is int or (type(value) is float and name != "top_k")
         allowed = {
             "temperature": number and 0 <= value <= 100,
@@ -204,7 +204,7 @@ def client_sampling(fields: Mapping[str, Any], defaults: SamplingParams) -> Samp
                 "top_k": f"an integer from 1 to {LARGEST_TOP_K}, or -1",
             }
             raise Refusal(f"{name} must be {expected[name]}, found {json.dumps(value)[:80]}", param=name)
-    changed = replace(defaults, **chosen)
+    changed = replace(defaults, **values)
     return changed if changed.temperature >= COLDEST else replace(changed, temperature=0.0)
 
 

@@ -28,8 +28,8 @@ class Server:
     """Answers the requests of episodes in progress, on the loopback interface."""
 
     def __init__(self, host: str = "127.0.0.1", port: int = 0, cancels_on_leave: bool = False) -> None:
-        """Set the address, where 0 is a free port; with `cancels_on_leave` the handler of a client that leaves is
-        cancelled.
+        """Set the address, where 0 is a free port; with `cancels_on_leave` the handler of a client that
+        leaves is cancelled.
         """
         self._host = host
         self._port = port

@@ -83,7 +83,8 @@ def _call(function: Mapping[str, Any], syntax: Syntax | None) -> Mapping[str, An
         )
     begin = syntax.before + syntax.begin
     if syntax.kind == "json":
-        name, arguments = syntax.keys.name or "name", syntax.keys.arguments
+        name = syntax.keys.name or "name"
+        arguments = syntax.keys.arguments
         fields = {
             name: {"const": function["name"]},
             arguments: _rebased(parameters, f"#/properties/{arguments}", "tools"),

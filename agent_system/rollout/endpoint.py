@@ -30,7 +30,8 @@ logger = logging.getLogger(__name__)
 PATH = "/chat/completions"
 MAX_ANSWER_BYTES = 8 << 20
 # Characters of an answer in which the key is masked, and the longest escaped form of a key there.
-MAX_SEARCHED_CHARS, MAX_KEY_CHARS = 1 << 16, 1 << 13
+MAX_SEARCHED_CHARS = 1 << 16
+MAX_KEY_CHARS = 1 << 13
 # HTTP statuses that are retried: request timeout, conflict, too early, too many requests; and all from 500
 # on.
 RETRIED_STATUSES = (408, 409, 425, 429)
@@ -74,7 +75,8 @@ class Slots:
     """As `asyncio.Semaphore`, for waiters of different priority: those with the lowest number go on first."""
 
     def __init__(self, count: int) -> None:
-        self._free, self._numbers = count, itertools.count()
+        self._free = count
+        self._numbers = itertools.count()
         self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []  # a heap
 
     @asynccontextmanager
@@ -126,7 +128,8 @@ class Endpoint:
             raise AgentSystemError(
                 f"the server of {agent_id} has a key and a password in its base_url; give one of them"
             )
-        self.agent_id, self.config = agent_id, config
+        self.agent_id = agent_id
+        self.config = config
         self._api_key = api_key
         self._url = config.base_url.rstrip("/").removesuffix(PATH) + PATH
         self._client = JsonClient(self._url)
@@ -178,8 +181,8 @@ class Endpoint:
                 return _parse(text, attempt)
             except _RetryableError as error:
                 if attempt + 1 == attempts:
-                    tried = "in one attempt" if attempts == 1 else f"in {attempts} attempts, the last"
-                    raise EndpointError(f"{self._name()} gave no reply {tried}: {error}") from error
+                    count = "in one attempt" if attempts == 1 else f"in {attempts} attempts, the last"
+                    raise EndpointError(f"{self._name()} gave no reply {count}: {error}") from error
                 logger.info("%s: %s; trying again", self._name(), error)
                 wait = self.config.retry_delay_s * 2**attempt * draw.uniform(0.75, 1.25)
                 await asyncio.sleep(min(max(wait, error.wait_s), MAX_WAIT_S))
@@ -240,11 +243,11 @@ def _parse(text: str, retries: int) -> Answer:
     completion.
     """
     try:
-        found = json.loads(text)
-        choice = found["choices"][0]
+        body = json.loads(text)
+        choice = body["choices"][0]
         message = choice["message"]
         content = message.get("content")
-        usage = found.get("usage")
+        usage = body.get("usage")
     except (AttributeError, IndexError, KeyError, RecursionError, TypeError, ValueError) as error:
         raise _RetryableError(f"an answer that is no chat completion ({type(error).__name__})") from error
     if not isinstance(content, str):

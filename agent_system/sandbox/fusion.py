@@ -23,7 +23,8 @@ logger = logging.getLogger(__name__)
 
 REQUESTS = 32
 # Longest JSON escape of one byte of output, and space for the rest of an answer.
-ESCAPED_BYTES, ENVELOPE_BYTES = 6, 1 << 16
+ESCAPED_BYTES = 6
+ENVELOPE_BYTES = 1 << 16
 OUTPUT_BEGINS = re.compile(rb'"(stdout|stderr)"\s*:\s*"')
 
 

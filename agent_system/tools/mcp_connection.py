@@ -77,7 +77,8 @@ class Connection:
         self.ended = False
         self._server = server
         self._task: asyncio.Task[None] | None = None
-        self._errors, self._cause = _Tail(), ""
+        self._errors = _Tail()
+        self._cause = ""
 
     async def ready(self) -> Any:
         """Connect, unless that is done, and return the client of `mcp`. Raise ServerError if it is not
@@ -147,7 +148,8 @@ class Connection:
                 self._opened.set_result(client)
                 await self._closing.wait()
         except Exception as error:  # of the transport, in groups
-            self.ended, self._cause = True, _innermost(error)
+            self.ended = True
+            self._cause = _innermost(error)
             if not self._opened.done():
                 limit = (
                     f" within {self._server.start_timeout_s:g} s" if isinstance(error, TimeoutError) else ""
@@ -261,17 +263,19 @@ def tools_of(server: McpEndpoint) -> list[dict[str, Any]]:
 
 
 async def _list(server: McpEndpoint) -> list[dict[str, Any]]:
-    connection, limit = Connection(server), 3 * server.start_timeout_s
-    found: list[dict[str, Any]] = []
+    connection = Connection(server)
+    limit = 3 * server.start_timeout_s
+    tools: list[dict[str, Any]] = []
     try:
         async with asyncio.timeout(limit):
-            client, cursor = await connection.ready(), None
-            while len(found) <= MOST_LISTED:
+            client = await connection.ready()
+            cursor = None
+            while len(tools) <= MOST_LISTED:
                 page = await client.list_tools(cursor=cursor)
-                found += [_schema(tool) for tool in page.tools]
+                tools += [_schema(tool) for tool in page.tools]
                 cursor = page.next_cursor
                 if cursor is None:
-                    return found
+                    return tools
     except ServerError:
         raise
     except TimeoutError as error:
