@@ -48,7 +48,8 @@ _SAMPLED_TOKEN_ONLY = ": the engine reports the log-probability of the sampled t
 UNSUPPORTED: Mapping[str, tuple[Any, str]] = {
     "functions": ([], "; use tools"), "function_call": ("", "; use tools"),
     "modalities": (["text"], "; replies are text"),
-    "top_logprobs": (0, _SAMPLED_TOKEN_ONLY), "prompt_logprobs": (None, _SAMPLED_TOKEN_ONLY), "logprob_token_ids": ([], _SAMPLED_TOKEN_ONLY),
+    "top_logprobs": (0, _SAMPLED_TOKEN_ONLY), "prompt_logprobs": (None, _SAMPLED_TOKEN_ONLY),
+    "logprob_token_ids": ([], _SAMPLED_TOKEN_ONLY),
     "echo": (False, "; the answer is the reply alone"), "background": (False, ""), "conversation": (None, ""),
     "prompt": (None, ""),
     "previous_input_messages": ([], "; use input"),
