@@ -297,11 +297,10 @@ def _field(
     value = body.get(name)
     if value is None:
         return default
-    if (
-        type(value) is not kind
-        or (kind is int and not (least is None or value >= least))
-        or (kind is int and not (most is None or value <= most))
-    ):
+    is_kind = type(value) is kind  # a bool is no int
+    too_small = is_kind and least is not None and value < least
+    too_large = is_kind and most is not None and value > most
+    if not is_kind or too_small or too_large:
         bounds = f" from {least}" * (least is not None) + f" to {most}" * (most is not None)
         raise Refusal(f"{name} must be {kind.__name__}{bounds}, found {json.dumps(value)[:80]}", param=name)
     return value

@@ -230,14 +230,14 @@ def _is_connected(http: web.Request | None) -> bool:
 
 
 @web.middleware
-async def _as_openai_errors(http: web.Request, handler: Handler) -> web.StreamResponse:
+async def _as_openai_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     try:
-        return await handler(http)
+        return await handler(request)
     except Exception as error:
         # there is nobody to tell
-        if isinstance(error, ConnectionError) and not _is_connected(http):
+        if isinstance(error, ConnectionError) and not _is_connected(request):
             raise
-        return _refusal_of(error, http).response()
+        return _refusal_of(error, request).response()
 
 
 def _refusal_of(error: Exception, http: web.Request) -> Refusal:
