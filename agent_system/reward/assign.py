@@ -10,7 +10,7 @@ import numpy as np
 from agent_system.record import EpisodeRecord, Sample
 from agent_system.reward.mixing import mix
 from agent_system.reward.penalties import invalid_action, overlong
-from agent_system.reward.propagation import Chains, propagate
+from agent_system.reward.propagation import CallChains, propagate
 from agent_system.reward.scope import step_rewards, team_rewards
 from agent_system.reward.shaping import SHAPING_FUNCTIONS, CallPositions
 from verl.trainer.config.reward import PropagationConfig, RewardConfig
@@ -114,14 +114,14 @@ def _with_rewards(
     )
 
 
-def _chains(played: Sequence[EpisodeRecord], samples: Sequence[Sample], scope: str) -> Chains:
+def _chains(played: Sequence[EpisodeRecord], samples: Sequence[Sample], scope: str) -> CallChains:
     hop, hops = _hops(played)
     team = np.array([value for r in played for value in team_rewards(r, scope)], dtype=np.float64)
     local = np.array([s.local_reward for s in samples], dtype=np.float64)
     given = np.array([s.local_given for s in samples], dtype=bool)
     final = np.array([s.final_call is None for s in samples], dtype=bool)
     episode = np.repeat(np.arange(len(played)), [len(r.samples) for r in played])
-    return Chains(episode, hop, hops, final, team, local, given, [s.agent_id for s in samples])
+    return CallChains(episode, hop, hops, final, team, local, given, [s.agent_id for s in samples])
 
 
 def _positions(played: Sequence[EpisodeRecord]) -> CallPositions:

@@ -32,7 +32,7 @@ COUNTS = "reward/model/"
 
 
 @dataclass(frozen=True)
-class Conversation:
+class ScoredConversation:
     """What a model scores.
 
     Attributes:
@@ -57,7 +57,7 @@ class Conversation:
 class RewardModel(Protocol):
     """A model that scores one conversation at a time; its engine batches concurrent ones."""
 
-    async def score(self, conversation: Conversation, counts: Counter[str], priority: int = 0) -> float:
+    async def score(self, conversation: ScoredConversation, counts: Counter[str], priority: int = 0) -> float:
         """Return the score, which depends on the conversation alone; `counts` takes named counts for the
         metrics.
 
@@ -116,7 +116,9 @@ class ReplyScorer:
             AgentSystemError: a score that is not a finite number.
             Exception: whatever the model raises.
         """
-        return await self._score(Conversation(tuple(map(_readable, messages)), strip_thinking(text), task))
+        return await self._score(
+            ScoredConversation(tuple(map(_readable, messages)), strip_thinking(text), task)
+        )
 
     async def of_calls(self, record: EpisodeRecord) -> dict[int, float]:
         """Return the scores of an episode's calls, by index. The rounds of a `ToolAgent`'s call have the
@@ -213,7 +215,7 @@ class ReplyScorer:
         last = sample.generations[-1]
         return await self.of_reply(last.messages, last.text, task) if known is None else known
 
-    async def _score(self, conversation: Conversation) -> float:
+    async def _score(self, conversation: ScoredConversation) -> float:
         digest = conversation.digest
         self._counts["requests"] += 1
         if digest in self._known:
@@ -231,7 +233,7 @@ class ReplyScorer:
         with self._stopped():
             return await asyncio.shield(task)  # other episodes may wait for the same score
 
-    async def _asked(self, conversation: Conversation) -> float:
+    async def _asked(self, conversation: ScoredConversation) -> float:
         kind, limit, began = self.settings.kind, self._limit_s, time.monotonic()
         asked = asyncio.ensure_future(self._model.score(conversation, self._counts, self._priority))
         try:

@@ -10,7 +10,7 @@ sokoban are examples:
         section = "agent.orchestra.my_flow"
 
     @AgentRegistry.register(TOOL, orchestra="my_flow")
-    class ToolAgent(ToolRole):
+    class MyProposerAgent(ToolRole):
         styles, options, projection = STYLES, MyOptions, tag("plan")
 
     @AgentRegistry.register(SINGLE, orchestra="single", env="my_flow")

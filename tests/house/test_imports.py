@@ -12,8 +12,9 @@ from tests.house.source import ROOT, imports, modules, tree
 
 # Commands, and the package that builds a run out of both halves.
 TRAINS, SERVES, LAUNCH = "verl.trainer.main_ppo", "agent_system.serve", "agent_system.launch"
-# What both halves know: data classes and declarations, without torch where they are of the configuration.
-SHARED = ("verl.protocol", "verl.trainer.config", "verl.utils.names")
+# What both halves know: data classes and declarations, without torch where they are of the configuration, and
+# the event loop in a thread.
+SHARED = ("verl.protocol", "verl.trainer.config", "verl.utils.names", "verl.utils.loop_thread")
 # Where names of verl are to be found that only code written for verl uses.
 VERLS_PATHS = (
     "verl.protocol", "verl.protocol.data_proto", "verl.single_controller", "verl.single_controller.base",

@@ -24,7 +24,7 @@ LONGEST_SHOWN = 300
 
 
 @dataclass(frozen=True)
-class PromptStyle:
+class CodePromptStyle:
     """Prompt templates for one kind of model. Literal braces are doubled.
 
     Attributes:
@@ -48,7 +48,7 @@ class PromptStyle:
     separator: str
 
 
-FULL = PromptStyle(
+FULL = CodePromptStyle(
     coder="""\
 You are the Coder in a team of two. You write a Python program; the Tester writes tests for it. What counts is whether the program is right.
 
@@ -91,7 +91,7 @@ to five tests, each in this form{form}:
 )
 
 
-SHORT = PromptStyle(
+SHORT = CodePromptStyle(
     coder="Code: {env_prompt}{feedback}{team_context}",
     tester="Test: {env_prompt}{feedback}{team_context}",
     entry="\n{role}: {text}",

@@ -88,7 +88,7 @@ class FaramaEnvOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class PlayerView:
     """Observation of a player: the state and the legal actions as text, and the mask of legal actions if
     there is one.
     """
@@ -99,7 +99,7 @@ class View:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class ChosenAction:
     """The action of a reply; `problem` is empty, `unparsed` (the reply has no action) or `illegal`."""
 
     action: Any = None
@@ -164,7 +164,7 @@ class FaramaEnv(BaseEnv):
                 f"task {task.task_id!r}: extra_info.seed must be a whole number, 0 or more, found {seed!r}"
             )
         self._question = task.prompt
-        self._choices: dict[str, Choice] = {}
+        self._choices: dict[str, ChosenAction] = {}
         self._problems: Counter[str] = Counter()
         self.game.start(self.seed if seed is None else int(seed), task.extra.get("options"))
         self._update_views()
@@ -246,20 +246,20 @@ class FaramaEnv(BaseEnv):
             return agent_id
         return movers[0] if len(movers) == 1 else None
 
-    def _read(self, seat: str, text: str) -> Choice:
+    def _read(self, seat: str, text: str) -> ChosenAction:
         if not text.strip():
-            return Choice(problem="unparsed")
+            return ChosenAction(problem="unparsed")
         try:
             action = self.parse(seat, text)
         except IllegalActionError:
-            return Choice(problem="illegal")
+            return ChosenAction(problem="illegal")
         space, mask = self.game.world.space(seat), self._views[seat].mask
         masked = (
             isinstance(space, spaces.Discrete)
             and mask is not None
             and not mask[int(action) - int(space.start)]
         )
-        return Choice(problem="illegal") if masked else Choice(action)
+        return ChosenAction(problem="illegal") if masked else ChosenAction(action)
 
     def _decided(self) -> dict[str, Any]:
         return {seat: choice.action for seat, choice in self._choices.items() if not choice.problem}
@@ -285,7 +285,9 @@ class FaramaEnv(BaseEnv):
         self._views = {}
         for seat in [] if self.game.over else self.game.world.live:
             observation, mask = split(*self.game.world.view(seat))
-            self._views[seat] = View(self.describe(seat, observation) + note, self.choices(seat, mask), mask)
+            self._views[seat] = PlayerView(
+                self.describe(seat, observation) + note, self.choices(seat, mask), mask
+            )
 
     def _observation(self, seats: Sequence[str], agent_id: str = "") -> Observation:
         views = {seat: self._views[seat] for seat in seats if seat in self._views}

@@ -20,7 +20,7 @@ APPROVE, REJECT = "approve", "reject"
 
 
 @dataclass(frozen=True)
-class PromptStyle:
+class MathPromptStyle:
     """Prompt templates for one kind of model. Literal braces are doubled.
 
     Attributes:
@@ -38,7 +38,7 @@ class PromptStyle:
     no_replies: str
 
 
-FULL = PromptStyle(
+FULL = MathPromptStyle(
     solver="""\
 You are the Solver in a team of two. You propose a solution; the Verifier checks it. What counts is the answer in your last box.
 
@@ -70,7 +70,7 @@ answer is right, <verify>reject</verify> if it is not.""",
 )
 
 
-SHORT = PromptStyle(
+SHORT = MathPromptStyle(
     solver="Solve: {env_prompt}{team_context}",
     verifier="Check: {env_prompt}{team_context}",
     entry="\n{role}: {text}",

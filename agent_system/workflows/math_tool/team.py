@@ -23,7 +23,7 @@ TOOL_USER = "Tool Agent"
 
 
 @dataclass(frozen=True)
-class PromptStyle:
+class MathToolPromptStyle:
     """Prompt templates for one kind of model. Literal braces are doubled.
 
     Attributes:
@@ -39,7 +39,7 @@ class PromptStyle:
     nothing: str
 
 
-FULL = PromptStyle(
+FULL = MathToolPromptStyle(
     reasoner="""\
 You are the Reasoner in a team of two. You solve a problem by reasoning; the Tool-user solves it by a program. You are done when your \
 answers agree.
@@ -70,7 +70,7 @@ The answers differ, or one is missing.""",
 )
 
 
-SHORT = PromptStyle(
+SHORT = MathToolPromptStyle(
     reasoner="Reason: {env_prompt}{feedback}",
     tool="Program: {env_prompt}{feedback}",
     feedback="\nReasoner {reasoner}\nTool {tool}",

@@ -18,8 +18,8 @@ from agent_system.workflows.moves import parse_moves
 from agent_system.workflows.plan_path.world.grid import GridMap, parse_map
 from agent_system.workflows.plan_path.world.render import compact_text, grid_text
 from agent_system.workflows.plan_path.world.rules import (
-    State,
-    Walk,
+    PlanPathState,
+    PlanPathWalk,
     advance,
     initial_state,
     walk,
@@ -113,7 +113,7 @@ class PlanPathEnv(ProposerExecutorEnv):
         return self._grid
 
     @property
-    def state(self) -> State:
+    def state(self) -> PlanPathState:
         """Current state of the episode."""
         return self._state
 
@@ -169,7 +169,7 @@ class PlanPathEnv(ProposerExecutorEnv):
             local, self.config.format_penalty, self.config.illegal_penalty, self.config.shortfall_penalty
         )
 
-    def _try(self, action: str, role: str) -> Walk | None:
+    def _try(self, action: str, role: str) -> PlanPathWalk | None:
         """Count the errors of an action and return its walk; None when it is not a list of moves."""
         moves = parse_moves(action)
         if moves is None:
@@ -215,7 +215,9 @@ class PlanPathEnv(ProposerExecutorEnv):
         return info
 
 
-def team_reward(grid: GridMap, before: State, after: State, options: PlanPathEnvOptions) -> float:
+def team_reward(
+    grid: GridMap, before: PlanPathState, after: PlanPathState, options: PlanPathEnvOptions
+) -> float:
     """Return the team reward for going from `before` to `after`.
 
     progress_reward * (best before - best after) / shortest path, plus success_reward on arrival. The sum over
@@ -226,7 +228,7 @@ def team_reward(grid: GridMap, before: State, after: State, options: PlanPathEnv
     return options.progress_reward * progress + options.success_reward * arrived
 
 
-def local_reward(grid: GridMap, cell: int, made: Walk | None, options: PlanPathEnvOptions) -> float:
+def local_reward(grid: GridMap, cell: int, made: PlanPathWalk | None, options: PlanPathEnvOptions) -> float:
     """Return the local reward of one call for moves from `cell`, proposed or made; at most 0.
 
     Args:
@@ -239,7 +241,7 @@ def local_reward(grid: GridMap, cell: int, made: Walk | None, options: PlanPathE
     )
 
 
-def shortfall(grid: GridMap, cell: int, made: Walk, max_moves: int) -> float:
+def shortfall(grid: GridMap, cell: int, made: PlanPathWalk, max_moves: int) -> float:
     """Return the shortfall against the best moves, in [0, 1]: 0 on a shortest path, 1/2 for no progress, 1
     directly away from the goal.
     """

@@ -22,7 +22,7 @@ from agent_system.workflows.styled import StyledAgent
 
 
 @dataclass(frozen=True)
-class PromptStyle:
+class SearchPromptStyle:
     """Prompt templates for one kind of model. Literal braces are doubled.
 
     Attributes:
@@ -51,7 +51,7 @@ Each with its query between <search> and </search>, and what came back between <
 {memory}
 """
 
-FULL = PromptStyle(
+FULL = SearchPromptStyle(
     verifier=f"""\
 You are the Verifier Agent in a team of three that answers a question with a search engine. You decide what happens next: another search, \
 or the answer.
@@ -88,7 +88,7 @@ words, and no sentence around it.""",
 )
 
 
-SHORT = PromptStyle(
+SHORT = SearchPromptStyle(
     verifier="Verify: {env_prompt}\n{memory}",
     search="Search: {env_prompt}\n{memory}",
     answer="Answer: {env_prompt}\n{memory}",
@@ -137,7 +137,7 @@ class SearchWorkflowAgent(StyledAgent):
 
 
 @AgentRegistry.register(VERIFIER, orchestra="search")
-class VerifierAgent(SearchWorkflowAgent):
+class SearchVerifierAgent(SearchWorkflowAgent):
     """The role that decides whether the passages suffice for an answer.
 
     Its action is `yes`, `no`, or empty when no verdict could be parsed: then `fields["enough"]` holds the

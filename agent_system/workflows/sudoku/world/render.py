@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from agent_system.errors import AgentSystemError
 from agent_system.workflows.sudoku.world.action import parse_action
-from agent_system.workflows.sudoku.world.puzzle import Board, Puzzle, rows_text
-from agent_system.workflows.sudoku.world.state import State, apply_action
+from agent_system.workflows.sudoku.world.puzzle import Board, SudokuPuzzle, rows_text
+from agent_system.workflows.sudoku.world.state import SudokuState, apply_action
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -19,7 +19,7 @@ MARGIN = 10
 PAPER, INK, CLUE, RIGHT, WRONG = "#ffffff", "#202020", "#e4e4e4", "#cdeccd", "#f6c9c4"
 
 
-def describe(state: State) -> str:
+def describe(state: SudokuState) -> str:
     """Return the `grid` view: the clues and, once something is written, the board below them."""
     clues = rows_text(state.puzzle.clues)
     return clues if state.board == state.puzzle.clues else f"{clues}\nNow:\n{rows_text(state.board)}"
@@ -32,17 +32,19 @@ def digits_text(board: Board) -> str:
     return rows_text(board, empty="0")
 
 
-def replay(puzzle: Puzzle, actions: Iterable[str], max_cells: int = 81, clashes: str = "keep") -> list[State]:
+def replay(
+    puzzle: SudokuPuzzle, actions: Iterable[str], max_cells: int = 81, clashes: str = "keep"
+) -> list[SudokuState]:
     """Return the initial state and the state after every action of an Executor from a trajectory file, under
     the episode's options.
     """
-    states = [State.start(puzzle)]
+    states = [SudokuState.start(puzzle)]
     for action in actions:
         states.append(apply_action(states[-1], parse_action(action, puzzle.size), max_cells, clashes).state)
     return states
 
 
-def draw(state: State) -> Image:
+def draw(state: SudokuState) -> Image:
     """Return a picture of a state: clues on grey, right cells on green, wrong cells on red.
 
     Raises:
@@ -71,7 +73,7 @@ def draw(state: State) -> Image:
     return image
 
 
-def save_episode(states: Sequence[State], path: Path, seconds: float = 0.8) -> None:
+def save_episode(states: Sequence[SudokuState], path: Path, seconds: float = 0.8) -> None:
     """Write the states of an episode as an animation (`.gif`), or the last one as a picture (`.png`).
 
     Raises:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from agent_system.workflows.sudoku.world.action import Action, Move
-from agent_system.workflows.sudoku.world.puzzle import Board, Puzzle, clashing, shape_of, to_text
+from agent_system.workflows.sudoku.world.puzzle import Board, SudokuPuzzle, clashing, shape_of, to_text
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class SudokuState:
     """A puzzle and its current board.
 
     Attributes:
@@ -17,11 +17,11 @@ class State:
         board: clues and written digits.
     """
 
-    puzzle: Puzzle
+    puzzle: SudokuPuzzle
     board: Board
 
     @classmethod
-    def start(cls, puzzle: Puzzle) -> State:
+    def start(cls, puzzle: SudokuPuzzle) -> SudokuState:
         """Return the initial state, in which the board holds the clues only."""
         return cls(puzzle, puzzle.clues)
 
@@ -66,7 +66,7 @@ class AppliedAction:
         wrong: cells for which the action has a wrong digit, or which it empties of the solution's digit.
     """
 
-    state: State
+    state: SudokuState
     readable: bool = True
     illegal: bool = False
     touched_clue: bool = False
@@ -101,7 +101,9 @@ class AppliedAction:
         return (self.wrong + self.illegal) / counted if counted else 0.0
 
 
-def apply_action(state: State, action: Action | None, max_cells: int, clashes: str = "keep") -> AppliedAction:
+def apply_action(
+    state: SudokuState, action: Action | None, max_cells: int, clashes: str = "keep"
+) -> AppliedAction:
     """Write the cells of `action` in order until one is illegal or the puzzle is solved; None is an
     unreadable action.
 

@@ -35,11 +35,11 @@ from verl.protocol.generate import (
     StructureError,
 )
 from verl.trainer.config import ActorRolloutRefConfig
+from verl.utils.loop_thread import LoopThread
 from verl.workers.rollout.base import EngineStats
 from verl.workers.rollout.requests import check_request
 from verl.workers.rollout.vllm.adapters import AdapterFolders
 from verl.workers.rollout.vllm.arguments import engine_arguments, visible_gpus
-from verl.workers.rollout.vllm.loop import LoopThread
 from verl.workers.rollout.vllm.process import (
     EngineLog,
     children_of,
@@ -60,6 +60,7 @@ START_TIMEOUT_S = 1200.0
 CONTROL_TIMEOUT_S = 600.0
 LIVENESS_S = 1.0
 STOP_TIMEOUT_S = 1.0
+LOOP_TIMEOUT_S = 10.0  # of requests that are cancelled at the end
 LABELS = 1000  # kept labels: no reply is older than so many updates
 UNLABELLED = "default"  # vLLM's label of weights before the first one is set
 
@@ -140,7 +141,7 @@ class VLLMEngine:
             try:
                 self._llm = self._thread.run(_start(arguments), START_TIMEOUT_S)
             except BaseException as error:
-                self._thread.stop()
+                self._thread.close(end_timeout_s=LOOP_TIMEOUT_S)
                 self._spool.close()
                 if isinstance(error, Exception):
                     why = self._log.exit_cause(None, f"{type(error).__name__}: {error}")
@@ -194,7 +195,7 @@ class VLLMEngine:
         # Here, not on the engine's thread: an update of the adapter that comes next sees the request.
         ticket = next(self._names)
         entry = self._open[ticket] = _Open(request.request_id, request.adapter)
-        serving = self._thread.start(self._generate(request, limit, ticket, entry))
+        serving = self._thread.submit(self._generate(request, limit, ticket, entry))
         serving.add_done_callback(lambda _: self._open.pop(ticket, None))
         return await asyncio.wrap_future(serving)
 
@@ -546,6 +547,6 @@ def _close(
         llm.shutdown(timeout=STOP_TIMEOUT_S)
     for file in shared:  # a killed process does not remove its files
         file.unlink(missing_ok=True)
-    thread.stop()
+    thread.close(end_timeout_s=LOOP_TIMEOUT_S)
     spool.close()
     log.close()

@@ -1,12 +1,12 @@
-"""Messages as the chat template gets them, and the keys by which messages are equal whatever a client library
-did to their form.
+"""Messages of requests in one form: what the chat template gets, and the keys by which messages are equal
+whatever a client library did to their form.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import groupby
 from typing import Any
@@ -20,33 +20,28 @@ MOST_MESSAGES = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class NormalizedMessage:
     """One message.
 
     Attributes:
-        message: what the template gets: `role`, `content`, and where there are any `tool_calls`,
+        fields: what the template gets: `role`, `content`, and where there are any `tool_calls`,
             `tool_call_id` and `name`.
         key: a hash, equal for messages that say the same; the thinking of an assistant's message is left
             aside.
-        call_list: its tool calls.
+        tool_calls: its tool calls, also where the template gets them as text.
     """
 
-    message: Mapping[str, Any]
+    fields: Mapping[str, Any]
     key: bytes
-    call_list: Sequence[Mapping[str, Any]] = ()
-
-    @property
-    def calls(self) -> int:
-        """Number of its tool calls."""
-        return len(self.call_list)
+    tool_calls: Sequence[Mapping[str, Any]] = ()
 
     @property
     def role(self) -> str:
         """The role."""
-        return str(self.message["role"])
+        return str(self.fields["role"])
 
 
-class Viewer:
+class MessageNormalizer:
     """Reads the messages of requests to one agent.
 
     A text loses its special tokens: what a web page says must not end a message. Ids of tool calls are
@@ -72,28 +67,31 @@ class Viewer:
             call_ids: chooses the ids with which calls of a reply are shown, see `ChatTemplate.call_ids`.
             clean_reply: as `clean`, for replies, which may have tokens around calls.
         """
+        self._clean = clean
         self._clean_reply = clean_reply or clean
-        self._clean, self._reads_name, self._reads_calls = clean, reads_name, reads_calls
-        self._call_id = call_id or (lambda name, place: f"call{place:05d}")
+        self._reads_name = reads_name
+        self._reads_calls = reads_calls
+        self._call_id = call_id or (lambda name, index: f"call{index:05d}")
         self._call_ids = call_ids or (
             lambda calls, before: [
-                own or self._call_id(name, place) for place, (name, own) in enumerate(calls, before)
+                model_id or self._call_id(name, index) for index, (name, model_id) in enumerate(calls, before)
             ]
         )
 
-    def views(self, messages: Sequence[Any]) -> list[View]:
-        """Return the views of a request's messages. Raise Refusal naming the message that cannot be read."""
+    def normalize(self, messages: Sequence[Any]) -> list[NormalizedMessage]:
+        """Return the messages of a request. Raise Refusal naming the message that cannot be read."""
         if len(messages) > MOST_MESSAGES:
             raise Refusal(
                 f"messages has {len(messages)} entries; at most {MOST_MESSAGES} are read", param="messages"
             )
-        calls = _Calls()
+        calls = _ToolCallIds()
         try:
-            return _in_order(
-                [self._view(message, f"messages[{place}]", calls) for place, message in enumerate(messages)]
-            )
+            normalized = [
+                self._message(message, f"messages[{index}]", calls) for index, message in enumerate(messages)
+            ]
         except RecursionError as error:
             raise Refusal("the arguments of a tool call are nested too deep", param="messages") from error
+        return _in_order(normalized)
 
     def clean(self, text: str) -> str:
         """Return a text without special tokens, in valid Unicode."""
@@ -107,30 +105,30 @@ class Viewer:
             return {self.clean(str(name)): self.clean_json(content) for name, content in value.items()}
         return [self.clean_json(item) for item in value] if isinstance(value, list) else value
 
-    def _view(self, message: Any, where: str, seen: _Calls) -> View:
+    def _message(self, message: Any, where: str, ids: _ToolCallIds) -> NormalizedMessage:
         role = ROLES.get(str(message.get("role"))) if isinstance(message, dict) else None
         if role is None:
-            found = message.get("role") if isinstance(message, dict) else message
-            raise Refusal(f"{where}.role must be one of {', '.join(ROLES)}, found {found!r:.80}", param=where)
+            value = message.get("role") if isinstance(message, dict) else message
+            raise Refusal(f"{where}.role must be one of {', '.join(ROLES)}, found {value!r:.80}", param=where)
         text = self.clean(_text(message.get("content"), where))
-        view: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "role": role,
             "content": without_thinking(text) if role == "assistant" else text,
         }
         if self._reads_name and isinstance(message.get("name"), str):
-            view["name"] = self.clean(message["name"])
-        calls = self._calls(message.get("tool_calls"), where, seen) if role == "assistant" else []
+            fields["name"] = self.clean(message["name"])
+        calls = self._tool_calls(message.get("tool_calls"), where, ids) if role == "assistant" else []
         if role == "tool":
-            view["tool_call_id"], name = seen.numbers.get(str(message.get("tool_call_id")), ("", ""))
+            fields["tool_call_id"], name = ids.of_result(message.get("tool_call_id"))
             if name:
-                view["name"] = name
-        return View(view | self.shown_calls(view["content"], calls), _key(view, calls), calls)
+                fields["name"] = name
+        return self._normalized(fields, calls)
 
-    def reply(
+    def normalize_reply(
         self, content: str, thought: str, calls: Sequence[Mapping[str, Any]], before: int, text: str = ""
-    ) -> tuple[View, dict[str, Any]]:
-        """Return the view of a reply, equal to that of the message with which a client echoes it, and the
-        message with its thinking.
+    ) -> tuple[NormalizedMessage, dict[str, Any]]:
+        """Return a reply, equal to the message with which a client echoes it, and what the template gets of
+        it: the same with its thinking.
 
         Args:
             content: its text without thinking and calls.
@@ -141,21 +139,17 @@ class Viewer:
         """
         cleaned = self.clean_json(list(calls))
         numbered = [
-            _call(self._call_id(call["name"], before + i), call["name"], call["arguments"])
+            _tool_call(self._call_id(call["name"], before + i), call["name"], call["arguments"])
             for i, call in enumerate(cleaned)
         ]
-        sampled = [
-            {**call, "id": call_id}
-            for call, call_id in zip(
-                numbered, self._call_ids([(own["name"], own["id"]) for own in cleaned], before), strict=True
-            )
-        ]
-        view = {"role": "assistant", "content": without_thinking(self.clean(content))}
+        model_ids = self._call_ids([(call["name"], call["id"]) for call in cleaned], before)
+        sampled = [{**call, "id": call_id} for call, call_id in zip(numbered, model_ids, strict=True)]
+        fields = {"role": "assistant", "content": without_thinking(self.clean(content))}
         if calls and not self._reads_calls and text:
-            whole = {**view, "content": self._clean_reply(text)}
+            with_thinking = {**fields, "content": self._clean_reply(text)}
         else:
-            whole = view | self.shown_calls(self.clean(thought), sampled)
-        return View(view | self.shown_calls(view["content"], numbered), _key(view, numbered), numbered), whole
+            with_thinking = fields | self.shown_calls(self.clean(thought), sampled)
+        return self._normalized(fields, numbered), with_thinking
 
     def shown_calls(self, content: str, calls: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Return the content and the tool calls of a message, for this template."""
@@ -163,55 +157,72 @@ class Viewer:
             return {"content": content, **({"tool_calls": list(calls)} if calls else {})}
         return {"content": with_calls(content, calls)}
 
-    def _calls(self, found: Any, where: str, seen: _Calls) -> list[dict[str, Any]]:
-        calls = []
-        if not isinstance(found or [], list):
+    def _normalized(self, fields: Mapping[str, Any], calls: Sequence[Mapping[str, Any]]) -> NormalizedMessage:
+        """Return a message of these fields, without calls, and these calls."""
+        with_tool_calls = {**fields, **self.shown_calls(fields["content"], calls)}
+        return NormalizedMessage(with_tool_calls, _key(fields, calls), calls)
+
+    def _tool_calls(self, entries: Any, where: str, ids: _ToolCallIds) -> list[dict[str, Any]]:
+        if not isinstance(entries or [], list):
             raise Refusal(f"{where}.tool_calls must be a list", param=where)
-        for place, call in enumerate(found or []):
-            function = call.get("function") if isinstance(call, dict) else None
+        calls = []
+        for index, entry in enumerate(entries or []):
+            function = entry.get("function") if isinstance(entry, dict) else None
             if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-                raise Refusal(f"{where}.tool_calls[{place}] must be a function call with a name", param=where)
+                raise Refusal(f"{where}.tool_calls[{index}] must be a function call with a name", param=where)
             name = self.clean(function["name"])
-            number = self._call_id(name, seen.count)
-            seen.numbers[str(call.get("id"))] = (number, name)
-            seen.count += 1
-            calls.append(_call(number, name, self.clean_json(_arguments(function.get("arguments")))))
+            number = self._call_id(name, ids.count)
+            ids.add(entry.get("id"), number, name)
+            calls.append(_tool_call(number, name, self.clean_json(_arguments(function.get("arguments")))))
         return calls
 
 
-@dataclass
-class _Calls:
-    """Tool calls of a conversation so far: how many, and the number and the tool of each id."""
+class _ToolCallIds:
+    """The tool calls of a conversation so far, by the ids that the client gave them.
 
-    count: int = 0
-    numbers: dict[str, tuple[str, str]] = field(default_factory=dict)
-
-
-def _in_order(views: list[View]) -> list[View]:
-    """Return the views with the results of a reply's calls in the order of the calls: templates show them by
-    their place.
+    Attributes:
+        count: how many; several may have one id.
     """
-    ordered: list[View] = []
-    places: dict[str, int] = {}
-    for is_result, group in groupby(views, key=lambda view: view.role == "tool"):
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._calls: dict[str, tuple[str, str]] = {}
+
+    def add(self, client_id: Any, number: str, tool: str) -> None:
+        """Note a call: the client's id, the id here, and the name of the tool."""
+        self._calls[str(client_id)] = (number, tool)
+        self.count += 1
+
+    def of_result(self, client_id: Any) -> tuple[str, str]:
+        """Return the id here and the tool of the call that a result names; empty texts if there is none."""
+        return self._calls.get(str(client_id), ("", ""))
+
+
+def _in_order(messages: list[NormalizedMessage]) -> list[NormalizedMessage]:
+    """Return the messages with the results of a reply's calls in the order of the calls: templates tell the
+    results by their order.
+    """
+    ordered: list[NormalizedMessage] = []
+    order: dict[str, int] = {}
+    for is_result, group in groupby(messages, key=lambda message: message.role == "tool"):
         members = list(group)
         if is_result:
-            members.sort(key=lambda view: places.get(str(view.message["tool_call_id"]), len(places)))
+            # a result that names no call of the reply stays behind those that do
+            members.sort(key=lambda message: order.get(str(message.fields["tool_call_id"]), len(order)))
         else:
-            places = {call["id"]: place for place, call in enumerate(members[-1].call_list)}
+            order = {call["id"]: index for index, call in enumerate(members[-1].tool_calls)}
         ordered += members
     return ordered
 
 
-def _key(view: Mapping[str, Any], calls: Sequence[Mapping[str, Any]]) -> bytes:
-    if view["role"] == "assistant":  # client libraries strip replies
-        view = {**view, "content": strip_thinking(view["content"])}
-    return blake2b(
-        json.dumps([view, _as_in_javascript(calls)], sort_keys=True).encode(), digest_size=16
-    ).digest()
+def _key(fields: Mapping[str, Any], calls: Sequence[Mapping[str, Any]]) -> bytes:
+    if fields["role"] == "assistant":  # client libraries strip replies
+        fields = {**fields, "content": strip_thinking(fields["content"])}
+    text = json.dumps([fields, _as_in_javascript(calls)], sort_keys=True)
+    return blake2b(text.encode(), digest_size=16).digest()
 
 
-def _call(number: str, name: str, arguments: Any) -> dict[str, Any]:
+def _tool_call(number: str, name: str, arguments: Any) -> dict[str, Any]:
     return {"id": number, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
@@ -241,9 +252,9 @@ def _text(content: Any, where: str) -> str:
     if isinstance(content, str):
         return content
     texts = []
-    for part in content if isinstance(content, list) else [content]:
-        kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-        if kind not in ("text", "refusal") or not isinstance(part.get(kind), str):
+    for entry in content if isinstance(content, list) else [content]:
+        kind = entry.get("type") if isinstance(entry, dict) else type(entry).__name__
+        if kind not in ("text", "refusal") or not isinstance(entry.get(kind), str):
             raise Refusal(f"{where}.content has a part of type {kind!r}; only text can be read", param=where)
-        texts.append(part[kind])
+        texts.append(entry[kind])
     return "".join(texts)

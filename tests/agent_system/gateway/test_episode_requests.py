@@ -6,8 +6,8 @@ import asyncio
 from typing import Any
 
 from agent_system import Task
+from agent_system.gateway.chat_request import read_chat_request
 from agent_system.gateway.session import Session
-from agent_system.gateway.wire import read_ask
 
 from .conftest import TASK, USER, posted, requests_of, say, send, until
 
@@ -62,7 +62,7 @@ async def test_a_retry_gets_the_first_answer_that_was_lost_or_the_last_one_and_w
         await release.wait()
 
     async def team(task: Task, session: Session) -> str:
-        calls = collector.orchestra._server._open[session.api_key]
+        requests = collector.orchestra._server._open[session.api_key]
         clients = []
         for count in (1, 2, 3):
             clients.append(asyncio.create_task(send(session, BODY)))
@@ -70,11 +70,13 @@ async def test_a_retry_gets_the_first_answer_that_was_lost_or_the_last_one_and_w
         for client in clients[:2]:
             client.cancel()
         await until(
-            lambda: [r.connected() for same in calls._requests.values() for r in same] == [False, False, True]
+            lambda: (
+                [r.connected() for same in requests._requests.values() for r in same] == [False, False, True]
+            )
         )
         for count in (1, 2, 3):  # those that were lost, then the last one
             clients.append(asyncio.create_task(send(session, BODY, **RETRY)))
-            await until(lambda count=count: calls.counts["gateway/retried"] + len(asked) == count + 3)
+            await until(lambda count=count: requests.counts["gateway/retried"] + len(asked) == count + 3)
         release.set()
         answers.extend(await asyncio.gather(*clients[2:]))
         answers.append(await send(session, BODY, **RETRY))
@@ -101,13 +103,13 @@ async def test_a_retry_gets_the_first_answer_that_was_lost_or_the_last_one_and_w
 
 async def test_equal_bodies_to_two_agents_are_two_requests(make_team: Any) -> None:
     async def team(task: Task, session: Session) -> str:
-        calls = collector.orchestra._server._open[session.api_key]
+        requests = collector.orchestra._server._open[session.api_key]
         marked = {"Writer": False, "Editor": True}
-        requests = [
-            calls.start(agent, read_ask(BODY), b"", retried, lambda: True)
+        started = [
+            requests.start(agent, read_chat_request(BODY), b"", retried, lambda: True)
             for agent, retried in marked.items()
         ]
-        assert [(await request.answer()).model for request in requests] == list(marked)
+        assert [(await pending.answer()).model for pending in started] == list(marked)
         return "4"
 
     collector, _ = make_team(team)

@@ -1,4 +1,7 @@
-"""Requests to `/v1/chat/completions`: JSON to `Ask`. Bodies are untrusted."""
+"""Requests to `/v1/chat/completions` and `/v1/completions`: JSON to `ChatRequest`. Bodies are untrusted.
+
+Requests to `/v1/responses` are translated to chat completions before, see `responses.py`.
+"""
 
 from __future__ import annotations
 
@@ -8,21 +11,36 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agent_system.gateway.errors import Refusal
-from agent_system.gateway.sampling import CHAT, MASKING, SAMPLING, UNSUPPORTED, without_effect
+from agent_system.gateway.request_fields import (
+    CHAT,
+    COMPLETIONS,
+    MASKING,
+    SAMPLING,
+    UNSUPPORTED,
+    without_effect,
+)
 
-MOST_REPLIES, MOST_STOPS = 128, 16
+MOST_REPLIES = 128
+MOST_STOPS = 16
 _MASKS = (
     "masks tokens, so that what is sampled is not what is trained; set gateway.structured=free, which "
     "samples the reply without a mask, so that the client checks it, or gateway.structured=mask, or describe "
     "the form in a message"
 )
+# Fields of `/v1/completions` that are read as those of a chat.
+_COMPLETION_FIELDS = (COMPLETIONS | {*SAMPLING, *MASKING, *UNSUPPORTED}) - {
+    "prompt",
+    "logprobs",
+    "add_special_tokens",
+}
 # What becomes of a form that a request asks for, beside masking.
-REFUSED, FREE = "refuse", "free"
+REFUSED = "refuse"
+FREE = "free"
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
-    """A request.
+class ChatRequest:
+    """A request for replies of an agent, whatever route it came by.
 
     Attributes:
         model: name of the agent.
@@ -74,45 +92,49 @@ def read_body(data: bytes) -> dict[str, Any]:
     return body
 
 
-def read_ask(body: Mapping[str, Any], forms: str = REFUSED, ignored: tuple[str, ...] | None = None) -> Ask:
+def read_chat_request(
+    body: Mapping[str, Any], structured: str = REFUSED, ignored: tuple[str, ...] | None = None
+) -> ChatRequest:
     """Return the request in a body.
 
     Args:
         body: of a request to `/v1/chat/completions`.
-        forms: what becomes of a form that it asks for, see `Answering.forms`.
+        structured: what becomes of a form that it asks for, see `Responder.structured`.
         ignored: fields without effect, where the body was made from another one; None: those of this body.
 
     Raises Refusal naming the field that is wrong or not supported.
     """
-    messages = _typed(body, "messages", list, None)
+    messages = _field(body, "messages", list, None)
     if not messages:
         raise Refusal("messages must be a list with at least one message", param="messages")
     return replace(
-        read_fields(body, forms, without_effect(body, CHAT) if ignored is None else ignored),
+        _read_fields(body, structured, without_effect(body, CHAT) if ignored is None else ignored),
         messages=messages,
     )
 
 
-def read_fields(body: Mapping[str, Any], forms: str, ignored: tuple[str, ...]) -> Ask:
-    """Return the request in a body without its messages; arguments and errors are those of `read_ask`."""
-    _refuse_unsupported(body, forms)
-    schema = _schema(body, forms)
-    tools, forced = _offered(body, _tools(body), forms)
+def _read_fields(body: Mapping[str, Any], structured: str, ignored: tuple[str, ...]) -> ChatRequest:
+    """Return the request in a body without its messages; arguments and errors are those of
+    `read_chat_request`.
+    """
+    _refuse_unsupported(body, structured)
+    schema = _schema(body, structured)
+    tools, forced = _offered_tools(body, _tools(body), structured)
     limits = [
         value
         for name in ("max_tokens", "max_completion_tokens")
-        if (value := _typed(body, name, int, None, least=1)) is not None
+        if (value := _field(body, name, int, None, least=1)) is not None
     ]
-    return Ask(
-        model=_typed(body, "model", str, ""),
+    return ChatRequest(
+        model=_field(body, "model", str, ""),
         tools=tools,
-        n=_typed(body, "n", int, 1, least=1, most=MOST_REPLIES),
+        n=_field(body, "n", int, 1, least=1, most=MOST_REPLIES),
         max_tokens=min(limits, default=None),
         stop=_stop(body),
-        seed=_typed(body, "seed", int, None),
-        logprobs=_typed(body, "logprobs", bool, False),
-        stream=_typed(body, "stream", bool, False),
-        usage=bool((_typed(body, "stream_options", dict, None) or {}).get("include_usage")),
+        seed=_field(body, "seed", int, None),
+        logprobs=_field(body, "logprobs", bool, False),
+        stream=_field(body, "stream", bool, False),
+        usage=bool((_field(body, "stream_options", dict, None) or {}).get("include_usage")),
         sampling={
             name: body[name]
             for name, same in SAMPLING.items()
@@ -124,10 +146,58 @@ def read_fields(body: Mapping[str, Any], forms: str, ignored: tuple[str, ...]) -
     )
 
 
-def _refuse_unsupported(body: Mapping[str, Any], forms: str) -> None:
+def read_completion_request(body: Mapping[str, Any], structured: str) -> ChatRequest:
+    """Return the request in a body; arguments and errors are those of `read_chat_request`."""
+    if body.get("suffix"):
+        raise Refusal("suffix is not supported; the reply follows the prompt", param="suffix")
+    if body.get("add_special_tokens") is False:
+        raise Refusal(
+            "add_special_tokens=false is not supported; send the prompt as token ids",
+            param="add_special_tokens",
+        )
+    fields = {name: body[name] for name in _COMPLETION_FIELDS if name in body}
+    if fields.get("best_of") == fields.get("n"):
+        fields.pop("best_of", None)
+    request = _read_fields(fields, structured, without_effect(body, COMPLETIONS))
+    return replace(request, prompt=_prompt(body.get("prompt")), logprobs=_logprobs(body.get("logprobs")))
+
+
+def _prompt(prompt: Any) -> str | tuple[int, ...]:
+    """Return the text or the token ids of a prompt, which may be in a list with no other one."""
+    if isinstance(prompt, list) and prompt and isinstance(prompt[0], (str, list)):
+        if len(prompt) > 1:
+            raise Refusal(
+                f"prompt has {len(prompt)} entries; one is answered, so send a request for each",
+                param="prompt",
+            )
+        prompt = prompt[0]
+    if isinstance(prompt, str) and prompt:
+        return prompt
+    if isinstance(prompt, list) and prompt and all(type(token) is int and token >= 0 for token in prompt):
+        return tuple(prompt)
+    raise Refusal(
+        f"prompt must be a text or a list of token ids, which are not empty, found {json.dumps(prompt)[:80]}",
+        param="prompt",
+    )
+
+
+def _logprobs(value: Any) -> bool:
+    """Return whether the log-probability of every token is asked for."""
+    if value is None or value is False:
+        return False
+    if value is True or (type(value) is int and value in (0, 1)):
+        return True
+    raise Refusal(
+        f"logprobs must be 0 or 1, found {json.dumps(value)[:80]}: the engine reports the log-probability of "
+        "the sampled token alone",
+        param="logprobs",
+    )
+
+
+def _refuse_unsupported(body: Mapping[str, Any], structured: str) -> None:
     if name := next((name for name in MASKING if body.get(name)), None):
         form = "response_format (text.format in /v1/responses) for a form of the reply"
-        why = f"{_MASKS}, and use {form}" if forms == REFUSED else f"is not supported; use {form}"
+        why = f"{_MASKS}, and use {form}" if structured == REFUSED else f"is not supported; use {form}"
         raise Refusal(f"{name} {why}", param=name)
     for name, (same, why) in UNSUPPORTED.items():
         value = body.get(name)
@@ -135,17 +205,17 @@ def _refuse_unsupported(body: Mapping[str, Any], forms: str) -> None:
             raise Refusal(f"{name} is not supported{why}", param=name)
 
 
-def _schema(body: Mapping[str, Any], forms: str) -> Mapping[str, Any] | None:
+def _schema(body: Mapping[str, Any], structured: str) -> Mapping[str, Any] | None:
     shape = body.get("response_format")
     kind = shape.get("type") if isinstance(shape, dict) else shape
     if kind is None or kind == "text":
         return None
-    if forms == REFUSED:
+    if structured == REFUSED:
         raise Refusal(f"response_format {kind!r} {_MASKS}", param="response_format")
     if kind == "json_object":
         return {"type": "object"}
-    given = shape.get("json_schema") if isinstance(shape, dict) and kind == "json_schema" else None
-    schema = given.get("schema") if isinstance(given, dict) else None
+    wrapper = shape.get("json_schema") if isinstance(shape, dict) and kind == "json_schema" else None
+    schema = wrapper.get("schema") if isinstance(wrapper, dict) else None
     if not isinstance(schema, dict):
         raise Refusal(
             'response_format must be {"type": "text"}, {"type": "json_object"}, or {"type": "json_schema", '
@@ -156,8 +226,8 @@ def _schema(body: Mapping[str, Any], forms: str) -> Mapping[str, Any] | None:
     return schema
 
 
-def _offered(
-    body: Mapping[str, Any], tools: list[Mapping[str, Any]], forms: str
+def _offered_tools(
+    body: Mapping[str, Any], tools: list[Mapping[str, Any]], structured: str
 ) -> tuple[list[Mapping[str, Any]], tuple[str, ...]]:
     """Return the tools that `tool_choice` leaves to the reply, and the names of those of which it must call
     one.
@@ -176,9 +246,9 @@ def _offered(
         names = [name for name in names if isinstance(function, dict) and name == function.get("name")]
     if not names:
         raise _wrong_choice(choice, tools)
-    if forms == REFUSED:
-        shown = json.dumps(choice)[:80]
-        raise Refusal(f"tool_choice={shown} {_MASKS}; expected auto or none", param="tool_choice")
+    if structured == REFUSED:
+        value = json.dumps(choice)[:80]
+        raise Refusal(f"tool_choice={value} {_MASKS}; expected auto or none", param="tool_choice")
     return tools, tuple(dict.fromkeys(names))
 
 
@@ -191,11 +261,11 @@ def _allowed(allowed: Any, names: Sequence[str]) -> tuple[str, list[str]]:
         if isinstance(listed, list)
         else []
     )
-    chosen = [function.get("name") if isinstance(function, dict) else None for function in functions]
+    chosen_names = [function.get("name") if isinstance(function, dict) else None for function in functions]
     if (
         mode not in ("auto", "required")
-        or not chosen
-        or not all(isinstance(name, str) and name in names for name in chosen)
+        or not chosen_names
+        or not all(isinstance(name, str) and name in names for name in chosen_names)
     ):
         raise Refusal(
             "tool_choice of the type allowed_tools must have the mode auto or required and a list of at "
@@ -203,7 +273,7 @@ def _allowed(allowed: Any, names: Sequence[str]) -> tuple[str, list[str]]:
             f"{json.dumps(allowed)[:200]}",
             param="tool_choice",
         )
-    return str(mode), [str(name) for name in chosen]
+    return str(mode), [str(name) for name in chosen_names]
 
 
 def _wrong_choice(choice: Any, tools: Sequence[Mapping[str, Any]]) -> Refusal:
@@ -215,7 +285,7 @@ def _wrong_choice(choice: Any, tools: Sequence[Mapping[str, Any]]) -> Refusal:
     )
 
 
-def _typed(
+def _field(
     body: Mapping[str, Any],
     name: str,
     kind: type,
@@ -227,20 +297,18 @@ def _typed(
     value = body.get(name)
     if value is None:
         return default
-    wrong = type(value) is not kind
-    if (
-        wrong
-        or (kind is int and not (least is None or value >= least))
-        or (kind is int and not (most is None or value <= most))
-    ):
+    is_kind = type(value) is kind  # a bool is no int
+    too_small = is_kind and least is not None and value < least
+    too_large = is_kind and most is not None and value > most
+    if not is_kind or too_small or too_large:
         bounds = f" from {least}" * (least is not None) + f" to {most}" * (most is not None)
         raise Refusal(f"{name} must be {kind.__name__}{bounds}, found {json.dumps(value)[:80]}", param=name)
     return value
 
 
 def _stop(body: Mapping[str, Any]) -> tuple[str, ...]:
-    found = body.get("stop")
-    texts = [] if found is None else [found] if isinstance(found, str) else found
+    value = body.get("stop")
+    texts = [] if value is None else [value] if isinstance(value, str) else value
     if (
         not isinstance(texts, list)
         or len(texts) > MOST_STOPS
@@ -253,12 +321,12 @@ def _stop(body: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _tools(body: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    found = _typed(body, "tools", list, [])
-    for tool in found:
+    tools = _field(body, "tools", list, [])
+    for tool in tools:
         function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise Refusal(
                 'every tool must be {"type": "function", "function": {"name": ..., "parameters": ...}}',
                 param="tools",
             )
-    return list(found)
+    return list(tools)

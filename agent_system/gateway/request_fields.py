@@ -1,20 +1,13 @@
-"""What becomes of each field of a request: it is honoured, told and counted, or refused. And how a served
-agent samples.
-"""
+"""What becomes of each field of a request: it is honoured, reported and counted, or refused."""
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
-from agent_system.gateway.errors import Refusal
-from verl.protocol.generate import SamplingParams
-
 logger = logging.getLogger(__name__)
-# Fields that are read, by `wire.read_ask`, `responses.chat_body` and `completions.completion_ask`.
+# Fields that are read, by `read_chat_request`, `responses.chat_body` and `read_completion_request`.
 CHAT = frozenset((
     "model", "messages", "tools", "tool_choice", "response_format", "n", "max_tokens",
     "max_completion_tokens", "stop", "seed", "logprobs",
@@ -49,13 +42,14 @@ MASKING = (
     "regex", "ebnf", "grammar",
     "json_schema", "allowed_token_ids", "bad_words", "logits_processors",
 )  # fmt: skip
-_OWN = ": the engine reports the log-probability of the sampled token alone"
+_SAMPLED_TOKEN_ONLY = ": the engine reports the log-probability of the sampled token alone"
 # Fields without which the answer would not be what is asked for: the value that changes nothing, and what the
 # error says.
 UNSUPPORTED: Mapping[str, tuple[Any, str]] = {
     "functions": ([], "; use tools"), "function_call": ("", "; use tools"),
     "modalities": (["text"], "; replies are text"),
-    "top_logprobs": (0, _OWN), "prompt_logprobs": (None, _OWN), "logprob_token_ids": ([], _OWN),
+    "top_logprobs": (0, _SAMPLED_TOKEN_ONLY), "prompt_logprobs": (None, _SAMPLED_TOKEN_ONLY),
+    "logprob_token_ids": ([], _SAMPLED_TOKEN_ONLY),
     "echo": (False, "; the answer is the reply alone"), "background": (False, ""), "conversation": (None, ""),
     "prompt": (None, ""),
     "previous_input_messages": ([], "; use input"),
@@ -74,8 +68,8 @@ _SAME = {
     "skip_special_tokens": True, "spaces_between_special_tokens": True, "include_reasoning": True,
     "truncation": "disabled", "web_search_options": None,
 }  # fmt: skip
-# what is read, or harmless, of objects
-_PARTS = {
+# Keys of objects that are read, or harmless.
+_READ_KEYS = {
     "text": ("format",),
     "stream_options": ("include_usage", "include_obfuscation"),
 }
@@ -86,110 +80,83 @@ _IN_MESSAGES = frozenset((
     "encrypted_content", "refusal", "annotations", "logprobs", "reasoning_content", "reasoning",
     "cache_control",
 ))  # fmt: skip
-_KNOWN = {*SAMPLING, *MASKING, *UNSUPPORTED, *HARMLESS}
-MOST_TOLD = 1000
-MOST_ERRORS, SHOWN_CHARS = 20, 800  # of programs
-
-HONOURED = ("temperature", "top_p", "top_k")
-LARGEST_TOP_K = 2**31 - 1
-COLDEST = 1e-6  # logits divided by less are not finite; a reply under a lower temperature is greedy
-
-
-def client_sampling(asked: Mapping[str, Any], own: SamplingParams) -> SamplingParams:
-    """Return the parameters of an agent, with those of `HONOURED` in `Ask.sampling`. Raise Refusal for a
-    value out of range.
-    """
-    chosen = {name: value for name, value in asked.items() if name in HONOURED}
-    for name, value in chosen.items():
-        number = type(value) is int or (type(value) is float and name != "top_k")
-        wanted = {
-            "temperature": number and 0 <= value <= 100,
-            "top_p": number and 0 < value <= 1,
-            "top_k": number and (1 <= value <= LARGEST_TOP_K or value == -1),
-        }
-        if not wanted[name]:
-            expected = {
-                "temperature": "a number from 0 to 100",
-                "top_p": "a number above 0, at most 1",
-                "top_k": f"an integer from 1 to {LARGEST_TOP_K}, or -1",
-            }
-            raise Refusal(f"{name} must be {expected[name]}, found {json.dumps(value)[:80]}", param=name)
-    changed = replace(own, **chosen)
-    return changed if changed.temperature >= COLDEST else replace(changed, temperature=0.0)
+_HANDLED_FIELDS = {*SAMPLING, *MASKING, *UNSUPPORTED, *HARMLESS}
+MOST_REPORTED = 1000
+# Errors of programs that are reported, and characters of each.
+MOST_ERRORS = 20
+SHOWN_CHARS = 800
 
 
 def without_effect(body: Mapping[str, Any], read: frozenset[str]) -> tuple[str, ...]:
     """Return the names of the fields of a request that ask for something and are neither `read` nor
     refused.
     """
-    found = [
-        name for name, value in body.items() if name not in read and name not in _KNOWN and _asks(name, value)
+    names = [
+        name
+        for name, value in body.items()
+        if name not in read and name not in _HANDLED_FIELDS and _asks(name, value)
     ]
-    for name, known in _PARTS.items():
-        part = body.get(name)
-        found += (
-            [f"{name}.{key}" for key in part if key not in known and part[key]]
-            if name in read and isinstance(part, dict)
-            else []
-        )
+    for name, keys in _READ_KEYS.items():
+        value = body.get(name)
+        if name in read and isinstance(value, dict):
+            names += [f"{name}.{key}" for key in value if key not in keys and value[key]]
     for name in ("messages", "input"):
-        given = body.get(name)
-        messages = (
-            [message for message in given if isinstance(message, dict)] if isinstance(given, list) else []
+        entries = body.get(name) if isinstance(body.get(name), list) else []
+        messages = [message for message in entries if isinstance(message, dict)]
+        contents = [message["content"] for message in messages if isinstance(message.get("content"), list)]
+        content_parts = [entry for content in contents for entry in content if isinstance(entry, dict)]
+        # a dictionary keeps the order, and each name once
+        names += dict.fromkeys(
+            f"{name}.{key}"
+            for entry in (*messages, *content_parts)
+            for key in entry
+            if key not in _IN_MESSAGES and entry[key]
         )
-        parts = [
-            part
-            for message in messages
-            if isinstance(message.get("content"), list)
-            for part in message["content"]
-        ]
-        objects = [*messages, *(part for part in parts if isinstance(part, dict))]
-        found += dict.fromkeys(
-            f"{name}.{key}" for one in objects for key in one if key not in _IN_MESSAGES and one[key]
-        )
-    return tuple(found)
+    return tuple(names)
 
 
 class Notices:
     """Warns of fields of requests that do not apply, once of each, and of the first errors of programs."""
 
     def __init__(self) -> None:
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self._errors: set[str] = set()
 
     def overridden(self, names: Sequence[str]) -> None:
         """Warn of fields of which the run's values hold."""
-        self._tell(
+        self._report(
             names, "the values of the run are used (gateway.client_sampling=override), for all requests"
         )
 
     def ignored(self, names: Sequence[str]) -> None:
         """Warn of fields that have no effect."""
-        self._tell(names, "this has no effect, in all requests")
+        self._report(names, "this has no effect, in all requests")
 
-    def rewritten(self, agent_id: str, why: str) -> None:
+    def rewritten(self, agent_id: str, difference: str) -> None:
         """Say why the chat template does not go on from the tokens of an agent's conversation."""
-        if (said := f"{agent_id}: {why}") not in self._told:
-            self._told.add(said)
+        notice = f"{agent_id}: {difference}"
+        if notice not in self._reported:
+            self._reported.add(notice)
             logger.info(
-                "conversations of %r are rendered anew (gateway/rewritten/template): %s", agent_id, why
+                "conversations of %r are rendered anew (gateway/rewritten/template): %s", agent_id, difference
             )
 
     def failed(self, error: str) -> None:
         """Warn of the error of a program whose episode counts."""
         if error not in self._errors and len(self._errors) < MOST_ERRORS:
             self._errors.add(error)
-            said = " ".join(error.split())[:SHOWN_CHARS]
+            line = " ".join(error.split())[:SHOWN_CHARS]
             logger.warning(
-                "a program raised %s; its episode counts with the reward gateway.program_error", said
+                "a program raised %s; its episode counts with the reward gateway.program_error", line
             )
 
-    def _tell(self, names: Sequence[str], what: str) -> None:
-        if (new := [name for name in names if name not in self._told]) and len(self._told) < MOST_TOLD:
-            # clients choose the names
-            shown = ", ".join(name[:80].encode("unicode_escape").decode() for name in new[:20])
-            logger.warning("a request sets %s; %s", shown, what)
-            self._told.update(new)
+    def _report(self, names: Sequence[str], consequence: str) -> None:
+        new = [name for name in names if name not in self._reported]
+        if new and len(self._reported) < MOST_REPORTED:
+            # clients choose the names: they are cut, and cannot break a line of the log
+            printable = ", ".join(name[:80].encode("unicode_escape").decode() for name in new[:20])
+            logger.warning("a request sets %s; %s", printable, consequence)
+            self._reported.update(new)
 
 
 def _asks(name: str, value: Any) -> bool:

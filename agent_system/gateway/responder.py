@@ -1,4 +1,4 @@
-"""A request, in progress or answered, and what answers it."""
+"""A request that is in progress or answered, and what the HTTP server expects of that which answers it."""
 
 from __future__ import annotations
 
@@ -7,31 +7,25 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from agent_system.gateway.chat_request import ChatRequest
+from agent_system.gateway.completion import Completion
 from agent_system.gateway.errors import Refusal
-from agent_system.gateway.reply import Completion
-from agent_system.gateway.stored import Stored
-from agent_system.gateway.wire import Ask
+from agent_system.gateway.responses import ResponseStore
 from agent_system.rollout.call import Call, Reply
 
 OVER = "the episode is over"
-# Metrics, counts of an episode.
-COUNTS = (
-    "gateway/rewritten/client", "gateway/rewritten/template", "gateway/rewritten/tools", "gateway/overridden",
-    "gateway/ignored",
-    "gateway/repeated", "gateway/retried", "gateway/undelivered", "gateway/program_errors",
-)  # fmt: skip
 
 
 @dataclass(eq=False)
-class Request:
-    """A request.
+class PendingRequest:
+    """A request, in progress or answered.
 
     Attributes:
         connected: whether the client that waits for it is still there.
         replies: what was sampled for it.
         delivered: the client has got the answer.
-        number: its place in the order of arrival, from 1.
-        task: generates it.
+        number: its number in the order of arrival, from 1.
+        task: generates the answer.
     """
 
     connected: Callable[[], bool]
@@ -48,7 +42,7 @@ class Request:
         return self.task.result()
 
 
-class Answering(Protocol):
+class Responder(Protocol):
     """What answers the requests that have a certain key: an episode, or a served team."""
 
     @property
@@ -56,30 +50,40 @@ class Answering(Protocol):
         """Names of the models."""
 
     @property
-    def forms(self) -> str:
+    def structured(self) -> str:
         """What becomes of a form that a request asks for: `refuse`, `mask`, or `free`, which samples any
         reply.
         """
 
     @property
-    def stored(self) -> Stored:
+    def responses(self) -> ResponseStore:
         """Answers of `/v1/responses` that later requests name."""
 
     def agent(self, name: str) -> str:
         """Return the model that a request names. Raise Refusal if there is none."""
 
     def start(
-        self, agent_id: str, ask: Ask, body: bytes, retried: bool, connected: Callable[[], bool]
-    ) -> Request:
-        """Return the request of a body; `retried` means that the client sends it again. Raise Refusal."""
+        self, agent_id: str, request: ChatRequest, body: bytes, retried: bool, connected: Callable[[], bool]
+    ) -> PendingRequest:
+        """Begin to answer a request.
 
-    def deliver(self, request: Request) -> None:
+        Args:
+            agent_id: the model, see `agent`.
+            request: the request.
+            body: its path and body, equal for a request that is sent again.
+            retried: the client sends it again.
+            connected: whether the client is still there.
+
+        Raises Refusal.
+        """
+
+    def deliver(self, pending: PendingRequest) -> None:
         """Note that the client gets the answer."""
 
-    def withdraw(self, request: Request) -> None:
+    def withdraw(self, pending: PendingRequest) -> None:
         """Undo `deliver`: the client has gone before it got anything."""
 
-    def leave(self, request: Request) -> None:
+    def leave(self, pending: PendingRequest) -> None:
         """Note that nobody waits for the request any more."""
 
     def refuse(self, error: Exception) -> None:

@@ -1,13 +1,19 @@
-"""Replies of an agent in OpenAI's format."""
+"""Replies of an agent in the formats of `/v1/chat/completions` and `/v1/completions`, as one object or as
+server-sent events.
+
+Events are made from a whole reply: engines answer whole, so a stream tells a client nothing earlier.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
 CHAT = "chat"  # the id of a text completion lacks this at its beginning
+END_OF_STREAM = b"data: [DONE]\n\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +40,8 @@ class Choice:
     def message(self) -> dict[str, Any]:
         """The assistant's message in OpenAI's format."""
         calls = [
-            {"id": i, "type": "function", "function": {"name": name, "arguments": text}}
-            for i, name, text in self.calls
+            {"id": call_id, "type": "function", "function": {"name": name, "arguments": text}}
+            for call_id, name, text in self.calls
         ]
         return {
             "role": "assistant",
@@ -60,7 +66,8 @@ class Choice:
         if self.logprobs is None:
             return None
         tokens = [
-            {"token": t, "logprob": p, "bytes": _bytes(t), "top_logprobs": []} for t, p in self.logprobs
+            {"token": text, "logprob": log_prob, "bytes": _bytes(text), "top_logprobs": []}
+            for text, log_prob in self.logprobs
         ]
         return {"content": tokens, "refusal": None}
 
@@ -74,7 +81,7 @@ def _bytes(token: str) -> list[int] | None:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """The answer to a request.
+    """The answer to a request, whatever route it came by.
 
     Attributes:
         id: of the answer: that of the first of its calls, see `completion_id`.
@@ -111,10 +118,24 @@ class Completion:
             }
             for i, choice in enumerate(self.choices)
         ]
-        return {**self.text_head, "choices": choices, "usage": self.usage}
+        return {**self._text_head, "choices": choices, "usage": self.usage}
+
+    def to_text_events(self, usage: bool) -> Iterator[bytes]:
+        """Yield the events of a `text_completion` stream; with `usage` the counts of tokens come before
+        its end.
+        """
+        empty_usage = {"usage": None} if usage else {}
+        for index, choice in enumerate(self.choices):
+            chunks = ((choice.content, None, choice.text_details), ("", choice.finish, None))
+            for text, finish, details in chunks:
+                entry = {"index": index, "text": text, "finish_reason": finish, "logprobs": details}
+                yield event({**self._text_head, "choices": [entry], **empty_usage})
+        if usage:
+            yield event({**self._text_head, "choices": [], "usage": self.usage})
+        yield END_OF_STREAM
 
     @property
-    def text_head(self) -> dict[str, Any]:
+    def _text_head(self) -> dict[str, Any]:
         """The fields of a `text_completion` that all parts of a stream have."""
         name = self.id.removeprefix(CHAT)
         return {"id": name, "object": "text_completion", "created": self.created, "model": self.model}
@@ -130,5 +151,36 @@ class Completion:
             }
             for i, choice in enumerate(self.choices)
         ]
-        head = {"id": self.id, "object": "chat.completion", "created": self.created, "model": self.model}
-        return {**head, "choices": choices, "usage": self.usage}
+        return {**self._chat_head("chat.completion"), "choices": choices, "usage": self.usage}
+
+    def to_events(self, usage: bool) -> Iterator[bytes]:
+        """Yield the events of a `chat.completion.chunk` stream; with `usage` the counts of tokens come before
+        its end.
+        """
+        head = self._chat_head("chat.completion.chunk")
+        empty_usage = {"usage": None} if usage else {}
+
+        def chunk(
+            index: int, delta: Mapping[str, Any], finish: str | None = None, details: Any = None
+        ) -> bytes:
+            choice = {"index": index, "delta": delta, "finish_reason": finish, "logprobs": details}
+            return event({**head, "choices": [choice], **empty_usage})
+
+        for index, choice in enumerate(self.choices):
+            calls = [
+                {"index": number, **call} for number, call in enumerate(choice.message.get("tool_calls", ()))
+            ]
+            delta = {**choice.message, **({"tool_calls": calls} if calls else {})}
+            yield chunk(index, delta, details=choice.token_details)
+            yield chunk(index, {}, choice.finish)
+        if usage:
+            yield event({**head, "choices": [], "usage": self.usage})
+        yield END_OF_STREAM
+
+    def _chat_head(self, kind: str) -> dict[str, Any]:
+        return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+
+
+def event(content: Mapping[str, Any]) -> bytes:
+    """Return one server-sent event."""
+    return b"data: " + json.dumps(content).encode() + b"\n\n"
