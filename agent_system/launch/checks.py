@@ -55,7 +55,7 @@ from verl.trainer.ppo.asynchronous.saved_groups import check_checkpoint
 from verl.trainer.ppo.controller import ControllerError, resolve_device
 from verl.trainer.ppo.critic import critic_signature
 from verl.trainer.ppo.group_calls import TeamError
-from verl.trainer.ppo.ray_trainer import NoSamplesError
+from verl.trainer.ppo.loop import NoSamplesError
 from verl.utils.checkpoint import CheckpointError
 from verl.utils.dataset import DatasetError, PromptMeasure, RLHFDataset, TaskLoader
 from verl.utils.disk import DiskError
