@@ -26,7 +26,7 @@ from tests.house.source import ROOT
 from verl.protocol import DataProto
 from verl.trainer.ppo import report
 from verl.trainer.ppo.asynchronous.lanes import Lanes
-from verl.trainer.ppo.loop import NoSamplesError
+from verl.trainer.ppo.collect.step_samples import NoSamplesError
 from verl.trainer.ppo.train_step import StepTrainer
 from verl.utils.checkpoint import CheckpointError
 

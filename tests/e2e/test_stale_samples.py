@@ -33,7 +33,7 @@ from verl.protocol.generate import GREEDY_SUFFIX, GenerateRequest
 from verl.trainer.ppo.asynchronous.group_queue import GroupQueue
 from verl.trainer.ppo.asynchronous.loop import AsynchronousLoop
 from verl.trainer.ppo.asynchronous.stream import GroupStream
-from verl.trainer.ppo.loop import NoSamplesError
+from verl.trainer.ppo.collect.step_samples import NoSamplesError
 from verl.trainer.ppo.train_step import StepTrainer
 from verl.workers.rollout.hf_engine import HFEngine
 from verl.workers.rollout.server import RolloutWorker

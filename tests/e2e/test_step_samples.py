@@ -12,7 +12,7 @@ import pytest
 
 from agent_system.launch.collector import TaskCollector
 from tests.e2e.conftest import Run, read_metrics, weights
-from verl.trainer.ppo.loop import NoSamplesError
+from verl.trainer.ppo.collect.step_samples import NoSamplesError
 
 # Only every third task pays anything, so two of three have no signal.
 WORLD = """

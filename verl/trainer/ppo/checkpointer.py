@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from verl.trainer.config.entry import save_config
 from verl.trainer.placement.table import Placement
 from verl.trainer.ppo.asynchronous.saved_groups import check_checkpoint
 from verl.trainer.ppo.collect.source import SampleSource
+from verl.trainer.ppo.collect.step_samples import StepSamples
 from verl.trainer.ppo.credit.step_credit import CreditAssigner
 from verl.trainer.ppo.critic import critic_signature
 from verl.trainer.ppo.progress import Progress
@@ -30,6 +31,7 @@ from verl.trainer.ppo.team import TeamWorkers
 from verl.trainer.ppo.validation import ValidationResult
 from verl.utils.checkpoint import CheckpointError
 from verl.utils.dataset import TaskLoader
+from verl.utils.names import listed
 
 # The position in the data set, beside the trainer state.
 LOADER_FILE = "data.pt"
@@ -206,6 +208,14 @@ class Checkpointer:
             progress.before = ValidationResult.from_json(before) if before else None
             progress.after = ValidationResult.from_json(after) if after else None
 
+    def rescue(self) -> str:
+        """Save the last completed step, which is the state of all policies, after an error. Return a note on
+        where to continue, or an empty string if nothing has been trained; raises no error.
+        """
+        if self.progress.global_step == 0:
+            return ""
+        return self.where_to_continue(self.try_to_save())
+
     def try_to_save(self) -> str:
         """Save the last completed step as `save_last_step` does. Return why it could not be saved, for
         `where_to_continue`, or an empty string; raises no error.
@@ -237,3 +247,21 @@ class Checkpointer:
         )
         which = "the last checkpoint is" if why else f"step {self.progress.global_step} is saved in"
         return f"{why}{which} {self._saved_in}; {how}{fate}"
+
+
+def torn_step(step: int, samples: Iterable[StepSamples], tasks: Iterable[str]) -> tuple[str, str]:
+    """Return why a step cannot be saved of which some updates have ended and others have not, and the fate of
+    its groups, as `where_to_continue` takes them.
+
+    Args:
+        step: its number.
+        samples: of this step, and of later ones that have begun.
+        tasks: names of the tasks on the collector's event loop when the error came.
+    """
+    uids = listed(
+        str(uid) for part in samples if part.batch is not None for uid in part.batch.non_tensor_batch["uid"]
+    )
+    # Episodes are named `<group>#<number>`.
+    playing = listed(name.rpartition("#")[0] for name in tasks if "#" in name)
+    why = f"step {step} was being updated, so the policies have not all completed the same step; "
+    return why, f"; groups of that step: {uids}; in progress: {playing or 'none'}"

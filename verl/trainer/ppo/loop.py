@@ -9,12 +9,11 @@ collected beside the updates, is `asynchronous/loop.py`.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from verl.trainer.ppo.checkpointer import Checkpointer
+from verl.trainer.ppo.checkpointer import Checkpointer, torn_step
 from verl.trainer.ppo.collect.source import SampleSource
-from verl.trainer.ppo.collect.step_samples import StepSamples
+from verl.trainer.ppo.collect.step_samples import NoSamplesError, StepSamples
 from verl.trainer.ppo.interrupt import Interrupted, StopRequest
 from verl.trainer.ppo.progress import Progress
 from verl.trainer.ppo.report import RunReport
@@ -22,20 +21,7 @@ from verl.trainer.ppo.team import TeamWorkers
 from verl.trainer.ppo.train_step import StepTrainer
 from verl.trainer.ppo.validator import Validator
 from verl.utils.loop_thread import LoopThread
-from verl.utils.names import listed
 from verl.utils.timer import Timer
-
-
-class NoSamplesError(RuntimeError):
-    """A step without a trainable sample.
-
-    Args:
-        step: its number.
-        reason: why it has none.
-    """
-
-    def __init__(self, step: int, reason: str) -> None:
-        super().__init__(f"step {step}: {reason}; the episodes are in trajectories/train_{step:06d}.jsonl")
 
 
 @dataclass(eq=False)
@@ -140,42 +126,10 @@ class TrainingLoop:
         to continue; raises no error.
         """
         if self._in_update is None:
-            return self._save_completed()
-        why, fate = self._torn_step([self._in_update], self._episodes_in_progress())
+            return self.checkpointer.rescue()
+        # Some policies may have the weights of the step and others not: no run could go on from that.
+        why, fate = torn_step(self.progress.global_step + 1, [self._in_update], self.thread.named())
         return self.checkpointer.where_to_continue(why, fate)
-
-    def _save_completed(self) -> str:
-        """Save the last completed step, which is the state of all policies, and return the note of
-        `rescue`.
-        """
-        # Nothing has been trained, so nothing is lost.
-        if self.progress.global_step == 0:
-            return ""
-        return self.checkpointer.where_to_continue(self.checkpointer.try_to_save())
-
-    def _torn_step(self, samples: Iterable[StepSamples], playing: Sequence[str]) -> tuple[str, str]:
-        """Return why a step cannot be saved, since some of its updates have ended and others have not, and
-        the fate of groups; both are parts of a note.
-
-        Args:
-            samples: of the steps whose groups are lost.
-            playing: groups with an episode in progress when the error came.
-        """
-        uids = listed(
-            str(uid)
-            for step in samples
-            if step.batch is not None
-            for uid in step.batch.non_tensor_batch["uid"]
-        )
-        why = (
-            f"step {self.progress.global_step + 1} was being updated, so the policies have not all completed "
-            "the same step; "
-        )
-        return why, f"; groups of that step: {uids}; in progress: {listed(playing) or 'none'}"
-
-    def _episodes_in_progress(self) -> list[str]:
-        """Return the groups of the episodes in progress, one for each episode."""
-        return [name.rpartition("#")[0] for name in self.thread.named() if "#" in name]
 
     def close(self) -> None:
         """Begin no more updates; nothing to do, as all of them run in the caller's thread."""

@@ -11,14 +11,17 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, wait
 from contextlib import suppress
 from dataclasses import dataclass
 
 from verl.trainer.ppo.asynchronous.lane_trainer import LaneTrainer, OpenStep
 from verl.trainer.ppo.asynchronous.source import AsynchronousSource
+from verl.trainer.ppo.checkpointer import torn_step
+from verl.trainer.ppo.collect.step_samples import NoSamplesError
 from verl.trainer.ppo.interrupt import Interrupted, StopRequest
-from verl.trainer.ppo.loop import NoSamplesError, TrainingLoop
+from verl.trainer.ppo.loop import TrainingLoop
 from verl.utils.timer import Timer
 
 # Period in which a lane that has nothing to do looks for samples, in seconds.
@@ -46,7 +49,7 @@ class AsynchronousLoop(TrainingLoop):
                 while self._open and (len(self._open) > self.trainer.lanes.lead or self._open[-1].meets):
                     self._conclude(self._end_step(), stop)
         except Interrupted:
-            # Lanes update policies with them already.
+            # Their updates may have begun, which cannot be undone.
             self._end_steps()
             raise
 
@@ -55,7 +58,7 @@ class AsynchronousLoop(TrainingLoop):
         step = self.progress.global_step + len(self._open) + 1
         timer = Timer()
         began = time.perf_counter()
-        # The state of credit before an open step is none that all policies have: only the oldest one's is.
+        # While other steps are open, what has been measured is theirs, and credit has no state between steps.
         if not self._open:
             self._begin()
         self.team.engines.allow_restarts()
@@ -104,8 +107,7 @@ class AsynchronousLoop(TrainingLoop):
                 # `take` raises Interrupted.
                 return
             elif any(lane.done() for lane in newest) and self.source.ready():
-                # Not before samples are complete: `take` would block, and steps that end meanwhile would be
-                # reported late.
+                # Not before samples are complete: while `take` waits for them, no step that ends is reported.
                 return
             else:
                 # With a time limit, since no lane tells when samples are complete.
@@ -142,33 +144,34 @@ class AsynchronousLoop(TrainingLoop):
 
     def rescue(self) -> str:
         """As `TrainingLoop.rescue`, after the lanes have ended what they have begun."""
-        # At the time of the error: more episodes end while lanes do.
-        playing = self._episodes_in_progress()
-        # The error of a lane is the one of the rescue, or comes after it.
+        # Now, because more episodes end while the lanes do.
+        tasks = self.thread.named()
+        # The error that ends the run has been raised; it may be the one of a lane, which comes again here.
         with suppress(Exception):
             self._end_steps()
         completed = self.trainer.completed(self._open, self.progress.global_step)
         if completed is None:
-            return self._rescue_groups(playing)
+            return self._rescue_groups(tasks)
         # A step stays open with an error although all policies are updated: their weights were not sent.
         for step in self._open:
             if step.number <= completed:
                 self.progress.complete(step.number, step.generated_tokens)
-        return self._save_completed()
+        return self.checkpointer.rescue()
 
-    def _rescue_groups(self, playing: list[str]) -> str:
+    def _rescue_groups(self, tasks: Sequence[str]) -> str:
         """Save the groups that are complete beside the checkpoint of the last completed step, if they are of
         weights that still exist, and return the note of `rescue`.
 
         Args:
-            playing: groups with an episode in progress when the error came.
+            tasks: as for `torn_step`.
         """
-        why, fate = self._torn_step((step.samples for step in self._open), playing)
-        # With `one_step_off` the next step's samples are of weights that the resumed run will have again.
+        number = self.progress.global_step + 1
+        why, fate = torn_step(number, (step.samples for step in self._open), tasks)
+        # A checkpoint of `one_step_off` has the samples of its next step already.
         if self.team.config.async_training.mode != "fully_async":
             return self.checkpointer.where_to_continue(why, fate)
-        # Newer weights than those of the checkpoint are lost with the models, and no run could correct for
-        # the distance to them.
+        # Groups may be of the newest weights that an engine has. If no checkpoint has those, they are lost, and
+        # their groups with them.
         newest = self.team.engines.newest
         if not self.checkpointer.up_to_date or newest > self.progress.global_step:
             fate = f", without the groups that were complete{fate}"
