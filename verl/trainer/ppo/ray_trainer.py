@@ -153,8 +153,10 @@ class RayPPOTrainer:
         )
 
     def _build_loop(self, source: SampleSource) -> TrainingLoop:
-        loop = TrainingLoop if self.config.async_training.mode == "sync" else AsynchronousLoop
-        return loop(
+        # The source is the one of the same mode, see `_build_source`.
+        synchronous = self.config.async_training.mode == "sync"
+        loop_class: type[TrainingLoop] = TrainingLoop if synchronous else AsynchronousLoop
+        return loop_class(
             self.team,
             self.thread,
             source,
