@@ -239,7 +239,8 @@ class Checkpointer:
         # An error of the search must not hide the one that ends the run.
         with suppress(CheckpointError, OSError):
             resumed = find_checkpoint(self.config.trainer, self.store)
-        # The same command may continue from another folder: with `trainer.resume_mode` disable or resume_path.
+        # The same command may continue from another folder, or anew: with `trainer.resume_mode` resume_path
+        # or disable.
         how = (
             "the same command continues from it"
             if resumed == self._saved_in

@@ -1,9 +1,9 @@
-"""The trainer: builds the parts of a run out of its configuration, and drives them from the first step to the last.
+"""The trainer: builds the parts of a run out of its configuration, and drives them from start to end.
 
 One controller process drives the worker groups of a team (`TeamWorkers`) and a collector of episodes. The
 steps themselves are in `loop.py`, or in `asynchronous/loop.py` where samples are collected beside updates
-(`async_training.mode`). Both are independent of the backend of workers (Ray actors or objects in this process)
-and of agents.
+(`async_training.mode`). Both are independent of the backend of workers (Ray actors or objects in this
+process) and of agents.
 """
 
 from __future__ import annotations

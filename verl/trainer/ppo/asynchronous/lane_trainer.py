@@ -24,8 +24,8 @@ from verl.utils.timer import Timer
 
 @dataclass(frozen=True)
 class Trained:
-    """What was done with rows of a step: the rows with advantages (None without rows), metrics, and seconds of
-    the phases.
+    """What was done with rows of a step: the rows with advantages (None without rows), metrics, and seconds
+    of the phases.
     """
 
     batch: DataProto | None

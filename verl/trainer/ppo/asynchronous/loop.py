@@ -1,6 +1,7 @@
-"""The training loop of `async_training.mode` one_step_off and fully_async: samples are collected beside updates.
+"""The training loop of `async_training.mode` one_step_off and fully_async: samples are collected beside
+updates.
 
-    step s:      take samples ──► every lane: score ──► update ──► send weights ──► ... all lanes: report, save, validate
+    step s:      take samples ──► every lane: score, update, send weights ──► report, save, validate
     step s + 1:      as soon as a lane is free and samples are complete: take samples ──► ...
 
 A step is open from when it has its samples until all lanes have trained on them. At most
@@ -170,8 +171,8 @@ class AsynchronousLoop(TrainingLoop):
         # A checkpoint of `one_step_off` has the samples of its next step already.
         if self.team.config.async_training.mode != "fully_async":
             return self.checkpointer.where_to_continue(why, fate)
-        # Groups may be of the newest weights that an engine has. If no checkpoint has those, they are lost, and
-        # their groups with them.
+        # Groups may be of the newest weights that an engine has. If no checkpoint has those, they are lost,
+        # and their groups with them.
         newest = self.team.engines.newest
         if not self.checkpointer.up_to_date or newest > self.progress.global_step:
             fate = f", without the groups that were complete{fate}"
