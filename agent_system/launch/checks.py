@@ -52,10 +52,10 @@ from verl.trainer.model_checks import (
 from verl.trainer.placement.role_policies import output_dir
 from verl.trainer.placement.table import Placement
 from verl.trainer.ppo.asynchronous.saved_groups import check_checkpoint
+from verl.trainer.ppo.collect.step_samples import NoSamplesError
 from verl.trainer.ppo.controller import ControllerError, resolve_device
 from verl.trainer.ppo.critic import critic_signature
 from verl.trainer.ppo.group_calls import TeamError
-from verl.trainer.ppo.ray_trainer import NoSamplesError
 from verl.utils.checkpoint import CheckpointError
 from verl.utils.dataset import DatasetError, PromptMeasure, RLHFDataset, TaskLoader
 from verl.utils.disk import DiskError

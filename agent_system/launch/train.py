@@ -83,7 +83,7 @@ def run(config: RunConfig) -> RayPPOTrainer:
             config, placement, team, collector, checked.train, checked.val, tracking, run_dir
         )
         trainer.fit()
-    print_before_after(rows_before_after(trainer.before, trainer.after))
+    print_before_after(rows_before_after(trainer.progress.before, trainer.progress.after))
     return trainer
 
 

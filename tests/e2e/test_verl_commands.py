@@ -154,13 +154,13 @@ def moved(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[set[str]]]:
 def batches(monkeypatch: pytest.MonkeyPatch) -> list[DataProto]:
     """The batch of each step, before its update."""
     seen: list[DataProto] = []
-    update = StepTrainer._update
+    update = StepTrainer.update
 
     def watched(trainer: StepTrainer, batch: DataProto, *args: Any) -> Any:
         seen.append(batch)
         return update(trainer, batch, *args)
 
-    monkeypatch.setattr(StepTrainer, "_update", watched)
+    monkeypatch.setattr(StepTrainer, "update", watched)
     return seen
 
 

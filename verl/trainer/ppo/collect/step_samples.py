@@ -18,6 +18,18 @@ from verl.trainer.ppo.per_agent import estimators_in_use
 from verl.utils.dataset import TaskLoader
 
 
+class NoSamplesError(RuntimeError):
+    """A step without a trainable sample.
+
+    Args:
+        step: its number.
+        reason: why it has none.
+    """
+
+    def __init__(self, step: int, reason: str) -> None:
+        super().__init__(f"step {step}: {reason}; the episodes are in trajectories/train_{step:06d}.jsonl")
+
+
 @dataclass(frozen=True)
 class StepSamples:
     """Rows to train on, and their episodes.

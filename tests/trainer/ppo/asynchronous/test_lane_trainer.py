@@ -16,9 +16,10 @@ from verl.protocol import DataProto
 from verl.protocol.generate import EngineGoneError
 from verl.trainer.config import ActorRolloutRefConfig, AgentConfig, ModelConfig, RunConfig
 from verl.trainer.placement.table import build_placement
+from verl.trainer.ppo.asynchronous.lane_trainer import LaneTrainer, OpenStep
 from verl.trainer.ppo.collect.step_samples import StepSamples
 from verl.trainer.ppo.group_calls import TeamError
-from verl.trainer.ppo.train_step import OpenStep, StepTrainer
+from verl.trainer.ppo.train_step import StepTrainer
 
 FAILS = (("a", 3),)
 
@@ -74,35 +75,44 @@ class Team:
             raise EngineGoneError("killed")
 
 
-def trainer(team: Team, specialization: str | list[str] = "full") -> StepTrainer:
-    config, models = RunConfig(), ActorRolloutRefConfig(model=ModelConfig(path="some/model", lora_rank=4))
-    config.agent, config.async_training.mode = (
-        AgentConfig(agent_ids=["a", "b"], specialization=specialization),
-        "fully_async",
-    )
-    steps = StepTrainer(config, build_placement(config.agent, models), team)  # type: ignore[arg-type]
+def lane_trainer(team: Team, specialization: str | list[str] = "full") -> LaneTrainer:
+    config = RunConfig()
+    config.agent = AgentConfig(agent_ids=["a", "b"], specialization=specialization)
+    config.async_training.mode = "fully_async"
+    models = ActorRolloutRefConfig(model=ModelConfig(path="some/model", lora_rank=4))
+    steps = StepTrainer(config, team)  # type: ignore[arg-type]
     steps.credit.score = lambda batch, timer, version: (batch, {})  # type: ignore[method-assign]
-    return steps
+    source: Any = SimpleNamespace(
+        wants=lambda step, policy: True, update_ended=lambda *_: None, published=lambda *_: None
+    )
+    return LaneTrainer(config, build_placement(config.agent, models), steps, source)
 
 
-def begin(steps: StepTrainer, number: int, policies: str = "abba") -> OpenStep:
+def begin(trainer: LaneTrainer, number: int, policies: str = "abba") -> OpenStep:
     batch = DataProto.from_dict(
         {"row": torch.arange(len(policies))[:, None]}, {"policy_id": np.array(list(policies), dtype=object)}
     )
-    source = SimpleNamespace(
-        wants=lambda step, policy: True, update_ended=lambda *_: None, published=lambda *_: None
+    rows, lanes = trainer.start(number, batch, False)
+    return OpenStep(
+        number=number,
+        samples=StepSamples(batch, [], {}, 0),
+        meets=False,
+        rows=rows,
+        lanes=lanes,
+        began=0.0,
+        gen_s=0.0,
+        idle_s=0.0,
+        generated_tokens=0,
     )
-    rows, lanes = steps.start(source, number, batch, False)  # type: ignore[arg-type]
-    return OpenStep(number, StepSamples(batch, [], {}, 0), False, rows, lanes, 0.0, {}, 0)
 
 
 def test_a_fast_policy_goes_on_and_results_are_those_of_the_whole_team() -> None:
     """Each policy has a long update: that of a in step 1, that of b in step 2, beside which the other one
     goes on.
     """
-    steps = trainer(team := Team({("a", 1): ("begins", "b", 2), ("b", 2): ("begins", "a", 2)}))
-    opened = [begin(steps, 1), begin(steps, 2)]
-    results = [steps.result(step) for step in opened]
+    trainer = lane_trainer(team := Team({("a", 1): ("begins", "b", 2), ("b", 2): ("begins", "a", 2)}))
+    opened = [begin(trainer, 1), begin(trainer, 2)]
+    results = [trainer.result(step) for step in opened]
     assert ("b", 2, [("b", 1)]) in team.begun, (
         "the fast policy begins step 2 while the other one is in step 1"
     )
@@ -112,56 +122,57 @@ def test_a_fast_policy_goes_on_and_results_are_those_of_the_whole_team() -> None
         assert result.metrics["actor/loss"] == (ord("a") + ord("b")) / 2 and result.metrics[
             "agent/b/loss"
         ] == ord("b")
-    assert steps.completed([], 0) == 2
-    alone = steps.result(begin(steps, 4, "bb"))
+    assert trainer.completed([], 0) == 2
+    alone = trainer.result(begin(trainer, 4, "bb"))
     assert team.log[-2:] in ([("b", 4), ("a", -4)], [("a", -4), ("b", 4)]), (
         "the weights of a are sent with their new version"
     )
     assert alone.batch is not None and len(alone.batch) == 2 and "agent/a/loss" not in alone.metrics
-    assert steps.completed([], 0) == 4, "a policy without samples has completed the step, too"
+    assert trainer.completed([], 0) == 4, "a policy without samples has completed the step, too"
 
 
 def test_metrics_of_critics_are_those_of_their_worker_groups() -> None:
     """Policy a is an adapter, so that its critic has the name of its base."""
-    steps, losses = trainer(Team(), ["lora", "full"]), {"a": ("model_lora", 3.0), "b": ("b", 6.0)}
+    trainer = lane_trainer(Team(), ["lora", "full"])
+    losses = {"a": ("model_lora", 3.0), "b": ("b", 6.0)}
 
     def update(batch: DataProto, *_: Any) -> dict[str, float]:
         group, loss = losses[batch.non_tensor_batch["policy_id"][0]]
         return {"critic/vf_loss": loss, f"wg/{group}/critic/vf_loss": loss}
 
-    steps._update = update  # type: ignore[method-assign]
-    assert steps.result(begin(steps, 1)).metrics["critic/vf_loss"] == 4.5
+    trainer.steps.update = update  # type: ignore[method-assign]
+    assert trainer.result(begin(trainer, 1)).metrics["critic/vf_loss"] == 4.5
 
 
 def test_after_an_error_in_an_update_no_step_is_common_to_all() -> None:
-    steps = trainer(Team({("a", 3): ("ends", "b", 3)}))
-    steps.result(begin(steps, 2))
-    failed = begin(steps, 3)
+    trainer = lane_trainer(Team({("a", 3): ("ends", "b", 3)}))
+    trainer.result(begin(trainer, 2))
+    failed = begin(trainer, 3)
     with pytest.raises(RuntimeError, match="out of memory"):
-        steps.result(failed)
-    assert steps.completed([failed], 2) is None
+        trainer.result(failed)
+    assert trainer.completed([failed], 2) is None
 
 
 def test_a_policy_without_samples_is_in_no_later_step_than_the_others() -> None:
-    steps = trainer(Team())
-    steps.result(begin(steps, 1))
+    trainer = lane_trainer(Team())
+    trainer.result(begin(trainer, 1))
 
     def score(*_: Any) -> Any:
         time.sleep(0.2)  # the other lane, which has nothing to do, has ended
         raise TimeoutError("log-probs of step 2")
 
-    steps.credit.score = score  # type: ignore[method-assign]
-    failed = begin(steps, 2, "aa")
+    trainer.steps.credit.score = score  # type: ignore[method-assign]
+    failed = begin(trainer, 2, "aa")
     with pytest.raises(TimeoutError):
-        steps.result(failed)
-    assert steps.completed([failed], 1) == 1
+        trainer.result(failed)
+    assert trainer.completed([failed], 1) == 1
 
 
 def test_an_error_while_weights_are_sent_leaves_a_completed_step() -> None:
     # else the error of b may come before a begins
-    steps = trainer(team := Team({("b", 1): ("begins", "a", 1)}))
+    trainer = lane_trainer(team := Team({("b", 1): ("begins", "a", 1)}))
     team.lost = "b"
-    failed = begin(steps, 1)
+    failed = begin(trainer, 1)
     with pytest.raises(TeamError, match="worker group 'b': killed"):
-        steps.result(failed)
-    assert steps.completed([failed], 0) == 1
+        trainer.result(failed)
+    assert trainer.completed([failed], 0) == 1
