@@ -5,6 +5,7 @@ the order of its calls.
 from __future__ import annotations
 
 import asyncio
+import json
 import multiprocessing.connection
 import multiprocessing.synchronize
 import os
@@ -21,6 +22,7 @@ from pkgutil import resolve_name
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -28,7 +30,7 @@ from safetensors.torch import load_file
 from verl.models.lora import LoraSpec
 from verl.protocol.generate import EngineGoneError, RolloutError
 from verl.trainer.config import ActorRolloutRefConfig, ModelConfig, RolloutConfig
-from verl.workers.rollout.vllm import arguments, engine, process
+from verl.workers.rollout.vllm import arguments, engine, fork_server, process
 from verl.workers.weight_transfer.base import ReceivedWeights, send_bucket, transfer_name
 from verl.workers.weight_transfer.shared_memory import PREFIX, SharedMemory, Spool
 
@@ -310,6 +312,101 @@ async def _gone(pid: int) -> bool:
             return True
         await asyncio.sleep(0.05)
     return False
+
+
+TELLS = """
+import json, os
+told = {"parent": os.getppid(), "log": os.environ.get("VERL_MAS_ENGINE_LOG"), "tmpdir": os.environ.get("TMPDIR")}
+print(json.dumps(told | {"threads": os.environ.get("OMP_NUM_THREADS")}), flush=True)
+"""
+
+
+def test_processes_of_engines_are_forked_from_one_server_for_an_environment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(fork_server, "PRELOADED", process.__name__)
+    told = []
+    for name, threads in (("first", 1), ("second", 1), ("third", 2)):
+        log = process.EngineLog(str(tmp_path / f"{name}.log"))
+        scratch = tmp_path / name
+        variables = process.engine_environment("cpu", threads, log=log.path, scratch=scratch)
+        with process.environment(variables):
+            started = fork_server.Context().Process(target=exec, args=(TELLS,))
+            started.start()
+        started.join(60)
+        assert started.exitcode == 0
+        told.append(json.loads(log.path.read_text()))
+        assert (told[-1]["log"], told[-1]["tmpdir"]) == (str(log.path), str(scratch))
+    assert [one["threads"] for one in told] == ["1", "1", "2"]
+    parents = [one["parent"] for one in told]
+    assert parents[0] == parents[1] != parents[2], "what libraries read when they load needs another server"
+    assert os.getpid() not in parents
+
+
+def test_an_engine_that_is_killed_says_so_and_the_next_one_has_a_server_although_it_was_killed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fork_server, "PRELOADED", process.__name__)
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")  # a server of this test's own
+
+    def start() -> Any:
+        with process.environment(process.engine_environment("cpu", 0)):
+            started = fork_server.Context().Process(target=time.sleep, args=(60,))
+            started.start()
+        return started
+
+    killed, orphaned = start(), start()
+    killed.kill()
+    killed.join(20)
+    assert killed.exitcode == -signal.SIGKILL
+    os.kill(psutil.Process(orphaned.pid).ppid(), signal.SIGKILL)
+    orphaned.join(20)
+    assert asyncio.run(_gone(orphaned.pid)) and orphaned.exitcode not in (0, None)
+    after = start()
+    assert after.is_alive()
+    after.terminate()
+    after.join(20)
+    assert after.exitcode == -signal.SIGTERM
+
+
+FORKING = """
+import os, threading, time
+from verl.workers.rollout.vllm import fork_server, process
+fork_server.PRELOADED = process.__name__
+started = []
+def start():
+    with process.environment(process.engine_environment("cpu", 0)):
+        started.append(fork_server.Context().Process(target=time.sleep, args=(60,)))
+        started[0].start()
+thread = threading.Thread(target=start)
+thread.start()
+thread.join()
+time.sleep(0.5)
+assert started[0].is_alive(), "the server does not end with the thread that needed it"
+print(started[0].pid, flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_forked_engine_ends_with_a_killed_worker_and_not_with_the_thread_that_started_it() -> None:
+    worker = subprocess.Popen([sys.executable, "-c", FORKING], stdout=subprocess.PIPE, text=True)
+    assert worker.stdout is not None
+    pid = int(worker.stdout.readline())
+    server = psutil.Process(pid).ppid()
+    assert psutil.Process(server).ppid() == worker.pid
+    worker.kill()
+    worker.wait(10)
+    assert asyncio.run(_gone(pid)) and asyncio.run(_gone(server))
+
+
+def test_engines_on_a_gpu_are_not_forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.v1.engine import utils
+
+    for _ in range(2):
+        fork_server.fork_engines()
+    for device, method in (("cpu", "forkserver"), ("cuda", "spawn")):
+        with process.environment(process.engine_environment(device, 1)):
+            assert utils.get_mp_context().get_start_method() == method
 
 
 ENGINE_PROCESS = """

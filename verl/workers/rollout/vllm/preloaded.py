@@ -1,0 +1,15 @@
+"""What the fork server of engines imports before it forks (`fork_server.py`); imported there alone."""
+
+import gc
+
+from vllm.utils.system_utils import set_process_title
+
+import verl.workers.rollout.vllm.executor
+import verl.workers.rollout.vllm.extension  # noqa: F401
+
+# The title of an engine takes the place of the server's: setproctitle looks for it once, beside the environment
+# as the process was started with it.
+set_process_title("ForkServer", prefix="verl-mas")
+gc.collect()
+# else every engine searches all modules for what it may free, and gets a copy of them
+gc.freeze()
