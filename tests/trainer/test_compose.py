@@ -1,4 +1,4 @@
-"""A configuration is composed from defaults that Hydra has composed once, and is the one that Hydra composes."""
+"""A configuration is made of defaults that Hydra has composed once, and is the one that Hydra composes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TEAM = ["agent.agent_ids=[Solver Agent,Verifier Agent]", "agent.orchestra_type=m
         ["algorithm.preset=dr_grpo", "actor_rollout_ref.actor.optim.lr=1e-6", "trainer.logger=[]"],
         ["+env.params={size: 4, names: [a, '1']}", "env.params.depth=2"],
         ["agent.orchestra.math.max_loop_num=3", "data.apply_chat_template_kwargs={enable_thinking: false}"],
-        ["trainer.experiment_name='${trainer.project_name}_${env.seed}'", "trainer.project_name='42'"],
+        ["trainer.experiment_name='${trainer.project_name}_${env.rollout.n}'", "trainer.project_name='42'"],
         ["~data.val_files"],
     ],
 )

@@ -7,8 +7,8 @@ from vllm.utils.system_utils import set_process_title
 import verl.workers.rollout.vllm.executor
 import verl.workers.rollout.vllm.extension  # noqa: F401
 
-# The title of an engine takes the place of the server's: setproctitle looks for it once, beside the environment
-# as the process was started with it.
+# The title of an engine takes the place of the server's: setproctitle looks for it once, beside the
+# environment with which the process was started.
 set_process_title("ForkServer", prefix="verl-mas")
 gc.collect()
 # else every engine searches all modules for what it may free, and gets a copy of them
