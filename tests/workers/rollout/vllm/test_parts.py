@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from pkgutil import resolve_name
@@ -303,8 +303,8 @@ def test_a_process_whose_parent_died_while_it_came_up_ends() -> None:
     assert asyncio.run(_gone(pid))
 
 
-async def _gone(pid: int) -> bool:
-    for _ in range(200):
+async def _gone(pid: int, within_s: float = 10.0) -> bool:
+    for _ in range(round(within_s / 0.05)):
         try:
             if Path(f"/proc/{pid}/stat").read_text().split()[2] == "Z":
                 return True
@@ -321,10 +321,19 @@ print(json.dumps(told | {"threads": os.environ.get("OMP_NUM_THREADS")}), flush=T
 """
 
 
-def test_processes_of_engines_are_forked_from_one_server_for_an_environment(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+@pytest.fixture
+def light_servers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Servers of the test's own, which import little."""
     monkeypatch.setattr(fork_server, "PRELOADED", process.__name__)
+    servers: dict[Any, fork_server.ForkServer] = {}
+    monkeypatch.setattr(fork_server, "_servers", servers)
+    yield
+    for server in servers.values():
+        server.let_go()
+
+
+@pytest.mark.usefixtures("light_servers")
+def test_processes_of_engines_are_forked_from_one_server_for_an_environment(tmp_path: Path) -> None:
     told = []
     for name, threads in (("first", 1), ("second", 1), ("third", 2)):
         log = process.EngineLog(str(tmp_path / f"{name}.log"))
@@ -343,11 +352,24 @@ def test_processes_of_engines_are_forked_from_one_server_for_an_environment(
     assert os.getpid() not in parents
 
 
-def test_an_engine_that_is_killed_says_so_and_the_next_one_has_a_server_although_it_was_killed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(fork_server, "PRELOADED", process.__name__)
-    monkeypatch.setenv("OMP_NUM_THREADS", "7")  # a server of this test's own
+@pytest.mark.usefixtures("light_servers")
+def test_a_server_beyond_the_most_ends_with_its_last_engine() -> None:
+    started = []
+    for threads in range(1, fork_server.MOST_SERVERS + 2):
+        with process.environment(process.engine_environment("cpu", threads)):
+            started.append(fork_server.Context().Process(target=time.sleep, args=(60,)))
+            started[-1].start()
+    servers = [psutil.Process(one.pid).ppid() for one in started]
+    assert len({*servers}) == len(servers) and all(one.is_alive() for one in started)
+    started[0].kill()
+    assert asyncio.run(_gone(servers[0])) and not asyncio.run(_gone(servers[1], within_s=0.5))
+    for one in started[1:]:
+        one.kill()
+        one.join(20)
+
+
+@pytest.mark.usefixtures("light_servers")
+def test_an_engine_that_is_killed_says_so_and_the_next_one_has_a_server_although_it_was_killed() -> None:
 
     def start() -> Any:
         with process.environment(process.engine_environment("cpu", 0)):

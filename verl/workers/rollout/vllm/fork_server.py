@@ -15,7 +15,6 @@ import os
 import tempfile
 import threading
 from concurrent.futures import Future
-from functools import cache
 from multiprocessing import forkserver, popen_forkserver, spawn
 from multiprocessing.context import reduction, set_spawning_popen
 from multiprocessing.process import BaseProcess
@@ -24,6 +23,7 @@ from typing import Any
 from verl.workers.rollout.vllm.process import FORKED, LOG, PARENT, end_with_parent, write_to_log
 
 PRELOADED = "verl.workers.rollout.vllm.preloaded"
+MOST_SERVERS = 2
 # Read by no library when it is loaded: they differ between the engines of one server.
 HANDED_OVER = frozenset({PARENT, LOG, "TMPDIR", "VLLM_RPC_BASE_PATH", "PYTEST_CURRENT_TEST"})
 
@@ -62,11 +62,26 @@ class ForkServer(forkserver.ForkServer):
         threading.Thread(target=start, name="engine-fork-server", daemon=True).start()
         started.result()
 
+    def let_go(self) -> None:
+        """Have the server end as soon as none of its engines is left."""
+        if self._forkserver_alive_fd is not None:  # type: ignore[attr-defined]
+            # each engine has a copy of it, and the server ends when all are closed
+            os.close(self._forkserver_alive_fd)  # type: ignore[attr-defined]
 
-@cache
+
+_servers: dict[frozenset[tuple[str, str]], ForkServer] = {}
+
+
 def server_for(environment: frozenset[tuple[str, str]]) -> ForkServer:
-    """Return the server for engines with these variables, which `HANDED_OVER` are not among."""
-    return ForkServer()
+    """Return the server for engines with these variables, which `HANDED_OVER` are not among.
+
+    Each takes about 160 MiB; the oldest is let go for one beyond `MOST_SERVERS`.
+    """
+    if environment not in _servers:
+        if len(_servers) == MOST_SERVERS:
+            _servers.pop(next(iter(_servers))).let_go()
+        _servers[environment] = ForkServer()
+    return _servers[environment]
 
 
 class _Preparation:
