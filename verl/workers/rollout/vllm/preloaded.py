@@ -8,7 +8,7 @@ import gc
 import vllm.entrypoints.llm
 import vllm.v1.engine.core
 import vllm.v1.executor.uniproc_executor
-import vllm.v1.worker.cpu_worker
+import vllm.v1.worker.cpu_worker  # noqa: F401
 from vllm.utils.system_utils import set_process_title
 
 import verl.workers.rollout.vllm.checkpoint_format
