@@ -15,8 +15,8 @@ import os
 import tempfile
 import threading
 from concurrent.futures import Future
-from multiprocessing import forkserver, popen_forkserver, spawn
-from multiprocessing.context import reduction, set_spawning_popen
+from multiprocessing import forkserver, popen_forkserver, reduction, spawn
+from multiprocessing.context import set_spawning_popen
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -132,12 +132,13 @@ class _Popen(popen_forkserver.Popen):
             reduction.dump(process_obj, written)
         finally:
             set_spawning_popen(None)
-        self.sentinel, to_child = server.connect_to_new_process(self._fds)
+        self.sentinel, to_child = server.connect_to_new_process(
+            self._fds  # type: ignore[attr-defined]
+        )
         # open as long as this process lives, which the forked one can wait for
         parent = os.dup(to_child)
-        self.finalizer = multiprocessing.util.Finalize(
-            self, multiprocessing.util.close_fds, (parent, self.sentinel)
-        )
+        close_fds = multiprocessing.util.close_fds  # type: ignore[attr-defined]
+        self.finalizer = multiprocessing.util.Finalize(self, close_fds, (parent, self.sentinel))
         with open(to_child, "wb") as file:
             file.write(written.getbuffer())
         self.pid = forkserver.read_signed(self.sentinel)
