@@ -316,8 +316,9 @@ async def _gone(pid: int, within_s: float = 10.0) -> bool:
 
 TELLS = """
 import json, os
-told = {"parent": os.getppid(), "log": os.environ.get("VERL_MAS_ENGINE_LOG"), "tmpdir": os.environ.get("TMPDIR")}
-print(json.dumps(told | {"threads": os.environ.get("OMP_NUM_THREADS")}), flush=True)
+names = {"log": "VERL_MAS_ENGINE_LOG", "tmpdir": "TMPDIR", "threads": "OMP_NUM_THREADS"}
+told = {"parent": os.getppid()} | {key: os.environ.get(name) for key, name in names.items()}
+print(json.dumps(told), flush=True)
 """
 
 

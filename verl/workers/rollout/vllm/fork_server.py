@@ -1,5 +1,5 @@
-"""Processes of engines on a CPU, forked from a server that has imported vLLM: importing takes most of the time
-in which an engine starts, and is done once for all engines of this process.
+"""Processes of engines on a CPU, forked from a server that has imported vLLM: importing takes most of the
+time in which an engine starts, and is done once for all engines of this process.
 
 A library may read a variable of the environment when it is loaded, so an engine is forked only from a server
 that was started in the same environment, but for `HANDED_OVER`. Engines on a GPU are not forked: a process
