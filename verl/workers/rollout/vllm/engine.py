@@ -12,6 +12,7 @@ import asyncio
 import itertools
 import logging
 import math
+import multiprocessing.util
 import weakref
 from collections.abc import Awaitable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -40,6 +41,7 @@ from verl.workers.rollout.base import EngineStats
 from verl.workers.rollout.requests import check_request
 from verl.workers.rollout.vllm.adapters import AdapterFolders
 from verl.workers.rollout.vllm.arguments import engine_arguments, visible_gpus
+from verl.workers.rollout.vllm.fork_server import fork_engines
 from verl.workers.rollout.vllm.process import (
     EngineLog,
     children_of,
@@ -112,6 +114,8 @@ class VLLMEngine:
         specs = dict(adapters or {})
         spans = visible_gpus(gpus) if device == "cuda" and len(gpus) > 1 else ""
         self._log, self._spool = EngineLog(log), Spool(config.rollout.update_bucket_mb << 20)
+        # Made now, as sockets of processes that outlive this engine are in it: below, TMPDIR is the spool's.
+        multiprocessing.util.get_temp_dir()
         with environment(
             engine_environment(device, num_threads, spans, log=self._log.path, scratch=self._spool.scratch)
         ):
@@ -532,6 +536,7 @@ async def _start(arguments: Mapping[str, Any]) -> Any:
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
+    fork_engines()
     return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
 
 
