@@ -16,6 +16,7 @@ import math
 import sys
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -140,8 +141,10 @@ def main() -> None:
     optimizer = torch.optim.AdamW(bare.parameters(), lr=1e-6, fused=True)
     result: dict[str, float] = {"rows": args.rows, "tokens": args.tokens}
 
-    def update(rows: dict[str, torch.Tensor], token_budget: int, merge_rows: bool = False) -> None:
-        engine.merge_rows = merge_rows
+    exact = engine.layout
+
+    def update(rows: dict[str, torch.Tensor], token_budget: int, share: bool = False) -> None:
+        engine.layout = exact if share else replace(exact, sharing="none")
         rule = MicroBatchRule(token_budget=token_budget, rows=1, packed=True)
         update_policy(engine, ActorConfig(), rows, UpdatePlan(temperature=1.0), rule)
 
@@ -162,7 +165,7 @@ def main() -> None:
     )
     result |= {
         "single_rows_s": round(single, 4),
-        "merged_rows_s": round(merged, 4),
+        "shared_tokens_s": round(merged, 4),
         "conversation_ratio": round(merged / single, 3),
     }
     print(json.dumps(result))
