@@ -117,7 +117,7 @@ def test_two_gloo_ranks_equal_one(tiny_model_dir: Path, tmp_path: Path, forked_p
     rows = make_rows(12)
     rows["advantages"][[1, 6, 7]] = 0.0  # so that rank 1 has none to compute when these are skipped
     for name in ("input_ids", "attention_mask", "position_ids", "responses", "response_mask"):
-        rows[name][2] = rows[name][3]  # shared on rank 0
+        rows[name][[2, 4]] = rows[name][3].clone()  # so that two of them are in one micro-batch of rank 0
     rows["response_mask"][8:] = 0
     rows["row_weights"] = torch.tensor([1.0, 0.5, 2.0]).repeat(4)
     torch.save(rows, tmp_path / "rows.pt")

@@ -17,7 +17,7 @@ class _TokenScores(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, logits: torch.Tensor, labels: torch.Tensor, index: torch.Tensor, temperature: float
+        ctx: Any, logits: torch.Tensor, labels: torch.Tensor, index: torch.Tensor | None, temperature: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
         count, vocab = logits.shape
         entropy = logits.new_empty(count, dtype=torch.float32)
@@ -27,8 +27,10 @@ class _TokenScores(torch.autograd.Function):
             log_z[rows] = torch.logsumexp(scaled, dim=-1)
             centred = scaled - log_z[rows, None]
             entropy[rows] = -torch.linalg.vecdot(torch.exp(centred), centred.clamp_(min=_LOWEST))
-        log_probs = _scale(logits[index, labels], temperature) - log_z[index]
-        ctx.save_for_backward(logits, labels, index, log_z, entropy)
+        rows_of = torch.arange(count, device=logits.device) if index is None else index
+        log_probs = _scale(logits[rows_of, labels], temperature) - log_z[rows_of]
+        ctx.save_for_backward(logits, labels, rows_of, log_z, entropy)
+        ctx.in_order = index is None
         ctx.temperature = temperature
         ctx.set_materialize_grads(False)
         return log_probs, entropy
@@ -57,7 +59,8 @@ class _TokenScores(torch.autograd.Function):
             elif grad_rows is not None:
                 grad.mul_(-grad_rows[rows, None])
             if grad_log_probs is not None:
-                here = (index >= rows.start) & (index < rows.stop)
+                # Only labels out of order have to be searched for, which the meta device cannot do.
+                here = rows if ctx.in_order else ((index >= rows.start) & (index < rows.stop)).nonzero()[:, 0]
                 at = (index[here] - rows.start, labels[here])
                 grad.index_put_(at, grad_log_probs[here], accumulate=True)
             result[rows] = grad.mul_(1.0 / ctx.temperature)
@@ -112,5 +115,4 @@ def token_scores(
     """
     if temperature <= 0:
         raise ValueError(f"temperature={temperature}: log-probs need a positive temperature")
-    rows = torch.arange(len(logits), device=logits.device) if index is None else index
-    return _TokenScores.apply(logits, labels, rows, temperature)
+    return _TokenScores.apply(logits, labels, index, temperature)
