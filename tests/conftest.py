@@ -111,7 +111,7 @@ SLOW = (
     "tests/utils/tracking/test_tracking.py",
     "tests/workers/engine/test_adapters.py",
     "tests/workers/engine/test_exactness.py",
-    "tests/workers/engine/test_merging.py",
+    "tests/workers/engine/test_shared_prefixes.py",
     "tests/workers/engine/test_policy_losses.py",
     "tests/workers/engine/test_state.py",
     "tests/workers/engine/test_value_update.py",

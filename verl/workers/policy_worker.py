@@ -80,8 +80,15 @@ class PolicyWorker(EngineWorker):
             name: AdapterPlan(lora_spec(config.model), config.actor.optim)
             for name, config in self._adapters.items()
         }
+        share = actor.use_prefix_grouper
         self._engine = FSDPEngine(
-            self.config.model, actor.fsdp_config, actor.optim, mesh, adapters=plans, seed=self._seed
+            self.config.model,
+            actor.fsdp_config,
+            actor.optim,
+            mesh,
+            adapters=plans,
+            seed=self._seed,
+            share_prefixes=share,
         )
         if (
             self._device == "cpu"
@@ -89,7 +96,9 @@ class PolicyWorker(EngineWorker):
         ):
             give_back_freed_blocks()
         if self._use_reference and not plans:
-            self._reference = FSDPEngine(self.config.model, actor.fsdp_config, None, mesh)
+            self._reference = FSDPEngine(
+                self.config.model, actor.fsdp_config, None, mesh, share_prefixes=share
+            )
 
     def _adapter_of(self, data: DataProto) -> tuple[str | None, ActorRolloutRefConfig]:
         """Return the adapter that a batch belongs to, None when the model itself is trained, and its

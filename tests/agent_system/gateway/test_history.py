@@ -26,7 +26,7 @@ from agent_system.rollout.batch import build_batch
 from agent_system.rollout.prompt import Prompt
 from verl.protocol.generate import Generation
 from verl.trainer.config.reward_model import RewardModelConfig
-from verl.workers.engine.merging import READ_IN, longest_rows, merge
+from verl.workers.engine.chains import join, longest_rows
 
 from .conftest import TASK, USER, build, say, send
 from .templates import TEMPLATES, tokenizer_of
@@ -468,19 +468,17 @@ def test_no_token_is_trained_that_was_not_sampled_in_that_place(
 
 def check_merged(rows: dict[str, torch.Tensor]) -> None:
     """Every trained token of a merged row was sampled in that place: after the tokens that its engine got."""
-    rows[READ_IN] = torch.tensor(longest_rows(rows))
+    hosts = longest_rows(rows)
     tokens = [
         ids[real].tolist() for ids, real in zip(rows["input_ids"], rows["attention_mask"].bool(), strict=True)
     ]
-    assert all(
-        tokens[host][: len(own)] == own for own, host in zip(tokens, rows[READ_IN].tolist(), strict=True)
-    )
-    run, index = merge(rows)
+    assert all(tokens[host][: len(own)] == own for own, host in zip(tokens, hosts, strict=True))
+    run, index = join(rows)
     sampled = rows["responses"][rows["response_mask"].bool()]
+    if index is None:
+        index = torch.arange(len(sampled))
     assert torch.equal(run["responses"][run["response_mask"].bool()][index], sampled)
-    assert int(run["response_mask"].sum()) == len(
-        set((index if isinstance(index, torch.Tensor) else torch.arange(len(sampled))).tolist())
-    )
+    assert int(run["response_mask"].sum()) == len(set(index.tolist()))
 
 
 @pytest.mark.parametrize("name", ["qwen2.5", "tiny"])

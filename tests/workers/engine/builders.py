@@ -76,13 +76,18 @@ def make_engine(
     optim: OptimConfig | None = None,
     fsdp: FSDPConfig | None = None,
     device: str = "cpu",
+    share_prefixes: bool = True,
     **options: object,
 ) -> FSDPEngine:
     """An engine; `options` are keys of `ModelConfig`."""
     torch.set_num_threads(1)
     config = ModelConfig(path=str(model), **options)  # type: ignore[arg-type]
     return FSDPEngine(
-        config, fsdp or FSDPConfig(), optim or OptimConfig(lr=lr), init_mesh(device, rank, ranks)
+        config,
+        fsdp or FSDPConfig(),
+        optim or OptimConfig(lr=lr),
+        init_mesh(device, rank, ranks),
+        share_prefixes=share_prefixes,
     )
 
 
@@ -190,7 +195,7 @@ def loss_settings(name: str, agg_mode: str = "token-mean") -> tuple[ActorConfig,
 
 def settings_of(mode: str) -> tuple[ActorConfig, UpdatePlan] | tuple[ActorConfig]:
     """Config of a `mode` of the two-rank test: a prepared loss, `skipping` rows without advantage, `adaptive`
-    mini-batches, `merging`, or an aggregation mode.
+    mini-batches, `single` rows, or an aggregation mode.
     """
     if mode == "adaptive":
         config = replace(
@@ -200,7 +205,7 @@ def settings_of(mode: str) -> tuple[ActorConfig, UpdatePlan] | tuple[ActorConfig
     if mode == "skipping":
         return (ActorConfig(skip_zero_advantages=True, grad_clip=1e9),)
     return (
-        loss_settings(mode) if mode in PREPARED else (full_loss("token-mean" if mode == "merging" else mode),)
+        loss_settings(mode) if mode in PREPARED else (full_loss("token-mean" if mode == "single" else mode),)
     )
 
 

@@ -366,9 +366,9 @@ class TeamWorkers:
             sub.select(batch_keys=[c for c in columns if c in present], non_tensor_batch_keys=[])
         )
         sub, padding = pad_zero_weight(sub, ranks)
-        model = self.config.critic.model if workers is self.critics else self.specs[wg_id].config.model
+        trained = self.config.critic if workers is self.critics else self.specs[wg_id].config.actor
         order = (
-            balance_order(sub, ranks, model.merge_rows)
+            balance_order(sub, ranks, trained.use_prefix_grouper)
             if self.config.trainer.balance_batch
             else np.arange(len(sub))
         )

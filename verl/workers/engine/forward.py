@@ -12,9 +12,10 @@ from typing import Any
 import torch
 
 from verl.workers.engine.attention import PACKED_ATTENTION, plan_packing
-from verl.workers.engine.layout import Form
-from verl.workers.engine.merging import merge
+from verl.workers.engine.chains import join
+from verl.workers.engine.layout import Form, RowLayout
 from verl.workers.engine.token_scores import sums_of_squares, token_scores
+from verl.workers.engine.trie import build_trie
 
 INPUT_KEYS = ("input_ids", "attention_mask", "position_ids", "responses", "response_mask")
 
@@ -53,35 +54,61 @@ def check_rows(rows: Mapping[str, torch.Tensor]) -> None:
 
 
 def score_tokens(
-    model: Any, rows: Mapping[str, torch.Tensor], temperature: float, form: Form, sum_pi_squared: bool = False
+    model: Any,
+    rows: Mapping[str, torch.Tensor],
+    temperature: float,
+    layout: RowLayout,
+    sum_pi_squared: bool = False,
 ) -> Scores:
     """Run rows through a causal language model; see `Scores`.
 
     Args:
         model: the model; for packed rows with `PACKED_ATTENTION` or flash attention.
-        rows: `INPUT_KEYS`, and `READ_IN` if rows are merged; without rows (ranks must call the model equally
-            often) the scores are empty.
+        rows: `INPUT_KEYS`; without rows (ranks must call the model equally often) the scores are empty.
         temperature: of the sampler.
-        form: of `RowLayout`.
+        layout: of the rows.
         sum_pi_squared: also sum the squared probabilities, in another pass over the logits.
     """
-    runs, index = merge(rows)
-    logits = _FORMS[form](model, runs)
+    logits, index = _outputs(model, rows, layout)
     mask = rows["response_mask"].bool()
-    log_probs, entropy = token_scores(logits, runs["responses"][runs["response_mask"].bool()], temperature)
-    squares = _scatter(sums_of_squares(logits, temperature)[index], mask) if sum_pi_squared else None
-    return Scores(_scatter(log_probs[index], mask), _scatter(entropy[index], mask), squares)
+    log_probs, entropy = token_scores(logits, rows["responses"][mask], temperature, index)
+    squares = sums_of_squares(logits, temperature) if sum_pi_squared else None
+    if index is not None:
+        entropy = entropy[index]
+        squares = None if squares is None else squares[index]
+    return Scores(
+        _scatter(log_probs, mask),
+        _scatter(entropy, mask),
+        None if squares is None else _scatter(squares, mask),
+    )
 
 
-def value_tokens(model: Any, rows: Mapping[str, torch.Tensor], form: Form) -> torch.Tensor:
+def value_tokens(model: Any, rows: Mapping[str, torch.Tensor], layout: RowLayout) -> torch.Tensor:
     """Run rows through a value model and return values `[bsz, response_len]` fp32, zero where `response_mask`
     is zero.
 
     The value of a token is the output at the position before it. Arguments are those of `score_tokens`.
     """
-    runs, index = merge(rows)
-    outputs = _FORMS[form](model, runs)
-    return _scatter(outputs.squeeze(-1).float()[index], rows["response_mask"].bool())
+    outputs, index = _outputs(model, rows, layout)
+    values = outputs.squeeze(-1).float()
+    return _scatter(values if index is None else values[index], rows["response_mask"].bool())
+
+
+def _outputs(
+    model: Any, rows: Mapping[str, torch.Tensor], layout: RowLayout
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return outputs of the head `[count, head]`, and for each unmasked response token of the rows, in
+    row-major order, the index of the one before it; None if they are in this order.
+    """
+    if layout.sharing == "trie":
+        trie = build_trie(rows)
+        places, index = trie.before.unique(return_inverse=True)
+        inputs = {"input_ids": trie.tokens[None], "position_ids": trie.positions[None]}
+        return run_head(model, places, pack_plan=trie.plan, **inputs)[0], index
+    if layout.sharing == "chains" and len(rows["input_ids"]):
+        rows, index = join(rows)
+        return _FORMS[layout.form](model, rows), index
+    return _FORMS[layout.form](model, rows), None
 
 
 def _packed(model: Any, rows: Mapping[str, torch.Tensor]) -> torch.Tensor:

@@ -1,9 +1,8 @@
-"""Merged rows: a row whose tokens begin those of another, as an earlier reply of a conversation does, is read
-off that row's forward pass.
+"""Chains: a row whose tokens begin those of another, as an earlier reply of a conversation does, is read off
+that row's forward pass.
 
-Rows are merged for the model alone. Log-probs, entropies and values go back to the rows that they belong to,
-so that masks, advantages, weights, ratios of whole replies, means over rows and mini-batches are those of the
-unmerged rows, for every loss.
+It is the way to share tokens for models whose state cannot branch, and for rows that are padded; see
+`verl.workers.engine.trie` for rows that only begin alike. As there, the model alone sees it.
 """
 
 from __future__ import annotations
@@ -12,10 +11,6 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 import torch
-
-# Column of a micro-batch: for every row the index, in the micro-batch, of the row in which it is read (its
-# own if it is not merged).
-READ_IN = "read_in"
 
 
 def longest_rows(rows: Mapping[str, torch.Tensor]) -> list[int]:
@@ -52,24 +47,25 @@ def members(longest: Sequence[int]) -> dict[int, list[int]]:
     return found
 
 
-def merge(rows: Mapping[str, torch.Tensor]) -> tuple[Mapping[str, torch.Tensor], torch.Tensor | slice]:
+def join(rows: Mapping[str, torch.Tensor]) -> tuple[Mapping[str, torch.Tensor], torch.Tensor | None]:
     """Return the rows that the model runs, and the index of the given rows' response tokens among theirs.
 
     A row that is run has a response from the first token that any row needs, and a `response_mask` of all
     that are needed.
 
     Args:
-        rows: `INPUT_KEYS`, and `READ_IN` if rows are merged.
+        rows: `INPUT_KEYS`.
 
     Returns:
         `INPUT_KEYS` of the rows to run, and an index `[tokens]`: a value per unmasked response token of
-        these, in row-major order, becomes one per unmasked response token of the given rows.
+        these, in row-major order, becomes one per unmasked response token of the given rows; None if no row
+        begins another one.
     """
-    if READ_IN not in rows:
-        return rows, slice(None)
-    hosts, owner = rows[READ_IN].unique(return_inverse=True)
+    hosts, owner = torch.tensor(longest_rows(rows), device=rows["input_ids"].device).unique(
+        return_inverse=True
+    )
     if len(hosts) == len(owner):
-        return rows, slice(None)
+        return rows, None
     attention, mask = rows["attention_mask"].bool(), rows["response_mask"].bool()
     width = attention.shape[1]
     # of each response token in its row
@@ -83,18 +79,3 @@ def merge(rows: Mapping[str, torch.Tensor]) -> tuple[Mapping[str, torch.Tensor],
     index = (needed.flatten().cumsum(dim=0) - 1).view(needed.shape)[of_host, column - start]
     runs = {name: rows[name][hosts] for name in ("input_ids", "attention_mask", "position_ids")}
     return runs | {"responses": runs["input_ids"][:, start:], "response_mask": needed}, index
-
-
-def merged_shares(micros: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, float]:
-    """Return the fraction of the rows of some micro-batches that are read in others, and of the tokens that
-    are not run for it.
-    """
-    rows = run = tokens = run_tokens = 0
-    for micro in micros:
-        lengths, hosts = micro["attention_mask"].sum(dim=1), micro[READ_IN].unique()
-        rows, run = rows + len(lengths), run + len(hosts)
-        tokens, run_tokens = tokens + int(lengths.sum()), run_tokens + int(lengths[hosts].sum())
-    return {
-        "merged_rows": 1 - run / rows if rows else 0.0,
-        "merged_tokens": 1 - run_tokens / tokens if tokens else 0.0,
-    }

@@ -1,11 +1,14 @@
-"""Rows that are read in longer rows have the scores and gradients of rows that are run alone, for every loss
-and aggregation mode.
+"""Rows whose common tokens are run once, as a trie or as chains, have the scores and gradients of rows that
+are run alone, for every loss and aggregation mode.
 """
 
+import random
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import cycle, product
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -28,8 +31,11 @@ from verl.trainer.config import ActorConfig
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 from verl.trainer.ppo.core_algos.aggregation import LOSS_AGG_MODES
 from verl.workers.engine import FSDPEngine, MicroBatchRule
-from verl.workers.engine.merging import longest_rows
+from verl.workers.engine.attention import packed_attention, plan_branches
+from verl.workers.engine.chains import longest_rows
+from verl.workers.engine.layout import Sharing
 from verl.workers.engine.sharding import local
+from verl.workers.engine.trie import build_trie, count_run, plan_tries, token_rows
 
 BUILT_IN = sorted(name for name, fn in POLICY_LOSS_REGISTRY.items() if fn.__module__.startswith("verl."))
 RULES = [
@@ -119,23 +125,31 @@ def test_equal_tokens_at_other_positions_are_not_merged() -> None:
     assert longest_rows(rows) == [0, 1]
 
 
+def share(engine: FSDPEngine, sharing: Sharing) -> None:
+    """Let an engine share tokens in a way that its check has found exact, or not at all."""
+    engine.layout = replace(engine.layout, sharing=sharing)
+
+
 def check(
     engine: FSDPEngine, rows: dict[str, torch.Tensor], rule: MicroBatchRule, *loss: object
 ) -> dict[str, float]:
-    """Compare gradients and metrics of an engine, whose learning rate is 0, with and without merging; returns
-    the metrics with it.
+    """Compare gradients and metrics of an engine, whose learning rate is 0, with every way of sharing; returns
+    the metrics with the last.
     """
-    found = []
-    for merge_rows in (False, True):
-        engine.merge_rows = merge_rows
-        found.append(gradients(engine, rows, rule, *loss))  # type: ignore[arg-type]
-    (single, expected), (merged, metrics) = found
+    results = []
+    for sharing in ("none", "chains", "trie")[: 3 if rule.packed else 2]:
+        share(engine, sharing)  # type: ignore[arg-type]
+        results.append(gradients(engine, rows, rule, *loss))  # type: ignore[arg-type]
+    single, expected = results[0]
+    shared_of_none = expected.pop("actor/shared_tokens", 0.0)
+    assert shared_of_none == 0.0
     scale = max(1.0, *(float(g.abs().max()) for g in single.values()))
-    assert largest_difference(single, merged) < 1e-6 * scale
-    assert {name: value for name, value in metrics.items() if "/merged_" not in name} == pytest.approx(
-        expected, abs=1e-5 * scale
-    )
-    return metrics
+    for found, metrics in results[1:]:
+        assert largest_difference(single, found) < 1e-6 * scale
+        shared = metrics.pop("actor/shared_tokens", 0.0)
+        assert metrics == pytest.approx(expected, abs=1e-5 * scale)
+        metrics["actor/shared_tokens"] = shared
+    return results[-1][1]
 
 
 def fill(engine: FSDPEngine, agent: str) -> None:
@@ -146,7 +160,9 @@ def fill(engine: FSDPEngine, agent: str) -> None:
             local(parameter).normal_(std=0.1, generator=generator)
 
 
-def test_merged_rows_have_the_gradient_of_single_rows_in_every_aggregation_mode(tiny_model_dir: Path) -> None:
+def test_rows_that_share_tokens_have_the_gradient_of_single_rows_in_every_aggregation_mode(
+    tiny_model_dir: Path,
+) -> None:
     """With the entropy bonus, the KL loss, correction weights and weights of rows, for any conversations; of
     a model, and of the adapter of each agent.
     """
@@ -175,10 +191,10 @@ def test_merged_rows_have_the_gradient_of_single_rows_in_every_aggregation_mode(
     for (mode, agent), rule in zip(product(LOSS_AGG_MODES, ADAPTERS), cycle(RULES), strict=False):
         with on_adapters[rule.packed].using(agent):
             metrics = check(on_adapters[rule.packed], make_calls(TREE), rule, full_loss(mode))
-        assert metrics["actor/merged_rows"] > 0.3 and metrics["actor/grad_norm"] > 0.01
+        assert metrics["actor/shared_tokens"] > 0.2 and metrics["actor/grad_norm"] > 0.01
 
 
-def test_merged_rows_have_the_gradient_of_single_rows_for_every_loss(tiny_model_dir: Path) -> None:
+def test_rows_that_share_tokens_have_the_gradient_of_single_rows_for_every_loss(tiny_model_dir: Path) -> None:
     """Ratios of whole replies, selections of tokens over the mini-batch and corrections with the sampler's
     log-probs included.
     """
@@ -188,53 +204,114 @@ def test_merged_rows_have_the_gradient_of_single_rows_for_every_loss(tiny_model_
     for name in BUILT_IN:
         for rule in RULES[:3]:
             metrics = check(engine, rows, rule, *loss_settings(name))
-            assert metrics["actor/merged_rows"] > 0.3, name
+            assert metrics["actor/shared_tokens"] > 0.2, name
     check(engine, rows, ONE_PIECE, ActorConfig(skip_zero_advantages=True, grad_clip=1e9))
 
 
 def test_the_model_runs_a_shared_beginning_once(tiny_model_dir: Path) -> None:
     rows, run = make_calls(TREE), list[int]()
-    engine = make_engine(tiny_model_dir, lr=0.0, merge_rows=True)
+    engine = make_engine(tiny_model_dir, lr=0.0)
+    assert engine.layout.sharing == "trie"
     engine.model.register_forward_pre_hook(
         lambda _, args, inputs: run.append(inputs["input_ids"].numel()), with_kwargs=True
     )
     _, metrics = gradients(engine, rows)
-    lengths = rows["attention_mask"].sum(dim=1)
-    leaves = int(lengths[[3, 4, 5, 7, 8]].sum())
-    assert run == [leaves]
-    assert metrics["actor/merged_rows"] == pytest.approx(4 / 9)
-    assert metrics["actor/merged_tokens"] == pytest.approx(1 - leaves / int(lengths.sum()))
+    # of each row the tokens before its last scored one
+    paths = [
+        tuple(own[: int(mask.nonzero()[-1]) - len(mask)]) if mask.any() else ()
+        for own, mask in _paths(rows)
+    ]
+    distinct = {own[: length + 1] for own in paths for length in range(len(own))}
+    assert run == [len(distinct)]
+    assert metrics["actor/shared_tokens"] == pytest.approx(1 - len(distinct) / sum(map(len, paths)))
+    share(engine, "chains")
+    gradients(engine, rows)
+    assert run[1] == int(rows["attention_mask"].sum(dim=1)[[3, 4, 5, 7, 8]].sum())
 
 
-def test_scores_and_values_of_merged_rows_are_those_of_single_rows(
+def _paths(rows: dict[str, torch.Tensor]) -> list[tuple[list[int], torch.Tensor]]:
+    """The tokens of each row with the mask of its response, padding of the response left out."""
+    width = rows["response_mask"].shape[1]
+    lengths = rows["attention_mask"][:, -width:].sum(dim=1).tolist()
+    return [
+        (own, mask[:length])
+        for own, mask, length in zip(tokens_of(rows), rows["response_mask"], lengths, strict=True)
+    ]
+
+
+@given(calls=CALLS, seed=st.integers(0, 1000), words=st.integers(1, 3), budget=st.integers(1, 60))
+def test_a_trie_has_every_row_as_a_path_and_no_token_twice(
+    calls: list[Call], seed: int, words: int, budget: int
+) -> None:
+    rows = make_calls(calls, seed, words)
+    paths = token_rows(rows)
+    trie = build_trie(rows)
+    distinct = {path[: length + 1].tobytes() for path in paths for length in range(len(path))}
+    assert len(trie.tokens) == len(distinct) == count_run(paths)
+    scored = rows["responses"][rows["response_mask"].bool()]
+    assert len(trie.before) == len(scored)
+    micros = plan_tries(paths, budget, 1)
+    assert sorted(row for micro in micros for row in micro) == list(range(len(paths)))
+    for micro in micros:
+        assert len(micro) == 1 or count_run([paths[row] for row in micro]) <= budget
+
+
+@pytest.mark.parametrize("window", [None, 1, 3, 7])
+def test_attention_over_branches_is_that_of_each_path(window: int | None) -> None:
+    """Of branches of branches, with any lengths, of tokens that several rows continue."""
+    chance = random.Random(0)
+    paths: list[list[int]] = []
+    plan = []
+    size = 0
+    for own in (9, 6, 2, 1, 2, 5, 20, 17, 3, 3, 40, 1):
+        host = chance.choice(paths) if size > 16 else []
+        path = host[: chance.randint(1, len(host))] if host else []
+        paths.append([*path, *range(size, size + own)])
+        plan.append((np.array(path, dtype=np.int64), own))
+        size += own
+    packing = plan_branches([own for path, own in plan if not len(path)], plan[3:], torch.device("cpu"))
+    torch.manual_seed(0)
+    states = [torch.randn(1, heads, size, 8, requires_grad=True) for heads in (4, 2, 2)]
+    packed, _ = packed_attention(torch.nn.Module(), *states, None, sliding_window=window, pack_plan=packing)
+    alone = []
+    for path, (_, own) in zip(paths, plan, strict=True):
+        distance = torch.arange(len(path))[:, None] - torch.arange(len(path))[None]
+        mask = (distance >= 0) & (distance < (window or size))
+        parts = (part[:, :, path] for part in states)
+        whole = torch.nn.functional.scaled_dot_product_attention(*parts, attn_mask=mask, enable_gqa=True)
+        alone.append(whole.transpose(1, 2)[:, -own:])
+    expected = torch.cat(alone, dim=1)
+    assert torch.allclose(packed, expected, atol=1e-5)
+    noise = torch.randn(packed.shape)
+    gradients_of = [torch.autograd.grad((out * noise).sum(), states) for out in (packed, expected)]
+    for found, wanted in zip(*gradients_of, strict=True):
+        assert torch.allclose(found, wanted, atol=1e-5)
+
+
+def test_scores_and_values_of_rows_that_share_tokens_are_those_of_single_rows(
     tiny_model_dir: Path, tmp_path: Path
 ) -> None:
     rows, values = make_calls(TREE), save_value_model(tiny_model_dir, tmp_path / "values")
-    for packed in (True, False):
-        single, merged = (
-            make_engine(tiny_model_dir, use_remove_padding=packed, merge_rows=merge)
-            for merge in (False, True)
-        )
+    for packed, sharing in ((True, "trie"), (True, "chains"), (False, "chains")):
+        engine = make_engine(tiny_model_dir, use_remove_padding=packed)
         for rule in (MicroBatchRule(40, 1, packed), MicroBatchRule(None, 2, packed)):
-            for one, other in zip(
-                *(vars(engine.score_all(rows, 0.7, rule, True)).values() for engine in (single, merged)),
-                strict=True,
-            ):
-                assert (one - other).abs().max() < 1e-5 and torch.equal(
-                    one != 0, rows["response_mask"].bool()
-                )
+            scores = []
+            for way in ("none", sharing):
+                share(engine, way)
+                scores.append(vars(engine.score_all(rows, 0.7, rule, True)).values())
+            for one, other in zip(*scores, strict=True):
+                assert (one - other).abs().max() < 1e-5
+                assert torch.equal(one != 0, rows["response_mask"].bool())
             for mode in ("token-mean", "seq-mean-token-sum"):
-                critics = [
-                    make_value_engine(values, use_remove_padding=packed, merge_rows=merge)
-                    for merge in (False, True)
-                ]
-                assert (
-                    critics[0].value_all(rows, rule) - critics[1].value_all(rows, rule)
-                ).abs().max() < 1e-5
+                critics = [make_value_engine(values, use_remove_padding=packed) for _ in range(2)]
+                share(critics[0], "none")
+                share(critics[1], sharing)
+                single, shared = (critic.value_all(rows, rule) for critic in critics)
+                assert (single - shared).abs().max() < 1e-5
                 (expected, _), (found, metrics) = (
                     value_gradients(critic, rows, rule, mode) for critic in critics
                 )
                 assert largest_difference(expected, found) < 1e-6 * max(
                     1.0, *(float(g.abs().max()) for g in expected.values())
                 )
-                assert metrics["critic/merged_tokens"] > 0.3
+                assert metrics["critic/shared_tokens"] > 0.2
