@@ -218,8 +218,7 @@ def test_the_model_runs_a_shared_beginning_once(tiny_model_dir: Path) -> None:
     _, metrics = gradients(engine, rows)
     # of each row the tokens before its last scored one
     paths = [
-        tuple(own[: int(mask.nonzero()[-1]) - len(mask)]) if mask.any() else ()
-        for own, mask in _paths(rows)
+        tuple(own[: int(mask.nonzero()[-1]) - len(mask)]) if mask.any() else () for own, mask in _paths(rows)
     ]
     distinct = {own[: length + 1] for own in paths for length in range(len(own))}
     assert run == [len(distinct)]
