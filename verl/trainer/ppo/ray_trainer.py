@@ -51,8 +51,8 @@ from verl.trainer.ppo.reward import apply_kl_penalty
 from verl.trainer.ppo.team import TeamWorkers
 from verl.trainer.ppo.timeline import Span, append_spans
 from verl.trainer.ppo.train_step import OpenStep, StepTrainer, uids_of
-from verl.trainer.ppo.utils import Role, WorkerType, need_reference_policy, refuse_verl_arguments
 from verl.trainer.ppo.validation import ValidationResult, validation_result
+from verl.trainer.ppo.verl_arguments import refuse_verl_arguments
 from verl.utils.checkpoint import CheckpointError
 from verl.utils.dataset import RLHFDataset, TaskLoader
 from verl.utils.dataset.files import write_rows
@@ -64,6 +64,7 @@ from verl.utils.tracking import Tracking
 
 if TYPE_CHECKING:
     from verl.single_controller.ray.base import RayClassWithInitArgs, RayWorkerGroup, ResourcePoolManager
+    from verl.trainer.ppo.utils import Role, WorkerType, need_reference_policy
 
 logger = logging.getLogger(__name__)
 # Period in which a lane that has nothing to do looks for samples, in seconds.
@@ -87,6 +88,11 @@ def __getattr__(name: str) -> Any:
         from verl.single_controller.ray import base
 
         return getattr(base, name)
+    # on demand: names of verl's that a run does not use
+    if name in ("Role", "WorkerType", "need_reference_policy"):
+        from verl.trainer.ppo import utils
+
+        return getattr(utils, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

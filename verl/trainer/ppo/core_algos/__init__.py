@@ -7,6 +7,7 @@ directly, are listed here.
 
 from importlib import import_module
 from pkgutil import iter_modules
+from typing import TYPE_CHECKING, Any
 
 from verl.trainer.ppo.core_algos import estimators, policy_losses
 from verl.trainer.ppo.core_algos.aggregation import agg_loss, compute_entropy_loss, masked_mean, masked_sum
@@ -48,7 +49,6 @@ from verl.trainer.ppo.core_algos.kl import (
     kl_penalty,
     kl_penalty_forward,
 )
-from verl.trainer.ppo.core_algos.pf_ppo import compute_pf_ppo_reweight_data
 from verl.trainer.ppo.core_algos.policy_losses.bypass_mode import (
     compute_policy_loss_bypass_mode,
     compute_policy_loss_reinforce,
@@ -71,7 +71,7 @@ from verl.trainer.ppo.core_algos.policy_losses.preparation import (
     register_preparation,
 )
 from verl.trainer.ppo.core_algos.policy_losses.sapo import compute_policy_loss_sapo
-from verl.trainer.ppo.core_algos.policy_losses.vanilla import compute_policy_loss, compute_policy_loss_vanilla
+from verl.trainer.ppo.core_algos.policy_losses.vanilla import compute_policy_loss_vanilla
 from verl.trainer.ppo.core_algos.value import compute_value_loss
 from verl.trainer.ppo.registry import (
     ADV_ESTIMATOR_REGISTRY,
@@ -82,6 +82,10 @@ from verl.trainer.ppo.registry import (
     register_adv_est,
     register_policy_loss,
 )
+
+if TYPE_CHECKING:
+    from verl.compat.pf_ppo import compute_pf_ppo_reweight_data
+    from verl.compat.policy_loss import compute_policy_loss
 
 __all__ = [
     "ADV_ESTIMATOR_REGISTRY",
@@ -144,6 +148,19 @@ __all__ = [
     "register_policy_loss",
     "register_preparation",
 ]
+
+# Names of verl's that a run does not use, imported on demand.
+_VERLS = {
+    "compute_pf_ppo_reweight_data": "verl.compat.pf_ppo",
+    "compute_policy_loss": "verl.compat.policy_loss",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _VERLS:
+        return getattr(import_module(_VERLS[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 for _folder in (estimators, policy_losses):
     for _module in iter_modules(_folder.__path__):
