@@ -26,7 +26,6 @@ from verl.trainer.ppo.timeline import GENERATION
 from verl.trainer.ppo.weight_sync import engine_errors, send_weights
 from verl.workers.rollout.client import replica_client, start_engines
 from verl.workers.rollout.restart import RestartingClient
-from verl.workers.rollout.server import RolloutWorker
 
 logger = logging.getLogger(__name__)
 # Time limit of the shutdown of engines at the end of a run.
@@ -101,6 +100,9 @@ class TeamEngines:
         )
 
     def _spawn(self, wg_id: str) -> None:
+        # engines, which a team behind APIs does not have
+        from verl.workers.rollout.server import RolloutWorker
+
         self.groups[wg_id] = self._controller.spawn(
             f"rollout_{wg_id}",
             RolloutWorker,

@@ -35,17 +35,14 @@ from verl.trainer.derived import steps_of_run
 from verl.trainer.placement.table import Placement
 from verl.trainer.ppo.asynchronous.pace import paces
 from verl.trainer.ppo.asynchronous.saved_groups import check_checkpoint
-from verl.trainer.ppo.asynchronous.stream import GroupStream
-from verl.trainer.ppo.collect.next_step import NextStep
 from verl.trainer.ppo.collect.protocol import Collector, Episode
 from verl.trainer.ppo.collect.source import SampleSource, StepCollection
 from verl.trainer.ppo.collect.step_samples import StepSamples
-from verl.trainer.ppo.core_algos import AdvantageEstimator
 from verl.trainer.ppo.credit.advantage import compute_advantage, compute_response_mask
 from verl.trainer.ppo.critic import critic_signature, need_critic
-from verl.trainer.ppo.engine_check import EngineCheck
 from verl.trainer.ppo.gap_watch import GapWatch
 from verl.trainer.ppo.interrupt import Interrupted, StopRequest
+from verl.trainer.ppo.registry import AdvantageEstimator
 from verl.trainer.ppo.report import step_metrics
 from verl.trainer.ppo.reward import apply_kl_penalty
 from verl.trainer.ppo.team import TeamWorkers
@@ -179,6 +176,8 @@ class RayPPOTrainer:
         """
         steps, warmup = self.total_training_steps, self.config.trainer.critic_warmup
         self.team.init_model(steps - warmup, steps)
+        from verl.trainer.ppo.engine_check import EngineCheck  # begins with the workers, not before
+
         check = EngineCheck(self.team, updated=self.loader is not None)
         check.of_loaded()
         # Only now are models of the hub on this machine.
@@ -338,6 +337,8 @@ class RayPPOTrainer:
     def _build_source(self, loader: TaskLoader) -> SampleSource:
         arguments = (self.config, self.collector, loader, self._loop, self._collected)
         if self.config.async_training.mode == "fully_async":
+            from verl.trainer.ppo.asynchronous.stream import GroupStream  # of this mode alone
+
             learners = self.team.learners
             engines = {
                 policy: (self.team.engines.clients[learner.wg_id], learner.adapter)
@@ -350,7 +351,11 @@ class RayPPOTrainer:
                 paces(self.config.async_training, learners, adapters),
                 engines,
             )
-        return (NextStep if self.config.async_training.mode == "one_step_off" else StepCollection)(*arguments)
+        if self.config.async_training.mode == "one_step_off":
+            from verl.trainer.ppo.collect.next_step import NextStep  # of this mode alone
+
+            return NextStep(*arguments)
+        return StepCollection(*arguments)
 
     def _collected(self, samples: StepSamples, step: int) -> None:
         """Write the episodes of a step."""

@@ -12,8 +12,8 @@ import torch
 
 from verl.protocol import DataProto
 from verl.trainer.config.algorithm import AlgorithmConfig, EstimatorConfig
-from verl.trainer.ppo.core_algos import group_index
 from verl.trainer.ppo.core_algos.estimators.outcome import real_rows
+from verl.trainer.ppo.core_algos.grouping import group_index
 from verl.trainer.ppo.credit.estimator_inputs import FIXES, EstimatorInputs
 from verl.trainer.ppo.per_agent import averages_trajectories, group_fields, split_by_settings
 from verl.trainer.ppo.registry import ESTIMATORS, AdvantageEstimator, plain_name
