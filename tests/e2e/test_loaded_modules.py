@@ -26,6 +26,7 @@ print(json.dumps([name for name in sys.modules if name.split(".")[0] in {PACKAGE
 MATH: Mapping[str, Any] = {
     "agent.plugins": "[]",
     "agent.orchestra_type": "math",
+    "agent.orchestra.math.prompt_style": "short",
     "agent.agent_ids": "[Solver Agent,Verifier Agent]",
     "env.env_name": "math",
     "data.max_prompt_length": 512,
