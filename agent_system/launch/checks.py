@@ -18,7 +18,6 @@ from agent_system.launch.env_workers import check_cpus
 from agent_system.options import build_options
 from agent_system.registry import AgentRegistry, EnvRegistry, OrchestraRegistry, load_plugins
 from agent_system.rollout import TooManyFailuresError
-from agent_system.rollout.template_check import template_facts
 from agent_system.sandbox import configure
 from verl.models.loader import ModelPathError
 from verl.protocol.generate import EngineGoneError
@@ -188,6 +187,9 @@ def tell_of_templates(placement: Placement, tokenizers: Mapping[str, Any], kwarg
     """Log what the chat templates of the models show in another way than training would like, and the time
     that they show.
     """
+    # trials of templates, which a team behind APIs does not have
+    from agent_system.rollout.template_check import template_facts
+
     told: dict[str, None] = {}
     for group in placement.groups:
         facts = template_facts(tokenizers[group.wg_id], kwargs)
