@@ -22,13 +22,11 @@ from agent_system.environment import Task
 from agent_system.errors import AgentSystemError
 from agent_system.projection import strip_thinking
 from agent_system.record import EpisodeRecord, Sample, finite
+from agent_system.reward import MODEL_COUNTS
 from agent_system.tools.formats import with_calls
 from verl.protocol.generate import priority_of
 from verl.trainer.config.reward_model import TERM, RewardModelConfig
 from verl.utils.names import slug
-
-# Prefix of counts among the metrics.
-COUNTS = "reward/model/"
 
 
 @dataclass(frozen=True)
@@ -198,7 +196,8 @@ class ReplyScorer:
     def take_counts(self) -> dict[str, float]:
         """Return counts since the last call: `requests`, `cache_hits`, and those of the model."""
         taken = {
-            f"{COUNTS}{name}": float(self._counts[name]) for name in {"requests", "cache_hits", *self._counts}
+            f"{MODEL_COUNTS}{name}": float(self._counts[name])
+            for name in {"requests", "cache_hits", *self._counts}
         }
         self._counts.clear()  # scores in progress go on counting
         return taken

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from agent_system.environment import Task
 from agent_system.record import EpisodeRecord, Sample, plain
 from agent_system.rollout.remote import RemoteGeneration
-from agent_system.tools.agent import ToolUse
+from agent_system.tool_use import ToolUse
 from verl.protocol.generate import Generation
 
 EPISODES, TOKENS = "episodes.jsonl", "tokens.safetensors"

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from agent_system.agent import Entry
 from agent_system.env_caller import EnvHandle
@@ -19,9 +19,7 @@ from agent_system.projection import Projection
 from agent_system.record import EpisodeRecord, Sample
 from agent_system.resources import EpisodeResources
 from agent_system.reward.mixing import mix
-from agent_system.reward.model import ReplyScorer
 from agent_system.rollout.call import AgentRuntime, Call, EpisodeSpec, Reply
-from agent_system.rollout.candidate import Candidate, CandidateSet
 from agent_system.rollout.clock import EpisodeClock
 from agent_system.rollout.episode_agents import EpisodeAgents
 from agent_system.rollout.episode_tasks import EpisodeTasks
@@ -29,16 +27,18 @@ from agent_system.rollout.forks import Forks
 from agent_system.rollout.ledger import NEVER, Ledger
 from agent_system.rollout.prompt import Prompt
 from agent_system.rollout.seeds import stable_seed
-from agent_system.rollout.sequences import join_generations
 from agent_system.rollout.settings import CollectorSettings
-from agent_system.rollout.simultaneous import SimultaneousCalls
 from agent_system.rollout.summary import is_due, summarize, summary_sample
-from agent_system.rollout.tool_loop import play_rounds
-from agent_system.rollout.tree import Tree
-from agent_system.tools.agent import ToolAgent, ToolUse
+from agent_system.tool_use import ToolUse
 from agent_system.turn import Turn, TurnOver
 from verl.protocol.generate import Generation, RolloutError, SamplingParams, StructureError
 from verl.utils.names import did_you_mean
+
+if TYPE_CHECKING:
+    from agent_system.reward.model import ReplyScorer
+    from agent_system.rollout.candidate import Candidate, CandidateSet
+    from agent_system.rollout.simultaneous import SimultaneousCalls
+    from agent_system.rollout.tree import Tree
 
 T = TypeVar("T")
 
@@ -77,6 +77,8 @@ class EpisodeRunner:
         self._forks = Forks()
         self._tree: Tree | None = None
         if settings.tree is not None and not (spec.validate or spec.greedy):
+            from agent_system.rollout.tree import Tree  # of tree sampling alone
+
             self._tree = Tree(
                 settings.tree,
                 settings.reward.alpha,
@@ -134,6 +136,8 @@ class EpisodeRunner:
         samples = [ledger.credit(s) for s in found if s.order != NEVER]
         unheard = tuple(replace(s, committed=False, trained=False) for s in found if s.order == NEVER)
         if self._settings.tool_sequences:
+            from agent_system.rollout.sequences import join_generations  # of this key alone
+
             samples = join_generations(samples, self._settings.tool_sequences, self._text_of)
         return EpisodeRecord(
             self.spec.uid, self.spec.traj_uid, task.task_id, task.data_source, self.spec.index,
@@ -338,7 +342,10 @@ class EpisodeRunner:
         """Sample one reply and apply it (parallel sampling: n episodes of a task, one reply per call)."""
         callers = self._callers
         call = await self._ask(turn, agent_id, variables)
-        if isinstance(call.runtime.agent, ToolAgent):
+        if call.runtime.agent.calls_tools:
+            # rounds of tool calls, which an agent without tools does not have
+            from agent_system.rollout.tool_loop import play_rounds
+
             rounds = [call.number]
             try:
                 call, reply = await play_rounds(

@@ -10,7 +10,7 @@ from dataclasses import replace
 from itertools import pairwise, zip_longest
 
 from agent_system.record import Sample
-from agent_system.tools.agent import ToolUse
+from agent_system.tool_use import ToolUse
 from verl.protocol.generate import Generation
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from itertools import groupby
 from typing import Any
@@ -17,11 +17,11 @@ from agent_system.projection import closed_thinking, strip_thinking, thoughts
 from agent_system.rollout.call import Call, Reply
 from agent_system.rollout.continuation import END, Continuation, NextPrompt
 from agent_system.rollout.prompt import Prompt, PromptBuilder, SpecialTokens
-from agent_system.rollout.remote import RemoteBinding
 from agent_system.rollout.seeds import stable_seed
 from agent_system.rollout.template_marks import whole_marks
 from agent_system.rollout.tokens import decode, text_after
-from agent_system.tools.agent import ToolAgent, ToolUse
+from agent_system.tool_use import ToolUse
+from agent_system.tools.agent import ToolAgent
 from agent_system.tools.formats import OfferedTools, ToolRequest, read_calls, split_calls, syntaxes_of
 from verl.protocol.generate import Generation
 from verl.protocol.turns import shared_start
@@ -325,32 +325,3 @@ async def play_rounds(
             anew,
         )
     return call, reply
-
-
-def check_tool_agents(
-    agents: Mapping[str, BaseAgent],
-    bindings: Mapping[str, object],
-    *,
-    branches: bool,
-    sequences: Collection[str] = (),
-) -> None:
-    """Raise AgentSystemError for a `ToolAgent` behind an API or with tree sampling (`branches`), and if
-    `sequences` name none.
-    """
-    with_tools = [n for n, agent in agents.items() if isinstance(agent, ToolAgent)]
-    if sequences and not set(sequences) & set(with_tools):
-        raise AgentSystemError(
-            f"actor_rollout_ref.rollout.tool_samples=sequence has no effect: none of {', '.join(sequences)} "
-            "is a ToolAgent; use generation"
-        )
-    for name in with_tools:
-        if branches:
-            raise AgentSystemError(
-                f"{name!r} is a ToolAgent, whose call has several generations; rollout.sampling=tree "
-                "compares candidates of one generation: use rollout.sampling=parallel"
-            )
-        if isinstance(bindings[name], RemoteBinding):
-            raise AgentSystemError(
-                f"{name!r} is a ToolAgent, whose tool calls are read from the tokens of a local policy; an "
-                "agent behind an API (agent.api) cannot have tools: use a policy of the run, or a BaseAgent"
-            )

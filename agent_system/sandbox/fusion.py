@@ -11,9 +11,10 @@ from typing import Any
 
 from agent_system.errors import SandboxError, masked, password
 from agent_system.json_client import CONNECTION_ERRORS, JsonClient, TooLongError
+from agent_system.json_text import parse_json
 from agent_system.sandbox.fusion_protocol import PATH, read_answer, request
 from agent_system.sandbox.job import Job
-from agent_system.sandbox.result import Reason, RunResult, parse_json
+from agent_system.sandbox.result import Reason, RunResult
 from agent_system.sandbox.sandbox import Sandbox, padded
 from verl.trainer.config.sandbox import SandboxConfig
 from verl.utils.loop_thread import LoopThread

@@ -32,9 +32,9 @@ from typing import Any
 from agent_system.agent import BaseAgent, Message
 from agent_system.environment import BaseEnv, Observation, Outcome, Task
 from agent_system.errors import AgentSystemError
+from agent_system.json_text import parse_json
 from agent_system.projection import Projection, last_boxed, program_of, strip_thinking
 from agent_system.registry import AgentRegistry, EnvRegistry
-from agent_system.sandbox.result import parse_json
 from agent_system.workflows.code.world.problem import Problem, read_ground_truth
 from agent_system.workflows.code.world.runs import check_program
 from agent_system.workflows.math.world.grade import grade, shared_pool

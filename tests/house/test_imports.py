@@ -20,7 +20,8 @@ VERLS_PATHS = (
     "verl.protocol", "verl.protocol.data_proto", "verl.single_controller", "verl.single_controller.base",
     "verl.single_controller.base.decorator", "verl.single_controller.base.worker",
     "verl.single_controller.base.worker_group",
-    "verl.single_controller.ray.base", "verl.trainer.config.entry",
+    "verl.single_controller.ray.base", "verl.trainer.config.entry", "verl.trainer.ppo.core_algos",
+    "verl.trainer.ppo.credit.advantage", "verl.trainer.ppo.utils", "verl.trainer.ppo.verl_arguments",
 )  # fmt: skip
 HEAVY = (
     "ray",

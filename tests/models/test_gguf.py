@@ -9,14 +9,18 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from gguf import GGMLQuantizationType, dequantize, quantize
 from transformers import AutoModelForCausalLM
 
-from tests.models.gguf_files import MODELS, small_model, write_gguf
 from verl.models import gguf
 from verl.models.files import check_files
 from verl.models.loader import ModelPathError, load_tokenizer, stop_token_ids
 from verl.models.path import absolute_model_path
+
+pytest.importorskip("gguf", reason="needs the extra gguf")
+
+from gguf import GGMLQuantizationType, dequantize, quantize
+
+from tests.models.gguf_files import MODELS, small_model, write_gguf
 
 IDS = torch.tensor([[5, 17, 250, 31, 2, 99, 7]])
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -12,25 +11,13 @@ import torch
 from tensordict import TensorDict
 from torch.utils.data import DataLoader
 
-from verl.compat.padding import DataProtoConfig
 from verl.compat.plain_files import load_plain, save_plain
 from verl.compat.tensordicts import from_tensordict, to_tensordict
 from verl.protocol.arrays import type_name
 
 
-@dataclass(eq=False)
-class DataProtoItem:
-    """One row of a `DataProto`: tensors without the batch dimension, the row's objects, the batch's
-    meta_info.
-    """
-
-    batch: TensorDict | None = None
-    non_tensor_batch: dict[str, Any] = field(default_factory=dict)
-    meta_info: dict[str, Any] = field(default_factory=dict)
-
-
 class VerlBatch:
-    """Base of `DataProto`, not used on its own."""
+    """The methods by name; `DataProto` looks them up here, and they are called with a `DataProto` as `self`."""
 
     if TYPE_CHECKING:
         batch: TensorDict | None
@@ -207,12 +194,6 @@ class VerlBatch:
         moved = {name: self.batch.pop(key) for key, name in zip(old, new, strict=True)}
         self.batch.update(moved)
         return self
-
-    def is_padding_enabled(self) -> bool:
-        """Return whether dispatch may pad this batch to a multiple of the number of workers."""
-        return bool(
-            self.meta_info.get(DataProtoConfig.auto_padding_key, False) or DataProtoConfig.auto_padding
-        )
 
     def padding(self, padding_size: int, padding_candidate: str = "") -> None:
         """Append `padding_size` copies of the last row (with "first", of the first row), in place."""

@@ -9,7 +9,6 @@ import torch
 
 from verl.models.fingerprint import model_fingerprint
 from verl.models.loader import CAUSAL_LM, DTYPES, ModelLoader
-from verl.models.value_model import VALUE_MODEL
 from verl.trainer.config import FSDPConfig, RunConfig, TrainedModelConfig
 from verl.trainer.placement.table import Placement, WorkerGroupSpec
 from verl.trainer.ppo.critic import critic_agents, critic_config
@@ -54,6 +53,8 @@ def check_saved_models(folder: Path, config: RunConfig, placement: Placement) ->
                 key,
             )
         if spec.wg_id in with_critic:
+            from verl.models.value_model import VALUE_MODEL  # of critics
+
             critic = critic_config(config.critic, spec)
             _check_saved(
                 folder / "critic" / spec.wg_id,

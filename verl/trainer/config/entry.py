@@ -13,9 +13,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from verl.compat.command import Command, key_of, translate
-from verl.compat.defaults import MAY_HAVE_NO_EFFECT
-from verl.compat.keys import find_verl_key
+from verl.trainer.config.command import Command, key_of, split
 from verl.trainer.config.presets import PRESETS, expand_presets
 from verl.trainer.config.run import RunConfig
 from verl.trainer.config.spec import ConfigError, Key, keys, type_text
@@ -85,7 +83,7 @@ def with_preset_note(message: str, given: Sequence[str]) -> str:
 
     In a message about several keys the first of them that has such a setting or default gets the note.
     """
-    command = translate(given)
+    command = _translated(given)
     for key in re.findall(r"[a-z_]\w*(?:\.\w+)+", message):
         if key in command.typed and key not in command.typed[key]:
             return f"{message} (set by {command.typed[key].lstrip('+')})"
@@ -95,6 +93,17 @@ def with_preset_note(message: str, given: Sequence[str]) -> str:
     key = message.partition("=")[0]
     by_preset = key in PRESETS.get(name, {}) and key not in map(key_of, given)
     return f"{message} (set by algorithm.preset={name})" if by_preset else message
+
+
+def _translated(given: Sequence[str]) -> Command:
+    """Return a command line with settings in the names of verl and Dr. MAS translated."""
+    settings = [pair for pair in map(split, given) if pair is not None]
+    if all(key in KEYS or key.startswith(OWN_NAMES) for key, _ in settings):
+        return Command(list(given))
+    # Most command lines have names of this package only, and need no table of verl's.
+    from verl.compat.command import translate
+
+    return translate(given)
 
 
 def prepare_overrides(given: Sequence[str]) -> list[str]:
@@ -111,7 +120,7 @@ def prepare(given: Sequence[str]) -> Command:
     Raises ConfigError naming the first override with an invalid key or value; syntax errors are left to
     Hydra.
     """
-    command = translate(given)
+    command = _translated(given)
     for first, second in command.contradictions:
         raise ConfigError(
             f"{first} and {second} set the same key to different values: leave out one (docs/upstream_map.md)"
@@ -124,6 +133,8 @@ def prepare(given: Sequence[str]) -> Command:
     ]
     command.overrides = free_form(overrides)
     if command.upstream:
+        from verl.compat.defaults import MAY_HAVE_NO_EFFECT
+
         command.leave_out(
             [key for key in _without_effect(command.overrides) if key.startswith(MAY_HAVE_NO_EFFECT)]
         )
@@ -200,6 +211,9 @@ def free_form_sections(known: Mapping[str, Key]) -> tuple[str, ...]:
 
 
 FREE_FORM = free_form_sections(KEYS)
+# Free-form sections whose keys are the user's; those of `agent_specific_parameters` are keys of the models,
+# which verl may name otherwise.
+OWN_NAMES = tuple(section for section in FREE_FORM if section != "agent.agent_specific_parameters.")
 
 
 def free_form(overrides: Sequence[str], sections: tuple[str, ...] = FREE_FORM) -> list[str]:
@@ -253,6 +267,8 @@ def _unknown(key: str) -> str:
     """Return the message for an unknown key: the counterpart of verl's key of that name, or the nearest known
     key.
     """
+    from verl.compat.keys import find_verl_key
+
     if verls := find_verl_key(key):
         return f"unknown key {key}; {verls.hint()} (verl's keys: docs/upstream_map.md)"
     near = (

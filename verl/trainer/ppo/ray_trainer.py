@@ -15,26 +15,22 @@ from typing import TYPE_CHECKING, Any
 from verl.trainer.config import RunConfig
 from verl.trainer.derived import steps_of_run
 from verl.trainer.placement.table import Placement
-from verl.trainer.ppo.asynchronous.loop import AsynchronousLoop
 from verl.trainer.ppo.asynchronous.pace import paces
-from verl.trainer.ppo.asynchronous.stream import GroupStream
 from verl.trainer.ppo.checkpointer import Checkpointer
-from verl.trainer.ppo.collect.next_step import NextStep
 from verl.trainer.ppo.collect.protocol import Collector
 from verl.trainer.ppo.collect.source import SampleSource, StepCollection
-from verl.trainer.ppo.core_algos import AdvantageEstimator
 from verl.trainer.ppo.credit.advantage import compute_advantage, compute_response_mask
 from verl.trainer.ppo.critic import need_critic
-from verl.trainer.ppo.engine_check import EngineCheck
 from verl.trainer.ppo.interrupt import Interrupted, StopRequest
 from verl.trainer.ppo.loop import TrainingLoop
 from verl.trainer.ppo.progress import Progress
+from verl.trainer.ppo.registry import AdvantageEstimator
 from verl.trainer.ppo.report import RunReport
 from verl.trainer.ppo.reward import apply_kl_penalty
 from verl.trainer.ppo.team import TeamWorkers
 from verl.trainer.ppo.train_step import StepTrainer
-from verl.trainer.ppo.utils import Role, WorkerType, need_reference_policy, refuse_verl_arguments
 from verl.trainer.ppo.validator import Validator
+from verl.trainer.ppo.verl_arguments import refuse_verl_arguments
 from verl.utils.checkpoint import CheckpointError
 from verl.utils.dataset import RLHFDataset, TaskLoader
 from verl.utils.loop_thread import LoopThread
@@ -42,6 +38,7 @@ from verl.utils.tracking import Tracking
 
 if TYPE_CHECKING:
     from verl.single_controller.ray.base import RayClassWithInitArgs, RayWorkerGroup, ResourcePoolManager
+    from verl.trainer.ppo.utils import Role, WorkerType, need_reference_policy
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +60,11 @@ def __getattr__(name: str) -> Any:
         from verl.single_controller.ray import base
 
         return getattr(base, name)
+    # on demand: names of verl's that a run does not use
+    if name in ("Role", "WorkerType", "need_reference_policy"):
+        from verl.trainer.ppo import utils
+
+        return getattr(utils, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
@@ -141,7 +143,11 @@ class RayPPOTrainer:
         if settings.mode == "sync":
             return StepCollection(*arguments)
         if settings.mode == "one_step_off":
+            from verl.trainer.ppo.collect.next_step import NextStep  # of this mode alone
+
             return NextStep(*arguments)
+        from verl.trainer.ppo.asynchronous.stream import GroupStream  # of this mode alone
+
         learners = self.team.learners
         clients = self.team.engines.clients
         adapters = [policy for policy, learner in learners.items() if learner.adapter is not None]
@@ -155,7 +161,11 @@ class RayPPOTrainer:
     def _build_loop(self, source: SampleSource) -> TrainingLoop:
         # The source is the one of the same mode, see `_build_source`.
         synchronous = self.config.async_training.mode == "sync"
-        loop_class: type[TrainingLoop] = TrainingLoop if synchronous else AsynchronousLoop
+        loop_class = TrainingLoop
+        if not synchronous:
+            from verl.trainer.ppo.asynchronous.loop import AsynchronousLoop  # of these modes alone
+
+            loop_class = AsynchronousLoop
         return loop_class(
             self.team,
             self.thread,
@@ -177,6 +187,8 @@ class RayPPOTrainer:
         steps = self.progress.total_steps
         # Policies are not updated while critics warm up.
         self.team.init_model(steps - self.config.trainer.critic_warmup, steps)
+        from verl.trainer.ppo.engine_check import EngineCheck  # begins with the workers, not before
+
         check = EngineCheck(self.team, updated=self.loop is not None)
         check.of_loaded()
         self._resume()

@@ -11,16 +11,12 @@ from typing import Any
 import torch
 
 from verl.trainer.config import ActorConfig, RolloutCorrectionConfig
-from verl.trainer.ppo.core_algos import (
-    MiniBatch,
-    agg_loss,
-    find_preparation,
-    get_policy_loss_fn,
-    kl_penalty,
-    masked_mean,
-)
+from verl.trainer.ppo.core_algos.aggregation import agg_loss, masked_mean
+from verl.trainer.ppo.core_algos.kl import kl_penalty
 from verl.trainer.ppo.core_algos.policy_losses.common import LossConfig, clip_range
+from verl.trainer.ppo.core_algos.policy_losses.preparation import MiniBatch, find_preparation
 from verl.trainer.ppo.core_algos.rollout_correction import SamplerGap, sampler_gap
+from verl.trainer.ppo.registry import get_policy_loss_fn
 from verl.workers.engine.forward import INPUT_KEYS
 from verl.workers.engine.fsdp_engine import FSDPEngine, Rows
 from verl.workers.engine.micro_batch import MicroBatchRule

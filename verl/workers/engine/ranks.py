@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from verl.trainer.ppo.core_algos import Ranks
+from verl.trainer.ppo.core_algos.policy_losses.preparation import Ranks
 
 
 class GroupRanks(Ranks):

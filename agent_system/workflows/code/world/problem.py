@@ -9,8 +9,8 @@ from typing import Any
 
 from agent_system.environment import Task
 from agent_system.errors import AgentSystemError
+from agent_system.json_text import parse_json
 from agent_system.sandbox import FunctionCall, Test
-from agent_system.sandbox.result import parse_json
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agent_system.errors import AgentSystemError
-from agent_system.sandbox.result import parse_json
+from agent_system.json_text import parse_json
 from agent_system.workflows.code.world.problem import Case, read_ground_truth
 
 Row = Mapping[str, Any]

@@ -7,6 +7,9 @@ from __future__ import annotations
 import pytest
 
 from agent_system.workflows.search.world.corpus import Document
+
+pytest.importorskip("regex", reason="needs the extra search")
+
 from agent_system.workflows.search.world.index import BM25Index
 from agent_system.workflows.search.world.words import WordSplitter
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from verl.trainer.config import RunConfig
-from verl.trainer.ppo.asynchronous.group_queue import fits
 from verl.trainer.ppo.asynchronous.pace import paces
 from verl.utils.checkpoint import CheckpointError
 
@@ -47,6 +46,9 @@ def check_checkpoint(folder: Path, state: Mapping[str, Any], config: RunConfig) 
                 f"async_training.max_off_policy_threshold={pace.bound} for {policy}; keep {before} and lower "
                 "async_training.staleness_threshold, or start anew with trainer.resume_mode=disable"
             )
+    # the queue, which only checkpoints of fully asynchronous training hold
+    from verl.trainer.ppo.asynchronous.group_queue import fits
+
     # Without staleness dynamic sampling may have more groups than a step trains on: it rejects the surplus.
     queue, waits = (
         groups["queue"],

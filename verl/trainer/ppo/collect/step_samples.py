@@ -6,16 +6,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from verl.protocol import DataProto
 from verl.trainer.config import RunConfig
 from verl.trainer.config.run import follows_committed
 from verl.trainer.placement.untrained import trained_agents
-from verl.trainer.ppo.collect.dynamic_sampling import FilteredSamples, draw_until_full
 from verl.trainer.ppo.collect.greedy_baseline import needs_baselines, reward_baselines
 from verl.trainer.ppo.collect.protocol import Collector, CollectResult, Episode
 from verl.trainer.ppo.per_agent import estimators_in_use
 from verl.utils.dataset import TaskLoader
+
+if TYPE_CHECKING:
+    from verl.trainer.ppo.collect.dynamic_sampling import FilteredSamples
 
 
 class NoSamplesError(RuntimeError):
@@ -55,6 +58,8 @@ async def collect_step(config: RunConfig, collector: Collector, loader: TaskLoad
     Errors of the collector are raised.
     """
     if config.algorithm.filter_groups.enable:
+        from verl.trainer.ppo.collect.dynamic_sampling import draw_until_full  # of this key alone
+
         return filtered_samples(await draw_until_full(config, collector, loader, step))
     rows = [loader.source[place] for place in loader.take(config.data.train_batch_size)]
     result = await collector.collect(rows, config.env.rollout.n, step=step)

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from verl.protocol import DataProto
-from verl.trainer.ppo.core_algos import group_index
 from verl.trainer.ppo.core_algos.estimators.outcome import real_rows
+from verl.trainer.ppo.core_algos.grouping import group_index
 
 # Fixes for a missing argument.
 FIXES = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from verl.protocol import DataProto
+from verl.protocol.data_proto import DataProto
 
 METHODS = ("pow", "max_min", "max_random")
 
