@@ -161,7 +161,7 @@ class RayPPOTrainer:
     def _build_loop(self, source: SampleSource) -> TrainingLoop:
         # The source is the one of the same mode, see `_build_source`.
         synchronous = self.config.async_training.mode == "sync"
-        loop_class = TrainingLoop
+        loop_class: type[TrainingLoop] = TrainingLoop
         if not synchronous:
             from verl.trainer.ppo.asynchronous.loop import AsynchronousLoop  # of these modes alone
 

@@ -136,17 +136,24 @@ def plan_branches(
         end = first + 1
         while end < len(branches) and _alike(branches[first : end + 1]):
             end += 1
-        lengths = torch.tensor([len(path) for path, _ in branches[first:end]])
-        width = int(lengths.max())
-        index = np.zeros((end - first, width), dtype=np.int64)
-        for row, (path, _) in zip(index, branches[first:end], strict=True):
-            row[: len(path)] = path
-        path = Path(torch.from_numpy(index.flatten()).to(device), lengths.to(device), width)
-        own = torch.tensor([length for _, length in branches[first:end]])
-        bucket = _bucket(start, own, device, path)
+        bucket = _bucket(
+            start,
+            torch.tensor([length for _, length in branches[first:end]]),
+            device,
+            _padded_paths([path for path, _ in branches[first:end]], device),
+        )
         buckets.append(bucket)
-        first, start = end, bucket.stop
+        first = end
+        start = bucket.stop
     return PackPlan(tuple(buckets))
+
+
+def _padded_paths(paths: Sequence[np.ndarray], device: torch.device) -> Path:
+    lengths = torch.tensor([len(path) for path in paths])
+    index = np.zeros((len(paths), int(lengths.max())), dtype=np.int64)
+    for row, path in zip(index, paths, strict=True):
+        row[: len(path)] = path
+    return Path(torch.from_numpy(index.flatten()).to(device), lengths.to(device), index.shape[1])
 
 
 def _alike(branches: Sequence[tuple[np.ndarray, int]]) -> bool:
