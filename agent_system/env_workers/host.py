@@ -144,7 +144,7 @@ def _watch(limit: int, sizes: list[int], loop: asyncio.AbstractEventLoop, found:
 
 
 def start_host(payload: bytes) -> tuple[EnvHost | None, bytes]:
-    """Return the host of a pickled `EnvSource` and the answer to the driver: a pickled None, or a `WorkerFailure`
+    """Return the host of a pickled `EnvSource` and the answer to the driver: a pickled None, or a failure
     without a host.
 
     Threads of this process switch every `SWITCH_INTERVAL_S` from then on.

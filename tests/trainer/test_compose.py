@@ -24,7 +24,6 @@ TEAM = ["agent.agent_ids=[Solver Agent,Verifier Agent]", "agent.orchestra_type=m
         ["+env.params={size: 4, names: [a, '1']}", "env.params.depth=2"],
         ["agent.orchestra.math.max_loop_num=3", "data.apply_chat_template_kwargs={enable_thinking: false}"],
         ["trainer.experiment_name='${trainer.project_name}_${env.rollout.n}'", "trainer.project_name='42'"],
-        ["~data.val_files"],
     ],
 )
 def test_changed_defaults_are_what_hydra_composes(given: list[str]) -> None:
@@ -33,8 +32,7 @@ def test_changed_defaults_are_what_hydra_composes(given: list[str]) -> None:
     whole = entry._composed_by_hydra(overrides)
     assert changed is not None and changed == whole
     assert OmegaConf.is_struct(changed) and OmegaConf.is_struct(whole)
-    if "~data.val_files" not in given:
-        assert OmegaConf.to_object(changed) == OmegaConf.to_object(whole) == entry.compose_config(given)
+    assert OmegaConf.to_object(changed) == OmegaConf.to_object(whole) == entry.compose_config(given)
 
 
 def test_a_configuration_shares_nothing_with_the_next_one() -> None:

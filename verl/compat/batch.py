@@ -17,7 +17,7 @@ from verl.protocol.arrays import type_name
 
 
 class VerlBatch:
-    """The methods by name; `DataProto` looks them up here, and they are called with a `DataProto` as `self`."""
+    """The methods by name; `DataProto` looks them up here and calls them with itself as `self`."""
 
     if TYPE_CHECKING:
         batch: TensorDict | None

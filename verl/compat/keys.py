@@ -147,8 +147,6 @@ VERL_KEYS: tuple[VerlKey, ...] = (
     _renamed(f"{ACTOR}.calculate_sum_pi_squared", "algorithm.adv_estimator", note="computed when the estimator needs it",
              take=nothing()),
     *_absent("actor/entropy is always written", f"{ACTOR}.calculate_entropy", take=nothing()),
-    *_absent("a prompt shared by several rows is computed for each row", f"{ACTOR}.use_prefix_grouper",
-             take=no_effect(silent=("false",))),
     _renamed("*.checkpoint", "trainer.save_hf_model", note="a checkpoint always has all that a resumed run needs; this adds a model copy"),
     # FSDP.
     _renamed(f"{REF}.fsdp_config", f"{ACTOR}.fsdp_config", note="the reference is sharded like the policy", take=no_effect()),

@@ -21,6 +21,7 @@ from verl.trainer.config import (
     RolloutCorrectionConfig,
 )
 from verl.trainer.config.model import PolicyLossConfig
+from verl.trainer.ppo.core_algos import public  # registers every loss
 from verl.trainer.ppo.core_algos.policy_losses.preparation import PREPARATIONS
 from verl.workers.engine import (
     AdapterPlan,
@@ -36,6 +37,7 @@ from verl.workers.engine.sharding import value_head
 
 Gradients = dict[str, torch.Tensor]
 # Losses that choose tokens by the whole mini-batch, and so by all ranks.
+assert public
 PREPARED = sorted(PREPARATIONS)
 ONE_PIECE = MicroBatchRule(token_budget=1_000_000, rows=1, packed=True)
 

@@ -133,8 +133,8 @@ def share(engine: FSDPEngine, sharing: Sharing) -> None:
 def check(
     engine: FSDPEngine, rows: dict[str, torch.Tensor], rule: MicroBatchRule, *loss: object
 ) -> dict[str, float]:
-    """Compare gradients and metrics of an engine, whose learning rate is 0, with every way of sharing; returns
-    the metrics with the last.
+    """Compare gradients and metrics of an engine, whose learning rate is 0, with every way of sharing;
+    returns the metrics with the last.
     """
     results = []
     for sharing in ("none", "chains", "trie")[: 3 if rule.packed else 2]:

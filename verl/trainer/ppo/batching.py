@@ -174,7 +174,7 @@ def _shared_order(related: Sequence[tuple[list[int], int]], ranks: int, room: in
     for rows, count in sorted(related, key=lambda one: (-one[1], min(one[0]))):
         fitting = [rank for rank in range(ranks) if len(parts[rank]) + len(rows) <= room]
         if not fitting:
-            rest += rows
+            rest += sorted(rows)
             continue
         rank = min(fitting, key=lambda rank: tokens[rank])
         parts[rank] += rows

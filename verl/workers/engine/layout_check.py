@@ -33,7 +33,7 @@ ROUNDING_FACTOR = 4.0
 # both.
 ROW_LENGTHS = ((3, 2), (6, 8), (20, 20), (33, 22))
 # Rows that begin like an earlier one (its index, tokens in common, response tokens behind these): another
-# reply to a prompt, replies that part later, twice, beyond the window, and an earlier reply of a conversation.
+# reply to a prompt, replies that part later, twice, beyond the window, an earlier reply of a conversation.
 BRANCHES = ((1, 6, 5), (3, 45, 10), (5, 49, 6), (3, 44, 0))
 
 # Of these, for a model with its own weights, whose windows and limits no short row reaches.

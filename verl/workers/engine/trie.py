@@ -1,10 +1,10 @@
-"""Rows as paths of a trie: a token that several rows begin with is run once, and each row reads its scores off
-its own path.
+"""Rows as paths of a trie: a token that several rows begin with is run once, and each row reads its scores
+off its own path.
 
 The model alone sees the trie. Log-probs, entropies and values go back to the rows that they belong to, and
 autograd sums over the rows what a shared token needs, so masks, advantages, weights, ratios of whole replies,
-means over rows and mini-batches are those of single rows, for every loss. At a branch a token has several next
-tokens: its logits are computed once and read for each of them.
+means over rows and mini-batches are those of single rows, for every loss. At a branch a token has several
+next tokens: its logits are computed once and read for each of them.
 """
 
 from __future__ import annotations
