@@ -93,7 +93,8 @@ def _print(text: str) -> None:
 
 def _ask(given: argparse.Namespace) -> bool:
     """Ask the questions; return whether the last one was answered."""
-    console, answered = Console(), True
+    console = Console()
+    answered = True
     read_all = None if sys.stdin.isatty() else sys.stdin.read
     with (
         conversation(given.checkpoint, greedy=given.greedy, device=given.device) as team,

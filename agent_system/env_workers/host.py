@@ -104,7 +104,8 @@ class EnvHost:
         Without a limit the request stays open as well: the driver learns from it that an idle worker has
         died.
         """
-        loop, found = asyncio.get_running_loop(), asyncio.Event()
+        loop = asyncio.get_running_loop()
+        found = asyncio.Event()
         sizes: list[int] = []
         if self._memory_bytes:
             threading.Thread(

@@ -36,7 +36,8 @@ class EnvWorker:
     """
 
     def __init__(self, number: int, start: Callable[[], Transport]) -> None:
-        self.number, self.open = number, 0
+        self.number = number
+        self.open = 0
         self.dead: str | None = None
         self._numbers = itertools.count(1)
         self._transport = start()
@@ -195,7 +196,9 @@ class RemoteEnv:
         self.has_act, self.has_observe, self.has_score = (
             cls.overrides(method) for method in ("act", "observe", "score")
         )
-        self._workers, self._seed, self._worker = workers, seed, worker
+        self._workers = workers
+        self._seed = seed
+        self._worker = worker
         self._handle = workers.next_handle()
 
     async def outcome(self, method: str, *args: Any) -> Outcome:
@@ -226,7 +229,8 @@ class RemoteEnv:
         """Close the environment; a worker that does not answer is replaced. Nothing to do before `reset` or
         in a dead worker.
         """
-        worker, self._worker = self._worker, None
+        worker = self._worker
+        self._worker = None
         if worker is None:
             return
         worker.open -= 1

@@ -97,7 +97,8 @@ def start_sandbox(config: RunConfig) -> None:
     Raises AgentSystemError when the level is below `sandbox.min_level`, and for keys under `sandbox` that
     have no effect.
     """
-    sandbox, team = config.sandbox, config.agent.orchestra_type
+    sandbox = config.sandbox
+    team = config.agent.orchestra_type
     orchestra = OrchestraRegistry.get(team, env=config.env.env_name).from_options(
         orchestra_options(config), team
     )

@@ -265,7 +265,8 @@ def build_reward_model(
         ConfigError: the environment variable of an API key is not set, or the template cannot be read.
         AgentSystemError: the template cannot be filled, or a tokenizer has no chat template.
     """
-    settings, row = config.reward.model, placement.reward_model
+    settings = config.reward.model
+    row = placement.reward_model
     if settings.kind is None:
         return None
     # reward models, which most runs do not have

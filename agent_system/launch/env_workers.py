@@ -26,7 +26,8 @@ def check_cpus(config: RunConfig, placement: Placement) -> None:
     Without a running Ray, the size of the private cluster to start counts; a cluster to join is only known
     once it is joined.
     """
-    keys, free = config.env.workers, free_cpus(config) if config.env.workers.num else None
+    keys = config.env.workers
+    free = free_cpus(config) if config.env.workers.num else None
     if free is None:
         return
     free -= BUNDLE_CPUS * count_devices(config) if placement.groups else 0.0
@@ -68,7 +69,8 @@ def _starter(config: RunConfig) -> Callable[[], Transport]:
         memory_bytes=None if keys.memory_gib is None else int(keys.memory_gib * 2**30),
         workers=keys.num,
     )
-    payload, environment = pickle.dumps(source), {"PYTHONPATH": import_path()}
+    payload = pickle.dumps(source)
+    environment = {"PYTHONPATH": import_path()}
     if config.trainer.controller == "local":
         from agent_system.env_workers import ProcessWorker
 

@@ -59,7 +59,8 @@ def loaded_team(
     that cannot serve it, or a server of `agent.api` that does not answer; and the errors of `check`.
     """
     saved = SavedRun.open(checkpoint)
-    config, placement = for_serving(saved.config, device), saved.placement
+    config = for_serving(saved.config, device)
+    placement = saved.placement
     served = serving_placement(placement, engines)
     resolved = resolve_device(device)
     resolve_defaults(config)

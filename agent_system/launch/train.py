@@ -49,7 +49,8 @@ def run(config: RunConfig) -> RayPPOTrainer:
     from verl.utils.console import print_before_after
 
     checked = check_run(config)
-    placement, run_dir = checked.placement, checked.run_dir
+    placement = checked.placement
+    run_dir = checked.run_dir
     config_file = run_dir / ("config_eval.yaml" if config.trainer.val_only else CONFIG_FILE)
     with writing(config_file):
         run_dir.mkdir(parents=True, exist_ok=True)

@@ -49,7 +49,8 @@ def assign_rewards(
     if not played:
         return list(records), {}
     samples = [s for r in played for s in r.samples]
-    chains, positions = _chains(played, samples, settings.team_scope), _positions(played)
+    chains = _chains(played, samples, settings.team_scope)
+    positions = _positions(played)
     credited = propagate(chains, settings.propagation)
     mixed = mix(credited.team, credited.local, settings.alpha)
     coefficients = [(invalid_action_penalty or {}).get(s.agent_id, 0.0) for s in samples]
@@ -138,7 +139,8 @@ def _hops(played: Sequence[EpisodeRecord]) -> tuple[np.ndarray, np.ndarray]:
     The candidates of a call share its number, and so do its generations: rounds of a `ToolAgent`, a summary
     before it.
     """
-    hops, totals = list[int](), list[int]()
+    hops = list[int]()
+    totals = list[int]()
     for record in played:
         numbers: dict[tuple[int, int], int] = {}
         for s in record.samples:

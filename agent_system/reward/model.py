@@ -86,7 +86,9 @@ class ReplyScorer:
     def __init__(
         self, settings: RewardModelConfig, model: RewardModel, agent_ids: Sequence[str], limit_s: float
     ) -> None:
-        self.settings, self._model, self._limit_s = settings, model, limit_s
+        self.settings = settings
+        self._model = model
+        self._limit_s = limit_s
         self._agents = {
             a for a in agent_ids if re.fullmatch(settings.agents, a) or re.fullmatch(settings.agents, slug(a))
         }
@@ -182,7 +184,8 @@ class ReplyScorer:
         its own.
         """
         scorer = copy(self)
-        scorer._counts, scorer._priority = Counter(), priority_of(validate=True)
+        scorer._counts = Counter()
+        scorer._priority = priority_of(validate=True)
         return scorer
 
     def stopping(self, stopped: Callable[[], AbstractContextManager[None]]) -> ReplyScorer:
@@ -233,7 +236,9 @@ class ReplyScorer:
             return await asyncio.shield(task)  # other episodes may wait for the same score
 
     async def _asked(self, conversation: ScoredConversation) -> float:
-        kind, limit, began = self.settings.kind, self._limit_s, time.monotonic()
+        kind = self.settings.kind
+        limit = self._limit_s
+        began = time.monotonic()
         asked = asyncio.ensure_future(self._model.score(conversation, self._counts, self._priority))
         try:
             while not asked.done():

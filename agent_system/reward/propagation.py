@@ -108,7 +108,8 @@ def scaled(chains: CallChains, local_range: Sequence[float]) -> np.ndarray:
 
 
 def _threshold(chains: CallChains, local: np.ndarray, settings: PropagationConfig) -> PropagationResult:
-    theta, given = settings.theta, chains.given & chains.final
+    theta = settings.theta
+    given = chains.given & chains.final
     if settings.theta_quantile is not None and given.any():
         theta = float(np.quantile(local[given], settings.theta_quantile))
     bad = given & (local < theta)

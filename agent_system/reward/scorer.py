@@ -214,7 +214,8 @@ def _of_generations(
         for i in _calls_of(samples, place):
             paid[i].append(Reward(number(value, f"the reward manager, for {place!r},")))
     last = {(s.turn, s.call): i for i, s in enumerate(samples) if s.final_call is None}
-    given, sums = [], dict[tuple[int, bool], Sample]()
+    given = []
+    sums = dict[tuple[int, bool], Sample]()
     for i, sample in enumerate(samples):
         final = i if sample.final_call is None else last.get(sample.whole_call, i)
         if final == i:

@@ -318,7 +318,8 @@ class Collector:
             window: number of episodes to which `max_failure_rate` applies.
         """
         self._players += 1
-        settings, slots = self.settings, asyncio.Semaphore(self.settings.max_concurrent_episodes)
+        settings = self.settings
+        slots = asyncio.Semaphore(self.settings.max_concurrent_episodes)
         with DaemonExecutor(settings.env_threads) as threads:
 
             def start(spec: EpisodeSpec) -> EpisodeRunner:

@@ -35,7 +35,8 @@ class EpisodeAgents:
         for call, reply in sorted(
             self._finished.pop(agent_id, ()), key=lambda finished: (finished[0].turn, finished[0].number)
         ):
-            runtime, agent = self._runtimes[agent_id], reply.agent
+            runtime = self._runtimes[agent_id]
+            agent = reply.agent
             if call.before is not runtime.agent:
                 if agent.calls_tools:
                     raise AgentSystemError(

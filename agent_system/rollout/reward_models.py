@@ -78,7 +78,9 @@ class Judge:
     def __init__(
         self, binding: AgentBinding | RemoteBinding, settings: RewardModelConfig, template: str, seed: int
     ) -> None:
-        self._binding, self._settings, self._seed = binding, settings, seed
+        self._binding = binding
+        self._settings = settings
+        self._seed = seed
         agent = _Questioner(template, settings)
         self._prompts: PromptBuilder | MessageBuilder = MessageBuilder(agent)
         if isinstance(binding, AgentBinding):
@@ -101,7 +103,8 @@ class Judge:
                 `max_length`.
             RolloutError: the engine or the server gives no reply.
         """
-        digest, settings = conversation.digest, self._settings
+        digest = conversation.digest
+        settings = self._settings
         try:
             prompt = self._prompts.build(
                 *_parts(conversation, f"{stable_seed(self._seed, 'mark', digest):016x}"), Memory(0)
@@ -167,7 +170,9 @@ class Classifier:
                 f"the tokenizer of reward.model.path={settings.path} has no chat template, which the model "
                 "is to read"
             )
-        self._client, self._tokenizer, self._settings = client, tokenizer, settings
+        self._client = client
+        self._tokenizer = tokenizer
+        self._settings = settings
         self._special = SpecialTokens(tokenizer)
 
     async def score(self, conversation: ScoredConversation, counts: Counter[str], priority: int = 0) -> float:

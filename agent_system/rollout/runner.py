@@ -59,7 +59,8 @@ class EpisodeRunner:
         self.waiting_for = "the environment's reset"
         self._orchestra = orchestra
         self._runtimes = runtimes
-        self._env, self._settings = env, settings
+        self._env = env
+        self._settings = settings
         self.clock = EpisodeClock(settings.episode_timeout_s, settings.call_timeout_s)
         self._samples: list[Sample] = []
         self._ledger = Ledger(env.name, self._runtime_of)
@@ -92,7 +93,8 @@ class EpisodeRunner:
         Raises the errors of the orchestra, the environment and the engine, and TimeoutError naming what the
         episode was waiting for.
         """
-        limit, resources = self.clock.limit_s, EpisodeResources()
+        limit = self.clock.limit_s
+        resources = EpisodeResources()
         resources.enter()
         try:
             async with self.clock:
@@ -105,7 +107,8 @@ class EpisodeRunner:
                 f"{self.waiting_for}"
             ) from error
         finally:
-            self._over, self.waiting_for = True, f"{self._env.name}.close()"
+            self._over = True
+            self.waiting_for = f"{self._env.name}.close()"
             try:
                 await self._tasks.cancel_others(self.spec.traj_uid)
             finally:
@@ -131,7 +134,8 @@ class EpisodeRunner:
         """Return the record of the episode, every reward where it arrived; `assign_rewards` computes the
         samples' rewards from it.
         """
-        ledger, task = self._ledger, self.spec.task
+        ledger = self._ledger
+        task = self.spec.task
         found = sorted(map(self._ordered, self._samples), key=lambda s: (s.turn, s.call, s.candidate))
         samples = [ledger.credit(s) for s in found if s.order != NEVER]
         unheard = tuple(replace(s, committed=False, trained=False) for s in found if s.order == NEVER)
@@ -183,7 +187,8 @@ class EpisodeRunner:
         """End the episode with an outcome that the team made itself, without the environment. Raise TurnOver
         after its end.
         """
-        turn, self._turn = self._ending(), None
+        turn = self._ending()
+        self._turn = None
         self._info.update({**turn.info, **outcome.info})
         self._ledger.step(outcome, self._callers)
 
@@ -208,7 +213,8 @@ class EpisodeRunner:
         await self._orchestra.play_episode(self)
 
     def _begin(self, observation: Observation, step: int, memory: Memory) -> None:
-        self._callers, self._answer = {}, ""
+        self._callers = {}
+        self._answer = ""
         self._ledger.open_turn(self._callers)
         self._turn = Turn(observation, step, memory, self._branch if self._tree else self._sample)
 
@@ -254,7 +260,10 @@ class EpisodeRunner:
             raise TurnOver(
                 f"{agent_id} was called after the environment ended the episode in turn {turn.step}"
             )
-        callers, spec, heard, runtime = self._callers, self.spec, self._replies, self._agents.now(agent_id)
+        callers = self._callers
+        spec = self.spec
+        heard = self._replies
+        runtime = self._agents.now(agent_id)
         numbers = [self._number(agent_id) for _ in range(n)]
         self._ledger.unheard.update((turn.step, number) for number in numbers)
         places = [turn.reserve() for _ in numbers]
@@ -443,7 +452,8 @@ class EpisodeRunner:
                 await self._act(candidate_set.call, candidate_set.winner.reply, calls.turn, self._callers)
 
     def _add_samples(self, candidate_set: CandidateSet, turn: Turn) -> None:
-        call, chosen = candidate_set.call, candidate_set.winner
+        call = candidate_set.call
+        chosen = candidate_set.winner
         greedy = candidate_set.greedy
         for c in (*candidate_set.candidates, *([] if greedy is None else [greedy])):
             rewarded = self._rewarded(call.sample(c.reply, self._replies, c.number), c)
@@ -492,9 +502,11 @@ class EpisodeRunner:
         summary_number = self._number(agent_id) if is_due(runtime.agent) else None
         number = self._number(agent_id)
         place = turn.reserve()
-        entries, prior_replies = turn.entries, self._replies
+        entries = turn.entries
+        prior_replies = self._replies
         seen = await self._env.observation("observe", agent_id) if self._env.has_observe else turn.observation
-        filled, spec = {**seen.info, "env_prompt": seen.text, "step": turn.step, **variables}, self.spec
+        filled = {**seen.info, "env_prompt": seen.text, "step": turn.step, **variables}
+        spec = self.spec
         seed = stable_seed(
             self._settings.seed,
             spec.step,

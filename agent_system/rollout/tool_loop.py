@@ -258,9 +258,11 @@ class ToolPromptBuilder(PromptBuilder):
         """Return the messages for a template that knows no tools: their description in the system message,
         results in a user message.
         """
-        text, rest = self._special.cleaned(self.agent.describe_tools()), messages
+        text = self._special.cleaned(self.agent.describe_tools())
+        rest = messages
         if messages and messages[0]["role"] == "system":
-            text, rest = f"{text}\n\n{messages[0]['content']}", messages[1:]
+            text = f"{text}\n\n{messages[0]['content']}"
+            rest = messages[1:]
         shown: list[Message] = [{"role": "system", "content": text}]
         for role, group in groupby(rest, key=lambda m: m["role"]):
             # one message for all results of a reply: some templates want user and assistant in turn
@@ -286,7 +288,9 @@ async def play_rounds(
         keep: keeps a reply as a sample.
         again: returns the call of the next generation, from the last one, its prompt and its seed.
     """
-    agent, prompts, seed = call.runtime.agent, call.runtime.prompts, call.seed
+    agent = call.runtime.agent
+    prompts = call.runtime.prompts
+    seed = call.seed
     assert isinstance(agent, ToolAgent) and isinstance(prompts, ToolPromptBuilder)
     restarted = False
     earlier = 0
@@ -298,7 +302,8 @@ async def play_rounds(
             break
         assert isinstance(reply.agent, ToolAgent)
         results, use = await reply.agent.answer(requests, number)
-        runtime, shown = call.runtime.of(reply.agent), prompts.shown_tools
+        runtime = call.runtime.of(reply.agent)
+        shown = prompts.shown_tools
         prompts = runtime.prompts
         assert isinstance(prompts, ToolPromptBuilder)
         following, anew = prompts.following(
@@ -316,12 +321,10 @@ async def play_rounds(
             *(f"{r.name} {r.arguments!r}" for r in requests),
             *(str(m["content"]) for m in results),
         )
-        call, restarted = (
-            again(
-                replace(call, runtime=runtime, so_far=so_far),
-                following,
-                stable_seed(seed, "round", number + 1),
-            ),
-            anew,
+        call = again(
+            replace(call, runtime=runtime, so_far=so_far),
+            following,
+            stable_seed(seed, "round", number + 1),
         )
+        restarted = anew
     return call, reply

@@ -106,7 +106,8 @@ class Tree:
             (result for result in results if isinstance(result, (EnvWorkerError, EngineGoneError))), None
         ):
             raise lost  # the state that the episode would continue from, or all later scores
-        candidates, causes = [], []
+        candidates = []
+        causes = []
         for (number, _), result in zip(numbered, results, strict=True):
             if isinstance(result, BaseException):
                 causes.append(result)

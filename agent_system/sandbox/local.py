@@ -85,7 +85,9 @@ class LocalSandbox(Sandbox):
 
     def close(self) -> None:
         with self._lock:
-            workers, self._alive, self._closed = self._alive, set(), True
+            workers = self._alive
+            self._alive = set()
+            self._closed = True
         for worker in workers:
             worker.kill()
         self._threads.shutdown()

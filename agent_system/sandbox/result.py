@@ -107,7 +107,8 @@ def from_report(blobs: Sequence[bytes], limits: SandboxLimitsConfig) -> RunResul
     """
     report, out, err, end_report, failure = blobs
     index, status, seconds, cpu_s = REPORT.unpack(report)
-    stopped, ending = STOPPED[index], _parse_end_report(end_report)
+    stopped = STOPPED[index]
+    ending = _parse_end_report(end_report)
     reason = (
         Reason.SANDBOX
         if failure

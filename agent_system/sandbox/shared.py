@@ -47,7 +47,8 @@ def configure(settings: SandboxConfig) -> Sandbox:
         except SandboxError:
             sandbox.close()
             raise
-        _settings, _sandbox = settings, sandbox
+        _settings = settings
+        _sandbox = sandbox
         return sandbox
 
 
@@ -79,6 +80,7 @@ def close_shared() -> None:
     """Close the sandbox of this process, if there is one."""
     global _sandbox
     with _lock:
-        sandbox, _sandbox = _sandbox, None
+        sandbox = _sandbox
+        _sandbox = None
     if sandbox is not None:
         sandbox.close()

@@ -190,7 +190,8 @@ class _Lines(codecs.IncrementalDecoder):
 
     def __init__(self, errors: str = "strict") -> None:
         super().__init__(errors)
-        self._text, self._length = codecs.getincrementaldecoder("utf-8")("replace"), 0
+        self._text = codecs.getincrementaldecoder("utf-8")("replace")
+        self._length = 0
 
     def decode(self, data: Any, final: bool = False) -> str:
         """Return the next text."""
@@ -198,7 +199,8 @@ class _Lines(codecs.IncrementalDecoder):
         left_out = self._length > LONGEST_LINE
         self._length += len(line)
         if (excess := self._length - LONGEST_LINE) > 0:
-            line, kept_end = (b"" if left_out else line[:-excess] + b"\n"), b""
+            line = b"" if left_out else line[:-excess] + b"\n"
+            kept_end = b""
         else:
             kept_end = end
         if end:

@@ -87,7 +87,8 @@ def _value(node: ast.AST) -> Number:
         case ast.UnaryOp(op=ast.UAdd() | ast.USub() as sign, operand=inner):
             return -_value(inner) if isinstance(sign, ast.USub) else _value(inner)
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
-            first, second = _value(left), _value(right)
+            first = _value(left)
+            second = _value(right)
             if (
                 isinstance(op, ast.Pow)
                 and isinstance(first, int)

@@ -161,7 +161,8 @@ class ToolRole(ProposerExecutorAgent):
     `Program`.
     """
 
-    role, template = TOOL, "tool"
+    role = TOOL
+    template = "tool"
 
     def project(self, text: str) -> Projection:
         return read_program(text) if self.config.tool == "code" else super().project(text)
@@ -170,7 +171,8 @@ class ToolRole(ProposerExecutorAgent):
 class ExecutorRole(ProposerExecutorAgent):
     """The role that checks the proposal and decides on the moves."""
 
-    role, template = EXECUTOR, "executor"
+    role = EXECUTOR
+    template = "executor"
 
 
 class SingleRole(SingleAgent):

@@ -111,7 +111,8 @@ class VerlBatch:
     def reorder(self, indices: torch.Tensor) -> None:
         """Put the rows into the given order, in place."""
         ordered = self.select_idxs(indices)
-        self.batch, self.non_tensor_batch = ordered.batch, ordered.non_tensor_batch
+        self.batch = ordered.batch
+        self.non_tensor_batch = ordered.non_tensor_batch
 
     def repeat(self, repeat_times: int = 2, interleave: bool = True) -> Self:
         """Repeat every row: a a b b when interleaved, a b a b otherwise."""
@@ -183,7 +184,8 @@ class VerlBatch:
 
         if old_keys is None and new_keys is None:
             return self
-        old, new = as_list(old_keys, "old_keys"), as_list(new_keys, "new_keys")
+        old = as_list(old_keys, "old_keys")
+        new = as_list(new_keys, "new_keys")
         if len(new) != len(old):
             raise ValueError(
                 f"new_keys and old_keys must have the same length, but got {len(new)} and {len(old)}"
@@ -201,7 +203,8 @@ class VerlBatch:
             return
         filler = 0 if padding_candidate == "first" else len(self) - 1
         padded = self.select_idxs([*range(len(self)), *[filler] * padding_size])
-        self.batch, self.non_tensor_batch = padded.batch, padded.non_tensor_batch
+        self.batch = padded.batch
+        self.non_tensor_batch = padded.non_tensor_batch
 
     def make_iterator(
         self,

@@ -257,14 +257,16 @@ class DataProto:
         batch = self.batch
         if batch is not None and batch_keys is not None:
             batch = batch.select(*batch_keys)
-        arrays, info = self.non_tensor_batch, self.meta_info
+        arrays = self.non_tensor_batch
+        info = self.meta_info
         if non_tensor_batch_keys is not None:
             arrays = {key: value for key, value in arrays.items() if key in non_tensor_batch_keys}
         if meta_info_keys is not None:
             info = {key: value for key, value in info.items() if key in meta_info_keys}
         if deepcopy:
             batch = None if batch is None else batch.clone()
-            arrays, info = copy.deepcopy(arrays), copy.deepcopy(info)
+            arrays = copy.deepcopy(arrays)
+            info = copy.deepcopy(info)
         return type(self)(batch=batch, non_tensor_batch=arrays, meta_info=info)
 
     def union(self, other: DataProto) -> Self:

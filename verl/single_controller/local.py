@@ -142,7 +142,8 @@ class LocalWorkerGroup(WorkerGroup):
 
     def shutdown(self) -> None:
         """End the event loop of the worker, and close it."""
-        worker, self._worker = self._worker, None
+        worker = self._worker
+        self._worker = None
         if self._loop is not None:  # first: what it still runs fails, and is not served by half a worker
             self._loop = None
             self._end_loop()

@@ -43,13 +43,15 @@ def resolve_defaults(config: RunConfig) -> None:
     """Fill in defaults that other keys determine, and make model folders absolute, so that config.yaml is
     complete.
     """
-    rollout, data = config.actor_rollout_ref.rollout, config.data
+    rollout = config.actor_rollout_ref.rollout
+    data = config.data
     rollout.prompt_length = rollout.prompt_length or data.max_prompt_length
     rollout.response_length = rollout.response_length or data.max_response_length
     config.rollout.max_concurrent_episodes = config.rollout.max_concurrent_episodes or max(
         1, EPISODES_PER_SLOT * rollout.max_num_seqs * engine_pool(config).size
     )
-    agent, reward_model = config.agent, config.reward.model
+    agent = config.agent
+    reward_model = config.reward.model
     reward_model.path = _folder(reward_model.path)
     for model in (config.actor_rollout_ref.model, config.critic.model):
         model.path, model.tokenizer_path = _folder(model.path), _folder(model.tokenizer_path)

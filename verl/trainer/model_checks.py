@@ -109,10 +109,8 @@ def warn_of_positions(placement: Placement, max_model_len: Callable[[WorkerGroup
     for group in placement.groups:
         path = check_model_path(group.config.model.path)
         model = load_config(path, trust_remote_code=group.config.model.trust_remote_code)
-        positions, longest = (
-            getattr(model.get_text_config(), "max_position_embeddings", None),
-            max_model_len(group),
-        )
+        positions = getattr(model.get_text_config(), "max_position_embeddings", None)
+        longest = max_model_len(group)
         if positions is not None and longest > positions:
             logger.warning(
                 "worker group '%s': data.max_prompt_length and data.max_response_length, or those of its "
@@ -150,7 +148,8 @@ def adapter_sizes(placement: Placement) -> dict[str, int]:
                 row = next(row for row in placement.agents if row.adapter == policy)
                 name, _, rest = str(error).partition("=")
                 if config.model.lora_adapter_path is not None and name != "lora_adapter_path":
-                    name, rest = "lora_adapter_path", f"{config.model.lora_adapter_path}: its {error}"
+                    name = "lora_adapter_path"
+                    rest = f"{config.model.lora_adapter_path}: its {error}"
                 raise ConfigError(
                     f"adapter '{policy}' on {spec.model_path!r}: {row.key(f'model.{name}')}={rest}"
                 ) from error
@@ -199,7 +198,8 @@ def check_critic(config: RunConfig, placement: Placement, tokenizers: Mapping[st
             continue
         from verl.models.value_model import check_value_model  # of critics
 
-        model, given = critic_config(config.critic, spec).model, config.critic.model
+        model = critic_config(config.critic, spec).model
+        given = config.critic.model
         key = "critic.model.path"
         try:
             check_value_model(model.path or "", model.trust_remote_code)

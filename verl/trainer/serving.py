@@ -62,16 +62,12 @@ def serving_placement(placement: Placement, engines: Engines) -> Placement:
     for spec in placement.groups:
         own = copy.deepcopy(spec.config)
         rollout = own.rollout
-        rollout.name, rollout.tensor_model_parallel_size, rollout.weight_transfer = (
-            engines.name or rollout.name,
-            1,
-            "object_store",
-        )
+        rollout.name = engines.name or rollout.name
+        rollout.tensor_model_parallel_size = 1
+        rollout.weight_transfer = "object_store"
         rollout.max_num_seqs = min(rollout.max_num_seqs, engines.slots or rollout.max_num_seqs)
-        rollout.structured_outputs, rollout.free_cache_engine = (
-            rollout.name == "vllm" or find_spec("xgrammar") is not None,
-            False,
-        )
+        rollout.structured_outputs = rollout.name == "vllm" or find_spec("xgrammar") is not None
+        rollout.free_cache_engine = False
         groups.append(replace(spec, config=own, trained=False))
     return replace(placement, groups=tuple(groups))
 

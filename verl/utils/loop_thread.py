@@ -26,7 +26,8 @@ logger = logging.getLogger(__name__)
 END_TIMEOUT_S = 5.0
 # A loop that has run nothing for so many seconds is reported while a thread waits for it, which looks every
 # `LOOK_S` seconds.
-BLOCKED_S, LOOK_S = 10.0, 2.0
+BLOCKED_S = 10.0
+LOOK_S = 2.0
 # Innermost calls that such a report names.
 FRAMES = 4
 _reads_frames = threading.Lock()
@@ -38,7 +39,8 @@ class Running(Generic[T]):
     def __init__(
         self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T], look: Callable[[], None]
     ) -> None:
-        self._loop, self._look = loop, look
+        self._loop = loop
+        self._look = look
         self._task: asyncio.Task[T] | None = None
         self._cancelled = False
         self._future = asyncio.run_coroutine_threadsafe(self._run(work), loop)
@@ -177,7 +179,8 @@ class LoopThread:
         """
         with self._lock, suppress(RuntimeError):  # the loop is closed
             if self._asked_at is None:
-                self._asked_at, self._reported = time.monotonic(), False
+                self._asked_at = time.monotonic()
+                self._reported = False
                 self._loop.call_soon_threadsafe(self._answer)
                 return
             blocked_s = time.monotonic() - self._asked_at

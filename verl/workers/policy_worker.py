@@ -75,7 +75,8 @@ class PolicyWorker(EngineWorker):
             ModelPathError: the model cannot be loaded.
             LoraTargetError: an adapter does not fit it.
         """
-        mesh, actor = self._start(), self.config.actor
+        mesh = self._start()
+        actor = self.config.actor
         plans = {
             name: AdapterPlan(lora_spec(config.model), config.actor.optim)
             for name, config in self._adapters.items()
@@ -171,7 +172,8 @@ class PolicyWorker(EngineWorker):
             rank's.
         """
         adapter, config = self._adapter_of(data)
-        cfg, meta = config.actor, data.meta_info
+        cfg = config.actor
+        meta = data.meta_info
         plan = UpdatePlan(
             temperature=_temperature(data),
             num_mini_batches=int(meta.get("num_mini_batches", 1)),
@@ -246,10 +248,8 @@ class PolicyWorker(EngineWorker):
             self._transfer.release(self._sent.pop(0))
 
     def _weight_buckets(self, adapter: str | None) -> Iterator[dict[str, torch.Tensor]]:
-        dtype, limit = (
-            resolve_dtype(self.config.rollout.dtype, self._device),
-            self.config.rollout.update_bucket_mb << 20,
-        )
+        dtype = resolve_dtype(self.config.rollout.dtype, self._device)
+        limit = self.config.rollout.update_bucket_mb << 20
         device = self._device if self._transfer.on_device else "cpu"
         bucket: dict[str, torch.Tensor] = {}
         room = limit
@@ -260,7 +260,8 @@ class PolicyWorker(EngineWorker):
             size = value.numel() * sent_as.itemsize
             if bucket and size > room:
                 yield bucket
-                bucket, room = {}, limit
+                bucket = {}
+                room = limit
             bucket[name] = value.to(device, sent_as, copy=True) if self._sends else torch.empty(0)
             room -= size
         if bucket:

@@ -259,7 +259,8 @@ class Syntax:
             call_id = str(groups["id"])
             named = _ID_NAME.fullmatch(call_id)
             return (named.group(1) if named else call_id), call_id
-        name, call_id = str(groups["name"]), str(groups.get("id") or "")
+        name = str(groups["name"])
+        call_id = str(groups.get("id") or "")
         if NUMBER in self.header and not call_id:
             begin = match.start("name")
             while (
@@ -297,15 +298,14 @@ class Syntax:
         while match := self._item.match(text, place):
             key = match["key"]
             is_other = bool(self.items.other) and match["text"] is None
-            middle, last = (
-                (self.items.other if is_other else self.items.middle),
-                self.items.end.replace(NAME, key),
-            )
+            middle = self.items.other if is_other else self.items.middle
+            last = self.items.end.replace(NAME, key)
             mark = last.strip()
             stop = text.find(mark, match.end())
             if stop < 0:
                 raise ValueError(f"{key} has no {mark} at its end")
-            lead, trail = middle[len(middle.rstrip()) :], last[: len(last) - len(last.lstrip())]
+            lead = middle[len(middle.rstrip()) :]
+            trail = last[: len(last) - len(last.lstrip())]
             value = text[match.end() : stop].removeprefix(lead).removesuffix(trail)
             if is_other:
                 found[key] = parse_json(value)

@@ -201,7 +201,8 @@ class CodeAgent(StyledAgent):
 class CoderAgent(CodeAgent):
     """The role that writes the program; its action is the last Python block of its reply."""
 
-    role, template = CODER, "coder"
+    role = CODER
+    template = "coder"
     projection = python_block
 
 
@@ -209,7 +210,8 @@ class CoderAgent(CodeAgent):
 class TesterAgent(CodeAgent):
     """The role that writes tests; its action is the tests of its reply alone."""
 
-    role, template = TESTER, "tester"
+    role = TESTER
+    template = "tester"
 
     def project(self, text: str) -> Projection:
         found = raw_text(text)
@@ -223,7 +225,8 @@ class SingleCodeAgent(SingleAgent, CodeAgent):
     program.
     """
 
-    styles, template = SINGLE_STYLES, "coder"
+    styles = SINGLE_STYLES
+    template = "coder"
 
     def project(self, text: str) -> Projection:
         return replace(raw_text(text), valid=python_block(text).valid)

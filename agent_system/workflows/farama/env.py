@@ -204,11 +204,13 @@ class FaramaEnv(BaseEnv):
         """Make the turn's move; `action` is the move if no player has acted, as with an orchestra of other
         agents.
         """
-        movers, fine = self.game.movers, 0.0
+        movers = self.game.movers
+        fine = 0.0
         if len(movers) == 1 and movers[0] not in self._choices:
             choice = self._choices[movers[0]] = self._read(movers[0], str(action))
             fine = self.config.illegal_penalty if choice.problem else 0.0
-        decided, before = self._decided(), self.game.moves
+        decided = self._decided()
+        before = self.game.moves
         self._problems.update(choice.problem for choice in self._choices.values() if choice.problem)
         self._choices = {}
         made = self._pay(self.game.play(decided))
@@ -253,7 +255,8 @@ class FaramaEnv(BaseEnv):
             action = self.parse(seat, text)
         except IllegalActionError:
             return ChosenAction(problem="illegal")
-        space, mask = self.game.world.space(seat), self._views[seat].mask
+        space = self.game.world.space(seat)
+        mask = self._views[seat].mask
         masked = (
             isinstance(space, spaces.Discrete)
             and mask is not None
@@ -272,7 +275,8 @@ class FaramaEnv(BaseEnv):
         return Outcome(team=sum(scaled.values()) / (len(scaled) if rewards == "mean" else 1), local={})
 
     def _info(self) -> dict[str, float]:
-        game, total = self.game, sum(self.game.returns.values())
+        game = self.game
+        total = sum(self.game.returns.values())
         info = {"return": total, "moves": float(game.moves), "truncated": float(game.world.truncated)}
         info |= {problem: float(self._problems[problem]) for problem in ("unparsed", "illegal")}
         if len(game.players) > 1:

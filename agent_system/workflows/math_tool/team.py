@@ -140,14 +140,16 @@ class MathToolAgent(StyledAgent):
 class ReasonerAgent(MathToolAgent):
     """The role that solves by reasoning."""
 
-    role, template = REASONER, "reasoner"
+    role = REASONER
+    template = "reasoner"
 
 
 @AgentRegistry.register(TOOL_USER, orchestra="math_tool")
 class ToolUserAgent(MathToolAgent, ToolAgent):
     """The role that solves with programs, which it runs by the tool `python`."""
 
-    role, template = TOOL_USER, "tool"
+    role = TOOL_USER
+    template = "tool"
     tools = (python,)
 
     def __init__(self, agent_id: str = "", config: Any = None) -> None:
@@ -159,7 +161,8 @@ class ToolUserAgent(MathToolAgent, ToolAgent):
 class SingleMathToolAgent(SingleAgent, MathToolAgent, ToolAgent):
     """One agent that reasons and has the tool `python`."""
 
-    styles, template = SINGLE_STYLES, "reasoner"
+    styles = SINGLE_STYLES
+    template = "reasoner"
     tools = (python,)
 
 

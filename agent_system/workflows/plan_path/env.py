@@ -132,9 +132,13 @@ class PlanPathEnv(ProposerExecutorEnv):
     def fork(self) -> PlanPathEnv:
         """Return an independent copy; map and state are immutable and shared."""
         copy = type(self)(self.config, seed=self.seed)
-        copy._grid, copy._state, copy._moved = self._grid, self._state, self._moved
-        copy._counts, copy._followed = self._counts.copy(), self._followed
-        copy._proposal, copy._observation = self._proposal, self._observation
+        copy._grid = self._grid
+        copy._state = self._state
+        copy._moved = self._moved
+        copy._counts = self._counts.copy()
+        copy._followed = self._followed
+        copy._proposal = self._proposal
+        copy._observation = self._observation
         return copy
 
     @property
@@ -155,7 +159,8 @@ class PlanPathEnv(ProposerExecutorEnv):
         )
 
     def _execute(self, action: str) -> Outcome:
-        before, self._moved = self._state, True
+        before = self._state
+        self._moved = True
         made = self._try(action, "executor")
         self._followed = made is not None and ", ".join(self._first(action)) == self._proposal
         if made is not None:
@@ -196,7 +201,8 @@ class PlanPathEnv(ProposerExecutorEnv):
         )
 
     def _info(self) -> dict[str, float]:
-        grid, state = self._grid, self._state
+        grid = self._grid
+        state = self._state
         info = {
             "success": float(self._arrived),
             "progress": 1 - state.best / max(1, grid.shortest),

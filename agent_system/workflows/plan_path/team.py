@@ -76,7 +76,8 @@ class PlanPathOptions(ProposerExecutorOptions):
 class PlanPathProposerAgent(ToolRole):
     """The role that proposes the next moves, as letters."""
 
-    styles, options = STYLES, PlanPathOptions
+    styles = STYLES
+    options = PlanPathOptions
     projection = read_moves
 
 
@@ -84,7 +85,8 @@ class PlanPathProposerAgent(ToolRole):
 class PlanPathExecutorAgent(ExecutorRole):
     """The role that decides which moves are made."""
 
-    styles, options = STYLES, PlanPathOptions
+    styles = STYLES
+    options = PlanPathOptions
     projection = read_moves
 
 

@@ -133,7 +133,8 @@ class SearchOptions:
 class SearchWorkflowAgent(StyledAgent):
     """A role whose prompt shows the question, the searches and, in some styles, the replies of this turn."""
 
-    styles, options = STYLES, SearchOptions
+    styles = STYLES
+    options = SearchOptions
 
 
 @AgentRegistry.register(VERIFIER, orchestra="search")
@@ -144,7 +145,8 @@ class SearchVerifierAgent(SearchWorkflowAgent):
     fallback.
     """
 
-    role, template = VERIFIER, "verifier"
+    role = VERIFIER
+    template = "verifier"
 
     def __init__(self, agent_id: str = "", config: Any = None) -> None:
         super().__init__(agent_id, config)
@@ -162,7 +164,8 @@ class SearchVerifierAgent(SearchWorkflowAgent):
 class SearchAgent(SearchWorkflowAgent):
     """The role that writes a query; its action is a `Query`, which is empty when the reply has none."""
 
-    role, template = SEARCH, "search"
+    role = SEARCH
+    template = "search"
     projection = tag("search")
 
     def project(self, text: str) -> Projection:
@@ -176,7 +179,8 @@ class AnswerAgent(SearchWorkflowAgent):
     none.
     """
 
-    role, template = ANSWER, "answer"
+    role = ANSWER
+    template = "answer"
     projection = tag("answer")
 
 
@@ -186,10 +190,12 @@ class SingleSearchAgent(SingleAgent):
     `Query`.
     """
 
-    styles, template = SINGLE_STYLES, "search"
+    styles = SINGLE_STYLES
+    template = "search"
 
     def project(self, text: str) -> Projection:
-        query, answer = tag("search")(text), tag("answer")(text)
+        query = tag("search")(text)
+        answer = tag("answer")(text)
         last = answer.text.lower().rfind
         if answer.valid and (not query.valid or last("</answer>") > last("</search>")):
             return answer

@@ -222,10 +222,12 @@ class SokobanEnv(ProposerExecutorEnv):
 
     def step(self, action: str) -> Outcome:
         """End the turn; make the moves unless an Executor has."""
-        team, done = 0.0, False
+        team = 0.0
+        done = False
         if not self._world.acted:
             outcome = self._execute(action)
-            team, done = outcome.team, outcome.done
+            team = outcome.team
+            done = outcome.done
         self._world = replace(self._world, acted=False, plan=None, reason=SokobanEpisode.reason)
         self._observation = self._make_observation()
         return Outcome(team=team, done=done, info=self._info(), observation=self._observation)
@@ -233,14 +235,16 @@ class SokobanEnv(ProposerExecutorEnv):
     def fork(self) -> SokobanEnv:
         """Return an independent copy; the world is immutable and shared."""
         copy = type(self)(self.config, seed=self.seed)
-        copy._world, copy._observation = self._world, self._observation
+        copy._world = self._world
+        copy._observation = self._observation
         return copy
 
     def _program_input(self) -> str:
         return f"{render(self._world.room, self._world.state)}\n"
 
     def _propose(self, action: str, reason: str = NO_PLAN, failed_run: bool = False) -> Outcome:
-        verdict, world = self._judge(action), self._world
+        verdict = self._judge(action)
+        world = self._world
         legal = not (verdict.unparsable or verdict.walk.illegal or verdict.cut)
         self._world = replace(
             world,
@@ -255,8 +259,10 @@ class SokobanEnv(ProposerExecutorEnv):
         return Outcome(local=paid(local, self.config.plan_weight, *penalties(self.config)))
 
     def _execute(self, action: str) -> Outcome:
-        verdict, world = self._judge(action), self._world
-        requested, num_made = parse_moves(action) or "", len(verdict.walk.states)
+        verdict = self._judge(action)
+        world = self._world
+        requested = parse_moves(action) or ""
+        num_made = len(verdict.walk.states)
         self._world = replace(
             world,
             state=verdict.state,
@@ -287,8 +293,10 @@ class SokobanEnv(ProposerExecutorEnv):
         )
 
     def _make_observation(self) -> Observation:
-        room, state = self._world.room, self._world.state
-        text, limit = shown(room, state, self.config.view, self.config.actions), self.config.max_moves
+        room = self._world.room
+        state = self._world.state
+        text = shown(room, state, self.config.view, self.config.actions)
+        limit = self.config.max_moves
         if self.config.show_last:
             text = f"{text}\n{last_line(self._world.last, self._world.stopped, limit)}"
         return Observation(
@@ -335,7 +343,8 @@ def judge(
     requested = moves or ""
     made = ACTIONS[options.actions](room, state, requested[: options.max_moves])
     end = made.states[-1] if made.states else state
-    solved, deadlock = is_solved(room, end), is_lost(room, end)
+    solved = is_solved(room, end)
+    deadlock = is_lost(room, end)
     cut = 0 if solved or made.illegal else max(0, len(requested) - options.max_moves)
     after = best if deadlock else best_progress(room, start, made.states, options.progress, best)
     value = options.progress_weight * after + (1.0 - options.progress_weight) * solved

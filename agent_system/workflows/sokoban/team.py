@@ -102,7 +102,8 @@ def read_moves(text: str) -> Projection:
 class SokobanProposerAgent(ToolRole):
     """The role that proposes the next moves."""
 
-    styles, options = STYLES, SokobanOptions
+    styles = STYLES
+    options = SokobanOptions
     projection = read_moves
 
 
@@ -110,7 +111,8 @@ class SokobanProposerAgent(ToolRole):
 class SokobanExecutorAgent(ExecutorRole):
     """The role that checks the proposal and decides which moves are made."""
 
-    styles, options = STYLES, SokobanOptions
+    styles = STYLES
+    options = SokobanOptions
     projection = read_moves
 
 

@@ -131,8 +131,11 @@ class SudokuEnv(ProposerExecutorEnv):
         """Return an independent copy; boards are immutable and shared."""
         copy = type(self)(self.config, seed=self.seed)
         copy.state = self.state
-        copy._best, copy._plan, copy._acted = self._best, self._plan, self._acted
-        copy._counts, copy._proposal = dict(self._counts), self._proposal
+        copy._best = self._best
+        copy._plan = self._plan
+        copy._acted = self._acted
+        copy._counts = dict(self._counts)
+        copy._proposal = self._proposal
         return copy
 
     def _program_input(self) -> str:

@@ -92,7 +92,8 @@ class SudokuOptions(ProposerExecutorOptions):
 class SudokuProposerAgent(ToolRole):
     """The role that proposes cells or a grid in `<plan>...</plan>`; it writes nothing on the board."""
 
-    styles, options = STYLES, SudokuOptions
+    styles = STYLES
+    options = SudokuOptions
     projection = tag("plan")
 
 
@@ -100,7 +101,8 @@ class SudokuProposerAgent(ToolRole):
 class SudokuExecutorAgent(ExecutorRole):
     """The role that reads the plan and writes cells or a grid in `<action>...</action>`."""
 
-    styles, options = STYLES, SudokuOptions
+    styles = STYLES
+    options = SudokuOptions
     projection = tag("action")
 
 

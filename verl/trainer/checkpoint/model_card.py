@@ -19,10 +19,8 @@ POLICY_METRICS = ("actor/entropy", "actor/kl_loss", "actor/lr")
 
 def policy_card(saved: SavedRun, spec: WorkerGroupSpec, policy: str, metrics: Mapping[str, float]) -> str:
     """Return the card of one policy, in Markdown with the front matter of the Hugging Face hub."""
-    own, agents = (
-        spec.policies[policy],
-        [row.agent_id for row in saved.placement.agents if row.policy_id == policy],
-    )
+    own = spec.policies[policy]
+    agents = [row.agent_id for row in saved.placement.agents if row.policy_id == policy]
     lora = policy in spec.adapters
     kind = (
         f"LoRA adapter of rank {own.model.lora_rank}, alpha {own.model.lora_alpha}" if lora else "whole model"

@@ -114,7 +114,8 @@ def _without_initial_adapters(config: RunConfig, rows: Sequence[Mapping[str, Any
         rows: `Placement.signature` of the run.
     """
     config = copy.deepcopy(config)
-    model, own = config.actor_rollout_ref.model, config.agent.agent_specific_parameters.get("model", {})
+    model = config.actor_rollout_ref.model
+    own = config.agent.agent_specific_parameters.get("model", {})
     if model.lora_adapter_path is None and "lora_adapter_path" not in own:
         return config
     model.lora_adapter_path = None

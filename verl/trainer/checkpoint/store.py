@@ -57,11 +57,9 @@ class CheckpointStore:
 
         Raises CheckpointError if a file cannot be written; the previous checkpoint is then intact.
         """
-        aside, final, replaced = (
-            self.root / f".writing_global_step_{step}",
-            self.path(step),
-            self._replaced(step),
-        )
+        aside = self.root / f".writing_global_step_{step}"
+        final = self.path(step)
+        replaced = self._replaced(step)
         for unfinished in self.root.glob(".writing_global_step_*"):
             shutil.rmtree(unfinished, ignore_errors=True)
         try:
@@ -182,7 +180,8 @@ def _check_adapters(
     folder: Path, state: Mapping[str, Any], placement: Placement, bases: Mapping[str, str]
 ) -> None:
     for saved, own in zip(state["placement"], placement.signature(), strict=True):
-        there, here = saved.get("lora", {}), own.get("lora", {})
+        there = saved.get("lora", {})
+        here = own.get("lora", {})
         for name in sorted({*there, *here}):
             if there.get(name) != here.get(name):
                 raise CheckpointError(

@@ -146,10 +146,8 @@ def _check_own_keys(
     but: Sequence[str],
 ) -> None:
     for key in sorted(agent.own_keys):
-        mine, has_effect = (
-            value_at(agent.config, key),
-            key.startswith(tuple(read)) and not key.startswith(tuple(but)),
-        )
+        mine = value_at(agent.config, key)
+        has_effect = key.startswith(tuple(read)) and not key.startswith(tuple(but))
         if not has_effect and mine != value_at(config.actor_rollout_ref, key):
             raise IneffectiveKeyError(
                 f"agent.agent_specific_parameters.{key} gives agent '{agent.agent_id}' {mine}, which has no "
@@ -182,10 +180,8 @@ def _check_per_agent(config: RunConfig, placement: Placement) -> None:
         seen[names[name]] = name
     for agent_id in agents:
         own = own_keys(config.algorithm, agent_id)
-        settings, where = (
-            agent_config(config.algorithm, agent_id),
-            f"algorithm.per_agent.{slug(agent_id)}" if own else "algorithm",
-        )
+        settings = agent_config(config.algorithm, agent_id)
+        where = f"algorithm.per_agent.{slug(agent_id)}" if own else "algorithm"
         check_estimator(settings, agents, where)
         _check_gdpo_rewards(config, settings, where)
     _check_unread_rewards(config, placement)
@@ -201,11 +197,9 @@ def check_estimator(settings: Any, agents: Sequence[str], where: str = "algorith
         agents: trained agents.
         where: prefix of keys in messages.
     """
-    estimator, keys_, weights = (
-        settings.adv_estimator,
-        settings.gdpo_reward_keys,
-        settings.gdpo_reward_weights,
-    )
+    estimator = settings.adv_estimator
+    keys_ = settings.gdpo_reward_keys
+    weights = settings.gdpo_reward_weights
     if estimator == "gdpo" and not keys_:
         raise ConfigError(
             f"{where}.adv_estimator=gdpo needs {where}.gdpo_reward_keys, such as [team_reward,local_reward]"
@@ -321,7 +315,8 @@ def _check_whole_batch(config: RunConfig, placement: Placement) -> None:
 
 def check_reward(config: RunConfig, placement: Placement) -> None:
     """Check keys under `reward` for contradictions with each other or with an agent's length limit."""
-    reward, buffer = config.reward, config.reward.overlong_buffer
+    reward = config.reward
+    buffer = config.reward.overlong_buffer
     if reward.model.kind == "api":
         api_key("reward.model.api", reward.model.api)
     if reward.propagation.mode != "none" and reward.team_scope != "episode":
@@ -380,7 +375,8 @@ def _check_attention(model: TrainedModelConfig, dtype: str, shown: Callable[[str
     """Raise ConfigError for an attention implementation that cannot run; `dtype` is the key of its dtype,
     `shown` returns `key=value`.
     """
-    key, name = shown("model.attn_implementation"), model.attn_implementation
+    key = shown("model.attn_implementation")
+    name = model.attn_implementation
     if name == "eager" and model.use_remove_padding is True:
         packed = shown("model.use_remove_padding").partition("=")[0]
         raise ConfigError(f"{key} cannot run packed rows; set {packed}=false as well")
@@ -403,7 +399,8 @@ def check_skipping(config: RunConfig, agent: AgentPlacement | ApiPlacement) -> N
     actor = agent.config.actor
     if not actor.skip_zero_advantages:
         return
-    skipping, loss_mode = _shown(agent, "actor.skip_zero_advantages"), actor.policy_loss.loss_mode
+    skipping = _shown(agent, "actor.skip_zero_advantages")
+    loss_mode = actor.policy_loss.loss_mode
     if config.algorithm.rollout_correction.bypass_mode:
         raise ConfigError(
             f"{skipping} contradicts algorithm.rollout_correction.bypass_mode=true, which rejects, ranks and "
@@ -427,7 +424,8 @@ def check_rollout_correction(config: RunConfig, placement: Placement) -> None:
     """Raise ConfigError for invalid bounds, a missing correction or keys of losses, and warn of bias that no
     correction removes.
     """
-    correction, mode = config.algorithm.rollout_correction, config.async_training.mode
+    correction = config.algorithm.rollout_correction
+    mode = config.async_training.mode
     if not config.async_training.fresh and not (correction.bypass_mode or correction.corrects_batch):
         raise ConfigError(
             f"async_training.mode={mode} trains on samples of older weights, which needs an off-policy "
@@ -463,10 +461,8 @@ def _check_loss(config: RunConfig, agent: AgentPlacement) -> None:
     """Raise ConfigError for an estimator that needs the missing pass for old log-probs, and for a loss
     without its keys.
     """
-    bypass, estimator = (
-        config.algorithm.rollout_correction.bypass_mode,
-        agent_config(config.algorithm, agent.agent_id).adv_estimator,
-    )
+    bypass = config.algorithm.rollout_correction.bypass_mode
+    estimator = agent_config(config.algorithm, agent.agent_id).adv_estimator
     if bypass and estimator_needs(estimator, "sum_pi_squared"):
         raise ConfigError(
             f"algorithm.adv_estimator={estimator} (agent '{agent.agent_id}') needs sum_pi_squared, which the "

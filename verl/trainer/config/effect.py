@@ -36,7 +36,8 @@ from verl.trainer.ppo.per_agent import agent_config
 from verl.trainer.ppo.registry import ESTIMATORS, POLICY_LOSSES
 from verl.utils.names import value_at
 
-ACTOR, MODEL = "actor_rollout_ref.actor.", "actor_rollout_ref."
+ACTOR = "actor_rollout_ref.actor."
+MODEL = "actor_rollout_ref."
 # Key that the comparison of the candidates of a call reads, whatever the estimator is.
 COMPARISON = "algorithm.norm_adv_by_std_in_grpo"
 # Keys that every estimator with groups reads.
@@ -155,7 +156,8 @@ def check_effect(config: RunConfig, placement: Placement) -> None:
 
     Raises IneffectiveKeyError naming the key, its value and the conditions it needs.
     """
-    scope, default = Scope(config, placement), RunConfig()
+    scope = Scope(config, placement)
+    default = RunConfig()
     for key, value, needed in _without_effect(scope, default):
         if not key.startswith(MODEL):
             raise IneffectiveKeyError(f"{key}={value} has no effect; it needs {needed}")

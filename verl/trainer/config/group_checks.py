@@ -47,8 +47,10 @@ def check_filter_groups(config: RunConfig) -> None:
 
 
 def _check_filtered(config: RunConfig, agent_id: str) -> None:
-    settings, own = agent_config(config.algorithm, agent_id), _agent_note(config, agent_id)
-    estimator, fields = settings.adv_estimator, group_fields(settings)
+    settings = agent_config(config.algorithm, agent_id)
+    own = _agent_note(config, agent_id)
+    estimator = settings.adv_estimator
+    fields = group_fields(settings)
     traits = ESTIMATORS.traits(estimator)
     if not traits.grouped or needs_values(estimator) or estimator_needs(estimator, "reward_baselines"):
         raise ConfigError(
@@ -88,7 +90,8 @@ def candidates_of(config: RunConfig) -> dict[str, int]:
 
 def check_sampling(config: RunConfig, placement: Placement) -> None:
     """Raise ConfigError for keys that contradict `rollout.sampling`."""
-    tree, committed = config.rollout.sampling == "tree", follows_committed(config)
+    tree = config.rollout.sampling == "tree"
+    committed = follows_committed(config)
     if tree:
         check_tree_rewards(config.reward, config.rollout.tree.returns)
     if committed and config.algorithm.filter_groups.enable:
@@ -99,8 +102,10 @@ def check_sampling(config: RunConfig, placement: Placement) -> None:
         )
     own_k = candidates_of(config)
     for agent in placement.trained:
-        settings, own = agent_config(config.algorithm, agent.agent_id), _agent_note(config, agent.agent_id)
-        estimator, fields = str(settings.adv_estimator), group_fields(settings)
+        settings = agent_config(config.algorithm, agent.agent_id)
+        own = _agent_note(config, agent.agent_id)
+        estimator = str(settings.adv_estimator)
+        fields = group_fields(settings)
         if tree and not committed:
             _check_tree_estimator(settings, own)
             if averages_trajectories(settings, estimator) and estimator_takes(estimator, "traj_index"):
@@ -180,7 +185,8 @@ def _check_groups(config: RunConfig, placement: Placement) -> None:
         placement.trained if config.rollout.sampling == "parallel" or follows_committed(config) else ()
     ):
         settings = agent_config(config.algorithm, agent.agent_id)
-        estimator, fields = str(settings.adv_estimator), group_fields(settings)
+        estimator = str(settings.adv_estimator)
+        fields = group_fields(settings)
         if settings.singleton != "zero" or not estimator_takes(estimator, "index"):
             continue
         averaged = averages_trajectories(settings, estimator) and estimator_takes(estimator, "traj_index")

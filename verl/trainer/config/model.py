@@ -12,7 +12,9 @@ from verl.trainer.config.profiler import ProfilerConfig
 from verl.trainer.config.spec import key, section, texts
 from verl.trainer.ppo.registry import POLICY_LOSSES
 
-ACTOR, REF, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.ref", "actor_rollout_ref.rollout"
+ACTOR = "actor_rollout_ref.actor"
+REF = "actor_rollout_ref.ref"
+ROLLOUT = "actor_rollout_ref.rollout"
 # In the loss, every KL estimator has a straight-through form; in the reward, which has no gradient, it would
 # change nothing.
 KL_LOSSES = (*KL_ESTIMATORS, *(f"{name}+" for name in KL_ESTIMATORS))
@@ -30,7 +32,8 @@ OLD_LOG_PROBS = (
     "gateway.structured=mask, trainer.critic_warmup or an estimator that reads them (and "
     "algorithm.rollout_correction.bypass_mode=false)"
 )
-BY_TASKS, BY_UPDATES = "use_adaptive_ppo_mini_batch_size=false", "use_adaptive_ppo_mini_batch_size=true"
+BY_TASKS = "use_adaptive_ppo_mini_batch_size=false"
+BY_UPDATES = "use_adaptive_ppo_mini_batch_size=true"
 ADAPTIVE = "set the number of optimizer steps (ppo_mini_update_num) instead of the tasks of one (ppo_mini_batch_size)"
 MINI_UPDATES = "optimizer steps per epoch; every policy cuts its own samples into so many mini-batches, of sizes that differ by one at most"
 MOST_UPDATES = 100_000

@@ -208,7 +208,8 @@ def check_tree_rewards(reward: RewardConfig, returns: str) -> None:
             "rollout.sampling=tree have not led to; set reward.model.scope=call or "
             "rollout.tree.returns=committed"
         )
-    scope, mode = reward.team_scope, reward.propagation.mode
+    scope = reward.team_scope
+    mode = reward.propagation.mode
     if returns == "step" and (scope != "call" or mode != "none"):
         raise ConfigError(
             f"rollout.sampling=tree rewards a candidate for its own action, but reward.team_scope={scope} "

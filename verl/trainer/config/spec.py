@@ -22,7 +22,9 @@ from verl.utils.names import did_you_mean, value_at
 
 T = TypeVar("T")
 # Numbers are converted to float32 and int64, where larger ones overflow and smaller positive ones become 0.
-LARGEST, SMALLEST, LARGEST_INT = 3.4e38, 1.2e-38, 2**63 - 1
+LARGEST = 3.4e38
+SMALLEST = 1.2e-38
+LARGEST_INT = 2**63 - 1
 # Seconds: poll(2) counts milliseconds in 32 bits.
 LONGEST_S = 2_000_000
 
@@ -132,7 +134,8 @@ class Key:
             return Annotated[
                 float, Field(ge=low, gt=self.gt, le=LARGEST if self.le is None else self.le, lt=self.lt)
             ]
-        origin, parts = get_origin(kind), tuple(self._bounded(part) for part in get_args(kind))
+        origin = get_origin(kind)
+        parts = tuple(self._bounded(part) for part in get_args(kind))
         return kind if not parts else Union[parts] if origin is Union else origin[parts]
 
     def _range(self, value: float) -> str:
@@ -199,9 +202,11 @@ def keys(cls: type) -> Mapping[str, Key]:
 
 
 def _keys(cls: type, prefix: str, effect: tuple[str, ...]) -> Iterator[tuple[str, Key]]:
-    hints, instance = get_type_hints(cls), cls()
+    hints = get_type_hints(cls)
+    instance = cls()
     for f in fields(cls):
-        name, value = f"{prefix}{f.name}", getattr(instance, f.name)
+        name = f"{prefix}{f.name}"
+        value = getattr(instance, f.name)
         if is_dataclass(value):
             own = f.metadata["effect"]
             yield from _keys(type(value), f"{name}.", (*effect, own) if own else effect)

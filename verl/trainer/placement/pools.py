@@ -11,7 +11,8 @@ from verl.trainer.config import RunConfig
 from verl.trainer.placement.agent_overrides import PlacementError
 from verl.trainer.placement.table import Placement
 
-TRAINER, ENGINES = "trainer", "rollout"
+TRAINER = "trainer"
+ENGINES = "rollout"
 
 
 @dataclass(frozen=True)
@@ -116,11 +117,9 @@ def _divided(
     config: RunConfig, pool: Pool, placement: Placement, groups: Sequence[str], what: str
 ) -> dict[str, Devices]:
     """Divide a pool among worker groups; `what` names these in messages."""
-    key, sizes, dedicated = (
-        f"{pool.section}.pool_sizes",
-        dict(pool.sizes),
-        config.trainer.resource_pool == "dedicated",
-    )
+    key = f"{pool.section}.pool_sizes"
+    sizes = dict(pool.sizes)
+    dedicated = config.trainer.resource_pool == "dedicated"
     if not placement.groups and (dedicated or pool.section == ENGINES):
         needless = (
             "trainer.resource_pool=dedicated" if dedicated else f"rollout.n_gpus_per_node={pool.per_node}"
@@ -151,7 +150,8 @@ def _divided(
             f"{key}={sizes}: expected at least 1 each and {pool.size} in all ({pool}), found "
             f"{sum(sizes.values())} in all"
         )
-    found, first = {}, 0
+    found = {}
+    first = 0
     for wg_id in groups:
         found[wg_id] = Devices(first, sizes[wg_id], pool.section)
         first += sizes[wg_id]
@@ -162,7 +162,8 @@ def describe_devices(config: RunConfig, placement: Placement) -> dict[str, str]:
     """Return the devices of every worker group in words, by `wg_id`; with those of its engines where these
     have their own.
     """
-    policies, engines = assign_devices(config, placement), assign_engines(config, placement)
+    policies = assign_devices(config, placement)
+    engines = assign_engines(config, placement)
     if not own_engine_devices(config):
         return {wg_id: str(devices) for wg_id, devices in policies.items()}
     return {
@@ -175,9 +176,11 @@ def check_engine_spans(config: RunConfig, placement: Placement) -> None:
     """Raise PlacementError if engines of `rollout.tensor_model_parallel_size` devices do not fit the devices
     of a worker group.
     """
-    pool, devices = engine_pool(config), assign_engines(config, placement)
+    pool = engine_pool(config)
+    devices = assign_engines(config, placement)
     for spec in placement.groups:
-        tp, own = spec.config.rollout.tensor_model_parallel_size, devices[spec.wg_id]
+        tp = spec.config.rollout.tensor_model_parallel_size
+        own = devices[spec.wg_id]
         if tp == 1:
             continue
         name = "rollout.tensor_model_parallel_size"

@@ -119,7 +119,8 @@ def _row(own: AgentPlacement, policy_id: str, placement: Placement, shown: str) 
         return own
     first, *others = [row for row in placement.agents if row.policy_id == policy_id]
     for other in others:
-        mine, theirs = first.config.rollout, other.config.rollout
+        mine = first.config.rollout
+        theirs = other.config.rollout
         differing = [f"rollout.{key}" for key in REQUEST_KEYS if getattr(mine, key) != getattr(theirs, key)]
         if differing:
             raise ConfigError(

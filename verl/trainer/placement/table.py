@@ -170,8 +170,10 @@ def build_placement(agent: AgentConfig, base: ActorRolloutRefConfig) -> Placemen
     if len(set(names)) < len(names):
         raise PlacementError(f"agent.agent_ids={names} names an agent twice; every agent needs its own name")
     _check_slugs(names)
-    frozen, api = frozen_agents(agent), api_agents(agent)
-    models, levels = _model_paths(agent, base, api), _levels(agent, api)
+    frozen = frozen_agents(agent)
+    api = api_agents(agent)
+    models = _model_paths(agent, base, api)
+    levels = _levels(agent, api)
     own = [config_of(i, names, models[i], agent.agent_specific_parameters, base) for i in range(len(names))]
     adapters = _adapters(agent, levels, models, frozen)
     here = [i for i, name in enumerate(names) if name not in api]
@@ -300,7 +302,8 @@ def _model_paths(agent: AgentConfig, base: ActorRolloutRefConfig, api: Collectio
 
 def _levels(agent: AgentConfig, api: Collection[str]) -> list[str]:
     """Return the specialization of each agent: one of `LEVELS`, or `api`."""
-    given, names = agent.specialization, agent.agent_ids
+    given = agent.specialization
+    names = agent.agent_ids
     if given is None:
         given = "prompt" if agent.model_sharing else "full"
     if not isinstance(given, (str, list, tuple)):
@@ -346,7 +349,8 @@ def _adapters(
     """Return the adapter of each agent: that of `agent.adapter_ids`, else its own; None without one, as for a
     frozen agent.
     """
-    names, given = list(agent.agent_ids), list(agent.adapter_ids) or [None] * len(agent.agent_ids)
+    names = list(agent.agent_ids)
+    given = list(agent.adapter_ids) or [None] * len(agent.agent_ids)
     if len(given) != len(names):
         raise PlacementError(
             f"agent.adapter_ids has {len(given)} entries, agent.agent_ids has {len(names)}; they are "
@@ -469,7 +473,8 @@ def _differing(mine: ActorRolloutRefConfig, theirs: ActorRolloutRefConfig, keys:
     """
     found = []
     for key in keys:
-        one, other = value_at(mine, key), value_at(theirs, key)
+        one = value_at(mine, key)
+        other = value_at(theirs, key)
         if one != other:
             found.append(key if is_dataclass(one) else f"{key} ({one} and {other})")
     return ", ".join(found)

@@ -83,12 +83,14 @@ def combine_batches(parts: Mapping[str, SubBatch]) -> DataProto:
 def trim_padding(batch: DataProto) -> DataProto:
     """Trim prompts (left) and responses (right) to the longest row of the batch."""
     tensors = batch.batch
-    prompt_width, response_width = tensors["prompts"].shape[1], tensors["responses"].shape[1]
+    prompt_width = tensors["prompts"].shape[1]
+    response_width = tensors["responses"].shape[1]
     mask = tensors["attention_mask"]
     prompt_len = int(mask[:, :prompt_width].sum(dim=1).max().item()) if len(batch) else 0
     used = mask[:, prompt_width:].any(dim=0).nonzero()
     response_len = max(int(used.max().item()) + 1 if len(used) else 1, 1)
-    cut, out = prompt_width - prompt_len, {}
+    cut = prompt_width - prompt_len
+    out = {}
     for name, value in tensors.items():
         if name in PROMPT_SIDE:
             value = value[:, cut:]

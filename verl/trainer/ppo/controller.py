@@ -153,7 +153,8 @@ class LocalController:
                 f"rollout.n_gpus_per_node={config.rollout.n_gpus_per_node} needs trainer.controller=ray: a "
                 "local engine shares the one device of its policy"
             )
-        self.device, self.timeout_s = device, config.trainer.worker_timeout_s
+        self.device = device
+        self.timeout_s = config.trainer.worker_timeout_s
 
     def threads_per_worker(self, processes: int) -> int:
         """Return the number of cores: groups run one after the other."""
@@ -182,7 +183,8 @@ class RayController:
     parallel = True
 
     def __init__(self, config: RunConfig, device: str) -> None:
-        self.config, self.device = config, device
+        self.config = config
+        self.device = device
         self.pools: dict[str, RayResourcePool] = {}
         self._start_ray()
 
@@ -270,10 +272,8 @@ class RayController:
         from verl.single_controller.ray.resource_pool import RayResourcePool
 
         if section not in self.pools:
-            config, wanted = (
-                self.config,
-                trainer_pool(self.config) if section == TRAINER else engine_pool(self.config),
-            )
+            config = self.config
+            wanted = trainer_pool(self.config) if section == TRAINER else engine_pool(self.config)
             groups = len(config.agent.agent_ids) + (config.reward.model.path is not None)
             workers = (
                 WORKERS_PER_GROUP[section] if own_engine_devices(config) else sum(WORKERS_PER_GROUP.values())

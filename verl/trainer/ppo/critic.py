@@ -67,7 +67,8 @@ def critic_signature(config: RunConfig, placement: Placement) -> dict[str, Any]:
 
 def critic_config(critic: CriticConfig, spec: WorkerGroupSpec) -> CriticConfig:
     """Return the configuration of one group's critic: model and tokenizer default to the policy's."""
-    policy, model = spec.config.model, critic.model
+    policy = spec.config.model
+    model = critic.model
     if model.path is None:
         model = replace(
             model, path=policy.path, trust_remote_code=model.trust_remote_code or policy.trust_remote_code

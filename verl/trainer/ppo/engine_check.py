@@ -102,7 +102,8 @@ class EngineCheck:
     """
 
     def __init__(self, team: TeamWorkers, updated: bool) -> None:
-        self._team, self._updated = team, updated
+        self._team = team
+        self._updated = updated
         self._groups = list(team.policies) if team.config.trainer.check_engines else []
         self._before: dict[str, float] = {}
         self._after: dict[str, float] = {}
@@ -235,7 +236,8 @@ class EngineCheck:
             return rows
 
     def _replies(self, wg_id: str, policy: str, of_base: bool, vocab_size: int) -> _Rows:
-        learner, engines = self._team.learners[policy], self._team.engines
+        learner = self._team.learners[policy]
+        engines = self._team.engines
         reply = max(min(REPLY, engines.longest(wg_id) - 1), 1)
         lengths = [min(length, engines.longest(wg_id) - reply) for length in PROMPTS]
         numbers = np.random.default_rng(0)

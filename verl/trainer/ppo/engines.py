@@ -61,13 +61,13 @@ class TeamEngines:
         learners: Mapping[str, Learner],
         log_dir: Path | None,
     ) -> None:
-        self._config, self._placement, self._controller, self._log_dir = (
-            config,
-            placement,
-            controller,
-            log_dir,
-        )
-        self._calls, self._policies, self._learners = calls, policies, learners
+        self._config = config
+        self._placement = placement
+        self._controller = controller
+        self._log_dir = log_dir
+        self._calls = calls
+        self._policies = policies
+        self._learners = learners
         self._specs = {spec.wg_id: spec for spec in placement.groups}
         self.devices = assign_engines(config, placement)
         self.groups: dict[str, WorkerGroup] = {}
@@ -238,7 +238,8 @@ class TeamEngines:
         """Send the weights of a group's policies, and allow its engine a restart. Raises EngineGoneError if
         it cannot be replaced.
         """
-        serving, why = self.clients[wg_id].serving, ""
+        serving = self.clients[wg_id].serving
+        why = ""
         with self._calls.hold(wg_id, "sync_weights"):
             try:
                 self._send_weights(wg_id, policies)
@@ -274,7 +275,8 @@ class TeamEngines:
         sent, if it was.
         """
         with self._sent_lock:
-            sent, self._sent = self._sent, Counter[str]()
+            sent = self._sent
+            self._sent = Counter[str]()
         seconds = {f"wg/{wg}/timing_s/gen": client.take_busy_seconds() for wg, client in self.clients.items()}
         return seconds | {f"wg/{wg}/perf/sync_mb": n_bytes / 2**20 for wg, n_bytes in sent.items()}
 

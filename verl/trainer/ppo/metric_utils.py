@@ -68,7 +68,8 @@ def compute_data_metrics(
         fixed_width: the width of the batch is the maximum length of prompt and reply: without the columns
             `*_clipped` rows of full width count as truncated. False for batches trimmed to their longest row.
     """
-    tensors, columns = batch.batch, batch.non_tensor_batch
+    tensors = batch.batch
+    columns = batch.non_tensor_batch
     mask = tensors["response_mask"].bool()
     real = mask.any(dim=1)
     out = _spread("critic/score", tensors["token_level_scores"].sum(dim=1)[real])
@@ -76,7 +77,8 @@ def compute_data_metrics(
     for name in ("advantages", "returns", *(("values",) if use_critic else ())):
         out |= _spread(f"critic/{name}", tensors[name][mask])
     if use_critic and mask.sum() > 1:
-        returns, values = tensors["returns"][mask].float(), tensors["values"][mask].float()
+        returns = tensors["returns"][mask].float()
+        values = tensors["values"][mask].float()
         out["critic/vf_explained_var"] = (1 - (returns - values).var() / (returns.var() + 1e-5)).item()
     width = tensors["responses"].shape[1]
     for name, attention in (
@@ -165,7 +167,8 @@ def compute_agent_metrics(batch: DataProto, config: AlgorithmConfig | None = Non
         config: configuration of groups; without it a group is a task.
     """
     out: dict[str, float] = {}
-    columns, mask = batch.non_tensor_batch, batch.batch["response_mask"]
+    columns = batch.non_tensor_batch
+    mask = batch.batch["response_mask"]
     lengths = mask.sum(dim=1).numpy()
     total = (batch.batch["advantages"].abs() * mask).sum(dim=1).numpy()
     advantage = total / np.maximum(lengths, 1)

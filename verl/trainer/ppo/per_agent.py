@@ -41,7 +41,8 @@ def agent_config(config: AlgorithmConfig, agent_id: str) -> AlgorithmConfig:
     """Return the settings of one agent: those of the run, overridden by its own. Raises ConfigError for an
     invalid key or value.
     """
-    own, where = own_keys(config, agent_id), f"algorithm.per_agent.{slug(agent_id)}"
+    own = own_keys(config, agent_id)
+    where = f"algorithm.per_agent.{slug(agent_id)}"
     return with_values(replace(config, per_agent={}), own, where, PER_AGENT_KEYS)
 
 

@@ -135,7 +135,9 @@ class Registry(Generic[Traits]):
 
     def __init__(self, kind: str, decorator: str, traits: type[Traits]) -> None:
         self.functions: dict[str, Callable[..., Any]] = {}
-        self._kind, self._decorator, self._type = kind, decorator, traits
+        self._kind = kind
+        self._decorator = decorator
+        self._type = traits
         self._given: dict[str, tuple[Callable[..., Any], Traits]] = {}
 
     def register(self, names: Sequence[str | Enum], traits: Mapping[str, Any]) -> Callable[[Fn], Fn]:
@@ -185,7 +187,8 @@ class Registry(Generic[Traits]):
         Raises ValueError for an unknown name.
         """
         name = plain_name(name)
-        function, given = self.functions.get(name), self._given.get(name)
+        function = self.functions.get(name)
+        given = self._given.get(name)
         if function is None:
             return self._type(**self._declared(name).traits)
         return given[1] if given is not None and given[0] is function else self._type()

@@ -72,15 +72,15 @@ class TeamWorkers:
     def __init__(
         self, config: RunConfig, placement: Placement, controller: Controller, log_dir: Path | None = None
     ) -> None:
-        self.config, self.placement, self.controller = config, placement, controller
+        self.config = config
+        self.placement = placement
+        self.controller = controller
         self.specs = {spec.wg_id: spec for spec in placement.groups}
         self.trained = [wg_id for wg_id, spec in self.specs.items() if spec.trained]
         self.devices = assign_devices(config, placement)
         self.n_devices = count_devices(config)
-        self.learners, self._critic_learners = (
-            policy_learners(config, placement),
-            group_learners(config, placement),
-        )
+        self.learners = policy_learners(config, placement)
+        self._critic_learners = group_learners(config, placement)
         in_reward = config.algorithm.use_kl_in_reward
         self.reference_of = {
             policy: in_reward or own.actor.use_kl_loss
@@ -269,7 +269,8 @@ class TeamWorkers:
         """Run one training step of every critic on the rows of its agents; arguments and metrics are those of
         `update_actor`.
         """
-        learners, rows = {wg: self._critic_learners[wg] for wg in self.critics}, self._critic_rows(batch)
+        learners = {wg: self._critic_learners[wg] for wg in self.critics}
+        rows = self._critic_rows(batch)
         arguments = (self.critics, "update_critic", CRITIC_COLUMNS, {}, step, seed)
         per_group = self._update(rows, learners, *arguments, split=split_batch_by_wg_ids)
         for metrics in per_group.values():
@@ -365,7 +366,8 @@ class TeamWorkers:
         """Trim, pad with zero-weight rows to a multiple of the ranks, and order rows so that ranks have
         similar numbers of tokens.
         """
-        ranks, present = self.devices[wg_id].ranks, set(sub.batch.keys())
+        ranks = self.devices[wg_id].ranks
+        present = set(sub.batch.keys())
         sub = trim_padding(
             sub.select(batch_keys=[c for c in columns if c in present], non_tensor_batch_keys=[])
         )

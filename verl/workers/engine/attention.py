@@ -104,16 +104,19 @@ def plan_packing(lengths: Sequence[int], device: torch.device) -> PackPlan:
     padding).
     """
     buckets: list[Bucket] = []
-    row, start = 0, 0
+    row = 0
+    start = 0
     while row < len(lengths):
         end = row + 1
         low = high = lengths[row]
         while end < len(lengths) and min(low, lengths[end]) >= _BUCKET_FILL * max(high, lengths[end]):
-            low, high = min(low, lengths[end]), max(high, lengths[end])
+            low = min(low, lengths[end])
+            high = max(high, lengths[end])
             end += 1
         bucket = _bucket(start, torch.tensor(lengths[row:end]), device)
         buckets.append(bucket)
-        row, start = end, bucket.stop
+        row = end
+        start = bucket.stop
     return PackPlan(tuple(buckets))
 
 
@@ -166,7 +169,9 @@ def _alike(branches: Sequence[tuple[np.ndarray, int]]) -> bool:
 
 
 def _bucket(start: int, lengths: torch.Tensor, device: torch.device, path: Path | None = None) -> Bucket:
-    rows, width, total = len(lengths), int(lengths.max()), int(lengths.sum())
+    rows = len(lengths)
+    width = int(lengths.max())
+    total = int(lengths.sum())
     if rows * width == total:
         return Bucket(start, start + total, rows, width, None, None, path)
     real = torch.arange(width)[None] < lengths[:, None]

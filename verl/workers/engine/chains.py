@@ -66,7 +66,8 @@ def join(rows: Mapping[str, torch.Tensor]) -> tuple[Mapping[str, torch.Tensor], 
     )
     if len(hosts) == len(owner):
         return rows, None
-    attention, mask = rows["attention_mask"].bool(), rows["response_mask"].bool()
+    attention = rows["attention_mask"].bool()
+    mask = rows["response_mask"].bool()
     width = attention.shape[1]
     # of each response token in its row
     number = (attention.cumsum(dim=1) - 1)[:, width - mask.shape[1] :][mask]

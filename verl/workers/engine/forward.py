@@ -40,8 +40,10 @@ def check_rows(rows: Mapping[str, torch.Tensor]) -> None:
     """Raise ValueError when a response token has no token before it, or attention is masked at its
     position.
     """
-    width, response_len = rows["input_ids"].shape[1], rows["responses"].shape[1]
-    attention, mask = rows["attention_mask"].bool(), rows["response_mask"].bool()
+    width = rows["input_ids"].shape[1]
+    response_len = rows["responses"].shape[1]
+    attention = rows["attention_mask"].bool()
+    mask = rows["response_mask"].bool()
     real = mask.any(dim=1)
     if bool(real.any()) and (
         width == response_len or not bool(attention[real, width - response_len - 1].all())
@@ -115,18 +117,19 @@ def _packed(model: Any, rows: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """Return the head's output at the position before each response token, `[tokens, head]`; a language-model
     head skips others.
     """
-    attention, mask = rows["attention_mask"].bool(), rows["response_mask"].bool()
+    attention = rows["attention_mask"].bool()
+    mask = rows["response_mask"].bool()
     count, width = attention.shape
     prompt_len = width - mask.shape[1]
     place = attention.flatten().cumsum(0).view(count, width) - 1
     keep = place[:, prompt_len - 1 : -1][mask]
-    tokens, positions, lengths = (
-        rows["input_ids"][attention],
-        rows["position_ids"][attention],
-        attention.sum(dim=1).tolist(),
-    )
+    tokens = rows["input_ids"][attention]
+    positions = rows["position_ids"][attention]
+    lengths = attention.sum(dim=1).tolist()
     if not lengths:
-        tokens, positions, lengths = tokens.new_zeros(1), positions.new_zeros(1), [1]
+        tokens = tokens.new_zeros(1)
+        positions = positions.new_zeros(1)
+        lengths = [1]
     extra: dict[str, Any] = {}
     if model.config._attn_implementation == PACKED_ATTENTION:
         extra["pack_plan"] = plan_packing(lengths, tokens.device)
@@ -145,12 +148,14 @@ def _packed(model: Any, rows: Mapping[str, torch.Tensor]) -> torch.Tensor:
 
 def _padded(model: Any, rows: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """As `_packed`, for padded rows, without the columns that are padding in all of them."""
-    attention, mask = rows["attention_mask"], rows["response_mask"].bool()
+    attention = rows["attention_mask"]
+    mask = rows["response_mask"].bool()
     if not len(attention):
         return _without_rows(model, attention.device)
     prompt_len = attention.shape[1] - mask.shape[1]
     used = attention.bool().any(dim=0).nonzero()
-    first, last = int(used[0]), max(int(used[-1]) + 1, prompt_len + 1)
+    first = int(used[0])
+    last = max(int(used[-1]) + 1, prompt_len + 1)
     window = slice(first, last)
     outputs = run_head(
         model,

@@ -81,7 +81,8 @@ class FSDPEngine:
         seed: int = 0,
         share_prefixes: bool = True,
     ) -> None:
-        self.mesh, self.group = mesh, mesh.get_group()
+        self.mesh = mesh
+        self.group = mesh.get_group()
         self.device = torch.device(mesh.device_type)
         self.fsdp = fsdp
         plans = dict(adapters or {})

@@ -47,7 +47,8 @@ def _loss(
     engine: FSDPEngine, config: CriticConfig, micro: Rows, counts: dict[str, Any]
 ) -> tuple[torch.Tensor, dict[str, Any]]:
     """Return the loss of one micro-batch and its metrics."""
-    mask, predicted = micro["response_mask"], engine.value(micro)
+    mask = micro["response_mask"]
+    predicted = engine.value(micro)
     loss, clip_share = compute_value_loss(
         predicted,
         micro["returns"],

@@ -84,7 +84,9 @@ def read_ground_truth(truth: Any) -> tuple[str, tuple[Case, ...]]:
     found = parse_json(truth) if isinstance(truth, str) else truth
     if not isinstance(found, Mapping):
         raise ValueError(f"found {str(found)[:80]!r}, which is not an object")
-    inputs, outputs, function = found.get("inputs"), found.get("outputs"), found.get("fn_name") or ""
+    inputs = found.get("inputs")
+    outputs = found.get("outputs")
+    function = found.get("fn_name") or ""
     if (
         not isinstance(inputs, Sequence)
         or not isinstance(outputs, Sequence)

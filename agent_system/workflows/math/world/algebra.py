@@ -574,7 +574,8 @@ def same_expression(left: Any, right: Any) -> bool:
         return False
     if left.is_Rational and right.is_Rational:
         return False
-    left, right = _without_functions(left), _without_functions(right)
+    left = _without_functions(left)
+    right = _without_functions(right)
     letters = left.free_symbols | right.free_symbols
     if not letters:
         return is_zero(left - right, DIGITS)

@@ -96,7 +96,8 @@ def _frame(grid: GridMap, cells: Sequence[int], pixels: int) -> Any:
 
     def fill(cell: int, colour: str, inset: int) -> None:
         row, column = grid.place(cell)
-        left, top = column * pixels + inset, row * pixels + inset
+        left = column * pixels + inset
+        top = row * pixels + inset
         draw.rectangle(
             (left, top, left + pixels - 1 - 2 * inset, top + pixels - 1 - 2 * inset), fill=COLOURS[colour]
         )

@@ -64,7 +64,9 @@ class DenseIndex:
             import faiss
         except ImportError as error:
             raise MissingPackageError("dense", "faiss", "dense") from error
-        self._encoder, self._query_prefix, self._batch_size = encoder, query_prefix, batch_size
+        self._encoder = encoder
+        self._query_prefix = query_prefix
+        self._batch_size = batch_size
         vectors = self._vectors([document_prefix + d.contents for d in documents])
         self._index = faiss.IndexFlatIP(vectors.shape[1])
         self._index.add(vectors)

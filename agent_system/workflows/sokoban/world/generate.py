@@ -100,9 +100,11 @@ def draw_room(rng: random.Random, difficulty: SokobanDifficulty) -> Room | None:
 
 
 def _components(cells: set[int], width: int) -> list[set[int]]:
-    left, components = set(cells), []
+    left = set(cells)
+    components = []
     while left:
-        component, edge = set(), [min(left)]
+        component = set()
+        edge = [min(left)]
         left.discard(edge[0])
         while edge:
             cell = edge.pop()
@@ -124,7 +126,8 @@ def reverse_play(
     lower bound; the player's cell is drawn from those that it can walk to. Return None when no state has
     every box off the goals.
     """
-    state, moves = SokobanState(rng.choice(sorted(room.floor - room.goals)), room.goals), ""
+    state = SokobanState(rng.choice(sorted(room.floor - room.goals)), room.goals)
+    moves = ""
     passed: list[tuple[int, SokobanState, str]] = []
     for _ in range(rng.randint(difficulty.min_pushes, difficulty.max_pushes)):
         pulls = pulls_from(room, state)

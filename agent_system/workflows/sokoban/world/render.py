@@ -40,7 +40,8 @@ def draw(room: Room, state: SokobanState, cell: int = CELL) -> Image:
     image = Image.new("RGB", (room.width * cell, room.height * cell), _GROUND)
     pen = ImageDraw.Draw(image)
     for at in range(room.width * room.height):
-        x, y = at % room.width * cell, at // room.width * cell
+        x = at % room.width * cell
+        y = at // room.width * cell
         if at in room.walls:
             pen.rectangle((x, y, x + cell - 1, y + cell - 1), fill=_WALL)
         if at in room.goals:

@@ -69,7 +69,8 @@ def parse_room(text: str) -> tuple[Room, SokobanState]:
             as many boxes as goals.
     """
     rows = [line.replace(" ", "") for line in text.strip().splitlines()]
-    width, height = len(rows[0]) if rows else 0, len(rows)
+    width = len(rows[0]) if rows else 0
+    height = len(rows)
     if width < 3 or height < 3 or any(len(row) != width for row in rows):
         raise AgentSystemError(
             "a Sokoban room needs at least 3 rows of equal length (floor is '-', not a blank), found "
@@ -92,7 +93,9 @@ def parse_room(text: str) -> tuple[Room, SokobanState]:
         raise AgentSystemError(
             f"a Sokoban room is closed by a ring of walls '#', found an open border in {text!r:.120}"
         )
-    players, boxes, goals = where["@+"], where["$*"], where[".+*"]
+    players = where["@+"]
+    boxes = where["$*"]
+    goals = where[".+*"]
     if len(players) != 1 or not boxes or len(boxes) != len(goals):
         raise AgentSystemError(
             f"a Sokoban room has one player and as many boxes as goals (at least one), "

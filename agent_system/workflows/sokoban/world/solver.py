@@ -61,7 +61,8 @@ def push_distances(room: Room) -> dict[int, int]:
         cell = queue.popleft()
         for letter in MOVES:
             back = -room.step_of(letter)
-            start, stand = cell + back, cell + 2 * back
+            start = cell + back
+            stand = cell + 2 * back
             if start in room.walls or stand in room.walls or start in distances:
                 continue
             distances[start] = distances[cell] + 1
@@ -154,7 +155,8 @@ def pulls_from(room: Room, state: SokobanState) -> list[tuple[str, SokobanState]
     for box in sorted(state.boxes):
         for letter in MOVES:
             step = room.step_of(letter)
-            stand, back = box - step, box - 2 * step
+            stand = box - step
+            back = box - 2 * step
             if stand in paths and back not in room.walls and back not in state.boxes:
                 home = "".join(OPPOSITE[m] for m in reversed(paths[stand]))
                 found.append((letter + home, SokobanState(back, (state.boxes - {box}) | {stand})))

@@ -95,7 +95,8 @@ def last_line(made: str, stopped: str, max_moves: int) -> str:
 def way(room: Room, start: int, end: int) -> str:
     """Return the rows and columns from one cell to another: `U 1 R 0`."""
     (row, column), (end_row, end_column) = divmod(start, room.width), divmod(end, room.width)
-    down, right = end_row - row, end_column - column
+    down = end_row - row
+    right = end_column - column
     return f"{'D' if down > 0 else 'U'} {abs(down)} {'L' if right < 0 else 'R'} {abs(right)}"
 
 

@@ -47,7 +47,9 @@ def clue_range(size: int, difficulty: str) -> tuple[int, int]:
             f"the size of a puzzle must be one of {', '.join(map(str, CLUES))}, found {size}"
         )
     if difficulty.isascii() and difficulty.isdigit():
-        clues, least, most = int(difficulty), {4: 4, 9: 24}[size], size * size - 1
+        clues = int(difficulty)
+        least = {4: 4, 9: 24}[size]
+        most = size * size - 1
         if not least <= clues <= most:
             raise AgentSystemError(
                 f"a puzzle of size {size} is made with {least} to {most} clues, found {clues}"
@@ -81,7 +83,8 @@ def full_board(rng: random.Random, size: int) -> Board:
 
     Every 4x4 board can be drawn; for a 9x9 board the draw is among the first 16 completions found.
     """
-    shape, side = shape_of(size), round(size**0.5)
+    shape = shape_of(size)
+    side = round(size**0.5)
     while True:
         board = [0] * (size * size)
         for box in shape.units[2 * size :: side + 1]:
@@ -97,7 +100,8 @@ def draw_puzzle(rng: random.Random, kind: Kind) -> SudokuPuzzle | None:
     least, most = clue_range(kind.size, kind.difficulty)
     solution = full_board(rng, kind.size)
     target = rng.randint(least, most)
-    board, num_clues = list(solution), len(solution)
+    board = list(solution)
+    num_clues = len(solution)
     for cell in rng.sample(range(len(solution)), len(solution)):
         if num_clues == target:
             break

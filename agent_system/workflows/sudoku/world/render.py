@@ -54,12 +54,15 @@ def draw(state: SudokuState) -> Image:
         from PIL import Image, ImageDraw
     except ModuleNotFoundError as error:
         raise AgentSystemError("pictures of boards need pillow: pip install pillow") from error
-    size, puzzle = state.puzzle.size, state.puzzle
-    side, box = size * CELL, round(size**0.5)
+    size = state.puzzle.size
+    puzzle = state.puzzle
+    side = size * CELL
+    box = round(size**0.5)
     image = Image.new("RGB", (side + 2 * MARGIN, side + 2 * MARGIN), PAPER)
     pen = ImageDraw.Draw(image)
     for cell, digit in enumerate(state.board):
-        left, top = MARGIN + cell % size * CELL, MARGIN + cell // size * CELL
+        left = MARGIN + cell % size * CELL
+        top = MARGIN + cell // size * CELL
         if digit:
             color = CLUE if puzzle.clues[cell] else RIGHT if digit == puzzle.solution[cell] else WRONG
             pen.rectangle((left, top, left + CELL, top + CELL), fill=color)
@@ -67,7 +70,8 @@ def draw(state: SudokuState) -> Image:
                 (left + CELL / 2, top + CELL / 2), str(digit), fill=INK, anchor="mm", font_size=CELL // 2
             )
     for line in range(size + 1):
-        at, width = MARGIN + line * CELL, 3 if line % box == 0 else 1
+        at = MARGIN + line * CELL
+        width = 3 if line % box == 0 else 1
         pen.line((at, MARGIN, at, MARGIN + side), fill=INK, width=width)
         pen.line((MARGIN, at, MARGIN + side, at), fill=INK, width=width)
     return image

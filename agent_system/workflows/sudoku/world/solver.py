@@ -95,13 +95,21 @@ class _Search:
         self.open.add(cell)
 
     def _tightest(self) -> tuple[int, int]:
-        shape, rows, columns, boxes, full = self.shape, self.rows, self.columns, self.boxes, self.full
-        best, best_choices, fewest = -1, 0, shape.size + 1
+        shape = self.shape
+        rows = self.rows
+        columns = self.columns
+        boxes = self.boxes
+        full = self.full
+        best = -1
+        best_choices = 0
+        fewest = shape.size + 1
         for cell in self.open:
             choices = full & ~(rows[shape.row[cell]] | columns[shape.column[cell]] | boxes[shape.box[cell]])
             count = choices.bit_count()
             if count < fewest:
-                best, best_choices, fewest = cell, choices, count
+                best = cell
+                best_choices = choices
+                fewest = count
                 if count <= 1:
                     break
         return best, best_choices

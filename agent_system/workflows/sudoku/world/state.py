@@ -28,7 +28,8 @@ class SudokuState:
     @property
     def num_right(self) -> int:
         """Number of cells without a clue that hold the solution's digit."""
-        board, solution = self.board, self.puzzle.solution
+        board = self.board
+        solution = self.puzzle.solution
         return sum(board[cell] == solution[cell] for cell in self.puzzle.empty)
 
     @property
@@ -113,7 +114,8 @@ def apply_action(
     """
     if action is None:
         return AppliedAction(state, readable=False)
-    clues, size = state.puzzle.clues, state.puzzle.size
+    clues = state.puzzle.clues
+    size = state.puzzle.size
     board = list(state.board)
     written: list[int] = []
     placed: set[int] = set()
@@ -136,7 +138,8 @@ def apply_action(
         if cell is None or touched:
             illegal = True
             break
-        held, solution = board[cell], state.puzzle.solution[cell]
+        held = board[cell]
+        solution = state.puzzle.solution[cell]
         if move.digit not in (held, 0):
             placed.add(cell)
         if move.digit not in (solution, 0) or (held == solution and not move.digit):

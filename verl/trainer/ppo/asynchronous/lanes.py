@@ -60,10 +60,8 @@ def compares_itself(own: AlgorithmConfig) -> bool:
 
     Estimators without groups compare a sample with none, or with those of its policy.
     """
-    traits, parameters = (
-        ESTIMATORS.traits(own.adv_estimator),
-        ESTIMATORS.parameters(own.adv_estimator).required,
-    )
+    traits = ESTIMATORS.traits(own.adv_estimator)
+    parameters = ESTIMATORS.parameters(own.adv_estimator).required
     function = ESTIMATORS.functions.get(plain_name(own.adv_estimator))
     # those of users may read the whole batch as keywords
     ours = function is None or function.__module__.startswith("verl.")
@@ -94,7 +92,9 @@ class Lanes:
             ThreadPoolExecutor(1, thread_name_prefix="lane") for _ in range(number if number > 1 else 0)
         ]
         self._lock = threading.Lock()
-        self._running, self._failed, self._idle_since = 0, False, time.perf_counter()
+        self._running = 0
+        self._failed = False
+        self._idle_since = time.perf_counter()
 
     def start(self, jobs: Sequence[Callable[[], T]]) -> list[Future[T]]:
         """Start a job of every lane."""

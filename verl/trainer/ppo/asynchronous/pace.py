@@ -72,7 +72,8 @@ def paces(
     """
     found: dict[str, Pace] = {}
     for policy in policies:
-        own, where = settings.per_policy.get(policy) or {}, f"async_training.per_policy.{policy}"
+        own = settings.per_policy.get(policy) or {}
+        where = f"async_training.per_policy.{policy}"
         values = with_values(replace(settings, per_policy={}), own, where, PER_POLICY_KEYS)
         numbers = (
             values.staleness_threshold,
@@ -92,7 +93,8 @@ def check_async_training(config: RunConfig, placement: Placement) -> None:
     are larger than a batch, or whose rewards or advantages depend on the whole batch, and dynamic sampling by
     rewards that depend on other groups.
     """
-    settings, policies = config.async_training, {agent.policy_id: None for agent in placement.trained}
+    settings = config.async_training
+    policies = {agent.policy_id: None for agent in placement.trained}
     for name in settings.per_policy:
         if name not in policies:
             known = ", ".join(policies)
@@ -149,7 +151,8 @@ def _check_filter(config: RunConfig) -> None:
     """Raise ConfigError if the rewards by which a group is kept or rejected, when it ends, depend on groups
     that end later.
     """
-    rule, spread = config.algorithm.filter_groups, config.reward.propagation
+    rule = config.algorithm.filter_groups
+    spread = config.reward.propagation
     over = [f"theta_quantile={spread.theta_quantile:g}"] if spread.theta_quantile is not None else []
     over += [f"min_pass_rate={spread.min_pass_rate:g}"] if spread.min_pass_rate else []
     if rule.enable and rule.metric != "local_reward" and spread.mode == "threshold" and over:
@@ -181,7 +184,8 @@ def _warn_of_updates(config: RunConfig, placement: Placement) -> None:
 
 
 def _check_small_batches(config: RunConfig) -> None:
-    least, batch = config.async_training.least_batch_size, config.data.train_batch_size
+    least = config.async_training.least_batch_size
+    batch = config.data.train_batch_size
     if least > batch:
         raise ConfigError(
             f"async_training.least_batch_size={least} is more than data.train_batch_size={batch}; lower it"

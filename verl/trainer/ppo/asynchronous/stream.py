@@ -83,13 +83,11 @@ class GroupStream:
         """
         self._engines = {} if config.async_training.partial_rollout else engines
         settings = config.async_training
-        self.config, self.collector, self.loader, self.loop, self.on_collected = (
-            config,
-            collector,
-            loader,
-            loop,
-            on_collected,
-        )
+        self.config = config
+        self.collector = collector
+        self.loader = loader
+        self.loop = loop
+        self.on_collected = on_collected
         drops = settings.max_off_policy_strategy == "drop"
         self.queue: GroupQueue[Played] = GroupQueue(
             config.data.train_batch_size, paces, drops, steps, settings.max_task_failures
@@ -108,7 +106,8 @@ class GroupStream:
         self._error: BaseException | None = None
         self._running: Running[None] | None = None
         self._player: GroupPlayer | None = None
-        self._since, self._busy_s = time.perf_counter(), 0.0
+        self._since = time.perf_counter()
+        self._busy_s = 0.0
         self._metered = self._since  # start of the interval of `_busy_s`
         self._lag_s = 0.0  # largest since the last step
         self._failures = 0  # groups that failed in a row, in this step
@@ -197,7 +196,8 @@ class GroupStream:
                 f"fully_async/lead/{policy}": float(max(step - sent, 0))
                 for policy, sent in self.queue.versions.items()
             }
-            lag, self._lag_s = self._lag_s, 0.0
+            lag = self._lag_s
+            self._lag_s = 0.0
             return counts | {
                 "rollouter/idle_ratio": max(1 - busy / seconds, 0.0),
                 "rollouter/loop_lag_s": lag,
@@ -259,7 +259,8 @@ class GroupStream:
             for n, greedy in state["episodes"]
         ]
         left_out, late = ([Group(**group) for group in state[name]] for name in ("left_out", "late"))
-        complete, ended = len(contents) - len(left_out) - len(late), len(contents) - len(late)
+        complete = len(contents) - len(left_out) - len(late)
+        ended = len(contents) - len(late)
         self.queue.load_state_dict(state["queue"], contents[:complete])
         self._left_out = list(zip(left_out, contents[complete:ended], strict=True))
         self.queue.late = list(zip(late, contents[ended:], strict=True))
@@ -281,8 +282,10 @@ class GroupStream:
     def _take_busy(self) -> tuple[float, float]:
         """Return the seconds since the last call in which a group was in progress, and all of them."""
         self._count_busy()
-        busy, seconds = self._busy_s, self._since - self._metered
-        self._busy_s, self._metered = 0.0, self._since
+        busy = self._busy_s
+        seconds = self._since - self._metered
+        self._busy_s = 0.0
+        self._metered = self._since
         return busy, seconds
 
     async def _run(self) -> None:
@@ -316,7 +319,8 @@ class GroupStream:
 
     def _fill(self, player: GroupPlayer) -> None:
         """Begin groups while there is room and their steps may have more tasks."""
-        before, self._drained = self._drained, False
+        before = self._drained
+        self._drained = False
         while (
             (self.queue.capacity or self._begun)
             and not self._validating
@@ -364,7 +368,8 @@ class GroupStream:
         ):
             return
         batch = self.queue.batch
-        attempt, count = len(draw.places) // batch, batch if self._whole or not draw.places else 1
+        attempt = len(draw.places) // batch
+        count = batch if self._whole or not draw.places else 1
         if len(draw.places) % batch == 0:
             draw.seen = {}
         places = [] if draw.places else self._left_over()
@@ -400,7 +405,8 @@ class GroupStream:
         self._notify()
 
     async def _play(self, group: Group, player: GroupPlayer) -> None:
-        row, n = self.loader.source[group.place], self.config.env.rollout.n
+        row = self.loader.source[group.place]
+        n = self.config.env.rollout.n
         play = partial(player.play, row, step=group.step, attempt=group.attempt, number=group.number)
         played = Played(*await asyncio.gather(play(n), *([play(1, greedy=True)] if self._greedy else ())))
         failed = all(episode.failure is not None for episode in played.sampled)
@@ -432,16 +438,15 @@ class GroupStream:
         )
 
     async def _take(self, step: int) -> StepSamples:
-        clock, patience_s = (
-            asyncio.get_running_loop().time,
-            self.config.async_training.batch_timeout_s or math.inf,
-        )
+        clock = asyncio.get_running_loop().time
+        patience_s = self.config.async_training.batch_timeout_s or math.inf
         late_at = clock() + patience_s
         if not self._taken:
             self._begin_interval()
         while (groups := self._next_groups(step, late_s := late_at - clock())) is None:
             await self._wait(step, late_s)
-        self._failures, self._drained = 0, False
+        self._failures = 0
+        self._drained = False
         over = {of: draw for of, draw in self._draws.items() if of <= self.queue.taken and not draw.left}
         taken = Taken(step, groups, self._left_out, self.queue.late, over)
         self._left_out, self.queue.late = [], []
@@ -492,10 +497,8 @@ class GroupStream:
             if self.queue.running or self._begun:
                 return None
             self._left_out += self.queue.reject_surplus()
-        dropped, least = (
-            self.queue.dropped,
-            self.config.async_training.least_batch_size if late_s <= 0 else None,
-        )
+        dropped = self.queue.dropped
+        least = self.config.async_training.least_batch_size if late_s <= 0 else None
         groups = self.queue.take(step, 0 if self._drained and not self.queue.running else least)
         if self.queue.dropped > dropped:
             self._notify()

@@ -73,10 +73,8 @@ def signal_rows(batch: DataProto, config: AlgorithmConfig) -> np.ndarray:
     signal = np.zeros(len(batch), dtype=bool)
     for settings, rows in split_by_settings(config, batch.non_tensor_batch["agent_id"]):
         groups = group_index([group_keys(batch, group_fields(settings))[rows]])
-        trajectory, agents = (
-            batch.non_tensor_batch["traj_uid"][rows],
-            batch.non_tensor_batch["agent_id"][rows],
-        )
+        trajectory = batch.non_tensor_batch["traj_uid"][rows]
+        agents = batch.non_tensor_batch["agent_id"][rows]
         unit = weights = None
         if (units := ESTIMATORS.traits(settings.adv_estimator).units) is not None:
             groups, unit = units(settings, groups, trajectory, agents)
@@ -104,7 +102,8 @@ def _spread(
         members = group_index([groups, unit])
         means = group_stats(values, members, valid, weights)
         compared = groups[np.unique(members, return_index=True)[1]]
-        values, valid = means.mean, means.count > 0
+        values = means.mean
+        valid = means.count > 0
     stats = group_stats(values, compared, valid)
     return (~stats.constant | (singletons & (stats.count == 1)))[groups]
 
@@ -118,7 +117,8 @@ async def draw_until_full(
     Surplus tasks are dropped in the order in which they were sampled. With too few tasks the batch is
     smaller, and a warning is logged.
     """
-    wanted, rule = config.data.train_batch_size, config.algorithm.filter_groups
+    wanted = config.data.train_batch_size
+    rule = config.algorithm.filter_groups
     results: list[CollectResult] = []
     used: set[int] = set()
     found = 0
@@ -201,8 +201,10 @@ def _dropped_shares(
 
     A group counts once if the agent (in that turn) has a row with a response token in it.
     """
-    columns, groups = batch.non_tensor_batch, group_numbers(batch, config)
-    valid, turns = _valid(batch), columns["turn"].astype(int)
+    columns = batch.non_tensor_batch
+    groups = group_numbers(batch, config)
+    valid = _valid(batch)
+    turns = columns["turn"].astype(int)
 
     def dropped(rows: np.ndarray) -> float:
         return 1.0 - len(np.unique(groups[rows & signal])) / len(np.unique(groups[rows]))

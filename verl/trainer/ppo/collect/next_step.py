@@ -29,7 +29,8 @@ from verl.trainer.ppo.collect.step_samples import StepSamples, collect_step
 from verl.trainer.ppo.interrupt import StopRequest
 from verl.utils.loop_thread import Running
 
-TENSORS, VALUES = "next_step.safetensors", "next_step.json"
+TENSORS = "next_step.safetensors"
+VALUES = "next_step.json"
 
 
 class NextStep(StepCollection):
@@ -46,7 +47,8 @@ class NextStep(StepCollection):
 
     def take(self, step: int, stop: StopRequest) -> StepSamples:
         """Return the samples that were collected during the last step, or collect those of the first one."""
-        samples, self._samples = self._samples, None
+        samples = self._samples
+        self._samples = None
         start = time.perf_counter()
         samples = samples or super().take(step, stop)
         self._busy_s = time.perf_counter() - start
@@ -67,7 +69,8 @@ class NextStep(StepCollection):
 
     def update_ended(self, step: int, policies: Collection[str]) -> None:
         """Wait for the next step's samples; errors of the collector are raised."""
-        running, self._running = self._running, None
+        running = self._running
+        self._running = None
         if running is not None:
             self._samples = running.result()
             self.on_collected(self._samples, step + 1)
@@ -87,7 +90,8 @@ class NextStep(StepCollection):
         """As `SampleSource.rewind`: a later step keeps its samples; a collection in progress ends, and its
         tasks count as not drawn.
         """
-        running, self._running = self._running, None
+        running = self._running
+        self._running = None
         if running is not None:
             running.cancel()
             with suppress(Exception, CancelledError):

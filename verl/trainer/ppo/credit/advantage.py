@@ -44,7 +44,8 @@ def group_keys(data: DataProto, fields: list[str]) -> np.ndarray:
 
 def group_numbers(data: DataProto, config: EstimatorConfig) -> np.ndarray:
     """Return the group of each row as an integer, `[bsz]`, with the own settings of agents."""
-    numbers, taken = np.zeros(len(data), dtype=np.int64), 0
+    numbers = np.zeros(len(data), dtype=np.int64)
+    taken = 0
     for settings, rows in _parts(data, config):
         part = group_keys(data, group_fields(settings))
         if rows is None:
@@ -98,7 +99,8 @@ def compute_advantage(
             or a missing argument of an estimator.
     """
     _complete(data)
-    shape, device = data.batch["response_mask"].shape, data.batch["response_mask"].device
+    shape = data.batch["response_mask"].shape
+    device = data.batch["response_mask"].device
     given = {
         "gamma": gamma,
         "lam": lam,
@@ -207,7 +209,8 @@ def _inputs(
 def _estimate(name: str, inputs: EstimatorInputs) -> tuple[torch.Tensor, torch.Tensor, np.ndarray | None]:
     """Return advantages, returns `[rows, response_len]` and, if weights of rows differ, weights `[rows]`."""
     result = ESTIMATORS.function(name)(**_arguments(name, inputs))
-    advantages, returns = result[0], result[1]
+    advantages = result[0]
+    returns = result[1]
     weights = result[2] if len(result) > 2 else inputs.call_weights()
     return advantages, returns, None if weights is None else np.asarray(weights, dtype=np.float64)
 
@@ -250,7 +253,8 @@ def _complete(data: DataProto) -> None:
                 f"{sorted(held)}"
             )
         data.batch["response_mask"] = compute_response_mask(data)
-    rewards, mask = data.batch["token_level_rewards"], data.batch["response_mask"]
+    rewards = data.batch["token_level_rewards"]
+    mask = data.batch["response_mask"]
     if rewards.shape != mask.shape or rewards.device != mask.device:
         raise ValueError(
             f"token_level_rewards {tuple(rewards.shape)} on {rewards.device} and response_mask "
@@ -260,7 +264,8 @@ def _complete(data: DataProto) -> None:
 
 def _check_finite(data: DataProto) -> None:
     """Raise ValueError for non-finite rewards, naming the first row and its agent."""
-    rewards, mask = data.batch["token_level_rewards"], data.batch["response_mask"]
+    rewards = data.batch["token_level_rewards"]
+    mask = data.batch["response_mask"]
     if not torch.isfinite(rewards.sum()):
         bad = (real_rows(mask) & ~torch.isfinite(rewards).all(dim=1)).nonzero().squeeze(1)
         if len(bad):

@@ -76,7 +76,8 @@ def compute_committed_advantage(
     episodes = estimate(batch.select_idxs(committed))
     for name in ("advantages", "returns"):
         batch.batch[name] = with_other_candidates(episodes.batch[name], committed)
-    advantages, mask = batch.batch["advantages"], batch.batch["response_mask"].bool()
+    advantages = batch.batch["advantages"]
+    mask = batch.batch["response_mask"].bool()
     own = torch.as_tensor(
         candidate_weight * compare_candidates(batch, config), dtype=advantages.dtype, device=mask.device
     )
@@ -90,11 +91,14 @@ def compare_candidates(batch: DataProto, config: AlgorithmConfig) -> np.ndarray:
     """Return `(r - mean_c r) / (std_c r + 1e-6)` of every row, `[bsz]`: 0 for a call with one candidate or
     equal rewards.
     """
-    columns, tensors = batch.non_tensor_batch, batch.batch
+    columns = batch.non_tensor_batch
+    tensors = batch.batch
     penalties = columns["invalid_penalty"].astype(np.float64) + columns["overlong_penalty"].astype(np.float64)
     kl = (tensors["token_level_rewards"] - tensors["token_level_scores"]).sum(dim=-1).cpu().double().numpy()
     rewards = columns["candidate_reward"].astype(np.float64) - penalties + kl
-    valid, calls, out = real_rows(tensors["response_mask"]).cpu().numpy(), _calls(batch), np.zeros(len(batch))
+    valid = real_rows(tensors["response_mask"]).cpu().numpy()
+    calls = _calls(batch)
+    out = np.zeros(len(batch))
     for settings, rows in split_by_settings(config, columns["agent_id"]):
         scored = ScoredUnits(np.where(valid, rewards, 0.0)[rows], valid[rows], group_index([calls[rows]]))
         out[rows] = group_relative(scored, EPSILON, settings.norm_adv_by_std_in_grpo, None)
@@ -106,7 +110,8 @@ def _calls(batch: DataProto) -> np.ndarray:
 
 
 def _row_weights(batch: DataProto, episodes: DataProto, candidate_weight: float) -> torch.Tensor:
-    committed, calls = committed_rows(batch), _calls(batch)
+    committed = committed_rows(batch)
+    calls = _calls(batch)
     by_call = np.zeros(calls.max(initial=-1) + 1)
     given = (
         episodes.batch["row_weights"].cpu().numpy() if "row_weights" in set(episodes.batch.keys()) else 1.0

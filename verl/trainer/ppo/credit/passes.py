@@ -26,7 +26,8 @@ def needs_old_log_probs(config: RunConfig, on_policy: bool) -> bool:
         config: configuration of the run.
         on_policy: see `is_on_policy`.
     """
-    algorithm, masks = config.algorithm, config.gateway.structured == "mask"
+    algorithm = config.algorithm
+    masks = config.gateway.structured == "mask"
     correction = algorithm.rollout_correction
     return not correction.bypass_mode and (
         not on_policy

@@ -41,7 +41,9 @@ class CreditAssigner:
     """
 
     def __init__(self, config: RunConfig, team: TeamWorkers, on_policy: bool) -> None:
-        self.config, self.team, self.on_policy = config, team, on_policy
+        self.config = config
+        self.team = team
+        self.on_policy = on_policy
         self.kl_in_reward = KLInReward(config.algorithm)
         self.theta = AdaptiveTheta(config.reward.propagation)
         self.estimator_state: dict[str, Any] = {}

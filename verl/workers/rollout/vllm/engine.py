@@ -113,7 +113,8 @@ class VLLMEngine:
     ) -> None:
         specs = dict(adapters or {})
         spans = visible_gpus(gpus) if device == "cuda" and len(gpus) > 1 else ""
-        self._log, self._spool = EngineLog(log), Spool(config.rollout.update_bucket_mb << 20)
+        self._log = EngineLog(log)
+        self._spool = Spool(config.rollout.update_bucket_mb << 20)
         # Made now, as sockets of processes that outlive this engine are in it: below, TMPDIR is the spool's.
         multiprocessing.util.get_temp_dir()
         with environment(
@@ -164,7 +165,8 @@ class VLLMEngine:
         self._sleep_level = 1 if specs else 2
         self._open: dict[int, _Open] = {}
         self._names = itertools.count()
-        self._version, self._cause = 0, ""
+        self._version = 0
+        self._cause = ""
         # By vLLM's own label of the weights: the version of the model (None) and of every adapter.
         self._labels: dict[int, dict[str | None, int]] = {0: {None: 0}}
         self._updating = self._paused = self._no_weights = self._no_cache = False
@@ -413,10 +415,8 @@ class VLLMEngine:
     async def _reply(
         self, request: GenerateRequest, limit: int, index: int, entry: _Open, name: str
     ) -> Generation:
-        prompt, lora = (
-            {"type": "token", "prompt_token_ids": list(request.prompt_ids)},
-            self._adapters.request(request.adapter),
-        )
+        prompt = {"type": "token", "prompt_token_ids": list(request.prompt_ids)}
+        lora = self._adapters.request(request.adapter)
         params = sampling_params(request.sampling, limit, reply_seed(request.seed, index))
         entry.replies.add(name)
         output: Any = None
@@ -456,9 +456,11 @@ class VLLMEngine:
         spans: list[tuple[int, int]] = []
         for span in labelled:
             label = 0 if span.version == UNLABELLED else int(span.version)
-            version, count = self._labels[label].get(adapter, 0), span.end - span.start
+            version = self._labels[label].get(adapter, 0)
+            count = span.end - span.start
             if spans and spans[-1][0] == version:
-                version, count = version, count + spans.pop()[1]
+                version = version
+                count = count + spans.pop()[1]
             spans.append((version, count))
         return spans
 
@@ -472,7 +474,8 @@ class VLLMEngine:
         When vLLM detects that its process has ended, it fails the requests that wait at that time; a request
         that arrives at the same moment would wait forever.
         """
-        llm, task = self._llm, asyncio.ensure_future(work)
+        llm = self._llm
+        task = asyncio.ensure_future(work)
         try:
             while not (await asyncio.wait({task}, timeout=LIVENESS_S))[0]:
                 if llm.errored:

@@ -22,11 +22,13 @@ from typing import Any
 
 import psutil
 
-PARENT, LOG = "VERL_MAS_ENGINE_PARENT", "VERL_MAS_ENGINE_LOG"
+PARENT = "VERL_MAS_ENGINE_PARENT"
+LOG = "VERL_MAS_ENGINE_LOG"
 # Set for an engine whose process is forked (fork_server.py).
 FORKED = "VERL_MAS_ENGINE_FORKED"
 # Length of the name that vLLM appends to a folder for a socket, and the longest socket path of Linux.
-SOCKET_NAME, LONGEST_SOCKET = len("/") + len(str(uuid.UUID(int=0))), 107
+SOCKET_NAME = len("/") + len(str(uuid.UUID(int=0)))
+LONGEST_SOCKET = 107
 LOG_TAIL_BYTES = 1 << 20
 EXIT_TIMEOUT_S = 20.0
 _ERROR = re.compile(r"(?:^|\] )((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt): .*)$", re.MULTILINE)

@@ -124,9 +124,12 @@ def _over_tokens(
     """Compute advantages backwards over the columns; a masked token passes on the value and advantage of its
     right neighbour.
     """
-    rewards, values, mask = rewards.T.contiguous(), values.T.contiguous(), mask.T.contiguous()
+    rewards = rewards.T.contiguous()
+    values = values.T.contiguous()
+    mask = mask.T.contiguous()
     out = torch.empty_like(rewards)
-    later_value, later_advantage = torch.zeros_like(rewards[:1].sum(0)), torch.zeros_like(rewards[:1].sum(0))
+    later_value = torch.zeros_like(rewards[:1].sum(0))
+    later_advantage = torch.zeros_like(rewards[:1].sum(0))
     for t in range(len(rewards) - 1, -1, -1):
         advantage = rewards[t] + gamma * later_value - values[t] + gamma * lam * later_advantage
         later_advantage = torch.where(mask[t], advantage, later_advantage)
@@ -138,6 +141,7 @@ def _over_tokens(
 def _over_turns(
     rewards: torch.Tensor, values: torch.Tensor, chains: Any, gamma: float, lam: float
 ) -> torch.Tensor:
-    reward, value = rewards[:, 0].cpu().double().numpy(), values[:, 0].cpu().double().numpy()
+    reward = rewards[:, 0].cpu().double().numpy()
+    value = values[:, 0].cpu().double().numpy()
     delta = reward + gamma * after(chains, value) - value
     return torch.as_tensor(discounted_sums(chains, delta, gamma * lam), device=rewards.device).unsqueeze(-1)

@@ -64,10 +64,12 @@ def compute_gdpo_outcome_advantage(
     check_columns(
         response_mask, index=index, traj_index=traj_index, policy_index=policy_index, weights=weights
     )
-    rewards, factors = [token_level_rewards], [1.0]
+    rewards = [token_level_rewards]
+    factors = [1.0]
     if config is not None and non_tensor_batch is not None:
         rewards, factors = _named_rewards(config, non_tensor_batch, response_mask)
-    total, no_signal = np.zeros(len(response_mask)), np.ones(len(response_mask), dtype=bool)
+    total = np.zeros(len(response_mask))
+    no_signal = np.ones(len(response_mask), dtype=bool)
     for reward, factor in zip(rewards, factors, strict=True):
         scored = ScoredUnits.of(reward, response_mask, index, traj_index, weights)
         relative = np.where(

@@ -79,8 +79,10 @@ def compute_gigpo_outcome_advantage(
     Raises:
         ValueError: an unknown mode, or missing rewards or anchors.
     """
-    keys, gamma = own_key(config, "gigpo", None), own_key(config, "gamma", gamma)
-    step_advantage_w, mode = own_key(keys, "step_advantage_w", step_advantage_w), own_key(keys, "mode", mode)
+    keys = own_key(config, "gigpo", None)
+    gamma = own_key(config, "gamma", gamma)
+    step_advantage_w = own_key(keys, "step_advantage_w", step_advantage_w)
+    mode = own_key(keys, "mode", mode)
     enable_similarity = own_key(keys, "enable_similarity", enable_similarity)
     similarity_thresh = own_key(keys, "similarity_thresh", similarity_thresh)
     _check_steps(mode, step_rewards, anchor_obs)

@@ -46,7 +46,8 @@ def group_relative(scored: ScoredUnits, epsilon: float, by_std: bool, config: Es
     """Return `(s - mean) / (std + epsilon)` of every unit `[n_units]`; without the division if
     `by_std=False`.
     """
-    stats, groups = scored.stats(), scored.groups
+    stats = scored.stats()
+    groups = scored.groups
     relative = scored.scores - stats.mean[groups]
     if by_std:
         relative /= stats.std[groups] + epsilon

@@ -81,7 +81,8 @@ def compute_rae_outcome_advantage(
         ValueError: decay out of range, or an unknown order.
     """
     own = own_key(config, "rae", None)
-    decay, order = own_key(own, "decay", decay), own_key(own, "order", order)
+    decay = own_key(own, "decay", decay)
+    order = own_key(own, "order", order)
     _check_settings(decay, order, agent_index)
     check_columns(response_mask, agent_index=agent_index, traj_index=traj_index)
     check_columns(response_mask, data_source=data_source, weights=weights)

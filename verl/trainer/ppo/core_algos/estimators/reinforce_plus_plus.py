@@ -64,7 +64,8 @@ def compute_reinforce_plus_plus_outcome_advantage(
         .T.contiguous()
     )
     keep = mask.T.contiguous()
-    returns, later = torch.zeros_like(columns), torch.zeros_like(columns[:1].sum(0))
+    returns = torch.zeros_like(columns)
+    later = torch.zeros_like(columns[:1].sum(0))
     for t in range(len(columns) - 1, -1, -1):
         later = torch.where(keep[t], columns[t] + gamma * later, later)
         returns[t] = torch.where(keep[t], later, 0.0)
@@ -105,7 +106,8 @@ def compute_reinforce_plus_plus_baseline_outcome_advantage(
     relative = zero_without_signal(scored, stats, scored.scores - stats.mean[scored.groups], config)
     no_signal = units_without_signal(scored, stats, config)
     if scored.unit is not None:
-        relative, no_signal = relative[scored.unit], no_signal[scored.unit]
+        relative = relative[scored.unit]
+        no_signal = no_signal[scored.unit]
     if scored.row_weights is not None:
         no_signal = no_signal | (scored.row_weights == 0)
     rows = torch.as_tensor(

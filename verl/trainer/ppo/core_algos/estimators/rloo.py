@@ -37,9 +37,11 @@ def compute_rloo_outcome_advantage(
         others: see `core_algos.estimators`.
     """
     scored = ScoredUnits.of(token_level_rewards, response_mask, index, traj_index, weights)
-    stats, groups = scored.stats(), scored.groups
+    stats = scored.stats()
+    groups = scored.groups
     own = 1.0 if scored.weights is None else scored.weights
-    total, alone = stats.weight[groups], stats.count[groups] == 1
+    total = stats.weight[groups]
+    alone = stats.count[groups] == 1
     others = np.where(alone | ~scored.valid, 1.0, total - own)
     relative = np.where(stats.constant[groups], 0.0, (scored.scores - stats.mean[groups]) * total / others)
     return scored.spread(np.where(alone, singleton_advantage(scored.scores, config), relative), response_mask)

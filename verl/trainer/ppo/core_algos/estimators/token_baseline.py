@@ -177,7 +177,8 @@ def _column_baseline(
     epsilon: float,
 ) -> torch.Tensor:
     """Return `sum_g(G W) / (sum_g W + epsilon)` of each row's group in each column, `[bsz, n]`."""
-    top, bottom = _group_sums(returns * weights, groups), _group_sums(weights, groups)
+    top = _group_sums(returns * weights, groups)
+    bottom = _group_sums(weights, groups)
     baseline = torch.as_tensor(top / (bottom + epsilon), device=returns.device)[
         torch.as_tensor(groups, device=returns.device)
     ]

@@ -75,7 +75,8 @@ def bypass_columns(mini: MiniBatch, config: LossConfig | None) -> dict[str, torc
     clipped loss (`ppo_clip`).
     """
     correction = _settings(config)
-    log_ratio, mask = mini.log_prob - mini.old_log_prob, mini.response_mask
+    log_ratio = mini.log_prob - mini.old_log_prob
+    mask = mini.response_mask
     columns = {}
     if correction.loss_type == "reinforce" and correction.rollout_is is not None:
         columns[WEIGHTS] = _weights(mini, log_ratio, correction)
@@ -93,7 +94,8 @@ def bypass_columns(mini: MiniBatch, config: LossConfig | None) -> dict[str, torc
 
 def _weights(mini: MiniBatch, log_ratio: torch.Tensor, correction: Any) -> torch.Tensor:
     """Return importance weights, normalised over all ranks if `rollout_is_batch_normalize`."""
-    mask, weights = mini.response_mask.bool(), torch.zeros_like(log_ratio)
+    mask = mini.response_mask.bool()
+    weights = torch.zeros_like(log_ratio)
     if bool(mask.any()):
         weights, _ = compute_rollout_correction_weights(
             log_ratio, mask, correction.rollout_is, correction.rollout_is_threshold
@@ -110,7 +112,8 @@ def _weights(mini: MiniBatch, log_ratio: torch.Tensor, correction: Any) -> torch
 def _m2po(mini: MiniBatch, log_ratio: torch.Tensor, tau: float) -> torch.Tensor:
     """Return the mask after M2PO, which sorts the tokens of all ranks together."""
     mask = mini.response_mask.bool()
-    of_ranks, advantages = mini.ranks.gather(log_ratio[mask]), mini.ranks.gather(mini.advantages[mask])
+    of_ranks = mini.ranks.gather(log_ratio[mask])
+    advantages = mini.ranks.gather(mini.advantages[mask])
     everything = torch.cat(of_ranks)
     if not len(everything):
         return mini.response_mask

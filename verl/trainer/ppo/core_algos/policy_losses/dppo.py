@@ -93,7 +93,8 @@ def compute_policy_loss_dppo_kl(
     check_loss_inputs(response_mask, old_log_prob, log_prob, advantages, rollout_is_weights)
     low, high = clip_range(config, "dppo_kl")
     new = log_prob.detach()
-    p, p_old = torch.exp(new), torch.exp(old_log_prob)
+    p = torch.exp(new)
+    p_old = torch.exp(old_log_prob)
     others = torch.log((1 - p_old + PROBABILITY_FLOOR) / (1 - p + PROBABILITY_FLOOR))
     divergence = p_old * (old_log_prob - new) + (1 - p_old) * others
     inside = torch.where(

@@ -64,7 +64,8 @@ def compute_policy_loss_gspo(
             max=LOG_SEQUENCE_RATIO_MAX
         )
     )
-    unclipped, clipped = -advantages * ratio, -advantages * torch.clamp(ratio, 1 - low, 1 + high)
+    unclipped = -advantages * ratio
+    clipped = -advantages * torch.clamp(ratio, 1 - low, 1 + high)
     loss = weighted_loss(
         torch.maximum(unclipped, clipped), response_mask, "seq-mean-token-mean", config, rollout_is_weights
     )

@@ -54,7 +54,9 @@ def compute_rollout_correction_and_rejection_mask(
             f"response_mask {tuple(response_mask.shape)}: the shape of one does not match the others"
         )
     log_ratio = (old_log_prob - rollout_log_prob).detach()
-    weights, kept, metrics = None, response_mask.clone(), dict[str, float]()
+    weights = None
+    kept = response_mask.clone()
+    metrics = dict[str, float]()
     if rollout_is is not None and rollout_is_threshold is not None:
         from verl.trainer.ppo.core_algos.rollout_correction.weights import (
             compute_rollout_correction_weights,  # of this key alone
@@ -97,7 +99,8 @@ def compute_rollout_correction_and_add_to_batch(
     Raises:
         ValueError: a column is missing, or as `compute_rollout_correction_and_rejection_mask`.
     """
-    config, tensors = rollout_corr_config, _log_probs(batch)
+    config = rollout_corr_config
+    tensors = _log_probs(batch)
     kept = tensors["response_mask"].clone()
     weights = torch.zeros_like(tensors["old_log_probs"]) if config.rollout_is is not None else None
     per_policy = {}
@@ -130,7 +133,8 @@ def apply_m2po_mask(batch: DataProto, tau: float) -> dict[str, float]:
     """
     from verl.trainer.ppo.core_algos.rollout_correction.rejection import compute_m2po_mask  # of M2PO alone
 
-    tensors, per_policy = _log_probs(batch), {}
+    tensors = _log_probs(batch)
+    per_policy = {}
     kept = tensors["response_mask"].clone()
     for name, rows in policies(batch):
         old, rollout, mask = (
@@ -201,7 +205,9 @@ def mask_metrics(batch: DataProto) -> dict[str, float]:
         batch: `old_log_probs`, `rollout_log_probs`, `response_mask`, and the columns `agent_id` and `masked`;
             rows without an unmasked token do not count.
     """
-    columns, tensors, out = batch.non_tensor_batch, _log_probs(batch), dict[str, float]()
+    columns = batch.non_tensor_batch
+    tensors = _log_probs(batch)
+    out = dict[str, float]()
     cut_off = -torch.expm1((tensors["old_log_probs"] - tensors["rollout_log_probs"]).double())
     real = tensors["response_mask"].any(dim=-1).cpu().numpy()
     for agent_id in dict.fromkeys(columns["agent_id"][real]):
