@@ -52,6 +52,8 @@ class BaseAgent:
         memory_class: memory of this agent alone, which `{memory}` shows instead of the team's; None for an
             agent without one. Options may change it per object.
         memory: the memory of the episode, or None.
+        calls_tools: whether a call has several generations with tool calls between them, as those of a
+            `ToolAgent`.
         agent_id: the agent's name in the team.
         config: the options of the orchestra, so that a subclass can choose a template by them.
     """
@@ -61,6 +63,7 @@ class BaseAgent:
     projection: ClassVar[Any] = staticmethod(raw_text)
     memory_class: type[Memory] | None = None
     memory: Memory | None = None
+    calls_tools: ClassVar[bool] = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

@@ -34,7 +34,9 @@ class Conversation:
                 f"{env.__name__} takes no questions: it has no question(); define "
                 f"{env.__name__}.question(text) -> Task to allow them"
             )
-        self._collector, self._env, self._greedy = collector, env, greedy
+        self._collector = collector
+        self._env = env
+        self._greedy = greedy
         self._numbers = count(1)
 
     async def ask(self, question: str) -> EpisodeRecord:

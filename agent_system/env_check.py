@@ -65,7 +65,9 @@ class _Check:
         local_range: tuple[float, float],
         threads: ThreadPoolExecutor,
     ) -> None:
-        self.factory, self.task, self.actions = factory, task, actions
+        self.factory = factory
+        self.task = task
+        self.actions = actions
         self.ranges = {"team": team_range, "local": local_range}
         self.threads = threads
         self.agents = list(dict.fromkeys(a[0] for a in actions if _is_act(a)))
@@ -95,10 +97,12 @@ class _Check:
     async def _check_copies(self, start: int, expected: Trace) -> None:
         """Fork and pickle before action `start`, and play every copy to the end."""
         origin = await self._advanced_to(start)
-        rest, where = expected[start + 1 :], f"when copied before action {start}"
+        rest = expected[start + 1 :]
+        where = f"when copied before action {start}"
         early = late = second = reordered = None
         if origin.env.overrides("fork"):
-            early, late = await origin.fork(), await origin.fork()
+            early = await origin.fork()
+            late = await origin.fork()
             if type(early.env) is not type(origin.env):
                 raise AgentSystemError(
                     f"{self.name}.fork() returned a {type(early.env).__name__}; make the copy with "

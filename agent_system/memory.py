@@ -180,4 +180,6 @@ class SummaryMemory(SimpleMemory):
     def rewrite(self, summary: str) -> None:
         """Replace the whole memory by a summary; an empty one changes nothing."""
         if summary:
-            self.summary, self._turns, self._waiting = summary, [], []
+            self.summary = summary
+            self._turns = []
+            self._waiting = []

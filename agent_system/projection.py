@@ -154,7 +154,9 @@ def code_block(*languages: str) -> Projector:
     def project(text: str) -> Projection:
         visible = _visible(text)
         blocks = [block for block in fenced_blocks(visible) if not wanted or block.language in wanted]
-        last = max(blocks, key=lambda block: (block.closed, block.number), default=Block("", "", False, 0))
+        last = max(
+            blocks, key=lambda block: (block.closed, block.number), default=FencedBlock("", "", False, 0)
+        )
         return Projection(last.code, bool(last.code.strip()), {"language": last.language}, visible.strip())
 
     return project
@@ -174,7 +176,7 @@ def program_of(reply: str) -> str:
     return python_block(visible).action if fenced_blocks(visible) else visible.strip()
 
 
-class Block(NamedTuple):
+class FencedBlock(NamedTuple):
     """A fenced block of code.
 
     Attributes:
@@ -196,13 +198,13 @@ class _Fence(NamedTuple):
     info: str
 
 
-def fenced_blocks(text: str) -> list[Block]:
+def fenced_blocks(text: str) -> list[FencedBlock]:
     """Return the fenced blocks of a Markdown text (CommonMark 0.31, 4.5), in order.
 
     Beyond that, fences may be indented by any width, as in lists, and the fence of another language ends an
     open block.
     """
-    blocks: list[Block] = []
+    blocks: list[FencedBlock] = []
     opened: _Fence | None = None
     lines: list[str] = []
     # not `splitlines`, which also cuts at characters inside literals
@@ -231,7 +233,7 @@ def _fence(line: str) -> _Fence | None:
     return _Fence(prefix, ticks or tildes, (info or other_info or "").strip())
 
 
-def _open_block(fence: _Fence, lines: Sequence[str], number: int) -> Block:
+def _open_block(fence: _Fence, lines: Sequence[str], number: int) -> FencedBlock:
     """Return a block without a line that closes it; it may be closed at the end of a line of code."""
     for index, line in enumerate(lines):
         code = line.rstrip()
@@ -240,7 +242,7 @@ def _open_block(fence: _Fence, lines: Sequence[str], number: int) -> Block:
     return _block(fence, lines, False, number)
 
 
-def _block(fence: _Fence, lines: Sequence[str], closed: bool, number: int) -> Block:
+def _block(fence: _Fence, lines: Sequence[str], closed: bool, number: int) -> FencedBlock:
     language = _LANGUAGE.match(fence.info)
     assert language is not None, "it matches any text"
     quotes = fence.prefix.count(">")
@@ -250,7 +252,7 @@ def _block(fence: _Fence, lines: Sequence[str], closed: bool, number: int) -> Bl
     # Code may begin left of its fence; then all of its lines do.
     width = _columns(fence.prefix[last + blank :])
     width = min(width, next((_indentation(line) for line in lines if line.strip()), width))
-    return Block(
+    return FencedBlock(
         language.group(1).lower(), "\n".join(_outdented(line, width) for line in lines), closed, number
     )
 

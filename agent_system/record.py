@@ -13,7 +13,7 @@ import numpy as np
 from agent_system.agent import Message
 from agent_system.environment import Task
 from agent_system.errors import AgentSystemError
-from agent_system.tools.agent import ToolUse
+from agent_system.tool_use import ToolUse
 from verl.protocol.generate import Generation
 
 PROGRAM_ERROR = (

@@ -30,7 +30,7 @@ T = TypeVar("T")
 C = TypeVar("C", bound=type)
 
 
-class Registry(Generic[T]):
+class ClassRegistry(Generic[T]):
     """Classes by name, optionally scoped to an orchestra, so that two can each have a "Verifier Agent", and
     to an environment.
     """
@@ -129,10 +129,12 @@ def _scope(orchestra: str | None, env: str | None, word: str = "of") -> str:
     )
 
 
-AgentRegistry: Registry[BaseAgent] = Registry("agent", BaseAgent)
-OrchestraRegistry: Registry[BaseOrchestra] = Registry("orchestra", BaseOrchestra)
-EnvRegistry: Registry[BaseEnv] = Registry("environment", BaseEnv)
-RewardManagerRegistry: Registry[RewardManager] = Registry("reward manager", RewardManager, in_workflows=False)
+AgentRegistry: ClassRegistry[BaseAgent] = ClassRegistry("agent", BaseAgent)
+OrchestraRegistry: ClassRegistry[BaseOrchestra] = ClassRegistry("orchestra", BaseOrchestra)
+EnvRegistry: ClassRegistry[BaseEnv] = ClassRegistry("environment", BaseEnv)
+RewardManagerRegistry: ClassRegistry[RewardManager] = ClassRegistry(
+    "reward manager", RewardManager, in_workflows=False
+)
 
 
 def built_in_workflows() -> list[str]:

@@ -43,7 +43,8 @@ class EpisodeResources:
 
     async def close(self) -> None:
         """Release everything; abandon with a warning what does not end."""
-        held, self._held = list(self._held.values()), {}
+        held = list(self._held.values())
+        self._held = {}
         tasks = [asyncio.ensure_future(one.close()) for one in held]
         if tasks:
             _, late = await asyncio.wait(tasks, timeout=CLOSE_TIMEOUT_S)

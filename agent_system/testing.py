@@ -113,7 +113,8 @@ def scripted_team(
         delay: see `ScriptedEngine`.
         settings: fields of `CollectorSettings`, such as `max_steps`.
     """
-    tokenizer, sampling = tokenizer or make_tokenizer(), SamplingParams(max_tokens=max_tokens)
+    tokenizer = tokenizer or make_tokenizer()
+    sampling = SamplingParams(max_tokens=max_tokens)
     bindings = {
         agent: AgentBinding(
             agent,

@@ -19,7 +19,9 @@ class _Call(Future[Any]):
 
     def __init__(self, on_abandoned: Callable[[], None]) -> None:
         super().__init__()
-        self._on_abandoned, self._lock, self._abandoned = on_abandoned, threading.Lock(), False
+        self._on_abandoned = on_abandoned
+        self._lock = threading.Lock()
+        self._abandoned = False
 
     def cancel(self) -> bool:
         """As `Future.cancel`."""

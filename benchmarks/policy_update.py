@@ -4,8 +4,12 @@
 
 The last line is one JSON object: seconds of both and `ratio` (engine / bare) for `--rows` rows of `--tokens`
 tokens, and of mixed length. The plain loop pads every micro-batch to its longest row; both use the same
-number of micro-batches, and on a GPU bf16 with fp32 master weights. Weights are random. `conversation_ratio`
-compares the engine with itself, on conversations of 6 turns: with merged rows / with single rows.
+number of micro-batches, and on a GPU bf16 with fp32 master weights. Weights are random.
+
+Three ratios compare the engine with itself, tokens that rows share run once / rows run one by one:
+`conversation_ratio` on conversations of 6 turns, `group_ratio` on 8 replies to a prompt twice as long, and
+`unshared_ratio` on rows that have nothing in common; `group_tokens` is the share of the tokens of the second
+that are run.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ import math
 import sys
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,8 +32,10 @@ import torch
 from benchmarks.shared.device import add_device, add_model_sizes, check_device, now, random_model
 from verl.trainer.config import ActorConfig, FSDPConfig, ModelConfig, OptimConfig
 from verl.workers.engine import FSDPEngine, MicroBatchRule, UpdatePlan, init_mesh, update_policy
+from verl.workers.engine.trie import count_run, token_rows
 
 TURNS = 6
+GROUP = 8
 
 
 def make_rows(count: int, tokens: int, vocab: int, mixed: bool) -> dict[str, torch.Tensor]:
@@ -71,6 +78,24 @@ def make_conversations(count: int, tokens: int, vocab: int) -> dict[str, torch.T
         "position_ids": (attention.cumsum(1) - 1).clamp(min=0),
         "responses": rows[:, -half:].clone(),
         "response_mask": replies,
+        "advantages": torch.randn(replies.shape, generator=generator),
+        "old_log_probs": torch.full(replies.shape, -math.log(vocab)),
+    }
+
+
+def make_groups(count: int, tokens: int, vocab: int) -> dict[str, torch.Tensor]:
+    """Return `GROUP` random replies of half of `tokens` to each of `count` random prompts of `tokens`."""
+    generator = torch.Generator().manual_seed(0)
+    half = tokens // 2
+    prompts = torch.randint(3, vocab, (count, 2 * half), generator=generator).repeat_interleave(GROUP, dim=0)
+    replies = torch.randint(3, vocab, (len(prompts), half), generator=generator)
+    ids = torch.cat([prompts, replies], dim=1)
+    return {
+        "input_ids": ids,
+        "attention_mask": torch.ones_like(ids),
+        "position_ids": torch.arange(ids.shape[1]).expand_as(ids).clone(),
+        "responses": replies,
+        "response_mask": torch.ones_like(replies),
         "advantages": torch.randn(replies.shape, generator=generator),
         "old_log_probs": torch.full(replies.shape, -math.log(vocab)),
     }
@@ -140,8 +165,10 @@ def main() -> None:
     optimizer = torch.optim.AdamW(bare.parameters(), lr=1e-6, fused=True)
     result: dict[str, float] = {"rows": args.rows, "tokens": args.tokens}
 
-    def update(rows: dict[str, torch.Tensor], token_budget: int, merge_rows: bool = False) -> None:
-        engine.merge_rows = merge_rows
+    exact = engine.layout
+
+    def update(rows: dict[str, torch.Tensor], token_budget: int, share: bool = False) -> None:
+        engine.layout = exact if share else replace(exact, sharing="none")
         rule = MicroBatchRule(token_budget=token_budget, rows=1, packed=True)
         update_policy(engine, ActorConfig(), rows, UpdatePlan(temperature=1.0), rule)
 
@@ -155,16 +182,31 @@ def main() -> None:
             f"{name}_bare_s": round(theirs, 4),
             f"{name}_ratio": round(ours / theirs, 3),
         }
-    rows = make_conversations(max(1, args.rows // TURNS), args.tokens, args.vocab)
-    budget = max(1, 32 // args.micro_batches) * args.tokens * TURNS
-    single, merged = fastest(
-        args.rounds, partial(update, rows, budget, False), partial(update, rows, budget, True)
-    )
-    result |= {
-        "single_rows_s": round(single, 4),
-        "merged_rows_s": round(merged, 4),
-        "conversation_ratio": round(merged / single, 3),
-    }
+    runs = max(1, 32 // args.micro_batches)
+    for name, rows, budget in (
+        (
+            "conversation",
+            make_conversations(max(1, args.rows // TURNS), args.tokens, args.vocab),
+            runs * args.tokens * TURNS,
+        ),
+        (
+            "group",
+            make_groups(max(1, args.rows // GROUP), args.tokens, args.vocab),
+            runs * args.tokens * 2,
+        ),
+        ("unshared", make_rows(args.rows, args.tokens, args.vocab, False), runs * args.tokens * 2),
+    ):
+        single, shared = fastest(
+            args.rounds, partial(update, rows, budget, False), partial(update, rows, budget, True)
+        )
+        result |= {
+            f"{name}_single_s": round(single, 4),
+            f"{name}_shared_s": round(shared, 4),
+            f"{name}_ratio": round(shared / single, 3),
+        }
+        if name == "group":
+            paths = token_rows(rows)
+            result["group_tokens"] = round(count_run(paths) / int(rows["attention_mask"].sum()), 3)
     print(json.dumps(result))
 
 

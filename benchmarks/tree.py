@@ -71,14 +71,14 @@ def letters(text: str) -> Projection:
     return Projection(moves, bool(moves), text=f"<moves>{' '.join(moves) or '-'}</moves>")
 
 
-class Tool(plan_path.ToolAgent):
+class Tool(plan_path.PlanPathProposerAgent):
     """A Tool whose proposal is the letters of moves in a random model's reply."""
 
     def project(self, text: str) -> Projection:
         return letters(text)
 
 
-class Executor(plan_path.ExecutorAgent):
+class Executor(plan_path.PlanPathExecutorAgent):
     """An Executor whose moves are the letters of moves in a random model's reply."""
 
     def project(self, text: str) -> Projection:
@@ -133,7 +133,7 @@ class Prompts:
 
 def walking(seed: int) -> BaseEnv:
     """Return a Plan-Path environment after two turns of four moves and the Tool's next proposal."""
-    (grid,) = generate(1, seed, plan_path.Difficulty(min_path=12))
+    (grid,) = generate(1, seed, plan_path.PlanPathDifficulty(min_path=12))
     env = plan_path.PlanPathEnv()
     env.reset(Task("t", grid.text, extra={"map": grid.text}))
     for _ in range(2):
@@ -159,7 +159,7 @@ def half_filled(seed: int) -> BaseEnv:
 
 def pushing(seed: int) -> BaseEnv:
     """Return a Sokoban environment in the middle of its solution."""
-    (puzzle,) = generate_rooms(1, seed, sokoban.Difficulty(min_pushes=3))
+    (puzzle,) = generate_rooms(1, seed, sokoban.SokobanDifficulty(min_pushes=3))
     moves = puzzle.solution.moves
     half, rest = moves[: len(moves) // 2], moves[len(moves) // 2 :]
     env = sokoban.SokobanEnv(sokoban.SokobanEnvOptions(max_moves=len(moves)))

@@ -31,7 +31,11 @@ API = {
     ],
 }  # fmt: skip
 FOLDERS = ("docs", "agent_system/workflows", "recipe", "examples", "benchmarks", "patches")
-GUIDE = ("workflows", "training", "algorithms", "architecture", "engines", "sandbox", "config")
+GUIDE = (
+    "training", "workflows", "frameworks", "policies", "data", "sampling", "rewards", "credit", "algorithms",
+    "updates", "devices", "checkpoints", "metrics", "async", "engines", "models", "templates", "sandbox",
+    "architecture", "config",
+)  # fmt: skip
 MORE = ("features", "upstream_map", "testing", "contributing")
 LINK = re.compile(r"\]\(([^)#\s]+)")
 

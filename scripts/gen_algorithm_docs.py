@@ -40,7 +40,7 @@ Agents of one policy are whitened apart if they have different estimators, or di
 other differences of an estimator that whitens are refused.
 """
 REWARDS = """Mixing, team scope, shaping, propagation and penalties are applied before a batch exists, in
-`agent_system/reward/`: [docs/training.md](training.md#rewards) has their formulas and keys.
+`agent_system/reward/`: [docs/rewards.md](rewards.md) has their formulas and keys.
 """
 
 

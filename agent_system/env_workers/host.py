@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_system.env_caller import EnvCaller
-from agent_system.env_workers.messages import EnvSource, Failure, Request, pickled, unpickled
+from agent_system.env_workers.messages import EnvSource, WorkerFailure, WorkerRequest, pickled, unpickled
 from agent_system.environment import Observation, Outcome, Task
 from agent_system.options import build_options
 from agent_system.registry import EnvRegistry, load_plugins
@@ -53,16 +53,16 @@ class EnvHost:
         self._running: dict[int, asyncio.Task[Any]] = {}
 
     async def answer(self, number: int, payload: bytes) -> bytes:
-        """Run a pickled `Request` and return its pickled result, or a pickled `Failure`."""
+        """Run a pickled `WorkerRequest` and return its pickled result, or a pickled `WorkerFailure`."""
         task = asyncio.current_task()
         assert task is not None
         self._running[number] = task
         try:
-            request: Request = unpickled(payload, f"the arguments of a call of {self._cls.__name__}")
+            request: WorkerRequest = unpickled(payload, f"the arguments of a call of {self._cls.__name__}")
             result = await getattr(self, request.operation)(request.handle, *request.args)
             return pickled(result, f"the value that {self._cls.__name__}.{_called(request)}() returned")
         except BaseException as error:  # whatever a user's environment raises fails its episode alone
-            return pickled(Failure.of(error), "a failure")
+            return pickled(WorkerFailure.of(error), "a failure")
         finally:
             del self._running[number]
 
@@ -104,7 +104,8 @@ class EnvHost:
         Without a limit the request stays open as well: the driver learns from it that an idle worker has
         died.
         """
-        loop, found = asyncio.get_running_loop(), asyncio.Event()
+        loop = asyncio.get_running_loop()
+        found = asyncio.Event()
         sizes: list[int] = []
         if self._memory_bytes:
             threading.Thread(
@@ -114,7 +115,7 @@ class EnvHost:
         return f"it used {sizes[0] / 2**30:.2f} GiB, more than {self._limit}"
 
 
-def _called(request: Request) -> str:
+def _called(request: WorkerRequest) -> str:
     """Return the environment's method behind a request."""
     return str(request.args[0]) if request.operation in ("outcome", "observation") else request.operation
 
@@ -144,7 +145,7 @@ def _watch(limit: int, sizes: list[int], loop: asyncio.AbstractEventLoop, found:
 
 
 def start_host(payload: bytes) -> tuple[EnvHost | None, bytes]:
-    """Return the host of a pickled `EnvSource` and the answer to the driver: a pickled None, or a `Failure`
+    """Return the host of a pickled `EnvSource` and the answer to the driver: a pickled None, or a failure
     without a host.
 
     Threads of this process switch every `SWITCH_INTERVAL_S` from then on.
@@ -153,4 +154,4 @@ def start_host(payload: bytes) -> tuple[EnvHost | None, bytes]:
     try:
         return EnvHost(unpickled(payload, "the settings of the worker")), pickled(None, "nothing")
     except BaseException as error:  # an import or a sandbox may fail in any way
-        return None, pickled(Failure.of(error), "a failure")
+        return None, pickled(WorkerFailure.of(error), "a failure")

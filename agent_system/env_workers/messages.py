@@ -48,7 +48,7 @@ class EnvSource:
 
 
 @dataclass(frozen=True)
-class Request:
+class WorkerRequest:
     """A call for a worker.
 
     Attributes:
@@ -63,7 +63,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Failure:
+class WorkerFailure:
     """An exception of the worker: name of its type, message, and innermost line as `file.py:12`."""
 
     kind: str
@@ -71,7 +71,7 @@ class Failure:
     line: str
 
     @classmethod
-    def of(cls, error: BaseException) -> Failure:
+    def of(cls, error: BaseException) -> WorkerFailure:
         """Describe `error`."""
         return cls(type(error).__name__, str(error), innermost_line(error))
 
@@ -99,7 +99,7 @@ class Transport(Protocol):
     """The driver's end of one worker.
 
     Attributes:
-        started: the answer to the start: a pickled None, or a `Failure`.
+        started: the answer to the start: a pickled None, or a `WorkerFailure`.
     """
 
     started: Future[bytes]

@@ -11,10 +11,10 @@ from typing import Any
 
 from agent_system.env_workers.messages import (
     EnvWorkerError,
-    Failure,
-    Request,
     Transport,
+    WorkerFailure,
     WorkerGoneError,
+    WorkerRequest,
     pickled,
     unpickled,
 )
@@ -36,12 +36,15 @@ class EnvWorker:
     """
 
     def __init__(self, number: int, start: Callable[[], Transport]) -> None:
-        self.number, self.open = number, 0
+        self.number = number
+        self.open = 0
         self.dead: str | None = None
         self._numbers = itertools.count(1)
         self._transport = start()
         self._transport.started.add_done_callback(self._on_start)
-        outgrown = self._transport.send(next(self._numbers), pickled(Request(0, "outgrown"), "a request"))
+        outgrown = self._transport.send(
+            next(self._numbers), pickled(WorkerRequest(0, "outgrown"), "a request")
+        )
         outgrown.add_done_callback(self._on_outgrown)
 
     async def ask(self, what: str, handle: int, operation: str, *args: Any) -> Any:
@@ -58,20 +61,22 @@ class EnvWorker:
             AgentSystemError: an argument or the result cannot be pickled.
             RemoteError: the environment's exception.
         """
-        payload = pickled(Request(handle, operation, args), f"an argument of {what}")
+        payload = pickled(WorkerRequest(handle, operation, args), f"an argument of {what}")
         number = next(self._numbers)
         try:
             if self.dead is not None:
                 raise WorkerGoneError(self.dead)
             answer = await asyncio.wrap_future(self._transport.send(number, payload))
         except asyncio.CancelledError:
-            self._transport.send(next(self._numbers), pickled(Request(0, "cancel", (number,)), "a request"))
+            self._transport.send(
+                next(self._numbers), pickled(WorkerRequest(0, "cancel", (number,)), "a request")
+            )
             raise
         except WorkerGoneError as error:
             self.retire(str(error))
             raise EnvWorkerError(f"{what} was lost with its environment worker: {self.dead}") from None
         value = unpickled(answer, f"the value that {what} returned")
-        if isinstance(value, Failure):
+        if isinstance(value, WorkerFailure):
             raise value.exception()
         return value
 
@@ -107,14 +112,14 @@ class EnvWorker:
         self._transport.wait()
 
     def _on_start(self, started: Future[bytes]) -> None:
-        if isinstance(cause := _result(started), Failure):
+        if isinstance(cause := _result(started), WorkerFailure):
             self.retire(f"it could not start: {cause.kind}: {cause.message}")
         elif isinstance(cause, WorkerGoneError):
             self.retire(f"it could not start: {cause}")
 
     def _on_outgrown(self, outgrown: Future[bytes]) -> None:
         cause = _result(outgrown)
-        if cause and not isinstance(cause, Failure):  # `_on_start` reports the failure of a start
+        if cause and not isinstance(cause, WorkerFailure):  # `_on_start` reports the failure of a start
             self.retire(str(cause))
 
 
@@ -191,7 +196,9 @@ class RemoteEnv:
         self.has_act, self.has_observe, self.has_score = (
             cls.overrides(method) for method in ("act", "observe", "score")
         )
-        self._workers, self._seed, self._worker = workers, seed, worker
+        self._workers = workers
+        self._seed = seed
+        self._worker = worker
         self._handle = workers.next_handle()
 
     async def outcome(self, method: str, *args: Any) -> Outcome:
@@ -222,7 +229,8 @@ class RemoteEnv:
         """Close the environment; a worker that does not answer is replaced. Nothing to do before `reset` or
         in a dead worker.
         """
-        worker, self._worker = self._worker, None
+        worker = self._worker
+        self._worker = None
         if worker is None:
             return
         worker.open -= 1

@@ -111,7 +111,8 @@ class ProcessWorker:
         )
         with self._lock:
             self._gone = gone
-            pending, self._pending = self._pending, {}
+            pending = self._pending
+            self._pending = {}
         self._frames.put(None)
         for future in pending.values():
             with suppress(InvalidStateError):

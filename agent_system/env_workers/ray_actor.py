@@ -30,7 +30,7 @@ class EnvActor:
         self._host, self._answer = start_host(source)
 
     async def start(self) -> bytes:
-        """Return a pickled None, or the `Failure` of building the host."""
+        """Return a pickled None, or the `WorkerFailure` of building the host."""
         return self._answer
 
     async def answer(self, number: int, payload: bytes) -> bytes:

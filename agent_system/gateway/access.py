@@ -21,12 +21,14 @@ class Access:
         clients: clients that were made so far.
     """
 
-    def __init__(self, base_url: str, key: str, agents: Sequence[str], forms: bool) -> None:
-        """Set the address, which ends with /v1, and the key; with `forms` requests may ask for a reply of a
-        certain form.
+    def __init__(self, base_url: str, key: str, agents: Sequence[str], structured: bool) -> None:
+        """Set the address, which ends with /v1, and the key; with `structured` requests may ask for a reply
+        of a certain form.
         """
-        self.base_url, self.api_key, self.agents = base_url.rstrip("/"), key, tuple(agents)
-        self.clients = Clients(self.base_url, self.api_key, forms)
+        self.base_url = base_url.rstrip("/")
+        self.api_key = key
+        self.agents = tuple(agents)
+        self.clients = Clients(self.base_url, self.api_key, structured)
 
     def url_of(self, agent_id: str) -> str:
         """Return the base URL at which one agent answers, whatever model a request names."""
@@ -62,7 +64,7 @@ class ServedSession(Access):
             key: of `--api-key-env`.
             agents: names of the agents, for a program that reads `session.agents`.
         """
-        super().__init__(base_url, key, agents, forms=True)
+        super().__init__(base_url, key, agents, structured=True)
 
     @property
     def observation(self) -> NoReturn:
@@ -86,4 +88,7 @@ class ServedSession(Access):
         await self.clients.close()
 
 
-_NO_WORLD = "is for episodes: a served team has no environment; ask the whole team as a model, which plays an episode of its own"
+_NO_WORLD = (
+    "is for episodes: a served team has no environment; ask the whole team as a model, which plays an episode "
+    "of its own"
+)

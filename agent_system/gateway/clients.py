@@ -16,9 +16,9 @@ from agent_system.errors import AgentSystemError
 class Clients:
     """The clients of one session, and the connections that they share."""
 
-    def __init__(self, base_url: str, key: str, forms: bool) -> None:
-        """Make clients of the address `base_url` with the key of an episode; with `forms` they may ask for a
-        reply of a certain form.
+    def __init__(self, base_url: str, key: str, structured: bool) -> None:
+        """Make clients of the address `base_url` with the key of an episode; with `structured` they may ask
+        for a reply of a certain form.
         """
         self._certificates = base_url.startswith("https:")  # http has none, and they take 20 ms to load
         self._arguments: dict[str, Any] = {
@@ -28,7 +28,7 @@ class Clients:
             "timeout": None,
         }
         self._open: list[Any] = []
-        self._forms = forms
+        self._structured = structured
 
     def openai(self) -> Any:
         """Return an `openai.AsyncOpenAI`."""
@@ -52,7 +52,7 @@ class Clients:
         """Return an `autogen_ext.models.openai.OpenAIChatCompletionClient` that calls functions."""
         kind = _load("autogen_ext.models.openai", "autogen-ext[openai]").OpenAIChatCompletionClient
         able = {"function_calling": True, "vision": False, "family": "unknown"}
-        able |= {"json_output": self._forms, "structured_output": self._forms}
+        able |= {"json_output": self._structured, "structured_output": self._structured}
         client = kind(model=agent_id, model_info=able, **self._arguments, http_client=self._connections())
         self._open.append(client)
         return client

@@ -55,16 +55,16 @@ def command_team(command: Sequence[str]) -> Callable[[Task, Session], Awaitable[
 
     async def team(task: Task, session: Session) -> Any:
         """Run the command and return its result. Raises CommandError when it fails or prints none."""
-        own = {"OPENAI_BASE_URL": session.base_url, "OPENAI_API_KEY": session.api_key}
-        given = json.dumps({name: plain(getattr(task, name)) for name in FIELDS}).encode()
+        address = {"OPENAI_BASE_URL": session.base_url, "OPENAI_API_KEY": session.api_key}
+        task_json = json.dumps({name: plain(getattr(task, name)) for name in FIELDS}).encode()
         transport, process = await asyncio.get_running_loop().subprocess_exec(
-            _Process, *command, env={**os.environ, **own}, start_new_session=True
+            _Process, *command, env={**os.environ, **address}, start_new_session=True
         )
         with closing(transport):
             try:
                 stdin = transport.get_pipe_transport(0)
                 assert isinstance(stdin, asyncio.WriteTransport)
-                stdin.write(given)
+                stdin.write(task_json)
                 stdin.write_eof()
                 await process.ended.wait()
             finally:  # its children are in its process group
@@ -72,16 +72,16 @@ def command_team(command: Sequence[str]) -> Callable[[Task, Session], Awaitable[
                     os.killpg(transport.get_pid(), signal.SIGKILL)
             with suppress(TimeoutError):  # a child that left the group keeps the outputs open
                 await asyncio.wait_for(process.closed.wait(), REST_S)
-        status, printed, errors = transport.get_returncode(), process.outputs[1], process.outputs[2]
+        status = transport.get_returncode()
         if status != 0:
-            said = errors.decode("utf-8", "replace").strip()
+            errors = process.outputs[2].decode("utf-8", "replace").strip()
             raise CommandError(
                 f"the command {command[0]!r} ended with status {status}: "
-                f"{said[-SHOWN_CHARS:] or 'it printed no error'}",
-                said,
+                f"{errors[-SHOWN_CHARS:] or 'it printed no error'}",
+                errors,
                 killed=status is None or status < 0 or status in NOT_RUN,
             )
-        return _result(printed, command[0])
+        return _result(process.outputs[1], command[0])
 
     return team
 
@@ -89,15 +89,15 @@ def command_team(command: Sequence[str]) -> Callable[[Task, Session], Awaitable[
 def _result(printed: bytes, name: str) -> Any:
     line = (printed.decode("utf-8", "replace").strip().splitlines() or [""])[-1]
     try:
-        found = json.loads(line)
-        if not isinstance(found, dict):
-            return found
-        local = found.get("local")
+        result = json.loads(line)
+        if not isinstance(result, dict):
+            return result
+        local = result.get("local")
         if isinstance(local, dict):  # JSON has no numbers as names
-            found["local"] = {
+            result["local"] = {
                 int(name) if name.isdecimal() else name: reward for name, reward in local.items()
             }
-        return Outcome(**found)
+        return Outcome(**result)
     except (ValueError, TypeError, RecursionError) as error:
         raise CommandError(
             f"the last line that the command {name!r} printed is no result ({error}): expected JSON, an "
@@ -116,7 +116,8 @@ class _Process(asyncio.SubprocessProtocol):
 
     def __init__(self) -> None:
         self.outputs = {1: b"", 2: b""}
-        self.ended, self.closed = asyncio.Event(), asyncio.Event()
+        self.ended = asyncio.Event()
+        self.closed = asyncio.Event()
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
         """Keep the end of an output."""

@@ -24,7 +24,9 @@ class Refusal(Exception):
         self, message: str, status: int = 400, code: str | None = None, param: str | None = None
     ) -> None:
         super().__init__(message)
-        self.status, self.code, self.param = status, code, param
+        self.status = status
+        self.code = code
+        self.param = param
 
     @property
     def body(self) -> Mapping[str, object]:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from agent_system.env_workers.messages import innermost_line
 from agent_system.errors import AgentSystemError
-from agent_system.gateway.calls import EpisodeCalls
+from agent_system.gateway.episode_requests import EpisodeRequests
 from agent_system.gateway.errors import TOO_LONG
 
 SHOWN_CHARS = 2000
@@ -27,7 +27,8 @@ _CLASS = re.compile(rf"{_NAMES}|ClientError|HTTPException|RpcError")
 _LINE = re.compile(
     r"^[\s|+\[]*(?:cause\]: "
     rf")?(?:[\w.]+\.)?(?:{_NAMES}(?:Error|Exception|Refused)|ImportError|ModuleNotFoundError|MemoryError"
-    r"|NameError|FileNotFoundError|PermissionError)\b|\bE(?:CONN[A-Z]+|NOTFOUND|TIMEDOUT|PIPE|AI_AGAIN|HOSTUNREACH|ADDRINUSE)\b"
+    r"|NameError|FileNotFoundError|PermissionError)\b"
+    r"|\bE(?:CONN[A-Z]+|NOTFOUND|TIMEDOUT|PIPE|AI_AGAIN|HOSTUNREACH|ADDRINUSE)\b"
     r"|MODULE_NOT_FOUND",
     re.MULTILINE,
 )
@@ -43,28 +44,29 @@ class CommandError(AgentSystemError):
 
     def __init__(self, message: str, errors: str = "", killed: bool = False) -> None:
         super().__init__(message)
-        self.errors, self.killed = errors, killed
+        self.errors = errors
+        self.killed = killed
 
 
 class WrongResultError(AgentSystemError):
     """What a program returned is no result of an episode."""
 
 
-def caused_by_a_reply(error: BaseException, calls: EpisodeCalls) -> bool:
+def caused_by_a_reply(error: BaseException, requests: EpisodeRequests) -> bool:
     """Return whether the error of a program may come from what the model said, and from nothing else that is
     known.
     """
-    if calls.failed.done() or not calls.heard:
+    if requests.failed.done() or not requests.delivered_any:
         return False
     chain = list(_chain(error))
-    if calls.of_environment in chain:
+    if requests.environment_error in chain:
         return False
-    if calls.unanswered is not None:
-        return getattr(calls.unanswered, "code", None) == TOO_LONG  # by what was said before
+    if requests.unanswered is not None:
+        return getattr(requests.unanswered, "code", None) == TOO_LONG  # by what was said before
     return not any(map(_is_other, chain))
 
 
-def shown(error: BaseException) -> str:
+def described(error: BaseException) -> str:
     """Return an error with the innermost line of code."""
     line = innermost_line(error)
     return f"{type(error).__name__}: {error}{f' ({line})' if line else ''}"[:SHOWN_CHARS]
@@ -82,19 +84,20 @@ def _is_other(error: BaseException) -> bool:
     # a variable that only some replies set
     if isinstance(error, NameError) and not isinstance(error, UnboundLocalError):
         return True
-    named = any(_CLASS.fullmatch(base.__name__) for base in kind.__mro__ if issubclass(base, BaseException))
-    return named or _LINE.match(str(error)) is not None  # some libraries raise the text of another error
+    bases = [base for base in kind.__mro__ if issubclass(base, BaseException)]
+    by_name = any(_CLASS.fullmatch(base.__name__) for base in bases)
+    return by_name or _LINE.match(str(error)) is not None  # some libraries raise the text of another error
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
     """Yield an error, its causes, and those of a group."""
     waiting = [error]
-    seen: set[int] = set()
-    while waiting and len(seen) < MOST_ERRORS:
+    visited: set[int] = set()
+    while waiting and len(visited) < MOST_ERRORS:
         current = waiting.pop()
-        if id(current) in seen:
+        if id(current) in visited:
             continue
-        seen.add(id(current))
+        visited.add(id(current))
         yield current
         cause = current.__cause__ or (None if current.__suppress_context__ else current.__context__)
         waiting += [cause] if cause is not None else []

@@ -4,15 +4,18 @@ untrusted.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import count
 from typing import Any
 
+from agent_system.gateway.completion import Completion, event
 from agent_system.gateway.errors import Refusal
-from agent_system.gateway.reply import Completion
-from agent_system.gateway.sampling import MASKING, SAMPLING, UNSUPPORTED
-from agent_system.gateway.stored import Stored
+from agent_system.gateway.request_fields import MASKING, SAMPLING, UNSUPPORTED
 
 Messages = list[Any]
+MOST_ANSWERS = 1024
+MOST_ITEMS = 8192
 RESPONSE = "resp_"  # an answer has this before the id of its chat completion
 _SAME = ("model", "tool_choice", "seed", "stop", "stream", *SAMPLING, *MASKING, *UNSUPPORTED)
 # of fields of chat completions
@@ -25,12 +28,44 @@ _TEXTS = ("input_text", "output_text", "text", "refusal")
 _REFERENCE = "item_reference"
 
 
-def chat_body(body: Mapping[str, Any], stored: Stored) -> dict[str, Any]:
+class ResponseStore:
+    """The last answers of an episode, or of a served team, that later requests name by an id.
+
+    Attributes:
+        conversations: messages by the ids of answers, for `previous_response_id`.
+        items: items of answers by their ids, for `item_reference`.
+    """
+
+    def __init__(self) -> None:
+        self.conversations: dict[str, Messages] = _Recent(MOST_ANSWERS)
+        self.items: dict[str, Mapping[str, Any]] = _Recent(MOST_ITEMS)
+
+    def add(self, answer: Mapping[str, Any], messages: Sequence[Any]) -> None:
+        """Keep an answer, the object `response`, with the messages of its request and itself."""
+        self.conversations[answer["id"]] = list(messages)
+        for item in answer["output"]:
+            self.items[item["id"]] = item
+
+
+class _Recent(OrderedDict[str, Any]):
+    """Forgets the oldest entries."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self._most = most
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        super().__setitem__(name, value)
+        if len(self) > self._most:
+            self.popitem(last=False)
+
+
+def chat_body(body: Mapping[str, Any], store: ResponseStore) -> dict[str, Any]:
     """Return the body of a request to chat completions.
 
     Args:
         body: of a request to `/v1/responses`.
-        stored: earlier answers, which `previous_response_id` continues and items of the type `item_reference`
+        store: earlier answers, which `previous_response_id` continues and items of the type `item_reference`
             name.
 
     Raises Refusal for items that are not supported.
@@ -47,7 +82,7 @@ def chat_body(body: Mapping[str, Any], stored: Stored) -> dict[str, Any]:
     if "tool_choice" in chat:
         chat["tool_choice"] = _choice(chat["tool_choice"])
     return chat | {
-        "messages": [*_instructions(body), *_earlier(body, stored), *_messages(body.get("input"), stored)],
+        "messages": [*_instructions(body), *_earlier(body, store), *_messages(body.get("input"), store)],
         "max_tokens": body.get("max_output_tokens"),
         "tools": [_tool(tool) for tool in tools],
     }
@@ -70,12 +105,12 @@ def response_body(completion: Completion, body: Mapping[str, Any]) -> dict[str, 
                 "content": [text],
             }
         )
-    for name, call, arguments in choice.calls:
+    for call_id, name, arguments in choice.calls:
         item = {
             "type": "function_call",
-            "id": f"fc_{name}",
-            "call_id": name,
-            "name": call,
+            "id": f"fc_{call_id}",
+            "call_id": call_id,
+            "name": name,
             "arguments": arguments,
             "status": status,
         }
@@ -106,17 +141,49 @@ def response_body(completion: Completion, body: Mapping[str, Any]) -> dict[str, 
     }
 
 
-def with_own_names(error: Refusal) -> Refusal:
+def response_events(answer: Mapping[str, Any]) -> Iterator[bytes]:
+    """Yield the events of a stream of `/v1/responses` for the object `response`."""
+    number = count()
+
+    def typed_event(kind: str, **fields: Any) -> bytes:
+        content = {"type": kind, "sequence_number": next(number), **fields}
+        return f"event: {kind}\n".encode() + event(content)
+
+    begun = {**answer, "status": "in_progress", "output": [], "usage": None, "incomplete_details": None}
+    yield typed_event("response.created", response=begun)
+    yield typed_event("response.in_progress", response=begun)
+    for index, item in enumerate(answer["output"]):
+        position = {"output_index": index, "item_id": item["id"]}
+        empty: dict[str, Any] = {"content": []} if item["type"] == "message" else {"arguments": ""}
+        begun_item = {**item, "status": "in_progress", **empty}
+        yield typed_event("response.output_item.added", output_index=index, item=begun_item)
+        for content_index, content in enumerate(item.get("content", ())):
+            here = {**position, "content_index": content_index}
+            text = content["text"]
+            yield typed_event("response.content_part.added", **here, part={**content, "text": ""})
+            yield typed_event("response.output_text.delta", **here, delta=text, logprobs=[])
+            yield typed_event("response.output_text.done", **here, text=text, logprobs=[])
+            yield typed_event("response.content_part.done", **here, part=content)
+        if item["type"] == "function_call":
+            name = item["name"]
+            arguments = item["arguments"]
+            yield typed_event("response.function_call_arguments.delta", **position, delta=arguments)
+            yield typed_event(
+                "response.function_call_arguments.done", **position, name=name, arguments=arguments
+            )
+        yield typed_event("response.output_item.done", output_index=index, item=item)
+    yield typed_event(f"response.{answer['status']}", response=answer)
+
+
+def with_responses_names(error: Refusal) -> Refusal:
     """Return the refusal of a request to chat completions with the names of the fields in `/v1/responses`."""
     field = _NAMES.get(error.param or "")
-    return (
-        error
-        if field is None
-        else Refusal(str(error).replace(str(error.param), field, 1), error.status, error.code, field)
-    )
+    if field is None:
+        return error
+    return Refusal(str(error).replace(str(error.param), field, 1), error.status, error.code, field)
 
 
-def conversation(chat: Mapping[str, Any], body: Mapping[str, Any], completion: Completion) -> Messages:
+def conversation_after(chat: Mapping[str, Any], body: Mapping[str, Any], completion: Completion) -> Messages:
     """Return the messages of a request and its answer, for `previous_response_id`: without instructions,
     which every request gives anew.
     """
@@ -141,30 +208,30 @@ def _instructions(body: Mapping[str, Any]) -> Messages:
     return [{"role": "system", "content": body["instructions"]}] if body.get("instructions") else []
 
 
-def _earlier(body: Mapping[str, Any], stored: Stored) -> Messages:
+def _earlier(body: Mapping[str, Any], store: ResponseStore) -> Messages:
     """Return the conversation that the request continues."""
     name = body.get("previous_response_id")
     if name is None:
         return []
-    if not isinstance(name, str) or name not in stored.conversations:
+    if not isinstance(name, str) or name not in store.conversations:
         raise Refusal(
             f"previous_response_id={name!r:.100} is no answer that is known",
             404,
             param="previous_response_id",
         )
-    return stored.conversations[name]
+    return store.conversations[name]
 
 
-def _messages(given: Any, stored: Stored) -> Messages:
+def _messages(value: Any, store: ResponseStore) -> Messages:
     """Return the messages of the items `input`; an assistant's text and the tool calls after it are one
     message.
     """
-    items = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    items = [{"role": "user", "content": value}] if isinstance(value, str) else value
     if not isinstance(items, list):
         raise Refusal("input must be a text or a list of items", param="input")
     messages: Messages = []
-    for place, entry in enumerate(items):
-        item = _referred(entry, place, stored)
+    for index, entry in enumerate(items):
+        item = _referenced_item(entry, index, store)
         kind = (item.get("type") or "message") if isinstance(item, Mapping) else None
         if kind == "message":
             messages.append({"role": item.get("role"), "content": _content(item.get("content"))})
@@ -180,27 +247,27 @@ def _messages(given: Any, stored: Stored) -> Messages:
             )
         elif kind != "reasoning":  # the engine's tokens have the thinking
             raise Refusal(
-                f"input[{place}] has the type {kind!r:.80}; expected message, function_call, "
+                f"input[{index}] has the type {kind!r:.80}; expected message, function_call, "
                 f"function_call_output or {_REFERENCE}",
                 param="input",
             )
     return messages
 
 
-def _referred(item: Any, place: int, stored: Stored) -> Any:
+def _referenced_item(item: Any, index: int, store: ResponseStore) -> Any:
     """Return the item that an `item_reference` names, whose type may be left out; other items as they are."""
     kind = item.get("type") if isinstance(item, dict) else ""
     if kind != _REFERENCE and not (kind is None and set(item) <= {"id", "type"} and item):
         return item
     name = item.get("id")
-    found = stored.items.get(name) if isinstance(name, str) else None
-    if found is None:
+    stored_item = store.items.get(name) if isinstance(name, str) else None
+    if stored_item is None:
         raise Refusal(
-            f"input[{place}] refers to the item {name!r:.100}, which no answer to this key has given, or too "
+            f"input[{index}] refers to the item {name!r:.100}, which no answer to this key has given, or too "
             "many have since; send the item itself",
             param="input",
         )
-    return found
+    return stored_item
 
 
 def _content(content: Any) -> Any:
@@ -208,10 +275,10 @@ def _content(content: Any) -> Any:
     if not isinstance(content, list):
         return content
     return [
-        {"type": "text", "text": part.get("refusal") if part["type"] == "refusal" else part.get("text")}
-        if isinstance(part, dict) and part.get("type") in _TEXTS
-        else part
-        for part in content
+        {"type": "text", "text": entry.get("refusal") if entry["type"] == "refusal" else entry.get("text")}
+        if isinstance(entry, dict) and entry.get("type") in _TEXTS
+        else entry
+        for entry in content
     ]
 
 

@@ -11,190 +11,221 @@ from typing import Any
 
 from aiohttp import HttpVersion11, web
 
-from agent_system.gateway.completions import completion_ask
+from agent_system.gateway.chat_request import (
+    ChatRequest,
+    read_body,
+    read_chat_request,
+    read_completion_request,
+)
+from agent_system.gateway.completion import Completion, event
 from agent_system.gateway.errors import HEADERS, Refusal
-from agent_system.gateway.reply import Completion
-from agent_system.gateway.request import Answering, Request
-from agent_system.gateway.responses import chat_body, conversation, response_body, with_own_names
-from agent_system.gateway.sampling import RESPONSES, without_effect
-from agent_system.gateway.stream import COMMENT, KEEP_ALIVE_S, event, events, response_events, text_events
-from agent_system.gateway.wire import Ask, read_ask, read_body
+from agent_system.gateway.request_fields import RESPONSES, without_effect
+from agent_system.gateway.responder import PendingRequest, Responder
+from agent_system.gateway.responses import (
+    chat_body,
+    conversation_after,
+    response_body,
+    response_events,
+    with_responses_names,
+)
 
 logger = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 16 << 20
-KNOWN = "POST /v1/completions, POST /v1/chat/completions, POST /v1/responses, GET /v1/models"
-ROUTES = ("/v1", "/agents/{agent}/v1")
+KEEP_ALIVE_S = 10.0
+COMMENT = b": the reply is being generated\n\n"
+ANSWERED = "POST /v1/completions, POST /v1/chat/completions, POST /v1/responses, GET /v1/models"
+ROOTS = ("/v1", "/agents/{agent}/v1")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Routes:
     """Answers HTTP requests with the replies of an episode or a served team."""
 
-    def __init__(self, find: Callable[[web.Request], Answering]) -> None:
+    def __init__(self, find: Callable[[web.Request], Responder]) -> None:
         """Set what returns the episode or the team of a request, or raises Refusal."""
         self._find = find
 
     def app(self) -> web.Application:
         """Return the application."""
         app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_as_openai_errors])
-        for root in ROUTES:
-            app.router.add_post(f"{root}/chat/completions", self._told(self._chat), expect_handler=_expected)
-            app.router.add_post(f"{root}/responses", self._told(self._responses), expect_handler=_expected)
-            app.router.add_post(
-                f"{root}/completions", self._told(self._completions), expect_handler=_expected
-            )
-            app.router.add_get(f"{root}/models", self._models, expect_handler=_expected)
-            app.router.add_get(f"{root}/models/{{model}}", self._model, expect_handler=_expected)
+        posts = {
+            "chat/completions": self._chat,
+            "responses": self._responses,
+            "completions": self._completions,
+        }
+        gets = {"models": self._models, "models/{model}": self._model}
+        for root in ROOTS:
+            for path, answer in posts.items():
+                handler = self._reporting_errors(answer)
+                app.router.add_post(f"{root}/{path}", handler, expect_handler=_answer_expect)
+            for path, handler in gets.items():
+                app.router.add_get(f"{root}/{path}", handler, expect_handler=_answer_expect)
         return app
 
-    def _told(self, answered: Callable[[web.Request, Answering], Awaitable[web.StreamResponse]]) -> Handler:
+    def _reporting_errors(
+        self, answer: Callable[[web.Request, Responder], Awaitable[web.StreamResponse]]
+    ) -> Handler:
         """Return a handler of requests to agents; the episode or the team learns which of them get an
         error.
         """
 
         async def handle(http: web.Request) -> web.StreamResponse:
-            calls = self._find(http)
+            responder = self._find(http)
             try:
-                return await answered(http, calls)
+                return await answer(http, responder)
             except Exception as error:
-                calls.refuse(error)
+                responder.refuse(error)
                 raise
 
         return handle
 
-    async def _models(self, request: web.Request) -> web.StreamResponse:
-        return web.json_response(
-            {"object": "list", "data": [_described(name) for name in self._find(request).agents]}
-        )
+    async def _models(self, http: web.Request) -> web.StreamResponse:
+        models = [_model_object(name) for name in self._find(http).agents]
+        return web.json_response({"object": "list", "data": models})
 
-    async def _model(self, request: web.Request) -> web.StreamResponse:
-        named = request.match_info
-        return web.json_response(_described(self._find(request).agent(named.get("agent") or named["model"])))
+    async def _model(self, http: web.Request) -> web.StreamResponse:
+        name = http.match_info.get("agent") or http.match_info["model"]
+        return web.json_response(_model_object(self._find(http).agent(name)))
 
-    async def _chat(self, http: web.Request, calls: Answering) -> web.StreamResponse:
+    async def _chat(self, http: web.Request, responder: Responder) -> web.StreamResponse:
         data = await http.read()
-        ask = read_ask(read_body(data), calls.forms)
-        return await _answered(
-            http, calls, ask, data, Completion.to_json, lambda completion: events(completion, ask.usage)
-        )
-
-    async def _completions(self, http: web.Request, calls: Answering) -> web.StreamResponse:
-        data = await http.read()
-        ask = completion_ask(read_body(data), calls.forms)
-        return await _answered(
+        request = read_chat_request(read_body(data), responder.structured)
+        return await _answer(
             http,
-            calls,
-            ask,
+            responder,
+            request,
+            data,
+            Completion.to_json,
+            lambda completion: completion.to_events(request.usage),
+        )
+
+    async def _completions(self, http: web.Request, responder: Responder) -> web.StreamResponse:
+        data = await http.read()
+        request = read_completion_request(read_body(data), responder.structured)
+        return await _answer(
+            http,
+            responder,
+            request,
             data,
             Completion.to_text_json,
-            lambda completion: text_events(completion, ask.usage),
+            lambda completion: completion.to_text_events(request.usage),
         )
 
-    async def _responses(self, http: web.Request, calls: Answering) -> web.StreamResponse:
+    async def _responses(self, http: web.Request, responder: Responder) -> web.StreamResponse:
         data = await http.read()
         body = read_body(data)
-        chat = chat_body(body, calls.stored)
-        ask = read_ask(chat, calls.forms, without_effect(body, RESPONSES))
+        chat = chat_body(body, responder.responses)
+        request = read_chat_request(chat, responder.structured, without_effect(body, RESPONSES))
 
-        def stored(completion: Completion) -> dict[str, Any]:
+        def store(completion: Completion) -> dict[str, Any]:
             answer = response_body(completion, body)
-            calls.stored.add(answer, conversation(chat, body, completion))
+            responder.responses.add(answer, conversation_after(chat, body, completion))
             return answer
 
-        return await _answered(
-            http, calls, ask, data, stored, lambda completion: response_events(stored(completion))
+        return await _answer(
+            http, responder, request, data, store, lambda completion: response_events(store(completion))
         )
 
 
-async def _answered(
+async def _answer(
     http: web.Request,
-    calls: Answering,
-    ask: Ask,
+    responder: Responder,
+    request: ChatRequest,
     data: bytes,
-    whole: Callable[[Completion], Mapping[str, Any]],
-    streamed: Callable[[Completion], Iterator[bytes]],
+    as_object: Callable[[Completion], Mapping[str, Any]],
+    as_events: Callable[[Completion], Iterator[bytes]],
 ) -> web.StreamResponse:
     """Return the answer to a request, as one object or, if it asks for that, as events."""
-    with _started(http, calls, ask, data) as request:
-        if ask.stream:
-            return await _streamed(http, calls, request, streamed)
-        completion = await request.answer()
-        if _connected(http):
-            calls.deliver(request)
-        return web.json_response(whole(completion))
+    with _pending_request(http, responder, request, data) as pending:
+        if request.stream:
+            return await _stream(http, responder, pending, as_events)
+        completion = await pending.answer()
+        if _is_connected(http):
+            responder.deliver(pending)
+        return web.json_response(as_object(completion))
 
 
-def _described(model: str) -> dict[str, Any]:
+def _model_object(model: str) -> dict[str, Any]:
     return {"id": model, "object": "model", "created": 0, "owned_by": "verl-mas"}
 
 
 @contextmanager
-def _started(http: web.Request, calls: Answering, ask: Ask, data: bytes) -> Iterator[Request]:
-    agent_id = calls.agent(http.match_info.get("agent") or ask.model)
-    count = http.headers.get("x-stainless-retry-count", "0")
-    retried = count.isdecimal() and int(count[:9]) > 0
-    waiting = weakref.ref(http)  # what is kept for retries must not keep the body
-    request = calls.start(agent_id, ask, http.path.encode() + data, retried, lambda: _connected(waiting()))
+def _pending_request(
+    http: web.Request, responder: Responder, request: ChatRequest, data: bytes
+) -> Iterator[PendingRequest]:
+    """Begin to answer a request; the responder learns when nobody waits for the answer any more."""
+    agent_id = responder.agent(http.match_info.get("agent") or request.model)
+    retry_count = http.headers.get("x-stainless-retry-count", "0")
+    retried = retry_count.isdecimal() and int(retry_count[:9]) > 0
+    reference = weakref.ref(http)  # what is kept for retries must not keep the body
+    pending = responder.start(
+        agent_id, request, http.path.encode() + data, retried, lambda: _is_connected(reference())
+    )
     try:
-        yield request
+        yield pending
     finally:
-        calls.leave(request)
+        responder.leave(pending)
 
 
-async def _streamed(
-    http: web.Request, calls: Answering, request: Request, made: Callable[[Completion], Iterator[bytes]]
+async def _stream(
+    http: web.Request,
+    responder: Responder,
+    pending: PendingRequest,
+    as_events: Callable[[Completion], Iterator[bytes]],
 ) -> web.StreamResponse:
-    """Answer with the events `made` of the reply once it is whole, and with comments until then."""
+    """Answer with the events of the reply once it is whole, and with comments until then."""
     response = web.StreamResponse(
         headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache", **HEADERS}
     )
-    while not request.task.done():
-        await asyncio.wait([request.task], timeout=KEEP_ALIVE_S)
-        if not request.task.done():
-            await _prepared(response, http)
+    while not pending.task.done():
+        await asyncio.wait([pending.task], timeout=KEEP_ALIVE_S)
+        if not pending.task.done():
+            await _prepare(response, http)
             await response.write(COMMENT)
+    # Only after a comment has the status been sent: until then an error has one of its own.
     if not response.prepared:
-        completion = await request.answer()
-        await _prepared(response, http)
+        completion = await pending.answer()
+        await _prepare(response, http)
     else:
         try:
-            completion = await request.answer()
-        except Exception as error:  # the status has been sent
-            calls.refuse(error)
-            await response.write(event(_refusal(error, http).body))
+            completion = await pending.answer()
+        except Exception as error:
+            responder.refuse(error)
+            await response.write(event(_refusal_of(error, http).body))
             return response
-    if not _connected(http):
+    if not _is_connected(http):
         return response
-    calls.deliver(request)
-    sent = False
+    responder.deliver(pending)
+    wrote_any = False
     try:
-        for chunk in made(completion):
+        for chunk in as_events(completion):
             await response.write(chunk)
-            sent = True
+            wrote_any = True
     except ConnectionError:
-        if not sent:
-            calls.withdraw(request)
+        if not wrote_any:
+            responder.withdraw(pending)
     return response
 
 
-async def _expected(http: web.Request) -> web.StreamResponse | None:
+async def _answer_expect(http: web.Request) -> web.StreamResponse | None:
     """Answer the header Expect, before the body is read; None for a request that goes on."""
     if http.version < HttpVersion11:
         return None
-    if (found := http.headers["Expect"]).lower() != "100-continue":
-        return Refusal(f"the header Expect must be 100-continue, found {found!r:.80}", 417).response()
+    value = http.headers["Expect"]
+    if value.lower() != "100-continue":
+        return Refusal(f"the header Expect must be 100-continue, found {value!r:.80}", 417).response()
     await http.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
     http.writer.output_size = 0  # the answer has not begun
     return None
 
 
-async def _prepared(response: web.StreamResponse, http: web.Request) -> None:
+async def _prepare(response: web.StreamResponse, http: web.Request) -> None:
     if not response.prepared:
         await response.prepare(http)
 
 
-def _connected(http: web.Request | None) -> bool:
+def _is_connected(http: web.Request | None) -> bool:
     return http is not None and http.transport is not None and not http.transport.is_closing()
 
 
@@ -203,23 +234,24 @@ async def _as_openai_errors(request: web.Request, handler: Handler) -> web.Strea
     try:
         return await handler(request)
     except Exception as error:
-        if isinstance(error, ConnectionError) and not _connected(request):
+        # there is nobody to tell
+        if isinstance(error, ConnectionError) and not _is_connected(request):
             raise
-        return _refusal(error, request).response()
+        return _refusal_of(error, request).response()
 
 
-def _refusal(error: Exception, request: web.Request) -> Refusal:
+def _refusal_of(error: Exception, http: web.Request) -> Refusal:
     """Return what the client is told of an error."""
     match error:
         case Refusal():
-            return with_own_names(error) if request.path.endswith("/responses") else error
+            return with_responses_names(error) if http.path.endswith("/responses") else error
         case web.HTTPRequestEntityTooLarge():
             return Refusal(f"the body has more than {MAX_BODY_BYTES >> 20} MiB", 413, "request_too_large")
         case web.HTTPException():
-            return Refusal(f"{request.method} {request.path}: {error.reason}; answered are: {KNOWN}", 404)
+            return Refusal(f"{http.method} {http.path}: {error.reason}; answered are: {ANSWERED}", 404)
         case web.RequestPayloadError():
             return Refusal(f"the body cannot be read: {error}")
         case RecursionError():
             return Refusal("the body is nested too deep")
-    logger.error("the gateway failed to answer %r", request.path, exc_info=error)
+    logger.error("the gateway failed to answer %r", http.path, exc_info=error)
     return Refusal(f"the gateway failed: {type(error).__name__}: {error}", 503, "gateway_failed")

@@ -13,9 +13,9 @@ from collections import OrderedDict
 
 from aiohttp import web
 
-from agent_system.gateway.calls import EpisodeCalls
+from agent_system.gateway.episode_requests import EpisodeRequests
 from agent_system.gateway.errors import Refusal
-from agent_system.gateway.request import OVER, Answering
+from agent_system.gateway.responder import OVER, Responder
 from agent_system.gateway.routes import Routes
 
 BACKLOG = 1024
@@ -27,12 +27,14 @@ SOCKETS = 65536
 class Server:
     """Answers the requests of episodes in progress, on the loopback interface."""
 
-    def __init__(self, host: str = "127.0.0.1", port: int = 0, ends_left: bool = False) -> None:
-        """Set the address, where 0 is a free port; with `ends_left` the handler of a client that leaves is
-        cancelled.
+    def __init__(self, host: str = "127.0.0.1", port: int = 0, cancels_on_leave: bool = False) -> None:
+        """Set the address, where 0 is a free port; with `cancels_on_leave` the handler of a client that
+        leaves is cancelled.
         """
-        self._host, self._port, self._ends_left = host, port, ends_left
-        self._open: dict[str, EpisodeCalls] = {}
+        self._host = host
+        self._port = port
+        self._cancels_on_leave = cancels_on_leave
+        self._open: dict[str, EpisodeRequests] = {}
         self._ended: OrderedDict[str, None] = OrderedDict()
         self._socket: socket.socket | None = None
         self._runner: web.AppRunner | None = None
@@ -49,7 +51,10 @@ class Server:
                         (self._host, self._port), family=family, backlog=BACKLOG
                     )
                 runner = web.AppRunner(
-                    self._app(), access_log=None, shutdown_timeout=1.0, handler_cancellation=self._ends_left
+                    self._app(),
+                    access_log=None,
+                    shutdown_timeout=1.0,
+                    handler_cancellation=self._cancels_on_leave,
                 )
                 await runner.setup()
                 await web.SockSite(runner, self._socket.dup(), backlog=BACKLOG).start()
@@ -61,27 +66,28 @@ class Server:
     async def stop(self) -> None:
         """Stop listening in this event loop; the port stays bound."""
         async with self._starting:
-            runner, self._runner = self._runner, None
+            runner = self._runner
+            self._runner = None
             if runner is not None:
                 await runner.cleanup()
         self._starting = asyncio.Lock()  # the next event loop needs its own
 
-    def open(self, calls: EpisodeCalls) -> None:
+    def open(self, requests: EpisodeRequests) -> None:
         """Accept the key of an episode."""
-        self._open[calls.key] = calls
+        self._open[requests.key] = requests
 
-    def end(self, calls: EpisodeCalls) -> None:
+    def end(self, requests: EpisodeRequests) -> None:
         """Refuse the key of an episode from now on."""
-        del self._open[calls.key]
-        self._ended[calls.key] = None
+        del self._open[requests.key]
+        self._ended[requests.key] = None
         if len(self._ended) > REMEMBERED_KEYS:
             self._ended.popitem(last=False)
 
     def _app(self) -> web.Application:
-        return Routes(self._calls).app()
+        return Routes(self._responder_of).app()
 
-    def _calls(self, request: web.Request) -> Answering:
-        key = _given_key(request)
+    def _responder_of(self, http: web.Request) -> Responder:
+        key = _key_of(http)
         if key in self._ended:
             raise Refusal(OVER, code="episode_over")
         if key not in self._open:
@@ -89,22 +95,23 @@ class Server:
         return self._open[key]
 
 
-class ServedServer(Server):
+class TeamServer(Server):
     """The HTTP server of a team, with one key for all clients, or none."""
 
-    def __init__(self, team: Answering, host: str, port: int, key: str) -> None:
+    def __init__(self, team: Responder, host: str, port: int, key: str) -> None:
         """Set the address; an empty key accepts any."""
-        super().__init__(host, port, ends_left=True)
-        self._team, self._key = team, key
+        super().__init__(host, port, cancels_on_leave=True)
+        self._team = team
+        self._key = key
 
-    def _calls(self, request: web.Request) -> Answering:
-        given = _given_key(request)
+    def _responder_of(self, http: web.Request) -> Responder:
+        key = _key_of(http)
         if self._key and not hmac.compare_digest(
-            given.encode("utf-8", "surrogateescape"), self._key.encode("utf-8", "surrogateescape")
+            key.encode("utf-8", "surrogateescape"), self._key.encode("utf-8", "surrogateescape")
         ):
             raise Refusal("wrong API key", 401, "invalid_api_key")
         # any page in a browser of this machine can reach the loopback interface
-        if not self._key and "Origin" in request.headers:
+        if not self._key and "Origin" in http.headers:
             raise Refusal(
                 "a web page asks; serve the team with --api-key-env to answer those that know the key",
                 403,
@@ -113,9 +120,9 @@ class ServedServer(Server):
         return self._team
 
 
-def _given_key(request: web.Request) -> str:
+def _key_of(http: web.Request) -> str:
     """Return the key in a request's headers; the word Bearer before it may be in any case, or missing."""
-    return re.sub("^bearer ", "", request.headers.get("Authorization", ""), flags=re.IGNORECASE).strip()
+    return re.sub("^bearer ", "", http.headers.get("Authorization", ""), flags=re.IGNORECASE).strip()
 
 
 def _allow_sockets() -> None:

@@ -9,9 +9,9 @@ from typing import Any
 from agent_system.environment import Observation, Outcome, Task
 from agent_system.errors import AgentSystemError
 from agent_system.gateway.access import Access
-from agent_system.gateway.calls import EpisodeCalls
-from agent_system.gateway.request import OVER
-from agent_system.gateway.wire import REFUSED
+from agent_system.gateway.chat_request import REFUSED
+from agent_system.gateway.episode_requests import EpisodeRequests
+from agent_system.gateway.responder import OVER
 from agent_system.rollout.runner import EpisodeRunner
 
 
@@ -22,11 +22,13 @@ class Session(Access):
         task: the task, without its ground truth.
     """
 
-    def __init__(self, episode: EpisodeRunner, url: str, calls: EpisodeCalls) -> None:
-        """Show an episode whose requests `calls` answers at the address `url`."""
-        super().__init__(f"{url}/v1", calls.key, tuple(episode.runtimes), calls.forms != REFUSED)
+    def __init__(self, episode: EpisodeRunner, url: str, requests: EpisodeRequests) -> None:
+        """Show an episode whose requests `requests` answers at the address `url`."""
+        super().__init__(f"{url}/v1", requests.key, tuple(episode.runtimes), requests.structured != REFUSED)
         self.task: Task = replace(episode.spec.task, ground_truth=None)
-        self._episode, self._calls, self._loop = episode, calls, asyncio.get_running_loop()
+        self._episode = episode
+        self._requests = requests
+        self._loop = asyncio.get_running_loop()
 
     @property
     def observation(self) -> Observation:
@@ -46,7 +48,7 @@ class Session(Access):
         try:
             outcome = await self._episode.step(action)
         except Exception as error:
-            self._calls.of_environment = error
+            self._requests.environment_error = error
             raise
         return outcome if self._episode.turn is not None else replace(outcome, done=True)
 

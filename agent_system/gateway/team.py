@@ -12,12 +12,12 @@ from typing import Any
 from agent_system.agent import BaseAgent
 from agent_system.environment import BaseEnv, Outcome
 from agent_system.errors import AgentSystemError
-from agent_system.gateway.bridge import Bridge, bridge_of
-from agent_system.gateway.calls import EpisodeCalls
-from agent_system.gateway.chat import Chat
 from agent_system.gateway.command import load_command
-from agent_system.gateway.program_error import WrongResultError, caused_by_a_reply, shown
-from agent_system.gateway.sampling import Notices
+from agent_system.gateway.conversations import AgentConversations
+from agent_system.gateway.episode_requests import EpisodeRequests
+from agent_system.gateway.program_error import WrongResultError, caused_by_a_reply, described
+from agent_system.gateway.prompt_continuation import PromptContinuation, continuation_of
+from agent_system.gateway.request_fields import Notices
 from agent_system.gateway.server import Server
 from agent_system.gateway.session import Session
 from agent_system.orchestra import BaseOrchestra, Episode
@@ -65,7 +65,7 @@ class GatewayOrchestra(BaseOrchestra):
             else load_team(self.config.team)
         )
         self._server = Server()
-        self._bridges: dict[str, Bridge] = {}
+        self._continuations: dict[str, PromptContinuation] = {}
         self._notices = Notices()
 
     def check(
@@ -93,43 +93,44 @@ class GatewayOrchestra(BaseOrchestra):
         """Run the program and end the episode with what it returns."""
         assert isinstance(episode, EpisodeRunner)
         url = await self._server.start()
-        calls = EpisodeCalls(
-            episode, self.config.keys, lambda agent_id: self._chat(episode, agent_id), self._notices
+        requests = EpisodeRequests(
+            episode, self.config.keys, lambda agent_id: self._conversations(episode, agent_id), self._notices
         )
-        self._server.open(calls)
-        session = Session(episode, url, calls)
+        self._server.open(requests)
+        session = Session(episode, url, requests)
         try:
-            result = await _run(self.team, session, calls.failed, episode)
+            result = await _run(self.team, session, requests.failed, episode)
             _check_result(result, episode)
         except Exception as error:
-            result = self._reward_of(error, calls)
-            calls.counts["gateway/program_errors"] += 1
-            self._notices.failed(shown(error))
-            episode.report({PROGRAM_ERROR: shown(error)})
+            result = self._reward_of(error, requests)
+            requests.counts["gateway/program_errors"] += 1
+            self._notices.failed(described(error))
+            episode.report({PROGRAM_ERROR: described(error)})
         finally:
             await session.clients.close()
-            self._server.end(calls)
-            await calls.close()
-            episode.report(calls.counts)
-        await _end(episode, calls, result)
+            self._server.end(requests)
+            await requests.close()
+            episode.report(requests.counts)
+        await _end(episode, requests, result)
 
-    def _reward_of(self, error: Exception, calls: EpisodeCalls) -> _Ended:
+    def _reward_of(self, error: Exception, requests: EpisodeRequests) -> _ProgramError:
         """Return how an episode ends whose program raised because of a reply. Raise the error if it is left
         out.
         """
         reward = reward_of_error(self.config.keys.program_error)
-        if reward is None or not caused_by_a_reply(error, calls):
+        if reward is None or not caused_by_a_reply(error, requests):
             raise error
-        return _Ended(reward)
+        return _ProgramError(reward)
 
     async def release(self) -> None:
         """Stop the server."""
         await self._server.stop()
 
-    def _chat(self, episode: EpisodeRunner, agent_id: str) -> Chat:
-        if agent_id not in self._bridges:
-            self._bridges[agent_id] = bridge_of(episode.runtimes[agent_id].binding, self.config.keys)
-        return Chat(self._bridges[agent_id])
+    def _conversations(self, episode: EpisodeRunner, agent_id: str) -> AgentConversations:
+        if agent_id not in self._continuations:
+            binding = episode.runtimes[agent_id].binding
+            self._continuations[agent_id] = continuation_of(binding, self.config.keys)
+        return AgentConversations(self._continuations[agent_id])
 
 
 def load_team(team: Any) -> Callable[..., Any]:
@@ -137,20 +138,20 @@ def load_team(team: Any) -> Callable[..., Any]:
     if isinstance(team, str):
         module, _, name = team.partition(":")
         try:
-            found = getattr(importlib.import_module(module), name) if name else None
+            program = getattr(importlib.import_module(module), name) if name else None
         except (ImportError, AttributeError) as error:
             raise AgentSystemError(
                 f"agent.team={team}: {error}; expected module:function that Python can import"
             ) from error
     else:
-        found = team
-    if not callable(found):
+        program = team
+    if not callable(program):
         raise AgentSystemError(
             f"agent.team={team}: agent.orchestra_type=gateway needs the program of the team as "
             "module:function, `async def function(task, session)`, or a plain function, which runs in a "
             "thread; or agent.team_command"
         )
-    return found
+    return program
 
 
 async def _run(
@@ -182,7 +183,7 @@ async def _run(
 
 
 @dataclass(frozen=True)
-class _Ended:
+class _ProgramError:
     """The end of a program that raised because of a reply, and the reward for it."""
 
     reward: float
@@ -198,9 +199,9 @@ def _check_result(result: Any, episode: EpisodeRunner) -> None:
         )
 
 
-async def _end(episode: EpisodeRunner, calls: EpisodeCalls, result: Any) -> None:
+async def _end(episode: EpisodeRunner, requests: EpisodeRequests, result: Any) -> None:
     """End the episode, unless the environment has, with the program's result."""
-    if isinstance(result, _Ended):
+    if isinstance(result, _ProgramError):
         if episode.turn is not None and not episode.turn.done:
             episode.finish(Outcome(result.reward, done=True))
         elif episode.turn is not None:
@@ -215,7 +216,7 @@ async def _end(episode: EpisodeRunner, calls: EpisodeCalls, result: Any) -> None
     elif isinstance(result, str):
         await episode.step(result)
     elif isinstance(result, Outcome):
-        local = calls.local(result.local) if isinstance(result.local, dict) else result.local
+        local = requests.local_rewards(result.local) if isinstance(result.local, dict) else result.local
         episode.finish(Outcome(result.team, local, True, result.info))
     else:
         episode.finish(Outcome(float(result), done=True))

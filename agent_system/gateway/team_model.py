@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from agent_system.gateway.chat_request import ChatRequest
+from agent_system.gateway.completion import Choice, Completion
 from agent_system.gateway.errors import Refusal
-from agent_system.gateway.reply import Choice, Completion
-from agent_system.gateway.view import Viewer
-from agent_system.gateway.wire import Ask
+from agent_system.gateway.messages import MessageNormalizer
 from agent_system.record import EpisodeRecord
 
-# Fields of `Ask` that a team cannot fulfil, by their names in a request.
+# Fields of `ChatRequest` that a team cannot fulfil, by their names in a request.
 NOT_OF_A_TEAM = {
     "tools": "tools",
     "schema": "response_format",
@@ -21,7 +21,7 @@ NOT_OF_A_TEAM = {
     "logprobs": "logprobs",
     "prompt": "prompt",
 }
-# Fields of `Ask` without effect on the episode of a team, besides those of sampling.
+# Fields of `ChatRequest` without effect on the episode of a team, besides those of sampling.
 OF_THE_RUN = ("max_tokens", "stop", "seed")
 
 
@@ -37,29 +37,32 @@ class TeamModel:
     name: str
     ask: Callable[[str], Awaitable[EpisodeRecord]]
 
-    def answer(self, ask: Ask, name: str) -> Awaitable[Completion]:
-        """Return what plays the episodes of the user's last message and makes the answer with the id `name`.
+    def answer(self, request: ChatRequest, answer_id: str) -> Awaitable[Completion]:
+        """Return what plays the episodes of the user's last message and makes the answer with the id
+        `answer_id`.
 
         Raises Refusal for a request that a team cannot fulfil; the awaitable raises it for an episode that
         failed.
         """
-        if unfit := [name for field, name in NOT_OF_A_TEAM.items() if getattr(ask, field)]:
+        unsupported = [name for field, name in NOT_OF_A_TEAM.items() if getattr(request, field)]
+        if unsupported:
             raise Refusal(
-                f"{unfit[0]} is not supported by {self.name!r}, the whole team, which plays an episode as in "
-                "validation; its agents support it",
-                param=unfit[0],
+                f"{unsupported[0]} is not supported by {self.name!r}, the whole team, which plays an episode "
+                "as in validation; its agents support it",
+                param=unsupported[0],
             )
-        views = Viewer(lambda text: text, False, False).views(ask.messages)
-        question = next((str(view.message["content"]) for view in reversed(views) if view.role == "user"), "")
+        messages = MessageNormalizer(lambda text: text, False, False).normalize(request.messages)
+        texts = [str(message.fields["content"]) for message in messages if message.role == "user"]
+        question = texts[-1] if texts else ""
         if not question:
             raise Refusal(
                 f"messages has no text of a user, which is the task of {self.name!r}", param="messages"
             )
 
         async def work() -> Completion:
-            records = await asyncio.gather(*(self.ask(question) for _ in range(ask.n)))
+            records = await asyncio.gather(*(self.ask(question) for _ in range(request.n)))
             return Completion(
-                id=name,
+                id=answer_id,
                 model=self.name,
                 created=int(time.time()),
                 prompt_tokens=sum(sample.prompt_tokens for record in records for sample in record.samples),
@@ -68,14 +71,12 @@ class TeamModel:
 
         return work()
 
-    def ignored(self, ask: Ask) -> list[str]:
+    def ignored(self, request: ChatRequest) -> list[str]:
         """Return the fields of a request that have an effect on an agent, and none on the episode of the
         team.
         """
-        return [
-            f"{field} of {self.name}"
-            for field in (*(name for name in OF_THE_RUN if getattr(ask, name)), *ask.sampling)
-        ]
+        fields = [name for name in OF_THE_RUN if getattr(request, name)]
+        return [f"{field} of {self.name}" for field in (*fields, *request.sampling)]
 
 
 def _choice(record: EpisodeRecord) -> Choice:
@@ -84,7 +85,6 @@ def _choice(record: EpisodeRecord) -> Choice:
     """
     if record.failure is not None:
         raise Refusal(f"the episode failed: {record.failure}", 503, "episode_failed")
-    said: Sequence[str] = [f"{sample.agent_id}: {sample.text}" for sample in record.committed]
-    return Choice(
-        record.answer, (), "\n\n".join(said), "stop", sum(sample.response_tokens for sample in record.samples)
-    )
+    replies = [f"{sample.agent_id}: {sample.text}" for sample in record.committed]
+    tokens = sum(sample.response_tokens for sample in record.samples)
+    return Choice(record.answer, (), "\n\n".join(replies), "stop", tokens)

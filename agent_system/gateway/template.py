@@ -9,9 +9,8 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from agent_system.gateway.built import Built
 from agent_system.gateway.errors import TOO_LONG, Refusal
-from agent_system.gateway.view import Viewer
+from agent_system.gateway.messages import MessageNormalizer
 from agent_system.projection import with_visible
 from agent_system.rollout.binding import AgentBinding
 from agent_system.rollout.continuation import Continuation, NextPrompt, texts_of_tokens
@@ -30,17 +29,18 @@ class Template:
     Attributes:
         binding: the policy.
         chat: its chat template.
-        viewer: reads messages for this template.
+        normalizer: reads messages for this template.
     """
 
     def __init__(self, binding: AgentBinding) -> None:
-        self.binding, self.chat = binding, binding.chat
+        self.binding = binding
+        self.chat = binding.chat
         self._encoder = Encoder(binding.tokenizer)
         clean = SpecialTokens(binding.tokenizer, self.chat.structure).cleaned
         clean_reply = SpecialTokens(
             binding.tokenizer, self.chat.structure, self.chat.marks_of_replies
         ).cleaned
-        self.viewer = Viewer(
+        self.normalizer = MessageNormalizer(
             clean,
             _reads_name(self.chat.source),
             self.chat.calls is not None,
@@ -127,8 +127,8 @@ class Template:
     def _largest_token(self) -> int:
         return max(self.binding.tokenizer.get_vocab().values())
 
-    def continued(self, prompt: str | Sequence[int]) -> Built:
-        """Return the prompt of a completion, special tokens included. Raise Refusal for one that has no
+    def completion_prompt(self, prompt: str | Sequence[int]) -> Prompt:
+        """Return the prompt of a text completion, special tokens included. Raise Refusal for one that has no
         tokens, or unknown ones.
         """
         if isinstance(prompt, str):
@@ -145,8 +145,7 @@ class Template:
             text = self.decode(ids)
         if not ids:
             raise Refusal("prompt has no tokens", param="prompt")
-        said = {"role": "user", "content": text}
-        return Built(Prompt(text, ids, messages=(said,)), (), (said,))
+        return Prompt(text, ids, messages=({"role": "user", "content": text},))
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of tokens, special ones included."""
@@ -158,13 +157,13 @@ class Template:
         """Return new messages whose results name the calls by the ids that the model gave them."""
         calls = [call for message in earlier for call in message.get("tool_calls") or ()]
         ids = {
-            self.chat.call_id(call["function"]["name"], place): call["id"] for place, call in enumerate(calls)
+            self.chat.call_id(call["function"]["name"], index): call["id"] for index, call in enumerate(calls)
         }
         return [
-            {**m, "tool_call_id": ids.get(m["tool_call_id"], m["tool_call_id"])}
-            if m.get("tool_call_id")
-            else m
-            for m in added
+            {**message, "tool_call_id": ids.get(message["tool_call_id"], message["tool_call_id"])}
+            if message.get("tool_call_id")
+            else message
+            for message in added
         ]
 
 
@@ -177,10 +176,10 @@ def _reads_name(source: str) -> bool:
     )
 
 
-def too_long(binding: AgentBinding, found: str) -> Refusal:
+def too_long(binding: AgentBinding, size: str) -> Refusal:
     """Return the error for a prompt of this size."""
     return Refusal(
-        f"the prompt of {binding.agent_id!r} has {found}, more than "
+        f"the prompt of {binding.agent_id!r} has {size}, more than "
         f"{binding.prompt_length_key}={binding.max_prompt_length} tokens; send less, or raise it. In words "
         "that clients look for: prompt is too long, this model's maximum context length is "
         f"{binding.max_prompt_length}",
@@ -197,7 +196,7 @@ class NoTemplate:
 
     def __init__(self, binding: RemoteBinding) -> None:
         self.binding = binding
-        self.viewer = Viewer(lambda text: text, False, False)
+        self.normalizer = MessageNormalizer(lambda text: text, False, False)
 
     def with_sampled_ids(
         self, earlier: Sequence[Mapping[str, Any]], added: Sequence[Mapping[str, Any]]
@@ -214,9 +213,9 @@ class NoTemplate:
                 f"{self.binding.agent_id!r} is behind an API, through which tools are not passed on",
                 param="tools",
             )
-        return "\n\n".join(f"{m['role']}: {m['content']}" for m in messages)
+        return "\n\n".join(f"{message['role']}: {message['content']}" for message in messages)
 
-    def continued(self, prompt: str | Sequence[int]) -> Built:
+    def completion_prompt(self, prompt: str | Sequence[int]) -> Prompt:
         """Raise Refusal: servers get messages."""
         raise Refusal(
             f"{self.binding.agent_id!r} is behind an API, to which messages are passed on; use "

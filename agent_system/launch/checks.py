@@ -11,16 +11,14 @@ from typing import Any
 
 import torch
 
+from agent_system.agent import BaseAgent
 from agent_system.errors import AgentSystemError
 from agent_system.launch.collector import build_collector, check_endpoints, orchestra_options
 from agent_system.launch.env_workers import check_cpus
 from agent_system.options import build_options
 from agent_system.registry import AgentRegistry, EnvRegistry, OrchestraRegistry, load_plugins
 from agent_system.rollout import TooManyFailuresError
-from agent_system.rollout.template_check import template_facts
-from agent_system.rollout.tree import check_tree_env
 from agent_system.sandbox import configure
-from agent_system.tools import runs_programs
 from verl.models.loader import ModelPathError
 from verl.protocol.generate import EngineGoneError
 from verl.protocol.template_time import TEMPLATE_TIME
@@ -29,16 +27,6 @@ from verl.trainer.checkpoint.given_models import check_saved_models, fingerprint
 from verl.trainer.checkpoint.store import CheckpointStore, find_checkpoint, read_state
 from verl.trainer.config import RunConfig, SandboxConfig
 from verl.trainer.config.spec import ConfigError
-from verl.trainer.exactness_checks import check_exactness
-from verl.trainer.memory_plan import plan_memory
-from verl.trainer.model_checks import (
-    adapter_sizes,
-    check_critic,
-    check_forms,
-    check_reward_model,
-    check_vllm,
-    warn_of_positions,
-)
 from verl.trainer.plan.checks import resolve
 from verl.trainer.plan.derived_values import (
     load_group_tokenizer,
@@ -53,10 +41,10 @@ from verl.trainer.plan.presets import describe_preset
 from verl.trainer.plan.role_policies import output_dir
 from verl.trainer.plan.run import RunPlan
 from verl.trainer.ppo.asynchronous.saved_groups import check_checkpoint
+from verl.trainer.ppo.collect.step_samples import NoSamplesError
 from verl.trainer.ppo.controller import ControllerError, resolve_device
 from verl.trainer.ppo.critic import critic_signature
 from verl.trainer.ppo.group_calls import TeamError
-from verl.trainer.ppo.ray_trainer import NoSamplesError
 from verl.utils.checkpoint import CheckpointError
 from verl.utils.dataset import DatasetError, PromptMeasure, RLHFDataset, TaskLoader
 from verl.utils.disk import DiskError
@@ -91,6 +79,8 @@ def check_team(config: RunConfig) -> None:
         )
     env = EnvRegistry.get(config.env.env_name)
     if config.rollout.sampling == "tree":
+        from agent_system.rollout.tree import check_tree_env  # of tree sampling alone
+
         check_tree_env(env, config.reward)
     unknown = [k for k in config.agent.orchestra if k != config.agent.orchestra_type]
     if unknown:
@@ -118,7 +108,7 @@ def start_sandbox(config: RunConfig) -> None:
     ]
     cls = EnvRegistry.get(config.env.env_name)
     env = cls(build_options(cls.config_class, config.env.params, "env.params"))
-    if env.uses_sandbox or orchestra.uses_sandbox or any(runs_programs(a) for a in agents):
+    if env.uses_sandbox or orchestra.uses_sandbox or any(a.calls_tools and _runs_programs(a) for a in agents):
         configure(sandbox)
     elif sandbox != SandboxConfig():
         changed = [
@@ -130,6 +120,12 @@ def start_sandbox(config: RunConfig) -> None:
             f"{', '.join(changed)} has no effect: env.env_name={config.env.env_name} runs no programs, and "
             f"with the options of agent.orchestra.{team} the agents write none"
         )
+
+
+def _runs_programs(agent: type[BaseAgent]) -> bool:
+    from agent_system.tools import runs_programs  # tools, which most teams do not have
+
+    return runs_programs(agent)
 
 
 def build_datasets(
@@ -193,6 +189,9 @@ def tell_of_templates(placement: Placement, tokenizers: Mapping[str, Any], kwarg
     """Log what the chat templates of the models show in another way than training would like, and the time
     that they show.
     """
+    # trials of templates, which a team behind APIs does not have
+    from agent_system.rollout.template_check import template_facts
+
     told: dict[str, None] = {}
     for group in placement.groups:
         facts = template_facts(tokenizers[group.wg_id], kwargs)
@@ -223,10 +222,15 @@ def check_run(config: RunConfig) -> CheckedRun:
         check_backends(config.trainer.logger)
     except (ValueError, ModuleNotFoundError) as error:
         raise ConfigError(str(error)) from error
-    check_forms(plan)
+    # Checks of models load the trainer and the engines: behind those that need neither.
+    from verl.trainer import model_checks
+    from verl.trainer.exactness_checks import check_exactness
+    from verl.trainer.memory_plan import plan_memory
+
+    model_checks.check_forms(plan)
     device = resolve_device(config.trainer.device)
     check_exactness(config, plan, device, partial(max_model_len, config, plan))
-    check_vllm(plan, device, partial(max_model_len, config, plan))
+    model_checks.check_vllm(plan, device, partial(max_model_len, config, plan))
     trained_in = run_dir_of(config)
     checkpoint = find_checkpoint(config.trainer, CheckpointStore(trained_in / "checkpoints"))
     if checkpoint is not None:
@@ -239,12 +243,12 @@ def check_run(config: RunConfig) -> CheckedRun:
             check_checkpoint(checkpoint, state, config)
         check_saved_models(checkpoint, config, plan)
     run_dir = output_dir(config, plan, trained_in, checkpoint)
-    check_reward_model(config)
+    model_checks.check_reward_model(config)
     tokenizers = {g.wg_id: load_group_tokenizer(g) for g in plan.groups}
     tell_of_templates(plan, tokenizers, config.data.apply_chat_template_kwargs)
-    warn_of_positions(plan, partial(max_model_len, config, plan))
-    sizes = adapter_sizes(plan)
-    check_critic(config, plan, tokenizers)
+    model_checks.warn_of_positions(plan, partial(max_model_len, config, plan))
+    sizes = model_checks.adapter_sizes(plan)
+    model_checks.check_critic(config, plan, tokenizers)
     plan_memory(config, plan, device, partial(max_model_len, config, plan))
     collector = build_collector(config, plan, tokenizers, dict.fromkeys(tokenizers))
     train, val = build_datasets(config, next(iter(tokenizers.values()), None), collector.measures())

@@ -11,15 +11,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agent_system.env_workers import EnvWorkers
 from agent_system.errors import AgentSystemError
 from agent_system.record import EpisodeRecord
-from agent_system.reward.model import RewardModel
 from agent_system.rollout.binding import AgentBinding
 from agent_system.rollout.collector import Collector, CollectResult, GroupPlayer
-from agent_system.rollout.episode_store import load_episodes, save_episodes
 from agent_system.rollout.remote import RemoteBinding
-from agent_system.rollout.reward_models import QUESTION, Classifier, Judge
 from agent_system.rollout.settings import CollectorSettings
 from agent_system.task import task_from_row
 from verl.models.loader import stop_token_ids
@@ -40,6 +36,8 @@ from verl.utils.dataset import PromptMeasure
 from verl.utils.names import slug
 
 if TYPE_CHECKING:
+    from agent_system.env_workers import EnvWorkers
+    from agent_system.reward.model import RewardModel
     from agent_system.rollout.endpoint import Endpoint  # aiohttp, which runs without an API do not need
 
 logger = logging.getLogger(__name__)
@@ -134,10 +132,14 @@ class TaskCollector:
 
     def save_episodes(self, episodes: Sequence[EpisodeRecord], folder: Path) -> None:
         """Write episodes exactly, for a checkpoint."""
+        from agent_system.rollout.episode_store import save_episodes  # of asynchronous training alone
+
         save_episodes(episodes, folder)
 
     def load_episodes(self, folder: Path) -> list[EpisodeRecord]:
         """Return the episodes of `save_episodes`."""
+        from agent_system.rollout.episode_store import load_episodes  # of asynchronous training alone
+
         return load_episodes(folder)
 
     def join(self, results: Sequence[Any]) -> CollectResult:
@@ -239,6 +241,9 @@ def build_reward_model(
     row = placement.reward_model
     if settings.kind is None:
         return None
+    # reward models, which most runs do not have
+    from agent_system.rollout.reward_models import Classifier, Judge
+
     if row is not None and settings.kind == CLASSIFIER:
         return Classifier(clients[row.wg_id], tokenizers[row.wg_id], settings)
     return Judge(
@@ -285,6 +290,8 @@ def _reward_endpoint(config: RunConfig) -> Endpoint:
 def _question(path: str | None) -> str:
     """Return the template of the judge's question. Raise ConfigError if its file cannot be read."""
     if path is None:
+        from agent_system.rollout.reward_models import QUESTION
+
         return QUESTION
     try:
         return Path(path).expanduser().read_text(encoding="utf-8")

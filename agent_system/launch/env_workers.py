@@ -5,15 +5,19 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-from agent_system.env_workers import EnvSource, EnvWorkers, ProcessWorker
-from agent_system.env_workers.messages import Transport
+from agent_system.env_workers import EnvSource
 from agent_system.registry import EnvRegistry
 from verl.trainer.config import RunConfig
 from verl.trainer.config.spec import ConfigError
 from verl.trainer.plan.devices import count_devices
 from verl.trainer.plan.placement import Placement
 from verl.trainer.ppo.controller import BUNDLE_CPUS, free_cpus, import_path
+
+if TYPE_CHECKING:
+    from agent_system.env_workers import EnvWorkers
+    from agent_system.env_workers.messages import Transport
 
 
 def check_cpus(config: RunConfig, placement: Placement) -> None:
@@ -44,6 +48,9 @@ def env_workers(config: RunConfig) -> Iterator[EnvWorkers | None]:
     if config.env.workers.num == 0:
         yield None
         return
+    # the workers, which most runs do not have
+    from agent_system.env_workers import EnvWorkers
+
     workers = EnvWorkers(EnvRegistry.get(config.env.env_name), config.env.workers.num, _starter(config))
     try:
         yield workers
@@ -65,6 +72,8 @@ def _starter(config: RunConfig) -> Callable[[], Transport]:
     payload = pickle.dumps(source)
     environment = {"PYTHONPATH": import_path()}
     if config.trainer.controller == "local":
+        from agent_system.env_workers import ProcessWorker
+
         return lambda: ProcessWorker(payload, environment)
     from agent_system.env_workers.ray_actor import RayWorker
 

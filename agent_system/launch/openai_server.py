@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from agent_system.conversation import Conversation
 from agent_system.environment import Task
 from agent_system.errors import AgentSystemError
-from agent_system.gateway.served import ServedTeam
-from agent_system.gateway.server import ServedServer
+from agent_system.gateway.served_team import ServedTeam
+from agent_system.gateway.server import TeamServer
 from agent_system.gateway.team_model import TeamModel
 from agent_system.launch.serving import LoadedTeam, loaded_team
 from agent_system.rollout.call import EpisodeSpec
@@ -121,7 +121,7 @@ async def listening(
             limit_s=team.config.rollout.call_timeout_s,
             team=_team_model(team, greedy),
         )
-        server = ServedServer(served, address.host, address.port, key)
+        server = TeamServer(served, address.host, address.port, key)
         try:
             url = await server.start()
         except (OSError, OverflowError) as error:

@@ -84,7 +84,7 @@ def run(config: RunConfig) -> RayPPOTrainer:
         started.callback(tracking.finish)
         trainer = RayPPOTrainer(config, plan, team, collector, checked.train, checked.val, tracking, run_dir)
         trainer.fit()
-    print_before_after(rows_before_after(trainer.before, trainer.after))
+    print_before_after(rows_before_after(trainer.progress.before, trainer.progress.after))
     return trainer
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from agent_system.record import EpisodeRecord, Sample
 from agent_system.reward.mixing import mix
 from agent_system.reward.penalties import invalid_action, overlong
-from agent_system.reward.propagation import Chains, propagate
+from agent_system.reward.propagation import CallChains, propagate
 from agent_system.reward.scope import step_rewards, team_rewards
 from agent_system.reward.shaping import SHAPING_FUNCTIONS, CallPositions
 from verl.trainer.config.reward import PropagationConfig, RewardConfig
@@ -49,7 +49,8 @@ def assign_rewards(
     if not played:
         return list(records), {}
     samples = [s for r in played for s in r.samples]
-    chains, positions = _chains(played, samples, settings.team_scope), _positions(played)
+    chains = _chains(played, samples, settings.team_scope)
+    positions = _positions(played)
     credited = propagate(chains, settings.propagation)
     mixed = mix(credited.team, credited.local, settings.alpha)
     coefficients = [(invalid_action_penalty or {}).get(s.agent_id, 0.0) for s in samples]
@@ -114,14 +115,14 @@ def _with_rewards(
     )
 
 
-def _chains(played: Sequence[EpisodeRecord], samples: Sequence[Sample], scope: str) -> Chains:
+def _chains(played: Sequence[EpisodeRecord], samples: Sequence[Sample], scope: str) -> CallChains:
     hop, hops = _hops(played)
     team = np.array([value for r in played for value in team_rewards(r, scope)], dtype=np.float64)
     local = np.array([s.local_reward for s in samples], dtype=np.float64)
     given = np.array([s.local_given for s in samples], dtype=bool)
     final = np.array([s.final_call is None for s in samples], dtype=bool)
     episode = np.repeat(np.arange(len(played)), [len(r.samples) for r in played])
-    return Chains(episode, hop, hops, final, team, local, given, [s.agent_id for s in samples])
+    return CallChains(episode, hop, hops, final, team, local, given, [s.agent_id for s in samples])
 
 
 def _positions(played: Sequence[EpisodeRecord]) -> CallPositions:
@@ -138,7 +139,8 @@ def _hops(played: Sequence[EpisodeRecord]) -> tuple[np.ndarray, np.ndarray]:
     The candidates of a call share its number, and so do its generations: rounds of a `ToolAgent`, a summary
     before it.
     """
-    hops, totals = list[int](), list[int]()
+    hops = list[int]()
+    totals = list[int]()
     for record in played:
         numbers: dict[tuple[int, int], int] = {}
         for s in record.samples:

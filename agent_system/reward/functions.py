@@ -182,7 +182,8 @@ def build_manager(settings: RewardConfig, experiment_name: str = "") -> RewardMa
         AgentSystemError: an unknown manager, a function that cannot be loaded, or one that the manager cannot
             call.
     """
-    custom, name = settings.custom_reward_function, settings.reward_manager.name
+    custom = settings.custom_reward_function
+    name = settings.reward_manager.name
     if custom.path is None and name == AUTO:
         return None
     function = None

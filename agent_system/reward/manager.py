@@ -49,7 +49,8 @@ class RewardManager(ABC):
     experiment_name = ""
 
     def __init__(self, function: Callable[..., Any] | None, kwargs: Mapping[str, Any]) -> None:
-        self.function, self.kwargs = function, kwargs
+        self.function = function
+        self.kwargs = kwargs
 
     @abstractmethod
     def score(self, episode: EpisodeRecord) -> Any:

@@ -22,17 +22,15 @@ from agent_system.environment import Task
 from agent_system.errors import AgentSystemError
 from agent_system.projection import strip_thinking
 from agent_system.record import EpisodeRecord, Sample, finite
+from agent_system.reward import MODEL_COUNTS
 from agent_system.tools.formats import with_calls
 from verl.protocol.generate import priority_of
 from verl.trainer.config.reward_model import TERM, RewardModelConfig
 from verl.utils.names import slug
 
-# Prefix of counts among the metrics.
-COUNTS = "reward/model/"
-
 
 @dataclass(frozen=True)
-class Conversation:
+class ScoredConversation:
     """What a model scores.
 
     Attributes:
@@ -57,7 +55,7 @@ class Conversation:
 class RewardModel(Protocol):
     """A model that scores one conversation at a time; its engine batches concurrent ones."""
 
-    async def score(self, conversation: Conversation, counts: Counter[str], priority: int = 0) -> float:
+    async def score(self, conversation: ScoredConversation, counts: Counter[str], priority: int = 0) -> float:
         """Return the score, which depends on the conversation alone; `counts` takes named counts for the
         metrics.
 
@@ -88,7 +86,9 @@ class ReplyScorer:
     def __init__(
         self, settings: RewardModelConfig, model: RewardModel, agent_ids: Sequence[str], limit_s: float
     ) -> None:
-        self.settings, self._model, self._limit_s = settings, model, limit_s
+        self.settings = settings
+        self._model = model
+        self._limit_s = limit_s
         self._agents = {
             a for a in agent_ids if re.fullmatch(settings.agents, a) or re.fullmatch(settings.agents, slug(a))
         }
@@ -116,7 +116,9 @@ class ReplyScorer:
             AgentSystemError: a score that is not a finite number.
             Exception: whatever the model raises.
         """
-        return await self._score(Conversation(tuple(map(_readable, messages)), strip_thinking(text), task))
+        return await self._score(
+            ScoredConversation(tuple(map(_readable, messages)), strip_thinking(text), task)
+        )
 
     async def of_calls(self, record: EpisodeRecord) -> dict[int, float]:
         """Return the scores of an episode's calls, by index. The rounds of a `ToolAgent`'s call have the
@@ -182,7 +184,8 @@ class ReplyScorer:
         its own.
         """
         scorer = copy(self)
-        scorer._counts, scorer._priority = Counter(), priority_of(validate=True)
+        scorer._counts = Counter()
+        scorer._priority = priority_of(validate=True)
         return scorer
 
     def stopping(self, stopped: Callable[[], AbstractContextManager[None]]) -> ReplyScorer:
@@ -196,7 +199,8 @@ class ReplyScorer:
     def take_counts(self) -> dict[str, float]:
         """Return counts since the last call: `requests`, `cache_hits`, and those of the model."""
         taken = {
-            f"{COUNTS}{name}": float(self._counts[name]) for name in {"requests", "cache_hits", *self._counts}
+            f"{MODEL_COUNTS}{name}": float(self._counts[name])
+            for name in {"requests", "cache_hits", *self._counts}
         }
         self._counts.clear()  # scores in progress go on counting
         return taken
@@ -213,7 +217,7 @@ class ReplyScorer:
         last = sample.generations[-1]
         return await self.of_reply(last.messages, last.text, task) if known is None else known
 
-    async def _score(self, conversation: Conversation) -> float:
+    async def _score(self, conversation: ScoredConversation) -> float:
         digest = conversation.digest
         self._counts["requests"] += 1
         if digest in self._known:
@@ -231,8 +235,10 @@ class ReplyScorer:
         with self._stopped():
             return await asyncio.shield(task)  # other episodes may wait for the same score
 
-    async def _asked(self, conversation: Conversation) -> float:
-        kind, limit, began = self.settings.kind, self._limit_s, time.monotonic()
+    async def _asked(self, conversation: ScoredConversation) -> float:
+        kind = self.settings.kind
+        limit = self._limit_s
+        began = time.monotonic()
         asked = asyncio.ensure_future(self._model.score(conversation, self._counts, self._priority))
         try:
             while not asked.done():

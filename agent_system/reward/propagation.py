@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Chains:
+class CallChains:
     """The samples of all episodes, one episode after the other; arrays of `[samples]`.
 
     Attributes:
@@ -76,7 +76,7 @@ class PropagationResult:
     metrics: dict[str, float] = field(default_factory=dict)
 
 
-def propagate(chains: Chains, settings: PropagationConfig) -> PropagationResult:
+def propagate(chains: CallChains, settings: PropagationConfig) -> PropagationResult:
     """Return the rewards of every sample. Raise AgentSystemError for a local reward outside `local_range`,
     with the agent and the value.
     """
@@ -90,7 +90,7 @@ def propagate(chains: Chains, settings: PropagationConfig) -> PropagationResult:
     return _threshold(chains, local, settings)
 
 
-def scaled(chains: Chains, local_range: Sequence[float]) -> np.ndarray:
+def scaled(chains: CallChains, local_range: Sequence[float]) -> np.ndarray:
     """Return local rewards as shares of `local_range`, 0..1; a missing one counts as 0, clipped to
     the range.
     """
@@ -107,8 +107,9 @@ def scaled(chains: Chains, local_range: Sequence[float]) -> np.ndarray:
     return np.clip((chains.local - low) / (high - low), 0.0, 1.0)
 
 
-def _threshold(chains: Chains, local: np.ndarray, settings: PropagationConfig) -> PropagationResult:
-    theta, given = settings.theta, chains.given & chains.final
+def _threshold(chains: CallChains, local: np.ndarray, settings: PropagationConfig) -> PropagationResult:
+    theta = settings.theta
+    given = chains.given & chains.final
     if settings.theta_quantile is not None and given.any():
         theta = float(np.quantile(local[given], settings.theta_quantile))
     bad = given & (local < theta)

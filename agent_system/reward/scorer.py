@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,12 +16,14 @@ from agent_system.errors import AgentSystemError
 from agent_system.record import EpisodeRecord, Sample, finite
 from agent_system.reward.functions import build_manager, checked, load_function
 from agent_system.reward.manager import Reward, number
-from agent_system.reward.model import ReplyScorer, with_call_scores
 from agent_system.reward.tokens import Prefix, token_rewards
 from agent_system.threads import DaemonExecutor, run_plain
 from verl.trainer.config.reward import RewardConfig
 from verl.trainer.config.reward_model import TERM
 from verl.utils.names import slug
+
+if TYPE_CHECKING:
+    from agent_system.reward.model import ReplyScorer
 
 
 @dataclass(frozen=True)
@@ -108,6 +110,9 @@ class EpisodeScorer:
             score = await model.of_episode(record)
             record, functions = await self._by_functions(replace(record, reward_terms={TERM: score}))
             return model.with_team_score(record, score, functions.episode)
+        # loaded already, by the model
+        from agent_system.reward.model import with_call_scores
+
         scores = await model.of_calls(record)
         record, functions = await self._by_functions(with_call_scores(record, scores))
         return model.with_local_scores(record, scores, functions.calls)
@@ -209,7 +214,8 @@ def _of_generations(
         for i in _calls_of(samples, place):
             paid[i].append(Reward(number(value, f"the reward manager, for {place!r},")))
     last = {(s.turn, s.call): i for i, s in enumerate(samples) if s.final_call is None}
-    given, sums = [], dict[tuple[int, bool], Sample]()
+    given = []
+    sums = dict[tuple[int, bool], Sample]()
     for i, sample in enumerate(samples):
         final = i if sample.final_call is None else last.get(sample.whole_call, i)
         if final == i:

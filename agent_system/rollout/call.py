@@ -161,7 +161,8 @@ class Call:
 
     def sample(self, reply: Reply, order: int, candidate: int = 0) -> Sample:
         """Return the sample of a reply, without rewards."""
-        binding, projection = self.runtime.binding, reply.projection
+        binding = self.runtime.binding
+        projection = reply.projection
         return Sample(
             self.agent_id,
             binding.policy_id,

@@ -72,7 +72,8 @@ class ChatTemplate:
     """
 
     def __init__(self, tokenizer: Any, kwargs: Mapping[str, Any] | None = None) -> None:
-        self.tokenizer, self.kwargs = tokenizer, dict(kwargs or {})
+        self.tokenizer = tokenizer
+        self.kwargs = dict(kwargs or {})
         self.source = str(self.kwargs.get("chat_template") or tokenizer.chat_template or "")
 
     def raw(

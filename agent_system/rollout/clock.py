@@ -23,9 +23,11 @@ class EpisodeClock:
     """
 
     def __init__(self, limit_s: float, call_s: float) -> None:
-        self.limit_s, self.call_s = limit_s, call_s
+        self.limit_s = limit_s
+        self.call_s = call_s
         self._left, self._since = limit_s, 0.0  # seconds left at the time `_since`
-        self._waiting, self._timeout = 0, asyncio.timeout(None)
+        self._waiting = 0
+        self._timeout = asyncio.timeout(None)
         self._open = False
 
     @property
@@ -39,7 +41,8 @@ class EpisodeClock:
         return self._timeout.expired()
 
     async def __aenter__(self) -> None:
-        self._since, self._open = time.monotonic(), True
+        self._since = time.monotonic()
+        self._open = True
         await self._timeout.__aenter__()
         self._schedule()
 
@@ -63,7 +66,8 @@ class EpisodeClock:
     def _change(self, waiting: int) -> None:
         now = time.monotonic()
         if waiting < 0 or not self._waiting:
-            self._left, self._since = self._left - self._counted(now), now
+            self._left = self._left - self._counted(now)
+            self._since = now
         self._waiting += waiting
         self._schedule()
 

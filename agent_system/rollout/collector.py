@@ -8,11 +8,10 @@ from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agent_system.agent import BaseAgent, own_data
 from agent_system.env_caller import EnvCaller, EnvHandle
-from agent_system.env_workers import EnvWorkers
 from agent_system.environment import BaseEnv, Task
 from agent_system.errors import AgentSystemError
 from agent_system.memory import Memory, SummaryMemory
@@ -20,8 +19,7 @@ from agent_system.options import build_options
 from agent_system.orchestra import BaseOrchestra
 from agent_system.record import EpisodeRecord, Sample
 from agent_system.registry import AgentRegistry, EnvRegistry, OrchestraRegistry
-from agent_system.reward import assign_rewards
-from agent_system.reward.model import COUNTS, ReplyScorer, RewardModel
+from agent_system.reward import MODEL_COUNTS, assign_rewards
 from agent_system.reward.scorer import EpisodeScorer
 from agent_system.rollout.batch import build_batch
 from agent_system.rollout.binding import AgentBinding
@@ -36,13 +34,14 @@ from agent_system.rollout.seeds import stable_seed
 from agent_system.rollout.settings import CollectorSettings
 from agent_system.rollout.tied_candidates import TiedCandidateMonitor
 from agent_system.rollout.tokens import Encoder
-from agent_system.rollout.tool_loop import ToolPromptBuilder, check_tool_agents
-from agent_system.rollout.transcript import joint_prompts
-from agent_system.rollout.tree import check_tree_env
+from agent_system.rollout.tool_agents import check_tool_agents
 from agent_system.threads import DaemonExecutor
-from agent_system.tools.agent import ToolAgent
 from verl.protocol import DataProto
 from verl.protocol.generate import GREEDY_SUFFIX
+
+if TYPE_CHECKING:
+    from agent_system.env_workers import EnvWorkers
+    from agent_system.reward.model import ReplyScorer, RewardModel
 
 logger = logging.getLogger(__name__)
 
@@ -150,6 +149,8 @@ class Collector:
                 sampling, the orchestra rejects the team, or a reward function cannot be loaded or called.
         """
         if settings.tree is not None:
+            from agent_system.rollout.tree import check_tree_env  # of tree sampling alone
+
             check_tree_env(env.cls, settings.reward)
         missing = [a for a in orchestra.agents if a not in bindings]
         if missing:
@@ -179,6 +180,9 @@ class Collector:
         self._shared = {name: own_data(r.agent) for name, r in self.runtimes.items() if not r.agent.stateful}
         self._models: dict[bool, ReplyScorer] = {}  # of training and of validation, which count apart
         if reward_model is not None:
+            # scores of a reward model, which most runs do not have
+            from agent_system.reward.model import ReplyScorer
+
             model = ReplyScorer(
                 settings.reward.model, reward_model, list(self.runtimes), settings.call_timeout_s
             )
@@ -314,7 +318,8 @@ class Collector:
             window: number of episodes to which `max_failure_rate` applies.
         """
         self._players += 1
-        settings, slots = self.settings, asyncio.Semaphore(self.settings.max_concurrent_episodes)
+        settings = self.settings
+        slots = asyncio.Semaphore(self.settings.max_concurrent_episodes)
         with DaemonExecutor(settings.env_threads) as threads:
 
             def start(spec: EpisodeSpec) -> EpisodeRunner:
@@ -363,7 +368,9 @@ class Collector:
         joined = self._result([e for result in results for e in result.episodes], self.settings)
         counts = Counter[str]()
         for result in results:
-            counts.update({name: value for name, value in result.metrics.items() if name.startswith(COUNTS)})
+            counts.update(
+                {name: value for name, value in result.metrics.items() if name.startswith(MODEL_COUNTS)}
+            )
         return replace(joined, metrics=joined.metrics | counts)
 
     def _result(self, played: Sequence[EpisodeRecord], settings: CollectorSettings) -> CollectResult:
@@ -372,6 +379,8 @@ class Collector:
         )
         prompts = None
         if settings.joint_prompt_length:
+            from agent_system.rollout.transcript import joint_prompts  # of critics of the whole team alone
+
             local = [
                 runtime.binding
                 for runtime in self.runtimes.values()
@@ -464,12 +473,19 @@ def _runtimes(
             binding.prompt_length_key,
         )
         builder = (
-            ToolPromptBuilder(agent, *arguments)
-            if isinstance(agent, ToolAgent)
-            else PromptBuilder(agent, *arguments)
+            PromptBuilder(agent, *arguments) if not agent.calls_tools else _with_tools(agent, *arguments)
         )
         runtimes[name] = AgentRuntime(agent, binding, builder)
     return runtimes
+
+
+def _with_tools(agent: BaseAgent, *arguments: Any) -> PromptBuilder:
+    # the rounds of tool calls, which a team without tools does not have
+    from agent_system.rollout.tool_loop import ToolPromptBuilder
+    from agent_system.tools.agent import ToolAgent
+
+    assert isinstance(agent, ToolAgent)
+    return ToolPromptBuilder(agent, *arguments)
 
 
 def _specs(

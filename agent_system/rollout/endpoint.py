@@ -18,10 +18,9 @@ from heapq import heappop, heappush
 from random import Random
 from typing import Any
 
-import aiohttp
-
 from agent_system.agent import Message
 from agent_system.errors import AgentSystemError, masked, password, printable_key
+from agent_system.json_client import CONNECTION_ERRORS, JsonClient, NoAnswerError, TooLongError
 from verl.protocol.generate import RolloutError, SamplingParams, StopReason
 from verl.trainer.config.api import ApiConfig
 from verl.utils.names import without_password
@@ -31,7 +30,8 @@ logger = logging.getLogger(__name__)
 PATH = "/chat/completions"
 MAX_ANSWER_BYTES = 8 << 20
 # Characters of an answer in which the key is masked, and the longest escaped form of a key there.
-MAX_SEARCHED_CHARS, MAX_KEY_CHARS = 1 << 16, 1 << 13
+MAX_SEARCHED_CHARS = 1 << 16
+MAX_KEY_CHARS = 1 << 13
 # HTTP statuses that are retried: request timeout, conflict, too early, too many requests; and all from 500
 # on.
 RETRIED_STATUSES = (408, 409, 425, 429)
@@ -75,7 +75,8 @@ class Slots:
     """As `asyncio.Semaphore`, for waiters of different priority: those with the lowest number go on first."""
 
     def __init__(self, count: int) -> None:
-        self._free, self._numbers = count, itertools.count()
+        self._free = count
+        self._numbers = itertools.count()
         self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []  # a heap
 
     @asynccontextmanager
@@ -84,12 +85,12 @@ class Slots:
         if self._free:
             self._free -= 1
         else:
-            turn = asyncio.get_running_loop().create_future()
-            heappush(self._waiting, (priority, next(self._numbers), turn))
+            waiter = asyncio.get_running_loop().create_future()
+            heappush(self._waiting, (priority, next(self._numbers), waiter))
             try:
-                await turn
+                await waiter
             except asyncio.CancelledError:
-                if not turn.cancelled():  # it got the slot at the same moment
+                if not waiter.cancelled():  # it got the slot at the same moment
                     self._pass_on()
                 raise
         try:
@@ -99,9 +100,9 @@ class Slots:
 
     def _pass_on(self) -> None:
         while self._waiting:
-            _, _, turn = heappop(self._waiting)
-            if not turn.done():
-                return turn.set_result(None)
+            _, _, waiter = heappop(self._waiting)
+            if not waiter.done():
+                return waiter.set_result(None)
         self._free += 1
 
 
@@ -127,18 +128,17 @@ class Endpoint:
             raise AgentSystemError(
                 f"the server of {agent_id} has a key and a password in its base_url; give one of them"
             )
-        self.agent_id, self.config = agent_id, config
+        self.agent_id = agent_id
+        self.config = config
         self._api_key = api_key
         self._url = config.base_url.rstrip("/").removesuffix(PATH) + PATH
-        self._session: aiohttp.ClientSession | None = None
+        self._client = JsonClient(self._url)
         self._slots = Slots(config.max_concurrent_requests)
 
     async def close(self) -> None:
         """Close the connections."""
-        session, self._session = self._session, None
         self._slots = Slots(self.config.max_concurrent_requests)
-        if session is not None:
-            await session.close()
+        await self._client.close()
 
     async def check(self) -> None:
         """Request one short reply, without retries. Raise EndpointError when there is none."""
@@ -181,8 +181,8 @@ class Endpoint:
                 return _parse(text, attempt)
             except _RetryableError as error:
                 if attempt + 1 == attempts:
-                    tried = "in one attempt" if attempts == 1 else f"in {attempts} attempts, the last"
-                    raise EndpointError(f"{self._name()} gave no reply {tried}: {error}") from error
+                    count = "in one attempt" if attempts == 1 else f"in {attempts} attempts, the last"
+                    raise EndpointError(f"{self._name()} gave no reply {count}: {error}") from error
                 logger.info("%s: %s; trying again", self._name(), error)
                 wait = self.config.retry_delay_s * 2**attempt * draw.uniform(0.75, 1.25)
                 await asyncio.sleep(min(max(wait, error.wait_s), MAX_WAIT_S))
@@ -201,32 +201,21 @@ class Endpoint:
         return {name: value for name, value in body.items() if value is not None}
 
     async def _post(self, body: Mapping[str, Any]) -> str:
-        if self._session is None:
-            self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=None)
-            )
         headers = {"Authorization": f"Bearer {self._api_key}"} if self._api_key else {}
-        limit = self.config.request_timeout_s
+        limit_s = self.config.request_timeout_s
         try:
-            async with asyncio.timeout(limit) as clock:
-                # No redirects: the key is meant for this server alone.
-                async with self._session.post(
-                    self._url, json=body, headers=headers, allow_redirects=False
-                ) as answer:
-                    data = bytearray()
-                    async for chunk in answer.content.iter_chunked(1 << 16):
-                        data += chunk
-                        if len(data) > MAX_ANSWER_BYTES:
-                            raise _RetryableError(f"an answer of more than {MAX_ANSWER_BYTES >> 20} MiB")
-                    return self._checked(
-                        answer.status, answer.headers.get("Retry-After", ""), data.decode("utf-8", "replace")
-                    )
-        except TimeoutError as error:
-            if not clock.expired():
-                raise
-            raise _RetryableError(f"no answer within request_timeout_s={limit:g} s") from error
-        except (aiohttp.ClientError, OSError) as error:
+            answer = await self._client.post(
+                body, timeout_s=limit_s, most_bytes=MAX_ANSWER_BYTES, headers=headers
+            )
+        except NoAnswerError as error:
+            raise _RetryableError(f"no answer within request_timeout_s={limit_s:g} s") from error
+        except TooLongError as error:
+            raise _RetryableError(f"an answer of more than {MAX_ANSWER_BYTES >> 20} MiB") from error
+        except TimeoutError:  # not of this request
+            raise
+        except CONNECTION_ERRORS as error:
             raise _RetryableError(self._quoted(f"{type(error).__name__}: {error}")) from error
+        return self._checked(answer.status, answer.headers.get("Retry-After", ""), answer.text)
 
     def _checked(self, status: int, retry_after: str, text: str) -> str:
         if status == 200:
@@ -254,11 +243,11 @@ def _parse(text: str, retries: int) -> Answer:
     completion.
     """
     try:
-        found = json.loads(text)
-        choice = found["choices"][0]
+        body = json.loads(text)
+        choice = body["choices"][0]
         message = choice["message"]
         content = message.get("content")
-        usage = found.get("usage")
+        usage = body.get("usage")
     except (AttributeError, IndexError, KeyError, RecursionError, TypeError, ValueError) as error:
         raise _RetryableError(f"an answer that is no chat completion ({type(error).__name__})") from error
     if not isinstance(content, str):

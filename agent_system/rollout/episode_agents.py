@@ -16,7 +16,6 @@ from collections.abc import Mapping
 from agent_system.environment import Task
 from agent_system.errors import AgentSystemError
 from agent_system.rollout.call import AgentRuntime, Call, Reply
-from agent_system.tools.agent import ToolAgent
 
 
 class EpisodeAgents:
@@ -36,9 +35,10 @@ class EpisodeAgents:
         for call, reply in sorted(
             self._finished.pop(agent_id, ()), key=lambda finished: (finished[0].turn, finished[0].number)
         ):
-            runtime, agent = self._runtimes[agent_id], reply.agent
+            runtime = self._runtimes[agent_id]
+            agent = reply.agent
             if call.before is not runtime.agent:
-                if isinstance(agent, ToolAgent):
+                if agent.calls_tools:
                     raise AgentSystemError(
                         f"{agent_id!r} has tools and a state, so its calls must not run at the same time: "
                         "await one by one"

@@ -15,10 +15,11 @@ from safetensors.torch import load_file, save_file
 from agent_system.environment import Task
 from agent_system.record import EpisodeRecord, Sample, plain
 from agent_system.rollout.remote import RemoteGeneration
-from agent_system.tools.agent import ToolUse
+from agent_system.tool_use import ToolUse
 from verl.protocol.generate import Generation
 
-EPISODES, TOKENS = "episodes.jsonl", "tokens.safetensors"
+EPISODES = "episodes.jsonl"
+TOKENS = "tokens.safetensors"
 CLASSES = {cls.__name__: cls for cls in (EpisodeRecord, Sample, Generation, RemoteGeneration, Task, ToolUse)}
 # Fields that hold records themselves; the content of all others is data, whatever it looks like.
 RECORDS = ("samples", "unheard", "generation", "tools", "task", "rounds")

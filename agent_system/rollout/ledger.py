@@ -39,7 +39,8 @@ class Ledger:
         self.unheard: set[tuple[int, int]] = set()
         self._local: dict[tuple[int, int], dict[tuple[int, float], float]] = {}
         self._callers: list[Mapping[int, str]] = []
-        self._env_name, self._known = env_name, known
+        self._env_name = env_name
+        self._known = known
 
     @property
     def team_reward(self) -> float:
@@ -81,7 +82,8 @@ class Ledger:
             return _with_local(
                 replace(sample, final_call=final, local_given=last in self._local), self.local(*last)
             )
-        act, given = self.acts.get(place), place in self._local
+        act = self.acts.get(place)
+        given = place in self._local
         if act is None and not given:  # the usual case; avoids copying the sample
             return sample
         return _with_local(replace(sample, act_reward=act, local_given=given), self.local(*place))

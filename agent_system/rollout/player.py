@@ -107,7 +107,8 @@ class EpisodePlayer:
         """Raise TooManyFailuresError if more than `rate` of the candidates of these episodes, the last ones,
         failed.
         """
-        failures, self._left_out = self._left_out, []
+        failures = self._left_out
+        self._left_out = []
         left_out = sum(r.left_out for r in records if not r.failed)
         tried = left_out + sum(len(r.samples) for r in records if not r.failed)
         if left_out > self.rate * tried:

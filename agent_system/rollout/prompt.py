@@ -140,7 +140,8 @@ class PromptBuilder:
             )
         self.agent = agent
         self.tokenizer = tokenizer
-        self.max_prompt_length, self._length_key = max_prompt_length, length_key
+        self.max_prompt_length = max_prompt_length
+        self._length_key = length_key
         self.template_kwargs = dict(template_kwargs or {})
         self._special = SpecialTokens(tokenizer, self.chat.structure)
         self._encoder = encoder or Encoder(tokenizer)
@@ -219,7 +220,8 @@ class PromptBuilder:
 
         The prompt is None if even the shortest end does not fit.
         """
-        low, high = 0, len(entry.text) - 1
+        low = 0
+        high = len(entry.text) - 1
         best: Prompt | None = None
         shortest = 0
         while low <= high:
@@ -227,9 +229,11 @@ class PromptBuilder:
             cut = replace(entry, text="..." + entry.text[len(entry.text) - middle :])
             prompt = self._attempt(variables, [cut], memory, memory.parts)
             if len(prompt.ids) <= self.max_prompt_length:
-                best, low = prompt, middle + 1
+                best = prompt
+                low = middle + 1
             else:
-                shortest, high = len(prompt.ids), middle - 1
+                shortest = len(prompt.ids)
+                high = middle - 1
         return best, shortest
 
     def _attempt(

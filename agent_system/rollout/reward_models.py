@@ -17,7 +17,7 @@ from agent_system.agent import BaseAgent, Entry, Message
 from agent_system.errors import AgentSystemError
 from agent_system.memory import Memory
 from agent_system.projection import strip_thinking
-from agent_system.reward.model import Conversation
+from agent_system.reward.model import ScoredConversation
 from agent_system.rollout.binding import AgentBinding
 from agent_system.rollout.prompt import PromptBuilder, PromptTooLongError, SpecialTokens
 from agent_system.rollout.remote import MessageBuilder, RemoteBinding
@@ -78,7 +78,9 @@ class Judge:
     def __init__(
         self, binding: AgentBinding | RemoteBinding, settings: RewardModelConfig, template: str, seed: int
     ) -> None:
-        self._binding, self._settings, self._seed = binding, settings, seed
+        self._binding = binding
+        self._settings = settings
+        self._seed = seed
         agent = _Questioner(template, settings)
         self._prompts: PromptBuilder | MessageBuilder = MessageBuilder(agent)
         if isinstance(binding, AgentBinding):
@@ -93,7 +95,7 @@ class Judge:
                 "reward.model.template does not contain {reply}: the judge would not see what it grades"
             )
 
-    async def score(self, conversation: Conversation, counts: Counter[str], priority: int = 0) -> float:
+    async def score(self, conversation: ScoredConversation, counts: Counter[str], priority: int = 0) -> float:
         """Return the verdict, scaled to [0, 1]; `counts` gets `asked_again`, `unparsable` and `truncated`.
 
         Raises:
@@ -101,7 +103,8 @@ class Judge:
                 `max_length`.
             RolloutError: the engine or the server gives no reply.
         """
-        digest, settings = conversation.digest, self._settings
+        digest = conversation.digest
+        settings = self._settings
         try:
             prompt = self._prompts.build(
                 *_parts(conversation, f"{stable_seed(self._seed, 'mark', digest):016x}"), Memory(0)
@@ -167,10 +170,12 @@ class Classifier:
                 f"the tokenizer of reward.model.path={settings.path} has no chat template, which the model "
                 "is to read"
             )
-        self._client, self._tokenizer, self._settings = client, tokenizer, settings
+        self._client = client
+        self._tokenizer = tokenizer
+        self._settings = settings
         self._special = SpecialTokens(tokenizer)
 
-    async def score(self, conversation: Conversation, counts: Counter[str], priority: int = 0) -> float:
+    async def score(self, conversation: ScoredConversation, counts: Counter[str], priority: int = 0) -> float:
         """Return the model's output for the conversation; `counts` gets `truncated`.
 
         Raises:
@@ -208,7 +213,7 @@ def read_verdict(text: str, lowest: float, highest: float) -> float | None:
     return None if score is None or not lowest <= score <= highest else (score - lowest) / (highest - lowest)
 
 
-def _parts(conversation: Conversation, mark: str) -> tuple[dict[str, Any], list[Entry]]:
+def _parts(conversation: ScoredConversation, mark: str) -> tuple[dict[str, Any], list[Entry]]:
     task = conversation.task
     variables = {
         "reply": conversation.reply,

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from agent_system.agent import Entry
 from agent_system.env_caller import EnvHandle
@@ -19,9 +19,7 @@ from agent_system.projection import Projection
 from agent_system.record import EpisodeRecord, Sample
 from agent_system.resources import EpisodeResources
 from agent_system.reward.mixing import mix
-from agent_system.reward.model import ReplyScorer
 from agent_system.rollout.call import AgentRuntime, Call, EpisodeSpec, Reply
-from agent_system.rollout.candidate import Candidate, CandidateSet
 from agent_system.rollout.clock import EpisodeClock
 from agent_system.rollout.episode_agents import EpisodeAgents
 from agent_system.rollout.episode_tasks import EpisodeTasks
@@ -29,16 +27,18 @@ from agent_system.rollout.forks import Forks
 from agent_system.rollout.ledger import NEVER, Ledger
 from agent_system.rollout.prompt import Prompt
 from agent_system.rollout.seeds import stable_seed
-from agent_system.rollout.sequences import join_generations
 from agent_system.rollout.settings import CollectorSettings
-from agent_system.rollout.simultaneous import SimultaneousCalls
 from agent_system.rollout.summary import is_due, summarize, summary_sample
-from agent_system.rollout.tool_loop import play_rounds
-from agent_system.rollout.tree import Tree
-from agent_system.tools.agent import ToolAgent, ToolUse
+from agent_system.tool_use import ToolUse
 from agent_system.turn import Turn, TurnOver
 from verl.protocol.generate import Generation, RolloutError, SamplingParams, StructureError
 from verl.utils.names import did_you_mean
+
+if TYPE_CHECKING:
+    from agent_system.reward.model import ReplyScorer
+    from agent_system.rollout.candidate import Candidate, CandidateSet
+    from agent_system.rollout.simultaneous import SimultaneousCalls
+    from agent_system.rollout.tree import Tree
 
 T = TypeVar("T")
 
@@ -59,7 +59,8 @@ class EpisodeRunner:
         self.waiting_for = "the environment's reset"
         self._orchestra = orchestra
         self._runtimes = runtimes
-        self._env, self._settings = env, settings
+        self._env = env
+        self._settings = settings
         self.clock = EpisodeClock(settings.episode_timeout_s, settings.call_timeout_s)
         self._samples: list[Sample] = []
         self._ledger = Ledger(env.name, self._runtime_of)
@@ -77,6 +78,8 @@ class EpisodeRunner:
         self._forks = Forks()
         self._tree: Tree | None = None
         if settings.tree is not None and not (spec.validate or spec.greedy):
+            from agent_system.rollout.tree import Tree  # of tree sampling alone
+
             self._tree = Tree(
                 settings.tree,
                 settings.reward.alpha,
@@ -90,7 +93,8 @@ class EpisodeRunner:
         Raises the errors of the orchestra, the environment and the engine, and TimeoutError naming what the
         episode was waiting for.
         """
-        limit, resources = self.clock.limit_s, EpisodeResources()
+        limit = self.clock.limit_s
+        resources = EpisodeResources()
         resources.enter()
         try:
             async with self.clock:
@@ -103,7 +107,8 @@ class EpisodeRunner:
                 f"{self.waiting_for}"
             ) from error
         finally:
-            self._over, self.waiting_for = True, f"{self._env.name}.close()"
+            self._over = True
+            self.waiting_for = f"{self._env.name}.close()"
             try:
                 await self._tasks.cancel_others(self.spec.traj_uid)
             finally:
@@ -129,11 +134,14 @@ class EpisodeRunner:
         """Return the record of the episode, every reward where it arrived; `assign_rewards` computes the
         samples' rewards from it.
         """
-        ledger, task = self._ledger, self.spec.task
+        ledger = self._ledger
+        task = self.spec.task
         found = sorted(map(self._ordered, self._samples), key=lambda s: (s.turn, s.call, s.candidate))
         samples = [ledger.credit(s) for s in found if s.order != NEVER]
         unheard = tuple(replace(s, committed=False, trained=False) for s in found if s.order == NEVER)
         if self._settings.tool_sequences:
+            from agent_system.rollout.sequences import join_generations  # of this key alone
+
             samples = join_generations(samples, self._settings.tool_sequences, self._text_of)
         return EpisodeRecord(
             self.spec.uid, self.spec.traj_uid, task.task_id, task.data_source, self.spec.index,
@@ -179,7 +187,8 @@ class EpisodeRunner:
         """End the episode with an outcome that the team made itself, without the environment. Raise TurnOver
         after its end.
         """
-        turn, self._turn = self._ending(), None
+        turn = self._ending()
+        self._turn = None
         self._info.update({**turn.info, **outcome.info})
         self._ledger.step(outcome, self._callers)
 
@@ -204,7 +213,8 @@ class EpisodeRunner:
         await self._orchestra.play_episode(self)
 
     def _begin(self, observation: Observation, step: int, memory: Memory) -> None:
-        self._callers, self._answer = {}, ""
+        self._callers = {}
+        self._answer = ""
         self._ledger.open_turn(self._callers)
         self._turn = Turn(observation, step, memory, self._branch if self._tree else self._sample)
 
@@ -250,7 +260,10 @@ class EpisodeRunner:
             raise TurnOver(
                 f"{agent_id} was called after the environment ended the episode in turn {turn.step}"
             )
-        callers, spec, heard, runtime = self._callers, self.spec, self._replies, self._agents.now(agent_id)
+        callers = self._callers
+        spec = self.spec
+        heard = self._replies
+        runtime = self._agents.now(agent_id)
         numbers = [self._number(agent_id) for _ in range(n)]
         self._ledger.unheard.update((turn.step, number) for number in numbers)
         places = [turn.reserve() for _ in numbers]
@@ -338,7 +351,10 @@ class EpisodeRunner:
         """Sample one reply and apply it (parallel sampling: n episodes of a task, one reply per call)."""
         callers = self._callers
         call = await self._ask(turn, agent_id, variables)
-        if isinstance(call.runtime.agent, ToolAgent):
+        if call.runtime.agent.calls_tools:
+            # rounds of tool calls, which an agent without tools does not have
+            from agent_system.rollout.tool_loop import play_rounds
+
             rounds = [call.number]
             try:
                 call, reply = await play_rounds(
@@ -436,7 +452,8 @@ class EpisodeRunner:
                 await self._act(candidate_set.call, candidate_set.winner.reply, calls.turn, self._callers)
 
     def _add_samples(self, candidate_set: CandidateSet, turn: Turn) -> None:
-        call, chosen = candidate_set.call, candidate_set.winner
+        call = candidate_set.call
+        chosen = candidate_set.winner
         greedy = candidate_set.greedy
         for c in (*candidate_set.candidates, *([] if greedy is None else [greedy])):
             rewarded = self._rewarded(call.sample(c.reply, self._replies, c.number), c)
@@ -485,9 +502,11 @@ class EpisodeRunner:
         summary_number = self._number(agent_id) if is_due(runtime.agent) else None
         number = self._number(agent_id)
         place = turn.reserve()
-        entries, prior_replies = turn.entries, self._replies
+        entries = turn.entries
+        prior_replies = self._replies
         seen = await self._env.observation("observe", agent_id) if self._env.has_observe else turn.observation
-        filled, spec = {**seen.info, "env_prompt": seen.text, "step": turn.step, **variables}, self.spec
+        filled = {**seen.info, "env_prompt": seen.text, "step": turn.step, **variables}
+        spec = self.spec
         seed = stable_seed(
             self._settings.seed,
             spec.step,

@@ -10,7 +10,7 @@ from dataclasses import replace
 from itertools import pairwise, zip_longest
 
 from agent_system.record import Sample
-from agent_system.tools.agent import ToolUse
+from agent_system.tool_use import ToolUse
 from verl.protocol.generate import Generation
 
 
@@ -63,11 +63,14 @@ def _parts(generations: Sequence[Sample]) -> list[list[Sample]]:
 
 
 def _joined(rounds: Sequence[Sample], text_of: Callable[[str, Generation], str]) -> Sample:
-    first, last = rounds[0], rounds[-1]
+    first = rounds[0]
+    last = rounds[-1]
     if first is last:
         return first
     tokens = last.prompt_ids[len(first.prompt_ids) :] + last.generation.token_ids
-    mask, log_probs, spans = list[int](), list[float](), list[tuple[int, int]]()
+    mask = list[int]()
+    log_probs = list[float]()
+    spans = list[tuple[int, int]]()
     for sample, following in zip_longest(rounds, rounds[1:]):
         reply = sample.generation
         message = (

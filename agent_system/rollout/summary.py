@@ -61,6 +61,7 @@ def summary_sample(call: Call, order: int) -> Sample | None:
     if call.summary is None:
         return None
     asked, reply = call.summary
-    sample, memory = asked.sample(reply, order), call.before.memory
+    sample = asked.sample(reply, order)
+    memory = call.before.memory
     assert isinstance(memory, SummaryMemory)
     return replace(sample, summary=True, trained=sample.trained and memory.trained)

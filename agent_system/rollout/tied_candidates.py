@@ -46,7 +46,8 @@ class TiedCandidateMonitor:
     """
 
     def __init__(self, env: type[BaseEnv]) -> None:
-        self._env_name, self._has_score = env.__name__, env.overrides("score")
+        self._env_name = env.__name__
+        self._has_score = env.overrides("score")
         self._seen: dict[str, list[bool]] = defaultdict(list)
         self._steps = [0, 0]  # turns with a reward of `step`, and all turns
         self._warned_of_steps = False

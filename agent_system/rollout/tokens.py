@@ -32,7 +32,8 @@ _PIECES_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?[A-Za-z]+| ?[0-9]+| ?[^\sA-Za-z0-9]+|
 # second one. Bounded, because what does not end in this way is tried again behind each of its pieces.
 _CHUNK = r" ?[!-~]{1,40}+(?:\n(?=[!-~])|(?= [!-~])|\Z)|"
 # A place where all of them begin a piece, whatever is before and after it.
-_CUT, _LAST_CUT = re.compile(r"(?= [!-~])"), re.compile(r".*(?= [!-~])", re.DOTALL)
+_CUT = re.compile(r"(?= [!-~])")
+_LAST_CUT = re.compile(r".*(?= [!-~])", re.DOTALL)
 _NOT_ASCII = re.compile(r"[^\x00-\x7f]")
 PIECED_CHARACTERS = 400  # shorter texts are tokenized as they are
 CACHED_PIECES, LONGEST_PIECE = 200_000, 80  # in number, in characters
@@ -124,8 +125,10 @@ def _cut(text: str, chunk: re.Pattern[str]) -> list[str]:
     found: list[str] = []
     begin = 0
     while not text.isascii() and (other := _NOT_ASCII.search(text, begin)):
-        before, after = _LAST_CUT.match(text, begin, other.start()), _CUT.search(text, other.end())
-        start, end = before.end() if before else begin, after.start() if after else len(text)
+        before = _LAST_CUT.match(text, begin, other.start())
+        after = _CUT.search(text, other.end())
+        start = before.end() if before else begin
+        end = after.start() if after else len(text)
         found += [*chunk.findall(text, begin, start), text[start:end]]
         begin = end
     return found + chunk.findall(text, begin)

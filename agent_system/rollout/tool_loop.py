@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from itertools import groupby
 from typing import Any
@@ -17,11 +17,11 @@ from agent_system.projection import closed_thinking, strip_thinking, thoughts
 from agent_system.rollout.call import Call, Reply
 from agent_system.rollout.continuation import END, Continuation, NextPrompt
 from agent_system.rollout.prompt import Prompt, PromptBuilder, SpecialTokens
-from agent_system.rollout.remote import RemoteBinding
 from agent_system.rollout.seeds import stable_seed
 from agent_system.rollout.template_marks import whole_marks
 from agent_system.rollout.tokens import decode, text_after
-from agent_system.tools.agent import ToolAgent, ToolUse
+from agent_system.tool_use import ToolUse
+from agent_system.tools.agent import ToolAgent
 from agent_system.tools.formats import OfferedTools, ToolRequest, read_calls, split_calls, syntaxes_of
 from verl.protocol.generate import Generation
 from verl.protocol.turns import shared_start
@@ -258,9 +258,11 @@ class ToolPromptBuilder(PromptBuilder):
         """Return the messages for a template that knows no tools: their description in the system message,
         results in a user message.
         """
-        text, rest = self._special.cleaned(self.agent.describe_tools()), messages
+        text = self._special.cleaned(self.agent.describe_tools())
+        rest = messages
         if messages and messages[0]["role"] == "system":
-            text, rest = f"{text}\n\n{messages[0]['content']}", messages[1:]
+            text = f"{text}\n\n{messages[0]['content']}"
+            rest = messages[1:]
         shown: list[Message] = [{"role": "system", "content": text}]
         for role, group in groupby(rest, key=lambda m: m["role"]):
             # one message for all results of a reply: some templates want user and assistant in turn
@@ -286,7 +288,9 @@ async def play_rounds(
         keep: keeps a reply as a sample.
         again: returns the call of the next generation, from the last one, its prompt and its seed.
     """
-    agent, prompts, seed = call.runtime.agent, call.runtime.prompts, call.seed
+    agent = call.runtime.agent
+    prompts = call.runtime.prompts
+    seed = call.seed
     assert isinstance(agent, ToolAgent) and isinstance(prompts, ToolPromptBuilder)
     restarted = False
     earlier = 0
@@ -298,7 +302,8 @@ async def play_rounds(
             break
         assert isinstance(reply.agent, ToolAgent)
         results, use = await reply.agent.answer(requests, number)
-        runtime, shown = call.runtime.of(reply.agent), prompts.shown_tools
+        runtime = call.runtime.of(reply.agent)
+        shown = prompts.shown_tools
         prompts = runtime.prompts
         assert isinstance(prompts, ToolPromptBuilder)
         following, anew = prompts.following(
@@ -316,41 +321,10 @@ async def play_rounds(
             *(f"{r.name} {r.arguments!r}" for r in requests),
             *(str(m["content"]) for m in results),
         )
-        call, restarted = (
-            again(
-                replace(call, runtime=runtime, so_far=so_far),
-                following,
-                stable_seed(seed, "round", number + 1),
-            ),
-            anew,
+        call = again(
+            replace(call, runtime=runtime, so_far=so_far),
+            following,
+            stable_seed(seed, "round", number + 1),
         )
+        restarted = anew
     return call, reply
-
-
-def check_tool_agents(
-    agents: Mapping[str, BaseAgent],
-    bindings: Mapping[str, object],
-    *,
-    branches: bool,
-    sequences: Collection[str] = (),
-) -> None:
-    """Raise AgentSystemError for a `ToolAgent` behind an API or with tree sampling (`branches`), and if
-    `sequences` name none.
-    """
-    with_tools = [n for n, agent in agents.items() if isinstance(agent, ToolAgent)]
-    if sequences and not set(sequences) & set(with_tools):
-        raise AgentSystemError(
-            f"actor_rollout_ref.rollout.tool_samples=sequence has no effect: none of {', '.join(sequences)} "
-            "is a ToolAgent; use generation"
-        )
-    for name in with_tools:
-        if branches:
-            raise AgentSystemError(
-                f"{name!r} is a ToolAgent, whose call has several generations; rollout.sampling=tree "
-                "compares candidates of one generation: use rollout.sampling=parallel"
-            )
-        if isinstance(bindings[name], RemoteBinding):
-            raise AgentSystemError(
-                f"{name!r} is a ToolAgent, whose tool calls are read from the tokens of a local policy; an "
-                "agent behind an API (agent.api) cannot have tools: use a policy of the run, or a BaseAgent"
-            )

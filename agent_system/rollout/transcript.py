@@ -29,7 +29,8 @@ def joint_prompts(
         wg: encode_all(tokenizers[wg], texts)
         for wg in dict.fromkeys(s.wg_id for e in played for s in e.samples if s.trained)
     }
-    prompts, first = [], 0
+    prompts = []
+    first = 0
     for episode in played:
         for sample in (s for s in episode.samples if s.trained):
             blocks = [

@@ -19,6 +19,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from agent_system.env_caller import EnvHandle
 from agent_system.env_workers.messages import EnvWorkerError
@@ -26,7 +27,6 @@ from agent_system.environment import BaseEnv, Outcome
 from agent_system.errors import AgentSystemError
 from agent_system.record import finite
 from agent_system.reward.mixing import mix
-from agent_system.reward.model import TERM, ReplyScorer
 from agent_system.rollout.call import Call
 from agent_system.rollout.candidate import Candidate, CandidateSet, choose
 from agent_system.rollout.forks import Forks
@@ -35,7 +35,11 @@ from agent_system.rollout.simultaneous import SimultaneousCalls
 from agent_system.turn import Turn
 from verl.protocol.generate import EngineGoneError, Generation
 from verl.trainer.config.reward import RewardConfig
+from verl.trainer.config.reward_model import TERM
 from verl.trainer.config.run import TreeConfig
+
+if TYPE_CHECKING:
+    from agent_system.reward.model import ReplyScorer
 
 logger = logging.getLogger(__name__)
 
@@ -102,7 +106,8 @@ class Tree:
             (result for result in results if isinstance(result, (EnvWorkerError, EngineGoneError))), None
         ):
             raise lost  # the state that the episode would continue from, or all later scores
-        candidates, causes = [], []
+        candidates = []
+        causes = []
         for (number, _), result in zip(numbered, results, strict=True):
             if isinstance(result, BaseException):
                 causes.append(result)

@@ -4,28 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import json
 import logging
 import re
-import threading
 from concurrent.futures import Future
 from typing import Any
 
-import aiohttp
-
 from agent_system.errors import SandboxError, masked, password
+from agent_system.json_client import CONNECTION_ERRORS, JsonClient, TooLongError
+from agent_system.json_text import parse_json
 from agent_system.sandbox.fusion_protocol import PATH, read_answer, request
 from agent_system.sandbox.job import Job
-from agent_system.sandbox.result import Reason, RunResult, parse_json
+from agent_system.sandbox.result import Reason, RunResult
 from agent_system.sandbox.sandbox import Sandbox, padded
 from verl.trainer.config.sandbox import SandboxConfig
+from verl.utils.loop_thread import LoopThread
 from verl.utils.names import without_password
 
 logger = logging.getLogger(__name__)
 
 REQUESTS = 32
 # Longest JSON escape of one byte of output, and space for the rest of an answer.
-ESCAPED_BYTES, ENVELOPE_BYTES = 6, 1 << 16
+ESCAPED_BYTES = 6
+ENVELOPE_BYTES = 1 << 16
 OUTPUT_BEGINS = re.compile(rb'"(stdout|stderr)"\s*:\s*"')
 
 
@@ -44,11 +44,9 @@ class HttpSandbox(Sandbox):
         super().__init__(settings)
         self._url = settings.url.rstrip("/").removesuffix(PATH) + PATH
         self._shown = without_password(self._url)
-        self._loop = asyncio.new_event_loop()
-        self._session: aiohttp.ClientSession | None = None
+        self._loop = LoopThread("sandbox-http")
+        self._client = JsonClient(self._url)
         self._slots = asyncio.Semaphore(settings.workers or REQUESTS)
-        self._thread = threading.Thread(target=self._loop.run_forever, name="sandbox-http", daemon=True)
-        self._thread.start()
         atexit.register(self.close)
         logger.info("sandbox: %s", self.describe())
 
@@ -64,23 +62,13 @@ class HttpSandbox(Sandbox):
             )
 
     def close(self) -> None:
-        if self._loop.is_running():
-            asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
-            self._loop.close()
+        self._loop.close(self._client.close)
         atexit.unregister(self.close)
 
     def _submit(self, job: Job) -> Future[list[RunResult]]:
-        if not self._loop.is_running():
+        if self._loop.closed:
             raise SandboxError("this sandbox is closed; make another one")
-        return asyncio.run_coroutine_threadsafe(self._run_all(job), self._loop)
-
-    async def _end(self) -> None:
-        for task in asyncio.all_tasks() - {asyncio.current_task()}:
-            task.cancel()
-        if self._session is not None:
-            await self._session.close()
+        return self._loop.submit(self._run_all(job))
 
     async def _run_all(self, job: Job) -> list[RunResult]:
         results: list[RunResult] = []
@@ -97,45 +85,31 @@ class HttpSandbox(Sandbox):
         return padded(job, results, RunResult(Reason.SKIPPED))
 
     async def _run_test(self, job: Job, header: dict[str, Any], stdin: bytes) -> RunResult:
-        if self._session is None:
-            self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=None)
-            )
         body, mark = request(job, header, stdin)
         seconds = 2 * job.limits.wall_s + self.settings.request_timeout_s
         try:
-            async with asyncio.timeout(seconds):
-                return read_answer(await self._post(self._session, body, job), mark, job)
+            return read_answer(await self._post(body, job, seconds), mark, job)
         except OutputError:
             return RunResult(Reason.OUTPUT)
         except TimeoutError:
             message = f"{self._shown} gave no answer within {seconds:g} s"
-        except (aiohttp.ClientError, OSError, ValueError) as error:
+        except (*CONNECTION_ERRORS, ValueError) as error:
             message = f"{self._shown}: {type(error).__name__}: {masked(str(error), password(self._url))}"
         logger.warning("sandbox: %s", message)
         return RunResult(Reason.SANDBOX, message=message)
 
-    async def _post(self, session: aiohttp.ClientSession, body: dict[str, object], job: Job) -> object:
+    async def _post(self, body: dict[str, object], job: Job, timeout_s: float) -> object:
         """Return the JSON of the server's answer.
 
         Raises:
             OutputError: the answer is too long and contains a program's output.
             ValueError: the answer is too long without output, has a status other than 200, or is not JSON.
         """
-        limit = 3 * ESCAPED_BYTES * job.limits.output_kb * 1024 + ENVELOPE_BYTES
-        async with session.post(
-            self._url,
-            data=json.dumps(body),
-            headers={"Content-Type": "application/json"},
-            allow_redirects=False,
-        ) as answer:
-            text = bytearray()
-            async for chunk in answer.content.iter_chunked(1 << 16):
-                text += chunk
-                if len(text) > limit:
-                    if answer.status == 200 and OUTPUT_BEGINS.search(text):
-                        raise OutputError
-                    raise ValueError(f"an answer of more than {limit} bytes")
-        if answer.status != 200:
-            raise ValueError(f"HTTP status {answer.status}: {bytes(text[:200])!r}")
-        return parse_json(text.decode("utf-8", "replace"))
+        most_bytes = 3 * ESCAPED_BYTES * job.limits.output_kb * 1024 + ENVELOPE_BYTES
+        try:
+            answer = await self._client.post(body, timeout_s=timeout_s, most_bytes=most_bytes)
+        except TooLongError as error:
+            if error.answer.status == 200 and OUTPUT_BEGINS.search(error.answer.data):
+                raise OutputError from error
+            raise ValueError(f"an answer of more than {most_bytes} bytes") from error
+        return parse_json(answer.ok_data().decode("utf-8", "replace"))

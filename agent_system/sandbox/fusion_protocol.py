@@ -79,26 +79,31 @@ def read_answer(answer: object, mark: str, job: Job) -> RunResult:
         return RunResult(
             Reason.SANDBOX, message=f"the server's sandbox failed: {str(answer.get('message', ''))[:500]}"
         )
-    compiled, ran = answer.get("compile_result"), answer.get("run_result")
+    compiled = answer.get("compile_result")
+    ran = answer.get("run_result")
     if isinstance(compiled, Mapping) and (
         compiled.get("status") != "Finished" or compiled.get("return_code") not in (0, None)
     ):
         return RunResult(Reason.COMPILE, stdout=_text(compiled, "stdout"), stderr=_text(compiled, "stderr"))
     if not isinstance(ran, Mapping):
         raise ValueError(f"an answer without run_result: {str(answer)[:200]}")
-    status, code = ran.get("status"), ran.get("return_code")
+    status = ran.get("status")
+    code = ran.get("return_code")
     if status not in ("Finished", "TimeLimitExceeded") or (
         status == "Finished" and not isinstance(code, int)
     ):
         raise ValueError(f"run_result has status {status!r} and return_code {code!r}")
-    out, err = _text(ran, "stdout"), _text(ran, "stderr")
+    out = _text(ran, "stdout")
+    err = _text(ran, "stderr")
     value = None
     if mark and mark in out:
         out, _, value = out.rpartition(mark)
     reason = Reason.TIMEOUT if status == "TimeLimitExceeded" else _reason(int(code or 0), err)
     limit = job.limits.output_kb * 1024
     if max(len(out), len(err), len(value or "")) > limit:
-        reason, out, err = Reason.OUTPUT, out[:limit], err[:limit]
+        reason = Reason.OUTPUT
+        out = out[:limit]
+        err = err[:limit]
     return RunResult(
         reason=reason,
         exit_code=code if status == "Finished" else None,

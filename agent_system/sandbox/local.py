@@ -16,7 +16,7 @@ from agent_system.sandbox.levels import LEVELS, describe, level_error, rank
 from agent_system.sandbox.packages import find_packages
 from agent_system.sandbox.result import Reason, RunResult
 from agent_system.sandbox.sandbox import Sandbox, padded
-from agent_system.sandbox.worker import Worker, WorkerError, ended_by_sandbox
+from agent_system.sandbox.worker import SandboxWorker, WorkerError, ended_by_sandbox
 from agent_system.threads import DaemonExecutor
 from verl.trainer.config.sandbox import SandboxConfig, SandboxLimitsConfig
 
@@ -60,8 +60,8 @@ class LocalSandbox(Sandbox):
         self.restarts = 0
         self._packages = find_packages(settings.packages)
         self._lock = threading.Lock()
-        self._alive: set[Worker] = set()
-        self._slots: queue.LifoQueue[Worker | None] = queue.LifoQueue()
+        self._alive: set[SandboxWorker] = set()
+        self._slots: queue.LifoQueue[SandboxWorker | None] = queue.LifoQueue()
         self._threads = DaemonExecutor(self.workers)
         self._closed = False
         self.level, first = self._strongest_level()
@@ -85,7 +85,9 @@ class LocalSandbox(Sandbox):
 
     def close(self) -> None:
         with self._lock:
-            workers, self._alive, self._closed = self._alive, set(), True
+            workers = self._alive
+            self._alive = set()
+            self._closed = True
         for worker in workers:
             worker.kill()
         self._threads.shutdown()
@@ -120,8 +122,8 @@ class LocalSandbox(Sandbox):
             self._slots.put(worker)
         return padded(job, results, RunResult(Reason.SKIPPED))
 
-    def _start(self, level: str) -> Worker:
-        worker = Worker(level, self._packages, tuple(self.settings.packages))
+    def _start(self, level: str) -> SandboxWorker:
+        worker = SandboxWorker(level, self._packages, tuple(self.settings.packages))
         with self._lock:
             closed = self._closed
             self._alive.add(worker)
@@ -130,14 +132,14 @@ class LocalSandbox(Sandbox):
             raise SandboxError("this sandbox was closed")
         return worker
 
-    def _retire(self, worker: Worker | None) -> None:
+    def _retire(self, worker: SandboxWorker | None) -> None:
         if worker is not None:
             self.restarts += 1
             worker.kill()
             with self._lock:
                 self._alive.discard(worker)
 
-    def _strongest_level(self) -> tuple[str, Worker]:
+    def _strongest_level(self) -> tuple[str, SandboxWorker]:
         """Return the level to use with a probed worker. Raise SandboxError, naming a weaker level that works,
         if none suffices.
         """
@@ -155,7 +157,7 @@ class LocalSandbox(Sandbox):
             raise SandboxError(level_error(level, settings.min_level, missing))
         raise SandboxError(level_error(None, settings.min_level, missing))
 
-    def _probe(self, level: str) -> Worker:
+    def _probe(self, level: str) -> SandboxWorker:
         """Start a worker and run a program that tries forbidden operations. Raise SandboxError listing those
         that succeed.
         """

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from signal import SIGKILL, SIGXCPU
 from typing import Any
 
+from agent_system.json_text import parse_json
 from agent_system.sandbox.jail.program import RETURNED
 from agent_system.sandbox.jail.runner import REPORT, STOPPED
 from verl.trainer.config.sandbox import SandboxLimitsConfig
-
-MAX_NESTING = 200
-# Arguments and values of tests are integers of more digits than Python reads and writes by default; of this
-# number it takes milliseconds.
-MAX_DIGITS = 20_000
-if 0 < sys.get_int_max_str_digits() < MAX_DIGITS:
-    sys.set_int_max_str_digits(MAX_DIGITS)
 
 
 class Reason(StrEnum):
@@ -105,26 +97,6 @@ class RunResult:
         return parse_json(self.value)
 
 
-def parse_json(text: str) -> Any:
-    """Parse JSON written by a program. Raise ValueError for other text, more than `MAX_NESTING` levels or
-    `MAX_DIGITS` digits.
-    """
-    try:
-        value = json.loads(text)
-    except RecursionError as error:
-        raise ValueError("JSON that is nested too deep") from error
-    level: list[Any] = [value]
-    for _ in range(MAX_NESTING):
-        level = [inner for outer in level for inner in _inside(outer)]
-        if not level:
-            return value
-    raise ValueError(f"JSON that is nested more than {MAX_NESTING} deep")
-
-
-def _inside(value: Any) -> Iterable[Any]:
-    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-
-
 def from_report(blobs: Sequence[bytes], limits: SandboxLimitsConfig) -> RunResult:
     """Return the result of a test from the report of a job's init.
 
@@ -135,7 +107,8 @@ def from_report(blobs: Sequence[bytes], limits: SandboxLimitsConfig) -> RunResul
     """
     report, out, err, end_report, failure = blobs
     index, status, seconds, cpu_s = REPORT.unpack(report)
-    stopped, ending = STOPPED[index], _parse_end_report(end_report)
+    stopped = STOPPED[index]
+    ending = _parse_end_report(end_report)
     reason = (
         Reason.SANDBOX
         if failure

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
+from typing import TYPE_CHECKING
 
 from agent_system.errors import SandboxError
-from agent_system.sandbox.local import LocalSandbox
-from agent_system.sandbox.result import Reason
-from agent_system.sandbox.sandbox import Sandbox
 from verl.trainer.config.sandbox import SandboxConfig
+
+if TYPE_CHECKING:
+    from agent_system.sandbox.sandbox import Sandbox
 
 _lock = threading.Lock()
 _settings = SandboxConfig()
@@ -26,6 +27,9 @@ def make_sandbox(settings: SandboxConfig) -> Sandbox:
         )
 
         return HttpSandbox(settings)
+    # the isolation, which a run without programs does not need
+    from agent_system.sandbox.local import LocalSandbox
+
     return LocalSandbox(settings)
 
 
@@ -43,7 +47,8 @@ def configure(settings: SandboxConfig) -> Sandbox:
         except SandboxError:
             sandbox.close()
             raise
-        _settings, _sandbox = settings, sandbox
+        _settings = settings
+        _sandbox = sandbox
         return sandbox
 
 
@@ -63,13 +68,19 @@ def shared_failures() -> float | None:
     sandbox.
     """
     with _lock:
-        return None if _sandbox is None else float(_sandbox.counts[Reason.SANDBOX.value])
+        if _sandbox is None:
+            return None
+        # loaded already, by the sandbox
+        from agent_system.sandbox.result import Reason
+
+        return float(_sandbox.counts[Reason.SANDBOX.value])
 
 
 def close_shared() -> None:
     """Close the sandbox of this process, if there is one."""
     global _sandbox
     with _lock:
-        sandbox, _sandbox = _sandbox, None
+        sandbox = _sandbox
+        _sandbox = None
     if sandbox is not None:
         sandbox.close()

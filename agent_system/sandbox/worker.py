@@ -47,7 +47,7 @@ class WorkerError(RuntimeError):
     """The process does not answer, or not in the protocol; it must be killed."""
 
 
-class Worker:
+class SandboxWorker:
     """A sandbox process; used by one thread at a time.
 
     Args:

@@ -5,44 +5,23 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from agent_system.agent import BaseAgent, Message
 from agent_system.errors import AgentSystemError
+from agent_system.tool_use import ToolUse
 from agent_system.tools.formats import ToolRequest, check_format
-from agent_system.tools.mcp import McpServer, McpTool
 from agent_system.tools.tool import Tool, ToolError, ToolInputError, make_tool
 from verl.utils.names import did_you_mean
+
+if TYPE_CHECKING:
+    from agent_system.tools.mcp import McpServer, McpTool
 
 _DESCRIPTION = """\
 You can call these tools:
 {schemas}
 Call one by <tool_call>{{"name": <name>, "arguments": <object>}}</tool_call>. Its result comes in the next message."""
-
-
-@dataclass(frozen=True, slots=True)
-class ToolUse:
-    """Tool calls of one reply.
-
-    Attributes:
-        round: number of the generation inside the agent's call, from 0.
-        calls: tool calls of the reply, malformed ones included.
-        malformed: calls that are no JSON, name no tool, have wrong arguments or exceed `max_calls`.
-        errors: calls whose tool raised an exception.
-        timeouts: calls that exceeded `tool_timeout_s`.
-        restarted: the prompt was rendered anew instead of continuing the tokens of the last round.
-        cut: the conversation ended with this reply although it calls tools, because of `max_rounds` or the
-            longest prompt.
-    """
-
-    round: int = 0
-    calls: int = 0
-    malformed: int = 0
-    errors: int = 0
-    timeouts: int = 0
-    restarted: bool = False
-    cut: bool = False
 
 
 class ToolAgent(BaseAgent):
@@ -61,6 +40,7 @@ class ToolAgent(BaseAgent):
         max_tool_chars: longest result of a tool in a prompt, in characters; the rest is cut off.
     """
 
+    calls_tools = True
     tools: ClassVar[Sequence[Callable[..., Any] | str | McpServer]] = ()
     max_rounds: int = 4
     max_calls: int = 8
@@ -91,8 +71,12 @@ class ToolAgent(BaseAgent):
             )
 
     def _tools(self, entry: Callable[..., Any] | str | McpServer) -> Sequence[Tool | McpTool]:
-        if isinstance(entry, McpServer):
-            return entry.tools()
+        if not isinstance(entry, str) and not callable(entry):
+            # connections to MCP servers, which functions and methods do not need
+            from agent_system.tools.mcp import McpServer
+
+            if isinstance(entry, McpServer):
+                return entry.tools()
         return [make_tool(getattr(self, entry) if isinstance(entry, str) else entry)]
 
     @property

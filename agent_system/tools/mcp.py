@@ -15,7 +15,14 @@ from typing import Any
 
 from agent_system.errors import AgentSystemError
 from agent_system.resources import of_episode
-from agent_system.tools.mcp_connection import Connection, Endpoint, ServerError, on_loop, tools_of, valid_json
+from agent_system.tools.mcp_connection import (
+    Connection,
+    McpEndpoint,
+    ServerError,
+    on_loop,
+    tools_of,
+    valid_json,
+)
 from agent_system.tools.tool import ToolError, ToolInputError, cut
 from verl.utils.names import did_you_mean
 
@@ -25,7 +32,7 @@ LONGEST_ARGUMENTS = 1 << 20  # characters of JSON
 
 
 @dataclass(frozen=True)
-class McpServer(Endpoint):
+class McpServer(McpEndpoint):
     """An MCP server, whose tools an agent gets.
 
     Attributes:

@@ -8,7 +8,6 @@ import asyncio
 import codecs
 import json
 import os
-import threading
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from typing import Any, TypeVar
 
 from agent_system.errors import AgentSystemError, masked, password
 from agent_system.tools.tool import ToolError
+from verl.utils.loop_thread import LoopThread
 
 T = TypeVar("T")
 MOST_LISTED = 10_000  # tools of a server
@@ -26,7 +26,7 @@ KEPT_ERRORS = 500  # characters of the end of a server's standard error
 
 
 @dataclass(frozen=True)
-class Endpoint:
+class McpEndpoint:
     """How a server is reached.
 
     Attributes:
@@ -57,15 +57,13 @@ class ServerError(Exception):
 
 
 @cache
-def _loop() -> asyncio.AbstractEventLoop:
-    loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, name="mcp", daemon=True).start()
-    return loop
+def _loop() -> LoopThread:
+    return LoopThread("mcp")
 
 
 async def on_loop(work: Coroutine[Any, Any, T]) -> T:
     """Run `work` on the loop of the connections; a cancellation reaches it."""
-    return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, _loop()))
+    return await asyncio.wrap_future(_loop().submit(work))
 
 
 class Connection:
@@ -75,11 +73,12 @@ class Connection:
         ended: it can no longer be used.
     """
 
-    def __init__(self, server: Endpoint) -> None:
+    def __init__(self, server: McpEndpoint) -> None:
         self.ended = False
         self._server = server
         self._task: asyncio.Task[None] | None = None
-        self._errors, self._cause = _Tail(), ""
+        self._errors = _Tail()
+        self._cause = ""
 
     async def ready(self) -> Any:
         """Connect, unless that is done, and return the client of `mcp`. Raise ServerError if it is not
@@ -149,7 +148,8 @@ class Connection:
                 self._opened.set_result(client)
                 await self._closing.wait()
         except Exception as error:  # of the transport, in groups
-            self.ended, self._cause = True, _innermost(error)
+            self.ended = True
+            self._cause = _innermost(error)
             if not self._opened.done():
                 limit = (
                     f" within {self._server.start_timeout_s:g} s" if isinstance(error, TimeoutError) else ""
@@ -161,7 +161,7 @@ class Connection:
 
 
 @asynccontextmanager
-async def _client(server: Endpoint, errors: _Tail) -> AsyncIterator[Any]:
+async def _client(server: McpEndpoint, errors: _Tail) -> AsyncIterator[Any]:
     """Connect to a server."""
     try:
         from mcp import Client, StdioServerParameters
@@ -190,7 +190,8 @@ class _Lines(codecs.IncrementalDecoder):
 
     def __init__(self, errors: str = "strict") -> None:
         super().__init__(errors)
-        self._text, self._length = codecs.getincrementaldecoder("utf-8")("replace"), 0
+        self._text = codecs.getincrementaldecoder("utf-8")("replace")
+        self._length = 0
 
     def decode(self, data: Any, final: bool = False) -> str:
         """Return the next text."""
@@ -198,7 +199,8 @@ class _Lines(codecs.IncrementalDecoder):
         left_out = self._length > LONGEST_LINE
         self._length += len(line)
         if (excess := self._length - LONGEST_LINE) > 0:
-            line, kept_end = (b"" if left_out else line[:-excess] + b"\n"), b""
+            line = b"" if left_out else line[:-excess] + b"\n"
+            kept_end = b""
         else:
             kept_end = end
         if end:
@@ -250,30 +252,32 @@ class _Tail:
 _listed: dict[str, list[dict[str, Any]]] = {}
 
 
-def tools_of(server: Endpoint) -> list[dict[str, Any]]:
+def tools_of(server: McpEndpoint) -> list[dict[str, Any]]:
     """Return the OpenAI-style schemas of a server's tools. Raise AgentSystemError when it cannot be reached
     or lists what is no tool.
     """
     if server.key not in _listed:
         try:
-            _listed[server.key] = asyncio.run_coroutine_threadsafe(_list(server), _loop()).result()
+            _listed[server.key] = _loop().submit(_list(server)).result()
         except ServerError as error:
             raise AgentSystemError(f"the MCP server {server.name!r} {error}") from error
     return _listed[server.key]
 
 
-async def _list(server: Endpoint) -> list[dict[str, Any]]:
-    connection, limit = Connection(server), 3 * server.start_timeout_s
-    found: list[dict[str, Any]] = []
+async def _list(server: McpEndpoint) -> list[dict[str, Any]]:
+    connection = Connection(server)
+    limit = 3 * server.start_timeout_s
+    tools: list[dict[str, Any]] = []
     try:
         async with asyncio.timeout(limit):
-            client, cursor = await connection.ready(), None
-            while len(found) <= MOST_LISTED:
+            client = await connection.ready()
+            cursor = None
+            while len(tools) <= MOST_LISTED:
                 page = await client.list_tools(cursor=cursor)
-                found += [_schema(tool) for tool in page.tools]
+                tools += [_schema(tool) for tool in page.tools]
                 cursor = page.next_cursor
                 if cursor is None:
-                    return found
+                    return tools
     except ServerError:
         raise
     except TimeoutError as error:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from agent_system.agent import BaseAgent
-from agent_system.sandbox import shared_sandbox
 from agent_system.tools.agent import ToolAgent
 
 LONGEST_EXPRESSION = 500
@@ -27,6 +26,8 @@ async def python(code: str) -> str:
     Args:
         code: the program; it must print its result.
     """
+    from agent_system.sandbox import shared_sandbox  # of this tool alone
+
     result = await shared_sandbox().run(code)
     if result.ok:
         return result.stdout or "(printed nothing)"
@@ -86,7 +87,8 @@ def _value(node: ast.AST) -> Number:
         case ast.UnaryOp(op=ast.UAdd() | ast.USub() as sign, operand=inner):
             return -_value(inner) if isinstance(sign, ast.USub) else _value(inner)
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
-            first, second = _value(left), _value(right)
+            first = _value(left)
+            second = _value(right)
             if (
                 isinstance(op, ast.Pow)
                 and isinstance(first, int)

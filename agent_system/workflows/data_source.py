@@ -32,9 +32,9 @@ from typing import Any
 from agent_system.agent import BaseAgent, Message
 from agent_system.environment import BaseEnv, Observation, Outcome, Task
 from agent_system.errors import AgentSystemError
+from agent_system.json_text import parse_json
 from agent_system.projection import Projection, last_boxed, program_of, strip_thinking
 from agent_system.registry import AgentRegistry, EnvRegistry
-from agent_system.sandbox.result import parse_json
 from agent_system.workflows.code.world.problem import Problem, read_ground_truth
 from agent_system.workflows.code.world.runs import check_program
 from agent_system.workflows.math.world.grade import grade, shared_pool
@@ -46,9 +46,13 @@ GSM8K = ("openai/gsm8k",)
 BOXED = ("lighteval/MATH", "DigitalLearningGmbH/MATH-lighteval", "HuggingFaceH4/MATH-500")
 LINE = ("math_dapo", "math", "math_dapo_reasoning")
 PROGRAMS = ("codecontests", "apps", "codeforces", "taco")
-BOXED_PREFIX, LINE_PREFIX, SEARCH_PREFIX = "numina_", "aime", "searchR1_"
-TAIL_CHARS, BOX_TAIL_CHARS = 300, 100
-MAX_ANSWER_TAGS, TOLERANCE = 10, 1e-6
+BOXED_PREFIX = "numina_"
+LINE_PREFIX = "aime"
+SEARCH_PREFIX = "searchR1_"
+TAIL_CHARS = 300
+BOX_TAIL_CHARS = 100
+MAX_ANSWER_TAGS = 10
+TOLERANCE = 1e-6
 _HASHES = re.compile(r"#### (-?[0-9.,]+)")  # exactly one space, as in verl
 _ANSWER = re.compile(r"Answer\s*:\s*([^\n]+)", re.IGNORECASE)
 _ELEMENT = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)

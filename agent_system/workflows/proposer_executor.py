@@ -10,7 +10,7 @@ sokoban are examples:
         section = "agent.orchestra.my_flow"
 
     @AgentRegistry.register(TOOL, orchestra="my_flow")
-    class ToolAgent(ToolRole):
+    class MyProposerAgent(ToolRole):
         styles, options, projection = STYLES, MyOptions, tag("plan")
 
     @AgentRegistry.register(SINGLE, orchestra="single", env="my_flow")
@@ -161,7 +161,8 @@ class ToolRole(ProposerExecutorAgent):
     `Program`.
     """
 
-    role, template = TOOL, "tool"
+    role = TOOL
+    template = "tool"
 
     def project(self, text: str) -> Projection:
         return read_program(text) if self.config.tool == "code" else super().project(text)
@@ -170,7 +171,8 @@ class ToolRole(ProposerExecutorAgent):
 class ExecutorRole(ProposerExecutorAgent):
     """The role that checks the proposal and decides on the moves."""
 
-    role, template = EXECUTOR, "executor"
+    role = EXECUTOR
+    template = "executor"
 
 
 class SingleRole(SingleAgent):

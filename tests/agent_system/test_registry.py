@@ -20,14 +20,14 @@ from agent_system import (
 from agent_system.environment import Task
 from agent_system.options import build_options
 from agent_system.orchestra import BaseOrchestra
-from agent_system.registry import ANY, Registry
+from agent_system.registry import ANY, ClassRegistry
 from agent_system.rollout import AgentBinding, Collector, CollectorSettings
 from agent_system.testing import ScriptedEngine, make_tokenizer
 from verl.protocol.generate import SamplingParams
 
 
-def make_registry() -> Registry[BaseAgent]:
-    return Registry("agent", BaseAgent)
+def make_registry() -> ClassRegistry[BaseAgent]:
+    return ClassRegistry("agent", BaseAgent)
 
 
 def test_two_orchestras_each_have_a_verifier_agent() -> None:

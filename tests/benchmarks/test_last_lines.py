@@ -73,6 +73,7 @@ def test_policy_update(forked_python: str, device: str) -> None:
     assert result["equal_ratio"] > 0
     assert result["mixed_ratio"] > 0
     assert result["conversation_ratio"] < 1
+    assert result["group_tokens"] < 0.5 and result["group_ratio"] > 0
 
 
 def test_placement_measures_all_levels_on_the_same_rows(forked_python: str) -> None:

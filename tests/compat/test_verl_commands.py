@@ -177,7 +177,6 @@ def test_one_warning_lists_what_was_translated() -> None:
     [
         ("trainer.log_val_generations=10", True),
         ("trainer.log_val_generations=0", False),
-        ("+ray_kwargs.ray_init.runtime_env.env_vars.NCCL_DEBUG=INFO", True),
         ("model_engine=dp", False),
         ("actor_rollout_ref.rollout.profiler.enable=False", False),
         ("actor_rollout_ref.rollout.profiler.enable=True", True),

@@ -16,7 +16,7 @@ from agent_system.launch.checks import check_team
 from tests.docs.pages import blocks, code_spans, commands, first_column, pages
 from tests.docs.test_readme import KEY, environment
 from tests.house.source import ROOT
-from verl.trainer.config import ApiConfig, RunConfig
+from verl.trainer.config import RunConfig
 from verl.trainer.plan.checks import resolve
 from verl.trainer.plan.derived_values import resolve_defaults
 
@@ -258,17 +258,3 @@ def test_the_variables_of_the_scripts_are_those_they_read() -> None:
     scripts = "".join(path.read_text() for path in (ROOT / "examples").glob("*.sh"))
     named = first_column(pages()["examples/README.md"], "Examples")
     assert sorted(named) == sorted(set(re.findall(r"\$\{([A-Z_]+):?[-+]", scripts)) - {"EMBEDDED"})
-
-
-def test_the_keys_of_an_api_are_those_of_its_page() -> None:
-    section = pages()["docs/training.md"].split("### Agents behind an API")[1].split("\n## ")[0]
-    rows = [
-        [cell.strip() for cell in line.split("|")[1:3]]
-        for line in section.splitlines()
-        if line.startswith("| `")
-    ]
-    defaults = {
-        name: "null" if value is None else str(value).removesuffix(".0")
-        for name, value in vars(ApiConfig()).items()
-    }
-    assert {key.strip("`"): default for key, default in rows} == defaults

@@ -20,5 +20,5 @@ def test_the_program_of_the_page_trains_two_policies(
     assert [line["step"] for line in lines] == [0, 1, 2]
     for agent in ("writer", "editor"):
         assert sum(line[f"wg/{agent}/actor/grad_norm"] for line in lines[1:]) > 0
-    named = pages()["docs/training.md"]
+    named = pages()["docs/metrics.md"]
     assert [name for name in lines[1] if name.startswith("gateway/") and name not in named] == []

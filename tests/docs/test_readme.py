@@ -173,7 +173,7 @@ def test_a_run_leaves_what_the_readme_says(draft_run: Path) -> None:
 
 @pytest.mark.e2e
 def test_every_metric_of_a_run_has_a_meaning(metrics: list[dict]) -> None:
-    named = [re.sub(r"<\w+>", "*", name) for name in first_column(pages()["docs/training.md"], "Metrics")]
+    named = [re.sub(r"<\w+>", "*", name) for name in first_column(pages()["docs/metrics.md"], "Metrics")]
     produced = {name for line in metrics for name in line} - {"step"}
     assert [
         name for name in sorted(produced) if not any(fnmatchcase(name, pattern) for pattern in named)

@@ -268,17 +268,17 @@ def titles() -> Iterator[set[str]]:
 @pytest.fixture
 def scored(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The batches (`DataProto`) of the steps of a test's runs, with advantages."""
-    from verl.trainer.ppo.train_step import StepTrainer
+    from verl.trainer.ppo.report import RunReport
 
-    result, found = StepTrainer.result, list[Any]()
+    of_step = RunReport.of_step
+    batches: list[Any] = []
 
-    def kept(self: StepTrainer, step: Any) -> Any:
-        trained = result(self, step)
-        found.append(trained.batch)
-        return trained
+    def recorded(report: RunReport, samples: Any, batch: Any, *args: Any) -> Any:
+        batches.append(batch)
+        return of_step(report, samples, batch, *args)
 
-    monkeypatch.setattr(StepTrainer, "result", kept)
-    return found
+    monkeypatch.setattr(RunReport, "of_step", recorded)
+    return batches
 
 
 @pytest.fixture

@@ -127,8 +127,8 @@ def test_a_world_that_hangs_holds_its_own_group_alone(
     """Steps train on other groups until the time of its episodes is over; another task takes the place of its
     group.
     """
-    update, updates = StepTrainer._update, list[float]()
-    monkeypatch.setattr(StepTrainer, "_update", lambda *args: (updates.append(time.time()), update(*args))[1])
+    update, updates = StepTrainer.update, list[float]()
+    monkeypatch.setattr(StepTrainer, "update", lambda *args: (updates.append(time.time()), update(*args))[1])
     began = hanging(lambda number: number == 2)
     train(QUICK | {"rollout.episode_timeout_s": 5, "rollout.max_failure_rate": 0.5, "trainer.save_freq": 6})
     failed = [
@@ -215,7 +215,7 @@ def kill(fork_server: ForkServer, kind: str) -> None:
 def test_a_rank_that_dies_in_an_update_ends_the_run_in_one_line_and_its_checkpoint_goes_on(
     train: Run, tmp_path: Path, fork_server: ForkServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    update, take, running, streams = StepTrainer._update, GroupStream.take, list[float](), list[GroupStream]()
+    update, take, running, streams = StepTrainer.update, GroupStream.take, list[float](), list[GroupStream]()
 
     def mortal(trainer: StepTrainer, batch: DataProto, step: int, *args: Any) -> Any:
         if step == 2:
@@ -225,7 +225,7 @@ def test_a_rank_that_dies_in_an_update_ends_the_run_in_one_line_and_its_checkpoi
 
     steps = BUSY | {"trainer.total_training_steps": 3}
     with monkeypatch.context() as patch:
-        patch.setattr(StepTrainer, "_update", mortal)
+        patch.setattr(StepTrainer, "update", mortal)
         patch.setattr(GroupStream, "take", lambda self, *args: streams.append(self) or take(self, *args))
         with pytest.raises(
             TeamError, match=r"^worker group 'tiny_qwen3': worker policy_tiny_qwen3.* died while it ran "
@@ -247,7 +247,7 @@ def test_an_engine_that_is_killed_in_an_update_when_it_gets_weights_and_while_it
     import my_flow_package
 
     update, load, act, kills = (
-        StepTrainer._update,
+        StepTrainer.update,
         weight_sync.load_weights,
         my_flow_package.MyWorld.act,
         list[str](),
@@ -276,7 +276,7 @@ def test_an_engine_that_is_killed_in_an_update_when_it_gets_weights_and_while_it
             once("sampling")
         return act(world, agent_id, action)
 
-    monkeypatch.setattr(StepTrainer, "_update", in_update)
+    monkeypatch.setattr(StepTrainer, "update", in_update)
     monkeypatch.setattr(weight_sync, "load_weights", with_weights)
     monkeypatch.setattr(my_flow_package.MyWorld, "act", sampling)
     train(BUSY | {"trainer.controller": "ray", "trainer.total_training_steps": 5, "trainer.save_freq": 5})

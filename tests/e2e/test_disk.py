@@ -25,8 +25,8 @@ def no_room(*_: Any) -> None:
         ("verl.utils.tracking.jsonl.JsonlBackend.log", "metrics.jsonl"),
         ("verl.utils.tracking.jsonl.JsonlBackend.finish", "metrics.jsonl"),
         ("verl.utils.tracking.tensorboard.TensorboardBackend.log", "tensorboard"),
-        ("verl.trainer.ppo.ray_trainer.write_rows", "trajectories/train_000001.jsonl"),
-        ("verl.trainer.ppo.ray_trainer.append_spans", "timeline.jsonl"),
+        ("verl.trainer.ppo.report.write_rows", "trajectories/train_000001.jsonl"),
+        ("verl.trainer.ppo.report.append_spans", "timeline.jsonl"),
         ("agent_system.launch.train.save_config", "config.yaml"),
     ],
 )

@@ -131,7 +131,7 @@ def test_an_engine_that_ignores_updates_of_adapters_is_refused(
 
 def test_the_check_can_be_left_out(train: Run, loses: Callable[..., None]) -> None:
     loses(lambda adapter, name: name.endswith("layers.1.mlp.up_proj.weight"))
-    assert train(SHORT | {"trainer.check_engines": False}).global_step == 1
+    assert train(SHORT | {"trainer.check_engines": False}).progress.global_step == 1
 
 
 def test_an_engine_that_differs_before_any_update_is_refused_at_once(
@@ -166,7 +166,11 @@ def test_a_run_that_continues_is_checked_with_its_own_weights(
     caplog.clear()
     with caplog.at_level(logging.INFO):
         trainer: RayPPOTrainer = train({"trainer.total_training_steps": 2})
-    assert trainer.global_step == 2 and "engines agree" in caplog.text and "continuing from" in caplog.text
+    assert (
+        trainer.progress.global_step == 2
+        and "engines agree" in caplog.text
+        and "continuing from" in caplog.text
+    )
 
 
 def test_a_step_on_samples_of_another_policy_is_said_once_and_a_sound_one_is_not(

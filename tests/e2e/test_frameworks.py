@@ -23,8 +23,8 @@ from transformers import AutoTokenizer
 
 from agent_system.environment import Task
 from agent_system.gateway import ServedSession
-from agent_system.gateway.chat import Chat
 from agent_system.gateway.command import load_command
+from agent_system.gateway.conversations import AgentConversations
 from agent_system.gateway.team import load_team
 from agent_system.launch.openai_server import Address, listening
 from agent_system.launch.serving import LoadedTeam, loaded_team
@@ -146,11 +146,11 @@ def check_served(run_dir: Path, program: Callable[..., Any], engine: str = "") -
     episode.
     """
     said: list[Any] = []
-    answer = Chat.answer
+    answer = AgentConversations.answer
 
-    def heard(chat: Chat, ask: Any, built: Any, replies: Any, name: str) -> Any:
+    def heard(chat: AgentConversations, request: Any, built: Any, replies: Any, name: str) -> Any:
         said.extend((built.prompt.ids, reply.generation.token_ids) for _, reply in replies)
-        return answer(chat, ask, built, replies, name)
+        return answer(chat, request, built, replies, name)
 
     async def compare(loaded: LoadedTeam) -> list[Sample]:
         task = Task("t", "0?")
@@ -174,7 +174,7 @@ def check_served(run_dir: Path, program: Callable[..., Any], engine: str = "") -
         pytest.MonkeyPatch.context() as patch,
         loaded_team(str(run_dir), "cpu", Engines(engine, None)) as loaded,
     ):
-        patch.setattr(Chat, "answer", heard)
+        patch.setattr(AgentConversations, "answer", heard)
         return asyncio.run(compare(loaded))
 
 

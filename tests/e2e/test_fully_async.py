@@ -24,9 +24,9 @@ from tests.e2e.teams import ADAPTER, LEVELS, compared_after_every_transfer, poli
 from tests.e2e.test_one_step_off import TREE, comparable
 from tests.house.source import ROOT
 from verl.protocol import DataProto
-from verl.trainer.ppo import ray_trainer
+from verl.trainer.ppo import report
 from verl.trainer.ppo.asynchronous.lanes import Lanes
-from verl.trainer.ppo.ray_trainer import NoSamplesError
+from verl.trainer.ppo.collect.step_samples import NoSamplesError
 from verl.trainer.ppo.train_step import StepTrainer
 from verl.utils.checkpoint import CheckpointError
 
@@ -335,10 +335,10 @@ def test_a_policy_is_sent_to_its_engine_before_the_next_one_is_updated(
     """An adapter is sent after every step, without the other one on its base, whatever the trigger; engines
     serve what was sent at once.
     """
-    measure = ray_trainer.step_metrics  # with lanes its spans may be those of two updates
+    measure = report.step_metrics  # with lanes its spans may be those of two updates
     wrong = {f"wg/{group}/timing_s/update_actor": 9e9 for group in ("asker", "verifier_agent")}
     monkeypatch.setattr(
-        ray_trainer,
+        report,
         "step_metrics",
         lambda *args, **rest: measure(*args, **rest) | (wrong if level == "L3" else {}),
     )
@@ -445,7 +445,7 @@ def test_a_policy_is_ahead_of_a_slow_one_by_as_many_steps_as_it_may(
     """The first update of the Verifier ends only after the Asker has ended the steps of its lead, and no
     later one has begun meanwhile.
     """
-    update, ended, ahead = StepTrainer._update, list[tuple[str, int]](), threading.Event()
+    update, ended, ahead = StepTrainer.update, list[tuple[str, int]](), threading.Event()
 
     def watched(trainer: StepTrainer, batch: DataProto, step: int, *rest: Any) -> dict[str, float]:
         policy = batch.non_tensor_batch["policy_id"][0]
@@ -457,7 +457,7 @@ def test_a_policy_is_ahead_of_a_slow_one_by_as_many_steps_as_it_may(
             ahead.set()
         return result
 
-    monkeypatch.setattr(StepTrainer, "_update", watched)
+    monkeypatch.setattr(StepTrainer, "update", watched)
     pace = {
         "async_training.max_lead": lead,
         "async_training.staleness_threshold": 3,

@@ -228,7 +228,7 @@ def test_a_signal_checkpoints_the_last_finished_step_and_the_run_resumes_as_if_n
     whole, _ = uninterrupted(rarely)
     stopped = faults(fault, rarely)
     assert stopped.stopped_by == signal.SIGTERM
-    assert stopped.global_step == kept == saved(tmp_path / "run")
+    assert stopped.progress.global_step == kept == saved(tmp_path / "run")
     assert [line["step"] for line in read_metrics(tmp_path / "run")] == list(range(1, kept + 1))
     assert faults(None, rarely).stopped_by is None
     assert weights(tmp_path / "run", 3) == weights(whole, 3)
@@ -252,15 +252,15 @@ def test_what_ends_the_last_validation_costs_that_alone_and_the_next_start_makes
     _, whole = uninterrupted(two)
     if fault.endswith("SIGTERM"):
         stopped = faults(fault, two)
-        assert (stopped.stopped_by, stopped.after) == (signal.SIGTERM, None)
+        assert (stopped.stopped_by, stopped.progress.after) == (signal.SIGTERM, None)
     else:
         with pytest.raises(TooManyFailuresError):
             faults(fault, two)
     assert saved(tmp_path / "run") == 2
     made_up, again = faults(None, two), faults(None, two)
     assert made_up.stopped_by is None
-    assert made_up.before.table == whole.before.table
-    assert made_up.after.table == again.after.table == whole.after.table
+    assert made_up.progress.before.table == whole.progress.before.table
+    assert made_up.progress.after.table == again.progress.after.table == whole.progress.after.table
     validations = [
         line["step"]
         for line in read_metrics(tmp_path / "run")

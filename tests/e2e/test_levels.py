@@ -302,7 +302,7 @@ def test_a_checkpoint_of_other_adapters_or_on_another_base_is_refused(
     assert f"adapters on an earlier version of the model '{model}'; its files have changed" in said
     assert "changed" in refused(run | {"trainer.val_only": True})
     weights.write_bytes(data)
-    assert train(run).global_step == 2
+    assert train(run).progress.global_step == 2
 
 
 @pytest.mark.parametrize("where", ["loss", "reward"])
@@ -320,7 +320,7 @@ def test_a_checkpoint_whose_kl_was_measured_from_another_model_is_refused(
     weights.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
     said = refused(run | {key: True})
     assert f"is of a team with an earlier version of the model '{model}'; its files have changed" in said
-    assert train(run).global_step == 2, "without a KL nothing is read from there"
+    assert train(run).progress.global_step == 2, "without a KL nothing is read from there"
     assert "have changed" in refused(run | {key: True, "trainer.total_training_steps": 3}), (
         "nor is it forgotten"
     )

@@ -109,7 +109,7 @@ def test_bypass_trains_several_mini_batches_without_a_pass_for_old_log_probs(
 def test_in_bypass_mode_a_run_logs_the_corrections_metrics_that_the_page_promises(
     train: Run, tmp_path: Path
 ) -> None:
-    """Those of docs/training.md that are not said to be missing in it."""
+    """Those of docs/metrics.md that are not said to be missing in it."""
     keys = {
         "bypass_mode": True,
         "loss_type": "reinforce",
@@ -121,7 +121,7 @@ def test_in_bypass_mode_a_run_logs_the_corrections_metrics_that_the_page_promise
         {f"algorithm.rollout_correction.{name}": value for name, value in (keys | {"m2po_tau": 0.04}).items()}
         | ONE_STEP
     )
-    told = [line for line in pages()["docs/training.md"].splitlines() if line.startswith("| `rollout_corr/")]
+    told = [line for line in pages()["docs/metrics.md"].splitlines() if line.startswith("| `rollout_corr/")]
     names = [line.split(" | ")[0] for line in told if "not with `bypass_mode`" not in line]
     promised = {name for cell in names for name in re.findall("`([^`]+)`", cell)}
     assert promised == {name for name in first_step(tmp_path / "run") if name.startswith("rollout_corr/")}

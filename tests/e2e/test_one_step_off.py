@@ -20,8 +20,8 @@ from tests.e2e.teams import ADAPTER, LEVELS, policies
 from tests.e2e.test_training import without_clock
 from verl.protocol import DataProto
 from verl.single_controller.worker_group import WorkerDiedError
-from verl.trainer.ppo.collect.step_samples import StepSamples, collect_step
-from verl.trainer.ppo.ray_trainer import NoSamplesError, RayPPOTrainer
+from verl.trainer.ppo.collect.step_samples import NoSamplesError, StepSamples, collect_step
+from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 from verl.trainer.ppo.train_step import StepTrainer
 from verl.utils.checkpoint import CheckpointError
 from verl.utils.timer import Timer
@@ -68,11 +68,12 @@ def by_hand(trainer: RayPPOTrainer, steps: int) -> None:
     samples = collect(1)
     for step in range(1, steps + 1):
         following = collect(step + 1) if step < steps else None
-        batch, _ = trainer.credit.score(samples.batch, Timer(), step - 1)
-        trainer.steps._update(batch, step, Timer(), lambda policy: None)
+        batch, _ = trainer.steps.score(samples.batch, step, Timer())
+        trainer.steps.update(batch, step, Timer())
         trainer.team.engines.sync_weights(step)
-        trainer.global_step, samples = step, following
-    trainer._save_if_new()
+        trainer.progress.global_step = step
+        samples = following
+    trainer.checkpointer.save_if_new()
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -115,7 +116,7 @@ def comparable(run_dir: Path, after: int = 0) -> list[dict]:
 def test_a_signal_in_the_update_keeps_the_samples_in_flight_and_the_resumed_run_equals_a_whole_one_to_the_last_bit(
     train: Run, tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    update = StepTrainer._update
+    update = StepTrainer.update
 
     def signalled(trainer: StepTrainer, batch: DataProto, step: int, *args: Any) -> Any:
         if step == 2:
@@ -123,10 +124,10 @@ def test_a_signal_in_the_update_keeps_the_samples_in_flight_and_the_resumed_run_
         return update(trainer, batch, step, *args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(StepTrainer, "_update", signalled)
+        patch.setattr(StepTrainer, "update", signalled)
         stopped = train(THREE)
-    assert (stopped.stopped_by, stopped.global_step) == (signal.SIGTERM, 2)
-    assert train(THREE).global_step == 3
+    assert (stopped.stopped_by, stopped.progress.global_step) == (signal.SIGTERM, 2)
+    assert train(THREE).progress.global_step == 3
     assert weights(tmp_path / "run", 3) == weights(whole, 3)
     assert comparable(tmp_path / "run", after=2) == comparable(whole, after=2)
 
@@ -136,7 +137,7 @@ def test_episodes_are_played_while_policies_are_updated(train: Run, monkeypatch:
     import my_flow_package
 
     updated, begun = threading.Event(), threading.Event()
-    reset, update, sampled = my_flow_package.MyWorld.reset, StepTrainer._update, []
+    reset, update, sampled = my_flow_package.MyWorld.reset, StepTrainer.update, []
 
     def late(world: Any, task: Any) -> Any:
         sampled.append(task)
@@ -153,7 +154,7 @@ def test_episodes_are_played_while_policies_are_updated(train: Run, monkeypatch:
 
     monkeypatch.setattr(my_flow_package.MyWorld, "reset", late)
     monkeypatch.setattr(my_flow_package.MyWorld, "blocking", True)
-    monkeypatch.setattr(StepTrainer, "_update", watched)
+    monkeypatch.setattr(StepTrainer, "update", watched)
     train(
         ONE_STEP_OFF
         | {"data.val_files": "null", "trainer.total_training_steps": 2, "trainer.save_hf_model": False}
@@ -171,7 +172,12 @@ def test_a_run_whose_next_step_has_no_samples_can_be_resumed(
         patch.setattr("verl.trainer.ppo.collect.next_step.collect_step", nothing)
         with pytest.raises(NoSamplesError, match="step 2: no episode has a sample to train on"):
             train(THREE | {"trainer.save_hf_model": False})
-    assert train(THREE | {"trainer.save_hf_model": False, "trainer.total_training_steps": 2}).global_step == 2
+    assert (
+        train(
+            THREE | {"trainer.save_hf_model": False, "trainer.total_training_steps": 2}
+        ).progress.global_step
+        == 2
+    )
 
 
 @pytest.mark.ray
@@ -194,9 +200,9 @@ def test_it_needs_a_correction(refused: Callable[[dict[str, Any]], str]) -> None
     message = refused({"async_training.mode": "one_step_off"})
     assert message.startswith("async_training.mode=one_step_off trains on samples of older weights")
     assert (
-        "rollout_correction.rollout_is" in message and "(docs/training.md#sampler-against-trainer)" in message
+        "rollout_correction.rollout_is" in message and "(docs/updates.md#sampler-against-trainer)" in message
     )
-    assert "sampler-against-trainer" in anchors(pages()["docs/training.md"])
+    assert "sampler-against-trainer" in anchors(pages()["docs/updates.md"])
 
 
 def test_an_engine_that_dies_during_an_update_is_replaced_by_one_with_the_updated_weights(

@@ -47,14 +47,14 @@ STALE_NEVER_SAVED = QUICK | {"trainer.save_freq": -1}
 
 def updating(patch: pytest.MonkeyPatch, step: int, do: Callable[[], None]) -> None:
     """Call `do` before the update of a step."""
-    update = StepTrainer._update
+    update = StepTrainer.update
 
     def watched(trainer: StepTrainer, batch: DataProto, number: int, *args: Any) -> Any:
         if number == step:
             do()
         return update(trainer, batch, number, *args)
 
-    patch.setattr(StepTrainer, "_update", watched)
+    patch.setattr(StepTrainer, "update", watched)
 
 
 def break_now(patch: pytest.MonkeyPatch) -> None:
@@ -267,7 +267,7 @@ def test_nothing_is_saved_in_the_middle_of_an_update(train: Run, tmp_path: Path,
         note,
     )
     assert saved(run_dir) == ["global_step_2", "latest_checkpointed_iteration.txt"]
-    assert train(keys).global_step == 4
+    assert train(keys).progress.global_step == 4
 
 
 @pytest.mark.parametrize("level", ["L1", "L3"])
@@ -346,7 +346,7 @@ def test_a_rank_that_is_lost_is_named_and_the_earlier_checkpoint_continues(
         "global_step_2",
         "latest_checkpointed_iteration.txt",
     ]
-    assert train(keys | old).global_step == 4
+    assert train(keys | old).progress.global_step == 4
     assert not list((run_dir / "checkpoints").glob(".writing_*")), (
         "the next checkpoint removes what the living rank wrote"
     )

@@ -12,12 +12,12 @@ from tests.docs.pages import blocks
 from tests.e2e.conftest import Run, read_metrics, weights
 from verl.trainer.config.spec import ConfigError, IneffectiveKeyError
 
-PAGE = "docs/training.md"
+PAGE = "docs/rewards.md"
 
 
 @pytest.fixture
 def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """The keys of the example in docs/training.md, and its file in the present folder."""
+    """The keys of the example in docs/rewards.md, and its file in the present folder."""
     [code] = [b.text for b in blocks("python") if b.page == PAGE and b.marker == "file: my_rewards.py"]
     [command] = [b.text for b in blocks("bash") if b.page == PAGE and "reward.agent_functions" in b.text]
     (tmp_path / "my_rewards.py").write_text(code)

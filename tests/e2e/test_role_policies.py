@@ -167,8 +167,8 @@ def test_swapped_roles_equal_exchanged_checkpoint_folders_to_the_last_bit_and_me
         c["agent_id"] == "Solver Agent" for c in calls(run_dir / SWAPPED)
     )
     assert {"val-core/toy/acc/mean@2", "val/agent/verifier_agent/response_length/mean"} <= found.keys()
-    assert ("team", "accuracy avg@2") in trainer.before.table
-    assert trainer.global_step == 1
+    assert ("team", "accuracy avg@2") in trainer.progress.before.table
+    assert trainer.progress.global_step == 1
 
 
 def test_a_policy_may_speak_for_two_agents_and_answers_the_same_prompt_in_its_own_way(

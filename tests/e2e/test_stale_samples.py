@@ -31,8 +31,9 @@ from tests.e2e.test_one_step_off import ONE_STEP_OFF, TREE
 from verl.protocol import DataProto
 from verl.protocol.generate import GREEDY_SUFFIX, GenerateRequest
 from verl.trainer.ppo.asynchronous.group_queue import GroupQueue
+from verl.trainer.ppo.asynchronous.loop import AsynchronousLoop
 from verl.trainer.ppo.asynchronous.stream import GroupStream
-from verl.trainer.ppo.ray_trainer import NoSamplesError, RayPPOTrainer
+from verl.trainer.ppo.collect.step_samples import NoSamplesError
 from verl.trainer.ppo.train_step import StepTrainer
 from verl.workers.rollout.hf_engine import HFEngine
 from verl.workers.rollout.server import RolloutWorker
@@ -182,7 +183,7 @@ def failures(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 def stopped(train: Run, keys: Mapping[str, Any]) -> None:
     """Train until a signal in the update after `STOPPED` steps."""
-    update, sent = StepTrainer._update, threading.Event()
+    update, sent = StepTrainer.update, threading.Event()
 
     def signalled(trainer: StepTrainer, batch: DataProto, step: int, *args: Any) -> Any:
         if step - 1 == STOPPED and not sent.is_set():  # in the lane that is first
@@ -191,8 +192,8 @@ def stopped(train: Run, keys: Mapping[str, Any]) -> None:
         return update(trainer, batch, step, *args)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(StepTrainer, "_update", signalled)
-        assert train(keys).global_step == STOPPED + 1
+        patch.setattr(StepTrainer, "update", signalled)
+        assert train(keys).progress.global_step == STOPPED + 1
 
 
 def check_batches(batches: list[DataProto], bounds: Mapping[str, int]) -> int:
@@ -414,7 +415,7 @@ def test_groups_that_are_too_old_are_dropped_and_the_run_goes_on(
     import my_flow_package
 
     end_step, reset, late, over = (
-        RayPPOTrainer._end_step,
+        AsynchronousLoop._end_step,
         my_flow_package.MyWorld.reset,
         set[str](),
         threading.Event(),
@@ -426,15 +427,15 @@ def test_groups_that_are_too_old_are_dropped_and_the_run_goes_on(
         assert task.prompt not in late or over.wait(60)
         return reset(world, task)
 
-    def watched(trainer: RayPPOTrainer, *args: Any) -> Any:
-        metrics = end_step(trainer, *args)
-        if trainer.global_step == 2:
+    def watched(loop: AsynchronousLoop) -> Any:
+        metrics = end_step(loop)
+        if loop.progress.global_step == 2:
             over.set()
         return metrics
 
     monkeypatch.setattr(my_flow_package.MyWorld, "reset", slow)
     monkeypatch.setattr(my_flow_package.MyWorld, "blocking", True)
-    monkeypatch.setattr(RayPPOTrainer, "_end_step", watched)
+    monkeypatch.setattr(AsynchronousLoop, "_end_step", watched)
     drop = {"async_training.max_off_policy_strategy": "drop", "async_training.max_off_policy_threshold": 0}
     stopped(train, STALE | drop)
     train(STALE | drop)

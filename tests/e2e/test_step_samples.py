@@ -12,7 +12,7 @@ import pytest
 
 from agent_system.launch.collector import TaskCollector
 from tests.e2e.conftest import Run, read_metrics, weights
-from verl.trainer.ppo.ray_trainer import NoSamplesError
+from verl.trainer.ppo.collect.step_samples import NoSamplesError
 
 # Only every third task pays anything, so two of three have no signal.
 WORLD = """
@@ -113,7 +113,7 @@ def test_a_signal_between_two_collections_of_a_step_costs_no_task(
     monkeypatch.setattr(TaskCollector, "collect", stopped)
     assert train(three).stopped_by == signal.SIGINT
     assert steps_of(tmp_path / "run")[-1]["step"] == several - 1
-    assert train(three).global_step == 3
+    assert train(three).progress.global_step == 3
     assert weights(tmp_path / "run", 3) == weights(tmp_path / "whole", 3)
     assert [e["uid"] for e in episodes_of(tmp_path / "run", 3)] == [
         e["uid"] for e in episodes_of(tmp_path / "whole", 3)

@@ -11,8 +11,8 @@ import pytest
 
 from agent_system import AgentSystemError
 from agent_system.projection import Projection
-from agent_system.workflows.plan_path import EXECUTOR, TOOL, ToolAgent
-from agent_system.workflows.plan_path.world.generate import Difficulty, generate, to_row
+from agent_system.workflows.plan_path import EXECUTOR, TOOL, PlanPathProposerAgent
+from agent_system.workflows.plan_path.world.generate import PlanPathDifficulty, generate, to_row
 from agent_system.workflows.programs import Program
 from tests.e2e.conftest import Run, read_metrics
 
@@ -20,17 +20,19 @@ from tests.e2e.conftest import Run, read_metrics
 PROGRAMS = ("print('R')", "print('D', 'L')", "print(1 / 0)")
 
 
-def mumbled(self: ToolAgent, text: str) -> Projection:
+def mumbled(self: PlanPathProposerAgent, text: str) -> Projection:
     return Projection(Program(PROGRAMS[zlib.crc32(text.encode()) % 3]), True, {}, text)
 
 
 @pytest.fixture
 def team(train: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """Train on two small maps, with changes."""
-    monkeypatch.setattr(ToolAgent, "project", mumbled)
+    monkeypatch.setattr(PlanPathProposerAgent, "project", mumbled)
     rows = [
         to_row(grid, i, "train")
-        for i, grid in enumerate(generate(2, 0, Difficulty(size=3, wall_share=0.0, min_path=2, max_path=4)))
+        for i, grid in enumerate(
+            generate(2, 0, PlanPathDifficulty(size=3, wall_share=0.0, min_path=2, max_path=4))
+        )
     ]
     (tmp_path / "maps.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     keys = {

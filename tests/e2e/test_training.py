@@ -122,7 +122,7 @@ def test_auto_resume_continues_the_same_experiment_and_a_finished_one_does_nothi
     train: Run, tmp_path: Path
 ) -> None:
     train({"trainer.total_training_steps": 1})
-    assert train({"trainer.total_training_steps": 2}).global_step == 2
+    assert train({"trainer.total_training_steps": 2}).progress.global_step == 2
     before = weights(tmp_path / "run", 2)
     train({"trainer.total_training_steps": 2})
     assert weights(tmp_path / "run", 2) == before
@@ -137,9 +137,9 @@ def test_a_budget_of_generated_tokens_ends_the_run_and_survives_a_resume(train: 
     assert spent > 0
     longer = {"trainer.total_training_steps": 9, "trainer.test_freq": -1}
     trainer = train(longer | {"trainer.total_generated_tokens": int(spent) + 1})
-    assert (trainer.global_step, trainer.generated_tokens > spent) == (2, True)
+    assert (trainer.progress.global_step, trainer.progress.generated_tokens > spent) == (2, True)
     assert (tmp_path / "run" / "checkpoints" / "global_step_2").is_dir()
-    assert train(longer | {"trainer.total_generated_tokens": int(spent) + 1}).global_step == 2
+    assert train(longer | {"trainer.total_generated_tokens": int(spent) + 1}).progress.global_step == 2
 
 
 @pytest.mark.ray
@@ -294,10 +294,10 @@ def test_val_only_evaluates_a_checkpoint_and_writes_none(
     before = weights(tmp_path / "run", 2)
     caplog.clear()
     trainer = train({"trainer.val_only": True})
-    assert trainer.global_step == 2
+    assert trainer.progress.global_step == 2
     said = [record.getMessage() for record in caplog.records if "global_step_2" in record.getMessage()]
     assert said == [f"evaluating {tmp_path}/run/checkpoints/global_step_2 (step 2)"]
-    assert ("team", "accuracy avg@1") in trainer.before.table
+    assert ("team", "accuracy avg@1") in trainer.progress.before.table
     assert weights(tmp_path / "run", 2) == before
 
 

@@ -122,7 +122,7 @@ def test_an_agent_behind_an_api_is_asked_and_trains_nothing_and_its_key_is_in_no
         SECRET not in caplog.text
         and f"agent Verifier Agent -> api:big-judge at {server.url} (not trained)" in caplog.text
     )
-    assert train(run | {"trainer.total_training_steps": 3}).global_step == 3
+    assert train(run | {"trainer.total_training_steps": 3}).progress.global_step == 3
 
 
 def test_a_server_that_goes_down_in_a_run_ends_it_with_the_cause_and_the_checkpoint_stays(

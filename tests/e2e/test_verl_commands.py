@@ -28,6 +28,7 @@ from tests.e2e.conftest import fit_digits, read_metrics
 from tests.e2e.teams import load_exported
 from tests.forked import ForkServer
 from tests.house.source import ROOT
+from verl.models.loader import load_tokenizer
 from verl.protocol import DataProto
 from verl.trainer.checkpoint.export import export
 from verl.trainer.plan.command_line import compose_config
@@ -153,13 +154,13 @@ def moved(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[set[str]]]:
 def batches(monkeypatch: pytest.MonkeyPatch) -> list[DataProto]:
     """The batch of each step, before its update."""
     seen: list[DataProto] = []
-    update = StepTrainer._update
+    update = StepTrainer.update
 
     def watched(trainer: StepTrainer, batch: DataProto, *args: Any) -> Any:
         seen.append(batch)
         return update(trainer, batch, *args)
 
-    monkeypatch.setattr(StepTrainer, "_update", watched)
+    monkeypatch.setattr(StepTrainer, "update", watched)
     return seen
 
 
@@ -357,6 +358,9 @@ def test_a_command_with_an_adapter_to_start_from_samples_from_it_and_a_resumed_o
         / "run/checkpoints/global_step_2/actor/tiny_qwen3_lora/huggingface/single_agent/adapter_model.safetensors"
     )
     assert (tmp_path / "out/single_agent/adapter_model.safetensors").read_bytes() == saved.read_bytes()
+    for folder in (exported, tmp_path / "out/single_agent"):
+        ends = json.loads((folder / "generation_config.json").read_text())["eos_token_id"]
+        assert load_tokenizer(str(folder)).get_vocab()["<|im_end|>"] in ends
 
 
 def test_a_command_with_named_rewards_learns_from_them(

@@ -12,14 +12,16 @@ from tests.house.source import ROOT, imports, modules, tree
 
 # Commands, and the package that builds a run out of both halves.
 TRAINS, SERVES, LAUNCH = "verl.trainer.main_ppo", "agent_system.serve", "agent_system.launch"
-# What both halves know: data classes and declarations, without torch where they are of the configuration.
-SHARED = ("verl.protocol", "verl.trainer.config", "verl.utils.names")
+# What both halves know: data classes and declarations, without torch where they are of the configuration, and
+# the event loop in a thread.
+SHARED = ("verl.protocol", "verl.trainer.config", "verl.utils.names", "verl.utils.loop_thread")
 # Where names of verl are to be found that only code written for verl uses.
 VERLS_PATHS = (
     "verl.protocol", "verl.protocol.data_proto", "verl.single_controller", "verl.single_controller.base",
     "verl.single_controller.base.decorator", "verl.single_controller.base.worker",
     "verl.single_controller.base.worker_group",
-    "verl.single_controller.ray.base", "verl.trainer.plan.command_line",
+    "verl.single_controller.ray.base", "verl.trainer.plan.command_line", "verl.trainer.ppo.core_algos",
+    "verl.trainer.ppo.credit.advantage", "verl.trainer.ppo.utils", "verl.trainer.ppo.verl_arguments",
 )  # fmt: skip
 HEAVY = (
     "ray",

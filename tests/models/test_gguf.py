@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
-from gguf import GGMLQuantizationType, dequantize, quantize
 from transformers import AutoModelForCausalLM
 
-from tests.models.gguf_files import MODELS, small_model, write_gguf
 from verl.models import gguf
 from verl.models.files import check_files
 from verl.models.loader import ModelPathError, load_tokenizer, stop_token_ids
 from verl.models.path import absolute_model_path
+
+pytest.importorskip("gguf", reason="needs the extra gguf")
+
+from gguf import GGMLQuantizationType, dequantize, quantize
+
+from tests.models.gguf_files import MODELS, small_model, write_gguf
 
 IDS = torch.tensor([[5, 17, 250, 31, 2, 99, 7]])
 
@@ -110,6 +116,19 @@ def test_a_folder_that_holds_one_file_is_that_model_and_it_is_converted_once(
     assert len([entry for entry in cache.iterdir() if entry.is_dir()]) == 1
     write_gguf(file, small_model(rms_norm_eps=1e-3))
     assert absolute_model_path(str(file)) != folders[0]
+
+
+def test_what_a_killed_process_left_is_written_anew(tmp_path: Path, cache: Path) -> None:
+    file = write_gguf(tmp_path / "m.gguf", small_model())
+    killed = os.fork()
+    if not killed:
+        with patch.object(gguf, "_write_weights", lambda *_: os._exit(9)):
+            gguf.converted(file)
+    assert os.waitstatus_to_exitcode(os.waitpid(killed, 0)[1]) == 9
+    (left,) = cache.glob(".partial-*")
+    assert (left / "config.json").is_file()
+    check_files(str(gguf.converted(file)))
+    assert not left.exists()
 
 
 def test_llama_3s_factors_of_positions_become_its_scaling(tmp_path: Path) -> None:

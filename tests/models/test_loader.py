@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 
 from verl.models.files import check_files
@@ -14,6 +15,7 @@ from verl.models.loader import (
     is_flash_attention_usable,
     load_causal_lm,
     load_tokenizer,
+    save_turn_ends,
     stop_token_ids,
 )
 
@@ -178,3 +180,13 @@ def test_stop_tokens_are_found_under_any_name_of_the_folder_and_an_unreadable_fi
         stop_token_ids(str(broken), llama)
     (broken / "generation_config.json").unlink()
     assert stop_token_ids(str(broken), llama) == ends, "those of the chat template"
+
+
+def test_the_folder_of_an_adapter_says_where_its_turns_end(tiny_model_dir: Path, tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(str(tiny_model_dir))
+    tokenizer.eos_token = "<|endoftext|>"
+    model = load_causal_lm(str(tiny_model_dir), dtype=torch.float32, attn_implementation="eager")
+    model.generation_config.eos_token_id = tokenizer.eos_token_id
+    save_turn_ends(get_peft_model(model, LoraConfig(target_modules=["q_proj"])), tokenizer, tmp_path)
+    saved = json.loads((tmp_path / "generation_config.json").read_text(encoding="utf-8"))
+    assert saved["eos_token_id"] == tokenizer.convert_tokens_to_ids(["<|endoftext|>", "<|im_end|>"])

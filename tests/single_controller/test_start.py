@@ -7,6 +7,7 @@ import ray
 
 from verl.single_controller.ray.start import ATTEMPTS, start_private_cluster
 from verl.trainer.config import RunConfig
+from verl.trainer.plan.command_line import compose_config
 from verl.trainer.ppo.controller import RayController
 
 SLOW = "The current node timed out during startup. This could happen because some of the raylet failed to startup"
@@ -57,3 +58,25 @@ def test_the_cluster_of_a_run_keeps_no_finished_tasks(monkeypatch: pytest.Monkey
     RayController(RunConfig(), "cpu")
     (options,) = fake.calls
     assert options["_system_config"]["task_events_report_interval_ms"] == 0
+
+
+@pytest.mark.parametrize("address", [None, "10.0.0.1:6379"])
+def test_environment_variables_are_those_of_all_workers(
+    monkeypatch: pytest.MonkeyPatch, address: str | None
+) -> None:
+    fake = FakeRay(monkeypatch)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    more = [f"ray_init.address={address}"] if address else []
+    verl = ["+ray_kwargs.ray_init.runtime_env.env_vars.NCCL_DEBUG=INFO", "ray_init.env_vars.LIMIT=7"]
+    RayController(compose_config([*verl, *more]), "cpu")
+    (options,) = fake.calls
+    assert options["runtime_env"] == {"env_vars": {"NCCL_DEBUG": "INFO", "LIMIT": "7"}}
+
+
+def test_variables_for_a_cluster_that_runs_already_are_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    RayController(compose_config(["ray_init.env_vars.LIMIT=7"]), "cpu")
+    assert "ray_init.env_vars has no effect" in caplog.text

@@ -15,10 +15,10 @@ from types import SimpleNamespace
 from typing import Any
 
 from agent_system.errors import AgentSystemError
-from agent_system.gateway.bridge import bridge_of
-from agent_system.gateway.chat import Chat
+from agent_system.gateway.chat_request import ChatRequest
+from agent_system.gateway.conversations import AgentConversations
 from agent_system.gateway.errors import Refusal
-from agent_system.gateway.wire import Ask
+from agent_system.gateway.prompt_continuation import continuation_of
 from agent_system.projection import thoughts
 from agent_system.rollout.binding import AgentBinding
 from agent_system.rollout.chat_template import ChatTemplate
@@ -307,7 +307,7 @@ def play(chat: ChatTemplate, steps: Sequence[Step]) -> Played:
         return Played(refused="the template shows no calls that can be read")
     binding = binding_of(chat.tokenizer)
     object.__setattr__(binding, "chat", chat)
-    gateway = Chat(bridge_of(binding, GatewayConfig()))
+    gateway = AgentConversations(continuation_of(binding, GatewayConfig()))
     own = Conversation(chat, steps)
     messages: list[Any] = []
     answers: list[str] = []
@@ -319,9 +319,9 @@ def play(chat: ChatTemplate, steps: Sequence[Step]) -> Played:
             for m, i in zip(asked, answers, strict=False)
         ]
         messages += [*results, *asked[len(answers) :]]
-        ask = Ask("A", messages, own.tools)
+        request = ChatRequest("A", messages, own.tools)
         try:
-            built = gateway.read(ask)
+            built = gateway.prompt_of(request)
         except Refusal as error:
             own.played.turns += "r"
             own.played.refused = str(error)
@@ -339,7 +339,7 @@ def play(chat: ChatTemplate, steps: Sequence[Step]) -> Played:
             SimpleNamespace(turn=1, number=number),
             SimpleNamespace(generation=generation, text=text),
         )
-        choice = gateway.answer(ask, built, [reply], "x").choices[0]
+        choice = gateway.answer(request, built, [reply], "x").choices[0]
         calls = [(name, json.loads(arguments)) for _, name, arguments in choice.calls]
         own.heard(
             step,

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Coroutine, Iterator
 from concurrent.futures import CancelledError
+from contextlib import suppress
 from typing import Any
 from unittest.mock import Mock
 
@@ -267,3 +268,55 @@ def test_a_thread_that_waits_for_a_blocked_loop_is_released_by_close(
     loop._thread.join(5)
     gc.collect()  # of what the blocked loop never began, here where its warnings are expected
     assert len(ended) == 1
+
+
+def test_submitted_work_has_a_future_and_a_time_limit(loop: LoopThread) -> None:
+    async def forever(ended: threading.Event) -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.set()
+
+    async def two() -> int:
+        return 2
+
+    ended = threading.Event()
+    assert loop.submit(two()).result(5) == loop.run(two(), 5) == 2
+    with pytest.raises(TimeoutError):
+        loop.run(forever(ended), 0.05)
+    assert ended.wait(5)
+
+
+def test_close_ends_work_before_the_cleanup_and_refuses_more() -> None:
+    loop = LoopThread("test")
+    order: list[str] = []
+
+    async def hold() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            order.append("work")
+
+    async def cleanup() -> None:
+        order.append("cleanup")
+
+    future = loop.submit(hold())
+    loop.submit(asyncio.sleep(0)).result(5)
+    assert loop.close(cleanup) and order == ["work", "cleanup"] and future.cancelled()
+    with pytest.raises(RuntimeError, match="the event loop test is closed"):
+        loop.submit(hold())
+    assert loop.close()
+
+
+def test_close_says_whether_a_task_goes_on() -> None:
+    loop = LoopThread("test")
+    loop._loop.set_exception_handler(lambda *_: None)  # tells of the task that is destroyed
+
+    async def hold() -> None:
+        while True:
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(0.01)
+
+    loop.submit(hold())
+    loop.submit(asyncio.sleep(0)).result(5)
+    assert not loop.close(end_timeout_s=0.05)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -12,25 +11,13 @@ import torch
 from tensordict import TensorDict
 from torch.utils.data import DataLoader
 
-from verl.compat.padding import DataProtoConfig
 from verl.compat.plain_files import load_plain, save_plain
 from verl.compat.tensordicts import from_tensordict, to_tensordict
 from verl.protocol.arrays import type_name
 
 
-@dataclass(eq=False)
-class DataProtoItem:
-    """One row of a `DataProto`: tensors without the batch dimension, the row's objects, the batch's
-    meta_info.
-    """
-
-    batch: TensorDict | None = None
-    non_tensor_batch: dict[str, Any] = field(default_factory=dict)
-    meta_info: dict[str, Any] = field(default_factory=dict)
-
-
 class VerlBatch:
-    """Base of `DataProto`, not used on its own."""
+    """The methods by name; `DataProto` looks them up here and calls them with itself as `self`."""
 
     if TYPE_CHECKING:
         batch: TensorDict | None
@@ -124,7 +111,8 @@ class VerlBatch:
     def reorder(self, indices: torch.Tensor) -> None:
         """Put the rows into the given order, in place."""
         ordered = self.select_idxs(indices)
-        self.batch, self.non_tensor_batch = ordered.batch, ordered.non_tensor_batch
+        self.batch = ordered.batch
+        self.non_tensor_batch = ordered.non_tensor_batch
 
     def repeat(self, repeat_times: int = 2, interleave: bool = True) -> Self:
         """Repeat every row: a a b b when interleaved, a b a b otherwise."""
@@ -196,7 +184,8 @@ class VerlBatch:
 
         if old_keys is None and new_keys is None:
             return self
-        old, new = as_list(old_keys, "old_keys"), as_list(new_keys, "new_keys")
+        old = as_list(old_keys, "old_keys")
+        new = as_list(new_keys, "new_keys")
         if len(new) != len(old):
             raise ValueError(
                 f"new_keys and old_keys must have the same length, but got {len(new)} and {len(old)}"
@@ -208,19 +197,14 @@ class VerlBatch:
         self.batch.update(moved)
         return self
 
-    def is_padding_enabled(self) -> bool:
-        """Return whether dispatch may pad this batch to a multiple of the number of workers."""
-        return bool(
-            self.meta_info.get(DataProtoConfig.auto_padding_key, False) or DataProtoConfig.auto_padding
-        )
-
     def padding(self, padding_size: int, padding_candidate: str = "") -> None:
         """Append `padding_size` copies of the last row (with "first", of the first row), in place."""
         if padding_size == 0:
             return
         filler = 0 if padding_candidate == "first" else len(self) - 1
         padded = self.select_idxs([*range(len(self)), *[filler] * padding_size])
-        self.batch, self.non_tensor_batch = padded.batch, padded.non_tensor_batch
+        self.batch = padded.batch
+        self.non_tensor_batch = padded.non_tensor_batch
 
     def make_iterator(
         self,

@@ -4,49 +4,20 @@ what was translated.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 
 from verl.compat.defaults import ACTOR, DR_MAS, TEAM, is_verls_default, upstream_defaults
 from verl.compat.keys import VERL_MEANINGS, VERL_VALUES, VerlKey, find_verl_key
 from verl.compat.values import PER_AGENT, Setting, Taken, plain, same
+from verl.trainer.config.command import Command, key_of, split
 
 MINI_BATCH_SIZES = tuple(
     f"{section}.ppo_mini_batch_size" for section in (ACTOR, f"{PER_AGENT}.actor", "critic")
 )
 
 
-@dataclass
-class Command:
-    """A command line after translation.
-
-    Attributes:
-        overrides: the overrides here, in the order of the command line.
-        typed: key here -> the override in verl's names that set it.
-        listed: one text per setting that was translated or left out, for the warning.
-        translated: whether the command line has keys in verl's names.
-        upstream: the project whose command it is, verl or Dr. MAS; empty for a command of this package, which
-            names a team, even if single keys of it are translated.
-        contradictions: pairs of settings of the command line that set a key to different values.
-        defaults: keys that it leaves at the defaults of `upstream`, which differ here.
-    """
-
-    overrides: list[str] = field(default_factory=list)
-    typed: dict[str, str] = field(default_factory=dict)
-    listed: list[str] = field(default_factory=list)
-    translated: bool = False
-    upstream: str = ""
-    contradictions: list[tuple[str, str]] = field(default_factory=list)
-    defaults: dict[str, str] = field(default_factory=dict)
-
-    def leave_out(self, keys: Collection[str]) -> None:
-        """Remove settings that have no effect."""
-        gone = [o for o in self.overrides if (split(o) or ("", ""))[0] in keys]
-        self.overrides = [o for o in self.overrides if o not in gone]
-        self.listed += [
-            f"{o.lstrip('+')}: no effect" for o in gone if (split(o) or ("", ""))[0] not in self.defaults
-        ]
-        self.defaults = {key: value for key, value in self.defaults.items() if key not in keys}
+class TranslatedCommand(Command):
+    """A command line after translation."""
 
     def warning(self) -> str:
         """Return what was translated in one line; empty if nothing was, and no default of the project
@@ -69,7 +40,7 @@ class Command:
         return f"keys of {self.upstream or 'verl'} (docs/upstream_map.md): {f'defaults: {defaults}; ' if defaults else ''}{said}"
 
 
-def translate(given: Sequence[str]) -> Command:
+def translate(given: Sequence[str]) -> TranslatedCommand:
     """Return the command line with settings of verl and Dr. MAS translated; others, and values that are
     refused, stay as they are.
     """
@@ -77,7 +48,7 @@ def translate(given: Sequence[str]) -> Command:
     found = {override: _take(override, _find(override), settings) for override in given}
     # Values alone, such as `trainer.logger=console`, do not make it a command of verl, with verl's defaults.
     own = {entry.name for entry in VERL_VALUES}
-    command = Command(
+    command = TranslatedCommand(
         translated=any(taken is not None and key_of(override) not in own for override, taken in found.items())
     )
     if not command.translated:
@@ -135,16 +106,3 @@ def _take(override: str, entry: VerlKey | None, settings: Mapping[str, str]) -> 
     if taken is None:
         return Taken(listed=False) if default else None
     return Taken(taken.overrides, taken.listed, taken.note or entry.note)
-
-
-def key_of(override: str) -> str:
-    """Return the key of an override."""
-    return override.lstrip("+~").partition("=")[0]
-
-
-def split(override: str) -> tuple[str, str] | None:
-    """Return key and value of an override; None for one that sets no value."""
-    if "=" not in override or override.startswith(("-", "~", "hydra")):
-        return None
-    key, _, value = override.lstrip("+").partition("=")
-    return key, value

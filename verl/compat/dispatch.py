@@ -52,7 +52,8 @@ def split_arguments_with_auto_padding(chunks: int, *args: Any, **kwargs: Any) ->
         assert length is None or length == len(value), (
             f"expecting all arg share same length of {length}, but got {len(value)}"
         )
-        length, padding = len(value), -len(value) % chunks
+        length = len(value)
+        padding = -len(value) % chunks
         padded = value.select()  # the caller's batch is not padded
         padded.padding(padding)
         return padded

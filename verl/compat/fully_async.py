@@ -10,7 +10,8 @@ from verl.compat.defaults import ACTOR, TEAM, VERL_DEFAULTS
 from verl.compat.values import PER_AGENT, Setting, Taken, plain
 
 SECTION = "async_training"
-BATCH, MINI_BATCH = "data.train_batch_size", f"{ACTOR}.ppo_mini_batch_size"
+BATCH = "data.train_batch_size"
+MINI_BATCH = f"{ACTOR}.ppo_mini_batch_size"
 TRIGGER = f"{SECTION}.trigger_parameter_sync_step"
 
 
@@ -41,7 +42,8 @@ def tasks_of_the_run(setting: Setting) -> Taken | None:
     """Translated to as many steps, in whole transfers of weights, if the tasks of a step are known, else
     refused.
     """
-    sizes, trigger = _sizes(setting.command), _number(setting.command, TRIGGER, default="1")
+    sizes = _sizes(setting.command)
+    trigger = _number(setting.command, TRIGGER, default="1")
     size = _number({**setting.command, **(sizes or {})}, BATCH, default="0")
     if setting.plain == "null":
         return Taken(listed=False)
@@ -53,10 +55,8 @@ def tasks_of_the_run(setting: Setting) -> Taken | None:
 
 def steps_of_transfers(setting: Setting) -> Taken | None:
     """Translated to so many times trigger_parameter_sync_step steps."""
-    transfers, trigger = (
-        _number(setting.command, setting.key, default=""),
-        _number(setting.command, TRIGGER, default="1"),
-    )
+    transfers = _number(setting.command, setting.key, default="")
+    trigger = _number(setting.command, TRIGGER, default="1")
     if transfers is None or not trigger:
         return None
     steps = str(transfers * trigger)
@@ -107,10 +107,8 @@ def _sizes(command: Mapping[str, str]) -> dict[str, str] | None:
     """
     default = "0" if any(key in command for key in TEAM) else VERL_DEFAULTS[MINI_BATCH]
     mini_batch = _number(command, f"{PER_AGENT}.actor.ppo_mini_batch_size", MINI_BATCH, default=default)
-    batches, batch = (
-        _number(command, f"{SECTION}.require_batches", default="1"),
-        _number(command, BATCH, default="0"),
-    )
+    batches = _number(command, f"{SECTION}.require_batches", default="1")
+    batch = _number(command, BATCH, default="0")
     if batches is None or mini_batch is None or batch is None:
         return None
     if batches == 0:

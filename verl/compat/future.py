@@ -76,7 +76,8 @@ def concat_parts(parts: Sequence[Any]) -> Any:
 
 class _Chain:
     def __init__(self, first: Callable[[Any], Any], second: Callable[[Any], Any]) -> None:
-        self.first, self.second = first, second
+        self.first = first
+        self.second = second
 
     def __call__(self, data: Any) -> Any:
         return self.second(self.first(data))
@@ -88,7 +89,8 @@ class _Chunk:
     """
 
     def __init__(self, index: int, chunks: int) -> None:
-        self.index, self.chunks = index, chunks
+        self.index = index
+        self.chunks = chunks
 
     def __call__(self, data: Any) -> Any:
         return data.chunk(chunks=self.chunks)[self.index]

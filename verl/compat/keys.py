@@ -147,8 +147,6 @@ VERL_KEYS: tuple[VerlKey, ...] = (
     _renamed(f"{ACTOR}.calculate_sum_pi_squared", "algorithm.adv_estimator", note="computed when the estimator needs it",
              take=nothing()),
     *_absent("actor/entropy is always written", f"{ACTOR}.calculate_entropy", take=nothing()),
-    *_absent("a prompt shared by several rows is computed for each row", f"{ACTOR}.use_prefix_grouper",
-             take=no_effect(silent=("false",))),
     _renamed("*.checkpoint", "trainer.save_hf_model", note="a checkpoint always has all that a resumed run needs; this adds a model copy"),
     # FSDP.
     _renamed(f"{REF}.fsdp_config", f"{ACTOR}.fsdp_config", note="the reference is sharded like the policy", take=no_effect()),
@@ -346,7 +344,7 @@ VERL_KEYS: tuple[VerlKey, ...] = (
     _renamed("ray_kwargs.ray_init.num_cpus", "ray_init.num_cpus", take=carried),
     *_absent("workers run in the environment of this command", "ray_kwargs.ray_init.runtime_env.py_executable",
              take=no_effect(silent=("null",))),
-    *_absent("set it before the command: workers have its environment", "ray_kwargs.ray_init.runtime_env.env_vars", take=no_effect()),
+    _renamed("ray_kwargs.ray_init.runtime_env.env_vars", "ray_init.env_vars", take=carried),
     _renamed("ray_kwargs.ray_init", "ray_init.address", note="also num_cpus and object_store_memory_mb"),
     *_absent("timeline.jsonl in the folder of the run has the timeline", "ray_kwargs.timeline_json_file"),
     *_absent(_FSDP2, "model_engine", take=nothing("dp", "fsdp", "fsdp2")),

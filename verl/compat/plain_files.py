@@ -105,7 +105,9 @@ def decode_plain(value: Any) -> Any:
         parts = [decode_plain(part) for part in rest[0]]
         return torch.nested.as_nested_tensor(parts, layout=torch.jagged if tag == "jagged" else torch.strided)
     if tag == "array":
-        dtype, shape, buffer = np.dtype(rest[0]), tuple(rest[1]), rest[2].numpy()
+        dtype = np.dtype(rest[0])
+        shape = tuple(rest[1])
+        buffer = rest[2].numpy()
         if dtype.hasobject:
             raise ValueError("not a saved batch: an array of raw bytes claims to hold objects")
         count = int(np.prod(shape))

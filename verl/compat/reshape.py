@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 
-from verl.compat.batch import DataProtoItem
-from verl.protocol.data_proto import DataProto
+from verl.protocol.data_proto import DataProto, DataProtoItem
 
 logger = logging.getLogger(__name__)
 

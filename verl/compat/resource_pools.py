@@ -194,7 +194,8 @@ class ResourcePoolManager:
         return sum(sum(process_on_nodes) for process_on_nodes in self.resource_pool_spec.values())
 
     def _check_gpus(self) -> None:
-        free, wanted = ray.available_resources().get("GPU", 0), self.get_n_gpus()
+        free = ray.available_resources().get("GPU", 0)
+        wanted = self.get_n_gpus()
         if free < wanted:
             raise ValueError(
                 f"the resource pools {dict(self.resource_pool_spec)} want {wanted} GPUs, the cluster has "

@@ -15,7 +15,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _WHOLE = 16 << 20
-_BLOCKS, _BLOCK = 256, 64 << 10
+_BLOCKS = 256
+_BLOCK = 64 << 10
 _WEIGHTS = ("*.safetensors", "*.bin")
 NOT_STRUCTURE = ("dtype", "torch_dtype", "architectures", "transformers_version")
 

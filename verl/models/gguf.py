@@ -14,7 +14,6 @@ import logging
 import os
 import shutil
 import struct
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -38,7 +37,8 @@ SAMPLE_BYTES = 2**20
 BYTE_PAIRS = "gpt2"
 TOKENIZER_KINDS = (BYTE_PAIRS, "llama")
 # llama.cpp's types of tokens.
-CONTROL, USER_DEFINED = 3, 4
+CONTROL = 3
+USER_DEFINED = 4
 # Numbers of several digits, contractions, scripts, spaces and line ends: where rules to cut text differ.
 ROUND_TRIPS = ("In 2024, it cost 12345.67 EUR.", "I'll don't  two\n\n three\t!", "Größe 東京 🙂 naïve")
 DAMAGE = (ValueError, KeyError, IndexError, TypeError, OverflowError, NotImplementedError, struct.error)
@@ -113,10 +113,12 @@ def converted(file: Path) -> Path:
         if folder.is_dir():
             return folder
         started = time.monotonic()
-        partial = Path(tempfile.mkdtemp(prefix=".partial-", dir=cache))
+        partial = cache / f".partial-{folder.name}"
+        # A process that was killed while it wrote left this folder; who has the lock is the only writer.
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir()
         try:
             convert(file, partial)
-            partial.chmod(0o755)
             os.replace(partial, folder)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
@@ -361,7 +363,8 @@ def _tokenizer(file: Path, parts: Mapping[str, Any], metadata: Mapping[str, Any]
     from transformers import PreTrainedTokenizerFast
     from transformers.integrations.ggml import GGUF_TO_FAST_CONVERTERS, convert_gguf_tokenizer
 
-    values, model_type = parts["tokenizer"], parts.get("converter") or parts["config"]["model_type"]
+    values = parts["tokenizer"]
+    model_type = parts.get("converter") or parts["config"]["model_type"]
     if model_type not in GGUF_TO_FAST_CONVERTERS:
         raise ModelPathError(
             f"GGUF file {str(file)!r}: transformers makes no tokenizer for the architecture {model_type!r}; "

@@ -339,7 +339,8 @@ def check_vocabulary(tokenizer: Any, source: str, path: str, *, trust_remote_cod
     embedding for; only the model's configuration is read.
     """
     config = load_config(path, trust_remote_code=trust_remote_code)
-    size, highest = getattr(config.get_text_config(), "vocab_size", None), max(tokenizer.get_vocab().values())
+    size = getattr(config.get_text_config(), "vocab_size", None)
+    highest = max(tokenizer.get_vocab().values())
     if size is not None and highest >= size:
         raise ModelPathError(
             f"the tokenizer of {source!r} has token ids up to {highest}, the model {path!r} has {size} "

@@ -218,7 +218,8 @@ def initial_weights(model: torch.nn.Module, spec: LoraSpec) -> dict[str, torch.T
         ) from error
     expected = adapter_shapes(lora_targets(model, spec), spec.rank)
     for name in sorted(expected.keys() | found.keys()):
-        here, there = expected.get(name), tuple(found[name].shape) if name in found else None
+        here = expected.get(name)
+        there = tuple(found[name].shape) if name in found else None
         if here != there:
             raise LoraTargetError(
                 f"lora_adapter_path={spec.path}: the adapter does not fit the model: {name} has the shape "

@@ -7,8 +7,6 @@ from `verl.compat` are for code written for verl.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from verl.compat.padding import PADDING_SIZE_KEY as _padding_size_key
-from verl.compat.padding import DataProtoConfig
 from verl.protocol.generate import (
     GenerateRequest,
     Generation,
@@ -17,10 +15,11 @@ from verl.protocol.generate import (
     SamplingParams,
     StopReason,
 )
+from verl.protocol.padding import DataProtoConfig
 
 if TYPE_CHECKING:
-    from verl.compat.batch import DataProtoItem
     from verl.compat.future import BatchData, DataProtoFuture
+    from verl.compat.padding import _padding_size_key
     from verl.compat.reshape import (
         all_gather_data_proto,
         allgather_dict_tensors,
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
         union_tensor_dict,
         union_two_dict,
     )
-    from verl.protocol.data_proto import DataProto
+    from verl.protocol.data_proto import DataProto, DataProtoItem
     from verl.protocol.serialization import (
         deserialize_single_tensor,
         deserialize_tensordict,
@@ -58,12 +57,12 @@ __all__ = [
 ]  # fmt: skip
 _ON_DEMAND = {
     "verl.protocol.arrays": "deep_equal list_of_dict_to_dict_of_list union_numpy_dict union_tensor_dict union_two_dict",
-    "verl.protocol.data_proto": "DataProto",
+    "verl.protocol.data_proto": "DataProto DataProtoItem",
     "verl.protocol.serialization": (
         "deserialize_single_tensor deserialize_tensordict serialize_single_tensor serialize_tensordict"
     ),
-    "verl.compat.batch": "DataProtoItem",
     "verl.compat.future": "BatchData DataProtoFuture",
+    "verl.compat.padding": "_padding_size_key",
     "verl.compat.reshape": (
         "all_gather_data_proto allgather_dict_tensors collate_fn fold_batch_dim pad_dataproto_to_divisor "
         "unfold_batch_dim unpad_dataproto"

@@ -17,8 +17,6 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 
-from verl.compat.batch import DataProtoItem, VerlBatch
-from verl.compat.padding import DataProtoConfig
 from verl.protocol.arrays import (
     as_object_array,
     deep_equal,
@@ -27,13 +25,38 @@ from verl.protocol.arrays import (
     union_tensor_dict,
     union_two_dict,
 )
+from verl.protocol.padding import DataProtoConfig
 from verl.protocol.serialization import deserialize_tensordict, serialize_tensordict
 
 Index = Union[slice, list, tuple, np.ndarray, torch.Tensor]
 
 
+class _VerlMethod:
+    """A method of verl's `DataProto` that the trainer does not use, from `verl.compat.batch`."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, instance: DataProto | None, owner: type) -> Any:
+        # Imported at the first use: a run that uses no name of verl's loads nothing of `verl.compat`.
+        from verl.compat.batch import VerlBatch
+
+        return vars(VerlBatch)[self._name].__get__(instance, owner)
+
+
 @dataclass(eq=False)
-class DataProto(VerlBatch):
+class DataProtoItem:
+    """One row of a `DataProto`: tensors without the batch dimension, the row's objects, the batch's
+    meta_info.
+    """
+
+    batch: TensorDict | None = None
+    non_tensor_batch: dict[str, Any] = field(default_factory=dict)
+    meta_info: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(eq=False)
+class DataProto:
     """A batch of samples.
 
     Attributes:
@@ -201,6 +224,12 @@ class DataProto(VerlBatch):
         device = self.batch.device if self.batch is not None else None
         return self._with_rows(index if device is None else index.to(device), index.numpy())
 
+    def is_padding_enabled(self) -> bool:
+        """Return whether the number of rows need not be a multiple of the number of parts."""
+        return bool(
+            self.meta_info.get(DataProtoConfig.auto_padding_key, False) or DataProtoConfig.auto_padding
+        )
+
     def chunk(self, chunks: int) -> list[Self]:
         """Split into `chunks` parts of equal size. Raise AssertionError when the rows do not divide, unless
         padding is enabled.
@@ -228,14 +257,16 @@ class DataProto(VerlBatch):
         batch = self.batch
         if batch is not None and batch_keys is not None:
             batch = batch.select(*batch_keys)
-        arrays, info = self.non_tensor_batch, self.meta_info
+        arrays = self.non_tensor_batch
+        info = self.meta_info
         if non_tensor_batch_keys is not None:
             arrays = {key: value for key, value in arrays.items() if key in non_tensor_batch_keys}
         if meta_info_keys is not None:
             info = {key: value for key, value in info.items() if key in meta_info_keys}
         if deepcopy:
             batch = None if batch is None else batch.clone()
-            arrays, info = copy.deepcopy(arrays), copy.deepcopy(info)
+            arrays = copy.deepcopy(arrays)
+            info = copy.deepcopy(info)
         return type(self)(batch=batch, non_tensor_batch=arrays, meta_info=info)
 
     def union(self, other: DataProto) -> Self:
@@ -273,3 +304,23 @@ class DataProto(VerlBatch):
         self.non_tensor_batch = {
             key: value if value.flags.writeable else value.copy() for key, value in arrays.items()
         }
+
+    # ---- methods of verl's that the trainer does not use
+
+    from_single_dict = _VerlMethod()
+    from_tensordict = _VerlMethod()
+    get_data_info = _VerlMethod()
+    print_size = _VerlMethod()
+    split = _VerlMethod()
+    reorder = _VerlMethod()
+    repeat = _VerlMethod()
+    sample_level_repeat = _VerlMethod()
+    unfold_column_chunks = _VerlMethod()
+    pop = _VerlMethod()
+    rename = _VerlMethod()
+    padding = _VerlMethod()
+    make_iterator = _VerlMethod()
+    contiguous = _VerlMethod()
+    to_tensordict = _VerlMethod()
+    save_to_disk = _VerlMethod()
+    load_from_disk = _VerlMethod()

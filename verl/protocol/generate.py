@@ -117,7 +117,8 @@ class Generation:
             kept.append((version, min(tokens, count - sum(n for _, n in kept))))
             if sum(n for _, n in kept) >= count:
                 break
-        ids, log_probs = self.token_ids[:count], self.log_probs[:count]
+        ids = self.token_ids[:count]
+        log_probs = self.log_probs[:count]
         return replace(
             self, token_ids=ids, log_probs=log_probs, version=kept[-1][0], earlier=tuple(kept[:-1])
         )

@@ -9,7 +9,6 @@ import concurrent.futures
 import inspect
 import logging
 import os
-import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -24,6 +23,7 @@ from verl.single_controller.worker_group import (
     WorkerDiedError,
     WorkerGroup,
 )
+from verl.utils.loop_thread import LoopThread
 
 logger = logging.getLogger(__name__)
 
@@ -122,16 +122,12 @@ class LocalWorkerGroup(WorkerGroup):
                 "use the ray controller"
             )
         _set_rank_environment(worker_env or {})
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop: LoopThread | None = None
         worker_class = class_with_init.cls
         self._worker: Any = class_with_init()
         if any(inspect.iscoroutinefunction(member) for _, member in inspect.getmembers(worker_class)):
-            self._loop = asyncio.new_event_loop()
-            thread = threading.Thread(
-                target=self._loop.run_forever, name=f"{worker_class.__name__} loop", daemon=True
-            )
-            thread.start()
-            self._end_loop = weakref.finalize(self, _end_loop, self._loop, thread)
+            self._loop = LoopThread(f"{worker_class.__name__} loop")
+            self._end_loop = weakref.finalize(self, _end_loop, self._loop, f"{worker_class.__name__} loop")
         self._bind_worker_methods(worker_class)
 
     @property
@@ -146,7 +142,8 @@ class LocalWorkerGroup(WorkerGroup):
 
     def shutdown(self) -> None:
         """End the event loop of the worker, and close it."""
-        worker, self._worker = self._worker, None
+        worker = self._worker
+        self._worker = None
         if self._loop is not None:  # first: what it still runs fails, and is not served by half a worker
             self._loop = None
             self._end_loop()
@@ -177,7 +174,7 @@ class LocalWorkerGroup(WorkerGroup):
                 result = method(*args, **kwargs)
                 return await result if inspect.isawaitable(result) else result
 
-            return asyncio.run_coroutine_threadsafe(on_loop(), self._loop)
+            return self._loop.submit(on_loop())
         future: concurrent.futures.Future[Any] = concurrent.futures.Future()
         try:
             future.set_result(method(*args, **kwargs))
@@ -186,27 +183,10 @@ class LocalWorkerGroup(WorkerGroup):
         return future
 
 
-def _end_loop(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
+def _end_loop(loop: LoopThread, name: str) -> None:
     """Cancel a worker's tasks, so that none is destroyed while pending, and end its event loop."""
-    if threading.current_thread() is thread:  # the garbage collector finalizes the group in its own thread
-        loop.stop()
-        return
-    try:
-        asyncio.run_coroutine_threadsafe(_cancel_all(), loop).result(END_TIMEOUT_S)
-    except TimeoutError:
-        logger.warning("%s did not end within %g s", thread.name, END_TIMEOUT_S)
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join(END_TIMEOUT_S)
-    if not thread.is_alive():
-        loop.close()
-
-
-async def _cancel_all() -> None:
-    left = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in left:
-        task.cancel()
-    if left:
-        await asyncio.wait(left)
+    if not loop.close(end_timeout_s=END_TIMEOUT_S):
+        logger.warning("%s did not end within %g s", name, END_TIMEOUT_S)
 
 
 def _copy_batch(value: Any) -> Any:

@@ -39,7 +39,10 @@ from verl.workers.engine.layout_check import (
 from verl.workers.rollout.serving import serving_of
 
 GIB = 2**30
-EXACT, SLOWER, NOTE, REFUSED = "exact", "exact, slower", "note", "not possible"
+EXACT = "exact"
+SLOWER = "exact, slower"
+NOTE = "note"
+REFUSED = "not possible"
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from verl.models.export_check import export_difference
 from verl.models.files import check_files
 from verl.models.loader import ModelPathError, check_causal_lm, resolve_dtype
 from verl.protocol.generate import RolloutError
-from verl.trainer.config import FSDPConfig, RunConfig, TrainedModelConfig
+from verl.trainer.config import CriticConfig, FSDPConfig, RunConfig, TrainedModelConfig
 from verl.trainer.config.reward_model import CLASSIFIER
 from verl.trainer.config.spec import ConfigError
 from verl.trainer.plan.placement import WorkerGroupSpec
@@ -78,17 +78,22 @@ def _checks(
     """Yield the checks of one worker group: trainer, critic, engine; each returns notes or raises."""
     if group.trained and not config.trainer.val_only:
         model = group.config.model
-        yield lambda: layout_notes(model, group.config.actor.fsdp_config, device, "actor_rollout_ref.model")
+        actor = group.config.actor
+        yield lambda: layout_notes(
+            model, actor.fsdp_config, device, "actor_rollout_ref.model", actor.use_prefix_grouper
+        )
         if not group.adapters:
             yield lambda: export_notes(group)
     if critic:
         own = critic_config(config.critic, group)
-        yield lambda: critic_notes(own.model, own.fsdp, device)
+        yield lambda: critic_notes(own, device)
     if group.config.rollout.name == "hf":
         yield lambda: engine_notes(group, max_model_len(group))
 
 
-def layout_notes(model: TrainedModelConfig, fsdp: FSDPConfig, device: str, key: str) -> list[str]:
+def layout_notes(
+    model: TrainedModelConfig, fsdp: FSDPConfig, device: str, key: str, share_prefixes: bool
+) -> list[str]:
     """Return what a user has to know of the trainer's numbers on a model.
 
     Args:
@@ -96,6 +101,7 @@ def layout_notes(model: TrainedModelConfig, fsdp: FSDPConfig, device: str, key: 
         fsdp: dtypes of the trainer.
         device: cpu or cuda.
         key: prefix of the model's keys.
+        share_prefixes: whether tokens that rows have in common are to be run once.
 
     Raises:
         LayoutError: rows are exact in no layout.
@@ -108,16 +114,16 @@ def layout_notes(model: TrainedModelConfig, fsdp: FSDPConfig, device: str, key: 
         attention=model.attn_implementation,
         device=device,
         dtype=resolve_dtype(fsdp.dtype, device),
-        merge_rows=model.merge_rows,
+        share_prefixes=share_prefixes,
     )
     notes = [choice.note(key), training_randomness(config)]
     return [note for note in notes if note]
 
 
-def critic_notes(model: TrainedModelConfig, fsdp: FSDPConfig, device: str) -> list[str]:
+def critic_notes(critic: CriticConfig, device: str) -> list[str]:
     """Return what a user has to know of the numbers of a critic; raises LayoutError as `layout_notes`."""
     try:
-        return layout_notes(model, fsdp, device, "critic.model")
+        return layout_notes(critic.model, critic.fsdp, device, "critic.model", critic.use_prefix_grouper)
     except ModelPathError:
         return []  # `check_critic` names the key of a path that is wrong
 

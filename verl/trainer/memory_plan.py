@@ -203,7 +203,7 @@ class _Model:
                 attention=model.attn_implementation,
                 device=self._device,
                 dtype=self._dtype,
-                merge_rows=model.merge_rows,
+                share_prefixes=self.own.actor.use_prefix_grouper,
             ).layout
             self._counted[checkpointing] = _training_memory(
                 self._network,

@@ -12,11 +12,7 @@ from typing import Any
 import torch
 
 from patches import PatchError, is_installed, require
-from verl.models.adapter_checks import adapter_coverage
 from verl.models.loader import ModelPathError, build_causal_lm, check_model_path, load_config, load_tokenizer
-from verl.models.lora import LoraTargetError, initial_weights, lora_size, lora_spec
-from verl.models.reward_model import check_sequence_classifier
-from verl.models.value_model import check_value_model
 from verl.protocol.generate import RolloutError
 from verl.trainer.config import RunConfig
 from verl.trainer.config.reward_model import CLASSIFIER
@@ -25,15 +21,6 @@ from verl.trainer.plan.placement import Placement, WorkerGroupSpec
 from verl.trainer.plan.run import RunPlan
 from verl.trainer.ppo.critic import critic_config
 from verl.utils.names import value_at
-from verl.workers.rollout.vllm.arguments import (
-    PACKAGES,
-    VERSIONS,
-    check_adapters,
-    check_batching,
-    check_experts,
-    check_heads,
-    check_split,
-)
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +44,18 @@ def check_vllm(placement: Placement, device: str, max_model_len: Callable[[Worke
     for group in placement.groups:
         if group.config.rollout.name != "vllm":
             continue
+        # checks of a group that vLLM serves
+        from verl.models.lora import lora_spec
+        from verl.workers.rollout.vllm.arguments import (
+            PACKAGES,
+            VERSIONS,
+            check_adapters,
+            check_batching,
+            check_experts,
+            check_heads,
+            check_split,
+        )
+
         try:
             require("actor_rollout_ref.rollout.name=vllm", PACKAGES, VERSIONS)
         except PatchError as error:
@@ -134,6 +133,10 @@ def adapter_sizes(placement: Placement) -> dict[str, int]:
     for spec in placement.groups:
         if not spec.adapters:
             continue
+        # of groups with adapters
+        from verl.models.adapter_checks import adapter_coverage
+        from verl.models.lora import LoraTargetError, initial_weights, lora_size, lora_spec
+
         base = _base(spec)
         for policy, config in spec.adapters.items():
             try:
@@ -169,6 +172,8 @@ def check_reward_model(config: RunConfig) -> None:
     """Raise ConfigError if the model of `reward.model.kind=sequence_classification` gives no scores."""
     model = config.reward.model
     if model.kind == CLASSIFIER:
+        from verl.models.reward_model import check_sequence_classifier  # of such a model
+
         try:
             check_sequence_classifier(
                 str(model.path), model.max_length, trust_remote_code=model.trust_remote_code
@@ -192,6 +197,8 @@ def check_critic(config: RunConfig, plan: RunPlan, tokenizers: Mapping[str, Any]
     for spec in plan.groups:
         if spec.wg_id not in with_critic:
             continue
+        from verl.models.value_model import check_value_model  # of critics
+
         model = critic_config(config.critic, spec).model
         given = config.critic.model
         key = "critic.model.path"

@@ -96,7 +96,8 @@ def save_sharded(
             intact.
     """
     path = Path(path)
-    rank, folder = dist.get_rank(group), _temporary(path)
+    rank = dist.get_rank(group)
+    folder = _temporary(path)
     failures: list[str | None] = [None] * dist.get_world_size(group)
     failure = _attempt(
         lambda: (
@@ -192,7 +193,8 @@ def stored_tensors(path: str | Path, prefix: str, limit_bytes: int) -> Iterator[
             tensor = torch.empty(at.size, dtype=at.properties.dtype)
             if piece and tensor.nbytes > room:
                 yield _filled(piece, shards, prefix)
-                piece, room = {}, limit_bytes
+                piece = {}
+                room = limit_bytes
             piece[key] = tensor
             room -= tensor.nbytes
         if piece:

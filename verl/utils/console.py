@@ -158,7 +158,8 @@ def before_after_table(
         table.add_column(heading, justify="left" if heading in ("", "metric") else "right", no_wrap=True)
     previous = None
     for row in rows:
-        before, after = row["before"], row["after"]
+        before = row["before"]
+        after = row["after"]
         change = f"{100 * (after.value - before.value):+.1f}" if before and after else "-"
         latest = after or before
         table.add_row(

@@ -35,6 +35,7 @@ def unpack(flat: torch.Tensor, layout: Sequence[Sequence[Any]]) -> dict[str, tor
     """Return the tensors of a layout as views of `flat`."""
     tensors = {}
     for name, dtype_name, shape, start in layout:
-        dtype, count = getattr(torch, dtype_name), torch.Size(shape).numel()
+        dtype = getattr(torch, dtype_name)
+        count = torch.Size(shape).numel()
         tensors[name] = flat[start : start + count * dtype.itemsize].view(dtype).view(shape)
     return tensors

@@ -189,7 +189,8 @@ def _watch(pid: int, ways: str) -> None:
     while not (ready := select.select([0, process], [], [], _SECONDS)[0]):
         held = max(held, _held_with_children(pid))
         # A kill of long ago, of another process, is not the cause.
-        before, kills = kills, kills_for_memory()
+        before = kills
+        kills = kills_for_memory()
     # Without its word the process was killed.
     if 0 in ready and os.read(0, len(_ENDED)) == _ENDED:
         return
@@ -215,7 +216,8 @@ def _held_with_children(pid: int) -> int:
             resident[int(folder.name)] = int(fields[21]) * os.sysconf("SC_PAGE_SIZE")
         except (OSError, IndexError, ValueError):
             continue  # it has ended
-    own, found = {pid}, 0
+    own = {pid}
+    found = 0
     while len(own) > found:
         found = len(own)
         own |= {child for child, parent in parents.items() if parent in own}

@@ -1,4 +1,5 @@
-"""An event loop in a thread of its own, so that coroutines run while the starting thread does other work."""
+"""An event loop in a thread of its own: coroutines run there while the starting thread does other work, and
+what belongs to the loop, such as connections, outlives the event loops of its users."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ logger = logging.getLogger(__name__)
 END_TIMEOUT_S = 5.0
 # A loop that has run nothing for so many seconds is reported while a thread waits for it, which looks every
 # `LOOK_S` seconds.
-BLOCKED_S, LOOK_S = 10.0, 2.0
+BLOCKED_S = 10.0
+LOOK_S = 2.0
 # Innermost calls that such a report names.
 FRAMES = 4
 _reads_frames = threading.Lock()
@@ -37,7 +39,8 @@ class Running(Generic[T]):
     def __init__(
         self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T], look: Callable[[], None]
     ) -> None:
-        self._loop, self._look = loop, look
+        self._loop = loop
+        self._look = look
         self._task: asyncio.Task[T] | None = None
         self._cancelled = False
         self._future = asyncio.run_coroutine_threadsafe(self._run(work), loop)
@@ -80,6 +83,9 @@ class Running(Generic[T]):
 class LoopThread:
     """An event loop that runs in a daemon thread, which starts with the first coroutine.
 
+    Attributes:
+        closed: `close` has begun.
+
     Args:
         name: of the thread.
         limit_s: seconds, at least `BLOCKED_S`, for which the loop may be blocked while a thread waits for it.
@@ -87,17 +93,55 @@ class LoopThread:
     """
 
     def __init__(self, name: str, limit_s: float = math.inf, key: str = "") -> None:
-        self._loop, self._limit_s, self._key = asyncio.new_event_loop(), limit_s, key
+        self.closed = False
+        self._loop = asyncio.new_event_loop()
+        self._limit_s = limit_s
+        self._key = key
         self._waited_for = set[concurrent.futures.Future[Any]]()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._lock = threading.Lock()
+        self._starts = threading.Lock()
         self._asked_at: float | None = None  # when a callback was scheduled that has not run
         self._reported = False
 
     def start(self, work: Coroutine[Any, Any, T]) -> Running[T]:
-        """Start `work` and return at once."""
-        if not self._thread.is_alive():
-            self._thread.start()
+        """Start `work` and return at once; a thread that waits for it reports a loop that is blocked.
+
+        Raises RuntimeError after `close`.
+        """
+        self._start_thread(work)
+        return self._start(work)
+
+    def submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        """Start `work` and return its future: cancelling it cancels the work.
+
+        Raises RuntimeError after `close`.
+        """
+        self._start_thread(work)
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def run(self, work: Coroutine[Any, Any, T], timeout_s: float) -> T:
+        """Run `work` and return its result, or raise its error.
+
+        Raises TimeoutError after `timeout_s` seconds, when the work is cancelled, and RuntimeError after
+        `close`.
+        """
+        future = self.submit(work)
+        try:
+            return future.result(timeout_s)
+        except TimeoutError:
+            future.cancel()
+            raise
+
+    def _start_thread(self, work: Coroutine[Any, Any, Any]) -> None:
+        with self._starts:
+            if self.closed:
+                work.close()
+                raise RuntimeError(f"the event loop {self._thread.name} is closed")
+            if not self._thread.is_alive():
+                self._thread.start()
+
+    def _start(self, work: Coroutine[Any, Any, T]) -> Running[T]:
         running = Running(self._loop, work, self._look)
         self._waited_for.add(running._future)
         running._future.add_done_callback(self._waited_for.discard)
@@ -135,7 +179,8 @@ class LoopThread:
         """
         with self._lock, suppress(RuntimeError):  # the loop is closed
             if self._asked_at is None:
-                self._asked_at, self._reported = time.monotonic(), False
+                self._asked_at = time.monotonic()
+                self._reported = False
                 self._loop.call_soon_threadsafe(self._answer)
                 return
             blocked_s = time.monotonic() - self._asked_at
@@ -190,18 +235,45 @@ class LoopThread:
                     traceback.format_exc(limit=-1),
                 )
 
-    def close(self) -> None:
+    def close(
+        self,
+        cleanup: Callable[[], Coroutine[Any, Any, object]] | None = None,
+        end_timeout_s: float | None = None,
+    ) -> bool:
         """Cancel all tasks, wait for them, so that no pending task is destroyed, and end the thread.
 
         `Running.result` of work that has not ended then, as where a task blocks the loop, raises
         CancelledError: no thread waits for ever.
+
+        Args:
+            cleanup: runs on the loop after all tasks, if the thread has started; its error is raised.
+            end_timeout_s: limit of the tasks, in seconds; None: `END_TIMEOUT_S`.
+
+        Returns False if a task has not ended within the limit.
         """
+        limit_s = END_TIMEOUT_S if end_timeout_s is None else end_timeout_s
+        with self._starts:
+            self.closed = True
+        # The garbage collector may end the owner of a loop in the loop's own thread, which cannot wait for
+        # itself.
+        if threading.current_thread() is self._thread:
+            self._loop.stop()
+            return True
+        all_ended = True
+        try:
+            if self._thread.is_alive():
+                ending = self._start(_end_tasks(limit_s, cleanup))
+                all_ended = ending._future.result(max(limit_s, 2 * END_TIMEOUT_S))
+        except concurrent.futures.TimeoutError:
+            all_ended = False  # a task blocks the loop; the thread ends with the process
+        finally:
+            self._stop(limit_s)
+        return all_ended
+
+    def _stop(self, limit_s: float) -> None:
         if self._thread.is_alive():
-            # a task blocks the loop; the thread ends with the process
-            with suppress(concurrent.futures.TimeoutError):
-                self.start(_cancel_all())._future.result(2 * END_TIMEOUT_S)
             self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join(END_TIMEOUT_S)
+            self._thread.join(limit_s)
         for future in list(self._waited_for):
             future.cancel()
         if not self._thread.is_alive():
@@ -224,10 +296,15 @@ def frame_of(thread: threading.Thread) -> FrameType | None:
                 gc.enable()
 
 
-async def _cancel_all() -> None:
-    left = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in left:
+async def _end_tasks(limit_s: float, cleanup: Callable[[], Coroutine[Any, Any, object]] | None) -> bool:
+    """Cancel all other tasks of the loop; return whether they have ended within the limit."""
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
         task.cancel()
-    if left:
-        await asyncio.wait(left, timeout=END_TIMEOUT_S)
+    pending: set[asyncio.Task[Any]] = set()
+    if tasks:
+        _, pending = await asyncio.wait(tasks, timeout=limit_s)
     await asyncio.get_running_loop().shutdown_asyncgens()
+    if cleanup is not None:
+        await cleanup()
+    return not pending

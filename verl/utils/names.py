@@ -14,10 +14,8 @@ def did_you_mean(name: object, known: Iterable[str]) -> str:
     or an empty string.
     """
     # of the longest name that a client may send, the comparison takes seconds
-    names, asked = (
-        list(known),
-        str(name)[:200],
-    )
+    names = list(known)
+    asked = str(name)[:200]
     by_folded = {k.lower(): k for k in names}
     near = difflib.get_close_matches(asked, names, n=1) or [
         by_folded[k] for k in difflib.get_close_matches(asked.lower(), by_folded, n=1, cutoff=0.5)

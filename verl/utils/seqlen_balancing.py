@@ -57,7 +57,8 @@ def _difference(tuples: list[list[list[int]]], lengths: Sequence[int]) -> list[l
         sums = [a + b for a, b in zip(sums_a, reversed(sums_b), strict=True)]
         parts = [a + b for a, b in zip(parts_a, reversed(parts_b), strict=True)]
         heaviest_first = sorted(range(len(sums)), key=lambda j: -sums[j])
-        sums, parts = [sums[j] for j in heaviest_first], [parts[j] for j in heaviest_first]
+        sums = [sums[j] for j in heaviest_first]
+        parts = [parts[j] for j in heaviest_first]
         heapq.heappush(heap, (sums[-1] - sums[0], serial, sums, parts))
         serial += 1
     return heap[0][3]

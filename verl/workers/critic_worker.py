@@ -31,7 +31,12 @@ class CriticWorker(EngineWorker):
             ModelPathError: the model cannot be loaded, or its architecture has no value model.
         """
         self._engine = FSDPEngine(
-            self.config.model, self.config.fsdp, self.config.optim, self._start(), VALUE_MODEL
+            self.config.model,
+            self.config.fsdp,
+            self.config.optim,
+            self._start(),
+            VALUE_MODEL,
+            share_prefixes=self.config.use_prefix_grouper,
         )
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)

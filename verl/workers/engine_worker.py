@@ -40,7 +40,10 @@ class EngineWorker(Worker):
         super().__init__()
         for name in plugins:
             importlib.import_module(name)
-        self._model, self._seed, self._device, self._num_threads = model, seed, device, num_threads
+        self._model = model
+        self._seed = seed
+        self._device = device
+        self._num_threads = num_threads
         self._engine: FSDPEngine | None = None
 
     @property

@@ -75,13 +75,21 @@ class PolicyWorker(EngineWorker):
             ModelPathError: the model cannot be loaded.
             LoraTargetError: an adapter does not fit it.
         """
-        mesh, actor = self._start(), self.config.actor
+        mesh = self._start()
+        actor = self.config.actor
         plans = {
             name: AdapterPlan(lora_spec(config.model), config.actor.optim)
             for name, config in self._adapters.items()
         }
+        share = actor.use_prefix_grouper
         self._engine = FSDPEngine(
-            self.config.model, actor.fsdp_config, actor.optim, mesh, adapters=plans, seed=self._seed
+            self.config.model,
+            actor.fsdp_config,
+            actor.optim,
+            mesh,
+            adapters=plans,
+            seed=self._seed,
+            share_prefixes=share,
         )
         if (
             self._device == "cpu"
@@ -89,7 +97,9 @@ class PolicyWorker(EngineWorker):
         ):
             give_back_freed_blocks()
         if self._use_reference and not plans:
-            self._reference = FSDPEngine(self.config.model, actor.fsdp_config, None, mesh)
+            self._reference = FSDPEngine(
+                self.config.model, actor.fsdp_config, None, mesh, share_prefixes=share
+            )
 
     def _adapter_of(self, data: DataProto) -> tuple[str | None, ActorRolloutRefConfig]:
         """Return the adapter that a batch belongs to, None when the model itself is trained, and its
@@ -162,7 +172,8 @@ class PolicyWorker(EngineWorker):
             rank's.
         """
         adapter, config = self._adapter_of(data)
-        cfg, meta = config.actor, data.meta_info
+        cfg = config.actor
+        meta = data.meta_info
         plan = UpdatePlan(
             temperature=_temperature(data),
             num_mini_batches=int(meta.get("num_mini_batches", 1)),
@@ -237,10 +248,8 @@ class PolicyWorker(EngineWorker):
             self._transfer.release(self._sent.pop(0))
 
     def _weight_buckets(self, adapter: str | None) -> Iterator[dict[str, torch.Tensor]]:
-        dtype, limit = (
-            resolve_dtype(self.config.rollout.dtype, self._device),
-            self.config.rollout.update_bucket_mb << 20,
-        )
+        dtype = resolve_dtype(self.config.rollout.dtype, self._device)
+        limit = self.config.rollout.update_bucket_mb << 20
         device = self._device if self._transfer.on_device else "cpu"
         bucket: dict[str, torch.Tensor] = {}
         room = limit
@@ -251,7 +260,8 @@ class PolicyWorker(EngineWorker):
             size = value.numel() * sent_as.itemsize
             if bucket and size > room:
                 yield bucket
-                bucket, room = {}, limit
+                bucket = {}
+                room = limit
             bucket[name] = value.to(device, sent_as, copy=True) if self._sends else torch.empty(0)
             room -= size
         if bucket:

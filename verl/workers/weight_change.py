@@ -60,7 +60,8 @@ class WeightChange:
                     _flip(name, value)
                 else:
                     value.copy_(zeros)
-        self._changed, self._zeros = [], {}
+        self._changed = []
+        self._zeros = {}
 
     def _tensors(self, adapter: str | None) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield this rank's part of every tensor that is sent, while it is on the engine's device."""

@@ -62,7 +62,8 @@ class FrameReader:
     """
 
     def __init__(self, fd: int) -> None:
-        self._fd, self._held = fd, bytearray()
+        self._fd = fd
+        self._held = bytearray()
 
     def read(self, wait: Callable[[int], None]) -> tuple[dict[str, Any], list[bytes]]:
         """Return the next message; raise as `read_frame`. `wait` is called before each read and may raise to
@@ -95,7 +96,8 @@ def _message(take: Callable[[int], bytes]) -> tuple[dict[str, Any], list[bytes]]
         raise FrameError(f"a message whose header is not JSON: {body[:80]!r}") from error
     if not isinstance(header, dict):
         raise FrameError(f"a message whose header is {type(header).__name__}, expected an object")
-    blobs, at = [], length
+    blobs = []
+    at = length
     for size in sizes:
         blobs.append(body[at : at + size])
         at += size

@@ -14,7 +14,8 @@ from . import frames
 from .place import COMMANDS, JobContext
 from .runner import Runner
 
-JOB_DONE, NO_MORE_JOBS = 0, 3
+JOB_DONE = 0
+NO_MORE_JOBS = 3
 
 
 def serve(context: JobContext) -> NoReturn:

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 from . import tree
 from .streams import Streams
 
-COMMANDS, RESULTS = 0, 1
+COMMANDS = 0
+RESULTS = 1
 # To the watcher: number of the run (0: it is over), limits of memory and disk in bytes, and of processes (0:
 # not watched).
 WATCH = struct.Struct("!QQQQ")

@@ -43,11 +43,9 @@ def preload(packages: Sequence[str]) -> None:
     from _sitebuiltins import Quitter, _Helper, _Printer
 
     # Builtins that `site` would add.
-    builtins.exit, builtins.quit, builtins.help = (
-        Quitter("exit", "exit()"),
-        Quitter("quit", "quit()"),
-        _Helper(),
-    )
+    builtins.exit = Quitter("exit", "exit()")
+    builtins.quit = Quitter("quit", "quit()")
+    builtins.help = _Helper()
     for name in ("copyright", "credits", "license"):
         setattr(builtins, name, _Printer(name, "See https://www.python.org/psf/license/"))
 

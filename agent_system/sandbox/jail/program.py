@@ -29,7 +29,8 @@ MAX_TRACEBACK_CHARS = 8000
 RETURNED = b'{"end": "returned"}'
 # Kinds of messages to the job's init before the program runs: an error, or the compiled program, which later
 # tests reuse.
-FAILED, COMPILED = b"f", b"c"
+FAILED = b"f"
+COMPILED = b"c"
 MAX_COMPILED_BYTES = 1 << 15
 
 
@@ -104,7 +105,8 @@ def _run(source: str, known: bytes, test: dict[str, Any], setup: int) -> NoRetur
                 _execute(compiled, module, test, report)
             code = 0
     except SystemExit as error:
-        report, code = {"end": "exit"}, _exit_code(error)
+        report = {"end": "exit"}
+        code = _exit_code(error)
     except BaseException as error:
         report = {"end": "raised", "type": type(error).__name__}
         _print_traceback(error, source)
@@ -198,7 +200,8 @@ def _remove_names(module: ModuleType) -> None:
     """Remove the program's names in the order of the interpreter: files are written to their ends, and
     objects may print a last time.
     """
-    sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
+    sys.stdout = sys.__stdout__
+    sys.stderr = sys.__stderr__
     names = vars(module)
     for hidden in (True, False):
         for name in [

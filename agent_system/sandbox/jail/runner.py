@@ -38,7 +38,9 @@ class Runner:
     """
 
     def __init__(self, context: JobContext, source: str, limits: dict[str, Any]) -> None:
-        self.context, self.source, self.limits = context, source, limits
+        self.context = context
+        self.source = source
+        self.limits = limits
         self.compiled = b""
         self.most = limits["output_kb"] * 1024
         self.number = 0
@@ -52,7 +54,8 @@ class Runner:
         self.number = time.monotonic_ns()
         self.stopped: str | None = None
         self.status: int | None = None
-        self.cpu_s, self.watched = 0.0, False
+        self.cpu_s = 0.0
+        self.watched = False
         folder = self.context.clean(self.limits["disk_mb"] << 20)
         streams = self.context.streams
         streams.fill(stdin)

@@ -26,12 +26,22 @@ from .kernel import (
 )
 
 AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
-PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 22, 2
-ALLOW, KILL, FAIL = 0x7FFF0000, 0x80000000, 0x00050000
-LOAD, JUMP, JUMP_EQUAL, JUMP_FROM, JUMP_ANY_BIT, RETURN = 0x20, 0x05, 0x15, 0x35, 0x45, 0x06
+PR_SET_SECCOMP = 22
+SECCOMP_MODE_FILTER = 2
+ALLOW = 0x7FFF0000
+KILL = 0x80000000
+FAIL = 0x00050000
+LOAD = 0x20
+JUMP = 0x05
+JUMP_EQUAL = 0x15
+JUMP_FROM = 0x35
+JUMP_ANY_BIT = 0x45
+RETURN = 0x06
 # A conditional jump has one byte for each of its two offsets.
 MAX_JUMP = 255
-NUMBER, ARCHITECTURE, ARGUMENTS = 0, 4, 16
+NUMBER = 0
+ARCHITECTURE = 4
+ARGUMENTS = 16
 REFUSED, UNKNOWN, NO_TERMINAL, NO_MEMORY = (
     FAIL | number for number in (errno.EPERM, errno.ENOSYS, errno.ENOTTY, errno.ENOMEM)
 )
@@ -44,8 +54,11 @@ AF_UNIX = 1
 # SOCK_STREAM and SOCK_SEQPACKET, each with any of SOCK_NONBLOCK and SOCK_CLOEXEC. Not SOCK_DGRAM: such a
 # socket of a pair can send to any named socket of the host.
 SOCKETS = tuple(kind | flags for kind in (1, 5) for flags in (0, 0x800, 0x80000, 0x80800))
-O_TRUNC, O_WRONLY, O_RDWR = 0o1000, 1, 2
-MAP_SHARED, MAP_ANONYMOUS = 1, 0x20
+O_TRUNC = 0o1000
+O_WRONLY = 1
+O_RDWR = 2
+MAP_SHARED = 1
+MAP_ANONYMOUS = 0x20
 # FIONREAD, FIONBIO, FIOCLEX, FIONCLEX, which Python itself uses on files. Requests to terminals answer "not a
 # terminal".
 IOCTLS = (0x541B, 0x5421, 0x5451, 0x5450)
@@ -128,7 +141,8 @@ def _search(ranges: list[tuple[int, Code]]) -> Code:
     if len(ranges) == 1:
         return ranges[0][1]
     middle = len(ranges) // 2
-    below, above = _search(ranges[:middle]), _search(ranges[middle:])
+    below = _search(ranges[:middle])
+    above = _search(ranges[middle:])
     first = ranges[middle][0]
     if len(below) <= MAX_JUMP:
         return [(JUMP_FROM, first, len(below), 0), *below, *above]

@@ -13,13 +13,15 @@ def bound(most_bytes: int) -> None:
     """Give new threads stacks of at most `most_bytes`, whatever a program asks for: a larger one would exceed
     its limit at once.
     """
-    set_size, size = _thread.stack_size, 0
+    set_size = _thread.stack_size
+    size = 0
 
     def stack_size(asked: int = 0, /) -> int:
         nonlocal size
         asked = operator.index(asked)
         set_size(min(asked, most_bytes))
-        previous, size = size, asked
+        previous = size
+        size = asked
         return previous
 
     _thread.stack_size = stack_size

@@ -14,7 +14,8 @@ from typing import NamedTuple
 NAMES = ("stdin", "stdout", "stderr")
 # Every user reads the input and writes to the pipes; only the descriptor of `Streams.writer` changes the
 # input.
-INPUT_MODE, PIPE_MODE = 0o444, 0o622
+INPUT_MODE = 0o444
+PIPE_MODE = 0o622
 
 
 class Streams(NamedTuple):

@@ -10,11 +10,14 @@ from collections.abc import Mapping
 from . import kernel, streams
 from .kernel import MS_BIND, MS_NODEV, MS_NOEXEC, MS_NOSUID, MS_PRIVATE, MS_RDONLY, MS_REC, MS_REMOUNT
 
-STDLIB, PACKAGES, TMP = "/usr/lib/python", "/usr/lib/packages", "/tmp"
+STDLIB = "/usr/lib/python"
+PACKAGES = "/usr/lib/packages"
+TMP = "/tmp"
 # Not /dev/zero: a shared writable mapping of it is memory that no limit counts.
 DEVICES = ("null", "random", "urandom")
 # The streams have a file system of their own, since their input may be larger than anything else.
-STREAMS, STREAM_BYTES = "/run", 80 << 20
+STREAMS = "/run"
+STREAM_BYTES = 80 << 20
 # Linux has the names of a process's descriptors here; there is no other entry of /proc.
 DESCRIPTORS = "/proc/self/fd"
 TMP_MODE = 0o700

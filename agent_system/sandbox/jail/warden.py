@@ -19,7 +19,8 @@ WORLD = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWIPC
 JOB = CLONE_NEWPID | CLONE_NEWNS
 # In a user namespace: the user of programs, and the user that prepares the view if root on the host started
 # this process.
-INSIDE, PREPARING = 1, 0
+INSIDE = 1
+PREPARING = 0
 
 
 class Settings(NamedTuple):
@@ -163,8 +164,10 @@ def _on_the_host(settings: Settings, host: Host, watch: int, alarm: int) -> JobC
     os.mkdir(shown := os.path.join(settings.scratch, "streams"))
     os.chmod(shown, 0o755)
     made = streams.make(shown, shown)
-    landlocked, filtered = settings.level == "landlock", settings.level in ("landlock", "seccomp")
-    separate, owner = host.uid is not None, os.getuid() if host.uid is None else host.uid
+    landlocked = settings.level == "landlock"
+    filtered = settings.level in ("landlock", "seccomp")
+    separate = host.uid is not None
+    owner = os.getuid() if host.uid is None else host.uid
     scoped = landlocked and landlock.scopes_signals()
     how = Confinement(
         namespaces=False,

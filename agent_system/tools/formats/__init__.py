@@ -10,7 +10,7 @@ from agent_system.errors import AgentSystemError
 from agent_system.projection import strip_thinking, without_thinking
 from agent_system.tools.formats.named import NAMED
 from agent_system.tools.formats.request import OfferedTools, ToolRequest
-from agent_system.tools.formats.syntax import Span, Syntax
+from agent_system.tools.formats.syntax import CallSpan, Syntax
 
 FORMATS = tuple(NAMED)
 ANY_TOOL = OfferedTools()
@@ -79,11 +79,13 @@ def with_calls(content: str, calls: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join([*([content] if content else []), *texts])
 
 
-def _spans(visible: str, syntaxes: Sequence[Syntax], tools: OfferedTools) -> tuple[Syntax | None, list[Span]]:
+def _spans(
+    visible: str, syntaxes: Sequence[Syntax], tools: OfferedTools
+) -> tuple[Syntax | None, list[CallSpan]]:
     """Return the calls in the first syntax in which all are right and name tools; else what the first syntax
     makes of them.
     """
-    first: tuple[Syntax | None, list[Span]] = (None, [])
+    first: tuple[Syntax | None, list[CallSpan]] = (None, [])
     for number, syntax in enumerate(syntaxes):
         spans = list(syntax.spans(visible, tools))
         requests = [request for span in spans for request in span.requests]

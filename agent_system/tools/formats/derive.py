@@ -62,11 +62,13 @@ class _Frame:
     @classmethod
     def of(cls, text: str, places: Sequence[tuple[int, int]]) -> _Frame:
         """Return the texts around these places; with one place alone all text belongs to the one call."""
-        head, tail = text[: places[0][0]], text[places[-1][1] :]
+        head = text[: places[0][0]]
+        tail = text[places[-1][1] :]
         if len(places) == 1:
             return cls("", head, tail, "")
         between = text[places[0][1] : places[1][0]]
-        end, begin = _common_start(between, tail), _common_end(between, head)
+        end = _common_start(between, tail)
+        begin = _common_end(between, head)
         if len(end) + len(begin) > len(between):  # marks that both could hold belong to the beginning
             end = end[: len(between) - len(begin)]
         return cls(head[: len(head) - len(begin)], begin, end, tail[len(end) :])
@@ -222,7 +224,8 @@ def _item_arguments(text: str, calls: Sequence[TrialCall]) -> Syntax | None:
         return None
     opening = text[head + len(first.name) : spots[0][0]]
     begin = _common_end(opening, between[0])
-    keys, following = list(first.arguments), text[spots[-1][3] :]
+    keys = list(first.arguments)
+    following = text[spots[-1][3] :]
     ends = [piece.replace(key, NAME) for piece, key in zip([*between, following], keys, strict=True)]
     end = _common_start(ends[0], ends[-1])
     if len(begin) + len(end) > len(ends[0]):

@@ -25,7 +25,8 @@ class LiteralReader:
 
     def __init__(self, text: str, quote: str = "") -> None:
         """Set the text, and a mark that begins and ends strings which have no escapes."""
-        self.text, self._quote = text, quote
+        self.text = text
+        self._quote = quote
 
     def skip(self, place: int) -> int:
         """Return the place after blanks."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from agent_system.sandbox.result import parse_json
+from agent_system.json_text import parse_json
 from agent_system.tools.formats.literals import literal
 
 _CDATA = "<![CDATA["

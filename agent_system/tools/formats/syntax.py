@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from agent_system.json_text import parse_json
 from agent_system.projection import fenced_blocks
-from agent_system.sandbox.result import parse_json
 from agent_system.tools.formats.literals import LiteralReader
 from agent_system.tools.formats.request import OfferedTools, ToolRequest
 
@@ -39,7 +39,7 @@ _FENCE = re.compile(r"^[ \t]*```(?:json)?[ \t]*\n.*?^[ \t]*```[ \t]*$", re.DOTAL
 _DECODER = json.JSONDecoder()
 
 
-class Span(NamedTuple):
+class CallSpan(NamedTuple):
     """A group of tool calls in a text, with the marks around it.
 
     Attributes:
@@ -123,7 +123,7 @@ class Syntax:
                 return lines[-1]
         return ""
 
-    def spans(self, text: str, tools: OfferedTools) -> Iterator[Span]:
+    def spans(self, text: str, tools: OfferedTools) -> Iterator[CallSpan]:
         """Yield the calls of a text, malformed ones included.
 
         Without a mark, only a reply that consists of calls has any, and only of the tools that are offered.
@@ -139,9 +139,9 @@ class Syntax:
             requests, end = self._group(text, start + len(self.trigger), tools)
             begin = self._begin_of_marks(text, start, place)
             place = _past(text, end, self._after)
-            yield Span(begin, place, requests)
+            yield CallSpan(begin, place, requests)
         if (start := text.find(self.trigger, place)) >= 0:
-            yield Span(
+            yield CallSpan(
                 start,
                 len(text),
                 [ToolRequest(error=f"there are more than {MOST_CALLS} tool calls in one reply")],
@@ -259,7 +259,8 @@ class Syntax:
             call_id = str(groups["id"])
             named = _ID_NAME.fullmatch(call_id)
             return (named.group(1) if named else call_id), call_id
-        name, call_id = str(groups["name"]), str(groups.get("id") or "")
+        name = str(groups["name"])
+        call_id = str(groups.get("id") or "")
         if NUMBER in self.header and not call_id:
             begin = match.start("name")
             while (
@@ -297,15 +298,14 @@ class Syntax:
         while match := self._item.match(text, place):
             key = match["key"]
             is_other = bool(self.items.other) and match["text"] is None
-            middle, last = (
-                (self.items.other if is_other else self.items.middle),
-                self.items.end.replace(NAME, key),
-            )
+            middle = self.items.other if is_other else self.items.middle
+            last = self.items.end.replace(NAME, key)
             mark = last.strip()
             stop = text.find(mark, match.end())
             if stop < 0:
                 raise ValueError(f"{key} has no {mark} at its end")
-            lead, trail = middle[len(middle.rstrip()) :], last[: len(last) - len(last.lstrip())]
+            lead = middle[len(middle.rstrip()) :]
+            trail = last[: len(last) - len(last.lstrip())]
             value = text[match.end() : stop].removeprefix(lead).removesuffix(trail)
             if is_other:
                 found[key] = parse_json(value)
@@ -323,7 +323,7 @@ class Syntax:
             return _past(text, end, self._end) if self._first_end else end
         return following if following >= 0 else len(text)
 
-    def _whole(self, text: str, tools: OfferedTools) -> Iterator[Span]:
+    def _whole(self, text: str, tools: OfferedTools) -> Iterator[CallSpan]:
         """Yield the calls of a text that consists of them, or has them in fences."""
         if self.fenced:
             closed = _CLOSED_IN_LINE.sub(r"\1\n```", text)
@@ -331,10 +331,10 @@ class Syntax:
             requests = [request for code in blocks for request in self._plain(code, tools)]
             if blocks:
                 if requests:
-                    yield Span(0, len(text), requests)
+                    yield CallSpan(0, len(text), requests)
                 return
         if requests := self._plain(text, tools):
-            yield Span(0, len(text), requests)
+            yield CallSpan(0, len(text), requests)
 
     def rest_of(self, text: str) -> str:
         """Return a text without its fences, if calls may stand in them."""

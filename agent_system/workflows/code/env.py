@@ -134,7 +134,8 @@ class CodeEnv(BaseEnv):
         if agent_id == TESTER:
             return await self._test(action)
         if agent_id == SINGLE:
-            coded, tested = await self._code(python_block(action).action), await self._test(action)
+            coded = await self._code(python_block(action).action)
+            tested = await self._test(action)
             return replace(coded, info=tested.info)
         return Outcome()
 
@@ -153,14 +154,16 @@ class CodeEnv(BaseEnv):
         self._rates.append(pass_rate(self._golden))
         done = self._agreed if self.config.stop == "tests" else self._succeeded
         self._observation = self._make_observation(self._program, failed)
-        self._tests, self._coded = (), False
+        self._tests = ()
+        self._coded = False
         return Outcome(team=team, done=done, info=self._info(), observation=self._observation)
 
     def fork(self) -> CodeEnv:
         """Return an independent copy; the problem and the cache of results are shared."""
         copy = type(self)(self.config, seed=self.seed)
         vars(copy).update(vars(self))
-        copy._rates, copy._counts = list(self._rates), self._counts.copy()
+        copy._rates = list(self._rates)
+        copy._counts = self._counts.copy()
         return copy
 
     @property
@@ -171,7 +174,8 @@ class CodeEnv(BaseEnv):
         program = program if program.strip() else ""
         golden = await self._check(program, self._problem.cases, Truth.EXPECTED) if program else ()
         before = pass_rate(self._golden)
-        self._program, self._golden = program, golden
+        self._program = program
+        self._golden = golden
         self._counts["coder/unparsed"] += not program
         self._counts["coder/limits"] += sum(one.reason.is_limit for one in golden)
         self._coded = True
@@ -183,13 +187,13 @@ class CodeEnv(BaseEnv):
 
     async def _test(self, action: str) -> Outcome:
         tests = read_tests(action, self._problem.function, self.config.max_tests)
-        reference, cases = self._problem.reference, (*tests.cases, *tests.unclear)
+        reference = self._problem.reference
+        cases = (*tests.cases, *tests.unclear)
         results = await self._check(reference, cases, Truth.FOUND) if cases and reference else ()
-        by_reference, valid = (
-            results[: len(tests.cases)],
-            any(one.reason is Reason.OK for one in results) if reference else bool(tests),
-        )
-        self._tests, self._right = tests.cases, pass_rate(by_reference, len(tests))
+        by_reference = results[: len(tests.cases)]
+        valid = any(one.reason is Reason.OK for one in results) if reference else bool(tests)
+        self._tests = tests.cases
+        self._right = pass_rate(by_reference, len(tests))
         self._counts.update({"tester/tests": len(tests), "tester/contradictory": tests.contradictory})
         self._counts.update({"tester/surplus": tests.surplus, "tester/unparsed": not tests})
         by_truth = self.config.reference_reward if self._problem.reference else 0.0

@@ -24,7 +24,7 @@ LONGEST_SHOWN = 300
 
 
 @dataclass(frozen=True)
-class PromptStyle:
+class CodePromptStyle:
     """Prompt templates for one kind of model. Literal braces are doubled.
 
     Attributes:
@@ -48,7 +48,7 @@ class PromptStyle:
     separator: str
 
 
-FULL = PromptStyle(
+FULL = CodePromptStyle(
     coder="""\
 You are the Coder in a team of two. You write a Python program; the Tester writes tests for it. What counts is whether the program is right.
 
@@ -91,7 +91,7 @@ to five tests, each in this form{form}:
 )
 
 
-SHORT = PromptStyle(
+SHORT = CodePromptStyle(
     coder="Code: {env_prompt}{feedback}{team_context}",
     tester="Test: {env_prompt}{feedback}{team_context}",
     entry="\n{role}: {text}",
@@ -201,7 +201,8 @@ class CodeAgent(StyledAgent):
 class CoderAgent(CodeAgent):
     """The role that writes the program; its action is the last Python block of its reply."""
 
-    role, template = CODER, "coder"
+    role = CODER
+    template = "coder"
     projection = python_block
 
 
@@ -209,7 +210,8 @@ class CoderAgent(CodeAgent):
 class TesterAgent(CodeAgent):
     """The role that writes tests; its action is the tests of its reply alone."""
 
-    role, template = TESTER, "tester"
+    role = TESTER
+    template = "tester"
 
     def project(self, text: str) -> Projection:
         found = raw_text(text)
@@ -223,7 +225,8 @@ class SingleCodeAgent(SingleAgent, CodeAgent):
     program.
     """
 
-    styles, template = SINGLE_STYLES, "coder"
+    styles = SINGLE_STYLES
+    template = "coder"
 
     def project(self, text: str) -> Projection:
         return replace(raw_text(text), valid=python_block(text).valid)

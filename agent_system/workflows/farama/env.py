@@ -88,7 +88,7 @@ class FaramaEnvOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class PlayerView:
     """Observation of a player: the state and the legal actions as text, and the mask of legal actions if
     there is one.
     """
@@ -99,7 +99,7 @@ class View:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class ChosenAction:
     """The action of a reply; `problem` is empty, `unparsed` (the reply has no action) or `illegal`."""
 
     action: Any = None
@@ -164,7 +164,7 @@ class FaramaEnv(BaseEnv):
                 f"task {task.task_id!r}: extra_info.seed must be a whole number, 0 or more, found {seed!r}"
             )
         self._question = task.prompt
-        self._choices: dict[str, Choice] = {}
+        self._choices: dict[str, ChosenAction] = {}
         self._problems: Counter[str] = Counter()
         self.game.start(self.seed if seed is None else int(seed), task.extra.get("options"))
         self._update_views()
@@ -204,11 +204,13 @@ class FaramaEnv(BaseEnv):
         """Make the turn's move; `action` is the move if no player has acted, as with an orchestra of other
         agents.
         """
-        movers, fine = self.game.movers, 0.0
+        movers = self.game.movers
+        fine = 0.0
         if len(movers) == 1 and movers[0] not in self._choices:
             choice = self._choices[movers[0]] = self._read(movers[0], str(action))
             fine = self.config.illegal_penalty if choice.problem else 0.0
-        decided, before = self._decided(), self.game.moves
+        decided = self._decided()
+        before = self.game.moves
         self._problems.update(choice.problem for choice in self._choices.values() if choice.problem)
         self._choices = {}
         made = self._pay(self.game.play(decided))
@@ -246,20 +248,21 @@ class FaramaEnv(BaseEnv):
             return agent_id
         return movers[0] if len(movers) == 1 else None
 
-    def _read(self, seat: str, text: str) -> Choice:
+    def _read(self, seat: str, text: str) -> ChosenAction:
         if not text.strip():
-            return Choice(problem="unparsed")
+            return ChosenAction(problem="unparsed")
         try:
             action = self.parse(seat, text)
         except IllegalActionError:
-            return Choice(problem="illegal")
-        space, mask = self.game.world.space(seat), self._views[seat].mask
+            return ChosenAction(problem="illegal")
+        space = self.game.world.space(seat)
+        mask = self._views[seat].mask
         masked = (
             isinstance(space, spaces.Discrete)
             and mask is not None
             and not mask[int(action) - int(space.start)]
         )
-        return Choice(problem="illegal") if masked else Choice(action)
+        return ChosenAction(problem="illegal") if masked else ChosenAction(action)
 
     def _decided(self) -> dict[str, Any]:
         return {seat: choice.action for seat, choice in self._choices.items() if not choice.problem}
@@ -272,7 +275,8 @@ class FaramaEnv(BaseEnv):
         return Outcome(team=sum(scaled.values()) / (len(scaled) if rewards == "mean" else 1), local={})
 
     def _info(self) -> dict[str, float]:
-        game, total = self.game, sum(self.game.returns.values())
+        game = self.game
+        total = sum(self.game.returns.values())
         info = {"return": total, "moves": float(game.moves), "truncated": float(game.world.truncated)}
         info |= {problem: float(self._problems[problem]) for problem in ("unparsed", "illegal")}
         if len(game.players) > 1:
@@ -285,7 +289,9 @@ class FaramaEnv(BaseEnv):
         self._views = {}
         for seat in [] if self.game.over else self.game.world.live:
             observation, mask = split(*self.game.world.view(seat))
-            self._views[seat] = View(self.describe(seat, observation) + note, self.choices(seat, mask), mask)
+            self._views[seat] = PlayerView(
+                self.describe(seat, observation) + note, self.choices(seat, mask), mask
+            )
 
     def _observation(self, seats: Sequence[str], agent_id: str = "") -> Observation:
         views = {seat: self._views[seat] for seat in seats if seat in self._views}

@@ -141,7 +141,8 @@ def check_forks(env: FaramaEnv) -> None:
         if env.game.over:
             return
         drawn = {seat: env.game.draw(seat) for seat in env.game.movers}
-        before, copy = _observations(env), env.fork()
+        before = _observations(env)
+        copy = env.fork()
         ahead = (copy.game.play(drawn), _observations(copy))
         copy.close()
         if _observations(env) != before or (env.game.play(drawn), _observations(env)) != ahead:

@@ -16,11 +16,12 @@ from agent_system.workflows.styled import StyledAgent
 
 SOLVER = "Solver Agent"
 VERIFIER = "Verifier Agent"
-APPROVE, REJECT = "approve", "reject"
+APPROVE = "approve"
+REJECT = "reject"
 
 
 @dataclass(frozen=True)
-class PromptStyle:
+class MathPromptStyle:
     """Prompt templates for one kind of model. Literal braces are doubled.
 
     Attributes:
@@ -38,7 +39,7 @@ class PromptStyle:
     no_replies: str
 
 
-FULL = PromptStyle(
+FULL = MathPromptStyle(
     solver="""\
 You are the Solver in a team of two. You propose a solution; the Verifier checks it. What counts is the answer in your last box.
 
@@ -70,7 +71,7 @@ answer is right, <verify>reject</verify> if it is not.""",
 )
 
 
-SHORT = PromptStyle(
+SHORT = MathPromptStyle(
     solver="Solve: {env_prompt}{team_context}",
     verifier="Check: {env_prompt}{team_context}",
     entry="\n{role}: {text}",
@@ -120,14 +121,16 @@ class MathOptions:
 class MathAgent(StyledAgent):
     """A role whose prompt shows the whole discussion."""
 
-    styles, options = STYLES, MathOptions
+    styles = STYLES
+    options = MathOptions
 
 
 @AgentRegistry.register(SOLVER, orchestra="math")
 class SolverAgent(MathAgent):
     r"""The role that proposes a solution; its action is the content of the last `\boxed{}`."""
 
-    role, template = SOLVER, "solver"
+    role = SOLVER
+    template = "solver"
     projection = boxed_answer
 
 
@@ -139,7 +142,8 @@ class VerifierAgent(MathAgent):
     holds the fallback, and the environment, which receives the action only, gives no reward.
     """
 
-    role, template = VERIFIER, "verifier"
+    role = VERIFIER
+    template = "verifier"
 
     def __init__(self, agent_id: str = "", config: Any = None) -> None:
         super().__init__(agent_id, config)
@@ -154,7 +158,8 @@ class VerifierAgent(MathAgent):
 class SingleMathAgent(SingleAgent):
     r"""One agent that solves alone; its action is the content of the last `\boxed{}`."""
 
-    styles, template = SINGLE_STYLES, "solver"
+    styles = SINGLE_STYLES
+    template = "solver"
     projection = boxed_answer
 
 

@@ -85,7 +85,8 @@ class MathToolEnv(BaseEnv):
                 f"task {task.task_id!r} has no ground truth; math_tool needs reward_model.ground_truth, the "
                 "answer"
             )
-        self._problem, self._truth = task.prompt, last_boxed(truth) or truth.strip()
+        self._problem = task.prompt
+        self._truth = last_boxed(truth) or truth.strip()
         self._answers: dict[str, str] = {}  # of this turn, by agent
         self._agreed = self._right = False
         self._correct: dict[str, bool] = {}
@@ -102,7 +103,8 @@ class MathToolEnv(BaseEnv):
         """Grade an answer."""
         if agent_id not in NAMES:
             return Outcome()
-        config, answer = self.config, action.strip()
+        config = self.config
+        answer = action.strip()
         right = await self._equal(answer, self._truth, self._tolerance(agent_id))
         self._answers[agent_id], self._correct[agent_id] = answer, right
         self._counts[f"{NAMES[agent_id]}/unparsed"] += not answer
@@ -122,8 +124,10 @@ class MathToolEnv(BaseEnv):
         """End the turn, and the episode if both answers agree, or a single agent has answered."""
         if REASONER not in self._answers and SINGLE not in self._answers:
             await self.act(REASONER, action)
-        before, answers = self._right, self._answers
-        first, second = answers.get(REASONER, ""), answers.get(TOOL_USER, "")
+        before = self._right
+        answers = self._answers
+        first = answers.get(REASONER, "")
+        second = answers.get(TOOL_USER, "")
         self._agreed = await self._equal(second, first, self.config.tolerance)
         decider = (
             SINGLE if SINGLE in answers else REASONER if self.config.decides == "reasoner" else TOOL_USER
@@ -144,11 +148,9 @@ class MathToolEnv(BaseEnv):
         """Return an independent copy; the cache of verdicts is shared."""
         copy = type(self)(self.config, seed=self.seed)
         vars(copy).update(vars(self))
-        copy._answers, copy._correct, copy._counts = (
-            dict(self._answers),
-            dict(self._correct),
-            self._counts.copy(),
-        )
+        copy._answers = dict(self._answers)
+        copy._correct = dict(self._correct)
+        copy._counts = self._counts.copy()
         return copy
 
     def _tolerance(self, agent_id: str) -> float:

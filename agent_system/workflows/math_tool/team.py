@@ -23,7 +23,7 @@ TOOL_USER = "Tool Agent"
 
 
 @dataclass(frozen=True)
-class PromptStyle:
+class MathToolPromptStyle:
     """Prompt templates for one kind of model. Literal braces are doubled.
 
     Attributes:
@@ -39,7 +39,7 @@ class PromptStyle:
     nothing: str
 
 
-FULL = PromptStyle(
+FULL = MathToolPromptStyle(
     reasoner="""\
 You are the Reasoner in a team of two. You solve a problem by reasoning; the Tool-user solves it by a program. You are done when your \
 answers agree.
@@ -70,7 +70,7 @@ The answers differ, or one is missing.""",
 )
 
 
-SHORT = PromptStyle(
+SHORT = MathToolPromptStyle(
     reasoner="Reason: {env_prompt}{feedback}",
     tool="Program: {env_prompt}{feedback}",
     feedback="\nReasoner {reasoner}\nTool {tool}",
@@ -140,14 +140,16 @@ class MathToolAgent(StyledAgent):
 class ReasonerAgent(MathToolAgent):
     """The role that solves by reasoning."""
 
-    role, template = REASONER, "reasoner"
+    role = REASONER
+    template = "reasoner"
 
 
 @AgentRegistry.register(TOOL_USER, orchestra="math_tool")
 class ToolUserAgent(MathToolAgent, ToolAgent):
     """The role that solves with programs, which it runs by the tool `python`."""
 
-    role, template = TOOL_USER, "tool"
+    role = TOOL_USER
+    template = "tool"
     tools = (python,)
 
     def __init__(self, agent_id: str = "", config: Any = None) -> None:
@@ -159,7 +161,8 @@ class ToolUserAgent(MathToolAgent, ToolAgent):
 class SingleMathToolAgent(SingleAgent, MathToolAgent, ToolAgent):
     """One agent that reasons and has the tool `python`."""
 
-    styles, template = SINGLE_STYLES, "reasoner"
+    styles = SINGLE_STYLES
+    template = "reasoner"
     tools = (python,)
 
 

@@ -3,18 +3,23 @@ moves.
 """
 
 from agent_system.workflows.plan_path.env import PlanPathEnv, PlanPathEnvOptions
-from agent_system.workflows.plan_path.team import ExecutorAgent, PlanPathOptions, PlanPathOrchestra, ToolAgent
-from agent_system.workflows.plan_path.world.generate import Difficulty
+from agent_system.workflows.plan_path.team import (
+    PlanPathExecutorAgent,
+    PlanPathOptions,
+    PlanPathOrchestra,
+    PlanPathProposerAgent,
+)
+from agent_system.workflows.plan_path.world.generate import PlanPathDifficulty
 from agent_system.workflows.proposer_executor import EXECUTOR, TOOL
 
 __all__ = [
     "EXECUTOR",
     "TOOL",
-    "Difficulty",
-    "ExecutorAgent",
+    "PlanPathDifficulty",
     "PlanPathEnv",
     "PlanPathEnvOptions",
+    "PlanPathExecutorAgent",
     "PlanPathOptions",
     "PlanPathOrchestra",
-    "ToolAgent",
+    "PlanPathProposerAgent",
 ]

@@ -18,8 +18,8 @@ from agent_system.workflows.moves import parse_moves
 from agent_system.workflows.plan_path.world.grid import GridMap, parse_map
 from agent_system.workflows.plan_path.world.render import compact_text, grid_text
 from agent_system.workflows.plan_path.world.rules import (
-    State,
-    Walk,
+    PlanPathState,
+    PlanPathWalk,
     advance,
     initial_state,
     walk,
@@ -113,7 +113,7 @@ class PlanPathEnv(ProposerExecutorEnv):
         return self._grid
 
     @property
-    def state(self) -> State:
+    def state(self) -> PlanPathState:
         """Current state of the episode."""
         return self._state
 
@@ -132,9 +132,13 @@ class PlanPathEnv(ProposerExecutorEnv):
     def fork(self) -> PlanPathEnv:
         """Return an independent copy; map and state are immutable and shared."""
         copy = type(self)(self.config, seed=self.seed)
-        copy._grid, copy._state, copy._moved = self._grid, self._state, self._moved
-        copy._counts, copy._followed = self._counts.copy(), self._followed
-        copy._proposal, copy._observation = self._proposal, self._observation
+        copy._grid = self._grid
+        copy._state = self._state
+        copy._moved = self._moved
+        copy._counts = self._counts.copy()
+        copy._followed = self._followed
+        copy._proposal = self._proposal
+        copy._observation = self._observation
         return copy
 
     @property
@@ -155,7 +159,8 @@ class PlanPathEnv(ProposerExecutorEnv):
         )
 
     def _execute(self, action: str) -> Outcome:
-        before, self._moved = self._state, True
+        before = self._state
+        self._moved = True
         made = self._try(action, "executor")
         self._followed = made is not None and ", ".join(self._first(action)) == self._proposal
         if made is not None:
@@ -169,7 +174,7 @@ class PlanPathEnv(ProposerExecutorEnv):
             local, self.config.format_penalty, self.config.illegal_penalty, self.config.shortfall_penalty
         )
 
-    def _try(self, action: str, role: str) -> Walk | None:
+    def _try(self, action: str, role: str) -> PlanPathWalk | None:
         """Count the errors of an action and return its walk; None when it is not a list of moves."""
         moves = parse_moves(action)
         if moves is None:
@@ -196,7 +201,8 @@ class PlanPathEnv(ProposerExecutorEnv):
         )
 
     def _info(self) -> dict[str, float]:
-        grid, state = self._grid, self._state
+        grid = self._grid
+        state = self._state
         info = {
             "success": float(self._arrived),
             "progress": 1 - state.best / max(1, grid.shortest),
@@ -215,7 +221,9 @@ class PlanPathEnv(ProposerExecutorEnv):
         return info
 
 
-def team_reward(grid: GridMap, before: State, after: State, options: PlanPathEnvOptions) -> float:
+def team_reward(
+    grid: GridMap, before: PlanPathState, after: PlanPathState, options: PlanPathEnvOptions
+) -> float:
     """Return the team reward for going from `before` to `after`.
 
     progress_reward * (best before - best after) / shortest path, plus success_reward on arrival. The sum over
@@ -226,7 +234,7 @@ def team_reward(grid: GridMap, before: State, after: State, options: PlanPathEnv
     return options.progress_reward * progress + options.success_reward * arrived
 
 
-def local_reward(grid: GridMap, cell: int, made: Walk | None, options: PlanPathEnvOptions) -> float:
+def local_reward(grid: GridMap, cell: int, made: PlanPathWalk | None, options: PlanPathEnvOptions) -> float:
     """Return the local reward of one call for moves from `cell`, proposed or made; at most 0.
 
     Args:
@@ -239,7 +247,7 @@ def local_reward(grid: GridMap, cell: int, made: Walk | None, options: PlanPathE
     )
 
 
-def shortfall(grid: GridMap, cell: int, made: Walk, max_moves: int) -> float:
+def shortfall(grid: GridMap, cell: int, made: PlanPathWalk, max_moves: int) -> float:
     """Return the shortfall against the best moves, in [0, 1]: 0 on a shortest path, 1/2 for no progress, 1
     directly away from the goal.
     """

@@ -73,18 +73,20 @@ class PlanPathOptions(ProposerExecutorOptions):
 
 
 @AgentRegistry.register(TOOL, orchestra="plan_path")
-class ToolAgent(ToolRole):
+class PlanPathProposerAgent(ToolRole):
     """The role that proposes the next moves, as letters."""
 
-    styles, options = STYLES, PlanPathOptions
+    styles = STYLES
+    options = PlanPathOptions
     projection = read_moves
 
 
 @AgentRegistry.register(EXECUTOR, orchestra="plan_path")
-class ExecutorAgent(ExecutorRole):
+class PlanPathExecutorAgent(ExecutorRole):
     """The role that decides which moves are made."""
 
-    styles, options = STYLES, PlanPathOptions
+    styles = STYLES
+    options = PlanPathOptions
     projection = read_moves
 
 

@@ -8,7 +8,7 @@ from agent_system.workflows.search.team import (
     SearchAgent,
     SearchOptions,
     SearchOrchestra,
-    VerifierAgent,
+    SearchVerifierAgent,
 )
 
 __all__ = [
@@ -22,5 +22,5 @@ __all__ = [
     "SearchEnvOptions",
     "SearchOptions",
     "SearchOrchestra",
-    "VerifierAgent",
+    "SearchVerifierAgent",
 ]

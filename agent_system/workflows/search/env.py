@@ -28,7 +28,8 @@ from agent_system.workflows.single import SINGLE
 VERIFIER = "Verifier Agent"
 SEARCH = "Search Agent"
 ANSWER = "Answer Agent"
-YES, NO = "yes", "no"
+YES = "yes"
+NO = "no"
 REWARDS = ("em", "f1")
 VIEWS = ("full", "text")
 LATENCY_SIGMA = 1.2
@@ -170,7 +171,8 @@ class SearchEnv(BaseEnv):
         made = Outcome()
         if self._retrieved is None:
             made = await self._search(action) if isinstance(action, Query) else self._grade(action)
-        retrieved, self._retrieved = self._retrieved, None
+        retrieved = self._retrieved
+        self._retrieved = None
         return Outcome(
             team=made.team, done=made.done, info=self._info(), observation=Observation(retrieved or "")
         )
@@ -178,14 +180,16 @@ class SearchEnv(BaseEnv):
     def fork(self) -> SearchEnv:
         """Return an independent copy."""
         copy = type(self)(self.config, seed=self.seed)
-        copy._accepted, copy._searchable, copy._question = self._accepted, self._searchable, self._question
-        copy._answer, copy._retrieved = self._answer, self._retrieved
-        copy._queries, copy._results, copy._verdicts = (
-            list(self._queries),
-            list(self._results),
-            list(self._verdicts),
-        )
-        copy._known, copy._counts = self._known, self._counts.copy()
+        copy._accepted = self._accepted
+        copy._searchable = self._searchable
+        copy._question = self._question
+        copy._answer = self._answer
+        copy._retrieved = self._retrieved
+        copy._queries = list(self._queries)
+        copy._results = list(self._results)
+        copy._verdicts = list(self._verdicts)
+        copy._known = self._known
+        copy._counts = self._counts.copy()
         return copy
 
     def check_workers(self) -> None:

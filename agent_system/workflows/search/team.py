@@ -22,7 +22,7 @@ from agent_system.workflows.styled import StyledAgent
 
 
 @dataclass(frozen=True)
-class PromptStyle:
+class SearchPromptStyle:
     """Prompt templates for one kind of model. Literal braces are doubled.
 
     Attributes:
@@ -51,7 +51,7 @@ Each with its query between <search> and </search>, and what came back between <
 {memory}
 """
 
-FULL = PromptStyle(
+FULL = SearchPromptStyle(
     verifier=f"""\
 You are the Verifier Agent in a team of three that answers a question with a search engine. You decide what happens next: another search, \
 or the answer.
@@ -88,7 +88,7 @@ words, and no sentence around it.""",
 )
 
 
-SHORT = PromptStyle(
+SHORT = SearchPromptStyle(
     verifier="Verify: {env_prompt}\n{memory}",
     search="Search: {env_prompt}\n{memory}",
     answer="Answer: {env_prompt}\n{memory}",
@@ -133,18 +133,20 @@ class SearchOptions:
 class SearchWorkflowAgent(StyledAgent):
     """A role whose prompt shows the question, the searches and, in some styles, the replies of this turn."""
 
-    styles, options = STYLES, SearchOptions
+    styles = STYLES
+    options = SearchOptions
 
 
 @AgentRegistry.register(VERIFIER, orchestra="search")
-class VerifierAgent(SearchWorkflowAgent):
+class SearchVerifierAgent(SearchWorkflowAgent):
     """The role that decides whether the passages suffice for an answer.
 
     Its action is `yes`, `no`, or empty when no verdict could be parsed: then `fields["enough"]` holds the
     fallback.
     """
 
-    role, template = VERIFIER, "verifier"
+    role = VERIFIER
+    template = "verifier"
 
     def __init__(self, agent_id: str = "", config: Any = None) -> None:
         super().__init__(agent_id, config)
@@ -162,7 +164,8 @@ class VerifierAgent(SearchWorkflowAgent):
 class SearchAgent(SearchWorkflowAgent):
     """The role that writes a query; its action is a `Query`, which is empty when the reply has none."""
 
-    role, template = SEARCH, "search"
+    role = SEARCH
+    template = "search"
     projection = tag("search")
 
     def project(self, text: str) -> Projection:
@@ -176,7 +179,8 @@ class AnswerAgent(SearchWorkflowAgent):
     none.
     """
 
-    role, template = ANSWER, "answer"
+    role = ANSWER
+    template = "answer"
     projection = tag("answer")
 
 
@@ -186,10 +190,12 @@ class SingleSearchAgent(SingleAgent):
     `Query`.
     """
 
-    styles, template = SINGLE_STYLES, "search"
+    styles = SINGLE_STYLES
+    template = "search"
 
     def project(self, text: str) -> Projection:
-        query, answer = tag("search")(text), tag("answer")(text)
+        query = tag("search")(text)
+        answer = tag("answer")(text)
         last = answer.text.lower().rfind
         if answer.valid and (not query.valid or last("</answer>") > last("</search>")):
             return answer

@@ -2,17 +2,22 @@
 
 from agent_system.workflows.proposer_executor import EXECUTOR, TOOL
 from agent_system.workflows.sokoban.env import SokobanEnv, SokobanEnvOptions
-from agent_system.workflows.sokoban.team import ExecutorAgent, SokobanOptions, SokobanOrchestra, ToolAgent
-from agent_system.workflows.sokoban.world.generate import Difficulty
+from agent_system.workflows.sokoban.team import (
+    SokobanExecutorAgent,
+    SokobanOptions,
+    SokobanOrchestra,
+    SokobanProposerAgent,
+)
+from agent_system.workflows.sokoban.world.generate import SokobanDifficulty
 
 __all__ = [
     "EXECUTOR",
     "TOOL",
-    "Difficulty",
-    "ExecutorAgent",
+    "SokobanDifficulty",
     "SokobanEnv",
     "SokobanEnvOptions",
+    "SokobanExecutorAgent",
     "SokobanOptions",
     "SokobanOrchestra",
-    "ToolAgent",
+    "SokobanProposerAgent",
 ]

@@ -25,8 +25,8 @@ from agent_system.workflows.sokoban.team import RULES
 from agent_system.workflows.sokoban.world.pushes import ACTIONS
 from agent_system.workflows.sokoban.world.rules import (
     Room,
-    State,
-    Walk,
+    SokobanState,
+    SokobanWalk,
     boxes_on_goals,
     is_solved,
     parse_room,
@@ -96,7 +96,7 @@ class SokobanEnvOptions:
 
 
 @dataclass(frozen=True)
-class World:
+class SokobanEpisode:
     """Immutable state of an episode, which forks share.
 
     Attributes:
@@ -113,8 +113,8 @@ class World:
     """
 
     room: Room
-    start: State
-    state: State
+    start: SokobanState
+    state: SokobanState
     best: float
     value: float
     last: str = ""
@@ -134,7 +134,7 @@ class World:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class MovesResult:
     """Result of one reply's moves.
 
     Attributes:
@@ -149,8 +149,8 @@ class Verdict:
         cut: moves beyond the limit.
     """
 
-    walk: Walk
-    state: State
+    walk: SokobanWalk
+    state: SokobanState
     best: float
     value: float
     team: float
@@ -208,7 +208,7 @@ class SokobanEnv(ProposerExecutorEnv):
                 f"use {others}"
             )
         begun = progress(room, state, state, self.config.progress)
-        self._world = World(room, state, state, begun, self.config.progress_weight * begun)
+        self._world = SokobanEpisode(room, state, state, begun, self.config.progress_weight * begun)
         self._observation = self._make_observation()
         return self._observation
 
@@ -222,25 +222,29 @@ class SokobanEnv(ProposerExecutorEnv):
 
     def step(self, action: str) -> Outcome:
         """End the turn; make the moves unless an Executor has."""
-        team, done = 0.0, False
+        team = 0.0
+        done = False
         if not self._world.acted:
             outcome = self._execute(action)
-            team, done = outcome.team, outcome.done
-        self._world = replace(self._world, acted=False, plan=None, reason=World.reason)
+            team = outcome.team
+            done = outcome.done
+        self._world = replace(self._world, acted=False, plan=None, reason=SokobanEpisode.reason)
         self._observation = self._make_observation()
         return Outcome(team=team, done=done, info=self._info(), observation=self._observation)
 
     def fork(self) -> SokobanEnv:
         """Return an independent copy; the world is immutable and shared."""
         copy = type(self)(self.config, seed=self.seed)
-        copy._world, copy._observation = self._world, self._observation
+        copy._world = self._world
+        copy._observation = self._observation
         return copy
 
     def _program_input(self) -> str:
         return f"{render(self._world.room, self._world.state)}\n"
 
     def _propose(self, action: str, reason: str = NO_PLAN, failed_run: bool = False) -> Outcome:
-        verdict, world = self._judge(action), self._world
+        verdict = self._judge(action)
+        world = self._world
         legal = not (verdict.unparsable or verdict.walk.illegal or verdict.cut)
         self._world = replace(
             world,
@@ -255,8 +259,10 @@ class SokobanEnv(ProposerExecutorEnv):
         return Outcome(local=paid(local, self.config.plan_weight, *penalties(self.config)))
 
     def _execute(self, action: str) -> Outcome:
-        verdict, world = self._judge(action), self._world
-        requested, num_made = parse_moves(action) or "", len(verdict.walk.states)
+        verdict = self._judge(action)
+        world = self._world
+        requested = parse_moves(action) or ""
+        num_made = len(verdict.walk.states)
         self._world = replace(
             world,
             state=verdict.state,
@@ -280,15 +286,17 @@ class SokobanEnv(ProposerExecutorEnv):
         moves = parse_moves(action)
         return None if moves is None else moves[: self.config.max_moves]
 
-    def _judge(self, action: str) -> Verdict:
+    def _judge(self, action: str) -> MovesResult:
         world = self._world
         return judge(
             world.room, world.start, world.state, world.best, parse_moves(action), self.config, world.stopped
         )
 
     def _make_observation(self) -> Observation:
-        room, state = self._world.room, self._world.state
-        text, limit = shown(room, state, self.config.view, self.config.actions), self.config.max_moves
+        room = self._world.room
+        state = self._world.state
+        text = shown(room, state, self.config.view, self.config.actions)
+        limit = self.config.max_moves
         if self.config.show_last:
             text = f"{text}\n{last_line(self._world.last, self._world.stopped, limit)}"
         return Observation(
@@ -314,13 +322,13 @@ class SokobanEnv(ProposerExecutorEnv):
 
 def judge(
     room: Room,
-    start: State,
-    state: State,
+    start: SokobanState,
+    state: SokobanState,
     best: float,
     moves: str | None,
     options: SokobanEnvOptions,
     stopped: str = "",
-) -> Verdict:
+) -> MovesResult:
     """Return the result of `moves` from `state`; pure.
 
     Args:
@@ -335,7 +343,8 @@ def judge(
     requested = moves or ""
     made = ACTIONS[options.actions](room, state, requested[: options.max_moves])
     end = made.states[-1] if made.states else state
-    solved, deadlock = is_solved(room, end), is_lost(room, end)
+    solved = is_solved(room, end)
+    deadlock = is_lost(room, end)
     cut = 0 if solved or made.illegal else max(0, len(requested) - options.max_moves)
     after = best if deadlock else best_progress(room, start, made.states, options.progress, best)
     value = options.progress_weight * after + (1.0 - options.progress_weight) * solved
@@ -351,10 +360,10 @@ def judge(
         )
     )
     team = value - options.progress_weight * best
-    return Verdict(made, end, after, value, team, -penalty, solved, deadlock, moves is None, cut)
+    return MovesResult(made, end, after, value, team, -penalty, solved, deadlock, moves is None, cut)
 
 
-def progress(room: Room, start: State, state: State, kind: str) -> float:
+def progress(room: Room, start: SokobanState, state: SokobanState, kind: str) -> float:
     """Return the progress of `state`, 0 to 1 (solved): share of boxes on goals, or 1 - pushes left / pushes
     needed from `start`.
     """
@@ -363,7 +372,9 @@ def progress(room: Room, start: State, state: State, kind: str) -> float:
     return max(0.0, 1.0 - least_pushes(room, state.boxes) / max(1, least_pushes(room, start.boxes)))
 
 
-def best_progress(room: Room, start: State, states: Iterable[State], kind: str, best: float) -> float:
+def best_progress(
+    room: Room, start: SokobanState, states: Iterable[SokobanState], kind: str, best: float
+) -> float:
     """Return the best progress among `states`, at least `best`."""
     return max([best, *(progress(room, start, state, kind) for state in states)])
 
@@ -379,7 +390,7 @@ def penalties(options: SokobanEnvOptions) -> tuple[float, ...]:
     )
 
 
-def shortfall(room: Room, state: State, made: Walk | None, options: SokobanEnvOptions) -> float:
+def shortfall(room: Room, state: SokobanState, made: SokobanWalk | None, options: SokobanEnvOptions) -> float:
     """Return the shortfall of moves from `state` against the solver's first `max_moves` moves, 0 to 1.
 
     0 for moves that shorten the solution as much, 1/2 for no progress, 1 for as many moves back, for moves

@@ -99,18 +99,20 @@ def read_moves(text: str) -> Projection:
 
 
 @AgentRegistry.register(TOOL, orchestra="sokoban")
-class ToolAgent(ToolRole):
+class SokobanProposerAgent(ToolRole):
     """The role that proposes the next moves."""
 
-    styles, options = STYLES, SokobanOptions
+    styles = STYLES
+    options = SokobanOptions
     projection = read_moves
 
 
 @AgentRegistry.register(EXECUTOR, orchestra="sokoban")
-class ExecutorAgent(ExecutorRole):
+class SokobanExecutorAgent(ExecutorRole):
     """The role that checks the proposal and decides which moves are made."""
 
-    styles, options = STYLES, SokobanOptions
+    styles = STYLES
+    options = SokobanOptions
     projection = read_moves
 
 

@@ -4,15 +4,20 @@ board.
 
 from agent_system.workflows.proposer_executor import EXECUTOR, TOOL
 from agent_system.workflows.sudoku.env import SudokuEnv, SudokuEnvOptions
-from agent_system.workflows.sudoku.team import ExecutorAgent, SudokuOptions, SudokuOrchestra, ToolAgent
+from agent_system.workflows.sudoku.team import (
+    SudokuExecutorAgent,
+    SudokuOptions,
+    SudokuOrchestra,
+    SudokuProposerAgent,
+)
 
 __all__ = [
     "EXECUTOR",
     "TOOL",
-    "ExecutorAgent",
     "SudokuEnv",
     "SudokuEnvOptions",
+    "SudokuExecutorAgent",
     "SudokuOptions",
     "SudokuOrchestra",
-    "ToolAgent",
+    "SudokuProposerAgent",
 ]

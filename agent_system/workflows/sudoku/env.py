@@ -20,7 +20,7 @@ from agent_system.workflows.proposer_executor import NO_PLAN, ProposerExecutorEn
 from agent_system.workflows.sudoku.world.action import action_text, parse_action
 from agent_system.workflows.sudoku.world.render import describe, digits_text
 from agent_system.workflows.sudoku.world.solver import puzzle_from_text
-from agent_system.workflows.sudoku.world.state import AppliedAction, State, apply_action
+from agent_system.workflows.sudoku.world.state import AppliedAction, SudokuState, apply_action
 
 VIEWS = ("grid", "digits")
 CLASHES = ("keep", "refuse", "clear")
@@ -106,7 +106,7 @@ class SudokuEnv(ProposerExecutorEnv):
                 f"task {task.task_id!r} has no extra_info.puzzle (one line of digits and dots), found "
                 f"{text!r:.80}; make rows with: python -m agent_system.workflows.data sudoku"
             )
-        self.state = State.start(puzzle_from_text(text))
+        self.state = SudokuState.start(puzzle_from_text(text))
         self._best = self._plan = self.state.progress
         self._acted = False
         self._proposal = NO_PROPOSAL
@@ -131,8 +131,11 @@ class SudokuEnv(ProposerExecutorEnv):
         """Return an independent copy; boards are immutable and shared."""
         copy = type(self)(self.config, seed=self.seed)
         copy.state = self.state
-        copy._best, copy._plan, copy._acted = self._best, self._plan, self._acted
-        copy._counts, copy._proposal = dict(self._counts), self._proposal
+        copy._best = self._best
+        copy._plan = self._plan
+        copy._acted = self._acted
+        copy._counts = dict(self._counts)
+        copy._proposal = self._proposal
         return copy
 
     def _program_input(self) -> str:
@@ -195,7 +198,7 @@ class SudokuEnv(ProposerExecutorEnv):
         return {name: float(value) for name, value in (reached | self._counts).items()}
 
 
-def team_reward(options: SudokuEnvOptions, best: float, after: State) -> float:
+def team_reward(options: SudokuEnvOptions, best: float, after: SudokuState) -> float:
     """Return the team reward: progress beyond `best`, the highest so far, and success.
 
     The episode ends when the puzzle is solved, so success is paid once, and the sum over an episode is at

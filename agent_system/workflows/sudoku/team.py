@@ -89,18 +89,20 @@ class SudokuOptions(ProposerExecutorOptions):
 
 
 @AgentRegistry.register(TOOL, orchestra="sudoku")
-class ToolAgent(ToolRole):
+class SudokuProposerAgent(ToolRole):
     """The role that proposes cells or a grid in `<plan>...</plan>`; it writes nothing on the board."""
 
-    styles, options = STYLES, SudokuOptions
+    styles = STYLES
+    options = SudokuOptions
     projection = tag("plan")
 
 
 @AgentRegistry.register(EXECUTOR, orchestra="sudoku")
-class ExecutorAgent(ExecutorRole):
+class SudokuExecutorAgent(ExecutorRole):
     """The role that reads the plan and writes cells or a grid in `<action>...</action>`."""
 
-    styles, options = STYLES, SudokuOptions
+    styles = STYLES
+    options = SudokuOptions
     projection = tag("action")
 
 

@@ -14,11 +14,21 @@ from itertools import cycle
 
 from agent_system.agent import Entry
 from agent_system.workflows.moves import moves_reply
-from agent_system.workflows.plan_path.team import ExecutorAgent, PlanPathOptions, ToolAgent
-from agent_system.workflows.plan_path.world.generate import TASKS, Difficulty, generate
+from agent_system.workflows.plan_path.team import (
+    PlanPathExecutorAgent,
+    PlanPathOptions,
+    PlanPathProposerAgent,
+)
+from agent_system.workflows.plan_path.world.generate import TASKS, PlanPathDifficulty, generate
 from agent_system.workflows.plan_path.world.grid import MOVES, GridMap
 from agent_system.workflows.plan_path.world.render import compact_text
-from agent_system.workflows.plan_path.world.rules import State, advance, initial_state, walk, without_visits
+from agent_system.workflows.plan_path.world.rules import (
+    PlanPathState,
+    advance,
+    initial_state,
+    walk,
+    without_visits,
+)
 from agent_system.workflows.proposer_executor import TOOL
 from examples.embedded.course import UNTIED, Course, Messages, World, conversation
 from examples.embedded.plan_path.walkers import careful_moves, cost, habitual_moves, in_sight, random_moves
@@ -63,7 +73,7 @@ class PlanPathCourse(Course):
     count: int = 24_000
     habits: Habits = Habits()
     careful: Habits = CAREFUL
-    difficulty: Difficulty = field(default_factory=lambda: Difficulty(wall_share=0.15))
+    difficulty: PlanPathDifficulty = field(default_factory=lambda: PlanPathDifficulty(wall_share=0.15))
     max_turns: int = 32
     radius: int = 2
     visits: bool = True
@@ -91,8 +101,8 @@ class Demonstrators:
 
     def __init__(self, course: PlanPathCourse, rng: random.Random) -> None:
         options = PlanPathOptions(prompt_style="short")
-        self.tool = ToolAgent(config=options)
-        self.executor = ExecutorAgent(config=options)
+        self.tool = PlanPathProposerAgent(config=options)
+        self.executor = PlanPathExecutorAgent(config=options)
         self.course = course
         self.rng = rng
 
@@ -128,7 +138,7 @@ class Demonstrators:
                 return conversations, True
         return conversations, False
 
-    def _wandered(self, grid: GridMap, most: int) -> State:
+    def _wandered(self, grid: GridMap, most: int) -> PlanPathState:
         """Return a state after random moves that do not reach the goal."""
         state = initial_state(grid)
         for _ in range(self.rng.randint(1, most)):
@@ -137,7 +147,7 @@ class Demonstrators:
                 state = advance(grid, state, made)
         return state
 
-    def _plan(self, grid: GridMap, state: State, habits: Habits) -> tuple[str, str]:
+    def _plan(self, grid: GridMap, state: PlanPathState, habits: Habits) -> tuple[str, str]:
         """Return the Tool's reply and its moves."""
         course = self.course
         if self.rng.random() < habits.tool_care:
@@ -151,14 +161,19 @@ class Demonstrators:
         )
         return moves_reply(moves), moves
 
-    def _decide(self, grid: GridMap, state: State, plan: str, habits: Habits) -> tuple[str, str]:
+    def _decide(self, grid: GridMap, state: PlanPathState, plan: str, habits: Habits) -> tuple[str, str]:
         """Return the Executor's reply and its moves."""
         if self.rng.random() < habits.check:
             return checked(grid, state, plan, self.course.radius, self.course.max_moves)
         return f"Fine. {moves_reply(plan)}", plan
 
     def _conversation(
-        self, agent: ToolAgent | ExecutorAgent, grid: GridMap, state: State, entries: list[Entry], reply: str
+        self,
+        agent: PlanPathProposerAgent | PlanPathExecutorAgent,
+        grid: GridMap,
+        state: PlanPathState,
+        entries: list[Entry],
+        reply: str,
     ) -> Messages:
         course = self.course
         return conversation(
@@ -166,7 +181,7 @@ class Demonstrators:
         )
 
 
-def around(grid: GridMap, state: State) -> str:
+def around(grid: GridMap, state: PlanPathState) -> str:
     """Return the kind of the next cell for each move: a wall, or a cell that was entered never, once, or more
     often.
     """
@@ -178,7 +193,7 @@ def around(grid: GridMap, state: State) -> str:
     return " ".join(f"{move} {kind(move)}" for move in MOVES)
 
 
-def checked(grid: GridMap, state: State, plan: str, radius: int, max_moves: int) -> tuple[str, str]:
+def checked(grid: GridMap, state: PlanPathState, plan: str, radius: int, max_moves: int) -> tuple[str, str]:
     """Check the visible part of a plan cell by cell; return a reply with the check and the decision, and the
     moves decided on.
 
@@ -199,5 +214,5 @@ def checked(grid: GridMap, state: State, plan: str, radius: int, max_moves: int)
 
 
 # Maps as the generator makes them by default (20 % walls), seen without visits.
-DEFAULT_MAPS = PlanPathCourse(difficulty=Difficulty(), visits=False)
+DEFAULT_MAPS = PlanPathCourse(difficulty=PlanPathDifficulty(), visits=False)
 WORLD = World(PlanPathCourse(), TASKS, make_demos, size=UNTIED, courses={"default_maps": DEFAULT_MAPS})

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 
 from agent_system.workflows.plan_path.world.grid import MOVES, GridMap
-from agent_system.workflows.plan_path.world.rules import State, walk
+from agent_system.workflows.plan_path.world.rules import PlanPathState, walk
 
 VISIT_COST = 2
 
@@ -21,7 +21,7 @@ def in_sight(moves: str, radius: int) -> str:
     return moves[: min(straight, radius)]
 
 
-def cost(grid: GridMap, state: State, moves: str) -> int | None:
+def cost(grid: GridMap, state: PlanPathState, moves: str) -> int | None:
     """Return the cost of `moves`, higher for visited cells, plus the Manhattan distance that is left; None
     when a move is illegal.
 
@@ -38,7 +38,7 @@ def cost(grid: GridMap, state: State, moves: str) -> int | None:
     return total + sum(abs(way) for way in grid.way_to_goal(cell))
 
 
-def careful_moves(grid: GridMap, state: State, radius: int, max_moves: int) -> str:
+def careful_moves(grid: GridMap, state: PlanPathState, radius: int, max_moves: int) -> str:
     """Return the cheapest move, repeated while its cells are visible and the cost does not increase; at most
     `max_moves`.
 
@@ -66,7 +66,7 @@ def careful_moves(grid: GridMap, state: State, radius: int, max_moves: int) -> s
     return moves
 
 
-def habitual_moves(rng: random.Random, grid: GridMap, state: State, max_moves: int) -> str:
+def habitual_moves(rng: random.Random, grid: GridMap, state: PlanPathState, max_moves: int) -> str:
     """Return moves straight towards the goal, one direction after the other, regardless of walls; empty at
     the goal only.
     """

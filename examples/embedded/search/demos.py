@@ -19,7 +19,7 @@ from agent_system.workflows.search.team import (
     FoundMemory,
     SearchAgent,
     SearchOptions,
-    VerifierAgent,
+    SearchVerifierAgent,
 )
 from examples.embedded.course import Course, Messages, World, conversation
 from examples.embedded.search.tasks import TASKS, Difficulty, Fact, Facts, Question, make_facts, names_of
@@ -153,7 +153,7 @@ class Demonstrators:
     def __init__(self) -> None:
         options = SearchOptions(prompt_style="short")
         self.agents = {
-            VERIFIER: VerifierAgent(config=options),
+            VERIFIER: SearchVerifierAgent(config=options),
             SEARCH: SearchAgent(config=options),
             ANSWER: AnswerAgent(config=options),
         }

@@ -40,11 +40,11 @@ from agent_system.errors import AgentSystemError
 from agent_system.workflows.moves import moves_reply
 from agent_system.workflows.proposer_executor import TOOL
 from agent_system.workflows.sokoban.env import SokobanEnvOptions
-from agent_system.workflows.sokoban.team import ExecutorAgent, SokobanOptions, ToolAgent
+from agent_system.workflows.sokoban.team import SokobanExecutorAgent, SokobanOptions, SokobanProposerAgent
 from agent_system.workflows.sokoban.world import generate
-from agent_system.workflows.sokoban.world.generate import Difficulty, Puzzle
+from agent_system.workflows.sokoban.world.generate import SokobanDifficulty, SokobanPuzzle
 from agent_system.workflows.sokoban.world.pushes import ACTIONS, possible_pushes
-from agent_system.workflows.sokoban.world.rules import MOVES, Room, State, is_solved, move, walk
+from agent_system.workflows.sokoban.world.rules import MOVES, Room, SokobanState, is_solved, move, walk
 from agent_system.workflows.sokoban.world.solver import is_lost, solve
 from agent_system.workflows.sokoban.world.view import around, last_line, shown, way
 from examples.embedded.course import UNTIED, Course, Messages, World, conversation
@@ -82,7 +82,7 @@ class Place:
     """
 
     room: Room
-    state: State
+    state: SokobanState
     made: str = ""
     stopped: str = ""
 
@@ -106,7 +106,7 @@ class SokobanCourse(Course):
     habits: Habits = Habits()
     careful: Habits = CAREFUL
     habits_from: float = 0.8
-    difficulty: Difficulty = field(default_factory=Difficulty)
+    difficulty: SokobanDifficulty = field(default_factory=SokobanDifficulty)
     rooms: int = 9000
     walled: float = 0.5
     executor: float = 0.5
@@ -153,14 +153,14 @@ def make_demos(course: SokobanCourse, seed: int, exclude: Collection[str] = ()) 
     return course.conversations(rng, draw(), episode)
 
 
-def walled(difficulty: Difficulty) -> Difficulty:
+def walled(difficulty: SokobanDifficulty) -> SokobanDifficulty:
     """Return the difficulty with a quarter of the cells inside walled up, or more if it has more."""
     return replace(difficulty, wall_share=max(0.25, difficulty.wall_share))
 
 
 def generate_split(
-    num_train: int, num_test: int, seed: int, difficulty: Difficulty
-) -> tuple[list[Puzzle], list[Puzzle]]:
+    num_train: int, num_test: int, seed: int, difficulty: SokobanDifficulty
+) -> tuple[list[SokobanPuzzle], list[SokobanPuzzle]]:
     """Return (train, test) rooms without a common key, as `world.generate` does, but half of the training
     rooms have more walls.
     """
@@ -175,7 +175,7 @@ def generate_split(
 
 
 def team_success(
-    habits: Habits, env: SokobanEnvOptions, max_turns: int, puzzles: Sequence[Puzzle], seed: int = 0
+    habits: Habits, env: SokobanEnvOptions, max_turns: int, puzzles: Sequence[SokobanPuzzle], seed: int = 0
 ) -> float:
     """Return the share of `puzzles` that demonstrators with `habits` solve within `max_turns` turns."""
     team = Demonstrators(env, random.Random(f"sokoban-success-{seed}"))
@@ -190,7 +190,10 @@ class Demonstrators:
     def __init__(self, env: SokobanEnvOptions, rng: random.Random) -> None:
         self._env, self._rng = env, rng
         options = SokobanOptions(prompt_style="short")
-        self._tool, self._executor = ToolAgent(config=options), ExecutorAgent(config=options)
+        self._tool, self._executor = (
+            SokobanProposerAgent(config=options),
+            SokobanExecutorAgent(config=options),
+        )
 
     def plan(self, place: Place, habits: Habits) -> tuple[str, str]:
         """Return the Tool's reply and its moves."""
@@ -219,7 +222,7 @@ class Demonstrators:
         entries = [Entry(TOOL, moves_reply(plan), plan)]
         return self._conversation(self._executor, place, entries, self.decide(place, plan, habits)[0])
 
-    def solves(self, puzzle: Puzzle, habits: Habits, max_turns: int) -> bool:
+    def solves(self, puzzle: SokobanPuzzle, habits: Habits, max_turns: int) -> bool:
         """Play an episode and return whether the room was solved."""
         place = Place(puzzle.room, puzzle.start)
         for _ in range(max_turns):
@@ -233,7 +236,11 @@ class Demonstrators:
         return False
 
     def _conversation(
-        self, agent: ToolAgent | ExecutorAgent, place: Place, entries: Sequence[Entry], reply: str
+        self,
+        agent: SokobanProposerAgent | SokobanExecutorAgent,
+        place: Place,
+        entries: Sequence[Entry],
+        reply: str,
     ) -> Messages:
         text = shown(place.room, place.state, self._env.view, self._env.actions)
         if self._env.show_last:
@@ -241,7 +248,7 @@ class Demonstrators:
         return conversation(agent, text, reply, entries)
 
 
-def pick_place(rng: random.Random, puzzle: Puzzle, wander: int, env: SokobanEnvOptions) -> Place:
+def pick_place(rng: random.Random, puzzle: SokobanPuzzle, wander: int, env: SokobanEnvOptions) -> Place:
     """Return an unsolved, solvable state after a part of the puzzle's solution and up to `wander` random
     actions; the last are shown.
     """
@@ -263,7 +270,7 @@ def stopped(rng: random.Random, place: Place) -> Place:
     return replace(place, made=place.made[1:], stopped=rng.choice(illegal)) if illegal else place
 
 
-def careful(room: Room, state: State, limit: int) -> tuple[str, str]:
+def careful(room: Room, state: SokobanState, limit: int) -> tuple[str, str]:
     """Return a reply with the solver's next moves, and the moves: up to the next push and its repetitions, at
     most `limit`.
 
@@ -293,7 +300,7 @@ def careful(room: Room, state: State, limit: int) -> tuple[str, str]:
     )
 
 
-def careful_push(room: Room, state: State) -> tuple[str, str]:
+def careful_push(room: Room, state: SokobanState) -> tuple[str, str]:
     """Return a reply that values every push and makes the best, and the best push's direction; the first of
     equal ones.
 

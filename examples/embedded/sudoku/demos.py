@@ -14,12 +14,12 @@ from itertools import cycle
 
 from agent_system.agent import Entry
 from agent_system.workflows.proposer_executor import TOOL
-from agent_system.workflows.sudoku.team import ExecutorAgent, SudokuOptions, ToolAgent
+from agent_system.workflows.sudoku.team import SudokuExecutorAgent, SudokuOptions, SudokuProposerAgent
 from agent_system.workflows.sudoku.world.action import parse_action
 from agent_system.workflows.sudoku.world.generate import TASKS, Kind, generate
-from agent_system.workflows.sudoku.world.puzzle import Board, Puzzle
+from agent_system.workflows.sudoku.world.puzzle import Board, SudokuPuzzle
 from agent_system.workflows.sudoku.world.render import digits_text
-from agent_system.workflows.sudoku.world.state import State, apply_action
+from agent_system.workflows.sudoku.world.state import SudokuState, apply_action
 from examples.embedded.course import UNTIED, Course, Messages, World, conversation
 from examples.embedded.sudoku.fill import careful, guessed
 
@@ -83,7 +83,9 @@ def make_demos(course: SudokuCourse, seed: int, exclude: Collection[Board] = ())
     return course.conversations(rng, cycle(puzzles), lambda puzzle, habits: team.episode(puzzle, habits)[0])
 
 
-def team_success(course: SudokuCourse, habits: Habits, puzzles: Sequence[Puzzle], seed: int = 0) -> float:
+def team_success(
+    course: SudokuCourse, habits: Habits, puzzles: Sequence[SudokuPuzzle], seed: int = 0
+) -> float:
     """Return the share of `puzzles` that demonstrators with `habits` solve within `course.max_turns`."""
     team = Demonstrators(course, random.Random(f"sudoku-success-{seed}"))
     return sum(team.episode(puzzle, habits)[1] for puzzle in puzzles) / len(puzzles)
@@ -94,14 +96,14 @@ class Demonstrators:
 
     def __init__(self, course: SudokuCourse, rng: random.Random) -> None:
         options = SudokuOptions(prompt_style="short")
-        self.tool = ToolAgent(config=options)
-        self.executor = ExecutorAgent(config=options)
+        self.tool = SudokuProposerAgent(config=options)
+        self.executor = SudokuExecutorAgent(config=options)
         self.course = course
         self.rng = rng
 
-    def episode(self, puzzle: Puzzle, habits: Habits) -> tuple[list[Messages], bool]:
+    def episode(self, puzzle: SudokuPuzzle, habits: Habits) -> tuple[list[Messages], bool]:
         """Return the conversations of one episode, one per turn, and whether the puzzle was solved."""
-        rng, state = self.rng, State.start(puzzle)
+        rng, state = self.rng, SudokuState.start(puzzle)
         conversations: list[Messages] = []
         for _ in range(self.course.max_turns):
             board, shown = state.board, digits_text(state.board)

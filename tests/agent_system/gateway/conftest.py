@@ -105,8 +105,8 @@ async def say(session: Session, agent: str, messages: Sequence[Any] = USER, **mo
 
 def requests_of(session: Session) -> list[Any]:
     """The requests of an episode that have come, those with equal bodies together."""
-    calls = session._episode._orchestra._server._open[session.api_key]
-    return [request for same in calls._requests.values() for request in same]
+    requests = session._episode._orchestra._server._open[session.api_key]
+    return [request for same in requests._requests.values() for request in same]
 
 
 async def until(reached: Callable[[], bool]) -> None:

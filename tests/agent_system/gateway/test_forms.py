@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from agent_system import Task
-from agent_system.gateway.forms import structure_of
+from agent_system.gateway.chat_request import read_chat_request
 from agent_system.gateway.session import Session
-from agent_system.gateway.wire import read_ask
+from agent_system.gateway.structured_output import structure_of
 from agent_system.tools.formats import OfferedTools, split_calls
 from agent_system.tools.formats.named import NAMED
 from agent_system.tools.formats.syntax import Syntax
@@ -74,7 +74,7 @@ def test_a_reply_beside_tools_and_a_schema_is_one_call_or_the_answer_in_every_sy
     tool_format: str,
 ) -> None:
     syntax = NAMED[tool_format]
-    structure = structure_of(read_ask(ROLE | BESIDE, "mask"), syntax)
+    structure = structure_of(read_chat_request(ROLE | BESIDE, "mask"), syntax)
     assert (
         allows(structure, '{"ok": true}')
         and not allows(structure, "I add.")
@@ -116,7 +116,7 @@ def test_a_model_that_writes_blanks_wherever_it_may_ends_its_form(
     import torch
     import xgrammar
 
-    matcher = matcher_of(structure_of(read_ask(ROLE | body, "mask"), NAMED[tool_format]))
+    matcher = matcher_of(structure_of(read_chat_request(ROLE | body, "mask"), NAMED[tool_format]))
     draw, said = random.Random(0), ""
     while not matcher.is_terminated():
         mask = xgrammar.allocate_token_bitmask(1, len(CHARACTERS))
@@ -177,7 +177,7 @@ async def test_the_allowed_tools_alone_are_offered_in_both_apis(play: Any) -> No
     assert all(
         '"add"' in sample.prompt_text and '"sub"' not in sample.prompt_text for sample in episode.samples
     )
-    assert read_ask(allowed(mode="required"), "mask").forced == ("add",)
+    assert read_chat_request(allowed(mode="required"), "mask").forced == ("add",)
 
 
 CALL = '<tool_call>\n{"name": "sub", "arguments": {"a": 1}}\n</tool_call>'

@@ -18,15 +18,15 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken
 
 from agent_system import Task
-from agent_system.gateway.history import History, Node
+from agent_system.gateway.messages import MessageNormalizer
+from agent_system.gateway.prompt_continuation import AnsweredPrefix, PrefixStore
 from agent_system.gateway.session import Session
-from agent_system.gateway.view import Viewer
-from agent_system.reward.model import Conversation, ReplyScorer
+from agent_system.reward.model import ReplyScorer, ScoredConversation
 from agent_system.rollout.batch import build_batch
 from agent_system.rollout.prompt import Prompt
 from verl.protocol.generate import Generation
 from verl.trainer.config.reward_model import RewardModelConfig
-from verl.workers.engine.merging import READ_IN, longest_rows, merge
+from verl.workers.engine.chains import join, longest_rows
 
 from .conftest import TASK, USER, build, say, send
 from .templates import TEMPLATES, tokenizer_of
@@ -279,20 +279,22 @@ async def test_a_name_is_part_of_a_message_where_the_template_reads_it(play: Any
         ), shown
 
 
-def test_a_bounded_history_keeps_what_was_answered_last() -> None:
-    viewer, node = Viewer(str, False, False), Node(Prompt("", ()), Generation((), (), "stop"), ())
-    reply, _ = viewer.reply("4", "4", [], 0)
+def test_a_bounded_store_keeps_what_was_answered_last() -> None:
+    normalizer = MessageNormalizer(str, False, False)
+    prefix = AnsweredPrefix(Prompt("", ()), Generation((), (), "stop"), ())
+    reply, _ = normalizer.normalize_reply("4", "4", [], 0)
 
-    def ask(history: History, text: str, tool: int, answer: bool = True) -> bool:
-        views = viewer.views([{"role": "user", "content": text}])
+    def ask(store: PrefixStore, text: str, tool: int, answer: bool = True) -> bool:
+        messages = normalizer.normalize([{"role": "user", "content": text}])
         if answer:
-            history.add(views, reply, [{"name": tool}], node)
-        return history.find([*views, reply, *views], [{"name": tool}])[0] is node
+            store.add(messages, reply, [{"name": tool}], prefix)
+        return store.find([*messages, reply, *messages], [{"name": tool}])[0] is prefix
 
-    bounded, whole = History(2), History()
-    for history in (bounded, whole):
-        assert all(ask(history, text, 0) for text in "ABAC")
-        assert all(ask(history, "A", tool) for tool in (*range(8), 4))
+    bounded = PrefixStore(2)
+    whole = PrefixStore()
+    for store in (bounded, whole):
+        assert all(ask(store, text, 0) for text in "ABAC")
+        assert all(ask(store, "A", tool) for tool in (*range(8), 4))
     assert [ask(bounded, text, 0, answer=False) for text in "ABC"] == [False, False, True]
     assert [ask(bounded, "A", tool, answer=False) for tool in range(8)] == [False] * 4 + [True] * 4
     assert ask(bounded, "A", 8) and [ask(bounded, "A", tool, answer=False) for tool in range(4, 8)] == [
@@ -466,19 +468,17 @@ def test_no_token_is_trained_that_was_not_sampled_in_that_place(
 
 def check_merged(rows: dict[str, torch.Tensor]) -> None:
     """Every trained token of a merged row was sampled in that place: after the tokens that its engine got."""
-    rows[READ_IN] = torch.tensor(longest_rows(rows))
+    hosts = longest_rows(rows)
     tokens = [
         ids[real].tolist() for ids, real in zip(rows["input_ids"], rows["attention_mask"].bool(), strict=True)
     ]
-    assert all(
-        tokens[host][: len(own)] == own for own, host in zip(tokens, rows[READ_IN].tolist(), strict=True)
-    )
-    run, index = merge(rows)
+    assert all(tokens[host][: len(own)] == own for own, host in zip(tokens, hosts, strict=True))
+    run, index = join(rows)
     sampled = rows["responses"][rows["response_mask"].bool()]
+    if index is None:
+        index = torch.arange(len(sampled))
     assert torch.equal(run["responses"][run["response_mask"].bool()][index], sampled)
-    assert int(run["response_mask"].sum()) == len(
-        set((index if isinstance(index, torch.Tensor) else torch.arange(len(sampled))).tolist())
-    )
+    assert int(run["response_mask"].sum()) == len(set(index.tolist()))
 
 
 @pytest.mark.parametrize("name", ["qwen2.5", "tiny"])
@@ -489,10 +489,10 @@ async def test_reward_models_and_functions_see_the_calls_of_earlier_replies(play
         result = {"role": "tool", "tool_call_id": called["tool_calls"][0]["id"], "content": "7"}
         return (await say(session, "Writer", [*USER, called, result], tools=TOOLS)).text
 
-    asked: list[Conversation] = []
+    asked: list[ScoredConversation] = []
 
     class Model:
-        async def score(self, conversation: Conversation, counts: Any, priority: int = 0) -> float:
+        async def score(self, conversation: ScoredConversation, counts: Any, priority: int = 0) -> float:
             asked.append(conversation)
             return 0.5
 

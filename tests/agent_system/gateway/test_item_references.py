@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from agent_system import Task
-from agent_system.gateway import stored
+from agent_system.gateway import responses
 from agent_system.gateway.session import Session
 
 from .conftest import Answer, send
@@ -97,9 +97,9 @@ async def test_an_unknown_item_is_one_error(make_team: Any) -> None:
 
 
 async def test_only_the_last_items_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stored, "MOST_ITEMS", 2)
+    monkeypatch.setattr(responses, "MOST_ITEMS", 2)
     async with serving() as (client, _, team):
         answers = [await respond(client, [USER]) for _ in range(3)]
-        assert len(team.stored.items) == 2
+        assert len(team.responses.items) == 2
         found = [await respond(client, [USER, *references(answer), USER]) for answer in answers]
         assert [answer.status for answer in found] == [400, 200, 200]

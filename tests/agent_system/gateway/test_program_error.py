@@ -203,7 +203,7 @@ async def test_errors_of_requests_of_the_environment_and_before_a_reply_fail(pla
 
 
 HEARD: Any = SimpleNamespace(
-    unanswered=None, of_environment=None, heard=True, failed=SimpleNamespace(done=lambda: False)
+    unanswered=None, environment_error=None, delivered_any=True, failed=SimpleNamespace(done=lambda: False)
 )
 NODE = "AI_RetryError: Failed after 3 attempts.\n  [cause]: Error: connect ECONNREFUSED 127.0.0.1:1\n"
 TRACEBACK = 'Traceback (most recent call last):\n  File "a.py", line 1, in <module>\n'

@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 
 from agent_system import Outcome, Task
 from agent_system.gateway import routes
+from agent_system.gateway.chat_request import ChatRequest, read_chat_request
+from agent_system.gateway.completion import Completion
 from agent_system.gateway.errors import Refusal
-from agent_system.gateway.forms import structure_of
-from agent_system.gateway.responses import chat_body
+from agent_system.gateway.messages import MessageNormalizer
+from agent_system.gateway.responses import ResponseStore, chat_body
 from agent_system.gateway.session import Session
-from agent_system.gateway.stored import Stored
-from agent_system.gateway.view import Viewer
-from agent_system.gateway.wire import Ask, read_ask
+from agent_system.gateway.structured_output import structure_of
 from agent_system.rollout.batch import build_batch
 from agent_system.tools.formats.named import NAMED
 from verl.protocol.generate import StructureError
@@ -102,7 +102,7 @@ async def test_what_cannot_be_answered_is_refused_for_good_and_says_why(play: An
 
 
 FIELDS = (
-    *Ask.__slots__,
+    *ChatRequest.__slots__,
     "max_completion_tokens",
     "response_format",
     "tool_choice",
@@ -166,12 +166,13 @@ MESSAGE = st.fixed_dictionaries(
 )
 def test_any_json_is_read_or_refused(body: dict[str, Any], messages: list[Any], name: str) -> None:
     """What a body makes fail is the request, never the server."""
-    viewer = Viewer(lambda text: text, True, False)
+    normalizer = MessageNormalizer(lambda text: text, True, False)
     body = json.loads(json.dumps(body | ({name: messages} if messages else {})))
     with suppress(Refusal):
-        ask = read_ask(body if name == "messages" else chat_body(body, Stored()))
-        json.dumps([view.message for view in viewer.views(ask.messages)]).encode()
-        json.dumps(viewer.clean_json(list(ask.tools))).encode()
+        request = read_chat_request(body if name == "messages" else chat_body(body, ResponseStore()))
+        messages = normalizer.normalize(request.messages)
+        json.dumps([message.fields for message in messages]).encode()
+        json.dumps(normalizer.clean_json(list(request.tools))).encode()
 
 
 async def test_a_form_is_for_agents_whose_engine_can_and_marks_what_it_masks(play: Any) -> None:
@@ -367,7 +368,7 @@ async def test_a_stream_that_breaks_has_been_heard_if_anything_of_the_reply_was_
             yield from sent
             raise ConnectionResetError
 
-        monkeypatch.setattr(routes, "events", broken)
+        monkeypatch.setattr(Completion, "to_events", broken)
         episode, metrics, _ = await play(team)
         assert episode.failure is None and metrics["gateway/undelivered"] == len(episode.unheard) == 1 - len(
             before
@@ -517,7 +518,7 @@ def allows(body: dict[str, Any], tool_format: str, reply: str) -> bool:
     xgrammar = pytest.importorskip("xgrammar")
     vocabulary = ["\n", *(chr(code) for code in range(32, 127))]
     compiler = xgrammar.GrammarCompiler(xgrammar.TokenizerInfo(vocabulary, stop_token_ids=[]))
-    form = structure_of(read_ask({**ROLE, **body}, "mask"), NAMED[tool_format])
+    form = structure_of(read_chat_request({**ROLE, **body}, "mask"), NAMED[tool_format])
     matcher = xgrammar.GrammarMatcher(
         compiler.compile_structural_tag(form), terminate_without_stop_token=True
     )
@@ -562,13 +563,13 @@ def test_references_of_the_parameters_of_a_forced_tool_begin_at_their_root(tool_
             call = f'{{"name": "f", "{arguments}": {{"default": {items}}}}}'
             reply = f"<tool_call>\n{call}\n</tool_call>" if tool_format == "hermes" else call
             assert allows(body(schema), tool_format, reply) == good, schema
-    assert json.dumps(DATA) in structure_of(read_ask({**ROLE, **body(DATA)}, "mask"), NAMED[tool_format]), (
-        "a name, and a value, are no reference"
-    )
+    assert json.dumps(DATA) in structure_of(
+        read_chat_request({**ROLE, **body(DATA)}, "mask"), NAMED[tool_format]
+    ), "a name, and a value, are no reference"
     for wrong in ("$ref", "#size"), ("$ref", "http://a.example/b"), ("$dynamicRef", "#"):
         schema = {"anyOf": [{wrong[0]: wrong[1]}, {"$anchor": "size", "type": "integer"}]}
         forms = body(schema), {"response_format": {"type": "json_schema", "json_schema": {"schema": schema}}}
         for asked, field in zip(forms, ("tools", "response_format"), strict=True):
             with pytest.raises(Refusal, match="a schema has the reference") as refusal:
-                structure_of(read_ask({**ROLE, **asked}, "mask"), NAMED[tool_format])
+                structure_of(read_chat_request({**ROLE, **asked}, "mask"), NAMED[tool_format])
             assert refusal.value.param == field

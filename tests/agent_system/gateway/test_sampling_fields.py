@@ -12,12 +12,11 @@ from typing import Any
 import pytest
 
 from agent_system import Task
+from agent_system.gateway.chat_request import read_chat_request
 from agent_system.gateway.errors import Refusal
-from agent_system.gateway.responses import chat_body
-from agent_system.gateway.sampling import RESPONSES, SAMPLING, without_effect
+from agent_system.gateway.request_fields import RESPONSES, SAMPLING, without_effect
+from agent_system.gateway.responses import ResponseStore, chat_body
 from agent_system.gateway.session import Session
-from agent_system.gateway.stored import Stored
-from agent_system.gateway.wire import read_ask
 
 from .conftest import TASK, USER, say, send
 from .test_served import serving
@@ -43,7 +42,8 @@ MASKING = (
     "json_schema", "allowed_token_ids", "bad_words", "logits_processors",
 )  # fmt: skip
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
-STORED = Stored({"known": USER})
+STORED = ResponseStore()
+STORED.conversations["known"] = USER
 # Fields that have an effect, each with a value that has one.
 EFFECT: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {
@@ -138,8 +138,8 @@ def test_every_field_of_the_libraries_is_honoured_told_or_refused(
     def read(more: dict[str, Any]) -> Any:
         body = plain | more
         if path == "/v1/chat/completions":
-            return read_ask(body, "mask")
-        return read_ask(chat_body(body, STORED), "mask", without_effect(body, RESPONSES))
+            return read_chat_request(body, "mask")
+        return read_chat_request(chat_body(body, STORED), "mask", without_effect(body, RESPONSES))
 
     fields, silent = fields_of(module, name), []
     assert len(fields) >= least

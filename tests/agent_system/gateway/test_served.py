@@ -17,9 +17,9 @@ import pytest
 
 from agent_system import AgentRegistry, AgentSystemError, Task
 from agent_system.conversation import Conversation
-from agent_system.gateway import ServedSession, routes, served, stored
-from agent_system.gateway.served import ServedTeam
-from agent_system.gateway.server import ServedServer
+from agent_system.gateway import ServedSession, responses, routes, served_team
+from agent_system.gateway.served_team import ServedTeam
+from agent_system.gateway.server import TeamServer
 from agent_system.gateway.team_model import TeamModel
 from agent_system.rollout.call import AgentRuntime, EpisodeSpec
 from agent_system.rollout.endpoint import Endpoint
@@ -79,7 +79,7 @@ async def serving(
 @asynccontextmanager
 async def listening(answering: ServedTeam, key: str = "", host: str = "127.0.0.1") -> AsyncIterator[Any]:
     """A client's address of a team."""
-    server = ServedServer(answering, host, 0, key)
+    server = TeamServer(answering, host, 0, key)
     url = await server.start()
     try:
         yield SimpleNamespace(base_url=f"{url}/v1", api_key=key or "any")
@@ -276,15 +276,15 @@ async def test_a_client_that_leaves_ends_the_generation() -> None:
 
 
 async def test_only_the_last_conversations_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(served, "KEPT_CONVERSATIONS", 2)
-    monkeypatch.setattr(stored, "MOST_ANSWERS", 2)
+    monkeypatch.setattr(served_team, "KEPT_CONVERSATIONS", 2)
+    monkeypatch.setattr(responses, "MOST_ANSWERS", 2)
 
     async with serving() as (client, _, team):
         for number in range(4):
             await say(client, "Writer", [{"role": "user", "content": str(number)}])
             answer = await send(client, {"model": "Writer", "input": str(number)}, path="/v1/responses")
-        assert len(team.stored.conversations) == 2 and answer.body["id"] in team.stored.conversations
-        assert len(team._chats["Writer"]._history._nodes) == 2
+        assert len(team.responses.conversations) == 2 and answer.body["id"] in team.responses.conversations
+        assert len(team._conversations["Writer"]._prefixes._prefixes) == 2
 
 
 async def test_what_goes_wrong_within_a_stream_is_its_last_event(monkeypatch: pytest.MonkeyPatch) -> None:

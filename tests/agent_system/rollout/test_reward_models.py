@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from agent_system import AgentSystemError, BaseEnv, Observation, Outcome, Task
-from agent_system.reward.model import Conversation, ReplyScorer
+from agent_system.reward.model import ReplyScorer, ScoredConversation
 from agent_system.rollout import AgentBinding, TooManyFailuresError, clock, player
 from agent_system.rollout.endpoint import Endpoint
 from agent_system.rollout.remote import RemoteBinding
@@ -31,10 +31,10 @@ TASK = Task("t", "2+2?", "sums", "4")
 class Length:
     """Scores a reply by its length, or by what a test says."""
 
-    def __init__(self, score: Callable[[Conversation], Any] = lambda c: len(c.reply)) -> None:
-        self._score, self.asked, self.priorities = score, list[Conversation](), set[int]()
+    def __init__(self, score: Callable[[ScoredConversation], Any] = lambda c: len(c.reply)) -> None:
+        self._score, self.asked, self.priorities = score, list[ScoredConversation](), set[int]()
 
-    async def score(self, conversation: Conversation, counts: Counter[str], priority: int = 0) -> float:
+    async def score(self, conversation: ScoredConversation, counts: Counter[str], priority: int = 0) -> float:
         self.asked.append(conversation)
         self.priorities.add(priority)
         await asyncio.sleep(0)
@@ -155,7 +155,7 @@ def test_waiting_behind_other_scores_counts_for_no_limit(
     for name in ("END_TIMEOUT_S", "CLOSING_S"):
         monkeypatch.setattr(player, name, 0.05)
 
-    async def score_alone(c: Conversation) -> float:
+    async def score_alone(c: ScoredConversation) -> float:
         async with one:
             await asyncio.sleep(0.1)
             return float(len(c.reply))
@@ -287,7 +287,7 @@ def judge_of(
 
 def ask(judge: Judge, reply: str = "4", content: str = "2+2?") -> tuple[float, Counter[str]]:
     counts: Counter[str] = Counter()
-    conversation = Conversation(({"role": "user", "content": content},), reply, TASK)
+    conversation = ScoredConversation(({"role": "user", "content": content},), reply, TASK)
     return asyncio.run(judge.score(conversation, counts)), counts
 
 
@@ -403,7 +403,7 @@ async def test_a_validation_beside_a_collection_counts_apart(make_collector: Any
     """The validation asks for its scores while those of training wait, and ends first."""
     begun, go_on = asyncio.Event(), asyncio.Event()
 
-    async def late(conversation: Conversation) -> float:
+    async def late(conversation: ScoredConversation) -> float:
         if conversation.task.task_id == "t":
             begun.set()
             await go_on.wait()

@@ -29,7 +29,7 @@ from agent_system.rollout.batch import build_batch
 from agent_system.rollout.episode_store import load_episodes, save_episodes
 from agent_system.rollout.remote import RemoteBinding
 from agent_system.rollout.sequences import join_generations
-from agent_system.rollout.tool_loop import check_tool_agents
+from agent_system.rollout.tool_agents import check_tool_agents
 from agent_system.tools import ToolAgent, calculator, make_tool
 from verl.protocol.generate import SamplingParams
 from verl.trainer.config.reward import PropagationConfig, RewardConfig

@@ -17,11 +17,11 @@ from agent_system.rollout import AgentBinding, Collector, CollectorSettings, Col
 from agent_system.workflows.plan_path import (
     EXECUTOR,
     TOOL,
-    ExecutorAgent,
     PlanPathEnv,
     PlanPathEnvOptions,
+    PlanPathExecutorAgent,
     PlanPathOptions,
-    ToolAgent,
+    PlanPathProposerAgent,
 )
 from agent_system.workflows.plan_path.team import PlanPathOrchestra
 from agent_system.workflows.plan_path.world.generate import generate
@@ -41,12 +41,12 @@ def letters(text: str) -> Projection:
     return Projection(moves, bool(moves), text=moves)
 
 
-class Tool(ToolAgent):
+class Tool(PlanPathProposerAgent):
     def project(self, text: str) -> Projection:
         return letters(text)
 
 
-class Executor(ExecutorAgent):
+class Executor(PlanPathExecutorAgent):
     def project(self, text: str) -> Projection:
         return letters(text)
 

@@ -30,7 +30,7 @@ from agent_system.sandbox.job import Job
 from agent_system.sandbox.levels import LEVELS, level_error, rank
 from agent_system.sandbox.local import LocalSandbox
 from agent_system.sandbox.packages import find_packages
-from agent_system.sandbox.worker import Worker, WorkerError
+from agent_system.sandbox.worker import SandboxWorker, WorkerError
 from tests.agent_system.sandbox.arena import IDLE, LIMITS, PATIENT, Arena, offered
 from tests.house.source import ROOT
 from verl.trainer.config.sandbox import SandboxConfig, SandboxLimitsConfig
@@ -133,9 +133,9 @@ async def test_a_worker_that_dies_is_replaced_and_its_run_repeated(pool: LocalSa
 async def test_a_run_that_the_sandbox_fails_is_repeated_once_by_a_fresh_worker_and_then_wrong(
     pool: LocalSandbox, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    run, asked = Worker.run, []
+    run, asked = SandboxWorker.run, []
 
-    def lost(worker: Worker, job: Job) -> Iterator[RunResult]:
+    def lost(worker: SandboxWorker, job: Job) -> Iterator[RunResult]:
         results = run(worker, job)
         yield next(results)
         if "LOST" not in job.program or ("ONCE" in job.program and job.again):
@@ -145,7 +145,7 @@ async def test_a_run_that_the_sandbox_fails_is_repeated_once_by_a_fresh_worker_a
         raise WorkerError("it has gone")
 
     await pool.run("print(1)")  # this worker waits for the next job
-    monkeypatch.setattr(Worker, "run", lost)
+    monkeypatch.setattr(SandboxWorker, "run", lost)
     once = await pool.run_tests("print(input())  # LOST ONCE", ["1", "2", "3"])
     assert [(result.stdout, result.reason.value) for result in once] == [
         ("1\n", "ok"),
@@ -165,15 +165,15 @@ async def test_a_run_that_the_sandbox_fails_is_repeated_once_by_a_fresh_worker_a
 async def test_a_run_that_cannot_be_confined_is_repeated_by_a_fresh_worker(
     pool: LocalSandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, pids = Worker.run, []
+    run, pids = SandboxWorker.run, []
 
-    def unconfined(worker: Worker, job: Job) -> Iterator[RunResult]:
+    def unconfined(worker: SandboxWorker, job: Job) -> Iterator[RunResult]:
         pids.append(worker.pid)
         for result in run(worker, job):
             yield result if job.again else RunResult(Reason.SANDBOX, message="OSError: no filter")
 
     await pool.run("print(1)")
-    monkeypatch.setattr(Worker, "run", unconfined)
+    monkeypatch.setattr(SandboxWorker, "run", unconfined)
     assert (await pool.run("print(1)")).stdout == "1\n"
     assert len(set(pids)) == 2
 
@@ -345,8 +345,8 @@ def test_a_machine_without_the_level_does_not_start(monkeypatch: pytest.MonkeyPa
             raise SandboxError(f"OSError: no {level} here")
         return start(level, *rest)
 
-    start = local.Worker
-    monkeypatch.setattr(local, "Worker", worker)
+    start = local.SandboxWorker
+    monkeypatch.setattr(local, "SandboxWorker", worker)
     with pytest.raises(
         SandboxError, match="min_level=landlock, but this machine offers 'rlimits' only"
     ) as error:

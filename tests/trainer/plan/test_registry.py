@@ -49,7 +49,28 @@ def answers(code: str, folder: Path = ROOT) -> list[str]:
 def test_the_source_says_what_the_import_registers() -> None:
     *before, torch = answers(ASKED)
     assert torch == "False" and len(before) > 30
-    assert before == answers("import verl.trainer.ppo.core_algos" + ASKED)[:-1]
+    assert before == answers("import verl.trainer.ppo.core_algos.public" + ASKED)[:-1]
+
+
+def test_a_function_that_is_asked_for_imports_its_file_alone() -> None:
+    asked = (
+        "import sys; from verl.trainer.plan.registry import ESTIMATORS, POLICY_LOSSES; "
+        "print(ESTIMATORS.function('gae').__name__, POLICY_LOSSES.function('gspo').__name__, "
+        "sorted(ESTIMATORS.functions), sorted(POLICY_LOSSES.functions))"
+    )
+    assert answers(asked) == ["compute_gae_advantage_return compute_policy_loss_gspo ['gae'] ['gspo']"]
+
+
+def test_a_name_of_the_package_is_taken_before_its_file_is_imported() -> None:
+    code = (
+        "from verl.trainer.plan.registry import register_adv_est\n"
+        "def mine(token_level_rewards): ...\n"
+        "try:\n    register_adv_est('gae')(mine)\nexcept ValueError as error:\n    print(error)"
+    )
+    assert answers(code) == [
+        "advantage estimator 'gae' is already registered as "
+        "verl.trainer.ppo.core_algos.estimators.gae.compute_gae_advantage_return; choose another name"
+    ]
 
 
 PROBE = """
@@ -66,8 +87,8 @@ from verl.trainer.config import algorithm
 from verl.trainer.plan.registry import ADV_ESTIMATOR_REGISTRY, ESTIMATORS, estimator_needs
 print("probe" in ESTIMATORS.names(), estimator_needs("probe", "values"), "probe" not in readers("algorithm.group_by"))
 print(condition_text(algorithm.READ, "algorithm.lam"), "torch" in sys.modules)
-import verl.trainer.ppo.core_algos
-print("probe" in ADV_ESTIMATOR_REGISTRY)
+from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY as of_the_package
+print("probe" in ADV_ESTIMATOR_REGISTRY, of_the_package is ADV_ESTIMATOR_REGISTRY)
 """
 
 
@@ -77,7 +98,7 @@ def test_a_file_in_the_folder_is_registered_and_its_keys_are_checked(tmp_path: P
     assert answers(KNOWN, tmp_path) == [
         "True True True",
         "algorithm.adv_estimator=gae or probe False",
-        "True",
+        "True True",
     ]
 
 
@@ -136,8 +157,8 @@ def test_parameters_are_those_that_can_be_given_by_name() -> None:
 
     assert Parameters.of(function) == Parameters({"b": True, "c": False, "d": True, "e": False}, True)
     source = '@register_adv_est("x", grouped=False)\ndef f(a, /, b, c=1, *args, d, e=2, **kwargs): ...'
-    assert list(registry._decorated_in(source)) == [
-        ("register_adv_est", ["x"], {"grouped": False}, Parameters.of(function))
+    assert list(registry._decorated_in(source, "a.file")) == [
+        registry.Declaration("register_adv_est", ["x"], {"grouped": False}, Parameters.of(function), "a.file")
     ]
 
 

@@ -100,11 +100,11 @@ def test_ranks_get_equal_rows_and_about_equal_tokens() -> None:
     assert abs(int(tokens[:4].sum() - tokens[4:].sum())) <= 6
 
 
-def test_rows_that_are_run_as_one_stay_on_one_rank_and_count_once() -> None:
+def test_rows_that_share_their_prompt_stay_on_one_rank_and_its_tokens_count_once() -> None:
     batch = make_batch([(1, 1), (3, 1), (5, 1), (1, 9), (2, 2), (3, 3), (1, 1), (2, 1)], ["a"] * 8)
     conversation = torch.tensor([0, 0, 0, 1, 2, 2, 3, 3])
     batch.batch["input_ids"] = 100 * conversation[:, None] + batch.batch["position_ids"]
-    assert balance_order(batch, 2, merge_rows=True).tolist() == [3, 4, 5, 6, 0, 1, 2, 7], (
+    assert balance_order(batch, 2, share_prefixes=True).tolist() == [3, 4, 5, 6, 0, 1, 2, 7], (
         "the last conversation fits no rank whole"
     )
 

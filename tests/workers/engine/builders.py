@@ -21,6 +21,7 @@ from verl.trainer.config import (
     RolloutCorrectionConfig,
 )
 from verl.trainer.config.model import PolicyLossConfig
+from verl.trainer.ppo.core_algos import public  # registers every loss
 from verl.trainer.ppo.core_algos.policy_losses.preparation import PREPARATIONS
 from verl.workers.engine import (
     AdapterPlan,
@@ -36,6 +37,7 @@ from verl.workers.engine.sharding import value_head
 
 Gradients = dict[str, torch.Tensor]
 # Losses that choose tokens by the whole mini-batch, and so by all ranks.
+assert public
 PREPARED = sorted(PREPARATIONS)
 ONE_PIECE = MicroBatchRule(token_budget=1_000_000, rows=1, packed=True)
 
@@ -76,13 +78,18 @@ def make_engine(
     optim: OptimConfig | None = None,
     fsdp: FSDPConfig | None = None,
     device: str = "cpu",
+    share_prefixes: bool = True,
     **options: object,
 ) -> FSDPEngine:
     """An engine; `options` are keys of `ModelConfig`."""
     torch.set_num_threads(1)
     config = ModelConfig(path=str(model), **options)  # type: ignore[arg-type]
     return FSDPEngine(
-        config, fsdp or FSDPConfig(), optim or OptimConfig(lr=lr), init_mesh(device, rank, ranks)
+        config,
+        fsdp or FSDPConfig(),
+        optim or OptimConfig(lr=lr),
+        init_mesh(device, rank, ranks),
+        share_prefixes=share_prefixes,
     )
 
 
@@ -190,7 +197,7 @@ def loss_settings(name: str, agg_mode: str = "token-mean") -> tuple[ActorConfig,
 
 def settings_of(mode: str) -> tuple[ActorConfig, UpdatePlan] | tuple[ActorConfig]:
     """Config of a `mode` of the two-rank test: a prepared loss, `skipping` rows without advantage, `adaptive`
-    mini-batches, `merging`, or an aggregation mode.
+    mini-batches, `single` rows, or an aggregation mode.
     """
     if mode == "adaptive":
         config = replace(
@@ -200,7 +207,7 @@ def settings_of(mode: str) -> tuple[ActorConfig, UpdatePlan] | tuple[ActorConfig
     if mode == "skipping":
         return (ActorConfig(skip_zero_advantages=True, grad_clip=1e9),)
     return (
-        loss_settings(mode) if mode in PREPARED else (full_loss("token-mean" if mode == "merging" else mode),)
+        loss_settings(mode) if mode in PREPARED else (full_loss("token-mean" if mode == "single" else mode),)
     )
 
 

@@ -34,7 +34,7 @@ def main(folder: Path, model: Path, modes: list[str]) -> None:
             engine = make_value_engine(folder / f"value_model_{rank}", rank=rank, ranks=ranks)
             found, metrics = value_gradients(engine, mine, rule)
         else:
-            engine = make_engine(model, rank=rank, ranks=ranks, merge_rows=mode == "merging")
+            engine = make_engine(model, rank=rank, ranks=ranks, share_prefixes=mode != "single")
             found, metrics = gradients(engine, mine, rule, *settings_of(mode))
         if rank == 0:
             torch.save({"gradients": found, "metrics": metrics}, folder / f"{mode}.pt")

@@ -113,11 +113,11 @@ def test_two_gloo_ranks_equal_one(tiny_model_dir: Path, tmp_path: Path, forked_p
     weights, which come from rank 0; a checkpoint of both opens on one rank. Adaptive mini-batches take rows
     from the ranks in turn: 3, 3 and 2 of the 6 + 2.
     """
-    modes = ["values", *PREPARED, "skipping", "adaptive", "merging", "token-mean", "seq-mean-token-mean"]
+    modes = ["values", *PREPARED, "skipping", "adaptive", "single", "token-mean", "seq-mean-token-mean"]
     rows = make_rows(12)
     rows["advantages"][[1, 6, 7]] = 0.0  # so that rank 1 has none to compute when these are skipped
     for name in ("input_ids", "attention_mask", "position_ids", "responses", "response_mask"):
-        rows[name][2] = rows[name][3]  # merged on rank 0
+        rows[name][[2, 4]] = rows[name][3].clone()  # so that two of them are in one micro-batch of rank 0
     rows["response_mask"][8:] = 0
     rows["row_weights"] = torch.tensor([1.0, 0.5, 2.0]).repeat(4)
     torch.save(rows, tmp_path / "rows.pt")
@@ -154,10 +154,13 @@ def test_two_gloo_ranks_equal_one(tiny_model_dir: Path, tmp_path: Path, forked_p
             )
         found = torch.load(tmp_path / f"{mode}.pt", weights_only=True)
         assert largest_difference(found["gradients"], expected) < 1e-6
-        assert ("actor/merged_rows" in found["metrics"]) == (mode == "merging")
-        assert {n: v for n, v in found["metrics"].items() if "/merged_" not in n} == pytest.approx(
-            expected_metrics, abs=1e-5
-        )
+        shares = [
+            metrics.pop(f"{part}/shared_tokens", 0.0)
+            for metrics in (found["metrics"], expected_metrics)
+            for part in ("actor", "critic")
+        ]
+        assert (max(shares[:2]) > 0.0) == (mode != "single") and max(shares) < 0.5
+        assert found["metrics"] == pytest.approx(expected_metrics, abs=1e-5)
     load_engine(resumed := make_engine(tiny_model_dir), tmp_path / "checkpoint")
     assert resumed.steps == one.steps == 1
     assert (

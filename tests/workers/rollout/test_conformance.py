@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from agent_system.environment import Task
-from agent_system.reward.model import Conversation
+from agent_system.reward.model import ScoredConversation
 from agent_system.rollout.binding import AgentBinding
 from agent_system.rollout.reward_models import Judge
 from agent_system.testing import make_tokenizer
@@ -514,7 +514,7 @@ async def test_a_judge_asks_any_engine_and_counts_replies_without_a_verdict(engi
         seed=0,
     )
     counts = Counter[str]()
-    conversations = [Conversation((), reply, Task("t", "2+2?")) for reply in ("4", "5")]
+    conversations = [ScoredConversation((), reply, Task("t", "2+2?")) for reply in ("4", "5")]
     assert await asyncio.gather(*(judge.score(c, counts) for c in conversations)) == [0.25, 0.25], (
         "a random model says nothing"
     )

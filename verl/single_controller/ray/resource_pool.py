@@ -117,7 +117,8 @@ class RayResourcePool(ResourcePool):
 
     def shutdown(self) -> None:
         """Remove the placement groups of this pool; they are made again when needed."""
-        groups, self.pgs = self.pgs, None
+        groups = self.pgs
+        self.pgs = None
         for group in groups or []:
             if ray.is_initialized():
                 remove_placement_group(group)

@@ -113,7 +113,8 @@ class RayWorkerGroup(WorkerGroup):
 
     def shutdown(self) -> None:
         """Kill this group's actors; the pool's placement groups are removed with its last group."""
-        workers, self._workers = self._workers, []
+        workers = self._workers
+        self._workers = []
         if not self._owned:
             return
         self._owned = False
@@ -147,7 +148,8 @@ class RayWorkerGroup(WorkerGroup):
         refs = []
         for rank, args, kwargs in calls:
             if shared is not None:
-                args, kwargs = tuple(map(shared, args)), {key: shared(value) for key, value in kwargs.items()}
+                args = tuple(map(shared, args))
+                kwargs = {key: shared(value) for key, value in kwargs.items()}
             refs.append(getattr(self._workers[rank], method_name).remote(*args, **kwargs))
         return RayPendingResults(
             refs, [self._worker_names[rank] for rank, _, _ in calls], method_name, self.timeout_s
@@ -201,7 +203,8 @@ def find_rendezvous(
     nodes = {node_of(slot.placement_group, slot.bundle) for slot in (*slots, *peers)}
     here = ray.get_runtime_context().get_node_id()
     if nodes == {here}:
-        found, free = "127.0.0.1", find_free_port("127.0.0.1", port_range)
+        found = "127.0.0.1"
+        free = find_free_port("127.0.0.1", port_range)
     else:
         where = PlacementGroupSchedulingStrategy(
             first.placement_group, placement_group_bundle_index=first.bundle

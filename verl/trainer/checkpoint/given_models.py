@@ -9,7 +9,6 @@ import torch
 
 from verl.models.fingerprint import model_fingerprint
 from verl.models.loader import CAUSAL_LM, DTYPES, ModelLoader
-from verl.models.value_model import VALUE_MODEL
 from verl.trainer.config import FSDPConfig, RunConfig, TrainedModelConfig
 from verl.trainer.plan.placement import Placement, WorkerGroupSpec
 from verl.trainer.plan.run import RunPlan
@@ -55,6 +54,8 @@ def check_saved_models(folder: Path, config: RunConfig, plan: RunPlan) -> None:
                 key,
             )
         if spec.wg_id in with_critic:
+            from verl.models.value_model import VALUE_MODEL  # of critics
+
             critic = critic_config(config.critic, spec)
             _check_saved(
                 folder / "critic" / spec.wg_id,

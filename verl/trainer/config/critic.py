@@ -75,6 +75,12 @@ class CriticConfig:
     ppo_micro_batch_size_per_gpu: int = key(
         8, "rows of one micro-batch", ge=1, effect=(CRITIC, "critic.use_dynamic_bsz=false")
     )
+    use_prefix_grouper: bool = key(
+        True,
+        "run tokens that rows of a micro-batch have in common once, where a check of the model finds that "
+        "exact",
+        effect=CRITIC,
+    )
     shuffle: bool = key(True, "shuffle rows before they are cut into mini-batches", effect=CRITIC)
     grad_clip: float = key(1.0, "maximum gradient norm", gt=0, effect=CRITIC)
     cliprange_value: float = key(0.5, "clip range of a value around the old value", gt=0, effect=CRITIC)

@@ -92,11 +92,6 @@ class TrainedModelConfig:
         type=Union[bool, str],
         check=auto_or_bool,
     )
-    merge_rows: bool = key(
-        False,
-        "run a row whose prompt and response begin another row of the mini-batch, as an earlier reply of a "
-        "conversation does, as a part of that row; the loss stays that of the single rows",
-    )
     attn_implementation: str = key(
         "auto",
         "attention implementation; auto takes the fastest that a check of the model finds exact: flash-attn "
@@ -219,6 +214,12 @@ class ActorConfig:
     )
     ppo_micro_batch_size_per_gpu: int = key(
         8, "rows of one micro-batch", ge=1, effect="{}.use_dynamic_bsz=false"
+    )
+    use_prefix_grouper: bool = key(
+        True,
+        "run tokens that rows of a micro-batch have in common, as prompts of a group and earlier turns of a "
+        "conversation, once in the update and in passes for log-probs, where a check of the model finds that "
+        "exact; the loss stays that of the single rows",
     )
     shuffle: bool = key(True, "shuffle rows before they are cut into mini-batches")
     skip_zero_advantages: bool = key(

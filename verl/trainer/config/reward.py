@@ -115,7 +115,7 @@ class OverlongBufferConfig:
 @dataclass
 class CustomRewardFunctionConfig:
     path: Optional[str] = key(
-        None, "file (.py) or module with a reward function of your own, see docs/training.md"
+        None, "file (.py) or module with a reward function of your own, see docs/rewards.md"
     )
     name: str = key("compute_score", "name of the function", effect=PATH)
     reward_kwargs: dict[str, Any] = key({}, "additional keyword arguments of the function", effect=MANAGED)
@@ -208,7 +208,8 @@ def check_tree_rewards(reward: RewardConfig, returns: str) -> None:
             "rollout.sampling=tree have not led to; set reward.model.scope=call or "
             "rollout.tree.returns=committed"
         )
-    scope, mode = reward.team_scope, reward.propagation.mode
+    scope = reward.team_scope
+    mode = reward.propagation.mode
     if returns == "step" and (scope != "call" or mode != "none"):
         raise ConfigError(
             f"rollout.sampling=tree rewards a candidate for its own action, but reward.team_scope={scope} "

@@ -22,7 +22,8 @@ _IS = {"threshold": 2.0}
 _BAND = {"threshold": 5.0, "threshold_lower": 0.5}
 _GEO = {"rs_threshold": "0.999_1.001"}
 _K3 = {"rs_threshold": 0.01}
-_IS_GEO, _IS_K3 = {"is_threshold": 2.0} | _GEO, {"is_threshold": 2.0} | _K3
+_IS_GEO = {"is_threshold": 2.0} | _GEO
+_IS_K3 = {"is_threshold": 2.0} | _K3
 
 
 def _named(arguments: dict[str, Any], **keys: Any) -> Any:

@@ -101,7 +101,7 @@ class AgentConfig:
     api: dict[str, Any] = key(
         {},
         "API agents, whose replies an OpenAI-compatible server generates: agent.api.<agent>.base_url, .model "
-        "etc., see docs/training.md",
+        "etc., see docs/policies.md",
         type=dict[str, dict[str, Any]],
     )
     orchestra_type: str = key("math", "registered name of the workflow")
@@ -493,6 +493,11 @@ class RayInitConfig:
         None,
         "object store of a private cluster in MiB; default: Ray's, a fraction of the memory",
         ge=1,
+        effect="trainer.controller=ray",
+    )
+    env_vars: dict[str, str] = key(
+        {},
+        "environment variables of all workers, on every node: ray_init.env_vars.NCCL_DEBUG=INFO",
         effect="trainer.controller=ray",
     )
 

@@ -434,7 +434,7 @@ def check_rollout_correction(config: RunConfig, plan: RunPlan) -> None:
         raise ConfigError(
             f"async_training.mode={mode} trains on samples of older weights, which needs an off-policy "
             "correction: set algorithm.rollout_correction.rollout_is, .rollout_rs or .m2po_tau, or "
-            ".bypass_mode=true (docs/training.md#sampler-against-trainer)"
+            ".bypass_mode=true (docs/updates.md#sampler-against-trainer)"
         )
     try:
         bands = {"rollout_is_threshold": Band.parse(correction.rollout_is_threshold)}

@@ -7,18 +7,22 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import asdict
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
-from verl.compat.command import Command, key_of, translate
-from verl.compat.defaults import MAY_HAVE_NO_EFFECT
-from verl.compat.keys import find_verl_key
+from verl.trainer.config.command import Command, key_of, split
 from verl.trainer.config.run import RunConfig
 from verl.trainer.config.spec import ConfigError, Key, keys, type_text
 from verl.trainer.plan.presets import PRESETS, expand_presets
 from verl.utils.names import did_you_mean
+
+if TYPE_CHECKING:
+    from hydra.core.override_parser.types import Override
+    from omegaconf import DictConfig
+    from omegaconf._utils import OmegaConfDumper
 
 CONFIG_NAME = "ppo_trainer"
 KEYS = keys(RunConfig)
@@ -79,7 +83,7 @@ def with_preset_note(message: str, given: Sequence[str]) -> str:
 
     In a message about several keys the first of them that has such a setting or default gets the note.
     """
-    command = translate(given)
+    command = _translated(given)
     for key in re.findall(r"[a-z_]\w*(?:\.\w+)+", message):
         if key in command.typed and key not in command.typed[key]:
             return f"{message} (set by {command.typed[key].lstrip('+')})"
@@ -89,6 +93,17 @@ def with_preset_note(message: str, given: Sequence[str]) -> str:
     key = message.partition("=")[0]
     by_preset = key in PRESETS.get(name, {}) and key not in map(key_of, given)
     return f"{message} (set by algorithm.preset={name})" if by_preset else message
+
+
+def _translated(given: Sequence[str]) -> Command:
+    """Return a command line with settings in the names of verl and Dr. MAS translated."""
+    settings = [pair for pair in map(split, given) if pair is not None]
+    if all(key in KEYS or key.startswith(OWN_NAMES) for key, _ in settings):
+        return Command(list(given))
+    # Most command lines have names of this package only, and need no table of verl's.
+    from verl.compat.command import translate
+
+    return translate(given)
 
 
 def prepare_overrides(given: Sequence[str]) -> list[str]:
@@ -105,7 +120,7 @@ def prepare(given: Sequence[str]) -> Command:
     Raises ConfigError naming the first override with an invalid key or value; syntax errors are left to
     Hydra.
     """
-    command = translate(given)
+    command = _translated(given)
     for first, second in command.contradictions:
         raise ConfigError(
             f"{first} and {second} set the same key to different values: leave out one (docs/upstream_map.md)"
@@ -118,6 +133,8 @@ def prepare(given: Sequence[str]) -> Command:
     ]
     command.overrides = free_form(overrides)
     if command.upstream:
+        from verl.compat.defaults import MAY_HAVE_NO_EFFECT
+
         command.leave_out(
             [key for key in _without_effect(command.overrides) if key.startswith(MAY_HAVE_NO_EFFECT)]
         )
@@ -132,13 +149,45 @@ def compose_config(given: Sequence[str]) -> RunConfig:
 
 
 def _compose(overrides: Sequence[str]) -> RunConfig:
-    from hydra import compose, initialize_config_module
     from omegaconf import OmegaConf
+
+    composed = _changed_defaults(overrides)
+    config = OmegaConf.to_object(_composed_by_hydra(overrides) if composed is None else composed)
+    assert isinstance(config, RunConfig)
+    return config
+
+
+def _composed_by_hydra(overrides: Sequence[str]) -> DictConfig:
+    from hydra import compose, initialize_config_module
 
     # `initialize` searches all modules of the process for the one that called it.
     with initialize_config_module(__package__, version_base=None):
-        config = OmegaConf.to_object(compose(register_config(), overrides=list(overrides)))
-    assert isinstance(config, RunConfig)
+        return compose(register_config(), overrides=list(overrides))
+
+
+@cache
+def _defaults() -> DictConfig:
+    """Return the configuration without overrides, which callers copy."""
+    return _composed_by_hydra([])
+
+
+def _changed_defaults(overrides: Sequence[str]) -> DictConfig | None:
+    """Return what Hydra composes with overrides, by its own function for them, in a third of the time: the
+    rest is the same in every composition. None for overrides that Hydra has to see itself: of its own keys
+    and groups, sweeps, and wrong ones.
+    """
+    from hydra._internal.config_loader_impl import ConfigLoaderImpl
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        parsed = [_parsed(override) for override in overrides]
+        if any(o.is_sweep_override() or o.key_or_group.startswith("hydra") for o in parsed):
+            return None
+        config = deepcopy(_defaults())
+        ConfigLoaderImpl._apply_overrides_to_config(parsed, config)
+    except (HydraException, OmegaConfBaseException):
+        return None
     return config
 
 
@@ -164,6 +213,9 @@ def free_form_sections(known: Mapping[str, Key]) -> tuple[str, ...]:
 
 
 FREE_FORM = free_form_sections(KEYS)
+# Free-form sections whose keys are the user's; those of `agent_specific_parameters` are keys of the models,
+# which verl may name otherwise.
+OWN_NAMES = tuple(section for section in FREE_FORM if section != "agent.agent_specific_parameters.")
 
 
 def free_form(overrides: Sequence[str], sections: tuple[str, ...] = FREE_FORM) -> list[str]:
@@ -176,7 +228,6 @@ def free_form(overrides: Sequence[str], sections: tuple[str, ...] = FREE_FORM) -
 
 def check_override(override: str, known: Mapping[str, Key] = KEYS) -> None:
     """Raise ConfigError for an unknown key or an invalid value; `known` are the keys of the program."""
-    from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
     name, equals, text = override.lstrip("+~").partition("=")
@@ -195,7 +246,7 @@ def check_override(override: str, known: Mapping[str, Key] = KEYS) -> None:
     if not equals or "${" in text or override.startswith("~"):
         return
     try:
-        (parsed,) = OverridesParser.create().parse_overrides([override])
+        parsed = _parsed(override)
         if parsed.is_sweep_override():
             return
         value = parsed.value()
@@ -206,10 +257,20 @@ def check_override(override: str, known: Mapping[str, Key] = KEYS) -> None:
     known[under].validate(value, name=name, typed=text)
 
 
+@lru_cache(maxsize=1024)
+def _parsed(override: str) -> Override:
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    (parsed,) = OverridesParser.create().parse_overrides([override])
+    return parsed
+
+
 def _unknown(key: str) -> str:
     """Return the message for an unknown key: the counterpart of verl's key of that name, or the nearest known
     key.
     """
+    from verl.compat.keys import find_verl_key
+
     if verls := find_verl_key(key):
         return f"unknown key {key}; {verls.hint()} (verl's keys: docs/upstream_map.md)"
     near = (
@@ -261,9 +322,28 @@ def _slip(overrides: Sequence[str]) -> str:
 
 def save_config(config: RunConfig, path: Path) -> None:
     """Write every key with its value."""
-    from omegaconf import OmegaConf
+    import yaml
 
-    OmegaConf.save(OmegaConf.create(asdict(config)), path)
+    # What `OmegaConf.save` writes, without a node of OmegaConf for each of the keys first.
+    text = yaml.dump(
+        asdict(config), Dumper=_dumper(), default_flow_style=False, allow_unicode=True, sort_keys=False
+    )
+    path.write_text(text, encoding="utf-8")
+
+
+@cache
+def _dumper() -> type[OmegaConfDumper]:
+    """Return OmegaConf's dumper, which quotes texts that look like numbers, with tuples written as lists."""
+    from omegaconf._utils import get_omega_conf_dumper
+
+    class Dumper(get_omega_conf_dumper()):  # type: ignore[misc]
+        """A class of its own: representers are added to a class."""
+
+        def ignore_aliases(self, data: object) -> bool:
+            return True
+
+    Dumper.add_representer(tuple, Dumper.represent_list)
+    return Dumper
 
 
 def load_config(path: Path) -> RunConfig:

@@ -172,7 +172,7 @@ def describe_preset(config: RunConfig) -> str:
     if changed and not set(changed) & set(kept):
         raise PresetError(
             f"algorithm.preset='{name}' was set, but none of its keys: call "
-            f"verl.trainer.config.apply_preset(config, '{name}')"
+            f"verl.trainer.plan.presets.apply_preset(config, '{name}')"
         )
     line = f"preset {name}: " + " ".join(f"{key}={PRESETS[name][key]}" for key in kept)
     other = [f"{key}={_value(config, key)}" for key in wanted if key not in kept]

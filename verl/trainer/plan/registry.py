@@ -1,9 +1,9 @@
 """Registries of advantage estimators and policy losses: functions by name, with the traits that other parts
 of the trainer read.
 
-Importing `core_algos` registers its functions, but imports torch, which takes seconds. Keys are checked
-before, so traits and parameters of functions that are not registered yet are read from the decorators and
-signatures in the source of `core_algos`.
+A file of `core_algos` is imported, which registers its functions, when the first of them is asked for: it
+imports torch, which takes seconds. Keys are checked before, so traits and parameters of functions that are not
+registered yet are read from the decorators and signatures in the source of `core_algos`.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, StrEnum
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from verl.trainer.config.names import ESTIMATOR_NAMES, POLICY_LOSS_NAMES
 
-CORE_ALGOS = Path(__file__).parents[1] / "ppo" / "core_algos"
 Fn = TypeVar("Fn", bound=Callable[..., Any])
 
 
@@ -76,6 +76,7 @@ class LossTraits:
 
 
 Traits = TypeVar("Traits", EstimatorTraits, LossTraits)
+CORE_ALGOS = "verl.trainer.ppo.core_algos"
 
 
 class Parameters(NamedTuple):
@@ -106,6 +107,25 @@ class Parameters(NamedTuple):
         return cls(named, arguments.kwarg is not None)
 
 
+@dataclass(frozen=True)
+class Declaration:
+    """A registered function as the source of `core_algos` declares it.
+
+    Attributes:
+        decorator: name of the function that registers it.
+        names: its name and aliases.
+        traits: fields of its traits.
+        parameters: its parameters.
+        module: the file, as a module.
+    """
+
+    decorator: str
+    names: Sequence[str]
+    traits: Mapping[str, Any]
+    parameters: Parameters
+    module: str
+
+
 class Registry(Generic[Traits]):
     """Functions of one kind by name.
 
@@ -131,6 +151,8 @@ class Registry(Generic[Traits]):
         def decorator(function: Fn) -> Fn:
             for name in map(plain_name, names):
                 known = self.functions.get(name)
+                if known is None and not function.__module__.startswith(f"{CORE_ALGOS}."):
+                    known = self.load(name)
                 if known is not None and known != function:
                     raise ValueError(
                         f"{self._kind} '{name}' is already registered as "
@@ -147,10 +169,19 @@ class Registry(Generic[Traits]):
 
     def function(self, name: str | Enum) -> Callable[..., Any]:
         """Return the function registered under a name; raises ValueError listing the known ones."""
-        found = self.functions.get(plain_name(name))
-        if found is None:
-            raise self._unknown(name, self.functions)
-        return found
+        function = self.load(name)
+        if function is None:
+            raise self._unknown(name, self.names())
+        return function
+
+    def load(self, name: str | Enum) -> Callable[..., Any] | None:
+        """Return the function with a name, after the import of its file of `core_algos`; None if there is
+        none.
+        """
+        name = plain_name(name)
+        if name not in self.functions and name in self._in_source:
+            import_module(self._in_source[name].module)
+        return self.functions.get(name)
 
     def traits(self, name: str | Enum) -> Traits:
         """Return the traits of a function; defaults for one that was added to `functions` directly.
@@ -161,7 +192,7 @@ class Registry(Generic[Traits]):
         function = self.functions.get(name)
         given = self._given.get(name)
         if function is None:
-            return self._declared(name)[0]
+            return self._type(**self._declared(name).traits)
         return given[1] if given is not None and given[0] is function else self._type()
 
     def reads(self, name: str | Enum, key: str) -> bool:
@@ -180,9 +211,9 @@ class Registry(Generic[Traits]):
     def parameters(self, name: str | Enum) -> Parameters:
         """Return the parameters of a function. Raises ValueError for an unknown name."""
         function = self.functions.get(plain_name(name))
-        return self._declared(plain_name(name))[1] if function is None else Parameters.of(function)
+        return self._declared(plain_name(name)).parameters if function is None else Parameters.of(function)
 
-    def _declared(self, name: str) -> tuple[Traits, Parameters]:
+    def _declared(self, name: str) -> Declaration:
         if name not in self._in_source:
             raise self._unknown(name, self.names())
         return self._in_source[name]
@@ -191,26 +222,30 @@ class Registry(Generic[Traits]):
         return ValueError(f"unknown {self._kind} '{plain_name(name)}'; registered are {sorted(known)}")
 
     @cached_property
-    def _in_source(self) -> dict[str, tuple[Traits, Parameters]]:
-        """Traits and parameters of the functions of `core_algos`, by name, read from its source."""
+    def _in_source(self) -> dict[str, Declaration]:
+        """The functions of `core_algos` by name, as its source declares them."""
         return {
-            name: (self._type(**traits), parameters)
-            for decorator, names, traits, parameters in _decorated()
-            if decorator == self._decorator
-            for name in names
+            name: declared
+            for declared in _decorated()
+            if declared.decorator == self._decorator
+            for name in declared.names
         }
 
 
 @cache
-def _decorated() -> list[tuple[str, list[str], dict[str, Any], Parameters]]:
-    """Return (decorator, names, traits, parameters) of every registered function of `core_algos`."""
-    files = sorted(CORE_ALGOS.rglob("*.py"))
-    return [found for file in files for found in _decorated_in(file.read_text(encoding="utf-8"))]
+def _decorated() -> list[Declaration]:
+    """Return every registered function of `core_algos`."""
+    folder = Path(__file__).parents[1] / "ppo" / "core_algos"
+    declared: list[Declaration] = []
+    for file in sorted(folder.rglob("*.py")):
+        module = ".".join((CORE_ALGOS, *file.relative_to(folder).with_suffix("").parts))
+        declared += _decorated_in(file.read_text(encoding="utf-8"), module)
+    return declared
 
 
-def _decorated_in(source: str) -> Iterator[tuple[str, list[str], dict[str, Any], Parameters]]:
-    """Yield the registered functions of one source file. Traits that are functions are omitted: they need
-    `core_algos` to be imported.
+def _decorated_in(source: str, module: str) -> Iterator[Declaration]:
+    """Yield the registered functions of one source file. A trait that is a function imports the file when it
+    is called.
     """
     functions = (
         [node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)]
@@ -222,11 +257,17 @@ def _decorated_in(source: str) -> Iterator[tuple[str, list[str], dict[str, Any],
             if isinstance(call, ast.Call) and isinstance(call.func, ast.Name):
                 names = [ast.literal_eval(name) for name in call.args]
                 traits = {
-                    str(k.arg): ast.literal_eval(k.value)
+                    str(k.arg): partial(_call, module, k.value.id)
+                    if isinstance(k.value, ast.Name)
+                    else ast.literal_eval(k.value)
                     for k in call.keywords
-                    if not isinstance(k.value, ast.Name)
                 }
-                yield call.func.id, names, traits, Parameters.from_ast(function.args)
+                yield Declaration(call.func.id, names, traits, Parameters.from_ast(function.args), module)
+
+
+def _call(module: str, name: str, *args: Any) -> Any:
+    """Return the result of a function of a module that is imported for it."""
+    return getattr(import_module(module), name)(*args)
 
 
 ESTIMATORS = Registry("advantage estimator", "register_adv_est", EstimatorTraits)

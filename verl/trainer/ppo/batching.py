@@ -12,7 +12,7 @@ import torch
 
 from verl.protocol import DataProto
 from verl.utils.seqlen_balancing import get_seqlen_balanced_partitions
-from verl.workers.engine.merging import longest_rows, members
+from verl.workers.engine.trie import shared_lengths, token_rows
 
 PROMPT_SIDE = ("prompts",)
 RESPONSE_SIDE = ("responses", "response_mask", "reply_mask", "rollout_log_probs", "old_log_probs", "ref_log_prob", "rollout_is_weights",
@@ -83,12 +83,14 @@ def combine_batches(parts: Mapping[str, SubBatch]) -> DataProto:
 def trim_padding(batch: DataProto) -> DataProto:
     """Trim prompts (left) and responses (right) to the longest row of the batch."""
     tensors = batch.batch
-    prompt_width, response_width = tensors["prompts"].shape[1], tensors["responses"].shape[1]
+    prompt_width = tensors["prompts"].shape[1]
+    response_width = tensors["responses"].shape[1]
     mask = tensors["attention_mask"]
     prompt_len = int(mask[:, :prompt_width].sum(dim=1).max().item()) if len(batch) else 0
     used = mask[:, prompt_width:].any(dim=0).nonzero()
     response_len = max(int(used.max().item()) + 1 if len(used) else 1, 1)
-    cut, out = prompt_width - prompt_len, {}
+    cut = prompt_width - prompt_len
+    out = {}
     for name, value in tensors.items():
         if name in PROMPT_SIDE:
             value = value[:, cut:]
@@ -124,41 +126,61 @@ def pad_zero_weight(batch: DataProto, divisor: int) -> tuple[DataProto, int]:
     return DataProto.concat([batch, filler]), missing
 
 
-def balance_order(batch: DataProto, ranks: int, merge_rows: bool = False) -> np.ndarray:
+def balance_order(batch: DataProto, ranks: int, share_prefixes: bool = False) -> np.ndarray:
     """Return a row order `[bsz]` with equal numbers of rows and similar numbers of tokens for each of
     `ranks`.
 
-    With `merge_rows` the rows that are run as one stay on one rank where the numbers of rows allow it, and
-    their tokens count once.
+    With `share_prefixes` rows that have a prompt or a conversation in common stay on one rank where the
+    numbers of rows allow it, and the tokens that they share count once.
     """
     if ranks == 1:
         return np.arange(len(batch))
     lengths = batch.batch["attention_mask"].sum(dim=1).tolist()
-    if merge_rows:
-        return _merged_order(members(longest_rows(dict(batch.batch.items()))), lengths, ranks)
+    if share_prefixes:
+        return _shared_order(_related_rows(batch), ranks, len(batch) // ranks)
     return np.concatenate(
         [np.asarray(p) for p in get_seqlen_balanced_partitions(lengths, k_partitions=ranks, equal_size=True)]
     )
 
 
-def _merged_order(read_in: Mapping[int, Sequence[int]], lengths: Sequence[int], ranks: int) -> np.ndarray:
-    """Give the rows of each run, the most tokens first, to the rank with the fewest that has room; then fill
-    the ranks with the rest.
+def _related_rows(batch: DataProto) -> list[tuple[list[int], int]]:
+    """Return sets of rows with one prompt or one conversation, and the number of distinct tokens of each: a
+    row belongs to the one before it, in lexicographic order, if it shares more than half of its prompt.
     """
-    room, parts, tokens, rest = (
-        len(lengths) // ranks,
-        [list[int]() for _ in range(ranks)],
-        [0] * ranks,
-        list[int](),
-    )
-    for run in sorted(read_in, key=lambda row: (-lengths[row], row)):
-        fitting = [rank for rank in range(ranks) if len(parts[rank]) + len(read_in[run]) <= room]
+    rows = {name: batch.batch[name] for name in ("input_ids", "position_ids", "attention_mask")}
+    paths = token_rows(rows | {"response_mask": batch.batch["response_mask"]})
+    width = batch.batch["responses"].shape[1]
+    prompts = batch.batch["attention_mask"][:, :-width].sum(dim=1).tolist()
+    related: list[tuple[list[int], int]] = []
+    for row, shared in zip(*shared_lengths(paths), strict=True):
+        if related and 2 * shared > prompts[row]:
+            members, tokens = related[-1]
+            related[-1] = ([*members, row], tokens + len(paths[row]) - shared)
+        else:
+            related.append(([row], len(paths[row])))
+    return related
+
+
+def _shared_order(related: Sequence[tuple[list[int], int]], ranks: int, room: int) -> np.ndarray:
+    """Give each set of rows, the most tokens first, to the rank with the fewest that has room; then fill the
+    ranks with the rest.
+
+    Args:
+        related: rows and tokens of each set.
+        ranks: number of ranks.
+        room: rows of a rank.
+    """
+    parts = [list[int]() for _ in range(ranks)]
+    tokens = [0] * ranks
+    rest: list[int] = []
+    for rows, count in sorted(related, key=lambda one: (-one[1], min(one[0]))):
+        fitting = [rank for rank in range(ranks) if len(parts[rank]) + len(rows) <= room]
         if not fitting:
-            rest += read_in[run]
+            rest += sorted(rows)
             continue
         rank = min(fitting, key=lambda rank: tokens[rank])
-        parts[rank] += read_in[run]
-        tokens[rank] += lengths[run]
+        parts[rank] += rows
+        tokens[rank] += count
     for part in parts:
         missing = room - len(part)
         part += rest[:missing]

@@ -195,13 +195,20 @@ class RayController:
 
         logging.getLogger(RAY_TOKEN_LOGGER).addFilter(_not_about_enabled_tokens)
         self.owns_cluster = False
-        if ray.is_initialized():
-            return
         options = self.config.ray_init
+        if ray.is_initialized():
+            if options.env_vars:
+                logger.warning("ray_init.env_vars has no effect: this process called ray.init before the run")
+            return
         address = cluster_address(self.config)
+        # Workers of a private cluster inherit the environment of this process; those of another one do not.
+        variables: dict[str, Any] = {}
+        if options.env_vars:
+            values = {name: str(value) for name, value in options.env_vars.items()}
+            variables["runtime_env"] = {"env_vars": values}
         if address:
             try:
-                ray.init(address=address, log_to_driver=True, logging_level=logging.WARNING)
+                ray.init(address=address, log_to_driver=True, logging_level=logging.WARNING, **variables)
             except (ConnectionError, ValueError) as error:
                 raise ControllerError(
                     f"ray_init.address={address!r} (or RAY_ADDRESS): {error}; start the cluster, leave the "
@@ -215,6 +222,7 @@ class RayController:
                 log_to_driver=True,
                 logging_level=logging.WARNING,
                 _system_config=dict(RAY_SYSTEM_CONFIG),
+                **variables,
             )
         self.owns_cluster = not address
 

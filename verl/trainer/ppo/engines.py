@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from verl.protocol import RolloutClient
 from verl.protocol.generate import EngineGoneError, GenerateRequest, Generation
@@ -24,9 +24,9 @@ from verl.trainer.ppo.controller import Controller
 from verl.trainer.ppo.group_calls import GroupCalls, as_raised
 from verl.trainer.ppo.timeline import GENERATION
 from verl.trainer.ppo.weight_sync import engine_errors, send_weights
-from verl.workers.rollout.client import replica_client, start_engines
-from verl.workers.rollout.restart import RestartingClient
-from verl.workers.rollout.server import RolloutWorker
+
+if TYPE_CHECKING:
+    from verl.workers.rollout.restart import RestartingClient
 
 logger = logging.getLogger(__name__)
 # Time limit of the shutdown of engines at the end of a run.
@@ -96,11 +96,16 @@ class TeamEngines:
         self._spawn(wg_id)
         on_busy = partial(self._calls.timeline.add, wg_id, GENERATION)
         limit_s = 2 * self._config.rollout.call_timeout_s  # a request ends after half of it
+        # engines and their clients, which a team behind APIs does not have
+        from verl.workers.rollout.restart import RestartingClient
+
         self.clients[wg_id] = RestartingClient(
             self._client(wg_id), partial(self._restarted, wg_id), wg_id, on_busy, limit_s
         )
 
     def _spawn(self, wg_id: str) -> None:
+        from verl.workers.rollout.server import RolloutWorker  # see `spawn`
+
         self.groups[wg_id] = self._controller.spawn(
             f"rollout_{wg_id}",
             RolloutWorker,
@@ -111,10 +116,14 @@ class TeamEngines:
 
     def _client(self, wg_id: str) -> RolloutClient:
         per_engine = self._specs[wg_id].config.rollout.tensor_model_parallel_size
+        from verl.workers.rollout.client import replica_client  # see `spawn`
+
         return replica_client(self.groups[wg_id], self._config.rollout.call_timeout_s, per_engine)
 
     def start(self, wg_id: str) -> None:
         """Load the model of a group."""
+        from verl.workers.rollout.client import start_engines  # see `spawn`
+
         start_engines(self.groups[wg_id], self._specs[wg_id].config.rollout.tensor_model_parallel_size)
 
     def _restarted(self, wg_id: str) -> RolloutClient:

@@ -18,7 +18,8 @@ from verl.trainer.ppo.team import TeamWorkers
 
 logger = logging.getLogger(__name__)
 
-LOG_PROBS, PROBS = "rollout_corr/log_prob_diff_mean", "training/rollout_probs_diff_mean"
+LOG_PROBS = "rollout_corr/log_prob_diff_mean"
+PROBS = "training/rollout_probs_diff_mean"
 CORRELATION = "training/rollout_actor_probs_pearson_corr"
 # Steps between two warnings, and the fewest tokens that are judged.
 EVERY = 50

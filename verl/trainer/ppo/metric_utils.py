@@ -11,7 +11,7 @@ import torch
 from verl.protocol import DataProto
 from verl.trainer.config import AlgorithmConfig
 from verl.trainer.plan.placement import slug
-from verl.trainer.ppo.core_algos import group_index
+from verl.trainer.ppo.core_algos.grouping import group_index
 from verl.trainer.ppo.credit.advantage import group_numbers
 from verl.trainer.ppo.validation_metrics import bootstrap_metric, calc_maj_val, process_validation_metrics
 

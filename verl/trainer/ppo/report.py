@@ -1,19 +1,142 @@
-"""The metrics of a training step."""
+"""What a run writes beside its checkpoints: metrics of its steps, episodes, and the timeline of its worker
+groups.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 
 from verl.protocol import DataProto
-from verl.trainer.config import AlgorithmConfig
+from verl.trainer.config import AlgorithmConfig, RunConfig
+from verl.trainer.ppo.collect.protocol import Episode
 from verl.trainer.ppo.collect.step_samples import StepSamples
+from verl.trainer.ppo.gap_watch import GapWatch
 from verl.trainer.ppo.metric_utils import (
     compute_agent_metrics,
     compute_data_metrics,
     compute_throughout_metrics,
     compute_timing_metrics,
 )
-from verl.trainer.ppo.timeline import GENERATION, Span, idle_by_group, overlap_seconds, seconds_by_group
+from verl.trainer.ppo.progress import Progress
+from verl.trainer.ppo.team import TeamWorkers
+from verl.trainer.ppo.timeline import (
+    GENERATION,
+    Span,
+    append_spans,
+    idle_by_group,
+    overlap_seconds,
+    seconds_by_group,
+)
+from verl.utils.dataset import TaskLoader
+from verl.utils.dataset.files import write_rows
+from verl.utils.disk import writing
+from verl.utils.tracking import Tracking
+
+
+class RunReport:
+    """Writes metrics to `tracking`, episodes to `trajectories/` and spans to `timeline.jsonl`.
+
+    Args:
+        config: configuration of the run.
+        team: worker groups.
+        loader: of the training tasks; None if nothing is trained.
+        progress: of the run.
+        tracking: destination of metrics.
+        run_dir: output folder of the run.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        team: TeamWorkers,
+        loader: TaskLoader | None,
+        progress: Progress,
+        tracking: Tracking,
+        run_dir: Path,
+    ) -> None:
+        self.config = config
+        self.team = team
+        self.loader = loader
+        self.progress = progress
+        self.tracking = tracking
+        self.run_dir = run_dir
+        self._gap_watch = GapWatch(team)
+
+    def log(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        """Log metrics of a step, of the last completed one by default."""
+        self.tracking.log(metrics, self.progress.global_step if step is None else step)
+
+    def write_timeline(self) -> list[Span]:
+        """Append the spans of the worker groups since the last call to `timeline.jsonl`, with the last
+        completed step, and return them.
+
+        Raises:
+            DiskError: the file cannot be written.
+        """
+        spans = self.team.calls.timeline.take()
+        path = self.run_dir / "timeline.jsonl"
+        with writing(path):
+            append_spans(path, self.progress.global_step, spans)
+        return spans
+
+    def write_training_episodes(self, samples: StepSamples, step: int) -> None:
+        """Write the first `trainer.log_trajectories` episodes of a training step. Raises as
+        `write_episodes` does.
+        """
+        limit = self.config.trainer.log_trajectories
+        self.write_episodes(samples.episodes if limit < 0 else samples.episodes[:limit], f"train_{step:06d}")
+
+    def write_episodes(self, episodes: Sequence[Episode], name: str) -> None:
+        """Write episodes to `trajectories/<name>.jsonl`, which is not created without one.
+
+        Raises:
+            DiskError: the file cannot be written.
+        """
+        if not episodes:
+            return
+        path = self.run_dir / "trajectories" / f"{name}.jsonl"
+        with writing(path):
+            write_rows((episode.to_json() for episode in episodes), path)
+
+    def of_step(
+        self,
+        samples: StepSamples,
+        batch: DataProto,
+        trained: Mapping[str, float],
+        seconds: dict[str, float],
+    ) -> dict[str, float]:
+        """Return the metrics of the step that has just been completed, and write its timeline.
+
+        Args:
+            samples: what was collected for it.
+            batch: their rows with rewards and advantages.
+            trained: metrics of credit and updates.
+            seconds: duration of each phase, and of the whole `step`.
+
+        Raises:
+            DiskError: the timeline cannot be written.
+        """
+        spans = self.write_timeline()
+        metrics = step_metrics(
+            batch,
+            samples,
+            self.config.algorithm,
+            seconds=seconds,
+            spans=spans,
+            team=self.team.engines.take_metrics(),
+            trained=self.team.trained,
+            n_devices=self.team.n_devices,
+        )
+        self._gap_watch.look(batch, self.progress.global_step, trained)
+        # Last, because spans of a step that overlaps with others may be those of two updates of a policy.
+        metrics |= trained
+        return metrics | {
+            "training/generated_tokens": float(self.progress.generated_tokens),
+            "training/engine_restarts": float(self.team.engines.restarts),
+            "training/global_step": float(self.progress.global_step),
+            "training/epoch": float(self.loader.epoch if self.loader else 0),
+        }
 
 
 def step_metrics(

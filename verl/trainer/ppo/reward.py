@@ -6,8 +6,9 @@ import numpy as np
 import torch
 
 from verl.protocol import DataProto
-from verl.trainer.ppo.core_algos import AdaptiveKLController, FixedKLController, masked_mean
-from verl.trainer.ppo.core_algos import kl_penalty as estimate_kl
+from verl.trainer.ppo.core_algos.aggregation import masked_mean
+from verl.trainer.ppo.core_algos.kl import AdaptiveKLController, FixedKLController
+from verl.trainer.ppo.core_algos.kl import kl_penalty as estimate_kl
 
 
 def place_on_last_token(rewards: np.ndarray, response_mask: torch.Tensor) -> torch.Tensor:

@@ -41,8 +41,6 @@ from verl.trainer.ppo.group_calls import GroupCalls
 from verl.trainer.ppo.metric_utils import compute_seqlen_metrics, reduce_metrics
 from verl.trainer.ppo.traces import TeamTraces
 from verl.utils.names import slug
-from verl.workers.critic_worker import CriticWorker
-from verl.workers.policy_worker import PolicyWorker
 from verl.workers.weight_transfer import chosen_transfer
 
 logger = logging.getLogger(__name__)
@@ -117,11 +115,17 @@ class TeamWorkers:
                 "engine_ranks": self.engines.devices[wg_id].ranks,
             }
             if spec.trained:
+                # the trainer, which a group of frozen agents does not have
+                from verl.workers.policy_worker import PolicyWorker
+
                 self.policies[wg_id] = self.controller.spawn(
                     f"policy_{wg_id}", PolicyWorker, self.devices[wg_id], common | policy
                 )
             self.engines.spawn(wg_id, common, share)
             if wg_id in self.critic_agents:
+                # critics, which most estimators do not have
+                from verl.workers.critic_worker import CriticWorker
+
                 critic = common | {
                     "config": critic_config(self.config.critic, spec),
                     "num_threads": policy["num_threads"],
@@ -368,9 +372,9 @@ class TeamWorkers:
             sub.select(batch_keys=[c for c in columns if c in present], non_tensor_batch_keys=[])
         )
         sub, padding = pad_zero_weight(sub, ranks)
-        model = self.config.critic.model if workers is self.critics else self.specs[wg_id].config.model
+        trained = self.config.critic if workers is self.critics else self.specs[wg_id].config.actor
         order = (
-            balance_order(sub, ranks, model.merge_rows)
+            balance_order(sub, ranks, trained.use_prefix_grouper)
             if self.config.trainer.balance_batch
             else np.arange(len(sub))
         )

@@ -56,7 +56,9 @@ class Timeline:
         and another one from now.
         """
         with self._lock:
-            now, spans, self._spans = time.time(), self._spans, []
+            now = time.time()
+            spans = self._spans
+            self._spans = []
             for key, (wg_id, call, start) in self._open.items():
                 spans.append(Span(wg_id, call, start, now))
                 self._open[key] = wg_id, call, now
@@ -67,7 +69,8 @@ def overlap_seconds(spans: Sequence[Span]) -> float:
     """Return the seconds in which at least two worker groups were busy."""
     edges = sorted([(s.start, 1, s.wg_id) for s in spans] + [(s.end, -1, s.wg_id) for s in spans])
     open_calls: dict[str, int] = {}
-    total, since = 0.0, 0.0
+    total = 0.0
+    since = 0.0
     for at, step, wg_id in edges:
         if len(open_calls) > 1:
             total += at - since
@@ -95,7 +98,8 @@ def idle_by_group(spans: Sequence[Span], wg_ids: Collection[str], seconds: float
     """Return `wg/<id>/idle`: share of `seconds` in which no call to a worker group was in progress; calls may
     overlap.
     """
-    busy, until = dict.fromkeys(wg_ids, 0.0), dict.fromkeys(wg_ids, 0.0)
+    busy = dict.fromkeys(wg_ids, 0.0)
+    until = dict.fromkeys(wg_ids, 0.0)
     for span in sorted((span for span in spans if span.wg_id in busy), key=lambda span: span.start):
         busy[span.wg_id] += max(span.end - max(span.start, until[span.wg_id]), 0.0)
         until[span.wg_id] = max(until[span.wg_id], span.end)

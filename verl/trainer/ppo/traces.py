@@ -11,7 +11,6 @@ from verl.trainer.config import GlobalProfilerConfig, RunConfig
 from verl.trainer.config.profiler import ProfilerConfig
 from verl.trainer.plan.derived_values import run_dir_of
 from verl.trainer.plan.placement import Placement
-from verl.workers.profiler import META, Trace
 
 # In the meta_info of a batch: the steps of its trace.
 RECORDED = "recorded_steps"
@@ -58,6 +57,8 @@ class TeamTraces:
         config: ProfilerConfig = self.critic if critic else self.policies[name]
         if not steps or not config.enable:
             return {}
+        from verl.workers.profiler import META, Trace  # of steps that are recorded
+
         ranks = None if config.all_ranks else tuple(config.ranks) or (0,)
         return {
             META: Trace(

@@ -150,7 +150,8 @@ def _average(values: Sequence[tuple[float, str]]) -> Estimate:
 
 def rows_before_after(before: ValidationResult | None, after: ValidationResult | None) -> list[AccuracyRow]:
     """Return the rows of the final table, the team first, in the order of the newer result."""
-    old, new = (before.table if before else {}), (after.table if after else {})
+    old = before.table if before else {}
+    new = after.table if after else {}
     return [
         {"name": n, "metric": m, "before": old.get((n, m)), "after": new.get((n, m))}
         for n, m in dict.fromkeys([*new, *old])

@@ -43,7 +43,8 @@ def load_weights(
         EngineGoneError: the engine died.
         ArgumentLostError: the sender died, and a bucket is lost.
     """
-    n_bytes, bucket = 0, next(buckets, None)
+    n_bytes = 0
+    bucket = next(buckets, None)
     while bucket is not None:
         following = next(buckets, None)
         with engine_errors():

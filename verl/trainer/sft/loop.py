@@ -94,13 +94,17 @@ def train(
     """Train on `rows`. Return the last line of metrics, of which one is written every `log_freq` steps
     (`loss`: mean since the last).
     """
-    data, total = config.data, _total_steps(config, len(rows))
+    data = config.data
+    total = _total_steps(config, len(rows))
     optimizers = build_optimizers(model, config.optim, total)
     rng = random.Random(config.trainer.seed)
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
     device = next(model.parameters()).device
     model.train()
-    started, tokens, step, metrics = time.monotonic(), 0, 0, {}
+    started = time.monotonic()
+    tokens = 0
+    step = 0
+    metrics = {}
     losses: list[torch.Tensor] = []
     with metrics_path.open("w", encoding="utf-8") as log:
         while step < total:

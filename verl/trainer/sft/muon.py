@@ -66,7 +66,8 @@ class Muon(torch.optim.Optimizer):
         return loss
 
     def _momentum(self, parameter: nn.Parameter, momentum: float) -> torch.Tensor:
-        gradient, state = parameter.grad, self.state[parameter]
+        gradient = parameter.grad
+        state = self.state[parameter]
         assert gradient is not None
         if "momentum" not in state:
             state["momentum"] = torch.zeros_like(gradient)

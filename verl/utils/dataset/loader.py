@@ -55,7 +55,9 @@ class TaskLoader:
         self.source = source
         self.size = len(source)
         self.batch_size = batch_size or self.size
-        self.seed, self.shuffle, self.drop_last = seed, shuffle, drop_last
+        self.seed = seed
+        self.shuffle = shuffle
+        self.drop_last = drop_last
         self.epoch = self.position = 0
         if drop_last and self.size < self.batch_size:
             raise DatasetError(
@@ -68,13 +70,15 @@ class TaskLoader:
         return self.size // self.batch_size if self.drop_last else -(-self.size // self.batch_size)
 
     def __iter__(self) -> Iterator[list[Row]]:
-        epoch, order = self.epoch, self.order(self.epoch)
+        epoch = self.epoch
+        order = self.order(self.epoch)
         end = len(self) * self.batch_size
         while self.epoch == epoch and self.position < end:
             chosen = order[self.position : self.position + self.batch_size]
             self.position += self.batch_size
             if self.position >= end:
-                self.epoch, self.position = epoch + 1, 0
+                self.epoch = epoch + 1
+                self.position = 0
             yield [self.source[int(i)] for i in chosen]
 
     def take(self, count: int, exclude: Collection[int] = ()) -> list[int]:
@@ -134,7 +138,8 @@ class TaskLoader:
                     f"the checkpoint's data had {name}={state[name]!r}, this run has {mine[name]!r}: restore "
                     f"{fix}"
                 )
-        self.epoch, self.position = int(state["epoch"]), int(state["position"])
+        self.epoch = int(state["epoch"])
+        self.position = int(state["position"])
 
 
 def collate_fn(rows: Sequence[Row]) -> dict[str, torch.Tensor | np.ndarray]:

@@ -83,7 +83,8 @@ class JsonlBackend:
         new.write_bytes(b"".join(lines))
         os.replace(new, self.path)
         if rows:
-            self._last, self._last_offset = rows[-1], sum(map(len, lines[:-1]))
+            self._last = rows[-1]
+            self._last_offset = sum(map(len, lines[:-1]))
 
     def log(self, data: Mapping[str, float], step: int) -> None:
         """Append the line of `step`, or add to the last line; raises ValueError for a step before the last

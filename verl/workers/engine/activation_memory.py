@@ -244,7 +244,8 @@ class TrainingMemory:
         return self._passes[shape]
 
     def _run(self, shape: Shape, extra: dict[str, Any]) -> None:
-        rows, length = shape.rows, shape.prompt + shape.response
+        rows = shape.rows
+        length = shape.prompt + shape.response
         keep: torch.Tensor | int = shape.response + 1
         ids = torch.zeros(rows, length, dtype=torch.long)
         if self._layout.form == "packed":

@@ -12,9 +12,10 @@ from typing import Any
 import torch
 
 from verl.workers.engine.attention import PACKED_ATTENTION, plan_packing
-from verl.workers.engine.layout import Form
-from verl.workers.engine.merging import merge
+from verl.workers.engine.chains import join
+from verl.workers.engine.layout import Form, RowLayout
 from verl.workers.engine.token_scores import sums_of_squares, token_scores
+from verl.workers.engine.trie import build_trie
 
 INPUT_KEYS = ("input_ids", "attention_mask", "position_ids", "responses", "response_mask")
 
@@ -39,8 +40,10 @@ def check_rows(rows: Mapping[str, torch.Tensor]) -> None:
     """Raise ValueError when a response token has no token before it, or attention is masked at its
     position.
     """
-    width, response_len = rows["input_ids"].shape[1], rows["responses"].shape[1]
-    attention, mask = rows["attention_mask"].bool(), rows["response_mask"].bool()
+    width = rows["input_ids"].shape[1]
+    response_len = rows["responses"].shape[1]
+    attention = rows["attention_mask"].bool()
+    mask = rows["response_mask"].bool()
     real = mask.any(dim=1)
     if bool(real.any()) and (
         width == response_len or not bool(attention[real, width - response_len - 1].all())
@@ -53,53 +56,80 @@ def check_rows(rows: Mapping[str, torch.Tensor]) -> None:
 
 
 def score_tokens(
-    model: Any, rows: Mapping[str, torch.Tensor], temperature: float, form: Form, sum_pi_squared: bool = False
+    model: Any,
+    rows: Mapping[str, torch.Tensor],
+    temperature: float,
+    layout: RowLayout,
+    sum_pi_squared: bool = False,
 ) -> Scores:
     """Run rows through a causal language model; see `Scores`.
 
     Args:
         model: the model; for packed rows with `PACKED_ATTENTION` or flash attention.
-        rows: `INPUT_KEYS`, and `READ_IN` if rows are merged; without rows (ranks must call the model equally
-            often) the scores are empty.
+        rows: `INPUT_KEYS`; without rows (ranks must call the model equally often) the scores are empty.
         temperature: of the sampler.
-        form: of `RowLayout`.
+        layout: of the rows.
         sum_pi_squared: also sum the squared probabilities, in another pass over the logits.
     """
-    runs, index = merge(rows)
-    logits = _FORMS[form](model, runs)
+    logits, index = _outputs(model, rows, layout)
     mask = rows["response_mask"].bool()
-    log_probs, entropy = token_scores(logits, runs["responses"][runs["response_mask"].bool()], temperature)
-    squares = _scatter(sums_of_squares(logits, temperature)[index], mask) if sum_pi_squared else None
-    return Scores(_scatter(log_probs[index], mask), _scatter(entropy[index], mask), squares)
+    log_probs, entropy = token_scores(logits, rows["responses"][mask], temperature, index)
+    squares = sums_of_squares(logits, temperature) if sum_pi_squared else None
+    if index is not None:
+        entropy = entropy[index]
+        squares = None if squares is None else squares[index]
+    return Scores(
+        _scatter(log_probs, mask),
+        _scatter(entropy, mask),
+        None if squares is None else _scatter(squares, mask),
+    )
 
 
-def value_tokens(model: Any, rows: Mapping[str, torch.Tensor], form: Form) -> torch.Tensor:
+def value_tokens(model: Any, rows: Mapping[str, torch.Tensor], layout: RowLayout) -> torch.Tensor:
     """Run rows through a value model and return values `[bsz, response_len]` fp32, zero where `response_mask`
     is zero.
 
     The value of a token is the output at the position before it. Arguments are those of `score_tokens`.
     """
-    runs, index = merge(rows)
-    outputs = _FORMS[form](model, runs)
-    return _scatter(outputs.squeeze(-1).float()[index], rows["response_mask"].bool())
+    outputs, index = _outputs(model, rows, layout)
+    values = outputs.squeeze(-1).float()
+    return _scatter(values if index is None else values[index], rows["response_mask"].bool())
+
+
+def _outputs(
+    model: Any, rows: Mapping[str, torch.Tensor], layout: RowLayout
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return outputs of the head `[count, head]`, and for each unmasked response token of the rows, in
+    row-major order, the index of the one before it; None if they are in this order.
+    """
+    if layout.sharing == "trie":
+        trie = build_trie(rows)
+        places, index = trie.before.unique(return_inverse=True)
+        inputs = {"input_ids": trie.tokens[None], "position_ids": trie.positions[None]}
+        return run_head(model, places, pack_plan=trie.plan, **inputs)[0], index
+    if layout.sharing == "chains" and len(rows["input_ids"]):
+        rows, index = join(rows)
+        return _FORMS[layout.form](model, rows), index
+    return _FORMS[layout.form](model, rows), None
 
 
 def _packed(model: Any, rows: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """Return the head's output at the position before each response token, `[tokens, head]`; a language-model
     head skips others.
     """
-    attention, mask = rows["attention_mask"].bool(), rows["response_mask"].bool()
+    attention = rows["attention_mask"].bool()
+    mask = rows["response_mask"].bool()
     count, width = attention.shape
     prompt_len = width - mask.shape[1]
     place = attention.flatten().cumsum(0).view(count, width) - 1
     keep = place[:, prompt_len - 1 : -1][mask]
-    tokens, positions, lengths = (
-        rows["input_ids"][attention],
-        rows["position_ids"][attention],
-        attention.sum(dim=1).tolist(),
-    )
+    tokens = rows["input_ids"][attention]
+    positions = rows["position_ids"][attention]
+    lengths = attention.sum(dim=1).tolist()
     if not lengths:
-        tokens, positions, lengths = tokens.new_zeros(1), positions.new_zeros(1), [1]
+        tokens = tokens.new_zeros(1)
+        positions = positions.new_zeros(1)
+        lengths = [1]
     extra: dict[str, Any] = {}
     if model.config._attn_implementation == PACKED_ATTENTION:
         extra["pack_plan"] = plan_packing(lengths, tokens.device)
@@ -118,12 +148,14 @@ def _packed(model: Any, rows: Mapping[str, torch.Tensor]) -> torch.Tensor:
 
 def _padded(model: Any, rows: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """As `_packed`, for padded rows, without the columns that are padding in all of them."""
-    attention, mask = rows["attention_mask"], rows["response_mask"].bool()
+    attention = rows["attention_mask"]
+    mask = rows["response_mask"].bool()
     if not len(attention):
         return _without_rows(model, attention.device)
     prompt_len = attention.shape[1] - mask.shape[1]
     used = attention.bool().any(dim=0).nonzero()
-    first, last = int(used[0]), max(int(used[-1]) + 1, prompt_len + 1)
+    first = int(used[0])
+    last = max(int(used[-1]) + 1, prompt_len + 1)
     window = slice(first, last)
     outputs = run_head(
         model,

@@ -14,11 +14,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from verl.models.loader import CAUSAL_LM, ModelLoader, load_config, persistent_buffers, resolve_dtype
 from verl.models.lora import LoraSpec, adapter_parameters, add_adapters, select_adapter
 from verl.trainer.config import FSDPConfig, OptimConfig, TrainedModelConfig
+from verl.workers.engine.chains import longest_rows, members
 from verl.workers.engine.forward import INPUT_KEYS, Scores, check_rows, score_tokens, value_tokens
 from verl.workers.engine.layout import RopeState
 from verl.workers.engine.layout_check import attention_name, choose_layout
 from verl.workers.engine.loading import load_sharded
-from verl.workers.engine.merging import READ_IN, longest_rows, members
 from verl.workers.engine.micro_batch import MicroBatchRule, plan_micro_batches, same_count
 from verl.workers.engine.offload import move_optimizer_state, move_parameters, on_device
 from verl.workers.engine.sharding import (
@@ -29,6 +29,7 @@ from verl.workers.engine.sharding import (
     shard_model,
 )
 from verl.workers.engine.trainable import Trainable
+from verl.workers.engine.trie import count_run, plan_tries, token_rows
 
 Rows = Mapping[str, torch.Tensor]
 
@@ -61,6 +62,7 @@ class FSDPEngine:
         loader: the kind of model: `CAUSAL_LM` for `score`, `VALUE_MODEL` for `value`.
         adapters: by name.
         seed: of the adapters' initial weights.
+        share_prefixes: run tokens that rows of a micro-batch have in common once, where that is exact.
 
     Raises:
         ModelPathError: the model cannot be loaded.
@@ -77,10 +79,11 @@ class FSDPEngine:
         loader: ModelLoader = CAUSAL_LM,
         adapters: Mapping[str, AdapterPlan] | None = None,
         seed: int = 0,
+        share_prefixes: bool = True,
     ) -> None:
-        self.mesh, self.group = mesh, mesh.get_group()
+        self.mesh = mesh
+        self.group = mesh.get_group()
         self.device = torch.device(mesh.device_type)
-        self.merge_rows = model.merge_rows
         self.fsdp = fsdp
         plans = dict(adapters or {})
         trained = optim is not None or bool(plans)
@@ -91,7 +94,7 @@ class FSDPEngine:
             attention=model.attn_implementation,
             device=mesh.device_type,
             dtype=compute_dtype,
-            merge_rows=model.merge_rows,
+            share_prefixes=share_prefixes,
         ).layout
         arguments: dict[str, Any] = {
             "dtype": resolve_dtype(fsdp.model_dtype, mesh.device_type),
@@ -190,48 +193,55 @@ class FSDPEngine:
     def micro_batches(self, rows: Rows, rule: MicroBatchRule) -> list[dict[str, torch.Tensor]]:
         """Split rows into micro-batches, with empty ones added so that all ranks have as many.
 
-        With `merge_rows` the rule counts the rows that the model runs; those that are read in them are in the
-        same micro-batch.
+        Where tokens are shared, the rule counts those that the model runs.
         """
-        lengths = self.lengths(rows)
-        groups = self.layout.groups(lengths)
-        hosts = self._hosts(rows, groups)
-        run_in = members(hosts)
-        plan: list[list[int]] = []
-        for group in groups:
-            runs = [row for row in group if row in run_in]
-            for micro in plan_micro_batches([lengths[row] for row in runs], rule):
-                plan.append([row for run in micro for row in run_in[runs[run]]])
+        groups = self.layout.groups(self.lengths(rows))
+        plan = [micro for group in groups for micro in self._planned(rows, group, rule)]
         plan += [[]] * (same_count(len(plan), self.group, self.device) - len(plan))
-        micros = [select(rows, torch.tensor(index, dtype=torch.long, device=self.device)) for index in plan]
-        if self.merge_rows:
-            for columns, index in zip(micros, plan, strict=True):
-                number = {row: i for i, row in enumerate(index)}
-                read_in = [number[hosts[row]] for row in index]
-                columns[READ_IN] = torch.tensor(read_in, dtype=torch.long, device=self.device)
-        return micros
+        return [select(rows, torch.tensor(index, dtype=torch.long, device=self.device)) for index in plan]
 
-    def _hosts(self, rows: Rows, groups: Sequence[Sequence[int]]) -> list[int]:
-        """Return for every row the index of the row that it is read in: its own, or with `merge_rows` one of
-        its group.
-        """
-        hosts = list(range(len(rows["attention_mask"])))
-        if self.merge_rows:
-            for group in groups:
-                longest = longest_rows(select(rows, torch.tensor(group, dtype=torch.long)))
-                for row, host in zip(group, longest, strict=True):
-                    hosts[row] = group[host]
-        return hosts
+    def _planned(self, rows: Rows, group: Sequence[int], rule: MicroBatchRule) -> list[list[int]]:
+        """Return the micro-batches of the rows at these indices."""
+        some = select(rows, torch.tensor(group, dtype=torch.long, device=self.device))
+        if self.layout.sharing == "trie":
+            plan = plan_tries(token_rows(some), rule.token_budget, rule.rows)
+            return [[group[row] for row in micro] for micro in plan]
+        lengths = self.lengths(some)
+        # Rows that begin others are in the micro-batch of these.
+        together = (
+            members(longest_rows(some))
+            if self.layout.sharing == "chains"
+            else {row: [row] for row in range(len(group))}
+        )
+        hosts = list(together)
+        plan = plan_micro_batches([lengths[row] for row in hosts], rule)
+        return [[group[row] for host in micro for row in together[hosts[host]]] for micro in plan]
+
+    def shared_tokens(self, micros: Sequence[Rows]) -> float:
+        """Return the share of the tokens of some micro-batches that are not run, because rows share them."""
+        if self.layout.sharing == "none":
+            return 0.0
+        tokens = run = 0
+        for micro in micros:
+            if self.layout.sharing == "trie":
+                paths = token_rows(micro)
+                tokens += sum(map(len, paths))
+                run += count_run(paths)
+            elif len(micro["attention_mask"]):
+                lengths = self.lengths(micro)
+                tokens += sum(lengths)
+                run += sum(lengths[host] for host in set(longest_rows(micro)))
+        return 1.0 - run / tokens if tokens else 0.0
 
     def score(self, rows: Rows, temperature: float, sum_pi_squared: bool = False) -> Scores:
         """Score one micro-batch on the device; see `Scores`."""
         self._ropes.reset()
-        return score_tokens(self.model, rows, temperature, self.layout.form, sum_pi_squared)
+        return score_tokens(self.model, rows, temperature, self.layout, sum_pi_squared)
 
     def value(self, rows: Rows) -> torch.Tensor:
         """Return the values of one micro-batch on the device; see `value_tokens`."""
         self._ropes.reset()
-        return value_tokens(self.model, rows, self.layout.form)
+        return value_tokens(self.model, rows, self.layout)
 
     def score_all(
         self, rows: Rows, temperature: float, rule: MicroBatchRule, sum_pi_squared: bool = False

@@ -15,7 +15,8 @@ from pathlib import Path
 
 THREAD_NAME = "pt_gloo_runloop"
 _TASKS = Path("/proc/self/task")
-_PAUSE_S, _LIMIT_S = 0.005, 5.0
+_PAUSE_S = 0.005
+_LIMIT_S = 5.0
 
 
 def wait_at_exit() -> None:
@@ -34,7 +35,8 @@ def wait_for_threads(tasks: Path = _TASKS, limit_s: float = _LIMIT_S) -> bool:
     Returns:
         whether they sleep.
     """
-    end, quiet = time.monotonic() + limit_s, 0
+    end = time.monotonic() + limit_s
+    quiet = 0
     while time.monotonic() < end:
         time.sleep(_PAUSE_S)
         quiet = quiet + 1 if all(state == "S" for state in _states(tasks)) else 0

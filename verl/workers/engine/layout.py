@@ -12,6 +12,7 @@ from typing import Any, Literal
 import torch
 
 Form = Literal["packed", "padded", "equal"]
+Sharing = Literal["none", "chains", "trie"]
 
 
 @dataclass(frozen=True)
@@ -24,11 +25,15 @@ class RowLayout:
         attention: name of transformers' attention implementation.
         limits: ascending lengths; rows of one micro-batch are on the same side of each. Ropes that switch
             their frequencies by the longest position of a batch are exact only then.
+        sharing: how often tokens that rows have in common are run: once for each row (`none`), once for rows
+            that begin others (`chains`, see `verl.workers.engine.chains`), or once (`trie`, see
+            `verl.workers.engine.trie`).
     """
 
     form: Form
     attention: str
     limits: tuple[int, ...] = ()
+    sharing: Sharing = "none"
 
     @property
     def packed(self) -> bool:
@@ -54,7 +59,12 @@ class RowLayout:
         }
         sides = " and ".join(str(limit) for limit in self.limits)
         split = f", those of at most {sides} tokens apart from longer ones" if sides else ""
-        return f"{forms[self.form]}{split}, attention by {self.attention}"
+        shared = {
+            "none": "",
+            "chains": ", rows that begin others run within them",
+            "trie": ", shared beginnings run once",
+        }
+        return f"{forms[self.form]}{split}{shared[self.sharing]}, attention by {self.attention}"
 
 
 class RopeState:

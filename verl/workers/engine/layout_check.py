@@ -18,9 +18,8 @@ from verl.models.fingerprint import once_per_configuration
 from verl.models.loader import is_flash_attention_usable
 from verl.models.miniature import MiniatureError, miniature, miniature_model, one_thread
 from verl.workers.engine.attention import PACKED_ATTENTION, register_packed_attention
-from verl.workers.engine.forward import Scores, score_tokens
-from verl.workers.engine.layout import Form, RopeState, RowLayout, rope_limits
-from verl.workers.engine.merging import READ_IN, longest_rows
+from verl.workers.engine.forward import score_tokens
+from verl.workers.engine.layout import RopeState, RowLayout, Sharing, rope_limits
 from verl.workers.engine.sharding import cast_buffers
 
 logger = logging.getLogger(__name__)
@@ -33,8 +32,12 @@ ROUNDING_FACTOR = 4.0
 # Pairs of prompt and response: on both sides of a window of 8 and of a limit of 32 positions, two beyond
 # both.
 ROW_LENGTHS = ((3, 2), (6, 8), (20, 20), (33, 22))
+# Rows that begin like an earlier one (its index, tokens in common, response tokens behind these): another
+# reply to a prompt, replies that part later, twice, beyond the window, an earlier reply of a conversation.
+BRANCHES = ((1, 6, 5), (3, 45, 10), (5, 49, 6), (3, 44, 0))
 
-OWN_ROWS = 3  # of these, for a model with its own weights, whose windows and limits no short row reaches
+# Of these, for a model with its own weights, whose windows and limits no short row reaches.
+OWN_ROWS = (0, 1, 2, 4)
 
 
 class LayoutError(ValueError):
@@ -64,8 +67,11 @@ class LayoutChoice:
         """
         if not self.rejected:
             return None
-        reasons = "; ".join(f"{layout.describe()}: {reason}" for layout, reason in self.rejected[:1])
-        return f"{key}.use_remove_padding and attn_implementation: {self.layout.describe()}; not exact or not possible: {reasons}"
+        first, reason = self.rejected[0]
+        keys = f"{key}.use_remove_padding and attn_implementation"
+        if replace(first, sharing=self.layout.sharing) == self.layout:
+            keys = f"{key.removesuffix('model').replace('ref.', 'ref.actor.')}use_prefix_grouper"
+        return f"{keys}: {self.layout.describe()}; not exact or not possible: {first.describe()}: {reason}"
 
 
 def choose_layout(
@@ -75,7 +81,7 @@ def choose_layout(
     attention: str = AUTO,
     device: str = "cpu",
     dtype: torch.dtype = torch.float32,
-    merge_rows: bool = False,
+    share_prefixes: bool = True,
 ) -> LayoutChoice:
     """Return the fastest layout in which rows of a model are exact.
 
@@ -85,14 +91,14 @@ def choose_layout(
         attention: allows only that implementation, `auto` all.
         device: cpu or cuda, of the trainer; flash-attn is tried on a GPU only.
         dtype: in which the trainer computes.
-        merge_rows: rows that begin others are read off these.
+        share_prefixes: also try layouts in which tokens that rows have in common are run once.
 
     Raises:
         LayoutError: no layout is exact; the message says by how much each differs, and which keys allow
             another.
     """
     flash = attention in (AUTO, "flash_attention_2") and is_flash_attention_usable(device, dtype)
-    choice = _choose(config, str(use_remove_padding).lower(), attention, device, flash, merge_rows)
+    choice = _choose(config, str(use_remove_padding).lower(), attention, device, flash, share_prefixes)
     if dtype != torch.float32:
         _check_dtype(config, choice.layout, device, dtype)
     return choice
@@ -118,7 +124,7 @@ def _randomness(config: Any) -> float:
     neither can be run.
     """
     try:
-        return _Trial(config, "cpu", False).randomness()
+        return _Trial(config, "cpu").randomness()
     except MiniatureError:
         return 0.0
 
@@ -126,21 +132,21 @@ def _randomness(config: Any) -> float:
 @once_per_configuration
 @one_thread()
 def _choose(
-    config: Any, removal: str, attention: str, device: str, flash: bool, merge_rows: bool
+    config: Any, removal: str, attention: str, device: str, flash: bool, share_prefixes: bool
 ) -> LayoutChoice:
     limits = rope_limits(config.get_text_config())
-    layouts = list(_layouts(removal, attention, flash, limits))
+    layouts = list(_layouts(removal, attention, flash, limits, share_prefixes))
     if not layouts:
         raise LayoutError(
             f"attn_implementation={attention} cannot run packed rows; set "
             "actor_rollout_ref.model.use_remove_padding=false, or auto"
         )
     try:
-        trial = _Trial(config, device, merge_rows)
+        trial = _Trial(config, device)
         trial.reference()
     except MiniatureError as error:
         logger.warning("%s cannot be checked before it is loaded: %s", config.model_type, error)
-        return LayoutChoice(layouts[0], float("nan"))
+        return LayoutChoice(replace(layouts[0], sharing="none"), float("nan"))
     except Exception as error:  # code of a model may raise anything
         raise LayoutError(f"{config.model_type} cannot be run: {_one_line(error)}") from error
     if windows := trial.windows_beyond_rows():
@@ -172,7 +178,7 @@ def _choose(
 def _check_dtype(config: Any, layout: RowLayout, device: str, dtype: torch.dtype) -> None:
     """Raise LayoutError if a miniature cannot be run in the dtype of the trainer's computations."""
     try:
-        scores = _Trial(config, device, False).scores(layout, dtype)
+        scores = _Trial(config, device).scores(layout, dtype)
     except MiniatureError:
         return
     except Exception as error:  # code of a model may raise anything
@@ -187,9 +193,11 @@ def _check_dtype(config: Any, layout: RowLayout, device: str, dtype: torch.dtype
         )
 
 
-def _layouts(removal: str, attention: str, flash: bool, limits: tuple[int, ...]) -> Iterator[RowLayout]:
+def _layouts(
+    removal: str, attention: str, flash: bool, limits: tuple[int, ...], share_prefixes: bool
+) -> Iterator[RowLayout]:
     """Yield the allowed layouts, fastest first: rows of any lengths, then those apart that a rope treats
-    differently, then equal ones.
+    differently, then equal ones; each with shared tokens run once before without, if that is wanted.
     """
     kernels = (
         [attention] if attention != AUTO else [*(["flash_attention_2"] if flash else []), "sdpa", "eager"]
@@ -201,19 +209,30 @@ def _layouts(removal: str, attention: str, flash: bool, limits: tuple[int, ...])
                 continue
             for kernel in kernels:
                 if form == "padded" or kernel != "eager":
-                    yield RowLayout(form, kernel, split)  # type: ignore[arg-type]
+                    for sharing in _sharing(form, kernel, share_prefixes):
+                        yield RowLayout(form, kernel, split, sharing)  # type: ignore[arg-type]
     if removal != "true":
         for kernel in kernels:
-            yield RowLayout("equal", kernel)
+            for sharing in _sharing("equal", kernel, share_prefixes):
+                yield RowLayout("equal", kernel, (), sharing)
+
+
+def _sharing(form: str, kernel: str, share_prefixes: bool) -> tuple[Sharing, ...]:
+    """Return the ways to share tokens, fastest first. Only our own attention over packed rows knows
+    branches.
+    """
+    if not share_prefixes:
+        return ("none",)
+    branches = form == "packed" and kernel != "flash_attention_2"
+    return ("trie", "chains", "none") if branches else ("chains", "none")
 
 
 class _Trial:
     """A miniature and its rows, run alone once and then in several layouts."""
 
-    def __init__(self, config: Any, device: str, merge_rows: bool) -> None:
+    def __init__(self, config: Any, device: str) -> None:
         self._config = config
         self._device = device
-        self._merge_rows = merge_rows
         self._small = miniature(config)
         self._limits = rope_limits(self._small.get_text_config())
         self._rows = rows_to_check()
@@ -289,16 +308,11 @@ class _Trial:
         grids = [torch.zeros(mask.shape) for _ in range(2)]
         for group in groups:
             ropes.reset()
-            scores = self._score(model, group, layout.form)
+            rows = {name: value[group].to(self._device) for name, value in self._rows.items()}
+            scores = score_tokens(model, rows, 1.0, layout)
             for grid, values in zip(grids, (scores.log_probs, scores.entropy), strict=True):
                 grid[group] = values.cpu()
         return grids[0], grids[1]
-
-    def _score(self, model: Any, group: Sequence[int], form: Form) -> Scores:
-        rows = {name: value[list(group)].to(self._device) for name, value in self._rows.items()}
-        if self._merge_rows and len(group) > 1:
-            rows[READ_IN] = torch.tensor(longest_rows(rows), device=self._device)
-        return score_tokens(model, rows, 1.0, form)
 
     def _model(self, layout: RowLayout, dtype: torch.dtype) -> tuple[Any, RopeState]:
         name = attention_name(layout)
@@ -342,13 +356,13 @@ def layout_difference(load: Callable[[str], Any], layout: RowLayout) -> float:
             model = load(attention_name(way))
         ropes = RopeState(model)
         vocab_size = int(model.config.get_text_config().vocab_size)
-        rows = {name: value[:OWN_ROWS] for name, value in rows_to_check(min(256, vocab_size)).items()}
+        rows = {name: value[[*OWN_ROWS]] for name, value in rows_to_check(min(256, vocab_size)).items()}
         lengths = rows["attention_mask"].sum(dim=1).tolist()
         grids = [torch.zeros(rows["response_mask"].shape) for _ in range(2)]
         groups = [[row] for row in range(len(lengths))] if way is not layout else layout.groups(lengths)
         for group in groups:
             ropes.reset()
-            scores = score_tokens(model, {name: value[group] for name, value in rows.items()}, 1.0, way.form)
+            scores = score_tokens(model, {name: value[group] for name, value in rows.items()}, 1.0, way)
             for grid, values in zip(grids, (scores.log_probs, scores.entropy), strict=True):
                 grid[group] = values
         results.append(grids)
@@ -364,10 +378,8 @@ def attention_name(layout: RowLayout) -> str:
 
 
 def rows_to_check(vocab_size: int = 256) -> Mapping[str, torch.Tensor]:
-    """Return rows (the `INPUT_KEYS`) for a check: short ones, and several of different lengths beyond the
-    limits of a miniature.
-
-    The last row has the beginning of another one, as an earlier reply of a conversation does.
+    """Return rows (the `INPUT_KEYS`) for a check: short ones, several of different lengths beyond the limits
+    of a miniature (`ROW_LENGTHS`), and some that begin like these (`BRANCHES`).
 
     Args:
         vocab_size: token ids are below it.
@@ -375,15 +387,21 @@ def rows_to_check(vocab_size: int = 256) -> Mapping[str, torch.Tensor]:
     prompt_len = max(prompt for prompt, _ in ROW_LENGTHS)
     response_len = max(response for _, response in ROW_LENGTHS)
     generator = torch.Generator().manual_seed(0)
-    columns = torch.arange(prompt_len + response_len)[None]
-    prompts = torch.tensor([[prompt] for prompt, _ in ROW_LENGTHS])
-    responses = torch.tensor([[response] for _, response in ROW_LENGTHS])
-    attention = ((columns >= prompt_len - prompts) & (columns < prompt_len + responses)).long()
-    ids = torch.randint(3, vocab_size, attention.shape, generator=generator) * attention
-    beginning = attention[-1].clone()
-    beginning[prompt_len + ROW_LENGTHS[-1][1] // 2 :] = 0
-    attention = torch.cat([attention, beginning[None]])
-    ids = torch.cat([ids, (ids[-1] * beginning)[None]])
+    columns = torch.arange(prompt_len + response_len)
+    count = len(ROW_LENGTHS) + len(BRANCHES)
+    ids = torch.randint(3, vocab_size, (count, len(columns)), generator=generator)
+    spans = [(prompt_len - prompt, prompt_len + response) for prompt, response in ROW_LENGTHS]
+    for host, shared, more in BRANCHES:
+        begin = spans[host][0]
+        stop = begin + shared
+        row = len(spans)
+        ids[row, begin:stop] = ids[host, begin:stop]
+        if more:
+            # another token than the host's, whatever is drawn
+            ids[row, stop] = 3 + (ids[host, stop] - 2) % (vocab_size - 3)
+        spans.append((begin, stop + more))
+    attention = torch.stack([(columns >= begin) & (columns < stop) for begin, stop in spans]).long()
+    ids = ids * attention
     return {
         "input_ids": ids,
         "attention_mask": attention,

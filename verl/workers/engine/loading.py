@@ -54,11 +54,14 @@ def _made_on_all_ranks(make: Callable[[], Any], mesh: DeviceMesh) -> Any:
     """Return the result of `make` if it succeeds on all ranks, else raise, so that no rank waits for weights
     of a failed one.
     """
-    network, raised, failure = None, None, ""
+    network = None
+    raised = None
+    failure = ""
     try:
         network = make()
     except Exception as error:  # any error must be sent to the other ranks; it is raised again below
-        raised, failure = error, f"rank {mesh.get_local_rank()}: {type(error).__name__}: {error}"
+        raised = error
+        failure = f"rank {mesh.get_local_rank()}: {type(error).__name__}: {error}"
         if isinstance(error, ModelPathError):
             failure = str(error)
     failures = [""] * mesh.size()

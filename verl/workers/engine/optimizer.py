@@ -45,7 +45,8 @@ class Schedule:
 
     def lr(self, step: int) -> float:
         """Return the learning rate of update number `step`, counted from 0."""
-        peak, warmup = self.config.lr, self.warmup_steps
+        peak = self.config.lr
+        warmup = self.warmup_steps
         if step < warmup:
             return peak * (step + 1) / warmup
         if self.config.lr_scheduler_type == "constant":

@@ -11,15 +11,11 @@ from typing import Any
 import torch
 
 from verl.trainer.config import ActorConfig, RolloutCorrectionConfig
-from verl.trainer.ppo.core_algos import (
-    MiniBatch,
-    agg_loss,
-    find_preparation,
-    get_policy_loss_fn,
-    kl_penalty,
-    masked_mean,
-)
+from verl.trainer.plan.registry import get_policy_loss_fn
+from verl.trainer.ppo.core_algos.aggregation import agg_loss, masked_mean
+from verl.trainer.ppo.core_algos.kl import kl_penalty
 from verl.trainer.ppo.core_algos.policy_losses.common import LossConfig, clip_range
+from verl.trainer.ppo.core_algos.policy_losses.preparation import MiniBatch, find_preparation
 from verl.trainer.ppo.core_algos.rollout_correction import SamplerGap, sampler_gap
 from verl.workers.engine.forward import INPUT_KEYS
 from verl.workers.engine.fsdp_engine import FSDPEngine, Rows
@@ -135,7 +131,9 @@ class _PolicyLoss:
     """The loss of a policy's micro-batches, and its metrics."""
 
     def __init__(self, engine: FSDPEngine, config: ActorConfig, plan: UpdatePlan, measure_gap: bool) -> None:
-        self._engine, self._plan, self._measure_gap = engine, plan, measure_gap
+        self._engine = engine
+        self._plan = plan
+        self._measure_gap = measure_gap
         values = {f.name: getattr(config, f.name) for f in fields(ActorConfig)}
         self._config = LossConfig(**values, prepared={}, rollout_correction=plan.rollout_correction)
         name = _loss_name(config, plan)
@@ -143,8 +141,11 @@ class _PolicyLoss:
         self._threshold = (
             2.0 if plan.rollout_correction is None else plan.rollout_correction.rollout_is_threshold
         )
-        self._gap, self._steps = SamplerGap(), 0
-        self._masks_tokens, self._tokens, self._kept = False, 0.0, 0.0
+        self._gap = SamplerGap()
+        self._steps = 0
+        self._masks_tokens = False
+        self._tokens = 0.0
+        self._kept = 0.0
         self.agents = AgentMeans(plan.agents, ("actor/entropy", "actor/ppo_kl", "actor/pg_clipfrac"))
 
     def prepare(
@@ -197,7 +198,8 @@ class _PolicyLoss:
             name.removeprefix(PREPARED): value for name, value in micro.items() if name.startswith(PREPARED)
         }
         config = replace(self._config, global_batch_info=counts, prepared=prepared)
-        mask, mode = micro["response_mask"], config.loss_agg_mode
+        mask = micro["response_mask"]
+        mode = config.loss_agg_mode
         loss, metrics = self._policy_loss(
             old_log_prob=micro["old_log_probs"] if "old_log_probs" in micro else scores.log_probs.detach(),
             log_prob=scores.log_probs,
@@ -230,7 +232,8 @@ class _PolicyLoss:
         """Add the metrics per agent; the clipped fraction counts tokens where PPO's objective has no
         gradient, for any loss.
         """
-        log_ratio, advantages = log_prob - micro.get("old_log_probs", log_prob), micro["advantages"]
+        log_ratio = log_prob - micro.get("old_log_probs", log_prob)
+        advantages = micro["advantages"]
         low, high = clip_range(self._config, "vanilla")
         clipped = (advantages > 0) & (log_ratio.exp() > 1 + high) | (advantages < 0) & (
             log_ratio.exp() < 1 - low

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from verl.trainer.ppo.core_algos import Ranks
+from verl.trainer.ppo.core_algos.policy_losses.preparation import Ranks
 
 
 class GroupRanks(Ranks):
@@ -17,8 +17,10 @@ class GroupRanks(Ranks):
     """
 
     def __init__(self, group: dist.ProcessGroup | None, device: torch.device) -> None:
-        self._group, self._device = group, device
-        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+        self._group = group
+        self._device = device
+        self.rank = dist.get_rank(group)
+        self.size = dist.get_world_size(group)
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         """Return the sum of `values` over the ranks, on every rank."""

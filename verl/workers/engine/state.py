@@ -58,7 +58,8 @@ def load_engine(engine: FSDPEngine, path: str | Path) -> None:
         CheckpointError: there is none, or it is of another model or of other adapters.
     """
     meta = read_meta(path)
-    found, expected = meta["model"], _shapes(engine)
+    found = meta["model"]
+    expected = _shapes(engine)
     if found != expected:
         odd = sorted(set(found.items() if isinstance(found, dict) else ()) ^ set(expected.items()))
         of = f"the adapters {sorted(meta['adapters'])}" if "adapters" in meta else "another model"

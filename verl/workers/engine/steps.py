@@ -13,7 +13,6 @@ import torch
 from verl.trainer.config import ActorConfig, CriticConfig
 from verl.workers.engine.forward import check_rows
 from verl.workers.engine.fsdp_engine import FSDPEngine, Rows, select
-from verl.workers.engine.merging import merged_shares
 from verl.workers.engine.micro_batch import MicroBatchRule
 from verl.workers.engine.ranks import GroupRanks
 from verl.workers.engine.update_metrics import UpdateMetrics, fold
@@ -190,9 +189,12 @@ def _step(
             fold(metrics, {name: parts[name] for name in parts if name in objective.summed}, 1.0)
     lr = engine.lr
     norm, updated = engine.step(grad_clip)
-    made = {"grad_norm": norm, "lr": lr, "skipped_steps": float(not updated)} | (
-        merged_shares(micros) if engine.merge_rows else {}
-    )
+    made = {
+        "grad_norm": norm,
+        "lr": lr,
+        "skipped_steps": float(not updated),
+        "shared_tokens": engine.shared_tokens(micros),
+    }
     return metrics | {f"{objective.prefix}/{name}": value for name, value in made.items()}
 
 

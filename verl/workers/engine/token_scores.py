@@ -17,46 +17,54 @@ class _TokenScores(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, logits: torch.Tensor, labels: torch.Tensor, temperature: float
+        ctx: Any, logits: torch.Tensor, labels: torch.Tensor, index: torch.Tensor | None, temperature: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
         count, vocab = logits.shape
-        log_probs = logits.new_empty(count, dtype=torch.float32)
-        entropy = torch.empty_like(log_probs)
-        log_z = torch.empty_like(log_probs)
+        entropy = logits.new_empty(count, dtype=torch.float32)
+        log_z = torch.empty_like(entropy)
         for rows in _chunks(count, vocab):
             scaled = _scale(logits[rows], temperature)
             log_z[rows] = torch.logsumexp(scaled, dim=-1)
-            log_probs[rows] = scaled.gather(-1, labels[rows, None]).squeeze(-1) - log_z[rows]
             centred = scaled - log_z[rows, None]
             entropy[rows] = -torch.linalg.vecdot(torch.exp(centred), centred.clamp_(min=_LOWEST))
-        ctx.save_for_backward(logits, labels, log_z, entropy)
+        rows_of = torch.arange(count, device=logits.device) if index is None else index
+        log_probs = _scale(logits[rows_of, labels], temperature) - log_z[rows_of]
+        ctx.save_for_backward(logits, labels, rows_of, log_z, entropy)
+        ctx.in_order = index is None
         ctx.temperature = temperature
         ctx.set_materialize_grads(False)
         return log_probs, entropy
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, None, None]:
+    def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, None, None, None]:
         grad_log_probs, grad_entropy = grads
-        logits, labels, log_z, entropy = ctx.saved_tensors
+        logits, labels, index, log_z, entropy = ctx.saved_tensors
         result = (
             torch.zeros_like(logits)
             if grad_log_probs is None and grad_entropy is None
             else torch.empty_like(logits)
         )
+        # A distribution that several labels are read from has the sum of their gradients.
+        grad_rows = None
+        if grad_log_probs is not None:
+            grad_rows = torch.zeros_like(log_z).index_add_(0, index, grad_log_probs)
         for rows in _chunks(*logits.shape):
             centred = _scale(logits[rows], ctx.temperature) - log_z[rows, None]
             grad = torch.exp(centred)
             if grad_entropy is not None:
                 weight = centred.clamp_(min=_LOWEST).add_(entropy[rows, None]).mul_(grad_entropy[rows, None])
-                if grad_log_probs is not None:
-                    weight = weight.add_(grad_log_probs[rows, None])
+                if grad_rows is not None:
+                    weight = weight.add_(grad_rows[rows, None])
                 grad.mul_(weight.neg_())
-            elif grad_log_probs is not None:
-                grad.mul_(-grad_log_probs[rows, None])
+            elif grad_rows is not None:
+                grad.mul_(-grad_rows[rows, None])
             if grad_log_probs is not None:
-                grad.scatter_add_(-1, labels[rows, None], grad_log_probs[rows, None])
+                # Only labels out of order have to be searched for, which the meta device cannot do.
+                here = rows if ctx.in_order else ((index >= rows.start) & (index < rows.stop)).nonzero()[:, 0]
+                at = (index[here] - rows.start, labels[here])
+                grad.index_put_(at, grad_log_probs[here], accumulate=True)
             result[rows] = grad.mul_(1.0 / ctx.temperature)
-        return result, None, None
+        return result, None, None, None
 
 
 def _scale(logits: torch.Tensor, temperature: float) -> torch.Tensor:
@@ -86,7 +94,7 @@ def sums_of_squares(logits: torch.Tensor, temperature: float) -> torch.Tensor:
 
 
 def token_scores(
-    logits: torch.Tensor, labels: torch.Tensor, temperature: float
+    logits: torch.Tensor, labels: torch.Tensor, temperature: float, index: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the log-probability of each label and the entropy of each distribution under softmax(logits /
     temperature), in fp32.
@@ -95,15 +103,16 @@ def token_scores(
 
     Args:
         logits: `[count, vocab]`, any float dtype.
-        labels: `[count]` token ids.
+        labels: `[n]` token ids.
         temperature: positive.
+        index: `[n]`, the row of `logits` that each label is read from; without it the rows in order.
 
     Returns:
-        log-probs `[count]` and entropies `[count]` (nats), both differentiable.
+        log-probs `[n]` and entropies `[count]` (nats), both differentiable.
 
     Raises:
         ValueError: temperature not positive.
     """
     if temperature <= 0:
         raise ValueError(f"temperature={temperature}: log-probs need a positive temperature")
-    return _TokenScores.apply(logits, labels, temperature)
+    return _TokenScores.apply(logits, labels, index, temperature)

@@ -42,7 +42,10 @@ class UpdateMetrics:
     """
 
     def __init__(self, ranks: GroupRanks, counted: str) -> None:
-        self._ranks, self._counted, self._values, self.count = ranks, counted, dict[str, float](), 0
+        self._ranks = ranks
+        self._counted = counted
+        self._values = dict[str, float]()
+        self.count = 0
 
     def add(self, mini_batch: Mapping[str, float]) -> None:
         """Add this rank's metrics of one mini-batch; their mean over ranks is the value."""
@@ -83,7 +86,8 @@ class AgentMeans:
     """
 
     def __init__(self, agents: Sequence[str], names: Sequence[str]) -> None:
-        self._agents, self._names = agents, names
+        self._agents = agents
+        self._names = names
         self._sums = torch.zeros(len(agents), 1 + len(names), dtype=torch.double)
 
     @torch.no_grad()

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from verl.trainer.config import CriticConfig
-from verl.trainer.ppo.core_algos import compute_value_loss, masked_mean
+from verl.trainer.ppo.core_algos.aggregation import masked_mean
+from verl.trainer.ppo.core_algos.value import compute_value_loss
 from verl.workers.engine.forward import INPUT_KEYS
 from verl.workers.engine.fsdp_engine import FSDPEngine, Rows
 from verl.workers.engine.micro_batch import MicroBatchRule
@@ -46,7 +47,8 @@ def _loss(
     engine: FSDPEngine, config: CriticConfig, micro: Rows, counts: dict[str, Any]
 ) -> tuple[torch.Tensor, dict[str, Any]]:
     """Return the loss of one micro-batch and its metrics."""
-    mask, predicted = micro["response_mask"], engine.value(micro)
+    mask = micro["response_mask"]
+    predicted = engine.value(micro)
     loss, clip_share = compute_value_loss(
         predicted,
         micro["returns"],

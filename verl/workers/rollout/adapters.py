@@ -45,7 +45,8 @@ class RowAdapters:
 
     def __init__(self, model: torch.nn.Module, specs: Mapping[str, LoraSpec], slots: int) -> None:
         weight = next(model.parameters())
-        self._device, self._dtype = weight.device, weight.dtype
+        self._device = weight.device
+        self._dtype = weight.dtype
         self._total = sum(spec.rank for spec in specs.values())
         self._down: dict[str, torch.Tensor] = {}
         self._up: dict[str, torch.Tensor] = {}

@@ -45,7 +45,9 @@ class WorkerGroupClient:
     """
 
     def __init__(self, group: WorkerGroup, timeout_s: float, rank: int = 0) -> None:
-        self._group, self._timeout_s, self._rank = group, timeout_s, rank
+        self._group = group
+        self._timeout_s = timeout_s
+        self._rank = rank
         self._numbers = itertools.count()
         self._session = ""
         self._futures: dict[int, asyncio.Future[list[Generation]]] = {}
@@ -78,7 +80,8 @@ class WorkerGroupClient:
             loop.call_soon(self._flush)
         self._outbox.append((number, request))
         try:
-            limit, began = self._timeout_s, loop.time()
+            limit = self._timeout_s
+            began = loop.time()
             while not future.done():
                 left = limit + max(began, self.progress_at) - loop.time()
                 if left <= 0:
@@ -96,12 +99,14 @@ class WorkerGroupClient:
 
     def _ensure_poller(self, loop: asyncio.AbstractEventLoop) -> None:
         if self._poller is None or self._poller.done():
-            self._session, self._outbox = uuid4().hex, []
+            self._session = uuid4().hex
+            self._outbox = []
             self._poller = loop.create_task(self._poll(self._session), name="rollout-poll")
             self._poller.add_done_callback(self._on_end)
 
     def _flush(self) -> None:
-        batch, self._outbox = self._outbox, []
+        batch = self._outbox
+        self._outbox = []
         if batch:
             send = asyncio.get_running_loop().create_task(self._send(self._session, batch))
             self._sends.add(send)
@@ -113,12 +118,13 @@ class WorkerGroupClient:
 
     async def _poll(self, session: str) -> None:
         try:
-            sampled, wait_s = -1.0, min(POLL_S, self._timeout_s / 4)
+            sampled = -1.0
+            wait_s = min(POLL_S, self._timeout_s / 4)
             while self._futures:
                 done = await self._group.call_async("collect", session, wait_s, rank=self._rank)
-                before, sampled = (
-                    sampled,
-                    sampled if done else (await self._group.call_async("stats", rank=self._rank))["sampled"],
+                before = sampled
+                sampled = (
+                    sampled if done else (await self._group.call_async("stats", rank=self._rank))["sampled"]
                 )
                 if done or sampled != before:
                     self.progress_at = asyncio.get_running_loop().time()

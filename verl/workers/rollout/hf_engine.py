@@ -90,7 +90,8 @@ class HFEngine:
         for note in serving.notes():
             logger.warning("the hf engine of %s: %s", type(model).__name__, note)
         self._model = MODELS[serving.mode](model, max_num_seqs, max_model_len, adapters)
-        self._max_num_seqs, self._max_model_len = max_num_seqs, max_model_len
+        self._max_num_seqs = max_num_seqs
+        self._max_model_len = max_model_len
         self._slots = SlotState(self._model.slots, max_model_len, self._model.device)
         self._scheduler = Scheduler(max_num_seqs, self._model.token_budget)
         self._weights = WeightLoader(model)
@@ -304,10 +305,8 @@ class HFEngine:
             started = admission.batch
             self._stats.prompt_tokens_computed += sum(len(prompt) for prompt in prompts)
         else:
-            sources, started = (
-                [source for source, _, _ in admission.batch],
-                [(slot, reply) for _, slot, reply in admission.batch],
-            )
+            sources = [source for source, _, _ in admission.batch]
+            started = [(slot, reply) for _, slot, reply in admission.batch]
             longest = max(len(reply.ticket.request.prompt_ids) for _, reply in started)
             self._model.copy(sources, [slot for slot, _ in started], longest)
             self._stats.prompt_tokens_copied += sum(

@@ -43,36 +43,38 @@ class RestartingClient:
         on_busy: Callable[[float, float], None] = _ignore,
         limit_s: float = math.inf,
     ) -> None:
-        self._client, self._restart, self._name, self._on_busy, self._limit_s = (
-            client,
-            restart,
-            name,
-            on_busy,
-            limit_s,
-        )
+        self._client = client
+        self._restart = restart
+        self._name = name
+        self._on_busy = on_busy
+        self._limit_s = limit_s
         self._allowed = True
-        self._lock, self._count_lock = threading.Lock(), threading.Lock()
+        self._lock = threading.Lock()
+        self._count_lock = threading.Lock()
         self._restarting: asyncio.Task[None] | None = None
         self.restarts = 0
-        self._requests, self._since, self._busy_s = 0, 0.0, 0.0
+        self._requests = 0
+        self._since = 0.0
+        self._busy_s = 0.0
         self._began = 0.0
         self._drained = set[str | None]()
         self._in_flight = dict[int, GenerateRequest]()
         # set for a moment when a request may go on
-        self._numbers, self._changed = (
-            itertools.count(),
-            asyncio.Event(),
-        )
+        self._numbers = itertools.count()
+        self._changed = asyncio.Event()
 
     def take_busy_seconds(self) -> float:
         """Return the seconds since the last call with at least one request in flight."""
         with self._count_lock:
-            now, seconds = time.perf_counter(), self._busy_s
+            now = time.perf_counter()
+            seconds = self._busy_s
             if self._requests:
                 seconds += now - self._since
-                began, self._began = self._began, time.time()
+                began = self._began
+                self._began = time.time()
                 self._on_busy(began, self._began)
-            self._busy_s, self._since = 0.0, now
+            self._busy_s = 0.0
+            self._since = now
             return seconds
 
     async def drain(self, adapter: str | None = None) -> None:
@@ -83,11 +85,13 @@ class RestartingClient:
         sampled no token.
         """
         self._drained.add(adapter)
-        clock, client = asyncio.get_running_loop().time, self._client
+        clock = asyncio.get_running_loop().time
+        client = self._client
         since = clock()
         while left := self._open(adapter):
             if self._restarting or self._client is not client:
-                client, since = self._client, clock()
+                client = self._client
+                since = clock()
             since = max(since, getattr(client, "progress_at", since))
             if clock() >= since + self._limit_s:
                 raise TimeoutError(
@@ -121,7 +125,8 @@ class RestartingClient:
         self._in_flight[number := next(self._numbers)] = request
         with self._count_lock:
             if not self._requests:
-                self._since, self._began = time.perf_counter(), time.time()
+                self._since = time.perf_counter()
+                self._began = time.time()
             self._requests += 1
         try:
             yield

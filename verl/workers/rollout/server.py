@@ -180,8 +180,12 @@ class RolloutWorker(Worker):
         log: str = "",
     ) -> None:
         super().__init__()
-        self._adapters, self._log = adapters, log
-        self._config, self._max_model_len, self._device, self._seed = config, max_model_len, device, seed
+        self._adapters = adapters
+        self._log = log
+        self._config = config
+        self._max_model_len = max_model_len
+        self._device = device
+        self._seed = seed
         self._num_threads = num_threads
         self._engine: RolloutEngine | None = None
         self._transfer = build_transfer(config.rollout.weight_transfer)
@@ -203,7 +207,8 @@ class RolloutWorker(Worker):
         """
         if self._num_threads > 0:
             torch.set_num_threads(self._num_threads)
-        per_engine, log = self._config.rollout.tensor_model_parallel_size, Path(self._log)
+        per_engine = self._config.rollout.tensor_model_parallel_size
+        log = Path(self._log)
         several = self._log and self.world_size > per_engine
         self._engine = build_engine(
             self._config,
@@ -232,7 +237,8 @@ class RolloutWorker(Worker):
         Raises `RolloutError` for tensors that do not fit.
         """
         async with self._changing:
-            engine, weights = self._ready(), ReceivedWeights(self._transfer, handle, shapes)
+            engine = self._ready()
+            weights = ReceivedWeights(self._transfer, handle, shapes)
             update = functools.partial(
                 engine.update_weights, weights, adapter=adapter, version=version, final=final
             )
@@ -318,7 +324,8 @@ class RolloutWorker(Worker):
         try:
             with suppress(TimeoutError):
                 await asyncio.wait_for(entry.changed.wait(), wait_s)
-            done, entry.done = entry.done, []
+            done = entry.done
+            entry.done = []
             return done
         finally:
             entry.changed.clear()

@@ -14,7 +14,10 @@ import torch
 from verl.protocol.generate import SamplingParams
 from verl.workers.rollout.sampling import sample
 
-RUNNING, LENGTH, STOP, FAILED = 0, 1, 2, 3
+RUNNING = 0
+LENGTH = 1
+STOP = 2
+FAILED = 3
 
 
 class SlotState:

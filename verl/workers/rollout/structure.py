@@ -33,7 +33,9 @@ class GrammarCompiler:
     """
 
     def __init__(self, load_tokenizer: Callable[[], Any], vocab_size: int, limit_s: float = LIMIT_S) -> None:
-        self._load_tokenizer, self._vocab_size, self._limit_s = load_tokenizer, vocab_size, limit_s
+        self._load_tokenizer = load_tokenizer
+        self._vocab_size = vocab_size
+        self._limit_s = limit_s
         self._compiler: Any = None
         self._turn = threading.Lock()
         self._known: OrderedDict[str, Future[Any]] = OrderedDict()
@@ -129,7 +131,8 @@ class SlotForms:
         """Return a copy of logits `[slots, vocab]`, -inf where a form does not allow a token, and the slots
         without an allowed one.
         """
-        slots, vocab = list(self._matchers), logits.shape[1]
+        slots = list(self._matchers)
+        vocab = logits.shape[1]
         words = torch.zeros(len(slots), -(-vocab // 32), dtype=torch.int32)
         for row, slot in enumerate(slots):
             self._matchers[slot].fill_next_token_bitmask(words, row)
@@ -138,7 +141,8 @@ class SlotForms:
         )
         allowed = (bits & 1).bool().flatten(1)[:, :vocab]
         possible = words.any(1).tolist()
-        index, out = torch.as_tensor(slots, device=logits.device), logits.clone()
+        index = torch.as_tensor(slots, device=logits.device)
+        out = logits.clone()
         out[index] = out[index].masked_fill(~allowed, float("-inf"))
         return out, [slot for slot, some in zip(slots, possible, strict=True) if not some]
 

@@ -83,7 +83,8 @@ class AdapterInbox:
             raise RolloutError(
                 f"there is no adapter {name!r} to update; the engine has {sorted(self._shapes) or 'none'}"
             )
-        what, received = f"update of adapter {name!r}", self._received[name]
+        what = f"update of adapter {name!r}"
+        received = self._received[name]
         check_bucket(shapes_of(tensors), self._shapes[name], what)
         for key, value in tensors.items():
             if not bool(torch.isfinite(value).all()):

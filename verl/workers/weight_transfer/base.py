@@ -87,7 +87,9 @@ class ReceivedWeights(Mapping[str, torch.Tensor]):
     """
 
     def __init__(self, transfer: WeightTransfer, handle: Any, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        self.transfer, self.handle, self.shapes = transfer, handle, shapes
+        self.transfer = transfer
+        self.handle = handle
+        self.shapes = shapes
 
     def receive(self) -> None:
         """Receive the tensors now."""

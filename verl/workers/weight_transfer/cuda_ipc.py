@@ -103,7 +103,8 @@ class CudaIpc(WeightTransfer):
     def send(self, tensors: Mapping[str, torch.Tensor], receivers: int) -> dict[str, Any]:
         """Copy the tensors into a block. Raises `RolloutError` where its memory cannot be shared."""
         device, (layout, size) = device_of(tensors), layout_of(tensors)
-        kind, number = _KINDS[device.type], secrets.randbits(62) | 1
+        kind = _KINDS[device.type]
+        number = secrets.randbits(62) | 1
         block = kind(_HEADER + size, device)
         _header(block.flat).copy_(torch.tensor([number, 0]))
         pack(tensors, block.flat[_HEADER:], layout)

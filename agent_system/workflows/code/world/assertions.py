@@ -252,7 +252,8 @@ async def record(reference: str, check: str, function: str) -> tuple[list[Case],
         SandboxError: the sandbox failed.
     """
     tested = _with_assertions(reference, check, function)
-    source, most = f"{tested}\n{RECORD}", shared_sandbox().settings.limits.output_kb * 400
+    source = f"{tested}\n{RECORD}"
+    most = shared_sandbox().settings.limits.output_kb * 400
     calls: list[Any] = []
     count = 1
     while len(calls) < count:

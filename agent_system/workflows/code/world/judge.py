@@ -24,7 +24,8 @@ _LONGEST_NUMBER = 400
 
 def same_output(expected: str, found: str, tolerance: float) -> bool:
     """Return whether a program's output is the expected one."""
-    left, right = expected.split(), found.split()
+    left = expected.split()
+    right = found.split()
     return len(left) == len(right) and all(
         _same_word(one, other, tolerance) for one, other in zip(left, right, strict=True)
     )

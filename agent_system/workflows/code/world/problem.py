@@ -9,8 +9,8 @@ from typing import Any
 
 from agent_system.environment import Task
 from agent_system.errors import AgentSystemError
+from agent_system.json_text import parse_json
 from agent_system.sandbox import FunctionCall, Test
-from agent_system.sandbox.result import parse_json
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,9 @@ def read_ground_truth(truth: Any) -> tuple[str, tuple[Case, ...]]:
     found = parse_json(truth) if isinstance(truth, str) else truth
     if not isinstance(found, Mapping):
         raise ValueError(f"found {str(found)[:80]!r}, which is not an object")
-    inputs, outputs, function = found.get("inputs"), found.get("outputs"), found.get("fn_name") or ""
+    inputs = found.get("inputs")
+    outputs = found.get("outputs")
+    function = found.get("fn_name") or ""
     if (
         not isinstance(inputs, Sequence)
         or not isinstance(outputs, Sequence)

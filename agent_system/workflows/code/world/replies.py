@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agent_system.sandbox.result import parse_json
+from agent_system.json_text import parse_json
 from agent_system.workflows.code.world.judge import python_key
 from agent_system.workflows.code.world.problem import Case
 

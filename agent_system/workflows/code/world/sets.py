@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agent_system.errors import AgentSystemError
-from agent_system.sandbox.result import parse_json
+from agent_system.json_text import parse_json
 from agent_system.workflows.code.world.problem import Case, read_ground_truth
 
 Row = Mapping[str, Any]
@@ -130,7 +130,8 @@ def mbpp(row: Row) -> RawTask:
     """Parse a row with `text` (or `prompt`), `code`, `test_list`, and optionally `test_setup_code` (or
     `test_imports`).
     """
-    code, asserts = _text(row, "code"), [str(line) for line in _list(_column(row, "test_list"), "test_list")]
+    code = _text(row, "code")
+    asserts = [str(line) for line in _list(_column(row, "test_list"), "test_list")]
     try:
         defined = {node.name: node for node in ast.parse(code).body if isinstance(node, ast.FunctionDef)}
         called = [

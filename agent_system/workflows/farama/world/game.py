@@ -55,7 +55,8 @@ class Game:
 
     def start(self, seed: int, options: Mapping[str, Any] | None) -> None:
         """Start a game from `seed`; random seats that come first make their moves."""
-        self._seed, self.moves = seed % LARGEST_SEED, 0
+        self._seed = seed % LARGEST_SEED
+        self.moves = 0
         self.returns = dict.fromkeys(self.players, 0.0)
         self.world.reset(self._seed, options)
         self._earn(self._play_random_seats())

@@ -70,7 +70,9 @@ class GymnasiumWorld(World):
     seats = (PLAYER,)
 
     def reset(self, seed: int, options: Mapping[str, Any] | None) -> None:
-        self._last, self._over, self.truncated = self.env.reset(seed=seed, options=options), False, False
+        self._last = self.env.reset(seed=seed, options=options)
+        self._over = False
+        self.truncated = False
 
     @property
     def live(self) -> list[str]:

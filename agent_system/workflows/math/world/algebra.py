@@ -140,12 +140,15 @@ class _Reader(_Latex2Sympy):  # type: ignore[misc]
 
 @dataclass(frozen=True)
 class Value:
-    """One expression. Of `12%` the value is 12 and `percent` is set; `text` is what was read."""
+    """One expression. Of `12%` the value is 12 and `percent` is set; `text` is what was read; `computed` is
+    the left side of a computation with its result, as of `\\cos(0)=1`.
+    """
 
     expression: Any
     unit: str
     percent: bool
     text: str
+    computed: str = ""
 
 
 @dataclass(frozen=True)
@@ -316,7 +319,7 @@ def _relation(sides: Sequence[str], signs: Sequence[str]) -> Answer:
             else Related(values, tuple(signs), "")
         )
     if set(signs) == {"="} and not any(v.expression.free_symbols for v in values) and _all_equal(values):
-        return values[-1]  # a computation and its result
+        return replace(values[-1], computed=re.sub(r"[\s{}]", "", name))
     return _interval(values, signs) or Related(
         values, tuple(signs), name if named and set(signs) == {"="} else ""
     )
@@ -473,13 +476,32 @@ def _same_members(left: Several, right: Several) -> bool:
         return all(map(same, left.members, right.members))
     if len(kinds) > 1 and kinds not in ({"", "\\{\\}"}, {"", "|"}):
         return False
-    others = list(right.members)
-    for member in left.members:
-        place = next((i for i, other in enumerate(others) if same(member, other)), None)
-        if place is None:
+    named = [[_left_side(member) for member in several.members] for several in (left, right)]
+    belong = any(len({name for name in names if name}) > 1 for names in named)
+    # The values of `x=1, y=0` belong to their names: without the names they have to be in the same order.
+    if belong and all(map(same, left.members, right.members)):
+        return True
+    others = list(zip(named[1], right.members, strict=True))
+    for name, member in zip(named[0], left.members, strict=True):
+        match = next(
+            (
+                i
+                for i, other in enumerate(others)
+                if same(member, other[1]) and (name == other[0] or not belong)
+            ),
+            None,
+        )
+        if match is None:
             return False
-        del others[place]
+        del others[match]
     return True
+
+
+def _left_side(answer: Answer) -> str:
+    """Return what a value is the value of: `x` of `x=5`, `\\cos(0)` of `\\cos(0)=1`, nothing of `5`."""
+    if isinstance(answer, Value):
+        return answer.computed
+    return re.sub(r"[\s{}]", "", answer.name) if isinstance(answer, (Related, Several)) else ""
 
 
 def _same_relation(left: Related, right: Related) -> bool:
@@ -552,7 +574,8 @@ def same_expression(left: Any, right: Any) -> bool:
         return False
     if left.is_Rational and right.is_Rational:
         return False
-    left, right = _without_functions(left), _without_functions(right)
+    left = _without_functions(left)
+    right = _without_functions(right)
     letters = left.free_symbols | right.free_symbols
     if not letters:
         return is_zero(left - right, DIGITS)

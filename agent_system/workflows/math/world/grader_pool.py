@@ -121,8 +121,10 @@ class GraderPool:
     def close(self) -> None:
         """Stop all graders. A pool that is used again starts new ones."""
         with self._lock:
-            processes, self._processes = self._processes, set()
-            threads, self._threads = self._threads, None
+            processes = self._processes
+            self._processes = set()
+            threads = self._threads
+            self._threads = None
         for process in processes:
             process.kill()
         if threads is not None:

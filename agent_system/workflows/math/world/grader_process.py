@@ -60,7 +60,8 @@ def _without_trainer() -> None:
 def main() -> None:
     # A script's folder is the first entry of sys.path; the modules in it must not shadow others.
     sys.path.pop(0)
-    cpu_limit_s, memory_bytes = float(sys.argv[1]), int(sys.argv[2])
+    cpu_limit_s = float(sys.argv[1])
+    memory_bytes = int(sys.argv[2])
     out = sys.stdout
     # Output of libraries must not be parsed as a verdict.
     sys.stdout = sys.stderr

@@ -106,7 +106,9 @@ def has_text_command(text: str) -> bool:
 
 
 def _fraction(match: re.Match[str]) -> str:
-    whole, before, repeated = match.group(1) or "0", match.group(2), match.group(3) or match.group(4)
+    whole = match.group(1) or "0"
+    before = match.group(2)
+    repeated = match.group(3) or match.group(4)
     value = Fraction(
         int(whole + before + repeated) - int(whole + before), (10 ** len(repeated) - 1) * 10 ** len(before)
     )
@@ -180,7 +182,9 @@ def split_at(text: str, separator: str) -> list[str]:
 
 def relation(text: str) -> tuple[list[str], list[str]]:
     """Return the sides and the signs of a chain such as `0<x<1`; one side and no sign for an expression."""
-    sides, signs, start = list[str](), list[str](), 0
+    sides = list[str]()
+    signs = list[str]()
+    start = 0
     for place, token, depth in tokens(text):
         if depth == 0 and token in _RELATIONS:
             sides.append(text[start:place].strip())

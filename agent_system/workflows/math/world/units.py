@@ -91,7 +91,9 @@ def cut_unit(text: str) -> tuple[str, str]:
 def _unit(text: str) -> str:
     """Return a unit that is the whole text in one spelling, or ""."""
     powers: Counter[str] = Counter()
-    place, sign, prefix = 0, 1, ""
+    place = 0
+    sign = 1
+    prefix = ""
     while place < len(text):
         between = _BETWEEN.match(text, place)
         assert between is not None, "it may be empty"
@@ -106,7 +108,9 @@ def _unit(text: str) -> str:
         if piece is None:
             return ""
         place = piece.end()
-        words, degree, symbol = piece.group(1), piece.group(2), piece.group(3)
+        words = piece.group(1)
+        degree = piece.group(2)
+        symbol = piece.group(3)
         power = int(piece.group(4) or piece.group(5) or 1)
         if symbol == "\\mu":
             prefix = "μ"
@@ -123,7 +127,9 @@ def _add(powers: Counter[str], words: str, power: int, sign: int) -> int:
     """Add the units of words, of which the last has the power; return the sign of what follows, 0 if they are
     no unit.
     """
-    place, times, last = 0, 1, ""
+    place = 0
+    times = 1
+    last = ""
     while place < len(words):
         match = _WORD.match(words, place)
         if match is None:

@@ -18,7 +18,7 @@ MOST_DRAWS = 10_000
 
 
 @dataclass(frozen=True)
-class Difficulty:
+class PlanPathDifficulty:
     """Difficulty of generated maps.
 
     Attributes:
@@ -46,7 +46,7 @@ class Difficulty:
             )
 
 
-def draw_map(rng: random.Random, difficulty: Difficulty) -> GridMap:
+def draw_map(rng: random.Random, difficulty: PlanPathDifficulty) -> GridMap:
     """Draw one map.
 
     Raises:
@@ -67,14 +67,14 @@ def draw_map(rng: random.Random, difficulty: Difficulty) -> GridMap:
 
 
 def generate(
-    count: int, seed: int, difficulty: Difficulty | None = None, *, exclude: Collection[str] = ()
+    count: int, seed: int, difficulty: PlanPathDifficulty | None = None, *, exclude: Collection[str] = ()
 ) -> list[GridMap]:
     """Return `count` distinct maps whose texts are not in `exclude`; deterministic in its arguments.
 
     Raises:
         AgentSystemError: there are too few different maps of this difficulty.
     """
-    difficulty = difficulty or Difficulty()
+    difficulty = difficulty or PlanPathDifficulty()
     rng = random.Random(f"plan-path-{seed}")
     seen = set(exclude)
     maps: list[GridMap] = []
@@ -95,7 +95,7 @@ def generate(
 
 
 def generate_split(
-    num_train: int, num_test: int, seed: int, difficulty: Difficulty | None = None
+    num_train: int, num_test: int, seed: int, difficulty: PlanPathDifficulty | None = None
 ) -> tuple[list[GridMap], list[GridMap]]:
     """Return (train, test) maps without overlap. The test maps do not depend on `num_train`."""
     test = generate(num_test, 2 * seed + 1, difficulty)
@@ -113,4 +113,4 @@ def to_row(grid: GridMap, index: int, split: str) -> dict[str, Any]:
     }
 
 
-TASKS = TaskSet(generate_split, to_row, key=lambda grid: grid.text, difficulty=Difficulty)
+TASKS = TaskSet(generate_split, to_row, key=lambda grid: grid.text, difficulty=PlanPathDifficulty)

@@ -132,7 +132,8 @@ def parse_map(text: str) -> GridMap:
 
 def _neighbour(height: int, width: int, walls: frozenset[int], cell: int, move: str) -> int | None:
     down, right = MOVES[move]
-    row, column = cell // width + down, cell % width + right
+    row = cell // width + down
+    column = cell % width + right
     there = row * width + column
     return there if 0 <= row < height and 0 <= column < width and there not in walls else None
 

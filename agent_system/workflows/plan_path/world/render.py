@@ -8,7 +8,7 @@ from typing import Any
 
 from agent_system.workflows.moves import parse_moves
 from agent_system.workflows.plan_path.world.grid import GOAL, MOVES, WALL, GridMap
-from agent_system.workflows.plan_path.world.rules import State, walk
+from agent_system.workflows.plan_path.world.rules import PlanPathState, walk
 
 HERE = "@"
 COLOURS = {
@@ -20,7 +20,7 @@ COLOURS = {
 }
 
 
-def grid_text(grid: GridMap, state: State) -> str:
+def grid_text(grid: GridMap, state: PlanPathState) -> str:
     """Return the whole map with the position `@` and the goal `G`, one row per line, and the coordinates of
     both.
     """
@@ -31,7 +31,7 @@ def grid_text(grid: GridMap, state: State) -> str:
     return f"{picture}\nYou (@) are at row {row}, column {column}. The goal (G) is at row {goal_row}, column {goal_column}. # is a wall."
 
 
-def compact_text(grid: GridMap, state: State, radius: int) -> str:
+def compact_text(grid: GridMap, state: PlanPathState, radius: int) -> str:
     """Return the offset of the goal, the visits of this cell, and for each move the `radius` cells straight
     ahead, nearest first.
 
@@ -50,7 +50,7 @@ def compact_text(grid: GridMap, state: State, radius: int) -> str:
     return f"go {way} at {state.visits[state.cell]}\n{' '.join(lines)}"
 
 
-def _sign(grid: GridMap, state: State, row: int, column: int) -> str:
+def _sign(grid: GridMap, state: PlanPathState, row: int, column: int) -> str:
     cell = row * grid.width + column
     if not (0 <= row < grid.height and 0 <= column < grid.width) or cell in grid.walls:
         return WALL
@@ -96,7 +96,8 @@ def _frame(grid: GridMap, cells: Sequence[int], pixels: int) -> Any:
 
     def fill(cell: int, colour: str, inset: int) -> None:
         row, column = grid.place(cell)
-        left, top = column * pixels + inset, row * pixels + inset
+        left = column * pixels + inset
+        top = row * pixels + inset
         draw.rectangle(
             (left, top, left + pixels - 1 - 2 * inset, top + pixels - 1 - 2 * inset), fill=COLOURS[colour]
         )

@@ -10,7 +10,7 @@ MOST_VISITS = 9
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class PlanPathState:
     """State of an episode.
 
     Attributes:
@@ -29,7 +29,7 @@ class State:
 
 
 @dataclass(frozen=True, slots=True)
-class Walk:
+class PlanPathWalk:
     """Result of a list of moves.
 
     Attributes:
@@ -45,14 +45,14 @@ class Walk:
     reached: bool
 
 
-def initial_state(grid: GridMap) -> State:
+def initial_state(grid: GridMap) -> PlanPathState:
     """Return the initial state of an episode."""
     visits = bytearray(grid.height * grid.width)
     visits[grid.start] = 1
-    return State(grid.start, grid.shortest, bytes(visits))
+    return PlanPathState(grid.start, grid.shortest, bytes(visits))
 
 
-def walk(grid: GridMap, cell: int, moves: str) -> Walk:
+def walk(grid: GridMap, cell: int, moves: str) -> PlanPathWalk:
     """Make `moves` from `cell` until one is illegal or the goal is reached."""
     cells: list[int] = []
     for move in moves:
@@ -60,13 +60,13 @@ def walk(grid: GridMap, cell: int, moves: str) -> Walk:
             break
         there = grid.after(cell, move)
         if there is None:
-            return Walk(tuple(cells), cell, illegal=True, reached=False)
+            return PlanPathWalk(tuple(cells), cell, illegal=True, reached=False)
         cell = there
         cells.append(cell)
-    return Walk(tuple(cells), cell, illegal=False, reached=cell == grid.goal)
+    return PlanPathWalk(tuple(cells), cell, illegal=False, reached=cell == grid.goal)
 
 
-def advance(grid: GridMap, state: State, made: Walk) -> State:
+def advance(grid: GridMap, state: PlanPathState, made: PlanPathWalk) -> PlanPathState:
     """Return the state after a walk that began at `state.cell`."""
     visits = bytearray(state.visits)
     for cell in (*made.cells, *([made.end] if made.illegal else [])):
@@ -75,6 +75,6 @@ def advance(grid: GridMap, state: State, made: Walk) -> State:
     return replace(state, cell=made.end, best=best, visits=bytes(visits), moves=state.moves + len(made.cells))
 
 
-def without_visits(state: State) -> State:
+def without_visits(state: PlanPathState) -> PlanPathState:
     """Return the state as one sees it who does not remember where it was: no cell counts as visited."""
     return replace(state, visits=bytes(len(state.visits)))

@@ -101,6 +101,7 @@ def _list_in(text: str) -> Any:
 def _f1(given: str, truth: str) -> float:
     if given != truth and (given in _CLOSED or truth in _CLOSED):
         return 0.0
-    words, wanted = given.split(), truth.split()
+    words = given.split()
+    wanted = truth.split()
     common = (Counter(words) & Counter(wanted)).total()
     return 2 * common / (len(words) + len(wanted)) if common else 0.0

@@ -12,7 +12,7 @@ from agent_system.workflows.search.world.corpus import Document
 from agent_system.workflows.search.world.index import Hits, MissingPackageError
 
 
-class Encoder(Protocol):
+class SentenceEncoder(Protocol):
     """Encoder of texts as vectors, such as `sentence_transformers.SentenceTransformer`."""
 
     def encode(
@@ -21,7 +21,7 @@ class Encoder(Protocol):
         """Return float32 [len(sentences), dim], of unit length when `normalize_embeddings`."""
 
 
-def load_encoder(model: str) -> Encoder:
+def load_encoder(model: str) -> SentenceEncoder:
     """Load a sentence encoder by folder or hub id.
 
     Raises:
@@ -45,7 +45,7 @@ class DenseIndex:
 
     Args of the constructor:
         documents: the corpus.
-        encoder: see `Encoder`.
+        encoder: see `SentenceEncoder`.
         query_prefix, document_prefix: prefixes with which the encoder was trained (`query: ` and `passage: ` for E5).
         batch_size: texts per call of the encoder.
     """
@@ -53,7 +53,7 @@ class DenseIndex:
     def __init__(
         self,
         documents: Sequence[Document],
-        encoder: Encoder,
+        encoder: SentenceEncoder,
         *,
         query_prefix: str = "query: ",
         document_prefix: str = "passage: ",
@@ -64,7 +64,9 @@ class DenseIndex:
             import faiss
         except ImportError as error:
             raise MissingPackageError("dense", "faiss", "dense") from error
-        self._encoder, self._query_prefix, self._batch_size = encoder, query_prefix, batch_size
+        self._encoder = encoder
+        self._query_prefix = query_prefix
+        self._batch_size = batch_size
         vectors = self._vectors([document_prefix + d.contents for d in documents])
         self._index = faiss.IndexFlatIP(vectors.shape[1])
         self._index.add(vectors)

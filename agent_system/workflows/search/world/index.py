@@ -46,9 +46,9 @@ class BM25Index:
             raise MissingPackageError(
                 "BM25", "PyStemmer" if error.name == "Stemmer" else "bm25s", "search"
             ) from error
-        from agent_system.workflows.search.world.words import Words
+        from agent_system.workflows.search.world.words import WordSplitter
 
-        self._words = Words()
+        self._words = WordSplitter()
         self._count = len(documents)
         self._numbers: dict[str, int] = {"": 0}
         numbered = [self._numbered(document.contents) for document in documents]

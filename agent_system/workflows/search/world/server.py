@@ -39,7 +39,7 @@ EXIT_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True)
-class Limits:
+class RequestLimits:
     """Limits of one request.
 
     Attributes:
@@ -55,7 +55,7 @@ class Limits:
     timeout_s: float = 30.0
 
 
-class Query(BaseModel):
+class RetrieveBody(BaseModel):
     """The body of `/retrieve`."""
 
     queries: list[str] = Field(min_length=1)
@@ -63,7 +63,7 @@ class Query(BaseModel):
     return_scores: bool = False
 
 
-def create_app(finder: Finder, limits: Limits) -> FastAPI:
+def create_app(finder: Finder, limits: RequestLimits) -> FastAPI:
     """Return the application that serves one corpus."""
 
     @asynccontextmanager
@@ -78,7 +78,7 @@ def create_app(finder: Finder, limits: Limits) -> FastAPI:
         return {"documents": len(finder.documents), "batches": finder.batches, "cached": finder.cached}
 
     @app.post(PATH)
-    async def retrieve(query: Query) -> dict[str, Any]:
+    async def retrieve(query: RetrieveBody) -> dict[str, Any]:
         check_limits(query, limits)
         try:
             async with asyncio.timeout(limits.timeout_s):
@@ -90,7 +90,7 @@ def create_app(finder: Finder, limits: Limits) -> FastAPI:
     return app
 
 
-def check_limits(query: Query, limits: Limits) -> None:
+def check_limits(query: RetrieveBody, limits: RequestLimits) -> None:
     """Raise HTTPException for a request over the limits, naming the limit."""
     longest = max(map(len, query.queries))
     for found, most, what in (
@@ -173,8 +173,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--max-batch", type=int, default=64, help="queries that are searched together")
     parser.add_argument("--cache", type=int, default=65_536, help="queries whose results are cached")
-    parser.add_argument("--timeout", type=float, default=Limits.timeout_s, help="seconds of one request")
-    parser.add_argument("--max-query-chars", type=int, default=Limits.max_query_chars)
+    parser.add_argument(
+        "--timeout", type=float, default=RequestLimits.timeout_s, help="seconds of one request"
+    )
+    parser.add_argument("--max-query-chars", type=int, default=RequestLimits.max_query_chars)
     parser.add_argument("--until-stdin-closes", action="store_true", help="end when standard input closes")
     args = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
@@ -184,7 +186,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         finder = Finder(
             documents, build_index(documents, args), max_batch=args.max_batch, cache_size=args.cache
         )
-        limits = Limits(max_query_chars=args.max_query_chars, timeout_s=args.timeout)
+        limits = RequestLimits(max_query_chars=args.max_query_chars, timeout_s=args.timeout)
         serve(create_app(finder, limits), args.host, args.port, until_stdin_closes=args.until_stdin_closes)
     except AgentSystemError as error:
         parser.exit(2, f"error: {error}\n")

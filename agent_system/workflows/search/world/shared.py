@@ -37,8 +37,11 @@ class Retriever:
         start_timeout_s: float = 600.0,
         max_query_chars: int = 2000,
     ) -> None:
-        self._corpus, self._url = corpus, url
-        self._topk, self._timeout_s, self._start_timeout_s = topk, timeout_s, start_timeout_s
+        self._corpus = corpus
+        self._url = url
+        self._topk = topk
+        self._timeout_s = timeout_s
+        self._start_timeout_s = start_timeout_s
         self._limits = ("--timeout", f"{timeout_s:g}", "--max-query-chars", str(max_query_chars))
         self._client: RetrievalClient | None = None
         self._server: LocalServer | None = None
@@ -95,8 +98,10 @@ class Retriever:
         return self._client if self._url or (self._server is not None and self._server.alive) else None
 
     def _close(self) -> None:
-        client, self._client = self._client, None
-        server, self._server = self._server, None
+        client = self._client
+        self._client = None
+        server = self._server
+        self._server = None
         if client is not None:
             client.close()
         if server is not None:

@@ -29,7 +29,7 @@ _TOKEN = regex.compile(rf"{_RUN}|{_NUMBER}|{_WORD}")
 _POSSESSIVE = regex.compile(r"'s?$")
 
 
-class Words:
+class WordSplitter:
     """Splits texts into words. Upper case, accents of letters and widths of characters do not count.
 
     Args:

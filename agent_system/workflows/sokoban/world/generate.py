@@ -14,7 +14,7 @@ from typing import Any
 
 from agent_system.errors import AgentSystemError
 from agent_system.workflows.data import TaskSet
-from agent_system.workflows.sokoban.world.rules import OPPOSITE, Room, State, render, walk
+from agent_system.workflows.sokoban.world.rules import OPPOSITE, Room, SokobanState, render, walk
 from agent_system.workflows.sokoban.world.solver import Solution, least_pushes, pulls_from, reachable, solve
 
 DATA_SOURCE = "verl_mas/sokoban"
@@ -22,7 +22,7 @@ DRAWS_PER_ROOM = 20_000
 
 
 @dataclass(frozen=True)
-class Difficulty:
+class SokobanDifficulty:
     """Difficulty of generated rooms.
 
     Attributes:
@@ -55,11 +55,11 @@ class Difficulty:
 
 
 @dataclass(frozen=True)
-class Puzzle:
+class SokobanPuzzle:
     """A room, its initial state and a solution."""
 
     room: Room
-    start: State
+    start: SokobanState
     solution: Solution
 
     @property
@@ -73,11 +73,11 @@ class Puzzle:
         return puzzle_key(self.room, self.start)
 
 
-def puzzle_key(room: Room, state: State) -> str:
+def puzzle_key(room: Room, state: SokobanState) -> str:
     """Return the lexicographically smallest text of walls, goals and boxes over the eight symmetries of the
     square.
     """
-    rows = render(room, State(-1, state.boxes)).splitlines()
+    rows = render(room, SokobanState(-1, state.boxes)).splitlines()
     texts = []
     for _ in range(4):
         rows = ["".join(column) for column in zip(*reversed(rows), strict=True)]
@@ -85,7 +85,7 @@ def puzzle_key(room: Room, state: State) -> str:
     return min(texts)
 
 
-def draw_room(rng: random.Random, difficulty: Difficulty) -> Room | None:
+def draw_room(rng: random.Random, difficulty: SokobanDifficulty) -> Room | None:
     """Draw walls and goals; cells outside the largest connected component become walls. Return None when too
     few cells are left.
     """
@@ -100,9 +100,11 @@ def draw_room(rng: random.Random, difficulty: Difficulty) -> Room | None:
 
 
 def _components(cells: set[int], width: int) -> list[set[int]]:
-    left, components = set(cells), []
+    left = set(cells)
+    components = []
     while left:
-        component, edge = set(), [min(left)]
+        component = set()
+        edge = [min(left)]
         left.discard(edge[0])
         while edge:
             cell = edge.pop()
@@ -114,7 +116,9 @@ def _components(cells: set[int], width: int) -> list[set[int]]:
     return components
 
 
-def reverse_play(rng: random.Random, room: Room, difficulty: Difficulty) -> tuple[State, str] | None:
+def reverse_play(
+    rng: random.Random, room: Room, difficulty: SokobanDifficulty
+) -> tuple[SokobanState, str] | None:
     """Pull boxes off the goals at random; return a state that was passed and the moves that solve the room
     from there.
 
@@ -122,8 +126,9 @@ def reverse_play(rng: random.Random, room: Room, difficulty: Difficulty) -> tupl
     lower bound; the player's cell is drawn from those that it can walk to. Return None when no state has
     every box off the goals.
     """
-    state, moves = State(rng.choice(sorted(room.floor - room.goals)), room.goals), ""
-    passed: list[tuple[int, State, str]] = []
+    state = SokobanState(rng.choice(sorted(room.floor - room.goals)), room.goals)
+    moves = ""
+    passed: list[tuple[int, SokobanState, str]] = []
     for _ in range(rng.randint(difficulty.min_pushes, difficulty.max_pushes)):
         pulls = pulls_from(room, state)
         if not pulls:
@@ -140,10 +145,12 @@ def reverse_play(rng: random.Random, room: Room, difficulty: Difficulty) -> tupl
     )
     paths = reachable(room, chosen)
     cell = rng.choice(sorted(paths))
-    return State(cell, chosen.boxes), "".join(OPPOSITE[letter] for letter in reversed(paths[cell])) + solution
+    return SokobanState(cell, chosen.boxes), "".join(
+        OPPOSITE[letter] for letter in reversed(paths[cell])
+    ) + solution
 
 
-def draw_puzzle(rng: random.Random, difficulty: Difficulty) -> Puzzle | None:
+def draw_puzzle(rng: random.Random, difficulty: SokobanDifficulty) -> SokobanPuzzle | None:
     """Draw one room; return None when it is not of this difficulty."""
     room = draw_room(rng, difficulty)
     drawn = None if room is None else reverse_play(rng, room, difficulty)
@@ -153,15 +160,15 @@ def draw_puzzle(rng: random.Random, difficulty: Difficulty) -> Puzzle | None:
     found = solve(room, start).solution
     solution = found or Solution(reversed_moves, walk(room, start, reversed_moves).pushes, optimal=False)
     return (
-        Puzzle(room, start, solution)
+        SokobanPuzzle(room, start, solution)
         if difficulty.min_pushes <= solution.pushes <= difficulty.max_pushes
         else None
     )
 
 
 def generate(
-    count: int, seed: int, difficulty: Difficulty, *, exclude: frozenset[str] = frozenset()
-) -> list[Puzzle]:
+    count: int, seed: int, difficulty: SokobanDifficulty, *, exclude: frozenset[str] = frozenset()
+) -> list[SokobanPuzzle]:
     """Return `count` different rooms whose keys are not in `exclude`; deterministic in its arguments.
 
     Raises:
@@ -169,7 +176,7 @@ def generate(
     """
     rng = random.Random(f"sokoban-{seed}")
     seen: set[str] = set()
-    puzzles: list[Puzzle] = []
+    puzzles: list[SokobanPuzzle] = []
     misses = 0
     while len(puzzles) < count:
         puzzle = draw_puzzle(rng, difficulty)
@@ -188,15 +195,15 @@ def generate(
 
 
 def generate_split(
-    num_train: int, num_test: int, seed: int, difficulty: Difficulty
-) -> tuple[list[Puzzle], list[Puzzle]]:
+    num_train: int, num_test: int, seed: int, difficulty: SokobanDifficulty
+) -> tuple[list[SokobanPuzzle], list[SokobanPuzzle]]:
     """Return (train, test) rooms without a common key."""
     test = generate(num_test, 2 * seed + 1, difficulty)
     train = generate(num_train, 2 * seed, difficulty, exclude=frozenset(puzzle.key for puzzle in test))
     return train, test
 
 
-def to_row(puzzle: Puzzle, index: int, split: str) -> dict[str, Any]:
+def to_row(puzzle: SokobanPuzzle, index: int, split: str) -> dict[str, Any]:
     """Return the room as a row of verl's schema; `extra_info` holds a solution and its number of pushes."""
     solution = puzzle.solution
     return {
@@ -215,4 +222,4 @@ def to_row(puzzle: Puzzle, index: int, split: str) -> dict[str, Any]:
     }
 
 
-TASKS = TaskSet(generate_split, to_row, key=lambda puzzle: puzzle.key, difficulty=Difficulty)
+TASKS = TaskSet(generate_split, to_row, key=lambda puzzle: puzzle.key, difficulty=SokobanDifficulty)

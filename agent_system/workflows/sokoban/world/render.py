@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from agent_system.workflows.moves import parse_moves
 from agent_system.workflows.sokoban.world.pushes import ACTIONS
-from agent_system.workflows.sokoban.world.rules import Room, State, parse_room
+from agent_system.workflows.sokoban.world.rules import Room, SokobanState, parse_room
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -19,7 +19,7 @@ _GROUND, _WALL, _GOAL, _BOX, _HOME, _PLAYER = "#f4efe6", "#5b5750", "#d1495b", "
 
 def replay(
     room_text: str, actions: Sequence[str], max_moves: int, kind: str = "moves"
-) -> tuple[Room, list[State]]:
+) -> tuple[Room, list[SokobanState]]:
     """Return the room and every state of an episode, given the room's text and the Executor's actions from a
     trajectory file.
 
@@ -33,14 +33,15 @@ def replay(
     return room, states
 
 
-def draw(room: Room, state: State, cell: int = CELL) -> Image:
+def draw(room: Room, state: SokobanState, cell: int = CELL) -> Image:
     """Return a picture of one state with `cell` pixels per cell side."""
     from PIL import Image, ImageDraw
 
     image = Image.new("RGB", (room.width * cell, room.height * cell), _GROUND)
     pen = ImageDraw.Draw(image)
     for at in range(room.width * room.height):
-        x, y = at % room.width * cell, at // room.width * cell
+        x = at % room.width * cell
+        y = at // room.width * cell
         if at in room.walls:
             pen.rectangle((x, y, x + cell - 1, y + cell - 1), fill=_WALL)
         if at in room.goals:
@@ -57,12 +58,12 @@ def draw(room: Room, state: State, cell: int = CELL) -> Image:
     return image
 
 
-def save_png(path: Path, room: Room, state: State) -> None:
+def save_png(path: Path, room: Room, state: SokobanState) -> None:
     """Write one state as a PNG."""
     draw(room, state).save(path, format="PNG")
 
 
-def save_gif(path: Path, room: Room, states: Sequence[State], frame_ms: int = 300) -> None:
+def save_gif(path: Path, room: Room, states: Sequence[SokobanState], frame_ms: int = 300) -> None:
     """Write an episode as a GIF; the last state is shown for four frames."""
     first, *rest = (draw(room, state) for state in states)
     durations = [frame_ms] * len(rest) + [4 * frame_ms]

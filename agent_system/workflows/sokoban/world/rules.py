@@ -39,7 +39,7 @@ class Room:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class SokobanState:
     """The part that moves change: cells of the player and the boxes."""
 
     player: int
@@ -47,7 +47,7 @@ class State:
 
 
 @dataclass(frozen=True, slots=True)
-class Walk:
+class SokobanWalk:
     """Result of a list of moves.
 
     Attributes:
@@ -56,12 +56,12 @@ class Walk:
         illegal: a move ran into a wall or a blocked box; it and all later ones were not made.
     """
 
-    states: tuple[State, ...]
+    states: tuple[SokobanState, ...]
     pushes: int
     illegal: bool
 
 
-def parse_room(text: str) -> tuple[Room, State]:
+def parse_room(text: str) -> tuple[Room, SokobanState]:
     """Parse a room.
 
     Raises:
@@ -69,7 +69,8 @@ def parse_room(text: str) -> tuple[Room, State]:
             as many boxes as goals.
     """
     rows = [line.replace(" ", "") for line in text.strip().splitlines()]
-    width, height = len(rows[0]) if rows else 0, len(rows)
+    width = len(rows[0]) if rows else 0
+    height = len(rows)
     if width < 3 or height < 3 or any(len(row) != width for row in rows):
         raise AgentSystemError(
             "a Sokoban room needs at least 3 rows of equal length (floor is '-', not a blank), found "
@@ -92,16 +93,18 @@ def parse_room(text: str) -> tuple[Room, State]:
         raise AgentSystemError(
             f"a Sokoban room is closed by a ring of walls '#', found an open border in {text!r:.120}"
         )
-    players, boxes, goals = where["@+"], where["$*"], where[".+*"]
+    players = where["@+"]
+    boxes = where["$*"]
+    goals = where[".+*"]
     if len(players) != 1 or not boxes or len(boxes) != len(goals):
         raise AgentSystemError(
             f"a Sokoban room has one player and as many boxes as goals (at least one), "
             f"found {len(players)} players, {len(boxes)} boxes, {len(goals)} goals in {text!r:.120}"
         )
-    return Room(width, height, where["#"], goals), State(next(iter(players)), boxes)
+    return Room(width, height, where["#"], goals), SokobanState(next(iter(players)), boxes)
 
 
-def render(room: Room, state: State, *, spaced: bool = False) -> str:
+def render(room: Room, state: SokobanState, *, spaced: bool = False) -> str:
     """Return the room as text, one row per line; `spaced` puts a space between cells, so that a tokenizer
     makes each cell a token.
     """
@@ -110,7 +113,7 @@ def render(room: Room, state: State, *, spaced: bool = False) -> str:
     return "\n".join(separator.join(cells[i : i + room.width]) for i in range(0, len(cells), room.width))
 
 
-def _cell(room: Room, state: State, at: int) -> str:
+def _cell(room: Room, state: SokobanState, at: int) -> str:
     if at in room.walls:
         return WALL
     on_goal = at in room.goals
@@ -121,41 +124,41 @@ def _cell(room: Room, state: State, at: int) -> str:
     return GOAL if on_goal else FLOOR
 
 
-def move(room: Room, state: State, letter: str) -> State | None:
+def move(room: Room, state: SokobanState, letter: str) -> SokobanState | None:
     """Return the state after one move, or None for a move into a wall or a blocked box."""
     step = room.step_of(letter)
     to = state.player + step
     if to in room.walls:
         return None
     if to not in state.boxes:
-        return State(to, state.boxes)
+        return SokobanState(to, state.boxes)
     beyond = to + step
     if beyond in room.walls or beyond in state.boxes:
         return None
-    return State(to, (state.boxes - {to}) | {beyond})
+    return SokobanState(to, (state.boxes - {to}) | {beyond})
 
 
-def walk(room: Room, state: State, moves: str) -> Walk:
+def walk(room: Room, state: SokobanState, moves: str) -> SokobanWalk:
     """Make the moves in order until one is illegal or the room is solved."""
-    states: list[State] = []
+    states: list[SokobanState] = []
     pushes = 0
     for letter in moves:
         after = move(room, state, letter)
         if after is None:
-            return Walk(tuple(states), pushes, True)
+            return SokobanWalk(tuple(states), pushes, True)
         pushes += after.boxes != state.boxes
         state = after
         states.append(state)
         if is_solved(room, state):
             break
-    return Walk(tuple(states), pushes, False)
+    return SokobanWalk(tuple(states), pushes, False)
 
 
-def is_solved(room: Room, state: State) -> bool:
+def is_solved(room: Room, state: SokobanState) -> bool:
     """Return whether every box is on a goal."""
     return state.boxes == room.goals
 
 
-def boxes_on_goals(room: Room, state: State) -> int:
+def boxes_on_goals(room: Room, state: SokobanState) -> int:
     """Return the number of boxes on goals."""
     return len(state.boxes & room.goals)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import count
 
-from agent_system.workflows.sokoban.world.rules import MOVES, OPPOSITE, Room, State, is_solved
+from agent_system.workflows.sokoban.world.rules import MOVES, OPPOSITE, Room, SokobanState, is_solved
 
 DEAD = 1_000_000
 MAX_EXPANDED = 50_000
@@ -61,7 +61,8 @@ def push_distances(room: Room) -> dict[int, int]:
         cell = queue.popleft()
         for letter in MOVES:
             back = -room.step_of(letter)
-            start, stand = cell + back, cell + 2 * back
+            start = cell + back
+            stand = cell + 2 * back
             if start in room.walls or stand in room.walls or start in distances:
                 continue
             distances[start] = distances[cell] + 1
@@ -77,7 +78,7 @@ def least_pushes(room: Room, boxes: frozenset[int]) -> int:
     return sum(distances.get(box, DEAD) for box in boxes)
 
 
-def is_lost(room: Room, state: State) -> bool:
+def is_lost(room: Room, state: SokobanState) -> bool:
     """Return whether `state` is proved unsolvable by a search of at most `MAX_PROOF` states, which suffice
     for one box.
 
@@ -87,7 +88,7 @@ def is_lost(room: Room, state: State) -> bool:
     return least_pushes(room, state.boxes) >= DEAD or solve(room, state, MAX_PROOF).exhausted
 
 
-def reachable(room: Room, state: State) -> dict[int, str]:
+def reachable(room: Room, state: SokobanState) -> dict[int, str]:
     """Return every cell that the player can reach without a push, with a shortest list of moves."""
     paths = {state.player: ""}
     queue = deque([state.player])
@@ -101,7 +102,7 @@ def reachable(room: Room, state: State) -> dict[int, str]:
     return paths
 
 
-def pushes_from(room: Room, state: State) -> list[tuple[str, State]]:
+def pushes_from(room: Room, state: SokobanState) -> list[tuple[str, SokobanState]]:
     """Return every possible next push: the moves up to and including it, and the state after it."""
     paths = reachable(room, state)
     found = []
@@ -110,12 +111,14 @@ def pushes_from(room: Room, state: State) -> list[tuple[str, State]]:
             step = room.step_of(letter)
             beyond = box + step
             if box - step in paths and beyond not in room.walls and beyond not in state.boxes:
-                found.append((paths[box - step] + letter, State(box, (state.boxes - {box}) | {beyond})))
+                found.append(
+                    (paths[box - step] + letter, SokobanState(box, (state.boxes - {box}) | {beyond}))
+                )
     return found
 
 
 @lru_cache(maxsize=8192)
-def solve(room: Room, state: State, max_expanded: int = MAX_EXPANDED) -> Search:
+def solve(room: Room, state: SokobanState, max_expanded: int = MAX_EXPANDED) -> Search:
     """Search for the solution with the fewest pushes, then moves, from `state`; stop after `max_expanded`
     states.
     """
@@ -143,7 +146,7 @@ def solve(room: Room, state: State, max_expanded: int = MAX_EXPANDED) -> Search:
     return Search(None, expanded, exhausted=True)
 
 
-def pulls_from(room: Room, state: State) -> list[tuple[str, State]]:
+def pulls_from(room: Room, state: SokobanState) -> list[tuple[str, SokobanState]]:
     """Return every possible next pull in reverse play: the forward moves from the state after the pull back
     to `state`, and that state.
     """
@@ -152,8 +155,9 @@ def pulls_from(room: Room, state: State) -> list[tuple[str, State]]:
     for box in sorted(state.boxes):
         for letter in MOVES:
             step = room.step_of(letter)
-            stand, back = box - step, box - 2 * step
+            stand = box - step
+            back = box - 2 * step
             if stand in paths and back not in room.walls and back not in state.boxes:
                 home = "".join(OPPOSITE[m] for m in reversed(paths[stand]))
-                found.append((letter + home, State(back, (state.boxes - {box}) | {stand})))
+                found.append((letter + home, SokobanState(back, (state.boxes - {box}) | {stand})))
     return found

@@ -14,7 +14,7 @@ from agent_system.workflows.sokoban.world.rules import (
     PLAYER,
     WALL,
     Room,
-    State,
+    SokobanState,
     render,
 )
 from agent_system.workflows.sokoban.world.solver import reachable
@@ -24,7 +24,7 @@ RADIUS = 2
 _ROWS = "abcde"
 
 
-def shown(room: Room, state: State, view: str, actions: str = "moves") -> str:
+def shown(room: Room, state: SokobanState, view: str, actions: str = "moves") -> str:
     """Return the state in one of `VIEWS`; the compact view depends on the kind of actions, moves or
     pushes.
     """
@@ -33,7 +33,7 @@ def shown(room: Room, state: State, view: str, actions: str = "moves") -> str:
     return pushes_text(room, state) if actions == "pushes" else compact_text(room, state)
 
 
-def compact_text(room: Room, state: State) -> str:
+def compact_text(room: Room, state: SokobanState) -> str:
     """Return the compact view of a room with one box.
 
     The layout is the same in every state and signs are separated by spaces, so that a tiny model finds each
@@ -55,7 +55,7 @@ def compact_text(room: Room, state: State) -> str:
     return "\n".join([*lines, *_rows_around(room, state, box)])
 
 
-def pushes_text(room: Room, state: State) -> str:
+def pushes_text(room: Room, state: SokobanState) -> str:
     """Return the compact view of a room with one box whose actions are pushes.
 
     The layout is that of `compact_text`, without the player:
@@ -72,10 +72,10 @@ def pushes_text(room: Room, state: State) -> str:
     cells = reachable(room, state)
     behind = (f"{letter} {'+' if box - room.step_of(letter) in cells else '-'}" for letter in MOVES)
     lines = [f"goal {way(room, box, goal)}", f"behind {' '.join(behind)}"]
-    return "\n".join([*lines, *_rows_around(room, State(-1, state.boxes), box)])
+    return "\n".join([*lines, *_rows_around(room, SokobanState(-1, state.boxes), box)])
 
 
-def around(room: Room, state: State, cell: int) -> str:
+def around(room: Room, state: SokobanState, cell: int) -> str:
     """Return the signs of the four cells next to `cell`: `U $ D - L - R #`."""
     return " ".join(f"{move} {_sign(room, state, cell + room.step_of(move))}" for move in MOVES)
 
@@ -95,11 +95,12 @@ def last_line(made: str, stopped: str, max_moves: int) -> str:
 def way(room: Room, start: int, end: int) -> str:
     """Return the rows and columns from one cell to another: `U 1 R 0`."""
     (row, column), (end_row, end_column) = divmod(start, room.width), divmod(end, room.width)
-    down, right = end_row - row, end_column - column
+    down = end_row - row
+    right = end_column - column
     return f"{'D' if down > 0 else 'U'} {abs(down)} {'L' if right < 0 else 'R'} {abs(right)}"
 
 
-def _rows_around(room: Room, state: State, box: int) -> list[str]:
+def _rows_around(room: Room, state: SokobanState, box: int) -> list[str]:
     row, column = divmod(box, room.width)
     reach = range(-RADIUS, RADIUS + 1)
     columns = [column + right for right in reach]
@@ -109,7 +110,7 @@ def _rows_around(room: Room, state: State, box: int) -> list[str]:
     ]
 
 
-def _row(room: Room, state: State, row: int, columns: Iterable[int]) -> list[str]:
+def _row(room: Room, state: SokobanState, row: int, columns: Iterable[int]) -> list[str]:
     inside = 0 <= row < room.height
     return [
         _sign(room, state, row * room.width + column) if inside and 0 <= column < room.width else WALL
@@ -117,7 +118,7 @@ def _row(room: Room, state: State, row: int, columns: Iterable[int]) -> list[str
     ]
 
 
-def _sign(room: Room, state: State, cell: int) -> str:
+def _sign(room: Room, state: SokobanState, cell: int) -> str:
     if cell in room.walls:
         return WALL
     if cell in state.boxes:

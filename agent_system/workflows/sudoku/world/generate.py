@@ -14,7 +14,14 @@ from typing import Any
 
 from agent_system.errors import AgentSystemError
 from agent_system.workflows.data import TaskSet
-from agent_system.workflows.sudoku.world.puzzle import Board, Puzzle, canonical, rows_text, shape_of, to_text
+from agent_system.workflows.sudoku.world.puzzle import (
+    Board,
+    SudokuPuzzle,
+    canonical,
+    rows_text,
+    shape_of,
+    to_text,
+)
 from agent_system.workflows.sudoku.world.solver import has_one_solution, solutions
 from verl.utils.names import did_you_mean
 
@@ -40,7 +47,9 @@ def clue_range(size: int, difficulty: str) -> tuple[int, int]:
             f"the size of a puzzle must be one of {', '.join(map(str, CLUES))}, found {size}"
         )
     if difficulty.isascii() and difficulty.isdigit():
-        clues, least, most = int(difficulty), {4: 4, 9: 24}[size], size * size - 1
+        clues = int(difficulty)
+        least = {4: 4, 9: 24}[size]
+        most = size * size - 1
         if not least <= clues <= most:
             raise AgentSystemError(
                 f"a puzzle of size {size} is made with {least} to {most} clues, found {clues}"
@@ -74,7 +83,8 @@ def full_board(rng: random.Random, size: int) -> Board:
 
     Every 4x4 board can be drawn; for a 9x9 board the draw is among the first 16 completions found.
     """
-    shape, side = shape_of(size), round(size**0.5)
+    shape = shape_of(size)
+    side = round(size**0.5)
     while True:
         board = [0] * (size * size)
         for box in shape.units[2 * size :: side + 1]:
@@ -85,12 +95,13 @@ def full_board(rng: random.Random, size: int) -> Board:
             return rng.choice(found)
 
 
-def draw_puzzle(rng: random.Random, kind: Kind) -> Puzzle | None:
+def draw_puzzle(rng: random.Random, kind: Kind) -> SudokuPuzzle | None:
     """Draw one puzzle; return None when emptying cells did not reach the number of clues of `kind`."""
     least, most = clue_range(kind.size, kind.difficulty)
     solution = full_board(rng, kind.size)
     target = rng.randint(least, most)
-    board, num_clues = list(solution), len(solution)
+    board = list(solution)
+    num_clues = len(solution)
     for cell in rng.sample(range(len(solution)), len(solution)):
         if num_clues == target:
             break
@@ -101,14 +112,14 @@ def draw_puzzle(rng: random.Random, kind: Kind) -> Puzzle | None:
             board[cell] = solution[cell]
     if num_clues > most:
         return None
-    return Puzzle(
+    return SudokuPuzzle(
         kind.size, tuple(board), solution, tuple(cell for cell, digit in enumerate(board) if not digit)
     )
 
 
 def generate(
     count: int, seed: int, kind: Kind | None = None, *, exclude: Collection[Board] = ()
-) -> list[Puzzle]:
+) -> list[SudokuPuzzle]:
     """Return `count` puzzles whose canonical forms are distinct and not in `exclude`; deterministic in its
     arguments.
 
@@ -118,7 +129,7 @@ def generate(
     kind = kind or Kind()
     rng = random.Random(f"sudoku-{seed}")
     seen: set[Board] = set(exclude)
-    puzzles: list[Puzzle] = []
+    puzzles: list[SudokuPuzzle] = []
     misses = 0
     while len(puzzles) < count:
         puzzle = draw_puzzle(rng, kind)
@@ -140,14 +151,14 @@ def generate(
 
 def generate_split(
     num_train: int, num_test: int, seed: int, kind: Kind | None = None
-) -> tuple[list[Puzzle], list[Puzzle]]:
+) -> tuple[list[SudokuPuzzle], list[SudokuPuzzle]]:
     """Return (train, test) puzzles, all different up to a renaming of digits."""
     test = generate(num_test, 2 * seed + 1, kind)
     train = generate(num_train, 2 * seed, kind, exclude={canonical(puzzle.clues) for puzzle in test})
     return train, test
 
 
-def to_row(puzzle: Puzzle, index: int, split: str) -> dict[str, Any]:
+def to_row(puzzle: SudokuPuzzle, index: int, split: str) -> dict[str, Any]:
     """Return the puzzle as a row of verl's schema; the environment reads and solves `extra_info.puzzle`."""
     return {
         "data_source": f"{DATA_SOURCE}_{puzzle.size}x{puzzle.size}",

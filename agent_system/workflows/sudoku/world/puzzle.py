@@ -18,7 +18,7 @@ EMPTY = "."
 
 
 @dataclass(frozen=True)
-class Shape:
+class BoardShape:
     """Rows, columns, boxes and peers of a board of one size.
 
     Attributes:
@@ -37,7 +37,7 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class Puzzle:
+class SudokuPuzzle:
     """A board of clues and its unique solution.
 
     Attributes:
@@ -59,7 +59,7 @@ class Puzzle:
 
 
 @cache
-def shape_of(size: int) -> Shape:
+def shape_of(size: int) -> BoardShape:
     """Return the shape of a board of `size` rows.
 
     Raises:
@@ -80,7 +80,7 @@ def shape_of(size: int) -> Shape:
     peers = tuple(
         tuple(sorted({other for unit in units if cell in unit for other in unit} - {cell})) for cell in cells
     )
-    return Shape(size, units, row, column, box, peers)
+    return BoardShape(size, units, row, column, box, peers)
 
 
 def size_of(board: Board) -> int:

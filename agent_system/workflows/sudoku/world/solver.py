@@ -7,8 +7,8 @@ from functools import lru_cache
 from agent_system.errors import AgentSystemError
 from agent_system.workflows.sudoku.world.puzzle import (
     Board,
-    Puzzle,
-    Shape,
+    BoardShape,
+    SudokuPuzzle,
     clashing,
     from_text,
     shape_of,
@@ -33,7 +33,7 @@ def has_one_solution(board: Board) -> bool:
     return len(solutions(board)) == 1
 
 
-def make_puzzle(clues: Board) -> Puzzle:
+def make_puzzle(clues: Board) -> SudokuPuzzle:
     """Return the puzzle of `clues`.
 
     Raises:
@@ -45,13 +45,13 @@ def make_puzzle(clues: Board) -> Puzzle:
             f"the puzzle {to_text(clues)!r} has {'no solution' if not found else 'several solutions'}, "
             "expected exactly one; make puzzles with: python -m agent_system.workflows.data sudoku"
         )
-    return Puzzle(
+    return SudokuPuzzle(
         size_of(clues), clues, found[0], tuple(cell for cell, digit in enumerate(clues) if not digit)
     )
 
 
 @lru_cache(maxsize=4096)
-def puzzle_from_text(text: str) -> Puzzle:
+def puzzle_from_text(text: str) -> SudokuPuzzle:
     """Return the puzzle written as one line; cached, because every episode of a task needs it.
 
     Raises:
@@ -64,7 +64,7 @@ class _Search:
     """One search; `rows`, `columns` and `boxes` hold bit masks of the digits used in each."""
 
     def __init__(self, board: Board, limit: int) -> None:
-        self.shape: Shape = shape_of(size_of(board))
+        self.shape: BoardShape = shape_of(size_of(board))
         self.limit = limit
         self.found: list[Board] = []
         self.cells = list(board)
@@ -95,13 +95,21 @@ class _Search:
         self.open.add(cell)
 
     def _tightest(self) -> tuple[int, int]:
-        shape, rows, columns, boxes, full = self.shape, self.rows, self.columns, self.boxes, self.full
-        best, best_choices, fewest = -1, 0, shape.size + 1
+        shape = self.shape
+        rows = self.rows
+        columns = self.columns
+        boxes = self.boxes
+        full = self.full
+        best = -1
+        best_choices = 0
+        fewest = shape.size + 1
         for cell in self.open:
             choices = full & ~(rows[shape.row[cell]] | columns[shape.column[cell]] | boxes[shape.box[cell]])
             count = choices.bit_count()
             if count < fewest:
-                best, best_choices, fewest = cell, choices, count
+                best = cell
+                best_choices = choices
+                fewest = count
                 if count <= 1:
                     break
         return best, best_choices

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from agent_system.workflows.sudoku.world.action import Action, Move
-from agent_system.workflows.sudoku.world.puzzle import Board, Puzzle, clashing, shape_of, to_text
+from agent_system.workflows.sudoku.world.puzzle import Board, SudokuPuzzle, clashing, shape_of, to_text
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class SudokuState:
     """A puzzle and its current board.
 
     Attributes:
@@ -17,18 +17,19 @@ class State:
         board: clues and written digits.
     """
 
-    puzzle: Puzzle
+    puzzle: SudokuPuzzle
     board: Board
 
     @classmethod
-    def start(cls, puzzle: Puzzle) -> State:
+    def start(cls, puzzle: SudokuPuzzle) -> SudokuState:
         """Return the initial state, in which the board holds the clues only."""
         return cls(puzzle, puzzle.clues)
 
     @property
     def num_right(self) -> int:
         """Number of cells without a clue that hold the solution's digit."""
-        board, solution = self.board, self.puzzle.solution
+        board = self.board
+        solution = self.puzzle.solution
         return sum(board[cell] == solution[cell] for cell in self.puzzle.empty)
 
     @property
@@ -66,7 +67,7 @@ class AppliedAction:
         wrong: cells for which the action has a wrong digit, or which it empties of the solution's digit.
     """
 
-    state: State
+    state: SudokuState
     readable: bool = True
     illegal: bool = False
     touched_clue: bool = False
@@ -101,7 +102,9 @@ class AppliedAction:
         return (self.wrong + self.illegal) / counted if counted else 0.0
 
 
-def apply_action(state: State, action: Action | None, max_cells: int, clashes: str = "keep") -> AppliedAction:
+def apply_action(
+    state: SudokuState, action: Action | None, max_cells: int, clashes: str = "keep"
+) -> AppliedAction:
     """Write the cells of `action` in order until one is illegal or the puzzle is solved; None is an
     unreadable action.
 
@@ -111,7 +114,8 @@ def apply_action(state: State, action: Action | None, max_cells: int, clashes: s
     """
     if action is None:
         return AppliedAction(state, readable=False)
-    clues, size = state.puzzle.clues, state.puzzle.size
+    clues = state.puzzle.clues
+    size = state.puzzle.size
     board = list(state.board)
     written: list[int] = []
     placed: set[int] = set()
@@ -134,7 +138,8 @@ def apply_action(state: State, action: Action | None, max_cells: int, clashes: s
         if cell is None or touched:
             illegal = True
             break
-        held, solution = board[cell], state.puzzle.solution[cell]
+        held = board[cell]
+        solution = state.puzzle.solution[cell]
         if move.digit not in (held, 0):
             placed.add(cell)
         if move.digit not in (solution, 0) or (held == solution and not move.digit):

@@ -1,14 +1,18 @@
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from agent_system import EnvRegistry, Task
 from agent_system.rollout import Collector
 from agent_system.testing import make_tokenizer, scripted_team
-from agent_system.workflows.farama import FaramaEnv, FaramaEnvOptions
-from tests.agent_system.workflows.farama.toys import HERE
 
+if TYPE_CHECKING:
+    from agent_system.workflows.farama import FaramaEnv
+
+HERE = "tests.agent_system.workflows.farama.toys"
 TICTACTOE: Mapping[str, Any] = {"env_id": "classic/tictactoe-v3", "api": "aec"}
 RPS: Mapping[str, Any] = {
     "env_id": "classic/rps-v2",
@@ -27,6 +31,7 @@ LAKE: Mapping[str, Any] = {
 @pytest.fixture
 def start() -> Callable[..., FaramaEnv]:
     """An environment after its reset."""
+    from agent_system.workflows.farama import FaramaEnv, FaramaEnvOptions  # of the extra farama
 
     def make(
         base: Mapping[str, Any], *, task: Task | None = None, seed: int = 0, **options: Any

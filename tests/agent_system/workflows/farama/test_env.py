@@ -6,10 +6,13 @@ import pytest
 from agent_system import AgentSystemError, Task
 from agent_system.options import build_options
 from agent_system.testing import check_env
+from tests.agent_system.workflows.farama.conftest import LAKE, MEET, RPS, TICTACTOE
+
+pytest.importorskip("pettingzoo", reason="needs the extra farama")
+
 from agent_system.workflows.farama import FaramaEnv, FaramaEnvOptions
 from agent_system.workflows.farama.env import NOTHING_DONE
 from agent_system.workflows.farama.team import check_forks
-from tests.agent_system.workflows.farama.conftest import LAKE, MEET, RPS, TICTACTOE
 from tests.agent_system.workflows.farama.toys import HERE
 
 QUESTION = Task("t", "Play.")

@@ -1,12 +1,16 @@
 import copy
 import threading
 
-import pettingzoo
 import pytest
+
+from agent_system import AgentSystemError
+
+pytest.importorskip("pettingzoo", reason="needs the extra farama")
+
+import pettingzoo
 from gymnasium import spaces
 from gymnasium.utils import EzPickle
 
-from agent_system import AgentSystemError
 from agent_system.workflows.farama.world.game import Game
 from agent_system.workflows.farama.world.snapshot import duplicate, freeze, thaw
 

@@ -1,8 +1,12 @@
 import numpy as np
 import pytest
-from gymnasium import spaces
 
 from agent_system import AgentSystemError
+
+pytest.importorskip("pettingzoo", reason="needs the extra farama")
+
+from gymnasium import spaces
+
 from agent_system.workflows.farama import IllegalActionError, actions_text, read_action, text_of
 from tests.agent_system.workflows.farama.toys import MIXED
 

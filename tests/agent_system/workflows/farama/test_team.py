@@ -7,12 +7,15 @@ import pytest
 
 from agent_system import AgentRegistry, AgentSystemError, Task
 from agent_system.options import build_options
-from agent_system.workflows.farama import FaramaAgent, FaramaEnv, FaramaOptions
 from tests.agent_system.workflows.farama.conftest import LAKE, MEET, RPS, TICTACTOE
-from tests.agent_system.workflows.farama.toys import HERE
 from tests.house.source import ROOT
 from verl.trainer.config.reward import RewardConfig
 from verl.trainer.config.run import TreeConfig
+
+pytest.importorskip("pettingzoo", reason="needs the extra farama")
+
+from agent_system.workflows.farama import FaramaAgent, FaramaEnv, FaramaOptions
+from tests.agent_system.workflows.farama.toys import HERE
 
 TREE = {"tree": TreeConfig(k=3), "reward": RewardConfig(team_scope="call")}
 WAY = ["down", "down", "right", "right", "down", "right"]

@@ -148,7 +148,9 @@ def means_the_same(answer: str, truth: str) -> bool:
         return True
     if (one := _CHOICE.fullmatch(answer)) and (other := _CHOICE.fullmatch(truth)):
         return one[1] == other[1]
-    if len(left) == len(right) and _SPLIT.findall(_shown(answer)) == _SPLIT.findall(_shown(truth)):
+    if len(left) == len(right) and _relations(answer) == _relations(truth):
+        if len(left) == 2 and left[1:] == right[1:] and _same_limit(left[0], right[0]):
+            return True
         others = list(right)
         for side in left:
             same = next((other for other in others if _same(side, other)), None)
@@ -166,14 +168,34 @@ def _same_relation(left: list[str], right: list[str]) -> bool:
     )
 
 
+def _same_limit(left: str, right: str) -> bool:
+    """Return whether two limits at infinity are equal, by their terms at a large number."""
+    match = [
+        re.fullmatch(r"\\lim\s*_\{\s*(\w)\s*\\rightarrow\s*\\infty\s*\}(.*)", side) for side in (left, right)
+    ]
+    terms = [re.sub(rf"(?<![A-Za-z\\]){m[1]}(?![A-Za-z])", "(10^9)", m[2]) for m in match if m]
+    values = [_value(term, 0) for term in terms]
+    return (
+        len(values) == 2
+        and None not in values
+        and cmath.isclose(values[0] or 0, values[1] or 0, rel_tol=1e-8)
+    )
+
+
+def _relations(text: str) -> list[str]:
+    """Return the signs between the sides of a text, without those between the members of a list."""
+    return [sign for sign in _SPLIT.findall(_shown(text)) if sign not in (",", ";", " or ", " and ")]
+
+
 def _sides(text: str) -> list[str]:
-    return [_bare(side) for side in _SPLIT.split(_shown(text)) if side.strip()]
+    sides = [_bare(side) for side in _SPLIT.split(_shown(text)) if side.strip()]
+    return [side.replace("\\pm", sign) for side in sides for sign in ("+-" if "\\pm" in side else "+")]
 
 
 def _shown(text: str) -> str:
     # Brackets around an array make one matrix, whatever they are.
     text = re.sub(r"[\[(]\s*(?=\\begin\{array\})|(?<=\\end\{array\})\s*(?:\\right)?[\])]", "", text)
-    return re.sub(r"\\left|\\right|\\[,;! ]|\\?%", " ", re.sub(r"\{,\}|\\?\$", "", text))
+    return re.sub(r"\\(?:left|right)(?![a-z])|\\[,;! ]|\\?%", " ", re.sub(r"\{,\}|\\?\$", "", text))
 
 
 def _bare(side: str) -> str:
@@ -184,7 +206,9 @@ def _bare(side: str) -> str:
         .strip(" /")
         .rstrip(" .")
     )
-    side = re.sub(r"(?:\s*\\cdot\s*)+$", "", re.sub(r"(?<=\d)\s+[A-Za-z/]{1,}(?:\s.*)?$", "", side)).strip()
+    side = re.sub(
+        r"(?:\s*\\cdot\s*)+$", "", re.sub(r"(?<=\d)\s+[A-Za-z][A-Za-z/]*(?:\s.*)?$", "", side)
+    ).strip()
     return side.lower() if re.fullmatch(r"[A-Za-z' ]{3,}", side) else side
 
 
@@ -235,6 +259,7 @@ def _value(text: str, seed: int) -> complex | None:
 def _python(text: str) -> str:
     """Return LaTeX as an expression of Python."""
     text = re.sub(r"(?<=\d),(?=\d{3})", "", re.sub(r"\\[dtc]frac", r"\\frac", text))
+    text = re.sub(r"(?<![\d.])0+(?=\d)", "", text)
     text = re.sub(r"(\d)[eE]([+-]?\d+)", r"\1*10**(\2)", text)
     text = re.sub(r"\\frac\s*(\d)\s*(\d)", r"\\frac{\1}{\2}", text)
     before = ""

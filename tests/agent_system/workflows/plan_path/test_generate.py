@@ -4,7 +4,12 @@ from agent_system import AgentSystemError
 from agent_system.task import task_from_row
 from agent_system.workflows.data import main
 from agent_system.workflows.plan_path import PlanPathEnv
-from agent_system.workflows.plan_path.world.generate import Difficulty, generate, generate_split, to_row
+from agent_system.workflows.plan_path.world.generate import (
+    PlanPathDifficulty,
+    generate,
+    generate_split,
+    to_row,
+)
 from agent_system.workflows.plan_path.world.grid import parse_map
 from agent_system.workflows.plan_path.world.rules import walk
 
@@ -18,13 +23,15 @@ def test_five_hundred_maps_are_solved_by_their_shortest_path():
 
 
 def test_difficulty_sets_size_walls_and_path():
-    for grid in generate(30, 0, Difficulty(size=6, wall_share=0.25, min_path=3, max_path=4)):
+    for grid in generate(30, 0, PlanPathDifficulty(size=6, wall_share=0.25, min_path=3, max_path=4)):
         assert grid.height == 6 and len(grid.walls) == 9 and 3 <= grid.shortest <= 4
 
 
 def test_train_and_test_share_no_map_even_where_maps_are_few():
     # 3x3 without walls has 9 starts x 8 goals = 72 maps in all.
-    train, test = generate_split(40, 30, 0, Difficulty(size=3, wall_share=0.0, min_path=1, max_path=4))
+    train, test = generate_split(
+        40, 30, 0, PlanPathDifficulty(size=3, wall_share=0.0, min_path=1, max_path=4)
+    )
     texts = [grid.text for grid in train + test]
     assert len(set(texts)) == 70 == len(texts)
 
@@ -48,7 +55,7 @@ def test_test_maps_do_not_depend_on_how_many_are_trained_on():
 )
 def test_a_difficulty_without_enough_maps_is_an_error(options, count, message):
     with pytest.raises(AgentSystemError, match=message):
-        generate(count, 0, Difficulty(**options))
+        generate(count, 0, PlanPathDifficulty(**options))
 
 
 @pytest.mark.parametrize(
@@ -56,7 +63,7 @@ def test_a_difficulty_without_enough_maps_is_an_error(options, count, message):
 )
 def test_an_impossible_difficulty_is_refused(options):
     with pytest.raises(AgentSystemError, match="found"):
-        Difficulty(**options)
+        PlanPathDifficulty(**options)
 
 
 def test_a_row_becomes_a_task_that_the_world_plays():

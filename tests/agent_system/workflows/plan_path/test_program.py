@@ -11,7 +11,7 @@ from agent_system import AgentSystemError, Task
 from agent_system.options import build_options
 from agent_system.rollout import Collector
 from agent_system.sandbox import RunResult, close_shared, configure, shared_sandbox
-from agent_system.workflows.plan_path import EXECUTOR, TOOL, PlanPathOptions, ToolAgent
+from agent_system.workflows.plan_path import EXECUTOR, TOOL, PlanPathOptions, PlanPathProposerAgent
 from agent_system.workflows.plan_path.world.rules import walk
 from agent_system.workflows.programs import LONGEST_REASON, Program
 from tests.agent_system.workflows.plan_path.conftest import AROUND
@@ -204,12 +204,12 @@ async def test_moves_are_not_a_program_and_a_program_is_not_moves(start: Any) ->
 
 
 def test_the_prompt_asks_for_a_program_and_the_last_one_counts() -> None:
-    agent = ToolAgent(config=PlanPathOptions(tool="code"))
+    agent = PlanPathProposerAgent(config=PlanPathOptions(tool="code"))
     text = agent.messages({"env_prompt": "MAP", "max_moves": 4})[0]["content"]
     assert "MAP" in text and "```python" in text and "<moves>" not in text and "first 4 moves" in text
     found = agent.project(f"{fenced('print(1)')}\nno:\n{fenced('print(2)')}")
     assert found.valid and isinstance(found.action, Program) and found.action == "print(2)"
-    assert not isinstance(ToolAgent().project("<moves>D</moves>").action, Program)
+    assert not isinstance(PlanPathProposerAgent().project("<moves>D</moves>").action, Program)
 
 
 async def test_a_team_that_writes_moves_runs_nothing(play: Any) -> None:

@@ -4,7 +4,13 @@ import pytest
 
 from agent_system import AgentSystemError
 from agent_system.options import build_options
-from agent_system.workflows.plan_path import EXECUTOR, TOOL, ExecutorAgent, PlanPathOptions, ToolAgent
+from agent_system.workflows.plan_path import (
+    EXECUTOR,
+    TOOL,
+    PlanPathExecutorAgent,
+    PlanPathOptions,
+    PlanPathProposerAgent,
+)
 from agent_system.workflows.plan_path.world.generate import generate
 from agent_system.workflows.plan_path.world.grid import parse_map
 
@@ -69,7 +75,7 @@ async def test_hostile_replies_are_scored_counted_and_survived(play, reply):
     assert all(s.local_reward < 0.0 for s in episode.samples)
 
 
-@pytest.mark.parametrize("agent", [ToolAgent(), ExecutorAgent()])
+@pytest.mark.parametrize("agent", [PlanPathProposerAgent(), PlanPathExecutorAgent()])
 def test_the_last_list_counts_and_an_unreadable_one_is_invalid(agent):
     assert agent.project("<moves>U</moves> no: <MOVES>right, Down</Moves>").action == "RD"
     found = agent.project("<moves>north</moves>")
@@ -80,7 +86,7 @@ def test_short_style_is_the_view_and_the_proposal():
     from agent_system import Entry
 
     options = PlanPathOptions(prompt_style="short")
-    tool, executor = ToolAgent(config=options), ExecutorAgent(config=options)
+    tool, executor = PlanPathProposerAgent(config=options), PlanPathExecutorAgent(config=options)
     variables = {
         "env_prompt": "VIEW",
         "max_moves": 4,

@@ -6,7 +6,7 @@ import pytest
 
 from agent_system.workflows.search.world.corpus import Document
 from agent_system.workflows.search.world.finder import Finder
-from agent_system.workflows.search.world.server import Limits, create_app
+from agent_system.workflows.search.world.server import RequestLimits, create_app
 
 DOCUMENTS = [Document(str(i), "", f"text {i}") for i in range(10)]
 
@@ -93,7 +93,7 @@ async def test_who_gives_up_does_not_end_the_search_for_the_others(index):
 
 
 async def test_a_search_that_takes_too_long_is_given_up_and_the_next_one_is_served(index):
-    app = create_app(Finder(DOCUMENTS, index), Limits(timeout_s=0.1))
+    app = create_app(Finder(DOCUMENTS, index), RequestLimits(timeout_s=0.1))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server") as client:
         late = await client.post("/retrieve", json={"queries": ["1"]})
         assert late.status_code == 504

@@ -10,7 +10,7 @@ from agent_system.workflows.search import (
     AnswerAgent,
     SearchAgent,
     SearchOptions,
-    VerifierAgent,
+    SearchVerifierAgent,
 )
 from tests.agent_system.workflows.search.conftest import TASK
 from verl.trainer.config.reward import RewardConfig
@@ -131,7 +131,7 @@ def test_a_source_that_cannot_be_used_is_refused_before_anything_is_collected(
 def test_the_short_style_is_question_and_memory_alone():
     options = SearchOptions(prompt_style="short")
     variables = {"env_prompt": "Who?", "memory": "Step 1: x", "team_context": "c", "step": 2}
-    for cls, word in ((VerifierAgent, "Verify"), (SearchAgent, "Search"), (AnswerAgent, "Answer")):
+    for cls, word in ((SearchVerifierAgent, "Verify"), (SearchAgent, "Search"), (AnswerAgent, "Answer")):
         assert cls(config=options).messages(variables) == [
             {"role": "user", "content": f"{word}: Who?\nStep 1: x"}
         ]
@@ -139,12 +139,12 @@ def test_the_short_style_is_question_and_memory_alone():
 
 def test_the_full_style_shows_each_the_form_of_its_reply():
     variables = {"env_prompt": "Who?", "memory": "", "team_context": "", "step": 1}
-    for cls, tag in ((VerifierAgent, "verify"), (SearchAgent, "search"), (AnswerAgent, "answer")):
+    for cls, tag in ((SearchVerifierAgent, "verify"), (SearchAgent, "search"), (AnswerAgent, "answer")):
         assert f"</{tag}>" in cls().messages(variables)[0]["content"]
 
 
 def test_thinking_is_not_an_action():
-    assert VerifierAgent().project("<think><verify>yes</verify></think> hm").fields == {
+    assert SearchVerifierAgent().project("<think><verify>yes</verify></think> hm").fields == {
         "enough": False,
         "parsed": False,
     }

@@ -7,8 +7,11 @@ from __future__ import annotations
 import pytest
 
 from agent_system.workflows.search.world.corpus import Document
+
+pytest.importorskip("regex", reason="needs the extra search")
+
 from agent_system.workflows.search.world.index import BM25Index
-from agent_system.workflows.search.world.words import Words
+from agent_system.workflows.search.world.words import WordSplitter
 
 # Document -> queries whose best hit it is.
 DOCUMENTS: dict[str, tuple[str, ...]] = {
@@ -70,7 +73,7 @@ def test_a_corpus_without_words_finds_nothing() -> None:
 
 
 def test_words_are_stems_and_neighbouring_characters() -> None:
-    words = Words()
+    words = WordSplitter()
     assert words.of("The cats' C++ (3.5)") == ["cat", "c++", "3.5"]
     assert words.of("北京市") == ["北", "京", "市", "北京", "京市"]
-    assert Words("").of("languages") == ["languages"]
+    assert WordSplitter("").of("languages") == ["languages"]

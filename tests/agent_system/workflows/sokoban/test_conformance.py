@@ -3,13 +3,13 @@ from hypothesis import strategies as st
 
 from agent_system import Task
 from agent_system.testing import check_env
-from agent_system.workflows.sokoban import EXECUTOR, TOOL, Difficulty, SokobanEnv, SokobanEnvOptions
+from agent_system.workflows.sokoban import EXECUTOR, TOOL, SokobanDifficulty, SokobanEnv, SokobanEnvOptions
 from agent_system.workflows.sokoban.world.generate import generate
 from tests.agent_system.workflows.plays import ends, plays
 
 from .conftest import TWO
 
-ROOMS = [puzzle.text for puzzle in generate(4, 0, Difficulty())] + [TWO]
+ROOMS = [puzzle.text for puzzle in generate(4, 0, SokobanDifficulty())] + [TWO]
 # A plan is paid the difference to the last one (plan_weight=0.5, either sign), less its penalties (0.25
 # together by default).
 RANGES = {"team_range": (0.0, 1.0), "local_range": (-0.75, 0.5)}

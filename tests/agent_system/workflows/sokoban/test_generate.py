@@ -3,17 +3,17 @@ import pytest
 from agent_system import AgentSystemError
 from agent_system.task import task_from_row
 from agent_system.workflows.data import main
-from agent_system.workflows.sokoban import Difficulty, SokobanEnv
+from agent_system.workflows.sokoban import SokobanDifficulty, SokobanEnv
 from agent_system.workflows.sokoban.world import generate as module
 from agent_system.workflows.sokoban.world.generate import generate, generate_split, puzzle_key, to_row
 from agent_system.workflows.sokoban.world.rules import is_solved, parse_room, walk
 from agent_system.workflows.sokoban.world.solver import Search
 
-EASY, PAIRS = Difficulty(), Difficulty(boxes=2, min_pushes=3, max_pushes=9)
+EASY, PAIRS = SokobanDifficulty(), SokobanDifficulty(boxes=2, min_pushes=3, max_pushes=9)
 
 
 @pytest.mark.parametrize("difficulty", [EASY, PAIRS])
-def test_hundred_rooms_are_solvable_and_as_hard_as_asked(difficulty: Difficulty) -> None:
+def test_hundred_rooms_are_solvable_and_as_hard_as_asked(difficulty: SokobanDifficulty) -> None:
     for puzzle in generate(100, 1, difficulty):
         room, state = parse_room(puzzle.text)
         made = walk(room, state, puzzle.solution.moves)
@@ -26,7 +26,8 @@ def test_hundred_rooms_are_solvable_and_as_hard_as_asked(difficulty: Difficulty)
 
 def test_walls_follow_their_share() -> None:
     counts = [
-        sum(len(p.room.walls) for p in generate(50, 2, Difficulty(wall_share=share))) for share in (0.0, 0.3)
+        sum(len(p.room.walls) for p in generate(50, 2, SokobanDifficulty(wall_share=share)))
+        for share in (0.0, 0.3)
     ]
     assert counts[0] == 50 * 20 and counts[1] > 50 * 23
 
@@ -66,7 +67,7 @@ def test_where_the_search_gives_up_the_way_back_is_the_solution(monkeypatch: pyt
 def test_rooms_that_do_not_exist_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "DRAWS_PER_ROOM", 50)
     with pytest.raises(AgentSystemError, match="found 0 of 1 Sokoban rooms"):
-        generate(1, 0, Difficulty(size=5, min_pushes=25))
+        generate(1, 0, SokobanDifficulty(size=5, min_pushes=25))
 
 
 @pytest.mark.parametrize(
@@ -80,7 +81,7 @@ def test_rooms_that_do_not_exist_are_an_error(monkeypatch: pytest.MonkeyPatch) -
 )
 def test_bad_difficulty_is_named(options: dict, words: str) -> None:
     with pytest.raises(AgentSystemError, match=words):
-        Difficulty(**options)
+        SokobanDifficulty(**options)
 
 
 def test_rows_on_disk_become_tasks_of_the_environment(tmp_path) -> None:
@@ -90,7 +91,7 @@ def test_rows_on_disk_become_tasks_of_the_environment(tmp_path) -> None:
     train, test = (pq.read_table(tmp_path / f"{split}.parquet").to_pylist() for split in ("train", "test"))
     assert len(train) == 6 and len(test) == 4
     assert test == [
-        to_row(p, i, "test") for i, p in enumerate(generate_split(6, 4, 3, Difficulty(boxes=2))[1])
+        to_row(p, i, "test") for i, p in enumerate(generate_split(6, 4, 3, SokobanDifficulty(boxes=2))[1])
     ]
     for row in train + test:
         env = SokobanEnv()

@@ -6,10 +6,17 @@ import pytest
 
 from agent_system import AgentSystemError, Task
 from agent_system.testing import check_env
-from agent_system.workflows.sokoban import EXECUTOR, TOOL, Difficulty, SokobanEnv, SokobanEnvOptions
+from agent_system.workflows.sokoban import EXECUTOR, TOOL, SokobanDifficulty, SokobanEnv, SokobanEnvOptions
 from agent_system.workflows.sokoban.world.generate import generate
 from agent_system.workflows.sokoban.world.pushes import walk_pushes
-from agent_system.workflows.sokoban.world.rules import MOVES, Room, State, is_solved, parse_room, render
+from agent_system.workflows.sokoban.world.rules import (
+    MOVES,
+    Room,
+    SokobanState,
+    is_solved,
+    parse_room,
+    render,
+)
 from agent_system.workflows.sokoban.world.solver import pushes_from, solve
 from agent_system.workflows.sokoban.world.view import RADIUS, pushes_text
 
@@ -69,7 +76,7 @@ def test_a_push_from_a_cell_that_the_player_cannot_reach_or_into_a_wall_is_illeg
 
 def test_every_push_that_the_solver_knows_can_be_made_and_no_other() -> None:
     rng = random.Random(0)
-    for puzzle in generate(20, 3, Difficulty(wall_share=0.2)):
+    for puzzle in generate(20, 3, SokobanDifficulty(wall_share=0.2)):
         state = puzzle.start
         for _ in range(6):
             known = {path[-1]: after for path, after in pushes_from(puzzle.room, state)}
@@ -89,11 +96,11 @@ def test_the_view_tells_from_where_the_box_can_be_pushed_but_not_where_the_playe
 
 
 def test_the_view_suffices_to_solve_the_rooms() -> None:
-    rooms = generate(100, 77, Difficulty())
+    rooms = generate(100, 77, SokobanDifficulty())
     assert sum(solves_from_views(puzzle.room, puzzle.start) for puzzle in rooms) == 100
 
 
-def solves_from_views(room: Room, state: State) -> bool:
+def solves_from_views(room: Room, state: SokobanState) -> bool:
     for _ in range(12):
         made = walk_pushes(room, state, planned(pushes_text(room, state)))
         if not made.states:
@@ -126,7 +133,7 @@ def planned(text: str, width: int = 13) -> str:
     left = {}
     for direction, sign in zip(behind[::2], behind[1::2], strict=True):
         to = box + room.step_of(direction)
-        search = solve(room, State(box, frozenset({to}))) if sign == "+" and to in floor else None
+        search = solve(room, SokobanState(box, frozenset({to}))) if sign == "+" and to in floor else None
         if search is not None and search.solution is not None:
             left[direction] = search.solution.pushes
     return min(left, key=left.__getitem__, default="U")

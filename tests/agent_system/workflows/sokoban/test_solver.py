@@ -3,12 +3,20 @@ from collections import deque
 
 import pytest
 
-from agent_system.workflows.sokoban.world.generate import Difficulty, draw_puzzle
-from agent_system.workflows.sokoban.world.rules import MOVES, Room, State, is_solved, move, parse_room, walk
+from agent_system.workflows.sokoban.world.generate import SokobanDifficulty, draw_puzzle
+from agent_system.workflows.sokoban.world.rules import (
+    MOVES,
+    Room,
+    SokobanState,
+    is_solved,
+    move,
+    parse_room,
+    walk,
+)
 from agent_system.workflows.sokoban.world.solver import is_lost, least_pushes, pulls_from, pushes_from, solve
 
 
-def fewest_pushes(room: Room, start: State) -> int | None:
+def fewest_pushes(room: Room, start: SokobanState) -> int | None:
     """0-1 breadth-first search over single moves: slow, and simple enough to trust."""
     best = {start: 0}
     queue = deque([start])
@@ -48,7 +56,7 @@ def test_it_agrees_with_exhaustive_search() -> None:
     rng = random.Random(3)
     compared = 0
     while compared < 25:
-        puzzle = draw_puzzle(rng, Difficulty(size=5, boxes=2, min_pushes=1, wall_share=0.05))
+        puzzle = draw_puzzle(rng, SokobanDifficulty(size=5, boxes=2, min_pushes=1, wall_share=0.05))
         if puzzle is not None:
             assert puzzle.solution.pushes == fewest_pushes(puzzle.room, puzzle.start)
             assert least_pushes(puzzle.room, puzzle.start.boxes) <= puzzle.solution.pushes

@@ -2,7 +2,7 @@ import random
 
 import pytest
 
-from agent_system.workflows.sokoban import Difficulty
+from agent_system.workflows.sokoban import SokobanDifficulty
 from agent_system.workflows.sokoban.world.generate import generate
 from agent_system.workflows.sokoban.world.rules import MOVES, move, parse_room, render
 from agent_system.workflows.sokoban.world.view import compact_text, shown, way
@@ -25,7 +25,7 @@ def test_the_compact_view_shows_the_ways_what_is_ahead_and_the_cells_around_the_
 
 def test_every_sign_has_its_place_in_every_state() -> None:
     rng = random.Random(0)
-    for puzzle in generate(5, 1, Difficulty(size=7, wall_share=0.2)):
+    for puzzle in generate(5, 1, SokobanDifficulty(size=7, wall_share=0.2)):
         state = puzzle.start
         for _ in range(20):
             state = move(puzzle.room, state, rng.choice(MOVES)) or state

@@ -3,13 +3,13 @@ import pytest
 from agent_system.workflows.sudoku.world.action import parse_action
 from agent_system.workflows.sudoku.world.puzzle import to_text
 from agent_system.workflows.sudoku.world.solver import puzzle_from_text
-from agent_system.workflows.sudoku.world.state import AppliedAction, State, apply_action
+from agent_system.workflows.sudoku.world.state import AppliedAction, SudokuState, apply_action
 
 CLUES, SOLUTION = "1.3..4.22.4..3.1", "1234341221434321"
 
 
-def applied(text: str, max_cells: int = 81, state: State | None = None) -> AppliedAction:
-    return apply_action(state or State.start(puzzle_from_text(CLUES)), parse_action(text, 4), max_cells)
+def applied(text: str, max_cells: int = 81, state: SudokuState | None = None) -> AppliedAction:
+    return apply_action(state or SudokuState.start(puzzle_from_text(CLUES)), parse_action(text, 4), max_cells)
 
 
 def grid(text: str) -> str:
@@ -44,7 +44,7 @@ def test_a_grid_has_to_repeat_the_clues():
 def test_written_cells_may_be_written_again_and_emptied():
     wrong = applied("1 2 4").state
     assert applied("1 2 2", state=wrong).state.num_right == 1
-    assert applied("1 2 0", state=wrong).state == State.start(wrong.puzzle)
+    assert applied("1 2 0", state=wrong).state == SudokuState.start(wrong.puzzle)
 
 
 def test_the_action_ends_where_the_puzzle_is_solved():
@@ -73,21 +73,21 @@ def test_keys_tell_states_apart_and_nothing_else():
 def test_a_digit_that_clashes_is_written_or_refused_and_costs_both_ways():
     puzzle = puzzle_from_text(CLUES)
     kept, refused = (
-        apply_action(State.start(puzzle), parse_action("1 2 1; 1 2 2", 4), 81, clashes)
+        apply_action(SudokuState.start(puzzle), parse_action("1 2 1; 1 2 2", 4), 81, clashes)
         for clashes in ("keep", "refuse")
     )
     assert refused.state == kept.state and (refused.refused, refused.written, refused.clashes) == (1, 1, 0)
-    clash = apply_action(State.start(puzzle), parse_action("1 2 1", 4), 81, "refuse")
-    assert clash.state == State.start(puzzle) and (clash.clash_share, clash.wrong_share) == (1.0, 1.0)
+    clash = apply_action(SudokuState.start(puzzle), parse_action("1 2 1", 4), 81, "refuse")
+    assert clash.state == SudokuState.start(puzzle) and (clash.clash_share, clash.wrong_share) == (1.0, 1.0)
     emptied = apply_action(kept.state, parse_action("1 2 0", 4), 81, "refuse")
-    assert emptied.state == State.start(puzzle) and emptied.clash_share == 0.0
+    assert emptied.state == SudokuState.start(puzzle) and emptied.clash_share == 0.0
 
 
 def test_a_digit_that_clashes_empties_what_is_in_its_way_but_no_clue():
     """A wrong digit that was written stays in the way of right ones until one of them meets it."""
     puzzle = puzzle_from_text(CLUES)
     wrong = apply_action(
-        State.start(puzzle), parse_action("1 2 4", 4), 81, "keep"
+        SudokuState.start(puzzle), parse_action("1 2 4", 4), 81, "keep"
     ).state  # the solution has 2 there
     stuck = apply_action(wrong, parse_action("1 4 4", 4), 81, "refuse")
     assert stuck.state is wrong and stuck.refused == 1
@@ -98,5 +98,5 @@ def test_a_digit_that_clashes_empties_what_is_in_its_way_but_no_clue():
         0,
     )
     assert apply_action(cleared.state, parse_action("1 2 2; 1 4 4", 4), 81, "clear").state.num_right == 2
-    clue = apply_action(State.start(puzzle), parse_action("1 2 1", 4), 81, "clear")
+    clue = apply_action(SudokuState.start(puzzle), parse_action("1 2 1", 4), 81, "clear")
     assert clue.state.board == puzzle.clues and (clue.refused, clue.wrong) == (1, 1)

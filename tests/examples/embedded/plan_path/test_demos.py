@@ -1,7 +1,7 @@
 import re
 
-from agent_system.workflows.plan_path import ExecutorAgent
-from agent_system.workflows.plan_path.world.generate import Difficulty, generate
+from agent_system.workflows.plan_path import PlanPathExecutorAgent
+from agent_system.workflows.plan_path.world.generate import PlanPathDifficulty, generate
 from agent_system.workflows.plan_path.world.grid import parse_map
 from agent_system.workflows.plan_path.world.rules import advance, initial_state, walk
 from examples.embedded.plan_path.demos import (
@@ -17,7 +17,7 @@ from examples.embedded.plan_path.demos import (
 )
 from tests.agent_system.workflows.plan_path.conftest import AROUND
 
-OPEN = Difficulty(wall_share=0.15)
+OPEN = PlanPathDifficulty(wall_share=0.15)
 SMALL = PlanPathCourse(count=400, difficulty=OPEN)
 
 
@@ -34,7 +34,7 @@ def test_both_roles_are_shown_and_every_reply_can_be_read():
     assert len(demos) == 400
     heads = [demo[0]["content"].split(":")[0] for demo in demos]
     assert set(heads) == {"Plan", "Check"} and 0.35 < heads.count("Check") / 400 < 0.65
-    assert all(ExecutorAgent().project(demo[-1]["content"]).valid for demo in demos)
+    assert all(PlanPathExecutorAgent().project(demo[-1]["content"]).valid for demo in demos)
 
 
 def test_the_last_part_is_habit():
@@ -56,7 +56,7 @@ def test_a_seed_makes_the_same_demos_and_another_one_others():
 
 def test_no_demo_is_on_a_map_that_is_left_out(monkeypatch):
     # 4x4 without walls: 240 maps, told apart by start and goal.
-    difficulty = Difficulty(size=4, wall_share=0.0, min_path=1, max_path=6)
+    difficulty = PlanPathDifficulty(size=4, wall_share=0.0, min_path=1, max_path=6)
     left_out = {grid.text for grid in generate(240, 0, difficulty)[:200]}
     played = []
     episode = Demonstrators.episode

@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 
 from agent_system import AgentSystemError
-from agent_system.workflows.sokoban import Difficulty, SokobanEnvOptions
+from agent_system.workflows.sokoban import SokobanDifficulty, SokobanEnvOptions
 from agent_system.workflows.sokoban.team import read_moves
 from agent_system.workflows.sokoban.world.generate import generate, puzzle_key
 from agent_system.workflows.sokoban.world.rules import MOVES, is_solved, move, parse_room, walk
@@ -61,7 +61,7 @@ def test_care_says_what_is_around_the_box_and_the_player_what_is_pushed_and_from
 
 
 def test_care_solves_its_rooms_and_the_habits_some() -> None:
-    rooms = generate(150, 5, Difficulty())
+    rooms = generate(150, 5, SokobanDifficulty())
     assert team_success(CAREFUL, ENV, 12, rooms) == 1.0
     assert team_success(Habits(plan=0.0, check=1.0), ENV, 12, rooms) == 1.0, (
         "the Executor mends what is proposed"
@@ -87,7 +87,7 @@ def test_both_roles_are_shown_in_the_prompts_of_the_agents() -> None:
 
 
 def test_who_trusts_makes_the_plan() -> None:
-    (puzzle,) = generate(1, 0, Difficulty())
+    (puzzle,) = generate(1, 0, SokobanDifficulty())
     reply = Demonstrators(ENV, random.Random(0)).executor_demo(
         Place(puzzle.room, puzzle.start), "LR", Habits(check=0.0)
     )[1]["content"]
@@ -97,7 +97,7 @@ def test_who_trusts_makes_the_plan() -> None:
 def test_care_is_shown_off_the_good_way_too() -> None:
     rng = random.Random(0)
     off = 0
-    for puzzle in generate(30, 1, Difficulty()):
+    for puzzle in generate(30, 1, SokobanDifficulty()):
         on = {puzzle.start, *walk(puzzle.room, puzzle.start, puzzle.solution.moves).states}
         state = pick_place(rng, puzzle, wander=8, env=ENV).state
         assert not is_solved(puzzle.room, state) and solve(puzzle.room, state).solution is not None
@@ -108,7 +108,7 @@ def test_care_is_shown_off_the_good_way_too() -> None:
 def test_the_line_about_the_last_turn_is_true_and_the_reply_does_not_run_into_the_same_wall() -> None:
     rng = random.Random(0)
     ends = []
-    for puzzle in generate(30, 2, Difficulty()):
+    for puzzle in generate(30, 2, SokobanDifficulty()):
         before = pick_place(rng, puzzle, wander=8, env=ENV)
         place = stopped(rng, before)
         if place == before:
@@ -133,12 +133,12 @@ def test_excluded_rooms_are_not_shown_and_a_seed_repeats() -> None:
 
 
 def test_half_of_the_training_rooms_have_more_walls_and_the_test_rooms_are_the_generators() -> None:
-    train, test = generate_split(60, 20, 3, Difficulty())
-    assert test == generate(20, 7, Difficulty()) and len(train) == 60
+    train, test = generate_split(60, 20, 3, SokobanDifficulty())
+    assert test == generate(20, 7, SokobanDifficulty()) and len(train) == 60
     assert not {puzzle.key for puzzle in train} & {puzzle.key for puzzle in test}
     usual, more = (sum(len(puzzle.room.walls) for puzzle in half) / 30 for half in (train[:30], train[30:]))
     assert more > usual + 1
-    assert walled(Difficulty(wall_share=0.4)) == Difficulty(wall_share=0.4)
+    assert walled(SokobanDifficulty(wall_share=0.4)) == SokobanDifficulty(wall_share=0.4)
 
 
 def test_a_share_outside_0_to_1_is_named() -> None:
@@ -153,7 +153,7 @@ def test_a_careful_push_values_every_push_and_makes_the_best() -> None:
     assert careful_push(room, state) == ("U 0 D 2 L x R 2\n<moves>U</moves>", "U")
     with pytest.raises(AgentSystemError, match="draw another"):
         careful_push(room, walk(room, state, "U").states[-1])
-    rooms = generate(150, 5, Difficulty())
+    rooms = generate(150, 5, SokobanDifficulty())
     assert team_success(CAREFUL, PUSHES.env, 12, rooms) == 1.0
     assert 0.2 < team_success(PUSHES.habits, PUSHES.env, 12, rooms) < 0.4
     replies = [

@@ -1,7 +1,7 @@
 import re
 
 from agent_system.workflows.proposer_executor import EXECUTOR, TOOL
-from agent_system.workflows.sudoku.team import ExecutorAgent, ToolAgent
+from agent_system.workflows.sudoku.team import SudokuExecutorAgent, SudokuProposerAgent
 from agent_system.workflows.sudoku.world.generate import Kind, generate
 from agent_system.workflows.sudoku.world.puzzle import canonical
 from examples.embedded.sudoku.demos import (
@@ -30,7 +30,7 @@ def test_both_roles_are_shown_and_every_reply_can_be_read():
     assert len(found) == 300
     executors = [prompt.startswith("Fill:") for prompt, _ in found]
     assert 0.35 < sum(executors) / 300 < 0.65
-    agents = {True: ExecutorAgent(EXECUTOR), False: ToolAgent(TOOL)}
+    agents = {True: SudokuExecutorAgent(EXECUTOR), False: SudokuProposerAgent(TOOL)}
     assert all(
         agents[executor].project(reply).valid for executor, (_, reply) in zip(executors, found, strict=True)
     )

@@ -1,6 +1,7 @@
 """What credit carries from step to step survives a checkpoint."""
 
 import json
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,8 +17,8 @@ from verl.trainer.config import AlgorithmConfig, RunConfig
 from verl.trainer.config.reward import PropagationConfig
 from verl.trainer.ppo.credit.adaptive_theta import ACCURACY, AdaptiveTheta
 from verl.trainer.ppo.credit.step_credit import CreditAssigner
-from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 from verl.trainer.ppo.validation import ValidationResult
+from verl.trainer.ppo.validator import Validator
 from verl.utils.timer import Timer
 
 TEAM: Any = SimpleNamespace(uses_reference=False, uses_critic=False)
@@ -109,18 +110,23 @@ def test_a_validation_reaches_the_collector_and_the_checkpoint_that_was_written_
     config = RunConfig()
     config.reward.propagation = PropagationConfig(mode="threshold", theta_step=0.1)
     told: list[float] = []
-    trainer = RayPPOTrainer.__new__(RayPPOTrainer)
-    trainer.credit, trainer.store, trainer.global_step = (
-        CreditAssigner(config, plan_of(config), TEAM, on_policy=True),
-        CheckpointStore(tmp_path),
-        4,
+    store = CheckpointStore(tmp_path)
+    credit = CreditAssigner(config, plan_of(config), TEAM, on_policy=True)
+    checkpointer: Any = SimpleNamespace(credit=credit, amend=partial(store.amend, 4))
+    unused: Any = None
+    validator = Validator(
+        config=config,
+        dataset=unused,
+        collector=SimpleNamespace(set_theta=told.append),  # type: ignore[arg-type]
+        thread=unused,
+        source=unused,
+        report=unused,
+        progress=unused,
+        checkpointer=checkpointer,
     )
-    trainer.collector = SimpleNamespace(set_theta=told.append)  # type: ignore[assignment]
-    trainer.store.write(
-        4, lambda folder: None, {"global_step": 4, "credit": trainer.credit.state_dict()}, keep=0
-    )
+    store.write(4, lambda folder: None, {"global_step": 4, "credit": credit.state_dict()}, keep=0)
     for accuracy in (0.6, 0.5):
-        trainer._adapt_theta(ValidationResult({ACCURACY: accuracy}, {}))
-    state = json.loads((trainer.store.path(4) / "trainer_state.json").read_text())
+        validator.adapt_theta(ValidationResult({ACCURACY: accuracy}, {}))
+    state = json.loads((store.path(4) / "trainer_state.json").read_text())
     assert told == [0.5, 0.4] and state["global_step"] == 4
     assert state["credit"]["theta"] == {"value": 0.4, "accuracies": [0.5]}

@@ -5,6 +5,7 @@ the order of its calls.
 from __future__ import annotations
 
 import asyncio
+import json
 import multiprocessing.connection
 import multiprocessing.synchronize
 import os
@@ -14,13 +15,14 @@ import subprocess
 import sys
 import time
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from pkgutil import resolve_name
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -28,7 +30,7 @@ from safetensors.torch import load_file
 from verl.models.lora import LoraSpec
 from verl.protocol.generate import EngineGoneError, RolloutError
 from verl.trainer.config import ActorRolloutRefConfig, ModelConfig, RolloutConfig
-from verl.workers.rollout.vllm import arguments, engine, process
+from verl.workers.rollout.vllm import arguments, engine, fork_server, process
 from verl.workers.weight_transfer.base import ReceivedWeights, send_bucket, transfer_name
 from verl.workers.weight_transfer.shared_memory import PREFIX, SharedMemory, Spool
 
@@ -301,8 +303,8 @@ def test_a_process_whose_parent_died_while_it_came_up_ends() -> None:
     assert asyncio.run(_gone(pid))
 
 
-async def _gone(pid: int) -> bool:
-    for _ in range(200):
+async def _gone(pid: int, within_s: float = 10.0) -> bool:
+    for _ in range(round(within_s / 0.05)):
         try:
             if Path(f"/proc/{pid}/stat").read_text().split()[2] == "Z":
                 return True
@@ -310,6 +312,124 @@ async def _gone(pid: int) -> bool:
             return True
         await asyncio.sleep(0.05)
     return False
+
+
+TELLS = """
+import json, os
+names = {"log": "VERL_MAS_ENGINE_LOG", "tmpdir": "TMPDIR", "threads": "OMP_NUM_THREADS"}
+told = {"parent": os.getppid()} | {key: os.environ.get(name) for key, name in names.items()}
+print(json.dumps(told), flush=True)
+"""
+
+
+@pytest.fixture
+def light_servers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Servers of the test's own, which import little."""
+    monkeypatch.setattr(fork_server, "PRELOADED", process.__name__)
+    servers: dict[Any, fork_server.ForkServer] = {}
+    monkeypatch.setattr(fork_server, "_servers", servers)
+    yield
+    for server in servers.values():
+        server.let_go()
+
+
+@pytest.mark.usefixtures("light_servers")
+def test_processes_of_engines_are_forked_from_one_server_for_an_environment(tmp_path: Path) -> None:
+    told = []
+    for name, threads in (("first", 1), ("second", 1), ("third", 2)):
+        log = process.EngineLog(str(tmp_path / f"{name}.log"))
+        scratch = tmp_path / name
+        variables = process.engine_environment("cpu", threads, log=log.path, scratch=scratch)
+        with process.environment(variables):
+            started = fork_server.Context().Process(target=exec, args=(TELLS,))
+            started.start()
+        started.join(60)
+        assert started.exitcode == 0
+        told.append(json.loads(log.path.read_text()))
+        assert (told[-1]["log"], told[-1]["tmpdir"]) == (str(log.path), str(scratch))
+    assert [one["threads"] for one in told] == ["1", "1", "2"]
+    parents = [one["parent"] for one in told]
+    assert parents[0] == parents[1] != parents[2], "what libraries read when they load needs another server"
+    assert os.getpid() not in parents
+
+
+@pytest.mark.usefixtures("light_servers")
+def test_a_server_beyond_the_most_ends_with_its_last_engine() -> None:
+    started = []
+    for threads in range(1, fork_server.MOST_SERVERS + 2):
+        with process.environment(process.engine_environment("cpu", threads)):
+            started.append(fork_server.Context().Process(target=time.sleep, args=(60,)))
+            started[-1].start()
+    servers = [psutil.Process(one.pid).ppid() for one in started]
+    assert len({*servers}) == len(servers) and all(one.is_alive() for one in started)
+    started[0].kill()
+    assert asyncio.run(_gone(servers[0])) and not asyncio.run(_gone(servers[1], within_s=0.5))
+    for one in started[1:]:
+        one.kill()
+        one.join(20)
+
+
+@pytest.mark.usefixtures("light_servers")
+def test_an_engine_that_is_killed_says_so_and_the_next_one_has_a_server_although_it_was_killed() -> None:
+
+    def start() -> Any:
+        with process.environment(process.engine_environment("cpu", 0)):
+            started = fork_server.Context().Process(target=time.sleep, args=(60,))
+            started.start()
+        return started
+
+    killed, orphaned = start(), start()
+    killed.kill()
+    killed.join(20)
+    assert killed.exitcode == -signal.SIGKILL
+    os.kill(psutil.Process(orphaned.pid).ppid(), signal.SIGKILL)
+    orphaned.join(20)
+    assert asyncio.run(_gone(orphaned.pid)) and orphaned.exitcode not in (0, None)
+    after = start()
+    assert after.is_alive()
+    after.terminate()
+    after.join(20)
+    assert after.exitcode == -signal.SIGTERM
+
+
+FORKING = """
+import os, threading, time
+from verl.workers.rollout.vllm import fork_server, process
+fork_server.PRELOADED = process.__name__
+started = []
+def start():
+    with process.environment(process.engine_environment("cpu", 0)):
+        started.append(fork_server.Context().Process(target=time.sleep, args=(60,)))
+        started[0].start()
+thread = threading.Thread(target=start)
+thread.start()
+thread.join()
+time.sleep(0.5)
+assert started[0].is_alive(), "the server does not end with the thread that needed it"
+print(started[0].pid, flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_forked_engine_ends_with_a_killed_worker_and_not_with_the_thread_that_started_it() -> None:
+    worker = subprocess.Popen([sys.executable, "-c", FORKING], stdout=subprocess.PIPE, text=True)
+    assert worker.stdout is not None
+    pid = int(worker.stdout.readline())
+    server = psutil.Process(pid).ppid()
+    assert psutil.Process(server).ppid() == worker.pid
+    worker.kill()
+    worker.wait(10)
+    assert asyncio.run(_gone(pid)) and asyncio.run(_gone(server))
+
+
+def test_engines_on_a_gpu_are_not_forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.v1.engine import utils
+
+    for _ in range(2):
+        fork_server.fork_engines()
+    for device, method in (("cpu", "forkserver"), ("cuda", "spawn")):
+        with process.environment(process.engine_environment(device, 1)):
+            assert utils.get_mp_context().get_start_method() == method
 
 
 ENGINE_PROCESS = """

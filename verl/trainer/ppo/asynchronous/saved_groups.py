@@ -10,18 +10,19 @@ from pathlib import Path
 from typing import Any
 
 from verl.trainer.config import RunConfig
-from verl.trainer.ppo.asynchronous.group_queue import fits
 from verl.trainer.ppo.asynchronous.pace import paces
 from verl.utils.checkpoint import CheckpointError
 
-FOLDER, STATE = "groups", "queue.json"
+FOLDER = "groups"
+STATE = "queue.json"
 
 
 def check_checkpoint(folder: Path, state: Mapping[str, Any], config: RunConfig) -> None:
     """Raise CheckpointError if a run cannot go on with the samples of a checkpoint, whose trainer state is
     `state`.
     """
-    mode, found = config.async_training.mode, state.get("async_training", "sync")
+    mode = config.async_training.mode
+    found = state.get("async_training", "sync")
     if found != mode:
         raise CheckpointError(
             f"{folder} was written with async_training.mode={found}, this run has {mode}, whose next step "
@@ -29,7 +30,8 @@ def check_checkpoint(folder: Path, state: Mapping[str, Any], config: RunConfig) 
         )
     if not (folder / FOLDER).is_dir():
         return
-    groups, batch = json.loads((folder / FOLDER / STATE).read_text()), config.data.train_batch_size
+    groups = json.loads((folder / FOLDER / STATE).read_text())
+    batch = config.data.train_batch_size
     if groups["batch"] != batch:
         raise CheckpointError(
             f"{folder} was written with data.train_batch_size={groups['batch']}, this run has {batch}, which "
@@ -47,11 +49,12 @@ def check_checkpoint(folder: Path, state: Mapping[str, Any], config: RunConfig) 
                 f"async_training.max_off_policy_threshold={pace.bound} for {policy}; keep {before} and lower "
                 "async_training.staleness_threshold, or start anew with trainer.resume_mode=disable"
             )
+    # the queue, which only checkpoints of fully asynchronous training hold
+    from verl.trainer.ppo.asynchronous.group_queue import fits
+
     # Without staleness dynamic sampling may have more groups than a step trains on: it rejects the surplus.
-    queue, waits = (
-        groups["queue"],
-        config.async_training.max_off_policy_strategy == "wait" and not config.async_training.fresh,
-    )
+    queue = groups["queue"]
+    waits = config.async_training.max_off_policy_strategy == "wait" and not config.async_training.fresh
     deadlines = [group["deadline"] for name in ("complete", "running") for group in queue[name]]
     if waits and not fits(deadlines, queue["taken"], batch):
         raise CheckpointError(

@@ -55,7 +55,7 @@ ALL_ASIDE = "no task can be drawn: all tasks are set aside, see async_training.m
 
 
 class GroupStream:
-    """`SampleSource` of `async_training.mode=fully_async`."""
+    """`AsynchronousSource` of `async_training.mode=fully_async`."""
 
     def __init__(
         self,
@@ -127,7 +127,7 @@ class GroupStream:
         """Do nothing: groups are sampled all the time."""
 
     def wants(self, step: int, policy: str) -> bool:
-        """As `SampleSource.wants`, by `async_training.parameter_sync`."""
+        """As `AsynchronousSource.wants`, by `async_training.parameter_sync`."""
 
         def look() -> bool:
             ahead = self.queue.taken > step or len(self.queue.complete) >= self.queue.batch
@@ -174,7 +174,7 @@ class GroupStream:
         self.loop.call(set_it)
 
     def ready(self) -> bool:
-        """As `SampleSource.ready`; also if `take` would raise at once."""
+        """As `AsynchronousSource.ready`; also if `take` would raise at once."""
 
         def look() -> bool:
             return self._error is not None or self.queue.ready

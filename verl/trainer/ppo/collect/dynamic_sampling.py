@@ -30,7 +30,7 @@ from verl.trainer.plan.placement import slug
 from verl.trainer.plan.registry import ESTIMATORS
 from verl.trainer.ppo.batching import trim_padding
 from verl.trainer.ppo.collect.protocol import Collector, CollectResult
-from verl.trainer.ppo.core_algos import group_index, group_stats
+from verl.trainer.ppo.core_algos.grouping import group_index, group_stats
 from verl.trainer.ppo.credit.advantage import group_keys, group_numbers
 from verl.trainer.ppo.credit.estimator_inputs import call_weights
 from verl.utils.dataset import TaskLoader

@@ -34,7 +34,7 @@ VALUES = "next_step.json"
 
 
 class NextStep(StepCollection):
-    """`SampleSource` of `async_training.mode=one_step_off`."""
+    """`AsynchronousSource` of `async_training.mode=one_step_off`."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -76,6 +76,13 @@ class NextStep(StepCollection):
         if running is not None:
             self._samples = running.result()
             self.on_collected(self._samples, step + 1)
+
+    def published(self, version: int, policies: Collection[str]) -> None:
+        """Do nothing: the next step's samples are complete."""
+
+    def ready(self) -> bool:
+        """Return False: all policies are in one lane, so no step begins before the one before has ended."""
+        return False
 
     def metrics(self, step: int, step_s: float) -> dict[str, float]:
         """Return the share of the step in which no episode was in progress."""

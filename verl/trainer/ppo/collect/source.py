@@ -1,8 +1,11 @@
-"""Where the samples of each training step come from: one source for each `async_training.mode`."""
+"""Where the samples of each training step come from: what every source has, and that of synchronous training.
+
+Those of the other modes are `collect/next_step.py` and `asynchronous/stream.py`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
@@ -20,12 +23,7 @@ OnCollected = Callable[[StepSamples, int], None]
 
 
 class SampleSource(Protocol):
-    """Samples for one step after the other; its methods block the caller.
-
-    The training loop calls them. `wants`, `update_ended` and `published` come from the thread that trains the
-    policies, for each lane of policies in this order: with several lanes at the same time, and also beside
-    `take` of the next step.
-    """
+    """Samples for one step after the other; its methods block the caller."""
 
     def take(self, step: int, stop: StopRequest) -> StepSamples:
         """Return the samples of a step. Raises `Interrupted` after a signal, and the errors of the
@@ -33,32 +31,8 @@ class SampleSource(Protocol):
         """
         ...
 
-    def update_begins(self, step: int, last: bool) -> None:
-        """Do what runs beside the updates of a step, which is the last one or not."""
-        ...
-
-    def wants(self, step: int, policy: str) -> bool:
-        """Return whether the engines get the weights of a policy after its update in a step."""
-        ...
-
-    def update_ended(self, step: int, policies: Collection[str]) -> None:
-        """Prepare for new weights of policies; called in any thread."""
-        ...
-
-    def published(self, version: int, policies: Collection[str]) -> None:
-        """Use weights of policies that the engines now have; called in any thread."""
-        ...
-
     def set_validating(self, validating: bool) -> None:
         """Begin no new episodes during a validation."""
-        ...
-
-    def ready(self) -> bool:
-        """Return whether the samples of the next step are complete."""
-        ...
-
-    def metrics(self, step: int, step_s: float) -> dict[str, float]:
-        """Return metrics of a step that has ended after `step_s` seconds."""
         ...
 
     def rewind(self, step: int) -> None:
@@ -94,9 +68,8 @@ class StepCollection:
         self.loop = loop
         self.on_collected = on_collected
         self.plan = plan
-        self._drawn: tuple[int, LoaderState] | None = (
-            None  # the last step whose tasks were drawn, and the loader before
-        )
+        # The last step whose tasks were drawn, and the loader before.
+        self._drawn: tuple[int, LoaderState] | None = None
 
     def take(self, step: int, stop: StopRequest) -> StepSamples:
         """As `SampleSource.take`."""
@@ -105,29 +78,8 @@ class StepCollection:
         self.on_collected(samples, step)
         return samples
 
-    def update_begins(self, step: int, last: bool) -> None:
-        """Do nothing."""
-
-    def wants(self, step: int, policy: str) -> bool:
-        """Return True."""
-        return True
-
-    def update_ended(self, step: int, policies: Collection[str]) -> None:
-        """Do nothing."""
-
-    def published(self, version: int, policies: Collection[str]) -> None:
-        """Do nothing."""
-
     def set_validating(self, validating: bool) -> None:
         """Do nothing."""
-
-    def ready(self) -> bool:
-        """Return False."""
-        return False
-
-    def metrics(self, step: int, step_s: float) -> dict[str, float]:
-        """Return none."""
-        return {}
 
     def rewind(self, step: int) -> None:
         """As `SampleSource.rewind`: the tasks of a later step count as not drawn."""

@@ -6,14 +6,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from verl.protocol import DataProto
 from verl.trainer.config import RunConfig
 from verl.trainer.plan.run import RunPlan
-from verl.trainer.ppo.collect.dynamic_sampling import FilteredSamples, draw_until_full
 from verl.trainer.ppo.collect.greedy_baseline import reward_baselines
 from verl.trainer.ppo.collect.protocol import Collector, CollectResult, Episode
 from verl.utils.dataset import TaskLoader
+
+if TYPE_CHECKING:
+    from verl.trainer.ppo.collect.dynamic_sampling import FilteredSamples
+
+
+class NoSamplesError(RuntimeError):
+    """A step without a trainable sample.
+
+    Args:
+        step: its number.
+        reason: why it has none.
+    """
+
+    def __init__(self, step: int, reason: str) -> None:
+        super().__init__(f"step {step}: {reason}; the episodes are in trajectories/train_{step:06d}.jsonl")
 
 
 @dataclass(frozen=True)
@@ -43,6 +58,8 @@ async def collect_step(
     Errors of the collector are raised.
     """
     if config.algorithm.filter_groups.enable:
+        from verl.trainer.ppo.collect.dynamic_sampling import draw_until_full  # of this key alone
+
         return filtered_samples(await draw_until_full(config, collector, loader, step))
     rows = [loader.source[place] for place in loader.take(config.data.train_batch_size)]
     result = await collector.collect(rows, config.env.rollout.n, step=step)

@@ -48,7 +48,8 @@ def group_index(columns: Sequence[np.ndarray]) -> np.ndarray:
         other, other_size = _number(array)
         if size > MAX_CODE // max(other_size, 1):
             code, size = _number(code)
-        code, size = code * other_size + other, size * other_size
+        code = code * other_size + other
+        size = size * other_size
     return code if len(arrays) == 1 else _number(code)[0]
 
 
@@ -111,14 +112,17 @@ def group_stats(
             )
         keep &= weights > 0
     # -0.0 + 0.0 is 0.0: equal scores have the same bits, so that their order does not change the mean.
-    s, g = np.add(scores[keep], 0.0, dtype=np.float64), index[keep]
+    s = np.add(scores[keep], 0.0, dtype=np.float64)
+    g = index[keep]
     if weights is None:
         s, g = _sort_within_groups(s, g)
         w = None
     else:
         w = weights[keep]
         order = np.lexsort((w, s, g))
-        s, g, w = s[order], g[order], w[order]
+        s = s[order]
+        g = g[order]
+        w = w[order]
     return _reduce(s, g, w, n_groups, copies)
 
 
@@ -126,8 +130,11 @@ def _reduce(s: np.ndarray, g: np.ndarray, w: np.ndarray | None, n_groups: int, c
     """Return statistics of rows that are sorted by group and value."""
     count = np.bincount(g, minlength=n_groups)
     present = np.flatnonzero(count)
-    mean, square, constant = np.zeros(n_groups), np.zeros(n_groups), np.ones(n_groups, dtype=bool)
-    weight, freedom = count.astype(np.float64), np.maximum(count - 1.0, 1.0)
+    mean = np.zeros(n_groups)
+    square = np.zeros(n_groups)
+    constant = np.ones(n_groups, dtype=bool)
+    weight = count.astype(np.float64)
+    freedom = np.maximum(count - 1.0, 1.0)
     if len(present):
         sizes = count[present]
         starts = np.cumsum(sizes) - sizes
@@ -136,7 +143,8 @@ def _reduce(s: np.ndarray, g: np.ndarray, w: np.ndarray | None, n_groups: int, c
             freedom[present] = weight[present] - (
                 1.0 if copies else np.add.reduceat(w * w, starts) / weight[present]
             )
-        lowest, highest = s[starts], s[starts + sizes - 1]
+        lowest = s[starts]
+        highest = s[starts + sizes - 1]
         constant[present] = lowest == highest
         # The mean of equal scores is that score; their sum divided by their number may differ in the last
         # bit.

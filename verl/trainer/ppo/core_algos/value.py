@@ -52,7 +52,8 @@ def compute_value_loss(
     """
     check_tokens(response_mask, vpreds=vpreds, returns=returns, values=values)
     clipped = torch.clamp(vpreds, values - cliprange_value, values + cliprange_value)
-    error, clipped_error = (vpreds - returns).square(), (clipped - returns).square()
+    error = (vpreds - returns).square()
+    clipped_error = (clipped - returns).square()
     loss = agg_loss(
         torch.maximum(error, clipped_error),
         response_mask,

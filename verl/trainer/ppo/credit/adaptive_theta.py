@@ -23,8 +23,10 @@ class AdaptiveTheta:
     """
 
     def __init__(self, config: PropagationConfig) -> None:
-        self._config, self._accuracies = config, list[float]()
-        self.adapts, self.value = config.theta_step > 0, config.theta
+        self._config = config
+        self._accuracies = list[float]()
+        self.adapts = config.theta_step > 0
+        self.value = config.theta
 
     def update(self, metrics: Mapping[str, float]) -> None:
         """Update theta from the metrics of a validation; without a success rate they are ignored."""
@@ -44,4 +46,5 @@ class AdaptiveTheta:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore `state_dict`; an empty state, of a run with fixed theta, is ignored."""
         if self.adapts and state:
-            self.value, self._accuracies = float(state["value"]), list(state["accuracies"])
+            self.value = float(state["value"])
+            self._accuracies = list(state["accuracies"])

@@ -14,8 +14,8 @@ from verl.protocol import DataProto
 from verl.trainer.config.algorithm import AlgorithmConfig, EstimatorConfig
 from verl.trainer.plan.agents import averages_trajectories, group_fields, split_by_settings
 from verl.trainer.plan.registry import ESTIMATORS, AdvantageEstimator, plain_name
-from verl.trainer.ppo.core_algos import compute_pf_ppo_reweight_data, group_index
 from verl.trainer.ppo.core_algos.estimators.outcome import real_rows
+from verl.trainer.ppo.core_algos.grouping import group_index
 from verl.trainer.ppo.credit.estimator_inputs import FIXES, EstimatorInputs
 from verl.utils.names import own_key
 
@@ -162,6 +162,9 @@ def _estimated(
 
 
 def _resampled(data: DataProto, config: EstimatorConfig) -> DataProto:
+    # No configuration of this package has the key: only one of verl's comes here.
+    from verl.compat.pf_ppo import compute_pf_ppo_reweight_data
+
     keys = own_key(config, "pf_ppo", None)
     return compute_pf_ppo_reweight_data(
         data, own_key(keys, "reweight_method", "pow"), own_key(keys, "weight_pow", 2.0)

@@ -32,9 +32,9 @@ import torch
 from verl.protocol import DataProto
 from verl.trainer.config import AlgorithmConfig
 from verl.trainer.plan.agents import split_by_settings
-from verl.trainer.ppo.core_algos import group_index
 from verl.trainer.ppo.core_algos.estimators.grpo import group_relative
 from verl.trainer.ppo.core_algos.estimators.outcome import ScoredUnits, real_rows
+from verl.trainer.ppo.core_algos.grouping import group_index
 
 EPSILON = 1e-6
 

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from verl.protocol import DataProto
-from verl.trainer.ppo.core_algos import group_index
 from verl.trainer.ppo.core_algos.estimators.outcome import real_rows
+from verl.trainer.ppo.core_algos.grouping import group_index
 
 # Fixes for a missing argument.
 FIXES = {
@@ -51,8 +51,12 @@ class EstimatorInputs:
         over_trajectories: bool = False,
         weigh_calls: bool = False,
     ) -> None:
-        self.data, self.rows, self.given = data, rows, given
-        self._index, self._over_trajectories, self._weigh_calls = index, over_trajectories, weigh_calls
+        self.data = data
+        self.rows = rows
+        self.given = given
+        self._index = index
+        self._over_trajectories = over_trajectories
+        self._weigh_calls = weigh_calls
 
     def get(self, name: str) -> Any:
         """Return the argument of a parameter. Raises KeyError if it is not available."""
@@ -100,7 +104,9 @@ class EstimatorInputs:
             else np.zeros_like(turn)
         )
         order = np.lexsort((call, turn, chain))
-        sorted_chain, sorted_turn, sorted_call = chain[order], turn[order], call[order]
+        sorted_chain = chain[order]
+        sorted_turn = turn[order]
+        sorted_call = call[order]
         begins = np.ones(len(order), dtype=bool)
         begins[1:] = sorted_chain[1:] != sorted_chain[:-1]
         differs = begins.copy()

@@ -8,7 +8,7 @@ import torch
 
 from verl.protocol import DataProto
 from verl.trainer.config import AlgorithmConfig
-from verl.trainer.ppo.core_algos import AdaptiveKLController, FixedKLController, get_kl_controller
+from verl.trainer.ppo.core_algos.kl import AdaptiveKLController, FixedKLController, get_kl_controller
 from verl.trainer.ppo.core_algos.rollout_correction import aggregate_policies, policies
 from verl.trainer.ppo.reward import apply_kl_penalty
 

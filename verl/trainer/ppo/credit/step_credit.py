@@ -24,11 +24,6 @@ from verl.trainer.ppo.core_algos.rollout_correction import (
 )
 from verl.trainer.ppo.credit.adaptive_theta import AdaptiveTheta
 from verl.trainer.ppo.credit.advantage import compute_advantage
-from verl.trainer.ppo.credit.candidates import (
-    committed_rows,
-    compute_committed_advantage,
-    with_other_candidates,
-)
 from verl.trainer.ppo.credit.kl_in_reward import KLInReward
 from verl.trainer.ppo.credit.passes import needs_old_log_probs
 from verl.trainer.ppo.reward import place_on_last_token
@@ -122,9 +117,12 @@ class CreditAssigner:
             with timer("values"):
                 rows = self.critic_rows(batch)
                 values = self.team.compute_values(rows).batch["values"]
-                batch.batch["values"] = (
-                    with_other_candidates(values, committed_rows(batch)) if rows is not batch else values
-                )
+                if rows is not batch:
+                    # candidates of a tree with committed returns
+                    from verl.trainer.ppo.credit.candidates import committed_rows, with_other_candidates
+
+                    values = with_other_candidates(values, committed_rows(batch))
+                batch.batch["values"] = values
         return batch
 
     def _token_rewards(self, batch: DataProto, replies: torch.Tensor, metrics: dict[str, float]) -> None:
@@ -152,7 +150,11 @@ class CreditAssigner:
         """Return the rows whose values and returns are read: without the candidates of a tree that have no
         return.
         """
-        return batch.select_idxs(committed_rows(batch)) if self.plan.committed else batch
+        if not self.plan.committed:
+            return batch
+        from verl.trainer.ppo.credit.candidates import committed_rows  # of a tree with committed returns
+
+        return batch.select_idxs(committed_rows(batch))
 
     def _advantages(self, batch: DataProto, version: int) -> DataProto:
         algorithm = self.config.algorithm
@@ -168,6 +170,9 @@ class CreditAssigner:
             seed=self.config.data.seed * 1_000_003 + version,
         )
         if self.plan.committed:
+            # candidates of a tree with committed returns
+            from verl.trainer.ppo.credit.candidates import compute_committed_advantage
+
             return compute_committed_advantage(
                 batch, estimate, algorithm, self.config.rollout.tree.candidate_weight
             )

@@ -48,7 +48,8 @@ class AdapterFolders:
             for name, spec in specs.items()
         }
         self._numbers = {name: number for number, name in enumerate(specs, 1)}
-        self._spool, self._count = spool, 0
+        self._spool = spool
+        self._count = 0
         self._folders: dict[str, list[Path]] = {name: [] for name in specs}
 
     def version(self, name: str) -> int:

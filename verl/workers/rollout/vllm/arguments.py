@@ -53,7 +53,8 @@ def engine_arguments(
         RolloutError: a model or an adapter that vLLM cannot serve.
     """
     rollout = config.rollout
-    tp, dtype = rollout.tensor_model_parallel_size, resolve_dtype(rollout.dtype, device)
+    tp = rollout.tensor_model_parallel_size
+    dtype = resolve_dtype(rollout.dtype, device)
     check_split(model_config, tp)
     check_batching(rollout, max_model_len, device)
     chunked = splits_prompts(rollout, device)
@@ -155,7 +156,8 @@ def check_batching(rollout: RolloutConfig, max_model_len: int, device: str) -> N
             is a prompt of that length.
         device: cpu or cuda.
     """
-    chunked, limit = splits_prompts(rollout, device), rollout.max_num_batched_tokens
+    chunked = splits_prompts(rollout, device)
+    limit = rollout.max_num_batched_tokens
     if chunked and device == "cpu":
         raise RolloutError(
             "actor_rollout_ref.rollout.enable_chunked_prefill=true: after a partial prompt vLLM rewinds a "
@@ -189,7 +191,8 @@ def check_split(model_config: Any, tp: int) -> None:
     """Raise `RolloutError` for a model that vLLM cannot split over `tp` devices."""
     if tp == 1:
         return
-    heads, shared = int(model_config.num_attention_heads), _key_value_heads(model_config)
+    heads = int(model_config.num_attention_heads)
+    shared = _key_value_heads(model_config)
     vocab = -(-int(model_config.vocab_size) // VOCAB_PADDING) * VOCAB_PADDING
     wrong = []
     if heads % tp:

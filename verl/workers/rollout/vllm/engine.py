@@ -12,6 +12,7 @@ import asyncio
 import itertools
 import logging
 import math
+import multiprocessing.util
 import weakref
 from collections.abc import Awaitable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -35,11 +36,12 @@ from verl.protocol.generate import (
     StructureError,
 )
 from verl.trainer.config import ActorRolloutRefConfig
+from verl.utils.loop_thread import LoopThread
 from verl.workers.rollout.base import EngineStats
 from verl.workers.rollout.requests import check_request
 from verl.workers.rollout.vllm.adapters import AdapterFolders
 from verl.workers.rollout.vllm.arguments import engine_arguments, visible_gpus
-from verl.workers.rollout.vllm.loop import LoopThread
+from verl.workers.rollout.vllm.fork_server import fork_engines
 from verl.workers.rollout.vllm.process import (
     EngineLog,
     children_of,
@@ -60,6 +62,7 @@ START_TIMEOUT_S = 1200.0
 CONTROL_TIMEOUT_S = 600.0
 LIVENESS_S = 1.0
 STOP_TIMEOUT_S = 1.0
+LOOP_TIMEOUT_S = 10.0  # of requests that are cancelled at the end
 LABELS = 1000  # kept labels: no reply is older than so many updates
 UNLABELLED = "default"  # vLLM's label of weights before the first one is set
 
@@ -110,7 +113,10 @@ class VLLMEngine:
     ) -> None:
         specs = dict(adapters or {})
         spans = visible_gpus(gpus) if device == "cuda" and len(gpus) > 1 else ""
-        self._log, self._spool = EngineLog(log), Spool(config.rollout.update_bucket_mb << 20)
+        self._log = EngineLog(log)
+        self._spool = Spool(config.rollout.update_bucket_mb << 20)
+        # Made now, as sockets of processes that outlive this engine are in it: below, TMPDIR is the spool's.
+        multiprocessing.util.get_temp_dir()
         with environment(
             engine_environment(device, num_threads, spans, log=self._log.path, scratch=self._spool.scratch)
         ):
@@ -140,7 +146,7 @@ class VLLMEngine:
             try:
                 self._llm = self._thread.run(_start(arguments), START_TIMEOUT_S)
             except BaseException as error:
-                self._thread.stop()
+                self._thread.close(end_timeout_s=LOOP_TIMEOUT_S)
                 self._spool.close()
                 if isinstance(error, Exception):
                     why = self._log.exit_cause(None, f"{type(error).__name__}: {error}")
@@ -159,7 +165,8 @@ class VLLMEngine:
         self._sleep_level = 1 if specs else 2
         self._open: dict[int, _Open] = {}
         self._names = itertools.count()
-        self._version, self._cause = 0, ""
+        self._version = 0
+        self._cause = ""
         # By vLLM's own label of the weights: the version of the model (None) and of every adapter.
         self._labels: dict[int, dict[str | None, int]] = {0: {None: 0}}
         self._updating = self._paused = self._no_weights = self._no_cache = False
@@ -194,7 +201,7 @@ class VLLMEngine:
         # Here, not on the engine's thread: an update of the adapter that comes next sees the request.
         ticket = next(self._names)
         entry = self._open[ticket] = _Open(request.request_id, request.adapter)
-        serving = self._thread.start(self._generate(request, limit, ticket, entry))
+        serving = self._thread.submit(self._generate(request, limit, ticket, entry))
         serving.add_done_callback(lambda _: self._open.pop(ticket, None))
         return await asyncio.wrap_future(serving)
 
@@ -408,10 +415,8 @@ class VLLMEngine:
     async def _reply(
         self, request: GenerateRequest, limit: int, index: int, entry: _Open, name: str
     ) -> Generation:
-        prompt, lora = (
-            {"type": "token", "prompt_token_ids": list(request.prompt_ids)},
-            self._adapters.request(request.adapter),
-        )
+        prompt = {"type": "token", "prompt_token_ids": list(request.prompt_ids)}
+        lora = self._adapters.request(request.adapter)
         params = sampling_params(request.sampling, limit, reply_seed(request.seed, index))
         entry.replies.add(name)
         output: Any = None
@@ -451,9 +456,11 @@ class VLLMEngine:
         spans: list[tuple[int, int]] = []
         for span in labelled:
             label = 0 if span.version == UNLABELLED else int(span.version)
-            version, count = self._labels[label].get(adapter, 0), span.end - span.start
+            version = self._labels[label].get(adapter, 0)
+            count = span.end - span.start
             if spans and spans[-1][0] == version:
-                version, count = version, count + spans.pop()[1]
+                version = version
+                count = count + spans.pop()[1]
             spans.append((version, count))
         return spans
 
@@ -467,7 +474,8 @@ class VLLMEngine:
         When vLLM detects that its process has ended, it fails the requests that wait at that time; a request
         that arrives at the same moment would wait forever.
         """
-        llm, task = self._llm, asyncio.ensure_future(work)
+        llm = self._llm
+        task = asyncio.ensure_future(work)
         try:
             while not (await asyncio.wait({task}, timeout=LIVENESS_S))[0]:
                 if llm.errored:
@@ -531,6 +539,7 @@ async def _start(arguments: Mapping[str, Any]) -> Any:
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
+    fork_engines()
     return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
 
 
@@ -546,6 +555,6 @@ def _close(
         llm.shutdown(timeout=STOP_TIMEOUT_S)
     for file in shared:  # a killed process does not remove its files
         file.unlink(missing_ok=True)
-    thread.stop()
+    thread.close(end_timeout_s=LOOP_TIMEOUT_S)
     spool.close()
     log.close()

@@ -22,9 +22,13 @@ from typing import Any
 
 import psutil
 
-PARENT, LOG = "VERL_MAS_ENGINE_PARENT", "VERL_MAS_ENGINE_LOG"
+PARENT = "VERL_MAS_ENGINE_PARENT"
+LOG = "VERL_MAS_ENGINE_LOG"
+# Set for an engine whose process is forked (fork_server.py).
+FORKED = "VERL_MAS_ENGINE_FORKED"
 # Length of the name that vLLM appends to a folder for a socket, and the longest socket path of Linux.
-SOCKET_NAME, LONGEST_SOCKET = len("/") + len(str(uuid.UUID(int=0))), 107
+SOCKET_NAME = len("/") + len(str(uuid.UUID(int=0)))
+LONGEST_SOCKET = 107
 LOG_TAIL_BYTES = 1 << 20
 EXIT_TIMEOUT_S = 20.0
 _ERROR = re.compile(r"(?:^|\] )((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt): .*)$", re.MULTILINE)
@@ -59,6 +63,7 @@ def engine_environment(
     }
     if device == "cpu":
         needed |= {
+            FORKED: "1",
             # the model lives in the engine's process, not in a third one
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # engines that pin threads would all use the same cores
@@ -209,6 +214,17 @@ class _NullStream(io.TextIOBase):
         return len(text)
 
 
+def write_to_log() -> None:
+    """Have all output of this process go to the log of its engine, if it has one."""
+    if LOG not in os.environ:
+        return
+    with suppress(OSError):
+        log = os.open(os.environ[LOG], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.dup2(log, sys.stdout.fileno())
+        os.dup2(log, sys.stderr.fileno())
+        os.close(log)
+
+
 def _vllm_stream() -> io.TextIOBase:
     """Return the stream of vLLM's log messages.
 
@@ -217,11 +233,7 @@ def _vllm_stream() -> io.TextIOBase:
     """
     if LOG not in os.environ or not _started_for_engine():
         return _NullStream()
-    with suppress(OSError):
-        log = os.open(os.environ[LOG], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        os.dup2(log, sys.stdout.fileno())
-        os.dup2(log, sys.stderr.fileno())
-        os.close(log)
+    write_to_log()
     return sys.stderr  # type: ignore[return-value]
 
 

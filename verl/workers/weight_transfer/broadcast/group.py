@@ -29,7 +29,9 @@ class Group:
     """
 
     def __init__(self, made: Mapping[str, Any], rank: int, address: str, timeout_s: float) -> None:
-        self.generation, self.ids, self.backend = made["generation"], made["ids"], made["backend"]
+        self.generation = made["generation"]
+        self.ids = made["ids"]
+        self.backend = made["backend"]
         limit = timedelta(seconds=timeout_s)
         host, port = made["store"]
         # of its own: a wait of one group would block the others

@@ -36,7 +36,8 @@ class Link:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in _KEEPALIVE.items():
             connection.setsockopt(socket.IPPROTO_TCP, option, value)
-        self._socket, self._unread = connection, b""
+        self._socket = connection
+        self._unread = b""
         self.address: str = connection.getsockname()[0]
         self.lost = False
         self.said: dict[str, Any] = {}

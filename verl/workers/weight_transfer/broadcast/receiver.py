@@ -21,7 +21,9 @@ class Receiver:
     """A process that receives from one sender."""
 
     def __init__(self, sender: Sequence[Any], timeout_s: float) -> None:
-        self.sender, self._id, self._timeout_s = sender, uuid.uuid4().hex, timeout_s
+        self.sender = sender
+        self._id = uuid.uuid4().hex
+        self._timeout_s = timeout_s
         try:
             self.link = Link(socket.create_connection(tuple(sender), timeout=timeout_s))
         except OSError as error:
@@ -34,7 +36,9 @@ class Receiver:
 
     def receive(self, handle: Mapping[str, Any], timeout_s: float) -> dict[str, torch.Tensor]:
         """See `Collective.receive`."""
-        update, bucket, self._timeout_s = handle["update"], handle["bucket"], timeout_s
+        update = handle["update"]
+        bucket = handle["bucket"]
+        self._timeout_s = timeout_s
         if bucket != (self._next if update == self._update else 0):
             raise RolloutError(
                 f"bucket {bucket} of weight update {update}: expected the next one after {self._next} of "
@@ -42,7 +46,9 @@ class Receiver:
             )
         try:
             if update != self._update:
-                self._update, self._next, self._heard = update, 0, {}
+                self._update = update
+                self._next = 0
+                self._heard = {}
                 self._group = self._join(handle["on_gpu"], handle["receivers"])
             if self._group is None:
                 raise RuntimeError("a bucket before it failed")
@@ -54,14 +60,16 @@ class Receiver:
                 lambda: self._heard.get("arrived", 0) >= self._next, "the other receivers to have the bucket"
             )
         except RuntimeError as error:
-            why, self._group = self._cause(str(error)), None
+            why = self._cause(str(error))
+            self._group = None
             raise EngineGoneError(
                 f"bucket {bucket} of weight update {update} did not come from {_shown(self.sender)}: {why}"
             ) from error
         return unpack(flat, handle["layout"])
 
     def _join(self, on_gpu: bool, receivers: int) -> Group:
-        group, name = self._group, f"{socket.gethostname()}:{os.getpid()}"
+        group = self._group
+        name = f"{socket.gethostname()}:{os.getpid()}"
         held = group.generation if group else 0
         self.link.send(
             update=self._update, id=self._id, name=name, held=held, gpu=gpu(on_gpu), received=0, failed=""

@@ -82,7 +82,8 @@ class Sender:
         self._address = os.environ.get("MASTER_ADDR", "127.0.0.1")
         self._server = socket.create_server((self._address, 0))
         with socket.create_server((self._address, 0)) as server:
-            port, limit = server.getsockname()[1], timedelta(seconds=timeout_s)
+            port = server.getsockname()[1]
+            limit = timedelta(seconds=timeout_s)
             self._store = dist.TCPStore(
                 self._address,
                 port,
@@ -114,7 +115,8 @@ class Sender:
             self._thread.start()
         if receivers != update.receivers:
             raise ValueError(f"a bucket for {receivers} receivers in a weight update for {update.receivers}")
-        bucket, update.sent = update.sent, update.sent + 1
+        bucket = update.sent
+        update.sent = update.sent + 1
         update.open.add(bucket)
         update.waiting.put(flat)
         place = {
@@ -131,7 +133,8 @@ class Sender:
             return
         update.open.discard(handle["bucket"])
         if not update.open:
-            update.released, self._update = True, None
+            update.released = True
+            self._update = None
             update.waiting.put(None)
 
     def _run(self, update: _Update, before: threading.Thread | None) -> None:
@@ -211,9 +214,11 @@ class Sender:
         """Wait for all receivers and return their group, a new one unless it is the same as before."""
         wait(lambda: len(update.members) == update.receivers, f"{update.receivers} receivers of weights")
         said = [link.said for link in update.members]
-        ids, gpus = sorted(one["id"] for one in said), [gpu(update.on_gpu), *(one["gpu"] for one in said)]
+        ids = sorted(one["id"] for one in said)
+        gpus = [gpu(update.on_gpu), *(one["gpu"] for one in said)]
         backend = "nccl" if all(gpus) and len(set(gpus)) == len(gpus) else "gloo"
-        old, self._group = self._group, None
+        old = self._group
+        self._group = None
         if (
             old is None
             or (old.ids, old.backend) != (ids, backend)

@@ -92,7 +92,8 @@ def similarity(a: str, b: str) -> float:
         if x != y:
             break
         end += 1
-    inner_a, inner_b = a[start : len(a) - end], b[start : len(b) - end]
+    inner_a = a[start : len(a) - end]
+    inner_b = b[start : len(b) - end]
     return 2.0 * (start + end + _common_subsequence(inner_a, inner_b)) / (len(a) + len(b))
 
 

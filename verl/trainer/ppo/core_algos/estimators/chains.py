@@ -71,7 +71,9 @@ def build_chains(
     chain = group_index([traj_index] if agent_index is None else [traj_index, agent_index])[rows]
     turn = np.asarray(turn_index, dtype=np.float64)[rows]
     order = np.lexsort((turn, chain))
-    rows, chain, turn = rows[order], chain[order], turn[order]
+    rows = rows[order]
+    chain = chain[order]
+    turn = turn[order]
     starts = np.ones(len(rows), dtype=bool)
     starts[1:] = (chain[1:] != chain[:-1]) | (turn[1:] != turn[:-1])
     sorted_place = np.cumsum(starts) - 1

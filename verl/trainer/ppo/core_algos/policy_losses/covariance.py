@@ -15,7 +15,8 @@ def token_covariance(mini: MiniBatch) -> tuple[torch.Tensor, float]:
     Returns:
         `[bsz, response_len]`, -inf where masked, and the number of tokens of the mini-batch, weighted by row.
     """
-    weights, mask = mini.token_weights, mini.response_mask.bool()
+    weights = mini.token_weights
+    mask = mini.response_mask.bool()
     advantages, log_prob = (torch.where(mask, x, 0.0) for x in (mini.advantages, mini.log_prob))
     sums = mini.ranks.sum(
         torch.stack([weights.sum(), (weights * advantages).sum(), (weights * log_prob).sum()])
@@ -47,7 +48,8 @@ def share_of_largest(
     if not len(all_values):
         return torch.zeros_like(values)
     boundary = _leading(all_values, all_weights, count)[0][-1]
-    above, equal = values > boundary, values == boundary
+    above = values > boundary
+    equal = values == boundary
     sums = mini.ranks.sum(torch.stack([(weights * above).sum(), (weights * equal).sum()]))
     rest = ((count - sums[0]) / sums[1]).clamp(0.0, 1.0)
     return (above + equal * rest).to(values.dtype) * (weights > 0)
@@ -56,7 +58,8 @@ def share_of_largest(
 def _leading(values: torch.Tensor, weights: torch.Tensor, count: float) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the largest values, in descending order, until their weights fill `count` places."""
     order = values.argsort(descending=True)
-    values, weights = values[order], weights[order]
+    values = values[order]
+    weights = weights[order]
     before = weights.cumsum(0) - weights
     keep = before < count
     return values[keep], weights[keep]

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from verl.trainer.plan.registry import POLICY_LOSSES
 from verl.trainer.ppo.core_algos.policy_losses.common import LossConfig
 from verl.utils.names import own_key
 
@@ -101,6 +102,7 @@ def register_preparation(
 
 def find_preparation(loss: str, config: LossConfig | None) -> Preparation | None:
     """Return the preparation of a loss, None if it needs none with this config."""
+    POLICY_LOSSES.load(loss)  # whose file registers it
     registered = PREPARATIONS.get(loss)
     return registered.prepare if registered is not None and registered.when(config) else None
 

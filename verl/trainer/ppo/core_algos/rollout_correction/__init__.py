@@ -66,6 +66,9 @@ Use when: samples are many updates old and clipping would remove most of them fr
 Fails when: all tokens differ in the same way (another precision): it then masks unnecessarily; use weights.
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from verl.trainer.ppo.core_algos.rollout_correction.batch import (
     aggregate_policies,
     apply_bypass_mode,
@@ -84,21 +87,23 @@ from verl.trainer.ppo.core_algos.rollout_correction.divergence import (
     compute_rollout_corr_metrics_from_logprobs,
     sampler_gap,
 )
-from verl.trainer.ppo.core_algos.rollout_correction.rejection import (
-    RS_MODES,
-    SUPPORTED_ROLLOUT_RS_OPTIONS,
-    TOKEN_LEVEL_ROLLOUT_RS_OPTIONS,
-    compute_m2po_mask,
-    compute_rollout_rejection_mask,
-    compute_rs_metrics,
-    parse_modes,
-)
-from verl.trainer.ppo.core_algos.rollout_correction.weights import (
-    IS_LEVELS,
-    compute_is_metrics,
-    compute_rollout_correction_weights,
-)
 from verl.trainer.ppo.correction_bounds import LOG_RATIO_BOUND, Band, parse_bounds
+
+if TYPE_CHECKING:
+    from verl.trainer.ppo.core_algos.rollout_correction.rejection import (
+        RS_MODES,
+        SUPPORTED_ROLLOUT_RS_OPTIONS,
+        TOKEN_LEVEL_ROLLOUT_RS_OPTIONS,
+        compute_m2po_mask,
+        compute_rollout_rejection_mask,
+        compute_rs_metrics,
+        parse_modes,
+    )
+    from verl.trainer.ppo.core_algos.rollout_correction.weights import (
+        IS_LEVELS,
+        compute_is_metrics,
+        compute_rollout_correction_weights,
+    )
 
 __all__ = [
     "IS_LEVELS",
@@ -129,3 +134,23 @@ __all__ = [
     "sampler_gap_metrics",
     "staleness_metrics",
 ]
+# Names of the correction itself; without it a run measures staleness and the gap to the sampler alone.
+_ON_DEMAND = {
+    f"{__name__}.rejection": (
+        "RS_MODES",
+        "SUPPORTED_ROLLOUT_RS_OPTIONS",
+        "TOKEN_LEVEL_ROLLOUT_RS_OPTIONS",
+        "compute_m2po_mask",
+        "compute_rollout_rejection_mask",
+        "compute_rs_metrics",
+        "parse_modes",
+    ),
+    f"{__name__}.weights": ("IS_LEVELS", "compute_is_metrics", "compute_rollout_correction_weights"),
+}
+_MODULE = {name: module for module, names in _ON_DEMAND.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_MODULE[name]), name)

@@ -16,11 +16,6 @@ from verl.protocol import DataProto
 from verl.trainer.config import RolloutCorrectionConfig
 from verl.trainer.plan.placement import slug
 from verl.trainer.ppo.core_algos.rollout_correction.divergence import compute_offpolicy_metrics, sampler_gap
-from verl.trainer.ppo.core_algos.rollout_correction.rejection import (
-    compute_m2po_mask,
-    compute_rollout_rejection_mask,
-)
-from verl.trainer.ppo.core_algos.rollout_correction.weights import compute_rollout_correction_weights
 
 
 def compute_rollout_correction_and_rejection_mask(
@@ -63,11 +58,19 @@ def compute_rollout_correction_and_rejection_mask(
     kept = response_mask.clone()
     metrics = dict[str, float]()
     if rollout_is is not None and rollout_is_threshold is not None:
+        from verl.trainer.ppo.core_algos.rollout_correction.weights import (
+            compute_rollout_correction_weights,  # of this key alone
+        )
+
         tensor, metrics = compute_rollout_correction_weights(
             log_ratio, response_mask, rollout_is, rollout_is_threshold, rollout_is_batch_normalize
         )
         weights = DataProto.from_dict(tensors={"rollout_is_weights": tensor})
     if rollout_rs is not None:
+        from verl.trainer.ppo.core_algos.rollout_correction.rejection import (
+            compute_rollout_rejection_mask,  # of this key alone
+        )
+
         kept, rejected = compute_rollout_rejection_mask(
             log_ratio, response_mask, rollout_rs, rollout_rs_threshold
         )
@@ -128,6 +131,8 @@ def apply_m2po_mask(batch: DataProto, tau: float) -> dict[str, float]:
         batch: `old_log_probs`, `rollout_log_probs`, `response_mask` after rejection, and `advantages`.
         tau: `algorithm.rollout_correction.m2po_tau`.
     """
+    from verl.trainer.ppo.core_algos.rollout_correction.rejection import compute_m2po_mask  # of M2PO alone
+
     tensors = _log_probs(batch)
     per_policy = {}
     kept = tensors["response_mask"].clone()

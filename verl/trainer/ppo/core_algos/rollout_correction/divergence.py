@@ -126,7 +126,8 @@ class SamplerGap:
 
     def __add__(self, other: SamplerGap) -> SamplerGap:
         """Return the gap over the tokens of both."""
-        mine, theirs = self.sums(), other.sums()
+        mine = self.sums()
+        theirs = other.sums()
         return SamplerGap.of(
             [a + b for a, b in zip(mine, theirs, strict=True)], map(max, self.maxima(), other.maxima())
         )
@@ -180,10 +181,8 @@ class SamplerGap:
                 max(self.prob_diff_square - self.prob_diff**2 / n, 0.0) / (n - 1)
             )
         }
-        mine, theirs = (
-            self.prob_square - self.prob**2 / n,
-            self.rollout_prob_square - self.rollout_prob**2 / n,
-        )
+        mine = self.prob_square - self.prob**2 / n
+        theirs = self.rollout_prob_square - self.rollout_prob**2 / n
         if min(mine, theirs) > 1e-12 * n:  # below it, only rounding
             both = self.prob_product - self.prob * self.rollout_prob / n
             out["training/rollout_actor_probs_pearson_corr"] = max(
@@ -208,7 +207,8 @@ def sampler_gap(
         threshold: `algorithm.rollout_correction.rollout_is_threshold`; with a single bound C, `high` and
             `low` use the band 1/C..C.
     """
-    band, gap = Band.parse(threshold), SamplerGap()
+    band = Band.parse(threshold)
+    gap = SamplerGap()
     for piece in pieces(log_prob.detach(), rollout_log_prob.detach(), response_mask.bool()):
         gap += _gap_of_tokens(band, *piece)
     return gap
@@ -217,15 +217,18 @@ def sampler_gap(
 def _gap_of_tokens(
     band: Band, log_prob: torch.Tensor, rollout_log_prob: torch.Tensor, keep: torch.Tensor
 ) -> SamplerGap:
-    ours, theirs = log_prob[keep].double(), rollout_log_prob[keep].double()
+    ours = log_prob[keep].double()
+    theirs = rollout_log_prob[keep].double()
     if not len(ours):
         return SamplerGap()
     log_ratio = ours - theirs
     bounded = log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
     ratio = torch.exp(bounded)
     weight = band.weigh(ratio)
-    prob, rollout_prob = ours.exp(), theirs.exp()
-    gap, prob_gap = log_ratio.abs(), (prob - rollout_prob).abs()
+    prob = ours.exp()
+    rollout_prob = theirs.exp()
+    gap = log_ratio.abs()
+    prob_gap = (prob - rollout_prob).abs()
     sums = (
         gap,
         prob_gap,

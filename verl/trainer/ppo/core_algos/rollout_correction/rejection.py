@@ -53,9 +53,11 @@ def compute_rollout_rejection_mask(
     check_log_ratio(log_ratio, response_mask)
     mask = response_mask.bool()
     x = torch.where(mask, log_ratio, 0.0).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
-    kept, metrics = mask, dict[str, float]()
+    kept = mask
+    metrics = dict[str, float]()
     for mode in modes:
-        stat, band = _statistic(mode, x, mask), bounds[mode]
+        stat = _statistic(mode, x, mask)
+        band = bounds[mode]
         is_k1 = mode.endswith("k1")
         low, high = (math.log(band.floor), math.log(band.upper)) if is_k1 else (0.0, band.upper)
         keep = ((stat <= high) & (stat >= low) if is_k1 else stat <= high) & mask
@@ -87,7 +89,8 @@ def _statistic(mode: str, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 def _rejected_shares(prefix: str, mask: torch.Tensor, keep: torch.Tensor) -> dict[str, float]:
     """Return the fraction of rejected tokens, and of rows with a rejected token."""
     rejected = mask & ~keep
-    tokens, rows = mask.sum().item(), mask.any(dim=-1).sum().item()
+    tokens = mask.sum().item()
+    rows = mask.any(dim=-1).sum().item()
     return {
         f"{prefix}masked_fraction": rejected.sum().item() / tokens,
         f"{prefix}seq_masked_fraction": rejected.any(dim=-1).sum().item() / rows,
@@ -123,7 +126,8 @@ def compute_rs_metrics(
     """
     if not response_mask.any():
         raise ValueError("response_mask must contain at least one valid token (1)")
-    high, low = rollout_rs_threshold, rollout_rs_threshold_lower
+    high = rollout_rs_threshold
+    low = rollout_rs_threshold_lower
     tokens = rs_statistic[response_mask.bool()].double()
     rows = (
         row_mean(rs_statistic, response_mask) if per_sequence_values is None else per_sequence_values.double()

@@ -97,16 +97,19 @@ def compute_is_metrics(
     real = mask.any(dim=-1)
     high = rollout_is_threshold
     low = 1.0 / high if rollout_is_threshold_lower is None else rollout_is_threshold_lower
-    applied, raw = rollout_is_weights[mask].double(), raw_rollout_is_weights[mask]
+    applied = rollout_is_weights[mask].double()
+    raw = raw_rollout_is_weights[mask]
     metrics = {"rollout_is_mean": applied.mean().item()}
     if rollout_is == "sequence":
         logs = log_ratio_for_metrics[real].double()
         metrics["rollout_is_max"] = math.exp(min(logs.max().item(), LOG_RATIO_BOUND))
         metrics["rollout_is_min"] = math.exp(min(logs.min().item(), LOG_RATIO_BOUND))
-        above, below = logs > math.log(high), logs < math.log(low)
+        above = logs > math.log(high)
+        below = logs < math.log(low)
     else:
         metrics["rollout_is_max"], metrics["rollout_is_min"] = applied.max().item(), applied.min().item()
-        above, below = raw > high, raw < low
+        above = raw > high
+        below = raw < low
     metrics["rollout_is_ratio_fraction_high"] = above.double().mean().item()
     metrics["rollout_is_ratio_fraction_low"] = below.double().mean().item()
     bounded = applied.clamp(min=0.0, max=high)

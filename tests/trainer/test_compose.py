@@ -1,0 +1,74 @@
+"""A configuration is made of defaults that Hydra has composed once, and is the one that Hydra composes."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+
+from verl.trainer.config import RunConfig
+from verl.trainer.plan import command_line
+
+TEAM = ["agent.agent_ids=[Solver Agent,Verifier Agent]", "agent.orchestra_type=math", "env.rollout.n=4"]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        [],
+        TEAM,
+        [*TEAM, "env.rollout.n=5", "trainer.default_local_dir=/tmp/a b"],
+        ["algorithm.preset=dr_grpo", "actor_rollout_ref.actor.optim.lr=1e-6", "trainer.logger=[]"],
+        ["+env.params={size: 4, names: [a, '1']}", "env.params.depth=2"],
+        ["agent.orchestra.math.max_loop_num=3", "data.apply_chat_template_kwargs={enable_thinking: false}"],
+        ["trainer.experiment_name='${trainer.project_name}_${env.rollout.n}'", "trainer.project_name='42'"],
+    ],
+)
+def test_changed_defaults_are_what_hydra_composes(given: list[str]) -> None:
+    overrides = command_line.prepare_overrides(given)
+    changed = command_line._changed_defaults(overrides)
+    whole = command_line._composed_by_hydra(overrides)
+    assert changed is not None and changed == whole
+    assert OmegaConf.is_struct(changed) and OmegaConf.is_struct(whole)
+    assert OmegaConf.to_object(changed) == OmegaConf.to_object(whole) == command_line.compose_config(given)
+
+
+def test_a_configuration_shares_nothing_with_the_next_one() -> None:
+    first = command_line.compose_config(TEAM)
+    first.agent.agent_ids.append("Another Agent")
+    first.env.params["size"] = 3
+    again = command_line.compose_config(TEAM)
+    assert again.agent.agent_ids == ["Solver Agent", "Verifier Agent"] and again.env.params == {}
+    assert command_line.compose_config([]) == RunConfig()
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["env.rollout.n=1,2"],
+        ["hydra.run.dir=/tmp"],
+        ["hydra/job_logging=default"],
+        ["trainer.nowhere=1"],
+        ["trainer.total_training_steps=many"],
+        ["trainer.logger=[jsonl"],
+        ["a@b=c"],
+    ],
+)
+def test_what_hydra_has_to_see_itself_is_left_to_it(overrides: list[str]) -> None:
+    assert command_line._changed_defaults(overrides) is None
+    if not overrides[0].startswith("hydra"):
+        with pytest.raises(HydraException):
+            command_line._compose(overrides)
+
+
+def test_a_saved_configuration_is_what_omegaconf_writes(tmp_path: Path) -> None:
+    config = command_line.compose_config(
+        [*TEAM, "env.params={size: '4', name: 'é: #', none: null, texts: ['on', '1e3', ''], far: 1e-9}"]
+    )
+    command_line.save_config(config, tmp_path / "ours.yaml")
+    OmegaConf.save(OmegaConf.create(asdict(config)), tmp_path / "theirs.yaml")
+    assert (tmp_path / "ours.yaml").read_bytes() == (tmp_path / "theirs.yaml").read_bytes()
+    assert command_line.load_config(tmp_path / "ours.yaml") == config

@@ -1,0 +1,56 @@
+"""A command line: its overrides, and what a translation from other names has made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Command:
+    """A command line ready to be composed.
+
+    Attributes:
+        overrides: the overrides here, in the order of the command line.
+        typed: key here -> the override in verl's names that set it.
+        listed: one text per setting that was translated or left out, for the warning.
+        translated: whether the command line has keys in verl's names.
+        upstream: the project whose command it is, verl or Dr. MAS; empty for a command of this package, which
+            names a team, even if single keys of it are translated.
+        contradictions: pairs of settings of the command line that set a key to different values.
+        defaults: keys that it leaves at the defaults of `upstream`, which differ here.
+    """
+
+    overrides: list[str] = field(default_factory=list)
+    typed: dict[str, str] = field(default_factory=dict)
+    listed: list[str] = field(default_factory=list)
+    translated: bool = False
+    upstream: str = ""
+    contradictions: list[tuple[str, str]] = field(default_factory=list)
+    defaults: dict[str, str] = field(default_factory=dict)
+
+    def leave_out(self, keys: Collection[str]) -> None:
+        """Remove settings that have no effect."""
+        gone = [o for o in self.overrides if (split(o) or ("", ""))[0] in keys]
+        self.overrides = [o for o in self.overrides if o not in gone]
+        self.listed += [
+            f"{o.lstrip('+')}: no effect" for o in gone if (split(o) or ("", ""))[0] not in self.defaults
+        ]
+        self.defaults = {key: value for key, value in self.defaults.items() if key not in keys}
+
+    def warning(self) -> str:
+        """Return what was translated in one line; empty: the names are those of this package."""
+        return ""
+
+
+def key_of(override: str) -> str:
+    """Return the key of an override."""
+    return override.lstrip("+~").partition("=")[0]
+
+
+def split(override: str) -> tuple[str, str] | None:
+    """Return key and value of an override; None for one that sets no value."""
+    if "=" not in override or override.startswith(("-", "~", "hydra")):
+        return None
+    key, _, value = override.lstrip("+").partition("=")
+    return key, value

@@ -1,0 +1,155 @@
+"""Rows as paths of a trie: a token that several rows begin with is run once, and each row reads its scores
+off its own path.
+
+The model alone sees the trie. Log-probs, entropies and values go back to the rows that they belong to, and
+autograd sums over the rows what a shared token needs, so masks, advantages, weights, ratios of whole replies,
+means over rows and mini-batches are those of single rows, for every loss. At a branch a token has several
+next tokens: its logits are computed once and read for each of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import torch
+
+from verl.workers.engine.attention import PackPlan, plan_branches
+
+Row = np.ndarray  # `[tokens, 2]` int64: id and position of each token
+
+
+@dataclass(frozen=True)
+class Trie:
+    """Distinct tokens of some rows.
+
+    A row's own tokens are those behind the beginning that it shares with the row before it, in lexicographic
+    order from the last row to the first; they stand together. Those of rows that share nothing come first,
+    longest first.
+
+    Attributes:
+        tokens: `[size]` ids.
+        positions: `[size]` position ids.
+        plan: what each token attends to.
+        before: `[n]` for each unmasked response token of the rows, in row-major order, the index of the token
+            before it.
+    """
+
+    tokens: torch.Tensor
+    positions: torch.Tensor
+    plan: PackPlan
+    before: torch.Tensor
+
+
+def token_rows(rows: Mapping[str, torch.Tensor]) -> list[Row]:
+    """Return the tokens of each row that a model has to run: those before its last unmasked response token.
+
+    Args:
+        rows: `input_ids`, `position_ids`, `attention_mask` `[bsz, width]`, and `response_mask`.
+    """
+    attention = rows["attention_mask"].bool().cpu().numpy()
+    mask = rows["response_mask"].bool().cpu().numpy()
+    inputs = torch.stack([rows["input_ids"], rows["position_ids"]], dim=-1).long().cpu().numpy()
+    prompt_len = attention.shape[1] - mask.shape[1]
+    result: list[Row] = []
+    for row, real in enumerate(attention):
+        scored = np.flatnonzero(mask[row])
+        stop = prompt_len + int(scored[-1]) if len(scored) else 0
+        result.append(inputs[row, :stop][real[:stop]])
+    return result
+
+
+def shared_lengths(rows: Sequence[Row]) -> tuple[list[int], list[int]]:
+    """Return the order of rows from the lexicographically last one to the first, and for each place in it
+    with how many tokens of the row before it the row begins.
+
+    A row that begins another one comes after it.
+    """
+    order = sorted(range(len(rows)), key=lambda row: rows[row].tobytes(), reverse=True)
+    shared = [0]
+    for before, row in pairwise(order):
+        length = min(len(rows[before]), len(rows[row]))
+        differ = (rows[before][:length] != rows[row][:length]).any(axis=1)
+        shared.append(int(differ.argmax()) if differ.any() else length)
+    return order, shared[: len(order)]
+
+
+def count_run(rows: Sequence[Row]) -> int:
+    """Return the number of distinct tokens of rows: those that a trie runs."""
+    order, shared = shared_lengths(rows)
+    return sum(len(rows[row]) - begin for row, begin in zip(order, shared, strict=True))
+
+
+def plan_tries(rows: Sequence[Row], budget: int | None, most_rows: int) -> list[list[int]]:
+    """Split rows into micro-batches in the order of `shared_lengths`; a beginning that is shared across a cut
+    is run in both.
+
+    Args:
+        rows: of `token_rows`.
+        budget: most tokens that are run in a micro-batch, or None to split by rows; a row above it is alone.
+        most_rows: rows of a micro-batch without a budget.
+    """
+    result: list[list[int]] = []
+    run = 0
+    for row, begin in zip(*shared_lengths(rows), strict=True):
+        added = len(rows[row]) - begin
+        full = not result or (len(result[-1]) >= most_rows if budget is None else run + added > budget)
+        if full:
+            result.append([row])
+            run = len(rows[row])
+        else:
+            result[-1].append(row)
+            run += added
+    return result
+
+
+def build_trie(rows: Mapping[str, torch.Tensor]) -> Trie:
+    """Return the trie of the rows of a micro-batch; without a token to score it has one token that nothing is
+    read from.
+
+    Args:
+        rows: as `token_rows`.
+    """
+    device = rows["input_ids"].device
+    paths = token_rows(rows)
+    order, shared = shared_lengths(paths)
+    own = {row: len(paths[row]) - begin for row, begin in zip(order, shared, strict=True)}
+    begins = dict(zip(order, shared, strict=True))
+    roots = sorted((row for row in order if own[row] and not begins[row]), key=lambda row: -own[row])
+    branches = sorted(
+        (row for row in order if own[row] and begins[row]), key=lambda row: (-begins[row], -own[row])
+    )
+    start: dict[int, int] = {}
+    size = 0
+    for row in (*roots, *branches):
+        start[row] = size
+        size += own[row]
+    where: dict[int, np.ndarray] = {}
+    inputs = np.zeros((max(size, 1), 2), dtype=np.int64)
+    above = np.zeros(0, dtype=np.int64)
+    for row in order:
+        stands = np.arange(own[row]) + start.get(row, 0)
+        inputs[stands] = paths[row][begins[row] :]
+        above = where[row] = np.concatenate([above[: begins[row]], stands])
+    plan = plan_branches(
+        [own[row] for row in roots] or [1] * (not size),
+        [(where[row][: begins[row]], own[row]) for row in branches],
+        device,
+    )
+    return Trie(
+        torch.from_numpy(inputs[:, 0].copy()).to(device),
+        torch.from_numpy(inputs[:, 1].copy()).to(device),
+        plan,
+        _before(rows, where).to(device),
+    )
+
+
+def _before(rows: Mapping[str, torch.Tensor], where: Mapping[int, np.ndarray]) -> torch.Tensor:
+    """Return `Trie.before`, given the index of each token of each row."""
+    attention = rows["attention_mask"].bool().cpu()
+    mask = rows["response_mask"].bool().cpu()
+    number = (attention.cumsum(dim=1) - 1)[:, attention.shape[1] - mask.shape[1] :].numpy()
+    pieces = [where[row][number[row][scored] - 1] for row, scored in enumerate(mask.numpy())]
+    return torch.from_numpy(np.concatenate([np.zeros(0, dtype=np.int64), *pieces]))
