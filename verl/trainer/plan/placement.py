@@ -131,7 +131,7 @@ class Placement:
         return [*self.agents, *self.api]
 
     @property
-    def trained(self) -> list[AgentPlacement]:
+    def trained(self) -> Sequence[AgentPlacement]:
         """Rows of the trained agents."""
         return [a for a in self.agents if not a.frozen]
 
