@@ -31,10 +31,9 @@ from verl.trainer.derived import prompt_length_key
 from verl.trainer.placement.role_policies import policy_rows
 from verl.trainer.placement.table import AgentPlacement, Placement
 from verl.trainer.placement.untrained import api_key
-from verl.trainer.ppo.collect.greedy_baseline import needs_baselines
 from verl.trainer.ppo.critic import critic_agents
 from verl.trainer.ppo.per_agent import agent_config
-from verl.trainer.ppo.registry import ESTIMATORS
+from verl.trainer.ppo.registry import ESTIMATORS, estimator_needs
 from verl.utils.dataset import PromptMeasure
 from verl.utils.names import slug
 
@@ -224,7 +223,7 @@ def _greedy_baselines(config: RunConfig, placement: Placement) -> list[str]:
     return [
         a.agent_id
         for a in placement.trained
-        if needs_baselines(str(agent_config(config.algorithm, a.agent_id).adv_estimator))
+        if estimator_needs(str(agent_config(config.algorithm, a.agent_id).adv_estimator), "reward_baselines")
     ]
 
 

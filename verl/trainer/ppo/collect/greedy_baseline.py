@@ -9,14 +9,6 @@ import numpy as np
 from verl.protocol import DataProto
 from verl.protocol.generate import GREEDY_SUFFIX
 from verl.trainer.ppo.collect.protocol import CollectResult
-from verl.trainer.ppo.registry import estimator_needs
-
-
-def needs_baselines(estimator: str) -> bool:
-    """Return whether the estimator has a parameter `reward_baselines` without a default. Raises ValueError
-    for an unknown name.
-    """
-    return estimator_needs(estimator, "reward_baselines")
 
 
 def reward_baselines(

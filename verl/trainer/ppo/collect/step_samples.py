@@ -12,9 +12,9 @@ from verl.protocol import DataProto
 from verl.trainer.config import RunConfig
 from verl.trainer.config.run import follows_committed
 from verl.trainer.placement.untrained import trained_agents
-from verl.trainer.ppo.collect.greedy_baseline import needs_baselines, reward_baselines
 from verl.trainer.ppo.collect.protocol import Collector, CollectResult, Episode
 from verl.trainer.ppo.per_agent import estimators_in_use
+from verl.trainer.ppo.registry import estimator_needs
 from verl.utils.dataset import TaskLoader
 
 if TYPE_CHECKING:
@@ -81,13 +81,15 @@ def needs_greedy_episodes(config: RunConfig) -> bool:
     used = estimators_in_use(config.algorithm, trained_agents(config.agent))
     # whose baselines the collector has sampled
     single_steps = config.rollout.sampling == "tree" and not follows_committed(config)
-    return not single_steps and any(map(needs_baselines, used))
+    return not single_steps and any(estimator_needs(name, "reward_baselines") for name in used)
 
 
 def samples_of(config: RunConfig, result: CollectResult, greedy: CollectResult | None = None) -> StepSamples:
     """Return the samples of one collection, with the baselines of its greedy episodes."""
     if result.batch is None or greedy is None:
         return StepSamples(result.batch, result.episodes, dict(result.metrics), _tokens(result))
+    from verl.trainer.ppo.collect.greedy_baseline import reward_baselines  # of ReMax alone
+
     baselines, metrics = reward_baselines(result.batch, greedy, config.reward.alpha)
     result.batch.non_tensor_batch["reward_baselines"] = baselines
     episodes = [*result.episodes, *greedy.episodes]
