@@ -82,7 +82,7 @@ class ShopsCourse(Course):
         form: a key of `FORMS`.
     """
 
-    count: int = 4_800
+    count: int = 12_800
     batch_size: int = 16
     form: str = "llama3_1"
     habits: Habits = Habits(call=0.35, write=0.5)

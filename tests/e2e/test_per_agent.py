@@ -39,10 +39,10 @@ def test_two_estimators_in_one_team_train_both_and_go_on_after_a_stop_to_the_bit
     folder = tmp_path / "again"
     train(MIXED | {"trainer.default_local_dir": folder, "trainer.total_training_steps": 1})
     resumed = train(MIXED | {"trainer.default_local_dir": folder})
-    assert {json.loads(name)[1] for name in whole.credit.estimator_state["rae"]} == {"Asker"}, (
+    assert {json.loads(name)[1] for name in whole.steps.credit.estimator_state["rae"]} == {"Asker"}, (
         "by kind of task and role"
     )
-    assert resumed.credit.estimator_state == whole.credit.estimator_state
+    assert resumed.steps.credit.estimator_state == whole.steps.credit.estimator_state
     assert weights(folder, 2) == weights(tmp_path / "run", 2)
 
 

@@ -28,7 +28,6 @@ from tests.e2e.conftest import fit_digits, read_metrics
 from tests.e2e.teams import load_exported
 from tests.forked import ForkServer
 from tests.house.source import ROOT
-from verl.models.loader import load_tokenizer
 from verl.protocol import DataProto
 from verl.trainer.checkpoint.export import export
 from verl.trainer.plan.command_line import compose_config
@@ -333,7 +332,7 @@ def test_a_command_with_an_adapter_to_start_from_samples_from_it_and_a_resumed_o
     batches: list[DataProto],
     moved: dict[str, list[set[str]]],
 ) -> None:
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoTokenizer
 
     given = save_peft_adapter(tiny_model_dir, tmp_path / "given")
     path = {"actor_rollout_ref.model.lora_adapter_path": given, "trainer.save_freq": "1"}
@@ -360,7 +359,7 @@ def test_a_command_with_an_adapter_to_start_from_samples_from_it_and_a_resumed_o
     assert (tmp_path / "out/single_agent/adapter_model.safetensors").read_bytes() == saved.read_bytes()
     for folder in (exported, tmp_path / "out/single_agent"):
         ends = json.loads((folder / "generation_config.json").read_text())["eos_token_id"]
-        assert load_tokenizer(str(folder)).get_vocab()["<|im_end|>"] in ends
+        assert AutoTokenizer.from_pretrained(folder).get_vocab()["<|im_end|>"] in ends
 
 
 def test_a_command_with_named_rewards_learns_from_them(

@@ -40,7 +40,7 @@ def test_the_critic_learns_what_the_returns_are(tiny_model_dir: Path) -> None:
 
 def test_metrics_have_verls_names(tiny_model_dir: Path) -> None:
     metrics = make_worker(tiny_model_dir).update_critic(make_batch(make_rows(6))).meta_info["metrics"]
-    names = {"vf_loss", "vf_clipfrac", "vpred_mean", "grad_norm", "lr", "skipped_steps"}
+    names = {"vf_loss", "vf_clipfrac", "vpred_mean", "grad_norm", "lr", "skipped_steps", "shared_tokens"}
     assert set(metrics) == {f"critic/{name}" for name in names} | {"perf/tokens"}
 
 

@@ -60,6 +60,7 @@ def test_an_update_makes_rewarded_tokens_likelier(tiny_model_dir: Path) -> None:
         "grad_norm",
         "lr",
         "skipped_steps",
+        "shared_tokens",
     }
     assert set(metrics) == {f"actor/{name}" for name in expected} | {"perf/tokens", "perf/cpu_memory_used_gb"}
     assert metrics["perf/tokens"] == float(rows["attention_mask"][:-1].sum())

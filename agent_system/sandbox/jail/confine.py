@@ -74,6 +74,7 @@ def limit_job(how: Confinement, limits: dict[str, Any]) -> None:
         _set({resource.RLIMIT_NPROC: how.counted + limits["processes"]})
     # Not earlier: descriptors of folders that are open for programs have higher numbers.
     _set({resource.RLIMIT_NOFILE: OPEN_FILES})
+    stacks.bound(limits["memory_mb"] << 19)
 
 
 def confine(how: Confinement, limits: dict[str, Any], folder: str) -> None:
@@ -94,7 +95,6 @@ def confine(how: Confinement, limits: dict[str, Any], folder: str) -> None:
             resource.RLIMIT_FSIZE: limits["file_mb"] << 20,
         }
     )
-    stacks.bound(limits["memory_mb"] << 19)
     if how.counted is None and not how.namespaces:  # in a namespace the host's processes are not visible
         _set({resource.RLIMIT_NPROC: tree.threads_of(os.getuid()) + limits["processes"] + OTHER_THREADS})
     if how.uid is not None:

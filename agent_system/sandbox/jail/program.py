@@ -13,7 +13,6 @@ from collections.abc import Callable
 from types import CodeType, ModuleType
 from typing import Any, NoReturn
 
-from . import streams
 from .callee import allow_deep_calls, find_function, give_usual_names, plain
 
 NAME = "program.py"
@@ -72,7 +71,6 @@ def _take(pipes: tuple[int, int, int, int]) -> None:
     os.setsid()
     for fd, place in zip(pipes, PIPES, strict=True):
         os.dup2(fd, place)
-    streams.open_stdin()
 
 
 def _close_others(keep: tuple[int, ...]) -> None:
@@ -140,7 +138,10 @@ def compiled_code(message: bytes) -> bytes:
 def _new_main() -> ModuleType:
     module = ModuleType("__main__")
     module.__builtins__ = __builtins__  # type: ignore[attr-defined]
-    vars(module).update(__annotations__={}, __file__=f"{os.getcwd()}/{NAME}", __cached__=None)
+    names = module.__dict__
+    names["__annotations__"] = {}
+    names["__file__"] = f"{os.getcwd()}/{NAME}"
+    names["__cached__"] = None
     sys.modules["__main__"] = module
     sys.argv = [NAME]
     return module
@@ -202,11 +203,12 @@ def _remove_names(module: ModuleType) -> None:
     """
     sys.stdout = sys.__stdout__
     sys.stderr = sys.__stderr__
-    names = vars(module)
-    for hidden in (True, False):
-        for name in [
-            name for name in names if name != "__builtins__" and (not hidden or name[:1] == "_" != name[1:2])
-        ]:
+    names = module.__dict__
+    for name in list(names):
+        if name[:1] == "_" != name[1:2]:
+            names[name] = None
+    for name in list(names):
+        if name != "__builtins__":
             names[name] = None
 
 

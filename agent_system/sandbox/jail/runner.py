@@ -22,6 +22,8 @@ REPORT = struct.Struct("!bidd")
 STOPPED = (None, "timeout", "output", "memory", "disk", "processes")
 CHUNK = 65536
 LOOK_EVERY_S = 0.05
+# Most programs end within this time; their output is read at once then. What a pipe cannot take waits so long.
+WITHOUT_LOOK_S = 0.01
 WITHOUT_DESCRIPTOR_S = 0.005
 
 
@@ -44,6 +46,8 @@ class Runner:
         self.compiled = b""
         self.most = limits["output_kb"] * 1024
         self.number = 0
+        self.out = context.streams.open_reader(1)
+        self.err = context.streams.open_reader(2)
         self.poller = select.poll()
         self.poller.register(COMMANDS, 0)
         self.poller.register(context.alarm, select.POLLIN)
@@ -59,11 +63,9 @@ class Runner:
         folder = self.context.clean(self.limits["disk_mb"] << 20)
         streams = self.context.streams
         streams.fill(stdin)
-        stdin_end, (out, out_end), (err, err_end) = (
-            streams.open_input(),
-            streams.open_pipe(1),
-            streams.open_pipe(2),
-        )
+        stdin_end = streams.open_input()
+        out_end = streams.open_writer(1)
+        err_end = streams.open_writer(2)
         end, end_end = os.pipe()
         setup, setup_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         pid = kernel.fork()
@@ -78,11 +80,16 @@ class Runner:
                 self.context.keep,
                 lambda: self._confine(folder),
             )
-        for fd in (stdin_end, out_end, err_end, end_end, setup_end):
-            os.close(fd)
-        outputs = {out: bytearray(), err: bytearray(), end: bytearray()}
+        outputs = {self.out: bytearray(), self.err: bytearray(), end: bytearray()}
         try:
-            self._wait(pid, began + self.limits["wall_s"], outputs)
+            over = _exit_descriptor(pid)
+            soon = over is not None and select.select((over,), (), (), WITHOUT_LOOK_S)[0]
+            for fd in (stdin_end, out_end, err_end, end_end, setup_end):
+                os.close(fd)
+            if not soon:
+                self._wait(pid, over, began + self.limits["wall_s"], outputs)
+            if over is not None:
+                os.close(over)
         finally:
             self._end(pid)
         streams.fill(b"")
@@ -90,8 +97,8 @@ class Runner:
             while self._read(fd, kept):
                 pass
         failure = self._read_setup(setup)
-        for fd in (out, err, end, setup):
-            os.close(fd)
+        os.close(end)
+        os.close(setup)
         if self.watched:
             os.write(self.context.watch, WATCH.pack(0, 0, 0, 0))
         report = REPORT.pack(
@@ -113,9 +120,8 @@ class Runner:
         os.chdir(folder)
         self.context.confine(self.limits, folder)
 
-    def _wait(self, pid: int, deadline: float, outputs: dict[int, bytearray]) -> None:
+    def _wait(self, pid: int, over: int | None, deadline: float, outputs: dict[int, bytearray]) -> None:
         """Read the output until the process has ended or exceeds a limit."""
-        over = _exit_descriptor(pid)
         pause = WITHOUT_DESCRIPTOR_S if over is None else LOOK_EVERY_S
         listening = {fd for fd in (*outputs, over) if fd is not None}
         for fd in listening:
@@ -140,8 +146,6 @@ class Runner:
                     listening.remove(fd)
         for fd in listening:
             self.poller.unregister(fd)
-        if over is not None:
-            os.close(over)
 
     def _read(self, fd: int, kept: bytearray) -> bool:
         """Read available output and keep it up to the limit; return False at the end of the pipe."""

@@ -1,7 +1,9 @@
 """The filter of system calls: a list of allowed calls, assembled as classic BPF.
 
-The kernel compiles a filter and evaluates it for every call number when it is installed, which happens before
-every program. It is therefore short, and finds the numbers by binary search.
+The kernel compiles a filter and evaluates it for every call number when it is installed. The filter is
+therefore short, finds the numbers by binary search, and has two parts: the first is installed once for a
+worker and leaves `syscalls.STARTING` to it; the second, a few instructions about those calls, is installed
+before every program. Of two answers the kernel takes the stricter one.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import errno
 import struct
 from collections.abc import Callable, Iterable
 from itertools import groupby
+from typing import NamedTuple
 
 from . import syscalls
 from .kernel import (
@@ -74,7 +77,19 @@ SIGNALLING = ("kill", "tkill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo")
 Code = list[tuple[int, int, int, int]]
 
 
-def assemble(machine: str, signals: bool, changes: bool) -> bytes:
+class Filter(NamedTuple):
+    """The two parts of the filter of programs.
+
+    Attributes:
+        worker: for the processes that start programs, and for programs.
+        program: for programs only.
+    """
+
+    worker: bytes
+    program: bytes
+
+
+def assemble(machine: str, signals: bool, changes: bool) -> Filter:
     """Return the filter for a machine of `AUDIT_ARCH`.
 
     Args:
@@ -123,10 +138,19 @@ def assemble(machine: str, signals: bool, changes: bool) -> bytes:
     answers[by_arguments["prlimit64"]] = answers[by_arguments["sched_setaffinity"]] = _answer_by(
         0, (0,), REFUSED
     )
+    starting = set(syscalls.numbers(syscalls.STARTING, machine).values())
+    return Filter(
+        _assemble(machine, answers | dict.fromkeys(starting, _answer(ALLOW)), UNKNOWN),
+        _assemble(machine, {number: answers[number] for number in starting}, ALLOW),
+    )
+
+
+def _assemble(machine: str, answers: dict[int, Code], otherwise: int) -> bytes:
+    """Return a filter from its answers by number; calls of another machine or kind end the process."""
     known = max(answers) + 1
-    numbered = [(number, answers.get(number, _answer(UNKNOWN))) for number in range(known)]
+    numbered = [(number, answers.get(number, _answer(otherwise))) for number in range(known)]
     ranges = [(next(members)[0], answer) for answer, members in groupby(numbered, key=lambda pair: pair[1])]
-    search = _search([*ranges, (known, _answer(UNKNOWN)), (1 << 30, _answer(KILL))])
+    search = _search([*ranges, (known, _answer(otherwise)), (1 << 30, _answer(KILL))])
     start: Code = [
         (LOAD, ARCHITECTURE, 0, 0),
         (JUMP_EQUAL, AUDIT_ARCH[machine], 1, 0),
@@ -195,7 +219,7 @@ def prepare(code: bytes) -> Callable[[], None]:
     return install
 
 
-def for_this_machine(signals: bool, changes: bool) -> bytes:
+def for_this_machine(signals: bool, changes: bool) -> Filter:
     """Return the filter for this machine. Raise OSError if it is not supported."""
     if MACHINE not in AUDIT_ARCH:
         raise OSError(f"the seccomp filter supports {', '.join(AUDIT_ARCH)} only, not {MACHINE}")

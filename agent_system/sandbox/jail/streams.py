@@ -40,12 +40,16 @@ class Streams(NamedTuple):
         """Return a descriptor of the input, at its beginning, for a program."""
         return os.open(self.paths[0], os.O_RDONLY)
 
-    def open_pipe(self, index: int) -> tuple[int, int]:
-        """Return descriptors of the ends of a pipe: one to read from, and one for a program."""
+    def open_reader(self, index: int) -> int:
+        """Return a descriptor to read from a pipe; while it is open, the pipe can be opened for writing."""
         # without a writer, others would wait for one
         reader = os.open(self.paths[index], os.O_RDONLY | os.O_NONBLOCK)
         os.set_blocking(reader, True)
-        return reader, os.open(self.paths[index], os.O_WRONLY)
+        return reader
+
+    def open_writer(self, index: int) -> int:
+        """Return a descriptor of a pipe for a program."""
+        return os.open(self.paths[index], os.O_WRONLY)
 
 
 def make(folder: str, shown: str) -> Streams:
@@ -59,12 +63,13 @@ def make(folder: str, shown: str) -> Streams:
     return Streams(writer, tuple(os.path.join(shown, name) for name in NAMES))
 
 
-def open_outputs() -> None:
-    """Create new `sys.stdout` and `sys.stderr` over descriptors that are replaced by pipes before a program
-    runs.
+def open_all(streams: Streams) -> None:
+    """Create new `sys.stdin`, `sys.stdout` and `sys.stderr` over descriptors that are replaced before a
+    program runs.
 
     They are as Python has them, but half a surrogate can be printed, which ends a program of plain Python.
     """
+    _open_stdin(streams)
     out = io.TextIOWrapper(_writer(1, "<stdout>"), encoding="utf-8", errors="backslashreplace", newline="\n")
     _set("stdout", out, "w")
     errors = io.TextIOWrapper(
@@ -73,17 +78,18 @@ def open_outputs() -> None:
     _set("stderr", errors, "w")
 
 
-def open_stdin() -> None:
-    """Create a new `sys.stdin` over the input of a program: a stream learns at its creation whether it can
-    seek.
-    """
+def _open_stdin(streams: Streams) -> None:
+    # A stream learns at its creation whether it can seek, so it is created over an input as programs get it.
+    kept = os.dup(0)
+    given = streams.open_input()
+    os.dup2(given, 0)
     raw = io.FileIO(0, "rb", closefd=False)
     raw.name = "<stdin>"
-    _set(
-        "stdin",
-        io.TextIOWrapper(io.BufferedReader(raw), encoding="utf-8", errors="strict", newline="\n"),
-        "r",
-    )
+    stream = io.TextIOWrapper(io.BufferedReader(raw), encoding="utf-8", errors="strict", newline="\n")
+    _set("stdin", stream, "r")
+    os.dup2(kept, 0)
+    os.close(given)
+    os.close(kept)
 
 
 def _writer(fd: int, name: str) -> io.BufferedWriter:

@@ -73,6 +73,15 @@ migrate_pages 256 238 | move_pages 279 239 | set_mempolicy 238 237 | vhangup 153
 process_mrelease 448 448 | mlock 149 228 | mlock2 325 284 | mlockall 151 230 | setsockopt 54 208 | flock 73 32
 """
 
+# Calls of the tables, some of them refused to programs, that start a program: its folder, user, limits and
+# confinement, and the end of its processes.
+STARTING = """
+mount 165 40 | umount2 166 39 | chmod 90 - | fchmod 91 52 | fchmodat 268 53 | utimensat 280 88
+chown 92 - | fchownat 260 54 | setresuid 117 147 | setresgid 119 149 | capset 126 91 | prctl 157 167
+clone 56 220 | kill 62 129 | pidfd_open 434 434
+landlock_create_ruleset 444 444 | landlock_add_rule 445 445 | landlock_restrict_self 446 446
+"""
+
 # Decided by their arguments in `seccomp.py`.
 BY_ARGUMENTS = """
 fcntl 72 25 | clone 56 220 | clone3 435 435 | socketpair 53 199 | ioctl 16 29 | prctl 157 167

@@ -7,6 +7,7 @@ from __future__ import annotations
 import functools
 import os
 import re
+from collections.abc import Callable
 from typing import NamedTuple, NoReturn
 
 from . import frames, init, kernel, landlock, preload, program, scratch, seccomp, streams, view
@@ -68,7 +69,6 @@ def run(settings: Settings, host: Host, watch: int, alarm: int, go: int) -> NoRe
             os._exit(1)
         os.close(go)
         kernel.die_with_parent()
-        streams.open_outputs()
         confine_worker()
         watch = os.dup2(watch, program.STATUS_FD)  # so that no pipe of a program gets this number
         context = (
@@ -76,6 +76,7 @@ def run(settings: Settings, host: Host, watch: int, alarm: int, go: int) -> NoRe
             if settings.namespaces
             else _on_the_host(settings, host, watch, alarm)
         )
+        streams.open_all(context.streams)
         frames.write_frame(RESULTS, {"ready": True})
     except Exception as error:
         frames.write_frame(RESULTS, {"error": f"{type(error).__name__}: {error}"})
@@ -116,7 +117,7 @@ def _in_namespaces(settings: Settings, host: Host, watch: int, alarm: int) -> Jo
     how = Confinement(
         namespaces=True,
         landlock=False,
-        filter=seccomp.prepare(seccomp.for_this_machine(signals=True, changes=True)),
+        filter=_filter(signals=True, changes=True),
         uid=INSIDE if separate else None,
         readable=(),
         writable=(),
@@ -172,7 +173,7 @@ def _on_the_host(settings: Settings, host: Host, watch: int, alarm: int) -> JobC
     how = Confinement(
         namespaces=False,
         landlock=landlocked,
-        filter=seccomp.prepare(seccomp.for_this_machine(signals=scoped, changes=False)) if filtered else None,
+        filter=_filter(signals=scoped, changes=False) if filtered else None,
         uid=host.uid,
         readable=(*named.values(), packages, *(f"/dev/{name}" for name in view.DEVICES), made.paths[0]),
         writable=made.paths[1:],
@@ -198,6 +199,13 @@ def _on_the_host(settings: Settings, host: Host, watch: int, alarm: int) -> JobC
         disk_is_bounded=False,
         processes_are_bounded=separate,
     )
+
+
+def _filter(signals: bool, changes: bool) -> Callable[[], None]:
+    """Install the worker's part of the filter; return a function that installs the rest for a program."""
+    parts = seccomp.for_this_machine(signals, changes)
+    seccomp.prepare(parts.worker)()
+    return seccomp.prepare(parts.program)
 
 
 def _release() -> tuple[int, ...]:

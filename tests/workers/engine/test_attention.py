@@ -2,6 +2,7 @@
 
 import copy
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from transformers import MistralConfig, MistralForCausalLM
 from tests.models.families import FAMILIES, save_model
 from tests.workers.engine.builders import ONE_PIECE, make_engine, make_rows
 from verl.models.miniature import MiniatureError
-from verl.workers.engine import MicroBatchRule, layout_check
+from verl.workers.engine import MicroBatchRule, layout_check, trie
 from verl.workers.engine.attention import packed_attention, plan_packing
 from verl.workers.engine.layout import RowLayout
 from verl.workers.engine.layout_check import choose_layout, training_randomness
@@ -104,3 +105,28 @@ def test_no_plan_is_an_error() -> None:
     states = torch.zeros(1, 1, 2, 4)
     with pytest.raises(ValueError, match="needs pack_plan"):
         packed_attention(torch.nn.Module(), states, states, states, None)
+
+
+@pytest.mark.parametrize(
+    ("key", "named"),
+    [
+        ("actor_rollout_ref.model", "actor_rollout_ref.actor.use_prefix_grouper: "),
+        ("critic.model", "critic.use_prefix_grouper: "),
+    ],
+)
+def test_branches_that_are_not_exact_are_not_used_and_a_line_says_so(
+    monkeypatch: pytest.MonkeyPatch, key: str, named: str
+) -> None:
+    """Here a branch sees its own tokens alone, as a model with a state that cannot branch would."""
+    plan = trie.plan_branches
+
+    def without_paths(roots: Any, branches: Any, device: torch.device) -> Any:
+        return plan(roots, [(path[:0], own) for path, own in branches], device)
+
+    monkeypatch.setattr(trie, "plan_branches", without_paths)
+    config = FAMILIES["llama"].config()
+    config.vocab_size = 579 if key.startswith("critic") else 578
+    choice = choose_layout(config)
+    assert choice.layout == RowLayout("packed", "sdpa", (), "chains")
+    note = choice.note(key)
+    assert note is not None and note.startswith(named) and "differ by up to" in note

@@ -249,10 +249,23 @@ def test_a_trie_has_every_row_as_a_path_and_no_token_twice(
     assert len(trie.tokens) == len(distinct) == count_run(paths)
     scored = rows["responses"][rows["response_mask"].bool()]
     assert len(trie.before) == len(scored)
-    micros = plan_tries(paths, budget, 1)
+    counts = rows["response_mask"].sum(dim=1).tolist()
+    micros = plan_tries(paths, counts, budget, 1)
     assert sorted(row for micro in micros for row in micro) == list(range(len(paths)))
     for micro in micros:
         assert len(micro) == 1 or count_run([paths[row] for row in micro]) <= budget
+
+
+def test_a_micro_batch_keeps_no_more_logits_than_single_rows_would() -> None:
+    """64 replies of 8 tokens to one prompt of 56: run once they are a few tokens, with as many logits."""
+    rows = [
+        np.array([[token, place] for place, token in enumerate([*range(56), row, *[5] * 6])])
+        for row in range(64)
+    ]
+    micros = plan_tries(rows, [8] * 64, 640, 1)
+    assert [len(micro) for micro in micros] == [10] * 6 + [4], "of rows of 64 tokens 10 have 640"
+    assert [len(micro) for micro in plan_tries(rows, [1] * 64, 640, 1)] == [10] * 6 + [4]
+    assert len(plan_tries(rows, [0] * 64, 640, 1)) == 2, "56 tokens once, and 7 and an eighth of 56 for each"
 
 
 @pytest.mark.parametrize("window", [None, 1, 3, 7])

@@ -204,7 +204,8 @@ class FSDPEngine:
         """Return the micro-batches of the rows at these indices."""
         some = select(rows, torch.tensor(group, dtype=torch.long, device=self.device))
         if self.layout.sharing == "trie":
-            plan = plan_tries(token_rows(some), rule.token_budget, rule.rows)
+            scored = some["response_mask"].sum(dim=1).tolist()
+            plan = plan_tries(token_rows(some), scored, rule.token_budget, rule.rows)
             return [[group[row] for row in micro] for micro in plan]
         lengths = self.lengths(some)
         # Rows that begin others are in the micro-batch of these.

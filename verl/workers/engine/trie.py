@@ -18,6 +18,8 @@ import torch
 
 from verl.workers.engine.attention import PackPlan, plan_branches
 
+# Keys and values of a token are at most about this share of what its activations take.
+GATHERED_SHARE = 1 / 8
 Row = np.ndarray  # `[tokens, 2]` int64: id and position of each token
 
 
@@ -82,26 +84,41 @@ def count_run(rows: Sequence[Row]) -> int:
     return sum(len(rows[row]) - begin for row, begin in zip(order, shared, strict=True))
 
 
-def plan_tries(rows: Sequence[Row], budget: int | None, most_rows: int) -> list[list[int]]:
+def plan_tries(
+    rows: Sequence[Row], scored: Sequence[int], budget: int | None, most_rows: int
+) -> list[list[int]]:
     """Split rows into micro-batches in the order of `shared_lengths`; a beginning that is shared across a cut
     is run in both.
 
+    A budget stands for the memory of that many tokens of single rows. So a micro-batch has no more scored
+    tokens, whose logits are kept, than single rows could have within it, and a row is charged for the keys
+    and values of its shared beginning, which its attention gathers.
+
     Args:
         rows: of `token_rows`.
-        budget: most tokens that are run in a micro-batch, or None to split by rows; a row above it is alone.
+        scored: number of scored tokens of each row.
+        budget: most tokens of a micro-batch, or None to split by rows; a row above it is alone.
         most_rows: rows of a micro-batch without a budget.
     """
     result: list[list[int]] = []
-    run = 0
+    density = max((count / (len(row) + 1) for row, count in zip(rows, scored, strict=True)), default=0.0)
+    most_scored = density * (budget or 0)
+    cost = 0.0
+    logits = 0
     for row, begin in zip(*shared_lengths(rows), strict=True):
-        added = len(rows[row]) - begin
-        full = not result or (len(result[-1]) >= most_rows if budget is None else run + added > budget)
-        if full:
-            result.append([row])
-            run = len(rows[row])
+        added = len(rows[row]) - begin + begin * GATHERED_SHARE
+        if budget is None:
+            full = not result or len(result[-1]) >= most_rows
         else:
-            result[-1].append(row)
-            run += added
+            full = not result or cost + added > budget or logits + scored[row] > most_scored
+        if full:
+            result.append([])
+            cost = 0.0
+            logits = 0
+            added = len(rows[row])
+        result[-1].append(row)
+        cost += added
+        logits += scored[row]
     return result
 
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from verl.protocol import DataProto
 from verl.trainer.config import RunConfig
 from verl.trainer.plan.run import RunPlan
-from verl.trainer.ppo.collect.greedy_baseline import reward_baselines
 from verl.trainer.ppo.collect.protocol import Collector, CollectResult, Episode
 from verl.utils.dataset import TaskLoader
 
@@ -80,6 +79,8 @@ def samples_of(config: RunConfig, result: CollectResult, greedy: CollectResult |
     """Return the samples of one collection, with the baselines of its greedy episodes."""
     if result.batch is None or greedy is None:
         return StepSamples(result.batch, result.episodes, dict(result.metrics), _tokens(result))
+    from verl.trainer.ppo.collect.greedy_baseline import reward_baselines  # of ReMax alone
+
     baselines, metrics = reward_baselines(result.batch, greedy, config.reward.alpha)
     result.batch.non_tensor_batch["reward_baselines"] = baselines
     episodes = [*result.episodes, *greedy.episodes]

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Iterable, Mapping, MutableMapping
 from typing import Any
 
 import numpy as np
@@ -113,11 +113,7 @@ def compute_advantage(
     returns: Any = None
     row_weights: Any = None
     for settings, rows in _parts(data, config):
-        own = {
-            key
-            for key in ("adv_estimator", *given)
-            if config is not None and getattr(settings, key, None) != getattr(config, key, None)
-        }
+        own = _differing(("adv_estimator", *given), settings, config)
         name = plain_name(settings.adv_estimator if "adv_estimator" in own else adv_estimator)
         arguments = given | {key: getattr(settings, key) for key in own & given.keys()}
         part = _estimated(data, rows, name, settings, arguments, memory)
@@ -136,6 +132,13 @@ def compute_advantage(
         data.batch["row_weights"] = torch.as_tensor(row_weights, dtype=torch.float32, device=device)
     resamples = plain_name(adv_estimator) == AdvantageEstimator.GAE and own_key(config, "use_pf_ppo", False)
     return _resampled(data, config) if resamples else data
+
+
+def _differing(keys: Iterable[str], settings: Any, config: Any) -> set[str]:
+    """Return the keys of which an agent has a value of its own; none without a configuration."""
+    if config is None:
+        return set()
+    return {key for key in keys if getattr(settings, key, None) != getattr(config, key, None)}
 
 
 def _estimated(
