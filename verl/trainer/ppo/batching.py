@@ -12,7 +12,6 @@ import torch
 
 from verl.protocol import DataProto
 from verl.utils.seqlen_balancing import get_seqlen_balanced_partitions
-from verl.workers.engine.trie import shared_lengths, token_rows
 
 PROMPT_SIDE = ("prompts",)
 RESPONSE_SIDE = ("responses", "response_mask", "reply_mask", "rollout_log_probs", "old_log_probs", "ref_log_prob", "rollout_is_weights",
@@ -147,6 +146,8 @@ def _related_rows(batch: DataProto) -> list[tuple[list[int], int]]:
     """Return sets of rows with one prompt or one conversation, and the number of distinct tokens of each: a
     row belongs to the one before it, in lexicographic order, if it shares more than half of its prompt.
     """
+    from verl.workers.engine.trie import shared_lengths, token_rows  # of shared prefixes alone
+
     rows = {name: batch.batch[name] for name in ("input_ids", "position_ids", "attention_mask")}
     paths = token_rows(rows | {"response_mask": batch.batch["response_mask"]})
     width = batch.batch["responses"].shape[1]
