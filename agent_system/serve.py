@@ -22,7 +22,7 @@ from agent_system.conversation import questions, show
 from agent_system.launch.checks import USER_ERRORS
 from agent_system.launch.openai_server import Address, serve_openai
 from agent_system.launch.serving import conversation
-from verl.trainer.plan.command_line import fail
+from verl.trainer.config.command import fail
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

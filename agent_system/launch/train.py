@@ -21,9 +21,9 @@ from agent_system.launch.env_workers import check_cpus, env_workers
 from agent_system.sandbox import close_shared
 from verl.trainer.checkpoint.store import CONFIG_FILE
 from verl.trainer.config import RunConfig
+from verl.trainer.config.command import fail
 from verl.trainer.plan.command_line import (
     explain,
-    fail,
     prepare,
     register_config,
     report_config_errors,

@@ -1,9 +1,13 @@
-"""A command line: its overrides, and what a translation from other names has made of it."""
+"""A command line: its overrides, what a translation from other names has made of it, and its end by an
+error.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from typing import NoReturn
 
 
 @dataclass
@@ -54,3 +58,11 @@ def split(override: str) -> tuple[str, str] | None:
         return None
     key, _, value = override.lstrip("+").partition("=")
     return key, value
+
+
+def fail(message: str, status: int) -> NoReturn:
+    """End the process with `message` on stderr, in one line unless it contains an indented list."""
+    listed = "\n  " in message
+    sys.stderr.write(f"error: {message if listed else ' '.join(message.split())}\n")
+    sys.stderr.flush()
+    sys.exit(status)

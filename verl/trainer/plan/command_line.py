@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import difflib
 import re
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import asdict
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
-from verl.trainer.config.command import Command, key_of, split
+from verl.trainer.config.command import Command, fail, key_of, split
 from verl.trainer.config.run import RunConfig
 from verl.trainer.config.spec import ConfigError, Key, keys, type_text
 from verl.trainer.plan.presets import PRESETS, expand_presets
@@ -53,14 +52,6 @@ def register_config() -> str:
         },
     )
     return CONFIG_NAME
-
-
-def fail(message: str, status: int) -> NoReturn:
-    """End the process with `message` on stderr, in one line unless it contains an indented list."""
-    listed = "\n  " in message
-    sys.stderr.write(f"error: {message if listed else ' '.join(message.split())}\n")
-    sys.stderr.flush()
-    sys.exit(status)
 
 
 @contextmanager
