@@ -10,10 +10,14 @@ from agent_system.errors import AgentSystemError
 from agent_system.projection import last_boxed
 from agent_system.workflows.math.world.exact import exact_number
 from agent_system.workflows.math.world.grade import MAX_ANSWER_CHARS
+from verl.utils.dataset.messages import parse_cell
 
 ONLY_AS_TEXT = "have an answer that the grader cannot read: only its own text is right"
 # Words that sets write where a problem has no answer that can be compared.
 NO_ANSWERS = {"proof", "notfound", "not found", "none", "n/a", "na", "nan", "null"}
+# A cell that holds messages or objects may be their JSON text; an answer such as `[-2, 7]` is its own.
+STORED_AS_TEXT = ("prompt", "messages", "reward_model", "extra_info")
+_THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 _GSM8K = re.compile(r"(?:^|\n)\s*####\s*(.+?)\s*\Z")
 
 
@@ -84,13 +88,18 @@ def find_answer(row: Mapping[str, Any]) -> str:
     The answers of a list are joined by commas. Of an answer that is a whole solution of GSM8K, it is what
     follows `####`.
     """
-    answer = row.get("answer", row.get("final_answer"))
+    given = (row.get(name) for name in ("answer", "final_answer"))
+    answer = next((one for one in given if one is not None and str(one).strip()), None)
+    parsed = parse_cell(answer)
+    # Texts in a list are answers; `[-2, 7]` is an interval.
+    if isinstance(parsed, list) and all(isinstance(one, str) for one in parsed):
+        answer = parsed
     if isinstance(answer, list):
         answer = ", ".join(str(one) for one in answer)
     if answer is not None and str(answer).strip():
         text = str(answer).strip()
         marked = _GSM8K.search(text)
-        return last_boxed(text) or (marked[1].replace(",", "") if marked else text)
+        return last_boxed(text) or (_THOUSANDS.sub("", marked[1]) if marked else text)
     judged = row.get("reward_model")
     if isinstance(judged, Mapping) and str(judged.get("ground_truth") or "").strip():
         return str(judged["ground_truth"]).strip()
