@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -10,7 +11,6 @@ from agent_system.errors import AgentSystemError
 from agent_system.projection import last_boxed
 from agent_system.workflows.math.world.exact import exact_number
 from agent_system.workflows.math.world.grade import MAX_ANSWER_CHARS
-from verl.utils.dataset.messages import parse_cell
 
 ONLY_AS_TEXT = "have an answer that the grader cannot read: only its own text is right"
 # Words that sets write where a problem has no answer that can be compared.
@@ -90,10 +90,7 @@ def find_answer(row: Mapping[str, Any]) -> str:
     """
     given = (row.get(name) for name in ("answer", "final_answer"))
     answer = next((one for one in given if one is not None and str(one).strip()), None)
-    parsed = parse_cell(answer)
-    # Texts in a list are answers; `[-2, 7]` is an interval.
-    if isinstance(parsed, list) and all(isinstance(one, str) for one in parsed):
-        answer = parsed
+    answer = _texts(answer) or answer
     if isinstance(answer, list):
         answer = ", ".join(str(one) for one in answer)
     if answer is not None and str(answer).strip():
@@ -104,3 +101,12 @@ def find_answer(row: Mapping[str, Any]) -> str:
     if isinstance(judged, Mapping) and str(judged.get("ground_truth") or "").strip():
         return str(judged["ground_truth"]).strip()
     return last_boxed(str(row.get("solution") or ""))
+
+
+def _texts(answer: Any) -> list[str]:
+    """Return the texts of a list that is stored as JSON text; empty for all else, as the interval `[-2, 7]`."""
+    try:
+        found = json.loads(answer) if isinstance(answer, str) and answer.lstrip()[:1] == "[" else []
+    except (ValueError, RecursionError):
+        return []
+    return found if all(isinstance(one, str) for one in found) else []
