@@ -104,7 +104,7 @@ def find_answer(row: Mapping[str, Any]) -> str:
 
 
 def _texts(answer: Any) -> list[str]:
-    """Return the texts of a list that is stored as JSON text; empty for all else, as the interval `[-2, 7]`."""
+    """Return the texts of a list stored as JSON text; empty for all else, as the interval `[-2, 7]`."""
     try:
         found = json.loads(answer) if isinstance(answer, str) and answer.lstrip()[:1] == "[" else []
     except (ValueError, RecursionError):
