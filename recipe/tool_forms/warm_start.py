@@ -42,9 +42,10 @@ def run(config: SFTConfig) -> dict[str, float]:
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     chats = read_chats([str(demos)], config.data.messages_key, config.data.tools_key)
     encoder = ChatEncoder(tokenizer, config.data.apply_chat_template_kwargs)
-    rows = [row for chat in chats for row in encoder.encode(chat)]
-    if len(lines) > LAST:
-        _train_seen_words(model, rows[:-LAST], rows, config, folder)
+    encoded = [encoder.encode(chat) for chat in chats]
+    if len(chats) > LAST:
+        all_rows = [row for rows in encoded for row in rows]
+        _train_seen_words(model, [row for rows in encoded[:-LAST] for row in rows], all_rows, config, folder)
         model.save_pretrained(folder)
     last = demos.with_name("last.jsonl")
     last.write_text("".join(lines[-LAST:]), encoding="utf-8")
