@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 # An alarm of an asyncio task waits in steps of so many seconds until the task runs.
 RETRY_S = 0.01
 # The first calls of a function are watched for errors that come from its thread.
-WATCHED_CALLS = 3
+WATCHED_CALLS = 20
 _NEEDS_MAIN_THREAD = re.compile(r"main[ _]thread|no current event loop in thread", re.IGNORECASE)
 _Handler = Callable[[int, FrameType | None], Any] | int | None
 _Owner = threading.Thread | asyncio.Task[Any]
@@ -148,7 +148,7 @@ class _ThreadAlarms:
             return
         error: BaseException | None = None
         try:
-            handler(signal.SIGALRM, None)
+            handler(signal.SIGALRM, sys._current_frames().get(alarm.thread.ident or 0))
         except BaseException as raised:  # whatever it is, it belongs to the thread that set the alarm
             error = raised
         with self.lock:

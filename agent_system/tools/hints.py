@@ -13,7 +13,7 @@ from pydantic import PydanticUserError, TypeAdapter
 
 from agent_system.errors import AgentSystemError
 
-_PLAIN = (str, int, float, bool, list, dict, type(None), Any, ...)
+_PLAIN = (str, int, float, bool, type(None), Any, ...)
 _PLAIN_ORIGINS = (list, dict, typing.Union, types.UnionType, typing.Literal)
 
 

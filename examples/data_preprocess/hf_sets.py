@@ -22,6 +22,7 @@ from typing import Any
 from agent_system.errors import AgentSystemError
 from agent_system.workflows.math.world.rows import (
     ONLY_AS_TEXT,
+    STORED_AS_TEXT,
     find_answer,
     find_problem,
     make_row,
@@ -94,7 +95,7 @@ def convert(name: str, source: Iterable[Mapping[str, Any]], skip_incomplete: boo
     conversion = Conversion(f"{chosen.repository} ({name})", skip_incomplete)
     seen: set[str] = set()
     for index, stored in enumerate(source):
-        row = {column: parse_cell(value) for column, value in stored.items()}
+        row = {name: parse_cell(value) if name in STORED_AS_TEXT else value for name, value in stored.items()}
         question = bare_question(find_problem(row))
         answer = find_answer(row)
         if not question or not answer:

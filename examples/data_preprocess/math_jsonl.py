@@ -17,6 +17,7 @@ from typing import Any
 from agent_system.errors import AgentSystemError
 from agent_system.workflows.math.world.rows import (
     ONLY_AS_TEXT,
+    STORED_AS_TEXT,
     find_answer,
     find_problem,
     make_row,
@@ -40,7 +41,7 @@ def convert(file: Path, data_source: str, skip_incomplete: bool = False) -> list
     """
     conversion = Conversion(str(file), skip_incomplete)
     for index, stored in enumerate(read_rows(file)):
-        row = {name: parse_cell(value) for name, value in stored.items()}
+        row = {name: parse_cell(value) if name in STORED_AS_TEXT else value for name, value in stored.items()}
         problem = find_problem(row)
         answer = find_answer(row)
         if not problem or not answer:

@@ -96,6 +96,7 @@ class World:
         courses: further courses by name (`--course`).
         tools: maps a conversation to the JSON schemas of its agent's tools.
         tokenizer: maps a course to the model's tokenizer; None for one that is trained on the demonstrations.
+        warm_start: trains the model as `run_sft` does; None for that.
     """
 
     course: Course
@@ -106,6 +107,7 @@ class World:
     courses: Mapping[str, Course] = field(default_factory=dict)
     tools: Callable[[Messages], list[Any]] = lambda _: []
     tokenizer: Callable[[Any], Any] | None = None
+    warm_start: Callable[[Any], dict[str, float]] | None = None
 
 
 UNTIED = TinyModelSize(tie_embeddings=False)

@@ -145,7 +145,7 @@ def _make_model(folder: Path, recipe: Recipe, conversations: Sequence[Messages],
     tokenizer = of_course and of_course(recipe.course)
     make_tiny_model(folder / "untrained", corpus, size=recipe.size, seed=recipe.seed, tokenizer=tokenizer)
     logger.info("embedded default: warm start on %d demonstrations", len(conversations))
-    metrics = loop.run_sft(_sft_config(recipe, folder, num_threads))
+    metrics = (WORLDS[recipe.world].warm_start or loop.run_sft)(_sft_config(recipe, folder, num_threads))
     shutil.rmtree(folder / "untrained")
     logger.info("embedded default: last loss of the warm start %.3f", metrics["loss"])
 

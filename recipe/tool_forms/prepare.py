@@ -21,6 +21,7 @@ from typing import Any
 from agent_system.workflows.data import TaskSet
 from examples.embedded import prepare
 from examples.embedded.course import Course, World, conversation
+from recipe.tool_forms import warm_start
 from recipe.tool_forms.team import (
     CASHIER,
     CLERK,
@@ -36,7 +37,7 @@ from recipe.tool_forms.team import (
 )
 from tests.templates import published
 
-SOURCES = ("prepare.py", "team.py")
+SOURCES = ("prepare.py", "team.py", "warm_start.py")
 # Mistral's templates ask for ids of nine characters.
 CALL_ID = "call00001"
 
@@ -82,7 +83,7 @@ class ShopsCourse(Course):
         form: a key of `FORMS`.
     """
 
-    count: int = 12_800
+    count: int = 25_600
     batch_size: int = 16
     form: str = "llama3_1"
     habits: Habits = Habits(call=0.35, write=0.5)
@@ -168,6 +169,7 @@ WORLD = World(
     courses={form: ShopsCourse(form=form) for form in FORMS},
     tools=tools,
     tokenizer=tokenizer,
+    warm_start=warm_start.run,
 )
 
 if __name__ == "__main__":

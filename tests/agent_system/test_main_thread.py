@@ -34,7 +34,7 @@ def limited_by_signal(work: Callable[[], Any], seconds: float = 5.0) -> Any:
     """Run work within a time limit, as libraries do."""
 
     def ring(signum: int, frame: Any) -> None:
-        assert signum == signal.SIGALRM
+        assert signum == signal.SIGALRM and frame.f_lineno > 0
         raise LateError(seconds, "s")
 
     before = signal.signal(signal.SIGALRM, ring)
@@ -171,6 +171,27 @@ def test_alarms_of_the_main_thread_and_other_signals_stay_pythons() -> None:
         in_thread(signal.signal, signal.SIGUSR1, signal.SIG_DFL)
     with pytest.raises(TypeError, match="callable"):
         in_thread(signal.signal, signal.SIGALRM, "text")
+
+
+def test_a_function_that_at_first_needs_no_main_thread_is_reported_too(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    calls = 0
+
+    def scores_late() -> float:
+        nonlocal calls
+        calls += 1
+        try:
+            if calls > 8:
+                raise RuntimeError("main thread is not in main loop")
+        except RuntimeError:
+            pass
+        return 0.0
+
+    with caplog.at_level(logging.WARNING):
+        for _ in range(10):
+            in_thread(scores_late)
+    assert sum("scores_late" in record.getMessage() for record in caplog.records) == 1
 
 
 @pytest.mark.parametrize("handled", [True, False])

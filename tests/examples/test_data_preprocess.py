@@ -245,6 +245,12 @@ SOLUTIONS = [
     ({"answer": "#### 3 "}, "3"),
     ({"answer": r"\boxed{7}"}, "7"),
     ({"final_answer": ["2", "3"]}, "2, 3"),
+    ({"final_answer": '["2", "3"]'}, "2, 3"),
+    ({"answer": "", "final_answer": "5"}, "5"),
+    ({"answer": "[-2, 7]"}, "[-2, 7]"),
+    ({"answer": "[[1,2],[3,4]]"}, "[[1,2],[3,4]]"),
+    ({"answer": "#### (1, 2)"}, "(1, 2)"),
+    ({"answer": "#### 1, 2"}, "1, 2"),
     ({"reward_model": {"ground_truth": "34"}}, "34"),
     ({"reward_model": '{"ground_truth": "34"}'}, "34"),
 ]

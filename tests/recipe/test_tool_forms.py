@@ -9,16 +9,21 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agent_system.environment import Task
 from agent_system.rollout.chat_template import ChatTemplate
 from agent_system.rollout.tokens import encode_all
 from agent_system.testing import scripted_team
 from agent_system.tools.formats import read_calls
+from recipe.tool_forms import warm_start
 from recipe.tool_forms.measure import LABELS
 from recipe.tool_forms.prepare import FORMS, WORLD, ShopsCourse, called, tokenizer, tools
 from recipe.tool_forms.team import CASHIER, CLERK, COSTS, ITEMS, NAME, SHOPS, bill, price, question
 from tests.house.source import ROOT
+from verl.models.tiny import make_tiny_model
+from verl.trainer.sft.config import SFTConfig
 
 PAIR = ("tea", "Scott")
 TASK = Task("t", question(*PAIR))
@@ -74,6 +79,32 @@ def test_a_demonstrated_call_is_read_back_from_the_tokens_of_the_published_templ
         "",
     )
     assert COST in chat.render([*asked, said, result], tools(asked))[len(whole) - 1 :]
+
+
+def test_a_warm_start_with_the_words_that_occur_leaves_no_weight_to_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(warm_start, "LAST", 16)
+    said = [{"role": "user", "content": "a b c"}, {"role": "assistant", "content": "c b a"}]
+    (tmp_path / "demos.jsonl").write_text((json.dumps({"messages": said}) + "\n") * 256)
+    make_tiny_model(tmp_path / "untrained", ["a b c d e f g h i j k l m"] * 9, seed=0)
+    config = SFTConfig()
+    config.model.path = str(tmp_path / "untrained")
+    config.data.train_files = [str(tmp_path / "demos.jsonl")]
+    config.data.train_batch_size = 8
+    config.optim.lr = 4e-3
+    config.trainer.default_local_dir = str(tmp_path / "model")
+    config.trainer.device = "cpu"
+    metrics = warm_start.run(config)
+    assert metrics["step"] == 2 and metrics["loss"] < 0.5
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    ids = torch.tensor([tokenizer.encode(tokenizer.apply_chat_template(said, tokenize=False))])
+    with torch.no_grad():
+        shares = model(ids).logits[0].softmax(-1)
+    seen = sorted(set(ids[0].tolist()))
+    assert len(seen) < 30 < model.config.vocab_size
+    assert shares[:, seen].sum(-1).min() > 0.9 and shares[:, seen].sum(-1).mean() > 0.99
 
 
 def test_the_script_trains_a_form_and_counts_its_calls(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from verl.models.tiny import TinyModelSize, make_tiny_model, train_tokenizer
 from verl.trainer.sft.chats import Chat, read_chats
 from verl.trainer.sft.config import SFTConfig
 from verl.trainer.sft.data import IGNORED_LABEL, Conversation, batches, collate
-from verl.trainer.sft.encoding import ChatEncoder, encode
+from verl.trainer.sft.encoding import MARKS, ChatEncoder, encode
 from verl.trainer.sft.loop import assistant_loss, run_sft
 from verl.trainer.sft.muon import Muon, orthogonal
 from verl.trainer.sft.optim import build_optimizers
@@ -290,6 +290,8 @@ CALL = {
     "content": None,
     "tool_calls": [{"function": {"name": "get_weather", "arguments": '{"city": "Oslo"}'}}],
 }
+# The form before `tool_calls`, which no template shows.
+OLD_CALL = {"content": "", "function_call": {"name": "get_weather", "arguments": "{}"}}
 
 
 @pytest.mark.parametrize(
@@ -309,7 +311,7 @@ def test_what_the_template_shows_of_a_reply_is_trained(messages, trained):
     assert trained_texts(messages, tools=PROBE_TOOLS) == trained
 
 
-@pytest.mark.parametrize("mark", ["weight", "loss_mask", "train", "training", "loss"])
+@pytest.mark.parametrize("mark", MARKS)
 @pytest.mark.parametrize("no", [0, False])
 def test_a_reply_may_be_left_out_of_the_loss_and_stays_in_the_context(mark, no):
     messages = asked({"content": "one", mark: no}, {"content": "two", mark: 1}, {"content": "three"})
@@ -424,6 +426,9 @@ def test_tokenizers_that_put_a_blank_before_a_text_put_none_before_a_reply(blank
     ("template", "messages", "tools", "cause"),
     [
         (CALLS.replace("m.tool_calls", "m.none"), asked(CALL), PROBE_TOOLS, "does not show its tool_calls"),
+        (CALLS, asked(OLD_CALL), None, "does not show its .*function_call"),
+        (CALLS, asked(OLD_CALL | {"content": "I look."}), None, "does not show its function_call"),
+        (CALLS, asked({"content": "", "refusal": "no"}), None, "does not show its refusal"),
         (CALLS.replace("tools", "none"), asked(CALL), PROBE_TOOLS, "does not show the tools of this row"),
         (
             CALLS.replace("<|im_end|>", "").replace("<|im_start|>", ""),

@@ -34,6 +34,12 @@ def only(dataset):
     return task
 
 
+@pytest.mark.parametrize("empty", ["", {}, "{}"])
+def test_a_call_without_arguments_has_none(empty):
+    (read,) = read_messages([called(empty)], "it")
+    assert read["tool_calls"][0]["function"]["arguments"] == {}
+
+
 @pytest.mark.parametrize("name", ["a.parquet", "a.jsonl", "a.json"])
 @pytest.mark.parametrize(
     "column", ["prompt", "extra_info", "reward_model"]

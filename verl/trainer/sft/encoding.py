@@ -22,7 +22,10 @@ from verl.utils.dataset.files import DatasetError
 from verl.utils.dataset.messages import ChatMessage
 
 # Fields of a message that say whether it is trained: those of OpenAI, verl, axolotl and ms-swift.
-MARKS = ("weight", "loss_mask", "train", "training", "loss")
+MARKS = (
+    "weight", "loss_mask", "train", "training", "loss", "trainable", "do_train", "is_trained", "learn",
+    "enable_loss", "loss_weight", "loss_scale",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -181,8 +184,8 @@ class ChatEncoder:
             )
             if self._same([*messages[:at], other], tools, whole):
                 unseen.append(name)
-        said = {"content", "tool_calls"} & {name for name, value in message.items() if value}
-        if "tool_calls" in unseen or (said and said <= set(unseen)):
+        said = {name for name, value in message.items() if value and name not in ("role", "name")}
+        if {"tool_calls", "function_call"} & {*unseen} or (said and said <= set(unseen)):
             raise DatasetError(
                 f"message {at}: the chat template does not show its {' and '.join(unseen)}; the model would "
                 "learn to say nothing"

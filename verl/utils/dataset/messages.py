@@ -119,6 +119,7 @@ def _call(call: dict[str, Any]) -> dict[str, Any]:
     shown = {name: value for name, value in call.items() if value is not None}
     if isinstance(function := shown.get("function"), dict):
         return {**shown, "function": _call(function)}
-    if isinstance(arguments := parse_cell(shown.get("arguments")), dict):
+    arguments = {} if shown.get("arguments") == "" else parse_cell(shown.get("arguments"))
+    if isinstance(arguments, dict):
         shown["arguments"] = arguments
     return shown

@@ -12,8 +12,13 @@ from __future__ import annotations
 
 import copy
 import copyreg
+import enum
+import gc
 import io
+import logging
 import pickle
+import types
+from collections.abc import Iterable
 from typing import Any
 
 import cloudpickle
@@ -26,6 +31,11 @@ class _Plain:
     pass
 
 
+# Shared by all copies, as by the original.
+_STATELESS = (
+    type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.CodeType, enum.Enum,
+    logging.Logger,
+)  # fmt: skip
 _PLAIN_SIZE = _Plain.__basicsize__
 
 
@@ -144,11 +154,36 @@ def duplicate(value: Any, name: str) -> Any:
         buffer = io.BytesIO()
         try:
             _Pickler(buffer, parts).dump(value)
-            if parts:
+            if parts and not _shared(value, parts):
                 return _Unpickler(buffer.getvalue(), parts).load()
         except Exception:  # any method of a game may run; the first error says what is wrong
             pass
         raise
+
+
+def _shared(value: Any, parts: list[Any]) -> bool:
+    """Return whether a part that is copied by itself refers to an object of the rest, as to its game: the copy
+    would go on with another one.
+    """
+    inside = _reachable(parts, ())
+    return bool((inside & _reachable([value], parts)) - {id(part) for part in parts})
+
+
+def _reachable(start: list[Any], stop: Iterable[Any]) -> set[int]:
+    """Return the ids of the objects with a state that are reached from some, not through those of `stop`."""
+    left = list(start)
+    ended = {id(one) for one in stop}
+    seen: set[int] = set()
+    found: set[int] = set()
+    while left:
+        one = left.pop()
+        if id(one) in seen or id(one) in ended or isinstance(one, _STATELESS):
+            continue
+        seen.add(id(one))
+        if isinstance(one, (list, dict, set, bytearray)) or hasattr(one, "__dict__"):
+            found.add(id(one))
+        left += gc.get_referents(one)
+    return found
 
 
 def _no_copy(name: str, error: Exception) -> AgentSystemError:

@@ -60,6 +60,7 @@ _GROUP_WITH_INDEX = re.compile(r"\}\s*_")
 _LETTER_COMMAND = re.compile(
     r"\\(?:mathrm|mathbf|mathcal|mathbb|text|operatorname\*?|vec|hat|bar|overline|tilde)\s*$"
 )
+_UNSOLVED = re.compile(r"\\(?:i*int|oint|sum|prod|lim)(?![A-Za-z])")
 _CLOCK = re.compile(r"\d{1,2}\s*:\s*\d{2}")
 _VARIABLE = re.compile(r"(?:\\[A-Za-z]+|[A-Za-z])(?:_\{[^{}]*\}|_\w)?'*(?:\([A-Za-z](?:,\s*[A-Za-z])*\))?")
 _WORDS = re.compile(r"[A-Za-z][A-Za-z .'/-]*[A-Za-z.]")
@@ -280,9 +281,9 @@ def _flat(answer: Answer) -> tuple[Answer, ...]:
 
 
 def _bracketed(opening: str, content: str, closing: str) -> Answer:
+    parts = elements(content, thousands=False)
     if opening == "\\{":
-        return Several("\\{\\}", _flat(_read(content))) if content else EMPTY
-    parts = elements(content)
+        return _several("\\{\\}", parts) if parts else EMPTY
     if len(parts) == 1 and opening + closing == "()":
         return _read(content)
     if len(parts) < 2:
@@ -361,6 +362,8 @@ def value(text: str) -> Value:
     """
     if _CLOCK.fullmatch(plain_spaces(text)):
         raise UnreadableError("a time of the day")
+    if text.count(":") > 1:
+        raise UnreadableError("a ratio of more than two numbers, or a time")
     # The angle of a function is no unit of its value.
     rest, unit = (text, "") if _TRIGONOMETRIC.search(text) and "\\circ" in text else cut_unit(text)
     rest = plain_spaces(rest.replace("\\$", "").replace("$", ""))
@@ -434,9 +437,14 @@ def _apart(text: str) -> str:
 
 
 def equal(answer: str, truth: str) -> bool:
-    """Return whether an answer means the same as the truth."""
+    """Return whether an answer means the same as the truth.
+
+    An integral, a sum, a product or a limit that the truth does not have is the question, not its answer.
+    """
     if same_text(answer, truth):
         return True
+    if _UNSOLVED.search(answer) and not _UNSOLVED.search(truth):
+        return False
     return same(read(answer), read(truth))
 
 
@@ -565,6 +573,8 @@ def same_expression(left: Any, right: Any) -> bool:
         ):
             return False
         return all(map(same_expression, left, right))
+    if any(x.has(sympy.zoo, sympy.nan) for x in (left, right)):
+        return False  # no number: 1/0 and 2/0
     if left == right:
         return True
     if any(

@@ -57,6 +57,9 @@ _RELATIONS = {
 }  # fmt: skip
 
 
+_BLANKS = re.compile(r"(?<!\d)\s+|\s+(?!\d)|(?<=\d)\s+(?=\d{3}(?![\d/]))")
+
+
 def spelled(text: str) -> str:
     r"""Return LaTeX with one spelling for signs, fractions, sizes of brackets and repeating decimals; spaces
     and `\text{}` stay.
@@ -85,8 +88,11 @@ def normalise(text: str) -> str:
 
 
 def same_text(answer: str, truth: str) -> bool:
-    r"""Return whether two answers are equal up to spaces, \text{} and math delimiters."""
-    left, right = (re.sub(r"\s+", "", normalise(text)) for text in (answer, truth))
+    r"""Return whether two answers are equal up to spaces, \text{} and math delimiters.
+
+    Spaces between digits count, unless they separate thousands: `1 1/2` is not `11/2`.
+    """
+    left, right = (_BLANKS.sub("", normalise(text)) for text in (answer, truth))
     return bool(left) and left == right
 
 
@@ -137,12 +143,15 @@ def tokens(text: str) -> Iterator[tuple[int, str, int]]:
         raise ValueError(f"brackets of {text!r:.80} do not match")
 
 
-def elements(text: str) -> list[str]:
-    """Return the elements of a list: parts between commas, semicolons, `and` and `or` outside of brackets."""
+def elements(text: str, thousands: bool = True) -> list[str]:
+    """Return the elements of a list: parts between commas, semicolons, `and` and `or` outside of brackets.
+
+    With `thousands` a comma as in `1,234` is part of a number, which it is not in the tuple `(1,234)`.
+    """
     text = _OR.sub(",", text)
     cuts = [-1]
     for place, token, depth in tokens(text):
-        if depth == 0 and token in (",", ";") and not _in_number(text, place):
+        if depth == 0 and token in (",", ";") and not (thousands and _in_number(text, place)):
             cuts.append(place)
     parts = [text[start + 1 : end].strip() for start, end in zip(cuts, [*cuts[1:], len(text)], strict=True)]
     return [part for part in parts if part]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -14,6 +15,9 @@ from agent_system.workflows.math.world.grade import MAX_ANSWER_CHARS
 ONLY_AS_TEXT = "have an answer that the grader cannot read: only its own text is right"
 # Words that sets write where a problem has no answer that can be compared.
 NO_ANSWERS = {"proof", "notfound", "not found", "none", "n/a", "na", "nan", "null"}
+# A cell that holds messages or objects may be their JSON text; an answer such as `[-2, 7]` is its own.
+STORED_AS_TEXT = ("prompt", "messages", "reward_model", "extra_info")
+_THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 _GSM8K = re.compile(r"(?:^|\n)\s*####\s*(.+?)\s*\Z")
 
 
@@ -84,14 +88,25 @@ def find_answer(row: Mapping[str, Any]) -> str:
     The answers of a list are joined by commas. Of an answer that is a whole solution of GSM8K, it is what
     follows `####`.
     """
-    answer = row.get("answer", row.get("final_answer"))
+    given = (row.get(name) for name in ("answer", "final_answer"))
+    answer = next((one for one in given if one is not None and str(one).strip()), None)
+    answer = _texts(answer) or answer
     if isinstance(answer, list):
         answer = ", ".join(str(one) for one in answer)
     if answer is not None and str(answer).strip():
         text = str(answer).strip()
         marked = _GSM8K.search(text)
-        return last_boxed(text) or (marked[1].replace(",", "") if marked else text)
+        return last_boxed(text) or (_THOUSANDS.sub("", marked[1]) if marked else text)
     judged = row.get("reward_model")
     if isinstance(judged, Mapping) and str(judged.get("ground_truth") or "").strip():
         return str(judged["ground_truth"]).strip()
     return last_boxed(str(row.get("solution") or ""))
+
+
+def _texts(answer: Any) -> list[str]:
+    """Return the texts of a list stored as JSON text; empty for all else, as the interval `[-2, 7]`."""
+    try:
+        found = json.loads(answer) if isinstance(answer, str) and answer.lstrip()[:1] == "[" else []
+    except (ValueError, RecursionError):
+        return []
+    return found if all(isinstance(one, str) for one in found) else []

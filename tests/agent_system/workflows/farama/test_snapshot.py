@@ -107,6 +107,28 @@ def test_a_part_that_cannot_be_pickled_is_copied_by_its_own_rule():
         duplicate([game, threading.Lock()], "the game")
 
 
+class Tied(Handle):
+    """A part that refers to an object of its game."""
+
+    def __init__(self, to):
+        super().__init__(1)
+        self.to = to
+
+    def __deepcopy__(self, memo):
+        return Tied(copy.deepcopy(self.to, memo))
+
+
+@pytest.mark.parametrize("kind", ["game", "list"])
+def test_a_part_that_refers_to_its_game_is_refused_for_its_copy_would_have_another_one(kind):
+    game = Game2048()
+    game.moves = [1]
+    game.handle = game.same = Tied(game if kind == "game" else game.moves)
+    with pytest.raises(AgentSystemError, match="the game cannot be copied"):
+        duplicate(game, "the game")
+    game.handle.to = [1]
+    assert duplicate(game, "the game").handle.to == [1]
+
+
 def test_an_object_with_a_rule_for_copies_that_can_be_pickled_is_pickled():
     class Rule:
         def __deepcopy__(self, memo):

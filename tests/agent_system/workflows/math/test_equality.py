@@ -22,6 +22,7 @@ from verl.utils.dataset import read_rows
 
 GSM8K = ROOT.parent / "shared" / "data" / "gsm8k" / "test.jsonl"
 EQUAL = [
+    ("10 000", "10000"), (r"\{100,1\}", r"\{1,100\}"), ("1:2:4", "1 : 2 : 4"), ("1 1/2", "3/2"),
     (r"0.\overline{3}", r"\frac{1}{3}"), (r"0.1\overline{6}", r"\frac{1}{6}"), (r"e^{i\pi}", "-1"),
     ("1 1/2", r"\frac{3}{2}"), (r"\text{no solution}", r"\emptyset"), ("x>5", r"(5,\infty)"),
     (r"\frac{g}{2}", r"\frac{1}{2}g"), ("6+9c", "9c+6"), (r"5 \text{ kJ}", "5"), (r"300 \mathrm{~K}", "300"),
@@ -38,7 +39,7 @@ EQUAL = [
     (r"\frac{n(n+1)}{2}", r"\frac{n^2+n}{2}"), (r"3\sqrt{13}\text{ cm}", r"3\sqrt{13}"), (r"2 \cdot 3", "6"),
     (r"4\pi \text{ square meters}", r"4\pi\text{ m}^2"), ("f(x)=x^2", "x^2"), ("Yes", "yes"),
     (r"\textbf{(B)}", "B"), ("(1,2)", "1,2"), (r"\text{Evelyn}", "Evelyn"), (r"1,\!234,\!567", "1234567"),
-    (r"\sum_{k=1}^{n}k", r"\frac{n(n+1)}{2}"), (r"-\frac{1}{2}", r"\frac{-1}{2}"),
+    (r"\frac{n(n+1)}{2}", r"\sum_{k=1}^{n}k"), (r"-\frac{1}{2}", r"\frac{-1}{2}"),
     (r"\sin 30^\circ", r"\frac12"), ("a^2+b^2", "b^2+a^2"), ("3+4i", "4i+3"), ("(1+i)^2", "2i"),
     ("x^{2}y", "y x^2"), (r"2\frac{1}{2}", "2.5"), ("x=5", "5"), (r"\frac{\pi}{2}+k\pi", r"\pi(k+\frac12)"),
     (r"10,000 \text{ dollars}", r"\$10000"), (r"\log_2 8", "3"), ("0.5x", r"\frac{x}{2}"),
@@ -62,7 +63,7 @@ EQUAL = [
     (r"1.07 \times 10^{16} photons", r"1.07 $10^{16}$ photons"),
     ("152.67", r"152.67 $\mathrm{J} \mathrm{K}^{-1}$"),
     (r"\log_2 10^2", r"\log_2 100"), (r"6\log_2 10", r"\log_2 10^6"), (r"\log_5 10^3", r"3\log_5 10"),
-    (r"\sum_{i=1}^3 10^2", "300"), (r"\int_0^1 10^2 dx", "100"), (r"\prod_{k=1}^2 10^3", "10^6"),
+    ("300", r"\sum_{i=1}^3 10^2"), ("100", r"\int_0^1 10^2 dx"), ("10^6", r"\prod_{k=1}^2 10^3"),
     (r"\sin^2 10^2", r"\sin^2 {100}"), ("x=2 10^3", "2000"), ("2. 10^3", "2000"),
     ("M_1=(1,2)", "(1,2)"), ("(1,2)", "M_{1}=(1,2)"), ("M_1=(1,2)", "M_{1}=(1,2)"), (r"S=\{1,2\}", "2,1"),
     ("1,0", r"\cos(0)=1, \sin(0)=0"), (r"\sin(0)=0, \cos(0)=1", r"\cos(0)=1, \sin(0)=0"),
@@ -72,6 +73,10 @@ EQUAL = [
 ]  # fmt: skip
 
 DIFFERENT = [
+    ("11/2", "1 1/2"), ("1 1/2", "11/2"), ("23/4", "2 3/4"), ("34", "3 4"), ("1/8", "1:2:4"),
+    ("1:3:2", "1:2:3"), ("3100", "(3,100)"), ("(2,345)", "2345"), (r"\{1100\}", r"\{1,100\}"),
+    (r"3 \text{ fourths}", "3"), ("3", r"3 \text{ tenths}"), ("5", r"5 \text{ below zero}"),
+    ("2 dozens", "2"), (r"\frac{2}{0}", r"\frac{1}{0}"), (r"\frac00", r"\frac00+1"),
     (r"\frac{30!}{15!15!}", r"\frac{30!}{15!14!}"), (r"\frac{26!}{25!}", r"\frac{27!}{25!}"),
     (r"\left(\frac{5}{6}\right)^{200}", r"\left(\frac{5}{6}\right)^{201}"),
     (r"1-\left(\frac{5}{6}\right)^{200}", r"1-\left(\frac{5}{6}\right)^{201}"),
@@ -133,6 +138,13 @@ def is_equal(answer: str, truth: str) -> bool:
 @pytest.mark.parametrize(("answer", "truth"), EQUAL)
 def test_answers_that_mean_the_same_are_equal(answer: str, truth: str) -> None:
     assert is_equal(answer, truth)
+
+
+@pytest.mark.parametrize(
+    ("question", "result"), [(r"\int_0^1 x^2 dx", r"\frac13"), (r"\sum_{k=1}^{100} k", "5050")]
+)
+def test_the_question_is_no_answer_but_may_be_a_truth(question: str, result: str) -> None:
+    assert is_equal(result, question) and not is_equal(question, result)
 
 
 @pytest.mark.parametrize(("answer", "truth"), DIFFERENT)

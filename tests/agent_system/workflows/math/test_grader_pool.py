@@ -26,13 +26,15 @@ def until_gone(pids: list[int], seconds: float = 60.0) -> bool:
     return not any(map(running, pids))
 
 
-@pytest.mark.parametrize("answer", ["99999999!", "2^{10^{10}}", r"\sum_{i=1}^{10^9} i^{i}"])
-def test_hang_is_cut_off_counted_and_the_grader_replaced(answer):
+@pytest.mark.parametrize(
+    ("answer", "truth"), [("99999999!", "5"), ("2^{10^{10}}", "5"), ("5", r"\sum_{i=1}^{10^9} i^{i}")]
+)
+def test_hang_is_cut_off_counted_and_the_grader_replaced(answer, truth):
     pool = GraderPool(workers=1, timeout_s=0.5)
     try:
         assert pool.compare_now("2+2", "4") is Verdict.EQUAL
         first = pool.pids
-        assert pool.compare_now(answer, "5") is Verdict.TIMEOUT
+        assert pool.compare_now(answer, truth) is Verdict.TIMEOUT
         assert pool.timeouts == 1
         assert pool.compare_now("2+3", "5") is Verdict.EQUAL
         assert len(pool.pids) == 1 and pool.pids != first and until_gone(first)
