@@ -85,9 +85,58 @@ def test_a_cell_may_be_json_text(tmp_path, name, column):
 
 
 def test_a_prompt_that_is_text_is_a_question_even_where_it_begins_as_json_does(tmp_path):
-    texts = ["w", "[1, 2] w", "{w"]
+    texts = [
+        "w",
+        "[1, 2] w",
+        "{w",
+        "[1, 2]",
+        '"[1, 2]"',
+        '{"a": 1}',
+        "['a', {'role': 'x'}]",
+        '"w"',
+        "[{(" * 500,
+    ]
     file = write_rows([row(text) for text in texts], tmp_path / "a.jsonl")
     assert [task["raw_prompt"][0]["content"] for task in RLHFDataset(file, None, DataConfig())] == texts
+
+
+PRINTED = {
+    "json": json.dumps,
+    "json of json": lambda value: json.dumps(json.dumps(value)),
+    "python": repr,
+    "json of python": lambda value: json.dumps(repr(value)),
+}
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.jsonl"])
+@pytest.mark.parametrize("column", ["prompt", "extra_info", "reward_model"])
+@pytest.mark.parametrize("printed", PRINTED)
+def test_a_cell_may_be_what_json_or_python_prints(tmp_path, name, column, printed):
+    plain = row(
+        [{"role": "user", "content": 'it\'s \\frac{1}{2}\nor "0.5"'}, called({"a": 1.5, "b": [True]})]
+    )
+    plain["extra_info"] = {"index": 0, "it's": [1.5, True]}
+    expected = only(RLHFDataset(write_rows([plain], tmp_path / name), None, DataConfig()))
+    file = write_rows([plain | {column: PRINTED[printed](plain[column])}], tmp_path / name)
+    read = only(RLHFDataset(file, None, DataConfig()))
+    for field in ("raw_prompt", "reward_model", "extra_info"):
+        assert read[field] == expected[field]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[{'role': 'user', 'content': 'a'}\n {'role': 'assistant', 'content': 'b'}]",
+        "array([{'role': 'user', 'content': 'a'}], dtype=object)",
+        "[{'role': 'user', 'content': 'a' ...",
+        '{"role": "user", "content": "a"}',
+        '[{"role": "user", "content": "a"},]]',
+    ],
+)
+def test_a_text_that_seems_to_hold_messages_is_no_question(tmp_path, text):
+    file = write_rows([row("w"), row(text)], tmp_path / "a.jsonl")
+    with pytest.raises(DatasetError, match=r"row 1: column 'prompt' .*expected chat messages"):
+        RLHFDataset(file, None, DataConfig())
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,9 @@ read.
 
 from __future__ import annotations
 
+import ast
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +14,8 @@ from verl.utils.dataset.files import DatasetError
 
 ChatMessage = dict[str, Any]
 EXPECTED = 'expected chat messages [{"role": "user", "content": "..."}], or their JSON text'
+# Lists of objects as JSON, Python and numpy print them.
+_SEEMS_STORED = re.compile(r"""[\s"]*(?:array\()?\[?\s*\{\s*\\?["']""")
 
 
 def parse_cell(value: Any) -> Any:
@@ -24,6 +28,45 @@ def parse_cell(value: Any) -> Any:
         return value
 
 
+def parse_stored(value: Any) -> Any:
+    """Return the object or list of a cell that holds it as JSON text, as JSON text of such text, or as
+    Python prints it; any other value as it is.
+    """
+    if not isinstance(value, str):
+        return value
+    parsed = value
+    if value.lstrip()[:1] == '"':
+        try:
+            parsed = json.loads(value)
+        except (ValueError, RecursionError):
+            return value
+    parsed = parse_cell(parsed)
+    if isinstance(parsed, str) and parsed.lstrip()[:1] in ("{", "["):
+        try:
+            parsed = ast.literal_eval(parsed.strip())
+        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+            return value
+    return parsed if isinstance(parsed, (dict, list)) else value
+
+
+def read_prompt(value: Any, where: str) -> list[ChatMessage]:
+    """Return the messages of a prompt; a text that holds no messages is a question of the user.
+
+    Raises:
+        DatasetError: as `read_messages`, and a text that seems to hold messages and cannot be read.
+    """
+    stored = parse_stored(value)
+    if isinstance(value, str) and value.strip() and not _holds_objects(stored):
+        if _SEEMS_STORED.match(value) and all(map(value.__contains__, ("role", "content"))):
+            raise DatasetError(f"{where}: {EXPECTED}; found text that is neither: {value!r:.120}")
+        stored = [{"role": "user", "content": value}]
+    return read_messages(stored, where)
+
+
+def _holds_objects(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(one, dict) for one in value)
+
+
 def read_messages(value: Any, where: str) -> list[ChatMessage]:
     """Return the messages of a cell: null fields left out, contents as text, arguments of tool calls as
     objects.
@@ -31,7 +74,7 @@ def read_messages(value: Any, where: str) -> list[ChatMessage]:
     Raises:
         DatasetError: no messages, or one that no template can show; it begins with `where`.
     """
-    messages = parse_cell(value)
+    messages = parse_stored(value)
     if not isinstance(messages, list) or not messages:
         raise DatasetError(f"{where}: {EXPECTED}; found {value!r:.120}")
     return [_message(message, f"{where}, message {number}") for number, message in enumerate(messages)]
@@ -41,7 +84,7 @@ def read_object(value: Any, where: str) -> Any:
     """Return the object of a cell, which may be its JSON text, or None. Raise DatasetError for
     anything else.
     """
-    parsed = parse_cell(value)
+    parsed = parse_stored(value)
     if parsed is not None and not isinstance(parsed, dict):
         raise DatasetError(f"{where}: expected an object or its JSON text, found {value!r:.120}")
     return parsed
@@ -53,9 +96,9 @@ def read_tools(value: Any, where: str) -> list[dict[str, Any]] | None:
     """
     if not value:
         return None
-    tools = parse_cell(value)
+    tools = parse_stored(value)
     if isinstance(tools, list):
-        tools = [parse_cell(tool) for tool in tools]
+        tools = [parse_stored(tool) for tool in tools]
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise DatasetError(
             f"{where}: expected a list of JSON schemas of tools, or its JSON text; found {value!r:.80}"
