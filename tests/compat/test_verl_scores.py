@@ -130,8 +130,8 @@ def program(source: str, rng: random.Random) -> Row:
         (call("part", ([a, b], a / b)), f"def part(a, b):\n    return a / b + {off}"),
         (call("count", ([words], len(words))), f"def count(a):\n    return float(len(a) + {off})"),
         (
-            call("table", ([some], {str(x): x for x in some})),
-            f"def table(a):\n    return {{str(x): x + {off} for x in a}}",
+            call("table", ([list(words)], {x: a for x in words})),
+            f"def table(a):\n    return {{x: {a} + {off} for x in a}}",
         ),
         (two, f"a, b = map(int, input().split())\nprint(a + b + {off})"),
         (two, f"import sys\nprint(sum(map(int, sys.stdin.read().split())) + {off})"),

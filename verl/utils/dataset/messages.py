@@ -8,6 +8,7 @@ import ast
 import json
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from verl.utils.dataset.files import DatasetError
@@ -16,16 +17,6 @@ ChatMessage = dict[str, Any]
 EXPECTED = 'expected chat messages [{"role": "user", "content": "..."}], or their JSON text'
 # Lists of objects as JSON, Python and numpy print them.
 _SEEMS_STORED = re.compile(r"""[\s"]*(?:array\()?\[?\s*\{\s*\\?["']""")
-
-
-def parse_cell(value: Any) -> Any:
-    """Return the object or list of a cell that holds it as JSON text; any other value as it is."""
-    if not isinstance(value, str) or value.lstrip()[:1] not in ("{", "["):
-        return value
-    try:
-        return json.loads(value)
-    except (ValueError, RecursionError):
-        return value
 
 
 def parse_stored(value: Any) -> Any:
@@ -40,7 +31,9 @@ def parse_stored(value: Any) -> Any:
             parsed = json.loads(value)
         except (ValueError, RecursionError):
             return value
-    parsed = parse_cell(parsed)
+    if isinstance(parsed, str) and parsed.lstrip()[:1] in ("{", "["):
+        with suppress(ValueError, RecursionError):
+            parsed = json.loads(parsed)
     if isinstance(parsed, str) and parsed.lstrip()[:1] in ("{", "["):
         try:
             parsed = ast.literal_eval(parsed.strip())
@@ -77,7 +70,10 @@ def read_messages(value: Any, where: str) -> list[ChatMessage]:
     messages = parse_stored(value)
     if not isinstance(messages, list) or not messages:
         raise DatasetError(f"{where}: {EXPECTED}; found {value!r:.120}")
-    return [_message(message, f"{where}, message {number}") for number, message in enumerate(messages)]
+    return [
+        _message(parse_stored(message), f"{where}, message {number}")
+        for number, message in enumerate(messages)
+    ]
 
 
 def read_object(value: Any, where: str) -> Any:
@@ -131,7 +127,15 @@ def _message(message: Any, where: str) -> ChatMessage:
         raise DatasetError(f"{where}: {EXPECTED}; found {message!r:.120}")
     check_text(message, where)
     shown = {name: value for name, value in message.items() if value is not None}
-    if calls := parse_cell(stored := shown.pop("tool_calls", None)):
+    if shown["role"] == "function":
+        shown["role"] = "tool"
+    if isinstance(parse_stored(shown.get("function_call")), dict):  # OpenAI's form before tools
+        shown.setdefault(
+            "tool_calls", [{"type": "function", "function": parse_stored(shown.pop("function_call"))}]
+        )
+    stored = shown.pop("tool_calls", None)
+    if calls := parse_stored(stored):
+        calls = [parse_stored(call) for call in calls] if isinstance(calls, list) else calls
         if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
             raise DatasetError(f"{where}: expected tool_calls as a list of objects, found {stored!r:.120}")
         shown["tool_calls"] = [_call(call) for call in calls]
@@ -162,7 +166,7 @@ def _call(call: dict[str, Any]) -> dict[str, Any]:
     shown = {name: value for name, value in call.items() if value is not None}
     if isinstance(function := shown.get("function"), dict):
         return {**shown, "function": _call(function)}
-    arguments = {} if shown.get("arguments") == "" else parse_cell(shown.get("arguments"))
+    arguments = {} if shown.get("arguments") == "" else parse_stored(shown.get("arguments"))
     if isinstance(arguments, dict):
         shown["arguments"] = arguments
     return shown
