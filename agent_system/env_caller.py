@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from agent_system.environment import BaseEnv, Observation, Outcome
 from agent_system.errors import AgentSystemError
-from agent_system.threads import run_plain
+from agent_system.threads import run_plain, watched
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ class EnvCaller:
             result = bound(*args)
         else:
             result = await self._in_thread(bound, *args)
-        return await result if inspect.isawaitable(result) else result
+        return await watched(result) if inspect.isawaitable(result) else result
 
     async def _in_thread(self, bound: Callable[..., Any], *args: Any) -> Any:
         """Run a method in a thread; if the caller is cancelled, the environment stays locked until the thread
@@ -100,7 +100,7 @@ class EnvCaller:
         """
         await self._in_use.acquire()
         loop = asyncio.get_running_loop()
-        future = self._threads.submit(run_plain, bound, args)
+        future = self._threads.submit(run_plain, bound, *args)
 
         def release(_: object) -> None:
             with suppress(RuntimeError):  # the loop may have been closed meanwhile

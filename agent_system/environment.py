@@ -136,9 +136,9 @@ class BaseEnv(ABC):
         """
         raise NotImplementedError
 
-    def check_source(self, data_source: str) -> None:  # noqa: B027 - most environments take any
-        """Raise AgentSystemError if tasks of this `data_source` cannot be graded; called for each one of the
-        data before training.
+    def check_task(self, task: Task) -> None:  # noqa: B027 - most environments take any
+        """Raise AgentSystemError if a task cannot be graded; called for each one of the data before
+        training.
         """
 
     def check_workers(self) -> None:  # noqa: B027 - most environments take any

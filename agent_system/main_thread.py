@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import inspect
 import logging
 import math
 import re
@@ -19,7 +20,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+import types
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
@@ -201,36 +203,87 @@ class ThreadWatch:
         self._calls: dict[str, int] = {}
         self._lock = threading.Lock()
 
-    def call(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-        """Return `function(*args)`."""
-        name = f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', type(function).__name__)}"
-        with self._lock:
-            calls = self._calls[name] = self._calls.get(name, 0) + 1
-        if calls > WATCHED_CALLS or sys.gettrace() is not None or _in_main_thread():
-            return function(*args)
+    def call(self, call: Callable[[], Any], function: Callable[..., Any]) -> Any:
+        """Return `call()`, a call of `function`."""
+        if not self._begins(function):
+            return call()
         errors: list[BaseException] = []
-
-        def trace(frame: FrameType, event: str, argument: Any) -> Any:
-            frame.f_trace_lines = False
-            if event == "exception" and _NEEDS_MAIN_THREAD.search(str(argument[1])):
-                errors.append(argument[1])
-            return trace
-
-        sys.settrace(trace)
+        sys.settrace(_tracer(errors))
         try:
-            result = function(*args)
+            result = call()
         finally:
             sys.settrace(None)
-        if errors:
-            with self._lock:
-                self._calls[name] = WATCHED_CALLS
-            logger.warning(
-                "%s handled an error of its thread, %s: %s. It runs in a thread of the run, where only a "
-                "process's main thread can do this; if its results depend on it, let it do this in a process "
-                "of its own",
-                name.removeprefix("."), type(errors[0]).__name__, " ".join(str(errors[0]).split())[:300],
-            )  # fmt: skip
+        self._warn(function, errors)
         return result
+
+    async def result(self, awaitable: Awaitable[Any]) -> Any:
+        """Return the result of what an `async def` has returned; other tasks of the loop are not watched."""
+        if not inspect.iscoroutine(awaitable) or not self._begins(awaitable):
+            return await awaitable
+        errors: list[BaseException] = []
+        result = await _traced(awaitable.__await__(), _tracer(errors))
+        self._warn(awaitable, errors)
+        return result
+
+    def _begins(self, function: Callable[..., Any] | Awaitable[Any]) -> bool:
+        """Count a call of a function, and return whether it is watched."""
+        name = _full_name(function)
+        with self._lock:
+            calls = self._calls[name] = self._calls.get(name, 0) + 1
+        return calls <= WATCHED_CALLS and sys.gettrace() is None and not _in_main_thread()
+
+    def _warn(self, function: Callable[..., Any] | Awaitable[Any], errors: Sequence[BaseException]) -> None:
+        """Warn of errors that a function has handled, and watch it no longer."""
+        if not errors:
+            return
+        name = _full_name(function)
+        with self._lock:
+            self._calls[name] = WATCHED_CALLS
+        logger.warning(
+            "%s handled an error of its thread, %s: %s. It runs in a thread of the run, where only a "
+            "process's main thread can do this; if its results depend on it, let it do this in a process "
+            "of its own",
+            name, type(errors[0]).__name__, " ".join(str(errors[0]).split())[:300],
+        )  # fmt: skip
+
+
+def _full_name(function: Callable[..., Any] | Awaitable[Any]) -> str:
+    qualname = getattr(function, "__qualname__", type(function).__name__)
+    return f"{getattr(function, '__module__', '')}.{qualname}".removeprefix(".")
+
+
+def _tracer(errors: list[BaseException]) -> Callable[[FrameType, str, Any], Any]:
+    """Return a trace function that collects the errors that come from the thread."""
+
+    def trace(frame: FrameType, event: str, argument: Any) -> Any:
+        frame.f_trace_lines = False
+        if event == "exception" and _NEEDS_MAIN_THREAD.search(str(argument[1])):
+            errors.append(argument[1])
+        return trace
+
+    return trace
+
+
+@types.coroutine
+def _traced(
+    steps: Generator[Any, Any, Any], trace: Callable[[FrameType, str, Any], Any]
+) -> Generator[Any, Any, Any]:
+    """Run a coroutine, with a trace function while it runs and not while it waits."""
+    sent: Any = None
+    error: BaseException | None = None
+    while True:
+        sys.settrace(trace)
+        try:
+            waits_for = steps.send(sent) if error is None else steps.throw(error)
+        except StopIteration as end:
+            return end.value
+        finally:
+            sys.settrace(None)
+        sent = error = None
+        try:
+            sent = yield waits_for
+        except BaseException as raised:  # cancelled: the coroutine handles it
+            error = raised
 
 
 def _in_main_thread() -> bool:

@@ -162,7 +162,7 @@ def code_block(*languages: str) -> Projector:
     return project
 
 
-_PYTHON_BLOCK = code_block("python", "python3", "py")
+_PYTHON_BLOCK = code_block("python", "python3", "py", "py3", "ipython", "ipython3")
 
 
 def python_block(text: str) -> Projection:

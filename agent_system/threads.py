@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor, Future
+from functools import partial
 from typing import Any
 
 from agent_system.main_thread import ThreadWatch, forget_alarm, support_main_thread_calls
@@ -112,11 +113,16 @@ class DaemonExecutor(Executor):
 _watch = ThreadWatch()
 
 
-def run_plain(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    """Return `function(*args)`. Raise RuntimeError instead of StopIteration, which a future cannot raise: its
+async def watched(awaitable: Awaitable[Any]) -> Any:
+    """Return the result of what a function of the user has returned."""
+    return await _watch.result(awaitable)
+
+
+def run_plain(function: Callable[..., Any], *args: Any, **named: Any) -> Any:
+    """Return `function(...)`. Raise RuntimeError instead of StopIteration, which a future cannot raise: its
     waiter never ends.
     """
     try:
-        return _watch.call(function, args)
+        return _watch.call(partial(function, *args, **named), function)
     except StopIteration as error:
         raise RuntimeError(f"{getattr(function, '__qualname__', function)} raised StopIteration") from error

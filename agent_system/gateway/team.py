@@ -23,7 +23,7 @@ from agent_system.gateway.session import Session
 from agent_system.orchestra import BaseOrchestra, Episode
 from agent_system.record import PROGRAM_ERROR
 from agent_system.rollout.runner import EpisodeRunner
-from agent_system.threads import DaemonExecutor, run_plain
+from agent_system.threads import DaemonExecutor, run_plain, watched
 from agent_system.tools.agent import ToolAgent
 from agent_system.turn import Turn
 from verl.trainer.config.gateway import GatewayConfig, reward_of_error
@@ -165,10 +165,10 @@ async def _run(
     async def guarded() -> Any:
         try:
             if inspect.iscoroutinefunction(team):
-                return await team(session.task, session)
-            result = await asyncio.wrap_future(_threads.submit(run_plain, team, (session.task, session)))
+                return await watched(team(session.task, session))
+            result = await asyncio.wrap_future(_threads.submit(run_plain, team, session.task, session))
             # of an object that is called, or a lambda
-            return await result if inspect.isawaitable(result) else result
+            return await watched(result) if inspect.isawaitable(result) else result
         except (KeyboardInterrupt, SystemExit) as error:  # it would end the event loop
             raise RuntimeError(f"{type(error).__name__}: {error}") from error
 

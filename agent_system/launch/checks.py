@@ -19,6 +19,7 @@ from agent_system.options import build_options
 from agent_system.registry import AgentRegistry, EnvRegistry, OrchestraRegistry, load_plugins
 from agent_system.rollout import TooManyFailuresError
 from agent_system.sandbox import configure
+from agent_system.task import task_from_row
 from verl.models.loader import ModelPathError
 from verl.protocol.generate import EngineGoneError
 from verl.protocol.template_time import TEMPLATE_TIME
@@ -148,19 +149,21 @@ def build_datasets(
     )
     if val is None and config.trainer.val_only:
         raise DatasetError("trainer.val_only=true needs data.val_files")
-    _check_sources(
-        config,
-        [row["data_source"] for dataset in (train, val) if dataset is not None for row in dataset.rows],
-    )
+    _check_tasks(config, [dataset for dataset in (train, val) if dataset is not None])
     return train, val
 
 
-def _check_sources(config: RunConfig, sources: Sequence[str]) -> None:
+def _check_tasks(config: RunConfig, datasets: Sequence[RLHFDataset]) -> None:
     env = EnvRegistry.get(config.env.env_name)
-    if env.overrides("check_source"):
-        made = env(build_options(env.config_class, config.env.params, "env.params"))
-        for source in dict.fromkeys(sources):
-            made.check_source(source)
+    if not env.overrides("check_task"):
+        return
+    made = env(build_options(env.config_class, config.env.params, "env.params"))
+    for dataset in datasets:
+        for row in dataset.rows:
+            try:
+                made.check_task(task_from_row(row))
+            except AgentSystemError as error:
+                raise AgentSystemError(f"{dataset.place(row['index'])}: {error}") from error
 
 
 @dataclass(frozen=True)

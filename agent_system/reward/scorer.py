@@ -17,7 +17,7 @@ from agent_system.record import EpisodeRecord, Sample, finite
 from agent_system.reward.functions import build_manager, checked, load_function
 from agent_system.reward.manager import Reward, number
 from agent_system.reward.tokens import Prefix, token_rewards
-from agent_system.threads import DaemonExecutor, run_plain
+from agent_system.threads import DaemonExecutor, run_plain, watched
 from verl.trainer.config.reward import RewardConfig
 from verl.trainer.config.reward_model import TERM
 from verl.utils.names import slug
@@ -150,9 +150,9 @@ class EpisodeScorer:
         """Await an async function, run a plain one in a thread."""
         try:
             if inspect.iscoroutinefunction(function):
-                return await function(*args)
-            found = await asyncio.wrap_future(self._threads.submit(run_plain, function, args))
-            return await found if inspect.isawaitable(found) else found
+                return await watched(function(*args))
+            found = await asyncio.wrap_future(self._threads.submit(run_plain, function, *args))
+            return await watched(found) if inspect.isawaitable(found) else found
         except SystemExit as error:
             raise AgentSystemError(f"{_name(function)} called sys.exit({error.code!r})") from error
 

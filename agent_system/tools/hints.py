@@ -10,6 +10,7 @@ from typing import Any
 
 import typing_extensions
 from pydantic import PydanticUserError, TypeAdapter
+from pydantic_core import PydanticSerializationError
 
 from agent_system.errors import AgentSystemError
 
@@ -70,7 +71,7 @@ def schema_of(hint: Any, what: str) -> dict[str, Any]:
     """
     try:
         schema = TypeAdapter(readable(hint)).json_schema()
-    except (PydanticUserError, SelfReferenceError) as error:
+    except (PydanticUserError, PydanticSerializationError, SelfReferenceError) as error:
         raise AgentSystemError(
             f"{what}: type {hint!r} has no JSON schema: {str(error).partition(chr(10))[0]}"
         ) from error
@@ -81,6 +82,11 @@ def schema_of(hint: Any, what: str) -> dict[str, Any]:
             return [inlined(one, above) for one in value]
         if not isinstance(value, dict):
             return value
+        if any(isinstance(choice, (list, dict)) for choice in value.get("enum", ())):
+            raise AgentSystemError(
+                f"{what}: an enumeration has the values {value['enum']!r:.80}, which no JSON value equals; "
+                "expected texts or numbers"
+            )
         name = str(value.get("$ref", "")).rpartition("/")[2]
         if name in above:
             raise AgentSystemError(

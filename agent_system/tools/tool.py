@@ -17,7 +17,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, PydanticUserError, ValidationError, create_model
 
 from agent_system.errors import AgentSystemError
-from agent_system.threads import DaemonExecutor
+from agent_system.threads import DaemonExecutor, run_plain, watched
 from agent_system.tools.hints import SelfReferenceError, is_plain, readable, schema_of
 
 LONGEST_MESSAGE = 300
@@ -121,7 +121,7 @@ class Tool:
     async def _guarded(self, arguments: Mapping[str, Any]) -> str:
         try:
             if inspect.iscoroutinefunction(self.function):
-                return _as_text(await self.function(**arguments))
+                return _as_text(await watched(self.function(**arguments)))
             run = partial(_run, self.function, dict(arguments))
             return await asyncio.wrap_future(_threads.submit(run))
         except (Exception, SystemExit) as error:
@@ -204,7 +204,7 @@ def _tool_of(name: str, schema: Mapping[str, Any], function: Callable[..., Any])
 
 
 def _run(function: Callable[..., Any], arguments: dict[str, Any]) -> str:
-    return _as_text(function(**arguments))
+    return _as_text(run_plain(function, **arguments))
 
 
 def _as_text(result: Any) -> str:

@@ -18,14 +18,19 @@ answer in another spelling scores here alone, and one with another unit, base or
 of the reward. Programs run in the sandbox, with `env.params.programs=true` alone, on tests in the form of the
 environment `code` or in verl's: the arguments of a call as JSON, one a line, and its result as JSON, which
 may be wrapped in a list of one. As in verl, the usual modules are imported before the program, and the
-function may be a method of a class `Solution`. Where a test fails, verl counts the first 10.
+function may be a method of a class `Solution`. Where a test fails, verl counts the first 10. On purpose a
+program scores otherwise than in verl where it prints the expected words on other lines, or a number within
+1e-6 of one with a fraction; where it returns True for 1; where it ends by `exit()` after its output (a status
+other than 0 is a failure); where its fence says `py`; where lines are given as a list; where an argument is an
+object, whose keys stay text; and where verl's judge itself fails, for instance on a program without the
+function, and counts it as right.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -91,8 +96,20 @@ class DataSourceEnv(BaseEnv):
         super().__init__(config, seed=seed)
         self.uses_sandbox = self.config.programs
 
-    def check_source(self, data_source: str) -> None:
-        """Raise AgentSystemError for rows that cannot be graded."""
+    def check_task(self, task: Task) -> None:
+        """Raise AgentSystemError for a row that cannot be graded."""
+        self._check_source(task.data_source)
+        if not self.config.graded or task.data_source not in PROGRAMS:
+            return
+        try:
+            read_ground_truth(_from_verls_form(task.ground_truth))
+        except ValueError as error:
+            raise AgentSystemError(
+                f"reward_model.ground_truth of data_source={task.data_source!r}: {error}; expected JSON such as "
+                '{"inputs": ["1 2\\n"], "outputs": ["3\\n"]}, with "fn_name" for tests by function calls'
+            ) from error
+
+    def _check_source(self, data_source: str) -> None:
         if self.config.graded and _grader(data_source) is None:
             prefixes = [f"{prefix}*" for prefix in (BOXED_PREFIX, LINE_PREFIX, SEARCH_PREFIX)]
             raise AgentSystemError(
@@ -110,7 +127,7 @@ class DataSourceEnv(BaseEnv):
     def reset(self, task: Task) -> Observation:
         """Start from the row's messages."""
         if task.judged:
-            self.check_source(task.data_source)
+            self._check_source(task.data_source)
         self._task = task
         return Observation(task.prompt, {"messages": [dict(message) for message in task.messages]})
 
@@ -202,20 +219,26 @@ def _from_verls_form(truth: Any) -> Any:
     numbers and lists of lines.
     """
     found = parse_json(truth) if isinstance(truth, str) else truth
+    if isinstance(found, Mapping) and found.get("assert_case"):
+        raise ValueError("tests by assert_case are not read: a program could end before its assertion")
     if not isinstance(found, Mapping) or not all(
-        isinstance(found.get(key), Sequence) for key in ("inputs", "outputs")
+        isinstance(found.get(key), list) for key in ("inputs", "outputs")
     ):
         return found
     if found.get("fn_name"):
-        inputs = [
-            [parse_json(line) for line in one.split("\n") if line.strip()] if isinstance(one, str) else one
-            for one in found["inputs"]
-        ]
+        inputs = [_arguments(one) for one in found["inputs"]]
         outputs = [_json_or_text(one) if isinstance(one, str) else one for one in found["outputs"]]
     else:
         inputs = [_lines(one) for one in found["inputs"]]
         outputs = [_lines(one) for one in found["outputs"]]
     return {**found, "inputs": inputs, "outputs": outputs}
+
+
+def _arguments(one: Any) -> list[Any]:
+    """Return the arguments of a call: a value of JSON on each line, a list, or a single value."""
+    if isinstance(one, str):
+        return [parse_json(line) for line in one.split("\n") if line.strip()]
+    return one if isinstance(one, list) else [one]
 
 
 def _json_or_text(text: str) -> Any:

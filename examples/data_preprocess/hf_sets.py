@@ -31,7 +31,7 @@ from agent_system.workflows.math.world.rows import (
 )
 from verl.utils.dataset import DatasetError, write_rows
 from verl.utils.dataset.conversion import Conversion, run_script
-from verl.utils.dataset.messages import parse_cell
+from verl.utils.dataset.messages import parse_stored
 
 logger = logging.getLogger(__name__)
 Row = dict[str, Any]
@@ -95,7 +95,9 @@ def convert(name: str, source: Iterable[Mapping[str, Any]], skip_incomplete: boo
     conversion = Conversion(f"{chosen.repository} ({name})", skip_incomplete)
     seen: set[str] = set()
     for index, stored in enumerate(source):
-        row = {name: parse_cell(value) if name in STORED_AS_TEXT else value for name, value in stored.items()}
+        row = {
+            name: parse_stored(value) if name in STORED_AS_TEXT else value for name, value in stored.items()
+        }
         question = bare_question(find_problem(row))
         answer = find_answer(row)
         if not question or not answer:

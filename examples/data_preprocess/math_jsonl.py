@@ -26,7 +26,7 @@ from agent_system.workflows.math.world.rows import (
 )
 from verl.utils.dataset import read_rows, write_rows
 from verl.utils.dataset.conversion import Conversion, run_script
-from verl.utils.dataset.messages import parse_cell
+from verl.utils.dataset.messages import parse_stored
 
 logger = logging.getLogger(__name__)
 KEPT = ("level", "type", "subject")
@@ -41,7 +41,9 @@ def convert(file: Path, data_source: str, skip_incomplete: bool = False) -> list
     """
     conversion = Conversion(str(file), skip_incomplete)
     for index, stored in enumerate(read_rows(file)):
-        row = {name: parse_cell(value) if name in STORED_AS_TEXT else value for name, value in stored.items()}
+        row = {
+            name: parse_stored(value) if name in STORED_AS_TEXT else value for name, value in stored.items()
+        }
         problem = find_problem(row)
         answer = find_answer(row)
         if not problem or not answer:

@@ -22,7 +22,7 @@ from agent_system.workflows.search.world.answers import AnswerError, can_be_matc
 from agent_system.workflows.search.world.rows import find_answers, find_question, make_row
 from verl.utils.dataset import read_rows, write_rows
 from verl.utils.dataset.conversion import Conversion, run_script
-from verl.utils.dataset.messages import parse_cell
+from verl.utils.dataset.messages import parse_stored
 
 logger = logging.getLogger(__name__)
 REPOSITORY = "RUC-NLPIR/FlashRAG_datasets"
@@ -61,8 +61,8 @@ def convert(
     for index, stored in enumerate(source):
         row = {
             **stored,
-            "prompt": parse_cell(stored.get("prompt")),
-            "reward_model": parse_cell(stored.get("reward_model")),
+            "prompt": parse_stored(stored.get("prompt")),
+            "reward_model": parse_stored(stored.get("reward_model")),
         }
         question = find_question(row)
         columns = f"columns: {', '.join(map(str, stored))}"

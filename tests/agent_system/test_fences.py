@@ -77,6 +77,13 @@ def test_a_reply_without_a_block_is_the_program(reply: str) -> None:
     assert program_of(reply) == reply.rpartition("</think>\n")[2]
 
 
+@pytest.mark.parametrize(
+    "name", ["python", "Python3", "py", "py3", "ipython", "IPython3", "python3.11", "python=3"]
+)
+def test_each_name_of_python_is_a_program(name: str) -> None:
+    assert program_of(f"```{name}\n{CODE}\n```\n```text\n7\n```") == CODE
+
+
 def test_a_reply_with_blocks_of_other_languages_has_no_program() -> None:
     assert program_of("~~~sh\nls\n~~~") == ""
 

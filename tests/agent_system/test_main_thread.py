@@ -17,8 +17,8 @@ import pytest
 from agent_system import BaseEnv, EnvRegistry, Observation, Outcome, Task
 from agent_system.env_caller import EnvCaller
 from agent_system.env_workers import EnvSource, EnvWorkers, ProcessWorker
-from agent_system.main_thread import support_main_thread_calls
-from agent_system.threads import DaemonExecutor, run_plain
+from agent_system.main_thread import ThreadWatch, support_main_thread_calls
+from agent_system.threads import DaemonExecutor, run_plain, watched
 from agent_system.tools.tool import make_tool
 from tests.house.source import ROOT
 from verl.utils.loop_thread import LoopThread
@@ -84,7 +84,7 @@ def by_own_loop() -> float:
 
 def in_thread(function: Callable[..., Any], *args: Any) -> Any:
     with DaemonExecutor(1) as threads:
-        return threads.submit(run_plain, function, args).result(30)
+        return threads.submit(run_plain, function, *args).result(30)
 
 
 @pytest.mark.parametrize("function", [verified, by_own_loop])
@@ -216,6 +216,76 @@ def test_other_errors_of_the_thread_that_a_function_handles_are_reported_once(
     warned = [record.getMessage() for record in caplog.records if "opens_a_window" in record.getMessage()]
     assert len(warned) == handled
     assert all("RuntimeError: main thread is not in main loop" in message for message in warned)
+
+
+async def scores_nothing() -> float:
+    """Handle an error of the thread after a wait."""
+    await asyncio.sleep(0.01)
+    try:
+        raise RuntimeError("signal only works in main thread of the main interpreter")
+    except RuntimeError:
+        return 0.0
+
+
+def plain_that_returns_a_coroutine() -> Any:
+    return scores_nothing()
+
+
+async def other_task() -> int:
+    return sum([await asyncio.sleep(0.001, 1) for _ in range(20)])
+
+
+async def cancelled() -> str:
+    try:
+        await asyncio.sleep(30)
+    except asyncio.CancelledError:
+        return "ended by itself"
+    return "not cancelled"
+
+
+@pytest.mark.parametrize("function", [scores_nothing, plain_that_returns_a_coroutine])
+def test_an_error_that_an_async_function_handles_is_reported(
+    function: Callable[[], Any], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agent_system.threads._watch", ThreadWatch())
+
+    async def score() -> tuple[float, int]:
+        found = function() if function is scores_nothing else in_thread(function)
+        others = asyncio.ensure_future(other_task())
+        return await watched(found), await others
+
+    loop = LoopThread("test")
+    try:
+        with caplog.at_level(logging.WARNING):
+            assert [loop.start(score()).result() for _ in range(3)] == [(0.0, 20)] * 3
+    finally:
+        loop.close()
+    warned = [record.getMessage() for record in caplog.records if "scores_nothing" in record.getMessage()]
+    assert len(warned) == 1 and "only works in main thread" in warned[0]
+
+
+def test_a_watched_coroutine_waits_fails_and_is_cancelled_as_another() -> None:
+    async def fails() -> None:
+        await asyncio.sleep(0)
+        raise LookupError("of the function")
+
+    async def tried() -> str:
+        with pytest.raises(LookupError, match="of the function"):
+            await watched(fails())
+        assert await watched(asyncio.ensure_future(other_task())) == 20
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await watched(asyncio.sleep(30))
+        task = asyncio.ensure_future(watched(cancelled()))
+        await asyncio.sleep(0.01)
+        task.cancel()
+        return str(await task)
+
+    loop = LoopThread("test")
+    try:
+        assert loop.start(tried()).result() == "ended by itself"
+    finally:
+        loop.close()
 
 
 class Verifies(BaseEnv):

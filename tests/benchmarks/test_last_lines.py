@@ -198,6 +198,13 @@ def test_env_workers(forked_python: str) -> None:
     assert result.pop("spread") == {name: [value, value] for name, value in result.items()}
 
 
+def test_words_of_every_kind_are_found() -> None:
+    result, console = run("search_words.py")
+    assert list(result) == ["recall_1", "recall_3", "default_1", "default_3", "kinds"]
+    assert min(ours for ours, _ in result["kinds"].values()) == 1 > result["default_3"] >= result["default_1"]
+    assert all(kind in console for kind in result["kinds"])
+
+
 def test_retrieval_finds_what_is_asked_for_in_so_many_words_and_batches() -> None:
     result, _ = run(
         "retrieval.py",

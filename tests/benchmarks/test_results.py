@@ -38,6 +38,7 @@ BARS: dict[tuple[str, str], tuple[Callable[[float, float], bool], float]] = {
     ("placement", "l2_over_single"): (operator.le, 1.3),
     ("sandbox", "speedup"): (operator.ge, 10.0),
     ("sandbox", "loop_delay_ms_p99"): (operator.le, 20.0),
+    ("search_words", "recall_1"): (operator.ge, 1.0),
 }
 
 

@@ -77,27 +77,115 @@ def search(rng: random.Random) -> Row:
     }
 
 
-def program(rng: random.Random) -> Row:
-    numbers = [[rng.randint(0, 9), rng.randint(0, 9)] for _ in range(3)]
+def call(function: str, *pairs: tuple[list[Any], Any]) -> dict[str, Any]:
+    """Return tests by calls in verl's form: an argument a line, and the result, each as JSON."""
+    return {
+        "fn_name": function,
+        "inputs": ["\n".join(map(json.dumps, arguments)) for arguments, _ in pairs],
+        "outputs": [json.dumps(result) for _, result in pairs],
+    }
+
+
+def printed(*pairs: tuple[str, str]) -> dict[str, Any]:
+    return {"inputs": [given for given, _ in pairs], "outputs": [expected for _, expected in pairs]}
+
+
+def program(source: str, rng: random.Random) -> Row:
+    """Return a row of one of many kinds of programs and tests; `right` is None where the scores are equal."""
+    a, b, c = (rng.randint(2, 9) for _ in range(3))
     off = rng.choice([0, 0, 1])
-    if rng.random() < 0.4:
-        truth = {"inputs": [f"{a} {b}\n" for a, b in numbers], "outputs": [f"{a + b}\n" for a, b in numbers]}
-        code = f"a, b = map(int, input().split())\nprint(a + b + {off})"
-    else:
-        outputs = [json.dumps(rng.choice([a + b, [a + b]])) for a, b in numbers]
-        truth = {"fn_name": "add", "inputs": [f"{a}\n{b}" for a, b in numbers], "outputs": outputs}
-        plain = f"def add(a, b) -> int:\n    return a + int(math.sqrt(b * b)) + {off}"
-        method = f"class Solution:\n    def add(self, a: int, b: int) -> Optional[int]:\n        return a + b + {off}"
-        code = rng.choice([plain, method])
-    reply = rng.choice([code, f"So:\n```python\n{code}\n```"])
-    return {"source": rng.choice(PROGRAMS), "reply": reply, "truth": json.dumps(truth), "right": not off}
+    words = "".join(rng.choices("abcxyz", k=4))
+    some = rng.sample(range(50), 4)
+    two = printed((f"{a} {b}\n", f"{a + b}\n"), (f"{b} {c}\n", f"{b + c}\n"))
+    adds = call("add", ([a, b], a + b), ([b, c], b + c))
+    equal = [
+        (adds, f"def add(a, b) -> int:\n    return a + int(math.sqrt(b * b)) + {off}"),
+        (
+            adds,
+            f"class Solution:\n    def add(self, a: int, b: int) -> Optional[int]:\n        return a + b + {off}",
+        ),
+        (adds, f"class Solution:\n    @staticmethod\n    def add(a, b):\n        return a + b + {off}"),
+        (
+            adds,
+            "class Solution:\n    def __init__(self):\n        self.more = 0\n    def help(self, a):\n        return a"
+            f"\n    def add(self, a, b):\n        return self.help(a) + b + {off}",
+        ),
+        (adds, f"add = lambda a, b: a + b + {off}"),
+        (adds, f"def add(a, b):\n    return reduce(lambda x, y: x + y, deque([a, b])) + {off}"),
+        (adds, "def add(a, b):\n    raise ValueError(a)"),
+        (adds, "def add(a):\n    return a"),
+        (adds, "def add(a, b)\n    return a"),
+        (call("add", ([a, b], [a + b])), f"def add(a, b):\n    return a + b + {off}"),
+        (call("sort", ([some], sorted(some))), f"def sort(a):\n    return sorted(a)[{off}:]"),
+        (call("sort", ([some], sorted(some))), "def sort(a):\n    return tuple(sorted(a))"),
+        (call("sort", ([some], sorted(some))), "def sort(a):\n    a.sort()"),
+        (call("twice", ([[some, [a]]], [some, [a]])), "def twice(a):\n    return a"),
+        (
+            call("join", ([words, "-"], "-".join(words))),
+            f"def join(a, b):\n    return b.join(a){'.upper()' if off else ''}",
+        ),
+        (call("none", ([a], None)), f"def none(a):\n    return {'None' if off else 'a'}"),
+        (call("empty", ([some], [])), f"def empty(a):\n    return {'[0]' if off else '[]'}"),
+        (call("big", ([a], a > 4)), f"def big(a):\n    return a > {4 + 3 * off}"),
+        (call("part", ([a, b], a / b)), f"def part(a, b):\n    return a / b + {off}"),
+        (call("count", ([words], len(words))), f"def count(a):\n    return float(len(a) + {off})"),
+        (
+            call("table", ([list(words)], {x: a for x in words})),
+            f"def table(a):\n    return {{x: {a} + {off} for x in a}}",
+        ),
+        (two, f"a, b = map(int, input().split())\nprint(a + b + {off})"),
+        (two, f"import sys\nprint(sum(map(int, sys.stdin.read().split())) + {off})"),
+        (
+            two,
+            f"def main():\n    print(sum(map(int, input().split())) + {off})\nif __name__ == '__main__':\n    main()",
+        ),
+        (two, f"n = stdin.readline()\nprint(sum(map(int, n.split())) + {off})"),
+        (two, "print(int(input()))"),
+        (two, "print('no')"),
+        (two, "1 / 0"),
+        (two, "print(2"),
+        (printed((f"{words}\n", f"{words.upper()}\n")), f"print(input(){'' if off else '.upper()'})"),
+        (printed((f"{words}\n", words.upper())), "print(input())"),
+        (
+            printed((f"{a}\n", "\n".join(map(str, range(a))))),
+            f"for i in range(int(input()) - {off}):\n    print(i)",
+        ),
+        (printed((f"{a}\n", f"{a}  \n\n")), f"print(int(input()) + {off})"),
+        (printed((f"{a}", f"{a}.0")), "print(int(input()))"),
+        (printed((f"{a}\n{b}\n", f"{a} {b}\n")), f"print(input(), {off} or input())"),
+        ({"fn_name": None, **two}, f"print(sum(map(int, input().split())) + {off})"),
+    ]
+    # What the description lists, with the score here.
+    listed = [
+        (printed((f"{a}", f"{a}\n{b}")), f"print({a}, {b})", 1),
+        (
+            {"inputs": [[str(a), str(b)]], "outputs": [[str(b), str(a)]]},
+            "a, b = input(), input()\nprint(b)\nprint(a)",
+            1,
+        ),
+        (printed((f"{a}", f"{a / 7:.9f}")), f"print({a} / 7)", None),
+        (call("part", ([a], round(a / 7, 9))), "def part(a):\n    return a / 7", 1),
+        (call("one", ([a], 1)), "def one(a):\n    return True", 0),
+        (printed((f"{a}", f"{a}")), f"print({a})\nexit()", 1),
+        (printed((f"{a}", f"{a}")), f"import sys\nprint({a})\nsys.exit(1)", 0),
+        (adds, "print(int(input()) + int(input()))", 0),
+        (call("keys", ([{"1": a}], a)), "def keys(a):\n    return a[1]", 0),
+    ]
+    if rng.random() < 0.85:
+        truth, code = rng.choice(equal)
+        reply = rng.choice(
+            [code, f"So:\n```python\n{code}\n```", f"```python\n1\n```\nBetter:\n```python\n{code}\n```\n"]
+        )
+        return {"source": source, "reply": reply, "truth": json.dumps(truth), "right": None}
+    truth, code, score = rng.choice(listed)
+    return {"source": source, "reply": code, "truth": json.dumps(truth), "right": None, "here": score}
 
 
 def rows() -> list[Row]:
     rng = random.Random(5)
     forms = list(golds(160, seed=5))
     made = [make(rng) for make in (gsm8k, search) for _ in range(ROWS)]
-    made += [program(rng) for _ in range(40)]
+    made += [program(source, rng) for source in PROGRAMS for _ in range(ROWS)]
     sources = (BOXED[0], "math_dapo", "aime24", "numina_olympiads")
     return made + [mathematics(source, rng, forms) for source in sources for _ in range(ROWS)]
 
@@ -151,6 +239,8 @@ async def scored_here(made: list[Row]) -> list[float]:
 
 def on_purpose(row: Row, ours: float, theirs: float) -> bool:
     """Return whether a difference is one that the description of the environment lists."""
+    if "here" in row:
+        return row["here"] in (ours, None)
     unboxed = row["source"].startswith("numina_") and "box" not in row["reply"]
     return unboxed or (row["right"] is True and ours > theirs) or (row["right"] is False and ours < theirs)
 
@@ -169,15 +259,15 @@ def test_scores_are_verls_but_where_the_page_says_so(request: pytest.FixtureRequ
     finally:
         close_shared()
     differs = [(row, a, b) for row, a, b in zip(made, ours, theirs, strict=True) if a != b]
-    compared = Counter(row["source"] if row["source"] not in PROGRAMS else "program" for row in made)
-    assert min(compared.values()) >= 40
+    compared = Counter(row["source"] for row in made if "here" not in row)
+    assert min(compared.values()) >= 160
     wrong = [
         (row["source"], row["reply"], row["truth"], a, b)
         for row, a, b in differs
         if not on_purpose(row, a, b)
     ]
     assert not wrong, f"{len(wrong)} of {len(made)}: {wrong[:8]}"
-    mathematical = {row["source"] for row, _, _ in differs}
+    mathematical = {row["source"] for row, _, _ in differs if "here" not in row}
     assert mathematical <= {BOXED[0], "math_dapo", "aime24", "numina_olympiads"}, (
         "differences by the grader alone"
     )

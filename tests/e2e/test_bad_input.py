@@ -476,3 +476,37 @@ def test_the_real_command_ends_with_one_line_and_status_1(
     (line,) = ended.stderr.splitlines()
     assert line.startswith("error: algorithm.adv_estimator='grop': expected one of ") and "rloo" in line
     assert "Loading weights" not in ended.stdout
+
+
+@pytest.mark.parametrize(
+    ("source", "truth", "words"),
+    [
+        ("other", "4", ["known: openai/gsm8k"]),
+        ("taco", "4", ["reward_model.ground_truth of data_source='taco'", "not an object"]),
+        ("apps", {"inputs": "1\n", "outputs": "1\n"}, ["inputs and outputs must be lists"]),
+        ("apps", {"assert_case": ["assert f(1) == 1"], "inputs": [""], "outputs": [""]}, ["assert_case"]),
+        ("codeforces", {"inputs": [], "outputs": []}, ["at least one"]),
+        ("apps", {"inputs": ["{oops"], "outputs": ["1"], "fn_name": "f"}, ["ground_truth"]),
+    ],
+)
+def test_a_task_that_cannot_be_graded_is_named_before_training(
+    refuse: Refuse, tmp_path: Path, source: str, truth: Any, words: list[str]
+) -> None:
+    good = {"inputs": ["1\n"], "outputs": ["1\n"]}
+    rows = [
+        {
+            "data_source": name,
+            "prompt": [{"role": "user", "content": "?"}],
+            "reward_model": {"ground_truth": one},
+        }
+        for name, one in (("apps", json.dumps(good)), (source, truth if truth == "4" else json.dumps(truth)))
+    ]
+    team = {
+        "agent.orchestra_type": "single",
+        "agent.agent_ids": "[Single Agent]",
+        "agent.plugins": "[]",
+        "env.env_name": "data_source",
+        "+env.params.programs": True,
+    }
+    line = refuse({**team, "data.train_files": write(tmp_path / "tasks.jsonl", rows)})
+    assert all(word in line for word in ["tasks.jsonl, row 1: ", *words]), line

@@ -290,14 +290,15 @@ CALL = {
     "content": None,
     "tool_calls": [{"function": {"name": "get_weather", "arguments": '{"city": "Oslo"}'}}],
 }
-# The form before `tool_calls`, which no template shows.
-OLD_CALL = {"content": "", "function_call": {"name": "get_weather", "arguments": "{}"}}
+# The form before `tool_calls`, which no template shows: it is read as calls.
+OLD_CALL = {"content": "", "function_call": CALL["tool_calls"][0]["function"]}
 
 
 @pytest.mark.parametrize(
     ("messages", "trained"),
     [
         (asked(CALL), ['<tool_call>{"city": "Oslo"}get_weather</tool_call><|im_end|>']),
+        (asked(OLD_CALL), ['<tool_call>{"city": "Oslo"}get_weather</tool_call><|im_end|>']),
         (asked({"content": "7", "reasoning_content": "3 + 4"}), ["<think>3 + 4</think>7<|im_end|>"]),
         (
             [*asked(CALL), {"role": "tool", "content": "cold"}, {"role": "assistant", "content": "Cold."}],
@@ -426,8 +427,12 @@ def test_tokenizers_that_put_a_blank_before_a_text_put_none_before_a_reply(blank
     ("template", "messages", "tools", "cause"),
     [
         (CALLS.replace("m.tool_calls", "m.none"), asked(CALL), PROBE_TOOLS, "does not show its tool_calls"),
-        (CALLS, asked(OLD_CALL), None, "does not show its .*function_call"),
-        (CALLS, asked(OLD_CALL | {"content": "I look."}), None, "does not show its function_call"),
+        (
+            CALLS.replace("m.tool_calls", "m.none"),
+            asked(OLD_CALL),
+            PROBE_TOOLS,
+            "does not show its tool_calls",
+        ),
         (CALLS, asked({"content": "", "refusal": "no"}), None, "does not show its refusal"),
         (CALLS.replace("tools", "none"), asked(CALL), PROBE_TOOLS, "does not show the tools of this row"),
         (

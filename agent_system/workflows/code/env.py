@@ -101,6 +101,10 @@ class CodeEnv(BaseEnv):
     blocking = False
     uses_sandbox = True
 
+    def check_task(self, task: Task) -> None:
+        """Raise AgentSystemError for a row without tests that can be read."""
+        read_problem(task)
+
     def reset(self, task: Task) -> Observation:
         """Start from the task.
 

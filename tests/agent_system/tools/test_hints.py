@@ -41,6 +41,15 @@ class Node(TypedDict):
     next: Node
 
 
+class Pair(enum.Enum):
+    ONE = (1, 2)
+
+
+class Odd(enum.Enum):
+    ONE = object()
+    TWO = 1j
+
+
 class Closed:
     pass
 
@@ -113,7 +122,9 @@ def test_what_the_schema_does_not_have_is_refused(hint: Any) -> None:
             tool_with(hint).validate({"value": wrong})
 
 
-@pytest.mark.parametrize("hint", [Closed, Node, list[Closed], Callable[[], int], Optional[Closed]])
+@pytest.mark.parametrize(
+    "hint", [Closed, Node, list[Closed], Callable[[], int], Optional[Closed], Pair, list[Pair], Odd]
+)
 def test_a_type_that_no_model_can_fill_is_an_error_when_the_tool_is_made(hint: Any) -> None:
     with pytest.raises(AgentSystemError, match="tool 'tell'"):
         tool_with(hint)

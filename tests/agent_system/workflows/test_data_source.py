@@ -95,8 +95,7 @@ def test_programs_are_run_only_if_they_are_allowed() -> None:
     with pytest.raises(
         AgentSystemError, match=r"replies to data_source='apps' are programs: set env\.params\.programs=true"
     ):
-        DataSourceEnv().check_source("apps")
-    DataSourceEnv(DataSourceOptions(programs=True)).check_source("apps")
+        DataSourceEnv().check_task(task_from_row(row("apps", {"inputs": ["1"], "outputs": ["1"]})))
     with pytest.raises(AgentSystemError, match=r"env\.params\.programs has no effect"):
         DataSourceOptions(graded=False, programs=True)
 
@@ -119,7 +118,7 @@ def test_the_measured_prompt_is_the_one_that_is_played() -> None:
 
 def test_a_source_without_a_reward_is_refused_unless_a_function_scores() -> None:
     with pytest.raises(AgentSystemError, match="known: openai/gsm8k"):
-        DataSourceEnv().check_source("other")
+        DataSourceEnv().check_task(task_from_row(row("other")))
     env = DataSourceEnv(DataSourceOptions(graded=False))
     env.reset(task_from_row(row("other")))
     assert asyncio.run(env.step("x")).team == 0

@@ -4,6 +4,8 @@ line for what cannot be read.
 
 import json
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from verl.trainer.config import DataConfig
@@ -85,9 +87,85 @@ def test_a_cell_may_be_json_text(tmp_path, name, column):
 
 
 def test_a_prompt_that_is_text_is_a_question_even_where_it_begins_as_json_does(tmp_path):
-    texts = ["w", "[1, 2] w", "{w"]
+    texts = [
+        "w",
+        "[1, 2] w",
+        "{w",
+        "[1, 2]",
+        '"[1, 2]"',
+        '{"a": 1}',
+        "['a', {'role': 'x'}]",
+        '"w"',
+        "[{(" * 500,
+    ]
     file = write_rows([row(text) for text in texts], tmp_path / "a.jsonl")
     assert [task["raw_prompt"][0]["content"] for task in RLHFDataset(file, None, DataConfig())] == texts
+
+
+def test_maps_of_parquet_are_objects(tmp_path):
+    call = pa.struct([("name", pa.string()), ("arguments", pa.map_(pa.string(), pa.int64()))])
+    message = pa.struct(
+        [
+            ("role", pa.string()),
+            ("content", pa.string()),
+            ("tool_calls", pa.list_(pa.struct([("function", call)]))),
+        ]
+    )
+    said = {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"function": {"name": "get", "arguments": [("a", 3)]}}],
+    }
+    table = pa.table(
+        {
+            "prompt": pa.array([[ASKED, said, ASKED]], type=pa.list_(message)),
+            "reward_model": [TRUTH],
+            "extra_info": pa.array([[("x", 1)]], type=pa.map_(pa.string(), pa.int64())),
+        }
+    )
+    pq.write_table(table, tmp_path / "a.parquet")
+    task = only(RLHFDataset(tmp_path / "a.parquet", None, DataConfig()))
+    assert task["extra_info"] == {"x": 1}
+    assert task["raw_prompt"][1]["tool_calls"] == [{"function": {"name": "get", "arguments": {"a": 3}}}]
+
+
+PRINTED = {
+    "json": json.dumps,
+    "json of json": lambda value: json.dumps(json.dumps(value)),
+    "python": repr,
+    "json of python": lambda value: json.dumps(repr(value)),
+}
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.jsonl"])
+@pytest.mark.parametrize("column", ["prompt", "extra_info", "reward_model"])
+@pytest.mark.parametrize("printed", PRINTED)
+def test_a_cell_may_be_what_json_or_python_prints(tmp_path, name, column, printed):
+    plain = row(
+        [{"role": "user", "content": 'it\'s \\frac{1}{2}\nor "0.5"'}, called({"a": 1.5, "b": [True]})]
+    )
+    plain["extra_info"] = {"index": 0, "it's": [1.5, True]}
+    expected = only(RLHFDataset(write_rows([plain], tmp_path / name), None, DataConfig()))
+    file = write_rows([plain | {column: PRINTED[printed](plain[column])}], tmp_path / name)
+    read = only(RLHFDataset(file, None, DataConfig()))
+    for field in ("raw_prompt", "reward_model", "extra_info"):
+        assert read[field] == expected[field]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[{'role': 'user', 'content': 'a'}\n {'role': 'assistant', 'content': 'b'}]",
+        "array([{'role': 'user', 'content': 'a'}], dtype=object)",
+        "[{'role': 'user', 'content': 'a' ...",
+        '{"role": "user", "content": "a"}',
+        '[{"role": "user", "content": "a"},]]',
+    ],
+)
+def test_a_text_that_seems_to_hold_messages_is_no_question(tmp_path, text):
+    file = write_rows([row("w"), row(text)], tmp_path / "a.jsonl")
+    with pytest.raises(DatasetError, match=r"row 1: column 'prompt' .*expected chat messages"):
+        RLHFDataset(file, None, DataConfig())
 
 
 @pytest.mark.parametrize(
@@ -96,6 +174,18 @@ def test_a_prompt_that_is_text_is_a_question_even_where_it_begins_as_json_does(t
         (called('{"a": {"b": 3}}'), called({"a": {"b": 3}})),
         (called("{oops"), called("{oops")),
         (called("7"), called("7")),
+        (called(json.dumps(json.dumps({"a": None}))), called({"a": None})),
+        (called("{'a': 'it'}"), called({"a": "it"})),
+        (json.dumps(called({"a": 3})), called({"a": 3})),
+        ({**called({}), "tool_calls": [json.dumps(called({"a": 3})["tool_calls"][0])]}, called({"a": 3})),
+        (
+            {"role": "assistant", "content": None, "function_call": {"name": "get", "arguments": '{"a": 3}'}},
+            called({"a": 3}),
+        ),
+        (
+            {"role": "function", "name": "get", "content": "7"},
+            {"role": "tool", "name": "get", "content": "7"},
+        ),
         ({**called({}), "tool_calls": json.dumps(called({})["tool_calls"])}, called({})),
         ({**called({}), "content": None, "function_call": None}, called({})),
         ({**ASKED, "tool_calls": None, "name": None}, ASKED),

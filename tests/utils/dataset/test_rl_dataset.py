@@ -90,7 +90,7 @@ def test_max_samples_are_taken_after_the_filter(tmp_path, word_tokenizer):
     assert [r["index"] for r in dataset] == [1, 2]
 
 
-@pytest.mark.parametrize("truth", [None, "", "missing"])
+@pytest.mark.parametrize("truth", [None, "", " \n", [], [" ", None], {}, float("nan"), "missing"])
 def test_row_without_ground_truth_is_named_by_file_and_row(tmp_path, truth):
     bad = row() | {
         "reward_model": {"style": "rule"} if truth == "missing" else {"style": "rule", "ground_truth": truth}

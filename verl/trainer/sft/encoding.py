@@ -185,7 +185,7 @@ class ChatEncoder:
             if self._same([*messages[:at], other], tools, whole):
                 unseen.append(name)
         said = {name for name, value in message.items() if value and name not in ("role", "name")}
-        if {"tool_calls", "function_call"} & {*unseen} or (said and said <= set(unseen)):
+        if "tool_calls" in unseen or (said and said <= set(unseen)):
             raise DatasetError(
                 f"message {at}: the chat template does not show its {' and '.join(unseen)}; the model would "
                 "learn to say nothing"

@@ -82,9 +82,8 @@ def _read_parquet(file: Path) -> list[Row]:
     try:
         # ParquetFile instead of read_table: hive-style folder names must not become columns.
         with pyarrow.parquet.ParquetFile(file) as table:
-            return [
-                {name: _without_nulls(cell) for name, cell in row.items()} for row in table.read().to_pylist()
-            ]
+            rows = table.read().to_pylist(maps_as_pydicts="lossy")
+            return [{name: _without_nulls(cell) for name, cell in row.items()} for row in rows]
     except pyarrow.ArrowInvalid as error:
         raise DatasetError(f"{file}: not a readable parquet file ({error})") from error
 

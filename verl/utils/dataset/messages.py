@@ -4,24 +4,60 @@ read.
 
 from __future__ import annotations
 
+import ast
 import json
+import re
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from verl.utils.dataset.files import DatasetError
 
 ChatMessage = dict[str, Any]
 EXPECTED = 'expected chat messages [{"role": "user", "content": "..."}], or their JSON text'
+# Lists of objects as JSON, Python and numpy print them.
+_SEEMS_STORED = re.compile(r"""[\s"]*(?:array\()?\[?\s*\{\s*\\?["']""")
 
 
-def parse_cell(value: Any) -> Any:
-    """Return the object or list of a cell that holds it as JSON text; any other value as it is."""
-    if not isinstance(value, str) or value.lstrip()[:1] not in ("{", "["):
+def parse_stored(value: Any) -> Any:
+    """Return the object or list of a cell that holds it as JSON text, as JSON text of such text, or as
+    Python prints it; any other value as it is.
+    """
+    if not isinstance(value, str):
         return value
-    try:
-        return json.loads(value)
-    except (ValueError, RecursionError):
-        return value
+    parsed = value
+    if value.lstrip()[:1] == '"':
+        try:
+            parsed = json.loads(value)
+        except (ValueError, RecursionError):
+            return value
+    if isinstance(parsed, str) and parsed.lstrip()[:1] in ("{", "["):
+        with suppress(ValueError, RecursionError):
+            parsed = json.loads(parsed)
+    if isinstance(parsed, str) and parsed.lstrip()[:1] in ("{", "["):
+        try:
+            parsed = ast.literal_eval(parsed.strip())
+        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+            return value
+    return parsed if isinstance(parsed, (dict, list)) else value
+
+
+def read_prompt(value: Any, where: str) -> list[ChatMessage]:
+    """Return the messages of a prompt; a text that holds no messages is a question of the user.
+
+    Raises:
+        DatasetError: as `read_messages`, and a text that seems to hold messages and cannot be read.
+    """
+    stored = parse_stored(value)
+    if isinstance(value, str) and value.strip() and not _holds_objects(stored):
+        if _SEEMS_STORED.match(value) and all(map(value.__contains__, ("role", "content"))):
+            raise DatasetError(f"{where}: {EXPECTED}; found text that is neither: {value!r:.120}")
+        stored = [{"role": "user", "content": value}]
+    return read_messages(stored, where)
+
+
+def _holds_objects(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(one, dict) for one in value)
 
 
 def read_messages(value: Any, where: str) -> list[ChatMessage]:
@@ -31,17 +67,20 @@ def read_messages(value: Any, where: str) -> list[ChatMessage]:
     Raises:
         DatasetError: no messages, or one that no template can show; it begins with `where`.
     """
-    messages = parse_cell(value)
+    messages = parse_stored(value)
     if not isinstance(messages, list) or not messages:
         raise DatasetError(f"{where}: {EXPECTED}; found {value!r:.120}")
-    return [_message(message, f"{where}, message {number}") for number, message in enumerate(messages)]
+    return [
+        _message(parse_stored(message), f"{where}, message {number}")
+        for number, message in enumerate(messages)
+    ]
 
 
 def read_object(value: Any, where: str) -> Any:
     """Return the object of a cell, which may be its JSON text, or None. Raise DatasetError for
     anything else.
     """
-    parsed = parse_cell(value)
+    parsed = parse_stored(value)
     if parsed is not None and not isinstance(parsed, dict):
         raise DatasetError(f"{where}: expected an object or its JSON text, found {value!r:.120}")
     return parsed
@@ -53,9 +92,9 @@ def read_tools(value: Any, where: str) -> list[dict[str, Any]] | None:
     """
     if not value:
         return None
-    tools = parse_cell(value)
+    tools = parse_stored(value)
     if isinstance(tools, list):
-        tools = [parse_cell(tool) for tool in tools]
+        tools = [parse_stored(tool) for tool in tools]
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise DatasetError(
             f"{where}: expected a list of JSON schemas of tools, or its JSON text; found {value!r:.80}"
@@ -88,7 +127,15 @@ def _message(message: Any, where: str) -> ChatMessage:
         raise DatasetError(f"{where}: {EXPECTED}; found {message!r:.120}")
     check_text(message, where)
     shown = {name: value for name, value in message.items() if value is not None}
-    if calls := parse_cell(stored := shown.pop("tool_calls", None)):
+    if shown["role"] == "function":
+        shown["role"] = "tool"
+    if isinstance(parse_stored(shown.get("function_call")), dict):  # OpenAI's form before tools
+        shown.setdefault(
+            "tool_calls", [{"type": "function", "function": parse_stored(shown.pop("function_call"))}]
+        )
+    stored = shown.pop("tool_calls", None)
+    if calls := parse_stored(stored):
+        calls = [parse_stored(call) for call in calls] if isinstance(calls, list) else calls
         if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
             raise DatasetError(f"{where}: expected tool_calls as a list of objects, found {stored!r:.120}")
         shown["tool_calls"] = [_call(call) for call in calls]
@@ -119,7 +166,7 @@ def _call(call: dict[str, Any]) -> dict[str, Any]:
     shown = {name: value for name, value in call.items() if value is not None}
     if isinstance(function := shown.get("function"), dict):
         return {**shown, "function": _call(function)}
-    arguments = {} if shown.get("arguments") == "" else parse_cell(shown.get("arguments"))
+    arguments = {} if shown.get("arguments") == "" else parse_stored(shown.get("arguments"))
     if isinstance(arguments, dict):
         shown["arguments"] = arguments
     return shown

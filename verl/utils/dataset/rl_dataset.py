@@ -14,7 +14,7 @@ from verl.protocol.template_time import template_clock
 from verl.trainer.config import DataConfig
 from verl.utils.chat_template import template_cause
 from verl.utils.dataset.files import DatasetError, Row, read_rows
-from verl.utils.dataset.messages import EXPECTED, check_text, parse_cell, read_messages, read_object
+from verl.utils.dataset.messages import EXPECTED, check_text, read_object, read_prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -116,23 +116,21 @@ class RLHFDataset(Dataset[Row]):
     def __getitem__(self, item: int) -> Row:
         return dict(self.rows[item])
 
-    def _place(self, index: int) -> str:
-        """Return file and row of a position over all files."""
+    def place(self, index: int) -> str:
+        """Return file and row of a task by its `index`."""
         first, file = max((first, file) for first, file in self._first_rows if first <= index)
         return f"{file}, row {index - first}"
 
     def _checked(self, row: Row, where: str) -> Row:
         column = f"{where}: column {self.prompt_key!r} (data.prompt_key)"
-        prompt = parse_cell(row.get(self.prompt_key))
-        if isinstance(prompt, str) and prompt.strip():
-            prompt = [{"role": "user", "content": prompt}]
+        prompt = row.get(self.prompt_key)
         if prompt is None:
             raise DatasetError(f"{column} is empty; {EXPECTED}; columns: {', '.join(row)}")
-        messages = read_messages(prompt, column)
+        messages = read_prompt(prompt, column)
         judged = read_object(row.get("reward_model"), f"{where}: column 'reward_model'")
         extra = read_object(row.get("extra_info"), f"{where}: column 'extra_info'")
         truth = (judged or {}).get("ground_truth")
-        if self.needs_ground_truth and (truth is None or truth == ""):
+        if self.needs_ground_truth and _says_nothing(truth):
             raise DatasetError(
                 f"{where}: no ground truth; reward_model.ground_truth must be set, found "
                 f"{row.get('reward_model')!r:.120} (an environment that does not need it sets "
@@ -177,9 +175,18 @@ class RLHFDataset(Dataset[Row]):
             if len(rows) > 1:
                 return [length for row in rows for length in self._measured(measure, [row])]
             raise DatasetError(
-                f"{self._place(rows[0]['index'])}: the chat template cannot show the prompt for "
+                f"{self.place(rows[0]['index'])}: the chat template cannot show the prompt for "
                 f"{measure.name}: {cause}"
             ) from error
+
+
+def _says_nothing(truth: Any) -> bool:
+    """Return whether a ground truth is none: blanks, NaN (a missing cell of pandas), or a list of such."""
+    if isinstance(truth, (list, tuple)):
+        return all(map(_says_nothing, truth))
+    if isinstance(truth, str):
+        return not truth.strip()
+    return truth is None or truth == {} or truth != truth
 
 
 def _limit(tokens: int, config: DataConfig) -> str:

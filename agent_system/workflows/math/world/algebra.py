@@ -67,6 +67,7 @@ _WORDS = re.compile(r"[A-Za-z][A-Za-z .'/-]*[A-Za-z.]")
 _PLAIN_WORDS = re.compile(r"[A-Za-z0-9 .,:;'()/-]*")
 _LONG_WORD = re.compile(r"[A-Za-z]{5,}")
 _NO_WORD = re.compile(r"\\(?:begin|end)\s*\{[a-z]+\}|\\[A-Za-z]+|_\s*\{[^{}]*\}")
+_ANGLES = re.compile(r"\\langle(?![A-Za-z])(.*)\\rangle", re.DOTALL)
 _LETTER = re.compile(r"\(?\s*([A-Za-z])\s*\)?")
 _TRIGONOMETRIC = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])")
 _PERCENT = re.compile(r"\s*(?:%|percent|pct)$")
@@ -86,6 +87,22 @@ _REPLACED = (
     (re.compile(r"(\d)\s*(?=\()"), r"\1 \\cdot "),
     (re.compile(r"(\))\s*(?=[(\d])"), r"\1 \\cdot "),
     (re.compile(r"(?<=\d)(?<!(?<!\d)0),(?=\d{3}(?!\d))"), ""),
+)
+# Products that do not commute, and names of several letters: as products of numbers they would be equal to
+# others.
+_VECTOR = r"\\(?:vec|mathbf|boldsymbol|bm|overrightarrow)(?![A-Za-z])"
+_INVERSE = r"[A-Z]\s*\^\s*\{?\s*-\s*1\s*\}?"
+_NO_PRODUCT = re.compile(
+    rf"[A-Z]\s*\^\s*(?:T(?![A-Za-z])|\{{\s*-?\s*T\s*\}})|\\(?:top|intercal|dagger)(?![A-Za-z])"
+    rf"|{_INVERSE}\s*[A-Z]|[A-Z]\s*{_INVERSE}"
+    rf"|{_VECTOR}.*\\times(?![A-Za-z])|(?:\\(?:mathbf|boldsymbol|bm)\s*\{{\s*[A-Z]\s*\}}\s*){{2}}"
+    r"|\\(?:angle|triangle|measuredangle)\s*[A-Z]\s*[A-Z]"
+)
+_EXPONENT_T = re.compile(r"\^\s*(?:\{\s*(-?)\s*T\s*\}|T(?![A-Za-z]))")
+_LETTER_OF_A_DERIVATIVE = r"\\?[A-Za-z]+(?:_\w|_\{\w+\})?"
+_DERIVATIVE = re.compile(
+    rf"\\frac\s*\{{\s*d\s*({_LETTER_OF_A_DERIVATIVE})\s*\}}\s*\{{\s*d\s*({_LETTER_OF_A_DERIVATIVE})\s*\}}"
+    rf"|(?<![A-Za-z\\])d\s*({_LETTER_OF_A_DERIVATIVE})\s*/\s*d\s*({_LETTER_OF_A_DERIVATIVE})"
 )
 _SUBSCRIPT = re.compile(r"_\s*\{[^{}]*\}")
 # The letter d that is not within a command. The library takes it with the next letter for a differential.
@@ -236,6 +253,8 @@ def _read(text: str) -> Answer:
     sides, signs = relation(text)
     if signs == ["in"] and _VARIABLE.fullmatch(plain_spaces(sides[0])):
         return _read(sides[1])
+    if (vector := _ANGLES.fullmatch(text)) and len(parts := elements(vector.group(1), thousands=False)) > 1:
+        return _several("()", parts)
     parts = elements(text)
     if len(parts) > 1:
         return _several("", parts)
@@ -379,6 +398,9 @@ def expression(text: str) -> Any:
     """
     if "\\text" in text and has_text_command(text):
         raise UnreadableError("text within mathematics")
+    if _NO_PRODUCT.search(text):
+        raise UnreadableError("a product that does not commute, or a name of several letters")
+    text = _EXPONENT_T.sub(r"^{\1 g_{T}}", _DERIVATIVE.sub(_derivative, text))
     text = _MIXED.sub(lambda m: rf"\frac{{{int(m[1]) * int(m[3]) + int(m[2])}}}{{{m[3]}}}", text)
     if mixed := _MIXED_PLAIN.match(text):
         text = rf"{mixed[1]}\frac{{{int(mixed[2]) * int(mixed[4]) + int(mixed[3])}}}{{{mixed[4]}}}"
@@ -407,6 +429,12 @@ def expression(text: str) -> Any:
     if imaginary in found.free_symbols:
         found = found.subs(imaginary, sympy.I)
     return found.doit()
+
+
+def _derivative(match: re.Match[str]) -> str:
+    """Return the one letter that stands for `\\frac{dy}{dx}`."""
+    letters = (re.sub(r"\W|_", "", letter) for letter in match.groups() if letter)
+    return f" g_{{d{'d'.join(letters)}}} "
 
 
 def _index_of_a_group(text: str) -> bool:

@@ -29,6 +29,7 @@ _ARRAY = re.compile(
     r"(?:\\left)?\s*[\[(]\s*\\begin\{array\}\s*\{[lcr ]*\}(.*?)\\end\{array\}\s*(?:\\right)?\s*[\])]",
     re.DOTALL,
 )
+_CHOOSE = re.compile(r"\{([^{}]*)\\choose(?![A-Za-z])([^{}]*)\}|^([^{}\\]*)\\choose(?![A-Za-z])([^{}\\]*)$")
 _EMPTY_GROUP = re.compile(r"(?<!\\)\{\s*\}(?=\s*[\^_])")
 _REPEATING = re.compile(
     r"(?<![\d.])(\d*)\.(\d*)(?:\\(?:overline|bar|dot)\s*\{\s*(\d+)\s*\}|\\(?:overline|bar|dot)\s*(\d)(?!\d))"
@@ -74,6 +75,7 @@ def spelled(text: str) -> str:
     text = _INNER_MATH.sub(r" \1 ", text)
     text = _ARRAY.sub(r"\\begin{pmatrix}\1\\end{pmatrix}", _EMPTY_GROUP.sub("", text))
     text = _SPELLING.sub(lambda match: _SPELLINGS[match.group()], text)
+    text = _CHOOSE.sub(r"\\binom{\1\3}{\2\4}", text)
     text = _FRACTIONS.sub(r"\\frac", _SIZE.sub("", _NEGATIVE_SPACE.sub("", text)))
     text = _POWER_OF_TEN.sub(r"\1\\times ", _TEN_IN_TEXT.sub(r" \1", _REPEATING.sub(_fraction, text))).strip()
     while (shorter := _FINAL.sub("", text).strip()) != text:

@@ -69,6 +69,9 @@ EQUAL = [
     ("1,0", r"\cos(0)=1, \sin(0)=0"), (r"\sin(0)=0, \cos(0)=1", r"\cos(0)=1, \sin(0)=0"),
     ("1,0", "x=1, y=0"), ("y=0, x=1", "x=1, y=0"), ("x=1, 0", "x=1, y=0"), ("3,2", "x=2, x=3"),
     ("C_1=2, C_2=3", "C_{2}=3, C_{1}=2"), ("3=3, 2=2", "3,2"), ("2,3", "1+1=2, 1+2=3"),
+    (r"\langle 1,2\rangle", "(1,2)"), (r"\langle 1, \frac12\rangle", r"\langle 1,0.5 \rangle"),
+    (r"n \choose k", r"\binom{n}{k}"), (r"2{10 \choose 3}", "240"), (r"2\frac{dy}{dx}", r"dy/dx \cdot 2"),
+    (r"\frac{dy}{dx}=2x", "dy/dx=x+x"), ("(1+r)^T-1", "(r+1)^{T}-1"), (r"2\vec{a}", r"\vec{a}\cdot 2"),
     (r"92 \mathrm{~J}", r"92 $\mathrm{J}$"), ("12 Å", "12 $Å$"), ("6.2 kg", r"6.2 $\text{kg}$"),
 ]  # fmt: skip
 
@@ -110,6 +113,12 @@ DIFFERENT = [
     (r"\cos(0)=0, \sin(0)=1", r"\cos(0)=1, \sin(0)=0"), ("3, 1+1=2", "1+1=2, 1+2=3"),
     ("3.52", r"3.52 $10^{-19} \mathrm{~J}$"), ("2.7 10^5", "2.7 10^6"),
     (r"3.52 \times 10^{-18}", r"3.52 $10^{-19}$"),
+    ("A", "A^T"), ("A+1", r"A^{\top}+1"), ("A^{-1}+1", "A^{-T}+1"), ("x", "x^T"), ("AB^T", "B^TA"),
+    ("B^{-1}A", "AB^{-1}"), ("A", "P^{-1}AP"), ("D", "PDP^{-1}"), (r"\mathbf{B}\mathbf{A}", r"\mathbf{A}\mathbf{B}"),
+    (r"\frac{y}{x}", r"\frac{dy}{dx}"), ("y/x", "dy/dx"), (r"\frac{2y}{x}", r"2\frac{d y}{d x}"),
+    (r"\frac{dx}{dy}", r"\frac{dy}{dx}"), (r"\angle ACB", r"\angle ABC"), (r"2\angle ACB", r"2\angle ABC"),
+    (r"\vec{b}\times\vec{a}", r"\vec{a}\times\vec{b}"), (r"\langle 2,1\rangle", r"\langle 1,2\rangle"),
+    (r"x^2", r"\langle x^2\rangle"), (r"{n \choose 2}", r"{2 \choose n}"), ("2", r"2\frac{dy}{dx}"),
     ("10^6", "2.7 10^6"), ("5", r"\$5 and \$6"), ("92 \\mathrm{~J}", r"92 $\mathrm{N}$"),
 ]  # fmt: skip
 
