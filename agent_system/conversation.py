@@ -65,22 +65,22 @@ def show(record: EpisodeRecord, console: Console) -> None:
         console.print(Text.assemble(("Answer: ", "bold"), printable(record.answer) or "(none)"))
 
 
-def questions(given: str | None, console: Console, read_all: Callable[[], str] | None) -> Iterator[str]:
+def questions(argument: str | None, console: Console, read_all: Callable[[], str] | None) -> Iterator[str]:
     """Yield the questions: the argument, the whole of a pipe, or the lines that a person types, until an
     empty line.
 
     Args:
-        given: the question on the command line, or None.
+        argument: the question on the command line, or None.
         console: prompts the person.
         read_all: reads the pipe; None when the input is a terminal.
     """
-    if given is not None:
-        yield given
+    if argument is not None:
+        yield argument
     elif read_all is not None:
         yield from filter(None, [read_all().strip()])
     else:
-        while asked := _read_line(console):
-            yield asked
+        while question := _read_line(console):
+            yield question
 
 
 def printable(text: str) -> str:

@@ -249,18 +249,18 @@ class _Check:
                     "state"
                 )
 
-    def _check_equal(self, expected: Trace, found: Trace, where: str, start: int = -1) -> None:
-        for number, (one, other) in enumerate(zip(expected, found, strict=False), start):
+    def _check_equal(self, expected: Trace, actual: Trace, where: str, start: int = -1) -> None:
+        for number, (one, other) in enumerate(zip(expected, actual, strict=False), start):
             if one != other:
                 what = "reset" if number < 0 else f"action {number}, {self.actions[number]!r},"
                 raise AgentSystemError(
                     f"{self.name}: {what} had another outcome {where}: expected {one!r:.300}, found "
                     f"{other!r:.300}"
                 )
-        if len(expected) != len(found):
+        if len(expected) != len(actual):
             raise AgentSystemError(
                 f"{self.name}: the episode had another length {where}: {len(expected)} outcomes expected, "
-                f"found {len(found)}"
+                f"found {len(actual)}"
             )
 
 

@@ -42,10 +42,10 @@ def _spellings(character: str) -> str:
 def password(url: str) -> str | None:
     """Return the password in a URL, decoded, or None."""
     try:
-        found = urlsplit(url).password
+        quoted_password = urlsplit(url).password
     except ValueError:  # no URL
         return None
-    return unquote(found) if found else None
+    return unquote(quoted_password) if quoted_password else None
 
 
 def printable_key(key: str, where: str) -> str:

@@ -269,19 +269,19 @@ def _traced(
     steps: Generator[Any, Any, Any], trace: Callable[[FrameType, str, Any], Any]
 ) -> Generator[Any, Any, Any]:
     """Run a coroutine, with a trace function while it runs and not while it waits."""
-    sent: Any = None
+    reply: Any = None
     error: BaseException | None = None
     while True:
         sys.settrace(trace)
         try:
-            waits_for = steps.send(sent) if error is None else steps.throw(error)
+            waits_for = steps.send(reply) if error is None else steps.throw(error)
         except StopIteration as end:
             return end.value
         finally:
             sys.settrace(None)
-        sent = error = None
+        reply = error = None
         try:
-            sent = yield waits_for
+            reply = yield waits_for
         except BaseException as raised:  # cancelled: the coroutine handles it
             error = raised
 

@@ -66,10 +66,13 @@ class Memory:
         if not self.keeps_result:
             self.store(observation, action)
             return
-        known = [call for call in self._waiting if before is None or call in before._waiting]
-        for _, earlier in known:
+        earlier_calls = [call for call in self._waiting if before is None or call in before._waiting]
+        for _, earlier in earlier_calls:
             self.store(observation, earlier)
-        self._waiting = [*(call for call in self._waiting if call not in known), (self._calls, action)]
+        self._waiting = [
+            *(call for call in self._waiting if call not in earlier_calls),
+            (self._calls, action),
+        ]
         self._calls += 1
 
     def at(self, observation: str) -> Memory:
@@ -85,8 +88,8 @@ class Memory:
 
     def recent(self, drop: int = 0) -> list[Recollection]:
         """Return the turns shown in prompts, oldest first, without the `drop` oldest of them."""
-        shown = self._turns[-self.history_length :] if self.history_length else []
-        return shown[drop:]
+        turns = self._turns[-self.history_length :] if self.history_length else []
+        return turns[drop:]
 
     @property
     def parts(self) -> int:

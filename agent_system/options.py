@@ -66,11 +66,11 @@ def _validated(value: Any, kind: Any, name: str) -> Any:
         ) from error
 
 
-def check_choice(name: str, value: str, known: Collection[str]) -> None:
-    """Raise AgentSystemError unless `value` of the option called `name` is one of `known`."""
-    if value not in known:
+def check_choice(name: str, value: str, choices: Collection[str]) -> None:
+    """Raise AgentSystemError unless `value` of the option called `name` is one of `choices`."""
+    if value not in choices:
         raise AgentSystemError(
-            f"{name} must be one of {', '.join(known)}, found {value!r}{did_you_mean(value, known)}"
+            f"{name} must be one of {', '.join(choices)}, found {value!r}{did_you_mean(value, choices)}"
         )
 
 

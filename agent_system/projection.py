@@ -108,8 +108,8 @@ def tag(name: str) -> Projector:
 
     def project(text: str) -> Projection:
         visible = strip_thinking(text)
-        found = pair.findall(visible)
-        content = found[-1].strip() if found else ""
+        contents = pair.findall(visible)
+        content = contents[-1].strip() if contents else ""
         return Projection(content, bool(content), text=visible)
 
     return project
@@ -129,8 +129,8 @@ def last_boxed(text: str) -> str:
     """
     starts = {m.end() - 1: m.end() for m in _BOXED.finditer(text)}
     if not starts:
-        found = _OPEN_BOX.findall(text)
-        return found[-1].strip().rstrip(".,;") if found else ""
+        contents = _OPEN_BOX.findall(text)
+        return contents[-1].strip().rstrip(".,;") if contents else ""
     open_braces: list[int] = []
     best: tuple[int, int] | None = None
     for m in _BRACES.finditer(text):
@@ -149,11 +149,15 @@ def code_block(*languages: str) -> Projector:
 
     Of a reply without a closed block, it is the one that is open at the end.
     """
-    wanted = {name.lower() for name in languages}
+    language_names = {name.lower() for name in languages}
 
     def project(text: str) -> Projection:
         visible = _visible(text)
-        blocks = [block for block in fenced_blocks(visible) if not wanted or block.language in wanted]
+        blocks = [
+            block
+            for block in fenced_blocks(visible)
+            if not language_names or block.language in language_names
+        ]
         last = max(
             blocks, key=lambda block: (block.closed, block.number), default=FencedBlock("", "", False, 0)
         )
@@ -285,8 +289,10 @@ def _outdented(line: str, width: int) -> str:
 def number(text: str) -> Projection:
     """Take the last decimal number, thousands commas removed."""
     visible = strip_thinking(text)
-    found = _NUMBER.findall(visible)
-    return Projection(found[-1].replace(",", "").lstrip("+") if found else "", bool(found), text=visible)
+    numbers = _NUMBER.findall(visible)
+    return Projection(
+        numbers[-1].replace(",", "").lstrip("+") if numbers else "", bool(numbers), text=visible
+    )
 
 
 def verdict(

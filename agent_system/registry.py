@@ -64,12 +64,12 @@ class ClassRegistry(Generic[T]):
                 raise AgentSystemError(
                     f"{self.kind} {name!r}: {cls!r} must be a subclass of {self.base.__name__}"
                 )
-            taken = self._entries.get((orchestra, env, name))
-            if taken is not None and taken is not cls:
+            registered_class = self._entries.get((orchestra, env, name))
+            if registered_class is not None and registered_class is not cls:
                 scope = _scope(orchestra, env)
                 raise AgentSystemError(
                     f"{self.kind} {name!r}{scope} is already registered by "
-                    f"{taken.__module__}.{taken.__qualname__}; choose another "
+                    f"{registered_class.__module__}.{registered_class.__qualname__}; choose another "
                     f"name{'' if orchestra else ' or scope it: register(name, orchestra=...)'}"
                 )
             self._entries[(orchestra, env, name)] = cls
@@ -98,16 +98,16 @@ class ClassRegistry(Generic[T]):
             if place in self._entries:
                 return self._entries[place]
         built_in = built_in_workflows() if self._in_workflows and orchestra is None else ()
-        known = sorted({*self.names(orchestra=orchestra, env=env), *built_in})
+        known_names = sorted({*self.names(orchestra=orchestra, env=env), *built_in})
         elsewhere = sorted({str(s) for s, _, n in self._entries if n == name and s is not None} - {orchestra})
         hint = (
             f" (it exists in the scope of orchestra {', '.join(elsewhere)})"
             if elsewhere
-            else did_you_mean(name, known)
+            else did_you_mean(name, known_names)
         )
         raise AgentSystemError(
             f"no {self.kind} named {name!r}{_scope(orchestra, env, 'for')}{hint}; "
-            f"known: {', '.join(known) or 'none'}. A module of your own must be imported first: "
+            f"known: {', '.join(known_names) or 'none'}. A module of your own must be imported first: "
             "agent.plugins=[your.module]"
         )
 

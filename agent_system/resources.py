@@ -38,14 +38,14 @@ class EpisodeResources:
         """Return what the episode holds under a name; make it the first time."""
         if name not in self._held:
             self._held[name] = make()
-        found: T = self._held[name]
-        return found
+        resource: T = self._held[name]
+        return resource
 
     async def close(self) -> None:
         """Release everything; abandon with a warning what does not end."""
-        held = list(self._held.values())
+        resources = list(self._held.values())
         self._held = {}
-        tasks = [asyncio.ensure_future(one.close()) for one in held]
+        tasks = [asyncio.ensure_future(one.close()) for one in resources]
         if tasks:
             _, late = await asyncio.wait(tasks, timeout=CLOSE_TIMEOUT_S)
             if late:

@@ -29,22 +29,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; exit with 1 and a one-line error if the team cannot be loaded, and with 1 if the
     last episode failed.
     """
-    given = _parsed(arguments)
+    options = _parsed(arguments)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     try:
-        if given.openai:
-            own = Address(given.host, given.port, given.api_key_env)
+        if options.openai:
+            address = Address(options.host, options.port, options.api_key_env)
             serve_openai(
-                given.checkpoint,
-                own,
-                greedy=given.greedy,
-                device=given.device,
-                engine=given.engine,
+                options.checkpoint,
+                address,
+                greedy=options.greedy,
+                device=options.device,
+                engine=options.engine,
                 say=_print,
             )
             answered = True
         else:
-            answered = _ask(given)
+            answered = _ask(options)
     except USER_ERRORS as error:
         fail(str(error), 1)
     except KeyboardInterrupt:
@@ -77,13 +77,13 @@ def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
         metavar="NAME",
         help="environment variable with the key that clients must send",
     )
-    given = parser.parse_args(arguments)
-    own = Address(given.host, given.port, given.api_key_env)
-    if given.openai and given.question is not None:
+    options = parser.parse_args(arguments)
+    address = Address(options.host, options.port, options.api_key_env)
+    if options.openai and options.question is not None:
         parser.error("--openai takes no question")
-    if not given.openai and (given.engine or own != Address()):
+    if not options.openai and (options.engine or address != Address()):
         parser.error("--engine, --host, --port and --api-key-env need --openai")
-    return given
+    return options
 
 
 def _print(text: str) -> None:
@@ -91,16 +91,16 @@ def _print(text: str) -> None:
     sys.stdout.flush()
 
 
-def _ask(given: argparse.Namespace) -> bool:
+def _ask(options: argparse.Namespace) -> bool:
     """Ask the questions; return whether the last one was answered."""
     console = Console()
     answered = True
     read_all = None if sys.stdin.isatty() else sys.stdin.read
     with (
-        conversation(given.checkpoint, greedy=given.greedy, device=given.device) as team,
+        conversation(options.checkpoint, greedy=options.greedy, device=options.device) as team,
         asyncio.Runner() as runner,
     ):
-        for question in questions(given.question, console, read_all):
+        for question in questions(options.question, console, read_all):
             record = runner.run(team.ask(question))
             show(record, console)
             answered = record.failure is None

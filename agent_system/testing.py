@@ -71,10 +71,10 @@ class ScriptedEngine:
                 self.tokenizer.decode(request.prompt_ids) if self._decode_prompt else "", request
             )
         else:
-            found = next(self._replies, None)
-            if found is None:
+            reply = next(self._replies, None)
+            if reply is None:
                 raise RolloutError(f"the script has no reply left for request {len(self.requests)}")
-            text = found
+            text = reply
         ids = self._encoded.get(text)
         if ids is None:
             ids = (*self.tokenizer.encode(text, add_special_tokens=False), self.tokenizer.eos_token_id)

@@ -26,9 +26,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--checkpoint", required=True, metavar="DIR", help="global_step_N, or the folder of a run"
     )
     parser.add_argument("--out", required=True, metavar="DIR", help="a new or empty folder")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     try:
-        folders = export(given.checkpoint, given.out)
+        folders = export(options.checkpoint, options.out)
     except (CheckpointError, ExportError, ModelPathError, OSError, PlacementError) as error:
         sys.exit(f"error: {' '.join(str(error).split())}")
     sys.stdout.write("".join(f"{folder}\n" for folder in folders))

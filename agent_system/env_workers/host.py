@@ -105,13 +105,13 @@ class EnvHost:
         died.
         """
         loop = asyncio.get_running_loop()
-        found = asyncio.Event()
+        over_limit = asyncio.Event()
         sizes: list[int] = []
         if self._memory_bytes:
             threading.Thread(
-                target=_watch, args=(self._memory_bytes, sizes, loop, found), daemon=True
+                target=_watch, args=(self._memory_bytes, sizes, loop, over_limit), daemon=True
             ).start()
-        await found.wait()
+        await over_limit.wait()
         return f"it used {sizes[0] / 2**30:.2f} GiB, more than {self._limit}"
 
 
@@ -122,16 +122,16 @@ def _called(request: WorkerRequest) -> str:
 
 def node_memory() -> int:
     """Return the memory of this machine, or of its container if that has less, in bytes."""
-    own = [path.read_text().strip() for path in CGROUP_LIMITS if path.is_file()]
+    container_limits = [path.read_text().strip() for path in CGROUP_LIMITS if path.is_file()]
     return min(
         [
             os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
-            *(int(limit) for limit in own if limit.isdigit()),
+            *(int(limit) for limit in container_limits if limit.isdigit()),
         ]
     )
 
 
-def _watch(limit: int, sizes: list[int], loop: asyncio.AbstractEventLoop, found: asyncio.Event) -> None:
+def _watch(limit: int, sizes: list[int], loop: asyncio.AbstractEventLoop, over_limit: asyncio.Event) -> None:
     """Wait in a thread until the resident memory is above `limit` bytes; report it, and end the process if it
     still lives later.
     """
@@ -139,7 +139,7 @@ def _watch(limit: int, sizes: list[int], loop: asyncio.AbstractEventLoop, found:
     while (size := int(Path("/proc/self/statm").read_text().split()[1]) * page) <= limit:
         time.sleep(MEMORY_CHECK_S)
     sizes.append(size)
-    loop.call_soon_threadsafe(found.set)
+    loop.call_soon_threadsafe(over_limit.set)
     time.sleep(LEAVE_S)
     os._exit(1)
 

@@ -171,11 +171,11 @@ class EnvWorkers:
 
     async def sandbox_failures(self) -> Sequence[float]:
         """Return `shared_failures` of every worker that has a sandbox."""
-        asked = [
+        requests = [
             worker.ask("a count", 0, "sandbox_failures") for worker in self._workers if worker.dead is None
         ]
-        found = await asyncio.gather(*asked, return_exceptions=True)
-        return [count for count in found if isinstance(count, float)]
+        replies = await asyncio.gather(*requests, return_exceptions=True)
+        return [count for count in replies if isinstance(count, float)]
 
     def close(self) -> None:
         """End all workers."""

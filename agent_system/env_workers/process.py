@@ -106,17 +106,17 @@ class ProcessWorker:
             self._process.wait(EXIT_S)
         self._process.kill()
         status = self._process.wait()
-        gone = WorkerGoneError(
+        error = WorkerGoneError(
             f"it died ({signal.Signals(-status).name if status < 0 else f'exit status {status}'})"
         )
         with self._lock:
-            self._gone = gone
+            self._gone = error
             pending = self._pending
             self._pending = {}
         self._frames.put(None)
         for future in pending.values():
             with suppress(InvalidStateError):
-                future.set_exception(gone)
+                future.set_exception(error)
         self._writer.join()  # or it would write to the descriptor's next owner
         self._connection.close()
         self._socket.close()

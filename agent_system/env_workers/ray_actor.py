@@ -87,11 +87,11 @@ def _future(answer: ray.ObjectRef) -> Future[bytes]:
     """Return a future of an answer; an error of Ray is a WorkerGoneError."""
     future: Future[bytes] = Future()
 
-    def finish(done: Future[bytes]) -> None:
+    def finish(actor_future: Future[bytes]) -> None:
         with suppress(InvalidStateError):  # cancelled
-            error = done.exception()
+            error = actor_future.exception()
             if error is None:
-                future.set_result(done.result())
+                future.set_result(actor_future.result())
             else:
                 future.set_exception(
                     WorkerGoneError(f"its Ray actor died ({' '.join(str(error).split())[:300]})")

@@ -157,11 +157,11 @@ def _check_tasks(config: RunConfig, datasets: Sequence[RLHFDataset]) -> None:
     env = EnvRegistry.get(config.env.env_name)
     if not env.overrides("check_task"):
         return
-    made = env(build_options(env.config_class, config.env.params, "env.params"))
+    environment = env(build_options(env.config_class, config.env.params, "env.params"))
     for dataset in datasets:
         for row in dataset.rows:
             try:
-                made.check_task(task_from_row(row))
+                environment.check_task(task_from_row(row))
             except AgentSystemError as error:
                 raise AgentSystemError(f"{dataset.place(row['index'])}: {error}") from error
 
@@ -195,15 +195,15 @@ def tell_of_templates(placement: Placement, tokenizers: Mapping[str, Any], kwarg
     # trials of templates, which a team behind APIs does not have
     from agent_system.rollout.template_check import template_facts
 
-    told: dict[str, None] = {}
+    messages: dict[str, None] = {}
     for group in placement.groups:
         facts = template_facts(tokenizers[group.wg_id], kwargs)
-        told |= {
+        messages |= {
             f"chat template of {group.model_path}: {f.name}: {f.text}": None
             for f in facts
             if not f.is_right or f.name == "time"
         }
-    for text in told:
+    for text in messages:
         logger.info(text)
 
 

@@ -203,13 +203,13 @@ def check_endpoints(config: RunConfig, plan: RunPlan) -> None:
 
 def _reward_terms(plan: RunPlan) -> dict[str, list[str]]:
     """Return the rewards in `algorithm.gdpo_reward_keys` of each agent that are no fields of a sample."""
-    found = {}
+    terms_by_agent = {}
     for agent in plan.trained:
         if ESTIMATORS.reads(agent.estimator, "gdpo_reward_keys"):
-            found[agent.agent_id] = [
+            terms_by_agent[agent.agent_id] = [
                 name for name in agent.algorithm.gdpo_reward_keys or () if name not in REWARD_FIELDS
             ]
-    return found
+    return terms_by_agent
 
 
 def orchestra_options(config: RunConfig) -> dict[str, Any]:
@@ -311,12 +311,12 @@ def build_collector(
     """Bind every agent to the client of its policy, or to its server, and build the team's collector;
     environments run in `workers`.
     """
-    found: dict[str, AgentBinding | RemoteBinding] = dict(remote_bindings(plan))
+    agent_bindings: dict[str, AgentBinding | RemoteBinding] = dict(remote_bindings(plan))
     structured = {group.wg_id for group in plan.groups if group.config.rollout.structured_outputs}
     for agent_id, row in policy_rows(config, plan).items():
         tokenizer = tokenizers[row.wg_id]
         stop = stop_token_ids(str(row.config.model.path), tokenizer, config.data.apply_chat_template_kwargs)
-        found[agent_id] = AgentBinding(
+        agent_bindings[agent_id] = AgentBinding(
             agent_id=agent_id,
             policy_id=row.policy_id,
             wg_id=row.wg_id,
@@ -331,7 +331,7 @@ def build_collector(
             structured=row.wg_id in structured,
             prompt_length_key=prompt_length_key(config, row.config.rollout),
         )
-    bindings = {agent_id: found[agent_id] for agent_id in config.agent.agent_ids}
+    bindings = {agent_id: agent_bindings[agent_id] for agent_id in config.agent.agent_ids}
     joint = config.critic.view == "joint" and bool(plan.critics)
     tree = replace(config.rollout.tree, k_per_agent=dict(plan.candidates))
     settings = CollectorSettings(

@@ -89,13 +89,13 @@ def serve_openai(
 async def _serve(
     team: LoadedTeam, address: Address, key: str, greedy: bool, say: Callable[[str], object]
 ) -> None:
-    async with listening(team, address, key, greedy) as (url, served):
+    async with listening(team, address, key, greedy) as (url, served_team):
         ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, _end, ended)
-        say(f"{url}/v1 answers for: {', '.join(served.agents)}")
-        await asyncio.wait([ended, served.gone], return_when=asyncio.FIRST_COMPLETED)
-        if served.gone.done():
-            served.gone.result()
+        say(f"{url}/v1 answers for: {', '.join(served_team.agents)}")
+        await asyncio.wait([ended, served_team.gone], return_when=asyncio.FIRST_COMPLETED)
+        if served_team.gone.done():
+            served_team.gone.result()
 
 
 @asynccontextmanager
@@ -114,14 +114,14 @@ async def listening(
     """
     spec = EpisodeSpec(Task("served", ""), "served", 0, 0, validate=True, greedy=greedy)
     async with team.collector.playing(1):  # keeps connections to servers between questions
-        served = ServedTeam(
+        served_team = ServedTeam(
             team.collector.runtimes,
             team.config.gateway,
             spec,
             limit_s=team.config.rollout.call_timeout_s,
             team=_team_model(team, greedy),
         )
-        server = TeamServer(served, address.host, address.port, key)
+        server = TeamServer(served_team, address.host, address.port, key)
         try:
             url = await server.start()
         except (OSError, OverflowError) as error:
@@ -129,7 +129,7 @@ async def listening(
                 f"--host {address.host} --port {address.port}: {error}; use 0 for a free port"
             ) from error
         try:
-            yield url, served
+            yield url, served_team
         finally:
             await server.stop()
 
@@ -149,8 +149,8 @@ def _team_model(team: LoadedTeam, greedy: bool) -> TeamModel | None:
     except AgentSystemError as error:
         logger.warning("only the agents are served, not the team: %s", error)
         return None
-    taken = slug(name) in map(slug, team.collector.runtimes)
-    return TeamModel(f"{name}-team" if taken else name, questions.ask)
+    is_agent_name = slug(name) in map(slug, team.collector.runtimes)
+    return TeamModel(f"{name}-team" if is_agent_name else name, questions.ask)
 
 
 def _is_loopback(host: str) -> bool:

@@ -62,12 +62,12 @@ def loaded_team(
     saved = SavedRun.open(checkpoint)
     config = for_serving(saved.config, device)
     plan = RunPlan.of(config, saved.placement)
-    served = serving_plan(plan, engines)
+    served_plan = serving_plan(plan, engines)
     resolved = resolve_device(device)
     resolve_defaults(config)
     check_team(config)
     check_untrained(config, plan)
-    check_vllm(served, resolved, partial(max_model_len, config, plan))
+    check_vllm(served_plan, resolved, partial(max_model_len, config, plan))
     tokenizers = {group.wg_id: load_group_tokenizer(group) for group in plan.groups}
     env = EnvRegistry.get(config.env.env_name)
     check(build_collector(config, plan, tokenizers, dict.fromkeys(tokenizers)).collector, env)
@@ -84,7 +84,7 @@ def loaded_team(
         serve_weights(saved, team)
         # a restarted one lacks trained weights
         clients = {wg_id: client.serving for wg_id, client in team.engines.clients.items()}
-        yield LoadedTeam(config, build_collector(config, served, tokenizers, clients).collector, env)
+        yield LoadedTeam(config, build_collector(config, served_plan, tokenizers, clients).collector, env)
 
 
 @contextmanager

@@ -130,9 +130,9 @@ def cli() -> None:
     """Run the command line: `main`, with Hydra's errors about keys and values reported in one line."""
     os.environ["HYDRA_FULL_ERROR"] = "1"
     log_to_terminal()
-    given = sys.argv[1:]
-    with report_config_errors(given):
-        command = prepare(given)
+    arguments = sys.argv[1:]
+    with report_config_errors(arguments):
+        command = prepare(arguments)
         if warning := command.warning():
             logger.warning(warning)
         sys.argv[1:] = command.overrides

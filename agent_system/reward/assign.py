@@ -45,12 +45,12 @@ def assign_rewards(
     """
     if tree_returns == "committed":
         return _with_continuations(records, settings, invalid_action_penalty)
-    played = [r for r in records if not r.failed and r.samples]
-    if not played:
+    finished_records = [r for r in records if not r.failed and r.samples]
+    if not finished_records:
         return list(records), {}
-    samples = [s for r in played for s in r.samples]
-    chains = _chains(played, samples, settings.team_scope)
-    positions = _positions(played)
+    samples = [s for r in finished_records for s in r.samples]
+    chains = _chains(finished_records, samples, settings.team_scope)
+    positions = _positions(finished_records)
     credited = propagate(chains, settings.propagation)
     mixed = mix(credited.team, credited.local, settings.alpha)
     coefficients = [(invalid_action_penalty or {}).get(s.agent_id, 0.0) for s in samples]
@@ -64,7 +64,9 @@ def assign_rewards(
     )
     reward = SHAPING_FUNCTIONS[settings.shaping](mixed, positions, settings) - invalid - too_long
     step = (
-        np.array([value for r in played for value in step_rewards(r, settings.alpha)], dtype=np.float64)
+        np.array(
+            [value for r in finished_records for value in step_rewards(r, settings.alpha)], dtype=np.float64
+        )
         - invalid
         - too_long
     )
@@ -78,8 +80,10 @@ def assign_rewards(
         strict=True,
     )
     rewarded = iter([_with_rewards(s, *terms) for s, terms in zip(samples, columns, strict=True)])
-    kept = {id(r): replace(r, samples=tuple(next(rewarded) for _ in r.samples)) for r in played}
-    return [kept.get(id(r), r) for r in records], credited.metrics
+    records_by_id = {
+        id(r): replace(r, samples=tuple(next(rewarded) for _ in r.samples)) for r in finished_records
+    }
+    return [records_by_id.get(id(r), r) for r in records], credited.metrics
 
 
 def _with_continuations(
@@ -115,25 +119,25 @@ def _with_rewards(
     )
 
 
-def _chains(played: Sequence[EpisodeRecord], samples: Sequence[Sample], scope: str) -> CallChains:
-    hop, hops = _hops(played)
-    team = np.array([value for r in played for value in team_rewards(r, scope)], dtype=np.float64)
+def _chains(records: Sequence[EpisodeRecord], samples: Sequence[Sample], scope: str) -> CallChains:
+    hop, hops = _hops(records)
+    team = np.array([value for r in records for value in team_rewards(r, scope)], dtype=np.float64)
     local = np.array([s.local_reward for s in samples], dtype=np.float64)
-    given = np.array([s.local_given for s in samples], dtype=bool)
+    has_local = np.array([s.local_given for s in samples], dtype=bool)
     final = np.array([s.final_call is None for s in samples], dtype=bool)
-    episode = np.repeat(np.arange(len(played)), [len(r.samples) for r in played])
-    return CallChains(episode, hop, hops, final, team, local, given, [s.agent_id for s in samples])
+    episode = np.repeat(np.arange(len(records)), [len(r.samples) for r in records])
+    return CallChains(episode, hop, hops, final, team, local, has_local, [s.agent_id for s in samples])
 
 
-def _positions(played: Sequence[EpisodeRecord]) -> CallPositions:
-    hop, hops = _hops(played)
-    turn = np.array([s.turn for r in played for s in r.samples])
+def _positions(records: Sequence[EpisodeRecord]) -> CallPositions:
+    hop, hops = _hops(records)
+    turn = np.array([s.turn for r in records for s in r.samples])
     return CallPositions(
-        turn, np.repeat([r.turns for r in played], [len(r.samples) for r in played]), hop, hops
+        turn, np.repeat([r.turns for r in records], [len(r.samples) for r in records]), hop, hops
     )
 
 
-def _hops(played: Sequence[EpisodeRecord]) -> tuple[np.ndarray, np.ndarray]:
+def _hops(records: Sequence[EpisodeRecord]) -> tuple[np.ndarray, np.ndarray]:
     """Return for each sample the number of its call, from 1, and the calls of its episode.
 
     The candidates of a call share its number, and so do its generations: rounds of a `ToolAgent`, a summary
@@ -141,7 +145,7 @@ def _hops(played: Sequence[EpisodeRecord]) -> tuple[np.ndarray, np.ndarray]:
     """
     hops = list[int]()
     totals = list[int]()
-    for record in played:
+    for record in records:
         numbers: dict[tuple[int, int], int] = {}
         for s in record.samples:
             hops.append(numbers.setdefault(s.whole_call, len(numbers) + 1))

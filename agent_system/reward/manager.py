@@ -70,14 +70,14 @@ class RewardManager(ABC):
         )
 
 
-def number(found: Any, where: str) -> Any:
+def number(reward: Any, where: str) -> Any:
     """Return what a function gave as a reward. Raise AgentSystemError for None, which a function without
     `return` gives too.
 
     Whether it is a finite number is checked where it is used.
     """
-    if found is None:
+    if reward is None:
         raise AgentSystemError(
             f"{where} gave None as a reward; return a number, or Reward() to keep the environment's"
         )
-    return found
+    return reward

@@ -126,8 +126,8 @@ class ReplyScorer:
         """
         assert record.task is not None, "the collector sets the task"
         scored = [i for i, s in enumerate(record.samples) if self.takes(s.agent_id) and s.final_call is None]
-        asked = [self._of_sample(record.samples[i], record.task) for i in scored]
-        scores = dict(zip(scored, await _all(asked), strict=True))
+        score_coroutines = [self._of_sample(record.samples[i], record.task) for i in scored]
+        scores = dict(zip(scored, await _all(score_coroutines), strict=True))
         last = {(record.samples[i].turn, record.samples[i].call): score for i, score in scores.items()}
         rounds = {i: (s.turn, s.final_call) for i, s in enumerate(record.samples) if s.final_call is not None}
         return scores | {i: last[place] for i, place in rounds.items() if place in last}
@@ -146,10 +146,14 @@ class ReplyScorer:
 
         The reward of a function (`by_function`), which has replaced the environment's itself, is added to.
         """
-        own = self.settings.weight * score
+        weighted_score = self.settings.weight * score
         if not self.settings.weight:
             return reward
-        return own if self.settings.combine == "replace" and not by_function else reward + own
+        return (
+            weighted_score
+            if self.settings.combine == "replace" and not by_function
+            else reward + weighted_score
+        )
 
     def with_local_scores(
         self, record: EpisodeRecord, scores: Mapping[int, float], by_function: Collection[int]
@@ -198,12 +202,12 @@ class ReplyScorer:
 
     def take_counts(self) -> dict[str, float]:
         """Return counts since the last call: `requests`, `cache_hits`, and those of the model."""
-        taken = {
+        counts = {
             f"{MODEL_COUNTS}{name}": float(self._counts[name])
             for name in {"requests", "cache_hits", *self._counts}
         }
         self._counts.clear()  # scores in progress go on counting
-        return taken
+        return counts
 
     async def close(self) -> None:
         """End the scores that no episode waits for any more, and close connections."""
@@ -213,9 +217,11 @@ class ReplyScorer:
         await self._model.close()
 
     async def _of_sample(self, sample: Sample, task: Task) -> float:
-        known = sample.reward_terms.get(TERM)  # a committed candidate of a tree
+        recorded_score = sample.reward_terms.get(TERM)  # a committed candidate of a tree
         last = sample.generations[-1]
-        return await self.of_reply(last.messages, last.text, task) if known is None else known
+        return (
+            await self.of_reply(last.messages, last.text, task) if recorded_score is None else recorded_score
+        )
 
     async def _score(self, conversation: ScoredConversation) -> float:
         digest = conversation.digest
@@ -229,7 +235,7 @@ class ReplyScorer:
             task = self._running[digest] = asyncio.create_task(
                 self._asked(conversation), name=f"score {digest}"
             )
-            task.add_done_callback(lambda done: self._finished(digest, done))
+            task.add_done_callback(lambda finished_task: self._finished(digest, finished_task))
         else:
             self._counts["cache_hits"] += 1
         with self._stopped():
@@ -239,18 +245,18 @@ class ReplyScorer:
         kind = self.settings.kind
         limit = self._limit_s
         began = time.monotonic()
-        asked = asyncio.ensure_future(self._model.score(conversation, self._counts, self._priority))
+        score_task = asyncio.ensure_future(self._model.score(conversation, self._counts, self._priority))
         try:
-            while not asked.done():
+            while not score_task.done():
                 left = (
                     math.inf if kind != "api" else limit + max(began, self._scored_at[0]) - time.monotonic()
                 )
                 if left <= 0:
                     raise TimeoutError(f"no score within rollout.call_timeout_s={limit:g} s from the {kind}")
-                await asyncio.wait([asked], timeout=None if left == math.inf else left)
-            score = finite(asked.result(), "a score", f"reward.model.kind={kind}")
+                await asyncio.wait([score_task], timeout=None if left == math.inf else left)
+            score = finite(score_task.result(), "a score", f"reward.model.kind={kind}")
         finally:
-            asked.cancel()
+            score_task.cancel()
         self._scored_at[0] = time.monotonic()
         return score
 
@@ -287,8 +293,8 @@ def _readable(message: Message) -> Message:
 
 async def _all(scores: Sequence[object]) -> list[float]:
     """Await all scores; raise the error of the first, in their order, that has one."""
-    found = await asyncio.gather(*scores, return_exceptions=True)  # type: ignore[call-overload]
-    for result in found:
+    results = await asyncio.gather(*scores, return_exceptions=True)  # type: ignore[call-overload]
+    for result in results:
         if isinstance(result, BaseException):
             raise result
-    return list(found)
+    return list(results)

@@ -109,10 +109,10 @@ def scaled(chains: CallChains, local_range: Sequence[float]) -> np.ndarray:
 
 def _threshold(chains: CallChains, local: np.ndarray, settings: PropagationConfig) -> PropagationResult:
     theta = settings.theta
-    given = chains.given & chains.final
-    if settings.theta_quantile is not None and given.any():
-        theta = float(np.quantile(local[given], settings.theta_quantile))
-    bad = given & (local < theta)
+    has_local = chains.given & chains.final
+    if settings.theta_quantile is not None and has_local.any():
+        theta = float(np.quantile(local[has_local], settings.theta_quantile))
+    bad = has_local & (local < theta)
     links = chains.final & (chains.hop > 1)
     pass_rate = 1.0 - float(np.mean(bad[links])) if links.any() else 1.0
     fallback = pass_rate < settings.min_pass_rate

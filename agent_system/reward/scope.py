@@ -38,11 +38,11 @@ def team_rewards(record: EpisodeRecord, scope: str) -> list[float]:
         return [acts[s.turn - 1] + record.turn_rewards[s.turn - 1] for s in record.samples]
     # by turn, in the order of first generations
     last = dict(list(dict.fromkeys(s.whole_call for s in record.samples)))
-    own = {
+    call_rewards = {
         (s.turn, s.call): _call_reward(s, record.turn_rewards[s.turn - 1], last[s.turn] == s.call)
         for s in record.samples
     }
-    return [own[s.whole_call] for s in record.samples]
+    return [call_rewards[s.whole_call] for s in record.samples]
 
 
 def _call_reward(sample: Sample, step: float, ended_turn: bool) -> float:
@@ -66,7 +66,7 @@ def step_rewards(record: EpisodeRecord, alpha: float) -> list[float]:
         return [alpha * (s.fork_reward or 0.0) + s.local_reward for s in record.samples]
     samples = record.samples
     arrived = [0.0] * len(samples)
-    made = sorted(
+    call_order = sorted(
         range(len(samples)), key=lambda i: (samples[i].turn, samples[i].prior_replies, samples[i].call)
     )
     acts = [(s.turn, s.order, s.act_reward, i) for i, s in enumerate(samples) if s.act_reward]
@@ -74,18 +74,18 @@ def step_rewards(record: EpisodeRecord, alpha: float) -> list[float]:
         (turn, math.inf, reward, None) for turn, reward in enumerate(record.turn_rewards, start=1) if reward
     ]
     latest: dict[str, int] = {}
-    asked = 0
+    next_call = 0
     for turn, moment, amount, call in sorted([*acts, *steps], key=lambda event: event[:2]):
-        while asked < len(made) and (samples[made[asked]].turn, samples[made[asked]].prior_replies) <= (
-            turn,
-            moment,
-        ):
-            latest[samples[made[asked]].agent_id] = made[asked]
-            asked += 1
+        while next_call < len(call_order) and (
+            samples[call_order[next_call]].turn,
+            samples[call_order[next_call]].prior_replies,
+        ) <= (turn, moment):
+            latest[samples[call_order[next_call]].agent_id] = call_order[next_call]
+            next_call += 1
         # also if its agent has two concurrent calls
-        own = {} if call is None else {samples[call].agent_id: call}
-        for index in (latest | own).values():
+        acting_call = {} if call is None else {samples[call].agent_id: call}
+        for index in (latest | acting_call).values():
             arrived[index] += amount
     # the last generation of a call has it
     local = [s.local_reward if s.final_call is None else 0.0 for s in samples]
-    return [alpha * team + own for team, own in zip(arrived, local, strict=True)]
+    return [alpha * team + local_reward for team, local_reward in zip(arrived, local, strict=True)]

@@ -100,8 +100,8 @@ class EpisodeScorer:
             or (record.branched and self._tree_returns == "step")
         ):
             return record
-        played = await self._rewarded(record.as_played(), model)
-        return _with_committed(record, played) if record.branched else played
+        rewarded_record = await self._rewarded(record.as_played(), model)
+        return _with_committed(record, rewarded_record) if record.branched else rewarded_record
 
     async def _rewarded(self, record: EpisodeRecord, model: ReplyScorer | None) -> EpisodeRecord:
         if model is None:
@@ -139,11 +139,14 @@ class EpisodeScorer:
                 f"no reward within reward.timeout_s={self._limit:g} s, waiting for {waiting_for}"
             ) from error
         record = _with_episode(record, reward)
-        given = _of_generations(record.samples, reward, calls, self._prefix)
+        generation_rewards = _of_generations(record.samples, reward, calls, self._prefix)
         rewarded = tuple(
-            _with_local(s, own, self._prefix) for s, own in zip(record.samples, given, strict=True)
+            _with_local(s, rewards, self._prefix)
+            for s, rewards in zip(record.samples, generation_rewards, strict=True)
         )
-        by_function = {i for i, own in enumerate(given) if any(r.value is not None for r in own)}
+        by_function = {
+            i for i, rewards in enumerate(generation_rewards) if any(r.value is not None for r in rewards)
+        }
         return replace(record, samples=rewarded), Rewarded(reward.value is not None, by_function)
 
     async def _run(self, function: Callable[..., Any], *args: Any) -> Any:
@@ -151,8 +154,8 @@ class EpisodeScorer:
         try:
             if inspect.iscoroutinefunction(function):
                 return await watched(function(*args))
-            found = await asyncio.wrap_future(self._threads.submit(run_plain, function, *args))
-            return await watched(found) if inspect.isawaitable(found) else found
+            result = await asyncio.wrap_future(self._threads.submit(run_plain, function, *args))
+            return await watched(result) if inspect.isawaitable(result) else result
         except SystemExit as error:
             raise AgentSystemError(f"{_name(function)} called sys.exit({error.code!r})") from error
 
@@ -161,14 +164,14 @@ def _name(function: Callable[..., Any]) -> str:
     return str(getattr(function, "__qualname__", type(function).__name__))
 
 
-def _of_call(found: Any, where: str) -> Reward:
+def _of_call(result: Any, where: str) -> Reward:
     """Return the result of an agent's function for one call: a mapping holds terms, whose sum is the
     reward.
     """
-    if isinstance(found, Mapping):
-        terms = _terms(found, where)
+    if isinstance(result, Mapping):
+        terms = _terms(result, where)
         return Reward(sum(terms.values()), terms)
-    reward = found if isinstance(found, Reward) else Reward(number(found, where))
+    reward = result if isinstance(result, Reward) else Reward(number(result, where))
     if reward.local:
         raise AgentSystemError(
             f"{where} gave Reward.local, but it is called for one call, whose reward is Reward.value"
@@ -214,12 +217,12 @@ def _of_generations(
         for i in _calls_of(samples, place):
             paid[i].append(Reward(number(value, f"the reward manager, for {place!r},")))
     last = {(s.turn, s.call): i for i, s in enumerate(samples) if s.final_call is None}
-    given = []
+    generation_rewards = []
     sums = dict[tuple[int, bool], Sample]()
     for i, sample in enumerate(samples):
         final = i if sample.final_call is None else last.get(sample.whole_call, i)
         if final == i:
-            given.append([*calls[i], *paid[i]])
+            generation_rewards.append([*calls[i], *paid[i]])
             continue
         which = final, bool(paid[i])
         if which not in sums:
@@ -227,20 +230,22 @@ def _of_generations(
             sums[which] = _with_local(
                 last_one, calls[final] if paid[i] else [*calls[final], *paid[final]], prefix
             )
-        given.append([*([Reward(sums[which].local_reward)] if sums[which].local_given else []), *paid[i]])
-    return given
+        generation_rewards.append(
+            [*([Reward(sums[which].local_reward)] if sums[which].local_given else []), *paid[i]]
+        )
+    return generation_rewards
 
 
 def _calls_of(samples: Sequence[Sample], place: int | str) -> Iterable[int]:
     """Return the indices of the calls that a key of `Reward.local` names."""
     if isinstance(place, str):
-        found = [i for i, s in enumerate(samples) if s.agent_id == place and s.final_call is None]
-        if not found:
+        call_indices = [i for i, s in enumerate(samples) if s.agent_id == place and s.final_call is None]
+        if not call_indices:
             raise AgentSystemError(
                 f"a local reward names {place!r}, which made no call; agents: "
                 f"{sorted({s.agent_id for s in samples})}"
             )
-        return found
+        return call_indices
     if isinstance(place, bool) or not isinstance(place, int) or not 0 <= place < len(samples):
         raise AgentSystemError(
             f"a local reward names call {place!r}, but the episode had {len(samples)} calls (numbered from 0)"
@@ -254,41 +259,42 @@ def _with_local(sample: Sample, rewards: Sequence[Reward], prefix: Prefix | None
     for reward in rewards:
         for name, value in _terms(reward.terms, where).items():
             terms[name] = terms.get(name, 0.0) + value
-    given: list[float] = []
+    local_rewards: list[float] = []
     by_token: list[list[float]] = []
     for value in [r.value for r in rewards if r.value is not None]:
         if not isinstance(value, (list, tuple, np.ndarray)):
-            given.append(finite(value, "a local reward", where))
+            local_rewards.append(finite(value, "a local reward", where))
         elif prefix is None:
             raise AgentSystemError(
                 f"{where} is a list; rewards of tokens or spans need reward.granularity=token"
             )
         else:
             by_token.append(token_rewards(list(value), sample, prefix, where))
-            given.append(math.fsum(by_token[-1]))
-    if given:
-        sample = replace(sample, local_reward=sum(given), local_given=True)
+            local_rewards.append(math.fsum(by_token[-1]))
+    if local_rewards:
+        sample = replace(sample, local_reward=sum(local_rewards), local_given=True)
     if by_token and sample.generation.token_ids:
         sample = replace(sample, token_rewards=tuple(map(sum, zip(*by_token, strict=True))))
     return replace(sample, reward_terms={**sample.reward_terms, **terms}) if terms else sample
 
 
-def _with_committed(tree: EpisodeRecord, played: EpisodeRecord) -> EpisodeRecord:
+def _with_committed(tree: EpisodeRecord, committed_episode: EpisodeRecord) -> EpisodeRecord:
     """Return a tree with the rewards of its committed replies as an episode; the rewards on their own forks
     stay.
     """
-    committed = {id(s): p for s, p in zip(tree.committed, played.samples, strict=True)}
+    committed = {id(s): p for s, p in zip(tree.committed, committed_episode.samples, strict=True)}
     return replace(
-        played, samples=tuple(_with_played(s, committed[id(s)]) if s.committed else s for s in tree.samples)
+        committed_episode,
+        samples=tuple(_with_played(s, committed[id(s)]) if s.committed else s for s in tree.samples),
     )
 
 
-def _with_played(sample: Sample, played: Sample) -> Sample:
+def _with_played(sample: Sample, committed_sample: Sample) -> Sample:
     return replace(
         sample,
-        episode_local=played.local_reward,
-        local_given=played.local_given,
-        act_reward=played.act_reward,
-        reward_terms=played.reward_terms,
-        token_rewards=played.token_rewards,
+        episode_local=committed_sample.local_reward,
+        local_given=committed_sample.local_given,
+        act_reward=committed_sample.act_reward,
+        reward_terms=committed_sample.reward_terms,
+        token_rewards=committed_sample.token_rewards,
     )

@@ -14,15 +14,15 @@ from agent_system.record import Sample, finite
 Prefix = Callable[[Sample, int], str]
 
 
-def token_rewards(found: Sequence[Any], sample: Sample, prefix: Prefix, where: str) -> list[float]:
+def token_rewards(reward_items: Sequence[Any], sample: Sample, prefix: Prefix, where: str) -> list[float]:
     """Return one reward per token of the reply, `[response_len]`.
 
     Args:
-        found: one number per token, or triples (start, end, reward) of characters in `Sample.text`. A span's
-            reward is placed on the token that completes its text, the last token whose text is in it; spans
-            may overlap, and rewards of one token add up. No span at all, as for a reply without text, is a
-            reward of 0. Tokens that were not sampled have none: a span that ends in a tool message is placed
-            on the last token before it.
+        reward_items: one number per token, or triples (start, end, reward) of characters in `Sample.text`. A
+            span's reward is placed on the token that completes its text, the last token whose text is in it;
+            spans may overlap, and rewards of one token add up. No span at all, as for a reply without text,
+            is a reward of 0. Tokens that were not sampled have none: a span that ends in a tool message is
+            placed on the last token before it.
         sample: the reply. One without token ids, from behind an API, has a single place for the sum.
         prefix: decodes the beginning of a reply.
         where: origin of the rewards, for messages.
@@ -32,19 +32,19 @@ def token_rewards(found: Sequence[Any], sample: Sample, prefix: Prefix, where: s
             text, or a reward that is not a finite number.
     """
     count = len(sample.generation.token_ids)
-    if len(found) and not any(isinstance(item, (tuple, list)) for item in found):
-        if len(found) != count:
+    if len(reward_items) and not any(isinstance(item, (tuple, list)) for item in reward_items):
+        if len(reward_items) != count:
             raise AgentSystemError(
-                f"{where} has {len(found)} token rewards, but the reply has {count} tokens"
+                f"{where} has {len(reward_items)} token rewards, but the reply has {count} tokens"
             )
-        values = [finite(value, "a token reward", where) for value in found]
+        values = [finite(value, "a token reward", where) for value in reward_items]
         if any(value for value, sampled in zip(values, sample.response_mask, strict=False) if not sampled):
             raise AgentSystemError(
                 f"{where} has a reward on a token that was not sampled, where Sample.response_mask is 0"
             )
         return values
     rewards = [0.0] * max(count, 1)
-    for item in found:
+    for item in reward_items:
         start, end, value = _span(item, len(sample.text), where)
         text = sample.text[:end]
         last = (

@@ -64,8 +64,8 @@ def build_batch(
         "rollout_log_probs": log_probs,
     }
     if token_rewards:
-        given = (s.token_rewards or (0.0,) * len(s.generation.token_ids) for s in samples)
-        tensors["token_rewards"], _ = _pack(given, np.float64, np.zeros_like(pad), left=False)
+        token_reward_rows = (s.token_rewards or (0.0,) * len(s.generation.token_ids) for s in samples)
+        tensors["token_rewards"], _ = _pack(token_reward_rows, np.float64, np.zeros_like(pad), left=False)
     if critic_prompts is not None:
         tensors["critic_prompts"], critic_mask = _pack(critic_prompts, np.int64, pad, left=True)
         tensors["critic_prompt_mask"] = critic_mask.astype(np.int64)
@@ -77,9 +77,9 @@ def build_batch(
         [0.0 if s.final_call is None else r for s, r in zip(samples, shaped, strict=True)]
     )
     spans = [[g.generation.version - g.generation.oldest_version for g in s.generations] for s in samples]
-    columns["replies"] = np.array([len(own) for own in spans])
-    columns["partial_replies"] = np.array([sum(map(bool, own)) for own in spans])
-    columns["partial_span"] = np.array([max(own) for own in spans])
+    columns["replies"] = np.array([len(version_spans) for version_spans in spans])
+    columns["partial_replies"] = np.array([sum(map(bool, version_spans)) for version_spans in spans])
+    columns["partial_span"] = np.array([max(version_spans) for version_spans in spans])
     if greedy_baselines:
         by_episode = {e.traj_uid: _baselines(e) for e in episodes}
         columns["reward_baselines"] = _objects([by_episode[e.traj_uid][s.turn, s.call] for e, s in rows])
@@ -124,10 +124,10 @@ def _columns(rows: Sequence[tuple[EpisodeRecord, Any]]) -> dict[str, np.ndarray]
 
 
 def _term(
-    rows: Sequence[tuple[EpisodeRecord, Any]], name: str, wanted: Mapping[str, Collection[str]]
+    rows: Sequence[tuple[EpisodeRecord, Any]], name: str, agent_terms: Mapping[str, Collection[str]]
 ) -> np.ndarray:
-    found = [e.term(s, name) if name in wanted.get(s.agent_id, ()) else None for e, s in rows]
-    return np.array([math.nan if value is None else value for value in found], dtype=np.float64)
+    term_values = [e.term(s, name) if name in agent_terms.get(s.agent_id, ()) else None for e, s in rows]
+    return np.array([math.nan if value is None else value for value in term_values], dtype=np.float64)
 
 
 def _baselines(episode: EpisodeRecord) -> dict[tuple[int, int], float]:

@@ -210,10 +210,10 @@ class Call:
         """
         binding = self.runtime.binding
         request_id = f"{self.spec.traj_uid}/{self.turn}.{self.number}"
-        served = isinstance(binding, RemoteBinding)
+        is_remote = isinstance(binding, RemoteBinding)
         try:
-            with nullcontext() if served else clock.stopped():
-                async with asyncio.timeout(clock.call_s if served else None) as timeout:
+            with nullcontext() if is_remote else clock.stopped():
+                async with asyncio.timeout(clock.call_s if is_remote else None) as timeout:
                     priority = priority_of(self.spec.validate)
                     replies = await binding.replies(
                         self.prompt, self.sampling, n, self.seed, request_id, priority

@@ -84,10 +84,14 @@ class ChatTemplate:
     ) -> str:
         """Return the text of messages as they are. Raise whatever the template raises."""
         options = {**template_clock(), **self.kwargs}
-        shown = [dict(message) for message in messages]
+        message_dicts = [dict(message) for message in messages]
         return str(
             self.tokenizer.apply_chat_template(
-                shown, tools=list(tools) or None, tokenize=False, add_generation_prompt=prompt, **options
+                message_dicts,
+                tools=list(tools) or None,
+                tokenize=False,
+                add_generation_prompt=prompt,
+                **options,
             )
         )
 
@@ -107,43 +111,46 @@ class ChatTemplate:
 
     def prepared(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Return messages in the form that this template shows."""
-        shown = [
+        template_messages = [
             self._assistant(message) if message["role"] == "assistant" else dict(message)
             for message in messages
         ]
-        if shown and shown[0]["role"] == "system" and not self.shows_system:
-            system, *shown = shown
-            first = next((m for m in shown if m["role"] == "user"), None)
+        if template_messages and template_messages[0]["role"] == "system" and not self.shows_system:
+            system, *template_messages = template_messages
+            first = next((m for m in template_messages if m["role"] == "user"), None)
             if first is None:
-                shown.insert(0, {"role": "user", "content": system["content"]})
+                template_messages.insert(0, {"role": "user", "content": system["content"]})
             else:
                 first["content"] = f"{system['content']}\n\n{first['content']}"
         if self.wants_parts:
-            return [in_parts(m) for m in shown]
-        return shown
+            return [in_parts(m) for m in template_messages]
+        return template_messages
 
     @cached_property
     def problem(self) -> str:
         """Why no prompt can be made with the template, in a line; empty if it shows a question."""
         messages = self._plain([{"role": "user", "content": _QUESTION}])
-        shown: list[str | Exception] = []
+        results: list[str | Exception] = []
 
         def show() -> None:
             try:
-                shown.append(self.raw(messages))
+                results.append(self.raw(messages))
             except Exception as error:  # a template may raise anything
-                shown.append(error)
+                results.append(error)
 
         # A template may also never end, which only the end of the process ends.
         thread = threading.Thread(target=show, name="chat template", daemon=True)
         thread.start()
         thread.join(RENDER_S)
-        if not shown:
+        if not results:
             return f"did not show a question within {RENDER_S} s"
-        (seen,) = shown
-        if isinstance(seen, Exception):
-            return f"cannot show a question: {type(seen).__name__}: {str(seen).strip().partition(chr(10))[0][:200]}"
-        return "" if _QUESTION in seen else "does not show the text of a message of the user"
+        (result,) = results
+        if isinstance(result, Exception):
+            return (
+                f"cannot show a question: {type(result).__name__}: "
+                f"{str(result).strip().partition(chr(10))[0][:200]}"
+            )
+        return "" if _QUESTION in result else "does not show the text of a message of the user"
 
     @property
     def hides_texts(self) -> bool:
@@ -174,7 +181,7 @@ class ChatTemplate:
             or ""
         )
         alone = self._try_plain([{"role": "user", "content": _QUESTION}], TOOLS) or ""
-        return all(call.name in shown for call in (FIRST, SECOND) for shown in (text, alone))
+        return all(call.name in prompt_text for call in (FIRST, SECOND) for prompt_text in (text, alone))
 
     @cached_property
     def calls(self) -> CallForm | None:
@@ -251,11 +258,11 @@ class ChatTemplate:
         """
         ids: list[str] = []
         for place, (name, sampled) in enumerate(calls, earlier):
-            taken = {*ids, *(own for _, own in calls)}
+            used_ids = {*ids, *(sampled_id for _, sampled_id in calls)}
             candidates = (self.call_id(name, number) for number in count(place))
             refused = self.calls is not None and self._refuses_ids and not self._shows_id(sampled)
             is_kept = sampled and sampled not in ids and not refused
-            ids.append(sampled if is_kept else next(one for one in candidates if one not in taken))
+            ids.append(sampled if is_kept else next(one for one in candidates if one not in used_ids))
         return ids
 
     @cached_property
@@ -288,8 +295,8 @@ class ChatTemplate:
             text: the reply.
             visible: its text without thinking and calls.
         """
-        said = with_visible(text, visible)
-        return said if visible else said.removesuffix(self._gap_after_tags)
+        content = with_visible(text, visible)
+        return content if visible else content.removesuffix(self._gap_after_tags)
 
     @cached_property
     def _gap_after_tags(self) -> str:
@@ -299,8 +306,8 @@ class ChatTemplate:
         if self.calls is None or self.marks.field != "content":
             return ""
         head = f"<think>\n{_THOUGHT}\n</think>\n\n"
-        said = {"role": "assistant", "content": head, "tool_calls": [FIRST.message(self.calls.as_text)]}
-        _, tags, text = (self._reply([said], TOOLS) or "").partition(head)
+        message = {"role": "assistant", "content": head, "tool_calls": [FIRST.message(self.calls.as_text)]}
+        _, tags, text = (self._reply([message], TOOLS) or "").partition(head)
         spans = list(self.calls.syntax.spans(text, OFFERED)) if tags else []
         gap = text[: spans[0].begin] if spans else ""
         return gap if not gap.strip() else ""
@@ -327,8 +334,8 @@ class ChatTemplate:
     def _failure(self) -> str:
         """Why a call cannot be shown; empty where the template raises nothing."""
         try:
-            said = {"role": "assistant", "content": "", "tool_calls": [FIRST.message(False)]}
-            self.raw([{"role": "user", "content": _QUESTION}, said], TOOLS, prompt=False)
+            message = {"role": "assistant", "content": "", "tool_calls": [FIRST.message(False)]}
+            self.raw([{"role": "user", "content": _QUESTION}, message], TOOLS, prompt=False)
         except Exception as error:  # a template may raise anything
             return f" ({type(error).__name__}: {error})"
         return ""
@@ -355,8 +362,10 @@ class ChatTemplate:
                 (tags.group(0), f"</{tags.group(1)}>") if tags and is_pair else ("<think>", "</think>")
             )
             # Some templates put an empty block before every answer, also before one with thinking in tags.
-            said = self._reply([{"role": "assistant", "content": f"{begin}{_THOUGHT}{end}{_ANSWER}"}]) or ""
-            is_added = f"{begin}{end}" in "".join(said.split()) and _THOUGHT in said
+            reply_text = (
+                self._reply([{"role": "assistant", "content": f"{begin}{_THOUGHT}{end}{_ANSWER}"}]) or ""
+            )
+            is_added = f"{begin}{end}" in "".join(reply_text.split()) and _THOUGHT in reply_text
             fields = [
                 field
                 for field in _THINKING_FIELDS
@@ -388,10 +397,10 @@ class ChatTemplate:
         ]
         if self.calls is not None:
             call = FIRST.message(self.calls.as_text)
-            said = {"role": "assistant", "content": self.calls.empty, "tool_calls": [call]}
+            call_message = {"role": "assistant", "content": self.calls.empty, "tool_calls": [call]}
             result = {"role": "tool", "content": _RESULT, "name": FIRST.name, "tool_call_id": FIRST.id}
             texts.append(
-                (self._reply([said, result], TOOLS) or "")
+                (self._reply([call_message, result], TOOLS) or "")
                 .partition(FIRST.name)[2]
                 .rpartition(str(FIRST.arguments["zq_c"]))[2]
             )
@@ -452,9 +461,11 @@ class ChatTemplate:
         """The blanks or words that the template puts between the end of a prompt and an answer, which a reply
         therefore begins with.
         """
-        shown = self._reply([{"role": "assistant", "content": _ANSWER}]) or ""
+        reply_text = self._reply([{"role": "assistant", "content": _ANSWER}]) or ""
         before = (
-            shown.removeprefix(self.opening).partition(_ANSWER)[0] if shown.startswith(self.opening) else ""
+            reply_text.removeprefix(self.opening).partition(_ANSWER)[0]
+            if reply_text.startswith(self.opening)
+            else ""
         )
         return "" if self._has_mark(before) else before
 
@@ -465,15 +476,15 @@ class ChatTemplate:
         """
         if self.calls is None:
             return self._before
-        said = {**FIRST.message(self.calls.as_text), "id": self.call_id(FIRST.name, 0)}
-        asked: list[dict[str, Any]] = [
+        call = {**FIRST.message(self.calls.as_text), "id": self.call_id(FIRST.name, 0)}
+        conversation: list[dict[str, Any]] = [
             {"role": "user", "content": _QUESTION},
-            {"role": "assistant", "content": self.calls.empty, "tool_calls": [said]},
-            {"role": "tool", "content": _RESULT, "name": FIRST.name, "tool_call_id": said["id"]},
+            {"role": "assistant", "content": self.calls.empty, "tool_calls": [call]},
+            {"role": "tool", "content": _RESULT, "name": FIRST.name, "tool_call_id": call["id"]},
         ]
-        prompt = self._try_plain(asked, TOOLS)
+        prompt = self._try_plain(conversation, TOOLS)
         whole = self._try(
-            self._plain([*asked, {"role": "assistant", "content": _ANSWER}]), TOOLS, prompt=False
+            self._plain([*conversation, {"role": "assistant", "content": _ANSWER}]), TOOLS, prompt=False
         )
         if not prompt or whole is None or not whole.startswith(prompt):
             return self._before
@@ -527,12 +538,12 @@ class ChatTemplate:
         inner = f"{self.marks.begin} {self.marks.end} {self._call_marks}"
         named = [getattr(self.tokenizer, f"{name}_token", None) for name in ("bos", "eos", "pad", "unk")]
         ends = {*self.structure, *named}
-        kept = [
+        reply_tokens = [
             t
             for t in special_tokens(self.tokenizer)
             if t in inner or (_TAG_NAME.fullmatch(t) and t not in ends)
         ]
-        return frozenset(self.tokenizer.convert_tokens_to_ids(kept))
+        return frozenset(self.tokenizer.convert_tokens_to_ids(reply_tokens))
 
     def _read(self, raw: str, opened: bool) -> str:
         """Return the text of a reply whose special tokens are in it; with `opened` it begins inside its
@@ -547,22 +558,22 @@ class ChatTemplate:
             text = self._thoughts.sub(
                 lambda match: f"<think>{match['thought']}{'</think>' if match['end'] else ''}", text
             )
-        kept: list[str] = []
+        parts: list[str] = []
         place = 0
         for syntax in self.syntaxes:
             if spans := list(syntax.spans(text, _ANY_TOOL)) if syntax.trigger else []:
                 for span in spans:
-                    kept += [self._answer(text[place : span.begin]), text[span.begin : span.end]]
+                    parts += [self._answer(text[place : span.begin]), text[span.begin : span.end]]
                     place = span.end
                 return "".join(
                     [
-                        *kept,
+                        *parts,
                         self._answer(
                             text[place:].replace(syntax.after, "") if syntax.after else text[place:]
                         ),
                     ]
                 )
-        return "".join([*kept, self._answer(text[place:])])
+        return "".join([*parts, self._answer(text[place:])])
 
     @cached_property
     def _thoughts(self) -> re.Pattern[str]:
@@ -592,22 +603,22 @@ class ChatTemplate:
 
     def _assistant(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """Return a message of the assistant with its thinking and its calls as this template takes them."""
-        shown = dict(message)
-        text = shown.get("content") or ""
+        template_message = dict(message)
+        text = template_message.get("content") or ""
         if self.marks.field != "content" and "</think>" in text:
-            shown[self.marks.field], shown["content"] = self._parts_of(text)
-        calls = shown.get("tool_calls")
+            template_message[self.marks.field], template_message["content"] = self._parts_of(text)
+        calls = template_message.get("tool_calls")
         if not calls:
-            return shown
+            return template_message
         if self.calls is None:
-            del shown["tool_calls"]
-            return {**shown, "content": with_calls(shown.get("content") or "", calls)}
+            del template_message["tool_calls"]
+            return {**template_message, "content": with_calls(template_message.get("content") or "", calls)}
         if self.calls.most == 1:
             calls = calls[:1]
-        shown["tool_calls"] = [with_arguments(call, self.calls.as_text) for call in calls]
-        if not shown.get("content"):
-            shown["content"] = self.calls.empty
-        return shown
+        template_message["tool_calls"] = [with_arguments(call, self.calls.as_text) for call in calls]
+        if not template_message.get("content"):
+            template_message["content"] = self.calls.empty
+        return template_message
 
     def _parts_of(self, text: str) -> tuple[str, str]:
         """Return the thinking and the answer of a reply, without the blanks that the template puts around
@@ -644,10 +655,10 @@ class ChatTemplate:
 
     def _plain(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Return messages for a trial: without a system message or as parts where the template wants that."""
-        shown = [dict(m) for m in messages if m["role"] != "system" or self.shows_system]
+        trial_messages = [dict(m) for m in messages if m["role"] != "system" or self.shows_system]
         if self.wants_parts:
-            return [in_parts(m) for m in shown]
-        return shown
+            return [in_parts(m) for m in trial_messages]
+        return trial_messages
 
     def _reply(
         self, added: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
@@ -662,8 +673,11 @@ class ChatTemplate:
     def _leads(self) -> tuple[str, ...]:
         """What may stand between a question and a reply."""
         answer = {"role": "assistant", "content": _ANSWER}
-        shown = [self._reply([answer]), self._reply([answer, {"role": "user", "content": "zq more"}])]
-        return (self.opening, *(text.partition(_ANSWER)[0] for text in shown if text and _ANSWER in text))
+        reply_texts = [self._reply([answer]), self._reply([answer, {"role": "user", "content": "zq more"}])]
+        return (
+            self.opening,
+            *(text.partition(_ANSWER)[0] for text in reply_texts if text and _ANSWER in text),
+        )
 
     @cached_property
     def _header(self) -> str:
@@ -696,12 +710,12 @@ class ChatTemplate:
                     )
                 if not end:
                     continue
-                said = {
+                message = {
                     "role": "assistant",
                     "content": f"<think>\n{_THOUGHT}\n</think>\n\n{_ANSWER}",
                     **extra,
                 }
-                same = (self._reply([said], TOOLS if extra else ()) or "").split() == text.split()
+                same = (self._reply([message], TOOLS if extra else ()) or "").split() == text.split()
                 lead = head[len(head.rstrip()) :]
                 trail = rest[: len(rest) - len(rest.lstrip())]
                 after = rest[len(trail) + len(end) :].partition(_ANSWER)[0]
@@ -721,14 +735,14 @@ class ChatTemplate:
         answer.
         """
         assert self.calls is not None, "only a template that shows calls is asked"
-        said = {
+        message = {
             "role": "assistant",
             "content": self.calls.empty,
             field: _THOUGHT,
             "tool_calls": [FIRST.message(self.calls.as_text)],
         }
-        _, shown, rest = (self._reply([said], TOOLS) or "").partition(_THOUGHT)
-        before_call = self._end_of_thought(rest) if shown else ""
+        _, separator, rest = (self._reply([message], TOOLS) or "").partition(_THOUGHT)
+        before_call = self._end_of_thought(rest) if separator else ""
         marks = list(MARK.finditer(whole_marks(shared_start(end, before_call))))
         return end[: marks[-1].end()] if marks else end
 
@@ -751,9 +765,9 @@ class ChatTemplate:
         two = self._shown((first, second), as_text, empty)
         three = self._shown((hard,), as_text, empty)
         most, calls, text = (1, (first,), one) if two is None else (2, (first, second), two)
-        found = derived(text, calls)
+        derived_syntax = derived(text, calls)
         best: list[tuple[bool, int, Syntax]] = []
-        for syntax in [*NAMED.values(), *([found] if found else [])]:
+        for syntax in [*NAMED.values(), *([derived_syntax] if derived_syntax else [])]:
             if reads(syntax, one, (first,)) and (two is None or reads(syntax, two, (first, second))):
                 best.append(
                     (
@@ -782,7 +796,7 @@ class ChatTemplate:
 
     def _rendered(self, calls: Sequence[TrialCall], as_text: bool, empty: str | None) -> str | None:
         """Return what the template shows of a message with these calls; None if it lacks one of them."""
-        said = {
+        message = {
             "role": "assistant",
             "content": empty,
             "tool_calls": [call.message(as_text) for call in calls],
@@ -790,8 +804,8 @@ class ChatTemplate:
         results = [
             {"role": "tool", "content": _RESULT, "name": call.name, "tool_call_id": call.id} for call in calls
         ]
-        alone = self._reply([said], TOOLS)
-        text = self._reply([said, *results], TOOLS)
+        alone = self._reply([message], TOOLS)
+        text = self._reply([message, *results], TOOLS)
         if text is None or alone is None or any(call.name not in text for call in calls):
             return None
         # Some templates show a call only together with its result.

@@ -241,7 +241,8 @@ class Collector:
         if not runtime.agent.stateful:
             return runtime.prompts.first_lengths(variables, memory)
         return [
-            self._first_length(runtime, task, own, memory) for task, own in zip(tasks, variables, strict=True)
+            self._first_length(runtime, task, task_variables, memory)
+            for task, task_variables in zip(tasks, variables, strict=True)
         ]
 
     def _first_length(
@@ -296,8 +297,8 @@ class Collector:
         """
         specs = _specs(tasks, n, step, validate, greedy, attempt)
         async with self.playing(len(specs)) as player:
-            played = await player.play(specs)
-        return await self._collected(played, player, validate)
+            episodes = await player.play(specs)
+        return await self._collected(episodes, player, validate)
 
     @asynccontextmanager
     async def groups(self, window: int) -> AsyncIterator[GroupPlayer]:
@@ -345,15 +346,15 @@ class Collector:
                 await runtime.binding.endpoint.close()
 
     async def _collected(
-        self, played: Sequence[EpisodeRecord], player: EpisodePlayer, validate: bool = False
+        self, episodes: Sequence[EpisodeRecord], player: EpisodePlayer, validate: bool = False
     ) -> CollectResult:
         """Return the result of played episodes."""
         if self._workers is not None:
             self._sandbox_failures = await self._workers.sandbox_failures()
-        player.check_left_out(played)
+        player.check_left_out(episodes)
         self._warn_of_shared_state()
         settings = self.settings.for_validation() if validate else self.settings
-        result = await asyncio.to_thread(self._result, played, settings)  # other episodes go on
+        result = await asyncio.to_thread(self._result, episodes, settings)  # other episodes go on
         if self._models:
             result = replace(result, metrics=result.metrics | self._models[validate].take_counts())
         # otherwise agents learn from the rewards of `step`, and from ties
@@ -373,9 +374,9 @@ class Collector:
             )
         return replace(joined, metrics=joined.metrics | counts)
 
-    def _result(self, played: Sequence[EpisodeRecord], settings: CollectorSettings) -> CollectResult:
+    def _result(self, episodes: Sequence[EpisodeRecord], settings: CollectorSettings) -> CollectResult:
         records, metrics = assign_rewards(
-            played, settings.reward, settings.invalid_action_penalty, settings.tree_returns
+            episodes, settings.reward, settings.invalid_action_penalty, settings.tree_returns
         )
         prompts = None
         if settings.joint_prompt_length:
@@ -493,12 +494,12 @@ def _specs(
 ) -> list[EpisodeSpec]:
     if n < 1:
         raise AgentSystemError(f"the number of episodes per task must be at least 1, found {n}")
-    seen: Counter[str] = Counter()
+    task_counts: Counter[str] = Counter()
     prefix = _prefix(step, attempt, validate)
     specs = []
     for task in tasks:
-        specs += _group(task, n, prefix, seen[task.task_id], step, validate, greedy)
-        seen[task.task_id] += 1
+        specs += _group(task, n, prefix, task_counts[task.task_id], step, validate, greedy)
+        task_counts[task.task_id] += 1
     return specs
 
 

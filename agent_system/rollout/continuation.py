@@ -63,14 +63,14 @@ class Continuation:
             whole: what the template shows of the conversation with the reply and the messages after it.
         """
         sampled = tuple(reply.token_ids)
-        said = text_after(self._tokenizer, prompt.ids, sampled)
-        following = self._exact(prompt, sampled, said, whole)
+        reply_text = text_after(self._tokenizer, prompt.ids, sampled)
+        following = self._exact(prompt, sampled, reply_text, whole)
         if following is not None:
             return following
-        place = self._aligned(prompt.text + said, whole)
+        place = self._aligned(prompt.text + reply_text, whole)
         if place is not None and self._keep_thinking:
             rest = whole[place:]
-            return NextPrompt(prompt.text + said + rest, (*prompt.ids, *sampled, *self._encode(rest)))
+            return NextPrompt(prompt.text + reply_text + rest, (*prompt.ids, *sampled, *self._encode(rest)))
         if reply.stop_reason == "stop" and sampled and self._chat.ends_turn(sampled[-1]):
             body = sampled[:-1]
             text = text_after(self._tokenizer, prompt.ids, body)
@@ -78,23 +78,27 @@ class Continuation:
             if ended is not None:
                 return NextPrompt(ended.text, ended.ids, END)
             place = place if place is not None else self._aligned(prompt.text + text, whole)
-        shown = REPLY if whole.startswith(prompt.text) else EARLIER
-        why = shown if place is None else THINKING
+        mismatch_reason = REPLY if whole.startswith(prompt.text) else EARLIER
+        why = mismatch_reason if place is None else THINKING
         return NextPrompt(whole, self._encode(whole), why)
 
-    def _exact(self, prompt: Prompt, sampled: tuple[int, ...], said: str, whole: str) -> NextPrompt | None:
+    def _exact(
+        self, prompt: Prompt, sampled: tuple[int, ...], reply_text: str, whole: str
+    ) -> NextPrompt | None:
         """Return the next prompt if the conversation begins with the last prompt and the reply."""
         if self._chat.keeps_text:
-            return self._by_text(prompt, sampled, said, whole)
+            return self._by_text(prompt, sampled, reply_text, whole)
         return self._by_tokens(prompt, sampled, whole)
 
-    def _by_text(self, prompt: Prompt, sampled: tuple[int, ...], said: str, whole: str) -> NextPrompt | None:
+    def _by_text(
+        self, prompt: Prompt, sampled: tuple[int, ...], reply_text: str, whole: str
+    ) -> NextPrompt | None:
         """Return the next prompt if the conversation begins with the text of the last prompt and of the
         reply.
         """
-        if not whole.startswith(prompt.text) or not whole.startswith(said, len(prompt.text)):
+        if not whole.startswith(prompt.text) or not whole.startswith(reply_text, len(prompt.text)):
             return None
-        rest = whole[len(prompt.text) + len(said) :]
+        rest = whole[len(prompt.text) + len(reply_text) :]
         return NextPrompt(whole, (*prompt.ids, *sampled, *self._encode(rest)))
 
     def _by_tokens(self, prompt: Prompt, sampled: tuple[int, ...], whole: str) -> NextPrompt | None:
@@ -104,26 +108,28 @@ class Continuation:
         For vocabularies that add or take away blanks, so that texts alone cannot be compared.
         """
         ids = self._encode(whole)
-        sent = (*prompt.ids, *sampled)
-        if ids[: len(sent)] == sent:
+        prefix_ids = (*prompt.ids, *sampled)
+        if ids[: len(prefix_ids)] == prefix_ids:
             return NextPrompt(whole, ids)
-        text = decode(self._tokenizer, sent, special=True)
+        text = decode(self._tokenizer, prefix_ids, special=True)
         for place in sorted(
-            range(max(0, len(sent) - _SEAM), min(len(ids), len(sent) + _SEAM) + 1),
-            key=lambda n: abs(n - len(sent)),
+            range(max(0, len(prefix_ids) - _SEAM), min(len(ids), len(prefix_ids) + _SEAM) + 1),
+            key=lambda n: abs(n - len(prefix_ids)),
         ):
             if decode(self._tokenizer, ids[:place], special=True) == text:
-                return NextPrompt(whole, (*sent, *ids[place:]))
-        shown = decode(self._tokenizer, ids, special=True)
+                return NextPrompt(whole, (*prefix_ids, *ids[place:]))
+        whole_text = decode(self._tokenizer, ids, special=True)
         return (
-            NextPrompt(whole, (*sent, *self._encode(shown[len(text) :]))) if shown.startswith(text) else None
+            NextPrompt(whole, (*prefix_ids, *self._encode(whole_text[len(text) :])))
+            if whole_text.startswith(text)
+            else None
         )
 
-    def _aligned(self, sent: str, whole: str) -> int | None:
+    def _aligned(self, prefix_text: str, whole: str) -> int | None:
         """Return where a conversation goes on after what was sent, thinking in both left aside; None if
         something else differs.
         """
-        left = self._thinking.sub("", sent)
+        left = self._thinking.sub("", prefix_text)
         place = count = 0
         for match in self._thinking.finditer(whole):
             part = whole[place : match.start()]

@@ -52,26 +52,26 @@ def load_episodes(folder: Path) -> list[EpisodeRecord]:
 
 
 def _encoded(record: Any, long: Mapping[str, list[Sequence[float]]]) -> dict[str, Any]:
-    found: dict[str, Any] = {"class": type(record).__name__}
-    for own in fields(record):
-        content = getattr(record, own.name)
-        if own.name in TENSORS:
-            long[own.name].append(content)
-            found[own.name] = len(content)
-        elif own.name in RECORDS and content is not None:
-            found[own.name] = (
+    encoded_record: dict[str, Any] = {"class": type(record).__name__}
+    for record_field in fields(record):
+        content = getattr(record, record_field.name)
+        if record_field.name in TENSORS:
+            long[record_field.name].append(content)
+            encoded_record[record_field.name] = len(content)
+        elif record_field.name in RECORDS and content is not None:
+            encoded_record[record_field.name] = (
                 [_encoded(c, long) for c in content]
                 if isinstance(content, tuple)
                 else _encoded(content, long)
             )
         else:
-            found[own.name] = plain(content)
-    return found
+            encoded_record[record_field.name] = plain(content)
+    return encoded_record
 
 
-def _decoded(found: dict[str, Any], long: Mapping[str, Iterator[float]]) -> Any:
+def _decoded(encoded_record: dict[str, Any], long: Mapping[str, Iterator[float]]) -> Any:
     content: dict[str, Any] = {}
-    for name, item in found.items():
+    for name, item in encoded_record.items():
         if name in TENSORS:
             content[name] = tuple(islice(long[name], item))
         elif name in RECORDS and item is not None:

@@ -26,12 +26,13 @@ class Ledger:
             call that failed.
     """
 
-    def __init__(self, env_name: str, known: Callable[[str], object]) -> None:
+    def __init__(self, env_name: str, agent_lookup: Callable[[str], object]) -> None:
         """Start without rewards.
 
         Args:
             env_name: the environment's class, for messages.
-            known: called with the agent names of `Outcome.local`; raises for a name that is not in the run.
+            agent_lookup: called with the agent names of `Outcome.local`; raises for a name that is not in the
+                run.
         """
         self.turns: list[float] = []
         self.acts: dict[tuple[int, int], float] = {}
@@ -40,7 +41,7 @@ class Ledger:
         self._local: dict[tuple[int, int], dict[tuple[int, float], float]] = {}
         self._callers: list[Mapping[int, str]] = []
         self._env_name = env_name
-        self._known = known
+        self._known = agent_lookup
 
     @property
     def team_reward(self) -> float:
@@ -55,9 +56,9 @@ class Ledger:
 
     def turn_rewards(self, unheard: Sequence[Sample]) -> tuple[float, ...]:
         """Return `turns`, to which the rewards of `act` belong that followed replies that nobody heard."""
-        lost = [(s.turn, self.acts.get((s.turn, s.call), 0.0)) for s in unheard]
+        unheard_rewards = [(s.turn, self.acts.get((s.turn, s.call), 0.0)) for s in unheard]
         return tuple(
-            reward + sum(act for of, act in lost if of == turn)
+            reward + sum(act for of, act in unheard_rewards if of == turn)
             for turn, reward in enumerate(self.turns, start=1)
         )
 
@@ -83,10 +84,10 @@ class Ledger:
                 replace(sample, final_call=final, local_given=last in self._local), self.local(*last)
             )
         act = self.acts.get(place)
-        given = place in self._local
-        if act is None and not given:  # the usual case; avoids copying the sample
+        has_local = place in self._local
+        if act is None and not has_local:  # the usual case; avoids copying the sample
             return sample
-        return _with_local(replace(sample, act_reward=act, local_given=given), self.local(*place))
+        return _with_local(replace(sample, act_reward=act, local_given=has_local), self.local(*place))
 
     def open_turn(self, callers: Mapping[int, str]) -> None:
         """Start a turn; `callers` maps its calls to their agents and is filled as they are made."""
@@ -131,8 +132,12 @@ class Ledger:
         for key, value in local.items():
             if isinstance(key, str):
                 self._known(key)
-                made = [(turn, call) for call, agent_id in callers.items() if agent_id == key]
-                places = made if source in made else self._heard(made) or self._latest(key, turn) or made
+                agent_calls = [(turn, call) for call, agent_id in callers.items() if agent_id == key]
+                places = (
+                    agent_calls
+                    if source in agent_calls
+                    else self._heard(agent_calls) or self._latest(key, turn) or agent_calls
+                )
             elif key in callers:
                 places = [(turn, self.rounds.get((turn, key), key))]
             else:

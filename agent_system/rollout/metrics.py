@@ -40,21 +40,25 @@ def collect_metrics(
             over their calls.
         in_workers: the sandbox's failures in each environment worker.
     """
-    played = [e for e in episodes if not e.failed]
-    failed = len(episodes) - len(played)
+    finished_episodes = [e for e in episodes if not e.failed]
+    failed = len(episodes) - len(finished_episodes)
     metrics: dict[str, float] = {
-        "episode/count": float(len(played)),
+        "episode/count": float(len(finished_episodes)),
         "episode/failed": float(failed),
         "episode/failure_rate": failed / len(episodes) if episodes else 0.0,
     }
-    if (lost := shared_failures()) is not None:
-        metrics["training/sandbox_failures"] = lost + sum(in_workers)
-    if played:
-        metrics["episode/calls/mean"] = _mean([len(e.committed) for e in played])
-        metrics["episode/turns/mean"] = _mean([e.turns for e in played])
-        metrics |= _info_means(played) | _tree_metrics(played, branching) | _reward_terms(played)
+    if (sandbox_failures := shared_failures()) is not None:
+        metrics["training/sandbox_failures"] = sandbox_failures + sum(in_workers)
+    if finished_episodes:
+        metrics["episode/calls/mean"] = _mean([len(e.committed) for e in finished_episodes])
+        metrics["episode/turns/mean"] = _mean([e.turns for e in finished_episodes])
+        metrics |= (
+            _info_means(finished_episodes)
+            | _tree_metrics(finished_episodes, branching)
+            | _reward_terms(finished_episodes)
+        )
     by_agent: dict[str, list[Sample]] = defaultdict(list)
-    for episode in played:
+    for episode in finished_episodes:
         for sample in episode.samples:
             if not sample.greedy:
                 by_agent[sample.agent_id].append(sample)
@@ -63,7 +67,9 @@ def collect_metrics(
         samples = by_agent[agent_id]
         metrics[f"{prefix}/calls"] = float(sum(s.committed for s in samples))
         if samples:
-            metrics |= {f"{prefix}/{k}": v for k, v in _agent_metrics(samples, len(played)).items()}
+            metrics |= {
+                f"{prefix}/{k}": v for k, v in _agent_metrics(samples, len(finished_episodes)).items()
+            }
     return metrics
 
 
@@ -126,8 +132,8 @@ def _reward_terms(episodes: Sequence[EpisodeRecord]) -> dict[str, float]:
                 values[f"agent/{slug(sample.agent_id)}/reward/{name}"].append(value)
     return {
         f"{name}/{statistic}": number
-        for name, found in sorted(values.items())
-        for statistic, number in (("mean", _mean(found)), ("std", float(np.std(found))))
+        for name, term_values in sorted(values.items())
+        for statistic, number in (("mean", _mean(term_values)), ("std", float(np.std(term_values))))
     }
 
 
@@ -135,7 +141,11 @@ def _tree_metrics(episodes: Sequence[EpisodeRecord], branching: Collection[str])
     """Return candidates per call, candidates that could not be scored, and shares of calls whose candidates
     differ or tie in reward.
     """
-    calls = {key: found for key, found in candidates_of(episodes).items() if found[0].agent_id in branching}
+    calls = {
+        key: call_candidates
+        for key, call_candidates in candidates_of(episodes).items()
+        if call_candidates[0].agent_id in branching
+    }
     if not calls:
         return {}
     return {

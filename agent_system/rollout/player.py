@@ -110,9 +110,9 @@ class EpisodePlayer:
         failures = self._left_out
         self._left_out = []
         left_out = sum(r.left_out for r in records if not r.failed)
-        tried = left_out + sum(len(r.samples) for r in records if not r.failed)
-        if left_out > self.rate * tried:
-            raise TooManyFailuresError(_grouped(failures, left_out, tried, "candidates", self.rate))
+        candidate_count = left_out + sum(len(r.samples) for r in records if not r.failed)
+        if left_out > self.rate * candidate_count:
+            raise TooManyFailuresError(_grouped(failures, left_out, candidate_count, "candidates", self.rate))
 
     async def _play(self, spec: EpisodeSpec) -> EpisodeRecord:
         async with self.slots:
@@ -201,7 +201,7 @@ def _grouped(failures: Sequence[Failure], failed: int, total: int, of: str, allo
     for failure in failures:
         uids.setdefault(failure.cause, []).append(failure.uid)
     most = sorted(uids.items(), key=lambda item: -len(item[1]))[:10]
-    lines = [f"  {len(own)} x {cause}, in {listed(own)}" for cause, own in most]
+    lines = [f"  {len(episode_uids)} x {cause}, in {listed(episode_uids)}" for cause, episode_uids in most]
     return (
         f"{failed} of {total} {of} failed, more than rollout.max_failure_rate={allowed:g} allows:\n"
         + "\n".join(lines)

@@ -169,10 +169,10 @@ class PromptBuilder:
             PromptTooLongError: the prompt is too long without any context.
         """
         shortest = 0
-        for kept, forgotten in _shrinking(entries, memory.parts):
-            prompt = self._attempt(variables, kept, memory, forgotten)
+        for recent_entries, forgotten in _shrinking(entries, memory.parts):
+            prompt = self._attempt(variables, recent_entries, memory, forgotten)
             if len(prompt.ids) <= self.max_prompt_length:
-                dropped = len(entries) - len(kept) + forgotten
+                dropped = len(entries) - len(recent_entries) + forgotten
                 return replace(prompt, dropped=dropped) if dropped else prompt
             shortest = len(prompt.ids)
         if entries:

@@ -71,12 +71,12 @@ class RemoteBinding:
         messages: list[Message] = [
             {**m, "role": "user"} if m["role"] == "tool" else m for m in prompt.messages
         ]
-        asked = [self.endpoint.ask(messages, sampling, seed=seed + i, priority=priority) for i in range(n)]
-        found: list[Answer | BaseException] = await asyncio.gather(*asked, return_exceptions=True)
-        errors = [answer for answer in found if isinstance(answer, BaseException)]
+        requests = [self.endpoint.ask(messages, sampling, seed=seed + i, priority=priority) for i in range(n)]
+        answers: list[Answer | BaseException] = await asyncio.gather(*requests, return_exceptions=True)
+        errors = [answer for answer in answers if isinstance(answer, BaseException)]
         if errors and (len(errors) == n or not all(isinstance(error, RolloutError) for error in errors)):
             raise errors[0]
-        return [_generation(answer, sampling.stop) for answer in found]
+        return [_generation(answer, sampling.stop) for answer in answers]
 
     def text_of(self, generation: Generation, prompt: str = "") -> str:
         """Return the text of the reply."""

@@ -52,12 +52,12 @@ class _Questioner(BaseAgent):
         self._lowest, self._highest = settings.score_range
 
     def messages(self, variables: Mapping[str, Any]) -> list[Message]:
-        known = {
+        judge_variables = {
             "lowest": f"{self._lowest:g}",
             "highest": f"{self._highest:g}",
             "conversation": variables["team_context"],
         }
-        return super().messages({**variables, **known})
+        return super().messages({**variables, **judge_variables})
 
 
 class Judge:
@@ -87,10 +87,10 @@ class Judge:
             self._prompts = PromptBuilder(
                 agent, binding.tokenizer, binding.max_prompt_length, binding.template_kwargs
             )
-        shown = agent.messages(
+        messages = agent.messages(
             {**dict.fromkeys(("task", "ground_truth", "mark", "team_context"), ""), "reply": "\0"}
         )
-        if "\0" not in shown[-1]["content"]:
+        if "\0" not in messages[-1]["content"]:
             raise AgentSystemError(
                 "reward.model.template does not contain {reply}: the judge would not see what it grades"
             )
@@ -208,8 +208,8 @@ def read_verdict(text: str, lowest: float, highest: float) -> float | None:
     range.
     """
     lines = strip_thinking(text).splitlines()
-    found = _VERDICT.fullmatch(lines[-1].strip()) if lines else None
-    score = float(found[1]) if found else None
+    match = _VERDICT.fullmatch(lines[-1].strip()) if lines else None
+    score = float(match[1]) if match else None
     return None if score is None or not lowest <= score <= highest else (score - lowest) / (highest - lowest)
 
 

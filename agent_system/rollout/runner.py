@@ -136,9 +136,13 @@ class EpisodeRunner:
         """
         ledger = self._ledger
         task = self.spec.task
-        found = sorted(map(self._ordered, self._samples), key=lambda s: (s.turn, s.call, s.candidate))
-        samples = [ledger.credit(s) for s in found if s.order != NEVER]
-        unheard = tuple(replace(s, committed=False, trained=False) for s in found if s.order == NEVER)
+        ordered_samples = sorted(
+            map(self._ordered, self._samples), key=lambda s: (s.turn, s.call, s.candidate)
+        )
+        samples = [ledger.credit(s) for s in ordered_samples if s.order != NEVER]
+        unheard = tuple(
+            replace(s, committed=False, trained=False) for s in ordered_samples if s.order == NEVER
+        )
         if self._settings.tool_sequences:
             from agent_system.rollout.sequences import join_generations  # of this key alone
 
@@ -268,11 +272,13 @@ class EpisodeRunner:
         self._ledger.unheard.update((turn.step, number) for number in numbers)
         places = [turn.reserve() for _ in numbers]
         parts = seed or (turn.step, numbers[0], 0)
-        drawn = stable_seed(
+        call_seed = stable_seed(
             self._settings.seed, spec.step, spec.validate, spec.uid, spec.index, agent_id, *parts
         )
-        drawn = drawn if also is None else stable_seed(drawn, "client", also)
-        seen = await self._env.observation("observe", agent_id) if self._env.has_observe else turn.observation
+        call_seed = call_seed if also is None else stable_seed(call_seed, "client", also)
+        observation = (
+            await self._env.observation("observe", agent_id) if self._env.has_observe else turn.observation
+        )
         calls = [
             Call(
                 spec,
@@ -281,10 +287,10 @@ class EpisodeRunner:
                 turn.step,
                 number,
                 place,
-                seen,
+                observation,
                 prompt,
                 heard,
-                drawn,
+                call_seed,
                 runtime.agent,
                 own_sampling=sampling,
             )
@@ -438,38 +444,40 @@ class EpisodeRunner:
         """Continue with the chosen candidates of simultaneous calls: adopt the fork of one, apply the actions
         of several in call order.
         """
-        chosen = calls.take()
-        for candidate_set in chosen:
+        candidate_sets = calls.take()
+        for candidate_set in candidate_sets:
             self._refuse_late(candidate_set.call)
             self._add_samples(candidate_set, calls.turn)
-        if len(chosen) == 1:
-            winner = chosen[0].winner
+        if len(candidate_sets) == 1:
+            winner = candidate_sets[0].winner
             self._env = self._forks.adopt(winner.env, self._env)
-            self._record_act(chosen[0].call, winner.outcome, calls.turn, self._callers)
+            self._record_act(candidate_sets[0].call, winner.outcome, calls.turn, self._callers)
         await self._forks.prune()
-        for candidate_set in chosen if len(chosen) > 1 else ():
+        for candidate_set in candidate_sets if len(candidate_sets) > 1 else ():
             if not calls.turn.done:
                 await self._act(candidate_set.call, candidate_set.winner.reply, calls.turn, self._callers)
 
     def _add_samples(self, candidate_set: CandidateSet, turn: Turn) -> None:
         call = candidate_set.call
-        chosen = candidate_set.winner
+        winner = candidate_set.winner
         greedy = candidate_set.greedy
         for c in (*candidate_set.candidates, *([] if greedy is None else [greedy])):
             rewarded = self._rewarded(call.sample(c.reply, self._replies, c.number), c)
-            kept = replace(rewarded, committed=c is chosen, reward_terms=c.terms)
-            self._samples.append(replace(kept, greedy=True, trained=False) if c is greedy else kept)
+            sample = replace(rewarded, committed=c is winner, reward_terms=c.terms)
+            self._samples.append(replace(sample, greedy=True, trained=False) if c is greedy else sample)
         if (summary := summary_sample(call, self._replies)) is not None:
-            self._add_summary(call, self._rewarded(summary, chosen))
+            self._add_summary(call, self._rewarded(summary, winner))
         self._replies += 1
-        self._agents.finish(call, chosen.reply)
+        self._agents.finish(call, winner.reply)
         turn.record(
-            call.place, Entry(call.agent_id, chosen.reply.visible_text, chosen.reply.projection.action)
+            call.place, Entry(call.agent_id, winner.reply.visible_text, winner.reply.projection.action)
         )
 
     def _rewarded(self, sample: Sample, candidate: Candidate) -> Sample:
-        own = mix(candidate.team, candidate.local, self._settings.reward.alpha)
-        return replace(sample, fork_reward=candidate.team, local_reward=candidate.local, candidate_reward=own)
+        mixed_reward = mix(candidate.team, candidate.local, self._settings.reward.alpha)
+        return replace(
+            sample, fork_reward=candidate.team, local_reward=candidate.local, candidate_reward=mixed_reward
+        )
 
     def _add_summary(self, call: Call, summary: Sample) -> None:
         self._samples.append(summary)
@@ -504,8 +512,10 @@ class EpisodeRunner:
         place = turn.reserve()
         entries = turn.entries
         prior_replies = self._replies
-        seen = await self._env.observation("observe", agent_id) if self._env.has_observe else turn.observation
-        filled = {**seen.info, "env_prompt": seen.text, "step": turn.step, **variables}
+        observation = (
+            await self._env.observation("observe", agent_id) if self._env.has_observe else turn.observation
+        )
+        filled = {**observation.info, "env_prompt": observation.text, "step": turn.step, **variables}
         spec = self.spec
         seed = stable_seed(
             self._settings.seed,
@@ -525,7 +535,7 @@ class EpisodeRunner:
             turn.step,
             number,
             place,
-            seen,
+            observation,
             Prompt("", ()),
             prior_replies,
             seed,
@@ -534,8 +544,8 @@ class EpisodeRunner:
         if summary_number is not None:
             self.waiting_for = f"the summary of {agent_id} (turn {turn.step}, call {summary_number})"
             call = await summarize(call, summary_number, filled, self.clock)
-        own = call.runtime.agent.memory
-        memory = turn.memory if own is None else own.at(seen.text)
+        agent_memory = call.runtime.agent.memory
+        memory = turn.memory if agent_memory is None else agent_memory.at(observation.text)
         call = replace(call, prompt=call.runtime.prompts.build(filled, entries, memory))
         await asyncio.sleep(0)  # calls started together build their prompts before any of them gets a reply
         self.waiting_for = f"the reply of {agent_id} (turn {turn.step}, call {number})"

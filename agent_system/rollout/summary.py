@@ -46,12 +46,14 @@ async def summarize(call: Call, number: int, variables: Mapping[str, Any], clock
     runtime = call.runtime.of(_Writer(call.agent_id, agent.memory.prompt))
     prompt = runtime.prompts.build(variables, [], memory)
     seed = stable_seed(call.seed, "summary")
-    asked = replace(call, runtime=runtime, number=number, prompt=prompt, seed=seed, so_far=("summary",))
-    (generation,) = await asked.generate(1, clock)
+    summary_call = replace(
+        call, runtime=runtime, number=number, prompt=prompt, seed=seed, so_far=("summary",)
+    )
+    (generation,) = await summary_call.generate(1, clock)
     assert generation is not None, "a single aborted reply is an error of generate"
-    reply = asked.read(generation)
+    reply = summary_call.read(generation)
     agent.memory.rewrite(reply.projection.action)
-    return replace(call, runtime=call.runtime.of(agent), summary=(asked, reply))
+    return replace(call, runtime=call.runtime.of(agent), summary=(summary_call, reply))
 
 
 def summary_sample(call: Call, order: int) -> Sample | None:
@@ -60,8 +62,8 @@ def summary_sample(call: Call, order: int) -> Sample | None:
     """
     if call.summary is None:
         return None
-    asked, reply = call.summary
-    sample = asked.sample(reply, order)
+    summary_call, reply = call.summary
+    sample = summary_call.sample(reply, order)
     memory = call.before.memory
     assert isinstance(memory, SummaryMemory)
     return replace(sample, summary=True, trained=sample.trained and memory.trained)

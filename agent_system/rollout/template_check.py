@@ -106,19 +106,19 @@ def _ends(chat: ChatTemplate) -> TemplateFact:
 
 def _goes_on(chat: ChatTemplate) -> TemplateFact:
     """Return whether the prompts of a second turn go on with the tokens of the first one."""
-    said = {"role": "assistant", "content": _ANSWER}
-    tried: dict[str, tuple[Mapping[str, Any], Mapping[str, Any], Sequence[Mapping[str, Any]]]] = {
-        "a reply": (said, _MORE, ())
+    reply_message = {"role": "assistant", "content": _ANSWER}
+    trials: dict[str, tuple[Mapping[str, Any], Mapping[str, Any], Sequence[Mapping[str, Any]]]] = {
+        "a reply": (reply_message, _MORE, ())
     }
     thought = f"<think>{chat.marks.lead}zq thought{chat.marks.trail}</think>{chat.marks.gap}{_ANSWER}"
-    tried["thinking"] = ({**said, "content": thought}, _MORE, ())
+    trials["thinking"] = ({**reply_message, "content": thought}, _MORE, ())
     if chat.calls is not None and chat.shows_tools:
         call = {**FIRST.message(chat.calls.as_text), "id": chat.call_id(FIRST.name, 0)}
         result = {"role": "tool", "content": "zq result", "name": FIRST.name, "tool_call_id": call["id"]}
-        tried["a tool call"] = ({"role": "assistant", "content": "", "tool_calls": [call]}, result, TOOLS)
+        trials["a tool call"] = ({"role": "assistant", "content": "", "tool_calls": [call]}, result, TOOLS)
     anew = [
         f"{name} ({why})"
-        for name, (reply, more, tools) in tried.items()
+        for name, (reply, more, tools) in trials.items()
         if (why := _rewritten(chat, reply, more, tools))
     ]
     if not anew:
@@ -127,15 +127,18 @@ def _goes_on(chat: ChatTemplate) -> TemplateFact:
 
 
 def _rewritten(
-    chat: ChatTemplate, said: Mapping[str, Any], more: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]
+    chat: ChatTemplate,
+    reply_message: Mapping[str, Any],
+    more: Mapping[str, Any],
+    tools: Sequence[Mapping[str, Any]],
 ) -> str:
     """Return why the prompt after a reply does not begin with the prompt and the reply before; empty if it
     does.
     """
     try:
         prompt = chat.render([_ASKED], tools)
-        alone = chat.render([_ASKED, said], tools, prompt=False)
-        whole = chat.render([_ASKED, said, more], tools)
+        alone = chat.render([_ASKED, reply_message], tools, prompt=False)
+        whole = chat.render([_ASKED, reply_message, more], tools)
     except Exception as error:  # a template may raise anything for a conversation that it does not show
         return f"{type(error).__name__}: {_line(error)}"
     text = alone[len(prompt) :]
@@ -149,7 +152,7 @@ def _rewritten(
     reply = Generation(ids[: last + 1], (0.0,) * (last + 1), "stop")
     first = Prompt(prompt, encode_all(chat.tokenizer, [prompt])[0])
     return (
-        Continuation(chat, lambda shown: encode_all(chat.tokenizer, [shown])[0])
+        Continuation(chat, lambda rendered_text: encode_all(chat.tokenizer, [rendered_text])[0])
         .after(first, reply, whole)
         .rewritten
     )

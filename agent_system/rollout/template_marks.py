@@ -44,8 +44,8 @@ def after_prefix(text: str, prefix: str) -> str:
 def last_marks(text: str, like: str) -> str:
     """Return as many marks at the end of a text as another one has, or as there are."""
     for count in range(max(len(re.findall(r"[<\[][^<>\[\]\s]+[>\]]", like)), 1), 0, -1):
-        if found := re.search(rf"(?:[<\[][^<>\[\]\s]{{1,40}}[>\]]\w*\s*){{{count}}}\Z", text):
-            return found.group().strip()
+        if match := re.search(rf"(?:[<\[][^<>\[\]\s]{{1,40}}[>\]]\w*\s*){{{count}}}\Z", text):
+            return match.group().strip()
     return ""
 
 

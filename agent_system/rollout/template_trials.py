@@ -95,8 +95,10 @@ def with_arguments(call: Mapping[str, Any], as_text: bool) -> dict[str, Any]:
 
 def reads(syntax: Syntax, text: str, calls: Sequence[TrialCall]) -> bool:
     """Return whether a syntax reads these calls from a text, and nothing else."""
-    found = read_calls(text, [syntax], OFFERED)
-    return [(r.name, r.arguments, r.error) for r in found] == [(c.name, dict(c.arguments), "") for c in calls]
+    requests = read_calls(text, [syntax], OFFERED)
+    return [(r.name, r.arguments, r.error) for r in requests] == [
+        (c.name, dict(c.arguments), "") for c in calls
+    ]
 
 
 def mentioned(source: str, prompt: str, tokens: Collection[str]) -> tuple[Syntax, ...]:

@@ -65,7 +65,7 @@ class TiedCandidateMonitor:
                 "or score()",
                 self._env_name, *self._steps,
             )  # fmt: skip
-        complete = {agent_id for agent_id, seen in self._seen.items() if len(seen) >= ENOUGH_CALLS}
+        complete = {agent_id for agent_id, ties in self._seen.items() if len(ties) >= ENOUGH_CALLS}
         for candidates in calls.values():
             agent_id = candidates[0].agent_id
             if (
@@ -74,17 +74,17 @@ class TiedCandidateMonitor:
                 and len({sample.action for sample in candidates}) > 1
             ):
                 self._seen[agent_id].append(tied(candidates))
-        for agent_id, seen in self._seen.items():
-            if agent_id not in complete and len(seen) >= ENOUGH_CALLS and sum(seen) >= NEARLY_ALL * len(seen):
-                self._warn(agent_id, seen)
+        for agent_id, ties in self._seen.items():
+            if agent_id not in complete and len(ties) >= ENOUGH_CALLS and sum(ties) >= NEARLY_ALL * len(ties):
+                self._warn(agent_id, ties)
 
-    def _warn(self, agent_id: str, seen: Sequence[bool]) -> None:
+    def _warn(self, agent_id: str, ties: Sequence[bool]) -> None:
         logger.warning(
             "rollout.sampling=tree: in %d of the first %d calls of %s with different candidates, all "
             "candidates got the same reward, so the agent learns nothing: the rewards of act() and score() "
             "of %s do not depend on its action. Reward the action in act(), define score(), or use "
             "rollout.sampling=parallel",
-            sum(seen), len(seen), agent_id, self._env_name,
+            sum(ties), len(ties), agent_id, self._env_name,
         )  # fmt: skip
 
 

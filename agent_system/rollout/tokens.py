@@ -89,7 +89,11 @@ class Encoder:
             return encode_all(self._tokenizer, [text])[0]
         added, _, chunk = self._pieces
         parts = added.split(text)  # every second one is an added token
-        chunks = [found for i, part in enumerate(parts) for found in ([part] if i % 2 else _cut(part, chunk))]
+        chunks = [
+            chunk_text
+            for i, part in enumerate(parts)
+            for chunk_text in ([part] if i % 2 else _cut(part, chunk))
+        ]
         return tuple(chain.from_iterable(map(self._chunk_ids.__getitem__, chunks)))
 
     def _chunk(self, text: str) -> tuple[int, ...]:
@@ -105,9 +109,9 @@ class Encoder:
 class _Known(dict[str, tuple[int, ...]]):
     """Ids of parts of texts, made when they are met first; long ones are not kept."""
 
-    def __init__(self, made: Callable[[str], tuple[int, ...]]) -> None:
+    def __init__(self, encode: Callable[[str], tuple[int, ...]]) -> None:
         super().__init__()
-        self._made = made
+        self._made = encode
 
     def __missing__(self, text: str) -> tuple[int, ...]:
         ids = self._made(text)
@@ -122,16 +126,16 @@ def _cut(text: str, chunk: re.Pattern[str]) -> list[str]:
     """Return the chunks of a text without added tokens; what is not ASCII is in one with the words
     around it.
     """
-    found: list[str] = []
+    chunks: list[str] = []
     begin = 0
     while not text.isascii() and (other := _NOT_ASCII.search(text, begin)):
         before = _LAST_CUT.match(text, begin, other.start())
         after = _CUT.search(text, other.end())
         start = before.end() if before else begin
         end = after.start() if after else len(text)
-        found += [*chunk.findall(text, begin, start), text[start:end]]
+        chunks += [*chunk.findall(text, begin, start), text[start:end]]
         begin = end
-    return found + chunk.findall(text, begin)
+    return chunks + chunk.findall(text, begin)
 
 
 @dataclass(frozen=True)
@@ -225,11 +229,11 @@ def special_tokens(tokenizer: Any) -> list[str]:
 
     The files of Llama 3 and Gemma name the tokens at the ends of a text, not those of the chat template.
     """
-    found = {
+    tokens = {
         *tokenizer.all_special_tokens,
         *(token.content for token in tokenizer.added_tokens_decoder.values() if token.special),
     }
-    return sorted(found - {""}, key=len, reverse=True)
+    return sorted(tokens - {""}, key=len, reverse=True)
 
 
 def encode_all(tokenizer: Any, texts: Sequence[str]) -> list[tuple[int, ...]]:

@@ -88,11 +88,11 @@ class ToolPromptBuilder(PromptBuilder):
             text: the reply.
             earlier: number of calls in the conversation before it.
         """
-        found = read_calls(text, self.syntaxes, OfferedTools.of(self.agent.schemas))
-        shown = self.chat.call_ids([(request.name, request.id) for request in found], earlier)
+        requests = read_calls(text, self.syntaxes, OfferedTools.of(self.agent.schemas))
+        call_ids = self.chat.call_ids([(request.name, request.id) for request in requests], earlier)
         return [
             replace(request, id=call_id, renamed=request.id not in ("", call_id))
-            for request, call_id in zip(found, shown, strict=True)
+            for request, call_id in zip(requests, call_ids, strict=True)
         ]
 
     def following(
@@ -114,8 +114,8 @@ class ToolPromptBuilder(PromptBuilder):
         Raises:
             AgentSystemError: the template cannot show the calls and their results.
         """
-        said, answers = self._messages(reply, requests, results)
-        messages = [*prompt.messages, said, *answers]
+        reply_message, answers = self._messages(reply, requests, results)
+        messages = [*prompt.messages, reply_message, *answers]
         whole = self._shown(messages)
         if not same_tools:
             following = NextPrompt(whole, self._encoder.encode(whole), "other tools")
@@ -123,7 +123,7 @@ class ToolPromptBuilder(PromptBuilder):
             following = self._continuation.after(prompt, reply.generation, whole)
             tail = (
                 self._tail(prompt, messages, whole)
-                if following.rewritten and self._has_no_rendering(requests, said)
+                if following.rewritten and self._has_no_rendering(requests, reply_message)
                 else None
             )
             if tail is not None:
@@ -144,10 +144,10 @@ class ToolPromptBuilder(PromptBuilder):
         )
 
     @staticmethod
-    def _has_no_rendering(requests: Sequence[ToolRequest], said: Message) -> bool:
+    def _has_no_rendering(requests: Sequence[ToolRequest], reply_message: Message) -> bool:
         """Whether calls of a reply cannot be shown as they were written."""
-        shown = len(said.get("tool_calls", requests))
-        return shown < len(requests) or any(
+        call_count = len(reply_message.get("tool_calls", requests))
+        return call_count < len(requests) or any(
             request.renamed or not (request.is_readable and request.name) for request in requests
         )
 
@@ -156,24 +156,28 @@ class ToolPromptBuilder(PromptBuilder):
     ) -> tuple[Message, list[Message]]:
         """Return a reply and the results of its calls as the template gets them."""
         if not self._native or self.chat.calls is None:
-            (said,) = self._own.removed([{"role": "assistant", "content": closed_thinking(reply.text)}])
-            return said, self._special.removed(list(results))
+            (reply_message,) = self._own.removed(
+                [{"role": "assistant", "content": closed_thinking(reply.text)}]
+            )
+            return reply_message, self._special.removed(list(results))
         visible, _ = split_calls(reply.text, self.syntaxes, OfferedTools.of(self.agent.schemas))
         content = self.chat.said_with_calls(reply.text, visible)
-        shown = self.agent.named_calls(requests)
+        named_requests = self.agent.named_calls(requests)
         calls: Any = [
             {
                 "id": r.id,
                 "type": "function",
                 "function": {"name": r.name, "arguments": self._clean_json(r.arguments or {})},
             }
-            for r in shown
+            for r in named_requests
         ]
-        named = [{**m, "name": r.name, "tool_call_id": r.id} for m, r in zip(results, shown, strict=True)]
-        said, *answers = self._special.removed(
+        named = [
+            {**m, "name": r.name, "tool_call_id": r.id} for m, r in zip(results, named_requests, strict=True)
+        ]
+        reply_message, *answers = self._special.removed(
             [{"role": "assistant", "content": content, "tool_calls": calls}, *named]
         )
-        return said, answers
+        return reply_message, answers
 
     def _clean_json(self, value: Any) -> Any:
         return json.loads(self._special.cleaned(json.dumps(value, ensure_ascii=False)))
@@ -193,18 +197,19 @@ class ToolPromptBuilder(PromptBuilder):
         reply.
         """
         at = len(prompt.messages)
-        said = messages[at]
-        if "tool_calls" not in said:
+        reply_message = messages[at]
+        if "tool_calls" not in reply_message:
             around = self._shown(
                 [*messages[:at], {"role": "assistant", "content": _REPLY}, *messages[at + 1 :]]
             )
             is_shown = (
-                "".join(str(said["content"]).split()) in "".join(whole.split()) and around.count(_REPLY) == 1
+                "".join(str(reply_message["content"]).split()) in "".join(whole.split())
+                and around.count(_REPLY) == 1
             )
             return around.partition(_REPLY)[2] if is_shown else None
         before = self._shown_alone(messages[: at + 1]).removesuffix(self.chat.after)
         squeezed = "".join(before.split())
-        parts = [*thoughts(str(said["content"])), strip_thinking(str(said["content"]))]
+        parts = [*thoughts(str(reply_message["content"])), strip_thinking(str(reply_message["content"]))]
         if not all("".join(part.split()) in squeezed for part in parts):
             return None
         begin = len(whole_marks(shared_start(before, self._shown(messages[:at]))))
@@ -263,15 +268,15 @@ class ToolPromptBuilder(PromptBuilder):
         if messages and messages[0]["role"] == "system":
             text = f"{text}\n\n{messages[0]['content']}"
             rest = messages[1:]
-        shown: list[Message] = [{"role": "system", "content": text}]
+        template_messages: list[Message] = [{"role": "system", "content": text}]
         for role, group in groupby(rest, key=lambda m: m["role"]):
             # one message for all results of a reply: some templates want user and assistant in turn
             if role == "tool":
                 results = "\n".join(f"<tool_response>\n{m['content']}\n</tool_response>" for m in group)
-                shown.append({"role": "user", "content": results})
+                template_messages.append({"role": "user", "content": results})
             else:
-                shown += group
-        return shown
+                template_messages += group
+        return template_messages
 
 
 async def play_rounds(
@@ -303,16 +308,18 @@ async def play_rounds(
         assert isinstance(reply.agent, ToolAgent)
         results, use = await reply.agent.answer(requests, number)
         runtime = call.runtime.of(reply.agent)
-        shown = prompts.shown_tools
+        previous_tools = prompts.shown_tools
         prompts = runtime.prompts
         assert isinstance(prompts, ToolPromptBuilder)
         following, anew = prompts.following(
-            call.prompt, reply, requests, results, prompts.shown_tools == shown
+            call.prompt, reply, requests, results, prompts.shown_tools == previous_tools
         )
         earlier += len(requests)
-        own = reply.projection
-        action, valid = ("", True) if following else (own.action, own.valid)
-        reply = replace(reply, projection=replace(own, action=action, valid=valid and not use.malformed))
+        projection = reply.projection
+        action, valid = ("", True) if following else (projection.action, projection.valid)
+        reply = replace(
+            reply, projection=replace(projection, action=action, valid=valid and not use.malformed)
+        )
         keep(call, reply, order, replace(use, restarted=restarted, cut=following is None))
         if following is None:
             break

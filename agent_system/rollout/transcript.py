@@ -23,15 +23,15 @@ def joint_prompts(
         tokenizers: tokenizer by `wg_id`.
         limit: maximum number of tokens of transcript and prompt together; the prompt is never cut.
     """
-    played = [e for e in episodes if not e.failed]
-    texts = [f"{s.agent_id}: {s.text}\n\n" for e in played for s in e.samples]
+    finished_episodes = [e for e in episodes if not e.failed]
+    texts = [f"{s.agent_id}: {s.text}\n\n" for e in finished_episodes for s in e.samples]
     encoded = {
         wg: encode_all(tokenizers[wg], texts)
-        for wg in dict.fromkeys(s.wg_id for e in played for s in e.samples if s.trained)
+        for wg in dict.fromkeys(s.wg_id for e in finished_episodes for s in e.samples if s.trained)
     }
     prompts = []
     first = 0
-    for episode in played:
+    for episode in finished_episodes:
         for sample in (s for s in episode.samples if s.trained):
             blocks = [
                 encoded[sample.wg_id][first + i]
@@ -45,10 +45,10 @@ def joint_prompts(
 
 def _end(blocks: Sequence[tuple[int, ...]], room: int) -> tuple[int, ...]:
     """Return the last `room` tokens of the blocks."""
-    kept: list[tuple[int, ...]] = []
+    last_blocks: list[tuple[int, ...]] = []
     for block in reversed(blocks):
         if room <= 0:
             break
-        kept.append(block[-room:])
-        room -= len(kept[-1])
-    return tuple(token for block in reversed(kept) for token in block)
+        last_blocks.append(block[-room:])
+        room -= len(last_blocks[-1])
+    return tuple(token for block in reversed(last_blocks) for token in block)

@@ -102,10 +102,10 @@ class Tree:
         results = await asyncio.gather(
             *(self._try(call, n, reply, origin) for n, reply in numbered), return_exceptions=True
         )
-        if lost := next(
+        if fatal_error := next(
             (result for result in results if isinstance(result, (EnvWorkerError, EngineGoneError))), None
         ):
-            raise lost  # the state that the episode would continue from, or all later scores
+            raise fatal_error  # the state that the episode would continue from, or all later scores
         candidates = []
         causes = []
         for (number, _), result in zip(numbered, results, strict=True):
@@ -125,8 +125,8 @@ class Tree:
                 f"scored: {type(causes[0]).__name__}: {causes[0]}"
             ) from causes[0]
         rewards = [mix(c.team, c.local, self._alpha) for c in candidates]
-        chosen = candidates[choose(self.settings, rewards, stable_seed(call.seed, "choice"))]
-        return CandidateSet(call, candidates, chosen, baseline)
+        winner = candidates[choose(self.settings, rewards, stable_seed(call.seed, "choice"))]
+        return CandidateSet(call, candidates, winner, baseline)
 
     async def _finish(self, calls: SimultaneousCalls) -> None:
         await calls.over()

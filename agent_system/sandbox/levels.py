@@ -44,6 +44,6 @@ def level_error(level: str | None, min_level: str, missing: dict[str, str]) -> s
         f"  {name}: {error}; {REMEDIES[name]}" if name in REMEDIES else f"  {name}: {error}"
         for name, error in missing.items()
     )
-    found = f"this machine offers {level!r} only" if level else "no level works on this machine"
+    shortfall = f"this machine offers {level!r} only" if level else "no level works on this machine"
     way_out = "or use sandbox.backend=http with a SandboxFusion server, or a lower sandbox.min_level"
-    return f"sandbox.min_level={min_level}, but {found}:{causes}\n  {way_out}"
+    return f"sandbox.min_level={min_level}, but {shortfall}:{causes}\n  {way_out}"

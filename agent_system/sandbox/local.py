@@ -72,10 +72,10 @@ class LocalSandbox(Sandbox):
         logger.info("sandbox: %s", self.describe())
 
     def describe(self) -> str:
-        held = f"level {self.level}, {self.workers} workers; programs have {describe(self.level)}"
+        description = f"level {self.level}, {self.workers} workers; programs have {describe(self.level)}"
         if rank(self.level) < rank("landlock") and os.geteuid() != 0:
-            held += "; they can read and write all files of this user"
-        return held
+            description += "; they can read and write all files of this user"
+        return description
 
     @property
     def pids(self) -> list[int]:

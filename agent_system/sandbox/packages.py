@@ -16,7 +16,7 @@ def find_packages(names: Iterable[str]) -> dict[str, str]:
     Raises:
         SandboxError: a package is not installed, or the name is not a top-level one.
     """
-    found: dict[str, str] = {}
+    paths_by_name: dict[str, str] = {}
     for name in names:
         spec = importlib.util.find_spec(name) if name.isidentifier() else None
         if spec is None or not (spec.submodule_search_locations or spec.has_location):
@@ -27,8 +27,8 @@ def find_packages(names: Iterable[str]) -> dict[str, str]:
         path = os.path.realpath(
             spec.submodule_search_locations[0] if spec.submodule_search_locations else str(spec.origin)
         )
-        found[os.path.basename(path)] = path
+        paths_by_name[os.path.basename(path)] = path
         libraries = os.path.join(os.path.dirname(path), f"{name}.libs")
         if os.path.isdir(libraries):
-            found[f"{name}.libs"] = libraries
-    return found
+            paths_by_name[f"{name}.libs"] = libraries
+    return paths_by_name

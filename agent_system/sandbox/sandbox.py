@@ -79,23 +79,23 @@ class Sandbox(ABC):
         """
         return (await self._run(Job(program, [""], self._limits(limits), compile_only=True)))[0]
 
-    def _limits(self, own: SandboxLimitsConfig | None) -> SandboxLimitsConfig:
+    def _limits(self, run_limits: SandboxLimitsConfig | None) -> SandboxLimitsConfig:
         """Return the limits of a run. Raise ConfigError for its own limits if one cannot be used."""
-        if own is None:
+        if run_limits is None:
             return self.settings.limits
-        check_values(own, "sandbox.limits")
-        return own
+        check_values(run_limits, "sandbox.limits")
+        return run_limits
 
     async def _run(self, job: Job) -> list[RunResult]:
         """Return the results of a job; tests in which the sandbox failed are repeated once, by a fresh worker
         where there are workers.
         """
         results = await self._once(job)
-        lost = [place for place, result in enumerate(results) if result.reason is Reason.SANDBOX]
-        if lost:
-            again = replace(job, tests=[job.tests[place] for place in lost], again=True)
+        failed_places = [place for place, result in enumerate(results) if result.reason is Reason.SANDBOX]
+        if failed_places:
+            again = replace(job, tests=[job.tests[place] for place in failed_places], again=True)
             with suppress(SandboxError):  # closed meanwhile
-                for place, result in zip(lost, await self._once(again), strict=True):
+                for place, result in zip(failed_places, await self._once(again), strict=True):
                     results[place] = result
             failed = [result.message for result in results if result.reason is Reason.SANDBOX]
             if failed:

@@ -61,10 +61,10 @@ class SandboxWorker:
 
     def __init__(self, level: str, packages: dict[str, str], imports: tuple[str, ...]) -> None:
         self.scratch = tempfile.mkdtemp(prefix="sandbox-")
-        shown = os.path.join(self.scratch, "imports")
-        os.mkdir(shown)
+        imports_folder = os.path.join(self.scratch, "imports")
+        os.mkdir(imports_folder)
         for name, path in packages.items():
-            os.symlink(path, os.path.join(shown, name))
+            os.symlink(path, os.path.join(imports_folder, name))
         passed = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
         self._child = subprocess.Popen(
             [sys.executable, "-S", "-s", "-P", "-c", BOOT, str(FOLDER)],
@@ -85,7 +85,7 @@ class SandboxWorker:
             "stdlib": sysconfig.get_path("stdlib"),
             "packages": packages,
             "imports": imports,
-            "shown": shown,
+            "shown": imports_folder,
             "scratch": self.scratch,
         }
         try:

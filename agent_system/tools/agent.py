@@ -63,11 +63,12 @@ class ToolAgent(BaseAgent):
             raise AgentSystemError(
                 f"{type(self).__name__}.{wrong[0]} must be positive, found {limits[wrong[0]]!r}"
             )
-        made = [tool for entry in self.tools for tool in self._tools(entry)]
-        self.by_name: dict[str, Tool | McpTool] = {tool.name: tool for tool in made}
-        if len(self.by_name) < len(made):
+        all_tools = [tool for entry in self.tools for tool in self._tools(entry)]
+        self.by_name: dict[str, Tool | McpTool] = {tool.name: tool for tool in all_tools}
+        if len(self.by_name) < len(all_tools):
             raise AgentSystemError(
-                f"two tools of {type(self).__name__} have the same name: {', '.join(t.name for t in made)}"
+                f"two tools of {type(self).__name__} have the same name: "
+                f"{', '.join(t.name for t in all_tools)}"
             )
 
     def _tools(self, entry: Callable[..., Any] | str | McpServer) -> Sequence[Tool | McpTool]:
@@ -97,29 +98,30 @@ class ToolAgent(BaseAgent):
             requests: the calls.
             number: number of the round, from 0.
         """
-        done = await asyncio.gather(*(self._one(r) for r in requests[: self.max_calls]))
-        extra = len(requests) - len(done)
+        answers = await asyncio.gather(*(self._one(r) for r in requests[: self.max_calls]))
+        extra = len(requests) - len(answers)
         if extra:
-            done.append(
+            answers.append(
                 (
                     "malformed",
                     f"error: {extra} more tool calls were ignored; at most {self.max_calls} per reply",
                 )
             )
-        kinds = [kind for kind, _ in done]
+        kinds = [kind for kind, _ in answers]
         malformed = kinds.count("malformed") + max(extra - 1, 0)
         use = ToolUse(number, len(requests), malformed, kinds.count("error"), kinds.count("timeout"))
-        answered = requests[: len(done)]
-        return [_result(text, request) for (_, text), request in zip(done, answered, strict=True)], use
+        answered = requests[: len(answers)]
+        return [_result(text, request) for (_, text), request in zip(answers, answered, strict=True)], use
 
     def named_calls(self, requests: Sequence[ToolRequest]) -> list[ToolRequest]:
         """Return the calls that get an answer, as a template can show them: a malformed one without
         arguments.
         """
-        shown = requests[: self.max_calls + 1]
+        answered_requests = requests[: self.max_calls + 1]
         name = next(iter(self.by_name))
         return [
-            r if r.is_readable and r.name else replace(r, name=r.name or name, arguments={}) for r in shown
+            r if r.is_readable and r.name else replace(r, name=r.name or name, arguments={})
+            for r in answered_requests
         ]
 
     async def _one(self, request: ToolRequest) -> tuple[str, str]:

@@ -63,30 +63,30 @@ class McpServer(McpEndpoint):
         Raises AgentSystemError when it cannot be reached, has too many tools or two of one name, or lacks one
         of `only`.
         """
-        found = [McpTool(self, tool) for tool in tools_of(self)]
-        names = [tool.name for tool in found]
+        all_tools = [McpTool(self, tool) for tool in tools_of(self)]
+        names = [tool.name for tool in all_tools]
         if missing := [name for name in self.only if name not in names]:
-            known = ", ".join(names[:MOST_TOOLS]) or "none"
+            listing = ", ".join(names[:MOST_TOOLS]) or "none"
             raise AgentSystemError(
                 f"the MCP server {self.name!r} has no tool {missing[0]!r}{did_you_mean(missing[0], names)}; "
-                f"its tools: {known}"
+                f"its tools: {listing}"
             )
         if twice := [name for name, count in Counter(names).items() if count > 1]:
             raise AgentSystemError(f"the MCP server {self.name!r} has two tools of the name {twice[0]!r}")
-        chosen = [tool for tool in found if not self.only or tool.name in self.only]
-        if len(chosen) > MOST_TOOLS:
+        offered_tools = [tool for tool in all_tools if not self.only or tool.name in self.only]
+        if len(offered_tools) > MOST_TOOLS:
             raise AgentSystemError(
-                f"the MCP server {self.name!r} has {len(chosen)} tools, more than {MOST_TOOLS}; choose some "
-                "with McpServer.only"
+                f"the MCP server {self.name!r} has {len(offered_tools)} tools, more than {MOST_TOOLS}; "
+                "choose some with McpServer.only"
             )
-        return chosen
+        return offered_tools
 
     def connection(self) -> Connection:
         """Return the connection for the running task: that of its episode, or of the run."""
-        own = of_episode() if self.scope == "episode" else None
-        if own is None:
+        resources = of_episode() if self.scope == "episode" else None
+        if resources is None:
             return _shared.get(self)
-        return own.get(("mcp", self.key), lambda: Connection(self))
+        return resources.get(("mcp", self.key), lambda: Connection(self))
 
 
 class _Shared:
@@ -97,10 +97,10 @@ class _Shared:
 
     def get(self, server: McpServer) -> Connection:
         """Return the connection to a server."""
-        found = self._open.get(server.key)
-        if found is None or found.ended:
-            found = self._open[server.key] = Connection(server)
-        return found
+        connection = self._open.get(server.key)
+        if connection is None or connection.ended:
+            connection = self._open[server.key] = Connection(server)
+        return connection
 
 
 _shared = _Shared()
@@ -132,14 +132,15 @@ class McpTool:
         too large ones.
         """
         parameters = self.schema["function"]["parameters"]
-        known = parameters.get("properties") or {}
+        properties = parameters.get("properties") or {}
         if not isinstance(arguments, dict):
             raise ToolInputError(
-                f"the arguments of {self.name} must be a JSON object with {', '.join(known) or 'no keys'}"
+                f"the arguments of {self.name} must be a JSON object with "
+                f"{', '.join(properties) or 'no keys'}"
             )
         arguments = valid_json(arguments)
         takes_more = parameters.get("additionalProperties") or parameters.get("properties") is None
-        unknown = [key for key in arguments if key not in known and not takes_more]
+        unknown = [key for key in arguments if key not in properties and not takes_more]
         missing = [key for key in parameters.get("required") or () if key not in arguments]
         for key in unknown[:1] or missing[:1]:
             problem = (
@@ -147,7 +148,7 @@ class McpTool:
                 if unknown
                 else f"{self.name} needs the argument {key!r}"
             )
-            raise ToolInputError(cut(f"{problem}; its arguments: {', '.join(known) or 'none'}"))
+            raise ToolInputError(cut(f"{problem}; its arguments: {', '.join(properties) or 'none'}"))
         if len(json.dumps(arguments)) > LONGEST_ARGUMENTS:
             raise ToolInputError(
                 f"the arguments of {self.name} have more than {LONGEST_ARGUMENTS} characters"

@@ -212,8 +212,8 @@ _LINES = "mcp_lines"
 
 
 def _codec(name: str) -> codecs.CodecInfo | None:
-    own = codecs.CodecInfo(codecs.utf_8_encode, codecs.utf_8_decode, incrementaldecoder=_Lines, name=_LINES)
-    return own if name == _LINES else None
+    codec = codecs.CodecInfo(codecs.utf_8_encode, codecs.utf_8_decode, incrementaldecoder=_Lines, name=_LINES)
+    return codec if name == _LINES else None
 
 
 codecs.register(_codec)

@@ -67,32 +67,34 @@ class Tool:
         """Return the arguments converted to the types of the signature. Raise ToolInputError if they do not
         fit.
         """
-        known = {str(field.alias): name for name, field in self.arguments.model_fields.items()}
+        fields_by_alias = {str(field.alias): name for name, field in self.arguments.model_fields.items()}
         if not isinstance(arguments, dict):
             raise ToolInputError(
-                f"the arguments of {self.name} must be a JSON object with {', '.join(known) or 'no keys'}"
+                f"the arguments of {self.name} must be a JSON object with "
+                f"{', '.join(fields_by_alias) or 'no keys'}"
             )
-        unknown = [key for key in arguments if key not in known]
+        unknown = [key for key in arguments if key not in fields_by_alias]
         if unknown:
             raise ToolInputError(
                 cut(
-                    f"{self.name} has no argument {unknown[0]!r}; its arguments: {', '.join(known) or 'none'}"
+                    f"{self.name} has no argument {unknown[0]!r}; its arguments: "
+                    f"{', '.join(fields_by_alias) or 'none'}"
                 )
             )
         try:
             valid = self.arguments.model_validate(arguments)
         except (ValidationError, RecursionError) as error:
-            found = (
+            field_errors = (
                 error.errors(include_url=False, include_input=False)
                 if isinstance(error, ValidationError)
                 else []
             )
             causes = (
-                "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in found[:3])
+                "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in field_errors[:3])
                 or "nested too deep"
             )
             raise ToolInputError(cut(f"wrong arguments of {self.name}: {causes}")) from error
-        return {name: getattr(valid, field) for name, field in known.items()}
+        return {name: getattr(valid, field) for name, field in fields_by_alias.items()}
 
     async def call(self, arguments: Mapping[str, Any], limit_s: float) -> str:
         """Run the tool and return its result as text; a result that is not text is written as JSON.

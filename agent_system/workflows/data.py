@@ -63,15 +63,15 @@ class TaskSet:
         """Return training and test rows. Raises AgentSystemError when there are too few different tasks of
         this difficulty.
         """
-        made = [num_train, num_test, seed]
+        arguments = [num_train, num_test, seed]
         if self.difficulty is not None:
-            made.append(self.difficulty() if difficulty is None else difficulty)
-        train, test = self.generate(*made)
+            arguments.append(self.difficulty() if difficulty is None else difficulty)
+        train, test = self.generate(*arguments)
         rows = [
             [self.row(task, i, name) for i, task in enumerate(tasks)]
             for name, tasks in (("train", train), ("test", test))
         ]
-        return Split(rows[0], rows[1], frozenset(map(self.key, test)), self.files(*made))
+        return Split(rows[0], rows[1], frozenset(map(self.key, test)), self.files(*arguments))
 
 
 def write_split(split: Split, out: Path) -> None:

@@ -167,8 +167,8 @@ class DataSourceAgent(BaseAgent):
 
 
 async def _gsm8k(reply: str, truth: Any) -> float:
-    found = _HASHES.findall(reply[-TAIL_CHARS:])
-    return float(bool(found) and found[-1].replace(",", "") == str(truth))
+    numbers = _HASHES.findall(reply[-TAIL_CHARS:])
+    return float(bool(numbers) and numbers[-1].replace(",", "") == str(truth))
 
 
 async def _boxed(reply: str, truth: Any) -> float:
@@ -176,17 +176,17 @@ async def _boxed(reply: str, truth: Any) -> float:
 
 
 async def _answer_line(reply: str, truth: Any) -> float:
-    found = _ANSWER.findall(reply[-TAIL_CHARS:])
+    answers = _ANSWER.findall(reply[-TAIL_CHARS:])
     return (
         1.0
-        if await _equals(found[-1].strip() if found else last_boxed(reply[-BOX_TAIL_CHARS:]), truth)
+        if await _equals(answers[-1].strip() if answers else last_boxed(reply[-BOX_TAIL_CHARS:]), truth)
         else -1.0
     )
 
 
 async def _element(reply: str, truth: Any) -> float:
-    found = _ELEMENT.findall(reply)
-    right = exact_match(found[-1], accepted_answers(truth)) if found else 0.0
+    answers = _ELEMENT.findall(reply)
+    right = exact_match(answers[-1], accepted_answers(truth)) if answers else 0.0
     return right / 4 if max(reply.count("<answer>"), reply.count("</answer>")) > MAX_ANSWER_TAGS else right
 
 
@@ -218,20 +218,20 @@ def _from_verls_form(truth: Any) -> Any:
     """Return tests in the form of `read_ground_truth`: calls whose arguments and results are JSON text,
     numbers and lists of lines.
     """
-    found = parse_json(truth) if isinstance(truth, str) else truth
-    if isinstance(found, Mapping) and found.get("assert_case"):
+    tests = parse_json(truth) if isinstance(truth, str) else truth
+    if isinstance(tests, Mapping) and tests.get("assert_case"):
         raise ValueError("tests by assert_case are not read: a program could end before its assertion")
-    if not isinstance(found, Mapping) or not all(
-        isinstance(found.get(key), list) for key in ("inputs", "outputs")
+    if not isinstance(tests, Mapping) or not all(
+        isinstance(tests.get(key), list) for key in ("inputs", "outputs")
     ):
-        return found
-    if found.get("fn_name"):
-        inputs = [_arguments(one) for one in found["inputs"]]
-        outputs = [_json_or_text(one) if isinstance(one, str) else one for one in found["outputs"]]
+        return tests
+    if tests.get("fn_name"):
+        inputs = [_arguments(one) for one in tests["inputs"]]
+        outputs = [_json_or_text(one) if isinstance(one, str) else one for one in tests["outputs"]]
     else:
-        inputs = [_lines(one) for one in found["inputs"]]
-        outputs = [_lines(one) for one in found["outputs"]]
-    return {**found, "inputs": inputs, "outputs": outputs}
+        inputs = [_lines(one) for one in tests["inputs"]]
+        outputs = [_lines(one) for one in tests["outputs"]]
+    return {**tests, "inputs": inputs, "outputs": outputs}
 
 
 def _arguments(one: Any) -> list[Any]:

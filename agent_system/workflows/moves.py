@@ -31,9 +31,9 @@ def read_moves(text: str) -> Projection:
     """Return the last `<moves>...</moves>` of a reply as letters (`RRD`); a reply without a list of moves is
     invalid, its action empty.
     """
-    found = _read_tag(text)
-    moves = parse_moves(found.action)
-    return replace(found, action=moves or "", valid=moves is not None)
+    projection = _read_tag(text)
+    moves = parse_moves(projection.action)
+    return replace(projection, action=moves or "", valid=moves is not None)
 
 
 def moves_reply(moves: str) -> str:

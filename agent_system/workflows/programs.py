@@ -37,8 +37,8 @@ def read_program(text: str) -> Projection:
     """Return the last fenced `python` block as a `Program`; a reply without one is invalid and its action
     empty.
     """
-    found = python_block(text)
-    return replace(found, action=Program(found.action) if found.valid else "")
+    projection = python_block(text)
+    return replace(projection, action=Program(projection.action) if projection.valid else "")
 
 
 def check_writes_programs(section: str, tool: str, prompt_style: str, otherwise: str) -> None:

@@ -158,16 +158,16 @@ class VerlBatch:
         """Remove the named columns from this batch and return them as a batch. Raise AssertionError for a
         missing one.
         """
-        held: tuple[tuple[Any, Sequence[str]], ...] = (
+        parts_and_keys: tuple[tuple[Any, Sequence[str]], ...] = (
             (self.batch, batch_keys or ()),
             (self.non_tensor_batch, non_tensor_batch_keys or ()),
             (self.meta_info, meta_info_keys or ()),
         )
-        for part, keys in held:
+        for part, keys in parts_and_keys:
             present = [] if part is None else list(part.keys())
             for key in keys:
                 assert key in present, f"cannot pop `{key}`: the batch has {present}"
-        tensors, arrays, info = ({key: part.pop(key) for key in keys} for part, keys in held)
+        tensors, arrays, info = ({key: part.pop(key) for key in keys} for part, keys in parts_and_keys)
         return type(self).from_dict(tensors=tensors, non_tensors=arrays, meta_info=info)
 
     def rename(

@@ -36,23 +36,29 @@ class TranslatedCommand(Command):
         listed = [*self.listed, *rows]
         if not listed and not defaults:
             return ""
-        said = f"translated: {' | '.join(listed) or 'nothing else'}"
-        return f"keys of {self.upstream or 'verl'} (docs/upstream_map.md): {f'defaults: {defaults}; ' if defaults else ''}{said}"
+        summary = f"translated: {' | '.join(listed) or 'nothing else'}"
+        return (
+            f"keys of {self.upstream or 'verl'} (docs/upstream_map.md): "
+            f"{f'defaults: {defaults}; ' if defaults else ''}{summary}"
+        )
 
 
-def translate(given: Sequence[str]) -> TranslatedCommand:
+def translate(overrides: Sequence[str]) -> TranslatedCommand:
     """Return the command line with settings of verl and Dr. MAS translated; others, and values that are
     refused, stay as they are.
     """
-    settings = dict(pair for pair in map(split, given) if pair is not None)
-    found = {override: _take(override, _find(override), settings) for override in given}
+    settings = dict(pair for pair in map(split, overrides) if pair is not None)
+    translations = {override: _take(override, _find(override), settings) for override in overrides}
     # Values alone, such as `trainer.logger=console`, do not make it a command of verl, with verl's defaults.
-    own = {entry.name for entry in VERL_VALUES}
+    value_keys = {entry.name for entry in VERL_VALUES}
     command = TranslatedCommand(
-        translated=any(taken is not None and key_of(override) not in own for override, taken in found.items())
+        translated=any(
+            translation is not None and key_of(override) not in value_keys
+            for override, translation in translations.items()
+        )
     )
     if not command.translated:
-        command.overrides = list(given)
+        command.overrides = list(overrides)
         return command
     command.upstream = (
         "Dr. MAS"
@@ -62,23 +68,23 @@ def translate(given: Sequence[str]) -> TranslatedCommand:
         else "verl"
     )
     values: dict[str, tuple[str, str]] = {}  # key here -> its value, and the setting that gave it
-    for override in given:
+    for override in overrides:
         key = key_of(override)
         other = next((entry for entry in VERL_MEANINGS if command.upstream and entry.name == key), None)
-        taken = found[override] or _take(override, other, settings)
+        translation = translations[override] or _take(override, other, settings)
         pair = split(override)
-        for name, value in taken.overrides.items() if taken else [pair] if pair else []:
+        for name, value in translation.overrides.items() if translation else [pair] if pair else []:
             before, setter = values.setdefault(name, (value, override))
             if key_of(setter) != key and not same(before, value):
                 command.contradictions.append((setter.lstrip("+"), override.lstrip("+")))
-        if taken is None:
+        if translation is None:
             command.overrides.append(override if override.startswith("-") else override.lstrip("+"))
             continue
-        new = [f"{name}={value}" for name, value in taken.overrides.items()]
+        new = [f"{name}={value}" for name, value in translation.overrides.items()]
         command.overrides += new
-        command.typed |= dict.fromkeys(taken.overrides, override)
-        if taken.listed:
-            command.listed.append(f"{override.lstrip('+')}: {'; '.join([*new, taken.note])}")
+        command.typed |= dict.fromkeys(translation.overrides, override)
+        if translation.listed:
+            command.listed.append(f"{override.lstrip('+')}: {'; '.join([*new, translation.note])}")
     if command.upstream:
         translated = dict(pair for pair in map(split, command.overrides) if pair is not None)
         command.defaults = upstream_defaults(settings, translated)
@@ -102,7 +108,9 @@ def _take(override: str, entry: VerlKey | None, settings: Mapping[str, str]) -> 
     if default and plain(value) == "null":
         return Taken(listed=False)
     whole = key if "*" in entry.name else entry.name
-    taken = entry.take(Setting(key, value, key[len(whole) :], entry.here, settings)) if entry.take else None
-    if taken is None:
+    translation = (
+        entry.take(Setting(key, value, key[len(whole) :], entry.here, settings)) if entry.take else None
+    )
+    if translation is None:
         return Taken(listed=False) if default else None
-    return Taken(taken.overrides, taken.listed, taken.note or entry.note)
+    return Taken(translation.overrides, translation.listed, translation.note or entry.note)

@@ -200,7 +200,7 @@ def make_nd_compute_dataproto_dispatch_fn(mesh_name: str) -> dict[str, Callable[
 
 def _of_mesh(worker_group: Any, query: str, mesh_name: str) -> list[Any]:
     """Return the registered value of every worker for a mesh, queried once per group."""
-    known = vars(worker_group).setdefault("_of_meshes", {})
-    if (query, mesh_name) not in known:
-        known[query, mesh_name] = worker_group.execute_all_sync(query, mesh_name)
-    return list(known[query, mesh_name])
+    mesh_results = vars(worker_group).setdefault("_of_meshes", {})
+    if (query, mesh_name) not in mesh_results:
+        mesh_results[query, mesh_name] = worker_group.execute_all_sync(query, mesh_name)
+    return list(mesh_results[query, mesh_name])

@@ -144,10 +144,10 @@ def _device(name: str) -> torch.device:
         raise ValueError(f"not a saved batch: {name!r} is not a device") from error
 
 
-def _named(known: dict[str, Any], name: str) -> Any:
-    if name not in known:
-        raise ValueError(f"not a saved batch: {name!r} is not one of {sorted(known)}")
-    return known[name]
+def _named(registry: dict[str, Any], name: str) -> Any:
+    if name not in registry:
+        raise ValueError(f"not a saved batch: {name!r} is not one of {sorted(registry)}")
+    return registry[name]
 
 
 def save_plain(value: Any, path: str | os.PathLike[str], where: str) -> None:

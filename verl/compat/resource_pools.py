@@ -179,7 +179,8 @@ class ResourcePoolManager:
         """Return the pool of a role. Raise KeyError naming the known roles or pools."""
         if role not in self.mapping:
             raise KeyError(
-                f"no resource pool for {role}: the mapping has {[str(known) for known in self.mapping]}"
+                f"no resource pool for {role}: the mapping has "
+                f"{[str(mapped_role) for mapped_role in self.mapping]}"
             )
         name = self.mapping[role]
         if name not in self.resource_pool_dict:
@@ -195,9 +196,9 @@ class ResourcePoolManager:
 
     def _check_gpus(self) -> None:
         free = ray.available_resources().get("GPU", 0)
-        wanted = self.get_n_gpus()
-        if free < wanted:
+        required_gpus = self.get_n_gpus()
+        if free < required_gpus:
             raise ValueError(
-                f"the resource pools {dict(self.resource_pool_spec)} want {wanted} GPUs, the cluster has "
-                f"{free:g} free; ask for fewer, or pass use_gpu=False to run on CPUs"
+                f"the resource pools {dict(self.resource_pool_spec)} want {required_gpus} GPUs, the cluster "
+                f"has {free:g} free; ask for fewer, or pass use_gpu=False to run on CPUs"
             )

@@ -82,11 +82,11 @@ def carried(setting: Setting) -> Taken:
 
 def carried_per_agent(setting: Setting) -> Taken:
     """Translated, also under agent.agent_specific_parameters."""
-    own = setting.key.startswith(f"{PER_AGENT}.")
+    is_per_agent = setting.key.startswith(f"{PER_AGENT}.")
     return Taken(
         {
             setting.here[0].replace("actor_rollout_ref", PER_AGENT, 1)
-            if own
+            if is_per_agent
             else setting.here[0]: setting.value
         }
     )
@@ -151,8 +151,8 @@ def below(**takes: Take) -> Take:
     """Take settings below the entry by the last part of their key; others are refused."""
 
     def take(setting: Setting) -> Taken | None:
-        chosen = takes.get(setting.rest.rpartition(".")[2])
-        return chosen(setting) if chosen else None
+        handler = takes.get(setting.rest.rpartition(".")[2])
+        return handler(setting) if handler else None
 
     take.__doc__ = f"Taken: {', '.join(takes)}."
     return take
@@ -160,8 +160,8 @@ def below(**takes: Take) -> Take:
 
 def own_values(setting: Setting) -> Taken | None:
     """Left out if null and the agents have values of their own, under agent.agent_specific_parameters."""
-    own = setting.key.replace("actor_rollout_ref", PER_AGENT, 1)
-    return Taken(listed=False) if setting.plain == "null" and own in setting.command else None
+    agent_key = setting.key.replace("actor_rollout_ref", PER_AGENT, 1)
+    return Taken(listed=False) if setting.plain == "null" and agent_key in setting.command else None
 
 
 def greedy_temperature(setting: Setting) -> Taken | None:
@@ -187,10 +187,10 @@ def equal_to_here(setting: Setting) -> Taken | None:
 def loggers(setting: Setting) -> Taken | None:
     """Translated: one name to a list, file to jsonl."""
     names = [plain(name) for name in setting.value.strip("[]").split(",")]
-    wanted = [LOGGERS.get(name, name) for name in names]
-    if wanted == names and setting.value.startswith("["):
+    backends = [LOGGERS.get(name, name) for name in names]
+    if backends == names and setting.value.startswith("["):
         return None
-    return Taken({setting.here[0]: f"[{','.join(wanted)}]"}, listed=wanted != names)
+    return Taken({setting.here[0]: f"[{','.join(backends)}]"}, listed=backends != names)
 
 
 def reward_manager(setting: Setting) -> Taken | None:
@@ -287,9 +287,9 @@ def _own_engines(command: Mapping[str, str]) -> bool:
 
 def _gpus_of_an_engine_node(command: Mapping[str, str]) -> str:
     """Return the number of GPUs of a node on which engines run, as typed."""
-    own = (
+    engine_keys = (
         ("actor_rollout_ref.rollout.n_gpus_per_node", "rollout.n_gpus_per_node")
         if _own_engines(command)
         else ()
     )
-    return next((command[key] for key in (*own, "trainer.n_gpus_per_node") if key in command), "8")
+    return next((command[key] for key in (*engine_keys, "trainer.n_gpus_per_node") if key in command), "8")

@@ -184,11 +184,13 @@ class RayWorkerGroup(ActorGroup):
         """Bind the registered methods of a class with a `func_generator` as in verl, and return their
         names.
         """
-        found = {
+        method_attributes = {
             name: getattr(getattr(user_defined_cls, name, None), MAGIC_ATTR, None)
             for name in dir(user_defined_cls)
         }
-        registered = {name: attributes for name, attributes in found.items() if attributes is not None}
+        registered = {
+            name: attributes for name, attributes in method_attributes.items() if attributes is not None
+        }
         for name, attributes in registered.items():
             execute_fn = getattr(
                 self, get_predefined_execute_fn(attributes["execute_mode"])["execute_fn_name"]
@@ -201,8 +203,8 @@ class RayWorkerGroup(ActorGroup):
 
     def spawn(self, prefix_set: Iterable[str]) -> dict[str, RayWorkerGroup]:
         """Return one group per worker class of a colocated class, all on this group's actors."""
-        held = None if self.ray_cls_with_init is None else self.ray_cls_with_init.worker_class
-        classes: dict[str, type] = getattr(held, "colocated_classes", {})
+        worker_class = None if self.ray_cls_with_init is None else self.ray_cls_with_init.worker_class
+        classes: dict[str, type] = getattr(worker_class, "colocated_classes", {})
         groups = {}
         for prefix in prefix_set:
             if prefix not in classes:

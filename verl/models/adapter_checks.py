@@ -115,16 +115,16 @@ def _matrices(model: torch.nn.Module) -> list[tuple[str, torch.nn.Module, torch.
     """Return the weights of two or more dimensions in a model's layers, each once, with their names and
     modules.
     """
-    seen: set[int] = set()
+    visited_ids: set[int] = set()
     head = head_of(model)
     for module in model.modules():
         if isinstance(module, torch.nn.Embedding) or module is head:
-            seen |= {id(value) for value in module.parameters(recurse=False)}
+            visited_ids |= {id(value) for value in module.parameters(recurse=False)}
     matrices: list[tuple[str, torch.nn.Module, torch.Tensor]] = []
     for prefix, module in model.named_modules():
         for leaf, value in module.named_parameters(recurse=False):
-            if value.ndim >= 2 and not leaf.endswith("bias") and id(value) not in seen:
-                seen.add(id(value))
+            if value.ndim >= 2 and not leaf.endswith("bias") and id(value) not in visited_ids:
+                visited_ids.add(id(value))
                 matrices.append((f"{prefix}.{leaf}", module, value))
     return matrices
 

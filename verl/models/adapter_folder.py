@@ -45,8 +45,8 @@ def read_adapter_shape(path: str) -> dict[str, Any]:
     """
     folder = Path(path).expanduser()
     if not (folder / ADAPTER_CONFIG).is_file():
-        found = "which has no" if folder.is_dir() else "which is no folder; expected one with"
-        raise AdapterFolderError(f"{found} {ADAPTER_CONFIG}, as PEFT's save_pretrained writes it")
+        problem = "which has no" if folder.is_dir() else "which is no folder; expected one with"
+        raise AdapterFolderError(f"{problem} {ADAPTER_CONFIG}, as PEFT's save_pretrained writes it")
     if not any((folder / name).is_file() for name in WEIGHT_FILES):
         raise AdapterFolderError(f"which has neither {' nor '.join(WEIGHT_FILES)}")
     try:

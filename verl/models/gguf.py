@@ -377,7 +377,9 @@ def _tokenizer(file: Path, parts: Mapping[str, Any], metadata: Mapping[str, Any]
         backend.decoder = ByteLevel()
     for kind, special in ((CONTROL, True), (USER_DEFINED, False)):
         names = [
-            token for token, own in zip(tokens, values.get("token_type", ()), strict=False) if own == kind
+            token
+            for token, token_kind in zip(tokens, values.get("token_type", ()), strict=False)
+            if token_kind == kind
         ]
         backend.add_tokens([AddedToken(name, normalized=False, special=special) for name in names])
     ends = {

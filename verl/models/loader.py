@@ -85,12 +85,12 @@ def without_progress_bars() -> Iterator[None]:
     """
     from transformers.utils import logging as transformers_logging
 
-    shown = transformers_logging.is_progress_bar_enabled()
+    bars_enabled = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
     try:
         yield
     finally:
-        if shown:
+        if bars_enabled:
             transformers_logging.enable_progress_bar()
 
 

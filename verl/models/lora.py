@@ -91,19 +91,19 @@ def lora_targets(model: torch.nn.Module, spec: LoraSpec) -> dict[str, torch.nn.M
             raise LoraTargetError(
                 f"target_modules={ALL_LINEAR}: no layer of the model can have an adapter; {_reasons(refused)}"
             )
-        chosen = _matching(usable, ".*", spec.exclude_modules)
+        target_names = _matching(usable, ".*", spec.exclude_modules)
     else:
         for target in _unmatched(layers, spec.target_modules):
             raise LoraTargetError(
                 f"target_modules={spec.target_modules}: the model has no layer {target!r}"
                 f"{_parameter_note(model, target)}; its linear layers are {ends}"
             )
-        chosen = _matching(layers, spec.target_modules, spec.exclude_modules)
-    if not chosen:
+        target_names = _matching(layers, spec.target_modules, spec.exclude_modules)
+    if not target_names:
         raise LoraTargetError(
             f"exclude_modules={spec.exclude_modules} leaves no layer of target_modules={spec.target_modules}"
         )
-    for name in chosen:
+    for name in target_names:
         if name not in linear:
             raise LoraTargetError(
                 f"target_modules={spec.target_modules}: layer {name!r} is a {type(layers[name]).__name__}; "
@@ -114,7 +114,7 @@ def lora_targets(model: torch.nn.Module, spec: LoraSpec) -> dict[str, torch.nn.M
                 f"target_modules={spec.target_modules}: layer {name!r} cannot have an adapter, as one of the "
                 f"layers {refused[name]}; leave it out, also with exclude_modules"
             )
-    return {name: linear[name] for name in chosen}
+    return {name: linear[name] for name in target_names}
 
 
 def head_of(model: torch.nn.Module) -> torch.nn.Module | None:
@@ -211,21 +211,21 @@ def initial_weights(model: torch.nn.Module, spec: LoraSpec) -> dict[str, torch.T
     from peft import load_peft_weights
 
     try:
-        found: dict[str, torch.Tensor] = load_peft_weights(spec.path, device="cpu")
+        weights: dict[str, torch.Tensor] = load_peft_weights(spec.path, device="cpu")
     except Exception as error:  # a damaged file raises errors of several libraries
         raise LoraTargetError(
             f"lora_adapter_path={spec.path}: its weights cannot be read: {error}"
         ) from error
     expected = adapter_shapes(lora_targets(model, spec), spec.rank)
-    for name in sorted(expected.keys() | found.keys()):
+    for name in sorted(expected.keys() | weights.keys()):
         here = expected.get(name)
-        there = tuple(found[name].shape) if name in found else None
+        there = tuple(weights[name].shape) if name in weights else None
         if here != there:
             raise LoraTargetError(
                 f"lora_adapter_path={spec.path}: the adapter does not fit the model: {name} has the shape "
                 f"{there or 'of no tensor'} there, expected {here or 'no such tensor'}"
             )
-    return found
+    return weights
 
 
 def peft_config(model: torch.nn.Module, spec: LoraSpec, base: str | None) -> Any:
@@ -345,8 +345,8 @@ def peft_names(keys: Iterable[str], name: str) -> dict[str, str]:
     adapters.
     """
     middle = f".{KEY_PREFIX}{name}."
-    found = [key for key in keys if middle in key and any(f".{part}." in key for part in PARTS)]
-    return {key: PEFT_PREFIX + key.replace(middle, ".") for key in found}
+    adapter_keys = [key for key in keys if middle in key and any(f".{part}." in key for part in PARTS)]
+    return {key: PEFT_PREFIX + key.replace(middle, ".") for key in adapter_keys}
 
 
 def save_adapter(model: Any, name: str, tensors: Mapping[str, torch.Tensor], folder: Path) -> None:

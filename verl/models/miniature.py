@@ -276,8 +276,8 @@ def _fewer_layers(config: Any) -> list[Change]:
     coarse = {key: several for key, several in varying.items() if not re.search(r"\d", str(key[1]))}
     for differences in (varying, coarse) if len(coarse) < len(varying) else (varying,):
         kinds = _kinds(observed, differences)
-        chosen = sorted({kinds.index(kind) for kind in kinds})
-        for changes, layers in _choices(config, count, chosen if len(chosen) > 1 else [0, 1]):
+        layer_indices = sorted({kinds.index(kind) for kind in kinds})
+        for changes, layers in _choices(config, count, layer_indices if len(layer_indices) > 1 else [0, 1]):
             if _shows(config, changes, [kinds[index] for index in layers], differences):
                 return changes
     return []
@@ -296,13 +296,15 @@ def _names_layers(config: Any, count: int) -> bool:
     return False
 
 
-def _choices(config: Any, count: int, chosen: list[int]) -> Iterator[tuple[list[Change], list[int]]]:
+def _choices(config: Any, count: int, layer_indices: list[int]) -> Iterator[tuple[list[Change], list[int]]]:
     """Yield changes with the layers that they are to leave: the chosen ones or, where fields do not let these
     be chosen, the first ones.
     """
-    prefixes = [list(range(length)) for length in range(max(chosen) + 1, min(count, PREFIX_LAYERS + 1))]
-    changes = _selection(config, count, chosen)
-    yield changes, chosen
+    prefixes = [
+        list(range(length)) for length in range(max(layer_indices) + 1, min(count, PREFIX_LAYERS + 1))
+    ]
+    changes = _selection(config, count, layer_indices)
+    yield changes, layer_indices
     for layers in prefixes[:1]:
         yield _selection(config, count, layers), layers
     periods = [
@@ -311,24 +313,26 @@ def _choices(config: Any, count: int, chosen: list[int]) -> Iterator[tuple[list[
         if type(value) is int and value > 0
     ]
     if 0 < len(periods) <= 2:
-        for values in itertools.product(range(len(chosen) + 1), repeat=len(periods)):
+        for values in itertools.product(range(len(layer_indices) + 1), repeat=len(periods)):
             others = [
                 Change("layers", path, name, value)
                 for (path, name), value in zip(periods, values, strict=True)
             ]
-            yield [*changes, *others], chosen
+            yield [*changes, *others], layer_indices
     for layers in prefixes[1:]:
         yield _selection(config, count, layers), layers
 
 
-def _selection(config: Any, count: int, chosen: Sequence[int]) -> list[Change]:
+def _selection(config: Any, count: int, layer_indices: Sequence[int]) -> list[Change]:
     """Return the changes that leave the chosen ones of `count` layers, as far as names and values tell which
     fields speak of layers.
     """
     unit = _main_unit(config)
     changes = []
     if overrides := layer_overrides(unit.node):
-        left = {position: overrides[index] for position, index in enumerate(chosen) if index in overrides}
+        left = {
+            position: overrides[index] for position, index in enumerate(layer_indices) if index in overrides
+        }
         changes.append(Change("layers", unit.path, OVERRIDES, left))
     for (path, name), value in unit.values.items():
         new: Any = value
@@ -337,20 +341,20 @@ def _selection(config: Any, count: int, chosen: Sequence[int]) -> list[Change]:
         if _is_index_list(name, value, count):
             base = 1 if max(value) == count else 0
             new = type(value)(
-                position + base for position, index in enumerate(chosen) if index + base in value
+                position + base for position, index in enumerate(layer_indices) if index + base in value
             )
         elif isinstance(value, (list, tuple)) and len(value) == count:
-            new = type(value)(value[index] for index in chosen)
+            new = type(value)(value[index] for index in layer_indices)
         elif type(value) is not int:
             continue
-        elif _LAYER_COUNT.fullmatch(name) and value > len(chosen):
-            new = len(chosen)
+        elif _LAYER_COUNT.fullmatch(name) and value > len(layer_indices):
+            new = len(layer_indices)
         elif _FIRST_LAYERS.fullmatch(name):
-            new = sum(index < value for index in chosen)
+            new = sum(index < value for index in layer_indices)
         elif _LAST_LAYERS.fullmatch(name):
-            new = sum(index >= count - value for index in chosen)
+            new = sum(index >= count - value for index in layer_indices)
         elif _END_LAYER.fullmatch(name) and value > 0:
-            new = sum(index <= value for index in chosen) - 1
+            new = sum(index <= value for index in layer_indices) - 1
         if new != value:
             changes.append(Change("layers", path, name, new))
     return changes

@@ -152,15 +152,16 @@ def load_sequence_classifier(path: str, *, dtype: torch.dtype, trust_remote_code
     with reading_model(path):
         config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
         attention = scoring_of(config).attention
-        model, found = AutoModelForSequenceClassification.from_pretrained(
+        model, loading_info = AutoModelForSequenceClassification.from_pretrained(
             path,
             dtype=dtype,
             attn_implementation=attention,
             trust_remote_code=trust_remote_code,
             output_loading_info=True,
         )
-    if found["missing_keys"]:
+    if loading_info["missing_keys"]:
         raise ModelPathError(
-            f"model {path!r} is no reward model: its checkpoint lacks {sorted(found['missing_keys'])[:4]}"
+            f"model {path!r} is no reward model: its checkpoint lacks "
+            f"{sorted(loading_info['missing_keys'])[:4]}"
         )
     return model.eval()

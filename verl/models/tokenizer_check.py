@@ -29,8 +29,8 @@ def checked_tokenizer(tokenizer: Any, path: str) -> Any:
     Raises:
         ValueError: blanks, line ends, digits or punctuation are lost, however it is loaded.
     """
-    seen = read_back(tokenizer, PLAIN)
-    if seen == PLAIN:
+    decoded_text = read_back(tokenizer, PLAIN)
+    if decoded_text == PLAIN:
         other = read_back(tokenizer, SCRIPTS)
         if other != SCRIPTS:
             logger.warning(
@@ -47,14 +47,14 @@ def checked_tokenizer(tokenizer: Any, path: str) -> Any:
             "makes %r of %r",
             path,
             type(tokenizer).__name__,
-            seen[:30],
+            decoded_text[:30],
             PLAIN[:30],
         )
         return direct
     raise ValueError(
         f"the tokenizer of {path!r} ({type(tokenizer).__name__}) loses parts of texts: {PLAIN[:32]!r} comes "
-        f"back as {seen[:32]!r}; set actor_rollout_ref.model.tokenizer_path to a folder with the model's own "
-        "tokenizer.json"
+        f"back as {decoded_text[:32]!r}; set actor_rollout_ref.model.tokenizer_path to a folder with the "
+        "model's own tokenizer.json"
     )
 
 

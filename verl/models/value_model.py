@@ -30,7 +30,7 @@ def load_value_model(
     transformers_logging.set_verbosity_error()  # a head that the checkpoint does not hold is expected here
     try:
         with reading_model(path):
-            model, found = AutoModelForTokenClassification.from_pretrained(
+            model, loading_info = AutoModelForTokenClassification.from_pretrained(
                 path,
                 config=config,
                 dtype=dtype,
@@ -41,8 +41,8 @@ def load_value_model(
             )
     finally:
         transformers_logging.set_verbosity(verbosity)
-    odd = {name for name, *_ in found["mismatched_keys"]} | {
-        n for n in found["missing_keys"] if _in_layers(model, n)
+    odd = {name for name, *_ in loading_info["mismatched_keys"]} | {
+        n for n in loading_info["missing_keys"] if _in_layers(model, n)
     }
     if odd:
         raise ModelPathError(
@@ -50,7 +50,7 @@ def load_value_model(
         )
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if name in found["missing_keys"]:
+            if name in loading_info["missing_keys"]:
                 parameter.zero_()
     return _finished(model)
 

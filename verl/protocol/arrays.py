@@ -71,8 +71,8 @@ def type_name(value: Any) -> str:
     if isinstance(value, tuple):
         return f"tuple({', '.join(type_name(item) for item in value)})"
     if isinstance(value, dict) and value:
-        key, held = next(iter(value.items()))
-        return f"dict[{type_name(key)}: {type_name(held)}]"
+        key, first_value = next(iter(value.items()))
+        return f"dict[{type_name(key)}: {type_name(first_value)}]"
     return "dict" if isinstance(value, dict) else type(value).__name__
 
 
@@ -85,9 +85,9 @@ def union_tensor_dict(tensor_dict1: TensorDict, tensor_dict2: TensorDict) -> Ten
         f"Two tensor dict must have identical batch size. Got {tensor_dict1.batch_size} and "
         f"{tensor_dict2.batch_size}"
     )
-    held = set(tensor_dict1.keys())  # iterating a TensorDict itself walks its rows
+    first_columns = set(tensor_dict1.keys())  # iterating a TensorDict itself walks its rows
     for key in list(tensor_dict2.keys()):
-        if key not in held:
+        if key not in first_columns:
             tensor_dict1[key] = tensor_dict2[key]
         else:
             same = tensor_dict1[key] is tensor_dict2[key] or tensor_dict1[key].equal(tensor_dict2[key])

@@ -112,15 +112,15 @@ class Generation:
 
     def first(self, count: int) -> Self:
         """Return the reply cut after `count` tokens."""
-        kept: list[tuple[int, int]] = []
+        spans: list[tuple[int, int]] = []
         for version, tokens in self.spans:
-            kept.append((version, min(tokens, count - sum(n for _, n in kept))))
-            if sum(n for _, n in kept) >= count:
+            spans.append((version, min(tokens, count - sum(n for _, n in spans))))
+            if sum(n for _, n in spans) >= count:
                 break
         ids = self.token_ids[:count]
         log_probs = self.log_probs[:count]
         return replace(
-            self, token_ids=ids, log_probs=log_probs, version=kept[-1][0], earlier=tuple(kept[:-1])
+            self, token_ids=ids, log_probs=log_probs, version=spans[-1][0], earlier=tuple(spans[:-1])
         )
 
 

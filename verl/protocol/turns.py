@@ -46,8 +46,8 @@ def turn_end_ids(tokenizer: Any, template_kwargs: Mapping[str, Any] | None = Non
         """Return what stands before an answer, from its thinking or the question on, and after it, up to the
         next question.
         """
-        said = {"role": "assistant", "content": _ANSWER, **({field: _THOUGHT} if field else {})}
-        conversation = [{"role": "user", "content": _QUESTION}, said, *more]
+        reply = {"role": "assistant", "content": _ANSWER, **({field: _THOUGHT} if field else {})}
+        conversation = [{"role": "user", "content": _QUESTION}, reply, *more]
         text = rendered(conversation)
         if _ANSWER not in text:  # some templates show texts only as parts
             text = rendered(
@@ -63,10 +63,16 @@ def turn_end_ids(tokenizer: Any, template_kwargs: Mapping[str, Any] | None = Non
     between, final = shown()
     earlier = shown(more=[{"role": "user", "content": _QUESTION}])[1]
     after = _tokens(shared_start(final, earlier), tokens) or _tokens(final, tokens)
-    own = [token for token in after if token not in inner]
-    also_of_the_user = [token for token in own if token in between]
+    end_tokens = [token for token in after if token not in inner]
+    also_of_the_user = [token for token in end_tokens if token in between]
     end = next(
-        iter([*also_of_the_user, *own, *(token for token in _tokens(earlier, tokens) if token not in inner)]),
+        iter(
+            [
+                *also_of_the_user,
+                *end_tokens,
+                *(token for token in _tokens(earlier, tokens) if token not in inner),
+            ]
+        ),
         "",
     )
     return frozenset([int(tokenizer.convert_tokens_to_ids(end))] if end else [])

@@ -47,8 +47,8 @@ def register(dispatch_mode: Dispatch, blocking: bool = True) -> Callable[[Method
 
 def registered_methods(worker_class: type) -> dict[str, Callable[[Any, str], Callable[..., Any]]]:
     """Return by name the function that binds each registered method of a class to a worker group."""
-    found = {name: getattr(getattr(worker_class, name, None), BIND, None) for name in dir(worker_class)}
-    return {name: bind for name, bind in found.items() if bind is not None}
+    binders = {name: getattr(getattr(worker_class, name, None), BIND, None) for name in dir(worker_class)}
+    return {name: bind for name, bind in binders.items() if bind is not None}
 
 
 def dispatch_one_to_all(worker_group: Any, *args: Any, **kwargs: Any) -> Dispatched:

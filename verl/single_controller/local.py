@@ -62,7 +62,7 @@ class LocalPendingResults(PendingResults):
         error.
         """
         limit = self.timeout_s if timeout is None else timeout
-        _done, unfinished = concurrent.futures.wait(self, timeout=limit)
+        _finished_futures, unfinished = concurrent.futures.wait(self, timeout=limit)
         if unfinished:
             raise TimeoutError(
                 f"waited {limit:g} s for {self.method_name} on the local worker ({len(unfinished)} calls "
@@ -73,7 +73,7 @@ class LocalPendingResults(PendingResults):
     async def wait(self) -> list[Any]:
         """Await the results that `get` returns."""
         futures = [asyncio.wrap_future(future) for future in self]
-        _done, unfinished = await asyncio.wait(futures, timeout=self.timeout_s)
+        _finished_futures, unfinished = await asyncio.wait(futures, timeout=self.timeout_s)
         if unfinished:
             for future in unfinished:
                 future.cancel()

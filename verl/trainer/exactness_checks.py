@@ -85,8 +85,8 @@ def _checks(
         if not group.adapters:
             yield lambda: export_notes(group)
     if critic:
-        own = critic_config(config.critic, group)
-        yield lambda: critic_notes(own, device)
+        group_critic_config = critic_config(config.critic, group)
+        yield lambda: critic_notes(group_critic_config, device)
     if group.config.rollout.name == "hf":
         yield lambda: engine_notes(group, max_model_len(group))
 

@@ -117,10 +117,10 @@ def plan_memory(
     models = [model for model in models if model.is_counted()]
     for number, model in enumerate(models):
         others = [other.fixed() for other in models if other is not model]
-        taken = sum(other.resident for other in others)
+        reserved_bytes = sum(other.resident for other in others)
         if processes > 1:  # groups in processes of their own may be busy at the same time
-            taken += sum(done.memory.transient for done in models[:number])
-        model.choose(room - taken)
+            reserved_bytes += sum(earlier_model.memory.transient for earlier_model in models[:number])
+        model.choose(room - reserved_bytes)
     _fill(config, plan, models)
     if models:
         _report(models, base * processes, free + base)
@@ -210,7 +210,10 @@ class _Model:
                 str(model.path),
                 layout,
                 self._dtype,
-                tuple((name, lora_spec(own.model)) for name, own in self.group.adapters.items()),
+                tuple(
+                    (name, lora_spec(adapter_config.model))
+                    for name, adapter_config in self.group.adapters.items()
+                ),
                 checkpointing,
                 model.trust_remote_code,
             )
@@ -281,20 +284,20 @@ class _Model:
         """
         fixed = self.fixed()
         left = room - fixed.resident - fixed.gradients - self._gathered()
-        given, rows = self._given()
-        wanted = self._wanted()
-        least = wanted if rows is not None or given is not None else self._of_rows(1)
+        token_budget, rows = self._given()
+        shape_limit = self._wanted()
+        least = shape_limit if rows is not None or token_budget is not None else self._of_rows(1)
         checkpointing = self.own.model.enable_gradient_checkpointing
         for option in (False, True) if checkpointing is None else (bool(checkpointing),):
             counted = self._training(option)
-            shape = self._largest(counted, least, wanted, left)
+            shape = self._largest(counted, least, shape_limit, left)
             if shape is None:
                 continue  # not even the shortest micro-batch
-            tokens = max(shape.tokens, given or 0)
+            tokens = max(shape.tokens, token_budget or 0)
             self.memory = _with(
                 fixed,
                 counted.of_pass(shape) + self._gathered(),
-                tokens if shape is not wanted else given or MOST_TOKENS,
+                tokens if shape is not shape_limit else token_budget or MOST_TOKENS,
                 option,
             )
             break
@@ -315,16 +318,16 @@ class _Model:
         reply = min(self.own.rollout.response_length or self.longest // 2, self.longest - 1)
         return Shape(rows, self.longest - reply, reply)
 
-    def _largest(self, counted: TrainingMemory, least: Shape, wanted: Shape, left: int) -> Shape | None:
-        """Return the largest shape from `least` to `wanted` that fits, or None; one pass is counted where all
-        fits.
+    def _largest(self, counted: TrainingMemory, least: Shape, shape_limit: Shape, left: int) -> Shape | None:
+        """Return the largest shape from `least` to `shape_limit` that fits, or None; one pass is counted
+        where all fits.
         """
-        if counted.of_pass(wanted) <= left:
-            return wanted
-        if least == wanted or counted.of_pass(least) > left:
+        if counted.of_pass(shape_limit) <= left:
+            return shape_limit
+        if least == shape_limit or counted.of_pass(least) > left:
             return None
         low = least
-        high = wanted
+        high = shape_limit
         for _ in range(TRIALS):  # the bytes are nearly linear in the rows
             slope = (counted.of_pass(high) - counted.of_pass(low)) / (high.rows - low.rows)
             rows = low.rows + int((left - counted.of_pass(low)) / slope)
@@ -388,15 +391,17 @@ def _fill(config: RunConfig, placement: Placement, models: list[_Model]) -> None
     """Write the chosen values where none is set."""
     tokens = min((model.memory.tokens for model in models), default=MOST_TOKENS)
     scored = MOST_SCORED_TOKENS if tokens >= MOST_TOKENS else tokens
-    for own in _configs(config, placement):
-        if own.actor.ppo_max_token_len_per_gpu is None:
-            own.actor.ppo_max_token_len_per_gpu = tokens
-        if own.rollout.log_prob_max_token_len_per_gpu is None:
-            own.rollout.log_prob_max_token_len_per_gpu = scored
-        if own.ref.log_prob_max_token_len_per_gpu is None:
-            own.ref.log_prob_max_token_len_per_gpu = scored
-        if own.model.enable_gradient_checkpointing is None:
-            own.model.enable_gradient_checkpointing = any(model.memory.checkpointing for model in models)
+    for model_config in _configs(config, placement):
+        if model_config.actor.ppo_max_token_len_per_gpu is None:
+            model_config.actor.ppo_max_token_len_per_gpu = tokens
+        if model_config.rollout.log_prob_max_token_len_per_gpu is None:
+            model_config.rollout.log_prob_max_token_len_per_gpu = scored
+        if model_config.ref.log_prob_max_token_len_per_gpu is None:
+            model_config.ref.log_prob_max_token_len_per_gpu = scored
+        if model_config.model.enable_gradient_checkpointing is None:
+            model_config.model.enable_gradient_checkpointing = any(
+                model.memory.checkpointing for model in models
+            )
     if config.critic.ppo_max_token_len_per_gpu is None:
         config.critic.ppo_max_token_len_per_gpu = scored
     if config.critic.model.enable_gradient_checkpointing is None:

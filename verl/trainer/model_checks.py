@@ -71,7 +71,7 @@ def check_vllm(placement: Placement, device: str, max_model_len: Callable[[Worke
         model = load_config(path, trust_remote_code=group.config.model.trust_remote_code)
         try:
             check_adapters(
-                {name: lora_spec(own.model) for name, own in group.adapters.items()},
+                {name: lora_spec(adapter_config.model) for name, adapter_config in group.adapters.items()},
                 device,
                 group.config.rollout.dtype,
             )
@@ -200,20 +200,20 @@ def check_critic(config: RunConfig, plan: RunPlan, tokenizers: Mapping[str, Any]
         from verl.models.value_model import check_value_model  # of critics
 
         model = critic_config(config.critic, spec).model
-        given = config.critic.model
+        critic_model = config.critic.model
         key = "critic.model.path"
         try:
             check_value_model(model.path or "", model.trust_remote_code)
-            own = tokenizers[spec.wg_id]
-            source = given.tokenizer_path or given.path
+            tokenizer = tokenizers[spec.wg_id]
+            source = critic_model.tokenizer_path or critic_model.path
             if source is not None:
-                key = key if given.tokenizer_path is None else "critic.model.tokenizer_path"
-                own = load_tokenizer(source, trust_remote_code=given.trust_remote_code)
+                key = key if critic_model.tokenizer_path is None else "critic.model.tokenizer_path"
+                tokenizer = load_tokenizer(source, trust_remote_code=critic_model.trust_remote_code)
         except ModelPathError as error:
             raise ConfigError(
                 f"{key}={value_at(config, key)!r} (critic of '{spec.wg_id}'): {error}"
             ) from error
-        if own.get_vocab() != tokenizers[spec.wg_id].get_vocab():
+        if tokenizer.get_vocab() != tokenizers[spec.wg_id].get_vocab():
             raise ConfigError(
                 f"{key}={value_at(config, key)!r} has another vocabulary than the policy '{spec.wg_id}', "
                 "whose tokens are its input; use a model of the same family, or leave it out to start from "

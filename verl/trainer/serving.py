@@ -37,38 +37,38 @@ class Engines:
 
 def for_serving(config: RunConfig, device: str) -> RunConfig:
     """Return the configuration of a run for inference in one process; a failed episode does not stop it."""
-    own = copy.deepcopy(config)
-    own.trainer.controller, own.trainer.device, own.trainer.nnodes, own.trainer.n_gpus_per_node = (
+    clone = copy.deepcopy(config)
+    clone.trainer.controller, clone.trainer.device, clone.trainer.nnodes, clone.trainer.n_gpus_per_node = (
         "local",
         device,
         1,
         1,
     )
-    own.trainer.resource_pool, own.trainer.pool_sizes = "shared", {}
-    own.rollout.nnodes, own.rollout.n_gpus_per_node, own.rollout.pool_sizes = 1, 0, {}
+    clone.trainer.resource_pool, clone.trainer.pool_sizes = "shared", {}
+    clone.rollout.nnodes, clone.rollout.n_gpus_per_node, clone.rollout.pool_sizes = 1, 0, {}
     unscored = {
         name: getattr(RewardConfig(), name)
         for name in ("custom_reward_function", "reward_manager", "agent_functions", "model")
     }
-    own.reward = replace(own.reward, **unscored)  # questions have no ground truth
-    own.trainer.val_only, own.rollout.max_failure_rate, own.agent.role_policies = True, 1.0, {}
-    own.gateway.program_error = "fail"  # an answer, or an error
-    return own
+    clone.reward = replace(clone.reward, **unscored)  # questions have no ground truth
+    clone.trainer.val_only, clone.rollout.max_failure_rate, clone.agent.role_policies = True, 1.0, {}
+    clone.gateway.program_error = "fail"  # an answer, or an error
+    return clone
 
 
 def serving_plan(plan: RunPlan, engines: Engines) -> RunPlan:
     """Return a plan with only engines, each on one device."""
     groups = []
     for spec in plan.groups:
-        own = copy.deepcopy(spec.config)
-        rollout = own.rollout
+        group_config = copy.deepcopy(spec.config)
+        rollout = group_config.rollout
         rollout.name = engines.name or rollout.name
         rollout.tensor_model_parallel_size = 1
         rollout.weight_transfer = "object_store"
         rollout.max_num_seqs = min(rollout.max_num_seqs, engines.slots or rollout.max_num_seqs)
         rollout.structured_outputs = rollout.name == "vllm" or find_spec("xgrammar") is not None
         rollout.free_cache_engine = False
-        groups.append(replace(spec, config=own, trained=False))
+        groups.append(replace(spec, config=group_config, trained=False))
     return replace(plan, groups=tuple(groups))
 
 

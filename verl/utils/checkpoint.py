@@ -77,7 +77,7 @@ def find_folder(path: Path) -> Path:
 def save_sharded(
     path: str | Path,
     tensors: Mapping[str, torch.Tensor],
-    own: Mapping[str, Any],
+    rank_state: Mapping[str, Any],
     meta: Mapping[str, Any],
     group: dist.ProcessGroup,
     write_more: Callable[[Path], None] | None = None,
@@ -87,7 +87,7 @@ def save_sharded(
     Args:
         path: the folder; an older checkpoint there is replaced only when the new one is complete.
         tensors: sharded (DTensor) or equal on all ranks; they can be loaded on another number of ranks.
-        own: state of each rank (its random state); tensors and plain values.
+        rank_state: state of each rank (its random state); tensors and plain values.
         meta: JSON values, the same on all ranks.
         write_more: called on every rank with the unfinished folder, to add files.
 
@@ -107,7 +107,7 @@ def save_sharded(
     dist.all_gather_object(failures, failure, group=group)
     for write in (
         lambda: dcp.save(dict(tensors), checkpoint_id=folder / _SHARDS, process_group=group),
-        lambda: torch.save(dict(own), folder / f"rank_{rank}.pt"),
+        lambda: torch.save(dict(rank_state), folder / f"rank_{rank}.pt"),
         lambda: write_more(folder) if write_more is not None else None,
         lambda: commit_folder(path) if rank == 0 else None,
     ):
@@ -182,14 +182,14 @@ def stored_tensors(path: str | Path, prefix: str, limit_bytes: int) -> Iterator[
     shards = find_folder(Path(path)) / _SHARDS
     try:
         listed = dcp.FileSystemReader(shards).read_metadata().state_dict_metadata
-        wanted = {
+        tensor_metadata = {
             key: at
             for key, at in listed.items()
             if key.startswith(prefix) and isinstance(at, TensorStorageMetadata)
         }
         piece: dict[str, torch.Tensor] = {}
         room = limit_bytes
-        for key, at in wanted.items():
+        for key, at in tensor_metadata.items():
             tensor = torch.empty(at.size, dtype=at.properties.dtype)
             if piece and tensor.nbytes > room:
                 yield _filled(piece, shards, prefix)

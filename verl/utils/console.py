@@ -61,13 +61,13 @@ def format_seconds(seconds: float) -> str:
 
 def headline_values(data: Mapping[str, float], headlines: Sequence[Headline] = HEADLINES) -> list[str]:
     """Return the formatted headlines that are in `data` (metric key to value)."""
-    found = []
+    headline_texts = []
     for headline in headlines:
         matches = (name for pattern in headline.keys for name in data if fnmatchcase(name, pattern))
         name = next(matches, None)
         if name is not None:
-            found.append(headline.template.format(float(data[name])))
-    return found
+            headline_texts.append(headline.template.format(float(data[name])))
+    return headline_texts
 
 
 def format_step(step: int, total_steps: int, values: Sequence[str], eta_s: Optional[float]) -> str:
@@ -128,10 +128,10 @@ class StepDisplay:
             self._live.update(self._task, completed=step, headline="  ".join(parts))
 
     def _eta(self, step: int) -> Optional[float]:
-        done = step - self._start_step
-        if done < 1 or step >= self.total_steps:
+        finished_steps = step - self._start_step
+        if finished_steps < 1 or step >= self.total_steps:
             return None
-        return (self._clock() - self._started) / done * (self.total_steps - step)
+        return (self._clock() - self._started) / finished_steps * (self.total_steps - step)
 
     def finish(self) -> None:
         """Remove the bar; may be called twice."""

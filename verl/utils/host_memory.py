@@ -53,10 +53,12 @@ def _numbers(path: Path) -> dict[str, int]:
         return {}
 
 
-def _groups(root: Path = CGROUPS, own: Path = Path("/proc/self/cgroup")) -> Iterator[tuple[_Version, Path]]:
+def _groups(
+    root: Path = CGROUPS, cgroup_file: Path = Path("/proc/self/cgroup")
+) -> Iterator[tuple[_Version, Path]]:
     """Yield the folders of this process's memory groups and of all groups around them, which limit it too."""
     try:
-        entries = [line.split(":", 2) for line in own.read_text().splitlines()]
+        entries = [line.split(":", 2) for line in cgroup_file.read_text().splitlines()]
     except OSError:
         entries = []
     for version in _VERSIONS:
@@ -184,10 +186,10 @@ def _watch(pid: int, ways: str) -> None:
         process = os.pidfd_open(pid)
     except (AttributeError, OSError):
         return
-    held = 0
+    peak_bytes = 0
     kills = before = kills_for_memory()
     while not (ready := select.select([0, process], [], [], _SECONDS)[0]):
-        held = max(held, _held_with_children(pid))
+        peak_bytes = max(peak_bytes, _held_with_children(pid))
         # A kill of long ago, of another process, is not the cause.
         before = kills
         kills = kills_for_memory()
@@ -199,7 +201,7 @@ def _watch(pid: int, ways: str) -> None:
     if count > before[0]:
         sys.stderr.write(
             f"error: the system {'' if of_group else 'probably '}killed this run for lack of memory: it held "
-            f"{held / GIB:.1f} of {limit_of_memory() / GIB:.1f} GiB; {ways}\n"
+            f"{peak_bytes / GIB:.1f} of {limit_of_memory() / GIB:.1f} GiB; {ways}\n"
         )
 
 
@@ -216,12 +218,12 @@ def _held_with_children(pid: int) -> int:
             resident[int(folder.name)] = int(fields[21]) * os.sysconf("SC_PAGE_SIZE")
         except (OSError, IndexError, ValueError):
             continue  # it has ended
-    own = {pid}
-    found = 0
-    while len(own) > found:
-        found = len(own)
-        own |= {child for child, parent in parents.items() if parent in own}
-    return sum(resident.get(member, 0) for member in own)
+    pids = {pid}
+    pid_count = 0
+    while len(pids) > pid_count:
+        pid_count = len(pids)
+        pids |= {child for child, parent in parents.items() if parent in pids}
+    return sum(resident.get(member, 0) for member in pids)
 
 
 if __name__ == "__main__":

@@ -9,16 +9,16 @@ from functools import reduce
 from typing import Any
 
 
-def did_you_mean(name: object, known: Iterable[str]) -> str:
+def did_you_mean(name: object, valid_names: Iterable[str]) -> str:
     """Return `; did you mean 'x'?` for the known name nearest to `name`, if none is near whatever its case,
     or an empty string.
     """
     # of the longest name that a client may send, the comparison takes seconds
-    names = list(known)
-    asked = str(name)[:200]
+    names = list(valid_names)
+    short_name = str(name)[:200]
     by_folded = {k.lower(): k for k in names}
-    near = difflib.get_close_matches(asked, names, n=1) or [
-        by_folded[k] for k in difflib.get_close_matches(asked.lower(), by_folded, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(short_name, names, n=1) or [
+        by_folded[k] for k in difflib.get_close_matches(short_name.lower(), by_folded, n=1, cutoff=0.5)
     ]
     return f"; did you mean {near[0]!r}?" if near else ""
 

@@ -93,7 +93,7 @@ class PolicyWorker(EngineWorker):
         )
         if (
             self._device == "cpu"
-            and sum(own.numel() for own in self._engine.model.parameters()) >= LARGE_MODEL
+            and sum(parameter.numel() for parameter in self._engine.model.parameters()) >= LARGE_MODEL
         ):
             give_back_freed_blocks()
         if self._use_reference and not plans:

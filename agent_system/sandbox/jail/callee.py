@@ -39,27 +39,27 @@ STARTER_CLASS = "Solution"
 @functools.cache
 def usual_names() -> dict[str, str]:
     """Return name -> the usual module that defines it; modules themselves have an empty text."""
-    found: dict[str, str] = {}
+    modules_by_name: dict[str, str] = {}
     for module in USUAL_MODULES:
         loaded = vars(importlib.import_module(module))
         for name in loaded.get("__all__") or [name for name in loaded if not name.startswith("_")]:
-            found.setdefault(name, module)
+            modules_by_name.setdefault(name, module)
     for module, names in SLOW_MODULES.items():
         for name in names.split():
-            found.setdefault(name, module)
-    return found | dict.fromkeys((*USUAL_MODULES, *SLOW_MODULES), "")
+            modules_by_name.setdefault(name, module)
+    return modules_by_name | dict.fromkeys((*USUAL_MODULES, *SLOW_MODULES), "")
 
 
 def give_usual_names(compiled: CodeType, main: dict[str, Any]) -> None:
     """Define those of the usual modules and their names that a program mentions."""
-    known = usual_names()
+    modules_by_name = usual_names()
     parts = [compiled]
     for part in parts:
         parts += [inner for inner in part.co_consts if isinstance(inner, CodeType)]
         for name in part.co_names:  # names of attributes as well, which do no harm
-            if name in known and name not in main and not hasattr(builtins, name):
-                module = importlib.import_module(known[name] or name)
-                main[name] = getattr(module, name) if known[name] else module
+            if name in modules_by_name and name not in main and not hasattr(builtins, name):
+                module = importlib.import_module(modules_by_name[name] or name)
+                main[name] = getattr(module, name) if modules_by_name[name] else module
                 main.setdefault(GIVEN, {})[name] = main[name]
 
 
@@ -81,8 +81,8 @@ def find_function(main: dict[str, Any], path: str) -> Any:
         if not candidate and name in main and main.get(GIVEN, {}).get(name) is not main[name]:
             return main[name]
         if candidate in main and hasattr(main[candidate], name):
-            found = main[candidate]
-            return getattr(found() if isinstance(found, type) else found, name)
+            receiver = main[candidate]
+            return getattr(receiver() if isinstance(receiver, type) else receiver, name)
     raise NameError(f"the program defines no {path!r}")
 
 

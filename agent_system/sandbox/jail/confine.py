@@ -110,9 +110,9 @@ def confine(how: Confinement, limits: dict[str, Any], folder: str) -> None:
         how.filter()
 
 
-def _set(wanted: dict[int, int]) -> None:
+def _set(limits: dict[int, int]) -> None:
     """Set soft and hard limits, none above the present hard limit."""
-    for kind, value in wanted.items():
+    for kind, value in limits.items():
         value = _at_most(kind, value)
         resource.setrlimit(kind, (value, value))
 

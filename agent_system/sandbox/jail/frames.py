@@ -75,9 +75,9 @@ class FrameReader:
         while len(self._held) < count:
             wait(self._fd)
             self._held += _some(self._fd, PIPE_BYTES)
-        taken = bytes(self._held[:count])
+        chunk = bytes(self._held[:count])
         del self._held[:count]
-        return taken
+        return chunk
 
 
 def _message(take: Callable[[int], bytes]) -> tuple[dict[str, Any], list[bytes]]:

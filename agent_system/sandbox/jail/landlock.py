@@ -56,11 +56,13 @@ def restrict(readable: Sequence[str], writable: Sequence[str]) -> None:
         readable: folders and files that may be read.
         writable: folders and files that may be read and written.
     """
-    known = version()
-    rights = FILE_RIGHTS[min(known, len(FILE_RIGHTS) - 1)]
-    scope = SCOPE_ABSTRACT_UNIX | SCOPE_SIGNAL if known >= SCOPED_FROM else 0
+    abi_version = version()
+    rights = FILE_RIGHTS[min(abi_version, len(FILE_RIGHTS) - 1)]
+    scope = SCOPE_ABSTRACT_UNIX | SCOPE_SIGNAL if abi_version >= SCOPED_FROM else 0
     # Fields: file rights, network rights, scope. Kernels that do not know the later ones reject them.
-    attributes = struct.pack("=QQQ", rights, 0, scope) if known >= SCOPED_FROM else struct.pack("=Q", rights)
+    attributes = (
+        struct.pack("=QQQ", rights, 0, scope) if abi_version >= SCOPED_FROM else struct.pack("=Q", rights)
+    )
     ruleset = syscall("landlock_create_ruleset", CREATE_RULESET, attributes, len(attributes), 0)
     for path, allowed in (*((path, READ) for path in readable), *((path, WRITE) for path in writable)):
         _allow(ruleset, path, allowed & rights)

@@ -77,13 +77,13 @@ def _map_users(pid: int, uid: int | None) -> None:
     """
     if uid is None:
         _write(pid, "setgroups", "deny")
-    for name, own in (("gid_map", os.getegid()), ("uid_map", os.geteuid())):
+    for name, host_id in (("gid_map", os.getegid()), ("uid_map", os.geteuid())):
         _write(
             pid,
             name,
-            f"{warden.INSIDE} {own} 1"
+            f"{warden.INSIDE} {host_id} 1"
             if uid is None
-            else f"{warden.PREPARING} {own} 1\n{warden.INSIDE} {uid} 1",
+            else f"{warden.PREPARING} {host_id} 1\n{warden.INSIDE} {uid} 1",
         )
 
 

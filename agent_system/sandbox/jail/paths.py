@@ -18,16 +18,16 @@ def reachable(uid: int | None, paths: dict[str, str]) -> dict[str, str]:
     """Return the paths, with open descriptors in place of those below a folder that the program's user may
     not enter.
     """
-    found = {}
+    reachable_paths = {}
     for name, path in paths.items():
-        found[name] = path
+        reachable_paths[name] = path
         if uid is not None and not _is_open_to_others(path):
             fd = os.open(path, os.O_PATH)
-            place = FIRST_FOLDER + len(found)
+            place = FIRST_FOLDER + len(reachable_paths)
             os.dup2(fd, place)
             os.close(fd)
-            found[name] = f"/proc/self/fd/{place}"
-    return found
+            reachable_paths[name] = f"/proc/self/fd/{place}"
+    return reachable_paths
 
 
 def _is_open_to_others(path: str) -> bool:

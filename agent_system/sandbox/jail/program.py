@@ -87,13 +87,13 @@ def _reseed() -> None:
             module.seed()
 
 
-def _run(source: str, known: bytes, test: dict[str, Any], setup: int) -> NoReturn:
+def _run(source: str, bytecode: bytes, test: dict[str, Any], setup: int) -> NoReturn:
     report: dict[str, Any] = {"end": "returned"}
     code = 1
     module = _new_main()
     try:
         try:
-            compiled = marshal.loads(known) if known else _compile(source, setup)
+            compiled = marshal.loads(bytecode) if bytecode else _compile(source, setup)
         except (SyntaxError, ValueError, OverflowError, RecursionError, MemoryError) as error:
             report = {"end": "compile", "type": type(error).__name__}
             _print_traceback(error, source)

@@ -93,8 +93,8 @@ class Runner:
         finally:
             self._end(pid)
         streams.fill(b"")
-        for fd, kept in outputs.items():
-            while self._read(fd, kept):
+        for fd, output in outputs.items():
+            while self._read(fd, output):
                 pass
         failure = self._read_setup(setup)
         os.close(end)
@@ -147,12 +147,12 @@ class Runner:
         for fd in listening:
             self.poller.unregister(fd)
 
-    def _read(self, fd: int, kept: bytearray) -> bool:
+    def _read(self, fd: int, output: bytearray) -> bool:
         """Read available output and keep it up to the limit; return False at the end of the pipe."""
         chunk = os.read(fd, CHUNK)
-        kept += chunk
-        if len(kept) > self.most:
-            del kept[self.most :]
+        output += chunk
+        if len(output) > self.most:
+            del output[self.most :]
             self.stopped = self.stopped or "output"
         return bool(chunk)
 

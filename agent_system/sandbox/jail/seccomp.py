@@ -147,10 +147,10 @@ def assemble(machine: str, signals: bool, changes: bool) -> Filter:
 
 def _assemble(machine: str, answers: dict[int, Code], otherwise: int) -> bytes:
     """Return a filter from its answers by number; calls of another machine or kind end the process."""
-    known = max(answers) + 1
-    numbered = [(number, answers.get(number, _answer(otherwise))) for number in range(known)]
+    stop = max(answers) + 1
+    numbered = [(number, answers.get(number, _answer(otherwise))) for number in range(stop)]
     ranges = [(next(members)[0], answer) for answer, members in groupby(numbered, key=lambda pair: pair[1])]
-    search = _search([*ranges, (known, _answer(otherwise)), (1 << 30, _answer(KILL))])
+    search = _search([*ranges, (stop, _answer(otherwise)), (1 << 30, _answer(KILL))])
     start: Code = [
         (LOAD, ARCHITECTURE, 0, 0),
         (JUMP_EQUAL, AUDIT_ARCH[machine], 1, 0),

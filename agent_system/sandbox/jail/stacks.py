@@ -16,12 +16,12 @@ def bound(most_bytes: int) -> None:
     set_size = _thread.stack_size
     size = 0
 
-    def stack_size(asked: int = 0, /) -> int:
+    def stack_size(new_size: int = 0, /) -> int:
         nonlocal size
-        asked = operator.index(asked)
-        set_size(min(asked, most_bytes))
+        new_size = operator.index(new_size)
+        set_size(min(new_size, most_bytes))
         previous = size
-        size = asked
+        size = new_size
         return previous
 
     _thread.stack_size = stack_size

@@ -52,15 +52,15 @@ class Streams(NamedTuple):
         return os.open(self.paths[index], os.O_WRONLY)
 
 
-def make(folder: str, shown: str) -> Streams:
-    """Make the streams in a folder, which programs see as `shown`."""
+def make(folder: str, visible_folder: str) -> Streams:
+    """Make the streams in a folder, which programs see as `visible_folder`."""
     first, *others = (os.path.join(folder, name) for name in NAMES)
     writer = os.open(first, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, INPUT_MODE)
     os.fchmod(writer, INPUT_MODE)
     for path in others:
         os.mkfifo(path)
         os.chmod(path, PIPE_MODE)
-    return Streams(writer, tuple(os.path.join(shown, name) for name in NAMES))
+    return Streams(writer, tuple(os.path.join(visible_folder, name) for name in NAMES))
 
 
 def open_all(streams: Streams) -> None:
@@ -80,16 +80,16 @@ def open_all(streams: Streams) -> None:
 
 def _open_stdin(streams: Streams) -> None:
     # A stream learns at its creation whether it can seek, so it is created over an input as programs get it.
-    kept = os.dup(0)
-    given = streams.open_input()
-    os.dup2(given, 0)
+    stdin_copy = os.dup(0)
+    input_fd = streams.open_input()
+    os.dup2(input_fd, 0)
     raw = io.FileIO(0, "rb", closefd=False)
     raw.name = "<stdin>"
     stream = io.TextIOWrapper(io.BufferedReader(raw), encoding="utf-8", errors="strict", newline="\n")
     _set("stdin", stream, "r")
-    os.dup2(kept, 0)
-    os.close(given)
-    os.close(kept)
+    os.dup2(stdin_copy, 0)
+    os.close(input_fd)
+    os.close(stdin_copy)
 
 
 def _writer(fd: int, name: str) -> io.BufferedWriter:

@@ -9,16 +9,16 @@ from contextlib import suppress
 
 def children(pid: int) -> list[int]:
     """Return process ids of the children of all threads of a process; empty when it has ended."""
-    found: list[int] = []
+    child_pids: list[int] = []
     try:
         for thread in os.listdir(f"/proc/{pid}/task"):
             with open(f"/proc/{pid}/task/{thread}/children") as file:
-                found += [int(word) for word in file.read().split()]
+                child_pids += [int(word) for word in file.read().split()]
     except FileNotFoundError:
-        return found or _children_by_parent(pid)
+        return child_pids or _children_by_parent(pid)
     except OSError:
-        return found
-    return found
+        return child_pids
+    return child_pids
 
 
 def _children_by_parent(pid: int) -> list[int]:
@@ -27,21 +27,21 @@ def _children_by_parent(pid: int) -> list[int]:
         f"/proc/{os.getpid()}/task/{os.getpid()}/children"
     ):
         return []
-    found = []
+    child_pids = []
     for name in os.listdir("/proc"):
         if name.isdigit():
             with suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
                 if int(file.read().rpartition(b")")[2].split()[1]) == pid:
-                    found.append(int(name))
-    return found
+                    child_pids.append(int(name))
+    return child_pids
 
 
 def descendants(pid: int) -> list[int]:
     """Return process ids of all descendants of a process, parents first."""
-    found = children(pid)
-    for child in found:  # the list grows during the loop
-        found += [c for c in children(child) if c not in found]
-    return found
+    pids = children(pid)
+    for child in pids:  # the list grows during the loop
+        pids += [c for c in children(child) if c not in pids]
+    return pids
 
 
 def memory_bytes(pid: int) -> int:
@@ -53,9 +53,9 @@ def memory_bytes(pid: int) -> int:
     with suppress(OSError):
         for thread in sorted(os.listdir(f"/proc/{pid}/task"), key=int):
             with suppress(OSError), open(f"/proc/{pid}/task/{thread}/status", "rb") as file:
-                found = [line for line in file if line.startswith((b"RssAnon:", b"RssShmem:"))]
-                if found:
-                    return sum(int(line.split()[1]) * 1024 for line in found)
+                memory_lines = [line for line in file if line.startswith((b"RssAnon:", b"RssShmem:"))]
+                if memory_lines:
+                    return sum(int(line.split()[1]) * 1024 for line in memory_lines)
     return 0
 
 

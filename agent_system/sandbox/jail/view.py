@@ -54,7 +54,7 @@ def build(stdlib: str, packages: Mapping[str, str]) -> streams.Streams:
         # read-only mount: writing to a device changes no file
         _show(source, _place(f"{STAGE}/dev/{name}", False), MS_NOSUID)
     os.symlink(TMP, f"{STAGE}/dev/shm")
-    made = _make_streams()
+    program_streams = _make_streams()
     for fd in (library, *(fd for fd, _ in sources.values()), *devices.values()):
         os.close(fd)
     kernel.pivot_root(STAGE, STAGE + "/old")
@@ -62,7 +62,7 @@ def build(stdlib: str, packages: Mapping[str, str]) -> streams.Streams:
     kernel.unmount("/old")
     os.rmdir("/old")
     kernel.mount("none", "/", None, MS_REMOUNT | MS_BIND | MS_RDONLY | PLAIN)
-    return made
+    return program_streams
 
 
 def tmp_is_empty() -> bool:
@@ -96,15 +96,15 @@ def _make_streams() -> streams.Streams:
         PLAIN | MS_NOEXEC,
         f"mode=0755,size={STREAM_BYTES},nr_inodes={len(streams.NAMES) + 1}",
     )
-    made = streams.make(folder, STREAMS)
+    program_streams = streams.make(folder, STREAMS)
     # The mount with the descriptor that changes the input stays below, where no name leads.
     kernel.mount(folder, folder, None, MS_BIND)
     kernel.mount("none", folder, None, MS_REMOUNT | MS_BIND | MS_RDONLY | PLAIN | MS_NOEXEC)
-    for number, path in enumerate(made.paths):
+    for number, path in enumerate(program_streams.paths):
         os.symlink(path, f"{STAGE}{DESCRIPTORS}/{number}")
         os.symlink(f"{DESCRIPTORS}/{number}", f"{STAGE}/dev/{streams.NAMES[number]}")
     os.symlink(DESCRIPTORS, f"{STAGE}/dev/fd")
-    return made
+    return program_streams
 
 
 def _place(path: str, is_folder: bool) -> str:
@@ -120,5 +120,5 @@ def _show(source: int, target: str, flags: int = PLAIN) -> None:
     remove them.
     """
     kernel.mount(f"/proc/self/fd/{source}", target, None, MS_BIND)
-    kept = os.statvfs(target).f_flag & (MS_NOEXEC | MS_NOSUID | MS_NODEV)
-    kernel.mount("none", target, None, MS_REMOUNT | MS_BIND | MS_RDONLY | flags | kept)
+    host_flags = os.statvfs(target).f_flag & (MS_NOEXEC | MS_NOSUID | MS_NODEV)
+    kernel.mount("none", target, None, MS_REMOUNT | MS_BIND | MS_RDONLY | flags | host_flags)

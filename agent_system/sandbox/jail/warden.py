@@ -110,7 +110,7 @@ def _in_namespaces(settings: Settings, host: Host, watch: int, alarm: int) -> Jo
     # all of the user's processes.
     counted = 0 if separate else 2 if _release() >= (5, 14) else None
     kernel.set_host_name("sandbox")
-    made = view.build(settings.stdlib, settings.packages)
+    program_streams = view.build(settings.stdlib, settings.packages)
     preload.relocate(
         {settings.stdlib: view.STDLIB, settings.shown: view.PACKAGES}, search_path(view.STDLIB, view.PACKAGES)
     )
@@ -141,7 +141,7 @@ def _in_namespaces(settings: Settings, host: Host, watch: int, alarm: int) -> Jo
         watch,
         alarm,
         (),
-        made,
+        program_streams,
         clean,
         functools.partial(limit_job, how),
         functools.partial(confine, how),
@@ -162,9 +162,9 @@ def _on_the_host(settings: Settings, host: Host, watch: int, alarm: int) -> JobC
         os.symlink(named[name], os.path.join(packages, name))
     preload.relocate({settings.stdlib: named[""], settings.shown: packages}, search_path(named[""], packages))
     folder = os.path.join(settings.scratch, "run")
-    os.mkdir(shown := os.path.join(settings.scratch, "streams"))
-    os.chmod(shown, 0o755)
-    made = streams.make(shown, shown)
+    os.mkdir(streams_folder := os.path.join(settings.scratch, "streams"))
+    os.chmod(streams_folder, 0o755)
+    program_streams = streams.make(streams_folder, streams_folder)
     landlocked = settings.level == "landlock"
     filtered = settings.level in ("landlock", "seccomp")
     separate = host.uid is not None
@@ -175,8 +175,13 @@ def _on_the_host(settings: Settings, host: Host, watch: int, alarm: int) -> JobC
         landlock=landlocked,
         filter=_filter(signals=scoped, changes=False) if filtered else None,
         uid=host.uid,
-        readable=(*named.values(), packages, *(f"/dev/{name}" for name in view.DEVICES), made.paths[0]),
-        writable=made.paths[1:],
+        readable=(
+            *named.values(),
+            packages,
+            *(f"/dev/{name}" for name in view.DEVICES),
+            program_streams.paths[0],
+        ),
+        writable=program_streams.paths[1:],
         counted=0 if separate else None,
         overhead_bytes=host.overhead_bytes,
     )
@@ -191,7 +196,7 @@ def _on_the_host(settings: Settings, host: Host, watch: int, alarm: int) -> JobC
         watch,
         alarm,
         keep,
-        made,
+        program_streams,
         clean,
         functools.partial(limit_job, how),
         functools.partial(confine, how),

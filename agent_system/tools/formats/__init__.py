@@ -60,15 +60,15 @@ def split_calls(
             if all(r.is_readable for r in requests)
             else (without_thinking(text), [])
         )
-    kept: list[str] = []
+    text_pieces: list[str] = []
     calls: list[ToolRequest] = []
     end = 0
     for span in spans:
         is_good = all(request.is_readable for request in span.requests)
-        kept.append(visible[end : span.begin if is_good else span.end])
+        text_pieces.append(visible[end : span.begin if is_good else span.end])
         calls += span.requests if is_good else []
         end = span.end
-    return ("".join([*kept, visible[end:]]).strip(), calls) if calls else (without_thinking(text), [])
+    return ("".join([*text_pieces, visible[end:]]).strip(), calls) if calls else (without_thinking(text), [])
 
 
 def with_calls(content: str, calls: Sequence[Mapping[str, Any]]) -> str:

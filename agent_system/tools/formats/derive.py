@@ -44,9 +44,9 @@ def derived(text: str, calls: Sequence[TrialCall]) -> Syntax | None:
         calls: one or two calls, the first with two texts and a number as arguments in alphabetical order.
     """
     for reader in (_json_calls, _object_arguments, _literal_arguments, _item_arguments):
-        found = reader(text, calls)
-        if found is not None:
-            return found
+        syntax = reader(text, calls)
+        if syntax is not None:
+            return syntax
     return None
 
 
@@ -138,14 +138,14 @@ def _keys_of(value: Any, call: TrialCall) -> KeyNames | None:
         return None
     if isinstance(value.get("function"), dict):
         value = {**value, **value["function"]}
-    shown = dict(call.arguments)
+    arguments = dict(call.arguments)
     as_json = {
         key
         for key, item in value.items()
-        if item == shown or (isinstance(item, str) and _loaded(item) == shown)
+        if item == arguments or (isinstance(item, str) and _loaded(item) == arguments)
     }
     named = {key for key, item in value.items() if item == call.name}
-    if value.get(call.name) == shown:
+    if value.get(call.name) == arguments:
         return KeyNames(name="")
     if not named or not as_json:
         return None
@@ -201,8 +201,8 @@ def _literal_arguments(text: str, calls: Sequence[TrialCall]) -> Syntax | None:
                 break
             places.append((head, at - 1, at, end))
         if len(places) == len(calls):
-            found = _with_header("literal", text, places, calls)
-            return None if found is None else replace(found, quote=quote, separator=separator, close=close)
+            syntax = _with_header("literal", text, places, calls)
+            return None if syntax is None else replace(syntax, quote=quote, separator=separator, close=close)
     return None
 
 
@@ -213,10 +213,10 @@ def _item_arguments(text: str, calls: Sequence[TrialCall]) -> Syntax | None:
     place = 0
     for key, value in first.arguments.items():
         at = text.find(key, place)
-        shown = text.find(str(value), at + len(key)) if at >= 0 else -1
-        if shown < 0:
+        value_start = text.find(str(value), at + len(key)) if at >= 0 else -1
+        if value_start < 0:
             return None
-        spots.append((at, at + len(key), shown, shown + len(str(value))))
+        spots.append((at, at + len(key), value_start, value_start + len(str(value))))
         place = spots[-1][3]
     between = [text[a[3] : b[0]] for a, b in pairwise(spots)]
     head = text.rfind(first.name, 0, spots[0][0])
@@ -249,19 +249,19 @@ def _item_arguments(text: str, calls: Sequence[TrialCall]) -> Syntax | None:
         key, value = next(iter(call.arguments.items()))
         spot = text.find(key, places[-1][3])
         at = text.rfind(call.name, places[-1][3], max(spot, 0))
-        shown = text.find(str(value), spot)
-        if min(at, spot, shown) < 0:
+        value_start = text.find(str(value), spot)
+        if min(at, spot, value_start) < 0:
             return None
         places.append(
             (
                 at,
                 at + len(call.name),
                 spot - len(begin),
-                shown + len(str(value)) + len(end.replace(NAME, key)),
+                value_start + len(str(value)) + len(end.replace(NAME, key)),
             )
         )
-    found = _with_header("items", text, places, calls)
-    return None if found is None else replace(found, items=marks)
+    syntax = _with_header("items", text, places, calls)
+    return None if syntax is None else replace(syntax, items=marks)
 
 
 def _with_header(
@@ -309,15 +309,15 @@ def _with_hole(one: str, other: str) -> str:
 
 def _common_start(one: str, other: str) -> str:
     """Return the common beginning of two texts, without a mark that it cuts."""
-    found = shared_start(one, other)
-    if len(found) in (len(one), len(other)):
-        return found
-    return re.sub(r"[<\[｜|][^<>\[\]]*\Z", "", found)
+    common_text = shared_start(one, other)
+    if len(common_text) in (len(one), len(other)):
+        return common_text
+    return re.sub(r"[<\[｜|][^<>\[\]]*\Z", "", common_text)
 
 
 def _common_end(one: str, other: str) -> str:
     """Return the common end of two texts, without a mark that it cuts."""
-    found = shared_start(one[::-1], other[::-1])[::-1]
-    if len(found) in (len(one), len(other)):
-        return found
-    return re.sub(r"\A[^<>\[\]]*[>\]]", "", found)
+    common_text = shared_start(one[::-1], other[::-1])[::-1]
+    if len(common_text) in (len(one), len(other)):
+        return common_text
+    return re.sub(r"\A[^<>\[\]]*[>\]]", "", common_text)

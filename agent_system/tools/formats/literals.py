@@ -42,18 +42,18 @@ class LiteralReader:
             close: the character that ends them.
             depth: how deep they are nested.
         """
-        found: dict[str, Any] = {}
+        named_values: dict[str, Any] = {}
         place = self.skip(place)
         while not self.text.startswith(close, place):
             key, place = self._name(place)
             place = self.skip(place)
             if not self.text.startswith(separator, place):
                 raise ValueError(f"expected {separator!r} after the name {key[:40]!r}")
-            found[key], place = self.value(self.skip(place + 1), depth + 1)
+            named_values[key], place = self.value(self.skip(place + 1), depth + 1)
             place = self._comma(place)
             if place >= len(self.text):
                 raise ValueError(f"it ends before its {close!r}")
-        return found, place + 1
+        return named_values, place + 1
 
     def value(self, place: int, depth: int = 0) -> tuple[Any, int]:
         """Return the value at a place, and the place after it. Raise ValueError if there is none."""
@@ -74,13 +74,13 @@ class LiteralReader:
         return _WORDS[word.group()], word.end()
 
     def _several(self, place: int, close: str, depth: int) -> tuple[list[Any], int]:
-        found: list[Any] = []
+        values: list[Any] = []
         place = self.skip(place)
         while not self.text.startswith(close, place):
             value, place = self.value(place, depth + 1)
-            found.append(value)
+            values.append(value)
             place = self._comma(place)
-        return found, place + 1
+        return values, place + 1
 
     def _comma(self, place: int) -> int:
         place = self.skip(place)

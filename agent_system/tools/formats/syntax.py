@@ -219,14 +219,14 @@ class Syntax:
     def _sequence(self, text: str, place: int, tools: OfferedTools) -> tuple[list[ToolRequest], int]:
         """Return calls that follow each other, at least one, and the place after the last one."""
         request, place = self._call(text, place, tools)
-        found = [request]
-        while not found[-1].error and len(found) < MOST_CALLS:
+        requests = [request]
+        while not requests[-1].error and len(requests) < MOST_CALLS:
             following = _past(text, place, _SEPARATORS)
             if self._header.match(text, following) is None:
                 break
             request, place = self._call(text, following, tools)
-            found.append(request)
-        return found, place
+            requests.append(request)
+        return requests, place
 
     def _call(self, text: str, place: int, tools: OfferedTools) -> tuple[ToolRequest, int]:
         """Return the call whose name and arguments begin at a place, and the place after it."""
@@ -294,7 +294,7 @@ class Syntax:
         self, text: str, place: int, name: str, tools: OfferedTools
     ) -> tuple[dict[str, Any], int]:
         assert self.items is not None, "only syntaxes of this kind have items"
-        found: dict[str, Any] = {}
+        arguments: dict[str, Any] = {}
         while match := self._item.match(text, place):
             key = match["key"]
             is_other = bool(self.items.other) and match["text"] is None
@@ -308,11 +308,11 @@ class Syntax:
             trail = last[: len(last) - len(last.lstrip())]
             value = text[match.end() : stop].removeprefix(lead).removesuffix(trail)
             if is_other:
-                found[key] = parse_json(value)
+                arguments[key] = parse_json(value)
             else:
-                found[key] = value if self.items.other else tools.typed(name, key, value)
+                arguments[key] = value if self.items.other else tools.typed(name, key, value)
             place = stop + len(mark)
-        return found, place
+        return arguments, place
 
     def _end_of_lost(self, text: str, place: int) -> int:
         """Return where a malformed call ends: after its end, before the next one, or with the text."""
@@ -381,17 +381,17 @@ def _decoded(text: str, place: int) -> tuple[Any, int]:
 
 def _values(text: str, place: int, keys: KeyNames) -> tuple[list[ToolRequest], int, str]:
     """Return the calls in the JSON at a place, the place after it, and why it cannot be read."""
-    found: list[ToolRequest] = []
-    while len(found) < MOST_CALLS:
+    requests: list[ToolRequest] = []
+    while len(requests) < MOST_CALLS:
         begin = _past(text, place, _SEPARATORS)
         if text[begin : begin + 1] not in ("{", "["):
             break
         try:
             value, place = _decoded(text, begin)
         except (ValueError, RecursionError) as error:
-            return found, place, f"the tool call is not valid JSON: {error}"
-        found += [_checked(item, keys) for item in (value if isinstance(value, list) else [value])]
-    return found, place, ""
+            return requests, place, f"the tool call is not valid JSON: {error}"
+        requests += [_checked(item, keys) for item in (value if isinstance(value, list) else [value])]
+    return requests, place, ""
 
 
 def _plain_json(text: str, keys: KeyNames, tools: OfferedTools) -> list[ToolRequest]:

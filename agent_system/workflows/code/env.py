@@ -156,11 +156,11 @@ class CodeEnv(BaseEnv):
         ]
         self._agreed = bool(results) and not failed
         self._rates.append(pass_rate(self._golden))
-        done = self._agreed if self.config.stop == "tests" else self._succeeded
+        is_done = self._agreed if self.config.stop == "tests" else self._succeeded
         self._observation = self._make_observation(self._program, failed)
         self._tests = ()
         self._coded = False
-        return Outcome(team=team, done=done, info=self._info(), observation=self._observation)
+        return Outcome(team=team, done=is_done, info=self._info(), observation=self._observation)
 
     def fork(self) -> CodeEnv:
         """Return an independent copy; the problem and the cache of results are shared."""
@@ -214,8 +214,8 @@ class CodeEnv(BaseEnv):
         # key.
         key = (program, truth, "" if truth is Truth.EXPECTED else repr(cases))
         if key not in self._known:
-            found = tuple(await check_program(program, cases, self._problem, self.config.tolerance, truth))
-            self._known.setdefault(key, found)
+            results = tuple(await check_program(program, cases, self._problem, self.config.tolerance, truth))
+            self._known.setdefault(key, results)
         return self._known[key]
 
     def _make_observation(self, program: str, failed: Sequence[tuple[Case, CaseResult]]) -> Observation:

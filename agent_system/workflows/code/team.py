@@ -214,9 +214,9 @@ class TesterAgent(CodeAgent):
     template = "tester"
 
     def project(self, text: str) -> Projection:
-        found = raw_text(text)
-        pairs = read_pairs(found.text)
-        return replace(found, action=write_pairs(pairs), valid=bool(pairs))
+        projection = raw_text(text)
+        pairs = read_pairs(projection.text)
+        return replace(projection, action=write_pairs(pairs), valid=bool(pairs))
 
 
 @AgentRegistry.register(SINGLE, orchestra="single", env="code")

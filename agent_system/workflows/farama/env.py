@@ -80,11 +80,15 @@ class FaramaEnvOptions:
             raise AgentSystemError(
                 f"env.params.illegal_penalty must be a finite number, 0 or more, found {self.illegal_penalty}"
             )
-        wanted = self.success_return
-        if wanted is not None and (
-            isinstance(wanted, bool) or not isinstance(wanted, int | float) or not math.isfinite(wanted)
+        success_return = self.success_return
+        if success_return is not None and (
+            isinstance(success_return, bool)
+            or not isinstance(success_return, int | float)
+            or not math.isfinite(success_return)
         ):
-            raise AgentSystemError(f"env.params.success_return must be a finite number, found {wanted!r}")
+            raise AgentSystemError(
+                f"env.params.success_return must be a finite number, found {success_return!r}"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,10 +217,14 @@ class FaramaEnv(BaseEnv):
         before = self.game.moves
         self._problems.update(choice.problem for choice in self._choices.values() if choice.problem)
         self._choices = {}
-        made = self._pay(self.game.play(decided))
+        outcome = self._pay(self.game.play(decided))
         self._update_views("" if self.game.moves > before else f"\n\n{NOTHING_DONE}")
         return Outcome(
-            made.team - fine, made.local, self.game.over, self._info(), self._observation(self.game.movers)
+            outcome.team - fine,
+            outcome.local,
+            self.game.over,
+            self._info(),
+            self._observation(self.game.movers),
         )
 
     def fork(self) -> FaramaEnv:
@@ -296,12 +304,12 @@ class FaramaEnv(BaseEnv):
     def _observation(self, seats: Sequence[str], agent_id: str = "") -> Observation:
         views = {seat: self._views[seat] for seat in seats if seat in self._views}
         alone = len(views) == 1
-        seen = (
+        view_text = (
             "\n\n".join(view.text if alone else f"{seat}:\n{view.text}" for seat, view in views.items())
             or "The game is over."
         )
         actions = "; ".join(dict.fromkeys(view.actions for view in views.values()))
-        text = f"{self._question}\n\n{seen}" if self._question else seen
+        text = f"{self._question}\n\n{view_text}" if self._question else view_text
         return Observation(text, {"agent": agent_id, "actions": actions, "to_act": self.game.movers})
 
 

@@ -140,12 +140,12 @@ def check_forks(env: FaramaEnv) -> None:
     for _ in range(TRIED_MOVES):
         if env.game.over:
             return
-        drawn = {seat: env.game.draw(seat) for seat in env.game.movers}
+        actions = {seat: env.game.draw(seat) for seat in env.game.movers}
         before = _observations(env)
         copy = env.fork()
-        ahead = (copy.game.play(drawn), _observations(copy))
+        ahead = (copy.game.play(actions), _observations(copy))
         copy.close()
-        if _observations(env) != before or (env.game.play(drawn), _observations(env)) != ahead:
+        if _observations(env) != before or (env.game.play(actions), _observations(env)) != ahead:
             raise AgentSystemError(
                 f"env.params.env_id={env.config.env_id!r}: a copy of the game and the game itself do not go "
                 "the same way, so tree sampling would compare moves by chance; use rollout.sampling=parallel"

@@ -150,8 +150,8 @@ class VerifierAgent(MathAgent):
         self._read = verdict("verify", fallback=self.config.verdict_fallback)
 
     def project(self, text: str) -> Projection:
-        found = self._read(text)
-        return found if found.fields["parsed"] else replace(found, action="")
+        projection = self._read(text)
+        return projection if projection.fields["parsed"] else replace(projection, action="")
 
 
 @AgentRegistry.register(SINGLE, orchestra="single", env="math")

@@ -113,9 +113,9 @@ class MathToolEnv(BaseEnv):
 
     async def score(self, agent_id: str, action: str) -> Outcome:
         """Return the team reward of an answer if it were the team's: 1 if it is right, else 0."""
-        known = agent_id in NAMES and bool(action.strip())
+        is_answer = agent_id in NAMES and bool(action.strip())
         right = (
-            known
+            is_answer
             and await self._compare(action.strip(), self._truth, self._tolerance(agent_id)) is Verdict.EQUAL
         )
         return Outcome(team=float(right))
@@ -136,10 +136,10 @@ class MathToolEnv(BaseEnv):
         last = {"reasoner": _short(first), "tool": _short(second)}
         self._observation = Observation(self._problem, {"last": last, "anchor": repr([self._problem, last])})
         self._answers = {}
-        done = self._agreed or bool(answers.get(SINGLE))
+        is_done = self._agreed or bool(answers.get(SINGLE))
         return Outcome(
             team=float(self._right) - float(before),
-            done=done,
+            done=is_done,
             info=self._info(),
             observation=self._observation,
         )

@@ -123,11 +123,11 @@ class PlanPathEnv(ProposerExecutorEnv):
 
     def step(self, action: str) -> Outcome:
         """End the turn; moves that the Executor has already made are not made again."""
-        made = Outcome(info=self._info(), done=self._arrived) if self._moved else self._execute(action)
+        outcome = Outcome(info=self._info(), done=self._arrived) if self._moved else self._execute(action)
         self._moved = False
         self._proposal = NO_PROPOSAL
         self._observation = self._make_observation()
-        return replace(made, local=None, observation=self._observation)
+        return replace(outcome, local=None, observation=self._observation)
 
     def fork(self) -> PlanPathEnv:
         """Return an independent copy; map and state are immutable and shared."""
@@ -152,21 +152,22 @@ class PlanPathEnv(ProposerExecutorEnv):
 
     def _propose(self, action: str, reason: str = NO_PLAN, failed_run: bool = False) -> Outcome:
         self._counts["tool/failed_runs"] += failed_run
-        made = self._try(action, "tool")
-        self._proposal = f"none: {reason}" if made is None else ", ".join(self._first(action))
+        agent_walk = self._try(action, "tool")
+        self._proposal = f"none: {reason}" if agent_walk is None else ", ".join(self._first(action))
         return Outcome(
-            local=self._paid(local_reward(self._grid, self._state.cell, made, self.config)), info=self._info()
+            local=self._paid(local_reward(self._grid, self._state.cell, agent_walk, self.config)),
+            info=self._info(),
         )
 
     def _execute(self, action: str) -> Outcome:
         before = self._state
         self._moved = True
-        made = self._try(action, "executor")
-        self._followed = made is not None and ", ".join(self._first(action)) == self._proposal
-        if made is not None:
-            self._state = advance(self._grid, before, made)
+        agent_walk = self._try(action, "executor")
+        self._followed = agent_walk is not None and ", ".join(self._first(action)) == self._proposal
+        if agent_walk is not None:
+            self._state = advance(self._grid, before, agent_walk)
         team = team_reward(self._grid, before, self._state, self.config)
-        local = self._paid(local_reward(self._grid, before.cell, made, self.config))
+        local = self._paid(local_reward(self._grid, before.cell, agent_walk, self.config))
         return Outcome(team=team, local=local, done=self._arrived, info=self._info())
 
     def _paid(self, local: float) -> float | None:
@@ -180,10 +181,10 @@ class PlanPathEnv(ProposerExecutorEnv):
         if moves is None:
             self._counts[f"{role}/unparsed"] += 1
             return None
-        made = walk(self._grid, self._state.cell, moves[: self.config.max_moves])
-        self._counts[f"{role}/illegal"] += made.illegal
+        agent_walk = walk(self._grid, self._state.cell, moves[: self.config.max_moves])
+        self._counts[f"{role}/illegal"] += agent_walk.illegal
         self._counts[f"{role}/surplus"] += max(0, len(moves) - self.config.max_moves)
-        return made
+        return agent_walk
 
     def _first(self, action: str) -> str:
         """Return the first `max_moves` moves of an action, as letters."""
@@ -192,9 +193,11 @@ class PlanPathEnv(ProposerExecutorEnv):
     def _make_observation(self) -> Observation:
         config = self.config
         compact = config.view == "compact"
-        seen = self._state if config.visits else without_visits(self._state)
+        visible_state = self._state if config.visits else without_visits(self._state)
         text = (
-            compact_text(self._grid, seen, config.radius) if compact else grid_text(self._grid, self._state)
+            compact_text(self._grid, visible_state, config.radius)
+            if compact
+            else grid_text(self._grid, self._state)
         )
         return Observation(
             text, {"anchor": grid_text(self._grid, self._state), "max_moves": config.max_moves}
@@ -234,23 +237,25 @@ def team_reward(
     return options.progress_reward * progress + options.success_reward * arrived
 
 
-def local_reward(grid: GridMap, cell: int, made: PlanPathWalk | None, options: PlanPathEnvOptions) -> float:
+def local_reward(
+    grid: GridMap, cell: int, agent_walk: PlanPathWalk | None, options: PlanPathEnvOptions
+) -> float:
     """Return the local reward of one call for moves from `cell`, proposed or made; at most 0.
 
     Args:
-        made: the walk of the moves; None when the reply held no list of moves.
+        agent_walk: the walk of the moves; None when the reply held no list of moves.
     """
-    if made is None:
+    if agent_walk is None:
         return -options.format_penalty - options.shortfall_penalty
-    return -options.illegal_penalty * made.illegal - options.shortfall_penalty * shortfall(
-        grid, cell, made, options.max_moves
+    return -options.illegal_penalty * agent_walk.illegal - options.shortfall_penalty * shortfall(
+        grid, cell, agent_walk, options.max_moves
     )
 
 
-def shortfall(grid: GridMap, cell: int, made: PlanPathWalk, max_moves: int) -> float:
+def shortfall(grid: GridMap, cell: int, agent_walk: PlanPathWalk, max_moves: int) -> float:
     """Return the shortfall against the best moves, in [0, 1]: 0 on a shortest path, 1/2 for no progress, 1
     directly away from the goal.
     """
     possible = min(max_moves, grid.distances[cell])
-    gained = grid.distances[cell] - grid.distances[made.end]
+    gained = grid.distances[cell] - grid.distances[agent_walk.end]
     return min(1.0, (possible - gained) / (2 * possible)) if possible else 0.0

@@ -101,10 +101,10 @@ class SearchEnvOptions:
         with `url`.
         """
         if bool(self.corpus) == bool(self.url):
-            found = f"both ({self.corpus} and {self.url})" if self.corpus else "neither"
+            sources = f"both ({self.corpus} and {self.url})" if self.corpus else "neither"
             raise AgentSystemError(
                 "the search environment needs one of env.params.corpus (a jsonl file) and env.params.url (a "
-                f"retrieval server), found {found}"
+                f"retrieval server), found {sources}"
             )
         if self.url and self.start_timeout_s != SearchEnvOptions.start_timeout_s:
             raise AgentSystemError(
@@ -168,13 +168,13 @@ class SearchEnv(BaseEnv):
 
     async def step(self, action: str) -> Outcome:
         """End the turn. Raises RetrievalError."""
-        made = Outcome()
+        outcome = Outcome()
         if self._retrieved is None:
-            made = await self._search(action) if isinstance(action, Query) else self._grade(action)
+            outcome = await self._search(action) if isinstance(action, Query) else self._grade(action)
         retrieved = self._retrieved
         self._retrieved = None
         return Outcome(
-            team=made.team, done=made.done, info=self._info(), observation=Observation(retrieved or "")
+            team=outcome.team, done=outcome.done, info=self._info(), observation=Observation(retrieved or "")
         )
 
     def fork(self) -> SearchEnv:
@@ -247,9 +247,10 @@ class SearchEnv(BaseEnv):
         before = self._known
         self._retrieved = await self._result(query)
         self._results.append(self._retrieved)
-        found = self._known and not before
+        has_new_answer = self._known and not before
         return Outcome(
-            local=paid(self.config.search_reward * found, self.config.search_reward), info=self._info()
+            local=paid(self.config.search_reward * has_new_answer, self.config.search_reward),
+            info=self._info(),
         )
 
     async def _result(self, query: str) -> str:
@@ -265,14 +266,14 @@ class SearchEnv(BaseEnv):
         if self.config.latency_s:
             draw = Random(f"{self.seed}/{len(self._queries)}/{query}")
             await asyncio.sleep(self.config.latency_s * draw.lognormvariate(0.0, LATENCY_SIGMA))
-        found = await self._retriever.search(query)
+        passages = await self._retriever.search(query)
         self._queries.append(query)
-        self._counts["search/empty"] += not found
-        texts = [passage.text[: self.config.max_passage_chars] for passage in found]
+        self._counts["search/empty"] += not passages
+        texts = [passage.text[: self.config.max_passage_chars] for passage in passages]
         self._known = self._known or contains(
-            [*texts, *(passage.title for passage in found)], self._searchable
+            [*texts, *(passage.title for passage in passages)], self._searchable
         )
-        return show(found, texts, self.config.view)
+        return show(passages, texts, self.config.view)
 
     def _grade(self, answer: str) -> Outcome:
         """End the episode with an answer; a reply without one is a wrong answer."""
@@ -309,13 +310,13 @@ def _answers_of(task: Task) -> list[str]:
     return accepted
 
 
-def show(found: Sequence[Passage], texts: Sequence[str], view: str) -> str:
+def show(passages: Sequence[Passage], texts: Sequence[str], view: str) -> str:
     """Return passages as the team reads them; `texts` are their shortened texts."""
-    if not found:
+    if not passages:
         return NOTHING
     if view == "text":
         return "\n".join(texts)
     return "\n".join(
         f"Doc {i} (Title: {passage.title or 'none'}) {text}"
-        for i, (passage, text) in enumerate(zip(found, texts, strict=True), 1)
+        for i, (passage, text) in enumerate(zip(passages, texts, strict=True), 1)
     )

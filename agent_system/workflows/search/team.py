@@ -154,10 +154,12 @@ class SearchVerifierAgent(SearchWorkflowAgent):
         self._read = verdict("verify", approve=(YES,), reject=(NO,), fallback=fallback)
 
     def project(self, text: str) -> Projection:
-        found = self._read(text)
-        enough = found.fields["approved"]
-        action = (YES if enough else NO) if found.fields["parsed"] else ""
-        return replace(found, action=action, fields={"enough": enough, "parsed": found.fields["parsed"]})
+        projection = self._read(text)
+        enough = projection.fields["approved"]
+        action = (YES if enough else NO) if projection.fields["parsed"] else ""
+        return replace(
+            projection, action=action, fields={"enough": enough, "parsed": projection.fields["parsed"]}
+        )
 
 
 @AgentRegistry.register(SEARCH, orchestra="search")
@@ -169,8 +171,8 @@ class SearchAgent(SearchWorkflowAgent):
     projection = tag("search")
 
     def project(self, text: str) -> Projection:
-        found = super().project(text)
-        return replace(found, action=Query(found.action))
+        projection = super().project(text)
+        return replace(projection, action=Query(projection.action))
 
 
 @AgentRegistry.register(ANSWER, orchestra="search")

@@ -223,14 +223,14 @@ class SokobanEnv(ProposerExecutorEnv):
     def step(self, action: str) -> Outcome:
         """End the turn; make the moves unless an Executor has."""
         team = 0.0
-        done = False
+        is_done = False
         if not self._world.acted:
             outcome = self._execute(action)
             team = outcome.team
-            done = outcome.done
+            is_done = outcome.done
         self._world = replace(self._world, acted=False, plan=None, reason=SokobanEpisode.reason)
         self._observation = self._make_observation()
-        return Outcome(team=team, done=done, info=self._info(), observation=self._observation)
+        return Outcome(team=team, done=is_done, info=self._info(), observation=self._observation)
 
     def fork(self) -> SokobanEnv:
         """Return an independent copy; the world is immutable and shared."""
@@ -278,8 +278,8 @@ class SokobanEnv(ProposerExecutorEnv):
             cut=world.cut + verdict.cut,
             followed=world.followed + (world.plan is not None and self._first(action) == world.plan),
         )
-        done = verdict.solved or (verdict.deadlock and self.config.deadlock_ends)
-        return Outcome(verdict.team, paid(verdict.penalty, *penalties(self.config)), done, self._info())
+        is_done = verdict.solved or (verdict.deadlock and self.config.deadlock_ends)
+        return Outcome(verdict.team, paid(verdict.penalty, *penalties(self.config)), is_done, self._info())
 
     def _first(self, action: str) -> str | None:
         """Return the first `max_moves` moves of an action, or None when it has no readable moves."""
@@ -341,26 +341,26 @@ def judge(
         stopped: the illegal move that ended the last turn; empty without.
     """
     requested = moves or ""
-    made = ACTIONS[options.actions](room, state, requested[: options.max_moves])
-    end = made.states[-1] if made.states else state
+    agent_walk = ACTIONS[options.actions](room, state, requested[: options.max_moves])
+    end = agent_walk.states[-1] if agent_walk.states else state
     solved = is_solved(room, end)
     deadlock = is_lost(room, end)
-    cut = 0 if solved or made.illegal else max(0, len(requested) - options.max_moves)
-    after = best if deadlock else best_progress(room, start, made.states, options.progress, best)
+    cut = 0 if solved or agent_walk.illegal else max(0, len(requested) - options.max_moves)
+    after = best if deadlock else best_progress(room, start, agent_walk.states, options.progress, best)
     value = options.progress_weight * after + (1.0 - options.progress_weight) * solved
     penalty = (
         options.format_penalty * (moves is None)
-        + options.illegal_penalty * (made.illegal or cut > 0)
+        + options.illegal_penalty * (agent_walk.illegal or cut > 0)
         + options.repeat_penalty * bool(stopped and requested.startswith(stopped))
         + options.deadlock_penalty * (deadlock and not is_lost(room, state))
         + (
-            options.shortfall_penalty * shortfall(room, state, None if moves is None else made, options)
+            options.shortfall_penalty * shortfall(room, state, None if moves is None else agent_walk, options)
             if options.shortfall_penalty
             else 0.0
         )
     )
     team = value - options.progress_weight * best
-    return MovesResult(made, end, after, value, team, -penalty, solved, deadlock, moves is None, cut)
+    return MovesResult(agent_walk, end, after, value, team, -penalty, solved, deadlock, moves is None, cut)
 
 
 def progress(room: Room, start: SokobanState, state: SokobanState, kind: str) -> float:
@@ -390,19 +390,21 @@ def penalties(options: SokobanEnvOptions) -> tuple[float, ...]:
     )
 
 
-def shortfall(room: Room, state: SokobanState, made: SokobanWalk | None, options: SokobanEnvOptions) -> float:
+def shortfall(
+    room: Room, state: SokobanState, agent_walk: SokobanWalk | None, options: SokobanEnvOptions
+) -> float:
     """Return the shortfall of moves from `state` against the solver's first `max_moves` moves, 0 to 1.
 
     0 for moves that shorten the solution as much, 1/2 for no progress, 1 for as many moves back, for moves
-    that make the room unsolvable, and for a reply without readable moves (`made` is None). 0 where no
+    that make the room unsolvable, and for a reply without readable moves (`agent_walk` is None). 0 where no
     solution of `state` is known.
     """
     before = solve(room, state).solution
     if before is None:
         return 0.0
-    if made is None:
+    if agent_walk is None:
         return 1.0
-    search = solve(room, made.states[-1] if made.states else state)
+    search = solve(room, agent_walk.states[-1] if agent_walk.states else state)
     if search.solution is None:
         return 1.0 if search.exhausted else 0.5
     length = _length(before, options)

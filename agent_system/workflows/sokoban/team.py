@@ -94,8 +94,8 @@ def read_moves(text: str) -> Projection:
     """Return the moves of the last `<moves>...</moves>` as letters, with their number as
     `fields["moves"]`.
     """
-    found = moves.read_moves(text)
-    return replace(found, fields={"moves": len(found.action)})
+    projection = moves.read_moves(text)
+    return replace(projection, fields={"moves": len(projection.action)})
 
 
 @AgentRegistry.register(TOOL, orchestra="sokoban")

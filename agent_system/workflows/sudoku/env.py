@@ -176,14 +176,14 @@ class SudokuEnv(ProposerExecutorEnv):
         applied = apply_action(
             self.state, parse_action(action, self.state.puzzle.size), config.max_cells, config.clashes
         )
-        found = (
+        error_counts = (
             not applied.readable,
             applied.illegal,
             applied.touched_clue,
             applied.clashes + applied.refused,
             applied.cut,
         )
-        for name, count in zip(COUNTS, found, strict=True):
+        for name, count in zip(COUNTS, error_counts, strict=True):
             self._counts[prefix + name] += int(count)
         return applied
 

@@ -18,12 +18,14 @@ from verl.utils.host_memory import note_of_kills
 DEATH_NOTICE_S = 10.0
 
 
-def failures(futures: Sequence[asyncio.Future[Any]], done: set[asyncio.Future[Any]]) -> dict[int, Any]:
-    """Return the exceptions of the futures in `done`, by position in `futures`."""
+def failures(
+    futures: Sequence[asyncio.Future[Any]], finished_futures: set[asyncio.Future[Any]]
+) -> dict[int, Any]:
+    """Return the exceptions of the futures in `finished_futures`, by position in `futures`."""
     return {
         i: future.exception()
         for i, future in enumerate(futures)
-        if future in done and future.exception() is not None
+        if future in finished_futures and future.exception() is not None
     }
 
 
@@ -105,10 +107,10 @@ class RayPendingResults(PendingResults):
     async def wait(self) -> list[Any]:
         """Await the results that `get` returns."""
         futures = [asyncio.wrap_future(ref.future()) for ref in self]
-        done, pending = await asyncio.wait(
+        finished_futures, pending = await asyncio.wait(
             futures, timeout=self.timeout_s, return_when=asyncio.FIRST_EXCEPTION
         )
-        errors = failures(futures, done)
+        errors = failures(futures, finished_futures)
         deadline = time.monotonic() + DEATH_NOTICE_S
         while errors and pending and not deaths(errors) and time.monotonic() < deadline:
             late, pending = await asyncio.wait(

@@ -165,12 +165,12 @@ def _renumbered(slots: list[Slot]) -> list[Slot]:
     sizes: dict[Any, int] = {}
     for slot in slots:
         sizes[slot.placement_group.id] = sizes.get(slot.placement_group.id, 0) + 1
-    seen: dict[Any, int] = {}
+    next_ranks: dict[Any, int] = {}
     renumbered = []
     for slot in slots:
         key = slot.placement_group.id
-        renumbered.append(Slot(slot.placement_group, slot.bundle, seen.get(key, 0), sizes[key]))
-        seen[key] = seen.get(key, 0) + 1
+        renumbered.append(Slot(slot.placement_group, slot.bundle, next_ranks.get(key, 0), sizes[key]))
+        next_ranks[key] = next_ranks.get(key, 0) + 1
     return renumbered
 
 

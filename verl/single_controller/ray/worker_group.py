@@ -64,9 +64,11 @@ class RayWorkerGroup(WorkerGroup):
 
     @staticmethod
     def _checked_env(worker_env: dict[str, str]) -> dict[str, str]:
-        taken = sorted(set(worker_env) & set(SYSTEM_ENV))
-        if taken:
-            raise ValueError(f"worker_env may not set {', '.join(taken)}: the worker group sets these itself")
+        reserved_names = sorted(set(worker_env) & set(SYSTEM_ENV))
+        if reserved_names:
+            raise ValueError(
+                f"worker_env may not set {', '.join(reserved_names)}: the worker group sets these itself"
+            )
         return {key: str(value) for key, value in worker_env.items()}
 
     def _slots(self, pool: RayResourcePool) -> list[Slot]:
@@ -160,11 +162,11 @@ class _Shared:
     """Puts an argument that several workers receive into the object store once."""
 
     def __init__(self, calls: list[tuple[int, tuple[Any, ...], dict[str, Any]]]) -> None:
-        seen: dict[int, int] = {}
+        use_counts: dict[int, int] = {}
         for _, args, kwargs in calls:
             for value in (*args, *kwargs.values()):
-                seen[id(value)] = seen.get(id(value), 0) + 1
-        self._uses = seen
+                use_counts[id(value)] = use_counts.get(id(value), 0) + 1
+        self._uses = use_counts
         self._refs: dict[int, Any] = {}
 
     def __call__(self, value: Any) -> Any:
@@ -203,14 +205,14 @@ def find_rendezvous(
     nodes = {node_of(slot.placement_group, slot.bundle) for slot in (*slots, *peers)}
     here = ray.get_runtime_context().get_node_id()
     if nodes == {here}:
-        found = "127.0.0.1"
+        master_address = "127.0.0.1"
         free = find_free_port("127.0.0.1", port_range)
     else:
         where = PlacementGroupSchedulingStrategy(
             first.placement_group, placement_group_bundle_index=first.bundle
         )
-        found, free = ray.get(
+        master_address, free = ray.get(
             _address_and_port.options(scheduling_strategy=where).remote(port_range), timeout=120
         )
-        found = "127.0.0.1" if len(nodes) == 1 else found
-    return found, free if port is None else int(port)
+        master_address = "127.0.0.1" if len(nodes) == 1 else master_address
+    return master_address, free if port is None else int(port)

@@ -18,8 +18,8 @@ from verl.utils.checkpoint import CheckpointError, read_meta
 
 def fingerprints(specs: Iterable[WorkerGroupSpec]) -> dict[str, str]:
     """Return `model_fingerprint` of the models on this machine, by `wg_id`."""
-    found = {spec.wg_id: model_fingerprint(spec.model_path) for spec in specs}
-    return {wg: fingerprint for wg, fingerprint in found.items() if fingerprint is not None}
+    fingerprint_by_group = {spec.wg_id: model_fingerprint(spec.model_path) for spec in specs}
+    return {wg: fingerprint for wg, fingerprint in fingerprint_by_group.items() if fingerprint is not None}
 
 
 def groups_with_fixed_models(
@@ -74,9 +74,9 @@ def _check_saved(
     except CheckpointError:
         return  # reported by the worker that reads it
     dtype = DTYPES[fsdp.model_dtype]
-    found = {name: text.rpartition(" ") for name, text in parameters.items()}
+    parts_by_name = {name: text.rpartition(" ") for name, text in parameters.items()}
     anew = "or start anew with trainer.resume_mode=disable"
-    dtypes = {there for *_, there in found.values()}
+    dtypes = {there for *_, there in parts_by_name.values()}
     if str(dtype) not in dtypes:
         raise CheckpointError(
             f"{saved} holds parameters in {', '.join(dtypes)}, this run has {key}={fsdp.model_dtype}; use "
@@ -87,7 +87,7 @@ def _check_saved(
             model.path, dtype=dtype, attn_implementation="eager", trust_remote_code=model.trust_remote_code
         )
     shapes = {name: str(tuple(parameter.shape)) for name, parameter in built.named_parameters()}
-    if odd := sorted({name: shape for name, (shape, *_) in found.items()}.items() ^ shapes.items()):
+    if odd := sorted({name: shape for name, (shape, *_) in parts_by_name.items()}.items() ^ shapes.items()):
         raise CheckpointError(
             f"{saved} is of another model than {model.path!r}; first differing parameters: {dict(odd[:2])}; "
             f"use the same model, {anew}"

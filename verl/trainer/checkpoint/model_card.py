@@ -19,11 +19,13 @@ POLICY_METRICS = ("actor/entropy", "actor/kl_loss", "actor/lr")
 
 def policy_card(saved: SavedRun, spec: WorkerGroupSpec, policy: str, metrics: Mapping[str, float]) -> str:
     """Return the card of one policy, in Markdown with the front matter of the Hugging Face hub."""
-    own = spec.policies[policy]
+    policy_config = spec.policies[policy]
     agents = [row.agent_id for row in saved.placement.agents if row.policy_id == policy]
     lora = policy in spec.adapters
     kind = (
-        f"LoRA adapter of rank {own.model.lora_rank}, alpha {own.model.lora_alpha}" if lora else "whole model"
+        f"LoRA adapter of rank {policy_config.model.lora_rank}, alpha {policy_config.model.lora_alpha}"
+        if lora
+        else "whole model"
     )
     facts = {
         "agents": ", ".join(agents),
@@ -32,8 +34,8 @@ def policy_card(saved: SavedRun, spec: WorkerGroupSpec, policy: str, metrics: Ma
         "step": str(saved.step),
         "run": f"{saved.config.trainer.project_name}/{saved.config.trainer.experiment_name}",
         "team": _team(saved),
-        "estimator": f"`{saved.config.algorithm.adv_estimator}`, loss `{own.actor.policy_loss.loss_mode}`, peak learning rate "
-        f"{own.actor.optim.lr:g}",
+        "estimator": f"`{saved.config.algorithm.adv_estimator}`, loss "
+        f"`{policy_config.actor.policy_loss.loss_mode}`, peak learning rate {policy_config.actor.optim.lr:g}",
     }
     names = [
         *TEAM_METRICS,
@@ -121,12 +123,12 @@ def _table(rows: Mapping[str, str], heading: tuple[str, str] = ("", "")) -> list
 
 
 def _metrics(metrics: Mapping[str, float], names: Sequence[str], step: int) -> list[str]:
-    found = {
+    rows = {
         f"`{name}`": f"{metrics[name]:.4g}"
         for pattern in names
         for name in metrics
         if fnmatchcase(name, pattern)
     }
-    if not found:
+    if not rows:
         return [f"No metrics of step {step} were found beside the checkpoint.", ""]
-    return [f"## Metrics of step {step}", "", *_table(found, ("metric", "value"))]
+    return [f"## Metrics of step {step}", "", *_table(rows, ("metric", "value"))]

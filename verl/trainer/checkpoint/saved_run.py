@@ -94,7 +94,7 @@ class SavedRun:
             lines = read_steps(file)
         except ValueError as error:
             raise CheckpointError(str(error)) from error
-        found = {
+        step_metrics = {
             name: value
             for line in lines
             if line["step"] == self.step
@@ -102,7 +102,7 @@ class SavedRun:
             if name != "step"
         }
         # null stands for a non-finite value
-        return {name: value for name, value in found.items() if value is not None}
+        return {name: value for name, value in step_metrics.items() if value is not None}
 
 
 def _without_initial_adapters(config: RunConfig, rows: Sequence[Mapping[str, Any]]) -> RunConfig:
@@ -115,16 +115,16 @@ def _without_initial_adapters(config: RunConfig, rows: Sequence[Mapping[str, Any
     """
     config = copy.deepcopy(config)
     model = config.actor_rollout_ref.model
-    own = config.agent.agent_specific_parameters.get("model", {})
-    if model.lora_adapter_path is None and "lora_adapter_path" not in own:
+    model_overrides = config.agent.agent_specific_parameters.get("model", {})
+    if model.lora_adapter_path is None and "lora_adapter_path" not in model_overrides:
         return config
     model.lora_adapter_path = None
-    own.pop("lora_adapter_path", None)
+    model_overrides.pop("lora_adapter_path", None)
     shapes = {row["agent_id"]: row.get("lora", {}) for row in rows}
-    own |= {
+    model_overrides |= {
         name: [shapes.get(agent, {}).get(name) for agent in config.agent.agent_ids] for name in LORA_DEFAULTS
     }
-    config.agent.agent_specific_parameters["model"] = own
+    config.agent.agent_specific_parameters["model"] = model_overrides
     return config
 
 
@@ -134,9 +134,9 @@ def find_saved(path: Path) -> Path:
         return path
     for root in (path / "checkpoints", path):
         if (root / POINTER).is_file():
-            found = CheckpointStore(root).latest()
-            assert found is not None
-            return found
+            folder = CheckpointStore(root).latest()
+            assert folder is not None
+            return folder
     raise CheckpointError(
         f"no checkpoint at {path}; expected a folder global_step_N with {STATE_FILE}, or a run's folder with "
         "checkpoints/"

@@ -147,10 +147,10 @@ def read_state(
             "trainer.resume_mode=disable"
         )
     _check_adapters(folder, state, placement, bases or {})
-    found = state.get("critic", {})
-    if critics is not None and found != critics:
+    saved_critics = state.get("critic", {})
+    if critics is not None and saved_critics != critics:
         raise CheckpointError(
-            f"{folder} holds {_critics(found)}, this run needs {_critics(critics)}; use the same "
+            f"{folder} holds {_critics(saved_critics)}, this run needs {_critics(critics)}; use the same "
             "algorithm.adv_estimator, critic.enable and critic.view, or start anew with "
             "trainer.resume_mode=disable"
         )
@@ -180,15 +180,15 @@ def _without_lora(signature: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def _check_adapters(
     folder: Path, state: Mapping[str, Any], placement: Placement, bases: Mapping[str, str]
 ) -> None:
-    for saved, own in zip(state["placement"], placement.signature(), strict=True):
+    for saved, row in zip(state["placement"], placement.signature(), strict=True):
         there = saved.get("lora", {})
-        here = own.get("lora", {})
+        here = row.get("lora", {})
         for name in sorted({*there, *here}):
             if there.get(name) != here.get(name):
                 raise CheckpointError(
-                    f"{folder} holds the adapter '{own['policy_id']}' of agent '{own['agent_id']}' with "
+                    f"{folder} holds the adapter '{row['policy_id']}' of agent '{row['agent_id']}' with "
                     f"{name}={there.get(name)}, this run has {name}={here.get(name)}; set "
-                    f"{placement.agent(own['agent_id']).key(f'model.{name}')} as in training, or start anew "
+                    f"{placement.agent(row['agent_id']).key(f'model.{name}')} as in training, or start anew "
                     "with trainer.resume_mode=disable"
                 )
     for wg_id, fingerprint in state.get("bases", {}).items():
@@ -216,14 +216,14 @@ def find_checkpoint(config: TrainerConfig, store: CheckpointStore) -> Path | Non
     if config.resume_mode == "disable":
         return None
     if config.resume_mode == "auto":
-        found = store.latest()
-        if found is None and config.val_only:
+        latest_folder = store.latest()
+        if latest_folder is None and config.val_only:
             raise CheckpointError(
                 f"trainer.val_only=true, but {store.root} holds no checkpoint; train first, name one with "
                 "trainer.resume_mode=resume_path, or evaluate the models as given with "
                 "trainer.resume_mode=disable"
             )
-        return found
+        return latest_folder
     if config.resume_mode != "resume_path":
         raise CheckpointError(
             f"trainer.resume_mode={config.resume_mode!r}: expected auto, disable or resume_path"

@@ -51,8 +51,8 @@ def _within_a_task(fields: Sequence[str] | None) -> Sequence[str] | None:
     """
     if fields is None:
         return None
-    known = set(fields) <= set(SAMPLE_FIELDS)
-    if known and not set(fields) & set(TASK_FIELDS) and not set(fields) <= set(BATCH_FIELDS):
+    are_sample_fields = set(fields) <= set(SAMPLE_FIELDS)
+    if are_sample_fields and not set(fields) & set(TASK_FIELDS) and not set(fields) <= set(BATCH_FIELDS):
         raise ValueError(
             f"compares replies to different tasks with each other: add one of {', '.join(TASK_FIELDS)}, or "
             f"use only {', '.join(BATCH_FIELDS)} (or []) for a baseline over the whole batch"

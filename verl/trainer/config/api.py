@@ -38,8 +38,8 @@ def _address(url: str) -> str:
 
 
 def _fields(body: Mapping[str, Any]) -> Mapping[str, Any]:
-    if taken := [name for name in RESERVED_FIELDS if name in body]:
-        raise ValueError(f"{taken[0]} is set by the run; leave it out")
+    if reserved_names := [name for name in RESERVED_FIELDS if name in body]:
+        raise ValueError(f"{reserved_names[0]} is set by the run; leave it out")
     return body
 
 

@@ -35,10 +35,12 @@ class Command:
 
     def leave_out(self, keys: Collection[str]) -> None:
         """Remove settings that have no effect."""
-        gone = [o for o in self.overrides if (split(o) or ("", ""))[0] in keys]
-        self.overrides = [o for o in self.overrides if o not in gone]
+        ineffective_overrides = [o for o in self.overrides if (split(o) or ("", ""))[0] in keys]
+        self.overrides = [o for o in self.overrides if o not in ineffective_overrides]
         self.listed += [
-            f"{o.lstrip('+')}: no effect" for o in gone if (split(o) or ("", ""))[0] not in self.defaults
+            f"{o.lstrip('+')}: no effect"
+            for o in ineffective_overrides
+            if (split(o) or ("", ""))[0] not in self.defaults
         ]
         self.defaults = {key: value for key, value in self.defaults.items() if key not in keys}
 

@@ -142,9 +142,9 @@ def check_reward_model(model: RewardModelConfig) -> None:
             "reward.model.kind=sequence_classification needs reward.model.path, a Hugging Face reward model"
         )
     if model.kind == "judge" and bool(model.path) == bool(model.agent):
-        found = f"path={model.path} and agent={model.agent}"
+        settings = f"path={model.path} and agent={model.agent}"
         raise ConfigError(
-            f"reward.model.kind=judge needs either reward.model.path or reward.model.agent, found {found}"
+            f"reward.model.kind=judge needs either reward.model.path or reward.model.agent, found {settings}"
         )
     if model.kind == "api" and not (model.api.base_url and model.api.model):
         raise ConfigError("reward.model.kind=api needs reward.model.api.base_url and reward.model.api.model")

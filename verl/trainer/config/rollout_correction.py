@@ -98,8 +98,8 @@ class RolloutCorrectionConfig:
         """Whether weights or rejection are applied before the updates; in bypass mode the loss
         applies both.
         """
-        wanted = (self.rollout_is, self.rollout_rs, self.m2po_tau)
-        return not self.bypass_mode and any(value is not None for value in wanted)
+        corrections = (self.rollout_is, self.rollout_rs, self.m2po_tau)
+        return not self.bypass_mode and any(value is not None for value in corrections)
 
     disabled = _named({})
     decoupled_token_is = _named(_IS, rollout_is="token")

@@ -30,12 +30,14 @@ TEMPLATE_ARGUMENTS = (
 )  # fmt: skip
 
 
-def template_kwargs(given: Mapping[str, Any]) -> Mapping[str, Any]:
-    if taken := sorted({*TEMPLATE_ARGUMENTS} & {*given}):
-        raise ValueError(f"{taken[0]} is set by the run; expected variables of the model's chat template")
-    if not isinstance(given.get("chat_template", ""), str):
+def template_kwargs(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+    if reserved_names := sorted({*TEMPLATE_ARGUMENTS} & {*arguments}):
+        raise ValueError(
+            f"{reserved_names[0]} is set by the run; expected variables of the model's chat template"
+        )
+    if not isinstance(arguments.get("chat_template", ""), str):
         raise ValueError("expected a Jinja template as chat_template")
-    return given
+    return arguments
 
 
 @dataclass
@@ -471,10 +473,13 @@ class AsyncTrainingConfig:
     @property
     def fresh(self) -> bool:
         """Whether every sample is of the weights that it trains."""
-        own = [vars(self), *(vars(self) | dict(values or {}) for values in self.per_policy.values())]
+        policy_settings = [
+            vars(self),
+            *(vars(self) | dict(values or {}) for values in self.per_policy.values()),
+        ]
         waits = all(
             values["staleness_threshold"] == 0 and values["trigger_parameter_sync_step"] == 1
-            for values in own
+            for values in policy_settings
         )
         return self.mode == "sync" or (self.mode == "fully_async" and waits and not self.batch_timeout_s)
 

@@ -98,8 +98,8 @@ def check_sandbox(config: SandboxConfig) -> None:
             "of them"
         )
     if config.backend == "http" and not config.url.startswith(("http://", "https://")):
-        shown = without_password(config.url)
+        url = without_password(config.url)
         raise ConfigError(
-            f"sandbox.url={shown!r}: sandbox.backend=http needs the server's address, such as "
+            f"sandbox.url={url!r}: sandbox.backend=http needs the server's address, such as "
             "http://localhost:8080"
         )

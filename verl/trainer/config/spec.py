@@ -93,24 +93,24 @@ class Key:
             return value
         if typed is not None and isinstance(value, bool) and str in (self.type, *get_args(self.type)):
             value = str(value)
-        shown = name if self.secret else f"{name}={value if typed is None else typed}"
+        setting = name if self.secret else f"{name}={value if typed is None else typed}"
         try:
             value = self._adapter.validate_python(value, strict=typed is None)
             value = value if self.check is None else self.check(value)
         except ValidationError as error:
-            found = error.errors(include_url=False)[0]
-            if typed is None and found["loc"] and isinstance(value, Mapping):
-                shown = f"{name}.{found['loc'][0]}={found['input']}"
+            details = error.errors(include_url=False)[0]
+            if typed is None and details["loc"] and isinstance(value, Mapping):
+                setting = f"{name}.{details['loc'][0]}={details['input']}"
             raise ConfigError(
-                f"{shown}{who}: expected {self._expected(found, isinstance(value, Mapping))}"
+                f"{setting}{who}: expected {self._expected(details, isinstance(value, Mapping))}"
             ) from error
         except ValueError as error:
-            raise ConfigError(f"{shown}{who}: {error}") from error
-        known = self.choices if not callable(self.choices) else self.choices() if typed is None else ()
-        for item in (value if isinstance(value, list) else [value]) if known and value is not None else ():
-            if item not in known:
+            raise ConfigError(f"{setting}{who}: {error}") from error
+        choices = self.choices if not callable(self.choices) else self.choices() if typed is None else ()
+        for item in (value if isinstance(value, list) else [value]) if choices and value is not None else ():
+            if item not in choices:
                 raise ConfigError(
-                    f"{name}={item!r}{who}: expected one of {', '.join(known)}{did_you_mean(item, known)}"
+                    f"{name}={item!r}{who}: expected one of {', '.join(choices)}{did_you_mean(item, choices)}"
                 )
         return value
 
@@ -175,10 +175,10 @@ class Key:
 def key(default: Any, meaning: str, *, effect: str | tuple[str, ...] = (), **rule: Any) -> Any:
     """Declare a key of a config dataclass; `rule` holds further attributes of `Key`."""
     metadata = {"key": Key(meaning, effect=(effect,) if isinstance(effect, str) else effect, **rule)}
-    shown = not rule.get("secret", False)
+    in_repr = not rule.get("secret", False)
     if isinstance(default, (list, dict)):
-        return field(default_factory=lambda: copy.deepcopy(default), metadata=metadata, repr=shown)
-    return field(default=default, metadata=metadata, repr=shown)
+        return field(default_factory=lambda: copy.deepcopy(default), metadata=metadata, repr=in_repr)
+    return field(default=default, metadata=metadata, repr=in_repr)
 
 
 def section(cls: type, effect: str | None = None) -> Any:
@@ -208,14 +208,23 @@ def _keys(cls: type, prefix: str, effect: tuple[str, ...]) -> Iterator[tuple[str
         name = f"{prefix}{f.name}"
         value = getattr(instance, f.name)
         if is_dataclass(value):
-            own = f.metadata["effect"]
-            yield from _keys(type(value), f"{name}.", (*effect, own) if own else effect)
+            field_effect = f.metadata["effect"]
+            yield from _keys(type(value), f"{name}.", (*effect, field_effect) if field_effect else effect)
         else:
             declared = f.metadata["key"]
-            own = (*effect, *(condition.replace("{}", prefix.rstrip(".")) for condition in declared.effect))
+            field_effect = (
+                *effect,
+                *(condition.replace("{}", prefix.rstrip(".")) for condition in declared.effect),
+            )
             yield (
                 name,
-                replace(declared, name=name, default=value, effect=own, type=declared.type or hints[f.name]),
+                replace(
+                    declared,
+                    name=name,
+                    default=value,
+                    effect=field_effect,
+                    type=declared.type or hints[f.name],
+                ),
             )
 
 
@@ -233,12 +242,12 @@ def with_values(
 
     Raises ConfigError naming an unknown key or an invalid value.
     """
-    known = list(allowed) or [f.name for f in fields(config)]  # type: ignore[arg-type]
+    names = list(allowed) or [f.name for f in fields(config)]  # type: ignore[arg-type]
     changes: dict[str, Any] = {}
     for name, value in values.items():
-        if name not in known:
+        if name not in names:
             raise ConfigError(
-                f"{where}.{name}: no such key{did_you_mean(name, known)}; known: {', '.join(sorted(known))}"
+                f"{where}.{name}: no such key{did_you_mean(name, names)}; known: {', '.join(sorted(names))}"
             )
         old = getattr(config, name)
         if not is_dataclass(old):

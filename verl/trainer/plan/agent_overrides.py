@@ -32,34 +32,36 @@ def config_of(
 
     Raises ConfigError for an unknown key, a list of the wrong length, or an invalid value.
     """
-    own = _agent_values(index, names, overrides, base, WHERE)
-    if "path" in own.get("model", {}):
+    agent_values = _agent_values(index, names, overrides, base, WHERE)
+    if "path" in agent_values.get("model", {}):
         raise PlacementError(f"{WHERE}.model.path: models are assigned by agent.model_ids; set them there")
-    config = deepcopy(with_values(base, own, WHERE, who=f" (agent '{names[index]}')"))
-    return replace(config, model=replace(config.model, path=model)), frozenset(_leaves(own))
+    config = deepcopy(with_values(base, agent_values, WHERE, who=f" (agent '{names[index]}')"))
+    return replace(config, model=replace(config.model, path=model)), frozenset(_leaves(agent_values))
 
 
 def _agent_values(
     index: int, names: Sequence[str], tree: Mapping[str, Any], section: Any, where: str
 ) -> dict[str, Any]:
     """Return the tree with one agent's values instead of the lists, without those that are None."""
-    found: dict[str, Any] = {}
-    known = {f.name for f in fields(section)}
+    values: dict[str, Any] = {}
+    field_names = {f.name for f in fields(section)}
     for name, value in tree.items():
         here = f"{where}.{name}"
-        if name not in known:
-            raise PlacementError(f"{here}: no such key under actor_rollout_ref; known there: {sorted(known)}")
+        if name not in field_names:
+            raise PlacementError(
+                f"{here}: no such key under actor_rollout_ref; known there: {sorted(field_names)}"
+            )
         if is_dataclass(getattr(section, name)):
             if not isinstance(value, Mapping):
                 raise PlacementError(f"{here} is a section; set one of its keys")
-            found[name] = _agent_values(index, names, value, getattr(section, name), here)
+            values[name] = _agent_values(index, names, value, getattr(section, name), here)
         elif not isinstance(value, Sequence) or isinstance(value, str) or len(value) != len(names):
             raise PlacementError(
                 f"{here}={value!r}: expected a list of {len(names)} values, one for each of {list(names)}"
             )
         elif value[index] is not None or here == f"{WHERE}.model.path":
-            found[name] = value[index]
-    return found
+            values[name] = value[index]
+    return values
 
 
 def _leaves(tree: Mapping[str, Any], prefix: str = "") -> list[str]:

@@ -231,9 +231,9 @@ def agent_settings(config: AlgorithmConfig, agent_id: str) -> AlgorithmConfig:
     """Return the settings of one agent: those of the run, overridden by its own. Raises ConfigError for an
     invalid key or value.
     """
-    own = own_keys(config, agent_id)
+    agent_keys = own_keys(config, agent_id)
     where = f"algorithm.per_agent.{slug(agent_id)}"
-    return with_values(replace(config, per_agent={}), own, where, PER_AGENT_KEYS)
+    return with_values(replace(config, per_agent={}), agent_keys, where, PER_AGENT_KEYS)
 
 
 def split_by_settings(

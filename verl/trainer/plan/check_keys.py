@@ -15,9 +15,9 @@ def cli() -> None:
     """Check the overrides of `sys.argv`; options such as `--cfg` are left to the run."""
     from hydra._internal.utils import get_args_parser
 
-    given = get_args_parser().parse_args(sys.argv[1:]).overrides
-    with report_config_errors(given):
-        compose_config(given)
+    overrides = get_args_parser().parse_args(sys.argv[1:]).overrides
+    with report_config_errors(overrides):
+        compose_config(overrides)
 
 
 if __name__ == "__main__":

@@ -85,23 +85,23 @@ def resolve(config: RunConfig) -> RunPlan:
     return plan
 
 
-def check_command_line(given: Sequence[str], load_plugins: Callable[[Sequence[str]], object]) -> None:
+def check_command_line(arguments: Sequence[str], load_plugins: Callable[[Sequence[str]], object]) -> None:
     """End the process with a one-line error if the settings of a command line are invalid; else return, and
     the run checks them again.
 
     Warnings are left to the run, as are command lines with options of Hydra (`--cfg`) and errors of plug-ins.
 
     Args:
-        given: the command line without the program.
+        arguments: the command line without the program.
         load_plugins: imports the modules of `agent.plugins`, which may register estimators and losses.
     """
     from verl.trainer.plan.command_line import compose_config, report_config_errors
     from verl.trainer.plan.derived_values import resolve_defaults
 
-    if any(word.startswith("-") for word in given):
+    if any(word.startswith("-") for word in arguments):
         return
-    with report_config_errors(given):
-        config = compose_config(given)
+    with report_config_errors(arguments):
+        config = compose_config(arguments)
         logging.disable()
         try:
             try:
@@ -161,7 +161,7 @@ def _check_agent_names(config: RunConfig, placement: Placement) -> None:
     agents = [agent.agent_id for agent in placement.trained]
     others = {name: row.agent_id for row in placement.everyone for name in (row.agent_id, slug(row.agent_id))}
     names = {name: agent for agent in agents for name in (agent, slug(agent))}
-    seen: dict[str, str] = {}
+    name_by_agent: dict[str, str] = {}
     for name in config.algorithm.per_agent:
         if name in others and name not in names:
             raise IneffectiveKeyError(
@@ -173,20 +173,20 @@ def _check_agent_names(config: RunConfig, placement: Placement) -> None:
                 f"algorithm.per_agent.{name}: no such agent{did_you_mean(name, names)}; trained agents are "
                 f"{agents}"
             )
-        if names[name] in seen:
+        if names[name] in name_by_agent:
             raise ConfigError(
-                f"algorithm.per_agent names agent '{names[name]}' twice: {seen[names[name]]} and {name}; "
-                "keep one"
+                f"algorithm.per_agent names agent '{names[name]}' twice: {name_by_agent[names[name]]} and "
+                f"{name}; keep one"
             )
-        seen[names[name]] = name
+        name_by_agent[names[name]] = name
 
 
 def _check_per_agent(config: RunConfig, plan: RunPlan) -> None:
     """Check the keys of `algorithm` with the own values of each agent."""
     agents = [agent.agent_id for agent in plan.trained]
     for agent in plan.trained:
-        own = own_keys(config.algorithm, agent.agent_id)
-        where = f"algorithm.per_agent.{slug(agent.agent_id)}" if own else "algorithm"
+        agent_keys = own_keys(config.algorithm, agent.agent_id)
+        where = f"algorithm.per_agent.{slug(agent.agent_id)}" if agent_keys else "algorithm"
         check_estimator(agent, agents, where)
         _check_gdpo_rewards(config, agent.algorithm, where)
     _check_unread_rewards(config, plan)
@@ -248,7 +248,7 @@ def _check_gdpo_rewards(config: RunConfig, settings: Any, where: str) -> None:
     terms = known_terms(config.reward)
     for name in settings.gdpo_reward_keys or ():
         if name not in REWARD_FIELDS and (name in SAMPLE_FIELDS or (terms is not None and name not in terms)):
-            known = [*REWARD_FIELDS, *(terms or ())]
+            reward_names = [*REWARD_FIELDS, *(terms or ())]
             functions = (
                 ", or a term that a reward function returns (reward.custom_reward_function.path)"
                 if terms is not None
@@ -256,7 +256,7 @@ def _check_gdpo_rewards(config: RunConfig, settings: Any, where: str) -> None:
             )
             raise ConfigError(
                 f"{where}.gdpo_reward_keys={name!r}: expected one of "
-                f"{', '.join(known)}{did_you_mean(name, known)}{functions}"
+                f"{', '.join(reward_names)}{did_you_mean(name, reward_names)}{functions}"
             )
 
 
@@ -285,13 +285,13 @@ def _check_unread_rewards(config: RunConfig, plan: RunPlan) -> None:
         ),
         *([("algorithm.use_kl_in_reward=true", trained, "")] if config.algorithm.use_kl_in_reward else []),
     ]
-    for shown, names, column in parts:
+    for setting, names, column in parts:
         carried = ("reward", "step_reward", column) if column else ()
         if names and all(name in read and not set(carried) & set(read[name]) for name in names):
             fix = f"add one of {', '.join(carried)} to them" if carried else "none of them has it"
             raise IneffectiveKeyError(
-                f"{shown} has no effect: gdpo learns from algorithm.gdpo_reward_keys={read[names[0]]} alone; "
-                f"{fix}"
+                f"{setting} has no effect: gdpo learns from algorithm.gdpo_reward_keys={read[names[0]]} "
+                f"alone; {fix}"
             )
 
 
@@ -301,11 +301,11 @@ def _check_whole_batch(plan: RunPlan) -> None:
 
     Rewards of GDPO may differ: then the rewards of each agent are whitened apart.
     """
-    seen: dict[tuple[str, str], tuple[str, AlgorithmConfig]] = {}
+    first_agents: dict[tuple[str, str], tuple[str, AlgorithmConfig]] = {}
     for agent in plan.trained:
         mine = replace(agent.algorithm, gdpo_reward_keys=None, gdpo_reward_weights=None)
         name = agent.estimator
-        first, theirs = seen.setdefault((agent.policy_id, name), (agent.agent_id, mine))
+        first, theirs = first_agents.setdefault((agent.policy_id, name), (agent.agent_id, mine))
         differing = [
             field.name for field in fields(mine) if getattr(mine, field.name) != getattr(theirs, field.name)
         ]
@@ -366,32 +366,32 @@ def _check_models(config: RunConfig, placement: Placement) -> None:
         check_transfer(config, agent.config.rollout.weight_transfer, _shown(agent, "rollout.weight_transfer"))
 
 
-def _check_mini_batch(size: int, shown: str, tasks: int) -> None:
+def _check_mini_batch(size: int, setting: str, tasks: int) -> None:
     if size and (size > tasks or tasks % size):
         raise ConfigError(
-            f"{shown} does not divide data.train_batch_size={tasks}; both count tasks (Dr. MAS counts rows): "
-            "choose a divisor, 0 for one update per step, or the number of updates "
+            f"{setting} does not divide data.train_batch_size={tasks}; both count tasks (Dr. MAS counts "
+            "rows): choose a divisor, 0 for one update per step, or the number of updates "
             "(use_adaptive_ppo_mini_batch_size=true, ppo_mini_update_num)"
         )
 
 
-def _check_attention(model: TrainedModelConfig, dtype: str, shown: Callable[[str], str]) -> None:
+def _check_attention(model: TrainedModelConfig, dtype: str, setting_of: Callable[[str], str]) -> None:
     """Raise ConfigError for an attention implementation that cannot run; `dtype` is the key of its dtype,
-    `shown` returns `key=value`.
+    `setting_of` returns `key=value`.
     """
-    key = shown("model.attn_implementation")
+    key = setting_of("model.attn_implementation")
     name = model.attn_implementation
     if name == "eager" and model.use_remove_padding is True:
-        packed = shown("model.use_remove_padding").partition("=")[0]
+        packed = setting_of("model.use_remove_padding").partition("=")[0]
         raise ConfigError(f"{key} cannot run packed rows; set {packed}=false as well")
     if name == "flash_attention_2" and find_spec("flash_attn") is None:
         raise ConfigError(
             f"{key}: the package flash_attn is not installed; pip install flash-attn, or set "
             f"{key.partition('=')[0]}=auto"
         )
-    if name == "flash_attention_2" and "=fp32" in shown(dtype):
+    if name == "flash_attention_2" and "=fp32" in setting_of(dtype):
         raise ConfigError(
-            f"{key} computes in 16 bits, not as {shown(dtype)}; set that to bf16, or "
+            f"{key} computes in 16 bits, not as {setting_of(dtype)}; set that to bf16, or "
             f"{key.partition('=')[0]}=auto"
         )
 

@@ -55,54 +55,54 @@ def register_config() -> str:
 
 
 @contextmanager
-def report_config_errors(given: Sequence[str]) -> Iterator[None]:
-    """End the process with a one-line error if keys or values of the command line `given` are invalid."""
+def report_config_errors(arguments: Sequence[str]) -> Iterator[None]:
+    """End the process with a one-line error if keys or values of the command line `arguments` are invalid."""
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
     try:
         yield
     except ConfigError as error:
-        fail(with_preset_note(str(error), given), 1)
+        fail(with_preset_note(str(error), arguments), 1)
     except (HydraException, OmegaConfBaseException) as error:
-        fail(explain(error, given), 1)
+        fail(explain(error, arguments), 1)
 
 
-def with_preset_note(message: str, given: Sequence[str]) -> str:
+def with_preset_note(message: str, arguments: Sequence[str]) -> str:
     """Return a message about `key=value`, with a note if a preset, a setting in verl's names or a default of
     verl's set that key.
 
     In a message about several keys the first of them that has such a setting or default gets the note.
     """
-    command = _translated(given)
+    command = _translated(arguments)
     for key in re.findall(r"[a-z_]\w*(?:\.\w+)+", message):
         if key in command.typed and key not in command.typed[key]:
             return f"{message} (set by {command.typed[key].lstrip('+')})"
         if key in command.defaults:
             return f"{message} ({key}={command.defaults[key]} is a default of {command.upstream})"
-    name = next((o.partition("=")[2].strip("'\"") for o in given if key_of(o) == "algorithm.preset"), "")
+    name = next((o.partition("=")[2].strip("'\"") for o in arguments if key_of(o) == "algorithm.preset"), "")
     key = message.partition("=")[0]
-    by_preset = key in PRESETS.get(name, {}) and key not in map(key_of, given)
+    by_preset = key in PRESETS.get(name, {}) and key not in map(key_of, arguments)
     return f"{message} (set by algorithm.preset={name})" if by_preset else message
 
 
-def _translated(given: Sequence[str]) -> Command:
+def _translated(arguments: Sequence[str]) -> Command:
     """Return a command line with settings in the names of verl and Dr. MAS translated."""
-    settings = [pair for pair in map(split, given) if pair is not None]
+    settings = [pair for pair in map(split, arguments) if pair is not None]
     if all(key in KEYS or key.startswith(OWN_NAMES) for key, _ in settings):
-        return Command(list(given))
+        return Command(list(arguments))
     # Most command lines have names of this package only, and need no table of verl's.
     from verl.compat.command import translate
 
-    return translate(given)
+    return translate(arguments)
 
 
-def prepare_overrides(given: Sequence[str]) -> list[str]:
+def prepare_overrides(arguments: Sequence[str]) -> list[str]:
     """Return the overrides of a command line for Hydra: the `overrides` of `prepare`."""
-    return prepare(given).overrides
+    return prepare(arguments).overrides
 
 
-def prepare(given: Sequence[str]) -> Command:
+def prepare(arguments: Sequence[str]) -> Command:
     """Return a command line ready for Hydra: settings of verl and Dr. MAS translated, checked one by one,
     those of a preset in front.
 
@@ -111,7 +111,7 @@ def prepare(given: Sequence[str]) -> Command:
     Raises ConfigError naming the first override with an invalid key or value; syntax errors are left to
     Hydra.
     """
-    command = _translated(given)
+    command = _translated(arguments)
     for first, second in command.contradictions:
         raise ConfigError(
             f"{first} and {second} set the same key to different values: leave out one (docs/upstream_map.md)"
@@ -132,11 +132,11 @@ def prepare(given: Sequence[str]) -> Command:
     return command
 
 
-def compose_config(given: Sequence[str]) -> RunConfig:
+def compose_config(arguments: Sequence[str]) -> RunConfig:
     """Return the configuration of a command line. Raises ConfigError, or an error of Hydra, for invalid keys
     and values.
     """
-    return _compose(prepare_overrides(given))
+    return _compose(prepare_overrides(arguments))
 
 
 def _compose(overrides: Sequence[str]) -> RunConfig:
@@ -198,9 +198,9 @@ def _without_effect(overrides: Sequence[str]) -> list[str]:
         return []
 
 
-def free_form_sections(known: Mapping[str, Key]) -> tuple[str, ...]:
+def free_form_sections(program_keys: Mapping[str, Key]) -> tuple[str, ...]:
     """Return the names of the keys whose own keys are free, each with a dot behind it."""
-    return tuple(f"{name}." for name, key in known.items() if isinstance(key.default, dict))
+    return tuple(f"{name}." for name, key in program_keys.items() if isinstance(key.default, dict))
 
 
 FREE_FORM = free_form_sections(KEYS)
@@ -217,8 +217,10 @@ def free_form(overrides: Sequence[str], sections: tuple[str, ...] = FREE_FORM) -
     ]
 
 
-def check_override(override: str, known: Mapping[str, Key] = KEYS) -> None:
-    """Raise ConfigError for an unknown key or an invalid value; `known` are the keys of the program."""
+def check_override(override: str, program_keys: Mapping[str, Key] = KEYS) -> None:
+    """Raise ConfigError for an unknown key or an invalid value; `program_keys` are the keys of the
+    program.
+    """
     from hydra.errors import HydraException
 
     name, equals, text = override.lstrip("+~").partition("=")
@@ -226,12 +228,14 @@ def check_override(override: str, known: Mapping[str, Key] = KEYS) -> None:
         return
     parts = name.split(".")
     under = next(
-        (".".join(parts[:i]) for i in range(len(parts), 0, -1) if ".".join(parts[:i]) in known), None
+        (".".join(parts[:i]) for i in range(len(parts), 0, -1) if ".".join(parts[:i]) in program_keys), None
     )
-    if under is None or (under != name and not isinstance(known[under].default, dict)):
-        if not any(key.startswith(f"{name}.") for key in known):
+    if under is None or (under != name and not isinstance(program_keys[under].default, dict)):
+        if not any(key.startswith(f"{name}.") for key in program_keys):
             raise ConfigError(
-                _unknown(name) if known is KEYS else f"unknown key {name}{did_you_mean(name, known)}"
+                _unknown(name)
+                if program_keys is KEYS
+                else f"unknown key {name}{did_you_mean(name, program_keys)}"
             )
         return
     if not equals or "${" in text or override.startswith("~"):
@@ -245,7 +249,7 @@ def check_override(override: str, known: Mapping[str, Key] = KEYS) -> None:
         return
     for part in reversed(parts[under.count(".") + 1 :]):
         value = {part: value}
-    known[under].validate(value, name=name, typed=text)
+    program_keys[under].validate(value, name=name, typed=text)
 
 
 @lru_cache(maxsize=1024)

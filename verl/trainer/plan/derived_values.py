@@ -59,11 +59,11 @@ def resolve_defaults(config: RunConfig) -> None:
         config.actor_rollout_ref.model.lora_adapter_path
     )
     agent.model_ids = [_folder(model) for model in agent.model_ids]
-    own = agent.agent_specific_parameters.get("model")
-    if isinstance(own, dict):
+    model_overrides = agent.agent_specific_parameters.get("model")
+    if isinstance(model_overrides, dict):
         for name in ("tokenizer_path", "lora_adapter_path"):
-            if isinstance(own.get(name), list):
-                own[name] = [_folder(path) for path in own[name]]
+            if isinstance(model_overrides.get(name), list):
+                model_overrides[name] = [_folder(path) for path in model_overrides[name]]
 
 
 def _folder(path: Any) -> Any:

@@ -150,12 +150,12 @@ def _divided(
             f"{key}={sizes}: expected at least 1 each and {pool.size} in all ({pool}), found "
             f"{sum(sizes.values())} in all"
         )
-    found = {}
+    devices_by_group = {}
     first = 0
     for wg_id in groups:
-        found[wg_id] = Devices(first, sizes[wg_id], pool.section)
+        devices_by_group[wg_id] = Devices(first, sizes[wg_id], pool.section)
         first += sizes[wg_id]
-    return found
+    return devices_by_group
 
 
 def describe_devices(config: RunConfig, placement: Placement) -> dict[str, str]:
@@ -167,8 +167,10 @@ def describe_devices(config: RunConfig, placement: Placement) -> dict[str, str]:
     if not own_engine_devices(config):
         return {wg_id: str(devices) for wg_id, devices in policies.items()}
     return {
-        wg_id: f"{policies[wg_id]}, engines on {own}" if wg_id in policies else f"engines on {own}"
-        for wg_id, own in engines.items()
+        wg_id: f"{policies[wg_id]}, engines on {engine_devices}"
+        if wg_id in policies
+        else f"engines on {engine_devices}"
+        for wg_id, engine_devices in engines.items()
     }
 
 
@@ -180,7 +182,7 @@ def check_engine_spans(config: RunConfig, placement: Placement) -> None:
     devices = assign_engines(config, placement)
     for spec in placement.groups:
         tp = spec.config.rollout.tensor_model_parallel_size
-        own = devices[spec.wg_id]
+        group_devices = devices[spec.wg_id]
         if tp == 1:
             continue
         name = "rollout.tensor_model_parallel_size"
@@ -190,20 +192,20 @@ def check_engine_spans(config: RunConfig, placement: Placement) -> None:
                 f"{key} needs trainer.controller=ray: local runs one rank, an engine on {tp} devices needs "
                 f"{tp}"
             )
-        if own.ranks % tp:
+        if group_devices.ranks % tp:
             raise PlacementError(
-                f"{key} does not divide the {own.ranks} devices of worker group '{spec.wg_id}' "
+                f"{key} does not divide the {group_devices.ranks} devices of worker group '{spec.wg_id}' "
                 f"({pool.section}.nnodes * {pool.section}.n_gpus_per_node, or its part of them in "
                 f"{pool.section}.pool_sizes); choose a divisor"
             )
-        for first in range(own.first, own.first + own.ranks, tp):
+        for first in range(group_devices.first, group_devices.first + group_devices.ranks, tp):
             if first // pool.per_node != (first + tp - 1) // pool.per_node:
                 raise PlacementError(
                     f"{key}: an engine of worker group '{spec.wg_id}' would be on "
                     f"{Devices(first, tp, pool.section)}, which are on different nodes of {pool.per_node} "
                     f"({pool.section}.n_gpus_per_node); choose a divisor of {pool.per_node}, and with "
                     f"{pool.section}.pool_sizes let the devices before the group's first, number "
-                    f"{own.first}, be a multiple of it"
+                    f"{group_devices.first}, be a multiple of it"
                 )
 
 

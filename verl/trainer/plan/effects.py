@@ -64,11 +64,18 @@ def _estimator_reads(key: str, scope: Scope) -> bool:
         return True
     used = {
         algorithm.adv_estimator,
-        *(own["adv_estimator"] for own in algorithm.per_agent.values() if "adv_estimator" in own),
+        *(
+            agent_keys["adv_estimator"]
+            for agent_keys in algorithm.per_agent.values()
+            if "adv_estimator" in agent_keys
+        ),
     }
-    own = key.removeprefix("algorithm.")
+    algorithm_key = key.removeprefix("algorithm.")
     return any(
-        ESTIMATORS.traits(name).grouped if own in GROUP_KEYS else ESTIMATORS.reads(name, own) for name in used
+        ESTIMATORS.traits(name).grouped
+        if algorithm_key in GROUP_KEYS
+        else ESTIMATORS.reads(name, algorithm_key)
+        for name in used
     )
 
 
@@ -91,8 +98,10 @@ def _adapter_reads(key: str, scope: Scope) -> bool:
     """Return whether an adapter reads `key`: for an agent's own value its own adapter, for a common value
     any.
     """
-    own = scope.agent is not None and key.removeprefix(MODEL) in scope.agent.own_keys
-    return any(row.adapter is not None for row in scope.plan.agents if not own or row == scope.agent)
+    has_own_value = scope.agent is not None and key.removeprefix(MODEL) in scope.agent.own_keys
+    return any(
+        row.adapter is not None for row in scope.plan.agents if not has_own_value or row == scope.agent
+    )
 
 
 FACTS: Mapping[str, Callable[[str, Scope], bool]] = {
@@ -114,11 +123,11 @@ def readers(key: str) -> list[str]:
     """Return the names of the estimators or losses that declare to read a key."""
     if key.startswith(ACTOR):
         return POLICY_LOSSES.readers(key.removeprefix(ACTOR))
-    own = key.removeprefix("algorithm.")
+    algorithm_key = key.removeprefix("algorithm.")
     return (
         [name for name in ESTIMATORS.names() if ESTIMATORS.traits(name).grouped]
-        if own in GROUP_KEYS
-        else ESTIMATORS.readers(own)
+        if algorithm_key in GROUP_KEYS
+        else ESTIMATORS.readers(algorithm_key)
     )
 
 
@@ -140,14 +149,14 @@ def holds(condition: str, key: str, scope: Scope) -> bool:
 
 
 def _compare(expression: str, config: RunConfig) -> bool:
-    key, operator, wanted = re.fullmatch(r"([\w.]+)(=|!=|>|$)(.*)", expression).groups()
-    found = value_at(config, key)
+    key, operator, operand = re.fullmatch(r"([\w.]+)(=|!=|>|$)(.*)", expression).groups()
+    value = value_at(config, key)
     if operator == "":
-        return bool(found)
+        return bool(value)
     if operator == ">":
-        return bool(found > float(wanted))
-    shown = "null" if found is None else str(found).lower() if isinstance(found, bool) else str(found)
-    return (shown in wanted.split(",")) == (operator == "=")
+        return bool(value > float(operand))
+    text = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    return (text in operand.split(",")) == (operator == "=")
 
 
 def check_effect(config: RunConfig, plan: RunPlan) -> None:
@@ -164,8 +173,10 @@ def check_effect(config: RunConfig, plan: RunPlan) -> None:
     for name in config.algorithm.per_agent:
         mine = replace(config, algorithm=trained[name].algorithm)
         for key, value, needed in _without_effect(Scope(mine, plan), config):
-            own = key.replace("algorithm.", f"algorithm.per_agent.{name}.", 1)
-            raise IneffectiveKeyError(f"{own}={value} has no effect; it needs, for this agent, {needed}")
+            agent_key = key.replace("algorithm.", f"algorithm.per_agent.{name}.", 1)
+            raise IneffectiveKeyError(
+                f"{agent_key}={value} has no effect; it needs, for this agent, {needed}"
+            )
     for agent in plan.everyone:
         mine = replace(config, actor_rollout_ref=agent.config)
         for key, value, needed in _without_effect(
@@ -183,7 +194,7 @@ def without_effect(config: RunConfig, plan: RunPlan) -> list[str]:
     none for any agent.
     """
     default = RunConfig()
-    found = {
+    run_keys = {
         name for name, _, _ in _without_effect(Scope(config, plan), default) if not name.startswith(MODEL)
     }
     idle = [
@@ -195,7 +206,7 @@ def without_effect(config: RunConfig, plan: RunPlan) -> list[str]:
         }
         for agent in plan.everyone
     ]
-    return sorted(found | {name for name in set.intersection(*idle) if name.startswith(MODEL)})
+    return sorted(run_keys | {name for name in set.intersection(*idle) if name.startswith(MODEL)})
 
 
 def _is_read_of(agent: AgentPlacement | ApiPlacement, key: str) -> bool:

@@ -42,27 +42,27 @@ def check_filter_groups(config: RunConfig, plan: RunPlan) -> None:
 
 
 def _check_filtered(config: RunConfig, agent: AgentPlan) -> None:
-    own = _agent_note(config, agent.agent_id)
+    agent_note = _agent_note(config, agent.agent_id)
     estimator = agent.estimator
     fields = agent.group_fields
     traits = agent.traits
     if not traits.grouped or agent.needs_values or agent.needs("reward_baselines"):
         raise ConfigError(
             "algorithm.filter_groups.enable=true drops groups of equal rewards, but "
-            f"algorithm.adv_estimator={estimator}{own} learns from them as well: turn the filter off, or use "
-            "an estimator with a group baseline, such as grpo"
+            f"algorithm.adv_estimator={estimator}{agent_note} learns from them as well: turn the filter off, "
+            "or use an estimator with a group baseline, such as grpo"
         )
     if not set(fields) & set(TASK_FIELDS):
         raise ConfigError(
             "algorithm.filter_groups.enable=true needs groups within a task, but "
-            f"algorithm.group_by={fields}{own} compares tasks with each other: add one of "
+            f"algorithm.group_by={fields}{agent_note} compares tasks with each other: add one of "
             f"{', '.join(TASK_FIELDS)}, or turn the filter off"
         )
     if traits.learns_from:
         logger.warning(
             "algorithm.filter_groups drops groups in which %s is equal, even if %s, from which "
             "adv_estimator=%s%s learns, differ",
-            config.algorithm.filter_groups.metric, traits.learns_from, estimator, own,
+            config.algorithm.filter_groups.metric, traits.learns_from, estimator, agent_note,
         )  # fmt: skip
     if config.env.rollout.n == 1 and "traj_uid" not in fields and agent.algorithm.singleton == "zero":
         raise ConfigError(
@@ -84,16 +84,16 @@ def check_sampling(config: RunConfig, plan: RunPlan) -> None:
             "are no group: turn the filter off, or use rollout.tree.returns=step"
         )
     for agent in plan.trained:
-        own = _agent_note(config, agent.agent_id)
+        agent_note = _agent_note(config, agent.agent_id)
         fields = agent.group_fields
         if tree and not committed:
-            _check_tree_estimator(agent, own)
+            _check_tree_estimator(agent, agent_note)
             if agent.averages_trajectories:
                 raise ConfigError(
                     "rollout.sampling=tree compares the candidates of a call, but the samples of an episode "
                     "are averaged first with "
                     f"algorithm.statistics_over={agent.algorithm.statistics_over} with "
-                    f"adv_estimator={agent.estimator} and groups {fields}{own}; set "
+                    f"adv_estimator={agent.estimator} and groups {fields}{agent_note}; set "
                     "algorithm.statistics_over=samples, algorithm.adv_estimator=grpo, or "
                     "rollout.tree.returns=committed"
                 )
@@ -103,8 +103,8 @@ def check_sampling(config: RunConfig, plan: RunPlan) -> None:
         if alone and agent.compares_groups and set(fields) >= CALL_FIELDS:
             zero = "every advantage of the estimator" if committed else "every advantage"
             raise ConfigError(
-                f"algorithm.group_by={fields}{own} holds one sample per group with {one}, so {zero} is 0; "
-                f"set {_more_samples(tree, committed)}, or algorithm.group_by=[uid,agent_id,turn]"
+                f"algorithm.group_by={fields}{agent_note} holds one sample per group with {one}, so {zero} "
+                f"is 0; set {_more_samples(tree, committed)}, or algorithm.group_by=[uid,agent_id,turn]"
             )
 
 
@@ -114,7 +114,7 @@ def _more_samples(tree: bool, committed: bool) -> str:
     return "2 or more candidates" if tree else "rollout.sampling=tree"
 
 
-def _check_tree_estimator(agent: AgentPlan, own: str) -> None:
+def _check_tree_estimator(agent: AgentPlan, agent_note: str) -> None:
     """Raise ConfigError for an estimator that has no meaning if nothing follows a candidate's own action."""
     if agent.needs_values:
         why = (
@@ -128,8 +128,8 @@ def _check_tree_estimator(agent: AgentPlan, own: str) -> None:
         return
     raise ConfigError(
         "rollout.sampling=tree with rollout.tree.returns=step rewards each candidate for its own action "
-        f"alone, but algorithm.adv_estimator={agent.estimator}{own} {why}; set rollout.tree.returns=committed, or "
-        "use another estimator, such as grpo"
+        f"alone, but algorithm.adv_estimator={agent.estimator}{agent_note} {why}; set "
+        "rollout.tree.returns=committed, or use another estimator, such as grpo"
     )
 
 

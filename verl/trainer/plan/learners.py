@@ -84,8 +84,8 @@ def is_on_policy(config: RunConfig, learners: Mapping[str, Learner]) -> bool:
 
 def by_group(learners: Mapping[str, Learner], present: Collection[str]) -> dict[str, list[str]]:
     """Return the learners among `present` of every worker group that has one."""
-    found: dict[str, list[str]] = {}
+    names_by_group: dict[str, list[str]] = {}
     for name, learner in learners.items():
         if name in present:
-            found.setdefault(learner.wg_id, []).append(name)
-    return found
+            names_by_group.setdefault(learner.wg_id, []).append(name)
+    return names_by_group

@@ -174,7 +174,9 @@ def build_placement(agent: AgentConfig, base: ActorRolloutRefConfig) -> Placemen
     api = api_agents(agent)
     models = _model_paths(agent, base, api)
     levels = _levels(agent, api)
-    own = [config_of(i, names, models[i], agent.agent_specific_parameters, base) for i in range(len(names))]
+    agent_configs = [
+        config_of(i, names, models[i], agent.agent_specific_parameters, base) for i in range(len(names))
+    ]
     adapters = _adapters(agent, levels, models, frozen)
     here = [i for i, name in enumerate(names) if name not in api]
     keys = _group_keys([(names[i], models[i], levels[i]) for i in here], frozen)
@@ -182,14 +184,22 @@ def build_placement(agent: AgentConfig, base: ActorRolloutRefConfig) -> Placemen
     rows = tuple(
         _with_adapter_shape(
             AgentPlacement(
-                names[i], adapters[i] or wg, wg, own[i][0], adapters[i], names[i] in frozen, own[i][1]
+                names[i],
+                adapters[i] or wg,
+                wg,
+                agent_configs[i][0],
+                adapters[i],
+                names[i] in frozen,
+                agent_configs[i][1],
             )
         )
         for i, wg in zip(here, wg_ids, strict=True)
     )
     groups = tuple(_group(wg_id, [r for r in rows if r.wg_id == wg_id]) for wg_id in dict.fromkeys(wg_ids))
     return Placement(
-        rows, groups, tuple(ApiPlacement(n, api[n], *o) for n, o in zip(names, own, strict=True) if n in api)
+        rows,
+        groups,
+        tuple(ApiPlacement(n, api[n], *o) for n, o in zip(names, agent_configs, strict=True) if n in api),
     )
 
 
@@ -230,17 +240,20 @@ def _with_adapter_shape(row: AgentPlacement) -> AgentPlacement:
         return row
     shape = adapter_shape(model)
     if model.lora_adapter_path is not None:
-        shown = f"{row.key('model.lora_adapter_path')}={model.lora_adapter_path}"
+        folder_setting = f"{row.key('model.lora_adapter_path')}={model.lora_adapter_path}"
         try:
             shape = read_adapter_shape(model.lora_adapter_path)
         except AdapterFolderError as error:
-            raise PlacementError(f"{shown} (agent '{row.agent_id}'), {error}") from error
+            raise PlacementError(f"{folder_setting} (agent '{row.agent_id}'), {error}") from error
         for name, value in shape.items():
-            given = getattr(model, name)
-            if given is not None and (sorted(given) if isinstance(given, list) else given) != value:
+            model_value = getattr(model, name)
+            if (
+                model_value is not None
+                and (sorted(model_value) if isinstance(model_value, list) else model_value) != value
+            ):
                 raise PlacementError(
-                    f"{row.key(f'model.{name}')}={given} (agent '{row.agent_id}') contradicts the adapter of "
-                    f"{shown}, whose {name} is {value}; leave {name} out"
+                    f"{row.key(f'model.{name}')}={model_value} (agent '{row.agent_id}') contradicts the "
+                    f"adapter of {folder_setting}, whose {name} is {value}; leave {name} out"
                 )
     return replace(row, config=replace(row.config, model=replace(model, **shape)))
 
@@ -250,13 +263,13 @@ def _check_slugs(names: Sequence[str]) -> None:
     for name in names:
         other = by_slug.setdefault(slug(name), name)
         if not slug(name) or other != name:
-            found = (
+            problem = (
                 f"agents '{other}' and '{name}' both become '{slug(name)}'"
                 if slug(name)
                 else f"agent '{name}' becomes an empty name"
             )
             raise PlacementError(
-                f"agent.agent_ids={list(names)}: {found} in metrics and folders, where only a-z and 0-9 "
+                f"agent.agent_ids={list(names)}: {problem} in metrics and folders, where only a-z and 0-9 "
                 "count; give every agent a name that has at least one of these characters and differs from "
                 "the others in them"
             )
@@ -302,16 +315,16 @@ def _model_paths(agent: AgentConfig, base: ActorRolloutRefConfig, api: Collectio
 
 def _levels(agent: AgentConfig, api: Collection[str]) -> list[str]:
     """Return the specialization of each agent: one of `LEVELS`, or `api`."""
-    given = agent.specialization
+    specialization = agent.specialization
     names = agent.agent_ids
-    if given is None:
-        given = "prompt" if agent.model_sharing else "full"
-    if not isinstance(given, (str, list, tuple)):
+    if specialization is None:
+        specialization = "prompt" if agent.model_sharing else "full"
+    if not isinstance(specialization, (str, list, tuple)):
         raise PlacementError(
-            f"agent.specialization={given!r}: expected one of {', '.join(LEVELS)}, or a list with one per "
-            "agent"
+            f"agent.specialization={specialization!r}: expected one of {', '.join(LEVELS)}, or a list with "
+            "one per agent"
         )
-    levels = [given] * len(names) if isinstance(given, str) else list(given)
+    levels = [specialization] * len(names) if isinstance(specialization, str) else list(specialization)
     if len(levels) != len(names):
         raise PlacementError(
             f"agent.specialization has {len(levels)} entries, agent.agent_ids has {len(names)}; give one "
@@ -319,15 +332,15 @@ def _levels(agent: AgentConfig, api: Collection[str]) -> list[str]:
         )
     for i, name in enumerate(names):
         if name in api:
-            if not isinstance(given, str) and levels[i] is not None:
+            if not isinstance(specialization, str) and levels[i] is not None:
                 raise PlacementError(
-                    f"agent.specialization={given}: agent '{name}' is behind an API and has no policy; give "
-                    "it null"
+                    f"agent.specialization={specialization}: agent '{name}' is behind an API and has no "
+                    "policy; give it null"
                 )
             levels[i] = "api"
         elif levels[i] not in LEVELS:
             raise PlacementError(
-                f"agent.specialization={given}: {levels[i]!r} is not one of "
+                f"agent.specialization={specialization}: {levels[i]!r} is not one of "
                 f"{LEVELS}{did_you_mean(str(levels[i]), LEVELS)}"
             )
     if agent.model_sharing and set(names) <= set(api):
@@ -337,8 +350,8 @@ def _levels(agent: AgentConfig, api: Collection[str]) -> list[str]:
         )
     if agent.model_sharing and set(levels) - {"api"} != {"prompt"}:
         raise PlacementError(
-            f"agent.model_sharing=true contradicts agent.specialization={given}; leave agent.model_sharing "
-            "out"
+            f"agent.model_sharing=true contradicts agent.specialization={specialization}; leave "
+            "agent.model_sharing out"
         )
     return levels
 
@@ -350,38 +363,38 @@ def _adapters(
     frozen agent.
     """
     names = list(agent.agent_ids)
-    given = list(agent.adapter_ids) or [None] * len(agent.agent_ids)
-    if len(given) != len(names):
+    adapter_ids = list(agent.adapter_ids) or [None] * len(agent.agent_ids)
+    if len(adapter_ids) != len(names):
         raise PlacementError(
-            f"agent.adapter_ids has {len(given)} entries, agent.agent_ids has {len(names)}; they are "
+            f"agent.adapter_ids has {len(adapter_ids)} entries, agent.agent_ids has {len(names)}; they are "
             "parallel lists"
         )
-    found: list[str | None] = []
-    for name, level, wanted in zip(names, levels, given, strict=True):
-        if wanted is not None and level != "lora":
+    adapters: list[str | None] = []
+    for name, level, adapter_id in zip(names, levels, adapter_ids, strict=True):
+        if adapter_id is not None and level != "lora":
             raise PlacementError(
                 f"agent.adapter_ids gives agent '{name}', whose specialization is {level}, adapter "
-                f"'{wanted}'; make it lora, or give null"
+                f"'{adapter_id}'; make it lora, or give null"
             )
-        if wanted is not None and name in frozen:
+        if adapter_id is not None and name in frozen:
             raise PlacementError(
-                f"agent.adapter_ids gives agent '{name}', which is in agent.frozen, adapter '{wanted}': a "
-                "frozen agent uses the base model without an adapter; give null"
+                f"agent.adapter_ids gives agent '{name}', which is in agent.frozen, adapter '{adapter_id}': "
+                "a frozen agent uses the base model without an adapter; give null"
             )
-        if wanted is not None and not slug(wanted):
+        if adapter_id is not None and not slug(adapter_id):
             raise PlacementError(
-                f"agent.adapter_ids: {wanted!r} (agent '{name}') becomes an empty name; only a-z and 0-9 "
+                f"agent.adapter_ids: {adapter_id!r} (agent '{name}') becomes an empty name; only a-z and 0-9 "
                 "count"
             )
-        found.append(slug(wanted or name) if level == "lora" and name not in frozen else None)
-    for i, adapter in enumerate(found):
+        adapters.append(slug(adapter_id or name) if level == "lora" and name not in frozen else None)
+    for i, adapter in enumerate(adapters):
         for j in range(i):
-            if adapter is None or adapter != found[j]:
+            if adapter is None or adapter != adapters[j]:
                 continue
-            if given[i] is None or given[j] is None:
+            if adapter_ids[i] is None or adapter_ids[j] is None:
                 raise PlacementError(
-                    f"agent.adapter_ids={given}: '{adapter}' is also the own adapter of agent "
-                    f"'{names[i if given[i] is None else j]}'; name it for both agents to share it, or "
+                    f"agent.adapter_ids={adapter_ids}: '{adapter}' is also the own adapter of agent "
+                    f"'{names[i if adapter_ids[i] is None else j]}'; name it for both agents to share it, or "
                     "choose another name"
                 )
             if models[i] != models[j]:
@@ -389,7 +402,7 @@ def _adapters(
                     f"agents '{names[j]}' and '{names[i]}' claim adapter '{adapter}' on different models, "
                     f"'{models[j]}' and '{models[i]}'; an adapter belongs to one base: choose another name"
                 )
-    return found
+    return adapters
 
 
 def _group_keys(team: Sequence[tuple[str, str, str]], frozen: Collection[str]) -> list[tuple[str, str, str]]:
@@ -423,20 +436,20 @@ def _group_keys(team: Sequence[tuple[str, str, str]], frozen: Collection[str]) -
     return keys
 
 
-def _worker_group_ids(keys: Sequence[tuple[str, str, str]], taken: Collection[str]) -> list[str]:
-    """Return a name for the worker group of each agent by its `_group_keys`; none is in `taken`."""
+def _worker_group_ids(keys: Sequence[tuple[str, str, str]], adapter_names: Collection[str]) -> list[str]:
+    """Return a name for the worker group of each agent by its `_group_keys`; none is in `adapter_names`."""
     names: dict[tuple[str, str, str], str] = {}
     for key in keys:
         if key in names:
             continue
         kind, who, model = key
-        wanted = slug(who if kind == "full" else Path(model).name) or "policy"
-        wanted += f"_{kind}" if kind in ("lora", "frozen") else ""
-        used = {*names.values(), *taken}
+        group_name = slug(who if kind == "full" else Path(model).name) or "policy"
+        group_name += f"_{kind}" if kind in ("lora", "frozen") else ""
+        used = {*names.values(), *adapter_names}
         names[key] = (
-            wanted
-            if wanted not in used
-            else next(f"{wanted}_{i}" for i in range(2, 10_000) if f"{wanted}_{i}" not in used)
+            group_name
+            if group_name not in used
+            else next(f"{group_name}_{i}" for i in range(2, 10_000) if f"{group_name}_{i}" not in used)
         )
     return [names[key] for key in keys]
 
@@ -471,10 +484,10 @@ def _differing(mine: ActorRolloutRefConfig, theirs: ActorRolloutRefConfig, keys:
     """Return the keys in which two configs differ, with values unless they are sections; empty if there are
     none.
     """
-    found = []
+    differences = []
     for key in keys:
         one = value_at(mine, key)
         other = value_at(theirs, key)
         if one != other:
-            found.append(key if is_dataclass(one) else f"{key} ({one} and {other})")
-    return ", ".join(found)
+            differences.append(key if is_dataclass(one) else f"{key} ({one} and {other})")
+    return ", ".join(differences)

@@ -107,8 +107,8 @@ class PresetError(ConfigError):
     """Unknown preset, or one that was named but not applied; the message says what to do."""
 
 
-def expansion(name: str, given: Mapping[str, str] = MappingProxyType({})) -> dict[str, str]:
-    """Return key -> value, as on the command line, of a preset without the keys that `given` sets or
+def expansion(name: str, overrides: Mapping[str, str] = MappingProxyType({})) -> dict[str, str]:
+    """Return key -> value, as on the command line, of a preset without the keys that `overrides` sets or
     replaces.
 
     Raises PresetError listing the known presets.
@@ -118,10 +118,10 @@ def expansion(name: str, given: Mapping[str, str] = MappingProxyType({})) -> dic
             f"algorithm.preset='{name}': expected one of {', '.join(PRESETS)}{did_you_mean(name, PRESETS)}"
         )
     left_out = {
-        *given,
+        *overrides,
         *(
             other
-            for key, value in given.items()
+            for key, value in overrides.items()
             if value.lower() != "true"
             for other in REPLACES.get(key, ())
         ),
@@ -135,12 +135,12 @@ def expand_presets(overrides: Sequence[str]) -> list[str]:
     Raises PresetError for an unknown name.
     """
     pairs = [o.lstrip("+").split("=", 1) for o in overrides if "=" in o and not o.startswith("-")]
-    given = {pair[0]: pair[1].strip("'\"") for pair in pairs}
-    name = given.get("algorithm.preset", "null")
+    override_values = {pair[0]: pair[1].strip("'\"") for pair in pairs}
+    name = override_values.get("algorithm.preset", "null")
     if name in ("null", ""):
         return list(overrides)
     first = next(i for i, o in enumerate(overrides) if "=" in o and not o.startswith("-"))
-    added = [f"{key}={value}" for key, value in expansion(name, given).items()]
+    added = [f"{key}={value}" for key, value in expansion(name, override_values).items()]
     return [*overrides[:first], *added, *overrides[first:]]
 
 
@@ -165,17 +165,17 @@ def describe_preset(config: RunConfig) -> str:
     name = config.algorithm.preset
     if name is None:
         return ""
-    wanted = {key: _parsed(value) for key, value in expansion(name).items()}
-    kept = [key for key, value in wanted.items() if _value(config, key) == value]
+    preset_values = {key: _parsed(value) for key, value in expansion(name).items()}
+    matching_keys = [key for key, value in preset_values.items() if _value(config, key) == value]
     default = RunConfig()
-    changed = [key for key, value in wanted.items() if _value(default, key) != value]
-    if changed and not set(changed) & set(kept):
+    changed = [key for key, value in preset_values.items() if _value(default, key) != value]
+    if changed and not set(changed) & set(matching_keys):
         raise PresetError(
             f"algorithm.preset='{name}' was set, but none of its keys: call "
             f"verl.trainer.plan.presets.apply_preset(config, '{name}')"
         )
-    line = f"preset {name}: " + " ".join(f"{key}={PRESETS[name][key]}" for key in kept)
-    other = [f"{key}={_value(config, key)}" for key in wanted if key not in kept]
+    line = f"preset {name}: " + " ".join(f"{key}={PRESETS[name][key]}" for key in matching_keys)
+    other = [f"{key}={_value(config, key)}" for key in preset_values if key not in matching_keys]
     return line + (f" (given instead: {' '.join(other)})" if other else "")
 
 

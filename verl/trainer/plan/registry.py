@@ -88,11 +88,13 @@ class Parameters(NamedTuple):
     @classmethod
     def of(cls, function: Callable[..., Any]) -> Parameters:
         """Return the parameters of a function."""
-        found = inspect.signature(function).parameters.values()
+        parameters = inspect.signature(function).parameters.values()
         named = {
-            p.name: p.default is p.empty for p in found if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+            p.name: p.default is p.empty
+            for p in parameters
+            if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
         }
-        return cls(named, any(p.kind is p.VAR_KEYWORD for p in found))
+        return cls(named, any(p.kind is p.VAR_KEYWORD for p in parameters))
 
     @classmethod
     def from_ast(cls, arguments: ast.arguments) -> Parameters:
@@ -146,19 +148,19 @@ class Registry(Generic[Traits]):
         """Return the decorator that registers a function; it raises ValueError if another function has one of
         the names.
         """
-        own = self._type(**traits)
+        function_traits = self._type(**traits)
 
         def decorator(function: Fn) -> Fn:
             for name in map(plain_name, names):
-                known = self.functions.get(name)
-                if known is None and not function.__module__.startswith(f"{CORE_ALGOS}."):
-                    known = self.load(name)
-                if known is not None and known != function:
+                other_function = self.functions.get(name)
+                if other_function is None and not function.__module__.startswith(f"{CORE_ALGOS}."):
+                    other_function = self.load(name)
+                if other_function is not None and other_function != function:
                     raise ValueError(
                         f"{self._kind} '{name}' is already registered as "
-                        f"{known.__module__}.{known.__qualname__}; choose another name"
+                        f"{other_function.__module__}.{other_function.__qualname__}; choose another name"
                     )
-                self.functions[name], self._given[name] = function, (function, own)
+                self.functions[name], self._given[name] = function, (function, function_traits)
             return function
 
         return decorator
@@ -190,17 +192,17 @@ class Registry(Generic[Traits]):
         """
         name = plain_name(name)
         function = self.functions.get(name)
-        given = self._given.get(name)
+        entry = self._given.get(name)
         if function is None:
             return self._type(**self._declared(name).traits)
-        return given[1] if given is not None and given[0] is function else self._type()
+        return entry[1] if entry is not None and entry[0] is function else self._type()
 
     def reads(self, name: str | Enum, key: str) -> bool:
         """Return whether a function reads a key, declared by name or by section; True for one that declares
         nothing.
         """
-        own = self.traits(name).reads
-        return own is None or any(f"{key}.".startswith(f"{read}.") for read in own)
+        read_keys = self.traits(name).reads
+        return read_keys is None or any(f"{key}.".startswith(f"{read}.") for read in read_keys)
 
     def readers(self, key: str) -> list[str]:
         """Return the names of the functions that declare to read a key."""
@@ -218,8 +220,8 @@ class Registry(Generic[Traits]):
             raise self._unknown(name, self.names())
         return self._in_source[name]
 
-    def _unknown(self, name: str | Enum, known: Iterable[str]) -> ValueError:
-        return ValueError(f"unknown {self._kind} '{plain_name(name)}'; registered are {sorted(known)}")
+    def _unknown(self, name: str | Enum, names: Iterable[str]) -> ValueError:
+        return ValueError(f"unknown {self._kind} '{plain_name(name)}'; registered are {sorted(names)}")
 
     @cached_property
     def _in_source(self) -> dict[str, Declaration]:

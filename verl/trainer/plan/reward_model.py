@@ -34,21 +34,25 @@ def with_reward_model(placement: Placement, config: RunConfig) -> Placement:
         return replace(
             placement, reward_model=_with_lengths(_judging_agent(placement, config, model.agent), model)
         )
-    own = copy.deepcopy(config.actor_rollout_ref)
-    own.model.path, own.model.tokenizer_path = absolute_model_path(str(model.path)), None
-    own.model.trust_remote_code, own.rollout.dtype = model.trust_remote_code, model.dtype
+    row_config = copy.deepcopy(config.actor_rollout_ref)
+    row_config.model.path, row_config.model.tokenizer_path = absolute_model_path(str(model.path)), None
+    row_config.model.trust_remote_code, row_config.rollout.dtype = model.trust_remote_code, model.dtype
     if model.kind == CLASSIFIER:
-        own.rollout.name, own.rollout.max_num_seqs, own.rollout.tensor_model_parallel_size = (
+        (
+            row_config.rollout.name,
+            row_config.rollout.max_num_seqs,
+            row_config.rollout.tensor_model_parallel_size,
+        ) = (
             CLASSIFIER,
             model.micro_batch_size,
             1,
         )
-    taken = {spec.wg_id for spec in placement.groups} | {agent.policy_id for agent in placement.agents}
+    used_ids = {spec.wg_id for spec in placement.groups} | {agent.policy_id for agent in placement.agents}
     wg_id = next(
-        name for name in (NAME, *(f"{NAME}_{i}" for i in range(2, len(taken) + 3))) if name not in taken
+        name for name in (NAME, *(f"{NAME}_{i}" for i in range(2, len(used_ids) + 3))) if name not in used_ids
     )
-    row = _with_lengths(AgentPlacement(NAME, wg_id, wg_id, own, frozen=True), model)
-    group = WorkerGroupSpec(wg_id, str(own.model.path), (), row.config, trained=False)
+    row = _with_lengths(AgentPlacement(NAME, wg_id, wg_id, row_config, frozen=True), model)
+    group = WorkerGroupSpec(wg_id, str(row_config.model.path), (), row.config, trained=False)
     return replace(placement, groups=(*placement.groups, group), reward_model=row)
 
 
@@ -56,10 +60,10 @@ def _with_lengths(row: AgentPlacement, model: RewardModelConfig) -> AgentPlaceme
     """Return the row with the lengths of the reward model's prompt and reply, by which its engine is
     built.
     """
-    own = copy.deepcopy(row.config)
-    own.rollout.prompt_length, own.rollout.val_kwargs.response_length = model.max_length, None
-    own.rollout.response_length = 1 if model.kind == CLASSIFIER else model.response_length
-    return replace(row, config=own)
+    row_config = copy.deepcopy(row.config)
+    row_config.rollout.prompt_length, row_config.rollout.val_kwargs.response_length = model.max_length, None
+    row_config.rollout.response_length = 1 if model.kind == CLASSIFIER else model.response_length
+    return replace(row, config=row_config)
 
 
 def _judging_agent(placement: Placement, config: RunConfig, name: str) -> AgentPlacement:

@@ -33,14 +33,14 @@ def policy_rows(config: RunConfig, plan: RunPlan) -> dict[str, AgentPlan]:
     twice, a team with one policy, a policy whose own agents differ in `REQUEST_KEYS`, or a mapping that swaps
     nothing.
     """
-    own = {row.agent_id: row for row in plan.agents}
-    given = config.agent.role_policies
-    if not given:
-        return own
-    shown = _shown(given)
+    own_rows = {row.agent_id: row for row in plan.agents}
+    role_policies = config.agent.role_policies
+    if not role_policies:
+        return own_rows
+    setting = _shown(role_policies)
     if not config.trainer.val_only:
         raise ConfigError(
-            f"{shown} is for evaluation only; set trainer.val_only=true, or leave it out: in training, "
+            f"{setting} is for evaluation only; set trainer.val_only=true, or leave it out: in training, "
             "replies of an agent would train the policy of another agent, and the checkpoint would not match "
             "its placement"
         )
@@ -49,16 +49,17 @@ def policy_rows(config: RunConfig, plan: RunPlan) -> dict[str, AgentPlan]:
             "; it needs a team trained with agent.model_sharing=false" if config.agent.model_sharing else ""
         )
         raise ConfigError(
-            f"{shown}: nothing to swap, {list(own)} have one policy, '{plan.agents[0].policy_id}'{sharing}"
+            f"{setting}: nothing to swap, {list(own_rows)} have one policy, "
+            f"'{plan.agents[0].policy_id}'{sharing}"
         )
-    chosen = _policies_by_agent(given, own, shown)
+    policy_by_agent = _policies_by_agent(role_policies, own_rows, setting)
     rows = {
-        agent_id: _row(own[agent_id], chosen.get(agent_id, row.policy_id), plan, shown)
-        for agent_id, row in own.items()
+        agent_id: _row(own_rows[agent_id], policy_by_agent.get(agent_id, row.policy_id), plan, setting)
+        for agent_id, row in own_rows.items()
     }
     if not _swapped(rows, plan):
         raise ConfigError(
-            f"{shown} gives every agent its own policy and swaps nothing; leave it out, or name other "
+            f"{setting} gives every agent its own policy and swaps nothing; leave it out, or name other "
             "policies"
         )
     return rows
@@ -89,33 +90,39 @@ def output_dir(config: RunConfig, plan: RunPlan, run_dir: Path, checkpoint: Path
     return run_dir / "swapped" / short
 
 
-def _policies_by_agent(given: Mapping[str, str], own: Mapping[str, AgentPlan], shown: str) -> dict[str, str]:
+def _policies_by_agent(
+    role_policies: Mapping[str, str], own_rows: Mapping[str, AgentPlan], setting: str
+) -> dict[str, str]:
     """Return agent -> policy, for agents given by name or slug."""
-    names = {name: agent_id for agent_id in own for name in (agent_id, slug(agent_id))}
-    policies = list(dict.fromkeys(row.policy_id for row in own.values()))
-    no_agents = [f"no agent {name!r}{did_you_mean(name, own)}" for name in given if name not in names]
+    names = {name: agent_id for agent_id in own_rows for name in (agent_id, slug(agent_id))}
+    policies = list(dict.fromkeys(row.policy_id for row in own_rows.values()))
+    no_agents = [
+        f"no agent {name!r}{did_you_mean(name, own_rows)}" for name in role_policies if name not in names
+    ]
     no_policies = [
-        f"no policy {name!r}{did_you_mean(name, policies)}" for name in given.values() if name not in policies
+        f"no policy {name!r}{did_you_mean(name, policies)}"
+        for name in role_policies.values()
+        if name not in policies
     ]
     if no_agents or no_policies:
-        found = "; ".join(no_agents + no_policies)
-        raise ConfigError(f"{shown}: {found}; agents are {list(own)}, policies are {policies}")
-    chosen: dict[str, str] = {}
-    for name, policy_id in given.items():
-        if names[name] in chosen:
+        problems = "; ".join(no_agents + no_policies)
+        raise ConfigError(f"{setting}: {problems}; agents are {list(own_rows)}, policies are {policies}")
+    policy_by_agent: dict[str, str] = {}
+    for name, policy_id in role_policies.items():
+        if names[name] in policy_by_agent:
             raise ConfigError(
-                f"{shown} names agent '{names[name]}' twice, by its name and by its slug; keep one"
+                f"{setting} names agent '{names[name]}' twice, by its name and by its slug; keep one"
             )
-        chosen[names[name]] = policy_id
-    return chosen
+        policy_by_agent[names[name]] = policy_id
+    return policy_by_agent
 
 
-def _row(own: AgentPlan, policy_id: str, plan: RunPlan, shown: str) -> AgentPlan:
+def _row(own_row: AgentPlan, policy_id: str, plan: RunPlan, setting: str) -> AgentPlan:
     """Return the agent's own row if the policy is its own, else the row of the policy's agents, whose
     `REQUEST_KEYS` must be equal.
     """
-    if policy_id == own.policy_id:
-        return own
+    if policy_id == own_row.policy_id:
+        return own_row
     first, *others = [row for row in plan.agents if row.policy_id == policy_id]
     for other in others:
         mine = first.config.rollout
@@ -123,8 +130,8 @@ def _row(own: AgentPlan, policy_id: str, plan: RunPlan, shown: str) -> AgentPlan
         differing = [f"rollout.{key}" for key in REQUEST_KEYS if getattr(mine, key) != getattr(theirs, key)]
         if differing:
             raise ConfigError(
-                f"{shown}: agents '{first.agent_id}' and '{other.agent_id}' of policy '{policy_id}' differ "
-                f"in {differing}, so the values for '{own.agent_id}' are ambiguous; give them one value "
+                f"{setting}: agents '{first.agent_id}' and '{other.agent_id}' of policy '{policy_id}' differ "
+                f"in {differing}, so the values for '{own_row.agent_id}' are ambiguous; give them one value "
                 "under agent.agent_specific_parameters"
             )
     return first
@@ -150,6 +157,8 @@ def _swapped(rows: Mapping[str, AgentPlan], plan: RunPlan) -> dict[str, str]:
     }
 
 
-def _shown(given: Mapping[str, str]) -> str:
+def _shown(role_policies: Mapping[str, str]) -> str:
     """Return the key and its value as on the command line."""
-    return f"agent.role_policies={{{', '.join(f'{name}: {policy}' for name, policy in given.items())}}}"
+    return (
+        f"agent.role_policies={{{', '.join(f'{name}: {policy}' for name, policy in role_policies.items())}}}"
+    )

@@ -10,32 +10,32 @@ from verl.trainer.plan.devices import own_engine_devices
 from verl.workers.weight_transfer import EXPANDABLE_SEGMENTS, expandable_segments, transfer_exists
 
 
-def check_transfer(config: RunConfig, name: str, shown: str) -> None:
+def check_transfer(config: RunConfig, name: str, setting: str) -> None:
     """Check `rollout.weight_transfer` of an agent.
 
     Args:
         config: configuration of the run.
         name: the value.
-        shown: the agent's `key=value` in messages.
+        setting: the agent's `key=value` in messages.
 
     Raises ConfigError for a transfer that does not exist, or that cannot send between the GPUs of policy and
     engine.
     """
     if not transfer_exists(name):
         raise ConfigError(
-            f"{shown}: expected auto, object_store, shared_memory, collective, cuda_ipc or module.Class of a "
-            "WeightTransfer that can be imported"
+            f"{setting}: expected auto, object_store, shared_memory, collective, cuda_ipc or module.Class of "
+            "a WeightTransfer that can be imported"
         )
     if name != "cuda_ipc" or config.trainer.device == "cpu":
         return
     if own_engine_devices(config):
         raise ConfigError(
-            f"{shown} sends weights within one GPU, but "
+            f"{setting} sends weights within one GPU, but "
             f"rollout.n_gpus_per_node={config.rollout.n_gpus_per_node} gives engines GPUs of their own; use "
             "auto, collective or object_store"
         )
     if expandable_segments():
         raise ConfigError(
-            f"{shown}: CUDA IPC cannot share memory of expandable segments; unset {EXPANDABLE_SEGMENTS}, or "
-            "use object_store"
+            f"{setting}: CUDA IPC cannot share memory of expandable segments; unset {EXPANDABLE_SEGMENTS}, "
+            "or use object_store"
         )

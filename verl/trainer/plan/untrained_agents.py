@@ -16,8 +16,8 @@ def frozen_agents(agent: AgentConfig) -> list[str]:
     """Return the agents of `agent.frozen`, in the order of the team. Raises PlacementError for an unknown or
     repeated name.
     """
-    found = by_agent("agent.frozen", list(agent.frozen), agent.agent_ids)
-    return [name for name in agent.agent_ids if name in found]
+    frozen_names = by_agent("agent.frozen", list(agent.frozen), agent.agent_ids)
+    return [name for name in agent.agent_ids if name in frozen_names]
 
 
 def api_agents(agent: AgentConfig) -> dict[str, ApiConfig]:
@@ -27,17 +27,17 @@ def api_agents(agent: AgentConfig) -> dict[str, ApiConfig]:
         PlacementError: an unknown agent, one that is also frozen, an unknown or missing key, or an invalid
             value.
     """
-    found = by_agent("agent.api", list(agent.api), agent.agent_ids)
-    both = [name for name in frozen_agents(agent) if name in found]
+    api_names = by_agent("agent.api", list(agent.api), agent.agent_ids)
+    both = [name for name in frozen_agents(agent) if name in api_names]
     if both:
         raise PlacementError(
             f"agent.frozen and agent.api both name agent '{both[0]}': an API agent has no model here; remove "
             "it from agent.frozen"
         )
     return {
-        name: _api_config(f"agent.api.{found[name]}", agent.api[found[name]])
+        name: _api_config(f"agent.api.{api_names[name]}", agent.api[api_names[name]])
         for name in agent.agent_ids
-        if name in found
+        if name in api_names
     }
 
 
@@ -47,20 +47,22 @@ def trained_agents(agent: AgentConfig) -> list[str]:
     return [name for name in agent.agent_ids if name not in others]
 
 
-def by_agent(key: str, given: Iterable[str], agent_ids: Iterable[str]) -> dict[str, str]:
-    """Return agent -> the name or slug in `given`. Raises PlacementError for an unknown or repeated name."""
+def by_agent(key: str, agent_names: Iterable[str], agent_ids: Iterable[str]) -> dict[str, str]:
+    """Return agent -> the name or slug in `agent_names`. Raises PlacementError for an unknown or repeated
+    name.
+    """
     names = {name: agent_id for agent_id in agent_ids for name in (agent_id, slug(agent_id))}
-    found: dict[str, str] = {}
-    for name in given:
+    name_by_agent: dict[str, str] = {}
+    for name in agent_names:
         if name not in names:
             raise PlacementError(
                 f"{key}: no agent {name!r}{did_you_mean(name, names)}; agents are "
                 f"{list(dict.fromkeys(names.values()))}"
             )
-        if names[name] in found:
+        if names[name] in name_by_agent:
             raise PlacementError(f"{key} names agent '{names[name]}' twice; keep one")
-        found[names[name]] = name
-    return found
+        name_by_agent[names[name]] = name
+    return name_by_agent
 
 
 def api_key(where: str, api: ApiConfig, environment: Mapping[str, str] | None = None) -> str | None:
@@ -80,12 +82,12 @@ def api_key(where: str, api: ApiConfig, environment: Mapping[str, str] | None = 
     return key
 
 
-def _api_config(where: str, given: Any) -> ApiConfig:
-    if any("key" in str(name) and name != "api_key_env" for name in given):
+def _api_config(where: str, section: Any) -> ApiConfig:
+    if any("key" in str(name) and name != "api_key_env" for name in section):
         raise PlacementError(
             f"{where}: set the API key in the environment; {where}.api_key_env names the variable"
         )
-    api = with_values(ApiConfig(), given, where)
+    api = with_values(ApiConfig(), section, where)
     if not api.base_url:
         raise PlacementError(
             f"{where}.base_url is missing; give the address of an OpenAI-compatible server, e.g. "

@@ -92,9 +92,9 @@ def import_path() -> str:
     """Return the folders of `sys.path` outside the interpreter's installation, so that workers of any cluster
     find plug-ins.
     """
-    own = (sys.prefix, sys.base_prefix)
+    prefixes = (sys.prefix, sys.base_prefix)
     return os.pathsep.join(
-        dict.fromkeys(os.path.abspath(folder) for folder in sys.path if not folder.startswith(own))
+        dict.fromkeys(os.path.abspath(folder) for folder in sys.path if not folder.startswith(prefixes))
     )
 
 
@@ -273,13 +273,13 @@ class RayController:
 
         if section not in self.pools:
             config = self.config
-            wanted = trainer_pool(self.config) if section == TRAINER else engine_pool(self.config)
+            pool = trainer_pool(self.config) if section == TRAINER else engine_pool(self.config)
             groups = len(config.agent.agent_ids) + (config.reward.model.path is not None)
             workers = (
                 WORKERS_PER_GROUP[section] if own_engine_devices(config) else sum(WORKERS_PER_GROUP.values())
             )
             self.pools[section] = RayResourcePool(
-                process_on_nodes=[wanted.per_node] * wanted.nodes,
+                process_on_nodes=[pool.per_node] * pool.nodes,
                 use_gpu=self.device == "cuda",
                 max_colocate_count=workers * (1 if config.trainer.resource_pool == "dedicated" else groups),
                 cpus_per_process=BUNDLE_CPUS,

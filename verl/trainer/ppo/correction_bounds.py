@@ -63,9 +63,9 @@ def parse_modes(rollout_rs: str) -> list[str]:
     )
     unknown = [m for m in modes if m not in RS_MODES]
     if unknown or not modes:
-        found = f"has Invalid rollout_rs option {unknown[0]!r}" if unknown else "contains no mode"
+        problem = f"has Invalid rollout_rs option {unknown[0]!r}" if unknown else "contains no mode"
         raise ValueError(
-            f"rollout_rs={rollout_rs!r} {found}: expected one or more, comma-separated, of "
+            f"rollout_rs={rollout_rs!r} {problem}: expected one or more, comma-separated, of "
             f"{', '.join(RS_MODES)}"
         )
     return modes

@@ -59,9 +59,9 @@ def value_metrics(batch: DataProto, agents: Mapping[str, Collection[str]]) -> di
         batch: scored rows of the whole team.
         agents: agents with values of each worker group (`RunPlan.critics`).
     """
-    out = _value_metrics(batch, {agent for own in agents.values() for agent in own})
-    for wg_id, own in agents.items():
-        out |= {f"wg/{wg_id}/{name}": value for name, value in _value_metrics(batch, own).items()}
+    out = _value_metrics(batch, {agent for group_agents in agents.values() for agent in group_agents})
+    for wg_id, group_agents in agents.items():
+        out |= {f"wg/{wg_id}/{name}": value for name, value in _value_metrics(batch, group_agents).items()}
     return out
 
 
@@ -90,8 +90,8 @@ def critic_rows(batch: DataProto, agents: Collection[str]) -> DataProto:
     from verl.protocol import DataProto
 
     tensors: Mapping[str, torch.Tensor] = dict(batch.batch.items())
-    wanted = torch.from_numpy(_of_agents(batch, agents))
-    masked = tensors["response_mask"] * wanted[:, None].to(tensors["response_mask"])
+    value_rows = torch.from_numpy(_of_agents(batch, agents))
+    masked = tensors["response_mask"] * value_rows[:, None].to(tensors["response_mask"])
     return DataProto.from_dict(
         tensors={**tensors, **_joint(tensors), "response_mask": masked},
         non_tensors={"wg_id": batch.non_tensor_batch["wg_id"]},

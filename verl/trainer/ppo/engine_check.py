@@ -212,19 +212,22 @@ class EngineCheck:
         rows = [entry for wg_id in self._groups for entry in sampled[wg_id]]
         gaps: dict[str, list[float]] = {wg_id: [] for wg_id in self._groups}
         for of_base in (False, True):
-            chosen = [entry for entry in rows if entry.of_base == of_base]
-            if not chosen:
+            entries = [entry for entry in rows if entry.of_base == of_base]
+            if not entries:
                 continue
-            batch = _batch(chosen)
+            batch = _batch(entries)
             score = self._team.compute_base_log_prob if of_base else self._team.compute_log_prob
             scores = score(batch).batch["ref_log_prob" if of_base else "old_log_probs"]
             mask = batch.batch["response_mask"]
             difference = (scores - batch.batch["rollout_log_probs"]).abs() * mask
             means = (difference.sum(dim=1) / mask.sum(dim=1)).tolist()
-            for entry, count in zip(chosen, _counts(chosen), strict=True):
-                own = [means.pop(0) for _ in range(count)]
-                gaps[entry.wg_id].append(math.fsum(own) / count)
-        return {wg_id: math.nan if any(map(math.isnan, own)) else max(own) for wg_id, own in gaps.items()}
+            for entry, count in zip(entries, _counts(entries), strict=True):
+                mean_differences = [means.pop(0) for _ in range(count)]
+                gaps[entry.wg_id].append(math.fsum(mean_differences) / count)
+        return {
+            wg_id: math.nan if any(map(math.isnan, mean_differences)) else max(mean_differences)
+            for wg_id, mean_differences in gaps.items()
+        }
 
     def _sample(self, wg_id: str) -> list[_Rows]:
         """Sample from all engines of a group: from its policies, and from the base of its adapters."""
@@ -279,9 +282,9 @@ def _batch(rows: Sequence[_Rows]) -> DataProto:
 
     def grid(values: Sequence[Sequence[float]], columns: int, left: bool, dtype: torch.dtype) -> torch.Tensor:
         out = torch.zeros(len(values), columns, dtype=dtype)
-        for row, own in zip(out, values, strict=True):
-            first = columns - len(own) if left else 0
-            row[first : first + len(own)] = torch.tensor(own, dtype=dtype)
+        for row, row_values in zip(out, values, strict=True):
+            first = columns - len(row_values) if left else 0
+            row[first : first + len(row_values)] = torch.tensor(row_values, dtype=dtype)
         return out
 
     prompts = grid([prompt for prompt, _, _ in pairs], width, True, torch.long)

@@ -188,7 +188,9 @@ class TeamEngines:
         while it samples.
         """
         of_group = by_group(self._learners, self._learners if policies is None else policies)
-        self._versions |= {policy: version for own in of_group.values() for policy in own}
+        self._versions |= {
+            policy: version for group_policies in of_group.values() for policy in group_policies
+        }
         self._calls.each(list(of_group), lambda wg: self._publish(wg, of_group[wg]))
 
     def publish(self, policy: str) -> None:
@@ -275,10 +277,10 @@ class TeamEngines:
         sent, if it was.
         """
         with self._sent_lock:
-            sent = self._sent
+            bytes_by_group = self._sent
             self._sent = Counter[str]()
         seconds = {f"wg/{wg}/timing_s/gen": client.take_busy_seconds() for wg, client in self.clients.items()}
-        return seconds | {f"wg/{wg}/perf/sync_mb": n_bytes / 2**20 for wg, n_bytes in sent.items()}
+        return seconds | {f"wg/{wg}/perf/sync_mb": n_bytes / 2**20 for wg, n_bytes in bytes_by_group.items()}
 
     def shutdown(self) -> None:
         """Stop all engines."""

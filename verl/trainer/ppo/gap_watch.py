@@ -107,21 +107,25 @@ class GapWatch:
         )
 
     def _judge(
-        self, batch: DataProto, policy: str, own: np.ndarray, step: int, metrics: Mapping[str, float]
+        self, batch: DataProto, policy: str, policy_rows: np.ndarray, step: int, metrics: Mapping[str, float]
     ) -> str:
         columns = batch.non_tensor_batch
         tensors = batch.batch
         mask = tensors["response_mask"].bool()
-        rows = own[mask[own].any(dim=-1).cpu().numpy()]
+        rows = policy_rows[mask[policy_rows].any(dim=-1).cpu().numpy()]
         fresh = columns.get("oldest_version", columns["version"])[rows].astype(np.int64) == step - 1
         if "masked" in columns:
             fresh &= ~columns["masked"][rows].astype(bool)
-        own = rows[fresh]
-        if mask[own].sum() < TOKENS:
+        policy_rows = rows[fresh]
+        if mask[policy_rows].sum() < TOKENS:
             return ""
         bypass = self._team.config.algorithm.rollout_correction.bypass_mode
         if "old_log_probs" in set(tensors.keys()) and not bypass:
-            columns_of = (tensors["old_log_probs"][own], tensors["rollout_log_probs"][own], mask[own])
+            columns_of = (
+                tensors["old_log_probs"][policy_rows],
+                tensors["rollout_log_probs"][policy_rows],
+                mask[policy_rows],
+            )
             gap = sampler_gap(*columns_of).metrics()
         elif fresh.all():  # otherwise the update has measured older samples too
             keys = {name: f"wg/{policy}/{name}" for name in (LOG_PROBS, PROBS, CORRELATION)}

@@ -83,9 +83,9 @@ class TeamWorkers:
         self._critic_learners = group_learners(config, plan)
         in_reward = config.algorithm.use_kl_in_reward
         self.reference_of = {
-            policy: in_reward or own.actor.use_kl_loss
+            policy: in_reward or policy_config.actor.use_kl_loss
             for spec in plan.groups
-            for policy, own in spec.policies.items()
+            for policy, policy_config in spec.policies.items()
         }
         self.uses_reference = any(self.reference_of.values())
         self.critic_agents = plan.critics

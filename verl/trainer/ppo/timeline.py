@@ -103,7 +103,7 @@ def idle_by_group(spans: Sequence[Span], wg_ids: Collection[str], seconds: float
     for span in sorted((span for span in spans if span.wg_id in busy), key=lambda span: span.start):
         busy[span.wg_id] += max(span.end - max(span.start, until[span.wg_id]), 0.0)
         until[span.wg_id] = max(until[span.wg_id], span.end)
-    return {f"wg/{wg_id}/idle": max(1 - own / seconds, 0.0) for wg_id, own in busy.items()}
+    return {f"wg/{wg_id}/idle": max(1 - busy_seconds / seconds, 0.0) for wg_id, busy_seconds in busy.items()}
 
 
 def append_spans(path: Path, step: int, spans: Sequence[Span]) -> None:

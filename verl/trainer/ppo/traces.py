@@ -45,7 +45,9 @@ class TeamTraces:
         folder = config.global_profiler.save_path
         self.folder = (Path(folder).expanduser() if folder else run_dir_of(config) / "profile").absolute()
         self.policies = {
-            policy: own.actor.profiler for spec in placement.groups for policy, own in spec.policies.items()
+            policy: policy_config.actor.profiler
+            for spec in placement.groups
+            for policy, policy_config in spec.policies.items()
         }
         self.critic = config.critic.profiler
 

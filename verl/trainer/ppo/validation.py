@@ -97,12 +97,12 @@ def _pool(metrics: Sequence[Mapping[str, float]], weights: Sequence[int]) -> dic
 
 
 def _table(episodes: Sequence[Episode], n: int) -> dict[tuple[str, str], Estimate]:
-    known = any("success" in e.info for e in episodes if e.failure is None)
+    has_success = any("success" in e.info for e in episodes if e.failure is None)
     judged = [
         (scores["success"], e.task_id)
         for e in episodes
         for scores in [_scores(e)]
-        if known and "success" in scores
+        if has_success and "success" in scores
     ]
     return _accuracy("team", "accuracy", judged, n) | _role_rates(episodes, n)
 

@@ -153,11 +153,13 @@ class ChatEncoder:
         plain = [_without_thinking(message) for message in messages]
         for before, text in ((messages, whole), (plain, None)):
             try:
-                shown = self._rendering.text(before, tools) if text is None else text
+                rendered_text = self._rendering.text(before, tools) if text is None else text
                 followed = self._rendering.text([*before, *after], tools)
             except DatasetError:
                 continue
-            if followed.startswith(shown) and (token := self._rendering.first_token(followed[len(shown) :])):
+            if followed.startswith(rendered_text) and (
+                token := self._rendering.first_token(followed[len(rendered_text) :])
+            ):
                 return token
         return ""
 
@@ -184,8 +186,8 @@ class ChatEncoder:
             )
             if self._same([*messages[:at], other], tools, whole):
                 unseen.append(name)
-        said = {name for name, value in message.items() if value and name not in ("role", "name")}
-        if "tool_calls" in unseen or (said and said <= set(unseen)):
+        content_fields = {name for name, value in message.items() if value and name not in ("role", "name")}
+        if "tool_calls" in unseen or (content_fields and content_fields <= set(unseen)):
             raise DatasetError(
                 f"message {at}: the chat template does not show its {' and '.join(unseen)}; the model would "
                 "learn to say nothing"

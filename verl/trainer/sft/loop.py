@@ -38,12 +38,12 @@ def assistant_loss(model: PreTrainedModel, input_ids: torch.Tensor, labels: torc
     Logits are computed for labelled positions only, which saves most of the head's computation for long
     prompts.
     """
-    wanted = labels[:, 1:] != IGNORED_LABEL
+    label_mask = labels[:, 1:] != IGNORED_LABEL
     head = model.get_output_embeddings()
 
-    def choose(module: nn.Module, given: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor]:
-        (hidden,) = given
-        return (hidden[wanted][None],)
+    def choose(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor]:
+        (hidden,) = inputs
+        return (hidden[label_mask][None],)
 
     # Whatever the model does with the logits after its head (scales, caps, biases) is done by the model.
     hook = head.register_forward_pre_hook(choose)
@@ -51,7 +51,7 @@ def assistant_loss(model: PreTrainedModel, input_ids: torch.Tensor, labels: torc
         logits = model(input_ids=input_ids[:, :-1], use_cache=False).logits[0]
     finally:
         hook.remove()
-    return F.cross_entropy(logits.float(), labels[:, 1:][wanted])
+    return F.cross_entropy(logits.float(), labels[:, 1:][label_mask])
 
 
 def run_sft(config: SFTConfig) -> dict[str, float]:
@@ -186,7 +186,7 @@ def _encode_all(chats: list[Chat], encoder: ChatEncoder, max_length: int) -> lis
     """
     encoded = [encoder.encode(chat) for chat in chats]
     rows = [row for sequences in encoded for row in sequences]
-    kept = [row for row in rows if len(row.input_ids) <= max_length]
+    fitting_rows = [row for row in rows if len(row.input_ids) <= max_length]
     if untrained := sum(not sequences for sequences in encoded):
         logger.warning(
             "sft: %d of %d conversations have no message to train (weight, loss_mask)", untrained, len(chats)
@@ -202,8 +202,8 @@ def _encode_all(chats: list[Chat], encoder: ChatEncoder, max_length: int) -> lis
         logger.warning(
             "sft: the chat template does not show %r of %d messages, which is not trained", name, count
         )
-    if len(kept) < len(rows):
-        dropped = len(rows) - len(kept)
+    if len(fitting_rows) < len(rows):
+        dropped = len(rows) - len(fitting_rows)
         logger.warning(
             "sft: dropped %d of %d conversations longer than data.max_length=%d",
             dropped,
@@ -212,9 +212,9 @@ def _encode_all(chats: list[Chat], encoder: ChatEncoder, max_length: int) -> lis
         )
     if not rows:
         raise DatasetError("no message to train: every one has weight=0 (or loss_mask, train)")
-    if not kept:
+    if not fitting_rows:
         raise DatasetError(f"every conversation is longer than data.max_length={max_length} tokens")
-    return kept
+    return fitting_rows
 
 
 def _end_generation(
@@ -226,8 +226,8 @@ def _end_generation(
     """Let the tokens that end the template's turns, and the special ones that end the trained replies, end
     generation.
     """
-    known = model.generation_config.eos_token_id
-    before = {*known} if isinstance(known, list) else {known}
+    eos_token_id = model.generation_config.eos_token_id
+    before = {*eos_token_id} if isinstance(eos_token_id, list) else {eos_token_id}
     add_turn_ends(model, tokenizer, kwargs)
     config = model.generation_config
     listed = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]

@@ -54,8 +54,8 @@ def build_optimizers(model: PreTrainedModel, config: SFTOptimConfig, total_steps
         if config.name == "muon"
         else []
     )
-    taken = {id(p) for p in matrices}
-    rest = [p for p in model.parameters() if id(p) not in taken]
+    matrix_ids = {id(p) for p in matrices}
+    rest = [p for p in model.parameters() if id(p) not in matrix_ids]
     beta1, beta2 = config.betas
     optimizers: list[torch.optim.Optimizer] = [
         torch.optim.AdamW(rest, lr=config.lr, betas=(beta1, beta2), weight_decay=config.weight_decay)

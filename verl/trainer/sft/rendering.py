@@ -70,13 +70,13 @@ class Rendering:
         if not _GENERATION.search(template):
             return None
         arguments = {**self.tokenizer.special_tokens_map, **self._kwargs, "chat_template": template}
-        found: Any = render_jinja_template(
+        render_output: Any = render_jinja_template(
             [self._in_form(messages)],
             tools=None if tools is None else [dict(tool) for tool in tools],
             return_assistant_tokens_mask=True,
             **arguments,
         )
-        return [(begin, end) for begin, end in found[1][0]]
+        return [(begin, end) for begin, end in render_output[1][0]]
 
     @cached_property
     def closing(self) -> str:
@@ -94,7 +94,7 @@ class Rendering:
         except DatasetError:  # a template that wants other conversations than these ends its replies itself
             return ""
         common = common_length(last, followed)
-        ends = [found.end() for found in self._special.finditer(last) if found.end() <= common]
+        ends = [match.end() for match in self._special.finditer(last) if match.end() <= common]
         closing = last[ends[-1] :] if ends else ""
         if self._special.sub("", closing).strip():
             raise DatasetError(
@@ -104,12 +104,12 @@ class Rendering:
 
     def ends(self, text: str) -> bool:
         """Return whether a text ends with a special token."""
-        return any(found.end() == len(text) for found in self._special.finditer(text))
+        return any(match.end() == len(text) for match in self._special.finditer(text))
 
     def first_token(self, text: str) -> str:
         """Return the special token with which a text begins, after white space; empty where there is none."""
-        found = self._special.match(text, len(text) - len(text.lstrip()))
-        return text[: found.end()] if found else ""
+        match = self._special.match(text, len(text) - len(text.lstrip()))
+        return text[: match.end()] if match else ""
 
     def shows_texts(self) -> bool:
         """Return whether a message's text is shown, as text or as a list with one part."""
@@ -138,7 +138,7 @@ class Rendering:
 
     def _text(self, messages: Sequence[ChatMessage], tools: Tools, prompt: bool = False) -> str:
         try:
-            shown = self.tokenizer.apply_chat_template(
+            rendered_text = self.tokenizer.apply_chat_template(
                 [dict(message) for message in messages],
                 tools=None if tools is None else [dict(tool) for tool in tools],
                 tokenize=False,
@@ -151,11 +151,13 @@ class Rendering:
                 raise
             roles = ", ".join(str(message["role"]) for message in messages) or "no message"
             raise DatasetError(f"the chat template cannot show a conversation of {roles}: {cause}") from error
-        return str(shown)
+        return str(rendered_text)
 
     def _in_form(self, messages: Sequence[ChatMessage]) -> list[ChatMessage]:
-        shown = [_call_message(each, *self._form) if each.get("tool_calls") else each for each in messages]
-        return [_in_parts(each) for each in shown] if self._wants_parts else shown
+        template_messages = [
+            _call_message(each, *self._form) if each.get("tool_calls") else each for each in messages
+        ]
+        return [_in_parts(each) for each in template_messages] if self._wants_parts else template_messages
 
     @cached_property
     def _form(self) -> tuple[bool, bool]:
@@ -175,8 +177,8 @@ class Rendering:
         for no_content in (False, True):
             for as_text in (False, True):
                 reply = _call_message(message, as_text, no_content)
-                shown = [question, _in_parts(reply) if self._wants_parts else reply]
-                if self._shows_call(shown, [_TOOL]) or self._shows_call(shown, None):
+                conversation = [question, _in_parts(reply) if self._wants_parts else reply]
+                if self._shows_call(conversation, [_TOOL]) or self._shows_call(conversation, None):
                     return as_text, no_content
         return False, False
 

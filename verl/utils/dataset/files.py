@@ -26,12 +26,12 @@ def read_rows(path: str | os.PathLike[str]) -> list[Row]:
     """
     file = Path(path).expanduser()
     if file.is_dir():
-        found = (
+        listing = (
             ", ".join(sorted(each.name for each in file.iterdir() if each.suffix in SUFFIXES))
             or f"none with {', '.join(SUFFIXES)}"
         )
         raise DatasetError(
-            f"{file} is a folder; name the files in data.train_files / data.val_files (in it: {found})"
+            f"{file} is a folder; name the files in data.train_files / data.val_files (in it: {listing})"
         )
     if not file.is_file():
         raise DatasetError(

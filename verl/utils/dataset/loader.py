@@ -74,12 +74,12 @@ class TaskLoader:
         order = self.order(self.epoch)
         end = len(self) * self.batch_size
         while self.epoch == epoch and self.position < end:
-            chosen = order[self.position : self.position + self.batch_size]
+            task_indices = order[self.position : self.position + self.batch_size]
             self.position += self.batch_size
             if self.position >= end:
                 self.epoch = epoch + 1
                 self.position = 0
-            yield [self.source[int(i)] for i in chosen]
+            yield [self.source[int(i)] for i in task_indices]
 
     def take(self, count: int, exclude: Collection[int] = ()) -> list[int]:
         """Draw the next `count` distinct tasks that are not in `exclude` and return their positions in
@@ -88,16 +88,16 @@ class TaskLoader:
         Continues into the next epoch, to its end at most: with too few tasks the list is shorter, with none
         it is empty and the position does not change. Excluded tasks that are passed over count as drawn.
         """
-        taken: list[int] = []
-        seen = set(exclude)
+        tasks: list[int] = []
+        visited_tasks = set(exclude)
         for task, following in self._following():
-            if task not in seen:
-                seen.add(task)
-                taken.append(task)
+            if task not in visited_tasks:
+                visited_tasks.add(task)
+                tasks.append(task)
                 self.epoch, self.position = following
-            if len(taken) >= count:
+            if len(tasks) >= count:
                 break
-        return taken
+        return tasks
 
     def _following(self) -> Iterator[tuple[int, tuple[int, int]]]:
         """Yield the tasks from here to the end of the next epoch, each with the (epoch, position)

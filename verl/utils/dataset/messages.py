@@ -108,9 +108,9 @@ def check_text(value: Any, where: str) -> None:
         try:
             value.encode()
         except UnicodeEncodeError as error:
-            found = value[max(0, error.start - 20) : error.end + 20]
+            excerpt = value[max(0, error.start - 20) : error.end + 20]
             raise DatasetError(
-                f"{where}: {found!a} holds half of a surrogate pair, which is no character; write both "
+                f"{where}: {excerpt!a} holds half of a surrogate pair, which is no character; write both "
                 "halves, or leave it out"
             ) from error
     elif isinstance(value, Mapping):
@@ -126,21 +126,21 @@ def _message(message: Any, where: str) -> ChatMessage:
     if not isinstance(message, dict) or not isinstance(message.get("role"), str) or not message["role"]:
         raise DatasetError(f"{where}: {EXPECTED}; found {message!r:.120}")
     check_text(message, where)
-    shown = {name: value for name, value in message.items() if value is not None}
-    if shown["role"] == "function":
-        shown["role"] = "tool"
-    if isinstance(parse_stored(shown.get("function_call")), dict):  # OpenAI's form before tools
-        shown.setdefault(
-            "tool_calls", [{"type": "function", "function": parse_stored(shown.pop("function_call"))}]
+    chat_message = {name: value for name, value in message.items() if value is not None}
+    if chat_message["role"] == "function":
+        chat_message["role"] = "tool"
+    if isinstance(parse_stored(chat_message.get("function_call")), dict):  # OpenAI's form before tools
+        chat_message.setdefault(
+            "tool_calls", [{"type": "function", "function": parse_stored(chat_message.pop("function_call"))}]
         )
-    stored = shown.pop("tool_calls", None)
+    stored = chat_message.pop("tool_calls", None)
     if calls := parse_stored(stored):
         calls = [parse_stored(call) for call in calls] if isinstance(calls, list) else calls
         if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
             raise DatasetError(f"{where}: expected tool_calls as a list of objects, found {stored!r:.120}")
-        shown["tool_calls"] = [_call(call) for call in calls]
-    shown["content"] = _content(shown, where)
-    return shown
+        chat_message["tool_calls"] = [_call(call) for call in calls]
+    chat_message["content"] = _content(chat_message, where)
+    return chat_message
 
 
 def _content(message: ChatMessage, where: str) -> str:
@@ -163,10 +163,10 @@ def _call(call: dict[str, Any]) -> dict[str, Any]:
     """Return a tool call whose arguments are an object, where they are the JSON text of one (the form of
     OpenAI's API).
     """
-    shown = {name: value for name, value in call.items() if value is not None}
-    if isinstance(function := shown.get("function"), dict):
-        return {**shown, "function": _call(function)}
-    arguments = {} if shown.get("arguments") == "" else parse_stored(shown.get("arguments"))
+    call_fields = {name: value for name, value in call.items() if value is not None}
+    if isinstance(function := call_fields.get("function"), dict):
+        return {**call_fields, "function": _call(function)}
+    arguments = {} if call_fields.get("arguments") == "" else parse_stored(call_fields.get("arguments"))
     if isinstance(arguments, dict):
-        shown["arguments"] = arguments
-    return shown
+        call_fields["arguments"] = arguments
+    return call_fields

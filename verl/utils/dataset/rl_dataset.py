@@ -91,9 +91,9 @@ class RLHFDataset(Dataset[Row]):
         if not rows:
             raise DatasetError(f"no rows in {', '.join(self.data_files)}")
         measures = [] if tokenizer is None else measures or [own_messages(tokenizer, config)]
-        kept = self._fitting(rows, measures, config)
-        self.num_overlong = len(rows) - len(kept)
-        if not kept:
+        fitting_rows = self._fitting(rows, measures, config)
+        self.num_overlong = len(rows) - len(fitting_rows)
+        if not fitting_rows:
             raise DatasetError(
                 f"all {len(rows)} prompts of {', '.join(self.data_files)}, with the agents' prompt templates "
                 f"around them, are longer than {_limit(min(measure.limit for measure in measures), config)}; "
@@ -106,7 +106,7 @@ class RLHFDataset(Dataset[Row]):
                 len(rows),
                 config.max_prompt_length,
             )
-        self.rows = kept if max_samples < 0 else kept[:max_samples]
+        self.rows = fitting_rows if max_samples < 0 else fitting_rows[:max_samples]
         if not self.rows:
             raise DatasetError(f"max_samples={max_samples} keeps no task; use -1 for all")
 
@@ -191,8 +191,8 @@ def _says_nothing(truth: Any) -> bool:
 
 def _limit(tokens: int, config: DataConfig) -> str:
     """Return the key of a prompt's length limit, with its value."""
-    own = tokens != config.max_prompt_length
-    return f"{'rollout.prompt_length' if own else 'data.max_prompt_length'}={tokens}"
+    is_rollout_limit = tokens != config.max_prompt_length
+    return f"{'rollout.prompt_length' if is_rollout_limit else 'data.max_prompt_length'}={tokens}"
 
 
 def own_messages(tokenizer: PreTrainedTokenizerBase, config: DataConfig) -> PromptMeasure:

@@ -68,14 +68,14 @@ class JsonlBackend:
             backup = back_up(self.path)
             logger.warning("%s is from an earlier run; it is now %s", self.path, backup.name)
             return
-        found = read_steps(self.path)
-        rows = [row for row in found if row["step"] <= resume_step]
+        stored_rows = read_steps(self.path)
+        rows = [row for row in stored_rows if row["step"] <= resume_step]
         lines = [json.dumps(row).encode() + b"\n" for row in rows]
-        if len(rows) < len(found):
+        if len(rows) < len(stored_rows):
             backup = back_up(self.path)
             logger.warning(
                 "%d lines after step %d are left out; all lines are in %s",
-                len(found) - len(rows),
+                len(stored_rows) - len(rows),
                 resume_step,
                 backup.name,
             )

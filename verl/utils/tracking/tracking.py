@@ -110,9 +110,11 @@ class Tracking:
         """
         self.start()
         numbers = {name: to_number(name, value) for name, value in data.items()}
-        chosen = self.backends if backend is None else [backend] if isinstance(backend, str) else backend
+        backend_names = (
+            self.backends if backend is None else [backend] if isinstance(backend, str) else backend
+        )
         for name, destination in self.backends.items():
-            if name in chosen:
+            if name in backend_names:
                 with writing(self._path(destination)):
                     destination.log(numbers, int(step))
 

@@ -269,4 +269,4 @@ def _equal_layers(model: Any) -> Any:
     if len(lists) != 1 or len(set(getattr(config, "layer_types", None) or ())) > 1:
         return torch.nn.ModuleList()
     shapes = [{name: value.shape for name, value in layer.named_parameters()} for layer in lists[0]]
-    return lists[0] if all(own == shapes[0] for own in shapes) else torch.nn.ModuleList()
+    return lists[0] if all(layer_shapes == shapes[0] for layer_shapes in shapes) else torch.nn.ModuleList()

@@ -83,11 +83,11 @@ class Bucket:
             return (distance >= 0) & (distance < window)
         lengths = self.path.lengths[:, None]
         places = torch.arange(self.path.width, device=lengths.device).expand(self.rows, -1)
-        own = lengths + torch.arange(self.width, device=lengths.device)
+        query_positions = lengths + torch.arange(self.width, device=lengths.device)
         # Padding of a path stands behind every query.
         behind = self.path.width + self.width
-        keys = torch.cat([places.masked_fill(places >= lengths, behind), own], dim=1)
-        distance = own[:, :, None] - keys[:, None]
+        keys = torch.cat([places.masked_fill(places >= lengths, behind), query_positions], dim=1)
+        distance = query_positions[:, :, None] - keys[:, None]
         allowed = distance >= 0
         return (allowed if window is None else allowed & (distance < window))[:, None]
 
@@ -161,10 +161,10 @@ def _padded_paths(paths: Sequence[np.ndarray], device: torch.device) -> Path:
 
 def _alike(branches: Sequence[tuple[np.ndarray, int]]) -> bool:
     """Return whether branches are so similar in length that they may share a bucket."""
-    own = [length for _, length in branches]
+    branch_lengths = [length for _, length in branches]
     keys = [len(path) + length for path, length in branches]
     return min(keys) >= _BUCKET_FILL * max(keys) and (
-        max(own) <= _SHORT_BRANCH or min(own) >= _BUCKET_FILL * max(own)
+        max(branch_lengths) <= _SHORT_BRANCH or min(branch_lengths) >= _BUCKET_FILL * max(branch_lengths)
     )
 
 
@@ -217,8 +217,8 @@ def packed_attention(
         q, k, v = (_pad(states, bucket) for states in flat)
         if bucket.path is not None:
             k, v = (
-                torch.cat([_path(states, bucket.rows, bucket.path), own], dim=2)
-                for states, own in ((flat[1], k), (flat[2], v))
+                torch.cat([_path(states, bucket.rows, bucket.path), bucket_states], dim=2)
+                for states, bucket_states in ((flat[1], k), (flat[2], v))
             )
         mask = bucket.mask(sliding_window)
         if mask is not None:

@@ -29,22 +29,22 @@ def longest_rows(rows: Mapping[str, torch.Tensor]) -> list[int]:
         for row, real in zip(inputs, rows["attention_mask"].bool().cpu(), strict=True)
     ]
     order = sorted(range(len(tokens)), key=tokens.__getitem__)
-    found = list(range(len(tokens)))
+    hosts = list(range(len(tokens)))
     # rows that begin with a row's bytes come right after it
     for row, after in reversed(list(pairwise(order))):
         if tokens[after].startswith(tokens[row]):
-            found[row] = found[after]
-    return found
+            hosts[row] = hosts[after]
+    return hosts
 
 
 def members(longest: Sequence[int]) -> dict[int, list[int]]:
     """Return, for a result of `longest_rows`, the rows that are read in each of the longest, itself
     included.
     """
-    found: dict[int, list[int]] = {}
+    rows_by_host: dict[int, list[int]] = {}
     for row, host in enumerate(longest):
-        found.setdefault(host, []).append(row)
-    return found
+        rows_by_host.setdefault(host, []).append(row)
+    return rows_by_host
 
 
 def join(rows: Mapping[str, torch.Tensor]) -> tuple[Mapping[str, torch.Tensor], torch.Tensor | None]:

@@ -165,10 +165,10 @@ class FSDPEngine:
     @property
     def trainable(self) -> Trainable:
         """The model or adapter that is currently trained. Raises RuntimeError when there is none."""
-        found = self._whole if self._adapter is None else self.adapters[self._adapter]
-        if found is None:
+        trainable = self._whole if self._adapter is None else self.adapters[self._adapter]
+        if trainable is None:
             raise RuntimeError("the base of adapters and a frozen reference cannot be trained")
-        return found
+        return trainable
 
     def _offload(self) -> None:
         if self.device.type == "cpu":
@@ -251,8 +251,8 @@ class FSDPEngine:
 
         def score(micro: Rows) -> tuple[torch.Tensor, ...]:
             scores = self.score(micro, temperature, sum_pi_squared)
-            found = (scores.log_probs, scores.entropy, scores.sum_pi_squared)
-            return tuple(score for score in found if score is not None)
+            score_tensors = (scores.log_probs, scores.entropy, scores.sum_pi_squared)
+            return tuple(score for score in score_tensors if score is not None)
 
         return Scores(*self._on_all(rows, rule, score, 3 if sum_pi_squared else 2))
 
@@ -270,12 +270,12 @@ class FSDPEngine:
             `count` tensors `[bsz, response_len]` in the order of the rows, on the CPU.
         """
         real = rows["response_mask"].bool().any(dim=1).nonzero().squeeze(1)
-        chosen = self.to_device({name: rows[name][real] for name in INPUT_KEYS})
-        check_rows(chosen)
-        chosen["row"] = real.to(self.device)
+        rows_with_response = self.to_device({name: rows[name][real] for name in INPUT_KEYS})
+        check_rows(rows_with_response)
+        rows_with_response["row"] = real.to(self.device)
         grids = [torch.zeros(rows["response_mask"].shape, device=self.device) for _ in range(count)]
         with self.loaded():
-            for micro in self.micro_batches(chosen, rule):
+            for micro in self.micro_batches(rows_with_response, rule):
                 for grid, result in zip(grids, run(micro), strict=True):
                     grid[micro["row"]] = result
         return [grid.cpu() for grid in grids]

@@ -161,7 +161,7 @@ def _choose(
         if not reason:
             return LayoutChoice(layout, difference, tuple(rejected))
         rejected.append((layout, reason))
-    shown = "; ".join(f"{layout.describe()}: {reason}" for layout, reason in rejected)
+    rejections = "; ".join(f"{layout.describe()}: {reason}" for layout, reason in rejected)
     free = [
         f"actor_rollout_ref.model.{name}=auto"
         for name, value in (("use_remove_padding", removal), ("attn_implementation", attention))
@@ -169,7 +169,7 @@ def _choose(
     ]
     advice = f"set {' and '.join(free)}, or train" if free else "train"
     raise LayoutError(
-        f"rows of {config.model_type} are not exact as configured ({shown}); {advice} another model"
+        f"rows of {config.model_type} are not exact as configured ({rejections}); {advice} another model"
     )
 
 

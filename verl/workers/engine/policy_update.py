@@ -256,6 +256,8 @@ class _PolicyLoss:
             maxima = ranks.max(torch.tensor(self._gap.maxima(), dtype=torch.double)).tolist()
             metrics = SamplerGap.of(sums, maxima).metrics()
         if self._masks_tokens:
-            tokens, kept = ranks.sum(torch.tensor([self._tokens, self._kept], dtype=torch.double)).tolist()
-            metrics["rollout_corr/rollout_rs_masked_fraction"] = 1.0 - kept / max(1.0, tokens)
+            tokens, unmasked_tokens = ranks.sum(
+                torch.tensor([self._tokens, self._kept], dtype=torch.double)
+            ).tolist()
+            metrics["rollout_corr/rollout_rs_masked_fraction"] = 1.0 - unmasked_tokens / max(1.0, tokens)
         return metrics

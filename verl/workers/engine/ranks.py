@@ -51,7 +51,7 @@ class GroupRanks(Ranks):
             return sorted(names)
         everyone: list[list[str]] = [[] for _ in range(self.size)]
         dist.all_gather_object(everyone, names, group=self._group)
-        return sorted({name for own in everyone for name in own})
+        return sorted({name for rank_names in everyone for name in rank_names})
 
     def _reduced(self, values: torch.Tensor, operation: dist.ReduceOp.RedOpType) -> torch.Tensor:
         if self.size == 1:

@@ -124,11 +124,11 @@ def cast_buffers(model: torch.nn.Module, plain: torch.nn.Module) -> None:
         plain: without adapters; it may be on the meta device.
     """
     dtypes = {name: buffer.dtype for name, buffer in plain.named_buffers()}
-    kept = set(persistent_buffers(model))
+    persistent_names = set(persistent_buffers(model))
     for prefix, module in model.named_modules():
         for name, buffer in list(module.named_buffers(recurse=False)):
             full = f"{prefix}.{name}"
-            if buffer.is_floating_point() and full not in kept and full in dtypes:
+            if buffer.is_floating_point() and full not in persistent_names and full in dtypes:
                 module._buffers[name] = buffer.to(dtypes[full])
 
 

@@ -58,23 +58,25 @@ def load_engine(engine: FSDPEngine, path: str | Path) -> None:
         CheckpointError: there is none, or it is of another model or of other adapters.
     """
     meta = read_meta(path)
-    found = meta["model"]
+    stored_shapes = meta["model"]
     expected = _shapes(engine)
-    if found != expected:
-        odd = sorted(set(found.items() if isinstance(found, dict) else ()) ^ set(expected.items()))
+    if stored_shapes != expected:
+        odd = sorted(
+            set(stored_shapes.items() if isinstance(stored_shapes, dict) else ()) ^ set(expected.items())
+        )
         of = f"the adapters {sorted(meta['adapters'])}" if "adapters" in meta else "another model"
         raise CheckpointError(f"checkpoint {path} is of {of}; first differing parameters: {odd[:4]}")
     with engine.loaded(), engine.optimizers_loaded(engine.trainables):
-        own = load_sharded(path, _tensors(engine), engine.group)
+        rng_state = load_sharded(path, _tensors(engine), engine.group)
     progress = [meta["adapters"][name] for name in engine.adapters] if engine.adapters else [meta]
     for trainable, at in zip(engine.trainables, progress, strict=True):
         trainable.steps = at["steps"]
         if trainable.schedule.total_steps < 0 < at["total_steps"]:
             trainable.set_total_steps(at["total_steps"])
-    if own:
-        torch.set_rng_state(own["rng"])
+    if rng_state:
+        torch.set_rng_state(rng_state["rng"])
         if engine.device.type == "cuda":
-            torch.cuda.set_rng_state(own["cuda_rng"])
+            torch.cuda.set_rng_state(rng_state["cuda_rng"])
 
 
 def write_adapters(engine: FSDPEngine, folder: Path, tokenizer: Any) -> None:
@@ -130,11 +132,11 @@ def _trained(engine: FSDPEngine) -> Iterator[tuple[str, torch.nn.Parameter, Trai
     base of adapters.
     """
     for trainable in engine.trainables:
-        own = {id(parameter) for parameter in trainable.parameters.values()}
+        parameter_ids = {id(parameter) for parameter in trainable.parameters.values()}
         yield from (
             (name, parameter, trainable)
             for name, parameter in engine.model.named_parameters()
-            if id(parameter) in own
+            if id(parameter) in parameter_ids
         )
 
 

@@ -85,8 +85,8 @@ def take_steps(
     """
     real = rows["response_mask"].bool().any(dim=1).nonzero().squeeze(1)
     weighted = ("row_weights",) if "row_weights" in rows else ()
-    chosen = engine.to_device({name: rows[name][real] for name in (*columns, *weighted)})
-    check_rows(chosen)
+    rows_with_response = engine.to_device({name: rows[name][real] for name in (*columns, *weighted)})
+    check_rows(rows_with_response)
     ranks = GroupRanks(engine.group, engine.device)
     totals = UpdateMetrics(ranks, f"{objective.prefix}/skipped_steps")
     sizes = _sizes(len(real), plan.num_mini_batches, config.use_adaptive_ppo_mini_batch_size, ranks)
@@ -97,14 +97,14 @@ def take_steps(
             ):
                 if plan.first_update is not None:
                     engine.steps = plan.first_update + epoch * plan.num_mini_batches + number
-                mini = select(chosen, index.to(engine.device))
+                mini = select(rows_with_response, index.to(engine.device))
                 totals.add(_step(engine, mini, plan, rule, objective, config.grad_clip, ranks))
-    taken = (
+    count_metric = (
         {f"{objective.prefix}/updates": float(totals.count)}
         if config.use_adaptive_ppo_mini_batch_size
         else {}
     )
-    return totals.result(tokens=sum(engine.lengths(chosen)) * config.ppo_epochs) | taken
+    return totals.result(tokens=sum(engine.lengths(rows_with_response)) * config.ppo_epochs) | count_metric
 
 
 def _order(count: int, shuffle: bool, seed: int) -> torch.Tensor:
@@ -176,8 +176,8 @@ def _step(
     }
     metrics: dict[str, float] = {}
     for micro in micros:
-        own = {"row_weights": micro["row_weights"]} if "row_weights" in micro else {}
-        loss, parts = objective.loss(micro, info | own)
+        weight_info = {"row_weights": micro["row_weights"]} if "row_weights" in micro else {}
+        loss, parts = objective.loss(micro, info | weight_info)
         loss.backward()
         own_tokens = float(micro["response_mask"].sum())
         if own_tokens:
@@ -189,13 +189,13 @@ def _step(
             fold(metrics, {name: parts[name] for name in parts if name in objective.summed}, 1.0)
     lr = engine.lr
     norm, updated = engine.step(grad_clip)
-    made = {
+    step_metrics = {
         "grad_norm": norm,
         "lr": lr,
         "skipped_steps": float(not updated),
         "shared_tokens": engine.shared_tokens(micros),
     }
-    return metrics | {f"{objective.prefix}/{name}": value for name, value in made.items()}
+    return metrics | {f"{objective.prefix}/{name}": value for name, value in step_metrics.items()}
 
 
 def _computed_rows(mini: Rows, zero_loss: torch.Tensor, ranks: GroupRanks) -> Rows:

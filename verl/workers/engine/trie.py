@@ -132,27 +132,31 @@ def build_trie(rows: Mapping[str, torch.Tensor]) -> Trie:
     device = rows["input_ids"].device
     paths = token_rows(rows)
     order, shared = shared_lengths(paths)
-    own = {row: len(paths[row]) - begin for row, begin in zip(order, shared, strict=True)}
+    suffix_lengths = {row: len(paths[row]) - begin for row, begin in zip(order, shared, strict=True)}
     begins = dict(zip(order, shared, strict=True))
-    roots = sorted((row for row in order if own[row] and not begins[row]), key=lambda row: -own[row])
+    roots = sorted(
+        (row for row in order if suffix_lengths[row] and not begins[row]),
+        key=lambda row: -suffix_lengths[row],
+    )
     branches = sorted(
-        (row for row in order if own[row] and begins[row]), key=lambda row: (-begins[row], -own[row])
+        (row for row in order if suffix_lengths[row] and begins[row]),
+        key=lambda row: (-begins[row], -suffix_lengths[row]),
     )
     start: dict[int, int] = {}
     size = 0
     for row in (*roots, *branches):
         start[row] = size
-        size += own[row]
+        size += suffix_lengths[row]
     where: dict[int, np.ndarray] = {}
     inputs = np.zeros((max(size, 1), 2), dtype=np.int64)
     above = np.zeros(0, dtype=np.int64)
     for row in order:
-        stands = np.arange(own[row]) + start.get(row, 0)
+        stands = np.arange(suffix_lengths[row]) + start.get(row, 0)
         inputs[stands] = paths[row][begins[row] :]
         above = where[row] = np.concatenate([above[: begins[row]], stands])
     plan = plan_branches(
-        [own[row] for row in roots] or [1] * (not size),
-        [(where[row][: begins[row]], own[row]) for row in branches],
+        [suffix_lengths[row] for row in roots] or [1] * (not size),
+        [(where[row][: begins[row]], suffix_lengths[row]) for row in branches],
         device,
     )
     return Trie(

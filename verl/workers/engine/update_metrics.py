@@ -56,10 +56,10 @@ class UpdateMetrics:
         """Return the metrics, the same on every rank, with `perf/tokens` summed over ranks."""
         names = self._ranks.union(list(self._values))
         means = [name for name in names if _extreme(name) is None]
-        own = torch.tensor(
+        rank_values = torch.tensor(
             [*(self._values.get(name, 0.0) for name in means), float(tokens)], dtype=torch.double
         )
-        *sums, all_tokens = self._ranks.sum(own).tolist()
+        *sums, all_tokens = self._ranks.sum(rank_values).tolist()
         metrics = {}
         for name, value in zip(means, sums, strict=True):
             metrics[name] = value / self._ranks.size / (1 if name == self._counted else max(1, self.count))
@@ -69,11 +69,11 @@ class UpdateMetrics:
     def _extremes(self, names: list[str]) -> dict[str, float]:
         """Return maxima and minima over the ranks; minima are reduced as maxima with the opposite sign."""
         signs = [1.0 if _extreme(name) == "max" else -1.0 for name in names]
-        own = [
+        signed_values = [
             sign * self._values[name] if name in self._values else -torch.inf
             for name, sign in zip(names, signs, strict=True)
         ]
-        largest = self._ranks.max(torch.tensor(own, dtype=torch.double)).tolist()
+        largest = self._ranks.max(torch.tensor(signed_values, dtype=torch.double)).tolist()
         return {name: sign * value for name, sign, value in zip(names, signs, largest, strict=True)}
 
 
@@ -105,11 +105,11 @@ class AgentMeans:
         """Return `agent/<slug>/<name>` of the agents that have a token on any rank, the same on every
         rank.
         """
-        found = {}
+        metrics = {}
         for agent, (tokens, *sums) in zip(self._agents, ranks.sum(self._sums).tolist(), strict=True):
-            found |= {
+            metrics |= {
                 f"agent/{agent}/{name}": value / tokens
                 for name, value in zip(self._names, sums, strict=True)
                 if tokens
             }
-        return found
+        return metrics

@@ -84,10 +84,10 @@ class ClassifierEngine:
 
     def abort(self, request_id: str) -> int:
         """End the requests of this id and return their number."""
-        found = [future for request, future in self._waiting.values() if request.request_id == request_id]
-        for future in found:
+        futures = [future for request, future in self._waiting.values() if request.request_id == request_id]
+        for future in futures:
             _fail(future, RolloutError(f"request {request_id} was aborted"))
-        return len(found)
+        return len(futures)
 
     def update_weights(
         self,

@@ -121,21 +121,23 @@ class WorkerGroupClient:
             sampled = -1.0
             wait_s = min(POLL_S, self._timeout_s / 4)
             while self._futures:
-                done = await self._group.call_async("collect", session, wait_s, rank=self._rank)
+                results = await self._group.call_async("collect", session, wait_s, rank=self._rank)
                 before = sampled
                 sampled = (
-                    sampled if done else (await self._group.call_async("stats", rank=self._rank))["sampled"]
+                    sampled
+                    if results
+                    else (await self._group.call_async("stats", rank=self._rank))["sampled"]
                 )
-                if done or sampled != before:
+                if results or sampled != before:
                     self.progress_at = asyncio.get_running_loop().time()
-                for served in done:
-                    future = self._futures.pop(served.number, None)
+                for result in results:
+                    future = self._futures.pop(result.number, None)
                     if future is None or future.done():
                         continue
-                    if served.generations is None:
-                        future.set_exception(served.kind(served.error))
+                    if result.generations is None:
+                        future.set_exception(result.kind(result.error))
                     else:
-                        future.set_result(served.generations)
+                        future.set_result(result.generations)
                 await asyncio.sleep(0)
         except asyncio.CancelledError:
             # When the requests are cancelled as well, that comes first.
@@ -165,9 +167,9 @@ def _fail(
     """Fail the requests that are not finished: no later call could answer them."""
     for future in futures:
         if not future.done():
-            own = type(failure)(str(failure))
-            own.__cause__ = cause
-            future.set_exception(own)
+            request_error = type(failure)(str(failure))
+            request_error.__cause__ = cause
+            future.set_exception(request_error)
 
 
 class Replica(RolloutClient, Protocol):
@@ -207,13 +209,17 @@ class ReplicaClient:
 
     def _choose(self, episode: str) -> int:
         least = min(range(len(self._replicas)), key=lambda i: self._replicas[i].load)
-        known = self._served_by.pop(episode, least)
-        chosen = least if self._replicas[known].load > self._replicas[least].load + MAX_IMBALANCE else known
+        previous_index = self._served_by.pop(episode, least)
+        replica_index = (
+            least
+            if self._replicas[previous_index].load > self._replicas[least].load + MAX_IMBALANCE
+            else previous_index
+        )
         if episode:
-            self._served_by[episode] = chosen
+            self._served_by[episode] = replica_index
             if len(self._served_by) > MAX_EPISODES:
                 self._served_by.popitem(last=False)
-        return chosen
+        return replica_index
 
 
 def start_engines(group: WorkerGroup, ranks_per_engine: int) -> None:

@@ -25,20 +25,20 @@ def padded_experts(
     """Compute the experts of transformers' interface: hidden_states [tokens, width], index and weights
     [tokens, experts of a token].
     """
-    tokens, chosen = top_k_index.shape
+    tokens, top_k = top_k_index.shape
     pairs = top_k_index.reshape(-1)
-    outputs = hidden_states.new_zeros(tokens * chosen, hidden_states.shape[-1])
+    outputs = hidden_states.new_zeros(tokens * top_k, hidden_states.shape[-1])
     counts = torch.bincount(pairs, minlength=self.num_experts).tolist()[: self.num_experts]
     groups = pairs.argsort(stable=True)[: sum(counts)].split(counts)
     for expert, group in enumerate(groups):
         if len(group):
             padded = F.pad(group, (0, -len(group) % MIN_ROWS))
-            outputs[group] = _expert(self, hidden_states[padded // chosen], expert)[: len(group)].to(
+            outputs[group] = _expert(self, hidden_states[padded // top_k], expert)[: len(group)].to(
                 outputs.dtype
             )
-    weighted = outputs.view(tokens, chosen, -1) * top_k_weights.reshape(tokens, chosen, 1)
+    weighted = outputs.view(tokens, top_k, -1) * top_k_weights.reshape(tokens, top_k, 1)
     total = weighted[:, 0]
-    for place in range(1, chosen):
+    for place in range(1, top_k):
         total = total + weighted[:, place]
     return total.to(hidden_states.dtype)
 

@@ -101,8 +101,8 @@ class Scheduler:
         """Return the next batch to admit; call again until it returns None."""
         if not self.waiting or not self._free:
             return None
-        held = (prompt.priority for prompt in self._prompts.held.values())
-        first = min((*held, *(priority for priority, _ in self._prompts.to_compute)))
+        slot_priorities = (prompt.priority for prompt in self._prompts.held.values())
+        first = min((*slot_priorities, *(priority for priority, _ in self._prompts.to_compute)))
         return self._take_copies(first) or self._take_prefill(first)
 
     def tick(self) -> None:
@@ -139,22 +139,24 @@ class Scheduler:
         """Return the priority of the replies that wait for a slot's prompt, which no other slot holds;
         infinite without any.
         """
-        held = self._prompts.held.get(slot)
-        return math.inf if held is None or len(held.holders) > 1 else held.priority
+        prompt = self._prompts.held.get(slot)
+        return math.inf if prompt is None or len(prompt.holders) > 1 else prompt.priority
 
     def _take_prefill(self, priority: float) -> Prefill | None:
         """Return the oldest prompt and others of its bucket; `_take_copies` has served the replies whose
         prompt a slot holds.
         """
         groups = {
-            bucket: group for (own, bucket), group in self._prompts.to_compute.items() if own == priority
+            bucket: group
+            for (group_priority, bucket), group in self._prompts.to_compute.items()
+            if group_priority == priority
         }
         if not groups:
             return None
         bucket = min(groups, key=lambda bucket: next(iter(groups[bucket])).arrival)
         rows = rows_of(bucket, self._token_budget)
-        chosen = list(islice(groups[bucket], min(rows, len(self._free))))
-        if len(chosen) < rows and self._waited < MAX_WAIT and 2 * len(self._free) < self._slots:
+        prompts = list(islice(groups[bucket], min(rows, len(self._free))))
+        if len(prompts) < rows and self._waited < MAX_WAIT and 2 * len(self._free) < self._slots:
             return None
         self._waited = 0
         return Prefill(
@@ -162,7 +164,7 @@ class Scheduler:
             rows,
             [
                 (slot, self._assign(slot, prompt))
-                for slot, prompt in zip(self._by_need(), chosen, strict=False)
+                for slot, prompt in zip(self._by_need(), prompts, strict=False)
             ],
         )
 

@@ -62,7 +62,7 @@ def build_engine(
     `ModelPathError` for a path that is no model, `LoraTargetError` for an adapter that does not fit.
     """
     rollout = config.rollout
-    specs = {name: lora_spec(own.model) for name, own in (adapters or {}).items()}
+    specs = {name: lora_spec(adapter_config.model) for name, adapter_config in (adapters or {}).items()}
     if rollout.name == "vllm":
         from verl.workers.rollout.vllm.engine import VLLMEngine
 
@@ -324,9 +324,9 @@ class RolloutWorker(Worker):
         try:
             with suppress(TimeoutError):
                 await asyncio.wait_for(entry.changed.wait(), wait_s)
-            done = entry.done
+            results = entry.done
             entry.done = []
-            return done
+            return results
         finally:
             entry.changed.clear()
             if not entry.open:
@@ -340,14 +340,14 @@ class RolloutWorker(Worker):
 
     async def _serve(self, session: str, number: int, request: GenerateRequest) -> None:
         try:
-            served = Served(number, await self.generate(request))
+            result = Served(number, await self.generate(request))
         except RolloutError as error:
-            served = Served(number, None, str(error), type(error))
+            result = Served(number, None, str(error), type(error))
         except Exception as error:  # the client must get an answer, whatever the error
-            served = Served(number, None, f"{type(error).__name__}: {error}")
+            result = Served(number, None, f"{type(error).__name__}: {error}")
         entry = self._sessions[session]
         entry.open.pop(number, None)
-        entry.done.append(served)
+        entry.done.append(result)
         entry.changed.set()
 
     def _ready(self) -> RolloutEngine:

@@ -206,11 +206,11 @@ def _served(model: Any, mode: Mode) -> Served:
 def _outcome(make: Any, below: _Case, beyond: _Case) -> _Outcome:
     """Serve the rows of both cases, then the longer one of the first case again and alone."""
     try:
-        served: Served = make()
-        first = _serve(served, below, range(len(below.prompts)))
-        second = _serve(served, beyond, range(len(beyond.prompts)))
+        serving_model: Served = make()
+        first = _serve(serving_model, below, range(len(below.prompts)))
+        second = _serve(serving_model, beyond, range(len(beyond.prompts)))
         last = len(below.prompts) - 1
-        (alone,) = _serve(served, below, [last], TOKENS_ALONE)
+        (alone,) = _serve(serving_model, below, [last], TOKENS_ALONE)
     except Exception as error:  # the code of any model may raise anything
         first_line = (str(error).strip() or "no message").splitlines()[0]
         failure = (
@@ -232,25 +232,29 @@ def _gap(a: torch.Tensor, b: torch.Tensor) -> float:
     return gap if gap == gap else float("inf")
 
 
-def _serve(served: Served, case: _Case, chosen: Sequence[int], count: int = TOKENS) -> list[torch.Tensor]:
+def _serve(
+    serving_model: Served, case: _Case, row_indices: Sequence[int], count: int = TOKENS
+) -> list[torch.Tensor]:
     """Return the log-probs of `count` tokens of the chosen rows, each in the slot of its place in the
     case.
     """
     buckets: dict[int, list[int]] = {}
-    for i in chosen:
+    for i in row_indices:
         buckets.setdefault(prompt_bucket(len(case.prompts[i])), []).append(i)
     for bucket, rows in buckets.items():
-        served.prefill([case.prompts[i] for i in rows], rows, bucket, len(case.prompts), [None] * len(rows))
-    tokens = torch.zeros(served.slots, dtype=torch.long)
-    positions = torch.zeros(served.slots, dtype=torch.long)
+        serving_model.prefill(
+            [case.prompts[i] for i in rows], rows, bucket, len(case.prompts), [None] * len(rows)
+        )
+    tokens = torch.zeros(serving_model.slots, dtype=torch.long)
+    positions = torch.zeros(serving_model.slots, dtype=torch.long)
     steps = []
     for step in range(count):
-        steps.append(served.logits[list(chosen)].float().log_softmax(-1))
-        for i in chosen:
+        steps.append(serving_model.logits[list(row_indices)].float().log_softmax(-1))
+        for i in row_indices:
             tokens[i] = case.replies[i][step]
             positions[i] = len(case.prompts[i]) + step
-        served.decode(tokens, positions, int(positions.max()) + 1, max(chosen) + 1)
-    served.end(list(chosen))
+        serving_model.decode(tokens, positions, int(positions.max()) + 1, max(row_indices) + 1)
+    serving_model.end(list(row_indices))
     return list(torch.stack(steps, 1))
 
 

@@ -88,10 +88,12 @@ class SlotState:
         self._put(self._top_p, index, [params.top_p for params in sampling])
         self._put(self._top_k, index, [params.top_k if params.top_k > 0 else 2**31 for params in sampling])
         self._put_stop_ids(index, [params.stop_token_ids for params in sampling])
-        drawn = np.zeros((len(rows), max(len(row) for row in uniforms)))
-        for target, row in zip(drawn, uniforms, strict=True):
+        padded_uniforms = np.zeros((len(rows), max(len(row) for row in uniforms)))
+        for target, row in zip(padded_uniforms, uniforms, strict=True):
             target[: len(row)] = row
-        self._uniforms[index, : drawn.shape[1]] = torch.as_tensor(drawn, device=self.device)
+        self._uniforms[index, : padded_uniforms.shape[1]] = torch.as_tensor(
+            padded_uniforms, device=self.device
+        )
 
     def step(self, logits: torch.Tensor) -> list[tuple[int, int]]:
         """Sample a token for every active slot from logits [slots, vocab] and return the slots that ended as

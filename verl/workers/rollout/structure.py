@@ -56,7 +56,9 @@ class GrammarCompiler:
         if len(self._known) > KEPT:
             self._known.popitem(last=False)
         try:
-            found = await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(future)), self._limit_s)
+            grammar_or_error = await asyncio.wait_for(
+                asyncio.shield(asyncio.wrap_future(future)), self._limit_s
+            )
         except TimeoutError as error:
             raise StructureError(
                 f"the form was not compiled in {self._limit_s:g} s; use a smaller schema"
@@ -65,9 +67,9 @@ class GrammarCompiler:
             if self._known.get(structure) is future:
                 del self._known[structure]
             raise
-        if isinstance(found, str):
-            raise StructureError(found)
-        return found
+        if isinstance(grammar_or_error, str):
+            raise StructureError(grammar_or_error)
+        return grammar_or_error
 
     def _load(self) -> None:
         import xgrammar

@@ -12,8 +12,8 @@ from verl.workers.weight_transfer.base import ReceivedWeights
 
 
 def _some(names: set[str]) -> str:
-    shown = sorted(names)[:3]
-    return ", ".join(shown) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    first_names = sorted(names)[:3]
+    return ", ".join(first_names) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def shapes_of(tensors: Mapping[str, torch.Tensor]) -> Mapping[str, Sequence[int]]:
@@ -26,13 +26,15 @@ def shapes_of(tensors: Mapping[str, torch.Tensor]) -> Mapping[str, Sequence[int]
 
 
 def check_bucket(
-    found: Mapping[str, Sequence[int]], shapes: Mapping[str, Sequence[int]], what: str = "weight update"
+    bucket_shapes: Mapping[str, Sequence[int]],
+    shapes: Mapping[str, Sequence[int]],
+    what: str = "weight update",
 ) -> None:
     """Raise `RolloutError` for names that are not in `shapes`, and for shapes that differ from it."""
-    unknown = set(found) - set(shapes)
+    unknown = set(bucket_shapes) - set(shapes)
     if unknown:
         raise RolloutError(f"{what} has unknown names: {_some(unknown)}; the model has {_some(set(shapes))}")
-    for name, shape in found.items():
+    for name, shape in bucket_shapes.items():
         if tuple(shape) != tuple(shapes[name]):
             raise RolloutError(f"{what} of {name} has shape {tuple(shape)}, expected {tuple(shapes[name])}")
 

@@ -71,10 +71,13 @@ def send_bucket(
 
 def merged(buckets: Sequence[WeightBucket | None]) -> WeightBucket | None:
     """Return the bucket that the ranks of a policy have sent, None if there is none."""
-    sent = [bucket for bucket in buckets if bucket is not None]
-    if len(sent) < 2:
-        return sent[0] if sent else None
-    return replace(sent[0], handle={place: part for bucket in sent for place, part in bucket.handle.items()})
+    rank_buckets = [bucket for bucket in buckets if bucket is not None]
+    if len(rank_buckets) < 2:
+        return rank_buckets[0] if rank_buckets else None
+    return replace(
+        rank_buckets[0],
+        handle={place: part for bucket in rank_buckets for place, part in bucket.handle.items()},
+    )
 
 
 class ReceivedWeights(Mapping[str, torch.Tensor]):

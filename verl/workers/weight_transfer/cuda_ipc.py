@@ -126,18 +126,22 @@ class CudaIpc(WeightTransfer):
         Raises:
             RolloutError: the sender uses another GPU (node), or has released the block.
         """
-        own = [place for place in (kind.place() for kind in _KINDS.values()) if place]
-        here = [place for place in own if place in handle]
+        places = [place for place in (kind.place() for kind in _KINDS.values()) if place]
+        here = [place for place in places if place in handle]
         if not here:
             raise RolloutError(
-                f"the weights are in the memory of {', '.join(handle)}, this process uses {', '.join(own)}; "
-                f"{_OTHERWISE}"
+                f"the weights are in the memory of {', '.join(handle)}, this process uses "
+                f"{', '.join(places)}; {_OTHERWISE}"
             )
-        sent = handle[here[-1]]
-        number = sent["number"]
+        block_handle = handle[here[-1]]
+        number = block_handle["number"]
         try:
             flat = _OWN.get(number)
-            flat = _KINDS[sent["kind"]].map(sent["export"], sent["size"]) if flat is None else flat
+            flat = (
+                _KINDS[block_handle["kind"]].map(block_handle["export"], block_handle["size"])
+                if flat is None
+                else flat
+            )
         except RuntimeError as error:
             raise RolloutError(f"the block of weights in {here[-1]} cannot be mapped: {error}") from error
         copied = flat[_HEADER:].clone()
@@ -145,12 +149,12 @@ class CudaIpc(WeightTransfer):
             raise RolloutError(f"the block of weights in {here[-1]} was released before it was copied")
         _header(flat)[1] += 1
         _finish(flat)
-        return unpack(copied, sent["layout"])
+        return unpack(copied, block_handle["layout"])
 
     def release(self, handle: Mapping[str, Any]) -> None:
         """Free the block, whether it was copied or not."""
-        for sent in handle.values():
-            block = self._sent.pop(sent["number"], None)
+        for block_handle in handle.values():
+            block = self._sent.pop(block_handle["number"], None)
             if block is not None:
                 copied = _header(block.flat)[1].item() > 0
                 _header(block.flat).zero_()

@@ -84,14 +84,16 @@ class Spool:
         """
         path = self.folder / (name or f"{uuid.uuid4().hex}.safetensors")
         path.parent.mkdir(exist_ok=True)
-        seen: set[int] = set()
-        own = {}
+        storage_pointers: set[int] = set()
+        file_tensors = {}
         for key, value in tensors.items():
             value = value.detach().cpu().contiguous()
             # safetensors rejects shared storage
-            own[key] = value.clone() if value.untyped_storage().data_ptr() in seen else value
-            seen.add(value.untyped_storage().data_ptr())
-        save_file(own, path)
+            file_tensors[key] = (
+                value.clone() if value.untyped_storage().data_ptr() in storage_pointers else value
+            )
+            storage_pointers.add(value.untyped_storage().data_ptr())
+        save_file(file_tensors, path)
         return path
 
 

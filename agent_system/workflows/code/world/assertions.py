@@ -267,9 +267,13 @@ async def record(reference: str, check: str, function: str) -> tuple[list[Case],
             return f"{result.reason}: {last}" if last else str(result.reason)
         count, page = result.returned()
         calls += page
-    written = [(given, answer) for given, answer in calls if '{"$other":' not in json.dumps([given, answer])]
-    whole = {json.dumps(given): Case(given, answer) for given, answer in written}
-    changeable = any(isinstance(one, (list, dict)) for given, _ in written for one in given)
+    written = [
+        (arguments, answer)
+        for arguments, answer in calls
+        if '{"$other":' not in json.dumps([arguments, answer])
+    ]
+    whole = {json.dumps(arguments): Case(arguments, answer) for arguments, answer in written}
+    changeable = any(isinstance(one, (list, dict)) for arguments, _ in written for one in arguments)
     judge = f"{tested}\n{JUDGE}judge, judge_answers = _judges({function!r})\n"
     return (
         list(whole.values()),

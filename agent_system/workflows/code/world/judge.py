@@ -22,39 +22,39 @@ _PLAIN = re.compile(r"-?(?:0|[1-9]\d*)", re.ASCII)
 _LONGEST_NUMBER = 400
 
 
-def same_output(expected: str, found: str, tolerance: float) -> bool:
+def same_output(expected: str, output: str, tolerance: float) -> bool:
     """Return whether a program's output is the expected one."""
     left = expected.split()
-    right = found.split()
+    right = output.split()
     return len(left) == len(right) and all(
         _same_word(one, other, tolerance) for one, other in zip(left, right, strict=True)
     )
 
 
-def same_value(expected: Any, found: Any, tolerance: float) -> bool:
+def same_value(expected: Any, actual: Any, tolerance: float) -> bool:
     """Return whether a function's return value is the expected one; both in their JSON form, in which tuples
     are lists.
 
     A bool is not a number, 1 equals 1.0, and `tolerance` applies where the expected number is a float.
     """
-    if isinstance(expected, bool) or isinstance(found, bool) or expected is None or found is None:
-        return expected is found
-    if isinstance(expected, (int, float)) and isinstance(found, (int, float)):
-        return expected == found or (isinstance(expected, float) and _close(expected, found, tolerance))
-    if isinstance(expected, list) and isinstance(found, list):
-        return len(expected) == len(found) and all(
-            same_value(one, other, tolerance) for one, other in zip(expected, found, strict=True)
+    if isinstance(expected, bool) or isinstance(actual, bool) or expected is None or actual is None:
+        return expected is actual
+    if isinstance(expected, (int, float)) and isinstance(actual, (int, float)):
+        return expected == actual or (isinstance(expected, float) and _close(expected, actual, tolerance))
+    if isinstance(expected, list) and isinstance(actual, list):
+        return len(expected) == len(actual) and all(
+            same_value(one, other, tolerance) for one, other in zip(expected, actual, strict=True)
         )
-    if isinstance(expected, dict) and isinstance(found, dict):
-        return expected.keys() == found.keys() and all(
-            same_value(value, found[key], tolerance) for key, value in expected.items()
+    if isinstance(expected, dict) and isinstance(actual, dict):
+        return expected.keys() == actual.keys() and all(
+            same_value(value, actual[key], tolerance) for key, value in expected.items()
         )
-    return isinstance(expected, str) and isinstance(found, str) and expected == found
+    return isinstance(expected, str) and isinstance(actual, str) and expected == actual
 
 
-def same_python(expected: Any, found: Any) -> bool:
+def same_python(expected: Any, actual: Any) -> bool:
     """Return whether two encoded values are equal in Python, ignoring modified arguments."""
-    return python_key(_value(expected)) == python_key(_value(found))
+    return python_key(_value(expected)) == python_key(_value(actual))
 
 
 def python_key(value: Any) -> str:
@@ -67,12 +67,12 @@ def python_key(value: Any) -> str:
         return f"[{','.join(map(python_key, value))}]"
     if not isinstance(value, dict):
         return json.dumps(value)
-    tag, held = _decoded(value)
-    if tag in ("$set", "$frozenset") and isinstance(held, list):
-        return f"set[{','.join(sorted(map(python_key, held)))}]"
-    if tag and not (tag == "$dict" and _are_pairs(held)):
-        return tag + python_key(held)
-    return f"dict[{','.join(sorted(f'{python_key(key)}:{python_key(one)}' for key, one in _pairs(held)))}]"
+    tag, content = _decoded(value)
+    if tag in ("$set", "$frozenset") and isinstance(content, list):
+        return f"set[{','.join(sorted(map(python_key, content)))}]"
+    if tag and not (tag == "$dict" and _are_pairs(content)):
+        return tag + python_key(content)
+    return f"dict[{','.join(sorted(f'{python_key(key)}:{python_key(one)}' for key, one in _pairs(content)))}]"
 
 
 def as_json(value: Any) -> Any:
@@ -87,12 +87,12 @@ def as_json(value: Any) -> Any:
         return [as_json(one) for one in value]
     if not isinstance(value, dict):
         return value
-    tag, held = _decoded(value)
+    tag, content = _decoded(value)
     if tag in ("$tuple", "$set", "$frozenset", "$range"):
-        return as_json(held)
-    if tag and not (tag == "$dict" and _are_pairs(held)):
-        raise ValueError(f"a {held if tag == '$other' else tag[1:]} has no JSON form")
-    return {key if isinstance(key, str) else json.dumps(key): as_json(one) for key, one in _pairs(held)}
+        return as_json(content)
+    if tag and not (tag == "$dict" and _are_pairs(content)):
+        raise ValueError(f"a {content if tag == '$other' else tag[1:]} has no JSON form")
+    return {key if isinstance(key, str) else json.dumps(key): as_json(one) for key, one in _pairs(content)}
 
 
 def with_sorted_sets(plain: Any, answer: Any) -> Any:
@@ -100,17 +100,17 @@ def with_sorted_sets(plain: Any, answer: Any) -> Any:
     set.
     """
     answer = _value(answer)
-    tag, held = _decoded(answer) if isinstance(answer, dict) else ("", answer)
+    tag, content = _decoded(answer) if isinstance(answer, dict) else ("", answer)
     if tag in ("$set", "$frozenset") and isinstance(plain, list):
         return sorted(plain, key=json.dumps)
-    if isinstance(plain, list) and isinstance(held, list) and len(plain) == len(held):
-        return [with_sorted_sets(one, other) for one, other in zip(plain, held, strict=True)]
+    if isinstance(plain, list) and isinstance(content, list) and len(plain) == len(content):
+        return [with_sorted_sets(one, other) for one, other in zip(plain, content, strict=True)]
     return plain
 
 
-def no_extra_non_finite(found: Any, expected: Any) -> bool:
-    """Return whether every non-finite number of `found` also occurs in `expected`."""
-    return not Counter(_non_finite(found)) - Counter(_non_finite(expected))
+def no_extra_non_finite(value: Any, expected: Any) -> bool:
+    """Return whether every non-finite number of `value` also occurs in `expected`."""
+    return not Counter(_non_finite(value)) - Counter(_non_finite(expected))
 
 
 def _non_finite(value: Any) -> Iterator[str]:
@@ -129,16 +129,16 @@ def _decoded(value: dict[str, Any]) -> tuple[str, Any]:
 
 def _value(answer: Any) -> Any:
     """Return the return value of an answer, without the modified arguments."""
-    held = answer.get("$changed") if isinstance(answer, dict) else None
-    return held[0] if isinstance(held, list) and held else answer
+    parts = answer.get("$changed") if isinstance(answer, dict) else None
+    return parts[0] if isinstance(parts, list) and parts else answer
 
 
-def _are_pairs(held: Any) -> bool:
-    return isinstance(held, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in held)
+def _are_pairs(content: Any) -> bool:
+    return isinstance(content, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in content)
 
 
-def _pairs(held: Any) -> Iterable[tuple[Any, Any]]:
-    return held.items() if isinstance(held, dict) else ((key, one) for key, one in held)
+def _pairs(content: Any) -> Iterable[tuple[Any, Any]]:
+    return content.items() if isinstance(content, dict) else ((key, one) for key, one in content)
 
 
 def same_kind(one: Any, other: Any) -> bool:
@@ -146,23 +146,25 @@ def same_kind(one: Any, other: Any) -> bool:
     return {type(one), type(other)} <= {int, float} or type(one) is type(other)
 
 
-def _same_word(expected: str, found: str, tolerance: float) -> bool:
-    if expected == found:
+def _same_word(expected: str, word: str, tolerance: float) -> bool:
+    if expected == word:
         return True
-    if max(len(expected), len(found)) > _LONGEST_NUMBER or not (
-        _NUMBER.fullmatch(expected) and _NUMBER.fullmatch(found)
+    if max(len(expected), len(word)) > _LONGEST_NUMBER or not (
+        _NUMBER.fullmatch(expected) and _NUMBER.fullmatch(word)
     ):
         return False
     if _WHOLE.fullmatch(expected):
-        whole, _, rest = found.partition(".")
+        whole, _, rest = word.partition(".")
         return whole == expected and not rest.strip("0")
-    if _WHOLE.fullmatch(found) and not _PLAIN.fullmatch(found):
+    if _WHOLE.fullmatch(word) and not _PLAIN.fullmatch(word):
         return False
-    return _close(float(expected), float(found), tolerance)
+    return _close(float(expected), float(word), tolerance)
 
 
-def _close(expected: float, found: float, tolerance: float) -> bool:
+def _close(expected: float, actual: float, tolerance: float) -> bool:
     try:
-        return math.isfinite(expected) and math.isclose(expected, found, rel_tol=tolerance, abs_tol=tolerance)
+        return math.isfinite(expected) and math.isclose(
+            expected, actual, rel_tol=tolerance, abs_tol=tolerance
+        )
     except OverflowError:  # an integer beyond the range of floats
         return False

@@ -90,7 +90,7 @@ async def prepare(
         SandboxError: the sandbox failed.
     """
     tasks, counts = read_set(name, rows, str(path), first)
-    made: list[dict[str, Any]] = []
+    verl_rows: list[dict[str, Any]] = []
     for start in range(0, len(tasks), CHUNK_SIZE):
         chunk = tasks[start : start + CHUNK_SIZE]
         solved = await asyncio.gather(*(solve(raw, preparation) for _, raw in chunk))
@@ -99,7 +99,7 @@ async def prepare(
             if first is not None and problem is None:
                 first.setdefault(next(iter(+task_counts)), f"row {index}: {cause}")
             if problem is not None:
-                made.append(
+                verl_rows.append(
                     make_row(
                         raw.question,
                         problem.cases,
@@ -112,7 +112,7 @@ async def prepare(
                         index=index,
                     )
                 )
-    return made, counts
+    return verl_rows, counts
 
 
 async def solve(raw: RawTask, preparation: Preparation) -> tuple[Problem | None, Counter[str], str]:
@@ -126,8 +126,14 @@ async def solve(raw: RawTask, preparation: Preparation) -> tuple[Problem | None,
         return await _recorded(raw, preparation)
     if not raw.references:
         function, cases = raw.readings[-1]
-        kept = Problem(cases[: preparation.max_tests], function) if preparation.without_reference else None
-        return kept, Counter([KEPT if kept else NO_REFERENCE]), "--without-reference keeps it"
+        unchecked_problem = (
+            Problem(cases[: preparation.max_tests], function) if preparation.without_reference else None
+        )
+        return (
+            unchecked_problem,
+            Counter([KEPT if unchecked_problem else NO_REFERENCE]),
+            "--without-reference keeps it",
+        )
     cause = ""
     for function, cases in raw.readings:
         for reference in raw.references[: preparation.max_references]:
@@ -136,11 +142,11 @@ async def solve(raw: RawTask, preparation: Preparation) -> tuple[Problem | None,
             failed = next((number for number, one in enumerate(results) if not one.passed), None)
             if failed is None:
                 return problem, Counter([KEPT]), ""
-            found = results[failed]
+            result = results[failed]
             expected = problem.cases[failed].expected
             cause = (
                 cause
-                or f"test {failed}: {found.reason}, found {found.found!r:.120}, expected {expected!r:.80}"
+                or f"test {failed}: {result.reason}, found {result.found!r:.120}, expected {expected!r:.80}"
             )
     return None, Counter([FAILING]), cause
 
@@ -150,10 +156,10 @@ async def _recorded(raw: RawTask, preparation: Preparation) -> tuple[Problem | N
     process.
     """
     reference = raw.references[0]
-    found = await record(reference, raw.check, raw.function)
-    if isinstance(found, str):
-        return None, Counter([FAILING]), found
-    cases, missing, checker = found
+    recording = await record(reference, raw.check, raw.function)
+    if isinstance(recording, str):
+        return None, Counter([FAILING]), recording
+    cases, missing, checker = recording
     problem = Problem(
         tuple(cases[: preparation.max_tests]), raw.function, reference, checker, python_values=True
     )

@@ -81,12 +81,12 @@ def read_ground_truth(truth: Any) -> tuple[str, tuple[Case, ...]]:
     Raises:
         ValueError: `truth` does not have this form, or holds no test.
     """
-    found = parse_json(truth) if isinstance(truth, str) else truth
-    if not isinstance(found, Mapping):
-        raise ValueError(f"found {str(found)[:80]!r}, which is not an object")
-    inputs = found.get("inputs")
-    outputs = found.get("outputs")
-    function = found.get("fn_name") or ""
+    tests = parse_json(truth) if isinstance(truth, str) else truth
+    if not isinstance(tests, Mapping):
+        raise ValueError(f"found {str(tests)[:80]!r}, which is not an object")
+    inputs = tests.get("inputs")
+    outputs = tests.get("outputs")
+    function = tests.get("fn_name") or ""
     if (
         not isinstance(inputs, Sequence)
         or not isinstance(outputs, Sequence)
@@ -109,7 +109,9 @@ def read_ground_truth(truth: Any) -> tuple[str, tuple[Case, ...]]:
             )
     if not function and not all(isinstance(value, str) for value in outputs):
         raise ValueError("an output must be text")
-    return function, tuple(Case(given, expected) for given, expected in zip(inputs, outputs, strict=True))
+    return function, tuple(
+        Case(test_input, expected) for test_input, expected in zip(inputs, outputs, strict=True)
+    )
 
 
 def write_ground_truth(function: str, cases: Sequence[Case]) -> str:

@@ -66,12 +66,14 @@ def read_pairs(text: str) -> list[Pair]:
             ends = []
         if len(ends) == 4:
             pairs.append((text[ends[0].end() : ends[1].start()], text[ends[2].end() : ends[3].start()]))
-    return [(given, expected) for given, expected in pairs if expected.strip()]
+    return [(input_text, expected) for input_text, expected in pairs if expected.strip()]
 
 
 def write_pairs(pairs: Sequence[Pair]) -> str:
     """Return the text that `read_pairs` reads."""
-    return "\n".join(f"<input>{given}</input><output>{expected}</output>" for given, expected in pairs)
+    return "\n".join(
+        f"<input>{input_text}</input><output>{expected}</output>" for input_text, expected in pairs
+    )
 
 
 def read_tests(text: str, function: str, most: int) -> Suite:
@@ -86,8 +88,8 @@ def read_tests(text: str, function: str, most: int) -> Suite:
     cases: dict[str, Case] = {}
     contradictory: set[str] = set()
     pairs = list(dict.fromkeys(read_pairs(text)))
-    for given, expected in pairs:
-        case = _read(given, expected, function)
+    for input_text, expected in pairs:
+        case = _read(input_text, expected, function)
         if case is None:
             continue
         key = _parsed(case.given, function)
@@ -110,11 +112,11 @@ def _is_other(case: Case, first: Case, function: str) -> bool:
     return same_input and _plain(case.expected, function) != _plain(first.expected, function)
 
 
-def _parsed(given: Any, function: str) -> str:
+def _parsed(test_input: Any, function: str) -> str:
     """Return the key of an input: equal where the values, or the words read as numbers, are equal in
     Python.
     """
-    return python_key(given if function else [_number(word) for word in given.split()])
+    return python_key(test_input if function else [_number(word) for word in test_input.split()])
 
 
 def _number(word: str) -> Any:
@@ -133,12 +135,12 @@ def _plain(value: Any, function: str) -> str:
     return json.dumps(value, sort_keys=True) if function else " ".join(value.split())
 
 
-def _read(given: str, expected: str, function: str) -> Case | None:
+def _read(input_text: str, expected: str, function: str) -> Case | None:
     if not function:
-        return Case(f"{given.strip()}\n", f"{expected.strip()}\n")
+        return Case(f"{input_text.strip()}\n", f"{expected.strip()}\n")
     try:
         return Case(
-            [parse_json(line) for line in given.strip().split("\n") if line.strip()],
+            [parse_json(line) for line in input_text.strip().split("\n") if line.strip()],
             parse_json(expected.strip()),
         )
     except ValueError:

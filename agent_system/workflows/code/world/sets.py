@@ -79,8 +79,8 @@ def code_contests(row: Row) -> RawTask:
     cases: list[Case] = []
     for name in ("private_tests", "generated_tests", "public_tests"):
         cases += [
-            Case(str(given), str(expected))
-            for given, expected in _pairs(row.get(name) or {}, name, "input", "output")
+            Case(str(test_input), str(expected))
+            for test_input, expected in _pairs(row.get(name) or {}, name, "input", "output")
         ]
     if not cases:
         raise ValueError("no tests")
@@ -106,8 +106,8 @@ def live_code_bench(row: Row) -> RawTask:
     if name:
         lines = [[line for line in str(test["input"]).split("\n") if line.strip()] for test in tests]
         cases = [
-            Case([parse_json(line) for line in given], parse_json(str(test["output"])))
-            for given, test in zip(lines, tests, strict=True)
+            Case([parse_json(line) for line in argument_lines], parse_json(str(test["output"])))
+            for argument_lines, test in zip(lines, tests, strict=True)
         ]
     else:
         cases = [Case(str(test["input"]), str(test["output"])) for test in tests]
@@ -242,10 +242,10 @@ def _pairs(value: Any, name: str, left: str, right: str) -> Iterable[tuple[Any, 
     return zip(*(_list(lists.get(key) or [], f"{name}.{key}") for key in (left, right)), strict=True)
 
 
-def _programs(found: Any) -> tuple[str, ...]:
+def _programs(solutions: Any) -> tuple[str, ...]:
     return (
-        tuple(str(one) for one in found if str(one).strip())
-        if isinstance(found, Sequence) and not isinstance(found, str)
+        tuple(str(one) for one in solutions if str(one).strip())
+        if isinstance(solutions, Sequence) and not isinstance(solutions, str)
         else ()
     )
 

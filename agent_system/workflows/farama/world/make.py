@@ -43,12 +43,14 @@ def _registered(env_id: str, api: str, where: str) -> Callable[..., Any]:
     import pettingzoo
     from pettingzoo.env_registry.exceptions import FailedToImport, PettingZooRegistryError
 
-    known = {"aec": pettingzoo.aec_registry, "parallel": pettingzoo.parallel_registry}
+    registries = {"aec": pettingzoo.aec_registry, "parallel": pettingzoo.parallel_registry}
     try:
         pettingzoo.spec(api, env_id)
     except PettingZooRegistryError as error:
-        other = next((name for name, ids in known.items() if name != api and env_id in ids), None)
-        hint = f"; there is one with env.params.api={other}" if other else did_you_mean(env_id, known[api])
+        other = next((name for name, ids in registries.items() if name != api and env_id in ids), None)
+        hint = (
+            f"; there is one with env.params.api={other}" if other else did_you_mean(env_id, registries[api])
+        )
         raise AgentSystemError(f"{where}: PettingZoo has no such environment{hint}") from error
 
     def make(**kwargs: Any) -> Any:

@@ -87,7 +87,7 @@ def _is_wrapper(obj: Any) -> bool:
     slots.
     """
     cls = type(obj)
-    own = [name for base in cls.__mro__[:-1] for name in vars(base)]
+    attributes = [name for base in cls.__mro__[:-1] for name in vars(base)]
     rules = {
         "__reduce__",
         "__reduce_ex__",
@@ -99,7 +99,7 @@ def _is_wrapper(obj: Any) -> bool:
         "__new__",
     }
     plain = cls.__basicsize__ == _PLAIN_SIZE and "__dict__" in dir(cls)
-    return plain and "__getattr__" in own and not rules & set(own)
+    return plain and "__getattr__" in attributes and not rules & set(attributes)
 
 
 def _restore(obj: Any, state: dict[str, Any]) -> None:
@@ -173,17 +173,17 @@ def _reachable(start: list[Any], stop: Iterable[Any]) -> set[int]:
     """Return the ids of the objects with a state that are reached from some, not through those of `stop`."""
     left = list(start)
     ended = {id(one) for one in stop}
-    seen: set[int] = set()
-    found: set[int] = set()
+    visited_ids: set[int] = set()
+    stateful_ids: set[int] = set()
     while left:
         one = left.pop()
-        if id(one) in seen or id(one) in ended or isinstance(one, _STATELESS):
+        if id(one) in visited_ids or id(one) in ended or isinstance(one, _STATELESS):
             continue
-        seen.add(id(one))
+        visited_ids.add(id(one))
         if isinstance(one, (list, dict, set, bytearray)) or hasattr(one, "__dict__"):
-            found.add(id(one))
+            stateful_ids.add(id(one))
         left += gc.get_referents(one)
-    return found
+    return stateful_ids
 
 
 def _no_copy(name: str, error: Exception) -> AgentSystemError:

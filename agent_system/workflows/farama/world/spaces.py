@@ -133,9 +133,9 @@ def read_action(space: Any, text: str, names: Sequence[str] = ()) -> Any:
 
 
 def _discrete(space: spaces.Discrete, text: str, names: Sequence[str]) -> int:
-    known = {name.strip().casefold(): int(space.start) + i for i, name in enumerate(names)}
-    if text.casefold() in known:
-        return known[text.casefold()]
+    actions_by_name = {name.strip().casefold(): int(space.start) + i for i, name in enumerate(names)}
+    if text.casefold() in actions_by_name:
+        return actions_by_name[text.casefold()]
     if names or not _WHOLE.fullmatch(text):
         raise IllegalActionError(f"{text!r} is not an action")
     return int(text)
@@ -170,11 +170,11 @@ def _array(space: Any, value: Any) -> np.ndarray:
     outside of the dtype.
     """
     try:
-        given = np.asarray(value, dtype=np.float64).reshape(space.shape)
+        numbers = np.asarray(value, dtype=np.float64).reshape(space.shape)
         with np.errstate(all="ignore"):
-            array = given.astype(space.dtype)
+            array = numbers.astype(space.dtype)
     except (TypeError, ValueError, OverflowError) as error:
         raise IllegalActionError(f"{value!r} does not fit {space}: {error}") from error
-    if not np.isfinite(array).all() or (array.dtype.kind in "iub" and not np.array_equal(array, given)):
+    if not np.isfinite(array).all() or (array.dtype.kind in "iub" and not np.array_equal(array, numbers)):
         raise IllegalActionError(f"{value!r} does not fit {space}")
     return array

@@ -94,8 +94,8 @@ class GymnasiumWorld(World):
         return {PLAYER: float(reward)}
 
     def picture(self) -> str | None:
-        shown = self.env.render() if self.env.render_mode == "ansi" else None
-        return shown if isinstance(shown, str) else None
+        rendering = self.env.render() if self.env.render_mode == "ansi" else None
+        return rendering if isinstance(rendering, str) else None
 
 
 class _PettingZooWorld(World):
@@ -171,7 +171,7 @@ class ParallelWorld(_PettingZooWorld):
         return self._observations[agent], self._infos.get(agent, {})
 
     def play(self, actions: Mapping[str, Any]) -> dict[str, float]:
-        made = {self._agents[seat]: action for seat, action in actions.items()}
-        self._observations, rewards, _, truncations, self._infos = self.env.step(made)
+        agent_actions = {self._agents[seat]: action for seat, action in actions.items()}
+        self._observations, rewards, _, truncations, self._infos = self.env.step(agent_actions)
         self.truncated = self.truncated or any(truncations.values())
         return {str(agent): float(reward) for agent, reward in rewards.items()}

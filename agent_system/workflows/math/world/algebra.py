@@ -224,12 +224,12 @@ def read(text: str) -> Answer:
 
 def readable(text: str) -> bool:
     """Return whether an answer is mathematics or a plain word, so that other spellings can be equal to it."""
-    found = read(text)
-    if isinstance(found, Several):
+    answer = read(text)
+    if isinstance(answer, Several):
         return all(
-            not isinstance(member, Words) or bool(_WORDS.fullmatch(member.text)) for member in found.members
+            not isinstance(member, Words) or bool(_WORDS.fullmatch(member.text)) for member in answer.members
         )
-    return not isinstance(found, Words) or re.fullmatch(r"[A-Za-z][A-Za-z .'-]*", found.text) is not None
+    return not isinstance(answer, Words) or re.fullmatch(r"[A-Za-z][A-Za-z .'-]*", answer.text) is not None
 
 
 def _words(text: str) -> Words:
@@ -418,17 +418,17 @@ def expression(text: str) -> Any:
         config=ConversionConfig(lowercase_symbols=False, interpret_contains_as_eq=False),
     )
     try:
-        found = reader.parse(normalize_latex(text, _READS))
+        result = reader.parse(normalize_latex(text, _READS))
     except RecursionError:
         raise
     except Exception as error:  # the library raises plain exceptions for what it cannot read
         raise UnreadableError(str(error)) from error
-    if not isinstance(found, (sympy.Expr, sympy.MatrixBase, sympy.MatrixExpr)):
-        raise UnreadableError(f"a {type(found).__name__}")
+    if not isinstance(result, (sympy.Expr, sympy.MatrixBase, sympy.MatrixExpr)):
+        raise UnreadableError(f"a {type(result).__name__}")
     imaginary = sympy.Symbol("i", real=True)
-    if imaginary in found.free_symbols:
-        found = found.subs(imaginary, sympy.I)
-    return found.doit()
+    if imaginary in result.free_symbols:
+        result = result.subs(imaginary, sympy.I)
+    return result.doit()
 
 
 def _derivative(match: re.Match[str]) -> str:
@@ -570,10 +570,12 @@ def _constant_factor(left: Any, right: Any) -> int:
     if not left.free_symbols or left.free_symbols != right.free_symbols:
         return 0
     ratios = [left.xreplace(point) / right.xreplace(point) for point in _points(left.free_symbols)]
-    known = [ratio for ratio in ratios if ratio.is_finite and not ratio.is_zero]
-    if len(known) < 3 or not all(is_zero(ratio - known[0], POINT_DIGITS) for ratio in known[1:]):
+    usable_ratios = [ratio for ratio in ratios if ratio.is_finite and not ratio.is_zero]
+    if len(usable_ratios) < 3 or not all(
+        is_zero(ratio - usable_ratios[0], POINT_DIGITS) for ratio in usable_ratios[1:]
+    ):
         return 0
-    return 1 if known[0].evalf().is_positive else -1 if known[0].evalf().is_negative else 0
+    return 1 if usable_ratios[0].evalf().is_positive else -1 if usable_ratios[0].evalf().is_negative else 0
 
 
 def same_value(left: Value, right: Value) -> bool:
@@ -664,10 +666,10 @@ def is_zero(number: Any, digits: int) -> bool:
     """
     if number.is_Rational:
         return bool(number == 0)
-    found = number.evalf(15, maxn=digits)
-    if found.free_symbols or not found.is_number:
+    approximation = number.evalf(15, maxn=digits)
+    if approximation.free_symbols or not approximation.is_number:
         raise UnreadableError("no number")
-    for part in found.as_real_imag():
+    for part in approximation.as_real_imag():
         if not part.is_number or (not isinstance(part, (sympy.Float, sympy.Rational))):
             return False
         if part != 0 and getattr(part, "_prec", 53) > 1:
@@ -682,15 +684,15 @@ def approximately(truth: str, close: Callable[[Fraction], bool]) -> bool | None:
         truth: the ground truth.
         close: takes the truth as a fraction, to 50 digits if it is irrational.
     """
-    found = read(truth)
-    if isinstance(found, Related) and found.name:
-        found = found.sides[-1]
+    parsed_truth = read(truth)
+    if isinstance(parsed_truth, Related) and parsed_truth.name:
+        parsed_truth = parsed_truth.sides[-1]
     if (
-        not isinstance(found, Value)
-        or not isinstance(found.expression, sympy.Expr)
-        or found.expression.free_symbols
+        not isinstance(parsed_truth, Value)
+        or not isinstance(parsed_truth.expression, sympy.Expr)
+        or parsed_truth.expression.free_symbols
     ):
         return None
-    number = found.expression
+    number = parsed_truth.expression
     exact = sympy.Rational(number if number.is_Rational else number.evalf(50)) if number.is_real else None
     return None if exact is None else close(Fraction(int(exact.p), int(exact.q)))

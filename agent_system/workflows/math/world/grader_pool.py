@@ -83,8 +83,8 @@ class GraderPool:
         """Compare in a thread; with a `number` the answer must be close only. Raises GraderError when no
         grader can be started.
         """
-        if (known := self._known(answer, truth, number)) is not None:
-            return known
+        if (cached_verdict := self._known(answer, truth, number)) is not None:
+            return cached_verdict
         with self._lock:
             if self._threads is None:
                 self._threads = DaemonExecutor(self.workers)
@@ -95,8 +95,8 @@ class GraderPool:
 
     def compare_now(self, answer: str, truth: str, number: Approximate | None = None) -> Verdict:
         """Compare in the calling thread."""
-        if (known := self._known(answer, truth, number)) is not None:
-            return known
+        if (cached_verdict := self._known(answer, truth, number)) is not None:
+            return cached_verdict
         process = self._idle.get()
         try:
             if process is None or not process.alive:

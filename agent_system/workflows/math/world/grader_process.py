@@ -80,7 +80,7 @@ def main() -> None:
         if numbers:
             values = [Fraction(number) for number in numbers]
             near = algebra.approximately(
-                truth, lambda known: any(close(v, known, tolerance, all_digits) for v in values)
+                truth, lambda fraction: any(close(v, fraction, tolerance, all_digits) for v in values)
             )
             if near is not None:
                 return near

@@ -171,12 +171,20 @@ def in_brackets(text: str) -> tuple[str, str, str] | None:
     """Return opening bracket, content and closing bracket if one pair is around the whole, else None. Braces
     of LaTeX are no brackets.
     """
-    found = list(tokens(text))
-    if len(found) < 2 or found[0][1] not in ("(", "[", "\\{") or found[-1][1] not in (")", "]", "\\}"):
+    latex_tokens = list(tokens(text))
+    if (
+        len(latex_tokens) < 2
+        or latex_tokens[0][1] not in ("(", "[", "\\{")
+        or latex_tokens[-1][1] not in (")", "]", "\\}")
+    ):
         return None
-    if any(depth == 0 for _, _, depth in found[1:-1]):
+    if any(depth == 0 for _, _, depth in latex_tokens[1:-1]):
         return None
-    return found[0][1], text[len(found[0][1]) : found[-1][0]].strip(), found[-1][1]
+    return (
+        latex_tokens[0][1],
+        text[len(latex_tokens[0][1]) : latex_tokens[-1][0]].strip(),
+        latex_tokens[-1][1],
+    )
 
 
 def split_at(text: str, separator: str) -> list[str]:

@@ -88,8 +88,8 @@ def find_answer(row: Mapping[str, Any]) -> str:
     The answers of a list are joined by commas. Of an answer that is a whole solution of GSM8K, it is what
     follows `####`.
     """
-    given = (row.get(name) for name in ("answer", "final_answer"))
-    answer = next((one for one in given if one is not None and str(one).strip()), None)
+    candidates = (row.get(name) for name in ("answer", "final_answer"))
+    answer = next((one for one in candidates if one is not None and str(one).strip()), None)
     answer = _texts(answer) or answer
     if isinstance(answer, list):
         answer = ", ".join(str(one) for one in answer)
@@ -106,7 +106,7 @@ def find_answer(row: Mapping[str, Any]) -> str:
 def _texts(answer: Any) -> list[str]:
     """Return the texts of a list stored as JSON text; empty for all else, as the interval `[-2, 7]`."""
     try:
-        found = json.loads(answer) if isinstance(answer, str) and answer.lstrip()[:1] == "[" else []
+        texts = json.loads(answer) if isinstance(answer, str) and answer.lstrip()[:1] == "[" else []
     except (ValueError, RecursionError):
         return []
-    return found if all(isinstance(one, str) for one in found) else []
+    return texts if all(isinstance(one, str) for one in texts) else []

@@ -76,12 +76,12 @@ def generate(
     """
     difficulty = difficulty or PlanPathDifficulty()
     rng = random.Random(f"plan-path-{seed}")
-    seen = set(exclude)
+    used_texts = set(exclude)
     maps: list[GridMap] = []
     repeats = 0
     while len(maps) < count:
-        drawn = draw_map(rng, difficulty)
-        if drawn.text in seen:
+        grid = draw_map(rng, difficulty)
+        if grid.text in used_texts:
             repeats += 1
             if repeats > MOST_DRAWS:
                 raise AgentSystemError(
@@ -89,8 +89,8 @@ def generate(
                     "for fewer"
                 )
             continue
-        seen.add(drawn.text)
-        maps.append(drawn)
+        used_texts.add(grid.text)
+        maps.append(grid)
     return maps
 
 

@@ -64,15 +64,15 @@ class GridMap:
         """Return a shortest path to the goal, with ties broken in the order U D L R; empty at the goal or
         when there is no path.
         """
-        found = []
+        moves = []
         while self.distances[cell] > 0:
             for move in MOVES:
                 there = self.after(cell, move)
                 if there is not None and self.distances[there] == self.distances[cell] - 1:
-                    found.append(move)
+                    moves.append(move)
                     cell = there
                     break
-        return "".join(found)
+        return "".join(moves)
 
 
 def make_map(height: int, width: int, walls: frozenset[int], start: int, goal: int) -> GridMap:
@@ -122,12 +122,12 @@ def parse_map(text: str) -> GridMap:
             f"{cells.count(START)} {START}, {cells.count(GOAL)} {GOAL} and the characters {unknown!r:.80}"
         )
     walls = frozenset(cell for cell, sign in enumerate(cells) if sign == WALL)
-    found = make_map(len(rows), width, walls, cells.index(START), cells.index(GOAL))
-    if found.shortest == UNREACHABLE:
+    grid = make_map(len(rows), width, walls, cells.index(START), cells.index(GOAL))
+    if grid.shortest == UNREACHABLE:
         raise AgentSystemError(
-            "this map cannot be solved: walls cut the goal off from the start; open a path:\n" + found.text
+            "this map cannot be solved: walls cut the goal off from the start; open a path:\n" + grid.text
         )
-    return found
+    return grid
 
 
 def _neighbour(height: int, width: int, walls: frozenset[int], cell: int, move: str) -> int | None:

@@ -66,13 +66,15 @@ def walk(grid: GridMap, cell: int, moves: str) -> PlanPathWalk:
     return PlanPathWalk(tuple(cells), cell, illegal=False, reached=cell == grid.goal)
 
 
-def advance(grid: GridMap, state: PlanPathState, made: PlanPathWalk) -> PlanPathState:
+def advance(grid: GridMap, state: PlanPathState, agent_walk: PlanPathWalk) -> PlanPathState:
     """Return the state after a walk that began at `state.cell`."""
     visits = bytearray(state.visits)
-    for cell in (*made.cells, *([made.end] if made.illegal else [])):
+    for cell in (*agent_walk.cells, *([agent_walk.end] if agent_walk.illegal else [])):
         visits[cell] = min(MOST_VISITS, visits[cell] + 1)
-    best = min([state.best, *(grid.distances[cell] for cell in made.cells)])
-    return replace(state, cell=made.end, best=best, visits=bytes(visits), moves=state.moves + len(made.cells))
+    best = min([state.best, *(grid.distances[cell] for cell in agent_walk.cells)])
+    return replace(
+        state, cell=agent_walk.end, best=best, visits=bytes(visits), moves=state.moves + len(agent_walk.cells)
+    )
 
 
 def without_visits(state: PlanPathState) -> PlanPathState:

@@ -27,8 +27,8 @@ def normalize(text: str) -> str:
 
 def exact_match(answer: str, accepted: Sequence[str]) -> float:
     """Return 1 when the answer equals an accepted one after `normalize`, else 0."""
-    given = normalize(answer)
-    return float(bool(given) and any(given == normalize(truth) for truth in accepted))
+    normalized_answer = normalize(answer)
+    return float(bool(normalized_answer) and any(normalized_answer == normalize(truth) for truth in accepted))
 
 
 def f1_score(answer: str, accepted: Sequence[str]) -> float:
@@ -98,10 +98,10 @@ def _list_in(text: str) -> Any:
         return text
 
 
-def _f1(given: str, truth: str) -> float:
-    if given != truth and (given in _CLOSED or truth in _CLOSED):
+def _f1(answer: str, truth: str) -> float:
+    if answer != truth and (answer in _CLOSED or truth in _CLOSED):
         return 0.0
-    words = given.split()
-    wanted = truth.split()
-    common = (Counter(words) & Counter(wanted)).total()
-    return 2 * common / (len(words) + len(wanted)) if common else 0.0
+    words = answer.split()
+    truth_words = truth.split()
+    common = (Counter(words) & Counter(truth_words)).total()
+    return 2 * common / (len(words) + len(truth_words)) if common else 0.0

@@ -79,7 +79,7 @@ class DenseIndex:
         return [[(number, score) for number, score in zip(*row, strict=True) if number >= 0] for row in rows]
 
     def _vectors(self, texts: list[str]) -> np.ndarray:
-        made = self._encoder.encode(
+        embeddings = self._encoder.encode(
             texts, batch_size=self._batch_size, normalize_embeddings=True, show_progress_bar=False
         )
-        return np.ascontiguousarray(made, dtype=np.float32)
+        return np.ascontiguousarray(embeddings, dtype=np.float32)

@@ -43,7 +43,7 @@ class Finder:
     async def find(self, queries: Sequence[str], topk: int) -> list[list[tuple[Document, float]]]:
         """Return the best documents of every query with their scores. Raises the errors of the index."""
         hits = await asyncio.gather(*[self._one((query, topk)) for query in queries])
-        return [[(self.documents[number], score) for number, score in found] for found in hits]
+        return [[(self.documents[number], score) for number, score in query_hits] for query_hits in hits]
 
     def close(self) -> None:
         """Shut down the thread."""
@@ -66,15 +66,15 @@ class Finder:
         while self._waiting:
             topk = self._waiting[0][1]
             batch = [key for key in self._waiting if key[1] == topk][: self._max_batch]
-            taken = set(batch)
-            self._waiting = [key for key in self._waiting if key not in taken]
+            batch_keys = set(batch)
+            self._waiting = [key for key in self._waiting if key not in batch_keys]
             await self._search(batch, topk)
 
     async def _search(self, batch: list[Key], topk: int) -> None:
         self.batches += 1
         loop = asyncio.get_running_loop()
         try:
-            found = await loop.run_in_executor(
+            batch_hits = await loop.run_in_executor(
                 self._thread, self._index.search, [query for query, _ in batch], topk
             )
         except Exception as error:  # any error of an index is passed on to the query that caused it
@@ -86,7 +86,7 @@ class Finder:
             future.set_exception(error)
             future.exception()  # marks the exception as retrieved: all callers may have been cancelled
             return
-        for key, hits in zip(batch, found, strict=True):
+        for key, hits in zip(batch, batch_hits, strict=True):
             self._known[key] = hits
             self._pending.pop(key).set_result(hits)
         while len(self._known) > self._cache_size:

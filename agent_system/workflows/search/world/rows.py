@@ -65,9 +65,9 @@ def find_answers(row: Mapping[str, Any]) -> list[str]:
     for name in ANSWER_FIELDS:
         value = row.get(name)
         parts = [value.get(part) for part in ANSWER_PARTS] if isinstance(value, Mapping) else [value]
-        if found := [answer for part in parts for answer in _read(name, part)]:
+        if answers := [answer for part in parts for answer in _read(name, part)]:
             aliases = [answer for field in ALIAS_FIELDS for answer in _read(field, row.get(field))]
-            return list(dict.fromkeys([*found, *aliases]))
+            return list(dict.fromkeys([*answers, *aliases]))
     judged = row.get("reward_model") or {}
     if not isinstance(judged, Mapping):
         raise AnswerError(

@@ -82,10 +82,10 @@ def create_app(finder: Finder, limits: RequestLimits) -> FastAPI:
         check_limits(query, limits)
         try:
             async with asyncio.timeout(limits.timeout_s):
-                found = await finder.find(query.queries, query.topk)
+                results = await finder.find(query.queries, query.topk)
         except TimeoutError as error:
             raise HTTPException(504, f"the search took longer than {limits.timeout_s:g} s") from error
-        return answer(found, query.return_scores)
+        return answer(results, query.return_scores)
 
     return app
 
@@ -93,13 +93,13 @@ def create_app(finder: Finder, limits: RequestLimits) -> FastAPI:
 def check_limits(query: RetrieveBody, limits: RequestLimits) -> None:
     """Raise HTTPException for a request over the limits, naming the limit."""
     longest = max(map(len, query.queries))
-    for found, most, what in (
+    for amount, most, what in (
         (len(query.queries), limits.max_queries, "queries in one request"),
         (longest, limits.max_query_chars, "characters in one query"),
         (query.topk, limits.max_topk, "documents per query (topk)"),
     ):
-        if found > most:
-            raise HTTPException(413, f"{found} {what}; at most {most}")
+        if amount > most:
+            raise HTTPException(413, f"{amount} {what}; at most {most}")
 
 
 def build_index(documents: Sequence[Document], args: argparse.Namespace) -> Index:
@@ -135,8 +135,8 @@ def serve(app: FastAPI, host: str, port: int, *, until_stdin_closes: bool = Fals
         )
         if until_stdin_closes:
             threading.Thread(target=_end_with_stdin, args=(server,), daemon=True).start()
-        shown = f"[{host}]" if ":" in host else host
-        sys.stdout.write(f"http://{shown}:{place.getsockname()[1]}{PATH}\n")
+        url_host = f"[{host}]" if ":" in host else host
+        sys.stdout.write(f"http://{url_host}:{place.getsockname()[1]}{PATH}\n")
         sys.stdout.flush()
         server.run(sockets=[place])
 

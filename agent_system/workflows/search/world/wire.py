@@ -51,10 +51,10 @@ def question(queries: Sequence[str], topk: int) -> dict[str, Any]:
     return {"queries": whole, "topk": topk, "return_scores": True}
 
 
-def answer(found: Sequence[Sequence[tuple[Document, float]]], return_scores: bool) -> dict[str, Any]:
+def answer(results: Sequence[Sequence[tuple[Document, float]]], return_scores: bool) -> dict[str, Any]:
     """Return the body of the answer with these documents."""
     return {
-        "result": [[_entry(document, score, return_scores) for document, score in hits] for hits in found]
+        "result": [[_entry(document, score, return_scores) for document, score in hits] for hits in results]
     }
 
 
@@ -66,12 +66,12 @@ def read_answer(payload: Any, queries: int) -> list[list[Passage]]:
     """
     result = payload.get("result") if isinstance(payload, dict) else None
     if not isinstance(result, list):
-        found = (
+        payload_description = (
             f"the fields {', '.join(map(str, payload))}"
             if isinstance(payload, dict)
             else type(payload).__name__
         )
-        raise ValueError(f"expected an object with a list 'result', found {found:.200}")
+        raise ValueError(f"expected an object with a list 'result', found {payload_description:.200}")
     if len(result) != queries or not all(isinstance(hits, list) for hits in result):
         raise ValueError(f"expected a list of documents for each of {queries} queries, found {result!r:.200}")
     return [[_passage(hit) for hit in hits] for hits in result]

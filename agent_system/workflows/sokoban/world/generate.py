@@ -140,12 +140,12 @@ def reverse_play(
     if not passed:
         return None
     farthest = max(bound for bound, *_ in passed)
-    _, chosen, solution = rng.choice(
+    _, passed_state, solution = rng.choice(
         [one for one in passed if one[0] >= min(difficulty.min_pushes, farthest)]
     )
-    paths = reachable(room, chosen)
+    paths = reachable(room, passed_state)
     cell = rng.choice(sorted(paths))
-    return SokobanState(cell, chosen.boxes), "".join(
+    return SokobanState(cell, passed_state.boxes), "".join(
         OPPOSITE[letter] for letter in reversed(paths[cell])
     ) + solution
 
@@ -153,12 +153,14 @@ def reverse_play(
 def draw_puzzle(rng: random.Random, difficulty: SokobanDifficulty) -> SokobanPuzzle | None:
     """Draw one room; return None when it is not of this difficulty."""
     room = draw_room(rng, difficulty)
-    drawn = None if room is None else reverse_play(rng, room, difficulty)
-    if room is None or drawn is None:
+    start_and_moves = None if room is None else reverse_play(rng, room, difficulty)
+    if room is None or start_and_moves is None:
         return None
-    start, reversed_moves = drawn
-    found = solve(room, start).solution
-    solution = found or Solution(reversed_moves, walk(room, start, reversed_moves).pushes, optimal=False)
+    start, reversed_moves = start_and_moves
+    solver_solution = solve(room, start).solution
+    solution = solver_solution or Solution(
+        reversed_moves, walk(room, start, reversed_moves).pushes, optimal=False
+    )
     return (
         SokobanPuzzle(room, start, solution)
         if difficulty.min_pushes <= solution.pushes <= difficulty.max_pushes
@@ -175,12 +177,12 @@ def generate(
         AgentSystemError: there are too few rooms of this difficulty, or they are too rare.
     """
     rng = random.Random(f"sokoban-{seed}")
-    seen: set[str] = set()
+    used_texts: set[str] = set()
     puzzles: list[SokobanPuzzle] = []
     misses = 0
     while len(puzzles) < count:
         puzzle = draw_puzzle(rng, difficulty)
-        if puzzle is None or puzzle.text in seen or (exclude and puzzle.key in exclude):
+        if puzzle is None or puzzle.text in used_texts or (exclude and puzzle.key in exclude):
             misses += 1
             if misses > DRAWS_PER_ROOM:
                 raise AgentSystemError(
@@ -189,7 +191,7 @@ def generate(
                 )
             continue
         misses = 0
-        seen.add(puzzle.text)
+        used_texts.add(puzzle.text)
         puzzles.append(puzzle)
     return puzzles
 

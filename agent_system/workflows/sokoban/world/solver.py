@@ -105,16 +105,16 @@ def reachable(room: Room, state: SokobanState) -> dict[int, str]:
 def pushes_from(room: Room, state: SokobanState) -> list[tuple[str, SokobanState]]:
     """Return every possible next push: the moves up to and including it, and the state after it."""
     paths = reachable(room, state)
-    found = []
+    pushes = []
     for box in sorted(state.boxes):
         for letter in MOVES:
             step = room.step_of(letter)
             beyond = box + step
             if box - step in paths and beyond not in room.walls and beyond not in state.boxes:
-                found.append(
+                pushes.append(
                     (paths[box - step] + letter, SokobanState(box, (state.boxes - {box}) | {beyond}))
                 )
-    return found
+    return pushes
 
 
 @lru_cache(maxsize=8192)
@@ -151,7 +151,7 @@ def pulls_from(room: Room, state: SokobanState) -> list[tuple[str, SokobanState]
     to `state`, and that state.
     """
     paths = reachable(room, state)
-    found = []
+    pulls = []
     for box in sorted(state.boxes):
         for letter in MOVES:
             step = room.step_of(letter)
@@ -159,5 +159,5 @@ def pulls_from(room: Room, state: SokobanState) -> list[tuple[str, SokobanState]
             back = box - 2 * step
             if stand in paths and back not in room.walls and back not in state.boxes:
                 home = "".join(OPPOSITE[m] for m in reversed(paths[stand]))
-                found.append((letter + home, SokobanState(back, (state.boxes - {box}) | {stand})))
-    return found
+                pulls.append((letter + home, SokobanState(back, (state.boxes - {box}) | {stand})))
+    return pulls

@@ -80,16 +80,16 @@ def around(room: Room, state: SokobanState, cell: int) -> str:
     return " ".join(f"{move} {_sign(room, state, cell + room.step_of(move))}" for move in MOVES)
 
 
-def last_line(made: str, stopped: str, max_moves: int) -> str:
+def last_line(moves: str, stopped: str, max_moves: int) -> str:
     """Return the line about the last turn's moves: `last - U stop R` for U and then R, which was illegal; as
     long in every state.
 
     Args:
-        made: moves made in the last turn; empty at the start.
+        moves: moves made in the last turn; empty at the start.
         stopped: the illegal move after them, or empty.
         max_moves: number of moves that are shown, `-` for missing ones.
     """
-    return f"last {' '.join(made.rjust(max_moves, FLOOR))} stop {stopped or FLOOR}"
+    return f"last {' '.join(moves.rjust(max_moves, FLOOR))} stop {stopped or FLOOR}"
 
 
 def way(room: Room, start: int, end: int) -> str:

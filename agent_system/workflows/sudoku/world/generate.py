@@ -55,13 +55,13 @@ def clue_range(size: int, difficulty: str) -> tuple[int, int]:
                 f"a puzzle of size {size} is made with {least} to {most} clues, found {clues}"
             )
         return clues, clues
-    known = CLUES[size]
-    if difficulty not in known:
+    clue_ranges = CLUES[size]
+    if difficulty not in clue_ranges:
         raise AgentSystemError(
-            f"the difficulty of a puzzle must be one of {', '.join(known)} or a number of clues, "
-            f"found {difficulty!r}{did_you_mean(difficulty, known)}"
+            f"the difficulty of a puzzle must be one of {', '.join(clue_ranges)} or a number of clues, "
+            f"found {difficulty!r}{did_you_mean(difficulty, clue_ranges)}"
         )
-    return known[difficulty]
+    return clue_ranges[difficulty]
 
 
 @dataclass(frozen=True)
@@ -90,9 +90,9 @@ def full_board(rng: random.Random, size: int) -> Board:
         for box in shape.units[2 * size :: side + 1]:
             for cell, digit in zip(box, rng.sample(range(1, size + 1), size), strict=True):
                 board[cell] = digit
-        found = solutions(tuple(board), limit=16)
-        if found:
-            return rng.choice(found)
+        completions = solutions(tuple(board), limit=16)
+        if completions:
+            return rng.choice(completions)
 
 
 def draw_puzzle(rng: random.Random, kind: Kind) -> SudokuPuzzle | None:
@@ -128,13 +128,13 @@ def generate(
     """
     kind = kind or Kind()
     rng = random.Random(f"sudoku-{seed}")
-    seen: set[Board] = set(exclude)
+    used_forms: set[Board] = set(exclude)
     puzzles: list[SudokuPuzzle] = []
     misses = 0
     while len(puzzles) < count:
         puzzle = draw_puzzle(rng, kind)
         form = canonical(puzzle.clues) if puzzle else None
-        if puzzle is None or form is None or form in seen:
+        if puzzle is None or form is None or form in used_forms:
             misses += 1
             if misses > MOST_MISSES:
                 raise AgentSystemError(
@@ -144,7 +144,7 @@ def generate(
                 )
             continue
         misses = 0
-        seen.add(form)
+        used_forms.add(form)
         puzzles.append(puzzle)
     return puzzles
 

@@ -39,14 +39,18 @@ def make_puzzle(clues: Board) -> SudokuPuzzle:
     Raises:
         AgentSystemError: there is no solution, or several.
     """
-    found = solutions(clues)
-    if len(found) != 1:
+    puzzle_solutions = solutions(clues)
+    if len(puzzle_solutions) != 1:
         raise AgentSystemError(
-            f"the puzzle {to_text(clues)!r} has {'no solution' if not found else 'several solutions'}, "
+            f"the puzzle {to_text(clues)!r} has "
+            f"{'no solution' if not puzzle_solutions else 'several solutions'}, "
             "expected exactly one; make puzzles with: python -m agent_system.workflows.data sudoku"
         )
     return SudokuPuzzle(
-        size_of(clues), clues, found[0], tuple(cell for cell, digit in enumerate(clues) if not digit)
+        size_of(clues),
+        clues,
+        puzzle_solutions[0],
+        tuple(cell for cell, digit in enumerate(clues) if not digit),
     )
 
 

@@ -138,13 +138,13 @@ def apply_action(
         if cell is None or touched:
             illegal = True
             break
-        held = board[cell]
+        old_digit = board[cell]
         solution = state.puzzle.solution[cell]
-        if move.digit not in (held, 0):
+        if move.digit not in (old_digit, 0):
             placed.add(cell)
-        if move.digit not in (solution, 0) or (held == solution and not move.digit):
+        if move.digit not in (solution, 0) or (old_digit == solution and not move.digit):
             wrong.add(cell)
-        elif move.digit != held:
+        elif move.digit != old_digit:
             right.add(cell)
         holders = (
             [peer for peer in shape_of(size).peers[cell] if board[peer] == move.digit]

@@ -215,12 +215,12 @@ class GroupQueue(Generic[T]):
             missed = [index for index, (group, _) in self.complete.items() if group.deadline < step]
             self.late += [self.complete.pop(index) for index in missed]
             self.dropped += len(missed)
-        chosen = self._choice(step, self.batch if least is None else least)
-        if chosen is None:
+        indices = self._choice(step, self.batch if least is None else least)
+        if indices is None:
             return None
         self.taken = step
-        self.trained += len(chosen)
-        return [self.complete.pop(index) for index in sorted(chosen)]
+        self.trained += len(indices)
+        return [self.complete.pop(index) for index in sorted(indices)]
 
     @property
     def ready(self) -> bool:
@@ -232,8 +232,10 @@ class GroupQueue(Generic[T]):
         usable = [
             index for index, (group, _) in self.complete.items() if not self.drops or group.deadline >= step
         ]
-        chosen = sorted(usable, key=lambda index: (self.complete[index][0].deadline, index))[: self.batch]
-        return chosen if len(chosen) >= least and (self.drops or self._rest_fits(step, set(chosen))) else None
+        indices = sorted(usable, key=lambda index: (self.complete[index][0].deadline, index))[: self.batch]
+        return (
+            indices if len(indices) >= least and (self.drops or self._rest_fits(step, set(indices))) else None
+        )
 
     def put_back(self, groups: Sequence[tuple[Group, T]]) -> None:
         """Undo the last `take`."""
@@ -250,9 +252,9 @@ class GroupQueue(Generic[T]):
         """Count the stale ones of the groups of a step that has ended."""
         self.stale += sum(group.version < step - 1 for group, _ in groups)
 
-    def _rest_fits(self, step: int, chosen: set[int]) -> bool:
+    def _rest_fits(self, step: int, batch_indices: set[int]) -> bool:
         """Return whether the steps after `step` can train on all other groups before their deadlines."""
-        left = [group for group, _ in self.complete.values() if group.index not in chosen] + list(
+        left = [group for group, _ in self.complete.values() if group.index not in batch_indices] + list(
             self.running.values()
         )
         return fits((group.deadline for group in left), step, self.batch)

@@ -58,11 +58,13 @@ def compares_itself(agent: AgentPlan) -> bool:
     function = ESTIMATORS.functions.get(agent.estimator)
     # those of users may read the whole batch as keywords
     ours = function is None or function.__module__.startswith("verl.")
-    known = ours and traits.reads is not None and traits.units is None and not WHOLE_BATCH & set(parameters)
+    is_declared = (
+        ours and traits.reads is not None and traits.units is None and not WHOLE_BATCH & set(parameters)
+    )
     by_group = (
         not traits.whole_batch and not traits.follows_calls and bool(OWN_FIELDS & set(agent.group_fields))
     )
-    return known and (by_group or not traits.grouped)
+    return is_declared and (by_group or not traits.grouped)
 
 
 class Lanes:
@@ -95,13 +97,13 @@ class Lanes:
             with self._lock:
                 self._running += len(jobs)
             return [threads.submit(self._run, job) for threads, job in zip(self._threads, jobs, strict=True)]
-        done: Future[T] = Future()
+        future: Future[T] = Future()
         try:
-            done.set_result(jobs[0]())
+            future.set_result(jobs[0]())
         except Exception as error:
-            done.set_exception(error)
+            future.set_exception(error)
         self._idle_since = time.perf_counter()
-        return [done]
+        return [future]
 
     def _run(self, job: Callable[[], T]) -> T:
         try:

@@ -70,18 +70,18 @@ def paces(
 
     Raises ConfigError for an invalid key or value.
     """
-    found: dict[str, Pace] = {}
+    by_policy: dict[str, Pace] = {}
     for policy in policies:
-        own = settings.per_policy.get(policy) or {}
+        overrides = settings.per_policy.get(policy) or {}
         where = f"async_training.per_policy.{policy}"
-        values = with_values(replace(settings, per_policy={}), own, where, PER_POLICY_KEYS)
+        values = with_values(replace(settings, per_policy={}), overrides, where, PER_POLICY_KEYS)
         numbers = (
             values.staleness_threshold,
             values.trigger_parameter_sync_step,
             values.max_off_policy_threshold,
         )
-        found[policy] = Pace(*numbers, policy in adapters)
-    return found
+        by_policy[policy] = Pace(*numbers, policy in adapters)
+    return by_policy
 
 
 def check_async_training(config: RunConfig, plan: RunPlan) -> None:
@@ -97,10 +97,10 @@ def check_async_training(config: RunConfig, plan: RunPlan) -> None:
     policies = {agent.policy_id: None for agent in plan.trained}
     for name in settings.per_policy:
         if name not in policies:
-            known = ", ".join(policies)
+            policy_names = ", ".join(policies)
             raise ConfigError(
                 f"async_training.per_policy.{name}: no such policy{did_you_mean(name, policies)}; trained "
-                f"policies are {known}"
+                f"policies are {policy_names}"
             )
     for policy, pace in paces(settings, policies).items():
         if settings.mode != "fully_async":
@@ -131,9 +131,9 @@ def check_async_training(config: RunConfig, plan: RunPlan) -> None:
     _warn_of_updates(config, plan)
 
 
-def _check_lead(settings: AsyncTrainingConfig, found: Mapping[str, Pace]) -> None:
+def _check_lead(settings: AsyncTrainingConfig, policy_paces: Mapping[str, Pace]) -> None:
     """Raise ConfigError for a lead that no policy can have over a slower one, unless it is the default."""
-    most = max(pace.bound if settings.batch_timeout_s else pace.most_lead for pace in found.values())
+    most = max(pace.bound if settings.batch_timeout_s else pace.most_lead for pace in policy_paces.values())
     if settings.max_lead > max(most, AsyncTrainingConfig().max_lead):
         more = (
             "max_off_policy_threshold"
@@ -191,15 +191,15 @@ def _check_small_batches(config: RunConfig, plan: RunPlan) -> None:
             f"async_training.least_batch_size={least} is more than data.train_batch_size={batch}; lower it"
         )
     where = f"async_training.batch_timeout_s={config.async_training.batch_timeout_s:g} trains on batches of different sizes, but"
-    for own in (config.algorithm, *(agent.algorithm for agent in plan.trained)):
-        compares = ESTIMATORS.traits(own.adv_estimator).grouped and not set(group_fields(own)) & set(
-            TASK_FIELDS
-        )
-        if ESTIMATORS.traits(own.adv_estimator).whole_batch or compares:
+    for algorithm in (config.algorithm, *(agent.algorithm for agent in plan.trained)):
+        compares = ESTIMATORS.traits(algorithm.adv_estimator).grouped and not set(
+            group_fields(algorithm)
+        ) & set(TASK_FIELDS)
+        if ESTIMATORS.traits(algorithm.adv_estimator).whole_batch or compares:
             what = (
-                f"group_by={group_fields(own)} compares tasks"
+                f"group_by={group_fields(algorithm)} compares tasks"
                 if compares
-                else f"adv_estimator={own.adv_estimator} scales advantages"
+                else f"adv_estimator={algorithm.adv_estimator} scales advantages"
             )
             raise ConfigError(
                 f"{where} algorithm.{what} of a whole batch; use an estimator that compares the episodes of "

@@ -22,11 +22,12 @@ def check_checkpoint(folder: Path, state: Mapping[str, Any], config: RunConfig) 
     `state`.
     """
     mode = config.async_training.mode
-    found = state.get("async_training", "sync")
-    if found != mode:
+    saved_mode = state.get("async_training", "sync")
+    if saved_mode != mode:
         raise CheckpointError(
-            f"{folder} was written with async_training.mode={found}, this run has {mode}, whose next step "
-            f"would differ; set async_training.mode={found}, or start anew with trainer.resume_mode=disable"
+            f"{folder} was written with async_training.mode={saved_mode}, this run has {mode}, whose next "
+            f"step would differ; set async_training.mode={saved_mode}, or start anew with "
+            "trainer.resume_mode=disable"
         )
     if not (folder / FOLDER).is_dir():
         return

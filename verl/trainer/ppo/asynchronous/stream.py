@@ -193,10 +193,10 @@ class GroupStream:
             while self._taken and self._taken[0].step <= step:
                 ended = self._taken.popleft()
                 self.queue.count_stale(ended.step, ended.groups)
-            counts = count_metrics(self.queue, sum(len(taken.groups) for taken in self._taken))
+            counts = count_metrics(self.queue, sum(len(step_groups.groups) for step_groups in self._taken))
             counts |= {
-                f"fully_async/lead/{policy}": float(max(step - sent, 0))
-                for policy, sent in self.queue.versions.items()
+                f"fully_async/lead/{policy}": float(max(step - engine_version, 0))
+                for policy, engine_version in self.queue.versions.items()
             }
             lag = self._lag_s
             self._lag_s = 0.0
@@ -219,10 +219,13 @@ class GroupStream:
 
         self.loop.call(undo, blocked_too=True)
 
-    def _put_back(self, taken: Taken) -> None:
-        self.queue.put_back(taken.groups)
-        self._draws |= taken.draws
-        self._left_out, self.queue.late = [*taken.left_out, *self._left_out], [*taken.late, *self.queue.late]
+    def _put_back(self, step_groups: Taken) -> None:
+        self.queue.put_back(step_groups.groups)
+        self._draws |= step_groups.draws
+        self._left_out, self.queue.late = (
+            [*step_groups.left_out, *self._left_out],
+            [*step_groups.late, *self.queue.late],
+        )
 
     def save(self, folder: Path) -> None:
         """Write complete groups with their episodes, and which groups are in progress: they will be played
@@ -241,14 +244,19 @@ class GroupStream:
                 "late": [asdict(group) for group, _ in self.queue.late],
             }
             return state, [
-                played for _, played in (*self.queue.complete.values(), *self._left_out, *self.queue.late)
+                group_episodes
+                for _, group_episodes in (*self.queue.complete.values(), *self._left_out, *self.queue.late)
             ]
 
         state, groups = self.loop.call(snapshot, blocked_too=True)
         (folder / FOLDER).mkdir()
-        state["episodes"] = [[len(played.sampled), len(played.greedy)] for played in groups]
+        state["episodes"] = [
+            [len(group_episodes.sampled), len(group_episodes.greedy)] for group_episodes in groups
+        ]
         (folder / FOLDER / STATE).write_text(json.dumps(state))
-        self.collector.save_episodes([e for played in groups for e in played.episodes], folder / FOLDER)
+        self.collector.save_episodes(
+            [e for group_episodes in groups for e in group_episodes.episodes], folder / FOLDER
+        )
 
     def load(self, folder: Path) -> None:
         """Restore `save` of a checkpoint that passes `check_checkpoint`."""
@@ -410,19 +418,21 @@ class GroupStream:
         row = self.loader.source[group.place]
         n = self.config.env.rollout.n
         play = partial(player.play, row, step=group.step, attempt=group.attempt, number=group.number)
-        played = Played(*await asyncio.gather(play(n), *([play(1, greedy=True)] if self._greedy else ())))
-        failed = all(episode.failure is not None for episode in played.sampled)
+        group_episodes = Played(
+            *await asyncio.gather(play(n), *([play(1, greedy=True)] if self._greedy else ()))
+        )
+        failed = all(episode.failure is not None for episode in group_episodes.sampled)
         self._failures = self._failures + 1 if failed else 0
         if failed:
-            self._count_failure(group, played.sampled[-1])
+            self._count_failure(group, group_episodes.sampled[-1])
         elif self.config.algorithm.filter_groups.enable and not await asyncio.to_thread(
-            self._has_signal, player, played
+            self._has_signal, player, group_episodes
         ):
             self.queue.reject(group)
         else:
-            self.queue.end(group, played)
+            self.queue.end(group, group_episodes)
             return
-        self._left_out.append((group, played))
+        self._left_out.append((group, group_episodes))
 
     def _count_failure(self, group: Group, last: Episode) -> None:
         self.queue.fail(group)
@@ -434,8 +444,8 @@ class GroupStream:
                 last.failure,
             )
 
-    def _has_signal(self, player: GroupPlayer, played: Played) -> bool:
-        return (rows := player.rows(played.sampled)) is not None and bool(
+    def _has_signal(self, player: GroupPlayer, group_episodes: Played) -> bool:
+        return (rows := player.rows(group_episodes.sampled)) is not None and bool(
             signal_rows(rows, self.config.algorithm).any()
         )
 
@@ -450,21 +460,22 @@ class GroupStream:
         self._failures = 0
         self._drained = False
         over = {of: draw for of, draw in self._draws.items() if of <= self.queue.taken and not draw.left}
-        taken = Taken(step, groups, self._left_out, self.queue.late, over)
+        step_groups = Taken(step, groups, self._left_out, self.queue.late, over)
         self._left_out, self.queue.late = [], []
         try:
-            samples = await self._samples(groups, taken.left_out, step)
+            samples = await self._samples(groups, step_groups.left_out, step)
         except BaseException:  # after a signal the groups belong into the checkpoint
-            self._put_back(taken)
+            self._put_back(step_groups)
             raise
         if samples.batch is None:  # a run that goes on draws other tasks
             self.queue.fail_taken(len(groups))
-            taken = replace(taken, groups=(), left_out=[*taken.left_out, *groups])
-        self._taken.append(taken)
+            step_groups = replace(step_groups, groups=(), left_out=[*step_groups.left_out, *groups])
+        self._taken.append(step_groups)
         self._draws = {of: draw for of, draw in self._draws.items() if of not in over}
         self._notify()
         late, trained = (
-            [e for _, played in ended for e in played.episodes] for ended in (taken.late, groups)
+            [e for _, group_episodes in ended for e in group_episodes.episodes]
+            for ended in (step_groups.late, groups)
         )
         return with_dropped(samples, late, trained)
 
@@ -480,15 +491,19 @@ class GroupStream:
             return StepSamples(
                 None, (), {}, 0, ALL_ASIDE if len(self.queue.set_aside) == self.loader.size else NO_TASKS
             )
-        result = await self._player.result([e for _, played in ended for e in played.sampled])
+        result = await self._player.result([e for _, group_episodes in ended for e in group_episodes.sampled])
         if self.config.algorithm.filter_groups.enable:
-            drawn = max(group.attempt + 1 for group, _ in ended)
-            chosen = None if self._whole else {played.sampled[0].uid for _, played in groups}
-            return filtered_samples(keep_signal(self.config, result, drawn, len(ended), step, chosen))
+            attempts = max(group.attempt + 1 for group, _ in ended)
+            group_ids = (
+                None if self._whole else {group_episodes.sampled[0].uid for _, group_episodes in groups}
+            )
+            return filtered_samples(keep_signal(self.config, result, attempts, len(ended), step, group_ids))
         if result.batch is None or not self._greedy:
             return samples_of(self.config, result)
         return samples_of(
-            self.config, result, await self._player.result([e for _, played in ended for e in played.greedy])
+            self.config,
+            result,
+            await self._player.result([e for _, group_episodes in ended for e in group_episodes.greedy]),
         )
 
     def _next_groups(self, step: int, late_s: float) -> list[tuple[Group, Played]] | None:

@@ -117,22 +117,26 @@ async def draw_until_full(
     Surplus tasks are dropped in the order in which they were sampled. With too few tasks the batch is
     smaller, and a warning is logged.
     """
-    wanted = config.data.train_batch_size
+    batch_size = config.data.train_batch_size
     rule = config.algorithm.filter_groups
     results: list[CollectResult] = []
     used: set[int] = set()
-    found = 0
-    while found < wanted and (rule.max_num_gen_batches == 0 or len(results) < rule.max_num_gen_batches):
-        places = loader.take(wanted, used)
+    n_with_signal = 0
+    while n_with_signal < batch_size and (
+        rule.max_num_gen_batches == 0 or len(results) < rule.max_num_gen_batches
+    ):
+        places = loader.take(batch_size, used)
         if not places:
-            logger.warning("step %d: all tasks were sampled, %d of %d have a signal", step, found, wanted)
+            logger.warning(
+                "step %d: all tasks were sampled, %d of %d have a signal", step, n_with_signal, batch_size
+            )
             break
         used.update(places)
         rows = [loader.source[place] for place in places]
         result = await collector.collect(rows, config.env.rollout.n, step=step, attempt=len(results))
         results.append(result)
         if result.batch is not None:
-            found += _tasks(result.batch, signal_rows(result.batch, config.algorithm))
+            n_with_signal += _tasks(result.batch, signal_rows(result.batch, config.algorithm))
     whole = collector.join(results) if len(results) > 1 else results[0]
     return keep_signal(config, whole, len(results), len(used), step)
 
@@ -141,9 +145,9 @@ def keep_signal(
     config: RunConfig,
     whole: CollectResult,
     collections: int,
-    drawn: int,
+    n_tasks: int,
     step: int,
-    chosen: Collection[str] | None = None,
+    group_ids: Collection[str] | None = None,
 ) -> FilteredSamples:
     """Return the rows with a signal of the first `data.train_batch_size` tasks that have one.
 
@@ -151,46 +155,46 @@ def keep_signal(
         config: configuration of the run.
         whole: all episodes of the step.
         collections: number of collections that it joins.
-        drawn: number of tasks that were sampled.
+        n_tasks: number of tasks that were sampled.
         step: training step.
-        chosen: ids of the groups that the step may train on; None for all.
+        group_ids: ids of the groups that the step may train on; None for all.
     """
-    wanted = config.data.train_batch_size
+    batch_size = config.data.train_batch_size
     signal = (
         signal_rows(whole.batch, config.algorithm) if whole.batch is not None else np.zeros(0, dtype=bool)
     )
-    if whole.batch is not None and chosen is not None:
+    if whole.batch is not None and group_ids is not None:
         signal &= np.fromiter(
-            (uid in chosen for uid in whole.batch.non_tensor_batch["uid"]), bool, len(whole.batch)
+            (uid in group_ids for uid in whole.batch.non_tensor_batch["uid"]), bool, len(whole.batch)
         )
-    found = _tasks(whole.batch, signal) if whole.batch is not None else 0
+    n_with_signal = _tasks(whole.batch, signal) if whole.batch is not None else 0
     numbers: dict[str, float] = (
         dict(_dropped_shares(whole.batch, signal, config.algorithm)) if whole.batch is not None else {}
     )
-    numbers |= {"num_gen_batches": collections, "tasks_drawn": drawn}
-    numbers |= {"tasks_with_signal": found, "tasks_missing": max(wanted - found, 0)}
+    numbers |= {"num_gen_batches": collections, "tasks_drawn": n_tasks}
+    numbers |= {"tasks_with_signal": n_with_signal, "tasks_missing": max(batch_size - n_with_signal, 0)}
     metrics = {f"train/filter_groups/{name}": float(value) for name, value in numbers.items()}
     if whole.batch is None or not signal.any():
         return FilteredSamples(whole, None, metrics, _no_signal(config, collections, whole))
-    if found < wanted:
+    if n_with_signal < batch_size:
         logger.warning(
             "step %d trains on %d tasks instead of %d: %d were sampled, others had no signal",
             step,
-            found,
-            wanted,
-            drawn,
+            n_with_signal,
+            batch_size,
+            n_tasks,
         )
-    kept = np.flatnonzero(_first_tasks(whole.batch, signal, wanted))
-    return FilteredSamples(whole, trim_padding(whole.batch.select_idxs(kept)), metrics)
+    row_indices = np.flatnonzero(_first_tasks(whole.batch, signal, batch_size))
+    return FilteredSamples(whole, trim_padding(whole.batch.select_idxs(row_indices)), metrics)
 
 
 def _tasks(batch: DataProto, rows: np.ndarray) -> int:
     return len(set(batch.non_tensor_batch["uid"][rows]))
 
 
-def _first_tasks(batch: DataProto, keep: np.ndarray, wanted: int) -> np.ndarray:
+def _first_tasks(batch: DataProto, keep: np.ndarray, batch_size: int) -> np.ndarray:
     uids = batch.non_tensor_batch["uid"]
-    first = set(list(dict.fromkeys(uids[keep]))[:wanted])
+    first = set(list(dict.fromkeys(uids[keep]))[:batch_size])
     return keep & np.fromiter((uid in first for uid in uids), bool, len(uids))
 
 
@@ -210,11 +214,11 @@ def _dropped_shares(
         return 1.0 - len(np.unique(groups[rows & signal])) / len(np.unique(groups[rows]))
 
     for agent in dict.fromkeys(columns["agent_id"][valid]):
-        own = valid & (columns["agent_id"] == agent)
+        agent_rows = valid & (columns["agent_id"] == agent)
         name = f"dropped/{slug(agent)}"
-        yield name, dropped(own)
-        for turn in np.unique(turns[own]) if turns[valid].max() > 1 else ():
-            yield f"{name}/turn_{turn}", dropped(own & (turns == turn))
+        yield name, dropped(agent_rows)
+        for turn in np.unique(turns[agent_rows]) if turns[valid].max() > 1 else ():
+            yield f"{name}/turn_{turn}", dropped(agent_rows & (turns == turn))
 
 
 def _valid(batch: DataProto) -> np.ndarray:

@@ -67,11 +67,11 @@ async def collect_step(
     return samples_of(config, result, await collector.collect(rows, 1, step=step, greedy=True))
 
 
-def filtered_samples(drawn: FilteredSamples) -> StepSamples:
+def filtered_samples(samples: FilteredSamples) -> StepSamples:
     """Return the samples of dynamic sampling."""
-    metrics = dict(drawn.result.metrics) | drawn.metrics
+    metrics = dict(samples.result.metrics) | samples.metrics
     return StepSamples(
-        drawn.batch, drawn.result.episodes, metrics, _tokens(drawn.result), drawn.no_batch_reason
+        samples.batch, samples.result.episodes, metrics, _tokens(samples.result), samples.no_batch_reason
     )
 
 

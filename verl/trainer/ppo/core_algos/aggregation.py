@@ -171,10 +171,10 @@ def _row_weights(loss_mask: torch.Tensor, row_weights: torch.Tensor | None) -> t
     return row_weights
 
 
-def _count(name: str, given: float | None, local: torch.Tensor, dp_size: int) -> float | torch.Tensor:
+def _count(name: str, global_count: float | None, local: torch.Tensor, dp_size: int) -> float | torch.Tensor:
     """Return the count to divide by; 1 instead of 0."""
-    if given is not None:
-        return given if given > 0 else 1.0
+    if global_count is not None:
+        return global_count if global_count > 0 else 1.0
     if dp_size > 1:
         raise ValueError(f"agg_loss needs {name} of the whole mini-batch if dp_size={dp_size} > 1")
     return torch.where(local > 0, local, 1)

@@ -45,13 +45,13 @@ def group_keys(data: DataProto, fields: list[str]) -> np.ndarray:
 def group_numbers(data: DataProto, config: EstimatorConfig) -> np.ndarray:
     """Return the group of each row as an integer, `[bsz]`, with the own settings of agents."""
     numbers = np.zeros(len(data), dtype=np.int64)
-    taken = 0
+    next_number = 0
     for settings, rows in _parts(data, config):
         part = group_keys(data, group_fields(settings))
         if rows is None:
             return part
-        numbers[rows] = group_index([part[rows]]) + taken
-        taken = int(numbers.max(initial=-1)) + 1
+        numbers[rows] = group_index([part[rows]]) + next_number
+        next_number = int(numbers.max(initial=-1)) + 1
     return numbers
 
 
@@ -101,7 +101,7 @@ def compute_advantage(
     _complete(data)
     shape = data.batch["response_mask"].shape
     device = data.batch["response_mask"].device
-    given = {
+    defaults = {
         "gamma": gamma,
         "lam": lam,
         "num_repeat": num_repeat,
@@ -113,9 +113,9 @@ def compute_advantage(
     returns: Any = None
     row_weights: Any = None
     for settings, rows in _parts(data, config):
-        own = _differing(("adv_estimator", *given), settings, config)
-        name = plain_name(settings.adv_estimator if "adv_estimator" in own else adv_estimator)
-        arguments = given | {key: getattr(settings, key) for key in own & given.keys()}
+        override_keys = _differing(("adv_estimator", *defaults), settings, config)
+        name = plain_name(settings.adv_estimator if "adv_estimator" in override_keys else adv_estimator)
+        arguments = defaults | {key: getattr(settings, key) for key in override_keys & defaults.keys()}
         part = _estimated(data, rows, name, settings, arguments, memory)
         if rows is None:
             advantages, returns, row_weights = part
@@ -151,11 +151,11 @@ def _estimated(
 ) -> Any:
     """Return what an estimator makes of rows; what it remembers is kept in `memory`."""
     remembered = memory.get(name, {})
-    given = arguments | {"config": settings, "state": remembered}
+    estimator_arguments = arguments | {"config": settings, "state": remembered}
     if not ESTIMATORS.traits(name).checks_rewards:
         _check_finite(data)
     try:
-        part = _estimate(name, _inputs(data, rows, given, settings, name))
+        part = _estimate(name, _inputs(data, rows, estimator_arguments, settings, name))
     except ValueError:
         _check_finite(data)  # whose error names the agent
         raise
@@ -190,23 +190,23 @@ def _parts(data: DataProto, config: EstimatorConfig) -> list[tuple[Any, np.ndarr
 
 
 def _inputs(
-    data: DataProto, rows: np.ndarray | None, given: Mapping[str, Any], settings: Any, estimator: str
+    data: DataProto, rows: np.ndarray | None, arguments: Mapping[str, Any], settings: Any, estimator: str
 ) -> EstimatorInputs:
     fields = group_fields(settings)
-    chosen = (
+    has_group_keys = (
         own_key(settings, "group_by", None) is not None
         or own_key(settings, "group_by_agent_id", None) is not None
     )
 
     def index(inputs: EstimatorInputs) -> np.ndarray:
-        if not chosen and "uid" not in data.non_tensor_batch:
+        if not has_group_keys and "uid" not in data.non_tensor_batch:
             raise KeyError("uid")  # no groups are configured: only an estimator that needs them fails
         keys = group_keys(data, fields)
         return keys if inputs.rows is None else keys[inputs.rows]
 
     trajectories = averages_trajectories(settings, estimator)
     weigh = own_key(settings, "call_weighting", "sample") == "trajectory"
-    return EstimatorInputs(data, rows, given, index, over_trajectories=trajectories, weigh_calls=weigh)
+    return EstimatorInputs(data, rows, arguments, index, over_trajectories=trajectories, weigh_calls=weigh)
 
 
 def _estimate(name: str, inputs: EstimatorInputs) -> tuple[torch.Tensor, torch.Tensor, np.ndarray | None]:
@@ -248,12 +248,12 @@ def _complete(data: DataProto) -> None:
     """Add a missing `response_mask`. Raises ValueError if it cannot be computed, or does not match the
     rewards.
     """
-    held = set(data.batch.keys())
-    if "response_mask" not in held:
-        if missing := {"responses", "attention_mask"} - held:
+    columns = set(data.batch.keys())
+    if "response_mask" not in columns:
+        if missing := {"responses", "attention_mask"} - columns:
             raise ValueError(
                 f"the batch has no response_mask, nor {sorted(missing)} to compute it from; it has "
-                f"{sorted(held)}"
+                f"{sorted(columns)}"
             )
         data.batch["response_mask"] = compute_response_mask(data)
     rewards = data.batch["token_level_rewards"]

@@ -78,10 +78,10 @@ def compute_committed_advantage(
         batch.batch[name] = with_other_candidates(episodes.batch[name], committed)
     advantages = batch.batch["advantages"]
     mask = batch.batch["response_mask"].bool()
-    own = torch.as_tensor(
+    candidate_advantages = torch.as_tensor(
         candidate_weight * compare_candidates(batch, config), dtype=advantages.dtype, device=mask.device
     )
-    batch.batch["advantages"] = advantages + torch.where(mask, own.unsqueeze(-1), 0.0)
+    batch.batch["advantages"] = advantages + torch.where(mask, candidate_advantages.unsqueeze(-1), 0.0)
     if "row_weights" in set(episodes.batch.keys()) or candidate_weight == 0:
         batch.batch["row_weights"] = _row_weights(batch, episodes, candidate_weight)
     return batch
@@ -113,9 +113,9 @@ def _row_weights(batch: DataProto, episodes: DataProto, candidate_weight: float)
     committed = committed_rows(batch)
     calls = _calls(batch)
     by_call = np.zeros(calls.max(initial=-1) + 1)
-    given = (
+    committed_weights = (
         episodes.batch["row_weights"].cpu().numpy() if "row_weights" in set(episodes.batch.keys()) else 1.0
     )
-    by_call[calls[committed]] = given
+    by_call[calls[committed]] = committed_weights
     weights = by_call[calls] if candidate_weight else np.where(committed, by_call[calls], 0.0)
     return torch.as_tensor(weights, dtype=torch.float32, device=batch.batch["response_mask"].device)

@@ -36,7 +36,7 @@ class EstimatorInputs:
     Args:
         data: the whole batch.
         rows: indices of the rows of this part; None for all.
-        given: arguments common to all rows: `gamma`, `config`, `state`, ...
+        arguments: those common to all rows: `gamma`, `config`, `state`, ...
         index: function that returns the group of each row.
         over_trajectories: provide `traj_index`, so that rows of one trajectory are averaged first.
         weigh_calls: provide `weights`, so that an agent's calls in one episode have a total weight of 1.
@@ -46,14 +46,14 @@ class EstimatorInputs:
         self,
         data: DataProto,
         rows: np.ndarray | None,
-        given: Mapping[str, Any],
+        arguments: Mapping[str, Any],
         index: Callable[[EstimatorInputs], np.ndarray],
         over_trajectories: bool = False,
         weigh_calls: bool = False,
     ) -> None:
         self.data = data
         self.rows = rows
-        self.given = given
+        self.given = arguments
         self._index = index
         self._over_trajectories = over_trajectories
         self._weigh_calls = weigh_calls

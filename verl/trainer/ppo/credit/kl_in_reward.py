@@ -45,9 +45,11 @@ class KLInReward:
         rewards = batch.batch["token_level_scores"].clone()
         per_policy = {}
         for policy, rows in policies(batch):
-            own = DataProto.from_dict(tensors={name: batch.batch[name][rows] for name in COLUMNS})
-            _, per_policy[policy] = apply_kl_penalty(own, self._controller(policy), self._config.kl_penalty)
-            rewards[torch.as_tensor(rows)] = own.batch["token_level_rewards"]
+            policy_batch = DataProto.from_dict(tensors={name: batch.batch[name][rows] for name in COLUMNS})
+            _, per_policy[policy] = apply_kl_penalty(
+                policy_batch, self._controller(policy), self._config.kl_penalty
+            )
+            rewards[torch.as_tensor(rows)] = policy_batch.batch["token_level_rewards"]
         batch.batch["token_level_rewards"] = rewards
         return aggregate_policies(per_policy)
 

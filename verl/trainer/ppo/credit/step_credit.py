@@ -133,14 +133,14 @@ class CreditAssigner:
         that the sum is the reward.
         """
         algorithm = self.config.algorithm
-        kept = batch.batch["response_mask"]
+        mask = batch.batch["response_mask"]
         rewards = batch.non_tensor_batch["reward"].astype(float)
         on_tokens = (
-            batch.batch["token_rewards"] * kept if "token_rewards" in set(batch.batch.keys()) else None
+            batch.batch["token_rewards"] * mask if "token_rewards" in set(batch.batch.keys()) else None
         )
         if on_tokens is not None:
             rewards = rewards - on_tokens.sum(dim=1).cpu().numpy()
-        scores = place_on_last_token(rewards, torch.where(kept.any(dim=1, keepdim=True), kept, replies))
+        scores = place_on_last_token(rewards, torch.where(mask.any(dim=1, keepdim=True), mask, replies))
         batch.batch["token_level_scores"] = scores if on_tokens is None else (scores + on_tokens).float()
         batch.batch["token_level_rewards"] = batch.batch["token_level_scores"]
         if algorithm.use_kl_in_reward:

@@ -107,23 +107,23 @@ def engine_arguments(
     return arguments
 
 
-def visible_gpus(held: Sequence[str]) -> str:
+def visible_gpus(gpus: Sequence[str]) -> str:
     """Return CUDA_VISIBLE_DEVICES of an engine over the GPUs of several ranks, given that of each rank.
 
     Raises `EngineSetupError` unless every rank sees exactly one GPU, and each another one.
     """
-    if any(not gpu or gpu == "not set" or "," in gpu for gpu in held) or len(set(held)) < len(held):
+    if any(not gpu or gpu == "not set" or "," in gpu for gpu in gpus) or len(set(gpus)) < len(gpus):
         raise EngineSetupError(
-            f"an engine is to span the GPUs of {len(held)} ranks, whose CUDA_VISIBLE_DEVICES are "
-            f"{', '.join(map(repr, held))}; expected a different single GPU in each, as Ray sets it: unset "
+            f"an engine is to span the GPUs of {len(gpus)} ranks, whose CUDA_VISIBLE_DEVICES are "
+            f"{', '.join(map(repr, gpus))}; expected a different single GPU in each, as Ray sets it: unset "
             "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"
         )
-    return ",".join(held)
+    return ",".join(gpus)
 
 
 def _head_size(model_config: Any) -> int:
-    own = getattr(model_config, "head_dim", None)
-    return int(own or model_config.hidden_size // model_config.num_attention_heads)
+    head_dim = getattr(model_config, "head_dim", None)
+    return int(head_dim or model_config.hidden_size // model_config.num_attention_heads)
 
 
 def _key_value_heads(model_config: Any) -> int:
@@ -179,10 +179,10 @@ def check_batching(rollout: RolloutConfig, max_model_len: int, device: str) -> N
 
 def check_heads(model_config: Any) -> None:
     """Raise `RolloutError` for a model that vLLM on a CPU loads but cannot run."""
-    own = _head_size(model_config)
-    if own not in CPU_HEAD_SIZES:
+    head_size = _head_size(model_config)
+    if head_size not in CPU_HEAD_SIZES:
         raise RolloutError(
-            f"the model's attention heads have {own} channels; vLLM on a CPU serves "
+            f"the model's attention heads have {head_size} channels; vLLM on a CPU serves "
             f"{', '.join(map(str, CPU_HEAD_SIZES))}. Set actor_rollout_ref.rollout.name=hf for this model"
         )
 

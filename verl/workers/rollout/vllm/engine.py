@@ -176,8 +176,8 @@ class VLLMEngine:
                 "verl_prepare", args=(str(config.model.path), config.model.trust_remote_code)
             )
         )
-        own = [process.pid for process in self._processes]
-        self._shared += named_shared_memory([*own, *(child.pid for child in children_of(own))])
+        pids = [process.pid for process in self._processes]
+        self._shared += named_shared_memory([*pids, *(child.pid for child in children_of(pids))])
 
     @property
     def version(self) -> int:
@@ -304,8 +304,8 @@ class VLLMEngine:
         if names:
             with self._sent(tensors) as (transfer, handle):
                 failures = self._change_weights("verl_load_bucket", transfer, handle, names)
-            if lost := next(filter(None, failures), None):
-                raise EngineGoneError(lost)
+            if failure := next(filter(None, failures), None):
+                raise EngineGoneError(failure)
         if not final:
             return
         self._weights.check_complete()

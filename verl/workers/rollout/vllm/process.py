@@ -120,8 +120,8 @@ class EngineLog:
         """Return the last exception logged since this object was made, or an empty text."""
         with suppress(OSError), self.path.open("rb") as file:
             file.seek(max(self._begin, self.path.stat().st_size - LOG_TAIL_BYTES))
-            found = _ERROR.findall(file.read().decode(errors="replace"))
-            return str(found[-1]).strip() if found else ""
+            error_lines = _ERROR.findall(file.read().decode(errors="replace"))
+            return str(error_lines[-1]).strip() if error_lines else ""
         return ""
 
     def close(self) -> None:
@@ -249,11 +249,11 @@ def processes_of(llm: Any) -> list[Any]:
 
 def children_of(pids: Iterable[int]) -> list[psutil.Process]:
     """Return the processes below processes that may have ended."""
-    found = []
+    children = []
     for pid in pids:
         with suppress(psutil.NoSuchProcess):
-            found += psutil.Process(pid).children(recursive=True)
-    return found
+            children += psutil.Process(pid).children(recursive=True)
+    return children
 
 
 @contextmanager

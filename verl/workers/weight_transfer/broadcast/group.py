@@ -28,27 +28,27 @@ class Group:
         address: of this process, where gloo listens.
     """
 
-    def __init__(self, made: Mapping[str, Any], rank: int, address: str, timeout_s: float) -> None:
-        self.generation = made["generation"]
-        self.ids = made["ids"]
-        self.backend = made["backend"]
+    def __init__(self, group_spec: Mapping[str, Any], rank: int, address: str, timeout_s: float) -> None:
+        self.generation = group_spec["generation"]
+        self.ids = group_spec["ids"]
+        self.backend = group_spec["backend"]
         limit = timedelta(seconds=timeout_s)
-        host, port = made["store"]
+        host, port = group_spec["store"]
         # of its own: a wait of one group would block the others
         store = dist.TCPStore(host, port, is_master=False, timeout=limit)
-        own = dist.PrefixStore(f"group/{self.generation}", store)
+        group_store = dist.PrefixStore(f"group/{self.generation}", store)
         if self.backend == "nccl":
             self.device = torch.device("cuda", torch.cuda.current_device())
             nccl = dist.ProcessGroupNCCL.Options()
             nccl._timeout = 2 * limit  # NCCL ends the process at its own limit
-            self._group: Any = dist.ProcessGroupNCCL(own, rank, 1 + len(self.ids), nccl)
+            self._group: Any = dist.ProcessGroupNCCL(group_store, rank, 1 + len(self.ids), nccl)
         else:
             self.device = torch.device("cpu")
             wait_at_exit()
             options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
             options._timeout = limit
             options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
-            self._group = dist.ProcessGroupGloo(own, rank, 1 + len(self.ids), options)
+            self._group = dist.ProcessGroupGloo(group_store, rank, 1 + len(self.ids), options)
         self._start(
             torch.zeros(1, dtype=torch.uint8, device=self.device)
         ).wait()  # NCCL connects with its first collective
@@ -83,18 +83,18 @@ def _hold(group: Any, work: Any) -> None:
         time.sleep(0.1)
 
 
-def connect(made: Mapping[str, Any], rank: int, address: str, timeout_s: float, wait: Wait) -> Group:
+def connect(group_spec: Mapping[str, Any], rank: int, address: str, timeout_s: float, wait: Wait) -> Group:
     """Make a group on a thread, which is left alone when `wait` raises: a group that connects cannot be
     interrupted.
     """
     future: Future[Group] = Future()
-    device = torch.cuda.current_device() if made["backend"] == "nccl" else None
+    device = torch.cuda.current_device() if group_spec["backend"] == "nccl" else None
 
     def make() -> None:
         try:
             if device is not None:
                 torch.cuda.set_device(device)
-            future.set_result(Group(made, rank, address, timeout_s))
+            future.set_result(Group(group_spec, rank, address, timeout_s))
         except Exception as error:  # raised by the caller
             future.set_exception(error)
 
@@ -107,12 +107,12 @@ class WaitTimeoutError(RuntimeError):
     """A wait has reached its time limit."""
 
 
-def wait_until(done: Callable[[], bool], timeout_s: float, what: str, watch: Callable[[], None]) -> None:
+def wait_until(condition: Callable[[], bool], timeout_s: float, what: str, watch: Callable[[], None]) -> None:
     """Wait, calling `watch`, which pauses. Raises what that raises, and `WaitTimeoutError` after the time
     limit.
     """
     end = time.monotonic() + timeout_s
-    while not done():
+    while not condition():
         watch()
         if time.monotonic() > end:
             raise WaitTimeoutError(f"waited {timeout_s:g} s for {what}")

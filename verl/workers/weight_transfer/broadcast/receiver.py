@@ -70,17 +70,25 @@ class Receiver:
     def _join(self, on_gpu: bool, receivers: int) -> Group:
         group = self._group
         name = f"{socket.gethostname()}:{os.getpid()}"
-        held = group.generation if group else 0
+        generation = group.generation if group else 0
         self.link.send(
-            update=self._update, id=self._id, name=name, held=held, gpu=gpu(on_gpu), received=0, failed=""
+            update=self._update,
+            id=self._id,
+            name=name,
+            held=generation,
+            gpu=gpu(on_gpu),
+            received=0,
+            failed="",
         )
         self._wait(lambda: "group" in self._heard, f"all {receivers} receivers")
-        made = self._heard["group"]
-        if group is not None and held == made["generation"]:
+        group_spec = self._heard["group"]
+        if group is not None and generation == group_spec["generation"]:
             return group
-        return connect(made, made["ids"].index(self._id) + 1, self.link.address, self._timeout_s, self._wait)
+        return connect(
+            group_spec, group_spec["ids"].index(self._id) + 1, self.link.address, self._timeout_s, self._wait
+        )
 
-    def _wait(self, done: Callable[[], bool], what: str) -> None:
+    def _wait(self, condition: Callable[[], bool], what: str) -> None:
         """Wait; raises `RuntimeError` when the sender is lost or gives the update up, and after the time
         limit.
         """
@@ -90,7 +98,7 @@ class Receiver:
             if why := self._heard.get("error", "the sender is gone" if self.link.lost else ""):
                 raise RuntimeError(why)
 
-        wait_until(done, self._timeout_s, what, watch)
+        wait_until(condition, self._timeout_s, what, watch)
 
     def _poll(self) -> None:
         for link in ready([self.link], PAUSE_S):

@@ -65,8 +65,8 @@ class _Update:
 
     def failed(self) -> str:
         """Return why the update cannot succeed, or an empty string."""
-        if lost := self.lost():
-            return f"lost {', '.join(lost)}"
+        if lost_names := self.lost():
+            return f"lost {', '.join(lost_names)}"
         return "; ".join(
             f"{link.said['name']} gave up: {link.said['failed']}"
             for link in self.members
@@ -155,7 +155,7 @@ class Sender:
         for link in update.members:
             link.send(update=update.number, **message)
 
-    def _wait(self, update: _Update, done: Callable[[], bool], what: str) -> None:
+    def _wait(self, update: _Update, condition: Callable[[], bool], what: str) -> None:
         """Wait; raises `RuntimeError` when a receiver is lost or gives up, when the update is released, and
         after the time limit.
         """
@@ -165,7 +165,7 @@ class Sender:
             if failed := "the update was released before all had it" if update.released else update.failed():
                 raise RuntimeError(failed)
 
-        wait_until(done, self._timeout_s, what, watch)
+        wait_until(condition, self._timeout_s, what, watch)
 
     def _poll(self, update: _Update) -> None:
         """Accept connections and read messages; pauses shortly if there are none."""
@@ -198,8 +198,8 @@ class Sender:
         end = time.monotonic() + (0 if isinstance(error, WaitTimeoutError) else NOTICE_S)
         while not (update.released or update.lost()) and time.monotonic() < end:
             self._poll(update)
-        if lost := update.lost():
-            update.error = f"the sender gave up: lost {', '.join(lost)}"
+        if lost_names := update.lost():
+            update.error = f"the sender gave up: lost {', '.join(lost_names)}"
         elif len(update.members) < update.receivers:
             update.error = f"the sender gave up: {error}; {update.receivers - len(update.members)} of {update.receivers} never came"
         else:
@@ -213,20 +213,25 @@ class Sender:
     def _group_for(self, update: _Update, wait: Wait) -> Group:
         """Wait for all receivers and return their group, a new one unless it is the same as before."""
         wait(lambda: len(update.members) == update.receivers, f"{update.receivers} receivers of weights")
-        said = [link.said for link in update.members]
-        ids = sorted(one["id"] for one in said)
-        gpus = [gpu(update.on_gpu), *(one["gpu"] for one in said)]
+        statuses = [link.said for link in update.members]
+        ids = sorted(one["id"] for one in statuses)
+        gpus = [gpu(update.on_gpu), *(one["gpu"] for one in statuses)]
         backend = "nccl" if all(gpus) and len(set(gpus)) == len(gpus) else "gloo"
         old = self._group
         self._group = None
         if (
             old is None
             or (old.ids, old.backend) != (ids, backend)
-            or any(one["held"] != old.generation for one in said)
+            or any(one["held"] != old.generation for one in statuses)
         ):
             self._generation += 1
             old = None
-        made = {"generation": self._generation, "ids": ids, "backend": backend, "store": self._store_address}
-        self._tell(update, group=made)
-        self._group = old or connect(made, 0, self._address, self._timeout_s, wait)
+        group_spec = {
+            "generation": self._generation,
+            "ids": ids,
+            "backend": backend,
+            "store": self._store_address,
+        }
+        self._tell(update, group=group_spec)
+        self._group = old or connect(group_spec, 0, self._address, self._timeout_s, wait)
         return self._group

@@ -90,10 +90,10 @@ def compute_gae_advantage_return(
             "algorithm.gae.level=turn needs traj_uid and turn_index: each sample's episode and its index in "
             "it"
         )
-    turn_rewards, first_value, known = _as_actions(rewards, values, mask, reply_mask, repeated_reward)
+    turn_rewards, first_value, turn_values = _as_actions(rewards, values, mask, reply_mask, repeated_reward)
     rows = chain_rows(traj_uid, turn_index, agent_index, mask, reply_mask)
     chains = build_chains(traj_uid, turn_index, agent_index, rows)
-    replies = _over_turns(turn_rewards, known, chains, gamma, lam).to(dtype)
+    replies = _over_turns(turn_rewards, turn_values, chains, gamma, lam).to(dtype)
     advantages = whiten(replies, mask.any(dim=-1, keepdim=True), policy_index, weights)
     return torch.where(mask, advantages, 0.0), torch.where(mask, replies + first_value, 0.0)
 

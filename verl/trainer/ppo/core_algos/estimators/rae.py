@@ -80,9 +80,9 @@ def compute_rae_outcome_advantage(
     Raises:
         ValueError: decay out of range, or an unknown order.
     """
-    own = own_key(config, "rae", None)
-    decay = own_key(own, "decay", decay)
-    order = own_key(own, "order", order)
+    rae_config = own_key(config, "rae", None)
+    decay = own_key(rae_config, "decay", decay)
+    order = own_key(rae_config, "order", order)
     _check_settings(decay, order, agent_index)
     check_columns(response_mask, agent_index=agent_index, traj_index=traj_index)
     check_columns(response_mask, data_source=data_source, weights=weights)
@@ -98,10 +98,10 @@ def compute_rae_outcome_advantage(
     batch = _trajectory_stats(scores, valid, roles, traj_index, weights)
     baselines: dict[str, float] = {} if state is None else state
     before = np.array([baselines.get(name, 0.0) for name in names])
-    kept = decay ** batch.count.astype(np.float64)
-    after = kept * before + (1.0 - kept) * batch.mean
+    batch_decay = decay ** batch.count.astype(np.float64)
+    after = batch_decay * before + (1.0 - batch_decay) * batch.mean
     baselines |= {name: float(value) for name, value in zip(names, after, strict=True)}
-    if len(kept) and decay > 0 and kept.min() < SHORT_MEMORY:
+    if len(batch_decay) and decay > 0 and batch_decay.min() < SHORT_MEMORY:
         _warn_of_short_memory(decay)
     baseline = (after if order == "update_first" else before)[roles]
     return broadcast(np.where(valid, scores - baseline, 0.0), response_mask, token_level_rewards.dtype)

@@ -39,10 +39,10 @@ def compute_rloo_outcome_advantage(
     scored = ScoredUnits.of(token_level_rewards, response_mask, index, traj_index, weights)
     stats = scored.stats()
     groups = scored.groups
-    own = 1.0 if scored.weights is None else scored.weights
+    unit_weights = 1.0 if scored.weights is None else scored.weights
     total = stats.weight[groups]
     alone = stats.count[groups] == 1
-    others = np.where(alone | ~scored.valid, 1.0, total - own)
+    others = np.where(alone | ~scored.valid, 1.0, total - unit_weights)
     relative = np.where(stats.constant[groups], 0.0, (scored.scores - stats.mean[groups]) * total / others)
     return scored.spread(np.where(alone, singleton_advantage(scored.scores, config), relative), response_mask)
 

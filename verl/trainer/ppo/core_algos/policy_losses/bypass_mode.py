@@ -117,11 +117,11 @@ def _m2po(mini: MiniBatch, log_ratio: torch.Tensor, tau: float) -> torch.Tensor:
     everything = torch.cat(of_ranks)
     if not len(everything):
         return mini.response_mask
-    kept, _ = compute_m2po_mask(
+    m2po_mask, _ = compute_m2po_mask(
         everything[None], torch.ones_like(everything[None]), tau, torch.cat(advantages)[None]
     )
-    own = kept[0].split([len(part) for part in of_ranks])[mini.ranks.rank]
-    return torch.zeros_like(mini.response_mask).masked_scatter(mask, own.to(mini.response_mask.dtype))
+    rank_mask = m2po_mask[0].split([len(part) for part in of_ranks])[mini.ranks.rank]
+    return torch.zeros_like(mini.response_mask).masked_scatter(mask, rank_mask.to(mini.response_mask.dtype))
 
 
 @register_policy_loss("bypass_mode", reads=(), uses_every_row=True)

@@ -42,9 +42,9 @@ def clip_cov_share(mini: MiniBatch, config: LossConfig | None) -> dict[str, torc
     candidate = (
         (covariance > settings.clip_cov_lb) & (covariance < settings.clip_cov_ub) & (clipped <= unclipped)
     )
-    found = float(mini.ranks.sum((mini.token_weights * candidate).sum()))
+    candidate_count = float(mini.ranks.sum((mini.token_weights * candidate).sum()))
     removed = max(int(settings.clip_cov_ratio * tokens), 1)
-    return {SHARE: candidate.to(covariance.dtype) * min(1.0, removed / max(found, 1e-9))}
+    return {SHARE: candidate.to(covariance.dtype) * min(1.0, removed / max(candidate_count, 1e-9))}
 
 
 @register_policy_loss(

@@ -88,11 +88,11 @@ def register_preparation(
     """
 
     def decorator(prepare: Preparation) -> Preparation:
-        known = PREPARATIONS.get(loss)
-        if known is not None and known.prepare != prepare:
+        registration = PREPARATIONS.get(loss)
+        if registration is not None and registration.prepare != prepare:
             raise ValueError(
                 f"policy loss '{loss}' has a preparation already: "
-                f"{known.prepare.__module__}.{known.prepare.__qualname__}"
+                f"{registration.prepare.__module__}.{registration.prepare.__qualname__}"
             )
         PREPARATIONS[loss] = _Registered(prepare, when)
         return prepare
@@ -124,7 +124,9 @@ def prepared_columns(
     prepare = find_preparation(loss, config)
     if prepare is None:
         return {}
-    given = config.global_batch_info.get("row_weights")
-    weights = torch.ones(len(response_mask), device=response_mask.device) if given is None else given
+    row_weights = config.global_batch_info.get("row_weights")
+    weights = (
+        torch.ones(len(response_mask), device=response_mask.device) if row_weights is None else row_weights
+    )
     with torch.no_grad():
         return prepare(MiniBatch(old_log_prob, log_prob.detach(), advantages, response_mask, weights), config)

@@ -55,7 +55,7 @@ def compute_rollout_correction_and_rejection_mask(
         )
     log_ratio = (old_log_prob - rollout_log_prob).detach()
     weights = None
-    kept = response_mask.clone()
+    mask = response_mask.clone()
     metrics = dict[str, float]()
     if rollout_is is not None and rollout_is_threshold is not None:
         from verl.trainer.ppo.core_algos.rollout_correction.weights import (
@@ -71,12 +71,12 @@ def compute_rollout_correction_and_rejection_mask(
             compute_rollout_rejection_mask,  # of this key alone
         )
 
-        kept, rejected = compute_rollout_rejection_mask(
+        mask, rejected = compute_rollout_rejection_mask(
             log_ratio, response_mask, rollout_rs, rollout_rs_threshold
         )
         metrics |= rejected
     metrics |= compute_offpolicy_metrics(old_log_prob, rollout_log_prob, response_mask)
-    return weights, kept, {f"rollout_corr/{name}": value for name, value in metrics.items()}
+    return weights, mask, {f"rollout_corr/{name}": value for name, value in metrics.items()}
 
 
 def compute_rollout_correction_and_add_to_batch(
@@ -101,7 +101,7 @@ def compute_rollout_correction_and_add_to_batch(
     """
     config = rollout_corr_config
     tensors = _log_probs(batch)
-    kept = tensors["response_mask"].clone()
+    batch_mask = tensors["response_mask"].clone()
     weights = torch.zeros_like(tensors["old_log_probs"]) if config.rollout_is is not None else None
     per_policy = {}
     for name, rows in policies(batch):
@@ -113,11 +113,11 @@ def compute_rollout_correction_and_add_to_batch(
             config.rollout_is_batch_normalize,
             config.rollout_rs, config.rollout_rs_threshold,
         )  # fmt: skip
-        kept[rows] = mask
+        batch_mask[rows] = mask
         if proto is not None and weights is not None:
             weights[rows] = proto.batch["rollout_is_weights"].to(weights.dtype)
         per_policy[name] = metrics
-    batch.batch["response_mask"] = kept
+    batch.batch["response_mask"] = batch_mask
     if weights is not None:
         batch.batch["rollout_is_weights"] = weights
     return batch, aggregate_policies(per_policy)
@@ -135,14 +135,16 @@ def apply_m2po_mask(batch: DataProto, tau: float) -> dict[str, float]:
 
     tensors = _log_probs(batch)
     per_policy = {}
-    kept = tensors["response_mask"].clone()
+    batch_mask = tensors["response_mask"].clone()
     for name, rows in policies(batch):
         old, rollout, mask = (
             tensors[column][rows] for column in ("old_log_probs", "rollout_log_probs", "response_mask")
         )
-        kept[rows], masked = compute_m2po_mask(old - rollout, mask, tau, batch.batch["advantages"][rows])
+        batch_mask[rows], masked = compute_m2po_mask(
+            old - rollout, mask, tau, batch.batch["advantages"][rows]
+        )
         per_policy[name] = {f"rollout_corr/{key}": value for key, value in masked.items()}
-    batch.batch["response_mask"] = kept
+    batch.batch["response_mask"] = batch_mask
     return aggregate_policies(per_policy)
 
 
@@ -184,11 +186,11 @@ def staleness_metrics(batch: DataProto, version: int) -> dict[str, float]:
     )
     out: dict[str, float] = {}
     for agent_id in dict.fromkeys(columns["agent_id"][tokens > 0]):
-        own = (tokens > 0) & (columns["agent_id"] == agent_id)
+        agent_rows = (tokens > 0) & (columns["agent_id"] == agent_id)
         out[f"agent/{slug(agent_id)}/staleness/mean"] = version - float(
-            np.average(mean[own], weights=tokens[own])
+            np.average(mean[agent_rows], weights=tokens[agent_rows])
         )
-        out[f"agent/{slug(agent_id)}/staleness/max"] = version - float(oldest[own].min())
+        out[f"agent/{slug(agent_id)}/staleness/max"] = version - float(oldest[agent_rows].min())
     return out
 
 
@@ -265,8 +267,10 @@ def merged_metrics(parts: Sequence[Mapping[str, float]], names: Sequence[str]) -
     every = {name: value for metrics in parts for name, value in metrics.items()}
     counts = Counter(name for metrics in parts for name in metrics)
     for name in (name for name, count in counts.items() if count > 1):
-        own = [every[of] for policy in names if (of := f"wg/{policy}/{name}") in every]
-        every[name] = _aggregate(name, own or [metrics[name] for metrics in parts if name in metrics])
+        policy_values = [every[of] for policy in names if (of := f"wg/{policy}/{name}") in every]
+        every[name] = _aggregate(
+            name, policy_values or [metrics[name] for metrics in parts if name in metrics]
+        )
     return every
 
 
@@ -289,11 +293,11 @@ def policies(batch: DataProto) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def _log_probs(batch: DataProto) -> dict[str, torch.Tensor]:
-    wanted = ("old_log_probs", "rollout_log_probs", "response_mask")
-    missing = [name for name in wanted if name not in set(batch.batch.keys())]
+    columns = ("old_log_probs", "rollout_log_probs", "response_mask")
+    missing = [name for name in columns if name not in set(batch.batch.keys())]
     if missing:
         raise ValueError(
             f"the off-policy correction needs {missing}, which the batch does not have; it has "
             f"{sorted(batch.batch.keys())}"
         )
-    return {name: batch.batch[name] for name in wanted}
+    return {name: batch.batch[name] for name in columns}

@@ -53,7 +53,7 @@ def compute_rollout_rejection_mask(
     check_log_ratio(log_ratio, response_mask)
     mask = response_mask.bool()
     x = torch.where(mask, log_ratio, 0.0).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
-    kept = mask
+    keep_mask = mask
     metrics = dict[str, float]()
     for mode in modes:
         stat = _statistic(mode, x, mask)
@@ -68,9 +68,9 @@ def compute_rollout_rejection_mask(
             rollout_rs_threshold=high, rollout_rs_threshold_lower=low, apply_lower_threshold=is_k1,
         )  # fmt: skip
         metrics |= _rejected_shares(f"rollout_rs_{mode}_", mask, keep)
-        kept = kept & keep
-    metrics |= _rejected_shares("rollout_rs_", mask, kept)
-    return response_mask * kept.to(response_mask.dtype), metrics
+        keep_mask = keep_mask & keep
+    metrics |= _rejected_shares("rollout_rs_", mask, keep_mask)
+    return response_mask * keep_mask.to(response_mask.dtype), metrics
 
 
 def _statistic(mode: str, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -196,11 +196,11 @@ def compute_m2po_mask(
     last_of_its_value = torch.ones_like(ranked, dtype=torch.bool)
     last_of_its_value[:-1] = ranked[1:] > ranked[:-1]
     fits = (sums <= tau * (1 + ROUNDING) * count) & last_of_its_value
-    kept = int((count * fits).max())
-    bound = ranked[kept - 1] if kept else -1.0
+    n_remaining = int((count * fits).max())
+    bound = ranked[n_remaining - 1] if n_remaining else -1.0
     metrics = {
         "m2po_m2": (sums[-1] / len(ranked)).item(),
-        "m2po_m2_kept": (sums[kept - 1] / kept).item() if kept else 0.0,
-        "m2po_masked_fraction": (len(ranked) - kept) / int(response_mask.bool().sum()),
+        "m2po_m2_kept": (sums[n_remaining - 1] / n_remaining).item() if n_remaining else 0.0,
+        "m2po_masked_fraction": (len(ranked) - n_remaining) / int(response_mask.bool().sum()),
     }
     return response_mask * (~bounded | (squares <= bound)).to(response_mask.dtype), metrics
