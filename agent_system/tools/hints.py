@@ -10,7 +10,6 @@ from typing import Any
 
 import typing_extensions
 from pydantic import PydanticUserError, TypeAdapter
-from pydantic_core import PydanticSerializationError
 
 from agent_system.errors import AgentSystemError
 
@@ -71,7 +70,7 @@ def schema_of(hint: Any, what: str) -> dict[str, Any]:
     """
     try:
         schema = TypeAdapter(readable(hint)).json_schema()
-    except (PydanticUserError, PydanticSerializationError, SelfReferenceError) as error:
+    except (PydanticUserError, ValueError, SelfReferenceError) as error:
         raise AgentSystemError(
             f"{what}: type {hint!r} has no JSON schema: {str(error).partition(chr(10))[0]}"
         ) from error
