@@ -12,28 +12,19 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
-import inspect
-import logging
 import math
-import re
 import signal
 import sys
 import threading
 import time
-import types
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 from weakref import WeakKeyDictionary
 
-logger = logging.getLogger(__name__)
-
 # An alarm of an asyncio task waits in steps of so many seconds until the task runs.
 RETRY_S = 0.01
-# The first calls of a function are watched for errors that come from its thread.
-WATCHED_CALLS = 20
-_NEEDS_MAIN_THREAD = re.compile(r"main[ _]thread|no current event loop in thread", re.IGNORECASE)
 _Handler = Callable[[int, FrameType | None], Any] | int | None
 _Owner = threading.Thread | asyncio.Task[Any]
 
@@ -73,7 +64,7 @@ class _ThreadAlarms:
 
     def signal(self, signalnum: int, handler: Any) -> Any:
         """As `signal.signal`."""
-        if signalnum != signal.SIGALRM or _in_main_thread():
+        if signalnum != signal.SIGALRM or in_main_thread():
             return self.plain_signal(signalnum, handler)
         if not callable(handler) and handler not in (signal.SIG_DFL, signal.SIG_IGN):
             raise TypeError("signal handler must be signal.SIG_IGN, signal.SIG_DFL, or a callable object")
@@ -85,13 +76,13 @@ class _ThreadAlarms:
 
     def getsignal(self, signalnum: int) -> Any:
         """As `signal.getsignal`."""
-        if signalnum != signal.SIGALRM or _in_main_thread():
+        if signalnum != signal.SIGALRM or in_main_thread():
             return self.plain_getsignal(signalnum)
         return self._own().handler
 
     def setitimer(self, which: int, seconds: float, interval: float = 0.0) -> tuple[float, float]:
         """As `signal.setitimer`."""
-        if which != signal.ITIMER_REAL or _in_main_thread():
+        if which != signal.ITIMER_REAL or in_main_thread():
             return self.plain_setitimer(which, seconds, interval)
         if seconds < 0 or interval < 0:
             raise signal.ItimerError(22, "Invalid argument")
@@ -102,14 +93,14 @@ class _ThreadAlarms:
 
     def getitimer(self, which: int) -> tuple[float, float]:
         """As `signal.getitimer`."""
-        if which != signal.ITIMER_REAL or _in_main_thread():
+        if which != signal.ITIMER_REAL or in_main_thread():
             return self.plain_getitimer(which)
         alarm = self._own()
         return (0.0, 0.0) if alarm.timer is None else (max(0.0, alarm.due - time.monotonic()), alarm.interval)
 
     def alarm(self, seconds: int) -> int:
         """As `signal.alarm`."""
-        if _in_main_thread():
+        if in_main_thread():
             return self.plain_alarm(seconds)
         return math.ceil(self.setitimer(signal.ITIMER_REAL, seconds)[0])
 
@@ -170,7 +161,7 @@ class _LoopPerThread(asyncio.DefaultEventLoopPolicy):
 
     def get_event_loop(self) -> asyncio.AbstractEventLoop:
         """Return the loop of this thread."""
-        if self._local._loop is None and not _in_main_thread():  # type: ignore[attr-defined]
+        if self._local._loop is None and not in_main_thread():  # type: ignore[attr-defined]
             self.set_event_loop(self.new_event_loop())
         return super().get_event_loop()
 
@@ -191,102 +182,8 @@ def forget_alarm() -> None:
     _alarms.forget()
 
 
-class ThreadWatch:
-    """Warns, once a function, of errors of the kind "works in the main thread only" that a function handles
-    itself.
-
-    The function goes on then, perhaps with a wrong result. Its first calls are traced; one that raises needs
-    no warning.
-    """
-
-    def __init__(self) -> None:
-        self._calls: dict[str, int] = {}
-        self._lock = threading.Lock()
-
-    def call(self, call: Callable[[], Any], function: Callable[..., Any]) -> Any:
-        """Return `call()`, a call of `function`."""
-        if not self._begins(function):
-            return call()
-        errors: list[BaseException] = []
-        sys.settrace(_tracer(errors))
-        try:
-            result = call()
-        finally:
-            sys.settrace(None)
-        self._warn(function, errors)
-        return result
-
-    async def result(self, awaitable: Awaitable[Any]) -> Any:
-        """Return the result of what an `async def` has returned; other tasks of the loop are not watched."""
-        if not inspect.iscoroutine(awaitable) or not self._begins(awaitable):
-            return await awaitable
-        errors: list[BaseException] = []
-        result = await _traced(awaitable.__await__(), _tracer(errors))
-        self._warn(awaitable, errors)
-        return result
-
-    def _begins(self, function: Callable[..., Any] | Awaitable[Any]) -> bool:
-        """Count a call of a function, and return whether it is watched."""
-        name = _full_name(function)
-        with self._lock:
-            calls = self._calls[name] = self._calls.get(name, 0) + 1
-        return calls <= WATCHED_CALLS and sys.gettrace() is None and not _in_main_thread()
-
-    def _warn(self, function: Callable[..., Any] | Awaitable[Any], errors: Sequence[BaseException]) -> None:
-        """Warn of errors that a function has handled, and watch it no longer."""
-        if not errors:
-            return
-        name = _full_name(function)
-        with self._lock:
-            self._calls[name] = WATCHED_CALLS
-        logger.warning(
-            "%s handled an error of its thread, %s: %s. It runs in a thread of the run, where only a "
-            "process's main thread can do this; if its results depend on it, let it do this in a process "
-            "of its own",
-            name, type(errors[0]).__name__, " ".join(str(errors[0]).split())[:300],
-        )  # fmt: skip
-
-
-def _full_name(function: Callable[..., Any] | Awaitable[Any]) -> str:
-    qualname = getattr(function, "__qualname__", type(function).__name__)
-    return f"{getattr(function, '__module__', '')}.{qualname}".removeprefix(".")
-
-
-def _tracer(errors: list[BaseException]) -> Callable[[FrameType, str, Any], Any]:
-    """Return a trace function that collects the errors that come from the thread."""
-
-    def trace(frame: FrameType, event: str, argument: Any) -> Any:
-        frame.f_trace_lines = False
-        if event == "exception" and _NEEDS_MAIN_THREAD.search(str(argument[1])):
-            errors.append(argument[1])
-        return trace
-
-    return trace
-
-
-@types.coroutine
-def _traced(
-    steps: Generator[Any, Any, Any], trace: Callable[[FrameType, str, Any], Any]
-) -> Generator[Any, Any, Any]:
-    """Run a coroutine, with a trace function while it runs and not while it waits."""
-    reply: Any = None
-    error: BaseException | None = None
-    while True:
-        sys.settrace(trace)
-        try:
-            waits_for = steps.send(reply) if error is None else steps.throw(error)
-        except StopIteration as end:
-            return end.value
-        finally:
-            sys.settrace(None)
-        reply = error = None
-        try:
-            reply = yield waits_for
-        except BaseException as raised:  # cancelled: the coroutine handles it
-            error = raised
-
-
-def _in_main_thread() -> bool:
+def in_main_thread() -> bool:
+    """Return whether this is the process's main thread."""
     return threading.current_thread() is threading.main_thread()
 
 

@@ -7,10 +7,13 @@ import queue
 import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor, Future
-from functools import partial
-from typing import Any
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any
 
-from agent_system.main_thread import ThreadWatch, forget_alarm, support_main_thread_calls
+from agent_system.main_thread import forget_alarm, support_main_thread_calls
+
+if TYPE_CHECKING:
+    from agent_system.thread_watch import ThreadWatch
 
 logger = logging.getLogger(__name__)
 
@@ -110,19 +113,21 @@ class DaemonExecutor(Executor):
         self._jobs.put(None)  # for the next thread
 
 
-_watch = ThreadWatch()
+@cache
+def _watch() -> ThreadWatch:
+    from agent_system.thread_watch import ThreadWatch  # a run without functions of users needs none
+
+    return ThreadWatch()
 
 
 async def watched(awaitable: Awaitable[Any]) -> Any:
     """Return the result of what a function of the user has returned."""
-    return await _watch.result(awaitable)
+    return await _watch().result(awaitable)
 
 
 def run_plain(function: Callable[..., Any], *args: Any, **named: Any) -> Any:
-    """Return `function(...)`. Raise RuntimeError instead of StopIteration, which a future cannot raise: its
-    waiter never ends.
-    """
+    """Return `function(...)`. Raise RuntimeError for StopIteration, of which a future's waiter never hears."""
     try:
-        return _watch.call(partial(function, *args, **named), function)
+        return _watch().call(partial(function, *args, **named), function)
     except StopIteration as error:
         raise RuntimeError(f"{getattr(function, '__qualname__', function)} raised StopIteration") from error

@@ -84,14 +84,10 @@ class ChatTemplate:
     ) -> str:
         """Return the text of messages as they are. Raise whatever the template raises."""
         options = {**template_clock(), **self.kwargs}
-        message_dicts = [dict(message) for message in messages]
+        chat = [dict(message) for message in messages]
         return str(
             self.tokenizer.apply_chat_template(
-                message_dicts,
-                tools=list(tools) or None,
-                tokenize=False,
-                add_generation_prompt=prompt,
-                **options,
+                chat, tools=list(tools) or None, tokenize=False, add_generation_prompt=prompt, **options
             )
         )
 
@@ -146,10 +142,8 @@ class ChatTemplate:
             return f"did not show a question within {RENDER_S} s"
         (result,) = results
         if isinstance(result, Exception):
-            return (
-                f"cannot show a question: {type(result).__name__}: "
-                f"{str(result).strip().partition(chr(10))[0][:200]}"
-            )
+            cause = str(result).strip().partition("\n")[0][:200]
+            return f"cannot show a question: {type(result).__name__}: {cause}"
         return "" if _QUESTION in result else "does not show the text of a message of the user"
 
     @property
@@ -362,10 +356,8 @@ class ChatTemplate:
                 (tags.group(0), f"</{tags.group(1)}>") if tags and is_pair else ("<think>", "</think>")
             )
             # Some templates put an empty block before every answer, also before one with thinking in tags.
-            reply_text = (
-                self._reply([{"role": "assistant", "content": f"{begin}{_THOUGHT}{end}{_ANSWER}"}]) or ""
-            )
-            is_added = f"{begin}{end}" in "".join(reply_text.split()) and _THOUGHT in reply_text
+            text = self._reply([{"role": "assistant", "content": f"{begin}{_THOUGHT}{end}{_ANSWER}"}]) or ""
+            is_added = f"{begin}{end}" in "".join(text.split()) and _THOUGHT in text
             fields = [
                 field
                 for field in _THINKING_FIELDS
@@ -461,11 +453,9 @@ class ChatTemplate:
         """The blanks or words that the template puts between the end of a prompt and an answer, which a reply
         therefore begins with.
         """
-        reply_text = self._reply([{"role": "assistant", "content": _ANSWER}]) or ""
+        text = self._reply([{"role": "assistant", "content": _ANSWER}]) or ""
         before = (
-            reply_text.removeprefix(self.opening).partition(_ANSWER)[0]
-            if reply_text.startswith(self.opening)
-            else ""
+            text.removeprefix(self.opening).partition(_ANSWER)[0] if text.startswith(self.opening) else ""
         )
         return "" if self._has_mark(before) else before
 
@@ -673,11 +663,8 @@ class ChatTemplate:
     def _leads(self) -> tuple[str, ...]:
         """What may stand between a question and a reply."""
         answer = {"role": "assistant", "content": _ANSWER}
-        reply_texts = [self._reply([answer]), self._reply([answer, {"role": "user", "content": "zq more"}])]
-        return (
-            self.opening,
-            *(text.partition(_ANSWER)[0] for text in reply_texts if text and _ANSWER in text),
-        )
+        replies = [self._reply([answer]), self._reply([answer, {"role": "user", "content": "zq more"}])]
+        return (self.opening, *(text.partition(_ANSWER)[0] for text in replies if text and _ANSWER in text))
 
     @cached_property
     def _header(self) -> str:

@@ -21,8 +21,8 @@ may be wrapped in a list of one. As in verl, the usual modules are imported befo
 function may be a method of a class `Solution`. Where a test fails, verl counts the first 10. On purpose a
 program scores otherwise than in verl where it prints the expected words on other lines, or a number within
 1e-6 of one with a fraction; where it returns True for 1; where it ends by `exit()` after its output (a status
-other than 0 is a failure); where its fence says `py`; where lines are given as a list; where an argument is an
-object, whose keys stay text; and where verl's judge itself fails, for instance on a program without the
+other than 0 is a failure); where its fence says `py`; where lines are given as a list; where an argument is
+an object, whose keys stay text; and where verl's judge itself fails, for instance on a program without the
 function, and counts it as right.
 """
 
@@ -105,8 +105,8 @@ class DataSourceEnv(BaseEnv):
             read_ground_truth(_from_verls_form(task.ground_truth))
         except ValueError as error:
             raise AgentSystemError(
-                f"reward_model.ground_truth of data_source={task.data_source!r}: {error}; expected JSON such as "
-                '{"inputs": ["1 2\\n"], "outputs": ["3\\n"]}, with "fn_name" for tests by function calls'
+                f"reward_model.ground_truth of data_source={task.data_source!r}: {error}; expected JSON such "
+                'as {"inputs": ["1 2\\n"], "outputs": ["3\\n"]}, with "fn_name" for tests by function calls'
             ) from error
 
     def _check_source(self, data_source: str) -> None:
@@ -226,7 +226,7 @@ def _from_verls_form(truth: Any) -> Any:
     ):
         return tests
     if tests.get("fn_name"):
-        inputs = [_arguments(one) for one in tests["inputs"]]
+        inputs: list[Any] = [_arguments(one) for one in tests["inputs"]]
         outputs = [_json_or_text(one) if isinstance(one, str) else one for one in tests["outputs"]]
     else:
         inputs = [_lines(one) for one in tests["inputs"]]

@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from verl.trainer.sft import loop
 from verl.trainer.sft.chats import read_chats
 from verl.trainer.sft.config import SFTConfig
-from verl.trainer.sft.data import Conversation, collate
+from verl.trainer.sft.data import TokenizedConversation, collate
 from verl.trainer.sft.encoding import ChatEncoder
 
 logger = logging.getLogger(__name__)
@@ -60,8 +60,8 @@ def run(config: SFTConfig) -> dict[str, float]:
 
 def _train_seen_words(
     model: PreTrainedModel,
-    rows: list[Conversation],
-    all_rows: list[Conversation],
+    rows: list[TokenizedConversation],
+    all_rows: list[TokenizedConversation],
     config: SFTConfig,
     folder: Path,
 ) -> None:
@@ -91,7 +91,7 @@ def _train_seen_words(
 
 
 @torch.no_grad()
-def _away_from(model: PreTrainedModel, rows: list[Conversation]) -> torch.Tensor:
+def _away_from(model: PreTrainedModel, rows: list[TokenizedConversation]) -> torch.Tensor:
     """Return the vector of words that do not occur: its logit is `UNSEEN_LOGIT` for the mean hidden state."""
     input_ids, _ = collate(rows, 0)
     mean = model.model(input_ids=input_ids).last_hidden_state.mean((0, 1))

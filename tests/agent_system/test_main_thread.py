@@ -10,6 +10,7 @@ import pickle
 import signal
 import time
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -17,7 +18,8 @@ import pytest
 from agent_system import BaseEnv, EnvRegistry, Observation, Outcome, Task
 from agent_system.env_caller import EnvCaller
 from agent_system.env_workers import EnvSource, EnvWorkers, ProcessWorker
-from agent_system.main_thread import ThreadWatch, support_main_thread_calls
+from agent_system.main_thread import support_main_thread_calls
+from agent_system.thread_watch import ThreadWatch
 from agent_system.threads import DaemonExecutor, run_plain, watched
 from agent_system.tools.tool import make_tool
 from tests.house.source import ROOT
@@ -247,7 +249,7 @@ async def cancelled() -> str:
 def test_an_error_that_an_async_function_handles_is_reported(
     function: Callable[[], Any], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agent_system.threads._watch", ThreadWatch())
+    monkeypatch.setattr("agent_system.threads._watch", cache(ThreadWatch))
 
     async def score() -> tuple[float, int]:
         found = function() if function is scores_nothing else in_thread(function)

@@ -10,7 +10,7 @@ from tests.published_templates import tokenizer_for
 from verl.models.tiny import TinyModelSize, make_tiny_model, train_tokenizer
 from verl.trainer.sft.chats import Chat, read_chats
 from verl.trainer.sft.config import SFTConfig
-from verl.trainer.sft.data import IGNORED_LABEL, Conversation, batches, collate
+from verl.trainer.sft.data import IGNORED_LABEL, TokenizedConversation, batches, collate
 from verl.trainer.sft.encoding import MARKS, ChatEncoder, encode
 from verl.trainer.sft.loop import assistant_loss, run_sft
 from verl.trainer.sft.muon import Muon, orthogonal
@@ -120,7 +120,7 @@ def test_padding_does_not_change_the_loss(model_folder):
 
 
 def rows_of_lengths(lengths):
-    return [Conversation((i,) * length, (True,) * length) for i, length in enumerate(lengths)]
+    return [TokenizedConversation((i,) * length, (True,) * length) for i, length in enumerate(lengths)]
 
 
 @pytest.mark.parametrize("shuffle", [True, False])
@@ -418,7 +418,8 @@ def test_tokenizers_that_put_a_blank_before_a_text_put_none_before_a_reply(blank
         "input_ids"
     ]
     assert list(row.input_ids) == whole[: len(row.input_ids)]
-    assert tokenizer.convert_ids_to_tokens([i for i, learned in zip(row.input_ids, row.loss_mask, strict=True) if learned]) == [
+    learned_ids = [i for i, learned in zip(row.input_ids, row.loss_mask, strict=True) if learned]
+    assert tokenizer.convert_ids_to_tokens(learned_ids) == [
         "7", "<|end|>", "8", "▁9", "<|end|>",
     ]  # fmt: skip
 

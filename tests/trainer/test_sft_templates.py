@@ -16,7 +16,7 @@ import pytest
 
 from tests.published_templates import all_templates, tokenizer_for, trl_templates
 from verl.trainer.sft.chats import Chat
-from verl.trainer.sft.data import Conversation
+from verl.trainer.sft.data import TokenizedConversation
 from verl.trainer.sft.encoding import encode
 from verl.utils.dataset import DatasetError
 from verl.utils.dataset.messages import read_messages
@@ -113,7 +113,7 @@ def rendered(tokenizer: Any, messages: list[dict[str, Any]], tools: Any, prompt:
     return found
 
 
-def check(tokenizer: Any, chat: Chat, rows: list[Conversation]) -> None:
+def check(tokenizer: Any, chat: Chat, rows: list[TokenizedConversation]) -> None:
     """Fail unless the replies of a conversation are trained exactly."""
     marked = "{% generation" in tokenizer.chat_template or "{%- generation" in tokenizer.chat_template
     special = re.compile("|".join(map(re.escape, sorted(tokenizer.get_added_vocab(), key=len, reverse=True))))

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from verl.compat.defaults import ACTOR, DR_MAS, TEAM, is_verls_default, upstream_defaults
 from verl.compat.keys import VERL_MEANINGS, VERL_VALUES, VerlKey, find_verl_key
-from verl.compat.values import PER_AGENT, Setting, Taken, plain, same
+from verl.compat.values import PER_AGENT, Setting, Translation, plain, same
 from verl.trainer.config.command import Command, key_of, split
 
 MINI_BATCH_SIZES = tuple(
@@ -96,7 +96,7 @@ def _find(override: str) -> VerlKey | None:
     return next((entry for entry in VERL_VALUES if entry.name == key), None) or find_verl_key(key)
 
 
-def _take(override: str, entry: VerlKey | None, settings: Mapping[str, str]) -> Taken | None:
+def _take(override: str, entry: VerlKey | None, settings: Mapping[str, str]) -> Translation | None:
     """Return what becomes of a setting; None if it is refused, or stays as it is. verl's default of a key
     that is not here is left out.
     """
@@ -106,11 +106,11 @@ def _take(override: str, entry: VerlKey | None, settings: Mapping[str, str]) -> 
     key, value = pair
     default = key not in entry.here and is_verls_default(key, value)
     if default and plain(value) == "null":
-        return Taken(listed=False)
+        return Translation(listed=False)
     whole = key if "*" in entry.name else entry.name
     translation = (
         entry.take(Setting(key, value, key[len(whole) :], entry.here, settings)) if entry.take else None
     )
     if translation is None:
-        return Taken(listed=False) if default else None
-    return Taken(translation.overrides, translation.listed, translation.note or entry.note)
+        return Translation(listed=False) if default else None
+    return Translation(translation.overrides, translation.listed, translation.note or entry.note)

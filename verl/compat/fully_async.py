@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from verl.compat.defaults import ACTOR, TEAM, VERL_DEFAULTS
-from verl.compat.values import PER_AGENT, Setting, Taken, plain
+from verl.compat.values import PER_AGENT, Setting, Translation, plain
 
 SECTION = "async_training"
 BATCH = "data.train_batch_size"
@@ -15,7 +15,7 @@ MINI_BATCH = f"{ACTOR}.ppo_mini_batch_size"
 TRIGGER = f"{SECTION}.trigger_parameter_sync_step"
 
 
-def batches_of_a_step(setting: Setting) -> Taken | None:
+def batches_of_a_step(setting: Setting) -> Translation | None:
     """Left out, or what is missing of data.train_batch_size and ppo_mini_batch_size set, if a step has so
     many, else refused.
     """
@@ -23,22 +23,22 @@ def batches_of_a_step(setting: Setting) -> Taken | None:
     return (
         None
         if sizes is None
-        else Taken({} if BATCH in setting.command and BATCH in sizes else sizes, listed=False)
+        else Translation({} if BATCH in setting.command and BATCH in sizes else sizes, listed=False)
     )
 
 
-def zero_batch(setting: Setting) -> Taken | None:
+def zero_batch(setting: Setting) -> Translation | None:
     """Translated with keys of async_training: 0 to the tasks of require_batches mini-batches."""
     sizes = _sizes(setting.command) if setting.plain == "0" and _fully_async(setting.command) else None
-    return Taken(sizes) if sizes and BATCH in sizes else None
+    return Translation(sizes) if sizes and BATCH in sizes else None
 
 
-def one_at_a_time(setting: Setting) -> Taken | None:
+def one_at_a_time(setting: Setting) -> Translation | None:
     """Left out if 1 with keys of async_training, else refused."""
-    return Taken(listed=False) if setting.plain == "1" and _fully_async(setting.command) else None
+    return Translation(listed=False) if setting.plain == "1" and _fully_async(setting.command) else None
 
 
-def tasks_of_the_run(setting: Setting) -> Taken | None:
+def tasks_of_the_run(setting: Setting) -> Translation | None:
     """Translated to as many steps, in whole transfers of weights, if the tasks of a step are known, else
     refused.
     """
@@ -46,14 +46,14 @@ def tasks_of_the_run(setting: Setting) -> Taken | None:
     trigger = _number(setting.command, TRIGGER, default="1")
     size = _number({**setting.command, **(sizes or {})}, BATCH, default="0")
     if setting.plain == "null":
-        return Taken(listed=False)
+        return Translation(listed=False)
     if sizes is None or not (setting.plain.isdigit() and size and trigger):
         return None
     steps = int(setting.plain) // (size * trigger) * trigger
-    return Taken({setting.here[0]: str(steps)}) if steps else None
+    return Translation({setting.here[0]: str(steps)}) if steps else None
 
 
-def steps_of_transfers(setting: Setting) -> Taken | None:
+def steps_of_transfers(setting: Setting) -> Translation | None:
     """Translated to so many times trigger_parameter_sync_step steps."""
     transfers = _number(setting.command, setting.key, default="")
     trigger = _number(setting.command, TRIGGER, default="1")
@@ -61,31 +61,37 @@ def steps_of_transfers(setting: Setting) -> Taken | None:
         return None
     steps = str(transfers * trigger)
     return (
-        None if (setting.key, setting.plain) == (setting.here[0], steps) else Taken({setting.here[0]: steps})
+        None
+        if (setting.key, setting.plain) == (setting.here[0], steps)
+        else Translation({setting.here[0]: steps})
     )
 
 
-def log_probs_of_the_sampler(setting: Setting) -> Taken | None:
+def log_probs_of_the_sampler(setting: Setting) -> Translation | None:
     """Translated: true to bypass_mode=true unless compute_prox_log_prob is, false to bypass_mode=false."""
     if setting.plain not in ("true", "false"):
         return None
     proximal = plain(setting.command.get(f"{SECTION}.compute_prox_log_prob", "false")) == "true"
-    return Taken({setting.here[0]: "true" if setting.plain == "true" and not proximal else "false"})
+    return Translation({setting.here[0]: "true" if setting.plain == "true" and not proximal else "false"})
 
 
-def proximal_log_probs(setting: Setting) -> Taken | None:
+def proximal_log_probs(setting: Setting) -> Translation | None:
     """Left out if false; true translated to bypass_mode=false with trigger_parameter_sync_step=1, else
     refused.
     """
     if setting.plain == "false":
-        return Taken(listed=False)
+        return Translation(listed=False)
     same = setting.plain == "true" and _number(setting.command, TRIGGER, default="1") == 1
-    return Taken({setting.here[0]: "false"}) if same else None
+    return Translation({setting.here[0]: "false"}) if same else None
 
 
-def unless_null(setting: Setting) -> Taken:
+def unless_null(setting: Setting) -> Translation:
     """Translated; null left out."""
-    return Taken(listed=False) if setting.plain == "null" else Taken({setting.here[0]: setting.value})
+    return (
+        Translation(listed=False)
+        if setting.plain == "null"
+        else Translation({setting.here[0]: setting.value})
+    )
 
 
 def _fully_async(command: Mapping[str, str]) -> bool:

@@ -37,7 +37,7 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Taken:
+class Translation:
     """What a setting becomes.
 
     Attributes:
@@ -52,7 +52,7 @@ class Taken:
 
 
 # The first line of its docstring says in docs/upstream_map.md what becomes of a value.
-Take = Callable[[Setting], Taken | None]
+Take = Callable[[Setting], Translation | None]
 
 
 def plain(value: str) -> str:
@@ -75,15 +75,15 @@ def _read(value: str) -> Any:
         return value
 
 
-def carried(setting: Setting) -> Taken:
+def carried(setting: Setting) -> Translation:
     """Translated."""
-    return Taken({f"{setting.here[0]}{setting.rest}": setting.value})
+    return Translation({f"{setting.here[0]}{setting.rest}": setting.value})
 
 
-def carried_per_agent(setting: Setting) -> Taken:
+def carried_per_agent(setting: Setting) -> Translation:
     """Translated, also under agent.agent_specific_parameters."""
     is_per_agent = setting.key.startswith(f"{PER_AGENT}.")
-    return Taken(
+    return Translation(
         {
             setting.here[0].replace("actor_rollout_ref", PER_AGENT, 1)
             if is_per_agent
@@ -92,16 +92,16 @@ def carried_per_agent(setting: Setting) -> Taken:
     )
 
 
-def both(setting: Setting) -> Taken | None:
+def both(setting: Setting) -> Translation | None:
     """Translated to both keys."""
-    return Taken(dict.fromkeys(setting.here, setting.value))
+    return Translation(dict.fromkeys(setting.here, setting.value))
 
 
 def mapped(**values: str) -> Take:
     """Set the equivalent key to the counterpart of the value; other values are not taken."""
 
-    def take(setting: Setting) -> Taken | None:
-        return Taken({setting.here[0]: values[setting.plain]}) if setting.plain in values else None
+    def take(setting: Setting) -> Translation | None:
+        return Translation({setting.here[0]: values[setting.plain]}) if setting.plain in values else None
 
     take.__doc__ = f"Translated: {', '.join(f'{old} to {new}' for old, new in values.items())}."
     return take
@@ -110,8 +110,8 @@ def mapped(**values: str) -> Take:
 def nothing(*values: str) -> Take:
     """Leave out these values, or all if none are named, in silence: they say what is so anyway."""
 
-    def take(setting: Setting) -> Taken | None:
-        return Taken(listed=False) if not values or setting.plain in values else None
+    def take(setting: Setting) -> Translation | None:
+        return Translation(listed=False) if not values or setting.plain in values else None
 
     take.__doc__ = f"Left out{_only(values)}."
     return take
@@ -122,25 +122,27 @@ def no_effect(*values: str, silent: tuple[str, ...] = ()) -> Take:
     result.
     """
 
-    def take(setting: Setting) -> Taken | None:
+    def take(setting: Setting) -> Translation | None:
         if setting.plain in silent:
-            return Taken(listed=False)
-        return Taken() if not values or setting.plain in values else None
+            return Translation(listed=False)
+        return Translation() if not values or setting.plain in values else None
 
     take.__doc__ = f"Left out{_only((*silent, *values) if values else ())}."
     return take
 
 
-def unused_tool(setting: Setting) -> Taken | None:
+def unused_tool(setting: Setting) -> Translation | None:
     """Left out if it is not torch and global_profiler.steps names no step."""
     steps = plain(setting.command.get("global_profiler.steps", "null"))
-    return Taken(listed=False) if setting.plain != "torch" and steps in ("null", "[]") else None
+    return Translation(listed=False) if setting.plain != "torch" and steps in ("null", "[]") else None
 
 
-def within_the_policy(setting: Setting) -> Taken | None:
+def within_the_policy(setting: Setting) -> Translation | None:
     """Left out if false, or if the policy is recorded too, else refused."""
     policy = plain(setting.command.get("actor_rollout_ref.actor.profiler.enable", "false"))
-    return Taken(listed=setting.plain == "true") if policy == "true" or setting.plain == "false" else None
+    return (
+        Translation(listed=setting.plain == "true") if policy == "true" or setting.plain == "false" else None
+    )
 
 
 def _only(values: Sequence[str]) -> str:
@@ -150,7 +152,7 @@ def _only(values: Sequence[str]) -> str:
 def below(**takes: Take) -> Take:
     """Take settings below the entry by the last part of their key; others are refused."""
 
-    def take(setting: Setting) -> Taken | None:
+    def take(setting: Setting) -> Translation | None:
         handler = takes.get(setting.rest.rpartition(".")[2])
         return handler(setting) if handler else None
 
@@ -158,42 +160,46 @@ def below(**takes: Take) -> Take:
     return take
 
 
-def own_values(setting: Setting) -> Taken | None:
+def own_values(setting: Setting) -> Translation | None:
     """Left out if null and the agents have values of their own, under agent.agent_specific_parameters."""
     agent_key = setting.key.replace("actor_rollout_ref", PER_AGENT, 1)
-    return Taken(listed=False) if setting.plain == "null" and agent_key in setting.command else None
+    return Translation(listed=False) if setting.plain == "null" and agent_key in setting.command else None
 
 
-def greedy_temperature(setting: Setting) -> Taken | None:
+def greedy_temperature(setting: Setting) -> Translation | None:
     """Left out if 0 and validation is greedy, as by default, else refused."""
     greedy = plain(setting.command.get(setting.key.replace(".temperature", ".do_sample"), "false")) == "false"
-    return Taken(listed=False) if greedy and same(setting.value, "0") else None
+    return Translation(listed=False) if greedy and same(setting.value, "0") else None
 
 
 DTYPES = {"bfloat16": "bf16", "float32": "fp32", "bf16": "bf16", "fp32": "fp32"}
 LOGGERS = {"file": "jsonl"}
 
 
-def into_dtype(setting: Setting) -> Taken | None:
+def into_dtype(setting: Setting) -> Translation | None:
     """Translated to the short name of the dtype."""
-    return Taken({setting.here[0]: DTYPES[setting.plain]}) if setting.plain in DTYPES else None
+    return Translation({setting.here[0]: DTYPES[setting.plain]}) if setting.plain in DTYPES else None
 
 
-def equal_to_here(setting: Setting) -> Taken | None:
+def equal_to_here(setting: Setting) -> Translation | None:
     """Left out if equal to the key here, else refused."""
-    return Taken(listed=False) if plain(setting.command.get(setting.here[0], "")) == setting.plain else None
+    return (
+        Translation(listed=False)
+        if plain(setting.command.get(setting.here[0], "")) == setting.plain
+        else None
+    )
 
 
-def loggers(setting: Setting) -> Taken | None:
+def loggers(setting: Setting) -> Translation | None:
     """Translated: one name to a list, file to jsonl."""
     names = [plain(name) for name in setting.value.strip("[]").split(",")]
     backends = [LOGGERS.get(name, name) for name in names]
     if backends == names and setting.value.startswith("["):
         return None
-    return Taken({setting.here[0]: f"[{','.join(backends)}]"}, listed=backends != names)
+    return Translation({setting.here[0]: f"[{','.join(backends)}]"}, listed=backends != names)
 
 
-def reward_manager(setting: Setting) -> Taken | None:
+def reward_manager(setting: Setting) -> Translation | None:
     """Translated: naive, dapo and prime, with a function of the user also gdpo.
 
     With such a function all of them call `compute_score` with verl's arguments, which is `naive` here;
@@ -204,16 +210,18 @@ def reward_manager(setting: Setting) -> Taken | None:
         for key, value in setting.command.items()
     )
     if function:
-        return Taken({setting.here[0]: "naive"}) if setting.plain in ("dapo", "gdpo", "prime") else None
-    return Taken(listed=setting.plain != "naive") if setting.plain in ("naive", "dapo", "prime") else None
+        return Translation({setting.here[0]: "naive"}) if setting.plain in ("dapo", "gdpo", "prime") else None
+    return (
+        Translation(listed=setting.plain != "naive") if setting.plain in ("naive", "dapo", "prime") else None
+    )
 
 
-def scored_by_model(setting: Setting) -> Taken | None:
+def scored_by_model(setting: Setting) -> Translation | None:
     """Translated: true to a reward model whose score of the answer is the team's reward, unless a function of
     the user asks the model.
     """
     if setting.plain == "false":
-        return Taken(listed=False)
+        return Translation(listed=False)
     function = any(
         key.endswith("custom_reward_function.path") and plain(value) != "null"
         for key, value in setting.command.items()
@@ -221,7 +229,7 @@ def scored_by_model(setting: Setting) -> Taken | None:
     if setting.plain != "true" or function:
         return None
     section = setting.here[0]
-    return Taken(
+    return Translation(
         {
             f"{section}.kind": "sequence_classification",
             f"{section}.scope": "episode",
@@ -230,7 +238,7 @@ def scored_by_model(setting: Setting) -> Taken | None:
     )
 
 
-def longest_input(setting: Setting) -> Taken | None:
+def longest_input(setting: Setting) -> Translation | None:
     """Translated: prompt_length and response_length to their sum, the longest input of the reward model."""
     section = setting.key.rpartition(".")[0]
     lengths = [
@@ -238,43 +246,43 @@ def longest_input(setting: Setting) -> Taken | None:
         for name in ("prompt_length", "response_length")
     ]
     return (
-        Taken({setting.here[0]: str(sum(map(int, lengths)))})
+        Translation({setting.here[0]: str(sum(map(int, lengths)))})
         if all(length.isdigit() for length in lengths)
         else None
     )
 
 
-def engine_nodes(setting: Setting) -> Taken | None:
+def engine_nodes(setting: Setting) -> Translation | None:
     """Translated if above 0, with the GPUs of each node; left out if 0: engines share the devices of the
     trainer.
     """
     if setting.plain == "0":
-        return Taken(listed=False)
+        return Translation(listed=False)
     if not setting.plain.isdigit():
         return None
     nodes, per_node = setting.here
-    return Taken({nodes: setting.value, per_node: _gpus_of_an_engine_node(setting.command)})
+    return Translation({nodes: setting.value, per_node: _gpus_of_an_engine_node(setting.command)})
 
 
-def engine_gpus(setting: Setting) -> Taken:
+def engine_gpus(setting: Setting) -> Translation:
     """Translated with nodes of the engines' own, else left out: engines share the devices of the trainer."""
-    return Taken({setting.here[0]: setting.value} if _own_engines(setting.command) else {})
+    return Translation({setting.here[0]: setting.value} if _own_engines(setting.command) else {})
 
 
-def hybrid_engine(setting: Setting) -> Taken | None:
+def hybrid_engine(setting: Setting) -> Translation | None:
     """Left out if true, or if engines have devices of their own, else refused."""
     return (
-        Taken(listed=False)
+        Translation(listed=False)
         if setting.plain == "true" or (setting.plain == "false" and _own_engines(setting.command))
         else None
     )
 
 
-def within_a_node(setting: Setting) -> Taken | None:
+def within_a_node(setting: Setting) -> Translation | None:
     """Translated to all devices of a node if the engine would span several nodes."""
     node = _gpus_of_an_engine_node(setting.command)
     spans = setting.plain.isdigit() and node.isdigit() and int(setting.plain) > int(node)
-    return Taken({setting.key: node}) if spans else None
+    return Translation({setting.key: node}) if spans else None
 
 
 def _own_engines(command: Mapping[str, str]) -> bool:

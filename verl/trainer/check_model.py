@@ -46,7 +46,7 @@ REFUSED = "not possible"
 
 
 @dataclass(frozen=True)
-class Row:
+class CheckRow:
     """One row of the table.
 
     Attributes:
@@ -64,7 +64,7 @@ class Row:
 
 def check_model(
     path: str, *, dtype: str, max_model_len: int, rank: int, trust_remote_code: bool, weights: bool
-) -> list[Row]:
+) -> list[CheckRow]:
     """Return the rows of the table.
 
     Args:
@@ -81,7 +81,7 @@ def check_model(
     path = absolute_model_path(path)
     check_files(path, trust_remote_code=trust_remote_code)
     config = check_causal_lm(path, trust_remote_code=trust_remote_code)
-    rows = [Row("files", EXACT, f"{type(config).__name__}, complete")]
+    rows = [CheckRow("files", EXACT, f"{type(config).__name__}, complete")]
     torch_dtype = resolve_dtype(dtype, "cpu")
     layout: RowLayout | None = None
     try:
@@ -91,11 +91,11 @@ def check_model(
         text = f"{layout.describe()}, differs by {choice.difference:.1e}" + (
             f" ({reasons})" if reasons else ""
         )
-        rows.append(Row("trainer", SLOWER if choice.rejected else EXACT, text))
+        rows.append(CheckRow("trainer", SLOWER if choice.rejected else EXACT, text))
     except LayoutError as error:
-        rows.append(Row("trainer", REFUSED, str(error)))
+        rows.append(CheckRow("trainer", REFUSED, str(error)))
     if randomness := training_randomness(config):
-        rows.append(Row("randomness", NOTE, randomness, needed=False))
+        rows.append(CheckRow("randomness", NOTE, randomness, needed=False))
     if layout is not None and weights:
         rows.append(own_weights(path, layout, trust_remote_code))
     rows.append(_row("export", lambda: _export(config)))
@@ -106,12 +106,12 @@ def check_model(
     return rows
 
 
-def _row(name: str, check: Callable[[], tuple[str, str]], needed: bool = True) -> Row:
+def _row(name: str, check: Callable[[], tuple[str, str]], needed: bool = True) -> CheckRow:
     try:
         verdict, text = check()
     except (LayoutError, ModelPathError, RolloutError) as error:
-        return Row(name, REFUSED, str(error), needed)
-    return Row(name, verdict, text, needed)
+        return CheckRow(name, REFUSED, str(error), needed)
+    return CheckRow(name, verdict, text, needed)
 
 
 def _export(config: Any) -> tuple[str, str]:
@@ -140,7 +140,7 @@ def _reward_model(config: Any) -> tuple[str, str]:
     ), f"a sequence classifier of this type is exact: {rows}, attention by {scoring.attention}"
 
 
-def adapters(path: str, rank: int, trust_remote_code: bool) -> list[Row]:
+def adapters(path: str, rank: int, trust_remote_code: bool) -> list[CheckRow]:
     """Return the rows about an adapter on all linear layers."""
     with torch.device("meta"):
         base = build_causal_lm(
@@ -149,14 +149,14 @@ def adapters(path: str, rank: int, trust_remote_code: bool) -> list[Row]:
     try:
         report = adapter_report(base, {"all-linear": LoraSpec(rank, rank)})
     except MiniatureError as error:
-        return [Row("adapters", NOTE, f"not checked: {error}", needed=False)]
+        return [CheckRow("adapters", NOTE, f"not checked: {error}", needed=False)]
     if report.problems:
-        return [Row("adapters", REFUSED, "; ".join(report.problems), needed=False)]
+        return [CheckRow("adapters", REFUSED, "; ".join(report.problems), needed=False)]
     coverage = report.coverage["all-linear"]
-    return [Row("adapters", EXACT if coverage.share == 1 else NOTE, coverage.describe(), needed=False)]
+    return [CheckRow("adapters", EXACT if coverage.share == 1 else NOTE, coverage.describe(), needed=False)]
 
 
-def own_weights(path: str, layout: RowLayout, trust_remote_code: bool) -> Row:
+def own_weights(path: str, layout: RowLayout, trust_remote_code: bool) -> CheckRow:
     """Return the row about the model with its own weights, loaded in fp32 if it fits into the memory that is
     free.
     """
@@ -167,7 +167,7 @@ def own_weights(path: str, layout: RowLayout, trust_remote_code: bool) -> Row:
     size = sum(parameter.numel() for parameter in empty.parameters()) * 4
     free = psutil.virtual_memory().available
     if size * 1.2 > free:
-        return Row(
+        return CheckRow(
             "own weights",
             NOTE,
             f"not loaded: {size / GIB:.1f} GiB in fp32, {free / GIB:.1f} GiB are free",
@@ -183,17 +183,17 @@ def own_weights(path: str, layout: RowLayout, trust_remote_code: bool) -> Row:
         difference = layout_difference(load, layout)
     except (MemoryError, RuntimeError) as error:
         first = str(error).strip().splitlines()[:1]
-        return Row("own weights", REFUSED, f"the model cannot be run on this machine: {first}")
+        return CheckRow("own weights", REFUSED, f"the model cannot be run on this machine: {first}")
     # Published weights give sharper distributions than drawn ones; rounding grows with their logits.
     verdict = EXACT if difference <= 10 * FP32_BOUND else REFUSED
-    return Row(
+    return CheckRow(
         "own weights",
         verdict,
         f"{size / 4 / 1e6:.0f} M parameters, differs by {difference:.1e} from rows run alone",
     )
 
 
-def table(rows: Sequence[Row], columns: int = 100) -> str:
+def table(rows: Sequence[CheckRow], columns: int = 100) -> str:
     """Return the rows as text, the last column wrapped."""
     import textwrap
 
@@ -208,7 +208,7 @@ def table(rows: Sequence[Row], columns: int = 100) -> str:
     return "\n".join(lines)
 
 
-def main(more: Callable[[str, bool], list[Row]] = lambda path, trust_remote_code: []) -> None:
+def main(more: Callable[[str, bool], list[CheckRow]] = lambda path, trust_remote_code: []) -> None:
     """Print the table and the verdict.
 
     Args:

@@ -22,7 +22,8 @@ REPORT = struct.Struct("!bidd")
 STOPPED = (None, "timeout", "output", "memory", "disk", "processes")
 CHUNK = 65536
 LOOK_EVERY_S = 0.05
-# Most programs end within this time; their output is read at once then. What a pipe cannot take waits so long.
+# Most programs end within this time; their output is read at once then. What a pipe cannot take waits
+# so long.
 WITHOUT_LOOK_S = 0.01
 WITHOUT_DESCRIPTOR_S = 0.005
 

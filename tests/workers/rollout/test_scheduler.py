@@ -9,14 +9,14 @@ import pytest
 
 from tests.workers.rollout.conftest import request
 from verl.workers.rollout.scheduler import MAX_WAIT, Copies, Prefill, Scheduler, prompt_bucket, rows_of
-from verl.workers.rollout.waiting import Reply, Ticket
+from verl.workers.rollout.waiting import PendingReply, Ticket
 
 
-def replies(length: int, prompt_seed: int, n: int = 1, priority: int = 0) -> list[Reply]:
+def replies(length: int, prompt_seed: int, n: int = 1, priority: int = 0) -> list[PendingReply]:
     ticket = Ticket(
         replace(request(length, 5, prompt_seed=prompt_seed, n=n), priority=priority), 5, [None] * n
     )
-    return [Reply(ticket, index) for index in range(n)]
+    return [PendingReply(ticket, index) for index in range(n)]
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,9 @@ def test_prompts_are_forgotten_when_the_weights_change():
     assert isinstance(scheduler.admit(), Prefill)
 
 
-def drive(scheduler: Scheduler, arrivals: list[list[Reply]], ends: random.Random) -> list[Prefill | Copies]:
+def drive(
+    scheduler: Scheduler, arrivals: list[list[PendingReply]], ends: random.Random
+) -> list[Prefill | Copies]:
     """Admit all; a tick brings some of the arrivals and ends some of the replies, both at random. Checks
     every admission.
     """

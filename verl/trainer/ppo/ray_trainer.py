@@ -18,7 +18,7 @@ from verl.trainer.plan.registry import AdvantageEstimator
 from verl.trainer.plan.run import RunPlan
 from verl.trainer.ppo.asynchronous.pace import paces
 from verl.trainer.ppo.checkpointer import Checkpointer
-from verl.trainer.ppo.collect.protocol import Collector
+from verl.trainer.ppo.collect.protocol import EpisodeCollector
 from verl.trainer.ppo.collect.source import SampleSource, StepCollection
 from verl.trainer.ppo.credit.advantage import compute_advantage, compute_response_mask
 from verl.trainer.ppo.critic import need_critic
@@ -92,7 +92,7 @@ class RayPPOTrainer:
         config: RunConfig,
         plan: RunPlan,
         team: TeamWorkers,
-        collector: Collector,
+        collector: EpisodeCollector,
         train_dataset: RLHFDataset | None,
         val_dataset: RLHFDataset | None,
         tracking: Tracking,

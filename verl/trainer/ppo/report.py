@@ -9,7 +9,7 @@ from pathlib import Path
 
 from verl.protocol import DataProto
 from verl.trainer.config import AlgorithmConfig, RunConfig
-from verl.trainer.ppo.collect.protocol import Episode
+from verl.trainer.ppo.collect.protocol import FinishedEpisode
 from verl.trainer.ppo.collect.step_samples import StepSamples
 from verl.trainer.ppo.gap_watch import GapWatch
 from verl.trainer.ppo.metric_utils import (
@@ -87,7 +87,7 @@ class RunReport:
         limit = self.config.trainer.log_trajectories
         self.write_episodes(samples.episodes if limit < 0 else samples.episodes[:limit], f"train_{step:06d}")
 
-    def write_episodes(self, episodes: Sequence[Episode], name: str) -> None:
+    def write_episodes(self, episodes: Sequence[FinishedEpisode], name: str) -> None:
         """Write episodes to `trajectories/<name>.jsonl`, which is not created without one.
 
         Raises:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from verl.trainer.ppo.collect.protocol import CollectResult, Episode
+from verl.trainer.ppo.collect.protocol import EpisodeBatch, FinishedEpisode
 from verl.trainer.ppo.metric_utils import process_validation_metrics
 from verl.utils.accuracy import Estimate, estimate_avg, estimate_pass
 from verl.utils.console import AccuracyRow
@@ -43,7 +43,7 @@ class ValidationResult:
         )
 
 
-def validation_result(results: Sequence[CollectResult], n: int) -> ValidationResult:
+def validation_result(results: Sequence[EpisodeBatch], n: int) -> ValidationResult:
     """Return the metrics of one validation with `n` episodes per task; a failed episode counts as 0.
 
     Names: `val-core/<data_source>/acc/<statistic>` for success, `val-aux/<data_source>/<score>/<statistic>`
@@ -60,7 +60,7 @@ def validation_result(results: Sequence[CollectResult], n: int) -> ValidationRes
     return ValidationResult(metrics, _table(episodes, n))
 
 
-def _scores(episode: Episode) -> dict[str, float]:
+def _scores(episode: FinishedEpisode) -> dict[str, float]:
     if episode.failure is not None:
         return {"team_reward": 0.0, "success": 0.0}
     numbers = {
@@ -69,7 +69,7 @@ def _scores(episode: Episode) -> dict[str, float]:
     return {"team_reward": episode.team_reward} | numbers
 
 
-def _per_source(episodes: Sequence[Episode]) -> dict[str, float]:
+def _per_source(episodes: Sequence[FinishedEpisode]) -> dict[str, float]:
     """Return statistics of every score over the episodes that have it."""
     scored = [(e, _scores(e)) for e in episodes]
     out = {}
@@ -96,7 +96,7 @@ def _pool(metrics: Sequence[Mapping[str, float]], weights: Sequence[int]) -> dic
     return {name: sums[name] / totals[name] for name in sums if totals[name]}
 
 
-def _table(episodes: Sequence[Episode], n: int) -> dict[tuple[str, str], Estimate]:
+def _table(episodes: Sequence[FinishedEpisode], n: int) -> dict[tuple[str, str], Estimate]:
     has_success = any("success" in e.info for e in episodes if e.failure is None)
     judged = [
         (scores["success"], e.task_id)
@@ -121,7 +121,7 @@ def _accuracy(
     return rows
 
 
-def _role_rates(episodes: Sequence[Episode], n: int) -> dict[tuple[str, str], Estimate]:
+def _role_rates(episodes: Sequence[FinishedEpisode], n: int) -> dict[tuple[str, str], Estimate]:
     """Return the rates `<role>/<name>` in 0..1 that the environment reports, over the episodes that have
     them.
 

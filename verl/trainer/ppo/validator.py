@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from verl.trainer.config import RunConfig
 from verl.trainer.ppo.checkpointer import Checkpointer
-from verl.trainer.ppo.collect.protocol import Collector
+from verl.trainer.ppo.collect.protocol import EpisodeCollector
 from verl.trainer.ppo.collect.source import SampleSource
 from verl.trainer.ppo.interrupt import StopRequest
 from verl.trainer.ppo.progress import Progress
@@ -33,7 +33,7 @@ class Validator:
 
     config: RunConfig
     dataset: RLHFDataset | None
-    collector: Collector
+    collector: EpisodeCollector
     thread: LoopThread
     source: SampleSource | None
     report: RunReport

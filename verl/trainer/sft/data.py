@@ -12,7 +12,7 @@ IGNORED_LABEL = -100
 
 
 @dataclass(frozen=True)
-class Conversation:
+class TokenizedConversation:
     """Token ids of a conversation and, per token, whether it is part of an assistant message."""
 
     input_ids: tuple[int, ...]
@@ -20,8 +20,13 @@ class Conversation:
 
 
 def batches(
-    rows: Sequence[Conversation], batch_size: int, *, shuffle: bool, bucket_batches: int, rng: random.Random
-) -> Iterator[list[Conversation]]:
+    rows: Sequence[TokenizedConversation],
+    batch_size: int,
+    *,
+    shuffle: bool,
+    bucket_batches: int,
+    rng: random.Random,
+) -> Iterator[list[TokenizedConversation]]:
     """Yield one epoch of batches; rows of a batch have similar lengths; without `shuffle`, windows are in the
     order of rows.
     """
@@ -41,7 +46,7 @@ def batches(
             yield [rows[i] for i in cut]
 
 
-def collate(rows: Sequence[Conversation], pad_token_id: int) -> tuple[torch.Tensor, torch.Tensor]:
+def collate(rows: Sequence[TokenizedConversation], pad_token_id: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return right-padded (input_ids, labels), both [bsz, longest]; labels are IGNORED_LABEL at tokens
     without a loss.
     """

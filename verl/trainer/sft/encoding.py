@@ -16,7 +16,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from verl.trainer.sft.chats import Chat
-from verl.trainer.sft.data import Conversation
+from verl.trainer.sft.data import TokenizedConversation
 from verl.trainer.sft.rendering import Rendering, Tools, common_length
 from verl.utils.dataset.files import DatasetError
 from verl.utils.dataset.messages import ChatMessage
@@ -69,7 +69,7 @@ class ChatEncoder:
                 "the chat template of model.path does not show contents that are text; use another template"
             )
 
-    def encode(self, chat: Chat) -> list[Conversation]:
+    def encode(self, chat: Chat) -> list[TokenizedConversation]:
         """Return the sequences in which the replies of a conversation are trained, each reply once; none if
         no reply is.
 
@@ -82,7 +82,7 @@ class ChatEncoder:
                 {name: value for name, value in each.items() if name not in MARKS} for each in chat.messages
             ]
             waiting = [self._reply(messages, at, chat.tools) for at in trained]
-            sequences: list[Conversation] = []
+            sequences: list[TokenizedConversation] = []
             while waiting:
                 text = waiting[-1].text
                 included = [reply for reply in waiting if text.startswith(reply.text)]
@@ -202,7 +202,7 @@ class ChatEncoder:
         except DatasetError:
             return False
 
-    def _tokens(self, text: str, spans: Sequence[tuple[int, int]]) -> Conversation:
+    def _tokens(self, text: str, spans: Sequence[tuple[int, int]]) -> TokenizedConversation:
         """Return the tokens of a text, and of each whether it is in a span.
 
         The ids are those of the whole text. Only where one of its tokens lies across the beginning or the end
@@ -231,7 +231,7 @@ class ChatEncoder:
         mask = [False] * len(ids)
         for begin, end in spans:
             mask[places[begin] : places[end]] = [True] * (places[end] - places[begin])
-        return Conversation(tuple(ids), tuple(mask))
+        return TokenizedConversation(tuple(ids), tuple(mask))
 
     def _encode(self, text: str) -> list[int]:
         if self._backend is None:
@@ -244,7 +244,7 @@ class ChatEncoder:
 
 def encode(
     chat: Chat, tokenizer: PreTrainedTokenizerBase, template_kwargs: Mapping[str, Any] | None = None
-) -> list[Conversation]:
+) -> list[TokenizedConversation]:
     """Return the sequences in which the replies of one conversation are trained; see `ChatEncoder`."""
     return ChatEncoder(tokenizer, template_kwargs).encode(chat)
 

@@ -23,7 +23,7 @@ from verl.models.tokenizer_check import checked_tokenizer
 from verl.trainer.config.spec import check_values
 from verl.trainer.sft.chats import Chat, read_chats
 from verl.trainer.sft.config import SFTConfig
-from verl.trainer.sft.data import IGNORED_LABEL, Conversation, batches, collate
+from verl.trainer.sft.data import IGNORED_LABEL, TokenizedConversation, batches, collate
 from verl.trainer.sft.encoding import ChatEncoder
 from verl.trainer.sft.optim import build_optimizers
 from verl.utils.dataset.files import DatasetError
@@ -86,7 +86,7 @@ def run_sft(config: SFTConfig) -> dict[str, float]:
 
 def train(
     model: PreTrainedModel,
-    rows: list[Conversation],
+    rows: list[TokenizedConversation],
     tokenizer: PreTrainedTokenizerBase,
     config: SFTConfig,
     metrics_path: Path,
@@ -180,7 +180,7 @@ def _load(config: SFTConfig) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     return model.to(device), tokenizer  # type: ignore[arg-type]  # a decorator of transformers hides the signature
 
 
-def _encode_all(chats: list[Chat], encoder: ChatEncoder, max_length: int) -> list[Conversation]:
+def _encode_all(chats: list[Chat], encoder: ChatEncoder, max_length: int) -> list[TokenizedConversation]:
     """Return the sequences that are trained, and log what was left out. Raise DatasetError if nothing is
     left.
     """
@@ -220,7 +220,7 @@ def _encode_all(chats: list[Chat], encoder: ChatEncoder, max_length: int) -> lis
 def _end_generation(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    rows: list[Conversation],
+    rows: list[TokenizedConversation],
     kwargs: Mapping[str, Any],
 ) -> None:
     """Let the tokens that end the template's turns, and the special ones that end the trained replies, end

@@ -33,7 +33,7 @@ from verl.workers.rollout.scheduler import Copies, Prefill, Scheduler, prompt_bu
 from verl.workers.rollout.serving import MODELS, serving_of
 from verl.workers.rollout.slots import FAILED, STOP, SlotState
 from verl.workers.rollout.structure import GrammarCompiler, SlotForms
-from verl.workers.rollout.waiting import Reply, Ticket
+from verl.workers.rollout.waiting import PendingReply, Ticket
 from verl.workers.rollout.weights import WeightLoader
 
 logger = logging.getLogger(__name__)
@@ -99,7 +99,7 @@ class HFEngine:
             None if load_tokenizer is None else GrammarCompiler(load_tokenizer, self._model.vocab_size)
         )
         self._forms = SlotForms()
-        self._running: dict[int, Reply] = {}
+        self._running: dict[int, PendingReply] = {}
         self._earlier: dict[int, list[tuple[int, int]]] = {}  # per slot, as `Generation.earlier`
         self._pending: dict[int, _Pending] = {}
         self._task: asyncio.Task[None] | None = None
@@ -129,7 +129,7 @@ class HFEngine:
         future: asyncio.Future[list[Generation]] = asyncio.get_running_loop().create_future()
         self._pending[id(ticket)] = _Pending(ticket, future)
         self._stats.requests += 1
-        self._scheduler.add(Reply(ticket, index) for index in range(request.n))
+        self._scheduler.add(PendingReply(ticket, index) for index in range(request.n))
         self._kick()
         try:
             return await future
@@ -360,7 +360,7 @@ class HFEngine:
             return
         self._record(self._running[slot], slot, "stop" if end == STOP else "length")
 
-    def _record(self, reply: Reply, slot: int | None, reason: StopReason) -> None:
+    def _record(self, reply: PendingReply, slot: int | None, reason: StopReason) -> None:
         """Record a reply that ended and free its slot; the last one of a ticket resolves the request."""
         tokens, log_probs = ((), ()) if slot is None else self._slots.output(slot)
         earlier: tuple[tuple[int, int], ...] = ()
@@ -383,7 +383,9 @@ class HFEngine:
 
     def _drop(self, ticket: Ticket) -> int:
         """Abort the unfinished replies of a ticket and return their number."""
-        ended: list[tuple[Reply, int | None]] = [(reply, None) for reply in self._scheduler.withdraw(ticket)]
+        ended: list[tuple[PendingReply, int | None]] = [
+            (reply, None) for reply in self._scheduler.withdraw(ticket)
+        ]
         ended += [(self._running[slot], slot) for slot in self._slots_of(ticket)]
         for reply, slot in ended:
             self._record(reply, slot, "abort")

@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
 
-from verl.workers.rollout.waiting import Prompt, Reply, Ticket, WaitingPrompts
+from verl.workers.rollout.waiting import EnginePrompt, PendingReply, Ticket, WaitingPrompts
 
 MAX_WAIT = 16  # decode steps that a prompt waits for others of its bucket
 _FINE = 32
@@ -46,14 +46,14 @@ class Prefill:
 
     bucket: int
     rows: int
-    batch: list[tuple[int, Reply]]
+    batch: list[tuple[int, PendingReply]]
 
 
 @dataclass(frozen=True)
 class Copies:
     """Keys to copy, as (source slot, target slot, reply); both slots may be the same."""
 
-    batch: list[tuple[int, int, Reply]]
+    batch: list[tuple[int, int, PendingReply]]
 
 
 class Scheduler:
@@ -71,12 +71,12 @@ class Scheduler:
         """Number of replies without a slot."""
         return self._prompts.replies
 
-    def add(self, replies: Iterable[Reply]) -> None:
+    def add(self, replies: Iterable[PendingReply]) -> None:
         """Queue replies."""
         for reply in replies:
             self._prompts.add(reply)
 
-    def withdraw(self, ticket: Ticket) -> list[Reply]:
+    def withdraw(self, ticket: Ticket) -> list[PendingReply]:
         """Remove the ticket's waiting replies from the queue and return them."""
         return self._prompts.withdraw(ticket)
 
@@ -110,14 +110,14 @@ class Scheduler:
         self._waited = self._waited + 1 if self.waiting and self._free else 0
 
     def _take_copies(self, priority: float) -> Copies | None:
-        batch: list[tuple[int, int, Reply]] = []
+        batch: list[tuple[int, int, PendingReply]] = []
         for prompt in sorted({p for p in self._prompts.held.values() if p.waiting}, key=lambda p: p.arrival):
             while prompt.priority == priority and (slot := self._slot_for_copy(prompt)) is not None:
                 source = slot if slot in prompt.holders else next(iter(prompt.holders))
                 batch.append((source, slot, self._assign(slot, prompt)))
         return Copies(batch) if batch else None
 
-    def _slot_for_copy(self, prompt: Prompt) -> int | None:
+    def _slot_for_copy(self, prompt: EnginePrompt) -> int | None:
         """Return a free slot with this prompt, or the first of `_by_need` that is not the last one with a
         prompt whose turn is no later.
         """
@@ -168,6 +168,6 @@ class Scheduler:
             ],
         )
 
-    def _assign(self, slot: int, prompt: Prompt) -> Reply:
+    def _assign(self, slot: int, prompt: EnginePrompt) -> PendingReply:
         self._free.remove(slot)
         return self._prompts.assign(slot, prompt)

@@ -39,7 +39,7 @@ class Ticket:
 
 
 @dataclass(frozen=True)
-class Reply:
+class PendingReply:
     """Reply number `index` of a ticket."""
 
     ticket: Ticket
@@ -47,7 +47,7 @@ class Reply:
 
 
 @dataclass(eq=False)
-class Prompt:
+class EnginePrompt:
     """A prompt that replies wait for or slots hold.
 
     Attributes:
@@ -64,7 +64,7 @@ class Prompt:
     adapter: str | None
     bucket: int
     arrival: int = 0
-    waiting: deque[Reply] = field(default_factory=deque)
+    waiting: deque[PendingReply] = field(default_factory=deque)
     holders: dict[int, None] = field(default_factory=dict)
     group: tuple[int, int] | None = None
 
@@ -86,18 +86,18 @@ class WaitingPrompts:
 
     def __init__(self, bucket_of: Callable[[int], int]) -> None:
         self.replies = 0
-        self.held: dict[int, Prompt] = {}
-        self.to_compute: dict[tuple[int, int], dict[Prompt, None]] = {}
+        self.held: dict[int, EnginePrompt] = {}
+        self.to_compute: dict[tuple[int, int], dict[EnginePrompt, None]] = {}
         self._bucket_of = bucket_of
-        self._by_key: dict[Hashable, Prompt] = {}
+        self._by_key: dict[Hashable, EnginePrompt] = {}
         self._arrivals = count()
 
-    def add(self, reply: Reply) -> None:
+    def add(self, reply: PendingReply) -> None:
         """Queue a reply."""
         key = reply.ticket.prompt_key
         prompt = self._by_key.get(key)
         if prompt is None:
-            prompt = self._by_key[key] = Prompt(
+            prompt = self._by_key[key] = EnginePrompt(
                 key, reply.ticket.request.adapter, self._bucket_of(len(reply.ticket.request.prompt_ids))
             )
         if not prompt.waiting:
@@ -109,7 +109,7 @@ class WaitingPrompts:
         self.replies += 1
         self._update(prompt)
 
-    def withdraw(self, ticket: Ticket) -> list[Reply]:
+    def withdraw(self, ticket: Ticket) -> list[PendingReply]:
         """Remove the ticket's replies from the queue and return them."""
         prompt = self._by_key.get(ticket.prompt_key)
         removed = [reply for reply in prompt.waiting if reply.ticket is ticket] if prompt is not None else []
@@ -119,7 +119,7 @@ class WaitingPrompts:
             self._update(prompt)
         return removed
 
-    def assign(self, slot: int, prompt: Prompt) -> Reply:
+    def assign(self, slot: int, prompt: EnginePrompt) -> PendingReply:
         """Assign the slot, which holds this prompt from now on, to the prompt's oldest waiting reply, and
         return that reply.
         """
@@ -138,7 +138,7 @@ class WaitingPrompts:
             del prompt.holders[slot]
             self._update(prompt)
 
-    def _update(self, prompt: Prompt) -> None:
+    def _update(self, prompt: EnginePrompt) -> None:
         """Update `to_compute` in order of arrival, and drop a prompt without waiting replies and holders."""
         to = (
             (prompt.waiting[0].ticket.priority, prompt.bucket)

@@ -162,8 +162,8 @@ def duplicate(value: Any, name: str) -> Any:
 
 
 def _shared(value: Any, parts: list[Any]) -> bool:
-    """Return whether a part that is copied by itself refers to an object of the rest, as to its game: the copy
-    would go on with another one.
+    """Return whether a part that is copied by itself refers to an object of the rest, as to its game: the
+    copy would go on with another one.
     """
     inside = _reachable(parts, ())
     return bool((inside & _reachable([value], parts)) - {id(part) for part in parts})

@@ -19,7 +19,7 @@ from verl.trainer.config import RunConfig
 from verl.trainer.plan.run import RunPlan
 from verl.trainer.ppo.asynchronous.group_queue import GroupQueue
 from verl.trainer.ppo.asynchronous.pace import Pace
-from verl.trainer.ppo.asynchronous.played import Played, Taken
+from verl.trainer.ppo.asynchronous.played import Played, StepGroups
 from verl.trainer.ppo.asynchronous.saved_groups import FOLDER, check_checkpoint
 from verl.trainer.ppo.asynchronous.stream import TICK_S, GroupStream
 from verl.trainer.ppo.collect.step_samples import StepSamples
@@ -44,7 +44,17 @@ def stream(loop: LoopThread, saved: list[Any]) -> GroupStream:
     )
     loader: Any = SimpleNamespace(state_dict=dict, load_state_dict=lambda state: None)
     pace = {"p": Pace(staleness=3.0, trigger=1, bound=9)}
-    made = GroupStream(RunConfig(), RunPlan((), ()), collector, loader, loop, lambda *_: None, 9, pace, {})  # type: ignore[arg-type]
+    made = GroupStream(
+        RunConfig(),
+        RunPlan((), ()),
+        collector,
+        loader,
+        loop,
+        lambda *_: None,
+        9,
+        pace,
+        {},  # type: ignore[arg-type]
+    )
     made.queue = GroupQueue(1, pace, drops=True, steps=9)
     return made
 
@@ -65,7 +75,7 @@ def test_two_takes_are_undone_and_saved_with_what_was_dropped_before_them(
     for step, (left_out, late) in enumerate((([], []), ([held[2]], []), ([], [held[3]])), start=1):
         taken = ours.queue.take(step)
         assert taken is not None
-        ours._taken.append(Taken(step, taken, left_out, late))
+        ours._taken.append(StepGroups(step, taken, left_out, late))
     assert ours.metrics(1, 1.0)["fully_async/count/training"] == 2 and ours.queue.trained == 3
 
     ours.rewind(1)

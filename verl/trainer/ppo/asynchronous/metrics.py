@@ -10,7 +10,7 @@ import numpy as np
 
 from verl.protocol import DataProto
 from verl.trainer.ppo.asynchronous.group_queue import GroupQueue
-from verl.trainer.ppo.collect.protocol import Episode
+from verl.trainer.ppo.collect.protocol import FinishedEpisode
 from verl.trainer.ppo.collect.step_samples import StepSamples
 
 
@@ -55,7 +55,7 @@ def count_metrics(queue: GroupQueue[Any], training: int) -> dict[str, float]:
     return {f"fully_async/count/{name}": float(value) for name, value in (ledger | verl).items()}
 
 
-def length_ratio(trained: Sequence[Episode], dropped: Sequence[Episode]) -> float:
+def length_ratio(trained: Sequence[FinishedEpisode], dropped: Sequence[FinishedEpisode]) -> float:
     """Return the mean tokens of the replies of an episode over trained ones / over trained and dropped ones;
     failed ones do not count.
 
@@ -68,7 +68,9 @@ def length_ratio(trained: Sequence[Episode], dropped: Sequence[Episode]) -> floa
     return sum(lengths) / len(lengths) * (len(lengths) + len(left_out)) / every if lengths and every else 1.0
 
 
-def with_dropped(samples: StepSamples, dropped: Sequence[Episode], trained: Sequence[Episode]) -> StepSamples:
+def with_dropped(
+    samples: StepSamples, dropped: Sequence[FinishedEpisode], trained: Sequence[FinishedEpisode]
+) -> StepSamples:
     """Return the samples with dropped episodes, which no step trains on, and their tokens, and with the
     metrics of this mode.
     """

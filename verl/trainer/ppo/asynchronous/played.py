@@ -6,24 +6,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from verl.trainer.ppo.asynchronous.group_queue import Group
-from verl.trainer.ppo.collect.protocol import Episode
+from verl.trainer.ppo.collect.protocol import FinishedEpisode
 
 
 @dataclass(frozen=True)
 class Played:
     """The episodes of a group: sampled ones, and the greedy one of its baseline."""
 
-    sampled: Sequence[Episode]
-    greedy: Sequence[Episode] = ()
+    sampled: Sequence[FinishedEpisode]
+    greedy: Sequence[FinishedEpisode] = ()
 
     @property
-    def episodes(self) -> list[Episode]:
+    def episodes(self) -> list[FinishedEpisode]:
         """All episodes."""
         return [*self.sampled, *self.greedy]
 
 
 @dataclass(frozen=True)
-class Taken:
+class StepGroups:
     """What a step has taken: its groups, those that failed or were rejected before, that were dropped, and
     draws that ended.
     """

@@ -2,7 +2,7 @@
 complete.
 
     event loop of the collector:   dispatch groups while there is room | put complete ones into the queue
-    training loop, step s:         take a batch of groups | credit and updates | send the weights of s to the engines
+    training loop, step s:      take a batch of groups | credit and updates | send the weights of s to the engines
 
 `GroupQueue` decides what is in progress and what a step takes; once a step has begun, its state is used on
 the event loop alone.
@@ -27,10 +27,10 @@ from verl.trainer.plan.run import RunPlan
 from verl.trainer.ppo.asynchronous.group_queue import Group, GroupQueue
 from verl.trainer.ppo.asynchronous.metrics import count_metrics, with_dropped
 from verl.trainer.ppo.asynchronous.pace import Pace
-from verl.trainer.ppo.asynchronous.played import Draw, Played, Taken
+from verl.trainer.ppo.asynchronous.played import Draw, Played, StepGroups
 from verl.trainer.ppo.asynchronous.saved_groups import FOLDER, STATE
 from verl.trainer.ppo.collect.dynamic_sampling import keep_signal, signal_rows
-from verl.trainer.ppo.collect.protocol import Collector, Episode, GroupPlayer
+from verl.trainer.ppo.collect.protocol import EpisodeCollector, EpisodeGroupPlayer, FinishedEpisode
 from verl.trainer.ppo.collect.source import OnCollected
 from verl.trainer.ppo.collect.step_samples import (
     StepSamples,
@@ -61,7 +61,7 @@ class GroupStream:
         self,
         config: RunConfig,
         plan: RunPlan,
-        collector: Collector,
+        collector: EpisodeCollector,
         loader: TaskLoader,
         loop: LoopThread,
         on_collected: OnCollected,
@@ -101,13 +101,13 @@ class GroupStream:
         self._left_out: list[
             tuple[Group, Played]
         ] = []  # failed and rejected groups since the last step, for its metrics
-        self._taken = deque[Taken]()  # by steps that have not ended, the last one last
+        self._taken = deque[StepGroups]()  # by steps that have not ended, the last one last
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
         self._validating = False
         self._error: BaseException | None = None
         self._running: Running[None] | None = None
-        self._player: GroupPlayer | None = None
+        self._player: EpisodeGroupPlayer | None = None
         self._since = time.perf_counter()
         self._busy_s = 0.0
         self._metered = self._since  # start of the interval of `_busy_s`
@@ -219,7 +219,7 @@ class GroupStream:
 
         self.loop.call(undo, blocked_too=True)
 
-    def _put_back(self, step_groups: Taken) -> None:
+    def _put_back(self, step_groups: StepGroups) -> None:
         self.queue.put_back(step_groups.groups)
         self._draws |= step_groups.draws
         self._left_out, self.queue.late = (
@@ -327,7 +327,7 @@ class GroupStream:
             await asyncio.sleep(TICK_S)
             self._lag_s = max(self._lag_s, time.perf_counter() - due)
 
-    def _fill(self, player: GroupPlayer) -> None:
+    def _fill(self, player: EpisodeGroupPlayer) -> None:
         """Begin groups while there is room and their steps may have more tasks."""
         before = self._drained
         self._drained = False
@@ -401,7 +401,7 @@ class GroupStream:
         past = [step for step in self._draws if step <= self.queue.taken]
         return [place for step in past for place, _, _ in self._draws.pop(step).left]
 
-    def _start(self, group: Group, player: GroupPlayer) -> None:
+    def _start(self, group: Group, player: EpisodeGroupPlayer) -> None:
         self._count_busy()
         task = asyncio.create_task(self._play(group, player), name=f"group {group.index}")
         self._tasks.add(task)
@@ -414,7 +414,7 @@ class GroupStream:
             self._fail(error)
         self._notify()
 
-    async def _play(self, group: Group, player: GroupPlayer) -> None:
+    async def _play(self, group: Group, player: EpisodeGroupPlayer) -> None:
         row = self.loader.source[group.place]
         n = self.config.env.rollout.n
         play = partial(player.play, row, step=group.step, attempt=group.attempt, number=group.number)
@@ -434,7 +434,7 @@ class GroupStream:
             return
         self._left_out.append((group, group_episodes))
 
-    def _count_failure(self, group: Group, last: Episode) -> None:
+    def _count_failure(self, group: Group, last: FinishedEpisode) -> None:
         self.queue.fail(group)
         if (count := self.queue.failures[group.place]) == self.queue.max_failures:
             logger.warning(
@@ -444,7 +444,7 @@ class GroupStream:
                 last.failure,
             )
 
-    def _has_signal(self, player: GroupPlayer, group_episodes: Played) -> bool:
+    def _has_signal(self, player: EpisodeGroupPlayer, group_episodes: Played) -> bool:
         return (rows := player.rows(group_episodes.sampled)) is not None and bool(
             signal_rows(rows, self.config.algorithm).any()
         )
@@ -460,7 +460,7 @@ class GroupStream:
         self._failures = 0
         self._drained = False
         over = {of: draw for of, draw in self._draws.items() if of <= self.queue.taken and not draw.left}
-        step_groups = Taken(step, groups, self._left_out, self.queue.late, over)
+        step_groups = StepGroups(step, groups, self._left_out, self.queue.late, over)
         self._left_out, self.queue.late = [], []
         try:
             samples = await self._samples(groups, step_groups.left_out, step)

@@ -29,7 +29,7 @@ from verl.trainer.plan.agents import averages_trajectories, group_fields, split_
 from verl.trainer.plan.placement import slug
 from verl.trainer.plan.registry import ESTIMATORS
 from verl.trainer.ppo.batching import trim_padding
-from verl.trainer.ppo.collect.protocol import Collector, CollectResult
+from verl.trainer.ppo.collect.protocol import EpisodeBatch, EpisodeCollector
 from verl.trainer.ppo.core_algos.grouping import group_index, group_stats
 from verl.trainer.ppo.credit.advantage import group_keys, group_numbers
 from verl.trainer.ppo.credit.estimator_inputs import call_weights
@@ -49,7 +49,7 @@ class FilteredSamples:
         no_batch_reason: message if `batch` is None.
     """
 
-    result: CollectResult
+    result: EpisodeBatch
     batch: DataProto | None
     metrics: dict[str, float]
     no_batch_reason: str = ""
@@ -109,7 +109,7 @@ def _spread(
 
 
 async def draw_until_full(
-    config: RunConfig, collector: Collector, loader: TaskLoader, step: int
+    config: RunConfig, collector: EpisodeCollector, loader: TaskLoader, step: int
 ) -> FilteredSamples:
     """Collect until `data.train_batch_size` tasks have a signal, no task is left, or `max_num_gen_batches` is
     reached.
@@ -119,7 +119,7 @@ async def draw_until_full(
     """
     batch_size = config.data.train_batch_size
     rule = config.algorithm.filter_groups
-    results: list[CollectResult] = []
+    results: list[EpisodeBatch] = []
     used: set[int] = set()
     n_with_signal = 0
     while n_with_signal < batch_size and (
@@ -143,7 +143,7 @@ async def draw_until_full(
 
 def keep_signal(
     config: RunConfig,
-    whole: CollectResult,
+    whole: EpisodeBatch,
     collections: int,
     n_tasks: int,
     step: int,
@@ -227,7 +227,7 @@ def _valid(batch: DataProto) -> np.ndarray:
     return rows
 
 
-def _no_signal(config: RunConfig, collections: int, result: CollectResult) -> str:
+def _no_signal(config: RunConfig, collections: int, result: EpisodeBatch) -> str:
     rewards = [e.team_reward for e in result.episodes if e.failure is None]
     mean = f"{np.mean(rewards):.3g}" if rewards else "unknown, all episodes failed"
     return (

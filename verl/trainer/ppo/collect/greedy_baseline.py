@@ -8,11 +8,11 @@ import numpy as np
 
 from verl.protocol import DataProto
 from verl.protocol.generate import GREEDY_SUFFIX
-from verl.trainer.ppo.collect.protocol import CollectResult
+from verl.trainer.ppo.collect.protocol import EpisodeBatch
 
 
 def reward_baselines(
-    batch: DataProto, greedy: CollectResult, alpha: float
+    batch: DataProto, greedy: EpisodeBatch, alpha: float
 ) -> tuple[np.ndarray, dict[str, float]]:
     """Return the baseline of every row, `[bsz]` float, and the metrics `train/remax/*`.
 

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from verl.protocol import DataProto
 
 
-class Episode(Protocol):
+class FinishedEpisode(Protocol):
     """One finished (or failed) episode of a task: the attributes that the trainer reads."""
 
     @property
@@ -57,7 +57,7 @@ class Episode(Protocol):
         ...
 
 
-class CollectResult(Protocol):
+class EpisodeBatch(Protocol):
     """All episodes of one call to `collect`."""
 
     @property
@@ -66,7 +66,7 @@ class CollectResult(Protocol):
         ...
 
     @property
-    def episodes(self) -> Sequence[Episode]:
+    def episodes(self) -> Sequence[FinishedEpisode]:
         """Episodes in the order of tasks, including failed ones."""
         ...
 
@@ -76,7 +76,7 @@ class CollectResult(Protocol):
         ...
 
 
-class GroupPlayer(Protocol):
+class EpisodeGroupPlayer(Protocol):
     """Plays groups one by one; a group is all episodes of one task."""
 
     @property
@@ -96,8 +96,8 @@ class GroupPlayer(Protocol):
     async def play(
         self, row: Any, n: int, *, step: int, attempt: int = 0, number: int = 0, greedy: bool = False
     ) -> Sequence[Any]:
-        """Return the `n` episodes of a task that `Collector.collect` plays for the `number`-th appearance of
-        the task.
+        """Return the `n` episodes of a task that `EpisodeCollector.collect` plays for the `number`-th
+        appearance of the task.
         """
         ...
 
@@ -113,12 +113,14 @@ class GroupPlayer(Protocol):
         """Return the batch of `result`, as far as it can be known without the other groups of the step."""
         ...
 
-    async def result(self, episodes: Sequence[Any]) -> CollectResult:
-        """Return the result of whole groups, which is that of `Collector.collect` for the same episodes."""
+    async def result(self, episodes: Sequence[Any]) -> EpisodeBatch:
+        """Return the result of whole groups, which is that of `EpisodeCollector.collect` for the same
+        episodes.
+        """
         ...
 
 
-class Collector(Protocol):
+class EpisodeCollector(Protocol):
     """Runs the team on tasks."""
 
     async def collect(
@@ -130,7 +132,7 @@ class Collector(Protocol):
         validate: bool = False,
         greedy: bool = False,
         attempt: int = 0,
-    ) -> CollectResult:
+    ) -> EpisodeBatch:
         """Run `n` episodes of every dataset row. Raises if too many of them fail.
 
         Args:
@@ -143,7 +145,7 @@ class Collector(Protocol):
         """
         ...
 
-    def groups(self, window: int) -> AbstractAsyncContextManager[GroupPlayer]:
+    def groups(self, window: int) -> AbstractAsyncContextManager[EpisodeGroupPlayer]:
         """Return a context with a player of single groups; of the last `window` episodes not too many may
         fail.
         """
@@ -165,7 +167,7 @@ class Collector(Protocol):
         """Set `reward.propagation.theta` for later episodes."""
         ...
 
-    def join(self, results: Sequence[CollectResult]) -> CollectResult:
+    def join(self, results: Sequence[EpisodeBatch]) -> EpisodeBatch:
         """Join several collections of one step: rows and episodes in their order, metrics over all of
         them.
         """

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from verl.trainer.config import RunConfig
 from verl.trainer.plan.run import RunPlan
-from verl.trainer.ppo.collect.protocol import Collector
+from verl.trainer.ppo.collect.protocol import EpisodeCollector
 from verl.trainer.ppo.collect.step_samples import StepSamples, collect_step
 from verl.trainer.ppo.interrupt import StopRequest
 from verl.utils.dataset import TaskLoader
@@ -57,7 +57,7 @@ class StepCollection:
         self,
         config: RunConfig,
         plan: RunPlan,
-        collector: Collector,
+        collector: EpisodeCollector,
         loader: TaskLoader,
         loop: LoopThread,
         on_collected: OnCollected,

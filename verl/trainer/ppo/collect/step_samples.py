@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from verl.protocol import DataProto
 from verl.trainer.config import RunConfig
 from verl.trainer.plan.run import RunPlan
-from verl.trainer.ppo.collect.protocol import Collector, CollectResult, Episode
+from verl.trainer.ppo.collect.protocol import EpisodeBatch, EpisodeCollector, FinishedEpisode
 from verl.utils.dataset import TaskLoader
 
 if TYPE_CHECKING:
@@ -43,14 +43,14 @@ class StepSamples:
     """
 
     batch: DataProto | None
-    episodes: Sequence[Episode]
+    episodes: Sequence[FinishedEpisode]
     metrics: dict[str, float]
     generated_tokens: int
     no_batch_reason: str = "no episode has a sample to train on"
 
 
 async def collect_step(
-    config: RunConfig, plan: RunPlan, collector: Collector, loader: TaskLoader, step: int
+    config: RunConfig, plan: RunPlan, collector: EpisodeCollector, loader: TaskLoader, step: int
 ) -> StepSamples:
     """Take the step's tasks from `loader` and run their episodes.
 
@@ -75,7 +75,7 @@ def filtered_samples(samples: FilteredSamples) -> StepSamples:
     )
 
 
-def samples_of(config: RunConfig, result: CollectResult, greedy: CollectResult | None = None) -> StepSamples:
+def samples_of(config: RunConfig, result: EpisodeBatch, greedy: EpisodeBatch | None = None) -> StepSamples:
     """Return the samples of one collection, with the baselines of its greedy episodes."""
     if result.batch is None or greedy is None:
         return StepSamples(result.batch, result.episodes, dict(result.metrics), _tokens(result))
@@ -89,5 +89,5 @@ def samples_of(config: RunConfig, result: CollectResult, greedy: CollectResult |
     )
 
 
-def _tokens(result: CollectResult) -> int:
+def _tokens(result: EpisodeBatch) -> int:
     return sum(episode.reply_tokens for episode in result.episodes if episode.failure is None)

@@ -18,7 +18,7 @@ from verl.workers.engine.gloo_shutdown import wait_at_exit
 Wait: TypeAlias = Callable[[Callable[[], bool], str], None]
 
 
-class Group:
+class BroadcastGroup:
     """A process group that only broadcasts from rank 0; connects when it is made, which blocks.
 
     Args:
@@ -83,18 +83,20 @@ def _hold(group: Any, work: Any) -> None:
         time.sleep(0.1)
 
 
-def connect(group_spec: Mapping[str, Any], rank: int, address: str, timeout_s: float, wait: Wait) -> Group:
+def connect(
+    group_spec: Mapping[str, Any], rank: int, address: str, timeout_s: float, wait: Wait
+) -> BroadcastGroup:
     """Make a group on a thread, which is left alone when `wait` raises: a group that connects cannot be
     interrupted.
     """
-    future: Future[Group] = Future()
+    future: Future[BroadcastGroup] = Future()
     device = torch.cuda.current_device() if group_spec["backend"] == "nccl" else None
 
     def make() -> None:
         try:
             if device is not None:
                 torch.cuda.set_device(device)
-            future.set_result(Group(group_spec, rank, address, timeout_s))
+            future.set_result(BroadcastGroup(group_spec, rank, address, timeout_s))
         except Exception as error:  # raised by the caller
             future.set_exception(error)
 

@@ -13,7 +13,7 @@ import torch
 
 from verl.protocol.generate import EngineGoneError, RolloutError
 from verl.utils.flat_tensors import unpack
-from verl.workers.weight_transfer.broadcast.group import Group, connect, gpu, wait_until
+from verl.workers.weight_transfer.broadcast.group import BroadcastGroup, connect, gpu, wait_until
 from verl.workers.weight_transfer.broadcast.link import NOTICE_S, PAUSE_S, Link, ready
 
 
@@ -30,7 +30,7 @@ class Receiver:
             raise EngineGoneError(
                 f"the sender of the weights at {_shown(sender)} does not answer: {error}"
             ) from error
-        self._group: Group | None = None
+        self._group: BroadcastGroup | None = None
         self._heard: dict[str, Any] = {}
         self._update = self._next = 0
 
@@ -67,7 +67,7 @@ class Receiver:
             ) from error
         return unpack(flat, handle["layout"])
 
-    def _join(self, on_gpu: bool, receivers: int) -> Group:
+    def _join(self, on_gpu: bool, receivers: int) -> BroadcastGroup:
         group = self._group
         name = f"{socket.gethostname()}:{os.getpid()}"
         generation = group.generation if group else 0

@@ -19,7 +19,7 @@ from torch import distributed as dist
 
 from verl.utils.flat_tensors import device_of, layout_of, pack
 from verl.workers.weight_transfer.broadcast.group import (
-    Group,
+    BroadcastGroup,
     Wait,
     WaitTimeoutError,
     connect,
@@ -96,7 +96,7 @@ class Sender:
         self._links: list[Link] = []
         self._update: _Update | None = None
         self._thread: threading.Thread | None = None
-        self._group: Group | None = None
+        self._group: BroadcastGroup | None = None
         self._updates = self._generation = 0
 
     def send(self, tensors: Mapping[str, torch.Tensor], receivers: int) -> dict[str, Any]:
@@ -201,7 +201,8 @@ class Sender:
         if lost_names := update.lost():
             update.error = f"the sender gave up: lost {', '.join(lost_names)}"
         elif len(update.members) < update.receivers:
-            update.error = f"the sender gave up: {error}; {update.receivers - len(update.members)} of {update.receivers} never came"
+            missing = update.receivers - len(update.members)
+            update.error = f"the sender gave up: {error}; {missing} of {update.receivers} never came"
         else:
             update.error = f"the sender gave up: {error}; behind: {', '.join(update.behind()) or 'none'}"
         if not update.released:
@@ -210,7 +211,7 @@ class Sender:
         while not update.released:
             self._poll(update)
 
-    def _group_for(self, update: _Update, wait: Wait) -> Group:
+    def _group_for(self, update: _Update, wait: Wait) -> BroadcastGroup:
         """Wait for all receivers and return their group, a new one unless it is the same as before."""
         wait(lambda: len(update.members) == update.receivers, f"{update.receivers} receivers of weights")
         statuses = [link.said for link in update.members]
