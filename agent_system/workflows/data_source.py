@@ -22,8 +22,7 @@ function may be a method of a class `Solution`. Where a test fails, verl counts 
 program scores otherwise than in verl where it prints the expected words on other lines, or a number within
 1e-6 of one with a fraction; where it returns True for 1; where it ends by `exit()` after its output (a status
 other than 0 is a failure); where its fence says `py`; where lines are given as a list; where an argument is
-an object, whose keys stay text; and where verl's judge itself fails, for instance on a program without the
-function, and counts it as right.
+an object, whose keys stay text; and where verl's judge itself fails.
 """
 
 from __future__ import annotations

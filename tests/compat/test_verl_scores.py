@@ -168,7 +168,6 @@ def program(source: str, rng: random.Random) -> Row:
         (call("one", ([a], 1)), "def one(a):\n    return True", 0),
         (printed((f"{a}", f"{a}")), f"print({a})\nexit()", 1),
         (printed((f"{a}", f"{a}")), f"import sys\nprint({a})\nsys.exit(1)", 0),
-        (adds, "print(int(input()) + int(input()))", 0),
         (call("keys", ([{"1": a}], a)), "def keys(a):\n    return a[1]", 0),
     ]
     if rng.random() < 0.85:
