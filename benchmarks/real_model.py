@@ -172,7 +172,7 @@ def keys_of_one(model: Path, train: Path, steps: int) -> list[str]:
     """Return the keys of one agent, which trains all weights."""
     return [
         f"actor_rollout_ref.model.path={model}", f"data.train_files={train}", "data.val_files=null",
-        f"custom_reward_function.path={ROOT / 'benchmarks/shared/animals.py'}",
+        f"reward.custom_reward_function.path={ROOT / 'benchmarks/shared/animals.py'}",
         f"env.rollout.n={GROUP}", f"data.train_batch_size={TASKS}", "data.max_prompt_length=96",
         f"data.max_response_length={REPLY}", f"actor_rollout_ref.actor.optim.lr={LEARNING_RATE}",
         "actor_rollout_ref.actor.optim.weight_decay=0", f"trainer.total_training_steps={steps}",
@@ -256,8 +256,8 @@ def main() -> None:
         steps = args.steps + 1
         for number in range(args.rounds):
             measures = {
-                "trl": lambda out: peer(model, train, out, steps),
                 "one": lambda out: ours(ROOT, out, keys_of_one(model, train, steps)),
+                "trl": lambda out: peer(model, train, out, steps),
                 "team": lambda out: ours(ROOT, out, keys_of_the_team(model, folder, steps)),
             }
             if args.before:
