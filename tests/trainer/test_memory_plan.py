@@ -114,6 +114,20 @@ def test_with_less_memory_micro_batches_are_smaller_and_then_recomputed(
     assert recomputed.model.enable_gradient_checkpointing is True
 
 
+def test_slots_that_are_not_set_are_fewer_where_their_cache_does_not_fit(
+    model: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    lengths = ("data.max_prompt_length=900", "data.max_response_length=100")
+    assert planned(model, 10**12, monkeypatch, *lengths).actor_rollout_ref.rollout.max_num_seqs == 64
+    caplog.set_level(logging.INFO)
+    own = planned(model, 110 * MIB, monkeypatch, *lengths).actor_rollout_ref
+    slots = own.rollout.max_num_seqs
+    assert slots in (2, 4, 8, 16, 32)
+    assert f", {slots} replies at once" in caplog.text
+    with pytest.raises(ConfigError, match=r"these would do: .*max_num_seqs=8"):
+        planned(model, 110 * MIB, monkeypatch, *lengths, "actor_rollout_ref.rollout.max_num_seqs=64")
+
+
 def test_what_cannot_fit_is_refused_with_keys_and_figures(
     model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

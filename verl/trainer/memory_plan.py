@@ -2,8 +2,8 @@
 the machine has.
 
 Budgets of micro-batches that are not set become the largest that fit, up to `MOST_TOKENS`; gradient
-checkpointing is turned on where the longest row does not fit without. A run that cannot fit is refused with
-the keys that would do.
+checkpointing is turned on where the longest row does not fit without, and an engine whose slots are not set
+has fewer of them where their cache does not fit. A run that cannot fit is refused with the keys that would do.
 """
 
 from __future__ import annotations
@@ -190,6 +190,8 @@ class _Model:
             config.algorithm.use_kl_in_reward or any(policy.actor.use_kl_loss for policy in policies)
         )
         self._dtype = resolve_dtype(self.own.actor.fsdp_config.dtype, device)
+        self.slots = self.own.rollout.slots
+        self._usual_slots = self.slots
         self.memory = GroupMemory(0, 0, 0, 0, 0, 0, 0, False)
         self._counted: dict[bool, TrainingMemory] = {}
         self._network = load_config(self.own.model.path, trust_remote_code=self.own.model.trust_remote_code)
@@ -233,7 +235,7 @@ class _Model:
         numbers = resolve_dtype(rollout.dtype, self._device).itemsize
         engine = (training.parameters + adapter_numbers * adapters) * numbers
         text = self._network.get_text_config()
-        cache = self._cache(text, numbers) + rollout.max_num_seqs * int(text.vocab_size) * SAMPLING_BYTES
+        cache = self._cache(text, numbers) + self.slots * int(text.vocab_size) * SAMPLING_BYTES
         gradients = training.trained * FP32 // self._ranks
         return GroupMemory(
             weights // self._ranks, optimizer // self._ranks, gradients, engine, cache, 0, 0, False
@@ -242,9 +244,12 @@ class _Model:
     def _cache(self, text: Any, numbers: int) -> int:
         heads = getattr(text, "num_key_value_heads", None) or getattr(text, "num_attention_heads", 1)
         size = getattr(text, "head_dim", None) or text.hidden_size // getattr(text, "num_attention_heads", 1)
-        return (
-            2 * text.num_hidden_layers * heads * size * numbers * self.longest * self.own.rollout.max_num_seqs
-        )
+        return 2 * text.num_hidden_layers * heads * size * numbers * self.longest * self.slots
+
+    @property
+    def has_fewer_slots(self) -> bool:
+        """Return whether the engine has fewer slots than it would have on a larger machine."""
+        return self.slots < self._usual_slots
 
     def _given(self) -> tuple[int | None, int | None]:
         """Return the tokens and the rows of a micro-batch that are set."""
@@ -283,6 +288,11 @@ class _Model:
         none does.
         """
         fixed = self.fixed()
+        while (
+            self.own.rollout.max_num_seqs is None and self.slots > 1 and fixed.resident + fixed.cache > room
+        ):
+            self.slots //= 2
+            fixed = self.fixed()
         left = room - fixed.resident - fixed.gradients - self._gathered()
         token_budget, rows = self._given()
         shape_limit = self._wanted()
@@ -343,7 +353,7 @@ class _Model:
     def _refusal(self, fixed: GroupMemory, room: int, least: Shape) -> str:
         """Return one line with what the group needs, and the keys that would do."""
         one = self._of_rows(1)
-        slots = self.own.rollout.max_num_seqs
+        slots = self.slots
 
         def total(shape: Shape, checkpointing: bool, share: float) -> float:
             one_pass = self._training(checkpointing).of_pass(shape) + self._gathered()
@@ -391,7 +401,10 @@ def _fill(config: RunConfig, placement: Placement, models: list[_Model]) -> None
     """Write the chosen values where none is set."""
     tokens = min((model.memory.tokens for model in models), default=MOST_TOKENS)
     scored = MOST_SCORED_TOKENS if tokens >= MOST_TOKENS else tokens
+    slots = min((model.slots for model in models if model.own.rollout.max_num_seqs is None), default=None)
     for model_config in _configs(config, placement):
+        if model_config.rollout.max_num_seqs is None:
+            model_config.rollout.max_num_seqs = slots or model_config.rollout.slots
         if model_config.actor.ppo_max_token_len_per_gpu is None:
             model_config.actor.ppo_max_token_len_per_gpu = tokens
         if model_config.rollout.log_prob_max_token_len_per_gpu is None:
@@ -424,10 +437,13 @@ def _report(models: list[_Model], base: int, free: int) -> None:
         "a micro-batch": max(memory.one_pass for memory in memories),
     }
     logger.info(
-        "memory: up to %.2f of %.1f GiB: %s; micro-batches of %s tokens%s",
+        "memory: up to %.2f of %.1f GiB: %s; micro-batches of %s tokens%s%s",
         total / GIB,
         free / GIB,
         ", ".join(f"{name} {value / GIB:.2f}" for name, value in figures.items() if value),
         " and ".join(sorted({f"{memory.tokens:,}" for memory in memories})),
         ", gradient checkpointing" if any(memory.checkpointing for memory in memories) else "",
+        "".join(
+            f", {slots} replies at once" for slots in sorted({m.slots for m in models if m.has_fewer_slots})
+        ),
     )

@@ -65,7 +65,7 @@ def serving_plan(plan: RunPlan, engines: Engines) -> RunPlan:
         rollout.name = engines.name or rollout.name
         rollout.tensor_model_parallel_size = 1
         rollout.weight_transfer = "object_store"
-        rollout.max_num_seqs = min(rollout.max_num_seqs, engines.slots or rollout.max_num_seqs)
+        rollout.max_num_seqs = min(rollout.slots, engines.slots or rollout.slots)
         rollout.structured_outputs = rollout.name == "vllm" or find_spec("xgrammar") is not None
         rollout.free_cache_engine = False
         groups.append(replace(spec, config=group_config, trained=False))

@@ -296,6 +296,9 @@ class ValSamplingConfig:
     )
 
 
+SLOTS = 64  # of an engine, where `max_num_seqs` is not set
+
+
 @dataclass
 class RolloutConfig:
     """`actor_rollout_ref.rollout`: how an engine samples a reply (not `rollout`, collection, nor
@@ -329,7 +332,12 @@ class RolloutConfig:
         ge=1,
         effect=VLLM,
     )
-    max_num_seqs: int = key(64, "KV-cache slots: maximum number of replies decoded concurrently", ge=1)
+    max_num_seqs: Optional[int] = key(
+        None,
+        "KV-cache slots: maximum number of replies decoded concurrently; default: 64, fewer where their cache "
+        "does not fit into memory (counted on a CPU)",
+        ge=1,
+    )
     max_num_batched_tokens: Optional[int] = key(
         None,
         "maximum number of tokens per engine step; default: 2048 (vLLM's), more if max_num_seqs or "
@@ -393,6 +401,11 @@ class RolloutConfig:
         effect=(OLD_LOG_PROBS, "{}.log_prob_use_dynamic_bsz=false"),
     )
     val_kwargs: ValSamplingConfig = section(ValSamplingConfig)
+
+    @property
+    def slots(self) -> int:
+        """Number of replies that an engine decodes at once."""
+        return self.max_num_seqs or SLOTS
 
 
 @dataclass

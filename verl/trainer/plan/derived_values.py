@@ -48,7 +48,7 @@ def resolve_defaults(config: RunConfig) -> None:
     rollout.prompt_length = rollout.prompt_length or data.max_prompt_length
     rollout.response_length = rollout.response_length or data.max_response_length
     config.rollout.max_concurrent_episodes = config.rollout.max_concurrent_episodes or max(
-        1, EPISODES_PER_SLOT * rollout.max_num_seqs * engine_pool(config).size
+        1, EPISODES_PER_SLOT * rollout.slots * engine_pool(config).size
     )
     agent = config.agent
     reward_model = config.reward.model

@@ -85,7 +85,7 @@ def build_engine(
             str(config.model.path), dtype=dtype, trust_remote_code=config.model.trust_remote_code
         )
         return ClassifierEngine(
-            classifier.to(device), micro_batch_size=rollout.max_num_seqs, max_model_len=max_model_len
+            classifier.to(device), micro_batch_size=rollout.slots, max_model_len=max_model_len
         )
     if rollout.name != "hf":
         raise ValueError(f"actor_rollout_ref.rollout.name={rollout.name!r}: expected hf or vllm")
@@ -105,7 +105,7 @@ def build_engine(
     tokenizer = functools.partial(load_tokenizer, source, trust_remote_code=config.model.trust_remote_code)
     return HFEngine(
         model.to(device),
-        max_num_seqs=rollout.max_num_seqs,
+        max_num_seqs=rollout.slots,
         max_model_len=max_model_len,
         adapters=specs,
         load_tokenizer=tokenizer if rollout.structured_outputs else None,

@@ -58,7 +58,7 @@ def engine_arguments(
     check_split(model_config, tp)
     check_batching(rollout, max_model_len, device)
     chunked = splits_prompts(rollout, device)
-    needed = max(BATCHED_TOKENS, rollout.max_num_seqs, 0 if chunked else max_model_len)
+    needed = max(BATCHED_TOKENS, rollout.slots, 0 if chunked else max_model_len)
     arguments: dict[str, Any] = {
         "model": str(config.model.path),
         "trust_remote_code": config.model.trust_remote_code,
@@ -66,9 +66,9 @@ def engine_arguments(
         "generation_config": "vllm",
         "dtype": str(dtype).removeprefix("torch."),
         "max_model_len": max_model_len,
-        "max_num_seqs": rollout.max_num_seqs,
+        "max_num_seqs": rollout.slots,
         "max_num_batched_tokens": rollout.max_num_batched_tokens
-        or min(needed, rollout.max_num_seqs * max_model_len),
+        or min(needed, rollout.slots * max_model_len),
         "enable_chunked_prefill": chunked,
         "enable_prefix_caching": True,
         "scheduling_policy": "priority",
@@ -83,9 +83,7 @@ def engine_arguments(
         "use_tqdm_on_load": False,  # a progress bar in a log, and a semaphore that outlives a killed process
     }
     if device == "cpu":
-        arguments["kv_cache_memory_bytes"] = _cpu_cache(
-            model_config, dtype, rollout.max_num_seqs, max_model_len, tp
-        )
+        arguments["kv_cache_memory_bytes"] = _cpu_cache(model_config, dtype, rollout.slots, max_model_len, tp)
         check_heads(model_config)
     else:
         arguments |= {
@@ -163,10 +161,10 @@ def check_batching(rollout: RolloutConfig, max_model_len: int, device: str) -> N
             "actor_rollout_ref.rollout.enable_chunked_prefill=true: after a partial prompt vLLM rewinds a "
             "request's random generator, which torch cannot do on a CPU; leave the key out"
         )
-    if limit is not None and limit < rollout.max_num_seqs:
+    if limit is not None and limit < rollout.slots:
         raise RolloutError(
             f"actor_rollout_ref.rollout.max_num_batched_tokens={limit} is less than "
-            f"max_num_seqs={rollout.max_num_seqs}: every reply in flight needs one token per step; raise "
+            f"max_num_seqs={rollout.slots}: every reply in flight needs one token per step; raise "
             "max_num_batched_tokens or lower max_num_seqs"
         )
     if limit is not None and limit < max_model_len and not chunked:
