@@ -171,6 +171,8 @@ def train_peer(model: str, train: str, result: str, steps: int) -> None:
 def keys_of_one(model: Path, train: Path, steps: int) -> list[str]:
     """Return the keys of one agent, which trains all weights."""
     return [
+        "agent.orchestra_type=single", "agent.agent_ids=[Single Agent]", "env.env_name=data_source",
+        "env.params.graded=false", "algorithm.adv_estimator=grpo",
         f"actor_rollout_ref.model.path={model}", f"data.train_files={train}", "data.val_files=null",
         f"reward.custom_reward_function.path={ROOT / 'benchmarks/shared/animals.py'}",
         f"env.rollout.n={GROUP}", f"data.train_batch_size={TASKS}", "data.max_prompt_length=96",
@@ -183,7 +185,7 @@ def keys_of_the_team(model: Path, folder: Path, steps: int) -> list[str]:
     """Return the keys of the team of `examples/run_smollm2.sh`."""
     return [
         "agent.plugins=[examples.smollm2.team]", "agent.orchestra_type=animals", "env.env_name=animals",
-        "agent.agent_ids=[Finder,Checker]", "agent.specialization=lora", f"env.rollout.n={GROUP}",
+        "agent.agent_ids=[Finder,Checker]", "agent.specialization=lora", "algorithm.adv_estimator=grpo", f"env.rollout.n={GROUP}",
         f"actor_rollout_ref.model.path={model}", "actor_rollout_ref.model.lora_rank=16",
         "actor_rollout_ref.actor.optim.lr=3e-4", f"data.train_files={folder / 'train.jsonl'}",
         "data.val_files=null", f"data.train_batch_size={TASKS}", "data.max_prompt_length=96",

@@ -38,6 +38,8 @@ GIB = 2**30
 MOST_SCORED_TOKENS = 32768
 # Share of the memory that a run may plan with: allocators do not return all that was freed.
 SHARE = 0.9
+# A micro-batch whose budget is not set takes at most so much, unless its longest row takes more.
+PASS_BYTES = GIB
 # Bytes per number of sampling: logits of slots and of prompts, scaled, as log-probs and as probabilities in
 # fp32, their sums in fp64.
 SAMPLING_BYTES = 28
@@ -300,9 +302,10 @@ class _Model:
         checkpointing = self.own.model.enable_gradient_checkpointing
         for option in (False, True) if checkpointing is None else (bool(checkpointing),):
             counted = self._training(option)
-            shape = self._largest(counted, least, shape_limit, left)
-            if shape is None:
+            if counted.of_pass(least) > left:
                 continue  # not even the shortest micro-batch
+            # a larger one saves no time on a CPU, whose caches hold less anyway
+            shape = self._largest(counted, least, shape_limit, min(left, PASS_BYTES)) or least
             tokens = max(shape.tokens, token_budget or 0)
             self.memory = _with(
                 fixed,
