@@ -319,9 +319,13 @@ class _Model:
 
     def _gathered(self) -> int:
         """Return the bytes of the whole parameters in a pass: of one rank FSDP2 frees none of them before its
-        end.
+        end. It is not used where they are trained in the dtype in which they are kept.
         """
-        return self._training(False).parameters * self._dtype.itemsize if self._ranks == 1 else 0
+        if self._ranks > 1 or self._dtype == resolve_dtype(
+            self.own.actor.fsdp_config.model_dtype, self._device
+        ):
+            return 0
+        return self._training(False).parameters * self._dtype.itemsize
 
     def _shape(self, tokens: int) -> Shape:
         """Return as many of the longest rows as the budget holds, at least one."""

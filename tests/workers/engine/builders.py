@@ -33,7 +33,7 @@ from verl.workers.engine import (
     update_policy,
     update_values,
 )
-from verl.workers.engine.sharding import value_head
+from verl.workers.engine.sharding import full_tensors, value_head
 
 Gradients = dict[str, torch.Tensor]
 # Losses that choose tokens by the whole mini-batch, and so by all ranks.
@@ -159,7 +159,8 @@ def observed(
     take_step = engine.step
 
     def step(grad_clip: float) -> tuple[float, bool]:
-        seen.update({name: p.grad.full_tensor().clone() for name, p in engine.trainable.parameters.items()})
+        gradients = {name: p.grad for name, p in engine.trainable.parameters.items()}
+        seen.update({name: gradient.clone() for name, gradient in full_tensors(gradients.items())})
         return take_step(grad_clip)
 
     engine.step = step  # type: ignore[method-assign]

@@ -14,6 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.models.families import FAMILIES
 from tests.workers.engine.builders import (
     ADAPTERS,
     ONE_PIECE,
@@ -35,7 +36,7 @@ from verl.workers.engine.attention import packed_attention, plan_branches
 from verl.workers.engine.chains import longest_rows
 from verl.workers.engine.layout import Sharing
 from verl.workers.engine.sharding import local
-from verl.workers.engine.trie import build_trie, count_run, plan_tries, token_rows
+from verl.workers.engine.trie import build_trie, count_run, logits_share, plan_tries, token_rows
 
 BUILT_IN = sorted(name for name, fn in POLICY_LOSS_REGISTRY.items() if fn.__module__.startswith("verl."))
 RULES = [
@@ -250,22 +251,40 @@ def test_a_trie_has_every_row_as_a_path_and_no_token_twice(
     scored = rows["responses"][rows["response_mask"].bool()]
     assert len(trie.before) == len(scored)
     counts = rows["response_mask"].sum(dim=1).tolist()
-    micros = plan_tries(paths, counts, budget, 1)
+    micros = plan_tries(paths, counts, budget, 1, 0.0)
     assert sorted(row for micro in micros for row in micro) == list(range(len(paths)))
     for micro in micros:
         assert len(micro) == 1 or count_run([paths[row] for row in micro]) <= budget
 
 
-def test_a_micro_batch_keeps_no_more_logits_than_single_rows_would() -> None:
+def test_a_micro_batch_keeps_no_more_than_single_rows_would() -> None:
     """64 replies of 8 tokens to one prompt of 56: run once they are a few tokens, with as many logits."""
     rows = [
         np.array([[token, place] for place, token in enumerate([*range(56), row, *[5] * 6])])
         for row in range(64)
     ]
-    micros = plan_tries(rows, [8] * 64, 640, 1)
-    assert [len(micro) for micro in micros] == [10] * 6 + [4], "of rows of 64 tokens 10 have 640"
-    assert [len(micro) for micro in plan_tries(rows, [1] * 64, 640, 1)] == [10] * 6 + [4]
-    assert len(plan_tries(rows, [0] * 64, 640, 1)) == 2, "56 tokens once, and 7 and an eighth of 56 for each"
+    assert len(plan_tries(rows, [8] * 64, 640, 1, 0.0)) == 2, (
+        "56 tokens once, and 7 and an eighth of 56 for each"
+    )
+    for share in (0.25, 1.0, 4.0, 1000.0):
+        most = 640 + share * 640 * 8 / 64  # of ten single rows
+        micros = plan_tries(rows, [8] * 64, 640, 1, share)
+        for micro in micros:
+            run = count_run([rows[row] for row in micro]) + (len(micro) - 1) * 56 / 8
+            assert run + share * 8 * len(micro) <= most
+        assert len(micros[0]) >= 10
+    assert [len(micro) for micro in micros] == [10] * 6 + [4], (
+        "logits alone count: of single rows 10 have as many"
+    )
+    assert len(plan_tries(rows, [0] * 64, 640, 1, 4.0)) == 2
+
+
+@pytest.mark.parametrize("name", ["qwen3", "llama", "gpt2", "gemma2", "mixtral"])
+def test_logits_are_weighed_by_the_shape_of_the_model(name: str) -> None:
+    config = FAMILIES[name].config()
+    small = logits_share(config)
+    config.get_text_config().vocab_size *= 10
+    assert 0 < small == pytest.approx(logits_share(config) / 10)
 
 
 @pytest.mark.parametrize("window", [None, 1, 3, 7])

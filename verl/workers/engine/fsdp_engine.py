@@ -29,7 +29,7 @@ from verl.workers.engine.sharding import (
     shard_model,
 )
 from verl.workers.engine.trainable import Trainable
-from verl.workers.engine.trie import count_run, plan_tries, token_rows
+from verl.workers.engine.trie import count_run, logits_share, plan_tries, token_rows
 
 Rows = Mapping[str, torch.Tensor]
 
@@ -88,8 +88,10 @@ class FSDPEngine:
         plans = dict(adapters or {})
         trained = optim is not None or bool(plans)
         compute_dtype = resolve_dtype(fsdp.dtype, mesh.device_type)
+        config = load_config(model.path, trust_remote_code=model.trust_remote_code)
+        self._logits_share = logits_share(config) if loader is CAUSAL_LM else 0.0
         self.layout = choose_layout(
-            load_config(model.path, trust_remote_code=model.trust_remote_code),
+            config,
             use_remove_padding=model.use_remove_padding,
             attention=model.attn_implementation,
             device=mesh.device_type,
@@ -205,7 +207,7 @@ class FSDPEngine:
         some = select(rows, torch.tensor(group, dtype=torch.long, device=self.device))
         if self.layout.sharing == "trie":
             scored = some["response_mask"].sum(dim=1).tolist()
-            plan = plan_tries(token_rows(some), scored, rule.token_budget, rule.rows)
+            plan = plan_tries(token_rows(some), scored, rule.token_budget, rule.rows, self._logits_share)
             return [[group[row] for row in micro] for micro in plan]
         lengths = self.lengths(some)
         # Rows that begin others are in the micro-batch of these.

@@ -83,9 +83,11 @@ def shard_model(model: Any, mesh: DeviceMesh, compute_dtype: torch.dtype, reshar
     Parameters keep their dtype (the master weights; adapters may have another than their base); compute runs
     in `compute_dtype`, the head of a value model in fp32 (values of adjacent tokens differ by less than the
     resolution of bf16); gradients are reduced in fp32. With one rank nothing is freed after the forward pass,
-    since that would save no memory.
+    since that would save no memory; where no dtype differs either, the parameters stay as they are.
     """
     masters = {parameter.dtype for parameter in model.parameters()}
+    if mesh.size() == 1 and masters == {compute_dtype}:
+        return model.to(mesh.device_type)
     policy = MixedPrecisionPolicy(
         param_dtype=compute_dtype if masters != {compute_dtype} else None,
         reduce_dtype=torch.float32,

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +21,8 @@ from verl.workers.engine.attention import PackPlan, plan_branches
 
 # Keys and values of a token are at most about this share of what its activations take.
 GATHERED_SHARE = 1 / 8
+# Logits of a scored token, their gradient, and two temporaries of as many numbers.
+LOGITS_COPIES = 4
 Row = np.ndarray  # `[tokens, 2]` int64: id and position of each token
 
 
@@ -84,41 +87,51 @@ def count_run(rows: Sequence[Row]) -> int:
     return sum(len(rows[row]) - begin for row, begin in zip(order, shared, strict=True))
 
 
+def logits_share(config: Any) -> float:
+    """Return what a scored token keeps for its logits, as a share of what a token keeps in all layers.
+
+    Both are estimates for layers as in Llama: inputs of norms and projections, queries, keys and values, and
+    four numbers for each of the feed-forward width.
+
+    Args:
+        config: of a language model.
+    """
+    text = config.get_text_config()
+    width = getattr(text, "intermediate_size", None) or 4 * text.hidden_size
+    return LOGITS_COPIES * text.vocab_size / (text.num_hidden_layers * (9 * text.hidden_size + 4 * width))
+
+
 def plan_tries(
-    rows: Sequence[Row], scored: Sequence[int], budget: int | None, most_rows: int
+    rows: Sequence[Row], scored: Sequence[int], budget: int | None, most_rows: int, share: float
 ) -> list[list[int]]:
     """Split rows into micro-batches in the order of `shared_lengths`; a beginning that is shared across a cut
     is run in both.
 
-    A budget stands for the memory of that many tokens of single rows. So a micro-batch has no more scored
-    tokens, whose logits are kept, than single rows could have within it, and a row is charged for the keys
-    and values of its shared beginning, which its attention gathers.
+    A budget stands for the memory of that many tokens of single rows. So a micro-batch is charged for the
+    tokens that it runs, for the logits of scored tokens, which single rows would have as well, and a row for
+    the keys and values of its shared beginning, which its attention gathers.
 
     Args:
         rows: of `token_rows`.
         scored: number of scored tokens of each row.
         budget: most tokens of a micro-batch, or None to split by rows; a row above it is alone.
         most_rows: rows of a micro-batch without a budget.
+        share: of `logits_share`; 0 where no logits are kept.
     """
     result: list[list[int]] = []
     density = max((count / (len(row) + 1) for row, count in zip(rows, scored, strict=True)), default=0.0)
-    most_scored = density * (budget or 0)
+    most = (budget or 0) * (1.0 + share * density)
     cost = 0.0
-    logits = 0
     for row, begin in zip(*shared_lengths(rows), strict=True):
-        added = len(rows[row]) - begin + begin * GATHERED_SHARE
-        if budget is None:
-            full = not result or len(result[-1]) >= most_rows
-        else:
-            full = not result or cost + added > budget or logits + scored[row] > most_scored
+        logits = share * scored[row]
+        added = len(rows[row]) - begin + begin * GATHERED_SHARE + logits
+        full = not result or (len(result[-1]) >= most_rows if budget is None else cost + added > most)
         if full:
             result.append([])
             cost = 0.0
-            logits = 0
-            added = len(rows[row])
+            added = len(rows[row]) + logits
         result[-1].append(row)
         cost += added
-        logits += scored[row]
     return result
 
 
