@@ -208,7 +208,7 @@ class ActorConfig:
     use_dynamic_bsz: bool = key(True, "micro-batches with a token budget instead of a number of rows")
     ppo_max_token_len_per_gpu: Optional[int] = key(
         None,
-        "token budget of one micro-batch; null: what fits into memory, at most 16384",
+        "token budget of one micro-batch; null: what fits into memory, at most 16384, and a GiB on a CPU",
         ge=1,
         effect="{}.use_dynamic_bsz=true",
     )
