@@ -39,6 +39,10 @@ BARS: dict[tuple[str, str], tuple[Callable[[float, float], bool], float]] = {
     ("sandbox", "speedup"): (operator.ge, 10.0),
     ("sandbox", "loop_delay_ms_p99"): (operator.le, 20.0),
     ("search_words", "recall_1"): (operator.ge, 1.0),
+    ("real_model", "step_over_trl"): (operator.le, 0.5),
+    ("real_model", "peak_over_trl"): (operator.le, 0.8),
+    ("real_model", "memory_error"): (operator.le, 0.1),
+    ("real_model", "step_over_before"): (operator.le, 0.8),
 }
 
 
