@@ -261,8 +261,8 @@ def measure(config: RunConfig) -> Comparison:
     check_team(config)
     plan = RunPlan.of(config, build_placement(config.agent, config.actor_rollout_ref))
     tokenizers = {group.wg_id: load_group_tokenizer(group) for group in plan.groups}
-    train, _ = build_datasets(config, next(iter(tokenizers.values())))
-    run_dir = run_dir_of(config)
+    train, _ = build_datasets(config.data, config.env, config.trainer, next(iter(tokenizers.values())))
+    run_dir = run_dir_of(config.trainer)
     controller = build_controller(config)
     team = TeamWorkers(config, plan, controller)
     try:

@@ -26,7 +26,7 @@ from verl.protocol.template_time import TEMPLATE_TIME
 from verl.single_controller.worker_group import WorkerDiedError
 from verl.trainer.checkpoint.given_models import check_saved_models, fingerprints, groups_with_fixed_models
 from verl.trainer.checkpoint.store import CheckpointStore, find_checkpoint, read_state
-from verl.trainer.config import RunConfig, SandboxConfig
+from verl.trainer.config import DataConfig, EnvConfig, RunConfig, SandboxConfig, TrainerConfig
 from verl.trainer.config.spec import ConfigError
 from verl.trainer.plan.checks import resolve
 from verl.trainer.plan.derived_values import (
@@ -102,7 +102,7 @@ def start_sandbox(config: RunConfig) -> None:
     sandbox = config.sandbox
     team = config.agent.orchestra_type
     orchestra = OrchestraRegistry.get(team, env=config.env.env_name).from_options(
-        orchestra_options(config), team
+        orchestra_options(config.agent, config.gateway), team
     )
     agents = [
         AgentRegistry.get(name, orchestra=team, env=config.env.env_name) for name in config.agent.agent_ids
@@ -130,16 +130,19 @@ def _runs_programs(agent: type[BaseAgent]) -> bool:
 
 
 def build_datasets(
-    config: RunConfig, tokenizer: Any, measures: Sequence[PromptMeasure] = ()
+    data: DataConfig,
+    env: EnvConfig,
+    trainer: TrainerConfig,
+    tokenizer: Any,
+    measures: Sequence[PromptMeasure] = (),
 ) -> tuple[RLHFDataset | None, RLHFDataset | None]:
     """Return the training and validation tasks whose prompts fit; no training tasks with
     `trainer.val_only`.
     """
-    data = config.data
-    judged = EnvRegistry.get(config.env.env_name).needs_ground_truth
+    judged = EnvRegistry.get(env.env_name).needs_ground_truth
     train = (
         None
-        if config.trainer.val_only
+        if trainer.val_only
         else RLHFDataset(data.train_files, tokenizer, data, data.train_max_samples, measures, judged)
     )
     val = (
@@ -147,17 +150,17 @@ def build_datasets(
         if data.val_files
         else None
     )
-    if val is None and config.trainer.val_only:
+    if val is None and trainer.val_only:
         raise DatasetError("trainer.val_only=true needs data.val_files")
-    _check_tasks(config, [dataset for dataset in (train, val) if dataset is not None])
+    _check_tasks(env, [dataset for dataset in (train, val) if dataset is not None])
     return train, val
 
 
-def _check_tasks(config: RunConfig, datasets: Sequence[RLHFDataset]) -> None:
-    env = EnvRegistry.get(config.env.env_name)
-    if not env.overrides("check_task"):
+def _check_tasks(env: EnvConfig, datasets: Sequence[RLHFDataset]) -> None:
+    cls = EnvRegistry.get(env.env_name)
+    if not cls.overrides("check_task"):
         return
-    environment = env(build_options(env.config_class, config.env.params, "env.params"))
+    environment = cls(build_options(cls.config_class, env.params, "env.params"))
     for dataset in datasets:
         for row in dataset.rows:
             try:
@@ -232,29 +235,32 @@ def check_run(config: RunConfig) -> CheckedRun:
 
     model_checks.check_forms(plan)
     device = resolve_device(config.trainer.device)
-    check_exactness(config, plan, device, partial(max_model_len, config, plan))
-    model_checks.check_vllm(plan, device, partial(max_model_len, config, plan))
-    trained_in = run_dir_of(config)
+    longest = partial(max_model_len, config.data, plan)
+    check_exactness(config.critic, plan, device, longest)
+    model_checks.check_vllm(plan, device, longest)
+    trained_in = run_dir_of(config.trainer)
     checkpoint = find_checkpoint(config.trainer, CheckpointStore(trained_in / "checkpoints"))
     if checkpoint is not None:
-        critics = None if config.trainer.val_only else critic_signature(config, plan)
-        bases = fingerprints(groups_with_fixed_models(plan, None if config.trainer.val_only else config))
+        critics = None if config.trainer.val_only else critic_signature(config.critic, plan)
+        algorithm = None if config.trainer.val_only else config.algorithm
+        bases = fingerprints(groups_with_fixed_models(plan, algorithm))
         state = read_state(checkpoint, plan, critics, bases)
         if "template_time" in state:  # before the first prompt is rendered
             TEMPLATE_TIME.restore(str(state["template_time"]))
         if not config.trainer.val_only:
-            check_checkpoint(checkpoint, state, config)
-        check_saved_models(checkpoint, config, plan)
-    run_dir = output_dir(config, plan, trained_in, checkpoint)
-    model_checks.check_reward_model(config)
+            check_checkpoint(checkpoint, state, config.async_training, config.data)
+        check_saved_models(checkpoint, config.critic, plan)
+    run_dir = output_dir(config.agent, config.trainer, plan, trained_in, checkpoint)
+    model_checks.check_reward_model(config.reward)
     tokenizers = {g.wg_id: load_group_tokenizer(g) for g in plan.groups}
     tell_of_templates(plan, tokenizers, config.data.apply_chat_template_kwargs)
-    model_checks.warn_of_positions(plan, partial(max_model_len, config, plan))
+    model_checks.warn_of_positions(plan, longest)
     sizes = model_checks.adapter_sizes(plan)
-    model_checks.check_critic(config, plan, tokenizers)
-    plan_memory(config, plan, device, partial(max_model_len, config, plan))
+    model_checks.check_critic(config.critic, plan, tokenizers)
+    plan_memory(config, plan, device, longest)
     collector = build_collector(config, plan, tokenizers, dict.fromkeys(tokenizers))
-    train, val = build_datasets(config, next(iter(tokenizers.values()), None), collector.measures())
+    tokenizer = next(iter(tokenizers.values()), None)
+    train, val = build_datasets(config.data, config.env, config.trainer, tokenizer, collector.measures())
     if train is not None:
         loader = TaskLoader(
             train, config.data.train_batch_size, seed=config.data.seed, shuffle=config.data.shuffle
@@ -262,7 +268,7 @@ def check_run(config: RunConfig) -> CheckedRun:
         warn_of_warmup(config.trainer, steps_of_run(config.trainer, len(loader)))
         if checkpoint is not None:
             loader.load_state_dict(torch.load(checkpoint / "data.pt", weights_only=True))
-    check_endpoints(config, plan)
+    check_endpoints(config.reward, plan)
     name = (
         config.trainer.experiment_name
         if run_dir == trained_in

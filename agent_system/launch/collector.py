@@ -21,7 +21,7 @@ from agent_system.task import task_from_row
 from verl.models.loader import stop_token_ids
 from verl.protocol import DataProto
 from verl.protocol.generate import RolloutError, SamplingParams
-from verl.trainer.config import RunConfig
+from verl.trainer.config import AgentConfig, DataConfig, GatewayConfig, RewardConfig, RunConfig
 from verl.trainer.config.algorithm import REWARD_FIELDS
 from verl.trainer.config.reward_model import CLASSIFIER
 from verl.trainer.config.spec import ConfigError
@@ -181,13 +181,13 @@ def remote_bindings(plan: RunPlan) -> dict[str, RemoteBinding]:
     return bindings
 
 
-def check_endpoints(config: RunConfig, plan: RunPlan) -> None:
+def check_endpoints(reward: RewardConfig, plan: RunPlan) -> None:
     """Request one reply from the server of every agent and of the reward model. Raise ConfigError if one
     gives none.
     """
     servers = [("agent.api", binding.endpoint) for binding in remote_bindings(plan).values()]
-    if config.reward.model.kind == "api":
-        servers.append(("reward.model.api", _reward_endpoint(config)))
+    if reward.model.kind == "api":
+        servers.append(("reward.model.api", _reward_endpoint(reward)))
     if not servers:
         return
 
@@ -212,24 +212,28 @@ def _reward_terms(plan: RunPlan) -> dict[str, list[str]]:
     return terms_by_agent
 
 
-def orchestra_options(config: RunConfig) -> dict[str, Any]:
+def orchestra_options(agent: AgentConfig, gateway: GatewayConfig) -> dict[str, Any]:
     """Return the options of the orchestra; those of a gateway are the team and the keys under `gateway`.
 
     Raises AgentSystemError for others of a gateway.
     """
-    options = dict(config.agent.orchestra.get(config.agent.orchestra_type) or {})
-    if config.agent.orchestra_type != "gateway":
+    options = dict(agent.orchestra.get(agent.orchestra_type) or {})
+    if agent.orchestra_type != "gateway":
         return options
     if options:
         raise AgentSystemError(
             f"agent.orchestra.gateway.{next(iter(options))} has no effect; the team is agent.team or "
             "agent.team_command, and its options are the keys under gateway"
         )
-    return {"team": config.agent.team, "command": config.agent.team_command, "keys": config.gateway}
+    return {"team": agent.team, "command": agent.team_command, "keys": gateway}
 
 
 def build_reward_model(
-    config: RunConfig, placement: Placement, tokenizers: Mapping[str, Any], clients: Mapping[str, Any]
+    data: DataConfig,
+    reward: RewardConfig,
+    placement: Placement,
+    tokenizers: Mapping[str, Any],
+    clients: Mapping[str, Any],
 ) -> RewardModel | None:
     """Return the model of `reward.model`, bound to its engine or its server; None without one.
 
@@ -237,7 +241,7 @@ def build_reward_model(
         ConfigError: the environment variable of an API key is not set, or the template cannot be read.
         AgentSystemError: the template cannot be filled, or a tokenizer has no chat template.
     """
-    settings = config.reward.model
+    settings = reward.model
     row = placement.reward_model
     if settings.kind is None:
         return None
@@ -247,22 +251,26 @@ def build_reward_model(
     if row is not None and settings.kind == CLASSIFIER:
         return Classifier(clients[row.wg_id], tokenizers[row.wg_id], settings)
     return Judge(
-        _judge_binding(config, row, tokenizers, clients),
+        _judge_binding(data, reward, row, tokenizers, clients),
         settings,
         _question(settings.template),
-        config.data.seed,
+        data.seed,
     )
 
 
 def _judge_binding(
-    config: RunConfig, row: AgentPlacement | None, tokenizers: Mapping[str, Any], clients: Mapping[str, Any]
+    data: DataConfig,
+    reward: RewardConfig,
+    row: AgentPlacement | None,
+    tokenizers: Mapping[str, Any],
+    clients: Mapping[str, Any],
 ) -> AgentBinding | RemoteBinding:
-    settings = config.reward.model
+    settings = reward.model
     sampling = SamplingParams(settings.response_length, settings.temperature)
     if row is None:
-        return RemoteBinding(REWARD_MODEL, REWARD_MODEL, _reward_endpoint(config), sampling, sampling)
+        return RemoteBinding(REWARD_MODEL, REWARD_MODEL, _reward_endpoint(reward), sampling, sampling)
     tokenizer = tokenizers[row.wg_id]
-    template_kwargs = config.data.apply_chat_template_kwargs
+    template_kwargs = data.apply_chat_template_kwargs
     sampling = replace(
         sampling, stop_token_ids=stop_token_ids(str(row.config.model.path), tokenizer, template_kwargs)
     )
@@ -280,10 +288,10 @@ def _judge_binding(
     )
 
 
-def _reward_endpoint(config: RunConfig) -> Endpoint:
+def _reward_endpoint(reward: RewardConfig) -> Endpoint:
     from agent_system.rollout.endpoint import Endpoint
 
-    api = config.reward.model.api
+    api = reward.model.api
     return Endpoint(REWARD_MODEL, api, api_key("reward.model.api", api))
 
 
@@ -313,7 +321,7 @@ def build_collector(
     """
     agent_bindings: dict[str, AgentBinding | RemoteBinding] = dict(remote_bindings(plan))
     structured = {group.wg_id for group in plan.groups if group.config.rollout.structured_outputs}
-    for agent_id, row in policy_rows(config, plan).items():
+    for agent_id, row in policy_rows(config.agent, plan).items():
         tokenizer = tokenizers[row.wg_id]
         stop = stop_token_ids(str(row.config.model.path), tokenizer, config.data.apply_chat_template_kwargs)
         agent_bindings[agent_id] = AgentBinding(
@@ -329,7 +337,7 @@ def build_collector(
             template_kwargs=config.data.apply_chat_template_kwargs,
             trained=not row.frozen,
             structured=row.wg_id in structured,
-            prompt_length_key=prompt_length_key(config, row.config.rollout),
+            prompt_length_key=prompt_length_key(config.data, config.actor_rollout_ref, row.config.rollout),
         )
     bindings = {agent_id: agent_bindings[agent_id] for agent_id in config.agent.agent_ids}
     joint = config.critic.view == "joint" and bool(plan.critics)
@@ -362,9 +370,9 @@ def build_collector(
             env_name=config.env.env_name,
             bindings=bindings,
             settings=settings,
-            orchestra_options=orchestra_options(config),
+            orchestra_options=orchestra_options(config.agent, config.gateway),
             env_params=config.env.params,
             workers=workers,
-            reward_model=build_reward_model(config, plan, tokenizers, clients),
+            reward_model=build_reward_model(config.data, config.reward, plan, tokenizers, clients),
         )
     )

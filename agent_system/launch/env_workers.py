@@ -27,10 +27,10 @@ def check_cpus(config: RunConfig, placement: Placement) -> None:
     once it is joined.
     """
     keys = config.env.workers
-    free = free_cpus(config) if config.env.workers.num else None
+    free = free_cpus(config.trainer, config.ray_init) if config.env.workers.num else None
     if free is None:
         return
-    free -= BUNDLE_CPUS * count_devices(config) if placement.groups else 0.0
+    free -= BUNDLE_CPUS * count_devices(config.trainer, config.rollout) if placement.groups else 0.0
     if keys.num * keys.cpus > free:
         raise ConfigError(
             f"env.workers.num={keys.num} and env.workers.cpus={keys.cpus:g} reserve {keys.num * keys.cpus:g} "

@@ -66,12 +66,12 @@ def loaded_team(
     resolved = resolve_device(device)
     resolve_defaults(config)
     check_team(config)
-    check_untrained(config, plan)
-    check_vllm(served_plan, resolved, partial(max_model_len, config, plan))
+    check_untrained(config.agent, config.trainer, config.actor_rollout_ref, plan)
+    check_vllm(served_plan, resolved, partial(max_model_len, config.data, plan))
     tokenizers = {group.wg_id: load_group_tokenizer(group) for group in plan.groups}
     env = EnvRegistry.get(config.env.env_name)
     check(build_collector(config, plan, tokenizers, dict.fromkeys(tokenizers)).collector, env)
-    check_endpoints(config, plan)
+    check_endpoints(config.reward, plan)
     with ExitStack() as started:
         start_sandbox(config)
         started.callback(close_shared)

@@ -55,7 +55,7 @@ def run(config: RunConfig) -> RayPPOTrainer:
     with writing(config_file):
         run_dir.mkdir(parents=True, exist_ok=True)
         save_config(config, config_file)
-    for agent_id, row in policy_rows(config, plan).items():
+    for agent_id, row in policy_rows(config.agent, plan).items():
         logger.info(table_row(agent_id, row, checked.adapter_sizes))
     for remote in plan.api:
         logger.info(
@@ -63,7 +63,7 @@ def run(config: RunConfig) -> RayPPOTrainer:
         )
     for line in plan.describe():
         logger.info(line)
-    for wg_id, devices in describe_devices(config, plan).items():
+    for wg_id, devices in describe_devices(config.trainer, config.rollout, plan).items():
         logger.info("worker group %s -> %s", wg_id, devices)
     logger.info("output folder: %s", run_dir)
     with ExitStack() as started:

@@ -23,7 +23,7 @@ config.actor_rollout_ref.model.path = sys.argv[1]
 config.agent.specialization = sys.argv[2]
 plan = RunPlan.of(config, build_placement(config.agent, config.actor_rollout_ref))
 began = time.perf_counter()
-check_exactness(config, plan, "cpu", partial(max_model_len, config, plan))
+check_exactness(config.critic, plan, "cpu", partial(max_model_len, config.data, plan))
 print(time.perf_counter() - began)
 """
 

@@ -68,7 +68,7 @@ def test_a_pass_grows_with_its_rows_and_shrinks_with_checkpointing(model: str) -
 def planned(model: str, free: int, monkeypatch: pytest.MonkeyPatch, *keys: str) -> RunConfig:
     monkeypatch.setattr(memory_plan, "free_memory", lambda: free)
     monkeypatch.setattr(memory_plan, "SHARE", 1.0)
-    monkeypatch.setattr(memory_plan, "_processes", lambda config, placement: 0)
+    monkeypatch.setattr(memory_plan, "_processes", lambda trainer, rollout, placement: 0)
     process = type("Process", (), {"memory_info": lambda self: type("Memory", (), {"rss": 0})()})
     monkeypatch.setattr(memory_plan.psutil, "Process", process)
     config = compose_config(
@@ -76,7 +76,7 @@ def planned(model: str, free: int, monkeypatch: pytest.MonkeyPatch, *keys: str) 
     )
     resolve_defaults(config)
     plan = plan_of(config)
-    memory_plan.plan_memory(config, plan, "cpu", partial(max_model_len, config, plan))
+    memory_plan.plan_memory(config, plan, "cpu", partial(max_model_len, config.data, plan))
     assert all(group.config.actor.ppo_max_token_len_per_gpu for group in plan.groups)
     return config
 
@@ -189,6 +189,6 @@ def test_memory_that_the_driver_does_not_see_is_not_counted_and_refuses_nothing(
     config = compose_config([f"actor_rollout_ref.model.path={model}", f"trainer.device={device}", *keys])
     resolve_defaults(config)
     plan = plan_of(config)
-    memory_plan.plan_memory(config, plan, device, partial(max_model_len, config, plan))
+    memory_plan.plan_memory(config, plan, device, partial(max_model_len, config.data, plan))
     assert all(group.config.actor.ppo_max_token_len_per_gpu == MOST_TOKENS for group in plan.groups)
     assert "memory: not counted (" in caplog.text

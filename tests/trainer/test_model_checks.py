@@ -36,7 +36,7 @@ def check(
     for key, value in model_keys.items():
         setattr(config.actor_rollout_ref.model, key, value)
     placement = build_placement(config.agent, config.actor_rollout_ref)
-    check_vllm(placement, device, partial(max_model_len, config, placement))
+    check_vllm(placement, device, partial(max_model_len, config.data, placement))
 
 
 def test_a_model_that_can_be_served_is_silent(

@@ -14,7 +14,7 @@ def test_a_team_whose_engines_spanned_devices_is_served_on_one(tiny_model_dir: P
     model, rollout = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout
     model.path, rollout.name, rollout.tensor_model_parallel_size = str(tiny_model_dir), "vllm", 2
     own = for_serving(config, "cpu")
-    team = serving_team(own, plan_of(own), LocalController(own, "cpu"))
+    team = serving_team(own, plan_of(own), LocalController(own.trainer, own.rollout, "cpu"))
     team.start()
     team.init_model(1)
     assert [stats["active"] for engines in team.engines.groups.values() for stats in engines.stats()] == [

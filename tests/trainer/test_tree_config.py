@@ -170,7 +170,7 @@ def test_groups_that_do_not_know_the_turn_can_be_compared_with(tiny_model_dir: P
 def test_agents_have_candidates_of_their_own_under_their_names(tiny_model_dir: Path) -> None:
     own = {"rollout.tree.k_per_agent": {"solver_agent": 8, "Verifier Agent": 1}}
     config = check(tiny_model_dir, own | {"agent.frozen": ["Verifier Agent"], "agent.specialization": "full"})
-    assert candidates_of(config) == {"Solver Agent": 8, "Verifier Agent": 1}
+    assert candidates_of(config.agent, config.rollout) == {"Solver Agent": 8, "Verifier Agent": 1}
     check(
         tiny_model_dir,
         {"rollout.tree.k_per_agent": {"solver_agent": 1}, "algorithm.group_by": ["uid", "agent_id"]},
@@ -181,7 +181,8 @@ def test_agents_have_candidates_of_their_own_under_their_names(tiny_model_dir: P
     "given", ["rollout.tree.k_per_agent={Solver Agent: 8}", "rollout.tree.k_per_agent.solver_agent=8"]
 )
 def test_the_command_line_gives_an_agent_candidates_of_its_own(given: str) -> None:
-    assert candidates_of(compose_config([given])) == {"Solver Agent": 8}
+    config = compose_config([given])
+    assert candidates_of(config.agent, config.rollout) == {"Solver Agent": 8}
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from verl.models.export_check import export_difference
 from verl.models.files import check_files
 from verl.models.loader import ModelPathError, check_causal_lm, resolve_dtype
 from verl.protocol.generate import RolloutError
-from verl.trainer.config import CriticConfig, FSDPConfig, RunConfig, TrainedModelConfig
+from verl.trainer.config import CriticConfig, FSDPConfig, TrainedModelConfig
 from verl.trainer.config.reward_model import CLASSIFIER
 from verl.trainer.config.spec import ConfigError
 from verl.trainer.plan.placement import WorkerGroupSpec
@@ -28,12 +28,12 @@ logger = logging.getLogger(__name__)
 
 
 def check_exactness(
-    config: RunConfig, plan: RunPlan, device: str, max_model_len: Callable[[WorkerGroupSpec], int]
+    critic: CriticConfig, plan: RunPlan, device: str, max_model_len: Callable[[WorkerGroupSpec], int]
 ) -> None:
     """Check the model of every worker group, and log what differs from the fastest way.
 
     Args:
-        config: of the run.
+        critic: keys under `critic`.
         plan: plan of the run.
         device: cpu or cuda, of the workers.
         max_model_len: function that returns the maximum length of prompt plus reply, in tokens, of a worker
@@ -55,7 +55,9 @@ def check_exactness(
         except ModelPathError as error:
             obstacles[str(error)] = None
             continue
-        checks = list(_checks(config, group, device, max_model_len, critic=group.wg_id in with_critic))
+        group_critic = critic_config(critic, group) if group.wg_id in with_critic else None
+        is_trained = group.trained and plan.trains
+        checks = list(_checks(group, device, max_model_len, is_trained, group_critic))
         for check in checks:
             try:
                 notes |= dict.fromkeys(f"{where}: {note}" for note in check())
@@ -69,14 +71,14 @@ def check_exactness(
 
 
 def _checks(
-    config: RunConfig,
     group: WorkerGroupSpec,
     device: str,
     max_model_len: Callable[[WorkerGroupSpec], int],
-    critic: bool,
+    is_trained: bool,
+    critic: CriticConfig | None,
 ) -> Iterator[Callable[[], list[str]]]:
     """Yield the checks of one worker group: trainer, critic, engine; each returns notes or raises."""
-    if group.trained and not config.trainer.val_only:
+    if is_trained:
         model = group.config.model
         actor = group.config.actor
         yield lambda: layout_notes(
@@ -84,9 +86,8 @@ def _checks(
         )
         if not group.adapters:
             yield lambda: export_notes(group)
-    if critic:
-        group_critic_config = critic_config(config.critic, group)
-        yield lambda: critic_notes(group_critic_config, device)
+    if critic is not None:
+        yield lambda: critic_notes(critic, device)
     if group.config.rollout.name == "hf":
         yield lambda: engine_notes(group, max_model_len(group))
 

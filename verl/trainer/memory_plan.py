@@ -19,7 +19,15 @@ import torch
 from verl.models.fingerprint import once_per_configuration
 from verl.models.loader import CAUSAL_LM, load_config, resolve_dtype
 from verl.models.lora import LoraSpec, lora_spec
-from verl.trainer.config import ActorRolloutRefConfig, RunConfig
+from verl.trainer.config import (
+    ActorRolloutRefConfig,
+    AlgorithmConfig,
+    CollectConfig,
+    CriticConfig,
+    RayInitConfig,
+    RunConfig,
+    TrainerConfig,
+)
 from verl.trainer.config.spec import ConfigError
 from verl.trainer.plan.devices import assign_devices, assign_engines
 from verl.trainer.plan.placement import Placement, WorkerGroupSpec
@@ -102,8 +110,8 @@ def plan_memory(
         ConfigError: the run does not fit, with the keys that would do and what each would need.
     """
     trained = [] if config.trainer.val_only else [group for group in plan.groups if group.trained]
-    if unseen := _unseen(config, device):
-        _fill(config, plan, [])
+    if unseen := _unseen(config.trainer, config.ray_init, device):
+        _fill(config.actor_rollout_ref, config.critic, plan, [])
         logger.info(
             "memory: not counted (%s); micro-batches have up to %s tokens unless %s is set",
             unseen,
@@ -112,10 +120,14 @@ def plan_memory(
         )
         return
     free = free_memory()
-    processes = _processes(config, plan)
+    processes = _processes(config.trainer, config.rollout, plan)
     base = psutil.Process().memory_info().rss
     room = int(SHARE * (free + base)) - base * processes
-    models = [_Model(config, plan, group, device, max_model_len(group)) for group in trained]
+    devices = assign_devices(config.trainer, config.rollout, plan) if trained else {}
+    models = [
+        _Model(config.algorithm, plan, group, device, max_model_len(group), devices[group.wg_id].ranks)
+        for group in trained
+    ]
     models = [model for model in models if model.is_counted()]
     for number, model in enumerate(models):
         others = [other.fixed() for other in models if other is not model]
@@ -123,31 +135,31 @@ def plan_memory(
         if processes > 1:  # groups in processes of their own may be busy at the same time
             reserved_bytes += sum(earlier_model.memory.transient for earlier_model in models[:number])
         model.choose(room - reserved_bytes)
-    _fill(config, plan, models)
+    _fill(config.actor_rollout_ref, config.critic, plan, models)
     if models:
         _report(models, base * processes, free + base)
 
 
-def _unseen(config: RunConfig, device: str) -> str:
+def _unseen(trainer: TrainerConfig, ray_init: RayInitConfig, device: str) -> str:
     """Return why the memory of a run is not counted; empty if it is."""
-    if not config.trainer.check_memory:
+    if not trainer.check_memory:
         return CHECK
     # the driver may have no GPU, and a context of its own would take memory of the one that it has
     if device != "cpu":
         return "on GPUs"
-    if config.trainer.controller == "ray" and cluster_address(config) is not None:
+    if trainer.controller == "ray" and cluster_address(ray_init) is not None:
         return "on a cluster, whose nodes the driver does not see"
     return ""
 
 
-def _processes(config: RunConfig, placement: Placement) -> int:
+def _processes(trainer: TrainerConfig, rollout: CollectConfig, placement: Placement) -> int:
     """Return the number of processes with a model on the fullest machine; with one controller process it is
     that one.
     """
-    if config.trainer.controller == "local":
+    if trainer.controller == "local":
         return 1
-    policies = sum(devices.ranks for devices in assign_devices(config, placement).values())
-    engines = sum(devices.ranks for devices in assign_engines(config, placement).values())
+    policies = sum(devices.ranks for devices in assign_devices(trainer, rollout, placement).values())
+    engines = sum(devices.ranks for devices in assign_engines(trainer, rollout, placement).values())
     return 1 + policies + engines
 
 
@@ -179,17 +191,23 @@ class _Model:
     """The memory of one trained worker group, and the choice of what is not set."""
 
     def __init__(
-        self, config: RunConfig, plan: RunPlan, group: WorkerGroupSpec, device: str, longest: int
+        self,
+        algorithm: AlgorithmConfig,
+        plan: RunPlan,
+        group: WorkerGroupSpec,
+        device: str,
+        longest: int,
+        ranks: int,
     ) -> None:
         self.group = group
         self.own = group.config
         self.longest = longest
-        self._ranks = assign_devices(config, plan)[group.wg_id].ranks
+        self._ranks = ranks
         self._device = device
         self._critic = group.wg_id in plan.critics
         policies = group.policies.values()
         self._reference = not group.adapters and (
-            config.algorithm.use_kl_in_reward or any(policy.actor.use_kl_loss for policy in policies)
+            algorithm.use_kl_in_reward or any(policy.actor.use_kl_loss for policy in policies)
         )
         self._dtype = resolve_dtype(self.own.actor.fsdp_config.dtype, device)
         self.slots = self.own.rollout.slots
@@ -396,20 +414,27 @@ def _with(fixed: GroupMemory, one_pass: int, tokens: int, checkpointing: bool) -
     return GroupMemory(*values, one_pass, tokens, checkpointing)
 
 
-def _configs(config: RunConfig, placement: Placement) -> Iterator[ActorRolloutRefConfig]:
-    yield config.actor_rollout_ref
+def _configs(
+    actor_rollout_ref: ActorRolloutRefConfig, placement: Placement
+) -> Iterator[ActorRolloutRefConfig]:
+    yield actor_rollout_ref
     for group in placement.groups:
         yield from (group.config, *group.adapters.values())
     rows = [*placement.agents, *([] if placement.reward_model is None else [placement.reward_model])]
     yield from (row.config for row in rows)
 
 
-def _fill(config: RunConfig, placement: Placement, models: list[_Model]) -> None:
+def _fill(
+    actor_rollout_ref: ActorRolloutRefConfig,
+    critic: CriticConfig,
+    placement: Placement,
+    models: list[_Model],
+) -> None:
     """Write the chosen values where none is set."""
     tokens = min((model.memory.tokens for model in models), default=MOST_TOKENS)
     scored = MOST_SCORED_TOKENS if tokens >= MOST_TOKENS else tokens
     slots = min((model.slots for model in models if model.own.rollout.max_num_seqs is None), default=None)
-    for model_config in _configs(config, placement):
+    for model_config in _configs(actor_rollout_ref, placement):
         if model_config.rollout.max_num_seqs is None:
             model_config.rollout.max_num_seqs = slots or model_config.rollout.slots
         if model_config.actor.ppo_max_token_len_per_gpu is None:
@@ -422,12 +447,10 @@ def _fill(config: RunConfig, placement: Placement, models: list[_Model]) -> None
             model_config.model.enable_gradient_checkpointing = any(
                 model.memory.checkpointing for model in models
             )
-    if config.critic.ppo_max_token_len_per_gpu is None:
-        config.critic.ppo_max_token_len_per_gpu = scored
-    if config.critic.model.enable_gradient_checkpointing is None:
-        config.critic.model.enable_gradient_checkpointing = (
-            config.actor_rollout_ref.model.enable_gradient_checkpointing
-        )
+    if critic.ppo_max_token_len_per_gpu is None:
+        critic.ppo_max_token_len_per_gpu = scored
+    if critic.model.enable_gradient_checkpointing is None:
+        critic.model.enable_gradient_checkpointing = actor_rollout_ref.model.enable_gradient_checkpointing
 
 
 def _report(models: list[_Model], base: int, free: int) -> None:

@@ -14,7 +14,7 @@ import torch
 from patches import PatchError, is_installed, require
 from verl.models.loader import ModelPathError, build_causal_lm, check_model_path, load_config, load_tokenizer
 from verl.protocol.generate import RolloutError
-from verl.trainer.config import RunConfig
+from verl.trainer.config import CriticConfig, RewardConfig
 from verl.trainer.config.reward_model import CLASSIFIER
 from verl.trainer.config.spec import ConfigError
 from verl.trainer.plan.placement import Placement, WorkerGroupSpec
@@ -168,9 +168,9 @@ def _base(group: WorkerGroupSpec) -> Any:
         )
 
 
-def check_reward_model(config: RunConfig) -> None:
+def check_reward_model(reward: RewardConfig) -> None:
     """Raise ConfigError if the model of `reward.model.kind=sequence_classification` gives no scores."""
-    model = config.reward.model
+    model = reward.model
     if model.kind == CLASSIFIER:
         from verl.models.reward_model import check_sequence_classifier  # of such a model
 
@@ -182,11 +182,11 @@ def check_reward_model(config: RunConfig) -> None:
             raise ConfigError(f"reward.model.path: {error}") from error
 
 
-def check_critic(config: RunConfig, plan: RunPlan, tokenizers: Mapping[str, Any]) -> None:
+def check_critic(critic: CriticConfig, plan: RunPlan, tokenizers: Mapping[str, Any]) -> None:
     """Check the initial models of critics.
 
     Args:
-        config: configuration of the run.
+        critic: keys under `critic`.
         plan: plan of the run.
         tokenizers: tokenizers of the policies, by `wg_id`.
 
@@ -199,23 +199,23 @@ def check_critic(config: RunConfig, plan: RunPlan, tokenizers: Mapping[str, Any]
             continue
         from verl.models.value_model import check_value_model  # of critics
 
-        model = critic_config(config.critic, spec).model
-        critic_model = config.critic.model
-        key = "critic.model.path"
+        model = critic_config(critic, spec).model
+        critic_model = critic.model
+        key = "model.path"
         try:
             check_value_model(model.path or "", model.trust_remote_code)
             tokenizer = tokenizers[spec.wg_id]
             source = critic_model.tokenizer_path or critic_model.path
             if source is not None:
-                key = key if critic_model.tokenizer_path is None else "critic.model.tokenizer_path"
+                key = key if critic_model.tokenizer_path is None else "model.tokenizer_path"
                 tokenizer = load_tokenizer(source, trust_remote_code=critic_model.trust_remote_code)
         except ModelPathError as error:
             raise ConfigError(
-                f"{key}={value_at(config, key)!r} (critic of '{spec.wg_id}'): {error}"
+                f"critic.{key}={value_at(critic, key)!r} (critic of '{spec.wg_id}'): {error}"
             ) from error
         if tokenizer.get_vocab() != tokenizers[spec.wg_id].get_vocab():
             raise ConfigError(
-                f"{key}={value_at(config, key)!r} has another vocabulary than the policy '{spec.wg_id}', "
-                "whose tokens are its input; use a model of the same family, or leave it out to start from "
-                "the policy's model"
+                f"critic.{key}={value_at(critic, key)!r} has another vocabulary than the policy "
+                f"'{spec.wg_id}', whose tokens are its input; use a model of the same family, or leave it "
+                "out to start from the policy's model"
             )

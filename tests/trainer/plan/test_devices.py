@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 import ray
 
-from verl.trainer.config import ActorRolloutRefConfig, AgentConfig, ModelConfig, RunConfig
+from verl.trainer.config import (
+    ActorRolloutRefConfig,
+    AgentConfig,
+    CollectConfig,
+    ModelConfig,
+    RunConfig,
+    TrainerConfig,
+)
 from verl.trainer.plan.agent_overrides import PlacementError
 from verl.trainer.plan.devices import (
     ENGINES,
@@ -25,17 +32,12 @@ from verl.trainer.plan.placement import Placement, build_placement
 from verl.trainer.ppo.controller import ControllerError, LocalController, RayController
 
 
-def run_on(devices: int, engines: int = 0, **keys: Any) -> RunConfig:
-    """A run on devices of the trainer and of the engines; `rollout` has further keys of the latter, the
-    others are of the trainer.
+def run_on(devices: int, engines: int = 0, **keys: Any) -> tuple[TrainerConfig, CollectConfig]:
+    """Sections of a run on devices of the trainer and of the engines; `rollout` has further keys of the
+    latter, the others are of the trainer.
     """
-    config = RunConfig()
-    for name, value in keys.pop("rollout", {}).items():
-        setattr(config.rollout, name, value)
-    for name, value in keys.items():
-        setattr(config.trainer, name, value)
-    config.trainer.n_gpus_per_node, config.rollout.n_gpus_per_node = devices, engines
-    return config
+    rollout = CollectConfig(n_gpus_per_node=engines, **keys.pop("rollout", {}))
+    return TrainerConfig(n_gpus_per_node=devices, **keys), rollout
 
 
 @pytest.fixture
@@ -46,23 +48,23 @@ def placement() -> Placement:
 
 
 def test_shared_groups_have_all_devices(placement: Placement) -> None:
-    devices = assign_devices(run_on(4), placement)
+    devices = assign_devices(*run_on(4), placement)
     assert (
         devices
         == dict.fromkeys(("asker", "judge", "critic"), Devices(0, 4))
-        == assign_engines(run_on(4), placement)
+        == assign_engines(*run_on(4), placement)
     )
-    assert processes_per_device(devices) == 3 and processes_per_node(run_on(4), placement) == 12
-    assert count_devices(run_on(4, nnodes=2)) == 8
-    assert set(describe_devices(run_on(4), placement).values()) == {"devices 0 to 3"}
+    assert processes_per_device(devices) == 3 and processes_per_node(*run_on(4), placement) == 12
+    assert count_devices(*run_on(4, nnodes=2)) == 8
+    assert set(describe_devices(*run_on(4), placement).values()) == {"devices 0 to 3"}
 
 
 def test_dedicated_pools_are_equal_parts_or_as_large_as_asked_for(placement: Placement) -> None:
-    equal = assign_devices(run_on(3, nnodes=2, resource_pool="dedicated"), placement)
+    equal = assign_devices(*run_on(3, nnodes=2, resource_pool="dedicated"), placement)
     assert equal == {"asker": Devices(0, 2), "judge": Devices(2, 2), "critic": Devices(4, 2)}
     assert processes_per_device(equal) == 1
     asked = assign_devices(
-        run_on(4, resource_pool="dedicated", pool_sizes={"critic": 1, "asker": 2, "judge": 1}), placement
+        *run_on(4, resource_pool="dedicated", pool_sizes={"critic": 1, "asker": 2, "judge": 1}), placement
     )
     assert asked == {"asker": Devices(0, 2), "judge": Devices(2, 1), "critic": Devices(3, 1)}
 
@@ -93,7 +95,7 @@ def test_sizes_that_do_not_fit_are_one_error(
     placement: Placement, devices: int, keys: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(PlacementError, match=said):
-        assign_devices(run_on(devices, **keys), placement)
+        assign_devices(*run_on(devices, **keys), placement)
 
 
 @pytest.fixture
@@ -108,36 +110,36 @@ def judged() -> Placement:
 def test_engines_of_every_group_have_a_pool_of_their_own_and_policies_those_of_the_trainer(
     judged: Placement,
 ) -> None:
-    config = run_on(6, 2, rollout={"nnodes": 2})
+    sections = run_on(6, 2, rollout={"nnodes": 2})
     served = next(spec.wg_id for spec in judged.groups if not spec.trained)
-    assert assign_devices(config, judged) == dict.fromkeys(("asker", "critic"), Devices(0, 6))
-    assert assign_engines(config, judged) == dict.fromkeys(
+    assert assign_devices(*sections, judged) == dict.fromkeys(("asker", "critic"), Devices(0, 6))
+    assert assign_engines(*sections, judged) == dict.fromkeys(
         ("asker", served, "critic"), Devices(0, 4, ENGINES)
     )
-    assert count_devices(config) == 6 + 4
-    assert processes_per_node(config, judged) == 2 * 6 + 3 * 2
+    assert count_devices(*sections) == 6 + 4
+    assert processes_per_node(*sections, judged) == 2 * 6 + 3 * 2
     shown = {
         "asker": "devices 0 to 5, engines on rollout devices 0 to 3",
         served: "engines on rollout devices 0 to 3",
     }
-    assert describe_devices(config, judged).items() >= shown.items()
+    assert describe_devices(*sections, judged).items() >= shown.items()
 
 
 def test_dedicated_engines_are_divided_on_their_own(judged: Placement) -> None:
     served = next(spec.wg_id for spec in judged.groups if not spec.trained)
-    config = run_on(6, 4, resource_pool="dedicated", pool_sizes={"asker": 4, "critic": 2})
-    config.rollout.pool_sizes = {"asker": 2, served: 1, "critic": 1}
-    assert assign_devices(config, judged) == {"asker": Devices(0, 4), "critic": Devices(4, 2)}
+    _, rollout = sections = run_on(6, 4, resource_pool="dedicated", pool_sizes={"asker": 4, "critic": 2})
+    rollout.pool_sizes = {"asker": 2, served: 1, "critic": 1}
+    assert assign_devices(*sections, judged) == {"asker": Devices(0, 4), "critic": Devices(4, 2)}
     engines = {
         "asker": Devices(0, 2, ENGINES),
         served: Devices(2, 1, ENGINES),
         "critic": Devices(3, 1, ENGINES),
     }
-    assert assign_engines(config, judged) == engines
-    assert processes_per_node(config, judged) == 6 + 4
+    assert assign_engines(*sections, judged) == engines
+    assert processes_per_node(*sections, judged) == 6 + 4
     equal = run_on(6, 3, resource_pool="dedicated")
     assert [
-        d.ranks for d in (*assign_devices(equal, judged).values(), *assign_engines(equal, judged).values())
+        d.ranks for d in (*assign_devices(*equal, judged).values(), *assign_engines(*equal, judged).values())
     ] == [3, 3, 1, 1, 1]
 
 
@@ -165,17 +167,21 @@ def test_sizes_of_the_engines_that_do_not_fit_name_their_keys(
     placement: Placement, engines: int, keys: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(PlacementError, match=said):
-        assign_engines(run_on(3, engines, **keys), placement)
+        assign_engines(*run_on(3, engines, **keys), placement)
 
 
 def test_a_group_without_training_has_no_devices_of_the_trainer(judged: Placement) -> None:
     served = next(spec.wg_id for spec in judged.groups if not spec.trained)
     sizes = {"asker": 2, served: 1, "critic": 1}
-    config = run_on(4, 3, resource_pool="dedicated", pool_sizes=sizes)
+    _, rollout = sections = run_on(4, 3, resource_pool="dedicated", pool_sizes=sizes)
     with pytest.raises(PlacementError, match=r"the trained worker groups are \['asker', 'critic'\]"):
-        assign_devices(config, judged)
-    config.rollout.n_gpus_per_node = 0
-    assert assign_devices(config, judged)[served] == Devices(2, 1) == assign_engines(config, judged)[served]
+        assign_devices(*sections, judged)
+    rollout.n_gpus_per_node = 0
+    assert (
+        assign_devices(*sections, judged)[served]
+        == Devices(2, 1)
+        == assign_engines(*sections, judged)[served]
+    )
 
 
 def spanning(*sizes: int) -> Placement:
@@ -269,40 +275,40 @@ def test_an_engine_has_its_devices_on_one_node(tp: int, devices: int, keys: dict
     keys = dict(keys)
     fails = keys.pop("fails", None)
     with nullcontext() if fails is None else pytest.raises(PlacementError, match=fails):
-        check_engine_spans(run_on(devices, **keys), spanning(tp, tp))
+        check_engine_spans(*run_on(devices, **keys), spanning(tp, tp))
 
 
 def test_a_node_boundary_inside_a_group_that_begins_within_a_node_is_found() -> None:
     sizes = {"asker": 1, "judge": 4, "critic": 3}
-    config = run_on(4, nnodes=2, resource_pool="dedicated", pool_sizes=sizes)
+    sections = run_on(4, nnodes=2, resource_pool="dedicated", pool_sizes=sizes)
     said = r"specific_parameters\.rollout\.tensor_model_parallel_size=2: .* 'judge' would be on devices 3 to 4.*number 1, be a multiple"
     with pytest.raises(PlacementError, match=said):
-        check_engine_spans(config, spanning(1, 2, 1))
+        check_engine_spans(*sections, spanning(1, 2, 1))
 
 
 def test_a_team_of_servers_needs_no_devices() -> None:
     api = {"a": {"base_url": "http://127.0.0.1:1/v1", "model": "m"}}
     placement = build_placement(AgentConfig(agent_ids=["A"], api=api), ActorRolloutRefConfig())
-    assert assign_devices(run_on(4), placement) == {}
+    assert assign_devices(*run_on(4), placement) == {}
     with pytest.raises(
         PlacementError, match=r"trainer\.resource_pool=dedicated has no effect: all agents are behind an API"
     ):
-        assign_devices(run_on(4, resource_pool="dedicated"), placement)
+        assign_devices(*run_on(4, resource_pool="dedicated"), placement)
     with pytest.raises(
         PlacementError, match=r"rollout\.n_gpus_per_node=2 has no effect: all agents are behind an API"
     ):
-        assign_engines(run_on(4, 2), placement)
+        assign_engines(*run_on(4, 2), placement)
 
 
 def test_one_process_has_no_pools() -> None:
     with pytest.raises(ControllerError, match=r"dedicated needs trainer\.controller=ray"):
-        LocalController(run_on(1, resource_pool="dedicated"), "cpu")
+        LocalController(*run_on(1, resource_pool="dedicated"), "cpu")
     with pytest.raises(ControllerError, match=r"rollout\.n_gpus_per_node=1 needs trainer\.controller=ray"):
-        LocalController(run_on(1, 1), "cpu")
+        LocalController(*run_on(1, 1), "cpu")
 
 
 @pytest.mark.parametrize(
-    ("config", "policies", "engines"),
+    ("sections", "policies", "engines"),
     [
         (run_on(4), ([4], 2 * 3), ([4], 2 * 3)),
         (run_on(4, resource_pool="dedicated"), ([4], 3), ([4], 3)),
@@ -312,7 +318,7 @@ def test_one_process_has_no_pools() -> None:
 )
 def test_a_gpu_has_room_for_the_workers_of_its_pool(
     monkeypatch: pytest.MonkeyPatch,
-    config: RunConfig,
+    sections: tuple[TrainerConfig, CollectConfig],
     policies: tuple[list[int], int],
     engines: tuple[list[int], int],
 ) -> None:
@@ -320,12 +326,12 @@ def test_a_gpu_has_room_for_the_workers_of_its_pool(
     last.
     """
     monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    trainer, rollout = sections
+    config = RunConfig(trainer=trainer, rollout=rollout)
     placement = build_placement(config.agent, ActorRolloutRefConfig(model=ModelConfig(path="some/model")))
     controller = RayController(config, "cuda")
     for devices, expected in ((assign_devices, policies), (assign_engines, engines)):
-        pool = controller._pool(next(iter(devices(config, placement).values())))
+        pool = controller._pool(next(iter(devices(trainer, rollout, placement).values())))
         whole = getattr(pool, "parent", pool)
         assert (whole.store, whole.max_colocate_count, whole.use_gpu) == (*expected, True)
-        assert pool.world_size == whole.world_size // (
-            2 if config.trainer.resource_pool == "dedicated" else 1
-        )
+        assert pool.world_size == whole.world_size // (2 if trainer.resource_pool == "dedicated" else 1)

@@ -331,9 +331,19 @@ def test_a_frozen_agent_frees_no_cache_unless_its_base_learns(config: RunConfig)
         IneffectiveKeyError,
         match=r"rollout\.free_cache_engine gives agent 'Verifier Agent' False, which has no effect: it is frozen",
     ):
-        check_untrained(config, build_placement(config.agent, config.actor_rollout_ref))
+        check_untrained(
+            config.agent,
+            config.trainer,
+            config.actor_rollout_ref,
+            build_placement(config.agent, config.actor_rollout_ref),
+        )
     config.agent.specialization = "lora"
     config.agent.agent_specific_parameters = {
         "rollout": {"free_cache_engine": [False, False], "update_bucket_mb": [8, 8]}
     }
-    check_untrained(config, build_placement(config.agent, config.actor_rollout_ref))
+    check_untrained(
+        config.agent,
+        config.trainer,
+        config.actor_rollout_ref,
+        build_placement(config.agent, config.actor_rollout_ref),
+    )

@@ -10,6 +10,7 @@ import pytest
 from tests.plans import plan_of
 from verl.trainer.config import RunConfig
 from verl.trainer.config.spec import ConfigError
+from verl.trainer.plan.agents import AgentPlan
 from verl.trainer.plan.role_policies import output_dir, policy_rows
 from verl.trainer.plan.run import RunPlan
 
@@ -29,8 +30,16 @@ def team(roles: dict[str, Any], **changes: Any) -> tuple[RunConfig, RunPlan]:
     return config, plan_of(config)
 
 
+def rows_of(config: RunConfig, plan: RunPlan) -> dict[str, AgentPlan]:
+    return policy_rows(config.agent, plan)
+
+
+def folder_of(config: RunConfig, plan: RunPlan, run_dir: Path, checkpoint: Path | None) -> Path:
+    return output_dir(config.agent, config.trainer, plan, run_dir, checkpoint)
+
+
 def policies(roles: dict[str, Any], **changes: Any) -> list[str]:
-    rows = policy_rows(*team(roles, **changes))
+    rows = rows_of(*team(roles, **changes))
     assert list(rows) == TEAM
     return [row.policy_id for row in rows.values()]
 
@@ -53,7 +62,7 @@ def test_agents_of_a_shared_policy_can_take_another_one() -> None:
 def test_model_sampling_and_lengths_come_with_the_policy_and_the_table_stays() -> None:
     config, plan = team({"Tool Agent": "critic"}, agent_specific_parameters=OWN_RANGE)
     before = plan.signature()
-    row = policy_rows(config, plan)["Tool Agent"]
+    row = rows_of(config, plan)["Tool Agent"]
     assert (row.wg_id, row.config.model.path) == ("critic", "org/b")
     assert (row.config.rollout.val_kwargs.temperature, row.config.rollout.response_length) == (0.7, 10)
     assert plan.signature() == before
@@ -111,20 +120,20 @@ def test_an_invalid_mapping_is_refused(
     roles: dict[str, Any], changes: dict[str, Any], words: list[str]
 ) -> None:
     with pytest.raises(ConfigError) as refused:
-        policy_rows(*team(roles, **changes))
+        rows_of(*team(roles, **changes))
     assert [word for word in words if word not in str(refused.value)] == [], str(refused.value)
 
 
 def test_adapters_can_be_swapped_too(tmp_path: Path) -> None:
     changes = {"specialization": "lora", "model_ids": ["org/a"] * 3}
-    rows = policy_rows(*team(SWAP, **changes))
+    rows = rows_of(*team(SWAP, **changes))
     assert [(row.policy_id, row.wg_id, row.adapter) for row in rows.values()] == [
         ("executor_agent", "a_lora", "executor_agent"), ("tool_agent", "a_lora", "tool_agent"),
         ("critic", "a_lora", "critic"),
     ]  # fmt: skip
     own = {"agent_specific_parameters": {"model": {"lora_rank": [2, 4, 8]}}}
     with pytest.raises(ConfigError, match="swaps nothing with"):
-        output_dir(*team(SWAP, resume_mode="disable", **changes, **own), tmp_path, None)
+        folder_of(*team(SWAP, resume_mode="disable", **changes, **own), tmp_path, None)
 
 
 def test_a_difference_that_an_evaluation_does_not_read_is_no_obstacle() -> None:
@@ -139,13 +148,13 @@ def test_a_difference_that_an_evaluation_does_not_read_is_no_obstacle() -> None:
 def test_swapped_roles_write_in_a_folder_of_their_own_that_names_the_checkpoint(tmp_path: Path) -> None:
     config, plan = team(SWAP)
     checkpoint = tmp_path / "checkpoints" / "global_step_3"
-    folder = output_dir(config, plan, tmp_path, checkpoint)
+    folder = folder_of(config, plan, tmp_path, checkpoint)
     assert folder == tmp_path / "swapped" / "tool_agent-executor_agent+executor_agent-tool_agent"
     assert (config.trainer.resume_mode, config.trainer.resume_from_path) == ("resume_path", str(checkpoint))
     turned = dict(reversed(SWAP.items())) | {"Critic": "critic"}
-    assert output_dir(*team(turned), tmp_path, checkpoint) == folder
+    assert folder_of(*team(turned), tmp_path, checkpoint) == folder
     config, plan = team({})
-    assert output_dir(config, plan, tmp_path, checkpoint) == tmp_path
+    assert folder_of(config, plan, tmp_path, checkpoint) == tmp_path
     assert config.trainer.resume_mode == "auto"
 
 
@@ -155,11 +164,11 @@ def test_the_folders_of_a_large_team_have_names_of_limited_length(tmp_path: Path
     for shift in (1, 2):
         ids = [f"agent_number_{(i + shift) % 20}_of_the_team" for i in range(20)]
         large = team(dict(zip(names, ids, strict=True)), agent_ids=names, model_ids=["org/a"] * 20)
-        folders.add(output_dir(*large, tmp_path, tmp_path).name)
+        folders.add(folder_of(*large, tmp_path, tmp_path).name)
         changed_last = team(
             dict(zip(names[:-1], ids[:-1], strict=True)), agent_ids=names, model_ids=["org/a"] * 20
         )
-        folders.add(output_dir(*changed_last, tmp_path, tmp_path).name)
+        folders.add(folder_of(*changed_last, tmp_path, tmp_path).name)
     assert len(folders) == 4
     assert all(len(name.encode()) <= 255 for name in folders)
 
@@ -168,8 +177,8 @@ def test_without_a_checkpoint_only_different_models_or_sampling_can_be_swapped(t
     with pytest.raises(
         ConfigError, match=r"swaps nothing with trainer\.resume_mode=disable.*'org/a'.*agent\.model_ids"
     ):
-        output_dir(*team(SWAP, resume_mode="disable"), tmp_path, None)
+        folder_of(*team(SWAP, resume_mode="disable"), tmp_path, None)
     config, plan = team({"Critic": "tool_agent"}, resume_mode="disable")
-    assert output_dir(config, plan, tmp_path, None).parent == tmp_path / "swapped"
+    assert folder_of(config, plan, tmp_path, None).parent == tmp_path / "swapped"
     assert config.trainer.resume_mode == "disable"
-    output_dir(*team(SWAP, agent_specific_parameters=OWN_RANGE), tmp_path, None)
+    folder_of(*team(SWAP, agent_specific_parameters=OWN_RANGE), tmp_path, None)

@@ -183,7 +183,7 @@ def test_truncated_sampling_is_warned_of_once(tiny_model_dir: Path, caplog: pyte
     config.actor_rollout_ref.model.path = str(tiny_model_dir)
     config.actor_rollout_ref.rollout.top_p = 0.9
     with caplog.at_level(logging.WARNING, logger="verl"):
-        check_rollout_correction(config, plan_of(config))
+        check_rollout_correction(config.algorithm, config.async_training, config.gateway, plan_of(config))
     (record,) = caplog.records
     assert all(name in record.getMessage() for name in ("top_p", *config.agent.agent_ids))
 

@@ -48,7 +48,7 @@ def test_a_group_has_a_critic_when_one_of_its_agents_needs_values(tiny_model_dir
     assert agents(enable=False) == {}
     config = make_run(tiny_model_dir, adv_estimator="gae")
     config.trainer.val_only = True
-    assert plan_of(config).critics == {} and critic_signature(config, plan_of(config)) == {}, (
+    assert plan_of(config).critics == {} and critic_signature(config.critic, plan_of(config)) == {}, (
         "an evaluation needs no critic"
     )
 
@@ -135,8 +135,8 @@ def refuse(config: RunConfig, words: str) -> None:
     plan = plan_of(config)
     tokenizers = {g.wg_id: load_tokenizer(g.model_path) for g in plan.groups}
     with pytest.raises(ConfigError, match=words):
-        check_critic_keys(config, plan)
-        check_critic(config, plan, tokenizers)
+        check_critic_keys(config.critic, plan)
+        check_critic(config.critic, plan, tokenizers)
 
 
 def test_values_that_nobody_makes_are_refused_naming_both_keys(tiny_model_dir: Path) -> None:

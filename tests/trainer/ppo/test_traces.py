@@ -43,7 +43,7 @@ def test_enabled_workers_are_recorded_on_the_chosen_ranks(
     config.trainer.default_local_dir = str(tmp_path)
     placement = build_placement(config.agent, config.actor_rollout_ref)
     policy = placement.policy_ids[0]
-    traces = TeamTraces(config, placement)
+    traces = TeamTraces(config.trainer, config.critic, config.global_profiler, placement)
     meta = traces.meta(DataProto(meta_info={RECORDED: "step2"}), policy, critic=False)
     recorded = [rank for rank in range(4) if META in meta and meta[META].covers(rank)]
     assert recorded == (ranks or [])

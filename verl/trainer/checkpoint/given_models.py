@@ -9,7 +9,7 @@ import torch
 
 from verl.models.fingerprint import model_fingerprint
 from verl.models.loader import CAUSAL_LM, DTYPES, ModelLoader
-from verl.trainer.config import FSDPConfig, RunConfig, TrainedModelConfig
+from verl.trainer.config import AlgorithmConfig, CriticConfig, FSDPConfig, TrainedModelConfig
 from verl.trainer.plan.placement import Placement, WorkerGroupSpec
 from verl.trainer.plan.run import RunPlan
 from verl.trainer.ppo.critic import critic_config
@@ -23,20 +23,20 @@ def fingerprints(specs: Iterable[WorkerGroupSpec]) -> dict[str, str]:
 
 
 def groups_with_fixed_models(
-    placement: Placement, training: RunConfig | None = None
+    placement: Placement, algorithm: AlgorithmConfig | None = None
 ) -> list[WorkerGroupSpec]:
     """Return the worker groups whose given models are needed throughout: bases of adapters, models of frozen
-    agents and, with the config of a `training` run, references of a KL divergence.
+    agents and, with the keys under `algorithm` of a run that trains, references of a KL divergence.
     """
-    in_reward = training is not None and training.algorithm.use_kl_in_reward
+    in_reward = algorithm is not None and algorithm.use_kl_in_reward
 
     def has_reference(spec: WorkerGroupSpec) -> bool:
-        return in_reward or (training is not None and spec.config.actor.use_kl_loss)
+        return in_reward or (algorithm is not None and spec.config.actor.use_kl_loss)
 
     return [spec for spec in placement.groups if spec.adapters or not spec.trained or has_reference(spec)]
 
 
-def check_saved_models(folder: Path, config: RunConfig, plan: RunPlan) -> None:
+def check_saved_models(folder: Path, critic: CriticConfig, plan: RunPlan) -> None:
     """Raise CheckpointError if model or dtype of a policy or critic in the checkpoint `folder` differ from
     those of the run.
 
@@ -56,11 +56,11 @@ def check_saved_models(folder: Path, config: RunConfig, plan: RunPlan) -> None:
         if spec.wg_id in with_critic:
             from verl.models.value_model import VALUE_MODEL  # of critics
 
-            critic = critic_config(config.critic, spec)
+            group_critic = critic_config(critic, spec)
             _check_saved(
                 folder / "critic" / spec.wg_id,
-                critic.model,
-                critic.fsdp,
+                group_critic.model,
+                group_critic.fsdp,
                 VALUE_MODEL,
                 "critic.fsdp.model_dtype",
             )

@@ -12,7 +12,18 @@ from dataclasses import fields, replace
 from importlib.util import find_spec
 from typing import Any
 
-from verl.trainer.config import AlgorithmConfig, RunConfig, TrainedModelConfig
+from verl.trainer.config import (
+    ActorRolloutRefConfig,
+    AgentConfig,
+    AlgorithmConfig,
+    AsyncTrainingConfig,
+    CriticConfig,
+    GatewayConfig,
+    RewardConfig,
+    RunConfig,
+    TrainedModelConfig,
+    TrainerConfig,
+)
 from verl.trainer.config.algorithm import REWARD_FIELDS, SAMPLE_FIELDS
 from verl.trainer.config.reward import known_terms
 from verl.trainer.config.spec import ConfigError, IneffectiveKeyError, check_values
@@ -64,24 +75,30 @@ def resolve(config: RunConfig) -> RunPlan:
     Raises ConfigError for the first error.
     """
     check_values(config)
-    placement = with_reward_model(build_placement(config.agent, config.actor_rollout_ref), config)
-    assign_devices(config, placement)
-    assign_engines(config, placement)
-    check_untrained(config, placement)
-    _check_agent_names(config, placement)
+    agent = config.agent
+    algorithm = config.algorithm
+    reward = config.reward
+    rollout = config.rollout
+    trainer = config.trainer
+    models = config.actor_rollout_ref
+    placement = with_reward_model(build_placement(agent, models), reward, agent, models)
+    assign_devices(trainer, rollout, placement)
+    assign_engines(trainer, rollout, placement)
+    check_untrained(agent, trainer, models, placement)
+    _check_agent_names(algorithm, placement)
     plan = RunPlan.of(config, placement)
-    _check_per_agent(config, plan)
-    check_reward(config, plan)
+    _check_per_agent(algorithm, reward, plan)
+    check_reward(reward, plan)
     _check_models(config, plan)
-    policy_rows(config, plan)
-    check_filter_groups(config, plan)
-    check_sampling(config, plan)
-    check_rollout_correction(config, plan)
+    policy_rows(agent, plan)
+    check_filter_groups(algorithm, config.env, plan)
+    check_sampling(algorithm, reward, rollout, plan)
+    check_rollout_correction(algorithm, config.async_training, config.gateway, plan)
     check_async_training(config, plan)
-    check_critic_keys(config, plan)
+    check_critic_keys(config.critic, plan)
     check_effect(config, plan)
     check_signal(config, plan)
-    check_engine_spans(config, plan)
+    check_engine_spans(trainer, rollout, plan)
     return plan
 
 
@@ -121,26 +138,28 @@ def _shown(agent: AgentPlacement | ApiPlacement, name: str) -> str:
     return f"{agent.key(name)}={str(value).lower() if isinstance(value, bool) else value}{who}"
 
 
-def check_untrained(config: RunConfig, placement: Placement) -> None:
+def check_untrained(
+    agent: AgentConfig, trainer: TrainerConfig, actor_rollout_ref: ActorRolloutRefConfig, placement: Placement
+) -> None:
     """Check `agent.frozen`, `agent.api` and other keys of these agents."""
-    if not config.trainer.val_only and not placement.trained:
+    if not trainer.val_only and not placement.trained:
         raise ConfigError(
-            f"agent.frozen={list(config.agent.frozen)} and agent.api leave no agent of "
-            f"{list(config.agent.agent_ids)} to train; take one out, or set trainer.val_only=true to evaluate"
+            f"agent.frozen={list(agent.frozen)} and agent.api leave no agent of "
+            f"{list(agent.agent_ids)} to train; take one out, or set trainer.val_only=true to evaluate"
         )
     bases = {spec.wg_id for spec in placement.groups if spec.trained}
-    for agent in placement.agents:
-        if agent.frozen:
-            on_a_base = agent.wg_id in bases
+    for row in placement.agents:
+        if row.frozen:
+            on_a_base = row.wg_id in bases
             read, but = (SERVED_BY_A_BASE, NOT_SERVED_BY_A_BASE) if on_a_base else (SERVED, NOT_SERVED)
-            _check_own_keys(config, agent, "frozen", read, but)
+            _check_own_keys(actor_rollout_ref, row, "frozen", read, but)
     for remote in placement.api:
-        _check_own_keys(config, remote, "behind an API", ASKED, NOT_ASKED)
+        _check_own_keys(actor_rollout_ref, remote, "behind an API", ASKED, NOT_ASKED)
         api_key(f"agent.api.{slug(remote.agent_id)}", remote.api)
 
 
 def _check_own_keys(
-    config: RunConfig,
+    actor_rollout_ref: ActorRolloutRefConfig,
     agent: AgentPlacement | ApiPlacement,
     what: str,
     read: Sequence[str],
@@ -149,20 +168,20 @@ def _check_own_keys(
     for key in sorted(agent.own_keys):
         mine = value_at(agent.config, key)
         has_effect = key.startswith(tuple(read)) and not key.startswith(tuple(but))
-        if not has_effect and mine != value_at(config.actor_rollout_ref, key):
+        if not has_effect and mine != value_at(actor_rollout_ref, key):
             raise IneffectiveKeyError(
                 f"agent.agent_specific_parameters.{key} gives agent '{agent.agent_id}' {mine}, which has no "
                 f"effect: it is {what}; give it null"
             )
 
 
-def _check_agent_names(config: RunConfig, placement: Placement) -> None:
+def _check_agent_names(algorithm: AlgorithmConfig, placement: Placement) -> None:
     """Check that `algorithm.per_agent` names trained agents, each once."""
     agents = [agent.agent_id for agent in placement.trained]
     others = {name: row.agent_id for row in placement.everyone for name in (row.agent_id, slug(row.agent_id))}
     names = {name: agent for agent in agents for name in (agent, slug(agent))}
     name_by_agent: dict[str, str] = {}
-    for name in config.algorithm.per_agent:
+    for name in algorithm.per_agent:
         if name in others and name not in names:
             raise IneffectiveKeyError(
                 f"algorithm.per_agent.{name} has no effect: agent '{others[name]}' is not trained; leave it "
@@ -181,15 +200,15 @@ def _check_agent_names(config: RunConfig, placement: Placement) -> None:
         name_by_agent[names[name]] = name
 
 
-def _check_per_agent(config: RunConfig, plan: RunPlan) -> None:
+def _check_per_agent(algorithm: AlgorithmConfig, reward: RewardConfig, plan: RunPlan) -> None:
     """Check the keys of `algorithm` with the own values of each agent."""
     agents = [agent.agent_id for agent in plan.trained]
     for agent in plan.trained:
-        agent_keys = own_keys(config.algorithm, agent.agent_id)
+        agent_keys = own_keys(algorithm, agent.agent_id)
         where = f"algorithm.per_agent.{slug(agent.agent_id)}" if agent_keys else "algorithm"
         check_estimator(agent, agents, where)
-        _check_gdpo_rewards(config, agent.algorithm, where)
-    _check_unread_rewards(config, plan)
+        _check_gdpo_rewards(reward, agent.algorithm, where)
+    _check_unread_rewards(algorithm, reward, plan)
     _check_whole_batch(plan)
 
 
@@ -241,11 +260,11 @@ def check_estimator(agent: AgentPlan, agents: Sequence[str], where: str = "algor
         )
 
 
-def _check_gdpo_rewards(config: RunConfig, settings: Any, where: str) -> None:
+def _check_gdpo_rewards(reward: RewardConfig, settings: Any, where: str) -> None:
     """Raise ConfigError for a reward that no sample can have; names that reward functions return are known
     after the first episodes.
     """
-    terms = known_terms(config.reward)
+    terms = known_terms(reward)
     for name in settings.gdpo_reward_keys or ():
         if name not in REWARD_FIELDS and (name in SAMPLE_FIELDS or (terms is not None and name not in terms)):
             reward_names = [*REWARD_FIELDS, *(terms or ())]
@@ -260,11 +279,11 @@ def _check_gdpo_rewards(config: RunConfig, settings: Any, where: str) -> None:
             )
 
 
-def _check_unread_rewards(config: RunConfig, plan: RunPlan) -> None:
+def _check_unread_rewards(algorithm: AlgorithmConfig, reward: RewardConfig, plan: RunPlan) -> None:
     """Raise IneffectiveKeyError for a part of the reward that no agent learns from: GDPO reads the columns of
     its keys alone.
     """
-    if config.algorithm.filter_groups.enable or plan.committed:  # which compare rewards themselves
+    if algorithm.filter_groups.enable or plan.committed:  # which compare rewards themselves
         return
     trained = [agent.agent_id for agent in plan.trained]
     read = {
@@ -280,10 +299,10 @@ def _check_unread_rewards(config: RunConfig, plan: RunPlan) -> None:
         ),
         *(
             [("reward.overlong_buffer.enable=true", trained, "overlong_penalty")]
-            if config.reward.overlong_buffer.enable
+            if reward.overlong_buffer.enable
             else []
         ),
-        *([("algorithm.use_kl_in_reward=true", trained, "")] if config.algorithm.use_kl_in_reward else []),
+        *([("algorithm.use_kl_in_reward=true", trained, "")] if algorithm.use_kl_in_reward else []),
     ]
     for setting, names, column in parts:
         carried = ("reward", "step_reward", column) if column else ()
@@ -317,10 +336,9 @@ def _check_whole_batch(plan: RunPlan) -> None:
             )
 
 
-def check_reward(config: RunConfig, plan: RunPlan) -> None:
+def check_reward(reward: RewardConfig, plan: RunPlan) -> None:
     """Check keys under `reward` for contradictions with each other or with an agent's length limit."""
-    reward = config.reward
-    buffer = config.reward.overlong_buffer
+    buffer = reward.overlong_buffer
     if reward.model.kind == "api":
         api_key("reward.model.api", reward.model.api)
     if reward.propagation.mode != "none" and reward.team_scope != "episode":
@@ -359,11 +377,12 @@ def _check_models(config: RunConfig, placement: Placement) -> None:
         _check_mini_batch(
             agent.config.actor.ppo_mini_batch_size, _shown(agent, "actor.ppo_mini_batch_size"), tasks
         )
-        check_skipping(config, agent)
+        check_skipping(config.algorithm, agent)
         if agent in placement.trained:
             dtype = "actor.fsdp_config.dtype"
             _check_attention(agent.config.model, dtype, lambda name, agent=agent: _shown(agent, name))  # type: ignore[misc]
-        check_transfer(config, agent.config.rollout.weight_transfer, _shown(agent, "rollout.weight_transfer"))
+        transfer = agent.config.rollout.weight_transfer
+        check_transfer(config.trainer, config.rollout, transfer, _shown(agent, "rollout.weight_transfer"))
 
 
 def _check_mini_batch(size: int, setting: str, tasks: int) -> None:
@@ -396,7 +415,7 @@ def _check_attention(model: TrainedModelConfig, dtype: str, setting_of: Callable
         )
 
 
-def check_skipping(config: RunConfig, agent: AgentPlacement | ApiPlacement) -> None:
+def check_skipping(algorithm: AlgorithmConfig, agent: AgentPlacement | ApiPlacement) -> None:
     """Raise ConfigError if rows with advantage 0 are skipped although they have a gradient or the loss needs
     their log-probs.
     """
@@ -405,7 +424,7 @@ def check_skipping(config: RunConfig, agent: AgentPlacement | ApiPlacement) -> N
         return
     skipping = _shown(agent, "actor.skip_zero_advantages")
     loss_mode = actor.policy_loss.loss_mode
-    if config.algorithm.rollout_correction.bypass_mode:
+    if algorithm.rollout_correction.bypass_mode:
         raise ConfigError(
             f"{skipping} contradicts algorithm.rollout_correction.bypass_mode=true, which rejects, ranks and "
             "weights tokens of the whole mini-batch by log-probs that are not computed for skipped rows; "
@@ -424,13 +443,15 @@ def check_skipping(config: RunConfig, agent: AgentPlacement | ApiPlacement) -> N
         )
 
 
-def check_rollout_correction(config: RunConfig, plan: RunPlan) -> None:
+def check_rollout_correction(
+    algorithm: AlgorithmConfig, async_training: AsyncTrainingConfig, gateway: GatewayConfig, plan: RunPlan
+) -> None:
     """Raise ConfigError for invalid bounds, a missing correction or keys of losses, and warn of bias that no
     correction removes.
     """
-    correction = config.algorithm.rollout_correction
-    mode = config.async_training.mode
-    if not config.async_training.fresh and not (correction.bypass_mode or correction.corrects_batch):
+    correction = algorithm.rollout_correction
+    mode = async_training.mode
+    if not async_training.fresh and not (correction.bypass_mode or correction.corrects_batch):
         raise ConfigError(
             f"async_training.mode={mode} trains on samples of older weights, which needs an off-policy "
             "correction: set algorithm.rollout_correction.rollout_is, .rollout_rs or .m2po_tau, or "
@@ -450,22 +471,22 @@ def check_rollout_correction(config: RunConfig, plan: RunPlan) -> None:
                 "a token with equal log-probs in sampler and trainer, so no token is left; choose a lower "
                 "bound of at most 1 and an upper bound of at least 1"
             )
-    if correction.bypass_mode and config.gateway.structured == "mask":
+    if correction.bypass_mode and gateway.structured == "mask":
         raise ConfigError(
             "gateway.structured=mask needs the pass for old log-probs, which measures the probability that "
             "masks cut off, but algorithm.rollout_correction.bypass_mode=true skips it and clips the ratio "
             "to the masked policy; set bypass_mode=false"
         )
     for agent in plan.trained:
-        _check_loss(config, agent)
+        _check_loss(algorithm, agent)
     _warn_of_truncation(plan)
 
 
-def _check_loss(config: RunConfig, agent: AgentPlan) -> None:
+def _check_loss(algorithm: AlgorithmConfig, agent: AgentPlan) -> None:
     """Raise ConfigError for an estimator that needs the missing pass for old log-probs, and for a loss
     without its keys.
     """
-    bypass = config.algorithm.rollout_correction.bypass_mode
+    bypass = algorithm.rollout_correction.bypass_mode
     estimator = agent.estimator
     if bypass and agent.needs("sum_pi_squared"):
         raise ConfigError(
@@ -510,25 +531,25 @@ def _warn_of_truncation(placement: Placement) -> None:
         )
 
 
-def check_critic_keys(config: RunConfig, plan: RunPlan) -> None:
+def check_critic_keys(critic: CriticConfig, plan: RunPlan) -> None:
     """Raise ConfigError for critics that are missing, not read, or unable to read a whole prompt."""
     for agent in plan.trained:
         name = agent.estimator
-        if config.critic.enable is False and agent.needs_values:
+        if critic.enable is False and agent.needs_values:
             raise ConfigError(
                 f"algorithm.adv_estimator={name} of agent '{agent.agent_id}' needs values, but "
                 "critic.enable=false; set critic.enable=null, or choose an estimator without a critic"
             )
-        if config.critic.enable and not agent.reads_values:
+        if critic.enable and not agent.reads_values:
             raise ConfigError(
                 f"critic.enable=true, but algorithm.adv_estimator={name} of agent '{agent.agent_id}' reads "
                 "no values: its critic would not be used; set critic.enable=null, or choose an estimator "
                 "with a critic (gae)"
             )
         longest = agent.max_prompt_length
-        if config.critic.view == "joint" and longest > config.critic.joint_prompt_length:
+        if critic.view == "joint" and longest > critic.joint_prompt_length:
             raise ConfigError(
-                f"critic.joint_prompt_length={config.critic.joint_prompt_length} is less than the prompt of "
+                f"critic.joint_prompt_length={critic.joint_prompt_length} is less than the prompt of "
                 f"agent '{agent.agent_id}' ({longest} tokens); it limits transcript and prompt together: "
                 "choose a larger one"
             )

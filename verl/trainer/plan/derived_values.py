@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from verl.models.path import absolute_model_path
-from verl.trainer.config import RolloutConfig, RunConfig, TrainerConfig
+from verl.trainer.config import ActorRolloutRefConfig, DataConfig, RolloutConfig, RunConfig, TrainerConfig
 from verl.trainer.plan.devices import engine_pool
 from verl.trainer.plan.placement import AgentPlacement, Placement, WorkerGroupSpec
 
@@ -18,9 +18,8 @@ from verl.trainer.plan.placement import AgentPlacement, Placement, WorkerGroupSp
 EPISODES_PER_SLOT = 4
 
 
-def run_dir_of(config: RunConfig) -> Path:
+def run_dir_of(trainer: TrainerConfig) -> Path:
     """Return `trainer.default_local_dir`, or `outputs/<project>/<experiment>`."""
-    trainer = config.trainer
     return (
         Path(trainer.default_local_dir or Path("outputs") / trainer.project_name / trainer.experiment_name)
         .expanduser()
@@ -48,7 +47,7 @@ def resolve_defaults(config: RunConfig) -> None:
     rollout.prompt_length = rollout.prompt_length or data.max_prompt_length
     rollout.response_length = rollout.response_length or data.max_response_length
     config.rollout.max_concurrent_episodes = config.rollout.max_concurrent_episodes or max(
-        1, EPISODES_PER_SLOT * rollout.slots * engine_pool(config).size
+        1, EPISODES_PER_SLOT * rollout.slots * engine_pool(config.trainer, config.rollout).size
     )
     agent = config.agent
     reward_model = config.reward.model
@@ -71,11 +70,13 @@ def _folder(path: Any) -> Any:
     return absolute_model_path(path) if isinstance(path, str) else path
 
 
-def prompt_length_key(config: RunConfig, rollout: RolloutConfig) -> str:
+def prompt_length_key(
+    data: DataConfig, actor_rollout_ref: ActorRolloutRefConfig, rollout: RolloutConfig
+) -> str:
     """Return the key that set the longest prompt of an agent, whose `rollout` section is given."""
-    if rollout.prompt_length in (None, config.data.max_prompt_length):
+    if rollout.prompt_length in (None, data.max_prompt_length):
         return "data.max_prompt_length"
-    shared = rollout.prompt_length == config.actor_rollout_ref.rollout.prompt_length
+    shared = rollout.prompt_length == actor_rollout_ref.rollout.prompt_length
     return (
         "actor_rollout_ref.rollout.prompt_length"
         if shared
@@ -83,16 +84,14 @@ def prompt_length_key(config: RunConfig, rollout: RolloutConfig) -> str:
     )
 
 
-def max_model_len(config: RunConfig, placement: Placement, group: WorkerGroupSpec) -> int:
+def max_model_len(data: DataConfig, placement: Placement, group: WorkerGroupSpec) -> int:
     """Return the maximum length of prompt plus reply, in tokens, over the agents of a worker group and the
     reward model in it.
     """
 
     def longest(r: RolloutConfig) -> int:
-        trained = r.response_length or config.data.max_response_length
-        return (r.prompt_length or config.data.max_prompt_length) + max(
-            trained, r.val_kwargs.response_length or 0
-        )
+        trained = r.response_length or data.max_response_length
+        return (r.prompt_length or data.max_prompt_length) + max(trained, r.val_kwargs.response_length or 0)
 
     rows = [*placement.agents, *([] if placement.reward_model is None else [placement.reward_model])]
     return max(longest(row.config.rollout) for row in rows if row.wg_id == group.wg_id)

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from verl.trainer.config import RunConfig
+from verl.trainer.config import CollectConfig, TrainerConfig
 from verl.trainer.plan.agent_overrides import PlacementError
 from verl.trainer.plan.placement import Placement
 
@@ -59,32 +59,32 @@ class Devices:
         )
 
 
-def own_engine_devices(config: RunConfig) -> bool:
+def own_engine_devices(rollout: CollectConfig) -> bool:
     """Return whether engines have devices of their own (`rollout.n_gpus_per_node`)."""
-    return config.rollout.n_gpus_per_node > 0
+    return rollout.n_gpus_per_node > 0
 
 
-def trainer_pool(config: RunConfig) -> Pool:
+def trainer_pool(trainer: TrainerConfig) -> Pool:
     """Return the pool of the policies and critics."""
-    return Pool(TRAINER, config.trainer.nnodes, config.trainer.n_gpus_per_node, config.trainer.pool_sizes)
+    return Pool(TRAINER, trainer.nnodes, trainer.n_gpus_per_node, trainer.pool_sizes)
 
 
-def engine_pool(config: RunConfig) -> Pool:
+def engine_pool(trainer: TrainerConfig, rollout: CollectConfig) -> Pool:
     """Return the pool of the engines: that of the policies unless engines have devices of their own."""
-    if not own_engine_devices(config):
-        return trainer_pool(config)
-    return Pool(ENGINES, config.rollout.nnodes, config.rollout.n_gpus_per_node, config.rollout.pool_sizes)
+    if not own_engine_devices(rollout):
+        return trainer_pool(trainer)
+    return Pool(ENGINES, rollout.nnodes, rollout.n_gpus_per_node, rollout.pool_sizes)
 
 
-def count_devices(config: RunConfig) -> int:
+def count_devices(trainer: TrainerConfig, rollout: CollectConfig) -> int:
     """Return the number of devices of the run."""
-    return sum(
-        pool.size
-        for pool in {pool.section: pool for pool in (trainer_pool(config), engine_pool(config))}.values()
-    )
+    pools = (trainer_pool(trainer), engine_pool(trainer, rollout))
+    return sum(pool.size for pool in {pool.section: pool for pool in pools}.values())
 
 
-def assign_devices(config: RunConfig, placement: Placement) -> dict[str, Devices]:
+def assign_devices(
+    trainer: TrainerConfig, rollout: CollectConfig, placement: Placement
+) -> dict[str, Devices]:
     """Return the devices of the policies by `wg_id`: all with `trainer.resource_pool=shared`, its own part
     with `dedicated`.
 
@@ -95,31 +95,31 @@ def assign_devices(config: RunConfig, placement: Placement) -> dict[str, Devices
     Raises PlacementError if sizes name other groups or do not sum to the number of devices, if the devices
     cannot be divided equally, and for dedicated pools of a team without worker groups.
     """
-    apart = own_engine_devices(config)
+    apart = own_engine_devices(rollout)
     groups = [spec.wg_id for spec in placement.groups if spec.trained or not apart]
-    return _divided(
-        config, trainer_pool(config), placement, groups, "trained worker groups" if apart else "worker groups"
-    )
+    what = "trained worker groups" if apart else "worker groups"
+    return _divided(trainer, trainer_pool(trainer), placement, groups, what)
 
 
-def assign_engines(config: RunConfig, placement: Placement) -> dict[str, Devices]:
+def assign_engines(
+    trainer: TrainerConfig, rollout: CollectConfig, placement: Placement
+) -> dict[str, Devices]:
     """Return the devices of the engines by `wg_id`: those of the policies, or devices of the engines' own,
     divided in the same way.
 
     Raises PlacementError as `assign_devices` does.
     """
-    return _divided(
-        config, engine_pool(config), placement, [spec.wg_id for spec in placement.groups], "worker groups"
-    )
+    groups = [spec.wg_id for spec in placement.groups]
+    return _divided(trainer, engine_pool(trainer, rollout), placement, groups, "worker groups")
 
 
 def _divided(
-    config: RunConfig, pool: Pool, placement: Placement, groups: Sequence[str], what: str
+    trainer: TrainerConfig, pool: Pool, placement: Placement, groups: Sequence[str], what: str
 ) -> dict[str, Devices]:
     """Divide a pool among worker groups; `what` names these in messages."""
     key = f"{pool.section}.pool_sizes"
     sizes = dict(pool.sizes)
-    dedicated = config.trainer.resource_pool == "dedicated"
+    dedicated = trainer.resource_pool == "dedicated"
     if not placement.groups and (dedicated or pool.section == ENGINES):
         needless = (
             "trainer.resource_pool=dedicated" if dedicated else f"rollout.n_gpus_per_node={pool.per_node}"
@@ -158,13 +158,13 @@ def _divided(
     return devices_by_group
 
 
-def describe_devices(config: RunConfig, placement: Placement) -> dict[str, str]:
+def describe_devices(trainer: TrainerConfig, rollout: CollectConfig, placement: Placement) -> dict[str, str]:
     """Return the devices of every worker group in words, by `wg_id`; with those of its engines where these
     have their own.
     """
-    policies = assign_devices(config, placement)
-    engines = assign_engines(config, placement)
-    if not own_engine_devices(config):
+    policies = assign_devices(trainer, rollout, placement)
+    engines = assign_engines(trainer, rollout, placement)
+    if not own_engine_devices(rollout):
         return {wg_id: str(devices) for wg_id, devices in policies.items()}
     return {
         wg_id: f"{policies[wg_id]}, engines on {engine_devices}"
@@ -174,12 +174,12 @@ def describe_devices(config: RunConfig, placement: Placement) -> dict[str, str]:
     }
 
 
-def check_engine_spans(config: RunConfig, placement: Placement) -> None:
+def check_engine_spans(trainer: TrainerConfig, rollout: CollectConfig, placement: Placement) -> None:
     """Raise PlacementError if engines of `rollout.tensor_model_parallel_size` devices do not fit the devices
     of a worker group.
     """
-    pool = engine_pool(config)
-    devices = assign_engines(config, placement)
+    pool = engine_pool(trainer, rollout)
+    devices = assign_engines(trainer, rollout, placement)
     for spec in placement.groups:
         tp = spec.config.rollout.tensor_model_parallel_size
         group_devices = devices[spec.wg_id]
@@ -187,7 +187,7 @@ def check_engine_spans(config: RunConfig, placement: Placement) -> None:
             continue
         name = "rollout.tensor_model_parallel_size"
         key = f"{placement.agent(spec.agent_ids[0]).key(name) if spec.agent_ids else f'actor_rollout_ref.{name}'}={tp}"
-        if config.trainer.controller == "local":
+        if trainer.controller == "local":
             raise PlacementError(
                 f"{key} needs trainer.controller=ray: local runs one rank, an engine on {tp} devices needs "
                 f"{tp}"
@@ -215,9 +215,10 @@ def processes_per_device(devices: Mapping[str, Devices]) -> int:
     return len(devices) if shared else 1
 
 
-def processes_per_node(config: RunConfig, placement: Placement) -> int:
+def processes_per_node(trainer: TrainerConfig, rollout: CollectConfig, placement: Placement) -> int:
     """Return the number of processes that may be busy at the same time on one node, where both pools
     may be.
     """
-    policies = processes_per_device(assign_devices(config, placement)) * config.trainer.n_gpus_per_node
-    return policies + processes_per_device(assign_engines(config, placement)) * config.rollout.n_gpus_per_node
+    policies = processes_per_device(assign_devices(trainer, rollout, placement)) * trainer.n_gpus_per_node
+    engines = processes_per_device(assign_engines(trainer, rollout, placement)) * rollout.n_gpus_per_node
+    return policies + engines

@@ -111,7 +111,9 @@ FACTS: Mapping[str, Callable[[str, Scope], bool]] = {
     CRITIC: lambda key, scope: scope.plan.needs_critic,
     OLD_LOG_PROBS: lambda key, scope: computes_old_log_probs(scope.config, scope.plan),
     ADAPTER: _adapter_reads,
-    LANES: lambda key, scope: len(lanes_of(scope.config, scope.plan)) > 1,
+    LANES: lambda key, scope: (
+        len(lanes_of(scope.config.algorithm, scope.config.async_training, scope.plan)) > 1
+    ),
     STRUCTURED: lambda key, scope: (
         scope.config.gateway.structured == "free"
         or any(row.config.rollout.structured_outputs for row in scope.plan.agents)

@@ -6,7 +6,15 @@ from __future__ import annotations
 
 import logging
 
-from verl.trainer.config import RunConfig, TrainerConfig
+from verl.trainer.config import (
+    AlgorithmConfig,
+    CollectConfig,
+    CriticConfig,
+    EnvConfig,
+    RewardConfig,
+    RunConfig,
+    TrainerConfig,
+)
 from verl.trainer.config.algorithm import TASK_FIELDS
 from verl.trainer.config.reward import check_tree_rewards
 from verl.trainer.config.spec import ConfigError, keys
@@ -22,27 +30,27 @@ CALL_FIELDS = {"traj_uid", "turn", "call"}
 VALIDATION_KEYS = ("data.val_batch_size", "data.val_max_samples", "env.rollout.val_n", "trainer.test_freq")
 
 
-def _agent_note(config: RunConfig, agent_id: str) -> str:
+def _agent_note(algorithm: AlgorithmConfig, agent_id: str) -> str:
     """Return the agent as a note after a key of `algorithm` in a message; empty if no agent has its
     own keys.
     """
-    return f" (agent '{agent_id}')" if config.algorithm.per_agent else ""
+    return f" (agent '{agent_id}')" if algorithm.per_agent else ""
 
 
-def check_filter_groups(config: RunConfig, plan: RunPlan) -> None:
+def check_filter_groups(algorithm: AlgorithmConfig, env: EnvConfig, plan: RunPlan) -> None:
     """Raise ConfigError for keys that contradict `algorithm.filter_groups.enable`."""
-    if not config.algorithm.filter_groups.enable:
+    if not algorithm.filter_groups.enable:
         return
     for agent in plan.trained:
-        _check_filtered(config, agent)
-    if config.algorithm.use_kl_in_reward:
+        _check_filtered(algorithm, env, agent)
+    if algorithm.use_kl_in_reward:
         logger.warning(
             "algorithm.filter_groups compares rewards before algorithm.use_kl_in_reward subtracts the KL"
         )
 
 
-def _check_filtered(config: RunConfig, agent: AgentPlan) -> None:
-    agent_note = _agent_note(config, agent.agent_id)
+def _check_filtered(algorithm: AlgorithmConfig, env: EnvConfig, agent: AgentPlan) -> None:
+    agent_note = _agent_note(algorithm, agent.agent_id)
     estimator = agent.estimator
     fields = agent.group_fields
     traits = agent.traits
@@ -62,29 +70,31 @@ def _check_filtered(config: RunConfig, agent: AgentPlan) -> None:
         logger.warning(
             "algorithm.filter_groups drops groups in which %s is equal, even if %s, from which "
             "adv_estimator=%s%s learns, differ",
-            config.algorithm.filter_groups.metric, traits.learns_from, estimator, agent_note,
+            algorithm.filter_groups.metric, traits.learns_from, estimator, agent_note,
         )  # fmt: skip
-    if config.env.rollout.n == 1 and "traj_uid" not in fields and agent.algorithm.singleton == "zero":
+    if env.rollout.n == 1 and "traj_uid" not in fields and agent.algorithm.singleton == "zero":
         raise ConfigError(
             "algorithm.filter_groups.enable=true with env.rollout.n=1: rewards in a group of one episode "
             "cannot differ; set env.rollout.n to 2 or more, or turn the filter off"
         )
 
 
-def check_sampling(config: RunConfig, plan: RunPlan) -> None:
+def check_sampling(
+    algorithm: AlgorithmConfig, reward: RewardConfig, rollout: CollectConfig, plan: RunPlan
+) -> None:
     """Raise ConfigError for keys that contradict `rollout.sampling`."""
     tree = plan.tree
     committed = plan.committed
     if tree:
-        check_tree_rewards(config.reward, config.rollout.tree.returns)
-    if committed and config.algorithm.filter_groups.enable:
+        check_tree_rewards(reward, rollout.tree.returns)
+    if committed and algorithm.filter_groups.enable:
         raise ConfigError(
             "algorithm.filter_groups.enable=true drops rows of groups of equal rewards, but with "
             "rollout.tree.returns=committed a row also learns from the other candidates of its call, which "
             "are no group: turn the filter off, or use rollout.tree.returns=step"
         )
     for agent in plan.trained:
-        agent_note = _agent_note(config, agent.agent_id)
+        agent_note = _agent_note(algorithm, agent.agent_id)
         fields = agent.group_fields
         if tree and not committed:
             _check_tree_estimator(agent, agent_note)
@@ -138,9 +148,9 @@ def check_signal(config: RunConfig, plan: RunPlan) -> None:
     learning.
     """
     if not config.trainer.val_only:
-        _check_groups(config, plan)
-        _warn_of_rates(config, plan)
-        _warn_of_repeated_rewards(config, plan)
+        _check_groups(config.env, plan)
+        _warn_of_rates(config.critic, plan)
+        _warn_of_repeated_rewards(config.reward, plan)
     if not config.data.val_files:
         _warn_of_validation(config)
 
@@ -155,7 +165,7 @@ def warn_of_warmup(trainer: TrainerConfig, steps: int) -> None:
         )
 
 
-def _check_groups(config: RunConfig, plan: RunPlan) -> None:
+def _check_groups(env: EnvConfig, plan: RunPlan) -> None:
     """Check groups of episodes; in a tree of single steps, candidates of a call are compared with
     each other.
     """
@@ -170,7 +180,7 @@ def _check_groups(config: RunConfig, plan: RunPlan) -> None:
                 f"algorithm.statistics_over={agent.algorithm.statistics_over} averages its samples first, so every "
                 "advantage is 0; group by uid instead of traj_uid, or set algorithm.statistics_over=samples"
             )
-        if config.env.rollout.n == 1 and {"uid", "task_id"} & set(fields):
+        if env.rollout.n == 1 and {"uid", "task_id"} & set(fields):
             alone[agent.agent_id] = agent.estimator
     if alone:
         logger.warning(
@@ -181,22 +191,22 @@ def _check_groups(config: RunConfig, plan: RunPlan) -> None:
         )  # fmt: skip
 
 
-def _warn_of_rates(config: RunConfig, plan: RunPlan) -> None:
+def _warn_of_rates(critic: CriticConfig, plan: RunPlan) -> None:
     if still := [agent.agent_id for agent in plan.trained if agent.config.actor.optim.lr == 0]:
         logger.warning(
             "actor_rollout_ref.actor.optim.lr=0: the policies of %s do not change", ", ".join(still)
         )
-    if config.critic.optim.lr == 0 and plan.critics:
+    if critic.optim.lr == 0 and plan.critics:
         logger.warning("critic.optim.lr=0: the critics do not change")
 
 
-def _warn_of_repeated_rewards(config: RunConfig, plan: RunPlan) -> None:
+def _warn_of_repeated_rewards(reward: RewardConfig, plan: RunPlan) -> None:
     by_turn = [
         agent.agent_id
         for agent in plan.trained
         if agent.estimator == "gae" and agent.algorithm.gae.level == "turn"
     ]
-    if by_turn and config.reward.team_scope == "episode":  # as reward.propagation requires
+    if by_turn and reward.team_scope == "episode":  # as reward.propagation requires
         logger.warning(
             "algorithm.gae.level=turn adds up the rewards of an agent's calls, but with "
             "reward.team_scope=episode or reward.propagation each call of %s has the team reward of the "

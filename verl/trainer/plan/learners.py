@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from verl.trainer.config import ActorConfig, CriticConfig, RunConfig
+from verl.trainer.config import ActorConfig, AsyncTrainingConfig, CriticConfig, DataConfig
 from verl.trainer.plan.placement import AgentPlacement, Placement
 
 
@@ -32,32 +32,35 @@ class Learner:
     updates: int
 
 
-def policy_learners(config: RunConfig, placement: Placement) -> dict[str, Learner]:
+def policy_learners(data: DataConfig, placement: Placement) -> dict[str, Learner]:
     """Return the trained policies by `policy_id`, in the order of the placement."""
     return {
-        policy: _learner(config, [a for a in placement.trained if a.policy_id == policy])
+        policy: _learner(data, [a for a in placement.trained if a.policy_id == policy])
         for policy in placement.policy_ids
     }
 
 
-def group_learners(config: RunConfig, placement: Placement) -> dict[str, Learner]:
+def group_learners(data: DataConfig, critic: CriticConfig, placement: Placement) -> dict[str, Learner]:
     """Return the learners that use the rows of all agents of a worker group, as critics do, by `wg_id`."""
     groups = {
         spec.wg_id: [a for a in placement.trained if a.wg_id == spec.wg_id]
         for spec in placement.groups
         if spec.trained
     }
-    return {wg: _learner(config, agents, whole=True) for wg, agents in groups.items()}
+    return {wg: _learner(data, agents, critic) for wg, agents in groups.items()}
 
 
-def _learner(config: RunConfig, agents: Sequence[AgentPlacement], whole: bool = False) -> Learner:
+def _learner(
+    data: DataConfig, agents: Sequence[AgentPlacement], critic: CriticConfig | None = None
+) -> Learner:
+    """Return the learner of a policy's agents, or with `critic` that of the critic of a worker group."""
     first = agents[0]
-    longest = max(a.config.rollout.response_length or config.data.max_response_length for a in agents)
-    trained = config.critic if whole else first.config.actor
-    cuts = num_mini_batches(config, trained)
+    longest = max(a.config.rollout.response_length or data.max_response_length for a in agents)
+    trained = first.config.actor if critic is None else critic
+    cuts = num_mini_batches(data, trained)
     return Learner(
         first.wg_id,
-        None if whole else first.adapter,
+        first.adapter if critic is None else None,
         first.config.rollout.temperature,
         longest,
         cuts,
@@ -65,21 +68,21 @@ def _learner(config: RunConfig, agents: Sequence[AgentPlacement], whole: bool = 
     )
 
 
-def num_mini_batches(config: RunConfig, trained: ActorConfig | CriticConfig) -> int:
+def num_mini_batches(data: DataConfig, trained: ActorConfig | CriticConfig) -> int:
     """Return the number of mini-batches per epoch, as given or for mini-batches of `ppo_mini_batch_size`
     tasks (0: all).
     """
     if trained.use_adaptive_ppo_mini_batch_size:
         return trained.ppo_mini_update_num
     tasks = trained.ppo_mini_batch_size
-    return max(config.data.train_batch_size // tasks, 1) if tasks > 0 else 1
+    return max(data.train_batch_size // tasks, 1) if tasks > 0 else 1
 
 
-def is_on_policy(config: RunConfig, learners: Mapping[str, Learner]) -> bool:
+def is_on_policy(async_training: AsyncTrainingConfig, learners: Mapping[str, Learner]) -> bool:
     """Return whether every policy has one update per step on samples of its current weights: these are then
     the old log-probs' too.
     """
-    return config.async_training.fresh and all(learner.updates == 1 for learner in learners.values())
+    return async_training.fresh and all(learner.updates == 1 for learner in learners.values())
 
 
 def by_group(learners: Mapping[str, Learner], present: Collection[str]) -> dict[str, list[str]]:

@@ -8,7 +8,7 @@ import copy
 from dataclasses import replace
 
 from verl.models.path import absolute_model_path
-from verl.trainer.config import RunConfig
+from verl.trainer.config import ActorRolloutRefConfig, AgentConfig, RewardConfig
 from verl.trainer.config.reward_model import CLASSIFIER, RewardModelConfig, check_reward_model
 from verl.trainer.config.spec import ConfigError
 from verl.trainer.plan.placement import AgentPlacement, Placement, WorkerGroupSpec
@@ -17,7 +17,12 @@ from verl.trainer.plan.untrained_agents import by_agent
 NAME = "reward_model"
 
 
-def with_reward_model(placement: Placement, config: RunConfig) -> Placement:
+def with_reward_model(
+    placement: Placement,
+    reward: RewardConfig,
+    agent: AgentConfig,
+    actor_rollout_ref: ActorRolloutRefConfig,
+) -> Placement:
     """Return the placement with the row of the reward model and, if it has a model of its own, its worker
     group.
 
@@ -26,15 +31,15 @@ def with_reward_model(placement: Placement, config: RunConfig) -> Placement:
             API.
         PlacementError: `reward.model.agent` names no agent.
     """
-    model = config.reward.model
+    model = reward.model
     check_reward_model(model)
     if model.kind is None or model.kind == "api":
         return placement
     if model.agent is not None:
         return replace(
-            placement, reward_model=_with_lengths(_judging_agent(placement, config, model.agent), model)
+            placement, reward_model=_with_lengths(_judging_agent(placement, agent, model.agent), model)
         )
-    row_config = copy.deepcopy(config.actor_rollout_ref)
+    row_config = copy.deepcopy(actor_rollout_ref)
     row_config.model.path, row_config.model.tokenizer_path = absolute_model_path(str(model.path)), None
     row_config.model.trust_remote_code, row_config.rollout.dtype = model.trust_remote_code, model.dtype
     if model.kind == CLASSIFIER:
@@ -47,7 +52,7 @@ def with_reward_model(placement: Placement, config: RunConfig) -> Placement:
             model.micro_batch_size,
             1,
         )
-    used_ids = {spec.wg_id for spec in placement.groups} | {agent.policy_id for agent in placement.agents}
+    used_ids = {spec.wg_id for spec in placement.groups} | {row.policy_id for row in placement.agents}
     wg_id = next(
         name for name in (NAME, *(f"{NAME}_{i}" for i in range(2, len(used_ids) + 3))) if name not in used_ids
     )
@@ -66,8 +71,8 @@ def _with_lengths(row: AgentPlacement, model: RewardModelConfig) -> AgentPlaceme
     return replace(row, config=row_config)
 
 
-def _judging_agent(placement: Placement, config: RunConfig, name: str) -> AgentPlacement:
-    agent_id = next(iter(by_agent("reward.model.agent", [name], config.agent.agent_ids)))
+def _judging_agent(placement: Placement, agent: AgentConfig, name: str) -> AgentPlacement:
+    agent_id = next(iter(by_agent("reward.model.agent", [name], agent.agent_ids)))
     row = next((a for a in placement.agents if a.agent_id == agent_id), None)
     if row is None:
         raise ConfigError(

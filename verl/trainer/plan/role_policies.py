@@ -13,7 +13,7 @@ from dataclasses import fields
 from pathlib import Path
 from zlib import crc32
 
-from verl.trainer.config import RunConfig, TrainedModelConfig
+from verl.trainer.config import AgentConfig, TrainedModelConfig, TrainerConfig
 from verl.trainer.config.spec import ConfigError
 from verl.trainer.plan.agents import AgentPlan
 from verl.trainer.plan.placement import slug
@@ -25,7 +25,7 @@ REQUEST_KEYS = ("prompt_length", "response_length", "stop", "val_kwargs")
 LONGEST_NAME = 160
 
 
-def policy_rows(config: RunConfig, plan: RunPlan) -> dict[str, AgentPlan]:
+def policy_rows(agent: AgentConfig, plan: RunPlan) -> dict[str, AgentPlan]:
     """Return agent -> the row of the placement whose policy generates its replies: its own, unless
     `agent.role_policies` names another.
 
@@ -34,20 +34,18 @@ def policy_rows(config: RunConfig, plan: RunPlan) -> dict[str, AgentPlan]:
     nothing.
     """
     own_rows = {row.agent_id: row for row in plan.agents}
-    role_policies = config.agent.role_policies
+    role_policies = agent.role_policies
     if not role_policies:
         return own_rows
     setting = _shown(role_policies)
-    if not config.trainer.val_only:
+    if plan.trains:
         raise ConfigError(
             f"{setting} is for evaluation only; set trainer.val_only=true, or leave it out: in training, "
             "replies of an agent would train the policy of another agent, and the checkpoint would not match "
             "its placement"
         )
     if len({row.policy_id for row in plan.agents}) < 2:
-        sharing = (
-            "; it needs a team trained with agent.model_sharing=false" if config.agent.model_sharing else ""
-        )
+        sharing = "; it needs a team trained with agent.model_sharing=false" if agent.model_sharing else ""
         raise ConfigError(
             f"{setting}: nothing to swap, {list(own_rows)} have one policy, "
             f"'{plan.agents[0].policy_id}'{sharing}"
@@ -65,23 +63,25 @@ def policy_rows(config: RunConfig, plan: RunPlan) -> dict[str, AgentPlan]:
     return rows
 
 
-def output_dir(config: RunConfig, plan: RunPlan, run_dir: Path, checkpoint: Path | None) -> Path:
+def output_dir(
+    agent: AgentConfig, trainer: TrainerConfig, plan: RunPlan, run_dir: Path, checkpoint: Path | None
+) -> Path:
     """Return the output folder: `run_dir`, or with swapped roles `run_dir/swapped/<agent>-<policy>+...`, so
     that no file is overwritten.
 
-    With swapped roles the checkpoint is written to `config`, which is saved in that folder. Raises
+    With swapped roles the checkpoint is written to `trainer`, which is saved in that folder. Raises
     ConfigError if there is no checkpoint and the exchanged policies are the same model.
     """
-    rows = policy_rows(config, plan)
+    rows = policy_rows(agent, plan)
     swapped = _swapped(rows, plan)
     if not swapped:
         return run_dir
     if checkpoint is not None:
-        config.trainer.resume_mode, config.trainer.resume_from_path = "resume_path", str(checkpoint)
+        trainer.resume_mode, trainer.resume_from_path = "resume_path", str(checkpoint)
     elif all(_same_model_and_sampling(rows[agent_id], plan.agent(agent_id)) for agent_id in swapped):
         model = rows[next(iter(swapped))].config.model.path
         raise ConfigError(
-            f"{_shown(config.agent.role_policies)} swaps nothing with trainer.resume_mode=disable: without a "
+            f"{_shown(agent.role_policies)} swaps nothing with trainer.resume_mode=disable: without a "
             f"checkpoint the policies are the same model, {model!r}; evaluate a checkpoint, or set "
             "agent.model_ids"
         )

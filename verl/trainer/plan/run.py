@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
 
-from verl.trainer.config import RunConfig
+from verl.trainer.config import AgentConfig, CollectConfig, RunConfig
 from verl.trainer.plan.agents import AgentPlan, ApiPlan, plan_agent, plan_api_agent
 from verl.trainer.plan.placement import Placement
 from verl.trainer.plan.untrained_agents import by_agent
@@ -49,7 +49,7 @@ class RunPlan(Placement):
         Raises ConfigError for invalid own values of an agent, and for `rollout.tree.k_per_agent` of an agent
         that is not in the team.
         """
-        candidates = candidates_of(config)
+        candidates = candidates_of(config.agent, config.rollout)
         agents = tuple(
             plan_agent(row, config.algorithm, config.data, candidates.get(row.agent_id))
             for row in placement.agents
@@ -144,10 +144,10 @@ class RunPlan(Placement):
         return not single_steps and any(agent.needs("reward_baselines") for agent in self.trained)
 
 
-def candidates_of(config: RunConfig) -> dict[str, int]:
+def candidates_of(agent: AgentConfig, rollout: CollectConfig) -> dict[str, int]:
     """Return `rollout.tree.k_per_agent` by agent name. Raises PlacementError for an agent that is not in the
     team.
     """
-    per_agent = config.rollout.tree.k_per_agent
-    names = by_agent("rollout.tree.k_per_agent", per_agent, config.agent.agent_ids)
-    return {agent: per_agent[name] for agent, name in names.items()}
+    per_agent = rollout.tree.k_per_agent
+    names = by_agent("rollout.tree.k_per_agent", per_agent, agent.agent_ids)
+    return {agent_id: per_agent[name] for agent_id, name in names.items()}

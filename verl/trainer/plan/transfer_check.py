@@ -4,17 +4,18 @@
 
 from __future__ import annotations
 
-from verl.trainer.config import RunConfig
+from verl.trainer.config import CollectConfig, TrainerConfig
 from verl.trainer.config.spec import ConfigError
 from verl.trainer.plan.devices import own_engine_devices
 from verl.workers.weight_transfer import EXPANDABLE_SEGMENTS, expandable_segments, transfer_exists
 
 
-def check_transfer(config: RunConfig, name: str, setting: str) -> None:
+def check_transfer(trainer: TrainerConfig, rollout: CollectConfig, name: str, setting: str) -> None:
     """Check `rollout.weight_transfer` of an agent.
 
     Args:
-        config: configuration of the run.
+        trainer: keys under `trainer`.
+        rollout: keys under `rollout`.
         name: the value.
         setting: the agent's `key=value` in messages.
 
@@ -26,12 +27,12 @@ def check_transfer(config: RunConfig, name: str, setting: str) -> None:
             f"{setting}: expected auto, object_store, shared_memory, collective, cuda_ipc or module.Class of "
             "a WeightTransfer that can be imported"
         )
-    if name != "cuda_ipc" or config.trainer.device == "cpu":
+    if name != "cuda_ipc" or trainer.device == "cpu":
         return
-    if own_engine_devices(config):
+    if own_engine_devices(rollout):
         raise ConfigError(
             f"{setting} sends weights within one GPU, but "
-            f"rollout.n_gpus_per_node={config.rollout.n_gpus_per_node} gives engines GPUs of their own; use "
+            f"rollout.n_gpus_per_node={rollout.n_gpus_per_node} gives engines GPUs of their own; use "
             "auto, collective or object_store"
         )
     if expandable_segments():

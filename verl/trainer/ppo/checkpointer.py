@@ -72,7 +72,7 @@ class Checkpointer:
         self.credit = credit
         self.progress = progress
         self.store = CheckpointStore(folder)
-        self._critics = critic_signature(config, plan)
+        self._critics = critic_signature(config.critic, plan)
         self._models: dict[str, str] = {}
         self._saved_step: int | None = None
         self._saved_in: Path | None = None
@@ -180,15 +180,14 @@ class Checkpointer:
         if folder is None:
             return None
         val_only = self.config.trainer.val_only
-        fixed = {
-            spec.wg_id for spec in groups_with_fixed_models(self.plan, None if val_only else self.config)
-        }
+        algorithm = None if val_only else self.config.algorithm
+        fixed = {spec.wg_id for spec in groups_with_fixed_models(self.plan, algorithm)}
         bases = {wg_id: fingerprint for wg_id, fingerprint in self._models.items() if wg_id in fixed}
         state = read_state(folder, self.plan, None if val_only else self._critics, bases)
         # Fingerprints from the start of the run, also of models that are not needed now.
         self._models |= state.get("bases", {})
         if not val_only:
-            check_checkpoint(folder, state, self.config)
+            check_checkpoint(folder, state, self.config.async_training, self.config.data)
         self.team.load_checkpoint(folder)
         if self.loader is not None:
             self.loader.load_state_dict(torch.load(folder / LOADER_FILE, weights_only=True))

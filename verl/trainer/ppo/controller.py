@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Any, Protocol
 
 from verl.single_controller.worker_group import WorkerGroup
-from verl.trainer.config import RunConfig
+from verl.trainer.config import CollectConfig, RayInitConfig, RunConfig, TrainerConfig
 from verl.trainer.plan.devices import (
     ENGINES,
     TRAINER,
@@ -98,34 +98,34 @@ def import_path() -> str:
     )
 
 
-def free_cpus(config: RunConfig) -> float | None:
+def free_cpus(trainer: TrainerConfig, ray_init: RayInitConfig) -> float | None:
     """Return the CPUs that Ray has free, or will have in the private cluster to start; None without Ray, and
     for a cluster to join.
     """
-    if config.trainer.controller != "ray":
+    if trainer.controller != "ray":
         return None
     import ray
 
     if ray.is_initialized():
         return float(ray.available_resources().get("CPU", 0.0))
-    return None if cluster_address(config) else float(_private_cpus(config))
+    return None if cluster_address(ray_init) else float(_private_cpus(ray_init))
 
 
-def cluster_address(config: RunConfig) -> str | None:
+def cluster_address(ray_init: RayInitConfig) -> str | None:
     """Return the address of the cluster to join; None for a private one."""
-    return config.ray_init.address or os.environ.get("RAY_ADDRESS") or None
+    return ray_init.address or os.environ.get("RAY_ADDRESS") or None
 
 
-def _private_cpus(config: RunConfig) -> int:
+def _private_cpus(ray_init: RayInitConfig) -> int:
     """Return the CPUs of a private cluster."""
-    return config.ray_init.num_cpus or os.cpu_count() or 1
+    return ray_init.num_cpus or os.cpu_count() or 1
 
 
 def build_controller(config: RunConfig) -> Controller:
     """Return the backend of `trainer.controller`."""
     device = resolve_device(config.trainer.device)
     if config.trainer.controller == "local":
-        return LocalController(config, device)
+        return LocalController(config.trainer, config.rollout, device)
     if config.trainer.controller == "ray":
         return RayController(config, device)
     raise ControllerError(f"trainer.controller={config.trainer.controller!r}: expected ray or local")
@@ -136,25 +136,25 @@ class LocalController:
 
     parallel = False
 
-    def __init__(self, config: RunConfig, device: str) -> None:
-        if config.trainer.nnodes * config.trainer.n_gpus_per_node != 1:
+    def __init__(self, trainer: TrainerConfig, rollout: CollectConfig, device: str) -> None:
+        if trainer.nnodes * trainer.n_gpus_per_node != 1:
             raise ControllerError(
-                f"trainer.controller=local runs one rank, but trainer.nnodes={config.trainer.nnodes} and "
-                f"trainer.n_gpus_per_node={config.trainer.n_gpus_per_node}; set both to 1 or use "
+                f"trainer.controller=local runs one rank, but trainer.nnodes={trainer.nnodes} and "
+                f"trainer.n_gpus_per_node={trainer.n_gpus_per_node}; set both to 1 or use "
                 "trainer.controller=ray"
             )
-        if config.trainer.resource_pool == "dedicated":
+        if trainer.resource_pool == "dedicated":
             raise ControllerError(
                 "trainer.resource_pool=dedicated needs trainer.controller=ray: local groups run one after "
                 "the other"
             )
-        if own_engine_devices(config):
+        if own_engine_devices(rollout):
             raise ControllerError(
-                f"rollout.n_gpus_per_node={config.rollout.n_gpus_per_node} needs trainer.controller=ray: a "
+                f"rollout.n_gpus_per_node={rollout.n_gpus_per_node} needs trainer.controller=ray: a "
                 "local engine shares the one device of its policy"
             )
         self.device = device
-        self.timeout_s = config.trainer.worker_timeout_s
+        self.timeout_s = trainer.worker_timeout_s
 
     def threads_per_worker(self, processes: int) -> int:
         """Return the number of cores: groups run one after the other."""
@@ -200,7 +200,7 @@ class RayController:
             if options.env_vars:
                 logger.warning("ray_init.env_vars has no effect: this process called ray.init before the run")
             return
-        address = cluster_address(self.config)
+        address = cluster_address(options)
         # Workers of a private cluster inherit the environment of this process; those of another one do not.
         variables: dict[str, Any] = {}
         if options.env_vars:
@@ -217,7 +217,7 @@ class RayController:
                 ) from error
         else:
             start_private_cluster(
-                num_cpus=_private_cpus(self.config),
+                num_cpus=_private_cpus(options),
                 object_store_memory=options.object_store_memory_mb and options.object_store_memory_mb * 2**20,
                 log_to_driver=True,
                 logging_level=logging.WARNING,
@@ -249,7 +249,7 @@ class RayController:
             worker_env={"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "PYTHONPATH": import_path()},
             timeout_s=self.config.trainer.worker_timeout_s,
             peers=[self._whole_pool(ENGINES)]
-            if own_engine_devices(self.config) and devices.pool == TRAINER
+            if own_engine_devices(self.config.rollout) and devices.pool == TRAINER
             else [],
         )
 
@@ -273,15 +273,18 @@ class RayController:
 
         if section not in self.pools:
             config = self.config
-            pool = trainer_pool(self.config) if section == TRAINER else engine_pool(self.config)
+            trainer = config.trainer
+            pool = trainer_pool(trainer) if section == TRAINER else engine_pool(trainer, config.rollout)
             groups = len(config.agent.agent_ids) + (config.reward.model.path is not None)
             workers = (
-                WORKERS_PER_GROUP[section] if own_engine_devices(config) else sum(WORKERS_PER_GROUP.values())
+                WORKERS_PER_GROUP[section]
+                if own_engine_devices(config.rollout)
+                else sum(WORKERS_PER_GROUP.values())
             )
             self.pools[section] = RayResourcePool(
                 process_on_nodes=[pool.per_node] * pool.nodes,
                 use_gpu=self.device == "cuda",
-                max_colocate_count=workers * (1 if config.trainer.resource_pool == "dedicated" else groups),
+                max_colocate_count=workers * (1 if trainer.resource_pool == "dedicated" else groups),
                 cpus_per_process=BUNDLE_CPUS,
             )
             self.pools[section].acquire(self)

@@ -33,10 +33,10 @@ def need_critic(config: RunConfig) -> bool:
     return any(estimator_needs(name, "values") for name in estimators)
 
 
-def critic_signature(config: RunConfig, plan: RunPlan) -> dict[str, Any]:
+def critic_signature(critic: CriticConfig, plan: RunPlan) -> dict[str, Any]:
     """Return the part that a checkpoint must match: the worker groups with a critic, and `critic.view`."""
     groups = sorted(plan.critics)
-    return {"wg_ids": groups, "view": config.critic.view} if groups else {}
+    return {"wg_ids": groups, "view": critic.view} if groups else {}
 
 
 def critic_config(critic: CriticConfig, spec: WorkerGroupSpec) -> CriticConfig:

@@ -15,7 +15,7 @@ from verl.protocol import RolloutClient
 from verl.protocol.generate import EngineGoneError, GenerateRequest, Generation
 from verl.single_controller.worker_group import WorkerGroup
 from verl.trainer.checkpoint.given_models import fingerprints, groups_with_fixed_models
-from verl.trainer.config import RunConfig
+from verl.trainer.config import CollectConfig, DataConfig, TrainerConfig
 from verl.trainer.plan.derived_values import max_model_len
 from verl.trainer.plan.devices import assign_engines
 from verl.trainer.plan.learners import Learner, by_group
@@ -37,7 +37,9 @@ class TeamEngines:
     """A rollout server for every worker group.
 
     Args:
-        config: configuration of the run.
+        data: keys under `data`.
+        trainer: keys under `trainer`.
+        rollout: keys under `rollout`.
         placement: agents, policies and worker groups.
         controller: starts workers.
         calls: calls to the worker groups.
@@ -53,7 +55,9 @@ class TeamEngines:
 
     def __init__(
         self,
-        config: RunConfig,
+        data: DataConfig,
+        trainer: TrainerConfig,
+        rollout: CollectConfig,
         placement: Placement,
         controller: Controller,
         calls: GroupCalls,
@@ -61,7 +65,9 @@ class TeamEngines:
         learners: Mapping[str, Learner],
         log_dir: Path | None,
     ) -> None:
-        self._config = config
+        self._data = data
+        self._trainer = trainer
+        self._rollout = rollout
         self._placement = placement
         self._controller = controller
         self._log_dir = log_dir
@@ -69,7 +75,7 @@ class TeamEngines:
         self._policies = policies
         self._learners = learners
         self._specs = {spec.wg_id: spec for spec in placement.groups}
-        self.devices = assign_engines(config, placement)
+        self.devices = assign_engines(trainer, rollout, placement)
         self.groups: dict[str, WorkerGroup] = {}
         self.clients: dict[str, RestartingClient] = {}
         self._arguments: dict[str, dict[str, Any]] = {}
@@ -89,13 +95,13 @@ class TeamEngines:
         self._arguments[wg_id] = {
             **common,
             "adapters": spec.adapters,
-            "max_model_len": max_model_len(self._config, self._placement, spec),
-            "num_threads": spec.config.rollout.num_threads or self._config.trainer.num_threads or threads,
+            "max_model_len": max_model_len(self._data, self._placement, spec),
+            "num_threads": spec.config.rollout.num_threads or self._trainer.num_threads or threads,
             "log": str(self._log_dir / f"engine-{wg_id}.log") if self._log_dir else "",
         }
         self._spawn(wg_id)
         on_busy = partial(self._calls.timeline.add, wg_id, GENERATION)
-        limit_s = 2 * self._config.rollout.call_timeout_s  # a request ends after half of it
+        limit_s = 2 * self._rollout.call_timeout_s  # a request ends after half of it
         # engines and their clients, which a team behind APIs does not have
         from verl.workers.rollout.restart import RestartingClient
 
@@ -118,7 +124,7 @@ class TeamEngines:
         per_engine = self._specs[wg_id].config.rollout.tensor_model_parallel_size
         from verl.workers.rollout.client import replica_client  # see `spawn`
 
-        return replica_client(self.groups[wg_id], self._config.rollout.call_timeout_s, per_engine)
+        return replica_client(self.groups[wg_id], self._rollout.call_timeout_s, per_engine)
 
     def start(self, wg_id: str) -> None:
         """Load the model of a group."""

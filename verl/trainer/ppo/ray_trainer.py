@@ -113,7 +113,9 @@ class RayPPOTrainer:
             )
         total_steps = steps_of_run(config.trainer, len(self.loader) if self.loader else 0)
         self.progress = Progress(total_steps, config.trainer.total_generated_tokens)
-        self.report = RunReport(config, team, self.loader, self.progress, tracking, run_dir)
+        self.report = RunReport(
+            config.trainer, config.algorithm, team, self.loader, self.progress, tracking, run_dir
+        )
         self.steps = StepTrainer(config, plan, team)
         self.source = self._build_source(self.loader) if self.loader is not None else None
         self.checkpointer = Checkpointer(

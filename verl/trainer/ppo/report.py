@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from verl.protocol import DataProto
-from verl.trainer.config import AlgorithmConfig, RunConfig
+from verl.trainer.config import AlgorithmConfig, TrainerConfig
 from verl.trainer.ppo.collect.protocol import FinishedEpisode
 from verl.trainer.ppo.collect.step_samples import StepSamples
 from verl.trainer.ppo.gap_watch import GapWatch
@@ -38,7 +38,8 @@ class RunReport:
     """Writes metrics to `tracking`, episodes to `trajectories/` and spans to `timeline.jsonl`.
 
     Args:
-        config: configuration of the run.
+        trainer: keys under `trainer`.
+        algorithm: keys under `algorithm`.
         team: worker groups.
         loader: of the training tasks; None if nothing is trained.
         progress: of the run.
@@ -48,14 +49,16 @@ class RunReport:
 
     def __init__(
         self,
-        config: RunConfig,
+        trainer: TrainerConfig,
+        algorithm: AlgorithmConfig,
         team: TeamWorkers,
         loader: TaskLoader | None,
         progress: Progress,
         tracking: Tracking,
         run_dir: Path,
     ) -> None:
-        self.config = config
+        self.trainer = trainer
+        self.algorithm = algorithm
         self.team = team
         self.loader = loader
         self.progress = progress
@@ -84,7 +87,7 @@ class RunReport:
         """Write the first `trainer.log_trajectories` episodes of a training step. Raises as
         `write_episodes` does.
         """
-        limit = self.config.trainer.log_trajectories
+        limit = self.trainer.log_trajectories
         self.write_episodes(samples.episodes if limit < 0 else samples.episodes[:limit], f"train_{step:06d}")
 
     def write_episodes(self, episodes: Sequence[FinishedEpisode], name: str) -> None:
@@ -121,7 +124,7 @@ class RunReport:
         metrics = step_metrics(
             batch,
             samples,
-            self.config.algorithm,
+            self.algorithm,
             seconds=seconds,
             spans=spans,
             team=self.team.engines.take_metrics(),

@@ -77,10 +77,10 @@ class TeamWorkers:
         self.controller = controller
         self.specs = {spec.wg_id: spec for spec in plan.groups}
         self.trained = [wg_id for wg_id, spec in self.specs.items() if spec.trained]
-        self.devices = assign_devices(config, plan)
-        self.n_devices = count_devices(config)
-        self.learners = policy_learners(config, plan)
-        self._critic_learners = group_learners(config, plan)
+        self.devices = assign_devices(config.trainer, config.rollout, plan)
+        self.n_devices = count_devices(config.trainer, config.rollout)
+        self.learners = policy_learners(config.data, plan)
+        self._critic_learners = group_learners(config.data, config.critic, plan)
         in_reward = config.algorithm.use_kl_in_reward
         self.reference_of = {
             policy: in_reward or policy_config.actor.use_kl_loss
@@ -93,14 +93,23 @@ class TeamWorkers:
         self.policies: dict[str, WorkerGroup] = {}
         self.critics: dict[str, WorkerGroup] = {}
         self.calls = GroupCalls(self.specs, controller.parallel)
-        self._traces = TeamTraces(config, plan)
+        self._traces = TeamTraces(config.trainer, config.critic, config.global_profiler, plan)
         self.engines = TeamEngines(
-            config, plan, controller, self.calls, self.policies, self.learners, log_dir
+            config.data,
+            config.trainer,
+            config.rollout,
+            plan,
+            controller,
+            self.calls,
+            self.policies,
+            self.learners,
+            log_dir,
         )
 
     def start(self) -> None:
         """Start the processes of every group; models are loaded by `init_model`."""
-        share = self.controller.threads_per_worker(processes_per_node(self.config, self.plan))
+        processes = processes_per_node(self.config.trainer, self.config.rollout, self.plan)
+        share = self.controller.threads_per_worker(processes)
         for wg_id, spec in self.specs.items():
             common = {
                 "config": self._for_workers(spec.config),
@@ -138,7 +147,7 @@ class TeamWorkers:
         """Return a config with a way of sending weights in place of `auto`; engines with devices of their own
         never free their caches.
         """
-        apart = own_engine_devices(self.config)
+        apart = own_engine_devices(self.config.rollout)
         way = chosen_transfer(config.rollout.weight_transfer, self.controller.device, shared=not apart)
         frees = config.rollout.free_cache_engine and not apart
         return replace(config, rollout=replace(config.rollout, weight_transfer=way, free_cache_engine=frees))

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from verl.protocol import DataProto
-from verl.trainer.config import GlobalProfilerConfig, RunConfig
+from verl.trainer.config import CriticConfig, GlobalProfilerConfig, TrainerConfig
 from verl.trainer.config.profiler import ProfilerConfig
 from verl.trainer.plan.derived_values import run_dir_of
 from verl.trainer.plan.placement import Placement
@@ -37,19 +37,27 @@ class TeamTraces:
     """The traces of the policies and critics of a run.
 
     Args:
-        config: configuration of the run.
+        trainer: keys under `trainer`, which name the output folder.
+        critic: keys under `critic`.
+        global_profiler: keys under `global_profiler`.
         placement: agents, policies and worker groups.
     """
 
-    def __init__(self, config: RunConfig, placement: Placement) -> None:
-        folder = config.global_profiler.save_path
-        self.folder = (Path(folder).expanduser() if folder else run_dir_of(config) / "profile").absolute()
+    def __init__(
+        self,
+        trainer: TrainerConfig,
+        critic: CriticConfig,
+        global_profiler: GlobalProfilerConfig,
+        placement: Placement,
+    ) -> None:
+        folder = global_profiler.save_path
+        self.folder = (Path(folder).expanduser() if folder else run_dir_of(trainer) / "profile").absolute()
         self.policies = {
             policy: policy_config.actor.profiler
             for spec in placement.groups
             for policy, policy_config in spec.policies.items()
         }
-        self.critic = config.critic.profiler
+        self.critic = critic.profiler
 
     def meta(self, batch: DataProto, name: str, critic: bool) -> Mapping[str, Any]:
         """Return the meta_info with which a call for a policy, or for a critic, on rows of `batch` is

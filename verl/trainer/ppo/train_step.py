@@ -33,7 +33,7 @@ class StepTrainer:
     def __init__(self, config: RunConfig, plan: RunPlan, team: TeamWorkers) -> None:
         self.config = config
         self.team = team
-        self.on_policy = is_on_policy(config, team.learners)
+        self.on_policy = is_on_policy(config.async_training, team.learners)
         self.credit = CreditAssigner(config, plan, team, self.on_policy)
 
     def score(self, batch: DataProto, step: int, timer: Timer) -> tuple[DataProto, dict[str, float]]:

@@ -87,7 +87,7 @@ def lane_trainer(team: Team, specialization: str | list[str] = "full") -> LaneTr
     source: Any = SimpleNamespace(
         wants=lambda step, policy: True, update_ended=lambda *_: None, published=lambda *_: None
     )
-    return LaneTrainer(config, plan, steps, source)
+    return LaneTrainer(config.algorithm, config.async_training, plan, steps, source)
 
 
 def begin(trainer: LaneTrainer, number: int, policies: str = "abba") -> OpenStep:

@@ -30,7 +30,8 @@ def lanes(
     if tree:
         config.rollout.sampling, config.rollout.tree.returns = "tree", tree
     models = ActorRolloutRefConfig(model=ModelConfig(path="some/model", lora_rank=4))
-    return lanes_of(config, RunPlan.of(config, build_placement(config.agent, models)))
+    plan = RunPlan.of(config, build_placement(config.agent, models))
+    return lanes_of(config.algorithm, config.async_training, plan)
 
 
 ONE = [["a", "b", "c"]]

@@ -270,12 +270,13 @@ def test_a_surplus_of_dynamic_sampling_goes_on_without_staleness_alone(
     ours.queue.reject(rejected)
     ours.save(tmp_path)
     assert len(more) == len(ours.queue.running) == 2
-    check_checkpoint(tmp_path, state, config)
+    check_checkpoint(tmp_path, state, config.async_training, config.data)
+    stale = configured(True, staleness_threshold=1.0)
     with pytest.raises(
         CheckpointError,
         match="and dynamic sampling without staleness; keep the keys of the run that wrote it",
     ):
-        check_checkpoint(tmp_path, state, configured(True, staleness_threshold=1.0))
+        check_checkpoint(tmp_path, state, stale.async_training, stale.data)
 
 
 def test_groups_that_only_drop_allows_are_refused_by_wait(loop: LoopThread, tmp_path: Path) -> None:
@@ -288,10 +289,8 @@ def test_groups_that_only_drop_allows_are_refused_by_wait(loop: LoopThread, tmp_
     loop.start(asyncio.sleep(0.2)).result()
     dropping.save(tmp_path)
     state = {"async_training": "fully_async"}
-    check_checkpoint(tmp_path, state, configured(False, **keys))
+    config = configured(False, **keys)
+    check_checkpoint(tmp_path, state, config.async_training, config.data)
+    config = configured(False, **keys | {"max_off_policy_strategy": "wait", "max_off_policy_threshold": 2})
     with pytest.raises(CheckpointError, match=r"too old before a step trains on them, as .*=drop allows"):
-        check_checkpoint(
-            tmp_path,
-            state,
-            configured(False, **keys | {"max_off_policy_strategy": "wait", "max_off_policy_threshold": 2}),
-        )
+        check_checkpoint(tmp_path, state, config.async_training, config.data)

@@ -230,7 +230,8 @@ def draw(pay: Mapping[int, Sequence[float]], batch_size: int, **rule: Any) -> tu
         setattr(config.algorithm.filter_groups, name, value)
     loader = TaskLoader([{"task": i} for i in range(len(pay))], batch_size, shuffle=False)
     table = Table(pay)
-    return asyncio.run(draw_until_full(config, table, loader, step=1)), table, loader  # type: ignore[arg-type]
+    keys = (config.algorithm, config.data, config.env)
+    return asyncio.run(draw_until_full(*keys, table, loader, step=1)), table, loader  # type: ignore[arg-type]
 
 
 EQUAL, DIFFERENT = (0.5, 0.5), (0.0, 1.0)
@@ -360,7 +361,7 @@ def test_what_contradicts_the_filter_is_refused_by_both_names(
         setattr(config.algorithm.filter_groups if section else config.algorithm, leaf, value)
     with pytest.raises(ConfigError) as refused:
         check_values(config)
-        check_filter_groups(config, plan_of(config))
+        check_filter_groups(config.algorithm, config.env, plan_of(config))
     assert [word for word in words if word not in str(refused.value)] == []
 
 
@@ -371,11 +372,11 @@ def test_one_episode_a_task_is_refused_and_the_kl_in_the_reward_noted(
     config.agent.agent_ids = ["Solver Agent"]
     config.algorithm.filter_groups.enable = config.algorithm.use_kl_in_reward = True
     with caplog.at_level(logging.WARNING):
-        check_filter_groups(config, plan_of(config))
+        check_filter_groups(config.algorithm, config.env, plan_of(config))
     assert "use_kl_in_reward" in caplog.text
     config.env.rollout.n = 1
     with pytest.raises(ConfigError, match=r"env\.rollout\.n=1"):
-        check_filter_groups(config, plan_of(config))
+        check_filter_groups(config.algorithm, config.env, plan_of(config))
 
 
 def test_a_baseline_is_the_greedy_reward_of_the_same_agent_and_task() -> None:
@@ -410,5 +411,5 @@ def test_what_the_filter_does_not_look_at_is_said(
     config.agent.agent_ids = ["Solver Agent"]
     config.algorithm.filter_groups.enable, config.algorithm.adv_estimator = True, estimator
     with caplog.at_level(logging.WARNING):
-        check_filter_groups(config, plan_of(config))
+        check_filter_groups(config.algorithm, config.env, plan_of(config))
     assert learns in caplog.text and bool(caplog.text) == bool(learns)

@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 
 from verl.protocol import DataProto
-from verl.trainer.config import RunConfig
+from verl.trainer.config import AlgorithmConfig, AsyncTrainingConfig
 from verl.trainer.plan.run import RunPlan
 from verl.trainer.ppo.asynchronous.lanes import Lanes, lanes_of
 from verl.trainer.ppo.asynchronous.source import AsynchronousSource
@@ -65,7 +65,8 @@ class LaneTrainer:
     lane by lane.
 
     Args:
-        config: configuration of the run.
+        algorithm: keys under `algorithm`.
+        async_training: keys under `async_training`.
         plan: plan of the run.
         steps: scores and updates.
         source: of the samples; says which weights the engines get.
@@ -76,13 +77,18 @@ class LaneTrainer:
     """
 
     def __init__(
-        self, config: RunConfig, plan: RunPlan, steps: StepTrainer, source: AsynchronousSource
+        self,
+        algorithm: AlgorithmConfig,
+        async_training: AsyncTrainingConfig,
+        plan: RunPlan,
+        steps: StepTrainer,
+        source: AsynchronousSource,
     ) -> None:
-        self.config = config
+        self.async_training = async_training
         self.steps = steps
         self.source = source
-        self.policies = lanes_of(config, plan)
-        self.lanes = Lanes(len(self.policies), config.async_training.max_lead)
+        self.policies = lanes_of(algorithm, async_training, plan)
+        self.lanes = Lanes(len(self.policies), async_training.max_lead)
         # Names under which metrics are reported: of policies, and of worker groups for their critics.
         self._names = [*{*plan.policy_ids, *(spec.wg_id for spec in plan.groups)}]
         # Of each lane: the last step that it has completed, the last one of these in which it had rows, and
@@ -177,7 +183,7 @@ class LaneTrainer:
             self._updating[lane] = True
             # With `one_step_off` weights are sent below, after the samples of the next step are complete:
             # those are of the weights before this step.
-            early = publish if self.config.async_training.mode == "fully_async" else None
+            early = publish if self.async_training.mode == "fully_async" else None
             metrics |= self.steps.update(batch, step, timer, early)
             self._updated[lane] = step
         self._completed[lane] = step

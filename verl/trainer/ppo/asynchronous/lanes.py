@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from typing import TypeVar
 
-from verl.trainer.config import RunConfig
+from verl.trainer.config import AlgorithmConfig, AsyncTrainingConfig
 from verl.trainer.plan.agents import AgentPlan
 from verl.trainer.plan.registry import ESTIMATORS
 from verl.trainer.plan.run import RunPlan
@@ -29,7 +29,9 @@ OWN_FIELDS = {"agent_id", "policy_id", "wg_id"}
 WHOLE_BATCH = {"batch", "non_tensor_batch", "seed", "state"}
 
 
-def lanes_of(config: RunConfig, plan: RunPlan) -> list[list[str]]:
+def lanes_of(
+    algorithm: AlgorithmConfig, async_training: AsyncTrainingConfig, plan: RunPlan
+) -> list[list[str]]:
     """Return the trained policies of every lane; one lane unless `async_training.mode=fully_async`.
 
     There is one lane, too, with an estimator that keeps state, and with a penalty in the reward whose
@@ -37,8 +39,8 @@ def lanes_of(config: RunConfig, plan: RunPlan) -> list[list[str]]:
     """
     policies = plan.policy_ids
     keeps_state = any(agent.takes("state") for agent in plan.trained)
-    adapts = config.algorithm.use_kl_in_reward and config.algorithm.kl_ctrl.type == "adaptive"
-    if config.async_training.mode != "fully_async" or plan.committed or adapts or keeps_state:
+    adapts = algorithm.use_kl_in_reward and algorithm.kl_ctrl.type == "adaptive"
+    if async_training.mode != "fully_async" or plan.committed or adapts or keeps_state:
         return [policies]
     key = {agent.policy_id: agent.wg_id for agent in plan.trained}
     common = {agent.wg_id for agent in plan.trained if not compares_itself(agent)}

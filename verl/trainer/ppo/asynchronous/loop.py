@@ -36,7 +36,13 @@ class AsynchronousLoop(TrainingLoop):
     source: AsynchronousSource
 
     def __post_init__(self) -> None:
-        self.trainer = LaneTrainer(self.team.config, self.team.plan, self.steps, self.source)
+        self.trainer = LaneTrainer(
+            self.team.config.algorithm,
+            self.team.config.async_training,
+            self.team.plan,
+            self.steps,
+            self.source,
+        )
         # Oldest first.
         self._open = deque[OpenStep]()
         self._last_end = 0.0

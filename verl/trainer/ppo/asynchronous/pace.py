@@ -7,8 +7,9 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
-from verl.trainer.config.algorithm import TASK_FIELDS
-from verl.trainer.config.run import AsyncTrainingConfig, RunConfig
+from verl.trainer.config.algorithm import TASK_FIELDS, AlgorithmConfig
+from verl.trainer.config.reward import RewardConfig
+from verl.trainer.config.run import AsyncTrainingConfig, DataConfig, RunConfig
 from verl.trainer.config.spec import ConfigError, with_values
 from verl.trainer.plan.agents import group_fields
 from verl.trainer.plan.learners import policy_learners
@@ -125,10 +126,10 @@ def check_async_training(config: RunConfig, plan: RunPlan) -> None:
             )
     if settings.mode == "fully_async":
         _check_lead(settings, paces(settings, policies))
-        _check_filter(config)
+        _check_filter(config.algorithm, config.reward)
     if settings.batch_timeout_s:
         _check_small_batches(config, plan)
-    _warn_of_updates(config, plan)
+    _warn_of_updates(settings, config.data, plan)
 
 
 def _check_lead(settings: AsyncTrainingConfig, policy_paces: Mapping[str, Pace]) -> None:
@@ -147,12 +148,12 @@ def _check_lead(settings: AsyncTrainingConfig, policy_paces: Mapping[str, Pace])
         )
 
 
-def _check_filter(config: RunConfig) -> None:
+def _check_filter(algorithm: AlgorithmConfig, reward: RewardConfig) -> None:
     """Raise ConfigError if the rewards by which a group is kept or rejected, when it ends, depend on groups
     that end later.
     """
-    rule = config.algorithm.filter_groups
-    spread = config.reward.propagation
+    rule = algorithm.filter_groups
+    spread = reward.propagation
     over = [f"theta_quantile={spread.theta_quantile:g}"] if spread.theta_quantile is not None else []
     over += [f"min_pass_rate={spread.min_pass_rate:g}"] if spread.min_pass_rate else []
     if rule.enable and rule.metric != "local_reward" and spread.mode == "threshold" and over:
@@ -165,20 +166,20 @@ def _check_filter(config: RunConfig) -> None:
         )
 
 
-def _warn_of_updates(config: RunConfig, plan: RunPlan) -> None:
+def _warn_of_updates(settings: AsyncTrainingConfig, data: DataConfig, plan: RunPlan) -> None:
     """Warn of several optimizer steps on a batch of older samples, which add to their staleness."""
     updates = {
         policy: learner.updates
-        for policy, learner in policy_learners(config, plan).items()
+        for policy, learner in policy_learners(data, plan).items()
         if learner.updates > 1
     }
-    if updates and not config.async_training.fresh:
+    if updates and not settings.fresh:
         logger.warning(
             "async_training.mode=%s trains on samples of older weights, and %s: each moves the policy "
             "further from the weights that sampled, beyond what algorithm.rollout_correction measures before "
             "the first one; use fewer (ppo_epochs=1, no mini-batches) or less staleness if the gap grows "
             "(docs/async.md#what-to-watch)",
-            config.async_training.mode,
+            settings.mode,
             ", ".join(f"{policy} makes {count} optimizer steps a batch" for policy, count in updates.items()),
         )
 

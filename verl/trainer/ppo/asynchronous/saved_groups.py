@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from verl.trainer.config import RunConfig
+from verl.trainer.config import AsyncTrainingConfig, DataConfig
 from verl.trainer.ppo.asynchronous.pace import paces
 from verl.utils.checkpoint import CheckpointError
 
@@ -17,11 +17,13 @@ FOLDER = "groups"
 STATE = "queue.json"
 
 
-def check_checkpoint(folder: Path, state: Mapping[str, Any], config: RunConfig) -> None:
+def check_checkpoint(
+    folder: Path, state: Mapping[str, Any], async_training: AsyncTrainingConfig, data: DataConfig
+) -> None:
     """Raise CheckpointError if a run cannot go on with the samples of a checkpoint, whose trainer state is
     `state`.
     """
-    mode = config.async_training.mode
+    mode = async_training.mode
     saved_mode = state.get("async_training", "sync")
     if saved_mode != mode:
         raise CheckpointError(
@@ -32,19 +34,19 @@ def check_checkpoint(folder: Path, state: Mapping[str, Any], config: RunConfig) 
     if not (folder / FOLDER).is_dir():
         return
     groups = json.loads((folder / FOLDER / STATE).read_text())
-    batch = config.data.train_batch_size
+    batch = data.train_batch_size
     if groups["batch"] != batch:
         raise CheckpointError(
             f"{folder} was written with data.train_batch_size={groups['batch']}, this run has {batch}, which "
             "its groups do not fill; use the same, or start anew with trainer.resume_mode=disable"
         )
-    if config.async_training.fresh and not groups["fresh"]:
+    if async_training.fresh and not groups["fresh"]:
         raise CheckpointError(
             f"{folder} holds groups of older weights, but this run has async_training.staleness_threshold=0; "
             "use the staleness of the run that wrote it, or start anew with trainer.resume_mode=disable"
         )
-    for policy, pace in paces(config.async_training, groups["bounds"]).items():
-        if pace.bound < (before := groups["bounds"][policy]) and not config.async_training.fresh:
+    for policy, pace in paces(async_training, groups["bounds"]).items():
+        if pace.bound < (before := groups["bounds"][policy]) and not async_training.fresh:
             raise CheckpointError(
                 f"{folder} holds groups that may become {before} steps old, but this run has "
                 f"async_training.max_off_policy_threshold={pace.bound} for {policy}; keep {before} and lower "
@@ -55,7 +57,7 @@ def check_checkpoint(folder: Path, state: Mapping[str, Any], config: RunConfig) 
 
     # Without staleness dynamic sampling may have more groups than a step trains on: it rejects the surplus.
     queue = groups["queue"]
-    waits = config.async_training.max_off_policy_strategy == "wait" and not config.async_training.fresh
+    waits = async_training.max_off_policy_strategy == "wait" and not async_training.fresh
     deadlines = [group["deadline"] for name in ("complete", "running") for group in queue[name]]
     if waits and not fits(deadlines, queue["taken"], batch):
         raise CheckpointError(

@@ -497,11 +497,15 @@ class GroupStream:
             group_ids = (
                 None if self._whole else {group_episodes.sampled[0].uid for _, group_episodes in groups}
             )
-            return filtered_samples(keep_signal(self.config, result, attempts, len(ended), step, group_ids))
+            return filtered_samples(
+                keep_signal(
+                    self.config.algorithm, self.config.data, result, attempts, len(ended), step, group_ids
+                )
+            )
         if result.batch is None or not self._greedy:
-            return samples_of(self.config, result)
+            return samples_of(self.config.reward, result)
         return samples_of(
-            self.config,
+            self.config.reward,
             result,
             await self._player.result([e for _, group_episodes in ended for e in group_episodes.greedy]),
         )

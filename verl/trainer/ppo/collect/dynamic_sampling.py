@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from verl.protocol import DataProto
-from verl.trainer.config import AlgorithmConfig, RunConfig
+from verl.trainer.config import AlgorithmConfig, DataConfig, EnvConfig
 from verl.trainer.config.names import FILTER_METRICS
 from verl.trainer.plan.agents import averages_trajectories, group_fields, split_by_settings
 from verl.trainer.plan.placement import slug
@@ -109,7 +109,12 @@ def _spread(
 
 
 async def draw_until_full(
-    config: RunConfig, collector: EpisodeCollector, loader: TaskLoader, step: int
+    algorithm: AlgorithmConfig,
+    data: DataConfig,
+    env: EnvConfig,
+    collector: EpisodeCollector,
+    loader: TaskLoader,
+    step: int,
 ) -> FilteredSamples:
     """Collect until `data.train_batch_size` tasks have a signal, no task is left, or `max_num_gen_batches` is
     reached.
@@ -117,8 +122,8 @@ async def draw_until_full(
     Surplus tasks are dropped in the order in which they were sampled. With too few tasks the batch is
     smaller, and a warning is logged.
     """
-    batch_size = config.data.train_batch_size
-    rule = config.algorithm.filter_groups
+    batch_size = data.train_batch_size
+    rule = algorithm.filter_groups
     results: list[EpisodeBatch] = []
     used: set[int] = set()
     n_with_signal = 0
@@ -133,16 +138,17 @@ async def draw_until_full(
             break
         used.update(places)
         rows = [loader.source[place] for place in places]
-        result = await collector.collect(rows, config.env.rollout.n, step=step, attempt=len(results))
+        result = await collector.collect(rows, env.rollout.n, step=step, attempt=len(results))
         results.append(result)
         if result.batch is not None:
-            n_with_signal += _tasks(result.batch, signal_rows(result.batch, config.algorithm))
+            n_with_signal += _tasks(result.batch, signal_rows(result.batch, algorithm))
     whole = collector.join(results) if len(results) > 1 else results[0]
-    return keep_signal(config, whole, len(results), len(used), step)
+    return keep_signal(algorithm, data, whole, len(results), len(used), step)
 
 
 def keep_signal(
-    config: RunConfig,
+    algorithm: AlgorithmConfig,
+    data: DataConfig,
     whole: EpisodeBatch,
     collections: int,
     n_tasks: int,
@@ -152,30 +158,29 @@ def keep_signal(
     """Return the rows with a signal of the first `data.train_batch_size` tasks that have one.
 
     Args:
-        config: configuration of the run.
+        algorithm: keys under `algorithm`.
+        data: keys under `data`.
         whole: all episodes of the step.
         collections: number of collections that it joins.
         n_tasks: number of tasks that were sampled.
         step: training step.
         group_ids: ids of the groups that the step may train on; None for all.
     """
-    batch_size = config.data.train_batch_size
-    signal = (
-        signal_rows(whole.batch, config.algorithm) if whole.batch is not None else np.zeros(0, dtype=bool)
-    )
+    batch_size = data.train_batch_size
+    signal = signal_rows(whole.batch, algorithm) if whole.batch is not None else np.zeros(0, dtype=bool)
     if whole.batch is not None and group_ids is not None:
         signal &= np.fromiter(
             (uid in group_ids for uid in whole.batch.non_tensor_batch["uid"]), bool, len(whole.batch)
         )
     n_with_signal = _tasks(whole.batch, signal) if whole.batch is not None else 0
     numbers: dict[str, float] = (
-        dict(_dropped_shares(whole.batch, signal, config.algorithm)) if whole.batch is not None else {}
+        dict(_dropped_shares(whole.batch, signal, algorithm)) if whole.batch is not None else {}
     )
     numbers |= {"num_gen_batches": collections, "tasks_drawn": n_tasks}
     numbers |= {"tasks_with_signal": n_with_signal, "tasks_missing": max(batch_size - n_with_signal, 0)}
     metrics = {f"train/filter_groups/{name}": float(value) for name, value in numbers.items()}
     if whole.batch is None or not signal.any():
-        return FilteredSamples(whole, None, metrics, _no_signal(config, collections, whole))
+        return FilteredSamples(whole, None, metrics, _no_signal(algorithm, collections, whole))
     if n_with_signal < batch_size:
         logger.warning(
             "step %d trains on %d tasks instead of %d: %d were sampled, others had no signal",
@@ -227,11 +232,11 @@ def _valid(batch: DataProto) -> np.ndarray:
     return rows
 
 
-def _no_signal(config: RunConfig, collections: int, result: EpisodeBatch) -> str:
+def _no_signal(algorithm: AlgorithmConfig, collections: int, result: EpisodeBatch) -> str:
     rewards = [e.team_reward for e in result.episodes if e.failure is None]
     mean = f"{np.mean(rewards):.3g}" if rewards else "unknown, all episodes failed"
     return (
-        f"{config.algorithm.filter_groups.metric} differs within no group of "
+        f"{algorithm.filter_groups.metric} differs within no group of "
         f"{len({e.uid for e in result.episodes})} tasks ({collections} collections), so that every advantage "
         f"is 0; mean team reward: {mean}. The tasks are too easy or too hard for this team: use others, "
         "raise env.rollout.n, or turn algorithm.filter_groups.enable off"

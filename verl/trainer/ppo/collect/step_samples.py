@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from verl.protocol import DataProto
-from verl.trainer.config import RunConfig
+from verl.trainer.config import RewardConfig, RunConfig
 from verl.trainer.plan.run import RunPlan
 from verl.trainer.ppo.collect.protocol import EpisodeBatch, EpisodeCollector, FinishedEpisode
 from verl.utils.dataset import TaskLoader
@@ -59,12 +59,14 @@ async def collect_step(
     if config.algorithm.filter_groups.enable:
         from verl.trainer.ppo.collect.dynamic_sampling import draw_until_full  # of this key alone
 
-        return filtered_samples(await draw_until_full(config, collector, loader, step))
+        return filtered_samples(
+            await draw_until_full(config.algorithm, config.data, config.env, collector, loader, step)
+        )
     rows = [loader.source[place] for place in loader.take(config.data.train_batch_size)]
     result = await collector.collect(rows, config.env.rollout.n, step=step)
     if result.batch is None or not plan.greedy_episodes:
-        return samples_of(config, result)
-    return samples_of(config, result, await collector.collect(rows, 1, step=step, greedy=True))
+        return samples_of(config.reward, result)
+    return samples_of(config.reward, result, await collector.collect(rows, 1, step=step, greedy=True))
 
 
 def filtered_samples(samples: FilteredSamples) -> StepSamples:
@@ -75,13 +77,13 @@ def filtered_samples(samples: FilteredSamples) -> StepSamples:
     )
 
 
-def samples_of(config: RunConfig, result: EpisodeBatch, greedy: EpisodeBatch | None = None) -> StepSamples:
+def samples_of(reward: RewardConfig, result: EpisodeBatch, greedy: EpisodeBatch | None = None) -> StepSamples:
     """Return the samples of one collection, with the baselines of its greedy episodes."""
     if result.batch is None or greedy is None:
         return StepSamples(result.batch, result.episodes, dict(result.metrics), _tokens(result))
     from verl.trainer.ppo.collect.greedy_baseline import reward_baselines  # of ReMax alone
 
-    baselines, metrics = reward_baselines(result.batch, greedy, config.reward.alpha)
+    baselines, metrics = reward_baselines(result.batch, greedy, reward.alpha)
     result.batch.non_tensor_batch["reward_baselines"] = baselines
     episodes = [*result.episodes, *greedy.episodes]
     return StepSamples(

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from verl.trainer.config import RunConfig
+from verl.trainer.config import AlgorithmConfig, GatewayConfig, RunConfig
 from verl.trainer.plan.learners import is_on_policy, policy_learners
 from verl.trainer.plan.run import RunPlan
 
 
-def needs_old_log_probs(config: RunConfig, plan: RunPlan, on_policy: bool) -> bool:
+def needs_old_log_probs(
+    algorithm: AlgorithmConfig, gateway: GatewayConfig, plan: RunPlan, on_policy: bool
+) -> bool:
     """Return whether old log-probs of the trainer are needed.
 
     They are for several updates per step, KL in the reward, a correction, an estimator, and the probability
     that masks cut off.
 
     Args:
-        config: configuration of the run.
+        algorithm: keys under `algorithm`.
+        gateway: keys under `gateway`.
         plan: plan of the run.
         on_policy: see `is_on_policy`.
     """
-    algorithm = config.algorithm
-    masks = config.gateway.structured == "mask"
+    masks = gateway.structured == "mask"
     correction = algorithm.rollout_correction
     return not correction.bypass_mode and (
         not on_policy
@@ -32,6 +34,7 @@ def needs_old_log_probs(config: RunConfig, plan: RunPlan, on_policy: bool) -> bo
 
 def computes_old_log_probs(config: RunConfig, plan: RunPlan) -> bool:
     """Return whether any step of a run has a pass for old log-probs."""
+    on_policy = is_on_policy(config.async_training, policy_learners(config.data, plan))
     return config.trainer.critic_warmup > 0 or needs_old_log_probs(
-        config, plan, is_on_policy(config, policy_learners(config, plan))
+        config.algorithm, config.gateway, plan, on_policy
     )

@@ -68,7 +68,7 @@ class CreditAssigner:
     @property
     def needs_old(self) -> bool:
         """See `needs_old_log_probs`."""
-        return needs_old_log_probs(self.config, self.plan, self.on_policy)
+        return needs_old_log_probs(self.config.algorithm, self.config.gateway, self.plan, self.on_policy)
 
     def score(self, batch: DataProto, timer: Timer, version: int) -> tuple[DataProto, dict[str, float]]:
         """Add log-probs, the off-policy correction, token rewards, `advantages` and `returns`. Return (batch,
