@@ -126,7 +126,7 @@ async def watched(awaitable: Awaitable[Any]) -> Any:
 
 
 def run_plain(function: Callable[..., Any], *args: Any, **named: Any) -> Any:
-    """Return `function(...)`. Raise RuntimeError for StopIteration, of which a future's waiter never hears."""
+    """Return `function(...)`. Raise RuntimeError for StopIteration, of which no waiter of a future hears."""
     try:
         return _watch().call(partial(function, *args, **named), function)
     except StopIteration as error:

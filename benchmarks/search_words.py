@@ -2,12 +2,12 @@
 
     python benchmarks/search_words.py
 
-Each kind has six documents and a query for each; all documents are one index. The default splitter takes words of
-two characters or more between blanks and signs, as they are written, without the English stop words.
+Each kind has six documents and a query for each; all documents are one index. The default splitter takes
+words of two characters or more between blanks and signs, as they are written, without the English stop words.
 
-The last line is one JSON object: `recall_1` and `recall_3`, the share of the queries whose document is the first, or
-among the first three; `default_1` and `default_3`, the same of the default splitter; `kinds`, for each kind
-[`recall_1`, `default_1`].
+The last line is one JSON object: `recall_1` and `recall_3`, the share of the queries whose document is the
+first, or among the first three; `default_1` and `default_3`, the same of the default splitter; `kinds`, for
+each kind [`recall_1`, `default_1`].
 """
 
 from __future__ import annotations
@@ -99,7 +99,9 @@ def recall(rank: Callable[[str], Sequence[int]]) -> dict[str, dict[int, float]]:
 
 
 def default_ranks(texts: Sequence[str]) -> Callable[[str], Sequence[int]]:
-    """Return the search of `bm25s` with its own splitter; documents without a word of the query do not count."""
+    """Return the search of `bm25s` with its own splitter; documents without a word of the query do not
+    count.
+    """
     index = bm25s.BM25()
     index.index(bm25s.tokenize(list(texts), show_progress=False), show_progress=False)
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 from tests.house.source import PACKAGES, ROOT
 
-# Bare participles say nothing about the value. Fields of classes and module names that are left, and arguments of
-# methods whose base class has them; the list only shrinks.
+# Bare participles say nothing about the value. What is left are fields of classes, module names, and arguments
+# of methods whose base class has them; their number only falls.
 PARTICIPLES = frozenset(
     {
         "asked", "given", "held", "kept", "known", "made", "own", "found", "played", "seen", "shown", "taken",

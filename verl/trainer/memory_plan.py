@@ -3,7 +3,8 @@ the machine has.
 
 Budgets of micro-batches that are not set become the largest that fit, up to `MOST_TOKENS`; gradient
 checkpointing is turned on where the longest row does not fit without, and an engine whose slots are not set
-has fewer of them where their cache does not fit. A run that cannot fit is refused with the keys that would do.
+has fewer of them where their cache does not fit. A run that cannot fit is refused with the keys that would
+do.
 """
 
 from __future__ import annotations

@@ -334,8 +334,8 @@ class RolloutConfig:
     )
     max_num_seqs: Optional[int] = key(
         None,
-        "KV-cache slots: maximum number of replies decoded concurrently; default: 64, fewer where their cache "
-        "does not fit into memory (counted on a CPU)",
+        "KV-cache slots: maximum number of replies decoded concurrently; default: 64, fewer where their "
+        "cache does not fit into memory (counted on a CPU)",
         ge=1,
     )
     max_num_batched_tokens: Optional[int] = key(

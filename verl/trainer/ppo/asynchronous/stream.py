@@ -2,7 +2,7 @@
 complete.
 
     event loop of the collector:   dispatch groups while there is room | put complete ones into the queue
-    training loop, step s:      take a batch of groups | credit and updates | send the weights of s to the engines
+    training loop, step s:      take a batch of groups | credit, updates | send the weights of s to the engines
 
 `GroupQueue` decides what is in progress and what a step takes; once a step has begun, its state is used on
 the event loop alone.
