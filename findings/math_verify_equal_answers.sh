@@ -9,6 +9,10 @@
 #   2516_8                      2516_7                      the base of a number is left out
 #   2+3=5                       1=1                         relations without variables are compared by their truth
 #   (5/6)^{200}                 (5/6)^{201}                 as the first
+#   A^T                         A                           letters are real numbers, which transposing does not change
+#   \angle ABC                  \angle ACB                  the name of an angle is a product of letters, \angle one of them
+#   \vec{a}\times\vec{b}        \vec{b}\times\vec{a}        \times between vectors is the product of numbers
+#   \langle 1,2\rangle          1.2                         the brackets are left out, and the comma is a decimal one
 #
 # And a number in the form of programs is another one: 3.61e-10 is read as 3.61 times Euler's number less 10, so that 3.61 \times 10^{-10}
 # is not equal to it, and -0.187002599262847 is.
@@ -33,6 +37,10 @@ EQUAL = [
     ("2+3=5", "1=1"),
     ("3.61e-10", "-0.187002599262847"),
     (r"\left(\frac{5}{6}\right)^{200}", r"\left(\frac{5}{6}\right)^{201}"),
+    ("A^T", "A"),
+    (r"\angle ABC", r"\angle ACB"),
+    (r"\vec{a}\times\vec{b}", r"\vec{b}\times\vec{a}"),
+    (r"\langle 1,2\rangle", "1.2"),
 ]
 DIFFERENT = [("3.61e-10", r"3.61 \times 10^{-10}"), ("R^2-s^2", "0"), ("6+9k", "15")]
 

@@ -119,6 +119,7 @@ DIFFERENT = [
     (r"\frac{y}{x}", r"\frac{dy}{dx}"), ("y/x", "dy/dx"), (r"\frac{2y}{x}", r"2\frac{d y}{d x}"),
     (r"\frac{dx}{dy}", r"\frac{dy}{dx}"), (r"\angle ACB", r"\angle ABC"), (r"2\angle ACB", r"2\angle ABC"),
     (r"\vec{b}\times\vec{a}", r"\vec{a}\times\vec{b}"), (r"\langle 2,1\rangle", r"\langle 1,2\rangle"),
+    ("1.2", r"\langle 1,2\rangle"),
     (r"x^2", r"\langle x^2\rangle"), (r"{n \choose 2}", r"{2 \choose n}"), ("2", r"2\frac{dy}{dx}"),
     ("10^6", "2.7 10^6"), ("5", r"\$5 and \$6"), ("92 \\mathrm{~J}", r"92 $\mathrm{N}$"),
 ]  # fmt: skip
