@@ -151,8 +151,14 @@ def check_signal(config: RunConfig, plan: RunPlan) -> None:
         _check_groups(config.env, plan)
         _warn_of_rates(config.critic, plan)
         _warn_of_repeated_rewards(config.reward, plan)
-    if not config.data.val_files:
-        _warn_of_validation(config)
+    validation_keys = [
+        name
+        for name, validation_key in keys(RunConfig).items()
+        if (name in VALIDATION_KEYS or name.startswith("actor_rollout_ref.rollout.val_kwargs."))
+        and value_at(config, name) != validation_key.default
+    ]
+    if validation_keys and not config.data.val_files:
+        logger.warning("%s: no effect without data.val_files", ", ".join(validation_keys))
 
 
 def warn_of_warmup(trainer: TrainerConfig, steps: int) -> None:
@@ -213,14 +219,3 @@ def _warn_of_repeated_rewards(reward: RewardConfig, plan: RunPlan) -> None:
             "episode, which counts once per call; set reward.team_scope=turn or call",
             ", ".join(by_turn),
         )
-
-
-def _warn_of_validation(config: RunConfig) -> None:
-    sampling = [name for name in keys(RunConfig) if name.startswith("actor_rollout_ref.rollout.val_kwargs.")]
-    changed = [
-        name
-        for name in (*VALIDATION_KEYS, *sampling)
-        if value_at(config, name) != keys(RunConfig)[name].default
-    ]
-    if changed:
-        logger.warning("%s: no effect without data.val_files", ", ".join(changed))

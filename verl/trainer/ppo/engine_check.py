@@ -18,7 +18,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from verl.models.loader import resolve_dtype
 from verl.protocol import DataProto
 from verl.protocol.generate import (
     EngineGoneError,
@@ -28,9 +27,9 @@ from verl.protocol.generate import (
     RolloutError,
     SamplingParams,
 )
-from verl.trainer.config import ActorRolloutRefConfig
 from verl.trainer.config.spec import ConfigError
 from verl.trainer.plan.learners import by_group
+from verl.trainer.ppo.gap_watch import in_fp32
 from verl.trainer.ppo.group_calls import as_raised
 from verl.trainer.ppo.team import TeamWorkers
 
@@ -72,12 +71,6 @@ TENSOR_CORES = Bounds(1e-2, 2e-2)
 # bf16 on one side or both: against fp32 0.01 to 0.06 was measured, and up to 0.27 for gpt-oss, 0.18 for
 # Granite and 0.1 for other mixtures, whose experts change with the rounding.
 ROUNDED = Bounds(0.5, 0.1)
-
-
-def in_fp32(config: ActorRolloutRefConfig, device: str) -> bool:
-    """Return whether trainer and engine of a worker group compute in fp32."""
-    names = (config.rollout.dtype, config.actor.fsdp_config.dtype, config.actor.fsdp_config.model_dtype)
-    return all(resolve_dtype(name, device) == torch.float32 for name in names)
 
 
 @dataclass(frozen=True)

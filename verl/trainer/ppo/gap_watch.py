@@ -9,11 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
+from verl.models.loader import resolve_dtype
 from verl.protocol import DataProto
+from verl.trainer.config import ActorRolloutRefConfig
 from verl.trainer.ppo.core_algos.rollout_correction import sampler_gap
 from verl.trainer.ppo.core_algos.rollout_correction.batch import policies
-from verl.trainer.ppo.engine_check import in_fp32
 from verl.trainer.ppo.team import TeamWorkers
 
 logger = logging.getLogger(__name__)
@@ -24,6 +26,12 @@ CORRELATION = "training/rollout_actor_probs_pearson_corr"
 # Steps between two warnings, and the fewest tokens that are judged.
 EVERY = 50
 TOKENS = 16
+
+
+def in_fp32(config: ActorRolloutRefConfig, device: str) -> bool:
+    """Return whether trainer and engine of a worker group compute in fp32."""
+    names = (config.rollout.dtype, config.actor.fsdp_config.dtype, config.actor.fsdp_config.model_dtype)
+    return all(resolve_dtype(name, device) == torch.float32 for name in names)
 
 
 @dataclass(frozen=True)
