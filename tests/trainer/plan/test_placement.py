@@ -299,7 +299,7 @@ def test_frozen_agents_on_one_model_may_sample_differently_but_not_on_other_engi
     build({"rollout": {"temperature": [0.1, 0.9, None, None]}})
     with pytest.raises(
         PlacementError,
-        match=r"agents 'A' and 'B' share the base model 'org/x', but differ in rollout\.max_num_seqs \(8 and 64\)",
+        match=r"agents 'A' and 'B' share the base model 'org/x', but differ in rollout\.max_num_seqs \(8 and None\)",
     ):
         build({"rollout": {"max_num_seqs": [8, None, None, None]}})
 
