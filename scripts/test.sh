@@ -30,9 +30,7 @@ empty=0
 run_tests() {
     "$python" -m pytest "$@" || { status=$? && ((status == 5 && ++empty < 2)) || return "$status"; }
 }
-# Tests wait for processes and servers a third of their time: one more process than cores, at most 4.
-workers=$(($(nproc) < 3 ? $(nproc) + 1 : 4))
-parallel=(-n "$workers" --dist loadgroup --no-loadscope-reorder --timing=without)
+parallel=(-n logical --maxprocesses 4 --dist loadgroup --no-loadscope-reorder --timing=without)
 
 if [[ $mode == fuzz ]]; then
     check "pytest of properties" run_tests "${parallel[@]}" -m hypothesis --hypothesis-profile fuzz --timeout 0 "$@"
