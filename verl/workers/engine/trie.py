@@ -98,6 +98,8 @@ def logits_share(config: Any) -> float:
     """
     text = config.get_text_config()
     width = getattr(text, "intermediate_size", None) or 4 * text.hidden_size
+    if isinstance(width, (list, tuple)):  # layers of different widths
+        width = sum(width) / len(width)
     return LOGITS_COPIES * text.vocab_size / (text.num_hidden_layers * (9 * text.hidden_size + 4 * width))
 
 
