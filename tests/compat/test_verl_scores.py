@@ -31,6 +31,7 @@ for row in json.load(open(sys.argv[1])):
 json.dump(scores, open(sys.argv[2], "w"))
 """
 ROWS = 200
+PROCESSES = 4  # each row is a process of verl's, which waits more than it computes
 Row = dict[str, Any]
 
 
@@ -205,17 +206,20 @@ def scored_by_verl(made: list[Row], folder: Path) -> list[float]:
         ]
         if subprocess.run(command, check=False, timeout=300).returncode:
             pytest.skip(f"pip cannot install {package}")
-    (folder / "rows.json").write_text(json.dumps(made))
-    command = [sys.executable, "-c", SCORES, str(folder / "rows.json"), str(folder / "scores.json")]
-    subprocess.run(
-        command,
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(packages)},
-        check=True,
-        timeout=1200,
-        capture_output=True,
-    )
-    return [float(score) for score in json.loads((folder / "scores.json").read_text())]
+    parts = [made[number::PROCESSES] for number in range(PROCESSES)]
+    running = []
+    for number, part in enumerate(parts):
+        rows_file, scores_file = folder / f"rows{number}.json", folder / f"scores{number}.json"
+        rows_file.write_text(json.dumps(part))
+        with (folder / f"log{number}").open("w") as log:
+            command = [sys.executable, "-c", SCORES, str(rows_file), str(scores_file)]
+            env = os.environ | {"PYTHONPATH": str(packages)}
+            running.append(subprocess.Popen(command, cwd=folder, env=env, stdout=log, stderr=log))
+    scores = [0.0] * len(made)
+    for number, process in enumerate(running):
+        assert process.wait(1200) == 0, (folder / f"log{number}").read_text()[-2000:]
+        scores[number::PROCESSES] = json.loads((folder / f"scores{number}.json").read_text())
+    return scores
 
 
 async def scored_here(made: list[Row]) -> list[float]:
@@ -244,6 +248,7 @@ def on_purpose(row: Row, ours: float, theirs: float) -> bool:
     return unboxed or (row["right"] is True and ours > theirs) or (row["right"] is False and ours < theirs)
 
 
+@pytest.mark.timeout(1500)
 def test_scores_are_verls_but_where_the_page_says_so(request: pytest.FixtureRequest, tmp_path: Path) -> None:
     """Mathematics differs where verl's comparison of texts errs, and for `numina_*` without a box; no other
     score differs.
