@@ -276,9 +276,7 @@ class EpisodeRunner:
             self._settings.seed, spec.step, spec.validate, spec.uid, spec.index, agent_id, *parts
         )
         call_seed = call_seed if also is None else stable_seed(call_seed, "client", also)
-        observation = (
-            await self._env.observation("observe", agent_id) if self._env.has_observe else turn.observation
-        )
+        observation = await self._observation(agent_id, turn)
         calls = [
             Call(
                 spec,
@@ -311,6 +309,10 @@ class EpisodeRunner:
                     del callers[number]
                 raise
         return await self._take_in(agent_id, calls, generations, turn, callers)
+
+    async def _observation(self, agent_id: str, turn: Turn) -> Observation:
+        """Return what an agent sees in a turn."""
+        return await self._env.observation("observe", agent_id) if self._env.has_observe else turn.observation
 
     async def _take_in(
         self,
@@ -512,9 +514,7 @@ class EpisodeRunner:
         place = turn.reserve()
         entries = turn.entries
         prior_replies = self._replies
-        observation = (
-            await self._env.observation("observe", agent_id) if self._env.has_observe else turn.observation
-        )
+        observation = await self._observation(agent_id, turn)
         filled = {**observation.info, "env_prompt": observation.text, "step": turn.step, **variables}
         spec = self.spec
         seed = stable_seed(

@@ -96,6 +96,8 @@ def test_programs_are_run_only_if_they_are_allowed() -> None:
         AgentSystemError, match=r"replies to data_source='apps' are programs: set env\.params\.programs=true"
     ):
         DataSourceEnv().check_task(task_from_row(row("apps")))
+    tests = {"reward_model": {"ground_truth": {"inputs": ["1"], "outputs": ["1"]}}}
+    DataSourceEnv(DataSourceOptions(programs=True)).check_task(task_from_row(row("apps") | tests))
     with pytest.raises(AgentSystemError, match=r"env\.params\.programs has no effect"):
         DataSourceOptions(graded=False, programs=True)
 

@@ -297,9 +297,10 @@ def test_frozen_agents_on_one_model_may_sample_differently_but_not_on_other_engi
         build_placement(config, ActorRolloutRefConfig())
 
     build({"rollout": {"temperature": [0.1, 0.9, None, None]}})
+    build({"rollout": {"max_num_seqs": [64, None, None, 64]}})
     with pytest.raises(
         PlacementError,
-        match=r"agents 'A' and 'B' share the base model 'org/x', but differ in rollout\.max_num_seqs \(8 and None\)",
+        match=r"agents 'A' and 'B' share the base model 'org/x', but differ in rollout\.max_num_seqs \(8 and 64\)",
     ):
         build({"rollout": {"max_num_seqs": [8, None, None, None]}})
 

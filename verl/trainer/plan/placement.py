@@ -34,6 +34,8 @@ BASE_KEYS = (
     "rollout.enforce_eager", "rollout.tensor_model_parallel_size", "rollout.max_num_batched_tokens",
     "rollout.enable_chunked_prefill", "rollout.weight_transfer", "rollout.structured_outputs",
 )  # fmt: skip
+# A key that may be left to the run is compared by what it stands for then.
+VALUE_WITH_DEFAULT = {"rollout.max_num_seqs": "rollout.slots"}
 
 
 class Row:
@@ -486,8 +488,8 @@ def _differing(mine: ActorRolloutRefConfig, theirs: ActorRolloutRefConfig, keys:
     """
     differences = []
     for key in keys:
-        one = value_at(mine, key)
-        other = value_at(theirs, key)
+        one = value_at(mine, VALUE_WITH_DEFAULT.get(key, key))
+        other = value_at(theirs, VALUE_WITH_DEFAULT.get(key, key))
         if one != other:
             differences.append(key if is_dataclass(one) else f"{key} ({one} and {other})")
     return ", ".join(differences)
