@@ -46,7 +46,6 @@ exec python -m verl.trainer.main_ppo \
   actor_rollout_ref.model.path="$MODEL_PATH" \
   actor_rollout_ref.model.lora_rank=16 \
   actor_rollout_ref.actor.optim.lr=3e-4 \
-  actor_rollout_ref.actor.ppo_max_token_len_per_gpu=1500 \
   data.train_files="$DATA/train.jsonl" \
   data.val_files="$DATA/test.jsonl" \
   data.seed="$SEED" \
