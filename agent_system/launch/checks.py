@@ -262,6 +262,10 @@ def check_run(config: RunConfig) -> CheckedRun:
     tokenizer = next(iter(tokenizers.values()), None)
     train, val = build_datasets(config.data, config.env, config.trainer, tokenizer, collector.measures())
     if train is not None:
+        if config.reward.custom_reward_function.path is not None:
+            from agent_system.reward.trial import try_function  # no other run needs it
+
+            try_function(config.reward, train.rows[0])
         loader = TaskLoader(
             train, config.data.train_batch_size, seed=config.data.seed, shuffle=config.data.shuffle
         )
