@@ -17,7 +17,7 @@ PARTICIPLES = frozenset(
         "served",
     }
 )  # fmt: skip
-MOST_PARTICIPLES = 25
+MOST_PARTICIPLES = 24
 # Names that verl's controller has as well.
 VERLS = {
     "Worker", "ResourcePool", "RayResourcePool", "SubRayResourcePool", "Dispatch", "RayClassWithInitArgs",
