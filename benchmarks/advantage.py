@@ -21,11 +21,15 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.shared.short import parse_args
 from verl.protocol import DataProto
 from verl.trainer.config import AlgorithmConfig
 from verl.trainer.ppo.credit.advantage import compute_advantage
@@ -190,7 +194,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--quick", action="store_true", help="a 64th of the rows, to test the script")
-    args = parser.parse_args()
+    args = parse_args(parser, repeats=5)
     torch.set_num_threads(args.threads)
     cut = 64 if args.quick else 1
     measured = {

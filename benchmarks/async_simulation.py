@@ -38,6 +38,7 @@ from benchmarks.asynchronous.calibration import calibrate, played
 from benchmarks.asynchronous.simulator import Costs, Group, run_steps
 from benchmarks.asynchronous.team import Mode, Workload, run
 from benchmarks.placement import prepare, run_forked
+from benchmarks.shared.short import parse_args
 from verl.trainer.config.run import ASYNC_MODES
 
 GPUS, AGENTS, GROUP = 8, 3, 16
@@ -217,7 +218,7 @@ def main() -> None:
         help="policies of the agents of the projection",
     )
     add_sizes(parser)
-    args = parser.parse_args()
+    args = parse_args(parser, rounds=1, tasks=4, group=4, tokens=96, steps=3, wait=0.2, engine_seconds=1.0)
     with tempfile.TemporaryDirectory() as folder:
         run_forked(prepare, Path(folder), args)
         errors = compare(Path(folder), args)

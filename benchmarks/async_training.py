@@ -37,6 +37,7 @@ from benchmarks.asynchronous.calibration import played
 from benchmarks.asynchronous.simulator import Costs, Schedule, run_steps
 from benchmarks.asynchronous.team import MeasuredRun, Mode, Workload, run
 from benchmarks.placement import prepare, run_forked
+from benchmarks.shared.short import parse_args
 
 CORRECTION = {"algorithm.rollout_correction.rollout_is": "token"}
 FULLY_ASYNC = {
@@ -164,7 +165,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     add_sizes(parser)
     parser.set_defaults(steps=8)
-    args = parser.parse_args()
+    args = parse_args(parser, rounds=1, tasks=4, group=4, tokens=96, steps=3, wait=0.2)
     modes = ["sync", *args.modes]
     rounds: list[Round] = []
     with tempfile.TemporaryDirectory() as folder:

@@ -44,6 +44,7 @@ from agent_system.workflows.code.world.prepare import Preparation, solve
 from agent_system.workflows.code.world.problem import Problem
 from agent_system.workflows.code.world.runs import check_program
 from agent_system.workflows.code.world.sets import RawTask, human_eval
+from benchmarks.shared.short import parse_args
 
 logger = logging.getLogger("code_verdicts")
 ROWS = Path(__file__).resolve().parents[2] / "shared" / "data" / "humaneval" / "HumanEval.jsonl.gz"
@@ -257,7 +258,7 @@ def main() -> None:
     parser.add_argument(
         "--verbose", action="store_true", help="write the programs on which the verdicts differ"
     )
-    args = parser.parse_args()
+    args = parse_args(parser, mutants=300)
     if not args.rows.is_file():
         parser.error(f"no file {args.rows}; --rows takes the rows of HumanEval")
     logging.basicConfig(

@@ -40,6 +40,7 @@ from agent_system import (
 )
 from agent_system.rollout import AgentBinding, Collector, CollectorSettings, CollectResult, EnvFactory
 from agent_system.testing import make_tokenizer
+from benchmarks.shared.short import parse_args
 from verl.protocol.generate import GenerateRequest, Generation, SamplingParams
 
 logger = logging.getLogger("controller")
@@ -193,7 +194,7 @@ def main() -> None:
     parser.add_argument("--episodes", type=int, default=2000)
     parser.add_argument("--blocking-episodes", type=int, default=256)
     parser.add_argument("--repeats", type=int, default=5)
-    args = parser.parse_args()
+    args = parse_args(parser, repeats=3)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     torch.set_num_threads(1)
     collector = make_collector(args.episodes)

@@ -35,6 +35,7 @@ from agent_system import BaseAgent, BaseEnv, BaseOrchestra, EnvRegistry, Observa
 from agent_system.env_caller import EnvCaller, EnvHandle
 from agent_system.env_workers import EnvSource, EnvWorkers, ProcessWorker
 from agent_system.threads import DaemonExecutor
+from benchmarks.shared.short import parse_args
 
 WAIT_S = 0.5
 ROUNDS_OF_WORK = 200_000
@@ -158,7 +159,7 @@ def main() -> None:
     parser.add_argument("--blocking-episodes", type=int, default=2000)
     parser.add_argument("--steps", type=int, default=5000, help="steps of an environment without work")
     parser.add_argument("--repeats", type=int, default=3)
-    args = parser.parse_args()
+    args = parse_args(parser, repeats=1)
     say = sys.stdout.write
     say(f"load {os.getloadavg()[0]:.2f}, {os.cpu_count()} cores\n")
     ratios, bare = [], []

@@ -38,6 +38,7 @@ from agent_system.gateway.session import Session
 from agent_system.gateway.team import GatewayOptions, GatewayOrchestra
 from agent_system.rollout import AgentBinding, Collector, CollectorSettings, EnvFactory
 from agent_system.testing import make_tokenizer
+from benchmarks.shared.short import parse_args
 from verl.protocol.generate import GenerateRequest, Generation, SamplingParams
 
 logger = logging.getLogger("gateway")
@@ -245,7 +246,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10.0, help="of each measurement")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--send", help=argparse.SUPPRESS)
-    args = parser.parse_args()
+    args = parse_args(parser, seconds=5.0, repeats=1)
     if args.send:
         asyncio.run(send(*json.loads(args.send)))
         return

@@ -42,6 +42,7 @@ from agent_system import (
 )
 from agent_system.launch import train as launch
 from agent_system.projection import Projection
+from benchmarks.shared.short import parse_args
 from examples.embedded.math.tasks import generate_split, to_row
 from recipe.runs import overrides_of, read_metrics
 from verl.models.loader import without_progress_bars
@@ -216,7 +217,7 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("overrides", nargs="*", help="hydra overrides of every run")
-    args = parser.parse_args()
+    args = parse_args(parser, rounds=1, steps=2)
     rounds: list[dict[str, list[dict[str, Any]]]] = []
     with tempfile.TemporaryDirectory() as folder:
         run_forked(prepare, Path(folder), args)

@@ -30,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 
 from benchmarks.shared.device import add_device, add_model_sizes, check_device, now, random_model
+from benchmarks.shared.short import parse_args
 from verl.trainer.config import ActorConfig, FSDPConfig, ModelConfig, OptimConfig
 from verl.workers.engine import FSDPEngine, MicroBatchRule, UpdatePlan, init_mesh, update_policy
 from verl.workers.engine.trie import count_run, token_rows
@@ -158,7 +159,7 @@ def main() -> None:
     parser.add_argument("--micro-batches", type=int, default=4, help="of an update; more need less memory")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=3)
-    args = parser.parse_args()
+    args = parse_args(parser, rounds=1)
     check_device(args.device)
     torch.set_num_threads(args.threads)
     bare, engine = build(args)

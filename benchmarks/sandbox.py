@@ -37,6 +37,7 @@ from verl.trainer.config.sandbox import SandboxConfig
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from agent_system.sandbox.local import LocalSandbox
+from benchmarks.shared.short import parse_args
 
 logger = logging.getLogger("sandbox")
 PROGRAM = """\
@@ -139,7 +140,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--level", default="auto")
     parser.add_argument("--repeats", type=int, default=5)
-    args = parser.parse_args()
+    args = parse_args(parser, repeats=2)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     sandbox = LocalSandbox(SandboxConfig(level=args.level, min_level="rlimits", workers=args.workers))
     try:

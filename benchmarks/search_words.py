@@ -12,6 +12,7 @@ each kind [`recall_1`, `default_1`].
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from collections.abc import Callable, Sequence
@@ -24,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from agent_system.workflows.search.world.corpus import Document
 from agent_system.workflows.search.world.index import BM25Index
+from benchmarks.shared.short import parse_args
 
 DEPTHS = (1, 3)
 # Pairs of a document and a query for it.
@@ -116,6 +118,9 @@ def default_ranks(texts: Sequence[str]) -> Callable[[str], Sequence[int]]:
 
 def main() -> None:
     """Print a table by kind, and the JSON."""
+    parse_args(
+        argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    )
     texts = [text for pairs in PAIRS.values() for text, _ in pairs]
     index = BM25Index([Document(str(i), "", text) for i, text in enumerate(texts)])
     ours = recall(lambda query: [number for number, _ in index.search([query], max(DEPTHS))[0]])

@@ -36,6 +36,7 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 
 from agent_system.rollout.collector import CollectResult
+from benchmarks.shared.short import parse_args
 from examples.embedded.math.demos import MathCourse, make_demos
 from examples.embedded.math.tasks import generate_split, to_row
 from verl.models.loader import load_causal_lm, without_progress_bars
@@ -297,7 +298,7 @@ def main() -> None:
         help="wording: agent.orchestra.math.prompt_style",
     )
     parser.add_argument("overrides", nargs="*", help="hydra overrides of our run")
-    args = parser.parse_args()
+    args = parse_args(parser, repeats=2)
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stdout)
     logger.setLevel(logging.INFO)
     torch.set_num_threads(args.threads)

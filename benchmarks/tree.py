@@ -53,6 +53,7 @@ from agent_system.workflows.sudoku.world.action import cells_text
 from agent_system.workflows.sudoku.world.generate import Kind
 from agent_system.workflows.sudoku.world.generate import generate as generate_puzzles
 from agent_system.workflows.sudoku.world.puzzle import to_text
+from benchmarks.shared.short import parse_args
 from examples.embedded.plan_path.demos import PlanPathCourse, make_demos
 from examples.embedded.plan_path.walkers import careful_moves
 from verl.models.loader import load_causal_lm, load_tokenizer, without_progress_bars
@@ -230,7 +231,7 @@ def main() -> None:
     parser.add_argument("--forks", type=int, default=2000, help="forks per repeat")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
-    args = parser.parse_args()
+    args = parse_args(parser, repeats=1)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     torch.set_num_threads(args.threads)
     found = measure(args)

@@ -29,6 +29,7 @@ import ray
 import torch
 
 from benchmarks.shared.device import add_device, check_device, now
+from benchmarks.shared.short import parse_args
 from verl.single_controller.ray.start import start_private_cluster
 from verl.workers.weight_transfer.base import build_transfer
 
@@ -105,7 +106,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--bucket-mb", type=int, default=64)
     parser.add_argument("--adapter-mib", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=7)
-    args = parser.parse_args()
+    args = parse_args(parser, rounds=3)
     if args.own_gpus and (args.device == "cpu" or "cuda_ipc" in (args.ways or ())):
         sys.exit(
             "--own-gpus needs --device cuda, and --ways without cuda_ipc, by which only processes that share "

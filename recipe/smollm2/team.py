@@ -1,0 +1,132 @@
+"""Two turns, in the second of which a Corrector corrects the Finder: which of three words is a country?"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import re
+import sys
+from pathlib import Path
+
+from agent_system import (
+    AgentRegistry,
+    BaseAgent,
+    BaseEnv,
+    BaseOrchestra,
+    EnvRegistry,
+    Observation,
+    OrchestraRegistry,
+    Outcome,
+    Task,
+    Turn,
+)
+from examples.smollm2.words import ANIMALS, HELD_OUT, OTHERS
+
+NAME = "countries"
+FINDER = "Finder"
+CORRECTOR = "Corrector"
+COUNTRIES = (
+    "France Germany Italy Spain Portugal Austria Poland Greece Sweden Norway Finland Denmark Ireland Hungary "
+    "Romania Bulgaria Japan China India Egypt Kenya Peru Chile Cuba Canada Mexico Brazil Argentina Colombia "
+    "Venezuela Ecuador Bolivia Iran Iraq Israel Jordan Russia Ukraine Thailand Vietnam Indonesia Malaysia "
+    "Pakistan Nepal Mongolia Australia Nigeria Ghana Ethiopia Tanzania Uganda Zambia Zimbabwe Morocco Algeria "
+    "Tunisia Libya Sudan Iceland Belgium Netherlands Switzerland Croatia Serbia Slovakia Slovenia Latvia "
+    "Lithuania Estonia"
+)
+
+
+@AgentRegistry.register(FINDER, orchestra=NAME)
+class Finder(BaseAgent):
+    """Answers in the first turn."""
+
+    prompt = "Words: {env_prompt}\nWrite the one that is a country. Answer with that word only."
+
+
+@AgentRegistry.register(CORRECTOR, orchestra=NAME)
+class Corrector(BaseAgent):
+    """Reads the Finder's answer in the second turn; its own is the answer of the team."""
+
+    prompt = (
+        "Words: {env_prompt}\nCorrect this. Write the word that is a country. Answer with that word only."
+    )
+
+
+@OrchestraRegistry.register(NAME)
+class FindAndCorrect(BaseOrchestra):
+    """The Finder in the first turn, the Corrector in the second."""
+
+    agents = (FINDER, CORRECTOR)
+
+    async def run(self, turn: Turn) -> str:
+        reply = await turn.act(FINDER if turn.step == 1 else CORRECTOR)
+        return reply.action
+
+
+@EnvRegistry.register(NAME)
+class ThreeWords(BaseEnv):
+    """Three words, one of them a country. A reply that names it, and no other word, is right.
+
+    The ground truth is the country and the others, such as `Peru/horse/table`. Each right reply has the local
+    reward 1, that of the second turn the team reward 1.
+    """
+
+    blocking = False
+
+    def reset(self, task: Task) -> Observation:
+        self._words = str(task.ground_truth).split("/")
+        self._asked = task.prompt
+        self._first: str | None = None
+        return Observation(task.prompt)
+
+    def step(self, action: str) -> Outcome:
+        right = self._is_right(action)
+        if self._first is None:
+            self._first = action
+            said = Observation(f"{self._asked}\nThe Finder wrote: {action}")
+            return Outcome(local={FINDER: float(right)}, observation=said, info={"finder": right})
+        return Outcome(team=float(right), local={CORRECTOR: float(right)}, done=True, info={"success": right})
+
+    def _is_right(self, text: str) -> bool:
+        country, *others = (re.search(rf"\b{word}\b", text, re.IGNORECASE) for word in self._words)
+        return country is not None and not any(others)
+
+
+def tasks(words: list[list[str]], count: int, chance: random.Random) -> list[dict[str, object]]:
+    """Return tasks of one word of each kind, in any order; the first kind is the truth."""
+    rows: list[dict[str, object]] = []
+    for _ in range(count):
+        chosen = [chance.choice(kind) for kind in words]
+        truth = "/".join(chosen)
+        chance.shuffle(chosen)
+        rows.append({"prompt": ", ".join(chosen), "reward_model": {"ground_truth": truth}})
+    return rows
+
+
+def write(folder: Path, seed: int, train: int = 512, test: int = 128) -> None:
+    """Write `train.jsonl` and `test.jsonl`; no word of the test is in the training."""
+    chance = random.Random(seed)
+    kinds = [text.split() for text in (COUNTRIES, ANIMALS, OTHERS)]
+    for kind in kinds:
+        chance.shuffle(kind)
+    splits = {
+        "train": tasks([kind[HELD_OUT:] for kind in kinds], train, chance),
+        "test": tasks([kind[:HELD_OUT] for kind in kinds], test, chance),
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, rows in splits.items():
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def main() -> None:
+    """Parse the command line and write the tasks."""
+    parser = argparse.ArgumentParser(description="Write the tasks of the recipe's second team.")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the tasks")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the words and tasks")
+    args = parser.parse_args()
+    write(args.out, args.seed)
+    sys.stdout.write(f"{args.out}\n")
+
+
+if __name__ == "__main__":
+    main()
