@@ -74,10 +74,15 @@ class ThreeWords(BaseEnv):
     blocking = False
 
     def reset(self, task: Task) -> Observation:
-        self._words = str(task.ground_truth).split("/")
+        self._words = str(task.ground_truth).split("/") if task.judged else []
         self._asked = task.prompt
         self._first: str | None = None
         return Observation(task.prompt)
+
+    @classmethod
+    def question(cls, text: str) -> Task:
+        """Return the task of any words, without a ground truth."""
+        return Task("question", text, judged=False)
 
     def step(self, action: str) -> Outcome:
         right = self._is_right(action)
@@ -88,6 +93,8 @@ class ThreeWords(BaseEnv):
         return Outcome(team=float(right), local={CORRECTOR: float(right)}, done=True, info={"success": right})
 
     def _is_right(self, text: str) -> bool:
+        if not self._words:  # the question of a person
+            return False
         country, *others = (re.search(rf"\b{word}\b", text, re.IGNORECASE) for word in self._words)
         return country is not None and not any(others)
 

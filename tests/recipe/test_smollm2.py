@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from agent_system.environment import Task
+from agent_system.environment import BaseEnv, Task
 from agent_system.testing import scripted_team
+from examples.smollm2.team import TwoWords
 from recipe.smollm2.measure import LABELS, WRITERS
-from recipe.smollm2.team import CORRECTOR, FINDER, NAME, write
+from recipe.smollm2.team import CORRECTOR, FINDER, NAME, ThreeWords, write
 from tests.house.source import ROOT
 
 FOLDER = ROOT / "recipe" / "smollm2"
@@ -38,6 +39,20 @@ async def test_the_second_turn_answers_for_the_team_and_each_agent_is_paid_for_i
     assert [rewards[FINDER], rewards[CORRECTOR]] == local
     assert list(columns["turn"]) == [1, 2]
     assert set(columns["team_reward"]) == {success}
+
+
+@pytest.mark.parametrize(
+    ("team", "env", "second"), [("animals", TwoWords, "Checker"), (NAME, ThreeWords, CORRECTOR)]
+)
+async def test_both_teams_answer_a_person(team: str, env: type[BaseEnv], second: str) -> None:
+    replies = {FINDER: ["lion"], second: ["the lion"]}
+    episode_turns = 1 if env is TwoWords else 2
+    found = await scripted_team(team, replies, max_steps=episode_turns).collect(
+        [env.question("lion, Peru, kettle")], n=1, step=1
+    )
+    samples = found.episodes[0].samples
+    assert [sample.action for sample in samples] == ["lion", "the lion"]
+    assert all("lion, Peru, kettle" in sample.prompt_text for sample in samples)
 
 
 def test_no_word_of_the_test_is_in_the_training(tmp_path: Path) -> None:
