@@ -13,7 +13,7 @@ from typing import Any, Optional, Union
 from verl.trainer.config.algorithm import AlgorithmConfig
 from verl.trainer.config.critic import CRITIC, CriticConfig
 from verl.trainer.config.gateway import GATEWAY, GatewayConfig
-from verl.trainer.config.model import ActorRolloutRefConfig
+from verl.trainer.config.model import ACTOR, ActorRolloutRefConfig
 from verl.trainer.config.profiler import GlobalProfilerConfig
 from verl.trainer.config.reward import RewardConfig
 from verl.trainer.config.sandbox import SandboxConfig
@@ -511,7 +511,7 @@ class RayInitConfig:
 class RunConfig:
     data: DataConfig = section(DataConfig)
     actor_rollout_ref: ActorRolloutRefConfig = section(ActorRolloutRefConfig)
-    critic: CriticConfig = section(CriticConfig)
+    critic: CriticConfig = section(CriticConfig, effect=CRITIC, like=ACTOR)
     algorithm: AlgorithmConfig = section(AlgorithmConfig)
     reward: RewardConfig = section(RewardConfig)
     agent: AgentConfig = section(AgentConfig)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from verl.trainer.config.command import Command, fail, key_of, split
 from verl.trainer.config.run import RunConfig
-from verl.trainer.config.spec import ConfigError, Key, keys, type_text
+from verl.trainer.config.spec import ConfigError, Key, followers, keys, type_text
 from verl.trainer.plan.presets import PRESETS, expand_presets
 from verl.utils.names import did_you_mean
 
@@ -36,9 +36,13 @@ def register_config() -> str:
     folders.
     """
     from hydra.core.config_store import ConfigStore
+    from omegaconf import OmegaConf
 
     store = ConfigStore.instance()
     store.store(name="run_schema", node=RunConfig)
+    like_others = OmegaConf.from_dotlist(
+        [f"{key}=${{{other}}}" for key, other in followers(RunConfig).items()]
+    )
     store.store(
         name=CONFIG_NAME,
         node={
@@ -49,6 +53,7 @@ def register_config() -> str:
                 "_self_",
             ],
             "hydra": {"run": {"dir": "."}, "output_subdir": None},
+            **OmegaConf.to_container(like_others),
         },
     )
     return CONFIG_NAME
