@@ -192,25 +192,23 @@ def check_effect(config: RunConfig, plan: RunPlan) -> None:
 
 
 def without_effect(config: RunConfig, plan: RunPlan) -> list[str]:
-    """Return the changed keys that have no effect: those of the run, and those of a model for which they have
-    none for any agent.
+    """Return the changed keys that have no effect, those of the run, and those of a model for which they have
+    none for any agent; and keys that follow others, whatever their values are: without the keys that they
+    follow, which may be among them, these would be changes.
     """
     default = RunConfig()
-    run_keys = {
-        name
-        for name, _, _ in _without_effect(Scope(config, plan), default, typed=True)
-        if not name.startswith(MODEL)
-    }
+    run_keys = {name for name in _idle(Scope(config, plan), default) if not name.startswith(MODEL)}
     idle = [
-        {
-            name
-            for name, _, _ in _without_effect(
-                Scope(replace(config, actor_rollout_ref=agent.config), plan, agent), default, typed=True
-            )
-        }
+        _idle(Scope(replace(config, actor_rollout_ref=agent.config), plan, agent), default)
         for agent in plan.everyone
     ]
     return sorted(run_keys | {name for name in set.intersection(*idle) if name.startswith(MODEL)})
+
+
+def _idle(scope: Scope, default: RunConfig) -> set[str]:
+    changed = {name for name, _, _ in _without_effect(scope, default)}
+    following = {name for name, key in keys(RunConfig).items() if key.like and unmet(key, scope)}
+    return changed | following
 
 
 def _is_read_of(agent: AgentPlacement | ApiPlacement, key: str) -> bool:
@@ -223,18 +221,16 @@ def _is_read_of(agent: AgentPlacement | ApiPlacement, key: str) -> bool:
     )
 
 
-def _without_effect(scope: Scope, default: RunConfig, typed: bool = False) -> Iterator[tuple[str, Any, str]]:
+def _without_effect(scope: Scope, default: RunConfig) -> Iterator[tuple[str, Any, str]]:
     """Yield (key, value, unmet condition) of keys that differ from `default`, and from the keys that they
-    follow, without an effect. With `typed`, a key that follows another may not have its default either.
+    follow, without an effect.
     """
     for name, key in keys(RunConfig).items():
-        if not key.effect:
-            continue
-        value = value_at(scope.config, name)
-        unset = [value_at(scope.config, key.like)] if key.like else []
+        value = value_at(scope.config, name) if key.effect else None
         # a configuration made in Python has the defaults where its keys are not set
-        if not (typed and key.like):
-            unset.append(value_at(default, name))
+        unset = [value_at(default, name)] if key.effect else [None]
+        if key.like and key.effect:
+            unset.append(value_at(scope.config, key.like))
         if value not in unset:
             yield from ((name, "***" if key.secret else value, needed) for needed in unmet(key, scope))
 
