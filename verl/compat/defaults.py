@@ -40,7 +40,7 @@ VERL_DEFAULTS = {
 }
 DR_MAS_DEFAULTS = {
     f"{ACTOR}.entropy_coeff": "0.001",
-    f"{ACTOR}.use_invalid_action_penalty": "true",
+    f"{ACTOR}.invalid_action_penalty_coef": "0.1",
     "algorithm.group_by_agent_id": "false",
     "algorithm.gigpo.similarity_thresh": "1.0",
     "env.max_steps": "50",
@@ -113,7 +113,7 @@ def upstream_defaults(settings: Mapping[str, str], translated: Mapping[str, str]
     defaults = dict(VERL_DEFAULTS)
     if any(key.startswith(DR_MAS) for key in settings):
         defaults |= DR_MAS_DEFAULTS
-    if plain(translated.get(f"{ACTOR}.use_adaptive_ppo_mini_batch_size", "false")) == "true":
+    if plain(translated.get(f"{ACTOR}.ppo_mini_update_num", "null")) != "null":
         del defaults[f"{ACTOR}.ppo_mini_batch_size"]
     rank, path = (
         plain(translated.get(f"{MODEL}.{name}", "null")) for name in ("lora_rank", "lora_adapter_path")

@@ -38,10 +38,6 @@ OLD_LOG_PROBS = (
     "gateway.structured=mask, trainer.critic_warmup or an estimator that reads them (and "
     "algorithm.rollout_correction.bypass_mode=false)"
 )
-BY_TASKS = "use_adaptive_ppo_mini_batch_size=false"
-BY_UPDATES = "use_adaptive_ppo_mini_batch_size=true"
-ADAPTIVE = "set the number of optimizer steps (ppo_mini_update_num) instead of the tasks of one (ppo_mini_batch_size)"
-MINI_UPDATES = "optimizer steps per epoch; every policy cuts its own samples into so many mini-batches, of sizes that differ by one at most"
 MOST_UPDATES = 100_000
 AGGREGATES = "a loss that reads it, entropy_coeff other than 0 or use_kl_loss=true"
 VLLM = f"{ROLLOUT}.name=vllm"
@@ -195,10 +191,15 @@ class UpdateConfig:
         0,
         "tasks per optimizer step; 0 means data.train_batch_size (one update per step)",
         ge=0,
-        effect=f"{{}}.{BY_TASKS}",
+        effect="{}.ppo_mini_update_num=null",
     )
-    use_adaptive_ppo_mini_batch_size: bool = key(False, ADAPTIVE)
-    ppo_mini_update_num: int = key(10, MINI_UPDATES, ge=1, le=MOST_UPDATES, effect=f"{{}}.{BY_UPDATES}")
+    ppo_mini_update_num: Optional[int] = key(
+        None,
+        "optimizer steps per epoch, instead of the tasks of one; every policy cuts its own samples into so many "
+        "mini-batches, of sizes that differ by one at most; null: by ppo_mini_batch_size",
+        ge=1,
+        le=MOST_UPDATES,
+    )
     ppo_epochs: int = key(1, "epochs over the batch", ge=1)
     use_dynamic_bsz: bool = key(True, "micro-batches with a token budget instead of a number of rows")
     ppo_max_token_len_per_gpu: Optional[int] = key(
@@ -260,11 +261,8 @@ class ActorConfig(UpdateConfig):
         choices=KL_LOSSES,
         effect="{}.use_kl_loss=true",
     )
-    use_invalid_action_penalty: bool = key(
-        False, "subtract invalid_action_penalty_coef from the reward of an invalid reply"
-    )
     invalid_action_penalty_coef: float = key(
-        0.1, "size of the invalid-action penalty", ge=0, effect="{}.use_invalid_action_penalty=true"
+        0.0, "subtracted from the reward of an invalid reply; 0: no penalty", ge=0
     )
     policy_loss: PolicyLossConfig = section(PolicyLossConfig)
     optim: OptimConfig = section(OptimConfig)

@@ -84,15 +84,12 @@ class AgentConfig:
         "actor_rollout_ref.model.path for all",
         check=texts,
     )
-    model_sharing: bool = key(
-        False, "agents with the same model share one policy; false: one policy per agent"
-    )
     specialization: Any = key(
-        None,
+        "full",
         "prompt (agents with the same model share one policy) | lora (they share a frozen base model, one "
         "adapter per agent) | full (one model per agent); one value or a list parallel to agent_ids, null "
-        "for an API agent; null: as model_sharing says",
-        type=Optional[Union[str, list[Optional[str]]]],
+        "for an API agent",
+        type=Union[str, list[Optional[str]]],
     )
     adapter_ids: list[Optional[str]] = key(
         [],
