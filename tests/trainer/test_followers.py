@@ -7,6 +7,7 @@ import pytest
 from verl.trainer.config import ActorRolloutRefConfig, AgentConfig, RunConfig
 from verl.trainer.config.spec import ConfigError, followers, keys
 from verl.trainer.plan.command_line import compose_config
+from verl.trainer.plan.derived_values import resolve_defaults
 from verl.trainer.plan.placement import build_placement
 from verl.utils.names import value_at
 
@@ -53,7 +54,9 @@ def test_a_key_that_is_not_set_has_the_value_of_the_key_that_it_follows() -> Non
     assert (critic.fsdp.model_dtype, critic.ppo_max_token_len_per_gpu) == ("bf16", 512)
     assert model.rollout.log_prob_max_token_len_per_gpu == 512
     assert model.ref.log_prob_max_token_len_per_gpu == 64
-    assert model.rollout.response_length == model.rollout.val_kwargs.response_length == 99
+    assert model.rollout.response_length is model.rollout.val_kwargs.response_length is None
+    resolve_defaults(config)
+    assert model.rollout.response_length == 99
 
 
 def test_a_section_may_be_set_as_a_whole() -> None:

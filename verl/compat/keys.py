@@ -92,7 +92,8 @@ class VerlKey:
 
 def find_verl_key(key: str) -> VerlKey | None:
     """Return the first entry that matches `key`, or None."""
-    return next((entry for entry in (*VERL_KEYS, *DR_MAS_TWINS) if entry.matches(key)), None)
+    gone = (entry for entry in DR_MAS_TWINS if entry.name not in entry.here)
+    return next((entry for entry in (*VERL_KEYS, *gone) if entry.matches(key)), None)
 
 
 def _renamed(name: str, *here: str, note: str = "the same", take: Take | None = None) -> VerlKey:

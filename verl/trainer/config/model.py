@@ -310,6 +310,7 @@ class ValSamplingConfig:
         None,
         "stop strings in validation; default: as in training; []: none",
         check=_stops,
+        like=f"{ROLLOUT}.stop",
     )
 
 

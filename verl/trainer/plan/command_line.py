@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from verl.trainer.config.command import Command, fail, key_of, split
 from verl.trainer.config.run import RunConfig
-from verl.trainer.config.spec import ConfigError, Key, followers, keys, type_text
+from verl.trainer.config.spec import ConfigError, Key, keys, type_text
 from verl.trainer.plan.presets import PRESETS, expand_presets
 from verl.utils.names import did_you_mean
 
@@ -40,9 +40,12 @@ def register_config() -> str:
 
     store = ConfigStore.instance()
     store.store(name="run_schema", node=RunConfig)
-    like_others = OmegaConf.from_dotlist(
-        [f"{key}=${{{other}}}" for key, other in followers(RunConfig).items()]
-    )
+    # where null stands for the other key's value, those who read the key look there
+    like_others = [
+        f"{name}=${{{key.like}}}"
+        for name, key in KEYS.items()
+        if key.like and key.default == KEYS[key.like].default
+    ]
     store.store(
         name=CONFIG_NAME,
         node={
@@ -53,7 +56,7 @@ def register_config() -> str:
                 "_self_",
             ],
             "hydra": {"run": {"dir": "."}, "output_subdir": None},
-            **OmegaConf.to_container(like_others),
+            **OmegaConf.to_container(OmegaConf.from_dotlist(like_others)),
         },
     )
     return CONFIG_NAME

@@ -156,7 +156,6 @@ def check_signal(config: RunConfig, plan: RunPlan) -> None:
         for name, validation_key in keys(RunConfig).items()
         if (name in VALIDATION_KEYS or name.startswith("actor_rollout_ref.rollout.val_kwargs."))
         and value_at(config, name) != validation_key.default
-        and (not validation_key.like or value_at(config, name) != value_at(config, validation_key.like))
     ]
     if validation_keys and not config.data.val_files:
         logger.warning("%s: no effect without data.val_files", ", ".join(validation_keys))
