@@ -42,7 +42,7 @@ FOLLOWERS_HEADER = """
 ## Keys that follow others
 
 Each has the value of the key beside it, also an agent's own, unless it is set itself. Type, allowed values and meaning
-are the same.
+are the same. In a configuration made in Python, `RunConfig()`, each has the default of that key.
 
 | keys | as | have an effect with |
 |---|---|---|
@@ -68,11 +68,15 @@ def render(declared: Iterable[Key]) -> str:
     """Return the Markdown page of `keys(RunConfig)`: one table per section, in the order of declaration, then
     the keys of single estimators and losses, and those that follow others.
     """
-    pages = [HEADER]
     declared = list(declared)
     options = [key for key in declared if only_reader(key)]
     others = [key for key in declared if key.like or key.same_as]
     common = [key for key in declared if key not in options and key not in others]
+    pages = [
+        f"{HEADER}\nThere are {len(common)} keys of a run. {len(options)} more are of [one estimator or "
+        f"loss](#keys-of-one-estimator-or-loss), and {len(others)}\nrepeat [keys of another "
+        "section](#keys-that-follow-others).\n"
+    ]
     for section, members in groupby(common, key=lambda key: section_of(key.name)):
         pages.append(
             f"\n## `{section}`\n\n| key | type | default | allowed | has an effect with | meaning "
