@@ -41,8 +41,8 @@ int64.
 FOLLOWERS_HEADER = """
 ## Keys that follow others
 
-Each has the value of the key beside it, also an agent's own, unless it is set itself. Type, allowed values and meaning
-are the same. In a configuration made in Python, `RunConfig()`, each has the default of that key.
+Each has the value of the key beside it, also an agent's own, unless it is set itself. Type, allowed values
+and meaning are the same. In a configuration made in Python, `RunConfig()`, each has the default of that key.
 
 | keys | as | have an effect with |
 |---|---|---|
@@ -50,8 +50,8 @@ are the same. In a configuration made in Python, `RunConfig()`, each has the def
 OPTIONS_HEADER = """
 ## Keys of one estimator or loss
 
-Each is read by one estimator (`algorithm.adv_estimator`) or policy loss (`actor_rollout_ref.actor.policy_loss.loss_mode`)
-alone, whose entry in [docs/algorithms.md](algorithms.md) says what it is for.
+Each is read by one estimator (`algorithm.adv_estimator`) or one policy loss
+(`actor_rollout_ref.actor.policy_loss.loss_mode`) alone, whose entry in [docs/algorithms.md](algorithms.md) says what it is for.
 
 | of | key | type | default | allowed | meaning |
 |---|---|---|---|---|---|

@@ -92,8 +92,8 @@ class VerlKey:
 
 def find_verl_key(key: str) -> VerlKey | None:
     """Return the first entry that matches `key`, or None."""
-    gone = (entry for entry in DR_MAS_TWINS if entry.name not in entry.here)
-    return next((entry for entry in (*VERL_KEYS, *gone) if entry.matches(key)), None)
+    former_names = (entry for entry in DR_MAS_TWINS if entry.name not in entry.here)
+    return next((entry for entry in (*VERL_KEYS, *former_names) if entry.matches(key)), None)
 
 
 def _renamed(name: str, *here: str, note: str = "the same", take: Take | None = None) -> VerlKey:
@@ -399,21 +399,31 @@ VERL_VALUES: tuple[VerlKey, ...] = (
 )  # fmt: skip
 # Names of Dr. MAS for what another key says here. They do not make a command line one of Dr. MAS.
 DR_MAS_TWINS: tuple[VerlKey, ...] = (
-    _renamed("agent.model_sharing", "agent.specialization", note="prompt: one policy for agents with the same model",
-             take=shared_policy),
-    _renamed(f"{ACTOR}.use_invalid_action_penalty", f"{ACTOR}.invalid_action_penalty_coef", note="0: no penalty",
-             take=penalty_switch),
-    _renamed(f"{ACTOR}.invalid_action_penalty_coef", f"{ACTOR}.invalid_action_penalty_coef", note="0: no penalty",
-             take=unused_penalty),
+    _renamed(
+        "agent.model_sharing", "agent.specialization",
+        note="prompt: one policy for agents with the same model", take=shared_policy,
+    ),
+    _renamed(
+        f"{ACTOR}.use_invalid_action_penalty", f"{ACTOR}.invalid_action_penalty_coef",
+        note="0: no penalty", take=penalty_switch,
+    ),
+    _renamed(
+        f"{ACTOR}.invalid_action_penalty_coef", f"{ACTOR}.invalid_action_penalty_coef",
+        note="0: no penalty", take=unused_penalty,
+    ),
     *(
-        entry
-        for section in (ACTOR, "critic")
-        for entry in (
-            _renamed(f"{section}.use_adaptive_ppo_mini_batch_size", f"{section}.ppo_mini_update_num",
-                     note="null: by ppo_mini_batch_size", take=number_of_updates),
-            _renamed(f"{section}.ppo_mini_update_num", f"{section}.ppo_mini_update_num",
-                     note="null: by ppo_mini_batch_size", take=unused_number),
+        _renamed(
+            f"{section}.use_adaptive_ppo_mini_batch_size", f"{section}.ppo_mini_update_num",
+            note="null: by ppo_mini_batch_size", take=number_of_updates,
         )
+        for section in (ACTOR, "critic")
+    ),
+    *(
+        _renamed(
+            f"{section}.ppo_mini_update_num", f"{section}.ppo_mini_update_num",
+            note="null: by ppo_mini_batch_size", take=unused_number,
+        )
+        for section in (ACTOR, "critic")
     ),
 )  # fmt: skip
 # Values of keys of the same name that mean something else in a command line with keys or values of the two

@@ -1,7 +1,7 @@
 """Keys under `critic`: one value model per worker group, trained when an estimator needs values.
 
-Its updates, optimizer, sharding and traces are those of the policy (`actor_rollout_ref.actor`) unless they are
-set here; the keys that it declares itself have defaults of their own.
+Its updates, optimizer, sharding and traces are those of the policy (`actor_rollout_ref.actor`) unless they
+are set here; the keys that it declares itself have defaults of their own.
 """
 
 from dataclasses import dataclass

@@ -195,8 +195,8 @@ class UpdateConfig:
     )
     ppo_mini_update_num: Optional[int] = key(
         None,
-        "optimizer steps per epoch, instead of the tasks of one; every policy cuts its own samples into so many "
-        "mini-batches, of sizes that differ by one at most; null: by ppo_mini_batch_size",
+        "optimizer steps per epoch, instead of the tasks of one; every policy cuts its own samples into so "
+        "many mini-batches, of sizes that differ by one at most; null: by ppo_mini_batch_size",
         ge=1,
         le=MOST_UPDATES,
     )

@@ -389,7 +389,8 @@ def _check_mini_batch(size: int, setting: str, tasks: int) -> None:
     if size and (size > tasks or tasks % size):
         raise ConfigError(
             f"{setting} does not divide data.train_batch_size={tasks}; both count tasks (Dr. MAS counts "
-            "rows): choose a divisor, 0 for one update per step, or the number of updates (ppo_mini_update_num)"
+            "rows): choose a divisor, 0 for one update per step, or the number of updates "
+            "(ppo_mini_update_num)"
         )
 
 
