@@ -10,7 +10,7 @@ from copy import deepcopy
 from dataclasses import asdict
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from verl.trainer.config.command import Command, fail, key_of, split
 from verl.trainer.config.run import RunConfig
@@ -46,6 +46,7 @@ def register_config() -> str:
         for name, key in KEYS.items()
         if key.like and key.default == KEYS[key.like].default
     ]
+    interpolations: Any = OmegaConf.to_container(OmegaConf.from_dotlist(like_others))
     store.store(
         name=CONFIG_NAME,
         node={
@@ -56,7 +57,7 @@ def register_config() -> str:
                 "_self_",
             ],
             "hydra": {"run": {"dir": "."}, "output_subdir": None},
-            **OmegaConf.to_container(OmegaConf.from_dotlist(like_others)),
+            **interpolations,
         },
     )
     return CONFIG_NAME
