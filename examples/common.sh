@@ -56,7 +56,6 @@ begin() {
     "data.val_files=$DATA/test.parquet"
     agent.orchestra_type="$ORCHESTRA"
     env.env_name="$WORKFLOW"
-    agent.model_sharing=false
   )
   if [ "$TINY" ]; then
     ARGS+=(agent.orchestra."$ORCHESTRA".prompt_style=short trainer.device=cpu trainer.total_epochs=100)

@@ -16,7 +16,7 @@ ARGS+=(
   'agent.agent_ids=[Reasoner Agent,Tool Agent]'
   'algorithm.group_by=[uid,agent_id,turn,call]'
   actor_rollout_ref.actor.skip_zero_advantages=true
-  actor_rollout_ref.actor.use_invalid_action_penalty=true
+  actor_rollout_ref.actor.invalid_action_penalty_coef=0.1
 )
 if is_tiny; then
   ARGS+=(

@@ -15,12 +15,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from verl.compat.defaults import DR_MAS_DEFAULTS, FOLLOW, VERL_DEFAULTS  # noqa: E402
+from verl.compat.defaults import DR_MAS_DEFAULTS, VERL_DEFAULTS  # noqa: E402
 from verl.compat.keys import VERL_KEYS, VERL_MEANINGS, VERL_VALUES, VerlKey  # noqa: E402
 from verl.compat.pettingllms import PETTINGLLMS_KEYS  # noqa: E402
 from verl.trainer.config import RunConfig  # noqa: E402
 from verl.trainer.config.spec import Key, keys, type_text  # noqa: E402
-from verl.trainer.plan.effects import condition_text  # noqa: E402
+from verl.trainer.plan.effects import ESTIMATED, IN_THE_LOSS, condition_text, readers  # noqa: E402
 
 DOC = ROOT / "docs" / "config.md"
 MAP = ROOT / "docs" / "upstream_map.md"
@@ -38,6 +38,26 @@ int64.
 """
 
 
+FOLLOWERS_HEADER = """
+## Keys that follow others
+
+Each has the value of the key beside it, also an agent's own, unless it is set itself. Type, allowed values
+and meaning are the same. In a configuration made in Python, `RunConfig()`, each has the default of that key.
+
+| keys | as | have an effect with |
+|---|---|---|
+"""
+OPTIONS_HEADER = """
+## Keys of one estimator or loss
+
+Each is read by one estimator (`algorithm.adv_estimator`) or one policy loss
+(`actor_rollout_ref.actor.policy_loss.loss_mode`) alone, whose entry in [docs/algorithms.md](algorithms.md) says what it is for.
+
+| of | key | type | default | allowed | meaning |
+|---|---|---|---|---|---|
+"""
+
+
 def section_of(name: str) -> str:
     """Return the dotted section of a key: at most its first two parts, e.g. `actor_rollout_ref.actor`."""
     parts = name.split(".")[:-1]
@@ -45,24 +65,80 @@ def section_of(name: str) -> str:
 
 
 def render(declared: Iterable[Key]) -> str:
-    """Return the Markdown page of `keys(RunConfig)`: one table per section, in the order of declaration."""
-    pages = [HEADER]
-    for section, members in groupby(declared, key=lambda key: section_of(key.name)):
+    """Return the Markdown page of `keys(RunConfig)`: one table per section, in the order of declaration, then
+    the keys of single estimators and losses, and those that follow others.
+    """
+    declared = list(declared)
+    options = [key for key in declared if only_reader(key)]
+    others = [key for key in declared if key.like or key.same_as]
+    common = [key for key in declared if key not in options and key not in others]
+    pages = [
+        f"{HEADER}\nThere are {len(common)} keys of a run. {len(options)} more are of [one estimator or "
+        f"loss](#keys-of-one-estimator-or-loss), and {len(others)}\nrepeat [keys of another "
+        "section](#keys-that-follow-others).\n"
+    ]
+    for section, members in groupby(common, key=lambda key: section_of(key.name)):
         pages.append(
             f"\n## `{section}`\n\n| key | type | default | allowed | has an effect with | meaning "
             "|\n|---|---|---|---|---|---|\n"
         )
-        for key in members:
-            cells = (
+        pages += [
+            row(
                 f"`{key.name}`",
-                f"`{type_text(key.type)}`",
+                type_of(key),
                 f"`{key.default!r}`",
                 allowed(key),
-                effect(key),
+                effect(key.effect, key),
                 key.meaning,
             )
-            pages.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n")
+            for key in members
+        ]
+    pages.append(OPTIONS_HEADER)
+    pages += [
+        row(
+            f"`{only_reader(key)}`",
+            f"`{key.name}`",
+            type_of(key),
+            f"`{key.default!r}`",
+            allowed(key),
+            key.meaning,
+        )
+        for key in options
+    ]
+    pages.append(FOLLOWERS_HEADER)
+    for (section, leader), members in groupby(others, key=sections_of_follower):
+        group = list(members)
+        names = ", ".join(f"`{key.name.removeprefix(section)}`" for key in group)
+        leaders = ", ".join(f"`{key.like.removeprefix(leader)}`" for key in group)
+        same = f"`{leader[:-1]}`" if names == leaders else f"`{leader[:-1]}`: {leaders}"
+        place = f"the keys of `{group[0].same_as}`, with values of their own" if group[0].same_as else same
+        pages.append(row(f"under `{section[:-1]}`: {names}", place, effect(group[0].effect[:1], group[0])))
     return "".join(pages)
+
+
+def row(*cells: str) -> str:
+    """Return a row of a table."""
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
+
+
+def only_reader(key: Key) -> str:
+    """Return the name of the one estimator or loss that reads a key; empty for a key of several, or of the
+    run.
+    """
+    names = readers(key.name) if {ESTIMATED, IN_THE_LOSS} & {*key.effect} else []
+    return names[0] if len(names) == 1 else ""
+
+
+def sections_of_follower(key: Key) -> tuple[str, str]:
+    """Return the section of a key and that of the key it follows, each with a dot behind it."""
+    section, _, _ = key.name.rpartition(".")
+    leader, _, _ = key.like.rpartition(".")
+    return f"{section}.", f"{leader}."
+
+
+def type_of(key: Key) -> str:
+    """Return the type of a key as code."""
+    return f"`{type_text(key.type)}`"
 
 
 def allowed(key: Key) -> str:
@@ -70,10 +146,10 @@ def allowed(key: Key) -> str:
     return key.range or ("" if callable(key.choices) else ", ".join(key.choices))
 
 
-def effect(key: Key) -> str:
-    """Return the conditions of a key in words, as code where they are valid overrides."""
-    found = [condition_text(condition, key.name) for condition in key.effect]
-    return "; ".join(f"`{text}`" if re.fullmatch(r"[\w.]+=\w+", text) else text for text in found)
+def effect(conditions: Iterable[str], key: Key) -> str:
+    """Return conditions of a key in words, as code where they are valid overrides."""
+    texts = [condition_text(condition, key.name) for condition in conditions]
+    return "; ".join(f"`{text}`" if re.fullmatch(r"[\w.]+=\w+", text) else text for text in texts)
 
 
 def upstream_names(entries: Iterable[VerlKey]) -> str:
@@ -104,16 +180,13 @@ def render_verl_values(entries: Sequence[VerlKey]) -> str:
     return VALUES_HEADER + "".join(rows)
 
 
-def render_defaults(tables: Mapping[str, Mapping[str, str]], follow: Mapping[str, str]) -> str:
-    """Return the table of the defaults that a translated command gets: those of each upstream, and those that
-    follow another key.
-    """
+def render_defaults(tables: Mapping[str, Mapping[str, str]]) -> str:
+    """Return the table of the defaults of each upstream that a translated command gets."""
     rows = [
         f"| `{key}={value}` | {upstream} |\n"
         for upstream, defaults in tables.items()
         for key, value in defaults.items()
     ]
-    rows += [f"| `{key}` as `{leader}` | both |\n" for key, leader in follow.items()]
     return DEFAULTS_HEADER + "".join(rows)
 
 
@@ -128,9 +201,7 @@ def upstream_tables() -> dict[str, str]:
     return {
         KEYS_HEADER: render_verl_keys(VERL_KEYS),
         VALUES_HEADER: render_verl_values([*VERL_VALUES, *VERL_MEANINGS]),
-        DEFAULTS_HEADER: render_defaults(
-            {"verl or Dr. MAS": VERL_DEFAULTS, "Dr. MAS": DR_MAS_DEFAULTS}, FOLLOW
-        ),
+        DEFAULTS_HEADER: render_defaults({"verl or Dr. MAS": VERL_DEFAULTS, "Dr. MAS": DR_MAS_DEFAULTS}),
         PETTINGLLMS_HEADER: render_pettingllms(PETTINGLLMS_KEYS),
     }
 

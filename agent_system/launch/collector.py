@@ -349,7 +349,7 @@ def build_collector(
         invalid_action_penalty={
             a.agent_id: a.config.actor.invalid_action_penalty_coef
             for a in plan.trained
-            if a.config.actor.use_invalid_action_penalty
+            if a.config.actor.invalid_action_penalty_coef
         },
         max_steps=config.env.max_steps,
         history_length=config.env.history_length,

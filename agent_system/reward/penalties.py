@@ -14,7 +14,7 @@ def invalid_action(valid: np.ndarray, coefficients: np.ndarray) -> np.ndarray:
 
     From the code of GiGPO (arXiv 2505.10978).
 
-    Keys: `actor.use_invalid_action_penalty`, `actor.invalid_action_penalty_coef`; may differ by agent.
+    Keys: `actor.invalid_action_penalty_coef`; may differ by agent.
     Use when: replies do not follow the required format yet.
     Fails when: it is large relative to the reward: any parsable reply is then worth more than a correct one.
     """

@@ -81,7 +81,7 @@ def measure(task: str, variant: str, seed: int, more: list[str]) -> tuple[Row, C
     run_example(script, seed, overrides, LOG, course)
     lines = read_metrics(run_dir / "metrics.jsonl")
     row = summarise(task, variant, seed, lines)
-    if not keys.get("agent.model_sharing", False) and variant != "single":
+    if keys.get("agent.specialization") != "prompt" and variant != "single":
         row["swapped"] = swapped(
             task, seed, run_dir, [o for o in overrides if not o.startswith("trainer.resume_mode=")]
         )

@@ -10,13 +10,14 @@ import pytest
 from hydra._internal.utils import get_args_parser
 
 from verl.compat.command import translate
-from verl.compat.keys import VERL_KEYS, VERL_MEANINGS, VERL_VALUES, VerlKey
+from verl.compat.keys import DR_MAS_TWINS, VERL_KEYS, VERL_MEANINGS, VERL_VALUES, VerlKey
 from verl.compat.pettingllms import PETTINGLLMS_KEYS
 from verl.compat.values import PER_AGENT
 from verl.trainer.config.spec import ConfigError
 from verl.trainer.plan.checks import resolve
 from verl.trainer.plan.command_line import KEYS, SECTIONS, compose_config, with_preset_note
 from verl.trainer.plan.derived_values import resolve_defaults
+from verl.utils.names import value_at
 
 FACTS = json.loads((Path(__file__).parent / "upstream_commands.json").read_text(encoding="utf-8"))
 VERL = next(commands for source, commands in FACTS.items() if "verl-project" in source)
@@ -275,6 +276,65 @@ def test_values_that_say_what_is_so_anyway_are_taken_in_silence() -> None:
     assert "data.truncation=left" in translate(["data.truncation=left", *ALONE]).warning()
 
 
+@pytest.mark.parametrize(
+    ("typed", "key", "value"),
+    [
+        (["agent.model_sharing=True"], "agent.specialization", "prompt"),
+        (["agent.model_sharing=false"], "agent.specialization", "full"),
+        (["agent.model_sharing=false", "agent.specialization=lora"], "agent.specialization", "lora"),
+        (["{actor}.use_invalid_action_penalty=true"], "{actor}.invalid_action_penalty_coef", 0.1),
+        (
+            ["{actor}.use_invalid_action_penalty=true", "{actor}.invalid_action_penalty_coef=0.3"],
+            "{actor}.invalid_action_penalty_coef",
+            0.3,
+        ),
+        (
+            ["{actor}.use_invalid_action_penalty=false", "{actor}.invalid_action_penalty_coef=0.3"],
+            "{actor}.invalid_action_penalty_coef",
+            0.0,
+        ),
+        (["{actor}.use_adaptive_ppo_mini_batch_size=true"], "{actor}.ppo_mini_update_num", 10),
+        (
+            ["{actor}.use_adaptive_ppo_mini_batch_size=true", "{actor}.ppo_mini_update_num=3"],
+            "{actor}.ppo_mini_update_num",
+            3,
+        ),
+        (
+            ["{actor}.use_adaptive_ppo_mini_batch_size=False", "{actor}.ppo_mini_update_num=3"],
+            "{actor}.ppo_mini_update_num",
+            None,
+        ),
+    ],
+)
+@pytest.mark.parametrize("marker", [[], ["env.seed=3"]])
+def test_a_switch_of_dr_mas_becomes_the_value_of_the_key_beside_it(
+    marker: list[str], typed: list[str], key: str, value: object
+) -> None:
+    actor = "actor_rollout_ref.actor"
+    overrides = [override.format(actor=actor) for override in typed]
+    config = compose_config([*overrides, *marker])
+    assert value_at(config, key.format(actor=actor)) == value
+    assert config.data.train_batch_size == (1024 if marker else 16)
+
+
+def test_a_critic_follows_the_policy_only_where_it_does_in_verl() -> None:
+    actor = "actor_rollout_ref.actor"
+    changed = {"ppo_epochs": 2, "grad_clip": 3.0, "ppo_mini_update_num": 4}
+    overrides = [f"{actor}.{name}={value}" for name, value in changed.items()]
+    values = {
+        marker: [getattr(compose_config([*overrides, marker]).critic, name) for name in changed]
+        for marker in ("algorithm.adv_estimator=gae", "data.truncation=error", "env.seed=3")
+    }
+    assert [*values.values()] == [[2, 3.0, 4], [2, 1.0, None], [2, 1.0, None]]
+
+
+def test_a_switch_of_dr_mas_that_contradicts_its_key_is_an_error_that_names_both() -> None:
+    with pytest.raises(ConfigError, match=r"agent\.model_sharing=true and agent\.specialization=lora"):
+        compose_config(["agent.model_sharing=true", "agent.specialization=lora"])
+    with pytest.raises(ConfigError, match=r"agent\.model_sharing; verl's key, here agent\.specialization"):
+        compose_config(["agent.model_sharing=some"])
+
+
 def test_a_note_is_about_one_key() -> None:
     given = ["actor_rollout_ref.rollout.n=5"]
     message = "algorithm.adv_estimator=gae with env.rollout.n=5 and trainer.total_epochs=30: too much"
@@ -334,7 +394,9 @@ def test_a_key_of_pettingllms_is_listed_once() -> None:
     assert len(names) == len(set(names)) > 50
 
 
-@pytest.mark.parametrize("entry", [*VERL_KEYS, *VERL_VALUES, *VERL_MEANINGS], ids=lambda entry: entry.name)
+@pytest.mark.parametrize(
+    "entry", [*VERL_KEYS, *VERL_VALUES, *VERL_MEANINGS, *DR_MAS_TWINS], ids=lambda entry: entry.name
+)
 def test_an_entry_says_what_becomes_of_a_value(entry: VerlKey) -> None:
     assert (entry.taken() == "refused") == (entry.take is None)
     assert re.match(r"refused$|translated|left out|taken: ", entry.taken())

@@ -167,26 +167,19 @@ def write(path: Path, rows: list[dict]) -> str:
         ({f"{MODEL}.rollout.top_k": 0}, ["rollout.top_k=0", "-1"]),
         ({f"{MODEL}.actor.ppo_mini_batch_size": 3}, ["ppo_mini_batch_size=3", "data.train_batch_size=2"]),
         (
-            {f"{MODEL}.actor.ppo_mini_update_num": 2},
-            ["ppo_mini_update_num=2 has no effect", "use_adaptive_ppo_mini_batch_size=true"],
-        ),
-        (
             {
                 f"{MODEL}.actor.use_adaptive_ppo_mini_batch_size": True,
                 f"{MODEL}.actor.ppo_mini_batch_size": 1,
             },
-            ["ppo_mini_batch_size=1 has no effect", "use_adaptive_ppo_mini_batch_size=false"],
+            ["ppo_mini_batch_size=1 has no effect", "ppo_mini_update_num=null"],
         ),
         (
-            {
-                f"{MODEL}.actor.use_adaptive_ppo_mini_batch_size": True,
-                "agent.agent_specific_parameters.actor.ppo_mini_update_num": "[1,0]",
-            },
+            {"agent.agent_specific_parameters.actor.ppo_mini_update_num": "[1,0]"},
             ["ppo_mini_update_num=0", "Verifier Agent", "at least 1"],
         ),
         (
             {"critic.use_adaptive_ppo_mini_batch_size": True},
-            ["critic.use_adaptive_ppo_mini_batch_size=True has no effect", "gae"],
+            ["critic.ppo_mini_update_num=10 has no effect", "gae"],
         ),
         ({f"{MODEL}.actor.clip_ratio_c": 1.0}, ["clip_ratio_c=1.0", "above 1"]),
         (
@@ -237,8 +230,8 @@ def write(path: Path, rows: list[dict]) -> str:
             ["no agent 'Verifer Agent'; did you mean 'Verifier Agent'?", "no policy 'judge'"],
         ),
         (
-            {ROLES: "{Asker: asker_agent}", "agent.model_sharing": True} | EVAL,
-            ["one policy", "agent.model_sharing=false"],
+            {ROLES: "{Asker: asker_agent}", "agent.specialization": "prompt"} | EVAL,
+            ["one policy", "agent.specialization=full"],
         ),
         (
             {ROLES: "{Asker: verifier_agent}", "trainer.resume_mode": "disable"} | EVAL,
@@ -404,7 +397,7 @@ def test_a_checkpoint_of_another_team_dataset_or_mode_is_refused(
     train: Run, refuse: Refuse, tmp_path: Path
 ) -> None:
     train({"trainer.total_training_steps": 1, "data.val_files": "[]"})
-    line = refuse({"agent.model_sharing": True})
+    line = refuse({"agent.specialization": "prompt"})
     assert "Asker -> asker" in line
     assert "trainer.resume_mode=disable" in line
     assert "data.train_files" in refuse({"data.train_max_samples": 6})

@@ -102,7 +102,7 @@ def test_one_agent_may_have_a_critic_while_the_other_is_compared_with_its_group(
     own = {
         "algorithm.adv_estimator": "grpo",
         "+algorithm.per_agent.asker.adv_estimator": "gae",
-        "agent.model_sharing": True,
+        "agent.specialization": "prompt",
     }
     train(GAE | own)
     line = steps_of(tmp_path / "run")[-1]
@@ -151,7 +151,7 @@ def test_a_resumed_run_with_critics_equals_an_uninterrupted_one_to_the_last_bit(
 @pytest.mark.ray
 @pytest.mark.timeout(900)
 def test_critics_on_ray_equal_those_of_one_process(train: Run, tmp_path: Path) -> None:
-    short = GAE | JOINT | {"trainer.total_training_steps": 2, "agent.model_sharing": True}
+    short = GAE | JOINT | {"trainer.total_training_steps": 2, "agent.specialization": "prompt"}
     train(short)
     train(short | {"trainer.controller": "ray", "trainer.default_local_dir": tmp_path / "ray"})
     assert critics(tmp_path / "ray", 2) == critics(tmp_path / "run", 2)

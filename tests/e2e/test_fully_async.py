@@ -44,7 +44,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "one agent": LEVELS["L0"].changes,
     "one model": LEVELS["L1"].changes,
     "tree, adapters": TREE | {"agent.specialization": "lora"} | ADAPTER,
-    "remax, one policy": {"algorithm.adv_estimator": "remax", "agent.model_sharing": True},
+    "remax, one policy": {"algorithm.adv_estimator": "remax", "agent.specialization": "prompt"},
     "remax, a model per agent": {"algorithm.adv_estimator": "remax"} | LEVELS["L3"].changes,
     "critics": {"algorithm.adv_estimator": "gae", "actor_rollout_ref.actor.ppo_epochs": 2},
 }

@@ -388,7 +388,7 @@ def command(
         program: Sequence[str] = TRAINER,
         **variables: str,
     ) -> Command:
-        ray = {"trainer.controller": "ray", "agent.model_sharing": True, "trainer.save_hf_model": False}
+        ray = {"trainer.controller": "ray", "agent.specialization": "prompt", "trainer.save_hf_model": False}
         (user_package / "fault").write_text(fault)
         environment = {"PYTHONPATH": path} | TOKEN | variables
         started.append(Command([*program, *overrides(HARM | STEPS | ray | dict(changes or {}))], environment))
@@ -498,7 +498,7 @@ def test_sigterm_in_the_update_and_a_second_run_without_ray_end_as_one_uninterru
     assert run.left(10) == []
     assert our_actors(fork_server) == []
     assert saved(tmp_path / "run") == 2
-    shared = rarely | {"agent.model_sharing": True}
+    shared = rarely | {"agent.specialization": "prompt"}
     faults(None, shared)
     faults(None, shared | {"trainer.default_local_dir": tmp_path / "whole"})
     assert weights(tmp_path / "run", 3) == weights(tmp_path / "whole", 3)
@@ -536,7 +536,7 @@ def test_a_foreign_cluster_outlives_a_stopped_run_and_the_one_that_goes_on_altho
     assert answers(cluster)
     assert saved(tmp_path / "run") == 5
     assert [line["training/engine_restarts"] for line in read_metrics(tmp_path / "run")] == [0, 0, 0, 1, 1]
-    faults(None, five | {"agent.model_sharing": True, "trainer.default_local_dir": tmp_path / "whole"})
+    faults(None, five | {"agent.specialization": "prompt", "trainer.default_local_dir": tmp_path / "whole"})
     assert weights(tmp_path / "run", 5) == weights(tmp_path / "whole", 5)
 
 

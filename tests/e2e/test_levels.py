@@ -313,7 +313,7 @@ def test_a_checkpoint_whose_kl_was_measured_from_another_model_is_refused(
     model = tmp_path / "base"
     shutil.copytree(tiny_model_dir, model)
     key = {"loss": "actor_rollout_ref.actor.use_kl_loss", "reward": "algorithm.use_kl_in_reward"}[where]
-    run = {"actor_rollout_ref.model.path": model, "agent.model_sharing": True}
+    run = {"actor_rollout_ref.model.path": model, "agent.specialization": "prompt"}
     train(run | {key: True, "trainer.total_training_steps": 1})
     weights = model / "model.safetensors"
     data = weights.read_bytes()

@@ -118,8 +118,8 @@ def test_a_group_of_two_nodes_trains_as_one_rank(
     train: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("verl.trainer.ppo.controller.BUNDLE_CPUS", 1.0)  # so that a node has room for one
-    train({"agent.model_sharing": True})
-    spread = {"trainer.controller": "ray", "trainer.nnodes": 2, "agent.model_sharing": True}
+    train({"agent.specialization": "prompt"})
+    spread = {"trainer.controller": "ray", "trainer.nnodes": 2, "agent.specialization": "prompt"}
     train({"trainer.default_local_dir": tmp_path / "two"} | spread)
     one, two = read_metrics(tmp_path / "run"), read_metrics(tmp_path / "two")
     for a, b in zip(one, two, strict=True):
@@ -132,7 +132,7 @@ def test_an_engine_on_another_node_gets_the_weights_of_its_policy(
 ) -> None:
     """By broadcast, from an address that the other node reaches."""
     monkeypatch.setattr("verl.trainer.ppo.controller.BUNDLE_CPUS", 1.0)  # so that a node has room for one
-    train({"agent.model_sharing": True})
+    train({"agent.specialization": "prompt"})
     found: dict[str, tuple[str, str]] = {}
     spawn = RayController.spawn
 
@@ -143,7 +143,7 @@ def test_an_engine_on_another_node_gets_the_weights_of_its_policy(
         return group
 
     monkeypatch.setattr(RayController, "spawn", noted)
-    apart = {"trainer.controller": "ray", "rollout.n_gpus_per_node": 1, "agent.model_sharing": True}
+    apart = {"trainer.controller": "ray", "rollout.n_gpus_per_node": 1, "agent.specialization": "prompt"}
     train(
         {
             "trainer.default_local_dir": tmp_path / "two",

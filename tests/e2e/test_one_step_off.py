@@ -31,7 +31,7 @@ from verl.workers.rollout.server import RolloutWorker
 ONE_STEP_OFF = {"async_training.mode": "one_step_off", "algorithm.rollout_correction.rollout_is": "token"}
 # One policy: teams of several are compared with the schedule written by hand.
 THREE = ONE_STEP_OFF | {
-    "agent.model_sharing": True, "trainer.total_training_steps": 3, "trainer.save_freq": 1,
+    "agent.specialization": "prompt", "trainer.total_training_steps": 3, "trainer.save_freq": 1,
     "trainer.max_ckpt_to_keep": 0,
     "trainer.test_freq": 2, "trainer.val_before_train": False,
 }  # fmt: skip
@@ -45,7 +45,7 @@ TREE = {
 VARIANTS: dict[str, dict[str, Any]] = {
     "parallel": {},
     "tree, adapters": TREE | {"agent.specialization": "lora"} | ADAPTER,
-    "remax, one policy": {"algorithm.adv_estimator": "remax", "agent.model_sharing": True},
+    "remax, one policy": {"algorithm.adv_estimator": "remax", "agent.specialization": "prompt"},
     "dynamic sampling": {
         "algorithm.filter_groups.enable": True,
         "algorithm.filter_groups.metric": "seq_reward",
@@ -246,7 +246,7 @@ def test_an_engine_that_dies_during_an_update_is_replaced_by_one_with_the_update
     monkeypatch.setattr(RolloutWorker, "submit", submitted)
     monkeypatch.setattr(PolicyWorker, "update_actor", updated)
     changes = {
-        "agent.model_sharing": False,
+        "agent.specialization": "full",
         "trainer.save_freq": -1,
         "trainer.save_hf_model": False,
         "data.val_files": "null",

@@ -60,7 +60,7 @@ def test_two_engines_of_one_rank_get_its_weights_to_the_last_bit_also_after_one_
 ) -> None:
     (tmp_path / "own_collective.py").write_text(DIES)
     monkeypatch.syspath_prepend(str(tmp_path))
-    one = LAST | {"agent.model_sharing": True}
+    one = LAST | {"agent.specialization": "prompt"}
     with caplog.at_level("INFO"):
         train(one | ON_RAY | {"rollout.n_gpus_per_node": 2, TRANSFER: "own_collective.Dies"})
     assert (tmp_path / "own_collective.died").exists() and len(

@@ -93,13 +93,10 @@ def test_agents_have_mini_and_micro_batches_of_their_own_size(
     assert {name: max(map(max, steps)) for name, steps in sizes.items()} == {4: 4, 2: 2}
 
 
-ADAPTIVE = "use_adaptive_ppo_mini_batch_size"
 UPDATES: dict[str, Any] = {
-    f"actor_rollout_ref.actor.{ADAPTIVE}": True,
     "actor_rollout_ref.actor.optim.lr_scheduler_type": "linear",
     "agent.agent_specific_parameters.actor.ppo_mini_update_num": "[4,7]",
     "algorithm.adv_estimator": "gae",
-    f"critic.{ADAPTIVE}": True,
     "critic.ppo_mini_update_num": 2,
     "critic.ppo_epochs": 2,
     "trainer.val_before_train": False,
@@ -138,10 +135,10 @@ def test_agents_and_critics_make_as_many_updates_as_each_is_told_and_go_on_after
 
 @pytest.mark.parametrize("key", ["ppo_mini_batch_size", "ppo_micro_batch_size_per_gpu"])
 def test_agents_on_one_policy_cannot_have_batches_of_different_sizes(train: Run, key: str) -> None:
-    shared = {"agent.model_sharing": True, "actor_rollout_ref.actor.use_dynamic_bsz": False}
+    shared = {"agent.specialization": "prompt", "actor_rollout_ref.actor.use_dynamic_bsz": False}
     with pytest.raises(
         ConfigError,
-        match=rf"share policy .* but differ in actor\.{key} \(2 and 1\).*agent\.model_sharing=false",
+        match=rf"share policy .* but differ in actor\.{key} \(2 and 1\).*agent\.specialization=full",
     ):
         train(shared | {f"agent.agent_specific_parameters.actor.{key}": "[2,1]"})
 
@@ -204,7 +201,6 @@ def test_rewards_and_each_agents_own_penalty_and_limit_reach_the_collector(
     own = "agent.agent_specific_parameters"
     config = compose(
         {
-            f"{own}.actor.use_invalid_action_penalty": "[false,true]",
             f"{own}.actor.invalid_action_penalty_coef": "[null,0.25]",
             f"{own}.rollout.response_length": "[4,5]",
             "reward.alpha": 0.5,

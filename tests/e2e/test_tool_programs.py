@@ -39,7 +39,7 @@ def team(train: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
         "agent.orchestra_type": "plan_path",
         "agent.orchestra.plan_path.tool": "code",
         "agent.agent_ids": "[Tool Agent,Executor Agent]",
-        "agent.model_sharing": False,
+        "agent.specialization": "full",
         "algorithm.group_by": "[traj_uid,agent_id,turn,call]",
         "rollout.sampling": "tree",
         "rollout.tree.k": 4,

@@ -245,7 +245,7 @@ def test_two_ranks_of_a_pool_of_their_own_train_as_one_and_at_the_same_time_as_t
 @pytest.mark.parametrize(
     "changes",
     [
-        {"agent.model_sharing": True},
+        {"agent.specialization": "prompt"},
         {"algorithm.adv_estimator": "rloo", "algorithm.group_by_agent_id": False},
         {"agent.agent_specific_parameters.actor.optim.lr": "[0.001,0.0]"},
     ],
@@ -255,9 +255,9 @@ def test_variants_train(train: Run, tmp_path: Path, changes: dict) -> None:
     train({"trainer.save_freq": 1} | changes)
     first, second = weights(tmp_path / "run", 1), weights(tmp_path / "run", 2)
     changed = {wg for wg in first if first[wg] != second[wg]}
-    if "agent.model_sharing" in changes:
+    if "agent.specialization" in changes:
         assert len(first) == 1
-    assert changed == (set(first) if len(changes) != 1 or "agent.model_sharing" in changes else {"asker"})
+    assert changed == (set(first) if len(changes) != 1 or "agent.specialization" in changes else {"asker"})
 
 
 def test_a_users_policy_loss_is_found_in_the_workers(train: Run, tmp_path: Path) -> None:

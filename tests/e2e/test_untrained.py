@@ -168,7 +168,7 @@ def test_agents_that_cannot_be_left_untrained_so_are_one_line(
     assert "leave no agent of ['Asker', 'Verifier Agent'] to train" in refused(
         {"agent.frozen": "[asker,verifier_agent]"}
     )
-    said = refused({"agent.frozen": "[Asker]", "agent.model_sharing": True})
+    said = refused({"agent.frozen": "[Asker]", "agent.specialization": "prompt"})
     assert "agent 'Asker', which shares its policy with the trained agent 'Verifier Agent'" in said
     lora = {"agent.specialization": "lora", "agent.adapter_ids": "[one,one]", "agent.frozen": "[Asker]"}
     assert "gives agent 'Asker', which is in agent.frozen, adapter 'one'" in refused(lora)

@@ -100,23 +100,24 @@ def test_a_value_that_cannot_be_used_is_named(
 
 
 @pytest.mark.parametrize(
-    ("key", "column"),
+    ("key", "value", "column"),
     [
-        ("actor_rollout_ref.actor.use_invalid_action_penalty", "invalid_penalty"),
-        ("reward.overlong_buffer.enable", "overlong_penalty"),
-        ("algorithm.use_kl_in_reward", ""),
+        ("actor_rollout_ref.actor.invalid_action_penalty_coef", 0.5, "invalid_penalty"),
+        ("reward.overlong_buffer.enable", True, "overlong_penalty"),
+        ("algorithm.use_kl_in_reward", True, ""),
     ],
 )
 def test_a_part_of_the_reward_that_gdpo_does_not_read_is_refused(
-    tiny_model_dir: Path, key: str, column: str
+    tiny_model_dir: Path, key: str, value: float, column: str
 ) -> None:
-    gdpo = {"algorithm.adv_estimator": "gdpo", "env.rollout.n": 2, key: True}
+    gdpo = {"algorithm.adv_estimator": "gdpo", "env.rollout.n": 2, key: value}
 
     def check(*keys: str, **others: Any) -> None:
         resolve(make(tiny_model_dir, gdpo | {"algorithm.gdpo_reward_keys": list(keys)} | others))
 
     with pytest.raises(
-        IneffectiveKeyError, match=rf"{key}=true.* has no effect: gdpo learns from .*team_reward"
+        IneffectiveKeyError,
+        match=rf"{key}={str(value).lower()}.* has no effect: gdpo learns from .*team_reward",
     ):
         check("team_reward", "mixed_reward")
     for read in ("reward", "step_reward", column) if column else ():

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from verl.compat.defaults import ACTOR, DR_MAS, TEAM, is_verls_default, upstream_defaults
-from verl.compat.keys import VERL_MEANINGS, VERL_VALUES, VerlKey, find_verl_key
+from verl.compat.keys import DR_MAS_TWINS, VERL_MEANINGS, VERL_VALUES, VerlKey, find_verl_key
 from verl.compat.values import PER_AGENT, Setting, Translation, plain, same
 from verl.trainer.config.command import Command, key_of, split
 
@@ -28,8 +28,8 @@ class TranslatedCommand(Command):
         defaults = " ".join(f"{key}={value}" for key, value in self.defaults.items())
         values = {**self.defaults, **dict(pair for pair in map(split, self.overrides) if pair is not None)}
         rows = [
-            f"{key}={values[key]}: counts rows there, tasks here; with use_adaptive_ppo_mini_batch_size=true "
-            "beside it, ppo_mini_update_num sets the number of updates"
+            f"{key}={values[key]}: counts rows there, tasks here; ppo_mini_update_num sets the number of "
+            "updates instead"
             for key in MINI_BATCH_SIZES
             if self.upstream == "Dr. MAS" and plain(values.get(key, "0")) not in ("0", "null")
         ]
@@ -50,23 +50,24 @@ def translate(overrides: Sequence[str]) -> TranslatedCommand:
     settings = dict(pair for pair in map(split, overrides) if pair is not None)
     translations = {override: _take(override, _find(override), settings) for override in overrides}
     # Values alone, such as `trainer.logger=console`, do not make it a command of verl, with verl's defaults.
-    value_keys = {entry.name for entry in VERL_VALUES}
+    twins = {entry.name for entry in DR_MAS_TWINS}
+    value_keys = {entry.name for entry in VERL_VALUES} | twins
     command = TranslatedCommand(
         translated=any(
             translation is not None and key_of(override) not in value_keys
             for override, translation in translations.items()
         )
     )
-    if not command.translated:
-        command.overrides = list(overrides)
-        return command
-    command.upstream = (
-        "Dr. MAS"
-        if any(key.startswith(DR_MAS) for key in settings)
-        else ""
-        if set(TEAM) & set(settings)
-        else "verl"
-    )
+    if command.translated:
+        command.upstream = (
+            "Dr. MAS"
+            if any(key.startswith(DR_MAS) for key in settings)
+            else ""
+            if set(TEAM) & set(settings)
+            else "verl"
+        )
+    else:
+        translations = {o: t if key_of(o) in twins else None for o, t in translations.items()}
     values: dict[str, tuple[str, str]] = {}  # key here -> its value, and the setting that gave it
     for override in overrides:
         key = key_of(override)
@@ -78,7 +79,8 @@ def translate(overrides: Sequence[str]) -> TranslatedCommand:
             if key_of(setter) != key and not same(before, value):
                 command.contradictions.append((setter.lstrip("+"), override.lstrip("+")))
         if translation is None:
-            command.overrides.append(override if override.startswith("-") else override.lstrip("+"))
+            is_plain = command.translated and not override.startswith("-")
+            command.overrides.append(override.lstrip("+") if is_plain else override)
             continue
         new = [f"{name}={value}" for name, value in translation.overrides.items()]
         command.overrides += new
@@ -93,7 +95,8 @@ def translate(overrides: Sequence[str]) -> TranslatedCommand:
 
 def _find(override: str) -> VerlKey | None:
     key = key_of(override)
-    return next((entry for entry in VERL_VALUES if entry.name == key), None) or find_verl_key(key)
+    tables = (*DR_MAS_TWINS, *VERL_VALUES)
+    return next((entry for entry in tables if entry.name == key), None) or find_verl_key(key)
 
 
 def _take(override: str, entry: VerlKey | None, settings: Mapping[str, str]) -> Translation | None:

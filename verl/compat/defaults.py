@@ -9,6 +9,8 @@ from functools import cache
 from pathlib import Path
 
 from verl.compat.values import plain, same
+from verl.trainer.config.run import RunConfig
+from verl.trainer.config.spec import as_typed, followers, keys
 
 ACTOR, REF, ROLLOUT, MODEL = (
     f"actor_rollout_ref.{section}" for section in ("actor", "ref", "rollout", "model")
@@ -38,7 +40,7 @@ VERL_DEFAULTS = {
 }
 DR_MAS_DEFAULTS = {
     f"{ACTOR}.entropy_coeff": "0.001",
-    f"{ACTOR}.use_invalid_action_penalty": "true",
+    f"{ACTOR}.invalid_action_penalty_coef": "0.1",
     "algorithm.group_by_agent_id": "false",
     "algorithm.gigpo.similarity_thresh": "1.0",
     "env.max_steps": "50",
@@ -50,18 +52,15 @@ OLDER_DEFAULTS = {
     "reward_model.reward_manager": "naive",
     "reward_model.launch_reward_fn_async": "false",
 }
-# Keys whose default is the value of another key.
-FOLLOW = {
-    f"{REF}.log_prob_use_dynamic_bsz": f"{ACTOR}.use_dynamic_bsz",
-    f"{ROLLOUT}.log_prob_use_dynamic_bsz": f"{ACTOR}.use_dynamic_bsz",
-    f"{REF}.log_prob_max_token_len_per_gpu": f"{ACTOR}.ppo_max_token_len_per_gpu",
-    f"{ROLLOUT}.log_prob_max_token_len_per_gpu": f"{ACTOR}.ppo_max_token_len_per_gpu",
-    "critic.use_dynamic_bsz": f"{ACTOR}.use_dynamic_bsz",
-    "critic.ppo_mini_batch_size": f"{ACTOR}.ppo_mini_batch_size",
-    "critic.ppo_epochs": f"{ACTOR}.ppo_epochs",
-    "critic.shuffle": f"{ACTOR}.shuffle",
-    "critic.loss_agg_mode": f"{ACTOR}.loss_agg_mode",
-}
+# Keys that have the value of another key unless they are set, there as here. Others that follow one here keep
+# their default there.
+FOLLOW = (
+    f"{REF}.log_prob_use_dynamic_bsz", f"{ROLLOUT}.log_prob_use_dynamic_bsz",
+    f"{REF}.log_prob_max_token_len_per_gpu", f"{ROLLOUT}.log_prob_max_token_len_per_gpu",
+    f"{REF}.log_prob_micro_batch_size_per_gpu", f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu",
+    "critic.use_dynamic_bsz", "critic.ppo_mini_batch_size", "critic.ppo_epochs", "critic.shuffle",
+    "critic.loss_agg_mode",
+)  # fmt: skip
 # Keys that are left out where they have no effect: verl reads them under the same conditions, or they change
 # speed and memory alone.
 MAY_HAVE_NO_EFFECT = (
@@ -114,7 +113,7 @@ def upstream_defaults(settings: Mapping[str, str], translated: Mapping[str, str]
     defaults = dict(VERL_DEFAULTS)
     if any(key.startswith(DR_MAS) for key in settings):
         defaults |= DR_MAS_DEFAULTS
-    if plain(translated.get(f"{ACTOR}.use_adaptive_ppo_mini_batch_size", "false")) == "true":
+    if plain(translated.get(f"{ACTOR}.ppo_mini_update_num", "null")) != "null":
         del defaults[f"{ACTOR}.ppo_mini_batch_size"]
     rank, path = (
         plain(translated.get(f"{MODEL}.{name}", "null")) for name in ("lora_rank", "lora_adapter_path")
@@ -127,6 +126,9 @@ def upstream_defaults(settings: Mapping[str, str], translated: Mapping[str, str]
         defaults |= ALONE
         if any(plain(translated.get(key, "null")) != "null" for key in (FUNCTION, "reward.model.kind")):
             defaults["env.params.graded"] = "false"
-    values = {**defaults, **translated}
-    defaults |= {key: values[leader] for key, leader in FOLLOW.items() if leader in values}
+    defaults |= {
+        key: as_typed(keys(RunConfig)[key].default)
+        for key, leader in followers(RunConfig).items()
+        if leader in translated and key not in FOLLOW and key not in defaults
+    }
     return {key: value for key, value in defaults.items() if key not in translated}

@@ -38,9 +38,14 @@ from verl.compat.values import (
     mapped,
     no_effect,
     nothing,
+    number_of_updates,
     own_values,
+    penalty_switch,
     reward_manager,
     scored_by_model,
+    shared_policy,
+    unused_number,
+    unused_penalty,
     unused_tool,
     within_a_node,
     within_the_policy,
@@ -87,7 +92,8 @@ class VerlKey:
 
 def find_verl_key(key: str) -> VerlKey | None:
     """Return the first entry that matches `key`, or None."""
-    return next((entry for entry in VERL_KEYS if entry.matches(key)), None)
+    former_names = (entry for entry in DR_MAS_TWINS if entry.name not in entry.here)
+    return next((entry for entry in (*VERL_KEYS, *former_names) if entry.matches(key)), None)
 
 
 def _renamed(name: str, *here: str, note: str = "the same", take: Take | None = None) -> VerlKey:
@@ -389,6 +395,35 @@ VERL_VALUES: tuple[VerlKey, ...] = (
     *(
         _renamed(name, name, note="each agent's own value", take=own_values)
         for name in (f"{ACTOR}.optim.lr", f"{ACTOR}.ppo_micro_batch_size_per_gpu", f"{ACTOR}.ppo_mini_batch_size")
+    ),
+)  # fmt: skip
+# Names of Dr. MAS for what another key says here. They do not make a command line one of Dr. MAS.
+DR_MAS_TWINS: tuple[VerlKey, ...] = (
+    _renamed(
+        "agent.model_sharing", "agent.specialization",
+        note="prompt: one policy for agents with the same model", take=shared_policy,
+    ),
+    _renamed(
+        f"{ACTOR}.use_invalid_action_penalty", f"{ACTOR}.invalid_action_penalty_coef",
+        note="0: no penalty", take=penalty_switch,
+    ),
+    _renamed(
+        f"{ACTOR}.invalid_action_penalty_coef", f"{ACTOR}.invalid_action_penalty_coef",
+        note="0: no penalty", take=unused_penalty,
+    ),
+    *(
+        _renamed(
+            f"{section}.use_adaptive_ppo_mini_batch_size", f"{section}.ppo_mini_update_num",
+            note="null: by ppo_mini_batch_size", take=number_of_updates,
+        )
+        for section in (ACTOR, "critic")
+    ),
+    *(
+        _renamed(
+            f"{section}.ppo_mini_update_num", f"{section}.ppo_mini_update_num",
+            note="null: by ppo_mini_batch_size", take=unused_number,
+        )
+        for section in (ACTOR, "critic")
     ),
 )  # fmt: skip
 # Values of keys of the same name that mean something else in a command line with keys or values of the two

@@ -22,7 +22,7 @@ def _entry(name: str, *here: str, note: str = _SAME) -> VerlKey:
 
 PETTINGLLMS_KEYS: tuple[VerlKey, ...] = (
     # Who is trained: the levels L0 to L3.
-    _entry("specialization", "agent.specialization", "agent.model_sharing",
+    _entry("specialization", "agent.specialization",
            note="L1 prompt, L2 lora, L3 full; any other value, such as model, is full there"),
     _entry("L0 (*_L0_single_agent.yaml)", "agent.orchestra_type", note="single, one agent does all; there one agent in turn_order"),
     _entry("lora_rank", f"{_MODEL}.lora_rank",
@@ -31,8 +31,8 @@ PETTINGLLMS_KEYS: tuple[VerlKey, ...] = (
     _entry("lora_alpha", f"{_MODEL}.lora_alpha"),
     _entry("base_models.*.path", "agent.model_ids", note="one entry per agent; a single one is each agent's, with full as separate copies"),
     _entry(f"{_AGENT}.name", "agent.agent_ids"),
-    _entry(f"{_AGENT}.policy_name", "agent.model_ids", "agent.model_sharing",
-           note="agents of one policy have the same model; model_sharing=true makes it one policy"),
+    _entry(f"{_AGENT}.policy_name", "agent.model_ids", "agent.specialization",
+           note="agents of one policy have the same model; specialization=prompt makes it one policy"),
     _entry("multi_agent_interaction.agent_untrained", "agent.frozen",
            note="there an agent's samples are left out of the update of its policy; here its model stays as it is"),
     # Episodes.

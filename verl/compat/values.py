@@ -131,6 +131,46 @@ def no_effect(*values: str, silent: tuple[str, ...] = ()) -> Take:
     return take
 
 
+def shared_policy(setting: Setting) -> Translation | None:
+    """Translated: true to prompt; left out if false, as by default."""
+    if setting.plain not in ("true", "false"):
+        return None
+    return Translation({setting.here[0]: "prompt"} if setting.plain == "true" else {}, listed=False)
+
+
+def penalty_switch(setting: Setting) -> Translation | None:
+    """Translated: false to 0, true to 0.1 unless the coefficient is in the command."""
+    coefficient = setting.here[0]
+    if setting.plain == "true":
+        values = {} if coefficient in setting.command else {coefficient: "0.1"}
+    elif setting.plain == "false":
+        values = {coefficient: "0.0"}
+    else:
+        return None
+    return Translation(values, listed=False)
+
+
+def unused_penalty(setting: Setting) -> Translation | None:
+    """Left out beside use_invalid_action_penalty=false."""
+    switch = setting.key.replace("invalid_action_penalty_coef", "use_invalid_action_penalty")
+    return Translation(listed=False) if plain(setting.command.get(switch, "true")) == "false" else None
+
+
+def number_of_updates(setting: Setting) -> Translation | None:
+    """Translated: true to 10 unless the number is in the command; left out if false."""
+    number = setting.here[0]
+    if setting.plain not in ("true", "false"):
+        return None
+    is_new = setting.plain == "true" and number not in setting.command
+    return Translation({number: "10"} if is_new else {}, listed=False)
+
+
+def unused_number(setting: Setting) -> Translation | None:
+    """Left out beside use_adaptive_ppo_mini_batch_size=false."""
+    switch = setting.key.replace("ppo_mini_update_num", "use_adaptive_ppo_mini_batch_size")
+    return Translation(listed=False) if plain(setting.command.get(switch, "true")) == "false" else None
+
+
 def unused_tool(setting: Setting) -> Translation | None:
     """Left out if it is not torch and global_profiler.steps names no step."""
     steps = plain(setting.command.get("global_profiler.steps", "null"))

@@ -114,10 +114,8 @@ def test_what_cannot_take_effect_is_named(config: RunConfig, per_agent: dict, me
 def test_agents_of_a_policy_have_one_whitening(
     config: RunConfig, sharing: bool, run: dict, own: dict, differing: str
 ) -> None:
-    config.algorithm, config.agent.model_sharing = (
-        AlgorithmConfig(**run, per_agent={"verifier_agent": own}),
-        sharing,
-    )
+    config.algorithm = AlgorithmConfig(**run, per_agent={"verifier_agent": own})
+    config.agent.specialization = "prompt" if sharing else "full"
     config.env.rollout.n = 2
     if differing and sharing:
         with pytest.raises(

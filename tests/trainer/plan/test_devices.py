@@ -43,7 +43,7 @@ def run_on(devices: int, engines: int = 0, **keys: Any) -> tuple[TrainerConfig, 
 @pytest.fixture
 def placement() -> Placement:
     agent, base = AgentConfig(), ActorRolloutRefConfig()
-    agent.agent_ids, agent.model_sharing, base.model.path = ["Asker", "Judge", "Critic"], False, "some/model"
+    agent.agent_ids, base.model.path = ["Asker", "Judge", "Critic"], "some/model"
     return build_placement(agent, base)
 
 
@@ -102,7 +102,7 @@ def test_sizes_that_do_not_fit_are_one_error(
 def judged() -> Placement:
     """Two trained groups, and one that is served only."""
     agent, base = AgentConfig(), ActorRolloutRefConfig()
-    agent.agent_ids, agent.model_sharing, base.model.path = ["Asker", "Judge", "Critic"], False, "some/model"
+    agent.agent_ids, base.model.path = ["Asker", "Judge", "Critic"], "some/model"
     agent.frozen = ["Judge"]
     return build_placement(agent, base)
 
@@ -187,7 +187,7 @@ def test_a_group_without_training_has_no_devices_of_the_trainer(judged: Placemen
 def spanning(*sizes: int) -> Placement:
     """Worker groups whose engines span so many devices each."""
     agent, base = (
-        AgentConfig(agent_ids=["Asker", "Judge", "Critic"][: len(sizes)], model_sharing=False),
+        AgentConfig(agent_ids=["Asker", "Judge", "Critic"][: len(sizes)], specialization="full"),
         ActorRolloutRefConfig(),
     )
     base.model.path, base.rollout.name = "some/model", "vllm"

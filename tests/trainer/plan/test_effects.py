@@ -72,7 +72,8 @@ def test_a_per_agent_override_counts_for_its_agent(config: RunConfig) -> None:
 @pytest.mark.parametrize("shared", [False, True])
 def test_a_lead_needs_policies_that_train_in_several_lanes(config: RunConfig, shared: bool) -> None:
     config.async_training.mode, config.async_training.max_lead = "fully_async", 0
-    config.algorithm.group_by, config.agent.model_sharing = ["uid", "agent_id"], shared
+    config.algorithm.group_by = ["uid", "agent_id"]
+    config.agent.specialization = "prompt" if shared else "full"
     with (
         pytest.raises(IneffectiveKeyError, match=r"max_lead=0 has no effect; it needs .* several lanes")
         if shared

@@ -25,7 +25,7 @@ def groups(config: AgentConfig) -> list[tuple[str, tuple[str, ...], str]]:
 
 
 def test_sharing_puts_agents_with_the_same_model_on_one_policy() -> None:
-    assert groups(team(model_sharing=True)) == [
+    assert groups(team(specialization="prompt")) == [
         ("a", ("Solver Agent", "Verifier Agent"), "org/a"),
         ("critic", ("Critic",), "org/b"),
     ]
@@ -37,7 +37,9 @@ def test_without_sharing_every_agent_has_its_own_worker_group() -> None:
 
 def test_names_that_look_alike_get_different_worker_groups() -> None:
     config = AgentConfig(
-        agent_ids=["A", "B", "C", "D"], model_ids=["one/x", "two/x", "one/x", "two/x"], model_sharing=True
+        agent_ids=["A", "B", "C", "D"],
+        model_ids=["one/x", "two/x", "one/x", "two/x"],
+        specialization="prompt",
     )
     assert [g[0] for g in groups(config)] == ["x", "x_2"]
     assert slug(" Solver  Agent! ") == "solver_agent"
@@ -54,12 +56,15 @@ def test_each_agent_gets_its_own_overrides_and_the_base_is_not_touched() -> None
 
 def test_agents_on_one_policy_may_differ_in_a_request_but_not_in_training() -> None:
     build_placement(
-        team(model_sharing=True, agent_specific_parameters={"rollout": {"response_length": [8, 9, 10]}}),
+        team(specialization="prompt", agent_specific_parameters={"rollout": {"response_length": [8, 9, 10]}}),
         ActorRolloutRefConfig(),
     )
     with pytest.raises(PlacementError, match=r"actor\.optim"):
         build_placement(
-            team(model_sharing=True, agent_specific_parameters={"actor": {"optim": {"lr": [1.0, 2.0, 3.0]}}}),
+            team(
+                specialization="prompt",
+                agent_specific_parameters={"actor": {"optim": {"lr": [1.0, 2.0, 3.0]}}},
+            ),
             ActorRolloutRefConfig(),
         )
 
@@ -100,7 +105,7 @@ def test_a_folder_has_one_name_however_it_is_typed(tmp_path: Path, monkeypatch: 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     typed = ["~/m", "m", f"{tmp_path}/m/"]
-    assert groups(team(model_ids=typed, model_sharing=True)) == [("m", tuple(TEAM), str(tmp_path / "m"))]
+    assert groups(team(model_ids=typed, specialization="prompt")) == [("m", tuple(TEAM), str(tmp_path / "m"))]
     config = RunConfig()
     config.agent = team(
         model_ids=typed, agent_specific_parameters={"model": {"tokenizer_path": ["~/m", None, "m/"]}}
@@ -155,12 +160,10 @@ def test_agents_may_share_an_adapter_and_names_stay_apart() -> None:
     ]  # fmt: skip
 
 
-def test_one_value_and_model_sharing_mean_the_same() -> None:
-    for sharing, level in ((True, "prompt"), (False, "full")):
-        assert (
-            table(model_sharing=sharing) == table(specialization=level) == table(specialization=[level] * 4)
-        )
-    assert table(model_sharing=True, specialization="prompt") == table(model_sharing=True)
+def test_one_value_and_a_list_of_it_mean_the_same() -> None:
+    for level in ("prompt", "full"):
+        assert table(specialization=level) == table(specialization=[level] * 4)
+    assert table() == table(specialization="full") != table(specialization="prompt")
 
 
 def test_each_adapter_has_its_own_hyper_parameters_and_what_shapes_it_is_in_the_checkpoint() -> None:
@@ -190,7 +193,7 @@ def test_each_adapter_has_its_own_hyper_parameters_and_what_shapes_it_is_in_the_
         ({"specialization": True}, {}, "agent.specialization=True: expected one of"),
         ({"specialization": {"A": "lora"}}, {}, "agent.specialization={'A': 'lora'}: expected one of"),
         ({"specialization": ["lora"]}, {}, "1 entries, agent.agent_ids has 4"),
-        ({"specialization": "lora", "model_sharing": True}, {}, "model_sharing=true contradicts agent.specialization=lora"),
+        ({"specialization": None}, {}, "agent.specialization=None: expected one of"),
         ({"specialization": "lora", "adapter_ids": ["x"]}, {}, "adapter_ids has 1 entries"),
         ({"specialization": "full", "adapter_ids": ["x", None, None, None]}, {}, "'A', whose specialization is full, adapter 'x'"),
         ({"specialization": "lora", "adapter_ids": ["B", None, None, None]}, {}, "'b' is also the own adapter of agent 'B'"),
@@ -324,10 +327,10 @@ def test_an_agent_behind_an_api_is_in_no_worker_group() -> None:
 def test_a_team_of_servers_shares_no_policy() -> None:
     api = {name: {"base_url": "http://127.0.0.1:1/v1", "model": "m"} for name in ("A", "B")}
     with pytest.raises(
-        PlacementError, match=r"model_sharing=true has no effect: all agents are behind an API"
+        PlacementError, match=r"agent\.specialization=prompt has no effect: all agents are behind an API"
     ):
         build_placement(
-            AgentConfig(agent_ids=["A", "B"], api=api, model_sharing=True), ActorRolloutRefConfig()
+            AgentConfig(agent_ids=["A", "B"], api=api, specialization="prompt"), ActorRolloutRefConfig()
         )
     assert build_placement(AgentConfig(agent_ids=["A", "B"], api=api), ActorRolloutRefConfig()).groups == ()
 

@@ -55,8 +55,8 @@ def test_agents_may_be_named_by_their_slug() -> None:
 
 
 def test_agents_of_a_shared_policy_can_take_another_one() -> None:
-    assert policies({"Executor Agent": "critic"}, model_sharing=True) == ["a", "critic", "critic"]
-    assert policies({"Critic": "a"}, model_sharing=True) == ["a", "a", "a"]
+    assert policies({"Executor Agent": "critic"}, specialization="prompt") == ["a", "critic", "critic"]
+    assert policies({"Critic": "a"}, specialization="prompt") == ["a", "a", "a"]
 
 
 def test_model_sampling_and_lengths_come_with_the_policy_and_the_table_stays() -> None:
@@ -82,8 +82,8 @@ def test_model_sampling_and_lengths_come_with_the_policy_and_the_table_stays() -
         ),
         (
             {"Critic": "a"},
-            {"model_ids": ["org/a"] * 3, "model_sharing": True},
-            ["have one policy, 'a'", "agent.model_sharing=false"],
+            {"model_ids": ["org/a"] * 3, "specialization": "prompt"},
+            ["have one policy, 'a'", "agent.specialization=full"],
         ),
         (
             {"Critc": "tool_agent"},
@@ -107,7 +107,7 @@ def test_model_sampling_and_lengths_come_with_the_policy_and_the_table_stays() -
         ({"Critic": "critic"}, {}, ["{Critic: critic}", "swaps nothing"]),
         (
             {"Critic": "a"},
-            {"model_sharing": True, "agent_specific_parameters": OWN_RANGE},
+            {"specialization": "prompt", "agent_specific_parameters": OWN_RANGE},
             [
                 "'Tool Agent' and 'Executor Agent' of policy 'a'",
                 "rollout.response_length",
@@ -138,7 +138,7 @@ def test_adapters_can_be_swapped_too(tmp_path: Path) -> None:
 
 def test_a_difference_that_an_evaluation_does_not_read_is_no_obstacle() -> None:
     training = {"rollout": {"top_p": [0.8, 0.9, 1.0]}}
-    assert policies({"Critic": "a"}, model_sharing=True, agent_specific_parameters=training) == [
+    assert policies({"Critic": "a"}, specialization="prompt", agent_specific_parameters=training) == [
         "a",
         "a",
         "a",

@@ -7,7 +7,7 @@ from verl.trainer.config import AgentConfig, RunConfig
 
 
 def team(**algorithm: object) -> RunConfig:
-    config = RunConfig(agent=AgentConfig(agent_ids=["Solver", "Judge"], model_sharing=False))
+    config = RunConfig(agent=AgentConfig(agent_ids=["Solver", "Judge"], specialization="full"))
     for key, value in algorithm.items():
         setattr(config.algorithm, key, value)
     return config

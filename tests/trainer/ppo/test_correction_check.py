@@ -165,7 +165,7 @@ def test_a_lead_for_which_no_groups_are_sampled_is_refused(
     config = RunConfig()
     config.actor_rollout_ref.model.path, config.async_training.mode = str(tiny_model_dir), "fully_async"
     config.algorithm.rollout_correction.rollout_is = "token"
-    config.algorithm.group_by, config.agent.model_sharing = ["uid", "agent_id"], False
+    config.algorithm.group_by = ["uid", "agent_id"]
     config.async_training.max_lead = lead
     vars(config.async_training).update(changes)
     with (

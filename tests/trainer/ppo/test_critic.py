@@ -25,7 +25,8 @@ from verl.trainer.ppo.critic import (
 
 
 def make_run(model: Path, sharing: bool = False, **algorithm: Any) -> RunConfig:
-    config = RunConfig(agent=AgentConfig(agent_ids=["Solver", "Judge"], model_sharing=sharing))
+    level = "prompt" if sharing else "full"
+    config = RunConfig(agent=AgentConfig(agent_ids=["Solver", "Judge"], specialization=level))
     config.actor_rollout_ref.model.path = str(model)
     config.algorithm = replace(config.algorithm, **algorithm)
     return config

@@ -201,9 +201,7 @@ def settings_of(mode: str) -> tuple[ActorConfig, UpdatePlan] | tuple[ActorConfig
     mini-batches, `single` rows, or an aggregation mode.
     """
     if mode == "adaptive":
-        config = replace(
-            full_loss(), shuffle=False, use_adaptive_ppo_mini_batch_size=True, ppo_mini_update_num=3
-        )
+        config = replace(full_loss(), shuffle=False, ppo_mini_update_num=3)
         return config, UpdatePlan(temperature=0.8, num_mini_batches=3)
     if mode == "skipping":
         return (ActorConfig(skip_zero_advantages=True, grad_clip=1e9),)

@@ -41,9 +41,7 @@ def digest(
 ) -> tuple[dict[str, float], list[float]]:
     """Metrics and some weights after an update of `count` rows (one more is padding)."""
     engine = make_engine(model, lr=1e-2)
-    config = ActorConfig(
-        use_adaptive_ppo_mini_batch_size=adaptive, ppo_mini_update_num=updates, ppo_epochs=epochs
-    )
+    config = ActorConfig(ppo_mini_update_num=updates if adaptive else None, ppo_epochs=epochs)
     plan = UpdatePlan(temperature=0.8, num_mini_batches=updates, shuffle_seed=3, first_update=0)
     metrics = update_policy(engine, config, make_rows(count + 1), plan, ONE_PIECE)
     return metrics, [float(value.double().sum()) for _, value in engine.weights()]

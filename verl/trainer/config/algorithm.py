@@ -76,30 +76,24 @@ class GAEConfig:
         "token",
         "an action is a token, or a whole reply (turn: an agent's calls in one episode are its trajectory)",
         choices=GAE_LEVELS,
-        effect=READ,
     )
 
 
 @dataclass
 class GiGPOConfig:
-    step_advantage_w: float = key(
-        1.0, "weight of the step advantage beside the episode advantage", effect=READ
-    )
+    step_advantage_w: float = key(1.0, "weight of the step advantage beside the episode advantage")
     mode: str = key(
         "mean_norm",
         "subtract the group's mean, or also divide by its standard deviation",
         choices=GIGPO_MODES,
-        effect=READ,
     )
-    enable_similarity: bool = key(
-        False, "group anchor observations by similarity instead of equality", effect=READ
-    )
+    enable_similarity: bool = key(False, "group anchor observations by similarity instead of equality")
     similarity_thresh: float = key(
         0.95,
         "minimum similarity of anchor observations that count as the same state",
         gt=0,
         le=1,
-        effect=(READ, "algorithm.gigpo.enable_similarity=true"),
+        effect="{}.enable_similarity=true",
     )
 
 
@@ -110,25 +104,22 @@ class RAEConfig:
         "decay of the moving average of a role's reward per data_source, updated once per trajectory",
         ge=0,
         lt=1,
-        effect=READ,
     )
     order: str = key(
         "subtract_first",
         "subtract_first (the baseline excludes rewards of the current batch) | update_first (as in the "
         "paper's algorithm)",
         choices=RAE_ORDERS,
-        effect=READ,
     )
 
 
 @dataclass
 class MGRPOConfig:
-    main_agent: Optional[str] = key(None, "the main agent; all others are sub-agents", effect=READ)
+    main_agent: Optional[str] = key(None, "the main agent; all others are sub-agents")
     sub_calls: int = key(
         4,
         "calls per sub-agent and episode: more are subsampled, fewer get a larger weight",
         ge=1,
-        effect=READ,
     )
 
 
@@ -213,10 +204,10 @@ class AlgorithmConfig:
     use_kl_in_reward: bool = key(False, "subtract the KL to the reference from the reward")
     kl_penalty: str = key("kl", "estimator of the KL in the reward", choices=KL_ESTIMATORS, effect=IN_REWARD)
     kl_ctrl: KLCtrlConfig = section(KLCtrlConfig)
-    gae: GAEConfig = section(GAEConfig)
-    gigpo: GiGPOConfig = section(GiGPOConfig)
-    rae: RAEConfig = section(RAEConfig)
-    m_grpo: MGRPOConfig = section(MGRPOConfig)
+    gae: GAEConfig = section(GAEConfig, effect=READ)
+    gigpo: GiGPOConfig = section(GiGPOConfig, effect=READ)
+    rae: RAEConfig = section(RAEConfig, effect=READ)
+    m_grpo: MGRPOConfig = section(MGRPOConfig, effect=READ)
     filter_groups: FilterGroupsConfig = section(FilterGroupsConfig)
     rollout_correction: RolloutCorrectionConfig = section(RolloutCorrectionConfig)
 

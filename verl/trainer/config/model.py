@@ -38,10 +38,6 @@ OLD_LOG_PROBS = (
     "gateway.structured=mask, trainer.critic_warmup or an estimator that reads them (and "
     "algorithm.rollout_correction.bypass_mode=false)"
 )
-BY_TASKS = "use_adaptive_ppo_mini_batch_size=false"
-BY_UPDATES = "use_adaptive_ppo_mini_batch_size=true"
-ADAPTIVE = "set the number of optimizer steps (ppo_mini_update_num) instead of the tasks of one (ppo_mini_batch_size)"
-MINI_UPDATES = "optimizer steps per epoch; every policy cuts its own samples into so many mini-batches, of sizes that differ by one at most"
 MOST_UPDATES = 100_000
 AGGREGATES = "a loss that reads it, entropy_coeff other than 0 or use_kl_loss=true"
 VLLM = f"{ROLLOUT}.name=vllm"
@@ -188,22 +184,22 @@ class PolicyLossConfig:
 
 
 @dataclass
-class ActorConfig:
-    # Set by the worker for each mini-batch: totals over the mini-batch that `agg_loss` needs.
-    global_batch_info: ClassVar[Mapping[str, Any]] = MappingProxyType({})
-    # Also set by the worker: values that a loss prepared over the mini-batch, and
-    # `algorithm.rollout_correction`.
-    prepared: ClassVar[Optional[Mapping[str, Any]]] = None
-    rollout_correction: ClassVar[Any] = None
+class UpdateConfig:
+    """Updates of a policy or a critic: mini-batches, micro-batches, and what bounds a step."""
 
     ppo_mini_batch_size: int = key(
         0,
         "tasks per optimizer step; 0 means data.train_batch_size (one update per step)",
         ge=0,
-        effect=f"{{}}.{BY_TASKS}",
+        effect="{}.ppo_mini_update_num=null",
     )
-    use_adaptive_ppo_mini_batch_size: bool = key(False, ADAPTIVE)
-    ppo_mini_update_num: int = key(10, MINI_UPDATES, ge=1, le=MOST_UPDATES, effect=f"{{}}.{BY_UPDATES}")
+    ppo_mini_update_num: Optional[int] = key(
+        None,
+        "optimizer steps per epoch, instead of the tasks of one; every policy cuts its own samples into so "
+        "many mini-batches, of sizes that differ by one at most; null: by ppo_mini_batch_size",
+        ge=1,
+        le=MOST_UPDATES,
+    )
     ppo_epochs: int = key(1, "epochs over the batch", ge=1)
     use_dynamic_bsz: bool = key(True, "micro-batches with a token budget instead of a number of rows")
     ppo_max_token_len_per_gpu: Optional[int] = key(
@@ -222,12 +218,23 @@ class ActorConfig:
         "exact; the loss stays that of the single rows",
     )
     shuffle: bool = key(True, "shuffle rows before they are cut into mini-batches")
+    grad_clip: float = key(1.0, "maximum gradient norm", gt=0)
+
+
+@dataclass
+class ActorConfig(UpdateConfig):
+    # Set by the worker for each mini-batch: totals over the mini-batch that `agg_loss` needs.
+    global_batch_info: ClassVar[Mapping[str, Any]] = MappingProxyType({})
+    # Also set by the worker: values that a loss prepared over the mini-batch, and
+    # `algorithm.rollout_correction`.
+    prepared: ClassVar[Optional[Mapping[str, Any]]] = None
+    rollout_correction: ClassVar[Any] = None
+
     skip_zero_advantages: bool = key(
         False,
         "leave out rows with advantage 0, whose gradient is 0; metrics of the update (actor/*, in part "
         "rollout_corr/*) then cover only the other rows; not with algorithm.rollout_correction.bypass_mode",
     )
-    grad_clip: float = key(1.0, "maximum gradient norm", gt=0)
     clip_ratio: float = key(
         0.2,
         "PPO clip range; clip_ratio_low/high override one side each",
@@ -254,11 +261,8 @@ class ActorConfig:
         choices=KL_LOSSES,
         effect="{}.use_kl_loss=true",
     )
-    use_invalid_action_penalty: bool = key(
-        False, "subtract invalid_action_penalty_coef from the reward of an invalid reply"
-    )
     invalid_action_penalty_coef: float = key(
-        0.1, "size of the invalid-action penalty", ge=0, effect="{}.use_invalid_action_penalty=true"
+        0.0, "subtracted from the reward of an invalid reply; 0: no penalty", ge=0
     )
     policy_loss: PolicyLossConfig = section(PolicyLossConfig)
     optim: OptimConfig = section(OptimConfig)
@@ -269,16 +273,24 @@ class ActorConfig:
 @dataclass
 class RefConfig:
     log_prob_use_dynamic_bsz: bool = key(
-        True, "micro-batches with a token budget instead of a number of rows", effect=REFERENCE
+        True,
+        "micro-batches with a token budget instead of a number of rows",
+        effect=REFERENCE,
+        like=f"{ACTOR}.use_dynamic_bsz",
     )
     log_prob_max_token_len_per_gpu: Optional[int] = key(
         None,
         "token budget of one micro-batch; null: what fits into memory, at most 32768",
         ge=1,
         effect=(REFERENCE, "{}.log_prob_use_dynamic_bsz=true"),
+        like=f"{ACTOR}.ppo_max_token_len_per_gpu",
     )
     log_prob_micro_batch_size_per_gpu: int = key(
-        16, "rows of one micro-batch", ge=1, effect=(REFERENCE, "{}.log_prob_use_dynamic_bsz=false")
+        8,
+        "rows of one micro-batch",
+        ge=1,
+        effect=(REFERENCE, "{}.log_prob_use_dynamic_bsz=false"),
+        like=f"{ACTOR}.ppo_micro_batch_size_per_gpu",
     )
 
 
@@ -289,10 +301,16 @@ class ValSamplingConfig:
     top_p: float = key(1.0, "nucleus sampling mass in validation", gt=0, le=1, effect=SAMPLED)
     top_k: int = key(-1, "top-k sampling in validation; -1 keeps all tokens", ge=1, off=-1, effect=SAMPLED)
     response_length: Optional[int] = key(
-        None, "maximum number of new tokens of a reply in validation; default: as in training", ge=1
+        None,
+        "maximum number of new tokens of a reply in validation; default: as in training",
+        ge=1,
+        like=f"{ROLLOUT}.response_length",
     )
     stop: Optional[list[str]] = key(
-        None, "stop strings in validation; default: as in training; []: none", check=_stops
+        None,
+        "stop strings in validation; default: as in training; []: none",
+        check=_stops,
+        like=f"{ROLLOUT}.stop",
     )
 
 
@@ -310,10 +328,16 @@ class RolloutConfig:
     top_p: float = key(1.0, "nucleus sampling mass; below 1 the policy gradient is biased", gt=0, le=1)
     top_k: int = key(-1, "top-k sampling; -1 keeps all tokens", ge=1, off=-1)
     response_length: Optional[int] = key(
-        None, "maximum number of new tokens of a reply; default: data.max_response_length", ge=1
+        None,
+        "maximum number of new tokens of a reply; default: data.max_response_length",
+        ge=1,
+        like="data.max_response_length",
     )
     prompt_length: Optional[int] = key(
-        None, "maximum length of a prompt, in tokens; default: data.max_prompt_length", ge=1
+        None,
+        "maximum length of a prompt, in tokens; default: data.max_prompt_length",
+        ge=1,
+        like="data.max_prompt_length",
     )
     stop: list[str] = key(
         [],
@@ -373,7 +397,13 @@ class RolloutConfig:
         "validation, with gateway.structured=mask in training, and of `serve --openai`, which sets it; with "
         "rollout.name=hf it needs the extra structured (xgrammar)",
     )
-    num_threads: int = key(0, "CPU threads of the engine process; 0: trainer.num_threads", ge=0, le=1024)
+    num_threads: int = key(
+        0,
+        "CPU threads of the engine process; 0: trainer.num_threads",
+        ge=0,
+        le=1024,
+        like="trainer.num_threads",
+    )
     update_bucket_mb: int = key(
         256, "size of the buckets in which weights are sent to the engine, in MiB", ge=1
     )
@@ -387,18 +417,21 @@ class RolloutConfig:
         True,
         "old log-probs: micro-batches with a token budget instead of a number of rows",
         effect=OLD_LOG_PROBS,
+        like=f"{ACTOR}.use_dynamic_bsz",
     )
     log_prob_max_token_len_per_gpu: Optional[int] = key(
         None,
         "old log-probs: token budget of one micro-batch; null: what fits into memory, at most 32768",
         ge=1,
         effect=(OLD_LOG_PROBS, "{}.log_prob_use_dynamic_bsz=true"),
+        like=f"{ACTOR}.ppo_max_token_len_per_gpu",
     )
     log_prob_micro_batch_size_per_gpu: int = key(
-        16,
+        8,
         "old log-probs: rows of one micro-batch",
         ge=1,
         effect=(OLD_LOG_PROBS, "{}.log_prob_use_dynamic_bsz=false"),
+        like=f"{ACTOR}.ppo_micro_batch_size_per_gpu",
     )
     val_kwargs: ValSamplingConfig = section(ValSamplingConfig)
 

@@ -62,7 +62,7 @@ class RewardModelConfig:
         choices=("auto", *DTYPE_NAMES),
         effect="reward.model.path",
     )
-    api: ApiConfig = section(ApiConfig, effect="reward.model.kind=api")
+    api: ApiConfig = section(ApiConfig, effect="reward.model.kind=api", same_as="agent.api.<agent>")
     scope: str = key(
         "call",
         "call (the reply of each call, given its prompt: a local reward) | episode (the episode's answer, "

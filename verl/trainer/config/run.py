@@ -13,7 +13,7 @@ from typing import Any, Optional, Union
 from verl.trainer.config.algorithm import AlgorithmConfig
 from verl.trainer.config.critic import CRITIC, CriticConfig
 from verl.trainer.config.gateway import GATEWAY, GatewayConfig
-from verl.trainer.config.model import ActorRolloutRefConfig
+from verl.trainer.config.model import ACTOR, ActorRolloutRefConfig
 from verl.trainer.config.profiler import GlobalProfilerConfig
 from verl.trainer.config.reward import RewardConfig
 from verl.trainer.config.sandbox import SandboxConfig
@@ -84,15 +84,12 @@ class AgentConfig:
         "actor_rollout_ref.model.path for all",
         check=texts,
     )
-    model_sharing: bool = key(
-        False, "agents with the same model share one policy; false: one policy per agent"
-    )
     specialization: Any = key(
-        None,
+        "full",
         "prompt (agents with the same model share one policy) | lora (they share a frozen base model, one "
         "adapter per agent) | full (one model per agent); one value or a list parallel to agent_ids, null "
-        "for an API agent; null: as model_sharing says",
-        type=Optional[Union[str, list[Optional[str]]]],
+        "for an API agent",
+        type=Union[str, list[Optional[str]]],
     )
     adapter_ids: list[Optional[str]] = key(
         [],
@@ -511,7 +508,7 @@ class RayInitConfig:
 class RunConfig:
     data: DataConfig = section(DataConfig)
     actor_rollout_ref: ActorRolloutRefConfig = section(ActorRolloutRefConfig)
-    critic: CriticConfig = section(CriticConfig)
+    critic: CriticConfig = section(CriticConfig, effect=CRITIC, like=ACTOR)
     algorithm: AlgorithmConfig = section(AlgorithmConfig)
     reward: RewardConfig = section(RewardConfig)
     agent: AgentConfig = section(AgentConfig)

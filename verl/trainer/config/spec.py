@@ -52,6 +52,9 @@ class Key:
         secret: whether messages hide the value.
         effect: conditions that must all hold for the key to have an effect, see `verl.trainer.plan.effects`;
             `{}` stands for the section.
+        always: the conditions of its section do not count for it.
+        like: key whose value it has unless it is set, by its full name; empty: it has a default of its own.
+        same_as: section with the same key, where it is documented; filled in by `keys`.
         name: dotted name with all sections; filled in by `keys`, as is `default`.
     """
 
@@ -66,6 +69,9 @@ class Key:
     check: Callable[[Any], Any] | None = None
     secret: bool = False
     effect: tuple[str, ...] = ()
+    always: bool = False
+    like: str = ""
+    same_as: str = ""
     name: str = ""
     default: Any = None
 
@@ -181,11 +187,17 @@ def key(default: Any, meaning: str, *, effect: str | tuple[str, ...] = (), **rul
     return field(default=default, metadata=metadata, repr=in_repr)
 
 
-def section(cls: type, effect: str | None = None) -> Any:
-    """Declare a sub-section that is itself a config dataclass; `effect` is prepended to the conditions of all
-    its keys.
+def section(cls: type, effect: str | None = None, like: str = "", same_as: str = "") -> Any:
+    """Declare a sub-section that is itself a config dataclass.
+
+    Args:
+        cls: the dataclass.
+        effect: prepended to the conditions of all its keys.
+        like: full name of a section whose values this one has unless they are set. Keys follow that both
+            declare together, in a common base class; a key that `cls` declares itself has its own default.
+        same_as: section of the user's names that has the same keys, with values of its own.
     """
-    return field(default_factory=cls, metadata={"effect": effect})
+    return field(default_factory=cls, metadata={"effect": effect, "like": like, "same_as": same_as})
 
 
 def texts(value: Any) -> Any:
@@ -198,34 +210,51 @@ def texts(value: Any) -> Any:
 @cache
 def keys(cls: type) -> Mapping[str, Key]:
     """Return all keys under a config dataclass by their dotted names, in the order of declaration."""
-    return dict(_keys(cls, "", ()))
+    return dict(_keys(cls(), "", (), cls(), {}))
 
 
-def _keys(cls: type, prefix: str, effect: tuple[str, ...]) -> Iterator[tuple[str, Key]]:
-    hints = get_type_hints(cls)
-    instance = cls()
-    for f in fields(cls):
+def followers(cls: type) -> Mapping[str, str]:
+    """Return the keys that have the value of another key unless they are set, with that key."""
+    return {name: declared.like for name, declared in keys(cls).items() if declared.like}
+
+
+def _keys(
+    instance: Any, prefix: str, effect: tuple[str, ...], root: Any, declaration: Mapping[str, Any]
+) -> Iterator[tuple[str, Key]]:
+    """Yield the keys under a section, `instance`, of the tree `root`; `declaration` is that of `section`."""
+    hints = get_type_hints(type(instance))
+    like = declaration.get("like", "")
+    # a part of the tree alone has no section to follow
+    follows = hasattr(root, like.partition(".")[0]) if like else False
+    leaders = {f.name: f for f in fields(value_at(root, like))} if follows else {}
+    for f in fields(instance):
         name = f"{prefix}{f.name}"
         value = getattr(instance, f.name)
         if is_dataclass(value):
             field_effect = f.metadata["effect"]
-            yield from _keys(type(value), f"{name}.", (*effect, field_effect) if field_effect else effect)
-        else:
-            declared = f.metadata["key"]
-            field_effect = (
-                *effect,
-                *(condition.replace("{}", prefix.rstrip(".")) for condition in declared.effect),
-            )
-            yield (
-                name,
-                replace(
-                    declared,
-                    name=name,
-                    default=value,
-                    effect=field_effect,
-                    type=declared.type or hints[f.name],
-                ),
-            )
+            section_effect = (*effect, field_effect) if field_effect else effect
+            yield from _keys(value, f"{name}.", section_effect, root, f.metadata)
+            continue
+        declared = f.metadata["key"]
+        conditions = (condition.replace("{}", prefix.rstrip(".")) for condition in declared.effect)
+        yield (
+            name,
+            replace(
+                declared,
+                name=name,
+                default=value,
+                effect=(*(() if declared.always else effect), *conditions),
+                type=declared.type or hints[f.name],
+                # a base class hands its fields on as they are
+                like=f"{like}.{f.name}" if leaders.get(f.name) is f else declared.like,
+                same_as=declaration.get("same_as", ""),
+            ),
+        )
+
+
+def as_typed(value: Any) -> str:
+    """Return a value of a key as a command line has it."""
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def with_values(

@@ -8,7 +8,8 @@ from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 from verl.trainer.config import ActorRolloutRefConfig
-from verl.trainer.config.spec import ConfigError, with_values
+from verl.trainer.config.spec import ConfigError, followers, with_values
+from verl.utils.names import value_at
 
 WHERE = "agent.agent_specific_parameters"
 
@@ -36,7 +37,14 @@ def config_of(
     if "path" in agent_values.get("model", {}):
         raise PlacementError(f"{WHERE}.model.path: models are assigned by agent.model_ids; set them there")
     config = deepcopy(with_values(base, agent_values, WHERE, who=f" (agent '{names[index]}')"))
-    return replace(config, model=replace(config.model, path=model)), frozenset(_leaves(agent_values))
+    own_keys = frozenset(_leaves(agent_values))
+    for name, like in followers(ActorRolloutRefConfig).items():
+        leader = like.removeprefix("actor_rollout_ref.")
+        # a common value of its own stays
+        if leader in own_keys and name not in own_keys and value_at(base, name) == value_at(base, leader):
+            section, _, leaf = name.rpartition(".")
+            setattr(value_at(config, section), leaf, value_at(config, leader))
+    return replace(config, model=replace(config.model, path=model)), own_keys
 
 
 def _agent_values(

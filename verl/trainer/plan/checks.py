@@ -291,10 +291,10 @@ def _check_unread_rewards(algorithm: AlgorithmConfig, reward: RewardConfig, plan
         for agent in plan.trained
         if agent.estimator == "gdpo"
     }
-    penalized = [agent for agent in plan.trained if agent.config.actor.use_invalid_action_penalty]
+    penalized = [agent for agent in plan.trained if agent.config.actor.invalid_action_penalty_coef]
     parts = [
         *(
-            (_shown(agent, "actor.use_invalid_action_penalty"), [agent.agent_id], "invalid_penalty")
+            (_shown(agent, "actor.invalid_action_penalty_coef"), [agent.agent_id], "invalid_penalty")
             for agent in penalized
         ),
         *(
@@ -390,7 +390,7 @@ def _check_mini_batch(size: int, setting: str, tasks: int) -> None:
         raise ConfigError(
             f"{setting} does not divide data.train_batch_size={tasks}; both count tasks (Dr. MAS counts "
             "rows): choose a divisor, 0 for one update per step, or the number of updates "
-            "(use_adaptive_ppo_mini_batch_size=true, ppo_mini_update_num)"
+            "(ppo_mini_update_num)"
         )
 
 

@@ -10,7 +10,7 @@ from copy import deepcopy
 from dataclasses import asdict
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from verl.trainer.config.command import Command, fail, key_of, split
 from verl.trainer.config.run import RunConfig
@@ -36,9 +36,17 @@ def register_config() -> str:
     folders.
     """
     from hydra.core.config_store import ConfigStore
+    from omegaconf import OmegaConf
 
     store = ConfigStore.instance()
     store.store(name="run_schema", node=RunConfig)
+    # where null stands for the other key's value, those who read the key look there
+    like_others = [
+        f"{name}=${{{key.like}}}"
+        for name, key in KEYS.items()
+        if key.like and key.default == KEYS[key.like].default
+    ]
+    interpolations: Any = OmegaConf.to_container(OmegaConf.from_dotlist(like_others))
     store.store(
         name=CONFIG_NAME,
         node={
@@ -49,6 +57,7 @@ def register_config() -> str:
                 "_self_",
             ],
             "hydra": {"run": {"dir": "."}, "output_subdir": None},
+            **interpolations,
         },
     )
     return CONFIG_NAME

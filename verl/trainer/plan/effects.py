@@ -9,8 +9,8 @@ one of
   front (`a GPU: trainer.device=auto,cuda`) and a note in parentheses at the end are shown in messages only.
 - one of `FACTS`, which depend on several keys.
 
-A key is changed if its value is not the default. An estimator or a loss that a plug-in registered may read
-any key.
+A key is changed if its value is neither the default nor that of the key that it follows. An estimator or a
+loss that a plug-in registered may read any key.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from verl.trainer.config.gateway import STRUCTURED
 from verl.trainer.config.model import ADAPTER, AGGREGATES, OLD_LOG_PROBS
 from verl.trainer.config.model import READ as IN_THE_LOSS
 from verl.trainer.config.run import LANES
-from verl.trainer.config.spec import IneffectiveKeyError, Key, keys
+from verl.trainer.config.spec import IneffectiveKeyError, Key, as_typed, keys
 from verl.trainer.plan.placement import AgentPlacement, ApiPlacement
 from verl.trainer.plan.registry import ESTIMATORS, POLICY_LOSSES
 from verl.trainer.plan.run import RunPlan
@@ -157,8 +157,7 @@ def _compare(expression: str, config: RunConfig) -> bool:
         return bool(value)
     if operator == ">":
         return bool(value > float(operand))
-    text = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-    return (text in operand.split(",")) == (operator == "=")
+    return (as_typed(value) in operand.split(",")) == (operator == "=")
 
 
 def check_effect(config: RunConfig, plan: RunPlan) -> None:
@@ -184,7 +183,8 @@ def check_effect(config: RunConfig, plan: RunPlan) -> None:
         for key, value, needed in _without_effect(
             Scope(mine, plan, agent), replace(config, actor_rollout_ref=ActorRolloutRefConfig())
         ):
-            if _is_read_of(agent, key.removeprefix(MODEL)):
+            # a critic follows the keys of the run
+            if key.startswith(MODEL) and _is_read_of(agent, key.removeprefix(MODEL)):
                 raise IneffectiveKeyError(
                     f"{agent.key(key.removeprefix(MODEL))}={value} has no effect for agent "
                     f"'{agent.agent_id}'; it needs {needed}"
@@ -192,23 +192,23 @@ def check_effect(config: RunConfig, plan: RunPlan) -> None:
 
 
 def without_effect(config: RunConfig, plan: RunPlan) -> list[str]:
-    """Return the changed keys that have no effect: those of the run, and those of a model for which they have
-    none for any agent.
+    """Return the changed keys that have no effect, those of the run, and those of a model for which they have
+    none for any agent; and keys that follow others, whatever their values are: without the keys that they
+    follow, which may be among them, these would be changes.
     """
     default = RunConfig()
-    run_keys = {
-        name for name, _, _ in _without_effect(Scope(config, plan), default) if not name.startswith(MODEL)
-    }
+    run_keys = {name for name in _idle(Scope(config, plan), default) if not name.startswith(MODEL)}
     idle = [
-        {
-            name
-            for name, _, _ in _without_effect(
-                Scope(replace(config, actor_rollout_ref=agent.config), plan, agent), default
-            )
-        }
+        _idle(Scope(replace(config, actor_rollout_ref=agent.config), plan, agent), default)
         for agent in plan.everyone
     ]
     return sorted(run_keys | {name for name in set.intersection(*idle) if name.startswith(MODEL)})
+
+
+def _idle(scope: Scope, default: RunConfig) -> set[str]:
+    changed = {name for name, _, _ in _without_effect(scope, default)}
+    following = {name for name, key in keys(RunConfig).items() if key.like and unmet(key, scope)}
+    return changed | following
 
 
 def _is_read_of(agent: AgentPlacement | ApiPlacement, key: str) -> bool:
@@ -222,10 +222,16 @@ def _is_read_of(agent: AgentPlacement | ApiPlacement, key: str) -> bool:
 
 
 def _without_effect(scope: Scope, default: RunConfig) -> Iterator[tuple[str, Any, str]]:
-    """Yield (key, value, unmet condition) of keys that differ from `default` without an effect."""
+    """Yield (key, value, unmet condition) of keys that differ from `default`, and from the keys that they
+    follow, without an effect.
+    """
     for name, key in keys(RunConfig).items():
         value = value_at(scope.config, name) if key.effect else None
-        if key.effect and value != value_at(default, name):
+        # a configuration made in Python has the defaults where its keys are not set
+        unset = [value_at(default, name)] if key.effect else [None]
+        if key.like and key.effect:
+            unset.append(value_at(scope.config, key.like))
+        if value not in unset:
             yield from ((name, "***" if key.secret else value, needed) for needed in unmet(key, scope))
 
 

@@ -72,7 +72,7 @@ def num_mini_batches(data: DataConfig, trained: ActorConfig | CriticConfig) -> i
     """Return the number of mini-batches per epoch, as given or for mini-batches of `ppo_mini_batch_size`
     tasks (0: all).
     """
-    if trained.use_adaptive_ppo_mini_batch_size:
+    if trained.ppo_mini_update_num is not None:
         return trained.ppo_mini_update_num
     tasks = trained.ppo_mini_batch_size
     return max(data.train_batch_size // tasks, 1) if tasks > 0 else 1

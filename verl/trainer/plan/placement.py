@@ -319,8 +319,6 @@ def _levels(agent: AgentConfig, api: Collection[str]) -> list[str]:
     """Return the specialization of each agent: one of `LEVELS`, or `api`."""
     specialization = agent.specialization
     names = agent.agent_ids
-    if specialization is None:
-        specialization = "prompt" if agent.model_sharing else "full"
     if not isinstance(specialization, (str, list, tuple)):
         raise PlacementError(
             f"agent.specialization={specialization!r}: expected one of {', '.join(LEVELS)}, or a list with "
@@ -345,15 +343,10 @@ def _levels(agent: AgentConfig, api: Collection[str]) -> list[str]:
                 f"agent.specialization={specialization}: {levels[i]!r} is not one of "
                 f"{LEVELS}{did_you_mean(str(levels[i]), LEVELS)}"
             )
-    if agent.model_sharing and set(names) <= set(api):
+    if specialization in LEVELS and specialization != "full" and set(names) <= set(api):
         raise PlacementError(
-            "agent.model_sharing=true has no effect: all agents are behind an API and have no policy; leave "
-            "it out"
-        )
-    if agent.model_sharing and set(levels) - {"api"} != {"prompt"}:
-        raise PlacementError(
-            f"agent.model_sharing=true contradicts agent.specialization={specialization}; leave "
-            "agent.model_sharing out"
+            f"agent.specialization={specialization} has no effect: all agents are behind an API and have no "
+            "policy; leave it out"
         )
     return levels
 
@@ -477,8 +470,7 @@ def _check_one_policy(members: Sequence[AgentPlacement]) -> None:
                 )
             raise PlacementError(
                 f"agents '{first.agent_id}' and '{other.agent_id}' share policy '{first.policy_id}' but "
-                f"differ in {differing}; give them one value, or set agent.model_sharing=false "
-                "(agent.specialization=full)"
+                f"differ in {differing}; give them one value, or set agent.specialization=full"
             )
 
 

@@ -56,7 +56,7 @@ from types import MappingProxyType
 from typing import Any
 
 from verl.trainer.config.run import RunConfig
-from verl.trainer.config.spec import ConfigError
+from verl.trainer.config.spec import ConfigError, followers
 from verl.utils.names import did_you_mean
 
 ACTOR = "actor_rollout_ref.actor"
@@ -145,14 +145,17 @@ def expand_presets(overrides: Sequence[str]) -> list[str]:
 
 
 def apply_preset(config: RunConfig, name: str, keep: Collection[str] = ()) -> None:
-    """Set the keys of a preset, except those in `keep`, on a config built in Python; set other keys
-    afterwards.
+    """Set the keys of a preset, except those in `keep`, on a config built in Python, and the keys that follow
+    them; set other keys afterwards.
 
     Raises PresetError for an unknown name.
     """
     for key, value in expansion(name, dict.fromkeys(keep, "")).items():
-        section, _, leaf = key.rpartition(".")
-        setattr(_value(config, section), leaf, _parsed(value))
+        before = _value(config, key)
+        following = [other for other, like in followers(RunConfig).items() if like == key]
+        for changed in (key, *(other for other in following if _value(config, other) == before)):
+            section, _, leaf = changed.rpartition(".")
+            setattr(_value(config, section), leaf, _parsed(value))
     config.algorithm.preset = name
 
 

@@ -45,7 +45,8 @@ def policy_rows(agent: AgentConfig, plan: RunPlan) -> dict[str, AgentPlan]:
             "its placement"
         )
     if len({row.policy_id for row in plan.agents}) < 2:
-        sharing = "; it needs a team trained with agent.model_sharing=false" if agent.model_sharing else ""
+        shared = agent.specialization == "prompt"
+        sharing = "; it needs a team trained with agent.specialization=full" if shared else ""
         raise ConfigError(
             f"{setting}: nothing to swap, {list(own_rows)} have one policy, "
             f"'{plan.agents[0].policy_id}'{sharing}"

@@ -89,7 +89,8 @@ def take_steps(
     check_rows(rows_with_response)
     ranks = GroupRanks(engine.group, engine.device)
     totals = UpdateMetrics(ranks, f"{objective.prefix}/skipped_steps")
-    sizes = _sizes(len(real), plan.num_mini_batches, config.use_adaptive_ppo_mini_batch_size, ranks)
+    adaptive = config.ppo_mini_update_num is not None
+    sizes = _sizes(len(real), plan.num_mini_batches, adaptive, ranks)
     with engine.training():
         for epoch in range(config.ppo_epochs):
             for number, index in enumerate(
@@ -99,11 +100,7 @@ def take_steps(
                     engine.steps = plan.first_update + epoch * plan.num_mini_batches + number
                 mini = select(rows_with_response, index.to(engine.device))
                 totals.add(_step(engine, mini, plan, rule, objective, config.grad_clip, ranks))
-    count_metric = (
-        {f"{objective.prefix}/updates": float(totals.count)}
-        if config.use_adaptive_ppo_mini_batch_size
-        else {}
-    )
+    count_metric = {f"{objective.prefix}/updates": float(totals.count)} if adaptive else {}
     return totals.result(tokens=sum(engine.lengths(rows_with_response)) * config.ppo_epochs) | count_metric
 
 
