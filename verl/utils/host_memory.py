@@ -19,7 +19,6 @@ from pathlib import Path
 from verl.utils import memory_watch
 from verl.utils.memory_watch import GIB, kills_in
 
-
 CGROUPS = Path("/sys/fs/cgroup")
 _WAYS = (
     "lower actor_rollout_ref.actor.ppo_max_token_len_per_gpu or actor_rollout_ref.rollout.max_num_seqs, use "
