@@ -16,10 +16,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from verl.utils import memory_watch
-from verl.utils.memory_watch import GIB, kills_in
-
+GIB = 2**30
 CGROUPS = Path("/sys/fs/cgroup")
+# A script, which imports nothing of ours.
+_WATCHER = Path(__file__).with_name("memory_watch.py")
 _WAYS = (
     "lower actor_rollout_ref.actor.ppo_max_token_len_per_gpu or actor_rollout_ref.rollout.max_num_seqs, use "
     "adapters (agent.specialization=lora), or free memory"
@@ -116,7 +116,7 @@ def kills_for_memory() -> tuple[int, bool]:
     on the machine where no group says it, and whether the group says it.
     """
     file, of_group = _kill_counter()
-    return kills_in(str(file)), of_group
+    return _numbers(file).get("oom_kill", 0), of_group
 
 
 def _kill_counter() -> tuple[Path, bool]:
@@ -152,7 +152,7 @@ def kills_are_told(ways: str = _WAYS) -> Iterator[None]:
     """
     file, of_group = _kill_counter()
     told = (os.getpid(), ways, file, int(of_group), limit_of_memory())
-    command = [sys.executable, "-IS", memory_watch.__file__, *map(str, told)]
+    command = [sys.executable, "-IS", str(_WATCHER), *map(str, told)]
     try:
         watcher = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True
@@ -172,7 +172,7 @@ def kills_are_told(ways: str = _WAYS) -> Iterator[None]:
 def _end(watcher: subprocess.Popen[bytes]) -> None:
     assert watcher.stdin is not None, "it is a pipe"
     try:
-        watcher.stdin.write(memory_watch.ENDED)
+        watcher.stdin.write(b"ended")
         watcher.stdin.close()
     except OSError:
         pass  # it was killed
