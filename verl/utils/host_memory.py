@@ -151,8 +151,8 @@ def kills_are_told(ways: str = _WAYS) -> Iterator[None]:
     and the ways out.
     """
     file, of_group = _kill_counter()
-    told = (os.getpid(), ways, file, int(of_group), limit_of_memory())
-    command = [sys.executable, "-IS", str(_WATCHER), *map(str, told)]
+    arguments = (os.getpid(), ways, file, int(of_group), limit_of_memory())
+    command = [sys.executable, "-IS", str(_WATCHER), *map(str, arguments)]
     try:
         watcher = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True
