@@ -128,9 +128,8 @@ SLOW = (
     "tests/workers/weight_transfer/test_collective.py",
 )
 FAST = "not integration and not slow"
-# Files that keep one process busy for minutes; they begin first.
+# Files that keep one process busy for minutes; they begin first, beside the tests that start vLLM.
 LONGEST = (
-    "tests/workers/rollout/test_conformance.py",
     "tests/e2e/test_training.py",
     "tests/e2e/test_nodes.py",
 )
