@@ -128,9 +128,8 @@ SLOW = (
     "tests/workers/weight_transfer/test_collective.py",
 )
 FAST = "not integration and not slow"
-# Files that keep one process busy for minutes; they begin first.
+# Files that keep one process busy for minutes; they begin first, beside the tests that start vLLM.
 LONGEST = (
-    "tests/workers/rollout/test_conformance.py",
     "tests/e2e/test_training.py",
     "tests/e2e/test_nodes.py",
 )
@@ -214,11 +213,11 @@ def needs_vllm(item: pytest.Item) -> bool:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark integration tests, and say which process runs a test: a file stays in one, `spread` tests go to
-    the next that is free.
+    """Mark integration tests, and say which process runs a test: a file stays in one, tests that start vLLM
+    in one, which imports it, and other `spread` tests go to the next that is free.
 
-    What takes long begins first, so that the processes end at about the same time: `LONGEST`, `spread` tests,
-    other files with integration tests, then the rest.
+    What takes long begins first, so that the processes end at about the same time: tests that start vLLM and
+    `LONGEST`, `spread` tests, other files with integration tests, then the rest.
     """
     everything = config.getoption("--all-levels")
     for item in items:
@@ -228,8 +227,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.integration)
         if item.nodeid.startswith(SLOW):
             item.add_marker(pytest.mark.slow)
-        if needs_vllm(item) and not HAS_VLLM:
-            item.add_marker(pytest.mark.skip(reason="needs vllm: bash scripts/setup.sh cpu-vllm"))
+        if needs_vllm(item):
+            item.add_marker(pytest.mark.xdist_group("vllm"))
+            if not HAS_VLLM:
+                item.add_marker(pytest.mark.skip(reason="needs vllm: bash scripts/setup.sh cpu-vllm"))
         if config.getoption("--hypothesis-profile") == "fuzz" and isinstance(item, pytest.Function):
             draw_more(item.function)
     if (timing := config.getoption("--timing")) != "with":
@@ -242,12 +243,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         # else a collection of the whole session's objects stops what is measured for most of a second
         gc.freeze()
     for item in items:
-        if not item.get_closest_marker("spread"):
+        if not item.get_closest_marker("spread") and not needs_vllm(item):
             item.add_marker(pytest.mark.xdist_group(item.nodeid.split("::")[0]))
     integration = {item.path for item in items if item.get_closest_marker("integration")}
 
     def place(item: pytest.Item) -> int:
-        if item.nodeid.startswith(LONGEST):
+        if needs_vllm(item) or item.nodeid.startswith(LONGEST):
             return 0
         return 1 if item.get_closest_marker("spread") else 2 if item.path in integration else 3
 

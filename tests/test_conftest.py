@@ -11,6 +11,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from tests.conftest import needs_vllm
+
 
 def test_tiny_model_dir_loads_and_its_tokenizer_round_trips(tiny_model_dir: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(tiny_model_dir)
@@ -28,13 +30,17 @@ def test_tiny_model_dir_loads_and_its_tokenizer_round_trips(tiny_model_dir: Path
     assert torch.isfinite(model(ids).logits).all()
 
 
-def test_tests_of_one_file_stay_in_one_process(request: pytest.FixtureRequest) -> None:
+def test_tests_of_one_file_stay_in_one_process_and_so_do_those_that_start_vllm(
+    request: pytest.FixtureRequest,
+) -> None:
     """pytest-xdist reads a test's group from the suffix it adds to the node id; pytest 9.2 ignores that
     suffix.
     """
     if not hasattr(request.config, "workerinput"):
         pytest.skip("this session has one process")
     assert request.node.nodeid.endswith("@tests/test_conftest.py")
+    with_vllm = [item.nodeid for item in request.session.items if needs_vllm(item)]
+    assert [name for name in with_vllm if not name.endswith("@vllm")] == []
 
 
 PROGRAM = """

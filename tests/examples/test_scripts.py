@@ -139,8 +139,7 @@ def test_the_script_trains_and_then_evaluates_what_it_trained(
         small.append("env.max_steps=2")
     if name == "async":
         small.append("env.params.latency_s=0.1")
-    shared = {} if name == "math" else embedded
-    trained = run(folder, name, tmp_path, *small, within_s=400 if name == "math" else 240, **shared)
+    trained = run(folder, name, tmp_path, *small, within_s=400 if name == "math" else 240, **embedded)
     assert trained.returncode == 0, trained.stderr[-2000:]
     assert "before" in trained.stdout
     assert f"accuracy avg@{samples}" in trained.stdout
@@ -171,7 +170,7 @@ def test_the_script_trains_and_then_evaluates_what_it_trained(
         *small,
         "trainer.controller=local",
         mapping,
-        **shared,
+        **embedded,
     )
     assert evaluated.returncode == 0, evaluated.stderr[-2000:]
     assert f"accuracy avg@{samples}" in evaluated.stdout

@@ -14,6 +14,7 @@ from verl.models.loader import (
     check_model_path,
     is_flash_attention_usable,
     load_causal_lm,
+    load_config,
     load_tokenizer,
     save_turn_ends,
     stop_token_ids,
@@ -52,6 +53,24 @@ def test_the_path_is_checked_before_transformers_is_imported(monkeypatch: pytest
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(ModelPathError, match="/no/such"):
         load_causal_lm("/no/such", dtype=torch.float32, attn_implementation="sdpa")
+
+
+def test_a_configuration_shares_nothing_with_the_next_one_and_a_file_that_changed_is_read_again(
+    tiny_model_dir: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(tiny_model_dir, folder := tmp_path / "model")
+    first, layers = load_config(str(folder)), load_config(str(folder)).layer_types
+    first.num_hidden_layers = 7
+    first.layer_types.append("other")
+    again = load_config(str(folder))
+    assert (again.num_hidden_layers, again.layer_types) == (2, layers)
+    file = folder / "config.json"
+    file.write_text(file.read_text().replace('"num_attention_heads": 4', '"num_attention_heads": 2'))
+    assert load_config(str(folder)).num_attention_heads == 2
+    assert load_config(str(tiny_model_dir)).num_attention_heads == 4
+    file.write_text("{")
+    with pytest.raises(ModelPathError, match="cannot be loaded"):
+        load_config(str(folder))
 
 
 def test_a_loaded_model_has_its_rotary_frequencies(tiny_model_dir: Path) -> None:

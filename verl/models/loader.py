@@ -4,11 +4,13 @@ the path.
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -139,6 +141,24 @@ def load_config(path: str | None, *, trust_remote_code: bool = False) -> Any:
     transformers cannot read it.
     """
     path = check_model_path(path)
+    try:
+        content = (Path(path) / "config.json").read_bytes()
+    except OSError:  # of a hub id, or one that transformers names
+        return _read_config(path, trust_remote_code)
+    if trust_remote_code:  # its code may change
+        return _read_config(path, trust_remote_code)
+    return deepcopy(_config_of(path, content))
+
+
+@functools.lru_cache(maxsize=16)
+def _config_of(path: str, content: bytes) -> Any:
+    """Return the configuration of a folder whose config.json has this content: a run asks for it a dozen
+    times, and transformers takes milliseconds.
+    """
+    return _read_config(path, trust_remote_code=False)
+
+
+def _read_config(path: str, trust_remote_code: bool) -> Any:
     from transformers import AutoConfig
 
     with reading_model(path):

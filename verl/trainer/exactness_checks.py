@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator
+from functools import cache
 
 from verl.models.export_check import export_difference
 from verl.models.files import check_files
@@ -46,12 +47,13 @@ def check_exactness(
     with_critic = plan.critics
     obstacles: dict[str, None] = {}
     notes: dict[str, None] = {}
+    check_once = cache(check_files)  # groups may start from the same folder
     for group in plan.groups:
         if group.config.rollout.name == CLASSIFIER:
             continue  # `check_reward_model` checks it
         where = f"model {group.model_path}"
         try:
-            check_files(group.model_path, trust_remote_code=group.config.model.trust_remote_code)
+            check_once(group.model_path, trust_remote_code=group.config.model.trust_remote_code)
         except ModelPathError as error:
             obstacles[str(error)] = None
             continue

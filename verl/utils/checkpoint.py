@@ -8,6 +8,7 @@ import pickle
 import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -99,20 +100,21 @@ def save_sharded(
     rank = dist.get_rank(group)
     folder = _temporary(path)
     failures: list[str | None] = [None] * dist.get_world_size(group)
-    failure = _attempt(
-        lambda: (
-            _start(folder, {**meta, "format": _FORMAT, "world_size": len(failures)}) if rank == 0 else None
-        )
-    )
-    dist.all_gather_object(failures, failure, group=group)
+    start = {**meta, "format": _FORMAT, "world_size": len(failures)}
     for write in (
-        lambda: dcp.save(dict(tensors), checkpoint_id=folder / _SHARDS, process_group=group),
+        lambda: _start(folder, start) if rank == 0 else None,
+        lambda: _save_shards(dict(tensors), folder / _SHARDS, group),
         lambda: torch.save(dict(rank_state), folder / f"rank_{rank}.pt"),
         lambda: write_more(folder) if write_more is not None else None,
         lambda: commit_folder(path) if rank == 0 else None,
     ):
-        if not any(failures):
-            dist.all_gather_object(failures, _attempt(write), group=group)
+        if any(failures):
+            break
+        failure = _attempt(write)
+        if len(failures) == 1:
+            failures = [failure]
+        else:
+            dist.all_gather_object(failures, failure, group=group)
     if any(failures):
         if rank == 0:
             shutil.rmtree(folder, ignore_errors=True)
@@ -120,6 +122,22 @@ def save_sharded(
         raise CheckpointError(
             f"checkpoint {path} was not written ({causes}); what was there before is intact"
         )
+
+
+def _save_shards(tensors: dict[str, torch.Tensor], folder: Path, group: dist.ProcessGroup) -> None:
+    if dist.get_world_size(group) > 1:
+        dcp.save(tensors, checkpoint_id=folder, process_group=group)
+        return
+    with _one_process():  # the same files, without what torch would send to itself
+        dcp.save(tensors, checkpoint_id=folder, no_dist=True)
+
+
+@contextmanager
+def _one_process() -> Iterator[None]:
+    """Silence torch's warning that a checkpoint is of a single process."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        yield
 
 
 def _start(folder: Path, meta: Mapping[str, Any]) -> None:
@@ -213,7 +231,6 @@ def stored_tensors(path: str | Path, prefix: str, limit_bytes: int) -> Iterator[
 
 
 def _filled(tensors: dict[str, torch.Tensor], shards: Path, prefix: str) -> dict[str, torch.Tensor]:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+    with _one_process():
         dcp.load(dict(tensors), checkpoint_id=shards, no_dist=True)
     return {key.removeprefix(prefix): tensor for key, tensor in tensors.items()}

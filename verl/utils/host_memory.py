@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,8 +18,8 @@ from pathlib import Path
 
 GIB = 2**30
 CGROUPS = Path("/sys/fs/cgroup")
-_ENDED = b"ended"
-_SECONDS = 0.5
+# A script, which imports nothing of ours.
+_WATCHER = Path(__file__).with_name("memory_watch.py")
 _WAYS = (
     "lower actor_rollout_ref.actor.ppo_max_token_len_per_gpu or actor_rollout_ref.rollout.max_num_seqs, use "
     "adapters (agent.specialization=lora), or free memory"
@@ -116,11 +115,16 @@ def kills_for_memory() -> tuple[int, bool]:
     """Return how many processes the kernel has killed for lack of memory in this process's control group, or
     on the machine where no group says it, and whether the group says it.
     """
+    file, of_group = _kill_counter()
+    return _numbers(file).get("oom_kill", 0), of_group
+
+
+def _kill_counter() -> tuple[Path, bool]:
+    """Return the file that counts these kills, and whether it is of a control group."""
     for version, folder in _groups():
-        count = _numbers(folder / version.events).get("oom_kill")
-        if count is not None:
-            return count, True
-    return _numbers(Path("/proc/vmstat")).get("oom_kill", 0), False
+        if "oom_kill" in _numbers(folder / version.events):
+            return folder / version.events, True
+    return Path("/proc/vmstat"), False
 
 
 _KILLS_BEFORE, _ = kills_for_memory()
@@ -146,7 +150,9 @@ def kills_are_told(ways: str = _WAYS) -> Iterator[None]:
     """Have another process say on stderr that the kernel killed this one for lack of memory, what it held,
     and the ways out.
     """
-    command = [sys.executable, "-S", "-P", __file__, str(os.getpid()), ways]
+    file, of_group = _kill_counter()
+    arguments = (os.getpid(), ways, file, int(of_group), limit_of_memory())
+    command = [sys.executable, "-IS", str(_WATCHER), *map(str, arguments)]
     try:
         watcher = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True
@@ -166,7 +172,7 @@ def kills_are_told(ways: str = _WAYS) -> Iterator[None]:
 def _end(watcher: subprocess.Popen[bytes]) -> None:
     assert watcher.stdin is not None, "it is a pipe"
     try:
-        watcher.stdin.write(_ENDED)
+        watcher.stdin.write(b"ended")
         watcher.stdin.close()
     except OSError:
         pass  # it was killed
@@ -175,56 +181,3 @@ def _end(watcher: subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:
         watcher.kill()
         watcher.wait()
-
-
-def _watch(pid: int, ways: str) -> None:
-    """Look at a process until the pipe on standard input closes or the process has gone."""
-    import select
-
-    try:
-        # Children of the process may hold the pipe open.
-        process = os.pidfd_open(pid)
-    except (AttributeError, OSError):
-        return
-    peak_bytes = 0
-    kills = before = kills_for_memory()
-    while not (ready := select.select([0, process], [], [], _SECONDS)[0]):
-        peak_bytes = max(peak_bytes, _held_with_children(pid))
-        # A kill of long ago, of another process, is not the cause.
-        before = kills
-        kills = kills_for_memory()
-    # Without its word the process was killed.
-    if 0 in ready and os.read(0, len(_ENDED)) == _ENDED:
-        return
-    time.sleep(_SECONDS)
-    count, of_group = kills_for_memory()
-    if count > before[0]:
-        sys.stderr.write(
-            f"error: the system {'' if of_group else 'probably '}killed this run for lack of memory: it held "
-            f"{peak_bytes / GIB:.1f} of {limit_of_memory() / GIB:.1f} GiB; {ways}\n"
-        )
-
-
-def _held_with_children(pid: int) -> int:
-    """Return the resident bytes of a process and of all that it has started; memory that they share counts
-    once in each.
-    """
-    parents: dict[int, int] = {}
-    resident: dict[int, int] = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            fields = (folder / "stat").read_text().rpartition(")")[2].split()
-            parents[int(folder.name)] = int(fields[1])
-            resident[int(folder.name)] = int(fields[21]) * os.sysconf("SC_PAGE_SIZE")
-        except (OSError, IndexError, ValueError):
-            continue  # it has ended
-    pids = {pid}
-    pid_count = 0
-    while len(pids) > pid_count:
-        pid_count = len(pids)
-        pids |= {child for child, parent in parents.items() if parent in pids}
-    return sum(resident.get(member, 0) for member in pids)
-
-
-if __name__ == "__main__":
-    _watch(int(sys.argv[1]), sys.argv[2])

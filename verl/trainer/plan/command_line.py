@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import pickle
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from copy import deepcopy
 from dataclasses import asdict
 from functools import cache, lru_cache
 from pathlib import Path
@@ -166,9 +166,11 @@ def _composed_by_hydra(overrides: Sequence[str]) -> DictConfig:
 
 
 @cache
-def _defaults() -> DictConfig:
-    """Return the configuration without overrides, which callers copy."""
-    return _composed_by_hydra([])
+def _defaults() -> bytes:
+    """Return the pickled configuration without overrides: a copy by pickle takes a fifth of the time of
+    `deepcopy`.
+    """
+    return pickle.dumps(_composed_by_hydra([]))
 
 
 def _changed_defaults(overrides: Sequence[str]) -> DictConfig | None:
@@ -184,7 +186,7 @@ def _changed_defaults(overrides: Sequence[str]) -> DictConfig | None:
         parsed = [_parsed(override) for override in overrides]
         if any(o.is_sweep_override() or o.key_or_group.startswith("hydra") for o in parsed):
             return None
-        config = deepcopy(_defaults())
+        config = pickle.loads(_defaults())
         ConfigLoaderImpl._apply_overrides_to_config(parsed, config)
     except (HydraException, OmegaConfBaseException):
         return None
@@ -326,13 +328,22 @@ def _slip(overrides: Sequence[str]) -> str:
 
 def save_config(config: RunConfig, path: Path) -> None:
     """Write every key with its value."""
+    path.write_text(_yaml_of(pickle.dumps(asdict(config))), encoding="utf-8")
+
+
+@lru_cache(maxsize=4)
+def _yaml_of(pickled: bytes) -> str:
+    """Return pickled keys and values as YAML; the checkpoints of a run hold the same."""
     import yaml
 
     # What `OmegaConf.save` writes, without a node of OmegaConf for each of the keys first.
-    text = yaml.dump(
-        asdict(config), Dumper=_dumper(), default_flow_style=False, allow_unicode=True, sort_keys=False
+    return yaml.dump(
+        pickle.loads(pickled),
+        Dumper=_dumper(),
+        default_flow_style=False,
+        allow_unicode=True,
+        sort_keys=False,
     )
-    path.write_text(text, encoding="utf-8")
 
 
 @cache

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from verl.models.loader import check_model_path, load_causal_lm, load_tokenizer, reading_model, resolve_dtype
+from verl.models.loader import load_causal_lm, load_config, load_tokenizer, resolve_dtype
 from verl.models.lora import lora_spec
 from verl.protocol.generate import GenerateRequest, Generation, RolloutError
 from verl.single_controller.dispatch import Dispatch, register
@@ -120,13 +120,9 @@ def check_served(path: str, max_model_len: int, *, trust_remote_code: bool = Fal
         ModelPathError: the path is no model.
         RolloutError: the engine does not serve it, or not rows of `max_model_len` tokens.
     """
-    from transformers import AutoConfig
-
     from verl.workers.rollout.serving import serving_of
 
-    path = check_model_path(path)
-    with reading_model(path):
-        config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+    config = load_config(path, trust_remote_code=trust_remote_code)
     return serving_of(config, max_model_len=max_model_len).notes()
 
 
