@@ -67,7 +67,7 @@ def test_agents_have_mini_and_micro_batches_of_their_own_size(
     train: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Six rows per agent of 2 tasks: the Asker's one step has micro-batches of 4 rows, the Verifier's two
-    steps of 2 rows at most.
+    steps of 2 rows at most. The pass for log-probs before it takes those of its agent.
     """
     sizes: dict[int, list[list[int]]] = {}
     cut = FSDPEngine.micro_batches
@@ -89,7 +89,9 @@ def test_agents_have_mini_and_micro_batches_of_their_own_size(
             "trainer.total_training_steps": 1,
         }
     )
-    assert {name: [sum(step) for step in steps] for name, steps in sizes.items()} == {4: [6], 2: [3, 3]}
+    assert {name: [sum(step) for step in steps] for name, steps in sizes.items()} == {
+        4: [6, 6], 2: [6, 3, 3]
+    }  # fmt: skip
     assert {name: max(map(max, steps)) for name, steps in sizes.items()} == {4: 4, 2: 2}
 
 
