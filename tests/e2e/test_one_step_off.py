@@ -169,7 +169,7 @@ def test_a_run_whose_next_step_has_no_samples_can_be_resumed(
         return samples if args[-1] == 1 else replace(samples, batch=None)
 
     with monkeypatch.context() as patch:
-        patch.setattr("verl.trainer.ppo.collect.next_step.collect_step", nothing)
+        patch.setattr("verl.trainer.ppo.collect.source.collect_step", nothing)
         with pytest.raises(NoSamplesError, match="step 2: no episode has a sample to train on"):
             train(THREE | {"trainer.save_hf_model": False})
     assert (
