@@ -326,7 +326,7 @@ def test_when_nothing_differs_the_reason_is_given_with_the_episodes() -> None:
     assert "seq_reward differs within no group of 4 tasks (2 collections)" in drawn.no_batch_reason
     assert "mean team reward: 1." in drawn.no_batch_reason
     assert "too easy or too hard" in drawn.no_batch_reason
-    assert len(drawn.result.episodes) == 8
+    assert len(drawn.episodes) == 8
 
 
 @pytest.mark.parametrize(
