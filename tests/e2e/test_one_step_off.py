@@ -20,7 +20,8 @@ from tests.e2e.teams import ADAPTER, LEVELS, policies
 from tests.e2e.test_training import without_clock
 from verl.protocol import DataProto
 from verl.single_controller.worker_group import WorkerDiedError
-from verl.trainer.ppo.collect.step_samples import NoSamplesError, StepSamples, collect_step
+from verl.trainer.ppo.collect.source import collect_step
+from verl.trainer.ppo.collect.step_samples import NoSamplesError, StepSamples
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 from verl.trainer.ppo.train_step import StepTrainer
 from verl.utils.checkpoint import CheckpointError

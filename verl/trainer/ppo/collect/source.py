@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from verl.trainer.config import RunConfig
 from verl.trainer.plan.run import RunPlan
 from verl.trainer.ppo.collect.protocol import EpisodeCollector
-from verl.trainer.ppo.collect.step_samples import StepSamples, collect_step
+from verl.trainer.ppo.collect.step_samples import StepSamples, with_baselines
 from verl.trainer.ppo.interrupt import StopRequest
 from verl.utils.dataset import TaskLoader
 from verl.utils.dataset.loader import LoaderState
@@ -20,6 +21,23 @@ from verl.utils.loop_thread import LoopThread
 
 # Called with samples and their step as soon as they are complete.
 OnCollected = Callable[[StepSamples, int], None]
+
+
+async def collect_step(
+    config: RunConfig, plan: RunPlan, collector: EpisodeCollector, loader: TaskLoader, step: int
+) -> StepSamples:
+    """Take the step's tasks from `loader` and run their episodes.
+
+    Errors of the collector are raised.
+    """
+    if config.algorithm.filter_groups.enable:
+        from verl.trainer.ppo.collect.dynamic_sampling import draw_until_full  # of this key alone
+
+        return await draw_until_full(config, collector, loader, step)
+    tasks = [loader.source[task_index] for task_index in loader.take(config.data.train_batch_size)]
+    result = await collector.collect(tasks, config.env.rollout.n, step=step)
+    play_greedy = partial(collector.collect, tasks, 1, step=step, greedy=True)
+    return await with_baselines(config.reward, result, play_greedy if plan.greedy_episodes else None)
 
 
 @dataclass(eq=False)

@@ -1,18 +1,13 @@
-"""Samples of one training step: run episodes of its tasks, with dynamic sampling or greedy baselines if
-configured.
-"""
+"""Samples of one training step, with greedy baselines if they are played."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 from verl.protocol import DataProto
-from verl.trainer.config import RewardConfig, RunConfig
-from verl.trainer.plan.run import RunPlan
-from verl.trainer.ppo.collect.protocol import EpisodeBatch, EpisodeCollector, FinishedEpisode
-from verl.utils.dataset import TaskLoader
+from verl.trainer.config import RewardConfig
+from verl.trainer.ppo.collect.protocol import EpisodeBatch, FinishedEpisode
 
 
 class NoSamplesError(RuntimeError):
@@ -44,23 +39,6 @@ class StepSamples:
     metrics: dict[str, float]
     generated_tokens: int
     no_batch_reason: str = "no episode has a sample to train on"
-
-
-async def collect_step(
-    config: RunConfig, plan: RunPlan, collector: EpisodeCollector, loader: TaskLoader, step: int
-) -> StepSamples:
-    """Take the step's tasks from `loader` and run their episodes.
-
-    Errors of the collector are raised.
-    """
-    if config.algorithm.filter_groups.enable:
-        from verl.trainer.ppo.collect.dynamic_sampling import draw_until_full  # of this key alone
-
-        return await draw_until_full(config, collector, loader, step)
-    tasks = [loader.source[task_index] for task_index in loader.take(config.data.train_batch_size)]
-    result = await collector.collect(tasks, config.env.rollout.n, step=step)
-    play_greedy = partial(collector.collect, tasks, 1, step=step, greedy=True)
-    return await with_baselines(config.reward, result, play_greedy if plan.greedy_episodes else None)
 
 
 def samples_of(result: EpisodeBatch) -> StepSamples:
