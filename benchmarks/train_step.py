@@ -35,6 +35,7 @@ import psutil
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
+from agent_system.environment import Task
 from agent_system.rollout.collector import CollectResult
 from benchmarks.shared.short import parse_args
 from examples.embedded.math.demos import MathCourse, make_demos
@@ -146,11 +147,11 @@ class Comparison:
     peak_gib: float = 0.0
 
     async def collect(
-        self, rows: Sequence[Mapping[str, Any]], n: int, *, step: int, validate: bool = False
+        self, tasks: Sequence[Task], n: int, *, step: int, validate: bool = False
     ) -> CollectResult:
         """Play the episodes and keep their batch."""
         self.started, self.cpu = time.perf_counter(), cpu_seconds()
-        result = await self.collector.collect(rows, n, step=step, validate=validate)
+        result = await self.collector.collect(tasks, n, step=step, validate=validate)
         self.batch = result.batch
         return result
 

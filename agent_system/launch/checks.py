@@ -18,6 +18,8 @@ from agent_system.launch.env_workers import check_cpus
 from agent_system.options import build_options
 from agent_system.registry import AgentRegistry, EnvRegistry, OrchestraRegistry, load_plugins
 from agent_system.rollout import TooManyFailuresError
+from agent_system.rollout.binding import AgentBinding
+from agent_system.rollout.collector import Collector
 from agent_system.sandbox import configure
 from agent_system.task import task_from_row
 from verl.models.loader import ModelPathError
@@ -48,6 +50,7 @@ from verl.trainer.ppo.critic import critic_signature
 from verl.trainer.ppo.group_calls import TeamError
 from verl.utils.checkpoint import CheckpointError
 from verl.utils.dataset import DatasetError, PromptMeasure, RLHFDataset, TaskLoader
+from verl.utils.dataset.files import Row
 from verl.utils.disk import DiskError
 from verl.utils.tracking import check_backends
 
@@ -129,6 +132,21 @@ def _runs_programs(agent: type[BaseAgent]) -> bool:
     return runs_programs(agent)
 
 
+def prompt_measures(collector: Collector) -> list[PromptMeasure]:
+    """Return for every agent with a tokenizer how to measure its first prompt, and its
+    `max_prompt_length`.
+    """
+
+    def lengths(agent_id: str, rows: Sequence[Row]) -> Sequence[int]:
+        return collector.first_prompt_lengths(agent_id, [task_from_row(row) for row in rows])
+
+    return [
+        PromptMeasure(f"agent '{name}'", runtime.binding.max_prompt_length, partial(lengths, name))
+        for name, runtime in collector.runtimes.items()
+        if isinstance(runtime.binding, AgentBinding)
+    ]
+
+
 def build_datasets(
     data: DataConfig,
     env: EnvConfig,
@@ -140,16 +158,16 @@ def build_datasets(
     `trainer.val_only`.
     """
     judged = EnvRegistry.get(env.env_name).needs_ground_truth
-    train = (
-        None
-        if trainer.val_only
-        else RLHFDataset(data.train_files, tokenizer, data, data.train_max_samples, measures, judged)
+    read = partial(
+        RLHFDataset,
+        tokenizer=tokenizer,
+        config=data,
+        measures=measures,
+        needs_ground_truth=judged,
+        convert=task_from_row,
     )
-    val = (
-        RLHFDataset(data.val_files, tokenizer, data, data.val_max_samples, measures, judged)
-        if data.val_files
-        else None
-    )
+    train = None if trainer.val_only else read(data.train_files, max_samples=data.train_max_samples)
+    val = read(data.val_files, max_samples=data.val_max_samples) if data.val_files else None
     if val is None and trainer.val_only:
         raise DatasetError("trainer.val_only=true needs data.val_files")
     _check_tasks(env, [dataset for dataset in (train, val) if dataset is not None])
@@ -162,9 +180,9 @@ def _check_tasks(env: EnvConfig, datasets: Sequence[RLHFDataset]) -> None:
         return
     environment = cls(build_options(cls.config_class, env.params, "env.params"))
     for dataset in datasets:
-        for row in dataset.rows:
+        for task_index, row in enumerate(dataset.rows):
             try:
-                environment.check_task(task_from_row(row))
+                environment.check_task(dataset[task_index])
             except AgentSystemError as error:
                 raise AgentSystemError(f"{dataset.place(row['index'])}: {error}") from error
 
@@ -260,12 +278,14 @@ def check_run(config: RunConfig) -> CheckedRun:
     plan_memory(config, plan, device, longest)
     collector = build_collector(config, plan, tokenizers, dict.fromkeys(tokenizers))
     tokenizer = next(iter(tokenizers.values()), None)
-    train, val = build_datasets(config.data, config.env, config.trainer, tokenizer, collector.measures())
+    train, val = build_datasets(
+        config.data, config.env, config.trainer, tokenizer, prompt_measures(collector)
+    )
     if train is not None:
         if config.reward.custom_reward_function.path is not None:
             from agent_system.reward.trial import try_function  # no other run needs it
 
-            try_function(config.reward, train.rows[0])
+            try_function(config.reward, train[0])
         loader = TaskLoader(
             train, config.data.train_batch_size, seed=config.data.seed, shuffle=config.data.shuffle
         )

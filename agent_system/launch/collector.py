@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agent_system.errors import AgentSystemError
-from agent_system.record import EpisodeRecord
 from agent_system.rollout.binding import AgentBinding
-from agent_system.rollout.collector import Collector, CollectResult, GroupPlayer
+from agent_system.rollout.collector import Collector
 from agent_system.rollout.remote import RemoteBinding
 from agent_system.rollout.settings import CollectorSettings
-from agent_system.task import task_from_row
 from verl.models.loader import stop_token_ids
-from verl.protocol import DataProto
 from verl.protocol.generate import RolloutError, SamplingParams
 from verl.trainer.config import AgentConfig, DataConfig, GatewayConfig, RewardConfig, RunConfig
 from verl.trainer.config.algorithm import REWARD_FIELDS
@@ -32,7 +27,6 @@ from verl.trainer.plan.registry import ESTIMATORS
 from verl.trainer.plan.role_policies import policy_rows
 from verl.trainer.plan.run import RunPlan
 from verl.trainer.plan.untrained_agents import api_key
-from verl.utils.dataset import PromptMeasure
 from verl.utils.names import slug
 
 if TYPE_CHECKING:
@@ -42,122 +36,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 REWARD_MODEL = "the reward model"
-
-
-@dataclass(frozen=True)
-class TaskGroupPlayer:
-    """`GroupPlayer` for dataset rows."""
-
-    player: GroupPlayer
-
-    @property
-    def limit_s(self) -> float:
-        """See `GroupPlayer.limit_s`."""
-        return self.player.limit_s
-
-    @property
-    def in_time(self) -> bool:
-        """See `GroupPlayer.in_time`."""
-        return self.player.in_time
-
-    async def play(
-        self,
-        row: Mapping[str, Any],
-        n: int,
-        *,
-        step: int,
-        attempt: int = 0,
-        number: int = 0,
-        greedy: bool = False,
-    ) -> list[EpisodeRecord]:
-        """Convert a row to a task and play its group; see `GroupPlayer.play`."""
-        return await self.player.play(
-            task_from_row(row), n, step=step, attempt=attempt, number=number, greedy=greedy
-        )
-
-    def uid(self, row: Mapping[str, Any], *, step: int, attempt: int, number: int) -> str:
-        """See `GroupPlayer.uid`."""
-        return self.player.uid(task_from_row(row), step=step, attempt=attempt, number=number)
-
-    def set_open(self, to_more: bool) -> None:
-        """See `GroupPlayer.set_open`."""
-        self.player.set_open(to_more)
-
-    def rows(self, episodes: Sequence[EpisodeRecord]) -> DataProto | None:
-        """See `GroupPlayer.rows`."""
-        return self.player.rows(episodes)
-
-    async def result(self, episodes: Sequence[EpisodeRecord]) -> CollectResult:
-        """See `GroupPlayer.result`."""
-        return await self.player.result(episodes)
-
-
-class TaskCollector:
-    """The agent side as the trainer uses it: dataset rows in, a batch out."""
-
-    def __init__(self, collector: Collector) -> None:
-        self.collector = collector
-
-    async def collect(
-        self,
-        rows: Sequence[Mapping[str, Any]],
-        n: int,
-        *,
-        step: int,
-        validate: bool = False,
-        greedy: bool = False,
-        attempt: int = 0,
-    ) -> CollectResult:
-        """Convert rows to tasks and play their episodes; arguments as for `Collector.collect`."""
-        tasks = [task_from_row(r) for r in rows]
-        return await self.collector.collect(
-            tasks, n, step=step, validate=validate, greedy=greedy, attempt=attempt
-        )
-
-    def set_theta(self, theta: float) -> None:
-        """Set `reward.propagation.theta` for later collections."""
-        settings = self.collector.settings
-        propagation = replace(settings.reward.propagation, theta=theta)
-        self.collector.settings = replace(settings, reward=replace(settings.reward, propagation=propagation))
-
-    @asynccontextmanager
-    async def groups(self, window: int) -> AsyncIterator[TaskGroupPlayer]:
-        """As `Collector.groups`, for dataset rows."""
-        async with self.collector.groups(window) as player:
-            yield TaskGroupPlayer(player)
-
-    def task_id(self, row: Mapping[str, Any]) -> str:
-        """Return the task of a dataset row."""
-        return task_from_row(row).task_id
-
-    def save_episodes(self, episodes: Sequence[EpisodeRecord], folder: Path) -> None:
-        """Write episodes exactly, for a checkpoint."""
-        from agent_system.rollout.episode_store import save_episodes  # of asynchronous training alone
-
-        save_episodes(episodes, folder)
-
-    def load_episodes(self, folder: Path) -> list[EpisodeRecord]:
-        """Return the episodes of `save_episodes`."""
-        from agent_system.rollout.episode_store import load_episodes  # of asynchronous training alone
-
-        return load_episodes(folder)
-
-    def join(self, results: Sequence[Any]) -> CollectResult:
-        """Return several collections of one step as one."""
-        return self.collector.join(results)
-
-    def measures(self) -> list[PromptMeasure]:
-        """Return for every agent with a tokenizer how to measure its first prompt, and its
-        `max_prompt_length`.
-        """
-        return [
-            PromptMeasure(f"agent '{name}'", runtime.binding.max_prompt_length, partial(self._lengths, name))
-            for name, runtime in self.collector.runtimes.items()
-            if isinstance(runtime.binding, AgentBinding)
-        ]
-
-    def _lengths(self, agent_id: str, rows: Sequence[Mapping[str, Any]]) -> list[int]:
-        return self.collector.first_prompt_lengths(agent_id, [task_from_row(r) for r in rows])
 
 
 def sampling_params(sampling: Sampling, stop_token_ids: Sequence[int] = ()) -> SamplingParams:
@@ -315,7 +193,7 @@ def build_collector(
     tokenizers: Mapping[str, Any],
     clients: Mapping[str, Any],
     workers: EnvWorkers | None = None,
-) -> TaskCollector:
+) -> Collector:
     """Bind every agent to the client of its policy, or to its server, and build the team's collector;
     environments run in `workers`.
     """
@@ -364,15 +242,13 @@ def build_collector(
         env_threads=config.rollout.env_threads,
         joint_prompt_length=config.critic.joint_prompt_length if joint else 0,
     )
-    return TaskCollector(
-        Collector.from_names(
-            orchestra_type=config.agent.orchestra_type,
-            env_name=config.env.env_name,
-            bindings=bindings,
-            settings=settings,
-            orchestra_options=orchestra_options(config.agent, config.gateway),
-            env_params=config.env.params,
-            workers=workers,
-            reward_model=build_reward_model(config.data, config.reward, plan, tokenizers, clients),
-        )
+    return Collector.from_names(
+        orchestra_type=config.agent.orchestra_type,
+        env_name=config.env.env_name,
+        bindings=bindings,
+        settings=settings,
+        orchestra_options=orchestra_options(config.agent, config.gateway),
+        env_params=config.env.params,
+        workers=workers,
+        reward_model=build_reward_model(config.data, config.reward, plan, tokenizers, clients),
     )

@@ -70,7 +70,7 @@ def loaded_team(
     check_vllm(served_plan, resolved, partial(max_model_len, config.data, plan))
     tokenizers = {group.wg_id: load_group_tokenizer(group) for group in plan.groups}
     env = EnvRegistry.get(config.env.env_name)
-    check(build_collector(config, plan, tokenizers, dict.fromkeys(tokenizers)).collector, env)
+    check(build_collector(config, plan, tokenizers, dict.fromkeys(tokenizers)), env)
     check_endpoints(config.reward, plan)
     with ExitStack() as started:
         start_sandbox(config)
@@ -84,7 +84,7 @@ def loaded_team(
         serve_weights(saved, team)
         # a restarted one lacks trained weights
         clients = {wg_id: client.serving for wg_id, client in team.engines.clients.items()}
-        yield LoadedTeam(config, build_collector(config, served_plan, tokenizers, clients).collector, env)
+        yield LoadedTeam(config, build_collector(config, served_plan, tokenizers, clients), env)
 
 
 @contextmanager

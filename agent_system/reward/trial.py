@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any
 
+from agent_system.environment import Task
 from agent_system.reward.functions import NaiveRewardManager, build_manager
-from agent_system.task import task_from_row
 from agent_system.threads import DaemonExecutor, run_plain, watched
 from verl.trainer.config.reward import RewardConfig
 
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 LONGEST_S = 10.0
 
 
-def try_function(settings: RewardConfig, row: Mapping[str, Any]) -> None:
+def try_function(settings: RewardConfig, task: Task) -> None:
     """Warn if verl's `compute_score` gives another score, or an error, in a thread of the run than in the
     main thread.
 
@@ -32,7 +32,7 @@ def try_function(settings: RewardConfig, row: Mapping[str, Any]) -> None:
 
     Args:
         settings: names the function.
-        row: a task of the data.
+        task: one of the data.
     """
     manager = build_manager(settings)
     if (
@@ -40,8 +40,6 @@ def try_function(settings: RewardConfig, row: Mapping[str, Any]) -> None:
         or threading.current_thread() is not threading.main_thread()
     ):
         return
-    task = task_from_row(row)
-
     function = manager.function
     assert function is not None, "the manager has checked it"
     arguments = {

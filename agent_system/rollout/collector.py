@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agent_system.agent import BaseAgent, own_data
@@ -361,6 +362,24 @@ class Collector:
         if not validate and self.settings.tree_returns == "step":
             self._tied_candidates.update(result.episodes)
         return result
+
+    def set_theta(self, theta: float) -> None:
+        """Set `reward.propagation.theta` for later collections."""
+        propagation = replace(self.settings.reward.propagation, theta=theta)
+        reward = replace(self.settings.reward, propagation=propagation)
+        self.settings = replace(self.settings, reward=reward)
+
+    def save_episodes(self, episodes: Sequence[EpisodeRecord], folder: Path) -> None:
+        """Write episodes exactly, for a checkpoint."""
+        from agent_system.rollout.episode_store import save_episodes  # of asynchronous training alone
+
+        save_episodes(episodes, folder)
+
+    def load_episodes(self, folder: Path) -> list[EpisodeRecord]:
+        """Return the episodes of `save_episodes`."""
+        from agent_system.rollout.episode_store import load_episodes  # of asynchronous training alone
+
+        return load_episodes(folder)
 
     def join(self, results: Sequence[CollectResult]) -> CollectResult:
         """Return several training collections as one: rows and episodes in their order, rewards and metrics

@@ -219,7 +219,7 @@ def test_a_rank_that_dies_in_an_update_ends_the_run_in_one_line_and_its_checkpoi
 
     def mortal(trainer: StepTrainer, batch: DataProto, step: int, *args: Any) -> Any:
         if step == 2:
-            running.append(len(streams[0].queue.running))
+            running.append(streams[0].loop.call(lambda: len(streams[0].queue.of("running"))))
             kill(fork_server, "PolicyWorker")
         return update(trainer, batch, step, *args)
 
@@ -302,8 +302,9 @@ def test_an_episode_that_blocks_the_event_loop_ends_the_run_and_no_group_is_lost
         begins(stream, step, last)
 
     def blocks_once(world: Any, agent_id: str, action: str) -> Any:
-        if updating and not complete and updating[0].queue.complete:
-            complete.append(set(updating[0].queue.complete))
+        groups = updating[0].queue.of("complete") if updating and not complete else []
+        if groups:
+            complete.append({group.index for group in groups})
             free.wait(60)
         return act(world, agent_id, action)
 
@@ -324,7 +325,8 @@ def test_an_episode_that_blocks_the_event_loop_ends_the_run_and_no_group_is_lost
         f"{checkpoint.name.replace('global_', '').replace('_', ' ')} is saved in {checkpoint}; "
     )
     saved = json.loads((checkpoint / FOLDER / STATE).read_text())["queue"]
-    assert complete[0] and complete[0] <= {group["index"] for group in saved["complete"]}
+    states = {group["index"]: group["state"] for group in saved["groups"]}
+    assert complete[0] and {states.get(index) for index in complete[0]} == {"complete"}
     train(keys)
     check_ledger(tmp_path / "run", 6)
     gc.collect()  # of what the blocked loop never began, here where its warnings are expected

@@ -62,9 +62,7 @@ def test_lengths_beyond_the_positions_of_a_model_are_told(
 
 def test_arguments_of_the_chat_template_reach_every_agent(check: Check) -> None:
     config, checked = check({"data.apply_chat_template_kwargs.enable_thinking": "false"})
-    collector = build_collector(
-        config, checked.plan, checked.tokenizers, dict.fromkeys(checked.tokenizers)
-    ).collector
+    collector = build_collector(config, checked.plan, checked.tokenizers, dict.fromkeys(checked.tokenizers))
     assert [runtime.prompts.template_kwargs for runtime in collector.runtimes.values()] == [
         {"enable_thinking": False}
     ] * 2

@@ -20,7 +20,8 @@ from tests.e2e.teams import ADAPTER, LEVELS, policies
 from tests.e2e.test_training import without_clock
 from verl.protocol import DataProto
 from verl.single_controller.worker_group import WorkerDiedError
-from verl.trainer.ppo.collect.step_samples import NoSamplesError, StepSamples, collect_step
+from verl.trainer.ppo.collect.source import collect_step
+from verl.trainer.ppo.collect.step_samples import NoSamplesError, StepSamples
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 from verl.trainer.ppo.train_step import StepTrainer
 from verl.utils.checkpoint import CheckpointError
@@ -169,7 +170,7 @@ def test_a_run_whose_next_step_has_no_samples_can_be_resumed(
         return samples if args[-1] == 1 else replace(samples, batch=None)
 
     with monkeypatch.context() as patch:
-        patch.setattr("verl.trainer.ppo.collect.next_step.collect_step", nothing)
+        patch.setattr("verl.trainer.ppo.collect.source.collect_step", nothing)
         with pytest.raises(NoSamplesError, match="step 2: no episode has a sample to train on"):
             train(THREE | {"trainer.save_hf_model": False})
     assert (

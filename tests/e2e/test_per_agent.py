@@ -179,9 +179,7 @@ def test_every_agent_samples_as_it_is_told_in_training_and_in_validation(compose
         }
     )
     run = check_run(config)
-    runtimes = build_collector(
-        config, run.plan, run.tokenizers, dict.fromkeys(run.tokenizers)
-    ).collector.runtimes
+    runtimes = build_collector(config, run.plan, run.tokenizers, dict.fromkeys(run.tokenizers)).runtimes
     stop, ends = runtimes["Asker"].binding.sampling.stop_token_ids, (".", "</a>")
     assert {
         name: (runtime.binding.sampling, runtime.binding.val_sampling) for name, runtime in runtimes.items()
@@ -210,7 +208,7 @@ def test_rewards_and_each_agents_own_penalty_and_limit_reach_the_collector(
         }
     )
     run = check_run(config)
-    collector = build_collector(config, run.plan, run.tokenizers, dict.fromkeys(run.tokenizers)).collector
+    collector = build_collector(config, run.plan, run.tokenizers, dict.fromkeys(run.tokenizers))
     assert collector.settings.reward == config.reward and config.reward.alpha == 0.5
     assert collector.settings.invalid_action_penalty == {"Verifier Agent": 0.25}
     assert {name: runtime.binding.sampling.max_tokens for name, runtime in collector.runtimes.items()} == {
@@ -243,7 +241,7 @@ def test_texts_that_end_a_reply_may_be_others_in_validation(
     run = check_run(config)
     runtimes = build_collector(
         config, run.plan, run.tokenizers, dict.fromkeys(run.tokenizers)
-    ).collector.runtimes.values()
+    ).runtimes.values()
     assert [runtime.binding.sampling.stop for runtime in runtimes] == train
     assert [runtime.binding.val_sampling.stop for runtime in runtimes] == val
 

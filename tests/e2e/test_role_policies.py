@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from agent_system.launch.collector import TaskCollector
+from agent_system.rollout.collector import Collector
 from tests.e2e.conftest import Run, read_metrics
 
 SWAP = {"agent.role_policies": "{Solver Agent: verifier_agent, Verifier Agent: solver_agent}"}
@@ -87,13 +87,13 @@ def run_dir(math: Run, tmp_path: Path, kept: Path) -> Path:
 def results(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Every collection of every run, in order."""
     kept: list[Any] = []
-    collect = TaskCollector.collect
+    collect = Collector.collect
 
-    async def keep(self: TaskCollector, *args: Any, **kwargs: Any) -> Any:
+    async def keep(self: Collector, *args: Any, **kwargs: Any) -> Any:
         kept.append(await collect(self, *args, **kwargs))
         return kept[-1]
 
-    monkeypatch.setattr(TaskCollector, "collect", keep)
+    monkeypatch.setattr(Collector, "collect", keep)
     return kept
 
 
@@ -227,7 +227,7 @@ def test_a_policy_with_another_tokenizer_reads_and_writes_in_its_own_tokens(
     limits = {"response_length": "[4,9]", "prompt_length": "[400,512]"}
     lengths = {f"agent.agent_specific_parameters.rollout.{key}": values for key, values in limits.items()}
     changes = {"agent.model_ids": f"[{tiny_model_dir},{renumbered}]", "trainer.resume_mode": "disable"}
-    runtimes = math(EVAL | SWAP | lengths | changes).collector.collector.runtimes
+    runtimes = math(EVAL | SWAP | lengths | changes).collector.runtimes
     assert {agent_id: runtime.binding.max_prompt_length for agent_id, runtime in runtimes.items()} == {
         "Solver Agent": 512,
         "Verifier Agent": 400,

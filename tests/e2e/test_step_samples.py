@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from agent_system.launch.collector import TaskCollector
+from agent_system.rollout.collector import Collector
 from tests.e2e.conftest import Run, read_metrics, weights
 from verl.trainer.ppo.collect.step_samples import NoSamplesError
 
@@ -102,15 +102,15 @@ def test_a_signal_between_two_collections_of_a_step_costs_no_task(
         for line in steps_of(tmp_path / "whole")
         if line["train/filter_groups/num_gen_batches"] > 1 < line["step"]
     )
-    collect = TaskCollector.collect
+    collect = Collector.collect
 
-    async def stopped(self: Any, rows: Any, n: int, *, step: int, attempt: int = 0, **rest: Any) -> Any:
+    async def stopped(self: Any, tasks: Any, n: int, *, step: int, attempt: int = 0, **rest: Any) -> Any:
         if (step, attempt) == (several, 1):
-            monkeypatch.setattr(TaskCollector, "collect", collect)
+            monkeypatch.setattr(Collector, "collect", collect)
             os.kill(os.getpid(), signal.SIGINT)
-        return await collect(self, rows, n, step=step, attempt=attempt, **rest)
+        return await collect(self, tasks, n, step=step, attempt=attempt, **rest)
 
-    monkeypatch.setattr(TaskCollector, "collect", stopped)
+    monkeypatch.setattr(Collector, "collect", stopped)
     assert train(three).stopped_by == signal.SIGINT
     assert steps_of(tmp_path / "run")[-1]["step"] == several - 1
     assert train(three).progress.global_step == 3

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from agent_system.reward.trial import try_function
+from agent_system.task import task_from_row
 from verl.trainer.config.reward import RewardConfig
 
 ROW = {
@@ -34,7 +35,7 @@ def tried(
     settings = RewardConfig()
     settings.custom_reward_function.path, settings.custom_reward_function.name = str(file), name
     with caplog.at_level(logging.WARNING):
-        try_function(settings, ROW)
+        try_function(settings, task_from_row(ROW))
     return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
 
 

@@ -64,8 +64,8 @@ class Validator:
             self.source.set_validating(True)
         try:
             chunks = [
-                stop.run(self.thread, self.collector.collect(rows, n, step=step, validate=True))
-                for rows in loader
+                stop.run(self.thread, self.collector.collect(tasks, n, step=step, validate=True))
+                for tasks in loader
             ]
         finally:
             if self.source is not None:

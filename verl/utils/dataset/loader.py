@@ -12,9 +12,9 @@ from verl.utils.dataset.files import DatasetError, Row
 
 
 class TaskSource(Sized, Protocol):
-    """The source of a loader: a length and rows by position."""
+    """The source of a loader: a length and tasks by index."""
 
-    def __getitem__(self, item: int) -> Row: ...
+    def __getitem__(self, item: int) -> Any: ...
 
 
 class LoaderState(TypedDict):
@@ -28,19 +28,19 @@ class LoaderState(TypedDict):
 
 
 class TaskLoader:
-    """Iterating yields the rest of the current epoch as lists of `batch_size` rows.
+    """Iterating yields the rest of the current epoch as lists of `batch_size` tasks.
 
     The order of an epoch is a function of (seed, epoch) alone, so a checkpoint needs only the position.
 
     Args:
-        source: rows by position, e.g. `RLHFDataset`.
-        batch_size: rows of a batch; 0 takes all.
+        source: tasks by index, e.g. `RLHFDataset`.
+        batch_size: tasks of a batch; 0 takes all.
         seed: of the shuffles.
         shuffle: a new order every epoch; False keeps the file order.
         drop_last: leave out an incomplete last batch (training); False yields it (validation).
 
     Raises:
-        DatasetError: fewer rows than one batch with `drop_last`.
+        DatasetError: fewer tasks than one batch with `drop_last`.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class TaskLoader:
         """Return the number of batches of an epoch."""
         return self.size // self.batch_size if self.drop_last else -(-self.size // self.batch_size)
 
-    def __iter__(self) -> Iterator[list[Row]]:
+    def __iter__(self) -> Iterator[list[Any]]:
         epoch = self.epoch
         order = self.order(self.epoch)
         end = len(self) * self.batch_size
@@ -79,28 +79,28 @@ class TaskLoader:
             if self.position >= end:
                 self.epoch = epoch + 1
                 self.position = 0
-            yield [self.source[int(i)] for i in task_indices]
+            yield [self.source[int(task_index)] for task_index in task_indices]
 
     def take(self, count: int, exclude: Collection[int] = ()) -> list[int]:
-        """Draw the next `count` distinct tasks that are not in `exclude` and return their positions in
+        """Draw the next `count` distinct tasks that are not in `exclude` and return their indices in
         `source`.
 
         Continues into the next epoch, to its end at most: with too few tasks the list is shorter, with none
         it is empty and the position does not change. Excluded tasks that are passed over count as drawn.
         """
-        tasks: list[int] = []
-        visited_tasks = set(exclude)
-        for task, following in self._following():
-            if task not in visited_tasks:
-                visited_tasks.add(task)
-                tasks.append(task)
+        task_indices: list[int] = []
+        passed = set(exclude)
+        for task_index, following in self._following():
+            if task_index not in passed:
+                passed.add(task_index)
+                task_indices.append(task_index)
                 self.epoch, self.position = following
-            if len(tasks) >= count:
+            if len(task_indices) >= count:
                 break
-        return tasks
+        return task_indices
 
     def _following(self) -> Iterator[tuple[int, tuple[int, int]]]:
-        """Yield the tasks from here to the end of the next epoch, each with the (epoch, position)
+        """Yield the task indices from here to the end of the next epoch, each with the (epoch, position)
         after it.
         """
         end = len(self) * self.batch_size
@@ -110,7 +110,7 @@ class TaskLoader:
                 yield int(order[position]), (epoch, position + 1) if position + 1 < end else (epoch + 1, 0)
 
     def order(self, epoch: int) -> np.ndarray:
-        """Return the row positions of an epoch, [size]."""
+        """Return the task indices of an epoch, [size]."""
         if not self.shuffle:
             return np.arange(self.size)
         return np.random.default_rng([self.seed, epoch]).permutation(self.size)

@@ -38,7 +38,7 @@ class PromptMeasure:
     lengths: Callable[[Sequence[Row]], Sequence[int]]
 
 
-class RLHFDataset(Dataset[Row]):
+class RLHFDataset(Dataset[Any]):
     """Rows in verl's schema, in file order.
 
     A row is `data_source`, `prompt` (chat messages), `ability`, `reward_model` (`style`, `ground_truth`) and
@@ -55,6 +55,7 @@ class RLHFDataset(Dataset[Row]):
             messages are measured.
         needs_ground_truth: whether a row without `reward_model.ground_truth` is an error; False for
             environments that do not need it.
+        convert: makes what indexing returns of a row; a copy of the row without one.
 
     Raises:
         DatasetError: a missing file, a row without messages or a required ground truth (named by file and
@@ -69,12 +70,14 @@ class RLHFDataset(Dataset[Row]):
         max_samples: int = -1,
         measures: Sequence[PromptMeasure] = (),
         needs_ground_truth: bool = True,
+        convert: Callable[[Row], Any] = dict,
     ) -> None:
         self.data_files = [
             os.fspath(f) for f in ([data_files] if isinstance(data_files, (str, os.PathLike)) else data_files)
         ]
         self.prompt_key = config.prompt_key
         self.needs_ground_truth = needs_ground_truth
+        self.convert = convert
         if not self.data_files:
             raise DatasetError(
                 "no data files: set data.train_files and data.val_files to parquet or jsonl files"
@@ -113,8 +116,8 @@ class RLHFDataset(Dataset[Row]):
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __getitem__(self, item: int) -> Row:
-        return dict(self.rows[item])
+    def __getitem__(self, item: int) -> Any:
+        return self.convert(self.rows[item])
 
     def place(self, index: int) -> str:
         """Return file and row of a task by its `index`."""

@@ -38,12 +38,12 @@ def test_its_failures_are_counted_once_through_a_rescue_and_then_it_is_drawn_no_
     first.rewind(2)
     first.save(before)
     second.load(before)
-    assert second.queue.failures == {1: 2} and second.queue.failed == 2
+    assert second.queue.failures == {1: 2} and second.queue.counts()["failed"] == 2
     assert tasks_of(second, 3, 6) == [[2, 3], [0, 2], [3, 0], [2, 3]]
     (after := tmp_path / "after").mkdir()
     second.save(after)
     third.load(after)
-    assert tasks_of(third, 7, 8) == [[0, 2], [3, 0]] and third.queue.failed == 2
+    assert tasks_of(third, 7, 8) == [[0, 2], [3, 0]] and third.queue.counts()["failed"] == 2
     said = [record.getMessage() for record in caplog.records if "set aside" in record.getMessage()]
     assert said == ["task toy:1 is set aside: its last 2 groups failed, the last one with KeyError: 'world'"]
 
@@ -55,7 +55,7 @@ def test_it_is_named_once_though_groups_that_began_before_fail_later(
     ours = Stream(loop, configured(False, max_task_failures=limit), FRESH, [])
     last: Any = SimpleNamespace(task_id="toy:1", failure="KeyError")
     for group in [ours.queue.dispatch(1, 0, number) for number in range(4)]:
-        ours._count_failure(group, last)
+        ours._end(group, "failed", [last])
     assert caplog.text.count("toy:1 is set aside") == warnings == len(ours.queue.set_aside)
 
 

@@ -3,14 +3,19 @@
 import json
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from verl.trainer.ppo.asynchronous.group_queue import Group, GroupQueue, fits
+from verl.trainer.ppo.asynchronous.group_queue import Group, GroupQueue, GroupState, fits
 from verl.trainer.ppo.asynchronous.pace import Pace
+
+
+def episodes(index: int) -> tuple[Any, ...]:
+    return (f"{index}#0", f"{index}#1")
 
 
 class Waiting(RuleBasedStateMachine):
@@ -31,7 +36,7 @@ class Waiting(RuleBasedStateMachine):
     def begin(self, batch: int, staleness: float, trigger: int, spare: int, least: int) -> None:
         paces = {"a": Pace(staleness, trigger), "b": Pace(0.5, 2)}
         paces = {name: replace(pace, bound=self.least_bound(pace) + spare) for name, pace in paces.items()}
-        self.queue: GroupQueue[int] = GroupQueue(batch, paces, self.drops, steps=9)
+        self.queue = GroupQueue(batch, paces, self.drops, steps=9)
         self.least = min(least, batch)
         self.ended, self.trained, self.begun = set[int](), set[int](), dict[int, dict[str, int]]()
         self.step, self.updated = 1, dict.fromkeys(paces, 0)
@@ -39,21 +44,19 @@ class Waiting(RuleBasedStateMachine):
     @rule(count=st.integers(1, 6))
     def dispatch(self, count: int) -> None:
         for _ in range(min(count, self.queue.capacity)):
-            group = self.queue.dispatch(place=7, attempt=0, number=0)
+            group = self.queue.dispatch(task_index=7, attempt=0, number=0)
             assert group.deadline > self.queue.taken
             self.begun[group.index] = dict(self.queue.versions)
 
-    @precondition(lambda self: self.queue.running)
+    @precondition(lambda self: self.queue.of("running"))
     @rule(data=st.data(), how=st.sampled_from(["ends", "ends", "fails", "is rejected"]))
     def end(self, data: st.DataObject, how: str) -> None:
-        index = data.draw(st.sampled_from(sorted(self.queue.running)))
-        assert index not in self.ended
-        self.ended.add(index)
-        group = self.queue.running[index]
-        if how == "ends":
-            self.queue.end(group, index)
-        else:
-            (self.queue.fail if how == "fails" else self.queue.reject)(group)
+        group = data.draw(st.sampled_from(self.queue.of("running")))
+        assert group.index not in self.ended
+        self.ended.add(group.index)
+        group.sampled = episodes(group.index)
+        states = {"ends": "complete", "fails": "failed", "is rejected": "rejected"}
+        self.queue.move(states[how], group)  # type: ignore[arg-type]
 
     @precondition(
         lambda self: (
@@ -63,25 +66,31 @@ class Waiting(RuleBasedStateMachine):
     @rule(interrupted=st.booleans(), late=st.booleans())
     def take(self, interrupted: bool, late: bool) -> None:
         least = self.least if late else None
-        if interrupted and (groups := self.queue.take(self.step, least)) is not None:
-            self.queue.put_back(groups)
+        if interrupted and self.queue.take(self.step, least) is not None:
+            self.queue.undo(self.step - 1)
         taken = self.queue.take(self.step, least)
-        self.queue.late = []
         if taken is None:
             ended = min(self.updated.values()) == self.step - 1
-            assert self.queue.running or self.queue.capacity or not ended, "nothing would ever end this wait"
+            assert self.queue.of("running") or self.queue.capacity or not ended, (
+                "nothing would ever end this wait"
+            )
             return
-        assert [index for _, index in taken] == sorted(group.index for group, _ in taken)
+        indices = [group.index for group in taken]
+        assert indices == sorted(indices) and all(group.sampled == episodes(group.index) for group in taken)
         assert (least or self.queue.batch) <= len(taken) <= self.queue.batch
-        for _, index in taken:
+        for index in indices:
             for name, pace in self.queue.paces.items():
                 assert 0 <= self.step - 1 - self.begun[index][name] <= pace.bound
             assert index not in self.trained
             self.trained.add(index)
         before = self.queue.stale
-        self.queue.count_stale(self.step, taken)
+        ended = self.queue.of("training", "failed", "rejected", "dropped")
+        assert self.queue.of("training") == taken
+        assert self.queue.of("training", "failed", "rejected", "dropped", step=self.step) == ended
+        self.queue.close(self.step)
+        assert not self.queue.of("training", "failed", "rejected", "dropped")
         assert self.queue.stale == before + sum(
-            min(self.begun[index].values()) < self.step - 1 for _, index in taken
+            min(self.begun[index].values()) < self.step - 1 for index in indices
         )
         self.step += 1
 
@@ -101,7 +110,7 @@ class Waiting(RuleBasedStateMachine):
         state = json.loads(json.dumps(self.queue.state_dict()))
         old = self.queue
         self.queue = GroupQueue(old.batch, old.paces, self.drops, old.steps)
-        self.queue.load_state_dict(state, [content for _, content in old.complete.values()])
+        self.queue.load_state_dict(state, [e for group in old.groups.values() for e in group.episodes])
         assert self.queue == old
 
     @invariant()
@@ -111,7 +120,7 @@ class Waiting(RuleBasedStateMachine):
         counts = self.queue.counts()
         assert counts.pop("dispatched") == sum(counts.values())
         assert self.drops or counts["dropped"] == 0
-        left = [*self.queue.running.values(), *(group for group, _ in self.queue.complete.values())]
+        left = self.queue.of("running", "complete")
         assert self.drops or fits([group.deadline for group in left], self.queue.taken, self.queue.batch), (
             "a resume would be refused"
         )
@@ -137,35 +146,35 @@ test_waiting, test_dropping = Waiting.TestCase, Dropping.TestCase
 
 
 def test_a_step_waits_for_a_slow_group_whose_deadline_is_near() -> None:
-    queue: GroupQueue[str] = GroupQueue(1, {"p": Pace(1.0, bound=1)})
+    queue = GroupQueue(1, {"p": Pace(1.0, bound=1)})
     slow, fast = queue.dispatch(0, 0, 0), queue.dispatch(1, 0, 0)
     assert queue.capacity == 0
-    queue.end(fast, "fast")
-    assert queue.take(1) == [(fast, "fast")]  # step 2 can still train on the slow one
+    queue.move("complete", fast)
+    assert queue.take(1) == [fast]  # step 2 can still train on the slow one
     queue.versions["p"] = 1
     later = queue.dispatch(2, 0, 0)
-    queue.end(later, "later")
+    queue.move("complete", later)
     assert queue.take(2) is None
-    queue.end(slow, "slow")
-    assert queue.take(2) == [(slow, "slow")]
+    queue.move("complete", slow)
+    assert queue.take(2) == [slow]
 
 
 def test_with_drop_a_step_goes_on_and_leaves_out_what_is_too_old() -> None:
-    queue: GroupQueue[str] = GroupQueue(1, {"p": Pace(1.0, bound=0)}, drops=True)
+    queue = GroupQueue(1, {"p": Pace(1.0, bound=0)}, drops=True)
     slow, fast = queue.dispatch(0, 0, 0), queue.dispatch(1, 0, 0)
-    queue.end(fast, "fast")
-    assert queue.take(1) == [(fast, "fast")]
+    queue.move("complete", fast)
+    assert queue.take(1) == [fast]
     queue.versions["p"] = 1
-    queue.end(slow, "slow")
+    queue.move("complete", slow)
     assert queue.take(2) is None and queue.counts()["dropped"] == 1 and queue.capacity == 2
-    assert queue.late == [(slow, "slow")]
+    assert queue.of("dropped") == [slow]
 
 
 def test_with_drop_groups_that_can_no_longer_be_trained_hold_no_room() -> None:
-    queue: GroupQueue[str] = GroupQueue(1, {"p": Pace(1.0, bound=0)}, drops=True)
+    queue = GroupQueue(1, {"p": Pace(1.0, bound=0)}, drops=True)
     slow, fast = queue.dispatch(0, 0, 0), queue.dispatch(1, 0, 0)
-    queue.end(fast, "fast")
-    assert queue.capacity == 0 and queue.take(1) == [(fast, "fast")]
+    queue.move("complete", fast)
+    assert queue.capacity == 0 and queue.take(1) == [fast]
     queue.versions["p"] = 1
     assert slow.deadline == 1 and queue.capacity == 2
 
@@ -174,8 +183,8 @@ def test_with_drop_no_group_begins_that_no_step_could_train_on() -> None:
     """A step has taken its batch, and one policy of two has been updated: what began now would be too old for
     the next step.
     """
-    queue: GroupQueue[None] = GroupQueue(1, {"p": Pace(1.0, bound=0), "q": Pace(1.0, bound=0)}, drops=True)
-    queue.end(queue.dispatch(0, 0, 0), None)
+    queue = GroupQueue(1, {"p": Pace(1.0, bound=0), "q": Pace(1.0, bound=0)}, drops=True)
+    queue.move("complete", queue.dispatch(0, 0, 0))
     assert queue.take(1) and queue.capacity == 0
     queue.versions["p"] = 1
     assert queue.capacity == 0
@@ -191,8 +200,8 @@ def test_the_least_bound(staleness: float, trigger: int, least: int) -> None:
 
 
 def test_a_batch_of_groups_has_the_seeds_of_one_step() -> None:
-    queue: GroupQueue[None] = GroupQueue(2, {"p": Pace(1.0)})
-    assert [queue.dispatch(place, 0, 0) for place in (5, 6, 7)] == [
+    queue = GroupQueue(2, {"p": Pace(1.0)})
+    assert [queue.dispatch(task_index, 0, 0) for task_index in (5, 6, 7)] == [
         Group(0, 1, 0, 5, 0, 1, 0),
         Group(1, 1, 0, 6, 0, 1, 0),
         Group(2, 2, 0, 7, 0, 1, 0),
@@ -200,13 +209,14 @@ def test_a_batch_of_groups_has_the_seeds_of_one_step() -> None:
 
 
 def test_groups_beyond_a_batch_are_of_its_step_and_those_that_are_not_needed_are_rejected() -> None:
-    queue: GroupQueue[str] = GroupQueue(2, {"p": Pace()})
-    groups = [queue.dispatch(place, 0, 0) for place in range(4)]
+    queue = GroupQueue(2, {"p": Pace()})
+    groups = [queue.dispatch(task_index, 0, 0) for task_index in range(4)]
     assert [group.step for group in groups] == [1] * 4
     for group in reversed(groups):
-        queue.end(group, str(group.place))
-    assert queue.reject_surplus() == [(groups[2], "2"), (groups[3], "3")]
-    assert queue.counts()["rejected"] == 2 and queue.take(1) == [(groups[0], "0"), (groups[1], "1")]
+        queue.move("complete", group)
+    queue.move("rejected", *queue.of("complete")[queue.batch :])
+    assert queue.of("rejected") == groups[2:]
+    assert queue.counts()["rejected"] == 2 and queue.take(1) == groups[:2]
 
 
 def test_weights_are_sent_after_as_many_steps_as_the_pace_says_or_sooner() -> None:
@@ -227,17 +237,16 @@ def test_weights_are_sent_after_as_many_steps_as_the_pace_says_or_sooner() -> No
 
 
 def test_a_task_is_set_aside_after_failures_in_a_row_and_stays_so() -> None:
-    queue: GroupQueue[None] = GroupQueue(9, {"p": Pace(9.0)}, max_failures=2)
+    queue = GroupQueue(9, {"p": Pace(9.0)}, max_failures=2)
 
-    def play(*ends: str) -> set[int]:
-        for end in ends:
-            group = queue.dispatch(7, 0, 0)
-            queue.end(group, None) if end == "end" else getattr(queue, end)(group)
+    def play(*states: GroupState) -> set[int]:
+        for state in states:
+            queue.move(state, queue.dispatch(7, 0, 0))
         return queue.set_aside
 
-    assert play("fail", "end", "fail", "reject", "fail") == set()
-    assert play("fail") == play("fail", "end", "reject") == {7} and queue.failures == {7: 3}
+    assert play("failed", "complete", "failed", "rejected", "failed") == set()
+    assert play("failed") == play("failed", "complete", "rejected") == {7} and queue.failures == {7: 3}
     for limit, aside in ((3, {7}), (4, set()), (0, set())):
-        resumed: GroupQueue[None] = GroupQueue(9, {"p": Pace(9.0)}, max_failures=limit)
-        resumed.load_state_dict(json.loads(json.dumps(queue.state_dict())), [None] * len(queue.complete))
+        resumed = GroupQueue(9, {"p": Pace(9.0)}, max_failures=limit)
+        resumed.load_state_dict(json.loads(json.dumps(queue.state_dict())), [])
         assert resumed.set_aside == aside

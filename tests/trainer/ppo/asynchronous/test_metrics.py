@@ -28,26 +28,32 @@ def test_partial_replies_are_those_of_several_versions() -> None:
     assert partial_metrics(batch) == {f"fully_async/partial/{name}": value for name, value in wanted.items()}
 
 
+def counts(queue: GroupQueue) -> dict[str, float]:
+    return {name.rpartition("/")[2]: value for name, value in count_metrics(queue).items()}
+
+
 def test_groups_are_counted_under_the_names_of_verl_too() -> None:
     """Two policies, one of which is published later; step 3 trains on groups of versions 0 and 2."""
-    queue: GroupQueue[None] = GroupQueue(1, {"p": Pace(2.0, bound=5), "q": Pace(2.0, bound=5)})
+    queue: GroupQueue = GroupQueue(1, {"p": Pace(2.0, bound=5), "q": Pace(2.0, bound=5)})
     slow, *others = (queue.dispatch(place, 0, 0) for place in range(3))
     for step, group in enumerate(others, 1):
-        queue.end(group, None)
-        queue.count_stale(step, queue.take(step) or ())
+        queue.move("complete", group)
+        assert queue.take(step) == [group]
+        queue.close(step)
         queue.versions["p"] = step
     queue.versions["q"] = 1
-    queue.end(queue.dispatch(3, 0, 0), None)
+    queue.move("complete", queue.dispatch(3, 0, 0))
     assert queue.stale == 1 and queue.bounded == 2 + 1
-    queue.end(slow, None)
-    taken = queue.take(3)
-    queue.count_stale(3, taken or ())
-    counts = {name.rpartition("/")[2]: value for name, value in count_metrics(queue, training=1).items()}
-    assert counts == {
+    queue.move("complete", slow)
+    assert queue.take(3) == [slow]
+    wanted = {
         "dispatched": 4, "trained": 2, "training": 1, "failed": 0, "rejected": 0, "dropped_stale_samples": 0,
         "running": 0, "complete": 1,
-        "total_generated_samples": 4, "staleness_samples": 1 + 2, "stale_samples_processed": 2,
+        "total_generated_samples": 4, "staleness_samples": 1 + 2, "stale_samples_processed": 1,
     }  # fmt: skip
+    assert counts(queue) == wanted
+    queue.close(3)
+    assert counts(queue) == wanted | {"trained": 3, "training": 0, "stale_samples_processed": 2}
 
 
 def test_the_length_ratio_is_below_one_where_long_episodes_are_dropped() -> None:

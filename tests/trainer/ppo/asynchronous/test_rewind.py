@@ -3,9 +3,9 @@ dropped before them.
 """
 
 import asyncio
+import json
 import threading
-from collections import deque
-from collections.abc import AsyncIterator, Collection, Iterator
+from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,11 +17,11 @@ import pytest
 from verl.protocol import DataProto
 from verl.trainer.config import RunConfig
 from verl.trainer.plan.run import RunPlan
-from verl.trainer.ppo.asynchronous.group_queue import GroupQueue
+from verl.trainer.ppo.asynchronous.group_queue import Group
+from verl.trainer.ppo.asynchronous.metrics import TICK_S
 from verl.trainer.ppo.asynchronous.pace import Pace
-from verl.trainer.ppo.asynchronous.played import Played, StepGroups
 from verl.trainer.ppo.asynchronous.saved_groups import FOLDER, check_checkpoint
-from verl.trainer.ppo.asynchronous.stream import TICK_S, GroupStream
+from verl.trainer.ppo.asynchronous.stream import GroupStream
 from verl.trainer.ppo.collect.step_samples import StepSamples
 from verl.trainer.ppo.interrupt import StopRequest
 from verl.utils.checkpoint import CheckpointError
@@ -44,19 +44,10 @@ def stream(loop: LoopThread, saved: list[Any]) -> GroupStream:
     )
     loader: Any = SimpleNamespace(state_dict=dict, load_state_dict=lambda state: None)
     pace = {"p": Pace(staleness=3.0, trigger=1, bound=9)}
-    made = GroupStream(
-        RunConfig(),
-        RunPlan((), ()),
-        collector,
-        loader,
-        loop,
-        lambda *_: None,
-        9,
-        pace,
-        {},  # type: ignore[arg-type]
-    )
-    made.queue = GroupQueue(1, pace, drops=True, steps=9)
-    return made
+    config = RunConfig()
+    config.data.train_batch_size = 1
+    config.async_training.max_off_policy_strategy = "drop"
+    return GroupStream(config, RunPlan((), ()), collector, loader, loop, lambda *_: None, 9, pace, {})
 
 
 def test_two_takes_are_undone_and_saved_with_what_was_dropped_before_them(
@@ -64,30 +55,31 @@ def test_two_takes_are_undone_and_saved_with_what_was_dropped_before_them(
 ) -> None:
     saved: list[Any] = []
     ours = stream(loop, saved)
-    groups = [ours.queue.dispatch(place, 0, 0) for place in range(5)]
     names = ["first", "second", "failed", "dropped", "third"]
-    held = [(group, Played([name])) for group, name in zip(groups, names, strict=True)]  # type: ignore[list-item]
-    for group, played in (held[0], held[1], held[4]):
-        ours.queue.end(group, played)
-    ours.queue.fail(groups[2])
-    del ours.queue.running[3]
-    ours.queue.dropped = 1
-    for step, (left_out, late) in enumerate((([], []), ([held[2]], []), ([], [held[3]])), start=1):
-        taken = ours.queue.take(step)
-        assert taken is not None
-        ours._taken.append(StepGroups(step, taken, left_out, late))
-    assert ours.metrics(1, 1.0)["fully_async/count/training"] == 2 and ours.queue.trained == 3
+    groups = [ours.queue.dispatch(task_index, 0, 0) for task_index in range(5)]
+    for group, name in zip(groups, names, strict=True):
+        group.sampled = (name,)  # type: ignore[assignment]
+    ours.queue.move("complete", groups[0], groups[1], groups[4])
+    assert ours.queue.take(1) == [groups[0]]
+    ours.queue.move("failed", groups[2])
+    assert ours.queue.take(2) == [groups[1]]
+    ours.queue.move("dropped", groups[3])
+    assert ours.queue.take(3) == [groups[4]]
+    assert [group.taken_by for group in groups] == [1, 2, 2, 3, 3]
+    counts = ours.metrics(1, 1.0)
+    assert counts["fully_async/count/training"] == 2 and counts["fully_async/count/trained"] == 1
 
     ours.rewind(1)
-    assert (ours.queue.taken, ours.queue.trained) == (1, 1) and ours._taken == deque()
+    assert ours.queue.taken == 1 and ours.queue.counts()["trained"] == 1
+    assert not ours.queue.of("training") and {group.taken_by for group in groups[1:]} == {None}
     ours.save(tmp_path)
-    assert saved == ["third", "second", "failed", "dropped"] and (tmp_path / FOLDER).is_dir()
+    assert saved == ["second", "failed", "dropped", "third"] and (tmp_path / FOLDER).is_dir()
     again = stream(loop, saved)
     again.load(tmp_path)
-    assert [played.sampled for _, played in again.queue.complete.values()] == [["third"], ["second"]]
-    assert [(group.index, played.sampled) for group, played in again._left_out] == [(2, ["failed"])]
-    assert [(group.index, played.sampled) for group, played in again.queue.late] == [(3, ["dropped"])]
-    assert again.queue.counts() == ours.queue.counts()
+    assert [group.sampled for group in again.queue.of("complete")] == [("second",), ("third",)]
+    assert [(group.index, group.sampled) for group in again.queue.of("failed")] == [(2, ("failed",))]
+    assert [(group.index, group.sampled) for group in again.queue.of("dropped")] == [(3, ("dropped",))]
+    assert again.queue.counts() == ours.queue.counts() and again.queue.groups == ours.queue.groups
 
 
 class Stream(GroupStream):
@@ -107,18 +99,18 @@ class Stream(GroupStream):
     ) -> None:
         @asynccontextmanager
         async def groups(_window: int) -> AsyncIterator[Any]:
-            async def play(row: int, _n: int, *, step: int, attempt: int, number: int) -> list[Any]:
+            async def play(task: Any, _n: int, *, step: int, attempt: int, number: int) -> list[Any]:
                 await asyncio.sleep(self.play_s)
                 self.seconds += 1.0
-                uid, failure = (
-                    f"step{step}.{attempt}/{row}/{number}",
-                    "KeyError: 'world'" if row in self.broken else None,
-                )
+                uid = f"step{step}.{attempt}/{task.index}/{number}"
+                failure = "KeyError: 'world'" if task.index in self.broken else None
                 return [
-                    SimpleNamespace(uid=uid, task_id=f"toy:{row}", failure=failure, reply_tokens=1, row=row)
+                    SimpleNamespace(
+                        uid=uid, task_id=task.task_id, failure=failure, reply_tokens=1, index=task.index
+                    )
                 ]
 
-            uid = lambda row, **_: str(row)  # noqa: E731
+            uid = lambda task, **_: str(task.index)  # noqa: E731
             limits = {"limit_s": self.limit_s, "in_time": self.in_time}
             yield SimpleNamespace(
                 play=play, uid=uid, rows=lambda episodes: episodes, set_open=lambda _: None, **limits
@@ -128,9 +120,10 @@ class Stream(GroupStream):
             saved[:] = episodes
 
         collector: Any = SimpleNamespace(
-            groups=groups, task_id=str, save_episodes=save, load_episodes=lambda _: list(saved)
+            groups=groups, save_episodes=save, load_episodes=lambda _: list(saved)
         )
-        loader = TaskLoader(list(range(4)), config.data.train_batch_size, seed=0, shuffle=False)  # type: ignore[arg-type]
+        tasks = [SimpleNamespace(index=index, task_id=f"toy:{index}") for index in range(4)]
+        loader = TaskLoader(tasks, config.data.train_batch_size, seed=0, shuffle=False)
         super().__init__(
             config, RunPlan((), ()), collector, loader, loop, lambda *_: None, 9, {"p": pace}, {}
         )
@@ -143,16 +136,16 @@ class Stream(GroupStream):
         )
         self.seconds = 0.0  # of a clock by which an episode takes one
 
-    def _has_signal(self, player: Any, played: Played) -> bool:
+    def _has_signal(self, player: Any, sampled: Any) -> bool:
         assert threading.current_thread().name != "test", (
             "the rewards of a group are computed beside the event loop"
         )
-        return player.rows(played.sampled)[0].row in self.signal
+        return player.rows(sampled)[0].index in self.signal
 
-    async def _samples(self, groups: Any, left_out: Any, step: int) -> StepSamples:
-        if not groups and not left_out:
-            return await super()._samples(groups, left_out, step)
-        self.taken_uids.append([played.sampled[0].uid for _, played in groups])
+    async def _samples(self, groups: Sequence[Group], step: int) -> StepSamples:
+        if not self.queue.of("training", "failed", "rejected", step=step):
+            return await super()._samples(groups, step)
+        self.taken_uids.append([group.sampled[0].uid for group in groups])
         columns = {
             name: np.array([1], dtype=object) for name in ("replies", "partial_replies", "partial_span")
         }
@@ -235,7 +228,7 @@ def test_what_happens_between_steps_is_in_no_interval_of_metrics(
 ) -> None:
     ours = Stream(loop, configured(False), FRESH, [])
     monkeypatch.setattr(
-        "verl.trainer.ppo.asynchronous.stream.time", SimpleNamespace(perf_counter=lambda: ours.seconds)
+        "verl.trainer.ppo.asynchronous.metrics.time", SimpleNamespace(perf_counter=lambda: ours.seconds)
     )
     ours.published(0, ["p"])
     ours.seconds += 300.0  # a run that resumes
@@ -251,7 +244,7 @@ def test_what_happens_between_steps_is_in_no_interval_of_metrics(
     ours.set_validating(True)
     loop.start(block()).result()
     loop.start(asyncio.sleep(2 * TICK_S)).result()
-    assert ours._lag_s > 3
+    assert ours.busy.lag_s > 3
     ours.set_validating(False)
     ours.seconds += 1e-3  # an interval is longer than nothing
     assert ours.metrics(1, 0.1)["rollouter/loop_lag_s"] < 0.01
@@ -265,11 +258,11 @@ def test_a_surplus_of_dynamic_sampling_goes_on_without_staleness_alone(
     """
     ours, state = Stream(loop, config := configured(True), FRESH, [], ()), {"async_training": "fully_async"}
     config.algorithm.filter_groups.max_num_gen_batches = 2
-    first, rejected, *more = (ours.queue.dispatch(place, place // 2, 0) for place in range(4))
-    ours.queue.end(first, Played([]))
-    ours.queue.reject(rejected)
+    first, rejected, *more = (ours.queue.dispatch(task_index, task_index // 2, 0) for task_index in range(4))
+    ours.queue.move("complete", first)
+    ours.queue.move("rejected", rejected)
     ours.save(tmp_path)
-    assert len(more) == len(ours.queue.running) == 2
+    assert len(more) == len(ours.queue.of("running")) == 2
     check_checkpoint(tmp_path, state, config.async_training, config.data)
     stale = configured(True, staleness_threshold=1.0)
     with pytest.raises(
@@ -294,3 +287,16 @@ def test_groups_that_only_drop_allows_are_refused_by_wait(loop: LoopThread, tmp_
     config = configured(False, **keys | {"max_off_policy_strategy": "wait", "max_off_policy_threshold": 2})
     with pytest.raises(CheckpointError, match=r"too old before a step trains on them, as .*=drop allows"):
         check_checkpoint(tmp_path, state, config.async_training, config.data)
+
+
+def test_groups_that_an_earlier_version_stored_are_refused(loop: LoopThread, tmp_path: Path) -> None:
+    ours = stream(loop, [])
+    ours.save(tmp_path)
+    file = tmp_path / FOLDER / "queue.json"
+    state = json.loads(file.read_text())
+    state["queue"] |= {"complete": state["queue"].pop("groups"), "running": []}
+    file.write_text(json.dumps(state))
+    with pytest.raises(CheckpointError, match=r"was written by an earlier version, .*resume_mode=disable$"):
+        check_checkpoint(
+            tmp_path, {"async_training": "fully_async"}, configured(False).async_training, ours.config.data
+        )

@@ -199,15 +199,13 @@ class Table:
     pay: Mapping[int, Sequence[float]]
     attempts: list[tuple[list[int], int]] = field(default_factory=list)
 
-    async def collect(
-        self, rows: Sequence[Mapping[str, Any]], n: int, *, step: int, attempt: int = 0, **_: Any
-    ) -> Any:
-        tasks = [row["task"] for row in rows]
-        self.attempts.append((tasks, attempt))
+    async def collect(self, tasks: Sequence[int], n: int, *, step: int, attempt: int = 0, **_: Any) -> Any:
+        self.attempts.append((list(tasks), attempt))
         played = [(str(t), i, "S", self.pay[t][i]) for t in tasks for i in range(n)]
         batch = make_batch(played, prefix=f"{step}.{attempt}/")
         episodes = [
-            SimpleNamespace(uid=f"{step}.{attempt}/{t}", failure=None, team_reward=r) for t, _, _, r in played
+            SimpleNamespace(uid=f"{step}.{attempt}/{t}", failure=None, team_reward=r, reply_tokens=1)
+            for t, _, _, r in played
         ]
         return SimpleNamespace(
             batch=batch, episodes=episodes, metrics={"episode/count": float(len(episodes))}
@@ -228,10 +226,9 @@ def draw(pay: Mapping[int, Sequence[float]], batch_size: int, **rule: Any) -> tu
     config.algorithm.filter_groups.enable = True
     for name, value in rule.items():
         setattr(config.algorithm.filter_groups, name, value)
-    loader = TaskLoader([{"task": i} for i in range(len(pay))], batch_size, shuffle=False)
+    loader = TaskLoader(range(len(pay)), batch_size, shuffle=False)
     table = Table(pay)
-    keys = (config.algorithm, config.data, config.env)
-    return asyncio.run(draw_until_full(*keys, table, loader, step=1)), table, loader  # type: ignore[arg-type]
+    return asyncio.run(draw_until_full(config, table, loader, step=1)), table, loader  # type: ignore[arg-type]
 
 
 EQUAL, DIFFERENT = (0.5, 0.5), (0.0, 1.0)
@@ -264,8 +261,9 @@ def test_new_tasks_are_drawn_until_the_batch_is_full_and_what_is_too_much_is_cut
         "train/filter_groups/tasks_with_signal": 4.0,
         "train/filter_groups/tasks_missing": 0.0,
         "train/filter_groups/dropped/s": pytest.approx(2 / 6),
+        "episode/count": 12.0,
     }
-    assert drawn.result.metrics == {"episode/count": 12.0}
+    assert len(drawn.episodes) == 12
 
 
 def test_what_is_dropped_is_counted_in_groups_however_many_rows_they_have() -> None:
@@ -328,7 +326,7 @@ def test_when_nothing_differs_the_reason_is_given_with_the_episodes() -> None:
     assert "seq_reward differs within no group of 4 tasks (2 collections)" in drawn.no_batch_reason
     assert "mean team reward: 1." in drawn.no_batch_reason
     assert "too easy or too hard" in drawn.no_batch_reason
-    assert len(drawn.result.episodes) == 8
+    assert len(drawn.episodes) == 8
 
 
 @pytest.mark.parametrize(

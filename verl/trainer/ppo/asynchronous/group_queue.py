@@ -2,10 +2,16 @@
 threads.
 
 A group is all episodes of one task. It is *dispatched* when it begins, at the weight versions `v_p` that are
-published then, and ends as
-*complete*, *failed* (no episode of it succeeded) or *rejected* (dynamic sampling: it has no signal, or is one
-  too many). Versions are numbers of training steps: step `s` begins with version `s - 1`. For every trained
-  policy `p`
+published then. Its state says where it is, and is changed by `GroupQueue.move` alone:
+
+    running ──► complete ──► training ──► (its step has ended: trained, and forgotten)
+       │           │  ▲          │
+       │           │  └──────────┤  the step is undone
+       │           ├──► dropped  │  too old for the steps to come
+       ├───────────┴──► rejected │  dynamic sampling: it has no signal, or is one too many
+       └──► failed ◄─────────────┘  no episode of it succeeded, or none of its step has a sample
+
+Versions are numbers of training steps: step `s` begins with version `s - 1`. For every trained policy `p`
 
     capacity_p = floor((1 + tau_p) * M_p * B) - (s - v_p) * B - (running + complete)
 
@@ -34,17 +40,21 @@ rest fits as above; so does a step for which no more tasks can be sampled.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, Generic, TypeVar
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, Literal
 
 from verl.trainer.ppo.asynchronous.pace import Pace
+from verl.trainer.ppo.collect.protocol import FinishedEpisode
 
-T = TypeVar("T")
-COUNTS = ("dispatched", "trained", "failed", "rejected", "dropped")
+GroupState = Literal["running", "complete", "training", "failed", "rejected", "dropped"]
+STATES = ("trained", "training", "failed", "rejected", "dropped", "running", "complete")
+NUMBERS = ("taken", "dispatched", "stale")
 
 
-@dataclass(frozen=True)
+@dataclass
 class Group:
     """A dispatched group.
 
@@ -52,24 +62,37 @@ class Group:
         index: its place in the order of dispatch, from 0.
         step: step of its seeds and ids: the step that trains on it if no group fails and none waits.
         attempt: number of batches of tasks that were drawn for this step before its own.
-        place: position of its task in the data set.
+        task_index: position of its task in the data set.
         number: number of groups of the same task in its batch of tasks before it.
         deadline: last step that may train on it.
         version: lowest version that was published of a policy when it began.
+        state: where it is.
+        taken_by: step that trains on it, or whose metrics count it; None if no step has taken it yet.
+        sampled: its episodes, when it has ended.
+        greedy: the greedy episode of its baseline, when it has ended.
     """
 
     index: int
     step: int
     attempt: int
-    place: int
+    task_index: int
     number: int
     deadline: int
     version: int
+    state: GroupState = "running"
+    taken_by: int | None = None
+    sampled: Sequence[FinishedEpisode] = ()
+    greedy: Sequence[FinishedEpisode] = ()
+
+    @property
+    def episodes(self) -> list[FinishedEpisode]:
+        """All episodes."""
+        return [*self.sampled, *self.greedy]
 
 
 @dataclass
-class GroupQueue(Generic[T]):
-    """Groups from dispatch to training; a complete group has content of type `T`.
+class GroupQueue:
+    """Groups from dispatch until the step that takes them has ended.
 
     Attributes:
         batch: groups of a step.
@@ -79,13 +102,12 @@ class GroupQueue(Generic[T]):
         max_failures: `async_training.max_task_failures`.
         versions: published version of every trained policy.
         taken: number of steps that have taken a batch.
-        dispatched, trained, failed, rejected, dropped: numbers of groups so far.
+        dispatched: number of groups so far.
         stale: number of groups on which steps have trained that began with older weights than those of the
             step.
-        running: groups that are being sampled, by index.
-        complete: groups that no step has taken, with their content, by index.
-        late: dropped groups, with their content, until somebody clears the list.
-        failures: number of groups in a row that failed of a task, by its place.
+        groups: all that no step which has ended has taken, by index and in the order of dispatch.
+        ended: numbers of the others, by what became of them.
+        failures: number of groups in a row that failed of a task, by its index.
     """
 
     batch: int
@@ -96,18 +118,23 @@ class GroupQueue(Generic[T]):
     versions: dict[str, int] = field(default_factory=dict)
     taken: int = 0
     dispatched: int = 0
-    trained: int = 0
-    failed: int = 0
-    rejected: int = 0
-    dropped: int = 0
     stale: int = 0
-    running: dict[int, Group] = field(default_factory=dict)
-    complete: dict[int, tuple[Group, T]] = field(default_factory=dict)
-    late: list[tuple[Group, T]] = field(default_factory=list)
+    groups: dict[int, Group] = field(default_factory=dict)
+    ended: Counter[str] = field(default_factory=Counter)
     failures: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.versions = dict.fromkeys(self.paces, 0) | self.versions
+
+    def of(self, *states: GroupState, step: int | None = None) -> list[Group]:
+        """Return the groups in some states, of those that `step` has taken if it is set, in the order of
+        dispatch.
+        """
+        return [
+            group
+            for group in self.groups.values()
+            if group.state in states and (step is None or group.taken_by == step)
+        ]
 
     @property
     def capacity(self) -> int:
@@ -133,8 +160,8 @@ class GroupQueue(Generic[T]):
     @property
     def _ahead(self) -> int:
         """Number of groups that later steps can train on."""
-        return len(self.complete) + sum(
-            not self.drops or group.deadline > self.taken for group in self.running.values()
+        return len(self.of("complete")) + sum(
+            not self.drops or group.deadline > self.taken for group in self.of("running")
         )
 
     @property
@@ -160,139 +187,133 @@ class GroupQueue(Generic[T]):
 
     @property
     def set_aside(self) -> set[int]:
-        """Places of the tasks that are not drawn any more: of each, `max_failures` groups in a row failed."""
-        return {place for place, count in self.failures.items() if 0 < self.max_failures <= count}
+        """Indices of the tasks that are not drawn any more: of each, `max_failures` groups in a row
+        failed.
+        """
+        return {task_index for task_index, count in self.failures.items() if 0 < self.max_failures <= count}
 
-    def dispatch(self, place: int, attempt: int, number: int) -> Group:
+    def dispatch(self, task_index: int, attempt: int, number: int) -> Group:
         """Begin a group of `next_step`."""
         group = Group(
-            self.dispatched,
-            self.next_step,
-            attempt,
-            place,
-            number,
-            self._deadline,
-            min(self.versions.values()),
+            index=self.dispatched,
+            step=self.next_step,
+            attempt=attempt,
+            task_index=task_index,
+            number=number,
+            deadline=self._deadline,
+            version=min(self.versions.values()),
         )
-        self.running[group.index] = group
+        self.groups[group.index] = group
         self.dispatched += 1
         return group
 
-    def end(self, group: Group, content: T) -> None:
-        """End a group that steps can train on."""
-        self._end_played(group)
-        self.complete[group.index] = (group, content)
+    def move(self, state: GroupState, *groups: Group) -> None:
+        """Change the state of groups, see above; of one that was running, count the failures of its task."""
+        for group in groups:
+            if group.state == "running" and state == "failed":
+                self.failures[group.task_index] = self.failures.get(group.task_index, 0) + 1
+            elif group.state == "running" and group.task_index not in self.set_aside:
+                # A task that is set aside stays so: its groups that began before may still succeed.
+                self.failures.pop(group.task_index, None)
+            group.state = state
 
-    def fail(self, group: Group) -> None:
-        """End a group without a successful episode."""
-        del self.running[group.index]
-        self.failed += 1
-        self.failures[group.place] = self.failures.get(group.place, 0) + 1
-
-    def reject(self, group: Group) -> None:
-        """End a group without a signal."""
-        self._end_played(group)
-        self.rejected += 1
-
-    def _end_played(self, group: Group) -> None:
-        del self.running[group.index]
-        if group.place not in self.set_aside:
-            self.failures.pop(group.place, None)
-
-    def reject_surplus(self) -> list[tuple[Group, T]]:
-        """Reject the complete groups beyond a batch, the last ones in the order of dispatch, and
-        return them.
-        """
-        surplus = [self.complete.pop(index) for index in sorted(self.complete)[self.batch :]]
-        self.rejected += len(surplus)
-        return surplus
-
-    def take(self, step: int, least: int | None = None) -> list[tuple[Group, T]] | None:
+    def take(self, step: int, least: int | None = None) -> list[Group] | None:
         """Return the groups of a step in the order of dispatch: a batch, or at least `least`; None if it has
         to wait.
+
+        The step also takes the groups that have ended as failed, rejected or dropped since the last one.
         """
         if self.drops:
-            missed = [index for index, (group, _) in self.complete.items() if group.deadline < step]
-            self.late += [self.complete.pop(index) for index in missed]
-            self.dropped += len(missed)
-        indices = self._choice(step, self.batch if least is None else least)
-        if indices is None:
+            self.move("dropped", *(group for group in self.of("complete") if group.deadline < step))
+        batch = self._choice(step, self.batch if least is None else least)
+        if batch is None:
             return None
+        self.move("training", *batch)
         self.taken = step
-        self.trained += len(indices)
-        return [self.complete.pop(index) for index in sorted(indices)]
+        for group in self.of("training", "failed", "rejected", "dropped"):
+            group.taken_by = group.taken_by or step
+        return sorted(batch, key=lambda group: group.index)
+
+    def undo(self, step: int) -> None:
+        """Undo the takes of the steps after `step`, whose weights do not exist: their groups are taken by
+        none, and those that they trained on complete. Groups without a sample stay failed.
+        """
+        for group in self.groups.values():
+            if group.taken_by is not None and group.taken_by > step:
+                group.taken_by = None
+                if group.state == "training":
+                    self.move("complete", group)
+        self.taken = min(self.taken, step)
+        self.versions = {policy: min(version, step) for policy, version in self.versions.items()}
+
+    def close(self, step: int) -> None:
+        """Count, and forget, the groups that steps up to `step` have taken: these have ended."""
+        for group in list(self.groups.values()):
+            if group.taken_by is not None and group.taken_by <= step:
+                is_trained = group.state == "training"
+                self.stale += is_trained and group.version < group.taken_by - 1
+                self.ended["trained" if is_trained else group.state] += 1
+                del self.groups[group.index]
 
     @property
     def ready(self) -> bool:
         """Whether the next step can take a batch."""
         return self._choice(self.taken + 1, self.batch) is not None
 
-    def _choice(self, step: int, least: int) -> list[int] | None:
-        """Return the groups that a step would take, by index; None if it has to wait."""
-        usable = [
-            index for index, (group, _) in self.complete.items() if not self.drops or group.deadline >= step
-        ]
-        indices = sorted(usable, key=lambda index: (self.complete[index][0].deadline, index))[: self.batch]
-        return (
-            indices if len(indices) >= least and (self.drops or self._rest_fits(step, set(indices))) else None
-        )
-
-    def put_back(self, groups: Sequence[tuple[Group, T]]) -> None:
-        """Undo the last `take`."""
-        self.taken -= 1
-        self.trained -= len(groups)
-        self.complete |= {group.index: (group, content) for group, content in groups}
-
-    def fail_taken(self, number: int) -> None:
-        """Count groups of the last `take` as failed: none has a sample."""
-        self.trained -= number
-        self.failed += number
-
-    def count_stale(self, step: int, groups: Iterable[tuple[Group, T]]) -> None:
-        """Count the stale ones of the groups of a step that has ended."""
-        self.stale += sum(group.version < step - 1 for group, _ in groups)
-
-    def _rest_fits(self, step: int, batch_indices: set[int]) -> bool:
-        """Return whether the steps after `step` can train on all other groups before their deadlines."""
-        left = [group for group, _ in self.complete.values() if group.index not in batch_indices] + list(
-            self.running.values()
-        )
-        return fits((group.deadline for group in left), step, self.batch)
+    def _choice(self, step: int, least: int) -> list[Group] | None:
+        """Return the groups that a step would take, those with the earliest deadlines first; None if it has
+        to wait.
+        """
+        # With `drop` a group that ended too late is complete until the next take; with `wait` there is none.
+        usable = [group for group in self.of("complete") if not self.drops or group.deadline >= step]
+        batch = sorted(usable, key=lambda group: (group.deadline, group.index))[: self.batch]
+        # `least` is a whole batch, unless the step is late or no more tasks may be drawn for it.
+        if len(batch) < least:
+            return None
+        # With `drop` no step waits for slow groups: those that miss their deadlines are left out.
+        if self.drops:
+            return batch
+        # A group that is still running may need a place in this step: without it, more groups would be left
+        # for the steps up to some deadline than they can train on.
+        indices = {group.index for group in batch}
+        left = [g.deadline for g in self.of("complete", "running") if g.index not in indices]
+        return batch if fits(left, step, self.batch) else None
 
     def counts(self) -> dict[str, int]:
-        """Return the ledger: dispatched = trained + failed + rejected + dropped + running + complete."""
-        return {name: getattr(self, name) for name in COUNTS} | {
-            "running": len(self.running),
-            "complete": len(self.complete),
-        }
+        """Return the ledger: dispatched = trained + training + failed + rejected + dropped + running +
+        complete.
+        """
+        numbers = self.ended + Counter(group.state for group in self.groups.values())
+        return {"dispatched": self.dispatched} | {state: numbers[state] for state in STATES}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything but the content of complete groups, in JSON types; a group that is running will
-        run again.
+        """Return everything but episodes, of which groups have the numbers, in JSON types; a group that is
+        running will run again.
         """
-        counts = {name: getattr(self, name) for name in COUNTS}
-        running = [asdict(group) for group in self.running.values()]
-        counts |= {"taken": self.taken, "stale": self.stale, "failures": list(self.failures.items())}
         return {
-            **counts,
-            "versions": self.versions,
-            "running": running,
-            "complete": [asdict(group) for group, _ in self.complete.values()],
+            **{name: getattr(self, name) for name in NUMBERS},
+            "versions": dict(self.versions),
+            "failures": list(self.failures.items()),
+            "ended": dict(self.ended),
+            "groups": [
+                vars(group) | {"sampled": len(group.sampled), "greedy": len(group.greedy)}
+                for group in self.groups.values()
+            ],
         }
 
-    def load_state_dict(self, state: Mapping[str, Any], contents: list[T]) -> None:
-        """Restore `state_dict`, with the content of its complete groups in their order."""
-        for name in (*COUNTS, "taken", "stale"):
+    def load_state_dict(self, state: Mapping[str, Any], episodes: Iterable[FinishedEpisode]) -> None:
+        """Restore `state_dict`, with the episodes of its groups in their order."""
+        for name in NUMBERS:
             setattr(self, name, int(state[name]))
         self.failures = dict(state["failures"])
+        self.ended = Counter(state["ended"])
         self.versions |= {
             policy: version for policy, version in state["versions"].items() if policy in self.versions
         }
-        self.running = {group["index"]: Group(**group) for group in state["running"]}
-        complete = [Group(**group) for group in state["complete"]]
-        self.complete = {
-            group.index: (group, content) for group, content in zip(complete, contents, strict=True)
-        }
+        left = iter(episodes)
+        for group in state["groups"]:
+            parts = {name: tuple(islice(left, group[name])) for name in ("sampled", "greedy")}
+            self.groups[group["index"]] = Group(**group | parts)
 
 
 def fits(deadlines: Iterable[int], step: int, batch: int) -> bool:

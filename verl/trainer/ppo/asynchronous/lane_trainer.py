@@ -165,6 +165,7 @@ class LaneTrainer:
 
         def publish(policy: str) -> None:
             """Send a policy's weights while other policies of the lane are updated."""
+            # Engines load weights at the pace of their policy, unless all need those of this step.
             if not (everyone or self.source.wants(step, policy)):
                 return
             try:
@@ -176,6 +177,7 @@ class LaneTrainer:
                 # Raised here it would end the updates, and the step of the lane would be lost.
                 errors.append((self.steps.team.learners[policy].wg_id, error))
 
+        # A lane without rows has no update, but completes the step and sends what is due.
         if batch is not None:
             batch, metrics = self.steps.score(batch, step, timer)
             # Another lane may have failed meanwhile: before an update the step can still be taken back.
@@ -188,6 +190,8 @@ class LaneTrainer:
             self._updated[lane] = step
         self._completed[lane] = step
         self._updating[lane] = False
+        # Only now that the step counts as completed: its policies are updated, and can be saved, although an
+        # engine lacks their weights.
         if errors:
             wg_id, error = errors[0]
             raise with_group(error, wg_id) from error

@@ -40,8 +40,12 @@ def lanes_of(
     policies = plan.policy_ids
     keeps_state = any(agent.takes("state") for agent in plan.trained)
     adapts = algorithm.use_kl_in_reward and algorithm.kl_ctrl.type == "adaptive"
+    # With `one_step_off` the samples of the next step have to be complete before any weights are sent. With
+    # committed returns the episodes of a tree are those of the whole team. Averages of an estimator and an
+    # adapted coefficient are state of all policies, which would depend on the lane that comes first.
     if async_training.mode != "fully_async" or plan.committed or adapts or keeps_state:
         return [policies]
+    # Adapters of one base, and its critic, share the processes of a worker group, which do one thing at once.
     key = {agent.policy_id: agent.wg_id for agent in plan.trained}
     common = {agent.wg_id for agent in plan.trained if not compares_itself(agent)}
     lanes: dict[str, list[str]] = {}
@@ -58,7 +62,7 @@ def compares_itself(agent: AgentPlan) -> bool:
     traits = agent.traits
     parameters = ESTIMATORS.parameters(agent.estimator).required
     function = ESTIMATORS.functions.get(agent.estimator)
-    # those of users may read the whole batch as keywords
+    # Those of users may read the whole batch as keywords.
     ours = function is None or function.__module__.startswith("verl.")
     is_declared = (
         ours and traits.reads is not None and traits.units is None and not WHOLE_BATCH & set(parameters)
@@ -96,9 +100,12 @@ class Lanes:
     def start(self, jobs: Sequence[Callable[[], T]]) -> list[Future[T]]:
         """Start a job of every lane."""
         if self._threads:
+            # At once, not when a thread begins: a job that waits behind another one is no idle time.
             with self._lock:
                 self._running += len(jobs)
             return [threads.submit(self._run, job) for threads, job in zip(self._threads, jobs, strict=True)]
+        # One lane has nothing to go on with beside it, so it needs no thread: the job is over when this
+        # returns, and its error comes with the result, as that of a thread does.
         future: Future[T] = Future()
         try:
             future.set_result(jobs[0]())
@@ -109,9 +116,11 @@ class Lanes:
 
     def _run(self, job: Callable[[], T]) -> T:
         try:
+            # It was queued before another lane failed: what it would train on cannot be saved any more.
             self.check()
             return job()
         except BaseException:
+            # SystemExit of a user's code too: whatever ended the job, its policies lack the step.
             self._failed = True
             raise
         finally:
@@ -128,11 +137,13 @@ class Lanes:
         """Return the seconds since `start`, by `time.perf_counter`, in which no job was running; 0 if
         one is.
         """
+        # The lanes may have been idle since before `start`, which is no part of the step.
         with self._lock:
             return 0.0 if self._running else time.perf_counter() - max(start, self._idle_since)
 
     def end(self) -> None:
         """Begin no more jobs."""
+        # Jobs that are queued end with CancelledError; those that run go on, which nothing can interrupt.
         self._failed = True
         for threads in self._threads:
             threads.shutdown(wait=False)

@@ -136,10 +136,12 @@ class AsynchronousLoop(TrainingLoop):
         # With `one_step_off` the step also waits for the next one's samples, before weights are sent.
         waited_s = trained.seconds.get("gen", 0.0)
         seconds = trained.seconds | {"gen": step.gen_s + waited_s, "step": step_s}
+        # No step begins without samples, though a lane may have none of them.
         assert trained.batch is not None
         metrics = self.report.of_step(step.samples, trained.batch, trained.metrics, seconds)
         metrics["trainer/idle_ratio"] = (step.idle_s + waited_s) / step_s
         metrics |= self.source.metrics(step.number, step_s)
+        # Of the agent whose samples are the oldest.
         staleness = [value for name, value in metrics.items() if name.endswith("/staleness/max")]
         metrics["trainer/staleness"] = max(staleness, default=0.0)
         return metrics
@@ -157,6 +159,7 @@ class AsynchronousLoop(TrainingLoop):
         with suppress(Exception):
             self._end_steps()
         completed = self.trainer.completed(self._open, self.progress.global_step)
+        # Some policies have a step that others lack, and no checkpoint can be of both.
         if completed is None:
             return self._rescue_groups(tasks)
         # A step stays open with an error although all policies are updated: their weights were not sent.
@@ -182,6 +185,7 @@ class AsynchronousLoop(TrainingLoop):
         newest = self.team.engines.newest
         if not self.checkpointer.up_to_date or newest > self.progress.global_step:
             fate = f", without the groups that were complete{fate}"
+        # With the models that the checkpoint has, of which it gets links: those of the policies are torn.
         elif failure := self.checkpointer.try_to_save():
             why = failure
         else:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -12,6 +13,55 @@ from verl.protocol import DataProto
 from verl.trainer.ppo.asynchronous.group_queue import GroupQueue
 from verl.trainer.ppo.collect.protocol import FinishedEpisode
 from verl.trainer.ppo.collect.step_samples import StepSamples
+
+# Period of the timer whose delay is the lag of the event loop, in seconds.
+TICK_S = 0.05
+
+
+class BusyTime:
+    """Seconds in which groups were in progress, and the largest lag of the event loop, in an interval.
+
+    Attributes:
+        lag_s: the lag so far.
+    """
+
+    def __init__(self) -> None:
+        self._groups = 0
+        self._busy_s = 0.0
+        # When that number, or the interval, began.
+        self._since = time.perf_counter()
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin an interval: what was before is in no metrics."""
+        self.add(0)
+        self._began = self._since
+        self._busy_s = 0.0
+        self.lag_s = 0.0
+
+    def add(self, groups: int) -> None:
+        """Count so many more groups, or fewer, as in progress."""
+        now = time.perf_counter()
+        self._busy_s += now - self._since if self._groups else 0.0
+        self._since = now
+        self._groups += groups
+
+    def metrics(self) -> dict[str, float]:
+        """Return the metrics of the interval, and begin another one."""
+        self.add(0)
+        metrics = {
+            "rollouter/idle_ratio": max(1 - self._busy_s / (self._since - self._began), 0.0),
+            "rollouter/loop_lag_s": self.lag_s,
+        }
+        self.begin()
+        return metrics
+
+    async def measure_lag(self) -> None:
+        """Note how late a timer is: what delays it delays all episodes."""
+        while True:
+            due = time.perf_counter() + TICK_S
+            await asyncio.sleep(TICK_S)
+            self.lag_s = max(self.lag_s, time.perf_counter() - due)
 
 
 def partial_metrics(batch: DataProto) -> dict[str, float]:
@@ -36,22 +86,17 @@ def partial_metrics(batch: DataProto) -> dict[str, float]:
     return {f"fully_async/partial/{name}": float(value) for name, value in numbers.items()}
 
 
-def count_metrics(queue: GroupQueue[Any], training: int) -> dict[str, float]:
+def count_metrics(queue: GroupQueue) -> dict[str, float]:
     """Return `fully_async/count/*`, numbers of groups: the ledger of the queue, and what verl counts as
     samples.
-
-    Args:
-        queue: of the run.
-        training: groups that have been taken by steps which have not ended.
     """
     ledger = queue.counts()
     verl = {
-        "total_generated_samples": ledger["trained"] + ledger["complete"],
+        "total_generated_samples": ledger["trained"] + ledger["training"] + ledger["complete"],
         "staleness_samples": queue.bounded,
         "stale_samples_processed": queue.stale,
         "dropped_stale_samples": ledger.pop("dropped"),
     }
-    ledger |= {"trained": ledger["trained"] - training, "training": training}
     return {f"fully_async/count/{name}": float(value) for name, value in (ledger | verl).items()}
 
 

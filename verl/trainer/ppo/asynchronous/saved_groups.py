@@ -34,6 +34,11 @@ def check_checkpoint(
     if not (folder / FOLDER).is_dir():
         return
     groups = json.loads((folder / FOLDER / STATE).read_text())
+    if "groups" not in groups["queue"]:
+        raise CheckpointError(
+            f"{folder} was written by an earlier version, which stored groups in another way; finish the run "
+            "with that version, or start anew with trainer.resume_mode=disable"
+        )
     batch = data.train_batch_size
     if groups["batch"] != batch:
         raise CheckpointError(
@@ -58,7 +63,7 @@ def check_checkpoint(
     # Without staleness dynamic sampling may have more groups than a step trains on: it rejects the surplus.
     queue = groups["queue"]
     waits = async_training.max_off_policy_strategy == "wait" and not async_training.fresh
-    deadlines = [group["deadline"] for name in ("complete", "running") for group in queue[name]]
+    deadlines = [group["deadline"] for group in queue["groups"] if group["state"] in ("complete", "running")]
     if waits and not fits(deadlines, queue["taken"], batch):
         raise CheckpointError(
             f"{folder} holds groups that become too old before a step trains on them, as "

@@ -18,41 +18,25 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 
 import numpy as np
 
 from verl.protocol import DataProto
-from verl.trainer.config import AlgorithmConfig, DataConfig, EnvConfig
+from verl.trainer.config import AlgorithmConfig, RunConfig
 from verl.trainer.config.names import FILTER_METRICS
 from verl.trainer.plan.agents import averages_trajectories, group_fields, split_by_settings
 from verl.trainer.plan.placement import slug
 from verl.trainer.plan.registry import ESTIMATORS
 from verl.trainer.ppo.batching import trim_padding
 from verl.trainer.ppo.collect.protocol import EpisodeBatch, EpisodeCollector
+from verl.trainer.ppo.collect.step_samples import StepSamples, samples_of
 from verl.trainer.ppo.core_algos.grouping import group_index, group_stats
 from verl.trainer.ppo.credit.advantage import group_keys, group_numbers
 from verl.trainer.ppo.credit.estimator_inputs import call_weights
 from verl.utils.dataset import TaskLoader
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class FilteredSamples:
-    """Result of dynamic sampling.
-
-    Attributes:
-        result: all collections of the step, joined.
-        batch: rows to train on, trimmed to the longest of them; None if no group has a signal.
-        metrics: `train/filter_groups/*`, also without a batch.
-        no_batch_reason: message if `batch` is None.
-    """
-
-    result: EpisodeBatch
-    batch: DataProto | None
-    metrics: dict[str, float]
-    no_batch_reason: str = ""
 
 
 def signal_rows(batch: DataProto, config: AlgorithmConfig) -> np.ndarray:
@@ -109,78 +93,74 @@ def _spread(
 
 
 async def draw_until_full(
-    algorithm: AlgorithmConfig,
-    data: DataConfig,
-    env: EnvConfig,
-    collector: EpisodeCollector,
-    loader: TaskLoader,
-    step: int,
-) -> FilteredSamples:
+    config: RunConfig, collector: EpisodeCollector, loader: TaskLoader, step: int
+) -> StepSamples:
     """Collect until `data.train_batch_size` tasks have a signal, no task is left, or `max_num_gen_batches` is
     reached.
 
     Surplus tasks are dropped in the order in which they were sampled. With too few tasks the batch is
     smaller, and a warning is logged.
     """
-    batch_size = data.train_batch_size
-    rule = algorithm.filter_groups
+    batch_size = config.data.train_batch_size
+    limit = config.algorithm.filter_groups.max_num_gen_batches
     results: list[EpisodeBatch] = []
     used: set[int] = set()
     n_with_signal = 0
-    while n_with_signal < batch_size and (
-        rule.max_num_gen_batches == 0 or len(results) < rule.max_num_gen_batches
-    ):
-        places = loader.take(batch_size, used)
-        if not places:
+    while n_with_signal < batch_size and not 0 < limit <= len(results):
+        task_indices = loader.take(batch_size, used)
+        if not task_indices:
             logger.warning(
                 "step %d: all tasks were sampled, %d of %d have a signal", step, n_with_signal, batch_size
             )
             break
-        used.update(places)
-        rows = [loader.source[place] for place in places]
-        result = await collector.collect(rows, env.rollout.n, step=step, attempt=len(results))
+        used.update(task_indices)
+        tasks = [loader.source[task_index] for task_index in task_indices]
+        result = await collector.collect(tasks, config.env.rollout.n, step=step, attempt=len(results))
         results.append(result)
         if result.batch is not None:
-            n_with_signal += _tasks(result.batch, signal_rows(result.batch, algorithm))
+            n_with_signal += _tasks(result.batch, signal_rows(result.batch, config.algorithm))
     whole = collector.join(results) if len(results) > 1 else results[0]
-    return keep_signal(algorithm, data, whole, len(results), len(used), step)
+    return keep_signal(config, whole, len(results), len(used), step)
 
 
 def keep_signal(
-    algorithm: AlgorithmConfig,
-    data: DataConfig,
+    config: RunConfig,
     whole: EpisodeBatch,
     collections: int,
     n_tasks: int,
     step: int,
     group_ids: Collection[str] | None = None,
-) -> FilteredSamples:
-    """Return the rows with a signal of the first `data.train_batch_size` tasks that have one.
+) -> StepSamples:
+    """Return the samples of the first `data.train_batch_size` tasks that have a signal, with the metrics
+    `train/filter_groups/*`, also without a batch; their rows are trimmed to the longest of them.
 
     Args:
-        algorithm: keys under `algorithm`.
-        data: keys under `data`.
+        config: configuration of the run.
         whole: all episodes of the step.
         collections: number of collections that it joins.
         n_tasks: number of tasks that were sampled.
         step: training step.
         group_ids: ids of the groups that the step may train on; None for all.
     """
-    batch_size = data.train_batch_size
-    signal = signal_rows(whole.batch, algorithm) if whole.batch is not None else np.zeros(0, dtype=bool)
-    if whole.batch is not None and group_ids is not None:
-        signal &= np.fromiter(
-            (uid in group_ids for uid in whole.batch.non_tensor_batch["uid"]), bool, len(whole.batch)
-        )
-    n_with_signal = _tasks(whole.batch, signal) if whole.batch is not None else 0
-    numbers: dict[str, float] = (
-        dict(_dropped_shares(whole.batch, signal, algorithm)) if whole.batch is not None else {}
-    )
+    batch_size = config.data.train_batch_size
+    algorithm = config.algorithm
+    samples = samples_of(whole)
+    signal = np.zeros(0, dtype=bool)
+    numbers: dict[str, float] = {}
+    n_with_signal = 0
+    if samples.batch is not None:
+        signal = signal_rows(samples.batch, algorithm)
+        if group_ids is not None:
+            uids = samples.batch.non_tensor_batch["uid"]
+            signal &= np.fromiter((uid in group_ids for uid in uids), bool, len(uids))
+        n_with_signal = _tasks(samples.batch, signal)
+        numbers |= _dropped_shares(samples.batch, signal, algorithm)
     numbers |= {"num_gen_batches": collections, "tasks_drawn": n_tasks}
     numbers |= {"tasks_with_signal": n_with_signal, "tasks_missing": max(batch_size - n_with_signal, 0)}
     metrics = {f"train/filter_groups/{name}": float(value) for name, value in numbers.items()}
-    if whole.batch is None or not signal.any():
-        return FilteredSamples(whole, None, metrics, _no_signal(algorithm, collections, whole))
+    samples = replace(samples, metrics=samples.metrics | metrics)
+    if samples.batch is None or not signal.any():
+        return replace(samples, batch=None, no_batch_reason=_no_signal(algorithm, collections, whole))
     if n_with_signal < batch_size:
         logger.warning(
             "step %d trains on %d tasks instead of %d: %d were sampled, others had no signal",
@@ -189,8 +169,8 @@ def keep_signal(
             batch_size,
             n_tasks,
         )
-    row_indices = np.flatnonzero(_first_tasks(whole.batch, signal, batch_size))
-    return FilteredSamples(whole, trim_padding(whole.batch.select_idxs(row_indices)), metrics)
+    row_indices = np.flatnonzero(_first_tasks(samples.batch, signal, batch_size))
+    return replace(samples, batch=trim_padding(samples.batch.select_idxs(row_indices)))
 
 
 def _tasks(batch: DataProto, rows: np.ndarray) -> int:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Collection, Sequence
 from concurrent.futures import CancelledError
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,9 @@ import numpy as np
 from safetensors.torch import load_file, save_file
 
 from verl.protocol import DataProto
+from verl.trainer.ppo.asynchronous.source import AsynchronousSource
 from verl.trainer.ppo.collect.source import StepCollection
-from verl.trainer.ppo.collect.step_samples import StepSamples, collect_step
+from verl.trainer.ppo.collect.step_samples import StepSamples
 from verl.trainer.ppo.interrupt import StopRequest
 from verl.utils.loop_thread import Running
 
@@ -33,17 +34,17 @@ TENSORS = "next_step.safetensors"
 VALUES = "next_step.json"
 
 
-class NextStep(StepCollection):
-    """`AsynchronousSource` of `async_training.mode=one_step_off`."""
+@dataclass(eq=False)
+class NextStep(StepCollection, AsynchronousSource):
+    """Samples of `async_training.mode=one_step_off`."""
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self._samples: StepSamples | None = None  # complete, and taken by no step yet
-        self._taken: tuple[int, StepSamples] | None = (
-            None  # the last step, and its samples as they were taken
-        )
-        self._running: Running[StepSamples] | None = None
-        self._since = self._busy_s = 0.0
+    # Complete, and taken by no step yet.
+    _samples: StepSamples | None = field(default=None, init=False)
+    # The last step, and its samples as they were when it took them.
+    _last: tuple[int, StepSamples] | None = field(default=None, init=False)
+    _running: Running[StepSamples] | None = field(default=None, init=False)
+    _since: float = field(default=0.0, init=False)
+    _busy_s: float = field(default=0.0, init=False)
 
     def take(self, step: int, stop: StopRequest) -> StepSamples:
         """Return the samples that were collected during the last step, or collect those of the first one."""
@@ -52,22 +53,15 @@ class NextStep(StepCollection):
         start = time.perf_counter()
         samples = samples or super().take(step, stop)
         self._busy_s = time.perf_counter() - start
-        self._taken = step, replace(samples, batch=_own_columns(samples.batch))
+        self._last = (step, replace(samples, batch=_own_columns(samples.batch)))
         return samples
 
     def update_begins(self, step: int, last: bool) -> None:
         """Start to collect the next step's samples, if there is a next step."""
         if not last:
             self._since = time.perf_counter()
-            self._drawn = step + 1, self.loader.state_dict()
-            self._running = self.loop.start(
-                collect_step(self.config, self.plan, self.collector, self.loader, step + 1)
-            )
+            self._running = self.loop.start(self._collect(step + 1))
             self._running.when_done(self._ended)
-
-    def wants(self, step: int, policy: str) -> bool:
-        """Return True."""
-        return True
 
     def update_ended(self, step: int, policies: Collection[str]) -> None:
         """Wait for the next step's samples; errors of the collector are raised."""
@@ -76,13 +70,6 @@ class NextStep(StepCollection):
         if running is not None:
             self._samples = running.result()
             self.on_collected(self._samples, step + 1)
-
-    def published(self, version: int, policies: Collection[str]) -> None:
-        """Do nothing: the next step's samples are complete."""
-
-    def ready(self) -> bool:
-        """Return False: all policies are in one lane, so no step begins before the one before has ended."""
-        return False
 
     def metrics(self, step: int, step_s: float) -> dict[str, float]:
         """Return the share of the step in which no episode was in progress."""
@@ -98,8 +85,8 @@ class NextStep(StepCollection):
             running.cancel()
             with suppress(Exception, CancelledError):
                 running.result()
-        if self._taken is not None and self._taken[0] > step:
-            self._samples = self._taken[1]
+        if self._last is not None and self._last[0] > step:
+            self._samples = self._last[1]
         super().rewind(step if self._samples is None else step + 1)
 
     def save(self, folder: Path) -> None:

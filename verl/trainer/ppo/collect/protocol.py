@@ -94,14 +94,14 @@ class EpisodeGroupPlayer(Protocol):
         ...
 
     async def play(
-        self, row: Any, n: int, *, step: int, attempt: int = 0, number: int = 0, greedy: bool = False
+        self, task: Any, n: int, *, step: int, attempt: int = 0, number: int = 0, greedy: bool = False
     ) -> Sequence[Any]:
         """Return the `n` episodes of a task that `EpisodeCollector.collect` plays for the `number`-th
         appearance of the task.
         """
         ...
 
-    def uid(self, row: Any, *, step: int, attempt: int, number: int) -> str:
+    def uid(self, task: Any, *, step: int, attempt: int, number: int) -> str:
         """Return the id of a group that `play` plays."""
         ...
 
@@ -125,7 +125,7 @@ class EpisodeCollector(Protocol):
 
     async def collect(
         self,
-        rows: Sequence[Mapping[str, Any]],
+        tasks: Sequence[Any],
         n: int,
         *,
         step: int,
@@ -133,10 +133,10 @@ class EpisodeCollector(Protocol):
         greedy: bool = False,
         attempt: int = 0,
     ) -> EpisodeBatch:
-        """Run `n` episodes of every dataset row. Raises if too many of them fail.
+        """Run `n` episodes of every task. Raises if too many of them fail.
 
         Args:
-            rows: tasks.
+            tasks: of the data set.
             n: episodes per task.
             step: training step.
             validate: sample as in validation.
@@ -159,15 +159,11 @@ class EpisodeCollector(Protocol):
         """Return the episodes of `save_episodes`."""
         ...
 
-    def task_id(self, row: Mapping[str, Any]) -> str:
-        """Return the task of a dataset row."""
-        ...
-
     def set_theta(self, theta: float) -> None:
         """Set `reward.propagation.theta` for later episodes."""
         ...
 
-    def join(self, results: Sequence[EpisodeBatch]) -> EpisodeBatch:
+    def join(self, results: Sequence[Any]) -> EpisodeBatch:
         """Join several collections of one step: rows and episodes in their order, metrics over all of
         them.
         """

@@ -1,21 +1,13 @@
-"""Samples of one training step: run episodes of its tasks, with dynamic sampling or greedy baselines if
-configured.
-"""
+"""Samples of one training step, with greedy baselines if they are played."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
 
 from verl.protocol import DataProto
-from verl.trainer.config import RewardConfig, RunConfig
-from verl.trainer.plan.run import RunPlan
-from verl.trainer.ppo.collect.protocol import EpisodeBatch, EpisodeCollector, FinishedEpisode
-from verl.utils.dataset import TaskLoader
-
-if TYPE_CHECKING:
-    from verl.trainer.ppo.collect.dynamic_sampling import FilteredSamples
+from verl.trainer.config import RewardConfig
+from verl.trainer.ppo.collect.protocol import EpisodeBatch, FinishedEpisode
 
 
 class NoSamplesError(RuntimeError):
@@ -49,45 +41,28 @@ class StepSamples:
     no_batch_reason: str = "no episode has a sample to train on"
 
 
-async def collect_step(
-    config: RunConfig, plan: RunPlan, collector: EpisodeCollector, loader: TaskLoader, step: int
+def samples_of(result: EpisodeBatch) -> StepSamples:
+    """Return the samples of one collection."""
+    return StepSamples(result.batch, result.episodes, dict(result.metrics), _tokens(result))
+
+
+async def with_baselines(
+    reward: RewardConfig, result: EpisodeBatch, play_greedy: Callable[[], Awaitable[EpisodeBatch]] | None
 ) -> StepSamples:
-    """Take the step's tasks from `loader` and run their episodes.
-
-    Errors of the collector are raised.
-    """
-    if config.algorithm.filter_groups.enable:
-        from verl.trainer.ppo.collect.dynamic_sampling import draw_until_full  # of this key alone
-
-        return filtered_samples(
-            await draw_until_full(config.algorithm, config.data, config.env, collector, loader, step)
-        )
-    rows = [loader.source[place] for place in loader.take(config.data.train_batch_size)]
-    result = await collector.collect(rows, config.env.rollout.n, step=step)
-    if result.batch is None or not plan.greedy_episodes:
-        return samples_of(config.reward, result)
-    return samples_of(config.reward, result, await collector.collect(rows, 1, step=step, greedy=True))
-
-
-def filtered_samples(samples: FilteredSamples) -> StepSamples:
-    """Return the samples of dynamic sampling."""
-    metrics = dict(samples.result.metrics) | samples.metrics
-    return StepSamples(
-        samples.batch, samples.result.episodes, metrics, _tokens(samples.result), samples.no_batch_reason
-    )
-
-
-def samples_of(reward: RewardConfig, result: EpisodeBatch, greedy: EpisodeBatch | None = None) -> StepSamples:
-    """Return the samples of one collection, with the baselines of its greedy episodes."""
-    if result.batch is None or greedy is None:
-        return StepSamples(result.batch, result.episodes, dict(result.metrics), _tokens(result))
+    """Return the samples of one collection, with the baselines of its greedy episodes if they are played."""
+    samples = samples_of(result)
+    if samples.batch is None or play_greedy is None:
+        return samples
     from verl.trainer.ppo.collect.greedy_baseline import reward_baselines  # of ReMax alone
 
-    baselines, metrics = reward_baselines(result.batch, greedy, reward.alpha)
-    result.batch.non_tensor_batch["reward_baselines"] = baselines
-    episodes = [*result.episodes, *greedy.episodes]
-    return StepSamples(
-        result.batch, episodes, dict(result.metrics) | metrics, _tokens(result) + _tokens(greedy)
+    greedy = await play_greedy()
+    baselines, metrics = reward_baselines(samples.batch, greedy, reward.alpha)
+    samples.batch.non_tensor_batch["reward_baselines"] = baselines
+    return replace(
+        samples,
+        episodes=[*samples.episodes, *greedy.episodes],
+        metrics=samples.metrics | metrics,
+        generated_tokens=samples.generated_tokens + _tokens(greedy),
     )
 
 
