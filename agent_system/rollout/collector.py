@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from agent_system.agent import BaseAgent, own_data
@@ -25,11 +26,12 @@ from agent_system.rollout.batch import build_batch
 from agent_system.rollout.binding import AgentBinding
 from agent_system.rollout.call import AgentRuntime, EpisodeSpec
 from agent_system.rollout.clock import EpisodeClock
+from agent_system.rollout.episode import AgentCalls, Episode
 from agent_system.rollout.metrics import collect_metrics
 from agent_system.rollout.player import EpisodePlayer
 from agent_system.rollout.prompt import PromptBuilder
 from agent_system.rollout.remote import MessageBuilder, RemoteBinding
-from agent_system.rollout.runner import EpisodeRunner
+from agent_system.rollout.sampled_call import SampledCalls
 from agent_system.rollout.seeds import stable_seed
 from agent_system.rollout.settings import CollectorSettings
 from agent_system.rollout.tied_candidates import TiedCandidateMonitor
@@ -323,11 +325,9 @@ class Collector:
         slots = asyncio.Semaphore(self.settings.max_concurrent_episodes)
         with DaemonExecutor(settings.env_threads) as threads:
 
-            def start(spec: EpisodeSpec) -> EpisodeRunner:
-                model = self._models.get(spec.validate)
-                return EpisodeRunner(
-                    spec, self.orchestra, self.runtimes, self._env(spec, threads), settings, model
-                )
+            def start(spec: EpisodeSpec) -> Episode:
+                env = self._env(spec, threads)
+                return Episode(spec, self.orchestra, self.runtimes, env, settings, self._calls_of(spec))
 
             try:
                 limits = settings.episode_timeout_s, settings.reward.timeout_s
@@ -336,6 +336,15 @@ class Collector:
                 self._players -= 1
                 if not self._players:
                     await self._close()
+
+    def _calls_of(self, spec: EpisodeSpec) -> Callable[[Episode], AgentCalls]:
+        """Return what makes the calls of an episode."""
+        # a validation, and an episode that is a baseline, show what the team does without a choice
+        if self.settings.tree is None or spec.validate or spec.greedy:
+            return SampledCalls
+        from agent_system.rollout.tree_call import TreeCalls  # of tree sampling alone
+
+        return partial(TreeCalls, model=self._models.get(spec.validate))
 
     async def _close(self) -> None:
         await self.orchestra.release()

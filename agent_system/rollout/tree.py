@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from agent_system.env_caller import EnvHandle
@@ -31,8 +31,6 @@ from agent_system.rollout.call import Call
 from agent_system.rollout.candidate import Candidate, CandidateSet, choose
 from agent_system.rollout.forks import Forks
 from agent_system.rollout.seeds import stable_seed
-from agent_system.rollout.simultaneous import SimultaneousCalls
-from agent_system.turn import Turn
 from verl.protocol.generate import EngineGoneError, Generation
 from verl.trainer.config.reward import RewardConfig
 from verl.trainer.config.reward_model import TERM
@@ -60,28 +58,6 @@ class Tree:
         self._alpha = alpha
         self._forks = forks
         self._model = model
-        self._open: SimultaneousCalls | None = None
-
-    async def ready(self) -> None:
-        """Wait while choices are being committed. Raise the error of a failed commit: the state is then
-        unknown.
-        """
-        while self._open is not None and self._open.settled:
-            await self._finish(self._open)
-
-    async def idle(self) -> None:
-        """Wait until no call runs. Raise as `ready` does."""
-        while self._open is not None:
-            await self._finish(self._open)
-
-    def enter(
-        self, turn: Turn, start: Callable[[SimultaneousCalls], asyncio.Task[None]]
-    ) -> SimultaneousCalls:
-        """Return the simultaneous calls that a call starting now belongs to; `start` commits the choices of a
-        new one.
-        """
-        self._open = self._open or SimultaneousCalls(turn, start)
-        return self._open
 
     async def grow(
         self,
@@ -127,13 +103,6 @@ class Tree:
         rewards = [mix(c.team, c.local, self._alpha) for c in candidates]
         winner = candidates[choose(self.settings, rewards, stable_seed(call.seed, "choice"))]
         return CandidateSet(call, candidates, winner, baseline)
-
-    async def _finish(self, calls: SimultaneousCalls) -> None:
-        await calls.over()
-        if calls.failure is not None:
-            raise calls.failure
-        if self._open is calls:
-            self._open = None
 
     async def _try(self, call: Call, number: int, generation: Generation, origin: EnvHandle) -> Candidate:
         env = await self._forks.make(origin)
