@@ -21,9 +21,9 @@ from agent_system.gateway.responder import OVER, PendingRequest
 from agent_system.gateway.responses import RESPONSE, ResponseStore
 from agent_system.gateway.structured_output import structure_refusal
 from agent_system.rollout.call import Call
+from agent_system.rollout.episode import Episode
 from agent_system.rollout.program_call import ProgramCalls
 from agent_system.rollout.prompt import Prompt
-from agent_system.rollout.episode import Episode
 from agent_system.turn import TurnOver
 from verl.protocol.generate import SamplingParams, StructureError
 from verl.trainer.config.gateway import GatewayConfig

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -26,12 +26,12 @@ from agent_system.rollout.batch import build_batch
 from agent_system.rollout.binding import AgentBinding
 from agent_system.rollout.call import AgentRuntime, EpisodeSpec
 from agent_system.rollout.clock import EpisodeClock
-from agent_system.rollout.episode import AgentCalls, Episode
+from agent_system.rollout.episode import Episode
 from agent_system.rollout.metrics import collect_metrics
 from agent_system.rollout.player import EpisodePlayer
 from agent_system.rollout.prompt import PromptBuilder
 from agent_system.rollout.remote import MessageBuilder, RemoteBinding
-from agent_system.rollout.sampled_call import SampledCalls
+from agent_system.rollout.sampled_call import sampled_call
 from agent_system.rollout.seeds import stable_seed
 from agent_system.rollout.settings import CollectorSettings
 from agent_system.rollout.tied_candidates import TiedCandidateMonitor
@@ -151,7 +151,7 @@ class Collector:
                 sampling, the orchestra rejects the team, or a reward function cannot be loaded or called.
         """
         if settings.tree is not None:
-            from agent_system.rollout.tree import check_tree_env  # of tree sampling alone
+            from agent_system.rollout.tree_call import check_tree_env  # of tree sampling alone
 
             check_tree_env(env.cls, settings.reward)
         missing = [a for a in orchestra.agents if a not in bindings]
@@ -327,7 +327,16 @@ class Collector:
 
             def start(spec: EpisodeSpec) -> Episode:
                 env = self._env(spec, threads)
-                return Episode(spec, self.orchestra, self.runtimes, env, settings, self._calls_of(spec))
+                episode = Episode(spec, self.orchestra, self.runtimes, env, settings)
+                episode.sampler = partial(sampled_call, episode)
+                # a validation, and an episode that is a baseline, show what the team does without a choice
+                if settings.tree is not None and not (spec.validate or spec.greedy):
+                    from agent_system.rollout.tree_call import TreeCalls  # of tree sampling alone
+
+                    calls = TreeCalls(episode, settings.tree, self._models.get(spec.validate))
+                    episode.sampler = calls.sample
+                    episode.before_step = calls.end_turn
+                return episode
 
             try:
                 limits = settings.episode_timeout_s, settings.reward.timeout_s
@@ -336,15 +345,6 @@ class Collector:
                 self._players -= 1
                 if not self._players:
                     await self._close()
-
-    def _calls_of(self, spec: EpisodeSpec) -> Callable[[Episode], AgentCalls]:
-        """Return what makes the calls of an episode."""
-        # a validation, and an episode that is a baseline, show what the team does without a choice
-        if self.settings.tree is None or spec.validate or spec.greedy:
-            return SampledCalls
-        from agent_system.rollout.tree_call import TreeCalls  # of tree sampling alone
-
-        return partial(TreeCalls, model=self._models.get(spec.validate))
 
     async def _close(self) -> None:
         await self.orchestra.release()

@@ -8,16 +8,15 @@ How a call of an agent gets its reply is decided beside it, by one kind of calls
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from agent_system.env_caller import EnvHandle
 from agent_system.environment import Observation, Outcome
 from agent_system.errors import AgentSystemError
 from agent_system.memory import Memory
 from agent_system.orchestra import BaseOrchestra
-from agent_system.projection import Projection
 from agent_system.record import EpisodeRecord, Sample
 from agent_system.resources import EpisodeResources
 from agent_system.rollout.call import AgentRuntime, Call, EpisodeSpec, Reply
@@ -30,21 +29,9 @@ from agent_system.rollout.prompt import Prompt
 from agent_system.rollout.seeds import stable_seed
 from agent_system.rollout.settings import CollectorSettings
 from agent_system.tool_use import ToolUse
-from agent_system.turn import Turn, TurnOver
+from agent_system.turn import Sampler, Turn, TurnOver
 from verl.protocol.generate import Generation
 from verl.utils.names import did_you_mean
-
-
-class AgentCalls(Protocol):
-    """The calls of an episode's agents, of one kind: `SampledCalls` or `TreeCalls`."""
-
-    async def sample(self, turn: Turn, agent_id: str, variables: Mapping[str, Any]) -> Projection:
-        """Call an agent and return the projection of the reply with which the episode goes on."""
-        ...
-
-    async def end_turn(self) -> None:
-        """Wait for what has to end before the environment makes its step."""
-        ...
 
 
 class Episode:
@@ -55,6 +42,8 @@ class Episode:
         runtimes: the agents of the run.
         settings: limits and weights.
         clock: its time limits.
+        sampler: samples the replies to `Turn.act`; set before `run`.
+        before_step: awaited when the team ends a turn; None: the step follows at once.
         waiting_for: what it waits for, for the message of a time limit.
         env: its environment.
         forks: forks of the environment.
@@ -71,6 +60,7 @@ class Episode:
         left_out: number of candidates of a tree that could not be sampled or scored, by cause.
     """
 
+    sampler: Sampler
     agents: EpisodeAgents
 
     def __init__(
@@ -80,12 +70,12 @@ class Episode:
         runtimes: Mapping[str, AgentRuntime],
         env: EnvHandle,
         settings: CollectorSettings,
-        make_calls: Callable[[Episode], AgentCalls],
     ) -> None:
         self.spec = spec
         self.runtimes = runtimes
         self.settings = settings
         self.clock = EpisodeClock(settings.episode_timeout_s, settings.call_timeout_s)
+        self.before_step: Callable[[], Awaitable[None]] | None = None
         self.waiting_for = "the environment's reset"
         self.env = env
         self.forks = Forks()
@@ -100,7 +90,6 @@ class Episode:
         self.left_out: Counter[str] = Counter()
         self._orchestra = orchestra
         self._answer = ""
-        self._calls = make_calls(self)
 
     async def run(self) -> None:
         """Play until the environment is done or `max_steps` turns are over.
@@ -163,7 +152,8 @@ class Episode:
         Raises TurnOver after the end of the episode.
         """
         turn = self.require_turn()
-        await self._calls.end_turn()
+        if self.before_step is not None:
+            await self.before_step()
         self.info.update(turn.info)
         if turn.done:
             self.turn = None
@@ -192,7 +182,7 @@ class Episode:
 
     def _begin(self, observation: Observation, step: int, memory: Memory) -> None:
         self._answer = ""
-        self.turn = Turn(observation, step, memory, self._calls.sample)
+        self.turn = Turn(observation, step, memory, self.sampler)
         self.ledger.open_turn(self.turn.callers)
 
     def admit(self, agent_id: str) -> AgentRuntime:
@@ -226,6 +216,15 @@ class Episode:
     async def observe(self, agent_id: str, turn: Turn) -> Observation:
         """Return what an agent sees in a turn."""
         return await self.env.observation("observe", agent_id) if self.env.has_observe else turn.observation
+
+    async def reply(self, call: Call) -> tuple[Reply, int]:
+        """Request the reply to a call; return it with its place in the order of replies. Raise TurnOver if it is
+        late.
+        """
+        reply = await call.reply(self.clock)
+        self.refuse_late(call)
+        self.reply_count += 1
+        return reply, self.reply_count - 1
 
     def refuse_late(self, call: Call) -> None:
         """Raise TurnOver for a call whose reply comes after the end of the episode."""

@@ -1,47 +1,65 @@
-"""A call of an agent in tree sampling: several replies, each tried on a fork of the environment, of which the
-episode goes on with one.
+"""Tree sampling (AT-GRPO, arXiv 2510.11062): K replies per call, each tried on a fork of the environment; the
+episode continues with one.
 
-Calls that run at the same time are `SimultaneousCalls`: none of them goes on before all have their candidates.
+K may differ by agent; it is 1 for agents that are not trained, unless `rollout.tree.k_per_agent` says
+otherwise.
+
+A candidate's reward is `alpha * team + local`, from the rewards of `act` on its own fork, of `score` if the
+environment has it, and of a reward model (`reward.model.scope=call`), which scores every candidate in its
+context before one is chosen. With `rollout.tree.returns=committed` the committed candidate has the rewards of
+the episode instead, and this one for the comparison only. Concurrent calls form one `SimultaneousCalls`: the
+candidates of all of them are tried on forks of the state before any of them, and none continues before all
+choices are made. A single call commits its fork; of several calls, the chosen actions are applied to the
+environment in call order.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from agent_system.env_workers.messages import EnvWorkerError
+from agent_system.environment import BaseEnv, Outcome
 from agent_system.errors import AgentSystemError
 from agent_system.projection import Projection
-from agent_system.record import Sample
+from agent_system.record import Sample, finite
 from agent_system.reward.mixing import mix
-from agent_system.rollout.candidate import Candidate, CandidateSet
+from agent_system.rollout.call import Call
+from agent_system.rollout.candidate import Candidate, CandidateSet, choose
 from agent_system.rollout.episode import Episode
 from agent_system.rollout.sampled_call import prompted_call
+from agent_system.rollout.seeds import stable_seed
 from agent_system.rollout.simultaneous import SimultaneousCalls
 from agent_system.rollout.summary import summary_sample
-from agent_system.rollout.tree import Tree
 from agent_system.turn import Turn, TurnOver
+from verl.protocol.generate import EngineGoneError, Generation
+from verl.trainer.config.reward import RewardConfig
+from verl.trainer.config.reward_model import TERM
+from verl.trainer.config.run import TreeConfig
 
 if TYPE_CHECKING:
     from agent_system.reward.model import ReplyScorer
+
+logger = logging.getLogger(__name__)
 
 
 class TreeCalls:
     """The calls of an episode, each with several candidates."""
 
-    def __init__(self, episode: Episode, model: ReplyScorer | None = None) -> None:
-        """Begin without calls; `model` scores every candidate."""
-        settings = episode.settings
-        assert settings.tree is not None
+    def __init__(self, episode: Episode, keys: TreeConfig, model: ReplyScorer | None = None) -> None:
+        """Begin without calls.
+
+        Args:
+            episode: the episode.
+            keys: the keys under `rollout.tree`.
+            model: scores every candidate; None: there is none.
+        """
         self._episode = episode
-        self._tree = Tree(
-            settings.tree,
-            settings.reward.alpha,
-            episode.forks,
-            model and model.stopping(episode.clock.stopped),
-        )
-        episode.left_out = self._tree.left_out
+        self._keys = keys
+        self._model = model and model.stopping(episode.clock.stopped)
         self._open: SimultaneousCalls | None = None
 
     async def end_turn(self) -> None:
@@ -85,14 +103,74 @@ class TreeCalls:
         return candidate_set.winner.reply.projection
 
     async def _candidates(self, turn: Turn, agent_id: str, variables: Mapping[str, Any]) -> CandidateSet:
+        """Sample the replies of a call, and try each of them on a fork of the environment."""
         episode = self._episode
+        settings = episode.settings
         call = await prompted_call(episode, turn, agent_id, variables)
-        k = episode.settings.candidates(agent_id, call.runtime.binding.trained)
+        k = settings.candidates(agent_id, call.runtime.binding.trained)
         replies = await call.generate(k, episode.clock)
-        asks_greedy = agent_id in episode.settings.greedy_baselines
+        asks_greedy = agent_id in settings.greedy_baselines
         greedy = await call.greedy_reply(episode.clock) if asks_greedy else None
         episode.waiting_for = f"the environment's reaction to the candidates of {call.label}"
-        return await self._tree.grow(call, replies, episode.env, greedy)
+        return await self._compare(call, replies, greedy)
+
+    async def _compare(
+        self, call: Call, replies: Sequence[Generation | None], greedy: Generation | None
+    ) -> CandidateSet:
+        """Try every reply, and a greedy one, on a fork of the environment, concurrently, and choose one of
+        `replies`.
+
+        Raises AgentSystemError with the first cause when no candidate could be scored, EnvWorkerError or
+        EngineGoneError when the environment's worker, or the reward model's engine, died.
+        """
+        episode = self._episode
+        numbered = [(number, reply) for number, reply in enumerate(replies) if reply is not None]
+        episode.left_out[f"a reply of {call.agent_id} was aborted"] += len(replies) - len(numbered)
+        numbered += [] if greedy is None else [(len(replies), greedy)]
+        results = await asyncio.gather(
+            *(self._try(call, n, reply) for n, reply in numbered), return_exceptions=True
+        )
+        if fatal_error := next(
+            (result for result in results if isinstance(result, (EnvWorkerError, EngineGoneError))), None
+        ):
+            raise fatal_error  # the state that the episode would continue from, or all later scores
+        candidates = []
+        causes = []
+        for (number, _), result in zip(numbered, results, strict=True):
+            if isinstance(result, BaseException):
+                causes.append(result)
+                episode.left_out[f"{type(result).__name__}: {result}"] += 1
+                logger.warning(
+                    "candidate %d of %s in turn %d of %s left out: %s: %s",
+                    number, call.agent_id, call.turn, call.spec.traj_uid, type(result).__name__, result,
+                )  # fmt: skip
+            else:
+                candidates.append(result)
+        baseline = candidates.pop() if candidates and candidates[-1].number == len(replies) else None
+        if not candidates:
+            raise AgentSystemError(
+                f"none of the {len(replies)} candidates of {call.agent_id} in turn {call.turn} could be "
+                f"scored: {type(causes[0]).__name__}: {causes[0]}"
+            ) from causes[0]
+        rewards = [mix(c.team, c.local, episode.settings.reward.alpha) for c in candidates]
+        winner = candidates[choose(self._keys, rewards, stable_seed(call.seed, "choice"))]
+        return CandidateSet(call, candidates, winner, baseline)
+
+    async def _try(self, call: Call, number: int, generation: Generation) -> Candidate:
+        env = await self._episode.forks.make(self._episode.env)
+        reply = call.read(generation)
+        action = reply.projection.action
+        outcome = await env.outcome("act", call.agent_id, action) if env.has_act else Outcome()
+        more = await env.outcome("score", call.agent_id, action) if env.has_score else Outcome()
+        where = (
+            f"{env.name}, candidate {number} of call {call.number} of {call.agent_id} in turn {call.turn},"
+        )
+        team = finite(outcome.team, "team", where) + finite(more.team, "team", where)
+        local = sum(_local(o, call, where) for o in (outcome, more))
+        if self._model is None or not self._model.takes(call.agent_id):
+            return Candidate(number, reply, env, outcome, team, local, {})
+        score = await self._model.of_reply(call.prompt.messages, reply.text, call.spec.task)
+        return Candidate(number, reply, env, outcome, team, self._model.combined(local, score), {TERM: score})
 
     async def _finish(self, calls: SimultaneousCalls) -> None:
         """Wait for the commit of calls. Raise its error: the state is then unknown."""
@@ -154,3 +232,33 @@ class TreeCalls:
         return replace(
             sample, fork_reward=candidate.team, local_reward=candidate.local, candidate_reward=mixed_reward
         )
+
+
+def check_tree_env(env: type[BaseEnv], reward: RewardConfig | None = None) -> None:
+    """Raise AgentSystemError for an environment in which candidates cannot be tried, or compared by its
+    rewards or a reward model's.
+    """
+    if not env.overrides("fork"):
+        raise AgentSystemError(
+            f"rollout.sampling=tree tries candidates on forks, but {env.__name__} has no fork(); "
+            "define it, or use rollout.sampling=parallel"
+        )
+    by_model = reward is not None and reward.model.kind is not None
+    if not (by_model or env.overrides("act") or env.overrides("score")):
+        raise AgentSystemError(
+            "rollout.sampling=tree compares candidates by the rewards of act() or score(), but "
+            f"{env.__name__} has neither (rewards of step() come too late); define one of them, set "
+            "reward.model, or use rollout.sampling=parallel"
+        )
+
+
+def _local(outcome: Outcome, call: Call, where: str) -> float:
+    if outcome.local is None:
+        return 0.0
+    if not isinstance(outcome.local, Mapping):
+        return finite(outcome.local, "local", where)
+    return sum(
+        finite(value, "local", where)
+        for key, value in outcome.local.items()
+        if key in (call.number, call.agent_id)
+    )

@@ -26,7 +26,7 @@ OPTIONAL = {
     "agent_system.env_workers.pool": "env.workers.num",
     "agent_system.reward.model": "reward.model.kind",
     "agent_system.rollout.endpoint": "agent.api, reward.model.kind=api",
-    "agent_system.rollout.tree": "rollout.sampling=tree",
+    "agent_system.rollout.tree_call": "rollout.sampling=tree",
     "verl.compat": "verl's names",
     "verl.trainer.sft": "verl-mas sft",
     "verl.trainer.ppo.asynchronous.stream": "async_training.mode=fully_async",
